@@ -99,14 +99,17 @@ def gradient_grid(table: pd.DataFrame, cells: Cells) -> Grid:
         As `gradient_error_table` returns it, `with_cells`.
     """
     spread = sketch_spread(int(table["buckets"].max()))
+    shown: list[Column] = []
+    for label, name, what in (
+        ("error against float64", "relative_error", "error"),
+        ("from first decomposition", "relative_difference", "difference"),
+    ):
+        seeds = table[f"{name}_n"]
+        if seeds.gt(0).any():
+            shown += [(label, _with_ends(table, name)), (f"seeds of {what}", seeds.astype(str))]
     return columns_grid(
         _left(table, cells),
-        [
-            ("error against float64", _with_ends(table, "relative_error")),
-            ("seeds", table["relative_error_n"].astype(str)),
-            ("from first decomposition", _with_ends(table, "relative_difference")),
-            ("seeds", table["relative_difference_n"].astype(str)),
-        ],
+        shown,
         notes=[
             "error against float64: distance of the gradient of the first optimizer step, after "
             "the exchange and before clipping, from that of the float64 run with the same seeds "

@@ -49,10 +49,10 @@ def with_room(
 ) -> tuple[Cells, str]:
     """Choose the cells that a figure has room for.
 
-    Where settings and global batches differ, each global batch is shown at its best learning rate,
-    in one panel; without a curve there by its cell of the fewest diverged runs, then the lowest
-    final held-out loss. Of what is then still too much, settings with a best rate come first, then
-    those first in table order.
+    Where settings and global batches differ, each global batch is shown at its best learning rate;
+    without a curve there by its cell of the fewest diverged runs, then the lowest final held-out
+    loss. Rates then need no panels of their own; other settings that differ still do. Of what is
+    then still too much, settings with a best rate come first, then those first in table order.
 
     Parameters
     ----------
@@ -84,9 +84,11 @@ def with_room(
             "Each global batch is at its best learning rate (fewest optimizer steps to the target, "
             "or else lowest final held-out loss)"
         )
-        if not shown.contexts:
-            rates = {batch[cell]: significant(at_best[cell], 3) for cell in best}
-            said += ": " + ", ".join(f"{rates[size]} at B = {size}" for size in sorted(rates))
+        rates: dict[int, dict[str, None]] = {}
+        for cell in sorted(best, key=lambda cell: at_best[cell]):
+            rates.setdefault(batch[cell], {})[significant(at_best[cell], 3)] = None
+        named = (f"{' or '.join(rates[size])} at B = {size}" for size in sorted(rates))
+        said += f": {', '.join(named)}"
         if others:
             said += (
                 "; where there is no curve at one, the cell of the fewest diverged runs, then the "

@@ -71,7 +71,7 @@ class Grid:
     """Lines under the table, definitions among them."""
     bold: Collection[tuple[int, int]] = ()
     """Cells set in bold, as (row, column) from zero; a note must say what bold means."""
-    lead: Collection[int] = ()
+    lead: Sequence[int] = ()
     """Rows that are shown first where there is no room for all; a note must say which."""
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ def columns_grid(
     notes: Sequence[str] = (),
     footnoted: tuple[Sequence[Sequence[str]], dict[str, str]] = ((), {}),
     bold: Collection[tuple[int, int]] = (),
-    lead: Collection[int] = (),
+    lead: Sequence[int] = (),
 ) -> Grid:
     """Put columns side by side, without those on the right that hold nothing in any row.
 
@@ -230,7 +230,8 @@ def shorten(grid: Grid, max_rows: int = MAX_ROWS) -> Grid:
     Parameters
     ----------
     max_rows : int
-        Rows to keep: `lead`, those with a bold cell, the first of the others; in their order.
+        Rows to keep: the first of `lead`, those with a bold cell, the first of the others; in the
+        order of the table.
 
     Returns
     -------
@@ -241,7 +242,8 @@ def shorten(grid: Grid, max_rows: int = MAX_ROWS) -> Grid:
     if total <= max_rows:
         return grid
     marked = {row for row, _ in grid.bold}
-    first = sorted(range(total), key=lambda row: (row not in grid.lead, row not in marked, row))
+    lead = {row: place for place, row in enumerate(grid.lead)}
+    first = sorted(range(total), key=lambda row: (lead.get(row, total), row not in marked, row))
     kept = sorted(first[:max_rows])
     rows = grid.marked_rows()
     used = {mark for row in kept for mark in rows[row][1]}
@@ -250,7 +252,7 @@ def shorten(grid: Grid, max_rows: int = MAX_ROWS) -> Grid:
     if grid.lead:
         best = "those at the best settings of the update"
         which = f"{best}, then {which}" if len(grid.lead) < max_rows else best
-        which = f"the first of {best}" if len(grid.lead) > max_rows else which
+        which = f"{best}, one of each global batch first" if len(grid.lead) > max_rows else which
     note = f"{max_rows} of {total} rows are shown: {which}. The CSV file of this table has all."
     return replace(
         grid,

@@ -97,9 +97,11 @@ def page(
         lines.append(f"![{picture}](figures/{picture}.png)")
     shown = shorten(comparison, _ROWS)
     more = len(comparison.rows) - len(shown.rows)
-    lines += ["## Comparison", to_markdown(replace(shown, notes=_signs(shown)))]
+    # The first note of a shortened table says which rows it has.
+    rule = shown.notes[:1] if more else []
+    lines += ["## Comparison", to_markdown(replace(shown, notes=[*rule, *_signs(shown)]))]
     lines.append(
-        f"{f'{more} more rows, definitions' if more else 'Definitions'} and figures: "
+        f"{'All rows, definitions' if more else 'Definitions'} and figures: "
         "[comparison](details/comparison.md). Run by run: [runs.csv](tables/runs.csv). "
         "With charts, in a browser: [report.html](report.html)."
     )

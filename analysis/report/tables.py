@@ -118,7 +118,8 @@ def _at_best_update(comparison: pd.DataFrame, cells: Cells, at_best: Collection[
     """Return the rows that share the settings of the update with the lowest loss of their batch.
 
     Of each global batch, and of what else differs, and first among cells at the best learning
-    rate, then those whose runs all completed; none where one update is all there is.
+    rate, then those whose runs all completed; none where one update is all there is. One row of
+    each global batch stands before the others.
     """
     apart = [name for name in cells.contexts if not name.startswith(OF_THE_UPDATE)]
     updates = [name for name in cells.contexts if name not in apart]
@@ -134,7 +135,9 @@ def _at_best_update(comparison: pd.DataFrame, cells: Cells, at_best: Collection[
     order = order.sort_values(["other", "survivors", "loss"], kind="stable")
     best = pd.Series(order.index, order.index).groupby(place.loc[order.index]).first()
     wanted = place.map(best.map(update))
-    return np.flatnonzero(update.eq(wanted).loc[comparison.index]).tolist()
+    rows = np.flatnonzero(update.eq(wanted).loc[comparison.index])
+    is_further = place.loc[comparison.index].iloc[rows].duplicated().to_numpy()
+    return [*rows[~is_further].tolist(), *rows[is_further].tolist()]
 
 
 def _of_memory(label: str, cells: Cells) -> Iterator[str]:

@@ -119,6 +119,17 @@ def test_a_rate_at_which_a_seed_diverged_comes_after_those_that_completed(build:
     assert "0.00240 at B = 16 (2 completed)" in said
 
 
+def test_other_settings_keep_a_panel_each_and_the_rates_are_named(build: Any) -> None:
+    rates = (0.0015, 0.003, 0.006)
+    for engine in ("ddp", "fsdp"):
+        sweep = sweep_of(build, {8: rates, 32: rates}, engine__name=engine)
+    _, shown, said, at_best = chosen(sweep)
+    assert pairs(shown) == {(8, 0.0015), (32, 0.006)}
+    assert len(at_best) == 4
+    assert shown.contexts == ["engine.name"]
+    assert said.endswith(": 0.00150 at B = 8, 0.00600 at B = 32; 8 of 12 cells are left out.")
+
+
 def test_of_a_grid_each_global_batch_is_shown_at_its_best_rate(build: Any) -> None:
     """In one panel, to compare global batches, even where there is room for one for each rate."""
     rates = (0.0015, 0.003, 0.006)

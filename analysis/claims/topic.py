@@ -141,7 +141,9 @@ def _settle(shown: Sequence[Verdict]) -> Iterator[str]:
     if names:
         yield (
             f"Not identified: {', '.join(names)}. The notes under the table give what would settle "
-            "each."
+            "each: where these runs do not have what a claim needs, a study that ships with "
+            "batchscape. It is of its own model, and on digits where the runs are: add your "
+            "settings."
         )
 
 
@@ -182,9 +184,7 @@ def _grid(shown: Sequence[Verdict]) -> Grid:
             "Statements, sources, rules, definitions of the effects and run ids: claims.csv. An "
             "effect is the comparison that decides: the one nearest to, or farthest beyond, the "
             "rule's threshold. n: pairs of runs behind its interval (t-interval of the mean); of "
-            "the best learning rate's exponent, global batches.",
-            "A study that ships with batchscape is named where these runs do not have what a claim "
-            "needs. It is of its own model, and on digits where the runs are: add your settings.",
+            "the best learning rate's exponent, global batches."
         ],
     )
 

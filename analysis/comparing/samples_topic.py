@@ -18,6 +18,7 @@ from batchscape.analysis.comparing.samples import (
     pooled_spread,
 )
 from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate
+from batchscape.analysis.labels import group_name
 from batchscape.analysis.multiplicity import holm
 from batchscape.analysis.numbers import MISSING, significant
 from batchscape.analysis.report.grids import Column, Grid, columns_grid
@@ -111,8 +112,8 @@ def _common(
     found = _at(runs, target)
     if not np.isfinite(target):
         return found, []
-    absent = [names.get(int(g), f"group {g}") for g in runs["group"].unique()
-              if g not in set(found["group"])]  # fmt: skip
+    there = set(found["group"])
+    absent = [group_name(names, g) for g in runs["group"].unique() if g not in there]
     rest = f"; without runs at it, and not compared: {', '.join(absent)}" if absent else ""
     return found, [f"Groups are compared at the target {target:g}{rest}."]
 
@@ -150,7 +151,7 @@ def _compared(
     """Compare groups, unpaired, at each batch and learning rate where both have two runs."""
     if runs["group"].nunique() < 2:
         return []
-    labelled = runs.assign(group=[names.get(int(g), f"group {g}") for g in runs["group"]])
+    labelled = runs.assign(group=[group_name(names, g) for g in runs["group"]])
     keys = [name for name in (_BATCH, _RATE) if name in runs]
     found = []
     for key, own in labelled.groupby(keys, dropna=False):

@@ -9,6 +9,7 @@ import pandas as pd
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.comparison import valid_figures
+from batchscape.analysis.labels import group_labels
 from batchscape.analysis.targets.columns import numbers_of
 from batchscape.config import Affects, affects_of
 from batchscape.errors import AnalysisError
@@ -62,8 +63,7 @@ def cost_groups(cells: Cells) -> pd.DataFrame:
         return pd.DataFrame({"group": 0, "group_label": ""}, index=cells.table.index)
     keys = cells.table[names].fillna("unknown").astype(str)
     group = keys.groupby(names, sort=False).ngroup()
-    label = keys.apply(lambda row: ", ".join(f"{name} {row[name]}" for name in names), axis=1)
-    return pd.DataFrame({"group": group, "group_label": label})
+    return pd.DataFrame({"group": group, "group_label": group_labels(keys)})
 
 
 def cost_table(cells: Cells) -> pd.DataFrame:

@@ -66,10 +66,10 @@ def decision_section(
             continue
         suffix = f"_{number}" if evidence.label else ""
         title = f": {evidence.label}" if evidence.label else ""
-        label = f"For {evidence.label}: " if evidence.label else ""
+        label = f"{evidence.label}: " if evidence.label else ""
         answer += [f"{label}{found.headline}", *found.reasons, *found.regret]
         # The first screen has room for one group.
-        short = short or [f"{label}{found.headline}", *found.costliest]
+        short = short or [f"{label}{text}" for text in (found.headline, *found.costliest)]
         # Where no time counts the headline says already how to have some.
         said = found.headline
         open_ += [f"{label}{line}" for line in found.missing if line.partition(". ")[2] not in said]

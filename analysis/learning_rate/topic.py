@@ -10,6 +10,7 @@ import pandas as pd
 
 from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate
 from batchscape.analysis.figures.style import name_group, shades_of
+from batchscape.analysis.labels import group_name
 from batchscape.analysis.learning_rate.aim import LOSS, STEPS, Optima, find_optima, is_varied
 from batchscape.analysis.learning_rate.choice import tuning_warning
 from batchscape.analysis.learning_rate.figures import draw_learning_rates
@@ -84,7 +85,7 @@ def _section(
     laws: dict[int, LearningRateLaws] = {}
     numbers = [int(number) for number in best["group"].unique()]
     several = len(numbers) > 1
-    labels = {group: groups.get(group, f"group {group}") if several else "" for group in numbers}
+    labels = {group: group_name(groups, group) if several else "" for group in numbers}
     for group, label in labels.items():
         own = best[best["group"] == group]
         prefix = f"{label}: " if label else ""
@@ -240,7 +241,7 @@ def linear_laws_section(optima: Optima, groups: Mapping[int, str]) -> Section:
     best, answer, parts, noise = optima.best, [], [], []
     several = best["group"].nunique() > 1
     for number, own in best.groupby("group"):
-        label = groups.get(int(str(number)), f"group {number}") if several else ""
+        label = group_name(groups, number) if several else ""
         parts.append(linear_laws(own).assign(group=number, label=label))
         for law in ("saturating", "surge"):
             by = {scale: noise_batch(own, law, scale=scale) for scale in _SCALES}

@@ -264,7 +264,7 @@ def _reaches(
     read: ForeignTable, targets: Sequence[float] | None, crossing: Crossing
 ) -> tuple[pd.DataFrame, tuple[str, ...]]:
     if read.kind == "curves":
-        chosen = choose_targets(read.table) if targets is None else None
+        chosen = choose_targets(read.table, groups=read.groups) if targets is None else None
         notes = () if chosen is None else chosen.notes
         return steps_to_target(read.table, targets, crossing=crossing), notes
     if targets is None:

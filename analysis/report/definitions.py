@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-
 import pandas as pd
 
 from batchscape.analysis.best import SIGNIFICANCE
-from batchscape.analysis.cells import RATE, Cells, setting_label
+from batchscape.analysis.cells import RATE, Cells
 from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.hardware import is_prefix
+from batchscape.analysis.labels import setting_headers
 from batchscape.analysis.report.grids import lettered
 
-__all__ = ["footnotes", "peaks", "ratio_definition", "rule_of_bold", "setting_headers"]
+__all__ = ["footnotes", "peaks", "ratio_definition", "rule_of_bold"]
 
 
 def rule_of_bold(comparison: pd.DataFrame, cells: Cells) -> str:
@@ -61,15 +59,6 @@ def ratio_definition(comparison: pd.DataFrame) -> str:
         f"throughput ratio: throughput over that of the first cell{first}, geometric mean over "
         f"pairs of runs with the same seed, with its {LEVEL:.0%} t-interval."
     )
-
-
-def setting_headers(names: Sequence[str]) -> list[str]:
-    """Shorten the keys of settings, but for those that would then be the same."""
-    labels = [setting_label(name) for name in names]
-    repeated = Counter(labels)
-    return [
-        name if repeated[label] > 1 else label for name, label in zip(names, labels, strict=True)
-    ]
 
 
 def footnotes(comparison: pd.DataFrame, cells: Cells) -> tuple[list[list[str]], dict[str, str]]:

@@ -2,18 +2,23 @@ r"""A table as LaTeX: booktabs rules, and no wider than the text of a page.
 
 The text of an article at 10 pt is 345 pt wide. A table that is wider is set in a smaller font,
 then with broken lines of text, then as several tables one under the other that repeat the first
-columns. The font is never smaller than `\scriptsize`. Footnotes that would fill the page are cut.
+columns. The font is never smaller than `\scriptsize`. Rows that are higher than a page are parted
+likewise. Footnotes and notes run on under the last of these tables, without the commands that a
+page for the screen ends them with; footnotes that would fill the page are cut.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from textwrap import wrap
 from typing import NamedTuple
 
+from batchscape.analysis.commands import part_command
 from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.report.grids import Grid, fit_widths
 from batchscape.outgoing import outgoing
@@ -67,13 +72,29 @@ _SUPERSCRIPTS = "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"
 _DIGITS = str.maketrans(_SUPERSCRIPTS, "-0123456789")
 
 _ROOM_PT = 345.0
-# Sizes of the article class at 10 pt: name, width of its letters over those of 10 pt (small sizes
-# of Computer Modern are wider for their height), and the gap on each side of a column in pt.
+_HIGHEST_PT = 440.0
+"""Of a tabular with its headers: the text of an article is 550 pt high, and a caption stands above
+the first one."""
+
+
+class _Size(NamedTuple):
+    """A font size of the article class at 10 pt."""
+
+    name: str
+    scale: float
+    """Width of its letters over those of 10 pt: small ones of Computer Modern are wide for their
+    height."""
+    gap: float
+    """On each side of a column, in pt."""
+    line: float
+    """Height of a row, in pt."""
+
+
 _SIZES = (
-    (r"\normalsize", 1.0, 6.0),
-    (r"\small", 0.93, 4.0),
-    (r"\footnotesize", 0.86, 3.5),
-    (r"\scriptsize", 0.81, 3.0),
+    _Size(r"\normalsize", 1.0, 6.0, 12.0),
+    _Size(r"\small", 0.93, 4.0, 11.0),
+    _Size(r"\footnotesize", 0.86, 3.5, 9.5),
+    _Size(r"\scriptsize", 0.81, 3.0, 8.0),
 )
 # Widths in pt at 10 pt: metrics of Computer Modern Roman, rounded up.
 _WIDTHS = {
@@ -125,24 +146,32 @@ def to_latex(grid: Grid) -> str:
     str
         To be read by `\input`, in a `table` (over both columns: `table*`) or between paragraphs.
     """
-    size, gap, parts = _layout(grid)
+    size, parts = _layout(grid)
     lines = [
         "% Needs \\usepackage{booktabs}",
-        rf"\begingroup{size}\setlength{{\tabcolsep}}{{{gap:g}pt}}",
+        rf"\begingroup{size.name}\setlength{{\tabcolsep}}{{{size.gap:g}pt}}",
     ]
-    for index, part in enumerate(parts):
+    tabulars = [_tabular(grid, part, rows) for part in parts for rows in _pages(grid, part, size)]
+    for index, tabular in enumerate(tabulars):
         lines += [r"\par\medskip"] if index else []
-        lines += _tabular(grid, part)
+        lines += tabular
     lines += [r"\par\endgroup"]
-    footnotes = _shortened(grid.footnotes)
+    whole = {mark: _without_command(text) for mark, text in grid.footnotes.items()}
+    footnotes = _shortened(whole)
     feet = [rf"\textsuperscript{{{mark}}}~{_long(text)}" for mark, text in footnotes.items()]
-    if footnotes != grid.footnotes:
+    if footnotes != whole:
         feet.append(_long(_IN_FULL))
-    feet += [_long(note) for note in grid.notes]
-    if feet:
-        lines += [r"\smallskip{\footnotesize\raggedright", *[rf"\noindent {f}\par" for f in feet]]
-        lines += ["}"]
+    notes = [_long(_without_command(note)) for note in grid.notes]
+    under = [rf"\noindent {text}\par" for text in ("\\quad\n".join(feet), "\n".join(notes)) if text]
+    if under:
+        lines += [r"\smallskip{\footnotesize\raggedright", *under, "}"]
     return "\n".join(lines) + "\n"
+
+
+def _without_command(text: str) -> str:
+    """Leave out the sentence that ends in a command: nobody runs one from a printed page."""
+    said, command = part_command(text)
+    return said[: said.rfind(". ") + 1] if command else text
 
 
 def escape_latex(text: str) -> str:
@@ -224,11 +253,41 @@ def _chunks(word: str) -> list[str]:
     return [part[i : i + _LONG_WORD] for part in parts for i in range(0, len(part), _LONG_WORD)]
 
 
-def _layout(grid: Grid) -> tuple[str, float, list[_Part]]:
-    """Choose the fewest tables, and then the largest font, that fit the page."""
-    attempts = [(size, gap, _parts(grid, scale, gap)) for size, scale, gap in _SIZES]
-    fewest = min(len(parts) for *_, parts in attempts)
-    return next(attempt for attempt in attempts if len(attempt[2]) == fewest)
+def _layout(grid: Grid) -> tuple[_Size, list[_Part]]:
+    """Choose the fewest tables, and then the largest font, that fit the width of the page."""
+    attempts = [(size, _parts(grid, size.scale, size.gap)) for size in _SIZES]
+    fewest = min(len(parts) for _, parts in attempts)
+    return next(attempt for attempt in attempts if len(attempt[1]) == fewest)
+
+
+def _pages(grid: Grid, part: _Part, size: _Size) -> list[range]:
+    """Part the rows evenly, so that none of the tabulars is higher than a page."""
+    heads = max(len(_header_lines(grid, column)) for column in part.columns)
+    heights = [size.line * _row_lines(grid, part, row, size.scale) for row in range(len(grid.rows))]
+    total = sum(heights)
+    count = math.ceil(total / (_HIGHEST_PT - size.line * heads))
+    ends = list(accumulate(heights))
+    cuts = [bisect(ends, total * page / count) for page in range(1, count)]
+    return [range(*ends) for ends in pairwise([0, *cuts, len(heights)])]
+
+
+def _row_lines(grid: Grid, part: _Part, row: int, scale: float) -> int:
+    return max(
+        (_lines(grid.rows[row][column], width / scale) for column, width in part.broken.items()),
+        default=1,
+    )
+
+
+def _lines(text: str, room: float) -> int:
+    """Count the lines of a text whose long words may break."""
+    lines, used = 1, 0.0
+    for word in text.split():
+        for chunk in _chunks(word):
+            width = _width(f"{chunk} ")
+            if used and used + width > room:
+                lines, used = lines + 1, 0.0
+            used += width
+    return lines
 
 
 def _parts(grid: Grid, scale: float, gap: float) -> list[_Part]:
@@ -305,21 +364,18 @@ def _header_lines(grid: Grid, column: int) -> list[str]:
     return wrap(grid.headers[column], room, break_long_words=False) or [""]
 
 
-def _tabular(grid: Grid, part: _Part) -> list[str]:
+def _tabular(grid: Grid, part: _Part, rows: range) -> list[str]:
     wrapped = [_header_lines(grid, column) for column in part.columns]
     depth = max(map(len, wrapped))
     padded = ([""] * (depth - len(lines)) + lines for lines in wrapped)
     heads = [[_escaped(text) for text in line] for line in zip(*padded, strict=True)]
-    rows = [
-        [_cell(grid, part, index, column) for column in part.columns]
-        for index in range(len(grid.rows))
-    ]
+    cells = [[_cell(grid, part, index, column) for column in part.columns] for index in rows]
     kinds = (
         f"p{{{part.broken[c]}pt}}" if c in part.broken else _flush(grid, c) for c in part.columns
     )
     lines = [rf"\noindent\begin{{tabular}}{{@{{}}{''.join(kinds)}@{{}}}}", r"\toprule"]
-    lines += [*(_row(grid, part, cells) for cells in heads), r"\midrule"]
-    lines += [_row(grid, part, cells) for cells in rows]
+    lines += [*(_row(grid, part, texts) for texts in heads), r"\midrule"]
+    lines += [_row(grid, part, texts) for texts in cells]
     return [*lines, r"\bottomrule", r"\end{tabular}"]
 
 

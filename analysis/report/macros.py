@@ -11,11 +11,16 @@ from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.latex import escape_latex
 from batchscape.errors import AnalysisError
 
-__all__ = ["FOLDER", "HEADLINES", "macro_name", "macros"]
+__all__ = ["CAPTION", "FOLDER", "TABLE", "headline_rows", "macro_name", "macros"]
 
 FOLDER = "bsFolder"
 """Command that says where tables and figures lie; a document elsewhere defines it beforehand."""
-HEADLINES = "bsHeadlines"
+CAPTION = "bsCaption"
+"""Command that sets the caption of a table that is no float: its name, what it says."""
+TABLE = "bsTable"
+"""Command that sets a table between paragraphs, where it may go on over pages: name, caption."""
+
+_HEADLINES = "bsHeadlines"
 """Command that sets the headline numbers that are identified, as rows of three columns."""
 
 _DIGITS = 3
@@ -67,20 +72,32 @@ def macros(headlines: Mapping[str, Estimate]) -> str:
     Returns
     -------
     str
-        LaTeX that needs no package; `\bsHeadlines` sets all that are identified.
+        LaTeX that needs no package until `\bsTable` sets a table; `\bsHeadlines` sets all numbers
+        that are identified.
 
     Raises
     ------
     AnalysisError
         If a name cannot be a command, or two names give the same one.
     """
-    owners = {HEADLINES: "the list of all headlines", FOLDER: "the folder"}
+    owners = {
+        CAPTION: "the caption of a table",
+        FOLDER: "the folder",
+        TABLE: "a table",
+        _HEADLINES: "the list of all headlines",
+    }
     lines = [
         r"% Headline numbers of a batchscape report. Read by \input in the preamble; braces behind",
         r"% a command keep the space that follows: \bsCriticalBatchSize{} samples.",
         "",
         "% Where tables and figures lie, for a document in another folder.",
         rf"\providecommand{{\{FOLDER}}}{{.}}",
+        "",
+        "% A table by name, with a caption that stays on its page; needs booktabs and caption.",
+        rf"\newcommand{{\{CAPTION}}}[2]{{\par\noindent\begin{{minipage}}{{\linewidth}}%",
+        r"  \captionof{table}{#2}\label{tab:#1}\end{minipage}\par\nopagebreak}",
+        rf"\newcommand{{\{TABLE}}}[2]{{\{CAPTION}{{#1}}{{#2}}%",
+        rf"  \input{{\{FOLDER}/tables/#1}}\bigskip}}",
     ]
     for name, estimate in headlines.items():
         lines += ["", f"% {name}: {_comment(estimate)}"]
@@ -95,15 +112,19 @@ def macros(headlines: Mapping[str, Estimate]) -> str:
                 raise AnalysisError(msg)
             owners[command] = name
             lines.append(rf"\newcommand{{\{command}}}{{{text}}}")
-    rows = [
+    lines += ["", "% What is identified, estimate with interval, n; for a tabular of columns llr."]
+    lines += [rf"\newcommand{{\{_HEADLINES}}}{{%", *headline_rows(headlines), "}"]
+    return "\n".join(lines) + "\n"
+
+
+def headline_rows(headlines: Mapping[str, Estimate]) -> list[str]:
+    """Set the headline numbers that are identified by their commands, as rows of three columns."""
+    return [
         rf"  {escape_latex(name.replace('_', ' '))} & \{macro_name(name)}Text & "
         rf"\{macro_name(name)}N \\"
         for name, estimate in headlines.items()
         if estimate.is_identified
     ]
-    lines += ["", "% What is identified, estimate with interval, n; for a tabular of columns llr."]
-    lines += [rf"\newcommand{{\{HEADLINES}}}{{%", *rows, "}"]
-    return "\n".join(lines) + "\n"
 
 
 def _texts(estimate: Estimate) -> dict[str, str]:

@@ -15,7 +15,7 @@ from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.figures.style import COLUMN_IN
 from batchscape.analysis.report.grids import shorten
 from batchscape.analysis.report.latex import escape_long, to_latex
-from batchscape.analysis.report.macros import FOLDER, HEADLINES, macros
+from batchscape.analysis.report.macros import CAPTION, FOLDER, TABLE, headline_rows, macros
 from batchscape.analysis.report.topic import Picture, Section, TableView
 from batchscape.outgoing import outgoing
 from batchscape.record.files import write_atomically
@@ -26,6 +26,8 @@ DOCUMENT = "paper.tex"
 PARTS = ("macros.tex", "methods.tex", "results.tex")
 """Texts that the document reads, beside tables and figures."""
 
+_ROWS = 25
+"""Headline numbers of one tabular, which take two lines at most: what half a page holds."""
 _ANEW = "% Written anew by every report."
 
 
@@ -116,39 +118,26 @@ def _headlines(headlines: Mapping[str, Estimate]) -> str:
         "Headline numbers, with intervals and the number of units behind each. Each has a command "
         rf"of its own in \texttt{{macros.tex}}. {escape_long(left_out)}"
     )
-    return "\n".join(
-        [
-            *_caption(caption.strip(), "tab:headlines"),
-            r"{\scriptsize\noindent\begin{tabular}{@{}>{\raggedright}p{0.42\textwidth}"
+    lines = [rf"\{CAPTION}{{headlines}}{{{caption.strip()}}}", r"{\scriptsize"]
+    rows = headline_rows(headlines)
+    for start in range(0, len(rows), _ROWS):
+        lines += [
+            r"\noindent\begin{tabular}{@{}>{\raggedright}p{0.42\textwidth}"
             r">{\raggedright}p{0.42\textwidth}r@{}}",
             r"\toprule",
             r"what & estimate [interval] & n \\",
             r"\midrule",
-            rf"\{HEADLINES}",
+            *rows[start : start + _ROWS],
             r"\bottomrule",
-            r"\end{tabular}\par}\bigskip",
+            r"\end{tabular}\par\medskip",
         ]
-    )
+    return "\n".join([*lines, r"}\medskip"])
 
 
 def _table(section: Section, view: TableView) -> str:
     # One table needs no title beside the section's.
     title = view.title if len(section.tables) > 1 else section.title
-    return "\n".join(
-        [
-            *_caption(f"{escape_long(title)}.", f"tab:{view.name}"),
-            rf"\input{{\{FOLDER}/tables/{view.name}}}\bigskip",
-        ]
-    )
-
-
-def _caption(text: str, label: str) -> tuple[str, ...]:
-    """Set the caption of a table, which stays on its page."""
-    return (
-        r"\noindent\begin{minipage}{\textwidth}",
-        rf"\captionof{{table}}{{{text}}}\label{{{label}}}",
-        r"\end{minipage}\par\nopagebreak",
-    )
+    return rf"\{TABLE}{{{view.name}}}{{{escape_long(title)}.}}"
 
 
 def _is_narrow(picture: Picture) -> bool:

@@ -11,6 +11,7 @@ import pandas as pd
 from batchscape.analysis.cells import GEOMETRY, OF_THE_UPDATE, Cells, setting_texts
 from batchscape.analysis.comparison import DISTURBED
 from batchscape.analysis.estimates import FEWEST, LEVEL
+from batchscape.analysis.labels import setting_headers
 from batchscape.analysis.numbers import (
     MISSING,
     TIMES,
@@ -25,7 +26,6 @@ from batchscape.analysis.report.definitions import (
     peaks,
     ratio_definition,
     rule_of_bold,
-    setting_headers,
 )
 from batchscape.analysis.report.grids import (
     GEOMETRY_HEADER,

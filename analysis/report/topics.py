@@ -72,7 +72,7 @@ class Material:
             curves = curves_of(self.cells, self.tables)
             if self.targets is not None:
                 return steps_to_target(curves, self.targets), ()
-            return steps_to_target(curves), choose_targets(curves).notes
+            return steps_to_target(curves), choose_targets(curves, groups=self.labels).notes
         except AnalysisError:
             if self.targets is not None:
                 raise
@@ -175,7 +175,7 @@ def _tradeoff(material: Material) -> Section | None:
         best,
         groups=material.labels,
         noise_scales=noise_scales,
-        warnings=list(coarse_warnings(reached, reaches_table(best))),
+        warnings=list(coarse_warnings(reached, reaches_table(best), material.labels)),
         tuning=tuning,
     )
 

@@ -16,11 +16,13 @@ The rule, for each group of runs:
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
+from batchscape.analysis.labels import group_name
 from batchscape.analysis.targets.ends import last_losses
 from batchscape.analysis.targets.tidy import tidy_curves
 from batchscape.errors import AnalysisError
@@ -51,7 +53,9 @@ class _Range:
     """Target at which the runs were stopped; NaN where they were not."""
 
 
-def choose_targets(curves: pd.DataFrame, n: int = N_TARGETS) -> ChosenTargets:
+def choose_targets(
+    curves: pd.DataFrame, n: int = N_TARGETS, groups: Mapping[int, str] | None = None
+) -> ChosenTargets:
     """Choose targets that every batch size reached with all of its seeds.
 
     Parameters
@@ -60,6 +64,8 @@ def choose_targets(curves: pd.DataFrame, n: int = N_TARGETS) -> ChosenTargets:
         One row a measurement, as `curves_of` or `read_table` returns it.
     n : int
         Targets of each group at most.
+    groups : mapping of int to str, optional
+        Labels of the groups.
 
     Raises
     ------
@@ -74,7 +80,7 @@ def choose_targets(curves: pd.DataFrame, n: int = N_TARGETS) -> ChosenTargets:
     notes: list[str] = []
     several = finals["group"].nunique() > 1
     for group, runs in finals.groupby("group", sort=True):
-        where = f" of group {group}" if several else ""
+        where = f" for {group_name(groups, group)}" if several else ""
         counted, left_out = _best_runs(runs)
         notes += [
             f"no target is set by global batch {batch}{where}: {why}" for batch, why in left_out

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from batchscape.analysis.cells import Cells, geometry_label
 from batchscape.analysis.hardware import is_prefix, was_started
 from batchscape.analysis.joins import rows_of
+from batchscape.analysis.labels import group_labels
 from batchscape.analysis.numbers import MISSING
 from batchscape.errors import AnalysisError
 from batchscape.record.tables import Tables
@@ -162,8 +163,7 @@ def curve_groups(cells: Cells) -> pd.DataFrame:
     group = group.astype("int64")
     members = [tuple(map(int, group.index[group.eq(number)])) for number in range(group.max() + 1)]
     found = table.assign(group=group).drop_duplicates("group").set_index("group")[names]
-    labels = [", ".join(f"{name}={row[name]}" for name in names) for _, row in found.iterrows()]
-    found.insert(0, "label", labels)
+    found.insert(0, "label", group_labels(found))
     return found.assign(cells=pd.Series(members, index=found.index, dtype=object))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.estimates import LEVEL
+from batchscape.analysis.labels import group_name
 from batchscape.analysis.numbers import MISSING, significant
 from batchscape.analysis.report.grids import (
     Column,
@@ -86,7 +87,7 @@ def targets_section(
         title="Targets",
         answer=[*_answers(table, counted, groups or {}, quantity), *notes],
         tables=[view],
-        warnings=[*_warnings(counted, table), *_of_schedules(schedules)],
+        warnings=[*_warnings(counted, table, groups), *_of_schedules(schedules)],
     )
 
 
@@ -101,7 +102,7 @@ def reaches_grid(table: pd.DataFrame, groups: Mapping[int, str] | None = None) -
         Labels of the groups; shown where there is more than one.
     """
     several = table["group"].nunique() > 1
-    labels = [(groups or {}).get(int(g), str(g)) if several else "" for g in table["group"]]
+    labels = [group_name(groups, g) if several else "" for g in table["group"]]
     left = group_column(labels)
     if table["target_loss"].notna().any():
         left.append(("target loss", [f"{value:.7g}" for value in table["target_loss"]]))
@@ -187,9 +188,11 @@ def _what_it_took(known: pd.DataFrame, target: str, *, alone: bool) -> str:
     )
 
 
-def _warnings(reaches: pd.DataFrame, table: pd.DataFrame) -> Iterator[str]:
+def _warnings(
+    reaches: pd.DataFrame, table: pd.DataFrame, groups: Mapping[int, str] | None
+) -> Iterator[str]:
     reached = reaches[reaches["outcome"].eq("reached")]
-    yield from coarse_warnings(reached, table)
+    yield from coarse_warnings(reached, table, groups)
     if "first_steps_to_target" in reached:
         first = reached["first_steps_to_target"]
         earlier = (first < 0.9 * reached["steps_to_target"]).sum()
@@ -217,7 +220,9 @@ def _warnings(reaches: pd.DataFrame, table: pd.DataFrame) -> Iterator[str]:
         yield note
 
 
-def coarse_warnings(reached: pd.DataFrame, table: pd.DataFrame) -> Iterator[str]:
+def coarse_warnings(
+    reached: pd.DataFrame, table: pd.DataFrame, groups: Mapping[int, str] | None = None
+) -> Iterator[str]:
     """Compare the bracket of crossings with what batches differ by.
 
     Parameters
@@ -226,6 +231,8 @@ def coarse_warnings(reached: pd.DataFrame, table: pd.DataFrame) -> Iterator[str]
         Runs that reached the target, as `steps_to_target` returns them.
     table : DataFrame
         As `reaches_table` returns it for them.
+    groups : mapping of int to str, optional
+        Labels of the groups.
 
     Yields
     ------
@@ -241,7 +248,7 @@ def coarse_warnings(reached: pd.DataFrame, table: pd.DataFrame) -> Iterator[str]
         if len(logs) < 2 or not error > _COARSE * (logs.max() - logs.min()):
             continue
         effect = float(np.expm1(logs.max() - logs.min()))
-        where = f" in group {group}" if table["group"].nunique() > 1 else ""
+        where = f" for {group_name(groups, group)}" if table["group"].nunique() > 1 else ""
         yield (
             f"the evaluation grid is coarse{where} at {target:.7g}: a bracket is up to "
             f"±{error:.0%} wide, and the samples of global batches differ by {effect:.0%}; "

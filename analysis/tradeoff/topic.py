@@ -10,6 +10,7 @@ import pandas as pd
 
 from batchscape.analysis.estimates import LEVEL, Estimate
 from batchscape.analysis.figures.style import name_group
+from batchscape.analysis.labels import group_name
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.topic import Picture, Section
 from batchscape.analysis.tradeoff.figures import draw_critical_batches, draw_tradeoff
@@ -76,7 +77,7 @@ def tradeoff_section(
     parts = [part for part in table.groupby("group") if part[1]["global_batch_size"].nunique() > 1]
     for number, own in parts:
         group = int(str(number))
-        label = (groups or {}).get(group, f"group {group}") if len(parts) > 1 else ""
+        label = group_name(groups, group) if len(parts) > 1 else ""
         try:
             fits = fit_targets(
                 own, form=form, overhead=overhead, reference_batch_size=reference_batch_size

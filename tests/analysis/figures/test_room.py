@@ -15,10 +15,10 @@ from batchscape.analysis import compare, find_cells, load, write_report
 from batchscape.analysis.cells import Cells, setting_texts
 from batchscape.analysis.figures.curves import with_room
 from batchscape.analysis.figures.style import looks
+from batchscape.analysis.labels import setting_headers
 from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.page.charts import learning_rate_charts
 from batchscape.analysis.page.loss import loss_chart
-from batchscape.analysis.report.definitions import setting_headers
 from batchscape.analysis.report.sparklines import curve_lines
 from batchscape.analysis.report.tables import comparison_grid
 from batchscape.analysis.report.topics import Material, find_sections

@@ -182,7 +182,8 @@ def measured_next(evidence: Basis, compared: pd.DataFrame) -> list[str]:
         tuned = evidence.reaches.loc[evidence.reaches["global_batch_size"].eq(batch), "run_id"]
         rates = alike.loc[alike["run_id"].isin(tuned), RATE].dropna().unique()
         settings |= {RATE: str(rates[0])} if len(rates) == 1 else {}
-    ratio = interval_text(*row[["times_slower", "times_slower_low", "times_slower_high"]], FEWEST)
+    value, low, high = (float(row[f"times_slower{end}"]) for end in ("", "_low", "_high"))
+    ratio = interval_text(value, low, high, FEWEST)
     others = f"; so are {len(faster) - 1} more" if len(faster) > 1 else ""
     text = (
         f"Not measured: {cut_text(row)} = {batch}, which is predicted to take {ratio} times as "

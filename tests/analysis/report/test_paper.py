@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from batchscape.analysis import write_report
 from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.figures.style import COLUMN_IN, PAGE_IN
+from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.report.analyze import analyze
 from batchscape.analysis.report.paper import write_paper
 from batchscape.analysis.report.topic import Section
@@ -50,11 +52,15 @@ def test_the_paper_of_a_report_compiles_where_it_lies(
     assert plain("Bold: best in its column") in page
 
     # Every table and figure is in the paper and all that it reads is beside it.
-    for kind, ending in (("tables", "tex"), ("figures", "pdf")):
+    results = (folder / "results.tex").read_text()
+    for kind, ending, of in (
+        ("tables", "tex", r"\\bsTable{(\w+)}"),
+        ("figures", "pdf", r"figures/(\w+)"),
+    ):
         there = {file.stem for file in (folder / kind).iterdir()}
         assert there == {f.stem for f in report.files if f.suffix == f".{ending}"} - OF_PAPER
-        assert there == set(re.findall(rf"{kind}/(\w+)", (folder / "results.tex").read_text()))
-    assert set(re.findall(r"\\label{fig:(\w+)}", (folder / "results.tex").read_text())) == {
+        assert there == set(re.findall(of, results))
+    assert set(re.findall(r"\\label{fig:(\w+)}", results)) == {
         file.stem for file in report.files if file.suffix == ".png"
     }
 
@@ -70,7 +76,7 @@ def test_a_paper_begins_with_the_comparison_and_leaves_out_what_is_not_identifie
     unknown = {name for name, value in headlines.items() if not value.is_identified}
     assert unknown
     assert set(headlines) > unknown
-    assert re.findall(r"label{tab:(\w+)}", results)[:2] == ["comparison", "headlines"]
+    assert re.findall(r"\\bs(?:Table|Caption){(\w+)}", results)[:2] == ["comparison", "headlines"]
     (said,) = re.findall(r"in no table: (.*?)\.}", results)
     assert set(said.split(", ")) == {name.replace("_", " ") for name in unknown}
     rows = (folder / "macros.tex").read_text().partition(r"\newcommand{\bsHeadlines}")[2]
@@ -107,6 +113,46 @@ def test_headlines_of_which_none_is_identified_make_a_sentence_and_no_table(
 
 
 OF_PAPER = {"paper", "macros", "methods", "results"}
+
+
+@pytest.mark.slow
+def test_long_tables_go_on_over_pages(
+    build: Any, paper: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    """In the paper of a report, and in one's own as docs/report.md says: no row is lost."""
+    sweep = build()
+    cuts = [(1, micro, steps) for micro in (1, 2, 4, 8) for steps in range(1, 11)]
+    for cut, width in product(cuts, (64, 128)):
+        sweep.run(cut, model__d_model=width)
+    folder = write_report([sweep.path], figures=False).out / "paper"
+    own = tmp_path / "own" / "own.tex"
+    own.parent.mkdir()
+    own.write_text(
+        r"""\documentclass{article}
+\usepackage{booktabs}
+\usepackage{caption}
+\newcommand{\bsFolder}{"""
+        + str(folder)
+        + r"""}
+\input{\bsFolder/macros}
+\begin{document}
+\bsTable{comparison}{What each cut costs.}
+See Table~\ref{tab:comparison}.
+\end{document}
+"""
+    )
+    table = (folder / "tables" / "comparison.tex").read_text()
+    shown = re.findall(r"^\d+\$\\times\$.*?=\d+", table, re.MULTILINE)
+    assert len(shown) >= 40
+    for document in (folder / "paper.tex", own):
+        made = paper(document)
+        assert made.too_wide == []
+        for fault in ("Overfull \\vbox", "Float too large", "undefined"):
+            assert fault not in made.log
+        page = plain(made.text)
+        for row in set(shown):
+            assert plain(row.replace(r"$\times$", TIMES)) in page
+    assert "batchscape sweep" not in table
 
 
 @pytest.mark.slow

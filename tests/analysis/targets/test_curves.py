@@ -86,8 +86,8 @@ def test_settings_that_vary_together_all_name_a_group(build: Callable[..., Any])
         sweep.run(model={"name": "gpt", "n_layers": 2, "n_heads": heads, "d_model": width})
     groups = curve_groups(loaded(sweep)[0])
     assert groups["label"].to_list() == [
-        "model.n_heads=2, model.d_model=32",
-        "model.n_heads=4, model.d_model=128",
+        "n heads 2, d model 32",
+        "n heads 4, d model 128",
     ]
 
 
@@ -106,7 +106,7 @@ def test_groups_are_what_differs_beside_batch_seed_and_rate(build: Callable[...,
     cells, tables = loaded(sweep)
     groups = curve_groups(cells)
     assert groups["model.d_model"].tolist() == ["64", "128"]
-    assert groups["label"].tolist() == ["model.d_model=64", "model.d_model=128"]
+    assert groups["label"].tolist() == ["d model 64", "d model 128"]
     curves = curves_of(cells, tables)
     runs = curves.drop_duplicates("run")
     assert runs["group"].value_counts().to_dict() == {0: 4, 1: 4}

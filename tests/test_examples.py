@@ -33,8 +33,8 @@ def test_own_study_ends_with_a_recommendation(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert main(["recommend", "outputs/wide_or_deep"]) == 0
     printed = capsys.readouterr().out
-    assert "For model.n_layers 1, model.d_model 180:" in printed
-    assert "For model.n_layers 2, model.d_model 128:" in printed
+    assert "For n layers 1, d model 180:" in printed
+    assert "For n layers 2, d model 128:" in printed
 
 
 def test_the_wide_model_is_about_as_large(spec_of):

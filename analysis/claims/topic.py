@@ -171,6 +171,7 @@ def _grid(shown: Sequence[Verdict]) -> Grid:
     return columns_grid(
         [
             ("claim", [verdict.claim.id for verdict in shown]),
+            ("what it says", [verdict.claim.statement for verdict in shown]),
             ("verdict", [verdict.verdict for verdict in shown]),
             *([("context", [v.context or MISSING for v in shown])] if several else []),
         ],
@@ -181,7 +182,7 @@ def _grid(shown: Sequence[Verdict]) -> Grid:
         ],
         footnoted=lettered([[_how_to_settle(verdict)] for verdict in shown]),
         notes=[
-            "Statements, sources, rules, definitions of the effects and run ids: claims.csv. An "
+            "Sources, rules, definitions of the effects and run ids: claims.csv. An "
             "effect is the comparison that decides: the one nearest to, or farthest beyond, the "
             "rule's threshold. n: pairs of runs behind its interval (t-interval of the mean); of "
             "the best learning rate's exponent, global batches."

@@ -11,7 +11,14 @@ from batchscape.analysis.hardware import is_prefix
 from batchscape.analysis.labels import setting_headers
 from batchscape.analysis.report.grids import lettered
 
-__all__ = ["footnotes", "peaks", "ratio_definition", "rule_of_bold"]
+__all__ = ["compared_cells", "footnotes", "peaks", "ratio_definition", "rule_of_bold"]
+
+
+def compared_cells(cells: Cells) -> str:
+    """Name the cells among which one can be best."""
+    named = zip(cells.contexts, setting_headers(cells.contexts), strict=True)
+    labels = [cells.label_of(name) if name == RATE else header for name, header in named]
+    return f"the cells of equal {', '.join(labels)}" if labels else "the cells"
 
 
 def rule_of_bold(comparison: pd.DataFrame, cells: Cells) -> str:
@@ -19,14 +26,11 @@ def rule_of_bold(comparison: pd.DataFrame, cells: Cells) -> str:
     count = int(comparison["best_comparisons"].max())
     if not count:
         return "Nothing is bold: no two cells could be compared for a best, run by run."
-    named = zip(cells.contexts, setting_headers(cells.contexts), strict=True)
-    labels = [cells.label_of(name) if name == RATE else header for name, header in named]
-    same = f" of equal {', '.join(labels)}" if labels else ""
     return (
-        f"Bold: best in its column among the cells{same}, and told from each of them: two-sided "
-        "t-tests of differences paired by seed, of which the largest p value counts, below "
-        f"{SIGNIFICANCE:g} after Holm's adjustment for the {count} such comparisons of this table "
-        "(p values: CSV file). Step times are compared at one global batch size, losses after "
+        f"Bold: best in its column among {compared_cells(cells)}, and told from each of them: "
+        "two-sided t-tests of differences paired by seed, of which the largest p value counts, "
+        f"below {SIGNIFICANCE:g} after Holm's adjustment for the {count} such comparisons of this "
+        "table (p values: CSV file). Step times are compared at one global batch size, losses after "
         "equal samples, with the decompositions of one global batch as one candidate (but for "
         "those of a program of others). Where the "
         "best cell has runs that did not complete, or is not told from another one, nothing is "

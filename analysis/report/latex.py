@@ -117,6 +117,8 @@ _WIDTHS = {
 _OTHER_PT, _UNKNOWN_PT = 7.9, 45.0
 _BOLD = 1.16
 _MARK_PT = 4.2
+_ROW_GAP_PT = 2
+"""Between rows whose lines are broken, which would run together."""
 _HEADER_WIDTH = 9
 _TEXT_PT = 130.0
 """Columns wider than this hold sentences, whose lines may be broken; so may left columns."""
@@ -263,7 +265,10 @@ def _layout(grid: Grid) -> tuple[_Size, list[_Part]]:
 def _pages(grid: Grid, part: _Part, size: _Size) -> list[range]:
     """Part the rows evenly, so that none of the tabulars is higher than a page."""
     heads = max(len(_header_lines(grid, column)) for column in part.columns)
-    heights = [size.line * _row_lines(grid, part, row, size.scale) for row in range(len(grid.rows))]
+    gap = _ROW_GAP_PT if part.broken else 0
+    heights = [
+        size.line * _row_lines(grid, part, row, size.scale) + gap for row in range(len(grid.rows))
+    ]
     total = sum(heights)
     count = math.ceil(total / (_HIGHEST_PT - size.line * heads))
     ends = list(accumulate(heights))
@@ -375,7 +380,9 @@ def _tabular(grid: Grid, part: _Part, rows: range) -> list[str]:
     )
     lines = [rf"\noindent\begin{{tabular}}{{@{{}}{''.join(kinds)}@{{}}}}", r"\toprule"]
     lines += [*(_row(grid, part, texts) for texts in heads), r"\midrule"]
-    lines += [_row(grid, part, texts) for texts in cells]
+    between = [rf"\addlinespace[{_ROW_GAP_PT}pt]"] if part.broken else []
+    for index, texts in enumerate(cells):
+        lines += [*(between if index else []), _row(grid, part, texts)]
     return [*lines, r"\bottomrule", r"\end{tabular}"]
 
 

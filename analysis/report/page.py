@@ -11,6 +11,7 @@ from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.figures.bars import MAX_BARS
 from batchscape.analysis.figures.curves import MAX_POINTS
 from batchscape.analysis.figures.loss import MAX_MARKERS, MAX_PANELS
+from batchscape.analysis.report.definitions import compared_cells
 from batchscape.analysis.report.grids import Grid, escape_markdown, shorten, to_markdown
 from batchscape.analysis.report.provenance import questions
 from batchscape.analysis.report.sections import (
@@ -99,7 +100,7 @@ def page(
     more = len(comparison.rows) - len(shown.rows)
     # The first note of a shortened table says which rows it has.
     rule = shown.notes[:1] if more else []
-    lines += ["## Comparison", to_markdown(replace(shown, notes=[*rule, *_signs(shown)]))]
+    lines += ["## Comparison", to_markdown(replace(shown, notes=[*rule, *_signs(shown, cells)]))]
     lines.append(
         f"{'All rows, definitions' if more else 'Definitions'} and figures: "
         "[comparison](details/comparison.md). Run by run: [runs.csv](tables/runs.csv). "
@@ -184,7 +185,7 @@ def _topics(sections: Sequence[Section], notes: int) -> Iterator[str]:
         yield f"- [Left out, and to be kept in mind](details/{_LEFT_OUT}.md) ({said}):"
 
 
-def _signs(grid: Grid) -> list[str]:
+def _signs(grid: Grid, cells: Cells) -> list[str]:
     """Say in short what the signs in a table mean; the definitions are in the details."""
     signs = []
     if any("±" in text for row in grid.rows for text in row):
@@ -193,8 +194,8 @@ def _signs(grid: Grid) -> list[str]:
         )
     if grid.bold:
         signs.append(
-            f"bold: best in its column, and told from each other cell (p < {SIGNIFICANCE:g} after "
-            "Holm's adjustment)"
+            f"bold: best in its column among {compared_cells(cells)}, step times at one global "
+            f"batch size, and told from each of them (p < {SIGNIFICANCE:g} after Holm's adjustment)"
         )
     return [f"{'; '.join(signs)}."] if signs else []
 

@@ -54,9 +54,15 @@ def test_contexts_that_disagree_are_listed_and_warned_of(world: Callable[[], Any
         section = claims_section(table.evidence())
     assert section is not None
     assert any("disagree on micro-before-accumulation" in text for text in section.warnings)
-    rows = [row for row in section.tables[0].grid.rows if row[0] == "micro-before-accumulation"]
-    assert [row[1] for row in rows] == ["supported", "contradicted"]
-    assert [row[2].split(",")[0] for row in rows] == ["One", "Two"]
+    grid = section.tables[0].grid
+    rows = [
+        dict(zip(grid.headers, row, strict=True))
+        for row in grid.rows
+        if row[0] == "micro-before-accumulation"
+    ]
+    assert [row["verdict"] for row in rows] == ["supported", "contradicted"]
+    assert [row["context"].split(",")[0] for row in rows] == ["One", "Two"]
+    assert all("larger micro-batch" in row["what it says"] for row in rows)
     assert "claim_micro_before_accumulation" not in section.headlines
     (picture,) = section.pictures
     labels = [text.get_text() for text in picture.figure.axes[0].get_yticklabels()]

@@ -67,6 +67,12 @@ def test_a_booktabs_tabular() -> None:
     assert r"\textbf{\boldmath 1.0 $\pm$ 0.1}" in body
 
 
+def test_rows_of_broken_lines_stand_apart() -> None:
+    broken = to_latex(Grid(["claim"], [[SENTENCE * 3]] * 3, n_left=1))
+    assert broken.count(r"\addlinespace") == 2
+    assert r"\addlinespace" not in to_latex(GRID)
+
+
 def test_a_small_table_is_set_at_full_size_and_a_wide_one_smaller() -> None:
     assert r"\normalsize" in to_latex(GRID)
     wide = to_latex(_table(8, "2.4217 ± 0.0046"))

@@ -202,7 +202,7 @@ def test_the_short_table_says_what_bold_and_its_footnotes_mean(build: Any) -> No
     given: dict[str, Any] = {"sections": [], "notes": [], "figures": []}
     text = first_page(cells, comparison=grid, **given)
     assert "±: half-width of the 95% t-interval over completed runs, of losses over seeds;" in text
-    assert "bold: best in its column, and told from each other cell (p \\< 0.05" in text
+    assert "bold: best in its column among the cells, step times at one global batch size" in text
     assert "3 of 3 stopped at a target loss" in text
     assert "A long definition" not in text
     plain = first_page(cells, comparison=Grid(["geometry"], [["a"]]), **given)

@@ -22,7 +22,7 @@ LITGPT_PINS := .ci/constraints-litgpt.txt
 JOBS ?= 2
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
-GPU_PARTS := tests runs bench variants gpt2 peers peers-compiled training
+GPU_PARTS := tests runs bench variants gpt2 peers peers-compiled training critical-batch
 GPU_WHEELS := .gpu-wheels
 GPU_WHEELS_PYTHON ?= 3.12
 # On the path only where the interpreter has no such packages of its own.
@@ -87,8 +87,8 @@ gpu-bench:
 		( $(GPU_RUN) benchmarks/gpu/$$benchmark.py ) || code=1; \
 	done; exit $$code
 
-gpu-variants gpu-peers gpu-training:
-	@$(GPU_RUN) benchmarks/gpu/$(@:gpu-%=%).py
+gpu-variants gpu-peers gpu-training gpu-critical-batch:
+	@$(GPU_RUN) benchmarks/gpu/$(subst -,_,$(@:gpu-%=%)).py
 
 gpu-peers-compiled:
 	@$(GPU_RUN) benchmarks/gpu/peers.py --compile

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = [
     *("adamw_kernels", "recorder_overhead_cuda", "variants", "gpt2_step_time"),
-    *("peers", "peers", "training"),
+    *("peers", "peers", "training", "critical_batch"),
 ]
 
 without_device = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -76,7 +76,7 @@ def test_an_interpreter_that_fails_is_named_with_every_part():
     done = make("gpu", "GPU_PYTHON=/bin/false")
     assert done.returncode != 0
     parts = "gpu-tests gpu-runs gpu-bench gpu-variants gpu-gpt2 gpu-peers gpu-peers-compiled "
-    parts += "gpu-training"
+    parts += "gpu-training gpu-critical-batch"
     assert f"make gpu: failed: {parts}\n" in done.stderr
 
 

@@ -56,9 +56,12 @@ def test_a_run_that_fits_is_the_same_and_one_that_does_not_is_out_of_memory(cuda
     (limited,) = launch(held)
     assert alone.status.status == limited.status.status == "completed"
     names = [name for name in alone.status.summary if name.startswith("peak_allocated")]
-    assert {n: alone.status.summary[n] for n in names} == {
-        n: limited.status.summary[n] for n in names
-    }
+    # How many losses of steps wait to be read depends on how far the device is behind: 512 bytes
+    # each.
+    unread = 64 * 512 / GIB
+    assert {n: alone.status.summary[n] for n in names} == pytest.approx(
+        {n: limited.status.summary[n] for n in names}, rel=0, abs=unread
+    )
     assert limited.launch["device_memory_gib"] > 2.0
     tight = cuda_spec(
         (1, 32, 1),

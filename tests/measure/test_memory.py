@@ -417,7 +417,11 @@ def test_cuda() -> None:
     assert 0 <= one["allocated_after_model"] - before - parameters < close
     of_step = one["peak_allocated_first_optimizer_step"] - one["workspace"]
     assert 0 <= of_step - 4 * parameters - before < close
-    assert two["peak_allocated_steady"] - one["peak_allocated_steady"] >= 0.9 * parameters
+    # Of a single micro-step the peak lies within the backward pass of the last block.
+    model = Model()
+    there = bytes_of(model.head) + bytes_of(model.blocks[-1])
+    more = two["peak_allocated_steady"] - one["peak_allocated_steady"]
+    assert parameters - there <= more <= parameters
     for seen in (one, two):
         assert seen["peak_allocated"] < GIB  # evaluation is not part of it
         assert seen["peak_reserved"] >= seen["peak_allocated"]

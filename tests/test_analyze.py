@@ -359,7 +359,7 @@ def test_claims_are_judged_by_a_table_of_times_alone(
     pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False)
     assert main(["analyze", str(tmp_path / "t.csv"), "--claims"]) == 0
     said = capsys.readouterr().out
-    assert re.search(r"micro-before-accumulation +supported", said)
+    assert re.search(r"\nmicro-before-accumulation .* supported +7\.\d+ \[", said)
     assert "The table lacks peak_allocated_gib" in said
 
 

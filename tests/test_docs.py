@@ -164,6 +164,7 @@ RUN_BY = {
     "make check": ".ci/run",
     "make gpu": "tests/test_gpu_target.py",
     "make gpu-bench": "tests/test_gpu_target.py",
+    "make gpu-critical-batch": "tests/test_gpu_target.py",
     "make gpu-gpt2": "tests/test_gpu_target.py",
     "make gpu-peers": "tests/test_gpu_target.py",
     "make gpu-peers-compiled": "tests/test_gpu_target.py",

@@ -279,3 +279,81 @@ def test_the_study_has_figures_and_no_times_that_do_not_count(tmp_path):
     assert difference["high"] - difference["value"] == pytest.approx(half, rel=1e-5, abs=1e-12)
     assert difference["value"] - difference["low"] == pytest.approx(half, rel=1e-5, abs=1e-12)
     assert difference["n"] == 2
+
+
+@pytest.mark.usefixtures("of_benchmarks")
+def test_a_run_that_did_not_end_has_no_figures_and_seeds_are_compared_in_pairs():
+    from sweep import row_of
+    from training import eager_over_compiled
+
+    run = {
+        "micro_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "engine.compile": False,
+        "step_time_s": 0.1,
+        "final_eval_loss": 10.65,
+        "reason": None,
+        "timing_note": "shared",
+    }
+    names = ("step_time_s", "final_eval_loss")
+    ended = row_of({**run, "seed": 0, "status": "completed"}, names)
+    cut = row_of({**run, "seed": 1, "status": "interrupted"}, names)
+    assert [ended[name] for name in names] == [0.1, 10.65]
+    assert [cut[name] for name in names] == [None, None]
+    assert cut["timing_note"] == "shared"
+
+    def compiled(seed, step_time_s):
+        return {**ended, "seed": seed, "compile": True, "step_time_s": step_time_s}
+
+    assert eager_over_compiled([ended, cut, compiled(1, 0.02)]) == []
+    (compared,) = eager_over_compiled([ended, cut, compiled(0, 0.05), compiled(1, 0.02)])
+    assert compared["comparison"] == "eager / compiled, micro-batch 4"
+    assert compared["value"] == pytest.approx(2.0)
+    assert compared["n"] == 1
+    assert eager_over_compiled([]) == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("of_benchmarks")
+def test_the_critical_batch_is_fitted_to_steps_at_the_best_rates(tmp_path, capsys):
+    """On the CPU, and smaller."""
+    import critical_batch
+    from sweep import runs_of
+
+    small = [
+        *("launcher.device=cpu", "launcher.concurrent_runs=2", "engine.precision=float32"),
+        *("model=gpt_micro", "model.d_model=32", "model.n_layers=1", "data.sequence_length=32"),
+        *("batch.global_batch_size=4,16,64,256", "optimizer.learning_rate=0.004,0.016"),
+        *("budget.target_loss=3.2", "budget.samples=16384", "evaluation.every_samples=256"),
+        *("evaluation.samples=64", "evaluation.batch_size=64"),
+    ]
+    runs = runs_of(tmp_path / "swept" / "all", 300.0, *critical_batch.SETTINGS, *small)
+    rows, compared = critical_batch.found(tmp_path / "swept", 3.2)
+    assert [row["global_batch_size"] for row in rows] == [4, 4, 16, 16, 64, 64, 256, 256]
+    assert {(row["runs"], row["reached"]) for row in rows} == {(3, 3)}
+    for row in rows:
+        ends = [
+            run["optimizer_steps"]
+            for run in runs
+            if run["global_batch_size"] == row["global_batch_size"]
+            and run["learning_rate"] == row["learning_rate"]
+        ]
+        high = math.prod(ends) ** (1 / 3)  # a run stops at the evaluation that meets the target
+        between = 256 / row["global_batch_size"]
+        assert high - between <= row["steps_to_target"] <= high
+    for low, high in zip(rows[::2], rows[1::2], strict=True):
+        is_low = low["steps_to_target"] < high["steps_to_target"]
+        assert (low["best_rate"], high["best_rate"]) == (is_low, not is_low)
+    best = [row["steps_to_target"] for row in rows if row["best_rate"]]
+    assert best == sorted(best, reverse=True)
+    names = {row["comparison"] for row in compared}
+    assert names <= {
+        "critical batch, samples",
+        *("exponent", "fewest optimizer steps", "fewest samples"),
+    }
+    for row in compared:
+        assert row["low"] <= row["value"] <= row["high"]
+        assert row["n"] == 3
+    fewest = [row["value"] for row in compared if row["comparison"] == "fewest optimizer steps"]
+    assert all(0 < steps < best[-1] for steps in fewest)
+    assert "interval needs" not in capsys.readouterr().out

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from intervals import ratio
 
@@ -75,11 +74,14 @@ def _stop(running: subprocess.Popen[bytes]) -> int:
 
 
 def row_of(run: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Return what is kept of a run; None where it has no such figure."""
-    figures = {name: run.get(name) for name in (*names, "reason", "timing_note")}
+    """Return what is kept of a run; None where it has no such figure, or has not ended."""
+    completed = run["status"] == "completed"
+    figures = {name: run.get(name) if completed else None for name in names}
+    figures |= {name: run.get(name) for name in ("reason", "timing_note")}
     return {
         "micro_batch_size": int(run["micro_batch_size"]),
         "gradient_accumulation_steps": int(run["gradient_accumulation_steps"]),
+        "seed": int(run["seed"]),
         "compile": bool(run["engine.compile"]),
         "status": str(run["status"]),
         **{name: None if pd.isna(value) else value for name, value in figures.items()},
@@ -87,20 +89,18 @@ def row_of(run: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def eager_over_compiled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return step times of eager runs over those of compiled ones, by micro-batch.
+    """Return step times of eager runs over those of compiled ones, by micro-batch, paired by seed.
 
     Parameters
     ----------
     rows : list of dict
-        Of `row_of`, with `step_time_s` and in equal order of seeds.
+        Of `row_of`, with `step_time_s`.
     """
-    times: dict[int, dict[bool, list[float]]] = {}
-    for row in rows:
-        sides = times.setdefault(row["micro_batch_size"], {False: [], True: []})
-        if row["step_time_s"] is not None:
-            sides[row["compile"]].append(row["step_time_s"])
+    pair = ["micro_batch_size", "seed"]
+    table = pd.DataFrame(rows, columns=[*pair, "compile", "step_time_s"])
+    times = table.pivot(index=pair, columns="compile", values="step_time_s").astype(float)
+    both = times.reindex(columns=[False, True]).dropna()
     return [
-        ratio(f"eager / compiled, micro-batch {size}", np.array(eager), np.array(compiled))
-        for size, (eager, compiled) in ((size, sides.values()) for size, sides in times.items())
-        if len(eager) == len(compiled) > 0
+        ratio(f"eager / compiled, micro-batch {size}", own[False].to_numpy(), own[True].to_numpy())
+        for size, own in both.groupby(level="micro_batch_size")
     ]

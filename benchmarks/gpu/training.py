@@ -42,10 +42,7 @@ def study(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Launch the sweep; return its runs, and what they come to."""
     runs = runs_of(folder, limit_s, *SETTINGS, *settings)
-    rows = [
-        {"seed": int(run["seed"]), **row_of(run, (*FIGURES, "final_loss", "final_eval_loss"))}
-        for run in runs
-    ]
+    rows = [row_of(run, (*FIGURES, "final_loss", "final_eval_loss")) for run in runs]
     rows.sort(key=lambda row: (row["compile"], row["micro_batch_size"], row["seed"]))
     return rows, eager_over_compiled(rows) + differences(rows)
 

@@ -315,7 +315,7 @@ def test_a_run_that_did_not_end_has_no_figures_and_seeds_are_compared_in_pairs()
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("of_benchmarks")
-def test_the_critical_batch_is_fitted_to_steps_at_the_best_rates(tmp_path, capsys):
+def test_the_critical_batch_is_fitted_to_steps_at_the_best_rates(tmp_path):
     """On the CPU, and smaller."""
     import critical_batch
     from sweep import runs_of
@@ -346,14 +346,11 @@ def test_the_critical_batch_is_fitted_to_steps_at_the_best_rates(tmp_path, capsy
         assert (low["best_rate"], high["best_rate"]) == (is_low, not is_low)
     best = [row["steps_to_target"] for row in rows if row["best_rate"]]
     assert best == sorted(best, reverse=True)
-    names = {row["comparison"] for row in compared}
-    assert names <= {
-        "critical batch, samples",
-        *("exponent", "fewest optimizer steps", "fewest samples"),
-    }
+    names = ["critical batch, samples", "exponent", "fewest optimizer steps", "fewest samples"]
+    assert [row["comparison"] for row in compared] == names
     for row in compared:
-        assert row["low"] <= row["value"] <= row["high"]
         assert row["n"] == 3
-    fewest = [row["value"] for row in compared if row["comparison"] == "fewest optimizer steps"]
-    assert all(0 < steps < best[-1] for steps in fewest)
-    assert "interval needs" not in capsys.readouterr().out
+        if row["value"] is None:
+            assert row["note"].startswith("not identified: ")
+        else:
+            assert row["low"] <= row["value"] <= row["high"]

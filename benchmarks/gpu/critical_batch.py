@@ -87,7 +87,8 @@ def found(folder: Path, target: float) -> tuple[list[dict[str, Any]], list[dict[
             }
         )
     fit = fit_tradeoff(best)
-    print(*fit.warnings, sep="\n")
+    for warning in fit.warnings:
+        print(warning)
     estimates = {
         "critical batch, samples": fit.critical_batch_size,
         "exponent": fit.exponent,
@@ -95,9 +96,16 @@ def found(folder: Path, target: float) -> tuple[list[dict[str, Any]], list[dict[
         "fewest samples": fit.e_min,
     }
     return rows, [
-        {"comparison": name, "value": e.value, "low": e.low, "high": e.high, "n": fit.n_seeds}
+        {
+            "comparison": name,
+            **{
+                end: value if np.isfinite(value) else None
+                for end, value in (("value", e.value), ("low", e.low), ("high", e.high))
+            },
+            "n": fit.n_seeds,
+            "note": e.note,
+        }
         for name, e in estimates.items()
-        if e.is_identified
     ]
 
 

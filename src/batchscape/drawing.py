@@ -188,6 +188,7 @@ def main() -> None:
     """Draw each figure that stands in the standard input, until it ends."""
     answers, sys.stdout = sys.stdout.buffer, sys.stderr
     gc.set_threshold(200_000, 20, 100)
+    atexit.register(gc.freeze)
     with paper_style():
         while True:
             try:

@@ -142,16 +142,16 @@ def valid_figures(runs: pd.DataFrame) -> pd.DataFrame:
         `cell`, `trajectory_id`, and a float column for each of `QUANTITIES`, NaN where missing.
     """
     names = [quantity.name for quantity in QUANTITIES]
-    needed = runs.reindex(columns=["cell", "trajectory_id", "timing_valid", *names])
-    completed = needed[runs["status"].eq("completed")]
-    figures: pd.DataFrame = completed[names].apply(pd.to_numeric).astype(float)
-    figures = figures.where(np.isfinite(figures))
-    times = [quantity.name for quantity in QUANTITIES if quantity.kind == "time"]
-    figures[times] = figures[times].where(completed["timing_valid"], axis=0)
+    completed = runs[runs["status"].eq("completed")]
+    figures = completed.reindex(columns=names).to_numpy(dtype=float, na_value=np.nan)
+    figures[~np.isfinite(figures)] = np.nan
+    times = np.array([quantity.kind == "time" for quantity in QUANTITIES])
+    valid = completed["timing_valid"].to_numpy(dtype=bool)
+    figures[np.ix_(~valid, times)] = np.nan
     # What a whole training takes, a prefix does not tell.
-    whole = list(_OF_A_TRAINING)
-    figures[whole] = figures[whole].mask(is_prefix(runs.loc[figures.index]), axis=0)
-    return pd.concat([completed[["cell", "trajectory_id"]], figures], axis=1)
+    figures[np.ix_(is_prefix(completed), np.isin(names, _OF_A_TRAINING))] = np.nan
+    table = pd.DataFrame(figures, index=completed.index, columns=names)
+    return pd.concat([completed[["cell", "trajectory_id"]], table], axis=1)
 
 
 def throughput_ratios(cells: Cells) -> pd.DataFrame:

@@ -156,7 +156,7 @@ def estimate_of(
         note = "no interval: no more cells than terms"
     elif model.fit.from_repeats:
         note = "the form itself is not tested: no more cells than terms"
-    tiny = -1e-9 * float(model.cells["measured"].abs().max())
+    tiny = -1e-9 * float(np.abs(model.cells["measured"].to_numpy()).max())
     if may_save:
         return estimate(found.value, low, high, note)
     if high < tiny:

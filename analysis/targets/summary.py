@@ -104,25 +104,20 @@ def reaches_table(reaches: pd.DataFrame) -> pd.DataFrame:
 
 def _figures(cell: pd.DataFrame, name: str) -> dict[str, float]:
     """Median and geometric mean of one of the columns of what it took."""
-    values = cell[name].astype(float)
+    values, steps_low = (
+        cell[column].to_numpy(dtype=float, na_value=np.nan) for column in (name, "steps_low")
+    )
+    outcome = cell["outcome"].to_numpy()
     ends: dict[str, float] = {name: np.nan, f"{name}_low": np.nan, f"{name}_high": np.nan}
-    reached = cell["outcome"].eq("reached")
-    if values[reached].notna().all():
-        low, high = _bounds(cell, name, values)
+    unknown = np.isnan(values)
+    if not unknown[outcome == "reached"].any():
+        # How many tokens or seconds a run saw without reaching is not carried: from 0 on.
+        of_a_step = {"steps_to_target": 1.0, "samples_to_target": cell["global_batch_size"].iloc[0]}
+        bound = np.where(np.isin(outcome, ("censored", "pruned")), steps_low, 0.0)
+        bound = np.where(outcome == "diverged", np.inf, bound * float(of_a_step.get(name, 0.0)))
+        low, high = np.where(unknown, bound, values), np.where(unknown, np.inf, values)
         found: Estimate = median_with_infinity(low, high)
         ends = {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
-    logs = np.log(values.where(values > 0).to_numpy())
+    logs = np.log(np.where(values > 0, values, np.nan))
     ends[f"{name}_geometric_mean"] = float(np.exp(logs.mean()))
     return ends
-
-
-def _bounds(
-    cell: pd.DataFrame, name: str, values: pd.Series[float]
-) -> tuple[pd.Series[float], pd.Series[float]]:
-    """Return lower and upper ends: the value itself where it is known."""
-    # How many tokens or seconds a run saw without reaching is not carried: from 0 on.
-    known = {"steps_to_target": 1.0, "samples_to_target": float(cell["global_batch_size"].iloc[0])}
-    bounded = cell["outcome"].isin(["censored", "pruned"])
-    low = cell["steps_low"].astype(float).where(bounded, 0.0) * known.get(name, 0.0)
-    low = low.mask(cell["outcome"].eq("diverged"), np.inf)
-    return values.fillna(low), values.fillna(np.inf)

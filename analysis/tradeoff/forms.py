@@ -108,6 +108,11 @@ def solve(data: Data, start: Floats, free: tuple[tuple[float, ...], ...]) -> Flo
         Where c or q runs off, they end at their bounds.
     """
     basis = np.array(free).T
+    # The critical batch and the exponent stay where they are looked for.
+    low = np.array([-np.inf, data.x.min() - 2 * REACH, _LOG_EXPONENTS[0]])
+    high = np.array([np.inf, data.x.max() + 2 * REACH, _LOG_EXPONENTS[1]])
+    moved = [max(np.flatnonzero(column)) for column in basis.T]
+    longest, identity = _LONGEST[moved], np.eye(len(free))
     theta = start.copy()
     damping = np.full(len(theta), 1e-6)
     loss = _loss(data, theta)
@@ -119,10 +124,11 @@ def solve(data: Data, start: Floats, free: tuple[tuple[float, ...], ...]) -> Flo
         normal = np.einsum("nbi,nbj->nij", weighted, slope)
         right = np.einsum("nbi,nb->ni", weighted, part.y - predicted(part.x, now))
         scale = np.einsum("nii->ni", normal) + 1e-300
-        normal = normal + damping[active][:, None, None] * scale[:, :, None] * np.eye(len(free))
         # A direction without effect must not make the system singular.
-        normal = normal + 1e-280 * np.eye(len(free))
-        step = _bounded(part.x, now, np.linalg.solve(normal, right[..., None])[..., 0], basis)
+        damped = damping[active][:, None] * scale + 1e-280
+        normal = normal + damped[:, :, None] * identity
+        step = np.linalg.solve(normal, right[..., None])[..., 0].clip(-longest, longest)
+        step = (now[:, moved] + step).clip(low[moved], high[moved]) - now[:, moved]
         after = now + step @ basis.T
         new = _loss(part, after)
         better = new <= loss[active]
@@ -201,13 +207,3 @@ def aicc(squares: float, n: int, parameters: int) -> float:
 def _loss(data: Data, theta: Floats) -> Floats:
     residuals = data.y - predicted(data.x, theta)
     return np.asarray((data.weight * residuals**2).sum(axis=1))
-
-
-def _bounded(x: Floats, theta: Floats, step: Floats, basis: Floats) -> Floats:
-    """Cut steps so that the critical batch and the exponent stay where they are looked for."""
-    low = np.array([-np.inf, x.min() - 2 * REACH, _LOG_EXPONENTS[0]])
-    high = np.array([np.inf, x.max() + 2 * REACH, _LOG_EXPONENTS[1]])
-    moved = [max(np.flatnonzero(column)) for column in basis.T]
-    now, longest = theta[:, moved], _LONGEST[moved]
-    bounded: Floats = (now + step.clip(-longest, longest)).clip(low[moved], high[moved]) - now
-    return bounded

@@ -219,7 +219,8 @@ def find_cells(runs: pd.DataFrame) -> Cells:
     if (rates := _scaled_rates(runs)) is not None:
         settings = [*settings, _SCALED]
         table[_SCALED] = plain_texts(rates.groupby(cell).first().reindex(table.index))
-    return Cells(runs.assign(cell=cell), table, settings, shown, contexts)
+    # A copy has columns of a type in one piece: parts of it are taken in less time.
+    return Cells(runs.assign(cell=cell).copy(), table, settings, shown, contexts)
 
 
 def _scaled_rates(runs: pd.DataFrame) -> pd.Series[float] | None:

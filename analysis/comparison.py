@@ -125,7 +125,7 @@ def compare(cells: Cells) -> pd.DataFrame:
         mark_best(cells, figures),
         tail,
     ]
-    return pd.concat(parts, axis=1).reindex(cells.table.index)
+    return pd.concat(parts, axis=1).reindex(cells.table.index).copy()
 
 
 def valid_figures(runs: pd.DataFrame) -> pd.DataFrame:
@@ -143,13 +143,15 @@ def valid_figures(runs: pd.DataFrame) -> pd.DataFrame:
     """
     names = [quantity.name for quantity in QUANTITIES]
     completed = runs[runs["status"].eq("completed")]
-    figures = completed.reindex(columns=names).to_numpy(dtype=float, na_value=np.nan)
+    found = completed.reindex(columns=names)
+    figures = found.to_numpy(dtype=float, na_value=np.nan, copy=True)
     figures[~np.isfinite(figures)] = np.nan
     times = np.array([quantity.kind == "time" for quantity in QUANTITIES])
     valid = completed["timing_valid"].to_numpy(dtype=bool)
     figures[np.ix_(~valid, times)] = np.nan
     # What a whole training takes, a prefix does not tell.
-    figures[np.ix_(is_prefix(completed), np.isin(names, _OF_A_TRAINING))] = np.nan
+    prefix = is_prefix(completed).to_numpy(dtype=bool)
+    figures[np.ix_(prefix, np.isin(names, _OF_A_TRAINING))] = np.nan
     table = pd.DataFrame(figures, index=completed.index, columns=names)
     return pd.concat([completed[["cell", "trajectory_id"]], table], axis=1)
 

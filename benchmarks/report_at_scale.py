@@ -50,7 +50,7 @@ PEER_RUNS = 500
 LIBRARIES = (
     *("numpy", "pandas", "polars", "pyarrow.parquet", "scipy.optimize", "pydantic"),
     *("matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_pdf"),
-    *("jinja2", "rich.console", "rich.table"),
+    *("pypdfium2", "jinja2", "rich.console", "rich.table"),
 )
 """What a report imports of others."""
 NOISE_SCALE = 40.0

@@ -40,8 +40,19 @@ def test_the_other_process_draws_what_this_one_would() -> None:
         drawing.begin("two", made("other"))
         one, two = drawing.drawn("one"), drawing.drawn("two")
     assert one == here
-    assert pixels(one.png).shape == (500, 700, 4)
+    assert pixels(one.png).shape == (500, 700, 3)
     assert not np.array_equal(pixels(one.png), pixels(two.png))
+
+
+def test_the_picture_shows_what_matplotlib_itself_would_draw() -> None:
+    with paper_style():
+        figure, own = made(), BytesIO()
+        shown = pixels(draw(figure).png)
+        figure.savefig(own, format="png", dpi=200)
+    whole = pixels(own.getvalue())[..., :3]
+    apart, ink = np.abs(shown - whole).mean(), (1 - whole).mean()
+    assert apart < ink / 2  # edges are smoothed otherwise
+    assert np.abs(np.roll(shown, 2, axis=0) - whole).mean() > ink
 
 
 def test_letters_that_the_small_font_lacks_are_drawn_too(

@@ -64,7 +64,7 @@ class Context:
     evidence: Evidence
     """What the context is a part of."""
 
-    @property
+    @cached_property
     def launched(self) -> pd.DataFrame:
         """The runs of this context with all their columns."""
         return self.evidence.cells.runs.loc[self.runs.index]

@@ -181,13 +181,16 @@ def _whole_blocks(
     return table
 
 
+_legendre = cache(np.polynomial.legendre.leggauss)
+
+
 @cache
 def _noncentrality(degrees: int, power: float, alpha: float) -> float:
     critical = float(special.stdtrit(degrees, 1 - alpha / 2))
 
     # The noncentral t given its scale is normal. Its own distribution function has no value for
     # few degrees of freedom far out, so the density of the scale is integrated (Gauss-Legendre).
-    nodes, weights = np.polynomial.legendre.leggauss(200)
+    nodes, weights = _legendre(200)
     scale = (nodes + 1) / 2 * math.sqrt(special.chdtri(degrees, 1e-14) / degrees)
     logs = (degrees - 1) * np.log(scale) - degrees * scale**2 / 2
     density = weights * np.exp(logs - logs.max())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cost.model import CostFit, Term, fit_cost, outside
-from batchscape.analysis.cost.table import MEMORY_PHASES, one_group
+from batchscape.analysis.cost.table import FACTORS, MEMORY_PHASES, one_group
 from batchscape.analysis.estimates import Estimate
 from batchscape.errors import AnalysisError
 
@@ -64,6 +65,17 @@ class MemoryModel:
             if found:
                 return found
         return list(self.phases)
+
+    @cached_property
+    def largest(self) -> dict[tuple[int, ...], float]:
+        """Most memory that was measured of each geometry, in GiB; NaN where a figure is missing."""
+        rows = self.measured
+        most = rows[self.limiting].to_numpy(dtype=float).max(axis=1)
+        cuts = map(tuple, rows[list(FACTORS)].astype(int).to_numpy().tolist())
+        found: dict[tuple[int, ...], float] = {}
+        for cut, value in zip(cuts, most.tolist(), strict=True):
+            found[cut] = float(np.maximum(value, found.get(cut, value)))
+        return found
 
     def peak(self, devices: int, micro: int, accumulation: int) -> Estimate:
         """Predict the memory that decides whether a run fits.

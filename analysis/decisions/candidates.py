@@ -138,11 +138,9 @@ def candidates_of(
     rows["note"] = rows["note"].where(
         ~rows["derived"], (rows["note"] + "; " + DERIVED).str.removeprefix("; ")
     )
-    model = evidence.memory
     limits = [
         _memory(
             evidence,
-            model,
             (int(devices), int(micro), int(accumulation)),
             memory_of_device(evidence, memory_gib, int(devices)),
         )
@@ -289,9 +287,8 @@ def _geometries(batches: Iterable[int], measured: pd.DataFrame, max_devices: int
     ]
 
 
-def _memory(
-    evidence: Basis, model: MemoryModel | None, geometry: Geometry, limit: float
-) -> tuple[float, str, str, bool]:
+def _memory(evidence: Basis, geometry: Geometry, limit: float) -> tuple[float, str, str, bool]:
+    model = evidence.memory
     devices, micro, accumulation = geometry
     failed = any(
         m <= micro and (a > 1) <= (accumulation > 1)
@@ -299,9 +296,7 @@ def _memory(
     )
     if model is None:
         return math.nan, "unknown", "", not failed
-    rows = model.measured
-    own = rows[(rows[list(FACTORS)] == list(geometry)).all(axis=1)]
-    value = float(own[model.limiting].to_numpy().max()) if len(own) else math.nan
+    value = model.largest.get(geometry, math.nan)
     source, beyond = "measured", ""
     if math.isnan(value):
         value = _upper(model, geometry)

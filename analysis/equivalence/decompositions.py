@@ -198,8 +198,9 @@ def members_of(cells: Cells, statuses: Sequence[str] = ("completed",)) -> pd.Dat
         cell of the family, with a whole curve where any has one: of all cells that share
         trajectories, directly or by way of others. Indexed as `cells.runs`.
     """
-    runs = cells.runs[cells.runs["status"].isin(statuses) & cells.runs["trajectory_id"].notna()]
-    runs = runs.assign(is_prefix=is_prefix(runs))
+    names = ["cell", "trajectory_id", "sweep_dir", "run_id", "status"]
+    runs = cells.runs[names].assign(is_prefix=is_prefix(cells.runs))
+    runs = runs[runs["status"].isin(statuses) & runs["trajectory_id"].notna()]
     runs = runs.assign(place=runs["status"].map(list(statuses).index))
     runs = runs.sort_values(["place", "is_prefix"], kind="stable")
     members = runs.drop_duplicates(["cell", "trajectory_id"]).sort_index()

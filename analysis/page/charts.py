@@ -430,23 +430,19 @@ def heat_map(
 def _layers(places: pd.DataFrame, cells: Cells) -> tuple[str, dict[str, tuple[str, pd.DataFrame]]]:
     """Part cells so that one has a field of its own, by what takes the fewest parts."""
     context, settings = cells.context_of().loc[places.index], _with_settings(cells)
-    found = []
-    for name, title in (
-        ("global_batch_size", "Global batch"),
-        ("gradient_accumulation_steps", "Accumulation"),
-    ):
-        layers: dict[str, tuple[str, pd.DataFrame]] = {}
-        # What was rejected may have no accumulation: it is in every part of its settings.
-        everywhere = dict(list(places[places[name].isna()].groupby(context)))
-        for (number, size), own in places.groupby([context, name], sort=True):
-            shown = pd.concat([own, everywhere[number]]) if number in everywhere else own
-            shown = shown[~shown.duplicated(["data_parallel_size", "micro_batch_size"])]
-            layers[f"l{len(layers)}"] = (f"{size}{settings[int(str(number))]}", shown)
-        if layers:
-            found.append((title, layers))
-    if not found:
+    titles = {"global_batch_size": "Global batch", "gradient_accumulation_steps": "Accumulation"}
+    counts = {name: places.groupby([context, name]).ngroups for name in titles}
+    if not any(counts.values()):
         return "Settings", {"l0": ("all", places)}
-    return min(found, key=lambda each: len(each[1]))
+    name = min((name for name in counts if counts[name]), key=counts.__getitem__)
+    layers: dict[str, tuple[str, pd.DataFrame]] = {}
+    # What was rejected may have no accumulation: it is in every part of its settings.
+    everywhere = dict(list(places[places[name].isna()].groupby(context)))
+    for (number, size), own in places.groupby([context, name], sort=True):
+        shown = pd.concat([own, everywhere[number]]) if number in everywhere else own
+        shown = shown[~shown.duplicated(["data_parallel_size", "micro_batch_size"])]
+        layers[f"l{len(layers)}"] = (f"{size}{settings[int(str(number))]}", shown)
+    return titles[name], layers
 
 
 def _fields(

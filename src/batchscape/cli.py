@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(argv: list[str]) -> int:
     # What a plan or a report makes is reachable to its end: looking for garbage took long.
-    gc.set_threshold(200_000, 20, 100)
+    gc.set_threshold(1_000_000, 20, 100)
     # The end of the process frees it sooner than the interpreter would.
     atexit.register(gc.freeze)
     first = argv[0] if argv else "--help"

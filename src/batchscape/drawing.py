@@ -110,17 +110,22 @@ def _make_font() -> None:
 
 def draw(figure: Figure) -> Drawn:
     """Draw a figure, inside `paper_style`; its texts are as they may leave."""
+    from pypdfium2 import PdfDocument
+
     _make_font()
     for text in figure.findobj(Text):
         text.set_text(outgoing(text.get_text()))
-    # Saving would lay the figure out for each file, and draw it once more every time.
+    # Saving would lay the figure out, and draw it once more for that.
     if (layout := figure.get_layout_engine()) is not None:
         figure.set_dpi(_DPI)
         layout.execute(figure)
         figure.set_layout_engine(None)
-    png, pdf = io.BytesIO(), io.BytesIO()
-    figure.savefig(png, format="png", dpi=_DPI, pil_kwargs={"compress_level": 3})
+    pdf, png = io.BytesIO(), io.BytesIO()
     figure.savefig(pdf, format="pdf", metadata={"CreationDate": None})
+    # Made of the other file, in a third of the time that it takes to draw the figure again.
+    with PdfDocument(pdf.getvalue()) as document:
+        picture = document[0].render(scale=_DPI / 72).to_pil()
+    picture.convert("RGB").save(png, "png", compress_level=3, dpi=(_DPI, _DPI))
     return Drawn(png.getvalue(), pdf.getvalue())
 
 
@@ -187,7 +192,7 @@ class Drawing:
 def main() -> None:
     """Draw each figure that stands in the standard input, until it ends."""
     answers, sys.stdout = sys.stdout.buffer, sys.stderr
-    gc.set_threshold(200_000, 20, 100)
+    gc.set_threshold(1_000_000, 20, 100)
     atexit.register(gc.freeze)
     with paper_style():
         while True:

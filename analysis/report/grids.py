@@ -115,7 +115,7 @@ def columns_grid(
     """
     columns = [(header, list(texts)) for header, texts in left]
     columns += [_with_one_n(header, list(texts)) for header, texts in right]
-    kept = [i for i, (_, texts) in enumerate(columns) if i < len(left) or set(texts) != {MISSING}]
+    kept = _filled([texts for _, texts in columns], len(left))
     headers = [columns[i][0] for i in kept]
     rows = zip(*(columns[i][1] for i in kept), strict=True)
     return Grid(
@@ -129,6 +129,11 @@ def columns_grid(
         bold=frozenset((row, kept.index(column)) for row, column in bold),
         lead=lead,
     )
+
+
+def _filled(columns: Iterable[Iterable[str]], n_left: int) -> list[int]:
+    """Find the columns to show: those on the left, and the others that hold anything."""
+    return [i for i, texts in enumerate(columns) if i < n_left or set(texts) != {MISSING}]
 
 
 def _with_one_n(header: str, texts: list[str]) -> tuple[str, list[str]]:
@@ -236,7 +241,8 @@ def shorten(grid: Grid, max_rows: int = MAX_ROWS) -> Grid:
     Returns
     -------
     Grid
-        The same one where it is short enough; else without the footnotes of the rows left out.
+        The same one where it is short enough; else without the footnotes of the rows left out, and
+        without columns that hold nothing in the others.
     """
     total = len(grid.rows)
     if total <= max_rows:
@@ -254,13 +260,16 @@ def shorten(grid: Grid, max_rows: int = MAX_ROWS) -> Grid:
         which = f"{best}, then {which}" if len(grid.lead) < max_rows else best
         which = f"{best}, one of each global batch first" if len(grid.lead) > max_rows else which
     note = f"{max_rows} of {total} rows are shown: {which}. The CSV file of this table has all."
+    columns = _filled(zip(*(rows[row][0] for row in kept), strict=True), grid.n_left)
+    bold = [(place[row], columns.index(column)) for row, column in grid.bold if row in place]
     return replace(
         grid,
-        rows=[rows[row][0] for row in kept],
+        headers=[grid.headers[column] for column in columns],
+        rows=[[rows[row][0][column] for column in columns] for row in kept],
         marks=[rows[row][1] for row in kept],
         footnotes={mark: text for mark, text in grid.footnotes.items() if mark in used},
         notes=[note, *grid.notes],
-        bold=frozenset((place[row], column) for row, column in grid.bold if row in place),
+        bold=frozenset(bold),
         lead=(),
     )
 

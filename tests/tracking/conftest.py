@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 import psutil
@@ -69,6 +69,7 @@ class FakeTraining:
     run_id: str
     config: RunConfig | None = None
     core_wait_s: float = 0.001
+    task: Literal["next_token", "class"] = "next_token"
 
     def __post_init__(self) -> None:
         self.folder = self.sweep.run(self.run_id)
@@ -81,7 +82,7 @@ class FakeTraining:
             device_type="cpu",
             precision="float32",
             evaluation_every_samples=EVERY * 32,
-            data=DataIdentity("hash", "/data", 1000, 100, 256, task="next_token"),
+            data=DataIdentity("hash", "/data", 1000, 100, 256, task=self.task),
             config=self.config or run_config(),
         ).write(self.folder.config)
         self.status.write(self.folder.status)

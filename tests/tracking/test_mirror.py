@@ -189,6 +189,21 @@ def _check_identity(training, segment, settings) -> None:
         assert metrics[name].get("step_metric") == axis_of(name)
 
 
+def test_classes_are_labels_and_no_tokens(fake_training, mirrored, offline_segments) -> None:
+    training = fake_training("run-a", task="class")
+    training.begin()
+    training.train(range(1, 13))
+    training.end(Status.COMPLETED)
+    assert mirrored(OFFLINE) is None
+    (segment,) = offline_segments(training.folder)
+    assert not [name for row in segment.history for name in row if "tokens_per_s" in name]
+    assert segment.summary["throughput/mean_tokens_per_s"] is None
+    assert segment.summary["throughput/mean_samples_per_s"] > 0
+    steps = [row for row in segment.history if "data/labels" in row]
+    assert len(steps) == 12
+    assert all(row["throughput/samples_per_s"] > 0 for row in steps)
+
+
 def test_times_that_do_not_count_are_not_in_wandb_and_the_reason_is(
     fake_training, mirrored, checked_segments
 ) -> None:

@@ -23,7 +23,6 @@ _ASKED = (
     "gradient_accumulation_steps",
     "global_batch_size",
 )
-_OF_TOKENS = ("tokens_per_s", "tokens_per_s_per_device", "energy_j_per_token")
 
 
 def run_row(folder: RunFolder, status: RunStatus) -> dict[str, Any]:
@@ -104,9 +103,6 @@ def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dic
         row["task"] = config["data"]["task"]
         row["train_samples"] = config["data"].get("train_samples")
     row |= {name: status.summary.get(name) for name in SUMMARY}
-    if row.get("task") in {"class", "other"} and settings["engine.name"] != "command":
-        # Its samples have a target each, which is no token. What a program counts is its own.
-        row |= dict.fromkeys(_OF_TOKENS)
     # What a program was never told must not look as if it had applied.
     settings |= dict.fromkeys(key for key in not_passed if "." in key)
     if "optimizer.learning_rate" in not_passed:

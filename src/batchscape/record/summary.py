@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -10,7 +11,14 @@ from pandas.core.groupby import DataFrameGroupBy
 
 from batchscape.record import noise_scale
 
-__all__ = ["FINAL_FRACTION", "OF_A_WHOLE_CURVE", "SUMMARY", "summarise"]
+__all__ = [
+    "FINAL_FRACTION",
+    "OF_A_WHOLE_CURVE",
+    "OF_TOKENS",
+    "SUMMARY",
+    "counts_tokens",
+    "summarise",
+]
 
 FINAL_FRACTION = 0.1
 """Share of the samples, at the end of a run, that `final_loss` averages over."""
@@ -38,7 +46,8 @@ SUMMARY: dict[str, str] = {
     "exchange_between_nodes_s": "the same between nodes, each rank of a node with its share",
     "gap_pct": "share of the time on the wall between measured optimizer steps: in no step time, "
     "rate or MFU",
-    "tokens_per_s": "tokens over the time in measured optimizer steps, all devices",
+    "tokens_per_s": "tokens over the time in measured optimizer steps, all devices; "
+    "null where samples are no sequences",
     "samples_per_s": "samples over the time in measured optimizer steps, all devices",
     "tokens_per_s_per_device": "the same tokens a second, over data_parallel_size",
     "model_tflops_per_s_per_device": "operations of the model a second and device, in 10^12",
@@ -81,6 +90,9 @@ SUMMARY: dict[str, str] = {
 OF_A_WHOLE_CURVE = ("final_loss", "final_eval_loss", "final_eval_accuracy", "gradient_noise_scale")
 """Figures that a run lacks of which only a prefix was trained."""
 
+OF_TOKENS = ("tokens_per_s", "tokens_per_s_per_device", "energy_j_per_token")
+"""Figures that a run lacks whose samples are no sequences of tokens."""
+
 _OVER_RANKS = (
     "peak_allocated_gib",
     "peak_reserved_gib",
@@ -101,6 +113,22 @@ _OVER_RANKS = (
     "checkpoint_s",
 )
 """Figures that are the maximum over the ranks of the last attempt."""
+
+
+def counts_tokens(config: Mapping[str, Any]) -> bool:
+    """Whether what a run counts as tokens may be called so.
+
+    A sample of `class` or `other` has a target, which is no token; what a program of others counts
+    is its own.
+
+    Parameters
+    ----------
+    config : mapping
+        Content of `config.json`.
+    """
+    data = config["data"] or {}
+    is_program = config["config"]["engine"]["name"] == "command"
+    return is_program or data.get("task") not in {"class", "other"}
 
 
 def summarise(

@@ -17,14 +17,14 @@ from batchscape.errors import DamageError, RecordError
 from batchscape.record.columns import COLUMNS
 from batchscape.record.copies import copies_among
 from batchscape.record.disk import disk_error
-from batchscape.record.files import remove_if_possible, sha256_of
+from batchscape.record.files import read_json, remove_if_possible, sha256_of
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder
 from batchscape.record.gradient_sketch import read_sketch
 from batchscape.record.neighbours import no_runs
 from batchscape.record.notes import fold_notes
 from batchscape.record.reading import open_rows, read_folders, read_sealed
 from batchscape.record.status import RunStatus, StopReason
-from batchscape.record.summary import OF_A_WHOLE_CURVE, summarise
+from batchscape.record.summary import OF_A_WHOLE_CURVE, OF_TOKENS, counts_tokens, summarise
 
 __all__ = ["Tables", "load", "note_rows", "read_table", "seal", "verify_seal", "write_sealed"]
 
@@ -127,6 +127,8 @@ def note_rows(
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         msg = f"the rows of {folder.path} are damaged: they cannot be summarised ({error!r})"
         raise DamageError(msg) from error
+    if not counts_tokens(read_json(folder.config)):
+        status.summary |= dict.fromkeys(OF_TOKENS)
     if status.stop_reason is StopReason.PREFIX:
         status.summary |= dict.fromkeys(OF_A_WHOLE_CURVE)
     status.rows = {table: len(rows) for table, rows in tables.items()}

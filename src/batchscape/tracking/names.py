@@ -140,7 +140,9 @@ def mirrored_names() -> list[str]:
     return [*curves, *DERIVED, *FIGURES.values()]
 
 
-def curve_points(table: str, row: Row, tokens_before: int | None) -> dict[str, Any]:
+def curve_points(
+    table: str, row: Row, tokens_before: int | None, *, counts_tokens: bool = True
+) -> dict[str, Any]:
     """Return what W&B gets of one row: the axes, and a point of each curve that has one there.
 
     Parameters
@@ -151,11 +153,13 @@ def curve_points(table: str, row: Row, tokens_before: int | None) -> dict[str, A
         Values by column.
     tokens_before : int or None
         Tokens up to the optimizer step before, where known; not used for an evaluation.
+    counts_tokens : bool
+        As `record.summary.counts_tokens` has it; without, there are labels and no tokens a second.
     """
     points = {axis: row.get(axis) for axis in AXES}
     points |= {name: row.get(column) for column, name in CURVES[table].items()}
     if table == "steps":
-        points |= _derived(row, tokens_before)
+        points |= _derived(row, tokens_before, counts_tokens=counts_tokens)
     return _plain(points)
 
 
@@ -170,7 +174,7 @@ def figure_points(summary: Row) -> dict[str, Any]:
     return _plain({name: summary.get(figure) for figure, name in FIGURES.items()})
 
 
-def _derived(row: Row, tokens_before: int | None) -> dict[str, Any]:
+def _derived(row: Row, tokens_before: int | None, *, counts_tokens: bool) -> dict[str, Any]:
     tokens, samples, step_time_s = (
         row.get(name) for name in ("tokens", "global_batch_size", "step_time_s")
     )
@@ -178,7 +182,7 @@ def _derived(row: Row, tokens_before: int | None) -> dict[str, Any]:
     if tokens is not None and tokens_before is not None:
         points["data/labels"] = tokens - tokens_before
     if step_time_s is not None and not _is_missing(step_time_s) and step_time_s > 0:
-        if "data/labels" in points:
+        if "data/labels" in points and counts_tokens:
             points["throughput/tokens_per_s"] = points["data/labels"] / step_time_s
         if samples is not None:
             points["throughput/samples_per_s"] = samples / step_time_s

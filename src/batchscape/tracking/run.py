@@ -43,7 +43,7 @@ from batchscape.record.folder import RunFolder
 from batchscape.record.objective import objective_of
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status, StopReason
-from batchscape.record.summary import SUMMARY
+from batchscape.record.summary import SUMMARY, counts_tokens
 from batchscape.record.tables import read_table, verify_seal
 from batchscape.record.tail import Tail
 from batchscape.record.timing import TIMES, VERDICT, timed_figures, why_run_untimed
@@ -145,6 +145,7 @@ class WandbRun:
         state.name, state.group = label.name, label.group
         self._last_step = state.last_step
         self._tokens: int | None = 0
+        self._counts_tokens = counts_tokens(read_json(folder.config))
         self._may_add_figures = False
         self._define_axes()
 
@@ -235,7 +236,7 @@ class WandbRun:
             # A resumed run writes again what came after its checkpoint.
             if step <= self._last_step:
                 continue
-            points = curve_points(table, row, tokens_before)
+            points = curve_points(table, row, tokens_before, counts_tokens=self._counts_tokens)
             if times is not None and step in times:
                 points[_TIMESTAMP] = times[step]
             self._run.log(points, step=step)

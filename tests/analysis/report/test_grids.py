@@ -101,14 +101,16 @@ def test_the_terminal_sets_the_best_in_bold() -> None:
 def test_a_long_table_is_shortened_and_says_so() -> None:
     n = 3000
     grid = Grid(
-        headers=["cell", "loss"],
-        rows=[[f"cell {i}", str(i)] for i in range(n)],
+        headers=["cell", "seldom", "loss"],
+        rows=[[f"cell {i}", "1" if i == 20 else MISSING, str(i)] for i in range(n)],
         marks=[[f"m{i}"] if i % 2 else [] for i in range(n)],
         footnotes={f"m{i}": f"reason {i}" for i in range(1, n, 2)},
         notes=["a definition"],
-        bold={(5, 1), (2999, 1)},
+        bold={(5, 2), (2999, 2)},
     )
+    assert list(shorten(grid).headers) == ["cell", "seldom", "loss"]
     short = shorten(grid, 10)
+    assert list(short.headers) == ["cell", "loss"]
     assert [row[0] for row in short.rows] == [*(f"cell {i}" for i in range(9)), "cell 2999"]
     assert {short.rows[row][column] for row, column in short.bold} == {"5", "2999"}
     assert short.footnotes == {f"m{i}": f"reason {i}" for i in (1, 3, 5, 7, 2999)}

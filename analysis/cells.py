@@ -63,6 +63,8 @@ _DATA = "data.manifest_hash"
 RATE = "optimizer.learning_rate"
 _SCALED = "learning_rate"
 """What a rule made of it for the global batch; a setting only where there is such a rule."""
+_UNITS = {"gib": "GiB", "s": "s"}
+"""Units that names of settings end with."""
 _LONG = 40
 """Letters of a value that a table has room for."""
 _MOST_NAMED = 3
@@ -318,7 +320,8 @@ def setting_label(name: str) -> str:
     group, _, leaf = name.rpartition(".")
     if leaf == "name":
         return group or name
-    label = leaf.replace("_", " ")
+    head, _, last = leaf.rpartition("_")
+    label = (f"{head} ({_UNITS[last]})" if head and last in _UNITS else leaf).replace("_", " ")
     # A rule is called after the setting that it changes.
     is_rule = group == "scaling" and leaf != "reference_global_batch_size"
     return f"scaling of the {label}" if is_rule else label

@@ -270,7 +270,7 @@ def test_the_report_shows_it(limited: Any) -> None:
     assert view.table["n_skipped"].tolist() == [1, 0]
     assert view.table["memory_gib"].tolist() == [0.06, 0.5]
     first, second = section.answer
-    assert "memory limit gib 0.06: micro-batch 8 is the last that fit, 16 the first" in first
+    assert "memory limit (GiB) 0.06: micro-batch 8 is the last that fit, 16 the first" in first
     assert "not identified: none ran out of memory, up to micro-batch 32" in second
     # 0.015 of weights, gradients and state, 0.005 of gradients, 0.0021 a sample.
     peak = 3 * 0.005 + 0.005 + 0.0021 * 8
@@ -278,7 +278,7 @@ def test_the_report_shows_it(limited: Any) -> None:
     assert view.table["margin_gib"].iloc[0] == pytest.approx(0.06 - peak)
     assert f"{(0.06 - peak) * 1024:.3g} of 61.4 MiB" in first
     text = to_markdown(view.grid)
-    assert "| memory limit gib 0.06 | 1 | 8 | 16 |" in text
+    assert "| memory limit (GiB) 0.06 | 1 | 8 | 16 |" in text
     (picture,) = section.pictures
     assert picture.name == "memory_frontier"
     notes = find_notes(cells, {})
@@ -296,7 +296,7 @@ def test_a_sweep_that_looked_for_no_end_has_no_section(build: Callable[..., Any]
 def test_recommendations_stay_within_the_frontier(limited: Any) -> None:
     tables = load(limited.path)
     found = {e.label: e for e in evidence_of(find_cells(tables.runs), tables)}
-    small, large = found["memory limit gib 0.06"], found["memory limit gib 0.5"]
+    small, large = found["memory limit (GiB) 0.06"], found["memory limit (GiB) 0.5"]
     assert (small.device_memory_gib, large.device_memory_gib) == (0.06, 0.5)
     for evidence, most in ((small, 8), (large, 32)):
         chosen = recommend(evidence, Needs())

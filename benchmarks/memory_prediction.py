@@ -44,7 +44,6 @@ from batchscape.plan.expand import SweepCells
 from batchscape.plan.machine import Machine
 from batchscape.plan.memory import memory_key, predict_memories, predict_memory
 from batchscape.plan.table import write_plan
-from batchscape.record.environment import environment
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.tables import read_table
@@ -296,13 +295,12 @@ def save(  # noqa: PLR0917  (a file has as many parts)
     options: argparse.Namespace,
 ) -> None:
     """Write what was measured; of a CUDA device as the other parts of `make gpu` do."""
-    if device_type == "cuda":
-        sys.path.append(str(HERE / "gpu"))
-        from results import save as save_of_device
+    sys.path.append(str(HERE / "gpu"))
+    import results
 
-        save_of_device(options.name, rows)
+    if device_type == "cuda":
+        results.save(options.name, rows)
         return
-    git = environment()["batchscape_git"] or {"revision": None}
     result = {
         "part": options.name,
         "device": machine.cpu_name,
@@ -310,7 +308,7 @@ def save(  # noqa: PLR0917  (a file has as many parts)
         "torch": torch.__version__,
         "python": platform.python_version(),
         "date": datetime.now(UTC).date().isoformat(),
-        "commit": git["revision"],
+        "commit": results.commit(),
         "cells": {"part": options.part, "seed": options.seed, "families": options.family},
         "predictions_sha256": digest,
         "prediction_s": prediction_s,

@@ -179,6 +179,13 @@ class Cells:
         found = [name for name, what in affects.items() if what is None or what & Affects.COST]
         return _essential(self.table, found)
 
+    def by_cost(self) -> Cells:
+        """Sort the runs into cells that differ in memory or time; each is the first of its own."""
+        kept, table = self.costly(), self.table.reset_index()
+        first = table.groupby([*GEOMETRY, *kept], dropna=False, sort=False)["cell"]
+        cells = self.runs["cell"].map(first.transform("first"))
+        return replace(self, runs=self.runs.assign(cell=cells), contexts=kept)
+
     def unshown(self) -> list[str]:
         """Return the settings that vary only together with those shown."""
         return [name for name in self.settings if name not in (*self.shown, _SCALED)]

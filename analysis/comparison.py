@@ -144,10 +144,12 @@ def valid_figures(runs: pd.DataFrame) -> pd.DataFrame:
     names = [quantity.name for quantity in QUANTITIES]
     completed = runs[runs["status"].eq("completed")]
     found = completed.reindex(columns=names)
+    if len(texts := found.select_dtypes(object).columns):
+        found[texts] = found[texts].apply(pd.to_numeric)
     figures = found.to_numpy(dtype=float, na_value=np.nan, copy=True)
     figures[~np.isfinite(figures)] = np.nan
     times = np.array([quantity.kind == "time" for quantity in QUANTITIES])
-    valid = completed["timing_valid"].to_numpy(dtype=bool)
+    valid = completed["timing_valid"].eq(True).fillna(value=False).to_numpy(dtype=bool)
     figures[np.ix_(~valid, times)] = np.nan
     # What a whole training takes, a prefix does not tell.
     prefix = is_prefix(completed).to_numpy(dtype=bool)

@@ -19,9 +19,9 @@ from batchscape.drawing import Drawing, draw, paper_style
 from batchscape.errors import AnalysisError
 
 
-def made(title: str = "loss") -> Figure:
+def made(title: str = "loss", height: float = 2.5) -> Figure:
     with paper_style():
-        figure = Figure(figsize=(3.5, 2.5), layout="constrained")
+        figure = Figure(figsize=(3.5, height), layout="constrained")
         axes = figure.subplots()
         axes.plot([1, 2, 3], [3, 2, 1])
         axes.set_title(title)
@@ -46,13 +46,14 @@ def test_the_other_process_draws_what_this_one_would() -> None:
 
 def test_the_picture_shows_what_matplotlib_itself_would_draw() -> None:
     with paper_style():
-        figure, own = made(), BytesIO()
+        figure, own = made(height=2.9), BytesIO()  # a height that is none in floating point
         shown = pixels(draw(figure).png)
         figure.savefig(own, format="png", dpi=200)
     whole = pixels(own.getvalue())[..., :3]
-    apart, ink = np.abs(shown - whole).mean(), (1 - whole).mean()
-    assert apart < ink / 2  # edges are smoothed otherwise
-    assert np.abs(np.roll(shown, 2, axis=0) - whole).mean() > ink
+    assert shown.shape == whole.shape
+    near = (1 - whole).mean() / 2  # edges are smoothed otherwise
+    assert np.abs(shown - whole).mean() < near
+    assert np.abs(np.roll(shown, 2, axis=0) - whole).mean() > near
 
 
 def test_letters_that_the_small_font_lacks_are_drawn_too(
@@ -87,6 +88,26 @@ def test_a_process_that_is_killed_is_an_error_and_not_a_wait() -> None:
         drawing.begin("second", made())
         with pytest.raises(AnalysisError, match="ended by itself, code -9"):
             drawing.drawn("second")
+
+
+def test_an_error_leaves_no_temporary_folder(tmp_path: Path) -> None:
+    program = (
+        "import sys; from batchscape.drawing import Drawing\n"
+        "from matplotlib.figure import Figure\n"
+        "with Drawing() as drawing:\n"
+        "    drawing.begin('one', Figure()); drawing.drawn('one')\n"
+        "    for number in range(50): drawing.begin(str(number), Figure())\n"
+        "    sys.exit('an error')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.strip()) == (1, "an error")
+    assert not list(tmp_path.iterdir())
 
 
 def test_it_ends_with_its_caller(tmp_path: Path) -> None:

@@ -354,3 +354,8 @@ def test_the_critical_batch_is_fitted_to_steps_at_the_best_rates(tmp_path):
             assert row["note"].startswith("not identified: ")
         else:
             assert row["low"] <= row["value"] <= row["high"]
+    rows, compared = critical_batch.found(tmp_path / "swept", 0.01)
+    assert {(row["reached"], row["best_rate"]) for row in rows} == {(0, False)}
+    assert compared == []
+    (tmp_path / "empty").mkdir()
+    assert critical_batch.found(tmp_path / "empty", 3.2) == ([], [])

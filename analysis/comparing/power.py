@@ -91,7 +91,8 @@ def detectable_effects(cells: Cells, reaches: pd.DataFrame | None = None) -> pd.
     DataFrame
         One row a context and quantity: `context` (label), `quantity`, `n` (seeds, or seeds and
         repeats for times), `cells`, `spread` (of a paired difference, or of runs where unpaired),
-        `paired`, `detectable`, and `unit` (`nats`, or `%`: a ratio, of time or steps).
+        `paired`, `detectable`, `unit` (`nats`, or `%`: a ratio, of time or steps), `run_ids` and
+        `sweep_dirs`.
     """
     figures = _figures(cells, reaches)
     contexts = labels_of(cells, cells.runs.loc[figures.index], cells.contexts)
@@ -118,6 +119,8 @@ _COLUMNS = {
     "paired": "bool",
     "detectable": "float64",
     "unit": "object",
+    "run_ids": "object",
+    "sweep_dirs": "object",
 }
 
 
@@ -144,7 +147,8 @@ def _row(own: pd.DataFrame, quantity: str, block: str, unit: str) -> dict[str, o
     values = own[quantity].astype(float)
     is_ratio = quantity in _RATIOS
     values = logarithm(values) if is_ratio else values
-    whole = _whole_blocks(values, own[block], own[unit])
+    whole, used = _whole_blocks(values, own[block], own[unit])
+    behind = own[used]
     n, count = whole.shape
     if n < 2:
         return None
@@ -163,22 +167,28 @@ def _row(own: pd.DataFrame, quantity: str, block: str, unit: str) -> dict[str, o
         "paired": paired,
         "detectable": 100 * math.expm1(effect) if is_ratio else effect,
         "unit": "%" if is_ratio else "nats",
+        "run_ids": ";".join(behind["run_id"]),
+        "sweep_dirs": ";".join(behind["sweep_dir"].unique()),
     }
 
 
 def _whole_blocks(
     values: pd.Series[float], blocks: pd.Series[str], units: pd.Series[str]
-) -> NDArray[np.float64]:
-    """Return the mean of each block and unit, shape (blocks, units), of blocks with every unit."""
-    known = values.notna() & blocks.notna() & units.notna()
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return the mean of each block and unit, shape (blocks, units), and which values are in it.
+
+    Blocks without a value of every unit are left out.
+    """
+    known = (values.notna() & blocks.notna() & units.notna()).to_numpy(dtype=bool)
     row, rows = pd.factorize(blocks[known], sort=True)
     column, columns = pd.factorize(units[known], sort=True)
     sums, counts = np.zeros((2, len(rows), len(columns)))
     np.add.at(sums, (row, column), values[known].to_numpy(dtype=np.float64))
     np.add.at(counts, (row, column), 1)
-    whole = counts.all(axis=1)
-    table: NDArray[np.float64] = sums[whole] / counts[whole]
-    return table
+    whole: NDArray[np.bool_] = counts.all(axis=1)
+    used = known.copy()
+    used[known] = whole[row]
+    return sums[whole] / counts[whole], used
 
 
 _legendre = cache(np.polynomial.legendre.leggauss)

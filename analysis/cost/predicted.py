@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label
+from batchscape.analysis.cells import GEOMETRY, Cells
 from batchscape.analysis.comparison import valid_figures
 
 __all__ = ["PREDICTED", "compare_predictions", "prediction_errors"]
@@ -22,13 +22,15 @@ def compare_predictions(cells: Cells) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row a cell, figure and method of prediction: `cell`, the geometry, `geometry` (its
-        label), `figure` (a name of `PREDICTED`), `method`, `predicted`, `low` and `high` (means
-        over the runs, which may know more one after the other), `measured` (mean; memory without
-        cuBLAS's workspace), `n` (runs), `error_pct` (100 x (predicted / measured - 1)), `n_ranged`
-        and `n_within` (runs whose prediction had a range, and of those the ones that measured
-        within it) and `run_ids`.
+        One row a cell, figure and method of prediction; cells that differ only in what decides
+        neither memory nor time are one: `cell` (the first of them), the geometry, `label` (it, and
+        settings that decide them), `figure` (a name of `PREDICTED`), `method`, `predicted`, `low`
+        and `high` (means over the runs, which may know more one after the other), `measured` (mean;
+        memory without cuBLAS's workspace), `n` (runs), `error_pct` (100 x (predicted / measured -
+        1)), `n_ranged` and `n_within` (runs whose prediction had a range, and of those the ones
+        that measured within it), `run_ids` and `sweep_dirs`.
     """
+    cells = cells.by_cost()
     figures = valid_figures(cells.runs)
     # What cuBLAS works in is no part of a prediction.
     workspace = pd.to_numeric(cells.runs.reindex(columns=["workspace_gib"])["workspace_gib"])
@@ -46,6 +48,7 @@ def compare_predictions(cells: Cells) -> pd.DataFrame:
             measured=figures[figure],
             cell=cells.runs["cell"],
             run_id=cells.runs["run_id"],
+            sweep_dir=cells.runs["sweep_dir"],
         ).dropna(subset=["value", "measured"])
         runs["ranged"] = runs["low"].notna() & runs["high"].notna()
         runs["within"] = runs["ranged"] & runs["measured"].between(runs["low"], runs["high"])
@@ -65,12 +68,13 @@ def compare_predictions(cells: Cells) -> pd.DataFrame:
                     "n_ranged": int(own["ranged"].sum()),
                     "n_within": int(own["within"].sum()),
                     "run_ids": ";".join(own["run_id"]),
+                    "sweep_dirs": ";".join(own["sweep_dir"].unique()),
                 }
             )
     if not rows:
         return pd.DataFrame(columns=["cell", "figure", "method", "error_pct"])
     table = pd.DataFrame(rows)
-    cuts = cells.table[list(GEOMETRY)].assign(geometry=geometry_label(cells.table))
+    cuts = cells.table[list(GEOMETRY)].assign(label=cells.labels())
     return table.merge(cuts, left_on="cell", right_index=True).sort_values(
         ["figure", "method", "cell"], ignore_index=True
     )
@@ -88,7 +92,7 @@ def prediction_errors(table: pd.DataFrame) -> pd.DataFrame:
     -------
     DataFrame
         One row a figure and method: `figure`, `method`, `cells`, `runs`, `median_error_pct` and
-        `worst_error_pct` (of the absolute errors of cells), `worst` (its geometry), `n_ranged`
+        `worst_error_pct` (of the absolute errors of cells), `worst` (its label), `n_ranged`
         and `n_within` (runs).
     """
     rows = []
@@ -102,7 +106,7 @@ def prediction_errors(table: pd.DataFrame) -> pd.DataFrame:
                 "runs": own["n"].sum(),
                 "median_error_pct": errors.median(),
                 "worst_error_pct": errors.max(),
-                "worst": own["geometry"].iloc[errors.argmax()],
+                "worst": own["label"].iloc[errors.argmax()],
                 "n_ranged": own["n_ranged"].sum(),
                 "n_within": own["n_within"].sum(),
             }

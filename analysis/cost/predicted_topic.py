@@ -89,7 +89,7 @@ def _table(table: pd.DataFrame) -> TableView:
     grid = columns_grid(
         [
             ("figure", table["figure"].map(PREDICTED)),
-            ("geometry", table["geometry"]),
+            ("geometry", table["label"]),
         ],
         [
             ("predicted [range]", map(predicted, records)),
@@ -100,8 +100,9 @@ def _table(table: pd.DataFrame) -> TableView:
             ("by", table["method"]),
         ],
         notes=[
-            "Predicted before the run began; measured: by runs that had ended, of the same cell "
-            "too. "
+            "Cells that differ only in what decides neither memory nor time, such as the learning "
+            "rate, are one. Predicted before the run began; measured: by runs that had ended, of "
+            "the same cell too. "
             "error: of the prediction, in percent of what was measured. Times: of runs whose times "
             "are valid. Memory: without cuBLAS's workspace."
         ],

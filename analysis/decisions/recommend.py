@@ -174,7 +174,7 @@ def recommend(evidence: Basis, needs: Needs) -> Recommendation:
         chosen=chosen,
         reasons=[
             *reasons_for(evidence, rows, chosen, memory, needs.memory_gib is not None),
-            *_on_deadline(chosen, needs.deadline_s),
+            *_on_deadline(chosen, best, needs.deadline_s),
         ],
         regret=_regret(compared, chosen),
         costliest=_costliest(compared, chosen),
@@ -317,14 +317,20 @@ def _best(pool: pd.DataFrame, deadline_s: float | None) -> tuple[pd.Series[Any],
     return fastest, ["THE DEADLINE IS NOT MET by any geometry measured; this is the fastest"]
 
 
-def _on_deadline(chosen: pd.Series[Any], deadline_s: float | None) -> list[str]:
+def _on_deadline(
+    chosen: pd.Series[Any], best: pd.Series[Any], deadline_s: float | None
+) -> list[str]:
     """Say that a deadline is met; `_best` warns of one that is not, or may not be."""
     if deadline_s is None or not chosen["time_high_s"] <= deadline_s or not chosen["n_seeds"]:
         return []
-    high = duration_text(chosen["time_high_s"])
+    high, source = duration_text(chosen["time_high_s"]), chosen["source"]
+    met = "met" if source == "measured" else "predicted to be met"
+    by = "device-hours decided"
+    if chosen.name != best.name:
+        by += ", and the largest micro-batch among cuts that nothing tells from the cheapest"
     return [
-        f"The deadline of {duration_text(deadline_s)} is met: the time's interval ends at {high}. "
-        "Among the measured geometries that are sure to meet it, device-hours decided."
+        f"The deadline of {duration_text(deadline_s)} is {met}: the time's interval ends at {high}."
+        f" Among the {source} geometries whose interval ends in time, {by}."
     ]
 
 

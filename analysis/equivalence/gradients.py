@@ -143,7 +143,7 @@ def gradient_error_table(errors: pd.DataFrame) -> pd.DataFrame:
     DataFrame
         Indexed by `cell`: `precision`; for `relative_error` and `relative_difference` each the
         mean over runs of different seeds, `_low` and `_high` (95 % t-interval, missing below
-        three seeds), `_max` and `_n`; `buckets`, `run_ids` and `reference_run_ids`.
+        three seeds), `_max` and `_n`; `buckets`, `run_ids`, `reference_run_ids` and `sweep_dirs`.
     """
     groups = errors.groupby("cell")
     table = pd.DataFrame({"precision": groups["precision"].first()})
@@ -161,6 +161,7 @@ def gradient_error_table(errors: pd.DataFrame) -> pd.DataFrame:
     table["run_ids"] = groups["run_id"].agg(" ".join)
     references = errors["reference_run_id"].fillna("")
     table["reference_run_ids"] = references.groupby(errors["cell"]).agg(" ".join).str.strip()
+    table["sweep_dirs"] = groups["sweep_dir"].agg(lambda own: ";".join(own.unique()))
     return table
 
 

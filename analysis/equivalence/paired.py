@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -36,6 +36,7 @@ MARGINS = {"measure.equivalence_margin": 0.005, "measure.equivalence_margin_step
 """Margins of runs that state none: the defaults of the settings."""
 
 _NUMBERS = ("difference", "margin", "margin_reference", "value_reference")
+_TEXTS = ("run_id", "run_id_reference", "sweep_dir", "sweep_dir_reference")
 
 _NEVER = ("diverged", "censored")
 """Outcomes of runs that reached no target within their budget."""
@@ -61,7 +62,8 @@ def paired_differences(cells: Cells, reaches: pd.DataFrame | None = None) -> pd.
         `trajectory_id`, `quantity`, `target_loss` (NaN for losses), `value`, `value_reference`,
         `difference` (NaN where neither has a value, or both are infinite), `margin` and
         `margin_reference` (as the runs state them, NaN where they do not), `is_prefix` (whether one
-        of them has no whole curve, and so no value), `sweep_dir`, `run_id` and `run_id_reference`.
+        of them has no whole curve, and so no value), `sweep_dir`, `run_id`, and both of the
+        reference (`..._reference`).
 
     Raises
     ------
@@ -75,7 +77,7 @@ def paired_differences(cells: Cells, reaches: pd.DataFrame | None = None) -> pd.
     rows = pd.concat(values, ignore_index=True)
     keys = ["reference", "trajectory_id", "quantity", "target_loss"]
     own = rows["cell"] == rows["reference"]
-    shared = ["value", "margin", "run_id", "is_prefix"]
+    shared = ["value", "margin", "sweep_dir", "run_id", "is_prefix"]
     base = rows.loc[own, [*keys, *shared]].rename(
         columns={name: f"{name}_reference" for name in shared}
     )
@@ -112,7 +114,7 @@ def judge_equivalence(
         `low`, `high` ((1 - 2 `ALPHA`) t-interval), `bootstrap_low`, `bootstrap_high`, `margin`,
         `margin_stated` (in the config of every run), `verdict`, `reason`, `p_equivalent`,
         `p_different`, `smallest_margin`, `detectable_margin`, `seed_sd` (between the values of
-        the reference), `n_seeds`, `run_ids` and `reference_run_ids`.
+        the reference), `n_seeds`, `run_ids`, `reference_run_ids` and `sweep_dirs`.
 
     Raises
     ------
@@ -124,7 +126,7 @@ def judge_equivalence(
         msg = f"pairs lack columns: {', '.join(sorted(missing))}"
         raise AnalysisError(msg)
     columns = ("reference", "target_loss", "margin", "margin_reference", "value_reference")
-    wanted = [*pairs.columns, *columns, "run_id", "run_id_reference", "is_prefix"]
+    wanted = [*pairs.columns, *columns, *_TEXTS, "is_prefix"]
     pairs = pairs.reindex(columns=list(dict.fromkeys(wanted)))
     keys = ["cell", "reference", "quantity", "target_loss"]
     number = pairs.groupby(keys, dropna=False).ngroup().to_numpy()
@@ -132,7 +134,7 @@ def judge_equivalence(
     starts = np.flatnonzero(np.diff(np.sort(number), prepend=-1))
     numbers = {name: pairs[name].to_numpy(dtype=float) for name in _NUMBERS}
     short = pairs["is_prefix"].eq(True).to_numpy(dtype=bool)
-    texts = {name: pairs[name].to_numpy(dtype=object) for name in ("run_id", "run_id_reference")}
+    texts = {name: pairs[name].to_numpy(dtype=object) for name in _TEXTS}
     heads = pairs[keys].iloc[starts].to_dict("records")
     rows = []
     ends = np.append(starts, len(pairs))[1:]
@@ -261,11 +263,12 @@ def _judged(
         "n_seeds": len(finite),
         "run_ids": _joined(own["run_id"][kept]),
         "reference_run_ids": _joined(own["run_id_reference"][kept]),
+        "sweep_dirs": _joined(dict.fromkeys([*own["sweep_dir"], *own["sweep_dir_reference"]]), ";"),
     }
 
 
-def _joined(names: NDArray[Any]) -> str:
-    return " ".join(name for name in names if isinstance(name, str))
+def _joined(names: Iterable[Any], between: str = " ") -> str:
+    return between.join(name for name in names if isinstance(name, str))
 
 
 def _default_margin(quantity: str) -> float:

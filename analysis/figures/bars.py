@@ -6,7 +6,6 @@ Cells that differ only in what decides neither memory nor time, such as the lear
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from textwrap import fill
 from typing import Any
 
@@ -17,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label
+from batchscape.analysis.cells import Cells, geometry_label
 from batchscape.analysis.commands import untimed_cells
 from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.cost.table import MEMORY_PHASES
@@ -60,7 +59,7 @@ def draw_memory(cells: Cells, look: Mapping[str, Look]) -> Figure | None:
         None where no completed run has such a figure.
     """
     phases = list(MEMORY_PHASES)[:4]
-    cells = _by_cost(cells)
+    cells = cells.by_cost()
     figures, shown = _shown(cells, phases)
     colours = _colours(cells, look)
     if not shown:
@@ -86,7 +85,7 @@ def draw_step_time(cells: Cells, look: Mapping[str, Look]) -> Figure | None:
     Parameters and result are those of `draw_memory`.
     """
     phases = list(_TIME_PHASES)
-    cells = _by_cost(cells)
+    cells = cells.by_cost()
     figures, shown = _shown(cells, ["step_time_s"])
     colours = _colours(cells, look)
     if not shown:
@@ -112,7 +111,7 @@ def draw_processor_time(cells: Cells, look: Mapping[str, Look]) -> Figure | None
 
     Parameters and result are those of `draw_memory`.
     """
-    cells = _by_cost(cells)
+    cells = cells.by_cost()
     own = untimed_cells(cells.runs)
     own = own.assign(value=pd.to_numeric(own.reindex(columns=[_SPENT])[_SPENT]).astype(float))
     own = own.dropna(subset="value")
@@ -137,12 +136,15 @@ def draw_throughput(cells: Cells, look: Mapping[str, Look]) -> Figure | None:
 
     Parameters and result are those of `draw_memory`.
     """
-    cells = _by_cost(cells)
+    cells = cells.by_cost()
     figures, shown = _shown(cells, ["tokens_per_s", "samples_per_s"])
     colours = _colours(cells, look)
     if not shown:
         return None
-    name = "samples_per_s" if figures["tokens_per_s"].isna().all() else "tokens_per_s"
+    has = figures[figures["cell"].isin(shown)].groupby("cell")[["tokens_per_s", "samples_per_s"]]
+    tokens, samples = (count > 0 for _, count in has.count().items())
+    # All bars have one unit, which each must have.
+    name = "tokens_per_s" if (tokens | ~samples).all() else "samples_per_s"
     figure, axes = _rows(cells, shown)
     for position, cell in enumerate(shown):
         values = figures.loc[figures["cell"] == cell, name]
@@ -151,13 +153,6 @@ def draw_throughput(cells: Cells, look: Mapping[str, Look]) -> Figure | None:
         _draw_runs(axes, values, position, cells, cell)
     axes.set_xlabel(f"{name.removesuffix('_per_s')}/s, all devices")
     return figure
-
-
-def _by_cost(cells: Cells) -> Cells:
-    """Sort the runs into cells that differ in memory or time; each is the first of its own."""
-    kept, table = cells.costly(), cells.table.reset_index()
-    first = table.groupby([*GEOMETRY, *kept], dropna=False, sort=False)["cell"].transform("first")
-    return replace(cells, runs=cells.runs.assign(cell=cells.runs["cell"].map(first)), contexts=kept)
 
 
 def _shown(cells: Cells, names: Sequence[str]) -> tuple[pd.DataFrame, list[int]]:

@@ -97,12 +97,15 @@ def _section(
         warnings += [f"{prefix}Left out of exponent and laws: {left}."] if left else []
     untuned = tuning_warning(table) if value == STEPS else None
     warnings = [*([untuned] if untuned else []), *warnings]
+    full = _full(best, table)
     shown = pd.concat([law.table.assign(group=group) for group, law in laws.items()])
+    behind = full.reindex(columns=["group", "run_ids", "sweep_dirs"]).dropna().groupby("group")
+    shown = shown.merge(behind.agg(";".join).reset_index(), on="group", how="left")
     tables = [
         TableView(
             "learning_rates",
             _title(best, value),
-            _full(best, table),
+            full,
             _grid(best, [labels[group] for group in best["group"]], value),
         ),
         TableView(

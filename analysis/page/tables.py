@@ -95,9 +95,9 @@ class RunIndex:
     def of_row(self, row: Mapping[Any, Any]) -> list[int]:
         """Find the runs of a row: by the ids it has, else by its geometry and settings.
 
-        None where that is not sure: where an id is that of runs of several folders and the row
-        does not say of which (it may be of several), or where cells of several settings have its
-        geometry.
+        None where that is not sure: where an id is that of runs of several folders, and the row
+        neither has it as often nor says of which (it may be of several), or where cells of several
+        settings have its geometry.
         """
         named = [row[name] for name in row if str(name).endswith(_ID_COLUMNS)]
         texts = [text for text in named if isinstance(text, str)]
@@ -114,15 +114,14 @@ class RunIndex:
             return []
         return [position for cell in alike for position in self.of_cell[cell]]
 
-    def _of_ids(self, run_ids: Iterable[str], row: Mapping[Any, Any]) -> list[int]:
+    def _of_ids(self, run_ids: list[str], row: Mapping[Any, Any]) -> list[int]:
         told = [row[name] for name in ("sweep_dir", "sweep_dirs") if name in row]
         folders = {folder for text in told for folder in str(text).split(";")}
-        behind = [self._of_id.get(run_id, {}) for run_id in run_ids]
-        if not told and any(len(own) > 1 for own in behind):
+        behind = {run_id: self._of_id.get(run_id, {}) for run_id in run_ids}
+        if not told and any(run_ids.count(run_id) < len(own) for run_id, own in behind.items()):
             return []
-        return sorted(
-            {p for own in behind for folder, p in own.items() if not told or folder in folders}
-        )
+        found = (item for own in behind.values() for item in own.items())
+        return sorted({place for folder, place in found if not told or folder in folders})
 
 
 def _cut(parts: Iterable[Any]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -196,6 +197,7 @@ def _follow(sweeps: Sequence[SweepFolder], server: _Server) -> None:
                 server.shown = replace(server.shown, note=problem)
             else:
                 drawn, problem = ended, ""
+                gc.collect()  # which a command does at a million objects
                 page = round(time.time() * 1000)
                 server.shown = replace(server.shown, page=page, note="", files=files)
             next_page_s = time.monotonic() + _PAUSES * (time.process_time() - began_s)

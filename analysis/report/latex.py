@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from textwrap import wrap
 from typing import NamedTuple
 
@@ -263,17 +262,17 @@ def _layout(grid: Grid) -> tuple[_Size, list[_Part]]:
 
 
 def _pages(grid: Grid, part: _Part, size: _Size) -> list[range]:
-    """Part the rows evenly, so that none of the tabulars is higher than a page."""
+    """Fill one page after the other: none is higher than it may be, but for a row that is alone."""
     heads = max(len(_header_lines(grid, column)) for column in part.columns)
     gap = _ROW_GAP_PT if part.broken else 0
-    heights = [
-        size.line * _row_lines(grid, part, row, size.scale) + gap for row in range(len(grid.rows))
-    ]
-    total = sum(heights)
-    count = math.ceil(total / (_HIGHEST_PT - size.line * heads))
-    ends = list(accumulate(heights))
-    cuts = [bisect(ends, total * page / count) for page in range(1, count)]
-    return [range(*ends) for ends in pairwise([0, *cuts, len(heights)])]
+    firsts, used = [0], size.line * heads
+    for row in range(len(grid.rows)):
+        height = size.line * _row_lines(grid, part, row, size.scale) + gap
+        if row > firsts[-1] and used + height > _HIGHEST_PT:
+            firsts.append(row)
+            used = size.line * heads
+        used += height
+    return [range(*ends) for ends in pairwise([*firsts, len(grid.rows)])]
 
 
 def _row_lines(grid: Grid, part: _Part, row: int, scale: float) -> int:

@@ -2,8 +2,8 @@
 
 With 3.2 million parameters it learns Python, until a held-out loss of 2 nats a byte, with global
 batches over two decades and the learning rates around the best of each. Steps are asked for, not
-times: small runs share the device. The sweeps stay in outputs/gpu_critical_batch, and go on there
-where a limit was too short. The limit is that of each of them.
+times: small runs share the device. The sweeps stay in outputs/gpu_critical_batch, in a folder of
+the commit, and go on there where a limit was too short. The limit is that of each of them.
 
     python benchmarks/gpu/critical_batch.py [--limit-s 120] [key=value ...]
 """
@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from results import ROOT, cuda_device, save
+from results import ROOT, commit, cuda_device, save
 from sweep import options_of, runs_of
 
 from batchscape.analysis.learning_rate.choice import at_best_learning_rate
 from batchscape.analysis.targets.crossings import steps_to_target
 from batchscape.analysis.tradeoff.fit import fit_tradeoff
+from batchscape.errors import AnalysisError
 from batchscape.record.folder import SweepFolder
 from batchscape.record.run_row import run_row
 from batchscape.record.status import RunStatus
@@ -59,19 +60,25 @@ GRIDS = {
 def main() -> None:
     options = options_of(__doc__, limit_s=120.0)
     cuda_device()
+    folder = FOLDER / str(commit())
     for name, grid in GRIDS.items():
-        runs_of(FOLDER / name, options.limit_s, *SETTINGS, *grid, *options.settings)
-    save("critical_batch", *found(FOLDER, TARGET))
+        runs_of(folder / name, options.limit_s, *SETTINGS, *grid, *options.settings)
+    save("critical_batch", *found(folder, TARGET))
 
 
 def found(folder: Path, target: float) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return steps to the target by global batch and learning rate, and what is fitted to them.
 
-    Runs that had not ended count as such that did not reach it.
+    Runs that had not ended count as such that did not reach it. A batch that no run reached it
+    with has no best rate, and then nothing is fitted.
     """
-    reaches = steps_to_target(pd.concat(curves(folder), ignore_index=True), [target])
+    known = list(curves(folder))
+    if not known:
+        return [], []
+    reaches = steps_to_target(pd.concat(known, ignore_index=True), [target])
     best = at_best_learning_rate(reaches)
-    rates = best.groupby("global_batch_size")["learning_rate"].first()
+    tried = best.groupby("global_batch_size")["learning_rate"]
+    rates = tried.first().where(tried.nunique() == 1)
     rows = []
     for (size, rate), own in reaches.groupby(["global_batch_size", "learning_rate"]):
         reached = own["steps_to_target"].dropna()
@@ -86,7 +93,11 @@ def found(folder: Path, target: float) -> tuple[list[dict[str, Any]], list[dict[
                 "best_rate": bool(rates[size] == rate),
             }
         )
-    fit = fit_tradeoff(best)
+    try:
+        fit = fit_tradeoff(best)
+    except AnalysisError as error:
+        print(f"nothing is fitted: {error}")
+        return rows, []
     for warning in fit.warnings:
         print(warning)
     estimates = {

@@ -135,6 +135,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         0; 1 if a run failed, ran out of memory or time, or was stopped by others; 2 for bad input
         or a folder that cannot be used; 130 if interrupted.
     """
+    if argv is None:
+        # This process is ours, and its end frees it sooner than the interpreter would.
+        atexit.register(gc.freeze)
+        # What a plan or a report makes is reachable to its end: looking for garbage took long.
+        gc.set_threshold(1_000_000, 20, 100)
     try:
         return _dispatch(list(sys.argv[1:] if argv is None else argv))
     except BatchscapeError as error:
@@ -152,10 +157,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(argv: list[str]) -> int:
-    # What a plan or a report makes is reachable to its end: looking for garbage took long.
-    gc.set_threshold(1_000_000, 20, 100)
-    # The end of the process frees it sooner than the interpreter would.
-    atexit.register(gc.freeze)
     first = argv[0] if argv else "--help"
     if first in {"--help", "-h"}:
         sys.stdout.write(_HELP)

@@ -9,6 +9,7 @@ import atexit
 import gc
 import io
 import pickle
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
 from matplotlib.text import Text
+from pypdfium2 import PdfDocument
 
 from batchscape.errors import AnalysisError
 from batchscape.outgoing import outgoing
@@ -110,8 +112,6 @@ def _make_font() -> None:
 
 def draw(figure: Figure) -> Drawn:
     """Draw a figure, inside `paper_style`; its texts are as they may leave."""
-    from pypdfium2 import PdfDocument
-
     _make_font()
     for text in figure.findobj(Text):
         text.set_text(outgoing(text.get_text()))
@@ -124,7 +124,8 @@ def draw(figure: Figure) -> Drawn:
     figure.savefig(pdf, format="pdf", metadata={"CreationDate": None})
     # Made of the other file, in a third of the time that it takes to draw the figure again.
     with PdfDocument(pdf.getvalue()) as document:
-        picture = document[0].render(scale=_DPI / 72).to_pil()
+        # It rounds sizes up, and those of pages are a little above themselves.
+        picture = document[0].render(scale=_DPI / 72 * (1 - 1e-6)).to_pil()
     picture.convert("RGB").save(png, "png", compress_level=3, dpi=(_DPI, _DPI))
     return Drawn(png.getvalue(), pdf.getvalue())
 
@@ -154,7 +155,7 @@ class Drawing:
         trace: TracebackType | None,
     ) -> None:
         if kind is not None:
-            self._worker.kill()
+            self._worker.terminate()
         self._thread.shutdown(cancel_futures=True)
         with suppress(BrokenPipeError), self._worker:
             pass
@@ -194,6 +195,7 @@ def main() -> None:
     answers, sys.stdout = sys.stdout.buffer, sys.stderr
     gc.set_threshold(1_000_000, 20, 100)
     atexit.register(gc.freeze)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # its temporary folder goes with it
     with paper_style():
         while True:
             try:

@@ -146,6 +146,27 @@ def test_where_no_time_counts_the_processor_time_stands_apart(build: Any) -> Non
     assert "disturbed" not in " ".join(comparison_grid(compare(timed), timed).headers)
 
 
+def test_what_is_not_known_to_be_valid_is_no_time(build: Any) -> None:
+    sweep = build()
+    for seed in range(4):
+        sweep.run((1, 8, 4), seed=seed)
+    runs = find_cells(load(sweep.path).runs).runs
+    some = [True, np.nan, None, False]
+    for told in (
+        pd.Series(some, dtype=object),
+        pd.Series([True, pd.NA, pd.NA, False], dtype="boolean"),
+    ):
+        asked = runs.assign(
+            timing_valid=told.set_axis(runs.index),
+            final_loss=pd.Series(["2.5", None, pd.NA, np.inf], runs.index, dtype=object),
+        )
+        figures = valid_figures(asked)
+        assert figures["step_time_s"].notna().tolist() == [True, False, False, False]
+        assert figures["peak_allocated_gib"].notna().all()
+        assert figures["final_loss"].tolist()[:1] == [2.5]
+        assert figures["final_loss"].isna().tolist() == [False, True, True, True]
+
+
 def test_times_are_the_same_for_all_who_leave_them_out() -> None:
     names = {quantity.name for quantity in QUANTITIES}
     assert {quantity.name for quantity in QUANTITIES if quantity.kind == "time"} == (

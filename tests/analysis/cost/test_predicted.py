@@ -42,7 +42,7 @@ def test_errors_by_hand(build: Any) -> None:
     failed = sweep.run((1, 16, 2), status="failed", reason="it broke")
     write_json(failed.prediction, {"peak_allocated_gib": {"value": 1.0, "method": "fake tensors"}})
     table = compare_predictions(find_cells(load(sweep.path).runs))
-    memory = table[table["figure"] == "peak_allocated_gib"].set_index("geometry")
+    memory = table[table["figure"] == "peak_allocated_gib"].set_index("label")
     assert memory[["n", "n_within"]].loc[
         [cut(1, 32, 1), cut(1, 8, 4), cut(2, 8, 2)]
     ].to_numpy().tolist() == [[2, 0], [2, 2], [2, 2]]
@@ -75,6 +75,22 @@ def test_what_the_report_says_of_them(build: Any) -> None:
     )
     (view,) = section.tables
     assert len(view.grid.rows) == len(view.table) == 2
+
+
+def test_learning_rates_are_no_cells_of_a_prediction_and_optimizers_are(build: Any) -> None:
+    sweep = build()
+    for settings in ({}, {"optimizer__learning_rate": 0.5}, {"optimizer__name": "sgd"}):
+        predict(sweep.run((1, 32, 1), **settings), "peak_allocated_gib", 1.0, 0.1, "fake tensors")
+    cells = find_cells(load(sweep.path).runs)
+    assert len(cells.table) == 3
+    table = compare_predictions(cells)
+    assert sorted(table["n"]) == [1, 2]
+    assert [label.partition(", ")[2] for label in table["label"]] == [
+        "optimizer adamw",
+        "optimizer sgd",
+    ]
+    assert sorted(table["run_ids"].str.count(";")) == [0, 1]
+    assert set(table["sweep_dirs"]) == set(cells.runs["sweep_dir"])
 
 
 def test_times_of_a_busy_machine_judge_no_prediction(build: Any) -> None:

@@ -205,6 +205,24 @@ def test_a_deadline_takes_the_cheapest_that_meets_it():
     assert any("NOT MET" in text for text in never.warnings)
 
 
+def test_a_deadline_says_what_decided():
+    cuts = [(1, 8, 4), (1, 16, 2), (1, 32, 1)]
+    by_hours = recommend(evidence(cuts), Needs(deadline_s=1e5))
+    assert by_hours.reasons[-1].endswith("ends in time, device-hours decided.")
+    tied = recommend(evidence(cuts, noise=0.3), Needs(deadline_s=1e5))
+    assert tied.geometry == (1, 32, 1)
+    rows = tied.candidates[tied.candidates["source"].eq("measured")]
+    assert tied.chosen["device_hours"] > rows["device_hours"].min()
+    assert "and the largest micro-batch among cuts that nothing tells" in tied.reasons[-1]
+    steps = {32: [100, 104, 98], 64: [80, 81, 79], 128: [60, 61, 58]}
+    large = evidence([(1, 16, 2), (1, 32, 1), (1, 64, 2), (2, 32, 1), (2, 64, 1)], steps=steps)
+    beyond = recommend(large, Needs(memory_gib=2.6, deadline_s=1e5))
+    assert beyond.chosen is not None
+    assert beyond.chosen["source"] == "predicted"
+    assert "is predicted to be met" in beyond.reasons[-1]
+    assert "Among the predicted geometries" in beyond.reasons[-1]
+
+
 def test_no_geometry_is_named_without_a_valid_step_time():
     given = evidence([(1, 1, 2), (1, 2, 2)], steps={2: [100.0, 101.0], 4: [90.0, 91.0]})
     table = given.table.drop(columns="peak_allocated_gib").assign(step_time_s=math.nan)

@@ -252,6 +252,18 @@ def test_cells_that_cost_the_same_by_their_settings_are_one_bar(build: Any) -> N
     np.testing.assert_allclose(widths, means)
 
 
+def test_bars_have_the_unit_that_all_cells_have(build: Any) -> None:
+    sweep = build()
+    sweep.run((1, 8, 1), task="class")
+    sweep.run((1, 8, 2))
+    runs = load(sweep.path).runs.sort_values("gradient_accumulation_steps")
+    assert runs["tokens_per_s"].isna().tolist() == [True, False]
+    (axes,) = bar_figure(sweep, draw_throughput).axes
+    assert axes.get_xlabel() == "samples/s, all devices"
+    widths = [bar.get_width() for bar in axes.patches]  # type: ignore[attr-defined]  # rectangles
+    np.testing.assert_allclose(widths, runs["samples_per_s"])
+
+
 def test_times_after_other_warmups_are_other_bars(build: Any) -> None:
     sweep = build()
     for repeat, steps in enumerate((0, 5)):

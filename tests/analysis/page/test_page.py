@@ -202,6 +202,10 @@ def test_rows_open_nothing_that_is_not_sure(build: Any) -> None:
         assert index.of_row({**cut, "hardware": row["hardware"]}) == [position]
         assert index.of_row(cut) == []
         assert index.of_row({"run_id": row["run_id"]}) == []
+    # An id that is there as often as there are runs is of them all.
+    twice = {"run_ids": ";".join(cells.runs["run_id"])}
+    assert cells.runs["run_id"].nunique() == 1
+    assert index.of_row(twice) == [0, 1]
 
 
 def test_a_setting_that_a_cell_lacks_is_known_by_its_absence(build: Any) -> None:

@@ -121,6 +121,30 @@ def test_every_table_fits_the_page(latex: Callable[..., Any], two_columns: bool)
     assert "0.998 [0.898, 1.110]" in paper.text
 
 
+def _tall(words: list[int]) -> Grid:
+    rows = [[f"row{i}. {'steps and samples ' * count}", "open"] for i, count in enumerate(words)]
+    return Grid(headers=["claim", "verdict"], rows=rows, n_left=1)
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=30))
+def test_every_row_is_on_one_page_and_no_page_is_empty(words: list[int]) -> None:
+    tabulars = to_latex(_tall(words)).split(r"\begin{tabular}")[1:]
+    found = [list(map(int, re.findall(r"row(\d+)\.", each))) for each in tabulars]
+    assert all(found)
+    assert [row for each in found for row in each] == list(range(len(words)))
+
+
+def test_rows_of_many_heights_stay_on_their_pages(latex: Callable[..., Any]) -> None:
+    """LaTeX itself measures pages that are as full as they may be."""
+    rng = np.random.default_rng(1)
+    for most in (10, 40, 70):
+        grid = _tall(rng.integers(1, most, size=60).tolist())
+        paper = latex(r"\input{table}", table=to_latex(grid))
+        assert paper.too_wide == []
+        assert "Overfull \\vbox" not in paper.log
+        assert all(f"row{i}." in paper.text for i in range(60))
+
+
 def test_a_table_that_does_not_fit_is_seen(latex: Callable[..., Any]) -> None:
     row = " & ".join(["2.4217"] * 15)
     paper = latex(rf"\noindent\begin{{tabular}}{{{'r' * 15}}}{row}\end{{tabular}}")

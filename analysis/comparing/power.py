@@ -185,7 +185,7 @@ def _whole_blocks(
     sums, counts = np.zeros((2, len(rows), len(columns)))
     np.add.at(sums, (row, column), values[known].to_numpy(dtype=np.float64))
     np.add.at(counts, (row, column), 1)
-    whole: NDArray[np.bool_] = counts.all(axis=1)
+    whole = np.asarray(counts.all(axis=1))
     used = known.copy()
     used[known] = whole[row]
     return sums[whole] / counts[whole], used

@@ -162,8 +162,9 @@ def recommend(evidence: Basis, needs: Needs) -> Recommendation:
     rows = candidates_of(evidence, devices, needs.memory_gib)
     pool, warnings = _pool(rows, evidence, needs, devices, measured)
     warnings += _on_memory(evidence, needs)
-    if pool.empty:
-        return _unnamed(evidence, needs, rows, warnings)
+    alone = _alone(rows, pool)
+    if pool.empty or alone:
+        return _unnamed(evidence, needs, rows, warnings, alone)
     best, late = _best(pool, needs.deadline_s)
     chosen = _by_recipe(pool, best, needs.deadline_s)
     compared = compare_with(rows, chosen).drop(columns="steps_log_of")
@@ -236,12 +237,24 @@ def _on_memory(evidence: Basis, needs: Needs) -> list[str]:
     return found
 
 
+def _alone(rows: pd.DataFrame, pool: pd.DataFrame) -> str:
+    """Name the only cut with a time, and others that completed without one; empty otherwise."""
+    untimed = rows["fits"] & rows["memory_source"].eq("measured") & rows["source"].ne("measured")
+    timed = rows["source"].eq("measured").sum()
+    if timed != 1 or len(pool) != 1 or not untimed.any():
+        return ""
+    others = _named([cut_text(row) for _, row in rows[untimed].iterrows()])
+    return f"{cut_text(pool.iloc[0])} alone has a valid time ({others} completed without one)"
+
+
 def _unnamed(
-    evidence: Basis, needs: Needs, rows: pd.DataFrame, warnings: list[str]
+    evidence: Basis, needs: Needs, rows: pd.DataFrame, warnings: list[str], alone: str
 ) -> Recommendation:
     """Say why no geometry can be named, and what is known without one."""
     again = measured_again(evidence)
-    if not rows["step_time_s"].notna().any():
+    if alone:
+        reason = f"{alone}, so that there is nothing to choose among. {again}"
+    elif not rows["step_time_s"].notna().any():
         reason = f"no valid step time. {again}"
     elif not rows["steps"].map(math.isfinite).any():
         reason = (
@@ -359,11 +372,10 @@ def _regret(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
     else:
         lines = [_best_rival(known), *_costliest(compared, chosen)]
     if len(known) and len(unknown):
-        cuts = ", ".join(cut_text(row) for _, row in unknown.head(3).iterrows())
+        cuts = _named([cut_text(row) for _, row in unknown.iterrows()])
         lines.append(
-            f"Without an interval, which takes {FEWEST} seeds that reach and {FEWEST} valid times, "
-            f"and so not among those that may be faster: {cuts}"
-            f"{f' and {len(unknown) - 3} more' if len(unknown) > 3 else ''}."
+            f"Not compared, which takes {FEWEST} seeds that reach and {FEWEST} valid times, and so "
+            f"not among those that may be faster: {cuts}."
         )
     front = compared[
         compared["on_front"] & compared["fits"] & (compared["times_dearer"] < 1 - 1e-9)
@@ -394,16 +406,26 @@ def _doubt(compared: pd.DataFrame, chosen: pd.Series[Any]) -> str:
     rivals = rivals[rivals["time_s"].map(math.isfinite)]
     if rivals.empty:
         return f"; {_no_rival(compared, chosen)}"
+    known = rivals["times_slower_low"].notna()
     told = (rivals["times_slower_low"] > 1) | (rivals["times_slower_high"] < 1)
-    alike = rivals[~told].sort_values("times_slower")
-    if alike.empty:
-        return ""
+    alike, few = (
+        own.sort_values("times_slower") for own in (rivals[known & ~told], rivals[~known])
+    )
+    doubts = []
     if len(alike) == len(rivals) > 1:
-        return f"; these runs do not tell its time from any of the {len(rivals)} others measured"
-    cuts = [cut_text(row) for _, row in alike.head(_MOST_NAMED).iterrows()]
-    if len(alike) > _MOST_NAMED:
-        cuts.append(f"{len(alike) - _MOST_NAMED} more")
-    return f"; these runs do not tell its time from that of {_joined(cuts)}"
+        doubts.append(
+            f"these runs do not tell its time from any of the {len(rivals)} others measured"
+        )
+    elif len(alike):
+        cuts = _named([cut_text(row) for _, row in alike.iterrows()])
+        doubts.append(f"these runs do not tell its time from that of {cuts}")
+    if len(few):
+        cuts = _named([cut_text(row) for _, row in few.iterrows()])
+        doubts.append(
+            f"too few seeds or valid times to compare it with {cuts} "
+            f"(n = {int(few['times_slower_n'].max())})"
+        )
+    return "".join(f"; {doubt}" for doubt in doubts)
 
 
 def _others(compared: pd.DataFrame, chosen: pd.Series[Any]) -> pd.DataFrame:
@@ -416,18 +438,14 @@ def _no_rival(compared: pd.DataFrame, chosen: pd.Series[Any]) -> str:
     """Say why no other geometry has a time to the target that was measured."""
     if len(_others(compared, chosen)):
         return "no other geometry that fits and has a valid time reached the target"
-    same = (compared[list(FACTORS)] == chosen[list(FACTORS)]).all(axis=1)
-    others = compared[compared["fits"] & ~same]
-    cuts = [cut_text(row) for _, row in others[others["memory_source"].eq("measured")].iterrows()]
-    if not cuts:
-        return "no other geometry that fits was measured"
+    return "no other geometry that fits was measured"
+
+
+def _named(cuts: list[str]) -> str:
+    """Join the first few, and count the others."""
     if len(cuts) > _MOST_NAMED:
-        cuts[_MOST_NAMED:] = [f"{len(cuts) - _MOST_NAMED} more"]
-    return f"no other geometry that fits has a valid time ({_joined(cuts)} completed without one)"
-
-
-def _joined(texts: list[str]) -> str:
-    *head, last = texts
+        cuts = [*cuts[:_MOST_NAMED], f"{len(cuts) - _MOST_NAMED} more"]
+    *head, last = cuts
     return f"{', '.join(head)} and {last}" if head else last
 
 

@@ -66,7 +66,7 @@ def show_recommendation(console: Console, found: Recommendation) -> None:
     grid = candidates_grid(found.candidates, _MAX_ROWS)
     if grid.rows:
         console.print()
-        show(console, grid, "The geometries, measured ones first, and the fastest of those")
+        show(console, grid, "Geometries: those measured, then those predicted, the fastest first")
         for note in grid.notes:
             console.print(note)
 
@@ -99,7 +99,7 @@ def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:
     """Write what `candidates_shown` chooses as texts; the parameters are the same."""
     order = candidates_shown(candidates, max_rows)
     records = order.to_dict("records")
-    more = len(_worth_showing(candidates)) - len(order)
+    more = int((candidates["fits"] & candidates["time_s"].notna()).sum()) - len(order)
     to_target = is_to_target(order)
     return columns_grid(
         [
@@ -131,7 +131,14 @@ def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:
             ),
             "In brackets: 95 % intervals. Times slower and P(faster): against the geometry "
             "recommended. front: of those measured, none is faster and cheaper.",
-            *([f"Of those predicted, {more} slower ones are not shown."] if more else []),
+            *(
+                [
+                    f"{more} more that are predicted, slower or beyond the measured range, are not "
+                    "shown; the CSV file has all."
+                ]
+                if more
+                else []
+            ),
         ],
     )
 

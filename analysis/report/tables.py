@@ -280,12 +280,14 @@ def _counts(comparison: pd.DataFrame) -> list[str]:
 
 def _ratios(comparison: pd.DataFrame) -> list[str]:
     texts = []
-    names = ("throughput_ratio", "throughput_ratio_low", "throughput_ratio_high")
-    for ratio, low, high in zip(*(comparison[name] for name in names), strict=True):
+    names = (*(f"throughput_ratio{part}" for part in ("", "_low", "_high", "_n")), "n_completed")
+    for ratio, low, high, n, usual in zip(*(comparison[name] for name in names), strict=True):
         if pd.isna(ratio):
             texts.append(MISSING)
             continue
         places = 3 if ratio < 10 else 1
         interval = "" if pd.isna(low) else f" [{low:.{places}f}, {high:.{places}f}]"
-        texts.append(f"{ratio:.{places}f}{interval}")
+        text = f"{ratio:.{places}f}{interval}"
+        # The reference has no pairs of its own.
+        texts.append(f"{text} (n={n:.0f})" if ratio != 1 and n != usual else text)
     return texts

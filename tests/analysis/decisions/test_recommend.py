@@ -530,15 +530,21 @@ def test_the_headline_names_what_the_runs_do_not_tell_apart():
     assert "no other geometry that fits was measured" in alone
 
 
-def test_a_geometry_whose_times_are_all_invalid_is_not_said_to_be_unmeasured():
-    made = evidence([(1, 8, 4), (1, 16, 2)], steps={32: STEPS[32]})
-    busy = made.table["micro_batch_size"].eq(8)
-    table = made.table.assign(step_time_s=made.table["step_time_s"].mask(busy))
-    found = recommend(replace(made, table=table), Needs())
-    said = "no other geometry that fits has a valid time (1 x 8 x 4 completed without one)."
-    assert found.geometry == (1, 16, 2)
-    assert found.headline.endswith(f"; {said}")
-    assert found.regret[0] == f"Not identified: {said}"
+def test_the_only_cut_with_a_time_is_not_chosen_among_those_without():
+    made = evidence([(1, 8, 4), (1, 16, 2), (1, 32, 1)], steps={32: STEPS[32]})
+
+    def timed(*micro):
+        busy = ~made.table["micro_batch_size"].isin(micro)
+        table = made.table.assign(step_time_s=made.table["step_time_s"].mask(busy))
+        return recommend(replace(made, table=table), Needs())
+
+    found = timed(16)
+    assert found.geometry is None
+    assert found.why_not.startswith(
+        "not identified: 1 x 16 x 2 alone has a valid time (1 x 8 x 4 and 1 x 32 x 1 completed "
+        "without one), so that there is nothing to choose among. "
+    )
+    assert timed(16, 32).geometry == (1, 32, 1)
 
 
 def test_no_largest_micro_batch_is_named_where_memory_does_not_grow():
@@ -680,7 +686,7 @@ def test_two_seeds_have_no_interval_anywhere():
 def test_a_partly_disturbed_sweep_names_the_command_that_times_the_rest(build):
     sweep = build()
     for seed in (0, 1, 2):
-        for cut, core_wait in (((1, 32, 1), 0.0), ((1, 8, 4), 0.5)):
+        for cut, core_wait in (((1, 32, 1), 0.0), ((1, 16, 2), 0.0), ((1, 8, 4), 0.5)):
             launch = sweep.run(cut, seed=seed, core_wait=core_wait).launch
             write_json(launch, read_json(launch) | {"command": "batchscape sweep a=1"})
     tables = load(sweep.path)
@@ -708,7 +714,8 @@ def test_two_times_quote_no_end_and_say_what_three_would_settle():
     made = evidence([(1, 8, 4), (1, 16, 2), (1, 32, 1)], steps={32: STEPS[32][:2]}, noise=0.2)
     table = made.table[made.table["seed"].lt(2)]
     found = recommend(replace(made, table=table), Needs())
-    assert "do not tell its time from any of the 2 others measured" in found.headline
+    assert "compare it with 1 x 32 x 1 and 1 x 16 x 2 (n = 2)" in found.headline
+    assert "do not tell its time" not in found.headline
     assert found.regret == [
         "Not identified: what a wrong choice would cost; too few seeds or valid times "
         "(n = 2; 3 needed)."

@@ -111,8 +111,8 @@ def test_version(capsys: Captured) -> None:
         (["run", "batch.micro_batch_size=5"], "1 x 4 x 8 = 32"),
         (["run", "data=text", "data.path=/nothing/there"], "/nothing/there"),
         (["report", "nowhere"], "nowhere"),
-        (["status", "nowhere"], "nowhere holds no runs"),
-        (["sync", "nowhere"], "nowhere holds no runs"),
+        (["status", "nowhere"], "nowhere does not exist; a sweep folder"),
+        (["sync", "nowhere"], "nowhere does not exist; a sweep folder"),
         (["status", "nowhere", "--jsn"], "unrecognized arguments: --jsn; did you mean --json?"),
         (["recommend", "nowhere", "--dealine=2h"], "did you mean --deadline?"),
         (["recommend", "nowhere", "--dead", "2h"], "unrecognized arguments: --dead 2h"),
@@ -263,7 +263,7 @@ def test_as_a_module_from_another_folder() -> None:
 
     done = call("plan", "sweeps=fixed_global_batch")
     assert done.returncode == 0, done.stderr
-    assert "Runs: 12. Rejected cells: 6." in done.stdout
+    assert "Runs: 12. Rejected runs: 6." in done.stdout
     failed = call("run", "seed=x")
     assert failed.returncode == 2
     assert failed.stdout == ""
@@ -283,7 +283,7 @@ def test_options_may_stand_anywhere(line: str, tmp_path: Path, capsys: Captured)
     (tmp_path / "sweeps" / "mine.yaml").write_text("# @package _global_\nseed: 3\n")
     arguments = [word.replace("DIR", str(tmp_path)) for word in line.split()]
     assert main(["plan", *arguments]) == 0
-    assert "Runs: 2. Rejected cells: 0." in capsys.readouterr().out
+    assert "Runs: 2. Rejected runs: 0." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("path", ["/home/jürgen/a b", "🐳", "a(1)", "it's", r"a\"b", "ü\\"])

@@ -23,7 +23,7 @@ NAMES = sorted(path.stem for path in SWEEPS.glob("*.yaml"))
 PRODUCT = r"\d+ [a-z- ]+(?: x \d+ [a-z- ]+)*"
 PROMISE = re.compile(
     rf"# .+\? (?P<runs>\d+) runs \((?P<products>{PRODUCT}(?:, then {PRODUCT})?)\)"
-    r"(?:, (?P<rejected>\d+) rejected cells)?\."
+    r"(?:, (?P<rejected>\d+) rejected runs)?\."
 )
 
 

@@ -58,11 +58,11 @@ def accumulation_4_or_8(context: Context) -> ClaimResult | None:
     answer = next((a for a in (CONTRADICTED, OPEN) if a in answers), SUPPORTED)
     deciding = next(contrast for a, contrast in judged if a == answer)
     explanation = (
-        f"In {len(judged)} combinations of devices and global batch, the better of 4 and 8 "
-        f"against the fastest other: {said(deciding, 'ratio')}. Good means slower by less than "
-        "5 %; time alone is compared: whether the cuts train alike is a claim of its own. To be "
-        "contradicted in one of several places is tested at the level over their number, and 4 "
-        "and 8 share the level at which one of them is good."
+        f"In {len(judged)} combination{'s' * (len(judged) > 1)} of devices and global batch, the "
+        f"better of 4 and 8 against the fastest other: {said(deciding, 'ratio')}. Good means "
+        "slower by less than 5 %; time alone is compared: whether the cuts train alike is a claim "
+        "of its own. To be contradicted in one of several places is tested at the level over "
+        "their number, and 4 and 8 share the level at which one of them is good."
     )
     return found(answer, deciding, looked_at, explanation, definition, ratio=True)
 

@@ -26,12 +26,17 @@ from batchscape.record.tables import load
 __all__ = ["MeasuredSteps"]
 
 _FIGURES = ("step_time_s", *TIME_PARTS)
+_WIDEST = 100.0
+"""What peaks of a device tell of a step time is about as wide."""
 _LEAST_OFF = 0.01
 """Of a peak, however near all predictions were: the next model has other kernels."""
 
 
 class MeasuredSteps:
-    """Fits the cost model to runs on one kind of hardware, apart for all that decides their time.
+    """Takes step times from runs on one kind of hardware, apart for all that decides their time.
+
+    A geometry with `FEWEST` runs of its own has the geometric mean of these, with the t-interval of
+    the mean logarithm; others have what the cost model of all these runs gives.
 
     Parameters
     ----------
@@ -69,11 +74,32 @@ class MeasuredSteps:
         -------
         Estimate or None
             With its interval, and the number of runs as `n`; None where fewer than `FEWEST` runs
-            determine it, they give no interval, or it lies outside of what they cover.
+            determine it, they give no interval or one of which the ends are more than `_WIDEST`
+            times apart, or it lies outside of what they cover.
         """
         table = self._tables.get(spec.time_key)
         if table is None or len(table) < FEWEST:
             return None
+        found = self._own(table, geometry) or self._fitted(spec, table, geometry)
+        return found if found is not None and found.high <= _WIDEST * found.low else None
+
+    def _own(self, table: pd.DataFrame, geometry: BatchGeometry) -> Estimate | None:
+        cut = [getattr(geometry, name) for name in FACTORS]
+        times = table.loc[(table[list(FACTORS)] == cut).all(axis=1), "step_time_s"]
+        n = len(times)
+        if n < FEWEST:
+            return None
+        logs = np.log(times.to_numpy(dtype=float))
+        half = stdtrit(n - 1, TWO_SIDED) * logs.std(ddof=1) / math.sqrt(n)
+        value, low, high = np.exp(logs.mean() + np.array([0.0, -half, half])).tolist()
+        method = f"t-interval of the mean logarithm of {n} runs"
+        return Estimate(
+            value, low, high, n, "s", method, "step time of runs of this geometry", None
+        )
+
+    def _fitted(
+        self, spec: RunSpec, table: pd.DataFrame, geometry: BatchGeometry
+    ) -> Estimate | None:
         if spec.time_key not in self._models:
             self._models[spec.time_key] = fit_step_time(table)
         cut = geometry.micro_batch_size, geometry.gradient_accumulation_steps

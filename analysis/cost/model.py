@@ -211,7 +211,7 @@ def _why_not(term: Term, cells: pd.DataFrame) -> str:
 
 def _method(fit: LinearFit, cells: int, runs: int) -> str:
     weighted = "least squares of relative errors" if fit.relative else "least squares"
-    over = f"{weighted} over the means of {cells} cells ({runs} runs)"
+    over = f"{weighted} over the means of {cells} cell{'s' * (cells > 1)} ({runs} runs)"
     if fit.from_repeats:
         return f"{over}, t-interval of {fit.degrees:g} degrees from repeats within cells"
     if fit.degrees > 0:

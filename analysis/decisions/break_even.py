@@ -60,9 +60,9 @@ def break_even_batch(
     independent.
     """
     definition = (
-        f"global batch of least time to target on {devices} devices, growing by {growth}: "
-        f"where S (c0 + c1 B) is least, by {FORMULAS[fit.form]}, the fixed time c0 of a step and "
-        "the time c1 that a sample adds"
+        f"global batch of least time to target on {devices} device{'s' * (devices > 1)}, growing "
+        f"by {growth}: where S (c0 + c1 B) is least, by {FORMULAS[fit.form]}, the "
+        "fixed time c0 of a step and the time c1 that a sample adds"
     )
     method = "linear propagation from the fit of steps and from both times, t quantiles"
 

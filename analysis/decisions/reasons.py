@@ -207,7 +207,10 @@ def measured_again(evidence: Basis) -> str:
     command = for_times(completed, evidence.same_sweeps)
     if command is None:
         return f"{text} Launch them again where that does not hold."
-    return f"{text} On a free machine, the same sweep measures them: {command}"
+    return (
+        f"{text} On a free machine, with a core or device for each rank, the same sweep measures "
+        f"them: {command}"
+    )
 
 
 def _settle(what: str, sweep: str) -> str:

@@ -154,7 +154,10 @@ def view(sweep_dirs: Sequence[Path], port: int, console: Console) -> None:
     try:
         server = _Server((_ADDRESS, port), _Handler)
     except (OSError, OverflowError) as error:
-        msg = f"port {port} of {_ADDRESS} cannot be had ({error}); without --port a free one is"
+        msg = (
+            f"port {port} of {_ADDRESS} cannot be had ({error}); leave out --port, and a free one "
+            "is taken"
+        )
         raise ConfigError(msg) from None
     with server:
         server.shown = _Shown(0, _state(found), _overview(found))

@@ -29,10 +29,11 @@ def rule_of_bold(comparison: pd.DataFrame, cells: Cells) -> str:
     return (
         f"Bold: best in its column among {compared_cells(cells)}, and told from each of them: "
         "two-sided t-tests of differences paired by seed, of which the largest p value counts, "
-        f"below {SIGNIFICANCE:g} after Holm's adjustment for the {count} such comparisons of this "
-        "table (p values: CSV file). Step times are compared at one global batch size, losses "
-        "after equal samples, with the decompositions of one global batch as one candidate (but "
-        "for those of a program of others). Where the best cell has runs that did not complete, "
+        f"below {SIGNIFICANCE:g} after Holm's adjustment for {count} such "
+        f"comparison{'s' * (count > 1)} in this table (p values: CSV file). Step times "
+        "are compared at one global batch size, losses after equal samples, with the "
+        "decompositions of one global batch as one candidate (but for those of a program of "
+        "others). Where the best cell has runs that did not complete, "
         "or is not told from another one, nothing is bold."
     )
 

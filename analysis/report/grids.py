@@ -236,7 +236,7 @@ def shorten(grid: Grid, max_rows: int = MAX_ROWS) -> Grid:
     ----------
     max_rows : int
         Rows to keep: the first of `lead`, those with a bold cell, the first of the others; in the
-        order of the table.
+        order of the table, or of `lead` where all are of it.
 
     Returns
     -------
@@ -250,7 +250,9 @@ def shorten(grid: Grid, max_rows: int = MAX_ROWS) -> Grid:
     marked = {row for row, _ in grid.bold}
     lead = {row: place for place, row in enumerate(grid.lead)}
     first = sorted(range(total), key=lambda row: (lead.get(row, total), row not in marked, row))
-    kept = sorted(first[:max_rows])
+    kept = first[:max_rows]
+    if len(lead) < max_rows:
+        kept.sort()
     rows = grid.marked_rows()
     used = {mark for row in kept for mark in rows[row][1]}
     place = {row: index for index, row in enumerate(kept)}

@@ -115,7 +115,10 @@ def _times(runs: pd.DataFrame) -> Iterator[str]:
             "their losses and memory are valid."
         )
     if (command := for_times(untimed_cells(runs), runs)) is not None:
-        yield f"On a free machine, this measures times where none counts: {command}"
+        yield (
+            "On a free machine, with a core or device for each rank, this measures times where "
+            f"none counts: {command}"
+        )
     waited = pd.to_numeric(runs.reindex(columns=["core_wait_pct"])["core_wait_pct"]).astype(float)
     timed = waited[runs["status"].eq("completed") & runs["timing_valid"]].dropna()
     busy = timed[timed > _FREE_PCT]

@@ -76,7 +76,7 @@ _VERB_HELP = {
 Run every combination of settings. Cells whose geometry cannot be built are rejected with a reason.
 The folder is outputs/NAME: the same command skips runs that have ended and goes on with the
 others; a second one beside it shares the work. What ended by a fault is repeated with --retry.
-Exit code: 0, also with rejected cells; 1 if a run failed; 2 for bad settings; 130 if interrupted.
+Exit code: 0, also with rejected runs; 1 if a run failed; 2 for bad settings; 130 if interrupted.
 
 Examples:
   batchscape sweep sweeps=fixed_global_batch
@@ -95,7 +95,7 @@ Example:
   batchscape run batch.micro_batch_size=8 model=gpt_micro
 """,
     "plan": """\
-Show the runs that `batchscape sweep` would launch with the same arguments, the rejected cells with
+Show the runs that `batchscape sweep` would launch with the same arguments, the rejected runs with
 their reasons, and what runs and sweep will take: step time, device-hours, end, disk. Launches
 nothing and writes nothing but the cache of prepared data.
 
@@ -382,7 +382,7 @@ def _recommend(arguments: list[str]) -> int:
         "that fits, all devices, accumulation for the rest of the global batch, a learning rate "
         "for it; each predicted, measured or computed.",
         epilog="Examples: batchscape recommend outputs/fixed_global_batch --devices 2 --deadline "
-        "2h; batchscape recommend model=gpt2_124m batch.global_batch_size=480 cluster=h100_80g "
+        "2h; batchscape recommend model=gpt2_124m batch.global_batch_size=640 cluster=h100_80g "
         "cluster.devices_per_node=8 --out configs",
     )
     parser.add_argument("dirs", metavar="DIR", nargs="+", type=Path, help="folder of a sweep")

@@ -143,7 +143,7 @@ def _refuse_mistakes(arguments: Sequence[str]) -> None:
             if prefixed not in _OPTIONS and before not in _TAKE_A_VALUE:
                 known = sorted(o for o in (*_OPTIONS, "--retry") if o.startswith("--"))
                 msg = f"there is no option {prefixed}{_hint(prefixed, known)}"
-                raise ConfigError(f"{msg} Options: {', '.join(known)}")
+                raise ConfigError(f"{msg} Options: {', '.join(known)}; settings have no dashes")
             continue
         if not equals and argument[:1] != "~" and before not in _TAKE_A_VALUE:
             msg = f"{argument}: settings are given as key=value; a sweep file as sweeps={argument}"

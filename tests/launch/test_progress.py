@@ -288,8 +288,8 @@ def test_the_last_line_counts_what_has_no_times(
     told = SweepResult(tuple(runs), interrupted=False).untimed_text(sweep, "batchscape sweep a=1")
     assert told == (
         f"3 of 4 completed runs have no times that count: {BUSY} (2); 4 ranks share 2 cores (1). "
-        "On a free machine, this measures them: batchscape sweep a=1 timing_repeat=2 "
-        "sweep_dir=outputs/mine"
+        "On a free machine, with a core or device for each rank, this measures them: "
+        "batchscape sweep a=1 timing_repeat=2 sweep_dir=outputs/mine"
     )
     alone = SweepResult((runs[2], runs[4]), interrupted=False)
     assert alone.untimed_text(sweep, "batchscape sweep a=1") == (

@@ -65,7 +65,7 @@ def test_table_shows_runs_and_each_reason_once(plan: MakePlan) -> None:
     assert text.count("2 x 32 x ? = 32") == 1
     assert "optimizer." in text
     assert "learning_rate" in text
-    assert "Runs: 24. Rejected cells: 12. Folder: outputs/fixed_global_batch" in text
+    assert "Runs: 24. Rejected runs: 12. Folder: outputs/fixed_global_batch" in text
 
 
 def test_eighty_columns_hold_a_plan(plan: MakePlan) -> None:
@@ -102,7 +102,7 @@ def test_written_plan(plan: MakePlan, tmp_path: Path) -> None:
     table = pd.read_csv(sweep.plan)
     assert len(table) == 18
     assert table["run_id"].tolist() == [cell.run_id for cell in made.cells]
-    # Only rejected cells have folders: nothing has been launched.
+    # Only rejected runs have folders: nothing has been launched.
     assert {f.path.name for f in sweep.run_folders()} == {r.run_id for r in made.rejections}
     runs = load(made.sweep_dir).runs
     assert set(runs["status"]) == {"rejected"}

@@ -52,8 +52,8 @@ def test_examples_plan_what_they_say(study, example, tmp_path, monkeypatch, caps
     assert main(["plan", *options, *settings]) == 0
     printed = capsys.readouterr().out
     runs = re.search(r"(\d+) runs", first)
-    rejected = re.search(r"(\d+) rejected cells", first)
+    rejected = re.search(r"(\d+) rejected runs", first)
     assert runs is not None
     assert f"Runs: {runs[1]}." in printed
     if rejected is not None:
-        assert f"Rejected cells: {rejected[1]}." in printed
+        assert f"Rejected runs: {rejected[1]}." in printed

@@ -294,7 +294,7 @@ def test_a_crash_of_the_uploader_is_a_message(sweep, monkeypatch, tmp_path) -> N
 def test_a_folder_without_runs(argv, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["sync", *argv]) == 2
-    assert "holds no runs" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon"])

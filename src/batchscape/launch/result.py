@@ -108,4 +108,5 @@ class SweepResult:
             (Launched(folder, command, reason) for reason in reasons),
             {folder: next_timing_repeat(sweep)},
         )
-        return f"{text} On a free machine, this measures them: {measured}" if measured else text
+        free = "On a free machine, with a core or device for each rank, this measures them"
+        return f"{text} {free}: {measured}" if measured else text

@@ -67,6 +67,8 @@ class DiskUse:
     """Runs whose checkpoints are not counted."""
     free: int
     """What the disk has left."""
+    mirrored: bool = False
+    """Whether W&B keeps files of its own beside them, which are not counted."""
 
     @property
     def fits(self) -> bool:
@@ -121,6 +123,7 @@ def disk_use(specs: Sequence[RunSpec], sweep: SweepFolder) -> DiskUse:
         largest_checkpoint=max((run.checkpoint or 0 for run in each), default=0),
         unknown=sum(run.checkpoint is None for run in each),
         free=free_bytes(sweep.path),
+        mirrored=any(spec.config.tracker.name == "wandb" for spec in open_ones),
     )
 
 
@@ -144,6 +147,7 @@ def describe_disk_use(use: DiskUse) -> str:
         )
     if use.unknown:
         text += f"; not counted: checkpoints of {use.unknown}, whose models only their code knows"
+    text += "; not counted: W&B's own files, which may be several times as large" * use.mirrored
     text += f". Free: {size_text(use.free)}."
     if use.fits:
         return text

@@ -88,7 +88,12 @@ def _about_memory(found: SweepForecast) -> Iterator[str]:
 def _table(way: str, lines: Mapping[tuple[str, RunForecast], int]) -> Table:
     has_tokens = any(forecast.tokens_per_s is not None for _, forecast in lines)
     titles = ("step", "tokens/s" if has_tokens else "samples/s", "run", "device time", "memory")
-    by = way if way.startswith("measured") else f"{way}: ranges, nothing was measured"
+    of_runs = way.removeprefix("measured, ")
+    by = (
+        f", {way}: ranges, nothing was measured"
+        if of_runs == way
+        else f" from {of_runs} like these"
+    )
     numbers = (Column(title, no_wrap=True, justify="right") for title in titles)
     cut = Column("devices x micro\nx accumulation", overflow="fold", min_width=15)
     table = Table(
@@ -96,7 +101,7 @@ def _table(way: str, lines: Mapping[tuple[str, RunForecast], int]) -> Table:
         Column("runs", justify="right", no_wrap=True),
         *numbers,
         box=box.SIMPLE_HEAD,
-        title=f"Predicted, {by}",
+        title=f"Predicted{by}",
         title_justify="left",
         title_style="",
         pad_edge=False,

@@ -108,7 +108,7 @@ def plan_table(
     Returns
     -------
     RenderableType
-        The runs, the rejected cells, what runs and sweep will take, counts.
+        The runs, the rejected runs, what runs and sweep will take, counts.
     """
     sweep = SweepFolder(plan.sweep_dir)
     parts: list[RenderableType] = []
@@ -347,7 +347,7 @@ def _triple(row: Mapping[str, Any]) -> str:
 
 def plan_summary(plan: Plan) -> str:
     """Return the counts of a plan and its folder, in one line."""
-    text = f"Runs: {len(plan.specs)}. Rejected cells: {len(plan.rejections)}."
+    text = f"Runs: {len(plan.specs)}. Rejected runs: {len(plan.rejections)}."
     if plan.repeated:
         text += f" Cells left out because they repeat a run: {plan.repeated}."
     return f"{text} Folder: {plan.sweep_dir}"

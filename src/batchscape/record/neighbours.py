@@ -22,7 +22,9 @@ def no_runs(sweep_dir: Path) -> str:
     str
         First those whose name goes on with a hash, as that of a sweep with further settings does.
     """
-    text = f"{sweep_dir} holds no runs; a sweep folder has a 'runs' folder with some in it"
+    what = "holds no runs" if sweep_dir.is_dir() else "is no folder"
+    what = what if sweep_dir.exists() else "does not exist"
+    text = f"{sweep_dir} {what}; a sweep folder has a 'runs' folder with runs in it"
     near = [str(sweep_dir.with_name(name)) for name in _near(sweep_dir)]
     if not near:
         return text

@@ -53,7 +53,7 @@ def overview_text(found: Overview) -> RenderableType:
             "Over, without having reached their budget",
             [f"{run.run_id} {run.status}: {run.reason}" for run in over],
         ),
-        ("Rejected cells", [f"{count}: {reason}" for reason, count in rejected.items()]),
+        ("Rejected runs", [f"{count}: {reason}" for reason, count in rejected.items()]),
         ("Completed", [_completed(run) for run in completed]),
         ("Set aside in damaged/, and done anew", found.set_aside),
         (

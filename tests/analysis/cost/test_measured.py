@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import statsmodels.api as sm
+from scipy import stats
 
 from batchscape.analysis.cost.measured import MeasuredSteps
 from batchscape.analysis.cost.step_time import fit_step_time
@@ -48,6 +49,36 @@ def test_the_cost_model_of_runs_like_it_tells_a_step_time(build: Callable[..., A
     assert measured(spec, outside) is None, "no run had a micro-batch as small"
     assert measured(replace(spec, precision="bfloat16"), spec.geometry) is None
     assert MeasuredSteps([sweep.path], lambda name: name == "Another")(spec, spec.geometry) is None
+
+
+def test_a_cut_with_runs_of_its_own_is_told_by_them(build: Callable[..., Any]) -> None:
+    """Whatever the cost model says of it; against scipy's t-interval of mean logarithms."""
+    sweep = build()
+    folders = [sweep.run(cut, seed=s) for cut in ((1, 32, 1), (1, 8, 4)) for s in range(3)]
+    folders += [sweep.run((1, 16, 2))]
+    measured = MeasuredSteps([sweep.path], lambda name: name == HARDWARE)
+    spec = RunSpec.read(folders[0].config)
+    runs = load(sweep.path).runs
+    for micro, accumulation, n in ((32, 1, 3), (8, 4, 3), (16, 2, 7)):
+        found = measured(spec, BatchGeometry(1, 1, micro, accumulation))
+        assert found is not None
+        assert found.n == n
+        if n > 3:
+            continue
+        logs = np.log(runs.loc[runs["micro_batch_size"].eq(micro), "step_time_s"].astype(float))
+        ends = stats.t.interval(0.95, 2, logs.mean(), stats.sem(logs))
+        assert (found.low, found.high) == pytest.approx(tuple(np.exp(ends)))
+        assert found.value == pytest.approx(stats.gmean(np.exp(logs)))
+
+
+def test_an_interval_that_tells_nothing_is_none(build: Callable[..., Any]) -> None:
+    sweep = build()
+    folders = [sweep.run((1, 32, 1), seed=seed) for seed in range(3)]
+    measured = MeasuredSteps([sweep.path], lambda name: name == HARDWARE)
+    spec = RunSpec.read(folders[0].config)
+    (table,) = measured._tables.values()
+    table["step_time_s"] = [0.001, 0.01, 0.1]
+    assert measured(spec, spec.geometry) is None
 
 
 def test_an_exchange_that_was_never_measured_is_not_guessed(build: Callable[..., Any]) -> None:

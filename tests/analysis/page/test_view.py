@@ -121,7 +121,7 @@ def test_what_cannot_be_viewed_is_a_message(
     build: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["view", str(tmp_path / "nowhere")]) == 2
-    assert "holds no runs" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
     sweep = build()
     sweep.run((1, 32, 1))
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -376,7 +376,7 @@ def test_nothing_readable_is_refused(build: Any, tmp_path: Path) -> None:
     sweep.run().config.unlink()
     with pytest.raises(RecordError, match=r"no run folder could be read:\n.*config\.json"):
         write_report([sweep.path])
-    with pytest.raises(RecordError, match="holds no runs"):
+    with pytest.raises(RecordError, match="does not exist"):
         write_report([tmp_path / "nowhere"])
     with pytest.raises(RecordError, match="at least one sweep folder"):
         write_report([])

@@ -145,8 +145,8 @@ def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:
 
 _TO_TARGET = (
     "Time to target: optimizer steps of the global batch (of the cut, where a program of others "
-    "trained; geometric mean over seeds) times the time of a step. seeds: those that reached the "
-    "target."
+    "trained; geometric mean over seeds) times the time of a step. seeds: of those that trained "
+    "the global batch, in any of its cuts, the ones that reached the target."
 )
 
 

@@ -119,7 +119,7 @@ def _at_best_update(comparison: pd.DataFrame, cells: Cells, at_best: Collection[
 
     Of each global batch, and of what else differs, and first among cells at the best learning
     rate, then those whose runs all completed; none where one update is all there is. One row of
-    each global batch stands before the others.
+    each global batch stands before the others, the smallest batch first.
     """
     apart = [name for name in cells.contexts if not name.startswith(OF_THE_UPDATE)]
     updates = [name for name in cells.contexts if name not in apart]
@@ -136,6 +136,8 @@ def _at_best_update(comparison: pd.DataFrame, cells: Cells, at_best: Collection[
     best = pd.Series(order.index, order.index).groupby(place.loc[order.index]).first()
     wanted = place.map(best.map(update))
     rows = np.flatnonzero(update.eq(wanted).loc[comparison.index])
+    sizes = comparison["global_batch_size"].iloc[rows].to_numpy(dtype=float, na_value=np.nan)
+    rows = rows[np.argsort(sizes, kind="stable")]
     is_further = place.loc[comparison.index].iloc[rows].duplicated().to_numpy()
     return [*rows[~is_further].tolist(), *rows[is_further].tolist()]
 

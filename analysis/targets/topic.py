@@ -34,10 +34,10 @@ _CROSSINGS = {
     "interpolation, whatever became of the run later.",
 }
 _FIGURES = {
-    "steps_to_target": "steps to target",
-    "samples_to_target": "samples to target",
-    "tokens_to_target": "tokens to target",
-    "time_to_target_s": "time to target (s)",
+    "steps_to_target": "median steps to target",
+    "samples_to_target": "median samples to target",
+    "tokens_to_target": "median tokens to target",
+    "time_to_target_s": "median time to target (s)",
 }
 
 _BATCH = "global_batch_size"

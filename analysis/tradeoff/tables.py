@@ -62,11 +62,11 @@ def tradeoff_tables(found: Sequence[GroupFits]) -> list[TableView]:
         _view(
             found,
             lambda fit: fit.batches,
-            ["global batch", "runs", "steps", "fitted", "residual (%)", "its error (%)"],
+            ["global batch", "runs", "mean steps", "fitted", "residual (%)", "its error (%)"],
             _fitted_row,
             name="tradeoff_fit",
             title="Steps to target and their fit",
-            note="Steps: geometric mean over seeds. Its error: standard error, from seeds.",
+            note="Mean steps: geometric, over seeds. Its error: standard error, from seeds.",
         ),
         _view(
             found,

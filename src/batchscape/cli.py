@@ -815,7 +815,7 @@ class _Parser(argparse.ArgumentParser):
         option = unknown.partition("=")[0]
         known = [name for name in self._option_string_actions if name.startswith("--")]
         close = difflib.get_close_matches(option, known, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        hint = f"; did you mean {close[0]}?" if close else "." if unknown else ""
         if unknown:
             hint += f" Options: {', '.join(known)}"
         msg = f"{self.format_usage()}{self.prog}: {message}{hint}"

@@ -7,11 +7,14 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import re
+import symtable
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib.machinery import all_suffixes
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,10 @@ __all__ = ["call_by_path", "named_files", "source_hash"]
 _INSTALLED = {"site-packages", "dist-packages"}
 """Folders of packages that others have written."""
 _THIS_PACKAGE = __name__.partition(".")[0]
+_BINDS_UNSEEN = re.compile(
+    r"import \*|^\s*global |globals\(|__getattr__|setattr|exec\(|vars\(|__dict__", re.MULTILINE
+)
+"""What in the source of a module may bind names that it does not spell."""
 
 
 def call_by_path(
@@ -60,9 +67,7 @@ def call_by_path(
         raise ConfigError(msg) from None
     called: Callable[..., Any] | None = getattr(module, name, None)
     if called is None:
-        known = ", ".join(n for n in vars(module) if not n.startswith("_")) or "nothing"
-        msg = f"_target_={path}: module {module_name} has no {name!r}; it has {known}"
-        raise ConfigError(msg)
+        raise _lacks(path, vars(module))
     try:
         signature = inspect.signature(called)
         named = {
@@ -88,7 +93,7 @@ def source_hash(path: str) -> str:
     Raises
     ------
     ConfigError
-        If there is no such package or module.
+        If there is no such package or module, or nothing in its source binds the name.
     """
     top = _split(path)[0].partition(".")[0]
     _see_working_directory()
@@ -101,6 +106,7 @@ def source_hash(path: str) -> str:
         )
         raise ConfigError(msg)
     found = _whole(top, place)
+    _refuse_unbound(path, found)
     if not place.is_installed():
         homes = [home.resolve() for home in place.homes()]
         _follow(found, lambda other: other.is_beside(homes))
@@ -242,6 +248,32 @@ def _imported(module: str, file: Path) -> Iterator[str]:
             if origin:
                 yield origin
                 yield from (f"{origin}.{a.name}" for a in node.names if a.name != "*")
+
+
+def _refuse_unbound(path: str, files: Mapping[str, Path]) -> None:
+    """Refuse a name that its module does not bind: else every run would be launched to find out."""
+    module, name = _split(path)
+    file = files.get(module)
+    if file is None or file.suffix != ".py":
+        return
+    try:
+        source = file.read_text(encoding="utf-8")
+        symbols = symtable.symtable(source, str(file), "exec").get_symbols()
+    except (SyntaxError, ValueError):
+        return  # the training says it better
+    bound = [s.get_name() for s in symbols if s.is_assigned() or s.is_imported()]
+    if name not in bound and not _BINDS_UNSEEN.search(source):
+        raise _lacks(path, bound)
+
+
+def _lacks(path: str, names: Iterable[str]) -> ConfigError:
+    module, name = _split(path)
+    known = [own for own in names if not own.startswith("_")]
+    near = "".join(f"; did you mean {own}?" for own in get_close_matches(name, known, 1))
+    msg = (
+        f"_target_={path}: module {module} has no {name!r}; it has {', '.join(known) or 'nothing'}"
+    )
+    return ConfigError(f"{msg}{near}")
 
 
 def _split(path: str) -> tuple[str, str]:

@@ -240,8 +240,8 @@ def _on_memory(evidence: Basis, needs: Needs) -> list[str]:
 def _alone(rows: pd.DataFrame, pool: pd.DataFrame) -> str:
     """Name the only cut with a time, and others that completed without one; empty otherwise."""
     untimed = rows["fits"] & rows["memory_source"].eq("measured") & rows["source"].ne("measured")
-    timed = rows["source"].eq("measured").sum()
-    if timed != 1 or len(pool) != 1 or not untimed.any():
+    is_only = rows["source"].eq("measured").sum() == 1 and pool["source"].eq("measured").any()
+    if not is_only or not untimed.any():
         return ""
     others = _named([cut_text(row) for _, row in rows[untimed].iterrows()])
     return f"{cut_text(pool.iloc[0])} alone has a valid time ({others} completed without one)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -114,11 +115,12 @@ class RunIndex:
             return []
         return [position for cell in alike for position in self.of_cell[cell]]
 
-    def _of_ids(self, run_ids: list[str], row: Mapping[Any, Any]) -> list[int]:
+    def _of_ids(self, run_ids: Iterable[str], row: Mapping[Any, Any]) -> list[int]:
         told = [row[name] for name in ("sweep_dir", "sweep_dirs") if name in row]
         folders = {folder for text in told for folder in str(text).split(";")}
-        behind = {run_id: self._of_id.get(run_id, {}) for run_id in run_ids}
-        if not told and any(run_ids.count(run_id) < len(own) for run_id, own in behind.items()):
+        counts = Counter(run_ids)
+        behind = {run_id: self._of_id.get(run_id, {}) for run_id in counts}
+        if not told and any(counts[run_id] < len(own) for run_id, own in behind.items()):
             return []
         found = (item for own in behind.values() for item in own.items())
         return sorted({place for folder, place in found if not told or folder in folders})

@@ -7,6 +7,7 @@ The client is the real one, its server a small one that fails on purpose. Whatev
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import random
 import resource
@@ -245,8 +246,14 @@ def test_killed_helpers_of_wandb(sweep, server, fake_training, workers, rows_of)
     (worker,) = workers()
     for helper in worker.children(recursive=True):
         helper.kill()
-    training.train(range(4, 6))
-    wait_until(lambda: worker.status() == psutil.STATUS_ZOMBIE, "W&B does not miss it")
+    steps = itertools.count(4)
+
+    def is_missed() -> bool:
+        # A row may still be written to a process that is gone, so that the next one tells.
+        training.train([next(steps)])
+        return worker.status() == psutil.STATUS_ZOMBIE
+
+    wait_until(is_missed, "W&B does not miss it")
     training.end(Status.COMPLETED)
     assert mirror.finish(10, interrupted=False) is None
     check_all_there(server, [training.folder], rows_of)

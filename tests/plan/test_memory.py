@@ -267,9 +267,11 @@ def test_predictions_are_what_libraries_allocate(
     predicted = bytes_of(predict_memory(spec))
     most, buffers = most_bytes(spec), broadcast_bytes(spec)
     # On a busy machine a thread of gloo holds an exchange for longer than anybody can say: of each
-    # phase the least of some trainings counts, as long as there was such a one.
+    # phase the least of some trainings counts, as long as there was such a one. DeepSpeed exchanges
+    # all gradients with itself, where a rank is alone: once they were held whole, 138,752 bytes.
     found = measured(trainer, spec, tmp_path / "0")
-    for again in range(1, 3 if spec.geometry.data_parallel_size > 1 else 1):
+    exchanges = library == "deepspeed" or spec.geometry.data_parallel_size > 1
+    for again in range(1, 3 if exchanges else 1):
         if all(size <= most[name] + SCALARS + buffers for name, size in found.items()):
             break
         other = measured(trainer, spec, tmp_path / str(again))

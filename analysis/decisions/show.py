@@ -131,14 +131,7 @@ def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:
             ),
             "In brackets: 95 % intervals. Times slower and P(faster): against the geometry "
             "recommended. front: of those measured, none is faster and cheaper.",
-            *(
-                [
-                    f"{more} more that are predicted, slower or beyond the measured range, are not "
-                    "shown; the CSV file has all."
-                ]
-                if more
-                else []
-            ),
+            *([f"Not shown: {more} more, slower or beyond the measured range."] if more else []),
         ],
     )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from batchscape.errors import RecordError
 from batchscape.record.damage import damage_of, set_aside
 from batchscape.record.environment import environment
 from batchscape.record.files import JsonLines, read_json, write_json
@@ -67,6 +68,19 @@ def add(sweep: SweepFolder, spec_of: Callable[..., RunSpec]) -> Callable[[Status
         return folder
 
     return run_that
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"data": null}'])
+def test_a_run_without_its_config_is_damaged_and_not_sealed(
+    add: Callable[[Status], RunFolder], content: str | None
+) -> None:
+    folder = add(Status.FAILED)
+    folder.config.unlink()
+    if content is not None:
+        folder.config.write_text(content)
+    with pytest.raises(RecordError, match=r"damaged|missing"):
+        seal(folder, RunStatus.read(folder.status), 2)
+    assert all(folder.lines(table).exists() for table in TABLES)
 
 
 def mutations(content: bytes, chance: random.Random, count: int) -> Iterator[bytes | None]:

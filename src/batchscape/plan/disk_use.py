@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from batchscape.config import Command, Sgd
+from batchscape.config import Command, Sgd, WandbTracker
 from batchscape.plan.parameters import count_parameters
 from batchscape.record.disk import free_bytes, size_text
 from batchscape.record.folder import CHECKPOINTS_KEPT, SweepFolder
@@ -123,7 +123,10 @@ def disk_use(specs: Sequence[RunSpec], sweep: SweepFolder) -> DiskUse:
         largest_checkpoint=max((run.checkpoint or 0 for run in each), default=0),
         unknown=sum(run.checkpoint is None for run in each),
         free=free_bytes(sweep.path),
-        mirrored=any(spec.config.tracker.name == "wandb" for spec in open_ones),
+        mirrored=any(
+            isinstance(tracker := spec.config.tracker, WandbTracker) and tracker.mode != "disabled"
+            for spec in open_ones
+        ),
     )
 
 

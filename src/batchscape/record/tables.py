@@ -124,11 +124,11 @@ def note_rows(
     tables = {table: open_rows(folder, table) for table in TABLES}
     try:
         status.summary = summarise(**tables, data_parallel_size=data_parallel_size)
+        if not counts_tokens(read_json(folder.config)):
+            status.summary |= dict.fromkeys(OF_TOKENS)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         msg = f"the rows of {folder.path} are damaged: they cannot be summarised ({error!r})"
         raise DamageError(msg) from error
-    if not counts_tokens(read_json(folder.config)):
-        status.summary |= dict.fromkeys(OF_TOKENS)
     if status.stop_reason is StopReason.PREFIX:
         status.summary |= dict.fromkeys(OF_A_WHOLE_CURVE)
     status.rows = {table: len(rows) for table, rows in tables.items()}

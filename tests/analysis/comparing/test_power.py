@@ -134,3 +134,18 @@ def test_cuts_of_a_program_are_cells_of_their_own(build: Callable[..., Any]) -> 
     assert alike.loc["final_eval_loss", "cells"] == 1
     assert apart.loc["final_eval_loss", "cells"] == 4
     assert apart.loc["final_eval_loss", "paired"]
+
+
+def test_the_runs_behind_an_effect_are_those_of_whole_blocks(build: Any) -> None:
+    """A seed that one of the trainings lacks is in no spread, and its run in no list."""
+    sweep = build()
+    for seed in (0, 1, 2):
+        sweep.run((1, 8, 4), seed=seed)
+    for seed in (0, 1):
+        sweep.run((1, 8, 8), seed=seed)
+    cells = find_cells(load(sweep.path).runs)
+    (row,) = detectable_effects(cells).query("quantity == 'final_eval_loss'").to_dict("records")
+    assert (row["n"], row["cells"], row["paired"]) == (2, 2, True)
+    used = cells.runs[cells.runs["seed"].lt(2)]
+    assert sorted(row["run_ids"].split(";")) == sorted(used["run_id"])
+    assert row["sweep_dirs"] == cells.runs["sweep_dir"].iloc[0]

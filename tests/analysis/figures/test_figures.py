@@ -9,6 +9,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.markers import CARETUPBASE
+from matplotlib.patches import Rectangle
 
 from batchscape.analysis import find_cells, load
 from batchscape.analysis.figures.bars import MAX_BARS, draw_memory, draw_step_time, draw_throughput
@@ -41,6 +42,10 @@ def bar_figure(sweep: Any, draw: Any) -> Figure:
         figure: Figure = draw(cells, looks(cells))
         figure.draw_without_rendering()
     return figure
+
+
+def widths_of(axes: Axes) -> list[float]:
+    return [bar.get_width() for bar in axes.patches if isinstance(bar, Rectangle)]
 
 
 def seen(figure: Figure) -> list[Axes]:
@@ -219,7 +224,7 @@ def test_memory_bars_are_means_in_a_unit_that_fits(build: Any) -> None:
     (axes,) = figure.axes
     assert axes.get_xlabel() == "allocated memory (MiB)"
     assert len(axes.patches) == 4 * 4
-    assert max(bar.get_width() for bar in axes.patches) == pytest.approx(89.29, abs=0.01)  # type: ignore[attr-defined]  # rectangles
+    assert max(widths_of(axes)) == pytest.approx(89.29, abs=0.01)
     assert_nothing_is_cut_or_covered(figure)
 
 
@@ -247,9 +252,8 @@ def test_cells_that_cost_the_same_by_their_settings_are_one_bar(build: Any) -> N
     assert [text.get_text() for text in axes.get_yticklabels()] == [
         f"1{TIMES}8{TIMES}{n}" for n in (1, 2)
     ]
-    widths = [bar.get_width() for bar in axes.patches]  # type: ignore[attr-defined]  # rectangles
     means = runs.groupby("gradient_accumulation_steps")["tokens_per_s"].mean()
-    np.testing.assert_allclose(widths, means)
+    np.testing.assert_allclose(widths_of(axes), means)
 
 
 def test_bars_have_the_unit_that_all_cells_have(build: Any) -> None:
@@ -260,8 +264,7 @@ def test_bars_have_the_unit_that_all_cells_have(build: Any) -> None:
     assert runs["tokens_per_s"].isna().tolist() == [True, False]
     (axes,) = bar_figure(sweep, draw_throughput).axes
     assert axes.get_xlabel() == "samples/s, all devices"
-    widths = [bar.get_width() for bar in axes.patches]  # type: ignore[attr-defined]  # rectangles
-    np.testing.assert_allclose(widths, runs["samples_per_s"])
+    np.testing.assert_allclose(widths_of(axes), runs["samples_per_s"])
 
 
 def test_times_after_other_warmups_are_other_bars(build: Any) -> None:

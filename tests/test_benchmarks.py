@@ -76,14 +76,6 @@ def test_report_at_scale():
     assert re.search(r"ratio plain pandas / load: \d+\.\d", printed)
 
 
-def test_schedule():
-    printed = printed_by("schedule.py", "--small", "20", "--large", "2")
-    for sweeps, over in (("20 sweeps of 2 to 6", "optimum"), ("2 sweeps of 20 to 120", "bound")):
-        assert f"{sweeps} runs" in printed
-        assert re.search(rf"ratio our queue / {over}: mean 1\.\d{{3}}, from 1\.", printed)
-    assert len(re.findall(r"ratio our queue / first in, first out: mean 0\.\d{3}", printed)) == 2
-
-
 @pytest.mark.slow
 def test_run_overhead():
     printed = printed_by("run_overhead.py", "--rounds", "2", "--runs", "1")

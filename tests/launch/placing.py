@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from sweeps_of_fakes import spec_named
 
+from batchscape.launch.devices import Lease
 from batchscape.launch.durations import Durations
 from batchscape.launch.placement import Placement
-from batchscape.launch.pool import Lease
 from batchscape.plan.machine import Machine
 from batchscape.record.spec import RunSpec
 
@@ -42,7 +42,7 @@ class Launcher:
             for spec in specs
         )
         durations = Expected({} if expected is None else expected)
-        self.placement = Placement(list(self.queue), machine, durations, pytest.fail)
+        self.placement = Placement(self.queue[0], machine, durations, pytest.fail)
         self.active: dict[str, tuple[RunSpec, Lease]] = {}
 
     @property

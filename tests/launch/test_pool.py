@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from batchscape.launch.pool import DevicePool, Lease
+from batchscape.launch.devices import DevicePool, Lease
 
 
 class Held:
@@ -27,6 +27,10 @@ class Held:
 
     def give_back(self, device: int) -> None:
         self.ours.remove(device)
+
+    @property
+    def names(self) -> dict[int, str]:
+        return {device: f"{device:02}" for device in range(21)}
 
     def descriptors(self, devices: Iterable[int]) -> tuple[int, ...]:
         assert set(devices) <= self.ours
@@ -54,27 +58,35 @@ class Pool(RuleBasedStateMachine):
     def may_have(self, device: int) -> bool:
         return not self.locked or device not in self.locks.theirs
 
-    @rule(ranks=st.integers(1, 14), kept=st.integers(0, 63))
-    def lease(self, ranks: int, kept: int) -> None:
-        among = {device for i, device in enumerate(sorted(self.devices)) if not kept >> i & 1}
+    @rule(ranks=st.integers(1, 14))
+    def lease(self, ranks: int) -> None:
         held = Counter(self.taken)
         free = {d for d in self.devices if self.may_have(d) and held[d] < self.shares}
-        assert self.pool.available() == free
-        allowed = free & among
-        lease = self.pool.lease(ranks, among if kept else None)
-        if len(allowed) < min(ranks, len(self.devices)):
+        elsewhere = {d for d in self.devices if not self.may_have(d)}
+        lease = self.pool.lease(ranks)
+        if len(free) < min(ranks, len(self.devices)):
             assert lease is None
+            assert self.pool.waits_for_others == bool(elsewhere)
+            if self.locked:
+                kept = {d for d in free if d < min(elsewhere, default=99)}
+                assert self.locks.ours == set(held) | kept
             return
         assert lease is not None
         assert len(set(lease.devices)) == len(lease.devices) == min(ranks, len(self.devices))
-        assert set(lease.devices) <= allowed
+        assert set(lease.devices) <= free
         assert lease.ranks == ranks
         assert lease.oversubscribed == (ranks > len(self.devices))
         # The emptiest devices, so that runs share only where they must.
-        rest = [held[d] for d in allowed - set(lease.devices)]
+        rest = [held[d] for d in free - set(lease.devices)]
         assert max(held[d] for d in lease.devices) <= min(rest, default=self.shares)
         assert lease.locks == (tuple(lease.devices) if self.locked else ())
         self.out.append(lease)
+        self.nothing_is_kept()
+
+    @rule()
+    def close(self) -> None:
+        self.pool.close()
+        self.nothing_is_kept()
 
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
@@ -85,6 +97,7 @@ class Pool(RuleBasedStateMachine):
             if not set(lease.devices) & set(self.taken):
                 with pytest.raises(ValueError, match="not leased"):
                     self.pool.release(lease)
+                assert not self.locks.ours & set(lease.devices)
 
     @rule(data=st.data())
     def others_come_and_go(self, data: st.DataObject) -> None:
@@ -98,9 +111,11 @@ class Pool(RuleBasedStateMachine):
             return
         held = Counter(self.taken)
         assert max(held.values(), default=0) <= self.shares
+
+    def nothing_is_kept(self) -> None:
+        """Devices are locked while a run is on them, and no longer."""
         if self.locked:
-            # Locked while a run is on it, and no longer.
-            assert self.locks.ours == set(held)
+            assert self.locks.ours == set(self.taken)
 
 
 TestPool = Pool.TestCase

@@ -10,8 +10,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from rich.console import Console, Group
 
 from batchscape.cli import main
@@ -20,8 +18,6 @@ from batchscape.config import Cluster, RunConfig
 from batchscape.config.cluster import datasheets
 from batchscape.data.corpus import prepare
 from batchscape.errors import ConfigError
-from batchscape.launch.pool import DevicePool
-from batchscape.launch.schedule import makespan_s
 from batchscape.plan.build import Plan, make_plan
 from batchscape.plan.forecast import Figure, SweepForecast, forecast
 from batchscape.plan.forecast_text import COUNTS, TIMES, forecast_text, span
@@ -148,33 +144,6 @@ def test_the_ends_of_a_range_have_their_units(
     low: float, high: float, units: tuple[tuple[float, str], ...], said: str
 ) -> None:
     assert span(Figure(low, high), units) == said
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.integers(1, 8), st.sampled_from([0.5, 1.0, 3.0]) | st.floats(0.01, 100)),
-        min_size=1,
-        max_size=30,
-    ),
-    st.integers(1, 6),
-)
-def test_a_makespan_lies_between_the_largest_run_and_the_sum(
-    runs: list[tuple[int, float]], at_once: int
-) -> None:
-    total = makespan_s(runs, DevicePool(range(8)), at_once)
-    work = sum(ranks * seconds for ranks, seconds in runs) / 8
-    least = max(work, *(seconds for _, seconds in runs))
-    assert least * (1 - 1e-9) <= total <= math.fsum(s for _, s in runs) * (1 + 1e-9)
-    if at_once == 1:
-        assert total == pytest.approx(math.fsum(seconds for _, seconds in runs))
-
-
-def test_equal_runs_go_in_waves() -> None:
-    """Seven runs of two devices of eight: four, then three."""
-    assert makespan_s([(2, 5.0)] * 7, DevicePool(range(8)), 10) == 10
-    assert makespan_s([(2, 5.0)] * 7, DevicePool(range(8), 2), 10) == 5
-    assert makespan_s([(8, 1.0), (4, 2.0), (4, 2.0)], DevicePool(range(8)), 9) == 3
 
 
 def test_in_80_columns_no_figure_is_broken() -> None:

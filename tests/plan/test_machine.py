@@ -15,8 +15,8 @@ import pytest
 from batchscape.analysis.cost.capacity import device_memory, memory_of_ranks
 from batchscape.config import Local
 from batchscape.errors import ConfigError
+from batchscape.launch.devices import Lease
 from batchscape.launch.launch_record import launch_record
-from batchscape.launch.pool import Lease
 from batchscape.plan.machine import CudaDevice, Machine, cgroup_cores
 from batchscape.record.spec import RunSpec
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from batchscape.errors import DiskError, RecordError
+from batchscape.launch.devices import Lease
 from batchscape.launch.ending import note_end, write_end
 from batchscape.launch.hangs import HangWatch
 from batchscape.launch.launch_record import invalidate_times
-from batchscape.launch.pool import Lease
 from batchscape.launch.processes import Processes
 from batchscape.measure.oom_kills import oom_kills
 from batchscape.record import instants

@@ -12,11 +12,11 @@ from batchscape.config import Command
 from batchscape.errors import LaunchError
 from batchscape.launch.active import ActiveRun
 from batchscape.launch.child import Start
+from batchscape.launch.devices import Lease
 from batchscape.launch.forked import ServerError
 from batchscape.launch.hangs import HangWatch
 from batchscape.launch.launch_record import with_times_of
 from batchscape.launch.leftovers import remove_dead_writes
-from batchscape.launch.pool import Lease
 from batchscape.launch.processes import Processes
 from batchscape.record.causes import Cause
 from batchscape.record.disk import disk_error

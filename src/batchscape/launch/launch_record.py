@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from batchscape.launch.pool import Lease
+from batchscape.launch.devices import Lease
 from batchscape.record.spec import RunSpec
 from batchscape.record.timing import processes_share, runs_share
 

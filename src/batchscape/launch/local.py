@@ -206,14 +206,13 @@ def _launched(
                 progress.warn(trouble)
         curves = OneCurve(standing.specs, sweep, standing.settled)
         durations = Durations(sweep, standing.specs, foretold_s(predictions), curves.samples)
-        placement = Placement(missing, machine, durations, progress.warn)
+        placement = Placement(missing[0], machine, durations, progress.warn)
         stack.callback(placement.close)
 
         def more(over: Collection[str]) -> list[RunSpec]:
             while added := steering.more({*over, *standing.settled}) if steering else ():
                 found = standing.add(added)
                 progress.stand_still([r for s in added if (r := standing.settled.get(s.run_id))])
-                placement.add(found)
                 predictions.update(alike(found, standing.specs, predictions))
                 if found:
                     return found

@@ -1,18 +1,23 @@
-"""Which run of a launch gets which devices of this machine, beside what other launchers hold."""
+"""Which run of a launch starts next, and on which devices of this machine.
+
+Runs that go one at a time keep the order of the launch: their times are compared, and a drift of
+the machine must fall on all alike. Where several go at once no time is compared, and what should
+take longest starts first; a run that nobody can tell the time of comes before that. The queue is
+strict: nothing starts past its head.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from batchscape.config import Local
-from batchscape.launch.device_locks import DeviceLocks
+from batchscape.launch.devices import DeviceLocks, DevicePool, Lease
 from batchscape.launch.durations import Durations
-from batchscape.launch.pool import DevicePool, Lease
-from batchscape.launch.schedule import Schedule, makespan_s
+from batchscape.launch.schedule import makespan_s
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus
 
@@ -25,10 +30,9 @@ _BETWEEN_S = 0.1
 """From the end of a run's processes to the start of the next run: it is sealed, and one chosen."""
 _GIVE_UP_S = 12 * 3600.0
 """How long a launcher that has no run at work waits for devices of others."""
-_TURN_S = 600.0
-"""How long a launcher that waits for devices of others keeps them from starting anything."""
-_PAUSE_S = 3.0
-"""How long they may start runs then: a launcher that waits for its turn tries more often."""
+_PAUSE_S = 1.0
+"""How long nothing starts after the end of a run while another launcher waits for devices: it looks
+for them twice in that time."""
 
 
 class Placement:
@@ -36,9 +40,9 @@ class Placement:
 
     Parameters
     ----------
-    specs : sequence of RunSpec
-        What is to be launched, all with the same launcher and on devices of one type. The plan has
-        rejected those with more ranks than may share these devices.
+    spec : RunSpec
+        One of those that are launched, all with its launcher and on its type of devices. The plan
+        has rejected those with more ranks than may share these devices.
     machine : Machine
     durations : Durations
         Asked only where runs go several at a time.
@@ -48,13 +52,12 @@ class Placement:
 
     def __init__(
         self,
-        specs: Sequence[RunSpec],
+        spec: RunSpec,
         machine: Machine,
         durations: Durations,
         warn: Callable[[str], None],
     ) -> None:
-        launcher, device_type = specs[0].config.launcher, specs[0].device_type
-        self._specs = {spec.run_id: spec for spec in specs}
+        launcher, device_type = spec.config.launcher, spec.device_type
         self._durations = durations
         if device_type == "cpu":
             names = {core: str(core) for core in machine.core_numbers}
@@ -67,19 +70,11 @@ class Placement:
         exclusive = isinstance(launcher, Local) and launcher.exclusive_devices
         self._locks = DeviceLocks(device_type, names, warn) if exclusive else None
         self._pool = DevicePool(names, launcher.max_runs_per_device, self._locks)
-        self._schedule = Schedule(
-            self._pool,
-            launcher.concurrent_runs,
-            lambda run: durations.expected_s(self._specs[run]),
-        )
-        self._waits_for_others = False
-        self._keeps_until_s = math.inf
-        self._pauses_until_s = -math.inf
+        self._leases: dict[str, Lease] = {}
+        self.waiting: RunSpec | None = None
+        """The run at the head of the queue, for which there is no room."""
+        self._paused_until_s = -math.inf
         self._began_s = time.monotonic()
-
-    def add(self, specs: Iterable[RunSpec]) -> None:
-        """Take on more runs, like the others in launcher and type of device."""
-        self._specs |= {spec.run_id: spec for spec in specs}
 
     def next(self, queue: deque[RunSpec]) -> tuple[RunSpec, Lease] | None:
         """Take the run that is to start next out of the queue, with its devices.
@@ -95,33 +90,24 @@ class Placement:
         lease : Lease
             None instead of both: nothing starts before a run ends, here or in another launcher.
         """
-        self._waits_for_others = False
-        if not queue or not self._schedule.has_room:
+        if not queue or len(self._leases) >= self._launcher.concurrent_runs:
             self.close()
             return None
+        self._show_waiting(False)
         now_s = time.monotonic()
-        if self._locks is not None and (
-            now_s < self._pauses_until_s or not self._locks.take_turn()
-        ):
-            self._waits_for_others = True
+        is_paused = self.waiting is None and now_s < self._paused_until_s
+        if is_paused and self._locks is not None and self._locks.others_wait:
             return None
-        ranks = {spec.run_id: spec.geometry.data_parallel_size for spec in queue}
-        started = self._schedule.next(ranks, now_s)
-        self._waits_for_others = started is None and self._schedule.waits_for_others
-        if not self._waits_for_others:
-            self.close()
-        elif now_s >= self._keeps_until_s:
-            # What is held may never be given back: by a rank that is stuck in a driver, say.
-            self.close()
-            self._pauses_until_s = now_s + _PAUSE_S
-        else:
-            self._keeps_until_s = min(self._keeps_until_s, now_s + _TURN_S)
-        if started is None:
+        spec = min(queue, key=self._order) if self._launcher.concurrent_runs > 1 else queue[0]
+        lease = self._pool.lease(spec.geometry.data_parallel_size)
+        self.waiting = spec if lease is None else None
+        self._show_waiting(self._pool.waits_for_others)
+        if lease is None:
             return None
         self._began_s = now_s
-        spec = self._specs[started[0]]
+        self._leases[spec.run_id] = lease
         queue.remove(spec)
-        return spec, started[1]
+        return spec, lease
 
     def left_s(self, at_work: Iterable[tuple[RunSpec, float]], queue: Iterable[RunSpec]) -> float:
         """Return the time until the last run ends, as the queue would place them.
@@ -137,53 +123,64 @@ class Placement:
         float
             In seconds; NaN where a run's time is not known.
         """
-        left = [(spec.geometry.data_parallel_size, seconds) for spec, seconds in at_work]
-        for spec in queue:
+        runs = [(spec.geometry.data_parallel_size, seconds) for spec, seconds in at_work]
+        ordered = list(queue)
+        if self._launcher.concurrent_runs > 1:
+            ordered.sort(key=self._order)
+        for spec in ordered:
             expected_s = self._durations.expected_s(spec)
             seconds = math.nan if expected_s is None else _BETWEEN_S + expected_s
-            left.append((spec.geometry.data_parallel_size, seconds))
-        if any(math.isnan(seconds) for _, seconds in left):
+            runs.append((spec.geometry.data_parallel_size, seconds))
+        if any(math.isnan(seconds) for _, seconds in runs):
             return math.nan
-        pool = DevicePool(self._pool.devices, self._launcher.max_runs_per_device)
-        return makespan_s(left, pool, self._launcher.concurrent_runs)
+        return makespan_s(
+            runs,
+            len(self._pool.devices),
+            self._launcher.concurrent_runs,
+            self._launcher.max_runs_per_device,
+        )
+
+    def _order(self, spec: RunSpec) -> float:
+        """Sort what should take longest first, and what nobody can tell before that."""
+        expected_s = self._durations.expected_s(spec)
+        return -math.inf if expected_s is None else -expected_s
 
     def expected_s(self, spec: RunSpec) -> float | None:
         """Return how long a run should take, in seconds; None: nothing is known."""
         return self._durations.expected_s(spec)
 
     @property
-    def waiting(self) -> RunSpec | None:
-        """The run that devices are kept for."""
-        kept = self._schedule.reservation
-        return None if kept is None else self._specs[kept.run]
-
-    @property
     def has_given_up(self) -> bool:
         """Whether nothing could start for too long, because of other launchers."""
-        return self._waits_for_others and time.monotonic() - self._began_s >= _GIVE_UP_S
+        return self.waits is not None and time.monotonic() - self._began_s >= _GIVE_UP_S
 
     @property
     def waits(self) -> str | None:
         """Why nothing starts, where other launchers are the reason."""
-        if self._locks is None or not self._waits_for_others:
+        if self._locks is None or not self._pool.waits_for_others:
             return None
         return (
-            f"Waiting for {self._noun} that another launcher holds ({self._locks.holders()}; "
-            f"locks in {self._locks.folder}); this one gives up after {_GIVE_UP_S / 3600:g} h "
+            f"Waiting for {self._noun} that another launcher holds (`lslocks` shows who locks "
+            f"files in {self._locks.folder}); this one gives up after {_GIVE_UP_S / 3600:g} h "
             "without a run; launcher.exclusive_devices=false would share them"
         )
 
     def release(self, spec: RunSpec) -> None:
         """Take back the devices of a run that has ended, or that did not start."""
         self._began_s = time.monotonic()
-        self._schedule.release(spec.run_id)
+        self._paused_until_s = self._began_s + _PAUSE_S
+        self._pool.release(self._leases.pop(spec.run_id))
 
     def learn(self, spec: RunSpec, status: RunStatus) -> None:
         """Take note of how a run ended: the next one like it will take as long."""
         self._durations.learn(spec, status)
 
     def close(self) -> None:
-        """Let other launchers start runs."""
-        self._keeps_until_s = math.inf
+        """Let other launchers have what no run is on."""
+        self._pool.close()
+        self.waiting = None
+        self._show_waiting(False)
+
+    def _show_waiting(self, is_waiting: bool) -> None:
         if self._locks is not None:
-            self._locks.end_turn()
+            self._locks.show_waiting(is_waiting)

@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+from batchscape.record.locks import public_folder
+
 __all__ = ["Presence"]
 
 
@@ -25,7 +27,7 @@ class Presence:
     """
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.gettempdir()) / "batchscape-launchers"
+        self._folder = public_folder("batchscape-launchers")
         self._own: Path | None = None
         self._descriptor = -1
         self._looked_at = float("-inf")

@@ -18,13 +18,13 @@ from batchscape.launch.active import ActiveRun
 from batchscape.launch.begin import begin
 from batchscape.launch.child import COMMAND_WORKER, WORKER_ENVIRONMENT
 from batchscape.launch.claims import ClaimedRuns
+from batchscape.launch.devices import Lease
 from batchscape.launch.forked import ServerError
 from batchscape.launch.interrupts import Interrupts
 from batchscape.launch.launch_record import OTHER_LAUNCHER, launch_record
 from batchscape.launch.one_curve import OneCurve
 from batchscape.launch.oom_knowledge import OomKnowledge, reject
 from batchscape.launch.placement import Placement
-from batchscape.launch.pool import Lease
 from batchscape.launch.presence import Presence
 from batchscape.launch.processes import Processes
 from batchscape.launch.progress import Progress

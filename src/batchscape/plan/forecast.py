@@ -16,7 +16,6 @@ from typing import Any, Literal, Protocol
 
 from batchscape.geometry import BatchGeometry
 from batchscape.launch.one_curve import trained_in_full
-from batchscape.launch.pool import DevicePool
 from batchscape.launch.schedule import makespan_s
 from batchscape.plan.disk_use import evaluations, open_runs
 from batchscape.plan.machine import Machine
@@ -222,10 +221,11 @@ def _makespan(timed: list[tuple[int, Figure]], spec: RunSpec, machine: Machine) 
     launcher = spec.config.launcher
 
     def makespan(times_s: list[float]) -> float:
-        devices = range(machine.devices(spec.device_type))
-        pool = DevicePool(devices, launcher.max_runs_per_device)
-        runs = zip((ranks for ranks, _ in timed), times_s, strict=True)
-        return makespan_s(runs, pool, launcher.concurrent_runs)
+        runs = list(zip((ranks for ranks, _ in timed), times_s, strict=True))
+        if launcher.concurrent_runs > 1:
+            runs.sort(key=lambda run: -run[1])
+        devices = machine.devices(spec.device_type)
+        return makespan_s(runs, devices, launcher.concurrent_runs, launcher.max_runs_per_device)
 
     values = [figure.value for _, figure in timed if figure.value is not None]
     low, high = makespan([f.low for _, f in timed]), makespan([f.high for _, f in timed])

@@ -9,12 +9,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Lock", "exclusively", "has_no_locks", "is_held", "take"]
+__all__ = ["Lock", "exclusively", "has_no_locks", "is_held", "public_folder", "take", "take_public"]
 
 _WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
 
@@ -88,6 +89,60 @@ def take(path: Path) -> Lock | None:
         os.close(descriptor)
 
 
+def public_folder(name: str) -> Path:
+    """Name a folder for the files of all users of this machine, in the temporary folder."""
+    return Path(tempfile.gettempdir()) / name
+
+
+def take_public(path: Path, kind: int = fcntl.LOCK_EX) -> Lock | None:
+    """Take a lock on a file that launchers of all users share and nobody removes.
+
+    Parameters
+    ----------
+    path : Path
+        In a `public_folder`; made if it does not exist, with its folder.
+    kind : int
+        `fcntl.LOCK_EX`, or `fcntl.LOCK_SH` beside others.
+
+    Returns
+    -------
+    Lock or None
+        None while others hold it.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be opened, or its file system has no locks.
+    """
+    descriptor = _open_public(path)
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return Lock(path, descriptor)
+
+
+def _open_public(path: Path) -> int:
+    # Reading is enough to lock, and is all that other users may do with it. Links are not followed,
+    # and a pipe must not block.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    with suppress(FileNotFoundError):
+        return os.open(path, flags)
+    with suppress(FileExistsError):
+        path.parent.mkdir()
+        # As the folder above it: everybody may add files, nobody may remove another's.
+        path.parent.chmod(0o1777)
+    with suppress(FileExistsError):
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
+        os.fchmod(descriptor, 0o644)
+        return descriptor
+    return os.open(path, flags)
+
+
 def is_held(path: Path) -> bool:
     """Whether anybody holds a lock, shared or not.
 
@@ -95,7 +150,8 @@ def is_held(path: Path) -> bool:
     """
     try:
         # Network file systems lock only what may be written to.
-        descriptor = os.open(path, os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY)
+        mode = os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY
+        descriptor = os.open(path, mode | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
     try:

@@ -15,16 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 from launchers import Launcher as Elsewhere
 from placing import Launcher
 from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, is_alive, pids_in, spec_named, wait_until
 
-from batchscape.launch import device_locks, placement, run_sweep
-from batchscape.launch.device_locks import DeviceLocks
-from batchscape.launch.pool import DevicePool
+from batchscape.launch import placement, run_sweep
+from batchscape.launch.devices import DeviceLocks, DevicePool
 from batchscape.plan.machine import CudaDevice, Machine
 from batchscape.record.claims import CLAIMS
 from batchscape.record.files import read_json
@@ -35,7 +33,7 @@ from batchscape.record.status import RunStatus, Status
 HOLDER = """
 import sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from batchscape.launch.device_locks import DeviceLocks
+from batchscape.launch.devices import DeviceLocks
 kind, *devices = sys.argv[2:]
 locks = DeviceLocks(kind, {device: device for device in devices}, print)
 assert all([locks.take(device) for device in devices])
@@ -110,14 +108,14 @@ def test_a_killed_launcher_holds_nothing_and_its_ranks_hold_what_they_use() -> N
         mine.give_back(1)
 
 
-def test_all_devices_of_a_run_or_none() -> None:
+def test_a_run_has_all_its_devices_or_none() -> None:
     pool, mine = DevicePool(range(4), locks=locks()), locks()
     with held("cpu", "1", "3") as other:
-        assert pool.available() == {0, 2}
         assert pool.lease(3) is None
-        # Nothing is kept of what was tried.
-        assert mine.take(0)
-        mine.give_back(0)
+        assert pool.waits_for_others
+        # The device before all that others hold is kept, the one between them is not.
+        assert [mine.take(0), mine.take(2)] == [False, True]
+        mine.give_back(2)
         lease = pool.lease(2)
         assert lease is not None
         assert (lease.devices, len(lease.locks)) == ((0, 2), 2)
@@ -132,6 +130,20 @@ def test_all_devices_of_a_run_or_none() -> None:
     assert all(mine.take(device) for device in range(4))
     for device in range(4):
         mine.give_back(device)
+
+
+def test_launchers_that_number_devices_otherwise_do_not_wait_for_each_other() -> None:
+    """As with CUDA_VISIBLE_DEVICES=0,1 and 1,0: names decide what is kept, not numbers."""
+    one = DevicePool([0, 1], locks=DeviceLocks("cuda", {0: "a", 1: "b"}, pytest.fail))
+    two = DevicePool([0, 1], locks=DeviceLocks("cuda", {0: "b", 1: "a"}, pytest.fail))
+    ran_one, ran_two = one.lease(1), two.lease(1)
+    assert ran_one is not None
+    assert ran_two is not None
+    assert (one.lease(2), two.lease(2)) == (None, None)
+    one.release(ran_one)
+    two.release(ran_two)
+    both = [pool.lease(2) for pool in (one, two, one, two)]
+    assert sum(lease is not None for lease in both) == 1
 
 
 def test_runs_that_share_a_device_share_its_lock() -> None:
@@ -161,9 +173,9 @@ def test_without_a_usable_folder_it_is_said_once_and_nobody_waits(how: str) -> N
     else:
         mine.folder.mkdir()
         os.mkfifo(mine.folder / "cpu-0")
-    taken = [mine.take_turn(), mine.take(0), mine.take(1)]
-    assert taken == [True, True, True]
-    mine.end_turn()
+    assert [mine.take(0), mine.take(1)] == [True, True]
+    mine.show_waiting(True)
+    mine.show_waiting(False)
     for device in (0, 1):
         mine.give_back(device)
     if how == "a pipe in its place":
@@ -256,7 +268,7 @@ def test_a_wide_run_does_not_starve_beside_another_launcher_s_narrow_ones() -> N
 
 
 def test_a_wide_run_does_not_starve_beside_narrow_ones_of_its_own_launcher_either() -> None:
-    """Those may start on the fourth core; the three others are kept from both launchers."""
+    """What should take longest starts first, and nothing starts past it."""
     own = [f"completes-o{i}-d1" for i in range(40)]
     expected = {"completes-w-d3": 5.0} | dict.fromkeys(own, 1.0)
     with narrow_launcher() as turn:
@@ -271,7 +283,8 @@ def test_a_wide_run_does_not_starve_beside_narrow_ones_of_its_own_launcher_eithe
             assert rounds < 10
 
 
-def test_two_wide_launchers_take_turns() -> None:
+def test_wide_launchers_all_get_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "_PAUSE_S", 0.0)
     rng = random.Random(0)
     launchers = [
         Launcher(FOUR, *(f"completes-{letter}{i}-d{w}" for i, w in enumerate(widths)))
@@ -329,7 +342,7 @@ def test_waiting_is_given_up_after_the_stated_time(
 ) -> None:
     monkeypatch.setattr(placement, "_GIVE_UP_S", 1.8)
     output = io.StringIO()
-    with held("cpu", "0", "1") as other:
+    with held("cpu", "0", "1"):
         result = run_sweep(
             [spec_named("completes-d2")],
             SweepFolder(tmp_path),
@@ -339,8 +352,7 @@ def test_waiting_is_given_up_after_the_stated_time(
             console=Console(file=output, width=400),
         )
     said = output.getvalue()
-    holds = f"another launcher holds (user {psutil.Process().username()}, process {other.pid};"
-    assert holds in said
+    assert "cores that another launcher holds (`lslocks` shows who locks files in " in said
     assert "gives up after 0.0005 h without a run" in said
     assert result.stopped is not None
     assert result.stopped.startswith("given up: Waiting for cores")
@@ -361,46 +373,6 @@ def test_nobody_waits_for_devices_for_a_run_that_another_launcher_has(
         claim.release()
     assert launcher.process.wait(60) == 0
     assert launcher.status("completes-d2").status is Status.COMPLETED
-
-
-def test_who_holds_the_devices_is_told() -> None:
-    mine = locks()
-    assert mine.holders() == "the system does not tell who"
-    with held("cpu", "1") as other:
-        assert mine.take(0)
-        assert not mine.take(1)
-        name = psutil.Process().username()
-        assert mine.holders() == f"user {name}, process {other.pid}"
-        # Of another kind: nobody waits for it.
-        assert locks("cuda").holders() == "the system does not tell who"
-        mine.give_back(0)
-
-
-def test_a_lock_is_known_by_its_device_and_its_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An inode of another file system, and lines that say something else, are passed over."""
-    mine = locks()
-    assert mine.take(0)
-    file = (mine.folder / "cpu-0").stat()
-    place = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
-    elsewhere = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev) + 1:02x}:{file.st_ino}"
-    other = os.getppid()
-    monkeypatch.setattr(device_locks, "_PROC_LOCKS", tmp_path / "locks")
-    strange = f"2: LEASE  ACTIVE\n\n3: FLOCK  ADVISORY  WRITE {other} <none>:0 0 EOF\nµ\n"
-    line = "FLOCK  ADVISORY  WRITE"
-    for lines, names in {
-        f"1: {line} 1 {elsewhere} 0 EOF\n": "the system does not tell who",
-        f"{strange}4: {line} {other} {place} 0 EOF\n": f"user {username(other)}, process {other}",
-        f"{strange}4: -> {line} {other} {place} 0 EOF": f"user {username(other)}, process {other}",
-    }.items():
-        (tmp_path / "locks").write_text(lines)
-        assert mine.holders() == names
-    mine.give_back(0)
-
-
-def username(pid: int) -> str:
-    return psutil.Process(pid).username()
 
 
 @pytest.mark.slow
@@ -431,8 +403,8 @@ import os, random, sys, tempfile, time
 from pathlib import Path
 import psutil
 tempfile.tempdir = sys.argv[1]
-from batchscape.launch.device_locks import DeviceLocks
-from batchscape.launch.pool import DevicePool
+from batchscape.launch.devices import DeviceLocks
+from batchscape.launch.devices import DevicePool
 def lives(pid):
     try:
         return psutil.Process(pid).status() != "zombie"
@@ -442,7 +414,7 @@ rng, marks = random.Random(int(sys.argv[2])), Path(sys.argv[1])
 locks = DeviceLocks("cpu", {i: str(i) for i in range(4)}, print)
 pool, done = DevicePool(range(4), locks=locks), 0
 while done < 150:
-    lease = pool.lease(rng.randint(1, 4)) if rng.random() < 0.5 or locks.take_turn() else None
+    lease = pool.lease(rng.randint(1, 4))
     if lease is None:
         time.sleep(rng.random() / 500)
         continue
@@ -452,7 +424,6 @@ while done < 150:
         if holder and lives(holder):
             print("shared with", holder, flush=True)
         mark.write_text(str(os.getpid()))
-    locks.end_turn()
     time.sleep(rng.random() / 500)
     for device in lease.devices:
         (marks / f"mark-{device}").write_text("")

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from sweeps_of_fakes import ENTRY, pids_in, spec_named, wait_until
 
-from batchscape import scheduler
 from batchscape.config import Slurm
 from batchscape.launch import run_sweep
 from batchscape.launch.slurm import job
@@ -24,7 +23,6 @@ from batchscape.record import claims
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Attempt, RunStatus, Status
-from batchscape.scheduler import Job, JobState
 
 
 @pytest.fixture
@@ -62,22 +60,17 @@ def test_a_job_waits_for_what_its_earlier_self_has_left(
 ) -> None:
     """Put back into the queue, as a node failed: that claim is left once it is silent."""
     order(sweep, spec_named("completes-1"))
-    jobs = {"7": Job("7", JobState.RUNNING, restarts=1)}
-    monkeypatch.setattr(scheduler, "is_available", lambda: True)
-    monkeypatch.setattr(scheduler, "jobs", lambda _: jobs)
+    monkeypatch.setattr(claims, "is_of_this_machine", lambda _: False)
     monkeypatch.setattr(claims, "_GONE_S", 2.0)
-    for name, value in {"JOB_ID": "7", "CLUSTER_NAME": "c", "RESTART_COUNT": "0"}.items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    monkeypatch.setenv("SLURMD_NODENAME", "node1")
+    for name, value in {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "node1"}.items():
+        monkeypatch.setenv(name, value)
     run = sweep.run("completes-1")
     claim = claims.CLAIMS.claim(run)
     assert claim is not None
     for descriptor in claim.descriptors:
         os.close(descriptor)
     path = run.path / ".claim.1"
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps(content | {"boot": "another", "is_local": False}))
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": 1}))
     assert job.main(str(sweep.path), str(POOL), "", "node2") == 0
     assert status(sweep, "completes-1").status is Status.COMPLETED
 

@@ -1,8 +1,8 @@
 """A launcher as far as claims go, on a node of its own: `claiming.py FOLDER NODE RUNS SECONDS`.
 
 It claims what it can get, works on it for a moment, and writes down when it began and ended. Its
-`fcntl.flock` fails with ENOLCK in the folder, its file system is shared, and its machine is not
-that of the others: patched here, in this process alone. Silence counts in tenths of a second.
+`fcntl.flock` fails with ENOLCK in the folder, and its file system is shared: patched here, in this
+process alone. Silence counts in tenths of a second.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ def refuse(*_: object) -> None:
 
 def main(folder: Path, node: str, runs: int, seconds: float) -> None:
     fcntl.flock = refuse
-    claims._boot = lambda: node
     claims.is_of_this_machine = lambda _: False
     claims._BEAT_S, claims._SILENT_S, claims._GAP_S = 0.1, 2.0, 0.5
     sweep, rng, end = SweepFolder(folder), random.Random(node), time.monotonic() + seconds

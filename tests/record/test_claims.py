@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -10,18 +9,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from batchscape import scheduler
-from batchscape.errors import SchedulerError
 from batchscape.record import claims
 from batchscape.record.claims import CLAIMS, _Claims
 from batchscape.record.folder import RunFolder
-from batchscape.scheduler import Job, JobState
 
 CLAIMING = Path(__file__).with_name("claiming.py")
 
@@ -102,27 +97,17 @@ def test_clocks_that_differ_by_a_minute(tmp_path: Path) -> None:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    """A run that a launcher in job 7, on another node, has claimed and left without a word."""
+    """A run that a launcher in job 7, on another machine, has claimed and left without a word."""
     run = RunFolder(tmp_path / "runs" / "a")
-    for name, value in {
-        "SLURM_JOB_ID": "7",
-        "SLURMD_NODENAME": "node1",
-        "SLURM_CLUSTER_NAME": "c",
-        "SLURM_RESTART_COUNT": "1",
-    }.items():
+    for name, value in {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "node1"}.items():
         monkeypatch.setenv(name, value)
     claim = CLAIMS.claim(run)
     assert claim is not None
     for descriptor in claim.descriptors:
         os.close(descriptor)
-    path = run.path / ".claim.1"
-    content = json.loads(path.read_text())
-    assert (content["job"], content["node"], content["restarts"]) == ("7", "node1", 1)
-    path.write_text(json.dumps(content | {"boot": "another", "is_local": False}))
     for name in ("SLURM_JOB_ID", "SLURMD_NODENAME"):
         monkeypatch.delenv(name)
-    monkeypatch.setattr(claims, "_GONE_S", 0.4)
-    monkeypatch.setattr(claims, "_ASKED_S", 0.0)
+    monkeypatch.setattr(claims, "is_of_this_machine", lambda _: False)
     return run
 
 
@@ -133,92 +118,42 @@ def look(observer: _Claims, run: RunFolder, seconds: float) -> object:
     return claim
 
 
-@pytest.mark.parametrize(
-    ("state", "restarts", "is_over"),
-    [
-        (JobState.RUNNING, 1, False),
-        (JobState.RUNNING, 2, True),
-        (JobState.PENDING, 2, True),
-        (JobState.NODE_FAIL, 1, True),
-        (JobState.UNKNOWN, None, True),
-    ],
-)
-def test_a_job_holds_its_runs_as_long_as_it_lives(
-    elsewhere: RunFolder,
-    monkeypatch: pytest.MonkeyPatch,
-    state: JobState,
-    restarts: int | None,
-    is_over: bool,
+def test_a_claim_is_left_after_silence(
+    elsewhere: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "is_available", lambda: True)
-    monkeypatch.setattr(scheduler, "jobs", lambda _: {"7": Job("7", state, restarts=restarts)})
+    monkeypatch.setattr(claims, "_SILENT_S", 0.5)
     observer = _Claims()
-    name = f"process {os.getpid()} on node1 (job 7)"
-    assert observer.holder(elsewhere) == (None if is_over else name)
     assert observer.claim(elsewhere) is None  # not at the first sight
-    assert (look(observer, elsewhere, 2.0) is not None) == is_over
+    assert look(observer, elsewhere, 2.0) is not None
 
 
-def test_a_scheduler_that_gives_no_answer_is_not_asked_for_each_run(
-    elsewhere: RunFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_who_has_a_run_is_told_at_a_glance(elsewhere: RunFolder) -> None:
+    """A claim that was not touched for two minutes is nobody's; whoever claims it looks longer."""
+    assert CLAIMS.holder(elsewhere) == f"process {os.getpid()} on node1 (job 7)"
+    long_ago = time.time() - 121
+    os.utime(elsewhere.path / ".claim.1", (long_ago, long_ago))
+    assert CLAIMS.holder(elsewhere) is None
+    assert _Claims().claim(elsewhere) is None
+
+
+def test_on_the_only_machine_the_end_of_the_lock_is_the_end_of_the_claim(
+    elsewhere: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
-
-    def jobs(ids: set[str]) -> dict[str, Job]:
-        asked.append(set(ids))
-        msg = "Slurm does not answer"
-        raise SchedulerError(msg)
-
-    monkeypatch.setattr(claims, "_ASKED_S", 60.0)
-    monkeypatch.setattr(scheduler, "is_available", lambda: True)
-    monkeypatch.setattr(scheduler, "jobs", jobs)
-    runs = [elsewhere]
-    for job in range(8, 12):
-        runs.append(RunFolder(tmp_path / "runs" / str(job)))
-        shutil.copytree(elsewhere.path, runs[-1].path)
-        path = runs[-1].path / ".claim.1"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"job": str(job)}))
-    observer = _Claims()
-    assert [observer.claim(run) for run in runs] == [None] * 5
-    assert asked == [{"7"}]
-
-    def all_are_over(ids: Iterable[str]) -> dict[str, Job]:
-        asked.append(set(ids))
-        return {job: Job(job, JobState.COMPLETED) for job in asked[-1]}
-
-    asked.clear()
-    monkeypatch.setattr(scheduler, "jobs", all_are_over)
-    monkeypatch.setattr(claims, "_NEW_S", 60.0)
-    observer = _Claims()
-    held = [observer.holder(run) for run in runs]
-    assert held[0] is None
-    assert None not in held[1:], "not asked for so soon"
-    assert asked == [{"7"}]
-    monkeypatch.setattr(claims, "_NEW_S", 0.0)
-    assert observer.holder(runs[-1]) is None
-    assert asked == [{"7"}, {"7", "8", "9", "10", "11"}], "for all that it has met"
-    assert [observer.holder(run) for run in runs] == [None] * 5
-    assert len(asked) == 2
-
-    asked.clear()
-    monkeypatch.setattr(claims, "_NEW_S", 60.0)
-    observer = _Claims()
-    observer.ask_ahead(runs)
-    assert [observer.holder(run) for run in runs] == [None] * 5
-    assert asked == [{"7", "8", "9", "10", "11"}]
+    monkeypatch.setattr(claims, "is_of_this_machine", lambda _: True)
+    assert CLAIMS.holder(elsewhere) is None
+    assert CLAIMS.claim(elsewhere) is not None
 
 
 def test_looks_at_other_runs_count(elsewhere: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock of its own: who looks at a thousand runs comes to each one rarely."""
     clock = 0.0
-    monkeypatch.setattr(scheduler, "is_available", lambda: False)
     monkeypatch.setattr(claims.time, "monotonic", lambda: clock)
     other = RunFolder(elsewhere.path.with_name("other"))
     shutil.copytree(elsewhere.path, other.path)
     observer = _Claims()
     for _ in range(2):
         assert observer.claim(elsewhere) is None
-        for _ in range(299):
+        for _ in range(119):
             clock += 1.0
             os.utime(other.path / ".claim.1", ns=(0, int(clock * 1e9)))
             assert observer.claim(other) is None
@@ -227,44 +162,28 @@ def test_looks_at_other_runs_count(elsewhere: RunFolder, monkeypatch: pytest.Mon
     assert observer.claim(elsewhere) is not None
 
 
-def test_a_node_that_is_cut_off_from_the_scheduler_alone_keeps_its_run(
+def test_a_holder_that_touches_its_claim_keeps_its_run(
     elsewhere: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "is_available", lambda: True)
-    monkeypatch.setattr(scheduler, "jobs", lambda _: {"7": Job("7", JobState.NODE_FAIL)})
+    monkeypatch.setattr(claims, "_SILENT_S", 1.0)
     over = threading.Event()
 
     def beat() -> None:
-        while not over.wait(0.1):
+        while not over.wait(0.05):
             os.utime(elsewhere.path / ".claim.1")
 
     thread = threading.Thread(target=beat)
     thread.start()
     observer = _Claims()
-    assert look(observer, elsewhere, 1.5) is None
+    assert look(observer, elsewhere, 2.5) is None
     over.set()
     thread.join()
-    assert look(observer, elsewhere, 2.0) is not None
-
-
-def test_a_scheduler_that_does_not_answer_leaves_silence(
-    elsewhere: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(_: object) -> None:
-        raise SchedulerError
-
-    monkeypatch.setattr(scheduler, "is_available", lambda: True)
-    monkeypatch.setattr(scheduler, "jobs", fail)
-    observer = _Claims()
-    assert look(observer, elsewhere, 1.0) is None
-    monkeypatch.setattr(claims, "_SILENT_S", 0.5)
-    assert look(observer, elsewhere, 2.0) is not None
+    assert look(observer, elsewhere, 5.0) is not None
 
 
 def test_time_in_which_nobody_looked_is_no_silence(
     elsewhere: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "is_available", lambda: False)
     monkeypatch.setattr(claims, "_SILENT_S", 1.0)
     monkeypatch.setattr(claims, "_GAP_S", 0.2)
     observer = _Claims()

@@ -114,7 +114,7 @@ def shared_folder(outputs: Path) -> list[Finding]:
         run = RunFolder(Path(folder))
         claim = CLAIMS.claim(run)
         if claim is None or CLAIMS.claim(run) is not None:
-            repair = "put sweep_dir elsewhere: docs/file_systems.md says what it must guarantee"
+            repair = "put sweep_dir elsewhere: docs/slurm.md says what it must guarantee"
             return [Finding(what, "broken", f"{place}: a run is not one launcher's alone", repair)]
         has_locks = bool(claim.descriptors)
         claim.release(is_over=True)

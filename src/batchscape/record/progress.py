@@ -97,7 +97,6 @@ def sweep_progress(sweep: SweepFolder) -> tuple[list[RunProgress], dict[str, str
     if not folders:
         msg = no_runs(sweep.path)
         raise RecordError(msg)
-    CLAIMS.ask_ahead(folders)
     paths = [str(folder.path) for folder in folders]
     found = dict(zip(paths, read_each(_looked_at, folders, sweep.path), strict=True))
     copies = copies_among({path: content for path, (_, content) in found.items()})

@@ -46,7 +46,7 @@ _LOOK_S = 2.0
 """Time between looks at the runs that are not over."""
 _ASK_S = 10.0
 """Time between questions to the scheduler, which has others to answer."""
-_LEFT_S = 60.0
+_LEFT_S = 180.0
 """How long the runs of jobs that are gone may still seem to be somebody's: `record.claims`."""
 _SILENT_S = 600.0
 """How long a scheduler may give no answer before nobody waits for it any more."""

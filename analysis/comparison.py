@@ -51,8 +51,6 @@ QUANTITIES = (
     Quantity("exchange_s", "time"),
     Quantity("optimizer_s", "time"),
     Quantity("exchange_span_s", "time"),
-    Quantity("exchange_within_node_s", "time"),
-    Quantity("exchange_between_nodes_s", "time"),
     Quantity("tokens_per_s_per_device", "time"),
     Quantity("mfu_pct", "time"),
     Quantity("model_tflops_per_s_per_device", "time"),

@@ -147,14 +147,6 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "declared_exchange_bytes": Column(
             "Int64", "gradient bytes of one exchange, as the engine declares them; checked"
         ),
-        "exchange_within_node_s": Column(
-            "Float64",
-            "time to add up the bytes of a gradient among the ranks of this node, measured after "
-            "a training over several nodes",
-        ),
-        "exchange_between_nodes_s": Column(
-            "Float64", "the same between nodes, each rank of a node with its share of the bytes"
-        ),
         "reported_data_parallel_size": Column(
             "Int64", "ranks that the engine's library exchanges over, asked before the first step"
         ),

@@ -41,9 +41,6 @@ SUMMARY: dict[str, str] = {
     "exchange_s": "median time of gradient exchange that backward did not hide",
     "optimizer_s": "median time of clipping, update and averaging of weights",
     "exchange_span_s": "median time from the first bucket exchanged until all are back",
-    "exchange_within_node_s": "time to add up the bytes of a gradient within a node, maximum over "
-    "ranks; several nodes only",
-    "exchange_between_nodes_s": "the same between nodes, each rank of a node with its share",
     "gap_pct": "share of the time on the wall between measured optimizer steps: in no step time, "
     "rate or MFU",
     "tokens_per_s": "tokens over the time in measured optimizer steps, all devices; "
@@ -105,8 +102,6 @@ _OVER_RANKS = (
     "uss_gib",
     "peak_rss_gib",
     "peak_taken_gib",
-    "exchange_within_node_s",
-    "exchange_between_nodes_s",
     "startup_s",
     "memory_probe_s",
     "compile_s",

@@ -53,8 +53,6 @@ TIMES = frozenset(
         "exchange_s",
         "optimizer_s",
         "exchange_span_s",
-        "exchange_within_node_s",
-        "exchange_between_nodes_s",
         "gap_pct",
         "tokens_per_s",
         "samples_per_s",

@@ -89,8 +89,6 @@ FIGURES: dict[str, str] = {
     "exchange_s": "time/median_exchange_s",
     "optimizer_s": "time/median_optimizer_s",
     "exchange_span_s": "time/median_exchange_span_s",
-    "exchange_within_node_s": "time/exchange_within_node_s",
-    "exchange_between_nodes_s": "time/exchange_between_nodes_s",
     "gap_pct": "time/gap_pct",
     "startup_s": "time/startup_s",
     "memory_probe_s": "time/memory_probe_s",

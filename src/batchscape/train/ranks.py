@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from batchscape.measure.memory_process import process_memory
 from batchscape.measure.memory_report import MemoryReport
-from batchscape.measure.node_exchange import node_exchange
 from batchscape.measure.peak import peak_flops
 from batchscape.record.files import JsonLines
 from batchscape.record.folder import RunFolder
@@ -30,7 +29,6 @@ def write_rank_row(
     startup_s: float | None,
     memory_probe_s: float,
     peak_taken_gib: float | None,
-    has_ended: bool,
 ) -> None:
     """Append the row of this rank to `ranks.jsonl`; the ranks share the file, a write each.
 
@@ -71,10 +69,6 @@ def write_rank_row(
         "evaluation_s": training.evaluation_s,
         "checkpoint_s": training.checkpoint_s,
     }
-    if has_ended and "nodes" in launch:
-        size = training.declaration["declared_exchange_bytes"]
-        exchange = node_exchange(size, training.spec.geometry.devices_per_node, device)
-        row |= exchange._asdict()
     # Network file systems lose lines that several machines append at the same time.
     for node in range(len(launch.get("nodes", [""]))):
         if node == row["node"]:

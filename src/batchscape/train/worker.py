@@ -129,7 +129,6 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> O
             startup_s=startup_s,
             memory_probe_s=memory.probe_s,
             peak_taken_gib=memory.peak_taken_gib(),
-            has_ended=outcome.status is Status.COMPLETED,
         )
         # The training is over: what hangs or fails in the teardown takes nothing from it.
         _leave(folder, rank, replace(outcome, phase=str(last_beat().phase)), progress)

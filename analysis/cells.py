@@ -77,7 +77,6 @@ _NOT_SETTINGS = {
     *SEEDS,
     *SUMMARY,
     *WHERE,
-    "another_curve",
     "attempts",
     "cause",
     "devices_per_node",

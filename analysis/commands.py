@@ -7,15 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
-from batchscape.analysis.hardware import is_prefix
-from batchscape.record.commands import Launched, again, in_full, more_seeds, time_again
+from batchscape.record.commands import Launched, again, more_seeds, time_again
 
 __all__ = [
     "SHIPPED",
     "for_cut",
     "for_more_seeds",
     "for_times",
-    "for_whole_curves",
     "part_command",
     "untimed_cells",
 ]
@@ -99,22 +97,6 @@ def for_more_seeds(runs: pd.DataFrame, seeds: Sequence[int]) -> str | None:
     if engine.eq("command").any() and runs.reindex(columns=[_SEED])[_SEED].nunique() < 2:
         return None  # whether the program is told its seed is not known
     return more_seeds(_launched(runs), seeds)
-
-
-def for_whole_curves(runs: pd.DataFrame) -> str | None:
-    """Return the command that trains in full what was trained as far as a prefix.
-
-    Parameters
-    ----------
-    runs : DataFrame
-        Rows of `Cells.runs`.
-
-    Returns
-    -------
-    str or None
-        None where there are none, or their command is not known.
-    """
-    return in_full(_launched(runs[is_prefix(runs)]))
 
 
 def untimed_cells(runs: pd.DataFrame) -> pd.DataFrame:

@@ -12,7 +12,6 @@ from batchscape.analysis.best import mark_best
 from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells, geometry_label
 from batchscape.analysis.commands import untimed_cells
 from batchscape.analysis.estimates import half_widths
-from batchscape.analysis.hardware import is_prefix
 
 __all__ = [
     "DISTURBED",
@@ -73,9 +72,6 @@ QUANTITIES = (
 """Figures of the comparison, in the order of its columns."""
 
 
-_OF_A_TRAINING = ("train_time_s", "evaluation_s", "checkpoint_s")
-
-
 def compare(cells: Cells) -> pd.DataFrame:
     """Compute the comparison table.
 
@@ -83,9 +79,8 @@ def compare(cells: Cells) -> pd.DataFrame:
     -------
     DataFrame
         One row a cell, in the order of `cells.table`: geometry, `status` (with counts where runs
-        differ; `prefix` of completed runs that have no whole curve), the varying settings, `n`,
-        `n_completed` and, among these, `n_prefix` (runs), `reason` (of runs that did not complete),
-        `timing_note` (why times of completed runs are left out), `not_invariant` (why
+        differ), the varying settings, `n`, `n_completed` (runs), `reason` (of runs that did not
+        complete), `timing_note` (why times of completed runs are left out), `not_invariant` (why
         decompositions of these runs may train unlike one another); for each figure of `QUANTITIES`
         its `_mean`, `_sd` (missing for n = 1), `_ci95` (half-width of the t-interval of the mean,
         from 3 values on) and `_n`; the same of `DISTURBED` for cells of which no time counts; the
@@ -98,14 +93,12 @@ def compare(cells: Cells) -> pd.DataFrame:
         timing_note=cells.runs["timing_note"].where(done),
         not_invariant=cells.runs.reindex(columns=["not_invariant"])["not_invariant"],
     )
-    short = is_prefix(runs)
-    counts = pd.crosstab(runs["cell"], runs["status"].mask(short, "prefix"))
+    counts = pd.crosstab(runs["cell"], runs["status"])
     head = pd.DataFrame(
         {
             "status": _statuses(counts),
             "n": counts.sum(axis=1),
             "n_completed": done.groupby(runs["cell"]).sum(),
-            "n_prefix": short.groupby(runs["cell"]).sum(),
             "reason": _distinct(runs, "reason", " | "),
             "timing_note": _distinct(runs, "timing_note", " | "),
             "not_invariant": _distinct(runs, "not_invariant", " | "),
@@ -149,9 +142,6 @@ def valid_figures(runs: pd.DataFrame) -> pd.DataFrame:
     times = np.array([quantity.kind == "time" for quantity in QUANTITIES])
     valid = completed["timing_valid"].eq(True).fillna(value=False).to_numpy(dtype=bool)
     figures[np.ix_(~valid, times)] = np.nan
-    # What a whole training takes, a prefix does not tell.
-    prefix = is_prefix(completed).to_numpy(dtype=bool)
-    figures[np.ix_(prefix, np.isin(names, _OF_A_TRAINING))] = np.nan
     table = pd.DataFrame(figures, index=completed.index, columns=names)
     return pd.concat([completed[["cell", "trajectory_id"]], table], axis=1)
 
@@ -230,10 +220,7 @@ def _spread(groups: DataFrameGroupBy[Any, Any]) -> dict[str, dict[str, pd.Series
 
 def _statuses(counts: pd.DataFrame) -> pd.Series[str]:
     # What went well comes first, the rest by name.
-    well = ["prefix", "completed"]
-    names = sorted(
-        counts.columns, key=lambda name: (-well.index(name) if name in well else 1, name)
-    )
+    names = sorted(counts.columns, key=lambda name: (name != "completed", name))
     texts = {}
     for cell, found in zip(counts.index, counts[names].to_numpy(), strict=True):
         there = [(name, n) for name, n in zip(names, found, strict=True) if n]

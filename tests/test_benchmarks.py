@@ -174,12 +174,3 @@ def test_memory_prediction_of_libraries(tmp_path):
     (error,) = re.findall(r"peak, gpt ZeRO 2: median .*, worst (\d+\.\d+) %, n 1", printed)
     assert float(error) < 3
     assert (tmp_path / "memory_prediction_of_libraries-cpu.json").exists()
-
-
-@pytest.mark.slow
-def test_economy():
-    printed = printed_by("economy.py", "--samples", "768", "--study", "four cuts")
-    assert "four cuts: 24 optimizer steps, 3 seeds, 9 of 12 runs as far as a prefix" in printed
-    assert re.search(r"device time, grid / one curve: +\d+\.\d+ \(\d", printed)
-    assert re.search(r"in optimizer steps alone: +\d+\.\d+ \(\d", printed)
-    assert re.search(r"peak_allocated_gib: 4 of 4 cuts agree within intervals", printed)

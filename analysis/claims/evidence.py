@@ -14,7 +14,7 @@ from batchscape.analysis.cells import GEOMETRY, RATE, SEEDS, Cells, plain_texts
 from batchscape.analysis.comparing.pairs import blocks_of, joined, labels_of, logarithm
 from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.equivalence.paired import MARGIN_SETTINGS, MARGINS
-from batchscape.analysis.hardware import is_prefix, was_started
+from batchscape.analysis.hardware import was_started
 from batchscape.analysis.joins import rows_of
 from batchscape.config import Affects, affects_of
 from batchscape.errors import AnalysisError
@@ -163,9 +163,6 @@ class Evidence:
 
     def _contexts(self, view: View) -> Iterator[Context]:
         runs = self._runs()
-        if view != "cost":
-            # No loss of theirs was looked at beyond a prefix, and nothing rests on what was not.
-            runs = runs[~is_prefix(runs)]
         if runs.empty:
             return
         names = [name for name in self.cells.shown if not self._is_free(name, view)]

@@ -10,7 +10,6 @@ import pandas as pd
 
 from batchscape.analysis.cells import SEEDS, Cells
 from batchscape.analysis.engines.matching import counterparts, in_order
-from batchscape.analysis.hardware import is_prefix
 from batchscape.analysis.joins import rows_of
 
 __all__ = ["EngineLosses", "compare_engines"]
@@ -76,7 +75,7 @@ def compare_engines(cells: Cells, steps: pd.DataFrame) -> EngineLosses:
 def _members(cells: Cells) -> pd.DataFrame:
     """One run for each cell and seed, with its family and the cell that it is held against."""
     found = counterparts(cells)
-    whole = cells.runs["status"].eq("completed") & ~is_prefix(cells.runs)
+    whole = cells.runs["status"].eq("completed")
     runs = cells.runs[cells.runs["cell"].isin(found.index) & whole]
     seeds = [name for name in SEEDS if name in runs]
     runs = runs.drop_duplicates(["cell", *seeds])

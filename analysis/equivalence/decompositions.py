@@ -10,7 +10,6 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from batchscape.analysis.cells import GEOMETRY, Cells
-from batchscape.analysis.hardware import is_prefix
 from batchscape.analysis.joins import rows_of
 from batchscape.errors import AnalysisError
 
@@ -51,7 +50,7 @@ def loss_differences(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     AnalysisError
         If a reference has an optimizer step twice.
     """
-    members = _whole(members_of(cells))
+    members = members_of(cells)
     names = members.drop_duplicates("trajectory").set_index("trajectory")["trajectory_id"]
     categories = pd.CategoricalDtype(pd.Index(names.sort_index()))
     pairs = _paired(_member_rows(members, steps))
@@ -72,7 +71,7 @@ def seed_spread(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     DataFrame
         `reference`, `optimizer_step`, `samples`, `sd` (ddof 1, over trajectories) and `n`.
     """
-    members = _whole(members_of(cells))
+    members = members_of(cells)
     references = members[members["cell"] == members["reference"]]
     rows = _member_rows(references, steps)
     groups = rows.groupby(["reference", "optimizer_step"])
@@ -150,10 +149,6 @@ def reference_labels(cells: Cells) -> pd.Series[str]:
     return cells.labels([name for name in cells.contexts if name in _MAY_DIFFER])
 
 
-def _whole(members: pd.DataFrame) -> pd.DataFrame:
-    return members[~members["is_prefix"]]
-
-
 def _member_rows(members: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """Attach the rows to their members."""
     rows = rows_of(members, steps, ["optimizer_step", "samples", "loss"])
@@ -193,18 +188,17 @@ def members_of(cells: Cells, statuses: Sequence[str] = ("completed",)) -> pd.Dat
     Returns
     -------
     DataFrame
-        `cell`, `trajectory_id`, `sweep_dir`, `run_id`, `is_prefix` (whether it has no whole curve:
-        a run that has is preferred), `trajectory` (a number for the id) and `reference`, the first
-        cell of the family, with a whole curve where any has one: of all cells that share
-        trajectories, directly or by way of others. Indexed as `cells.runs`.
+        `cell`, `trajectory_id`, `sweep_dir`, `run_id`, `trajectory` (a number for the id) and
+        `reference`, the first cell of the family: of all cells that share trajectories, directly
+        or by way of others. Indexed as `cells.runs`.
     """
     names = ["cell", "trajectory_id", "sweep_dir", "run_id", "status"]
-    runs = cells.runs[names].assign(is_prefix=is_prefix(cells.runs))
+    runs = cells.runs[names]
     runs = runs[runs["status"].isin(statuses) & runs["trajectory_id"].notna()]
     runs = runs.assign(place=runs["status"].map(list(statuses).index))
-    runs = runs.sort_values(["place", "is_prefix"], kind="stable")
+    runs = runs.sort_values("place", kind="stable")
     members = runs.drop_duplicates(["cell", "trajectory_id"]).sort_index()
-    members = members[["cell", "trajectory_id", "sweep_dir", "run_id", "is_prefix"]]
+    members = members[["cell", "trajectory_id", "sweep_dir", "run_id"]]
     members["trajectory"], _ = pd.factorize(members["trajectory_id"])
     # A seed may be missing in the reference, so that families are found over all trajectories.
     n_cells = len(cells.table)
@@ -212,7 +206,6 @@ def members_of(cells: Cells, statuses: Sequence[str] = ("completed",)) -> pd.Dat
     links = (np.ones(len(members)), (members["cell"], n_cells + members["trajectory"]))
     _, family = connected_components(coo_array(links, shape=(size, size)), directed=False)
     members["family"] = family[members["cell"].to_numpy()]
-    whole = members["cell"].where(~members["is_prefix"]).groupby(members["family"]).min()
-    anyone = members.groupby("family")["cell"].min()
-    members["reference"] = members["family"].map(whole.fillna(anyone).astype("int64"))
+    first = members.groupby("family")["cell"].min()
+    members["reference"] = members["family"].map(first).astype("int64")
     return members.drop(columns="family")

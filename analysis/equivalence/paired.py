@@ -61,9 +61,8 @@ def paired_differences(cells: Cells, reaches: pd.DataFrame | None = None) -> pd.
         One row a cell but the reference, trajectory, quantity and target: `cell`, `reference`,
         `trajectory_id`, `quantity`, `target_loss` (NaN for losses), `value`, `value_reference`,
         `difference` (NaN where neither has a value, or both are infinite), `margin` and
-        `margin_reference` (as the runs state them, NaN where they do not), `is_prefix` (whether one
-        of them has no whole curve, and so no value), `sweep_dir`, `run_id`, and both of the
-        reference (`..._reference`).
+        `margin_reference` (as the runs state them, NaN where they do not), `sweep_dir`, `run_id`,
+        and both of the reference (`..._reference`).
 
     Raises
     ------
@@ -77,14 +76,13 @@ def paired_differences(cells: Cells, reaches: pd.DataFrame | None = None) -> pd.
     rows = pd.concat(values, ignore_index=True)
     keys = ["reference", "trajectory_id", "quantity", "target_loss"]
     own = rows["cell"] == rows["reference"]
-    shared = ["value", "margin", "sweep_dir", "run_id", "is_prefix"]
+    shared = ["value", "margin", "sweep_dir", "run_id"]
     base = rows.loc[own, [*keys, *shared]].rename(
         columns={name: f"{name}_reference" for name in shared}
     )
     pairs = rows[~own].merge(base, on=keys)
     with np.errstate(invalid="ignore"):
         pairs["difference"] = pairs["value"] - pairs["value_reference"]
-    pairs["is_prefix"] |= pairs.pop("is_prefix_reference")
     return pairs.reset_index(drop=True)
 
 
@@ -126,20 +124,19 @@ def judge_equivalence(
         msg = f"pairs lack columns: {', '.join(sorted(missing))}"
         raise AnalysisError(msg)
     columns = ("reference", "target_loss", "margin", "margin_reference", "value_reference")
-    wanted = [*pairs.columns, *columns, *_TEXTS, "is_prefix"]
+    wanted = [*pairs.columns, *columns, *_TEXTS]
     pairs = pairs.reindex(columns=list(dict.fromkeys(wanted)))
     keys = ["cell", "reference", "quantity", "target_loss"]
     number = pairs.groupby(keys, dropna=False).ngroup().to_numpy()
     pairs = pairs.iloc[np.argsort(number, kind="stable")]
     starts = np.flatnonzero(np.diff(np.sort(number), prepend=-1))
     numbers = {name: pairs[name].to_numpy(dtype=float) for name in _NUMBERS}
-    short = pairs["is_prefix"].eq(True).to_numpy(dtype=bool)
     texts = {name: pairs[name].to_numpy(dtype=object) for name in _TEXTS}
     heads = pairs[keys].iloc[starts].to_dict("records")
     rows = []
     ends = np.append(starts, len(pairs))[1:]
     for head, begin, end in zip(heads, starts, ends, strict=True):
-        columns_of = numbers | texts | {"is_prefix": short}
+        columns_of = numbers | texts
         own = {name: values[begin:end] for name, values in columns_of.items()}
         judged = _judged(own, str(head["quantity"]), margin, generator)
         rows.append(dict(zip(keys, head.values(), strict=True)) | judged)
@@ -216,7 +213,7 @@ def _with_identity(
 ) -> pd.DataFrame:
     setting = MARGIN_SETTINGS[quantity]
     stated = cells.runs.get(setting, pd.Series(math.nan, index=cells.runs.index))
-    names = ["cell", "reference", "trajectory_id", "sweep_dir", "run_id", "is_prefix"]
+    names = ["cell", "reference", "trajectory_id", "sweep_dir", "run_id"]
     return members[names].assign(
         quantity=quantity,
         target_loss=target,
@@ -251,10 +248,6 @@ def _judged(
         shown = ", ".join(f"{margin:g}" for margin in distinct)
         why = f"the runs state several margins ({shown}); one is fixed before the first run"
         row |= {"verdict": "not identified", "margin": math.nan, "reason": why}
-    elif short := int(own["is_prefix"].sum()):
-        # Those that have both curves were not chosen at random: their prefixes differed.
-        why = f"{short} of {len(kept)} pairs lack a whole curve: one of both was trained in full"
-        row |= {"verdict": "not identified", "reason": why}
     references = own["value_reference"][kept]
     finite = references[np.isfinite(references)]
     return row | {

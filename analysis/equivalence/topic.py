@@ -10,7 +10,6 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from batchscape.analysis.cells import Cells
-from batchscape.analysis.commands import for_whole_curves
 from batchscape.analysis.equivalence.decompositions import (
     compared,
     loss_differences,
@@ -44,7 +43,6 @@ from batchscape.analysis.equivalence.tables import (
 from batchscape.analysis.equivalence.tost import ALPHA, POWER
 from batchscape.analysis.estimates import LEVEL, TWO_SIDED, Estimate
 from batchscape.analysis.figures.style import looks
-from batchscape.analysis.hardware import is_prefix
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.tables import decomposition_grid
 from batchscape.analysis.report.topic import Picture, Section, TableView
@@ -103,7 +101,6 @@ def equivalence_section(
         pictures=pictures,
         warnings=[*_warnings(judged), *_not_shown(cells, judged)],
         headlines=_headlines(judged, gradients),
-        settle=list(_in_full(cells, judged)),
     )
 
 
@@ -207,20 +204,6 @@ def _verdicts(cells: Cells, judged: pd.DataFrame) -> Iterator[str]:
             f"{text}. Pairs as many and as variable as these would show equivalence with "
             f"{POWER:.0%} power from a margin of {significant(least, 2)} nats on."
         )
-
-
-def _in_full(cells: Cells, judged: pd.DataFrame) -> Iterator[str]:
-    """Say what would tell whether cuts train alike of which one has a whole curve."""
-    short = cells.runs[is_prefix(cells.runs)]
-    if judged.empty or short.empty:
-        return
-    text = (
-        f"Not identified: whether cuts train alike. {len(short)} runs were trained as far as a "
-        "prefix of another one's curve (launcher.one_curve), which they met within rounding, and "
-        "what followed was not looked at."
-    )
-    command = for_whole_curves(short)
-    yield text if command is None else f"{text} The same sweep in full settles it: {command}"
 
 
 def _of_programs(cells: Cells, judged: pd.DataFrame) -> Iterator[str]:

@@ -10,7 +10,6 @@ import pandas as pd
 
 from batchscape.analysis.cells import Cells, counted, launched_batches
 from batchscape.analysis.equivalence.decompositions import loss_differences, seed_spread
-from batchscape.analysis.hardware import is_prefix
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.numbers import significant
 
@@ -199,7 +198,7 @@ def diverged_curves(cells: Cells, steps: pd.DataFrame, *, timed: bool) -> pd.Dat
 
 
 def _chosen(cells: Cells, status: str, *, timed: bool) -> pd.DataFrame:
-    runs = cells.runs[cells.runs["status"].eq(status) & ~is_prefix(cells.runs)]
+    runs = cells.runs[cells.runs["status"].eq(status)]
     return runs[runs["timing_valid"]] if timed else runs
 
 

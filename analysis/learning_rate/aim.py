@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.hardware import is_prefix
 from batchscape.analysis.learning_rate.optimum import best_learning_rates
 
 __all__ = ["LOSS", "STEPS", "Optima", "final_losses", "find_optima", "is_varied"]
@@ -86,9 +85,7 @@ def final_losses(runs: pd.DataFrame) -> pd.DataFrame:
     """
     stopped = runs.reindex(columns=["stop_reason"])["stop_reason"].eq("target")
     names = ["global_batch_size", "learning_rate", "seed", LOSS, "status"]
-    return runs[~stopped & ~is_prefix(runs)].reindex(
-        columns=[*names, "run_id", "sweep_dir", "trajectory_id"]
-    )
+    return runs[~stopped].reindex(columns=[*names, "run_id", "sweep_dir", "trajectory_id"])
 
 
 def is_varied(table: pd.DataFrame) -> bool:

@@ -54,7 +54,6 @@ from scipy.special import stdtrit
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.estimates import NOT_IDENTIFIED, TWO_SIDED
-from batchscape.analysis.hardware import is_prefix
 from batchscape.analysis.joins import rows_of
 from batchscape.record.noise_scale import SAMPLED, has_no_noise_scale, noise_samples
 
@@ -249,7 +248,7 @@ def _samples(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 def _cell_samples(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     labels = cells.runs.reindex(columns=["not_invariant"])["not_invariant"]
-    whole = cells.runs["status"].eq("completed") & ~is_prefix(cells.runs)
+    whole = cells.runs["status"].eq("completed")
     counted = whole & ~labels.map(has_no_noise_scale).astype(bool)
     completed = cells.runs[counted]
     # A timing repeat of a trajectory is no further draw of its noise.

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import Cells, geometry_label, launched_batches
-from batchscape.analysis.hardware import is_prefix, was_started
+from batchscape.analysis.hardware import was_started
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.page.chart import (
     Chart,
@@ -110,7 +110,7 @@ def loss_chart(
     """
     # Rows of the few columns that are asked for are taken in a fraction of the time.
     runs = cells.runs.reindex(columns=_OF_RUNS).reset_index(drop=True)
-    launched = runs[was_started(runs) & ~is_prefix(runs)]
+    launched = runs[was_started(runs)]
     drawn = _drawn(launched, geometry_label(cells.table), at_best)
     found = {
         value: rows_of(runs.loc[drawn], rows, [*PROGRESS, value]).dropna(subset=[value])
@@ -147,8 +147,6 @@ def loss_chart(
             "is such a one, then another of each, as far as there is room; geometries take turns, "
             "each with cells from all over its settings. "
         )
-    if short := int(is_prefix(runs).sum()):
-        few += f"{short} runs of which a prefix alone was trained are left out. "
     settings = setting_names(cells, cells.context_of())
     if len(settings) > 1:
         named = {f"s{number}": name for number, name in settings.items()}

@@ -7,7 +7,6 @@ import pandas as pd
 from batchscape.analysis.best import SIGNIFICANCE
 from batchscape.analysis.cells import RATE, Cells
 from batchscape.analysis.estimates import LEVEL
-from batchscape.analysis.hardware import is_prefix
 from batchscape.analysis.labels import setting_headers
 from batchscape.analysis.report.grids import lettered
 
@@ -71,11 +70,10 @@ def footnotes(comparison: pd.DataFrame, cells: Cells) -> tuple[list[list[str]], 
     open_ended = comparison["status"].where(comparison["n_completed"].lt(comparison["n"]))
     texts = []
     names = ("reason", "timing_note", "not_invariant")
-    for reason, note, label, status, stopped, short, some in zip(
+    for reason, note, label, status, stopped, some in zip(
         *(comparison[name] for name in names),
         open_ended,
         _stopped_at_target(comparison, cells),
-        _prefixes(comparison, cells),
         timed,
         strict=True,
     ):
@@ -86,26 +84,9 @@ def footnotes(comparison: pd.DataFrame, cells: Cells) -> tuple[list[list[str]], 
                 None if pd.isna(note) else f"{what}: {note}",
                 None if pd.isna(label) else f"not decomposition-invariant: {label}",
                 stopped,
-                short,
             ]
         )
     return lettered(texts)
-
-
-def _prefixes(comparison: pd.DataFrame, cells: Cells) -> list[str | None]:
-    """Say where losses are those of other cuts, and where those are not there."""
-    runs = cells.runs.reindex(columns=["cell", "trajectory_id", "status", "stop_reason"])
-    short = is_prefix(runs)
-    whole = runs.loc[runs["status"].eq("completed") & ~short, "trajectory_id"]
-    lost = (short & ~runs["trajectory_id"].isin(whole)).groupby(runs["cell"]).sum()
-    found = comparison[["n_prefix", "n_completed"]].assign(lost=lost.reindex(comparison.index))
-    return [
-        f"{count} of {n} trained as far as a prefix: their curve is that of another run of their "
-        "trajectory" + (f", which {int(without)} of them lack here" if without else "")
-        if count
-        else None
-        for count, n, without in found.itertuples(index=False)
-    ]
 
 
 def _stopped_at_target(comparison: pd.DataFrame, cells: Cells) -> list[str | None]:

@@ -10,7 +10,7 @@ import pandas as pd
 from batchscape.analysis.best import SIGNIFICANCE
 from batchscape.analysis.cells import Cells, plain_texts
 from batchscape.analysis.estimates import FEWEST, LEVEL
-from batchscape.analysis.hardware import is_prefix, was_started
+from batchscape.analysis.hardware import was_started
 from batchscape.analysis.report.provenance import trained
 from batchscape.analysis.report.topic import Section
 
@@ -171,14 +171,6 @@ def _intervals(cells: Cells, launched: pd.DataFrame, sections: Sequence[Section]
         return
     counts = completed.groupby("cell").size()
     yield f"Completed runs of a cell: {_values(counts)}."
-    if short := int(is_prefix(completed).sum()):
-        steps = completed.loc[is_prefix(completed), "optimizer_steps"]
-        yield (
-            f"Of runs that train alike one was trained in full; {_number(short, 'run')} ended "
-            f"after {_values(steps)} optimizer steps, whose losses were those of the full one "
-            "within rounding. Times to a target of these are derived: its optimizer steps times "
-            "their own step time."
-        )
     if not cells.of_programs().any():
         yield (
             "Optimizer step k of a run with global batch B takes samples kB to (k + 1)B of one "

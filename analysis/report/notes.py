@@ -10,7 +10,6 @@ import pandas as pd
 from batchscape.analysis.cells import SEEDS, Cells, plain_texts
 from batchscape.analysis.commands import for_times, untimed_cells
 from batchscape.analysis.cost.capacity import LIMITED
-from batchscape.analysis.hardware import is_prefix
 from batchscape.record.noise_scale import has_no_noise_scale
 
 __all__ = ["find_notes"]
@@ -195,10 +194,8 @@ def _samples(runs: pd.DataFrame) -> Iterator[str]:
             f"{_counted(stopped, 'run')} stopped at a target loss, so final losses are those at "
             "the target, not at the end of the budget."
         )
-    yield from _prefixes(runs)
-    whole = completed[~is_prefix(completed)]
     for name, what in (("final_loss", "final loss"), ("final_eval_loss", "final eval loss")):
-        lost = whole[name].isna().sum() if name in whole else 0
+        lost = completed[name].isna().sum() if name in completed else 0
         if lost:
             runs_lost = _counted(lost, "run")
             yield f"{runs_lost} completed without a finite {what}; figures of it leave them out."
@@ -220,21 +217,6 @@ def _samples(runs: pd.DataFrame) -> Iterator[str]:
             f"{skipped.sum():.0f} updates of {_counted(skipped.gt(0).sum(), 'run')} were left out: "
             "a gradient overflowed in float16."
         )
-
-
-def _prefixes(runs: pd.DataFrame) -> Iterator[str]:
-    short = runs[is_prefix(runs)]
-    if len(short):
-        yield (
-            f"Of runs that train alike one was trained in full (launcher.one_curve): "
-            f"{_counted(len(short), 'run')} ended with a prefix, of "
-            f"{_span(pd.to_numeric(short['optimizer_steps']))} optimizer steps, whose losses are "
-            "those of the one within rounding. Their memory and times are measured, their curves "
-            "are not: what is made of both is marked as derived."
-        )
-    told = runs.reindex(columns=["run_id", "another_curve"]).dropna()
-    for _, run in told.head(_MAX_NAMED).iterrows():
-        yield f"{run['run_id']} does not train like its trajectory: {run['another_curve']}."
 
 
 def _span(values: pd.Series[float]) -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from batchscape.analysis.cells import RATE, Cells, counted
-from batchscape.analysis.hardware import is_prefix, was_started
+from batchscape.analysis.hardware import was_started
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.numbers import significant
 
@@ -41,7 +41,7 @@ def curve_lines(cells: Cells, evals: pd.DataFrame, at_best: Collection[int] = ()
         many completed. Of more than 12 lines the first are shown. Global batches without a curve
         are named last. Nothing where no completed run was evaluated.
     """
-    runs = cells.runs[cells.runs["status"].eq("completed") & ~is_prefix(cells.runs)]
+    runs = cells.runs[cells.runs["status"].eq("completed")]
     rows = rows_of(runs, evals, ["samples", "eval_loss"])
     rows = rows[np.isfinite(rows["eval_loss"])]
     if rows.empty:

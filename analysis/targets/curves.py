@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from batchscape.analysis.cells import Cells, geometry_label
-from batchscape.analysis.hardware import is_prefix, was_started
+from batchscape.analysis.hardware import was_started
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.labels import group_labels
 from batchscape.analysis.numbers import MISSING
@@ -63,8 +63,6 @@ _DATA = "data.manifest_hash"
 def curves_of(cells: Cells, tables: Tables) -> pd.DataFrame:
     """Collect the curves of held-out loss of every run that was started.
 
-    A run of which a prefix was trained has none: another one of its trajectory has it.
-
     Parameters
     ----------
     cells : Cells
@@ -85,12 +83,9 @@ def curves_of(cells: Cells, tables: Tables) -> pd.DataFrame:
     AnalysisError
         If no run was trained in full, or none measured its held-out loss.
     """
-    runs = cells.runs[was_started(cells.runs) & ~is_prefix(cells.runs)]
+    runs = cells.runs[was_started(cells.runs)]
     if runs.empty:
-        short = int(is_prefix(cells.runs).sum())
         msg = f"no run was started: all {len(cells.runs)} are pending or rejected"
-        if short:
-            msg = f"no run was trained in full: {short} ended with a prefix of their curves"
         raise AnalysisError(msg)
     rows = rows_of(runs, tables.evals, [*PROGRESS, "eval_loss"])
     rows = rows.rename(columns={"eval_loss": "loss"})

@@ -40,7 +40,6 @@ def test_the_table_of_a_study(build: Any) -> None:
         "status",
         "n",
         "n_completed",
-        "n_prefix",
         "reason",
         "timing_note",
     ]

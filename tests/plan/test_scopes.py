@@ -294,7 +294,6 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
             "retry": ["oom"],
             "max_failures": 2,
             "skip_unfit": False,
-            "one_curve": True,
         },
     ),
     Slurm: (
@@ -313,7 +312,6 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
             "retry": ["oom"],
             "max_failures": 2,
             "skip_unfit": False,
-            "one_curve": True,
             "jobs": 4,
             **dict.fromkeys(("partition", "account", "qos", "constraint", "reservation"), "gpu"),
             "timeout_min": 30,

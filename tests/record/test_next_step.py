@@ -79,21 +79,6 @@ def test_what_was_trained_to_its_end_is_sealed_whatever_its_status(
     assert what_next(folder, known, 2, resumable=False, is_held=True) is Next.WAIT
 
 
-@pytest.mark.parametrize("has_checkpoint", [False, True])
-def test_a_prefix_that_was_not_sealed_is_no_end_where_all_is_trained_in_full(
-    folder: RunFolder, has_checkpoint: bool
-) -> None:
-    train(folder, Status.COMPLETED, completes=StopReason.PREFIX)
-    known = RunStatus(Status.RUNNING, attempts=[Attempt(1.0, 0)])
-    if has_checkpoint:
-        folder.checkpoints.mkdir()
-        (folder.checkpoints / CHECKPOINT).touch()
-    for in_full in (False, True):
-        found = what_next(folder, known, 1, resumable=False, is_held=False, in_full=in_full)
-        goes_on = Next.GO_ON if has_checkpoint else Next.BEGIN
-        assert found is (goes_on if in_full else Next.SEAL)
-
-
 @pytest.mark.parametrize(
     ("left", "steps", "is_final"),
     [

@@ -121,10 +121,6 @@ class AnyLauncher:
     """Reject a run that is predicted to need more memory than there is, or whose micro-batch is
     larger than that of a run that ran out of memory with all else that decides memory alike; false:
     try each."""
-    one_curve: Annotated[bool, Affects.NOTHING] = False
-    """Of runs that train alike (one `trajectory_id`), train one in full and the others as long as
-    memory, step time and a prefix of the curve need; false: train all in full, those too that had
-    ended with a prefix. The rule is in `record.prefix`."""
 
 
 @dataclass(frozen=True, config=STRICT)

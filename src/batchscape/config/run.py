@@ -68,13 +68,6 @@ class RunConfig:
             raise ValueError(problem)
         if problem := engine_cannot(self.engine, self.optimizer, self.batch, self.evaluation):
             raise ValueError(problem)
-        if self.launcher.one_curve and not isinstance(self.search, NoSearch):
-            msg = (
-                "launcher.one_curve=true trains some runs as far as a prefix, and a search asks "
-                "for what each run comes to; use launcher.one_curve=false with "
-                f"search={self.search.name}"
-            )
-            raise ValueError(msg)
         if self.device.memory_limit_gib is not None and isinstance(self.engine, Command):
             msg = (
                 f"device.memory_limit_gib={self.device.memory_limit_gib:g} holds for the ranks of "

@@ -82,12 +82,6 @@ class ActiveRun:
         return {}
 
     @property
-    def optimizer_steps(self) -> int:
-        """Optimizer steps that this attempt goes to."""
-        prefix = self.launch.get("prefix")
-        return self.spec.optimizer_steps if prefix is None else int(prefix["optimizer_steps"])
-
-    @property
     def stop_grace_s(self) -> float:
         """Time between SIGTERM and SIGKILL: slow steps take longer to come to a checkpoint."""
         step_time_s = self.last_row.get("step_time_s") or 0.0

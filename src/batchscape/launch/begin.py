@@ -49,8 +49,7 @@ def begin(
     ----------
     spec : RunSpec
     folder : RunFolder
-        With a status that is not sealed; or of a run that is trained in full now and had completed
-        with a prefix, of which nothing stays.
+        With a status that is not sealed.
     lease : Lease
     processes : Processes
     entry : str
@@ -95,10 +94,6 @@ def begin(
     with ExitStack() as undone:
         undone.callback(hangs.close)
         remove_dead_writes(folder)
-        if standing.status.is_sealed:
-            # Before its files go: without them the seal would say that the run is damaged.
-            standing = RunStatus(Status.PENDING, attempts=standing.attempts, notes=standing.notes)
-            standing.write(folder.status)
         for leftover in (*folder.outcomes(), *map(folder.parquet, TABLES)):
             # Parquet without a seal is from a launcher that died while sealing; the lines remain.
             leftover.unlink(missing_ok=True)

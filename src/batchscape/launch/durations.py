@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
-from operator import attrgetter
 from statistics import median
 
 from batchscape.record.disk import read_each
@@ -75,8 +74,6 @@ class Durations:
         Runs of the sweep.
     predicted_s : mapping of str to float
         What a whole run was predicted to take, in seconds, by `run_id`.
-    samples : callable
-        Returns for how many samples a run will be trained; by default all of its budget.
     """
 
     def __init__(
@@ -84,10 +81,8 @@ class Durations:
         sweep: SweepFolder,
         specs: Iterable[RunSpec],
         predicted_s: Mapping[str, float],
-        samples: Callable[[RunSpec], int] = attrgetter("samples"),
     ) -> None:
         self._sweep = sweep
-        self._samples = samples
         self._predicted_s = predicted_s
         self._specs = list(specs)
         self._cells: defaultdict[str, list[Duration]] = defaultdict(list)
@@ -117,7 +112,7 @@ class Durations:
         """Return how long a run should take from now on, in seconds; None: nothing is known."""
         if not self._is_read:
             self._read()
-        left = max(0, self._samples(spec) - self._done.get(spec.run_id, 0))
+        left = max(0, spec.samples - self._done.get(spec.run_id, 0))
         asked = self._cell(spec), left
         if asked not in self._answers:
             duration = self._duration(spec)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import shutil
 
 from batchscape.errors import DamageError, RecordError
-from batchscape.record.causes import Cause
 from batchscape.record.files import read_json_lines, remove_if_possible
 from batchscape.record.folder import TABLES, RunFolder
 from batchscape.record.next_step import final_outcomes
 from batchscape.record.outcome import RunEnd, decide
-from batchscape.record.prefix_match import prefix_difference
 from batchscape.record.spec import RunSpec
-from batchscape.record.status import RunStatus, Status, StopReason
+from batchscape.record.status import RunStatus
 from batchscape.record.tables import note_rows, seal
 
 __all__ = ["clear_away", "note_end", "seal_from_rows", "write_end"]
@@ -33,9 +31,6 @@ def write_end(
 ) -> None:
     """Write how the last attempt at a run ended. To be called with the lock of the run.
 
-    A prefix that differs from the curve that was to stand for it ends no run: it is left open, to
-    go on in full, and its notes say why.
-
     Parameters
     ----------
     folder : RunFolder
@@ -54,12 +49,6 @@ def write_end(
     OSError
         If it cannot be written.
     """
-    if run_end.stop_reason is StopReason.PREFIX:
-        why = prefix_difference(folder)
-        if why is not None:
-            why = f"{why}; it is trained in full"
-            run_end = RunEnd(Status.INTERRUPTED, reason=why, cause=Cause.ANOTHER_CURVE)
-            status.notes = list(dict.fromkeys([*status.notes, why]))
     note_end(status, run_end, ended_at)
     status.attempts[-1].from_optimizer_step = _went_on_from(folder, len(status.attempts) - 1)
     if status.status.is_sealed:
@@ -79,8 +68,7 @@ def seal_from_rows(spec: RunSpec, folder: RunFolder, status: RunStatus) -> bool:
     Returns
     -------
     bool
-        Whether the run is sealed now. False where its rows are damaged, or its prefix is not that
-        of the curve that was to stand for it: it has to go on.
+        Whether the run is sealed now; False where its rows are damaged.
 
     Raises
     ------

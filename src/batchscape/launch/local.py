@@ -20,7 +20,6 @@ from batchscape.launch.forked import ServerKilledError
 from batchscape.launch.interrupts import Interrupts
 from batchscape.launch.leftovers import remove_dead_writes
 from batchscape.launch.lock import sweep_lock
-from batchscape.launch.one_curve import OneCurve
 from batchscape.launch.placement import Placement
 from batchscape.launch.predictions import alike, foretold_s, predict
 from batchscape.launch.presence import Presence
@@ -204,8 +203,7 @@ def _launched(
             )
             if trouble is not None:
                 progress.warn(trouble)
-        curves = OneCurve(standing.specs, sweep, standing.settled)
-        durations = Durations(sweep, standing.specs, foretold_s(predictions), curves.samples)
+        durations = Durations(sweep, standing.specs, foretold_s(predictions))
         placement = Placement(missing[0], machine, durations, progress.warn)
         stack.callback(placement.close)
 
@@ -227,7 +225,6 @@ def _launched(
             presence=presence,
             claims=claims,
             placement=placement,
-            curves=curves,
             entry=entry,
             scratch=scratch,
             predictions=predictions,

@@ -214,7 +214,7 @@ class Progress:
 
 def _running_text(run: ActiveRun, row: Mapping[str, Any]) -> str:
     """Say how far a run is, by its last row."""
-    steps = run.optimizer_steps
+    steps = run.spec.optimizer_steps
     done = row.get("optimizer_step")
     if done is None:
         return "starting"
@@ -245,8 +245,6 @@ def _ended_text(status: RunStatus, counted: str | None) -> str:
         parts.append(f"disturbed: {spent_ms:.3g} ms of processor time a step")
     if status.stop_reason is StopReason.TARGET:
         parts.append(f"target reached at optimizer step {figures['optimizer_steps']}")
-    if status.stop_reason is StopReason.PREFIX:
-        parts.append(f"prefix of {figures['optimizer_steps']} optimizer steps")
     if status.reason is not None:
         parts.append(status.reason)
     return ", ".join(parts) or "no steps"

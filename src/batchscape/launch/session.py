@@ -22,7 +22,6 @@ from batchscape.launch.devices import Lease
 from batchscape.launch.forked import ServerError
 from batchscape.launch.interrupts import Interrupts
 from batchscape.launch.launch_record import OTHER_LAUNCHER, launch_record
-from batchscape.launch.one_curve import OneCurve
 from batchscape.launch.oom_knowledge import OomKnowledge, reject
 from batchscape.launch.placement import Placement
 from batchscape.launch.presence import Presence
@@ -106,8 +105,6 @@ class Session:
         Other launchers may be at work on the same runs.
     placement : Placement
         Decides what starts next, and where; closed by the caller.
-    curves : OneCurve
-        Decides which runs are trained in full.
     entry : str
         What the ranks call.
     scratch : Path
@@ -135,7 +132,6 @@ class Session:
         presence: Presence,
         claims: ClaimedRuns,
         placement: Placement,
-        curves: OneCurve,
         entry: str,
         scratch: Path,
         max_failures: int | None,
@@ -154,7 +150,6 @@ class Session:
         self._presence = presence
         self._claims = claims
         self._placement = placement
-        self._curves = curves
         self._entry = entry
         self._scratch = scratch
         self._max_failures = max_failures
@@ -228,7 +223,7 @@ class Session:
             return foreseen_s if math.isnan(foreseen_s) else max(0.0, foreseen_s)
         at_work = []
         for run in self._active.values():
-            left_s = remaining_s(run.last_row, run.optimizer_steps)
+            left_s = remaining_s(run.last_row, run.spec.optimizer_steps)
             if left_s is None:
                 expected_s = self._placement.expected_s(run.spec)
                 elapsed_s = now - run.began
@@ -270,7 +265,7 @@ class Session:
         if waiting is not None and waiting in queue and self._claims.is_elsewhere(waiting):
             # Nobody waits for devices for a run that another launcher has.
             queue.remove(waiting)
-        while self.stopped is None and (placed := self._placed(queue)) is not None:
+        while self.stopped is None and (placed := self._placement.next(queue)) is not None:
             spec, lease = placed
             run = self._begun(spec, lease)
             if run is None:
@@ -278,14 +273,6 @@ class Session:
                 continue
             self._active[spec.run_id] = run
             self._progress.run_started(run)
-
-    def _placed(self, queue: deque[RunSpec]) -> tuple[RunSpec, Lease] | None:
-        """Take the run that starts next out of the queue, with its devices, if one may start."""
-        ready = self._curves.ready(queue, self._active, self._claims.elsewhere)
-        placed = self._placement.next(ready)
-        if placed is not None and ready is not queue:
-            queue.remove(placed[0])
-        return placed
 
     def _begun(self, spec: RunSpec, lease: Lease) -> ActiveRun | None:
         """Begin a run; None if another launcher has it, if it is over, or if it cannot begin."""
@@ -325,7 +312,6 @@ class Session:
         self._presence.show()
         others = self._presence.others()
         is_command = isinstance(spec.config.engine, Command)
-        prefix = self._curves.prefix_of(spec)
         run = begin(
             spec,
             self._sweep.run(spec.run_id),
@@ -338,7 +324,6 @@ class Session:
                 "command": self._command,
                 "rendezvous": str(self._scratch / spec.run_id),
                 **self._processes.place(),
-                **({} if prefix is None else {"prefix": prefix._asdict()}),
             },
             environment=self._environment,
             prediction=self._predictions.get(spec.run_id),
@@ -373,10 +358,6 @@ class Session:
         if status.cause is Cause.DISK:
             self._stop_for_the_disk(str(status.reason))
         goes_on = not self._interrupts.count and self.stopped is None
-        if goes_on and status.cause is Cause.ANOTHER_CURVE:
-            self._again.append(run.spec)
-            self._progress.run_retried(run.spec.run_id, str(status.reason))
-            return
         if goes_on and self._is_retried(run, status):
             return
         self._claims.release(run.spec.run_id, status.status)
@@ -424,7 +405,6 @@ class Session:
 
     def _settle(self, result: RunResult) -> None:
         self._done[result.run_id] = result
-        self._curves.ended(result.run_id)
         self._failures += result.status in FAULTS and not result.by_another
         if self._max_failures is not None and self._failures >= self._max_failures:
             count = "1 run has" if self._failures == 1 else f"{self._failures} runs have"

@@ -135,7 +135,6 @@ class Standing:
             is_held=False,
             # A fault is repeated once a launch: not what ended so since, by another launcher.
             retry=() if self._is_new(spec, status) else self._retry,
-            in_full=not spec.config.launcher.one_curve,
         )
 
 

@@ -160,18 +160,9 @@ def describe_disk_use(use: DiskUse) -> str:
     )
 
 
-def evaluations(spec: RunSpec, prefix: int | None = None) -> int:
-    """Return how often a run is evaluated: before the first step, on the way, after the last.
-
-    Parameters
-    ----------
-    spec : RunSpec
-    prefix : int, optional
-        Optimizer steps after which it is over, where it is not trained in full.
-    """
+def evaluations(spec: RunSpec) -> int:
+    """Return how often a run is evaluated: before the first step, on the way, after the last."""
     every = spec.evaluation_every_samples
-    if prefix is not None:
-        return 1 if every is None else 1 + prefix * spec.geometry.global_batch_size // every
     return 2 if every is None else 2 + (spec.samples - 1) // every
 
 

@@ -15,13 +15,11 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
 
 from batchscape.geometry import BatchGeometry
-from batchscape.launch.one_curve import trained_in_full
 from batchscape.launch.schedule import makespan_s
 from batchscape.plan.disk_use import evaluations, open_runs
 from batchscape.plan.machine import Machine
 from batchscape.plan.step_time import StepTimes
 from batchscape.record.folder import SweepFolder
-from batchscape.record.prefix import prefix_steps
 from batchscape.record.spec import RunSpec
 
 __all__ = [
@@ -102,8 +100,6 @@ class RunForecast:
     device_hours: Figure | None = None
     memory: MemoryForecast | None = None
     """Of each of its ranks; None: it was not asked for."""
-    prefix_steps: int | None = None
-    """Optimizer steps that its times are of, where a prefix of its curve is trained; None: all."""
 
 
 @dataclass(frozen=True)
@@ -196,11 +192,7 @@ def forecast(
         ends = before.of(spec, geometry)
         return f"{NOT_KNOWN}: {ends}" if isinstance(ends, str) else (Figure(*ends), before.way)
 
-    full = trained_in_full(specs)
-    runs = {
-        spec.run_id: _run(spec, step_time, None if spec.run_id in full else prefix_steps(spec))
-        for spec in specs
-    }
+    runs = {spec.run_id: _run(spec, step_time) for spec in specs}
     left = [spec for spec in open_runs(specs, sweep) if spec.run_id not in unfit]
     timed = [
         (spec.geometry.data_parallel_size, taken)
@@ -238,7 +230,6 @@ def _makespan(timed: list[tuple[int, Figure]], spec: RunSpec, machine: Machine) 
 def _run(
     spec: RunSpec,
     step_time: Callable[[RunSpec, BatchGeometry], tuple[Figure, str] | str],
-    prefix: int | None,
 ) -> RunForecast:
     parts = []
     for stage in spec.stages:
@@ -246,9 +237,9 @@ def _run(
         if isinstance(found, str):
             return RunForecast(found)
         step, way = found
-        parts.append(step.times(prefix or stage.optimizer_steps))
+        parts.append(step.times(stage.optimizer_steps))
     geometry = spec.geometry
-    parts.append(_evaluations(spec, step, prefix))
+    parts.append(_evaluations(spec, step))
     run_time = Figure.total(parts)
     rate = step.under(geometry.global_batch_size)
     length = spec.config.sequence_length
@@ -259,17 +250,16 @@ def _run(
         rate.times(length) if length and spec.config.is_packed else None,
         run_time,
         run_time.times(geometry.data_parallel_size / 3600),
-        prefix_steps=prefix,
     )
 
 
-def _evaluations(spec: RunSpec, step: Figure, prefix: int | None) -> Figure:
+def _evaluations(spec: RunSpec, step: Figure) -> Figure:
     """Return the time of all evaluations, whose batches are dealt to the ranks."""
     geometry, config = spec.geometry, spec.config.evaluation
     batches = -(-config.samples // config.batch_size)
     dealt = -(-batches // geometry.data_parallel_size) * min(config.batch_size, config.samples)
     trained = geometry.gradient_accumulation_steps * geometry.micro_batch_size
-    share = evaluations(spec, prefix) * dealt / trained
+    share = evaluations(spec) * dealt / trained
     less, more = _EVALUATED
     value = None if step.value is None else step.value * share * math.sqrt(less * more)
     return Figure(step.low * share * less, step.high * share * more, value)

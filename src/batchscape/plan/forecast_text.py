@@ -46,21 +46,9 @@ def forecast_text(
             parts.append(Text(f"Time {way} ({_runs(sum(of_way.values()))})"))
         else:
             parts.append(_table(way, of_way))
-    parts += [Text(line) for line in (*_about_prefixes(found), *_about_memory(found))]
+    parts += [Text(line) for line in _about_memory(found)]
     parts.append(Text(_totals(found, begin)))
     return parts
-
-
-def _about_prefixes(found: SweepForecast) -> Iterator[str]:
-    """Say which runs are not trained in full."""
-    short = [run.prefix_steps for run in found.runs.values() if run.prefix_steps is not None]
-    if short:
-        ends = dict.fromkeys((min(short), max(short)))
-        yield (
-            f"Of runs that train alike one is trained in full: {_runs(len(short))} for a prefix of "
-            f"{' to '.join(map(str, ends))} optimizer steps (launcher.one_curve), unless their "
-            "losses differ by more than rounding."
-        )
 
 
 def _about_memory(found: SweepForecast) -> Iterator[str]:

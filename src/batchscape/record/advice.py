@@ -65,7 +65,6 @@ CAUSE_ADVICE: dict[Cause, str] = {
     Cause.INTERRUPTED: STATUS_ADVICE[Status.INTERRUPTED],
     Cause.DAMAGED_RECORDS: "look for the cause of the damage (disk, other programs); the same "
     "command begins it again",
-    Cause.ANOTHER_CURVE: STATUS_ADVICE[Status.INTERRUPTED],
     Cause.CONTRADICTION: "compare what the reason says with the settings or the command, mend it, "
     "and add --retry failed",
 }

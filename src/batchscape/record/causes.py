@@ -61,8 +61,6 @@ class Cause(StrEnum):
     """Ctrl-C, a signal to the launcher or to a rank, or the death of the launcher."""
     DAMAGED_RECORDS = "damaged_records"
     """What the ranks left cannot be read, or is not what was written."""
-    ANOTHER_CURVE = "another_curve"
-    """Its prefix is not that of the curve that was to stand for it: it goes on in full."""
     CONTRADICTION = "contradiction"
     """The training contradicts the plan: ranks that ended differently, a program that used another
     batch or ended early."""

@@ -17,7 +17,6 @@ __all__ = [
     "again",
     "command_of",
     "hydra_text",
-    "in_full",
     "more_seeds",
     "time_again",
 ]
@@ -137,21 +136,6 @@ def more_seeds(runs: Iterable[Launched], seeds: Sequence[int]) -> str | None:
             {**(ONE_AT_A_TIME if shared else {}), **_seeds_of(sweep_dir, seeds)},
         )
         for (sweep_dir, command), shared in known.items()
-    ]
-    return " && ".join(dict.fromkeys(found)) or None
-
-
-def in_full(runs: Iterable[Launched]) -> str | None:
-    """Return the command that trains runs in full of which a prefix was trained; as `time_again`.
-
-    Parameters
-    ----------
-    runs : iterable of Launched
-    """
-    found = [
-        again(run.command, run.sweep_dir, {"launcher.one_curve": "false"})
-        for run in runs
-        if run.command is not None
     ]
     return " && ".join(dict.fromkeys(found)) or None
 

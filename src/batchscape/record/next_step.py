@@ -10,7 +10,7 @@ from batchscape.record.causes import Cause
 from batchscape.record.files import last_row
 from batchscape.record.folder import RunFolder
 from batchscape.record.outcome import Outcome, decide
-from batchscape.record.status import FAULTS, RunStatus, Status, StopReason
+from batchscape.record.status import FAULTS, RunStatus, Status
 
 __all__ = ["Next", "final_outcomes", "goes_on", "is_tried_again", "what_next"]
 
@@ -53,7 +53,6 @@ def what_next(
     resumable: bool,
     is_held: bool,
     retry: Collection[Status] = (),
-    in_full: bool = False,
 ) -> Next:
     """Decide what happens next with a run whose folder is whole.
 
@@ -70,32 +69,24 @@ def what_next(
         Whether somebody else has the lock of the run.
     retry : collection of Status
         Faults that are repeated.
-    in_full : bool
-        Whether a run that completed with a prefix of its curve is trained in full now.
 
     Returns
     -------
     Next
         `SET_ASIDE` never: that a folder is damaged shows before its status can be trusted.
     """
-    is_short = in_full and status.stop_reason is StopReason.PREFIX
-    if status.status.is_sealed and not is_short:
+    if status.status.is_sealed:
         return Next.SKIP
     if is_held:
         return Next.WAIT
     if status.status is Status.REJECTED:
         return Next.REJECT
-    ended = final_outcomes(folder, processes) if status.attempts and not is_short else None
-    if ended is not None and not (in_full and _is_prefix(ended)):
+    if status.attempts and final_outcomes(folder, processes) is not None:
         return Next.SEAL
     stands = status.status in FAULTS and status.status not in retry
     if stands and status.cause not in _REPEATED:
         return Next.LEAVE
     return Next.GO_ON if goes_on(folder, status, resumable=resumable) else Next.BEGIN
-
-
-def _is_prefix(outcomes: Mapping[int, Outcome]) -> bool:
-    return any(said.stop_reason is StopReason.PREFIX for said in outcomes.values())
 
 
 def goes_on(folder: RunFolder, status: RunStatus, *, resumable: bool) -> bool:

@@ -171,8 +171,7 @@ def _fault(run: RunProgress) -> str:
 
 def _completed(run: RunProgress) -> str:
     loss = "" if run.loss is None else f", loss {run.loss:.4f}"
-    said = {StopReason.TARGET: ", target reached", StopReason.PREFIX: ", prefix of its curve"}
-    why = "" if run.stop_reason is None else said.get(StopReason(run.stop_reason), "")
+    why = ", target reached" if run.stop_reason == StopReason.TARGET else ""
     return f"{run.run_id}  step {_step(run)}{loss}{why}"
 
 

@@ -154,7 +154,6 @@ def _progress(folder: RunFolder) -> tuple[RunProgress, Content | None]:
     has_launch = status.status in {Status.COMPLETED, Status.RUNNING} and folder.launch.exists()
     launch = read_json(folder.launch) if has_launch else {}
     steps = (config.get("resolved") or {}).get("optimizer_steps")
-    goal = launch.get("prefix", {}).get("optimizer_steps", steps)
     progress = RunProgress(
         run_id=folder.path.name,
         status=str(state),
@@ -172,7 +171,7 @@ def _progress(folder: RunFolder) -> tuple[RunProgress, Content | None]:
         phase=status.phase,
         attempts=len(status.attempts),
         checkpoint_step=None if status.seal else folder.checkpoint_step,
-        left_s=remaining_s(row, goal) if state is Status.RUNNING else None,
+        left_s=remaining_s(row, steps) if state is Status.RUNNING else None,
         launcher=held_by if state is Status.RUNNING else None,
         doing=_TRIED_AGAIN if again else _doing(folder, ranks) if state is Status.RUNNING else None,
         untimed=why_untimed(launch, status.summary) if is_completed else None,

@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Any
 
 from batchscape.errors import DamageError, RecordError
-from batchscape.record.causes import Cause
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.status import RunStatus, check_version
@@ -67,9 +66,6 @@ def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dic
         "cause": None if status.cause is None else str(status.cause),
         "rank": status.rank,
         "attempts": len(status.attempts),
-        "another_curve": next(
-            (a.reason for a in status.attempts if a.cause == Cause.ANOTHER_CURVE), None
-        ),
     }
     settings = _flatten(config["config"])
     # Part of the device, and in the table by the name that figures of memory have.

@@ -46,8 +46,6 @@ class StopReason(StrEnum):
 
     BUDGET = "budget"
     TARGET = "target"
-    PREFIX = "prefix"
-    """Its curve is that of another run of its trajectory; see `record.prefix`."""
 
 
 @dataclass

@@ -13,7 +13,6 @@ from batchscape.record import noise_scale
 
 __all__ = [
     "FINAL_FRACTION",
-    "OF_A_WHOLE_CURVE",
     "OF_TOKENS",
     "SUMMARY",
     "counts_tokens",
@@ -83,9 +82,6 @@ SUMMARY: dict[str, str] = {
     "evaluation_s": "time in evaluations, on rank 0, all attempts",
 }
 """Columns of the summary and their definitions."""
-
-OF_A_WHOLE_CURVE = ("final_loss", "final_eval_loss", "final_eval_accuracy", "gradient_noise_scale")
-"""Figures that a run lacks of which only a prefix was trained."""
 
 OF_TOKENS = ("tokens_per_s", "tokens_per_s_per_device", "energy_j_per_token")
 """Figures that a run lacks whose samples are no sequences of tokens."""

@@ -23,8 +23,8 @@ from batchscape.record.gradient_sketch import read_sketch
 from batchscape.record.neighbours import no_runs
 from batchscape.record.notes import fold_notes
 from batchscape.record.reading import open_rows, read_folders, read_sealed
-from batchscape.record.status import RunStatus, StopReason
-from batchscape.record.summary import OF_A_WHOLE_CURVE, OF_TOKENS, counts_tokens, summarise
+from batchscape.record.status import RunStatus
+from batchscape.record.summary import OF_TOKENS, counts_tokens, summarise
 
 __all__ = ["Tables", "load", "note_rows", "read_table", "seal", "verify_seal", "write_sealed"]
 
@@ -129,8 +129,6 @@ def note_rows(
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         msg = f"the rows of {folder.path} are damaged: they cannot be summarised ({error!r})"
         raise DamageError(msg) from error
-    if status.stop_reason is StopReason.PREFIX:
-        status.summary |= dict.fromkeys(OF_A_WHOLE_CURVE)
     status.rows = {table: len(rows) for table, rows in tables.items()}
     fold_notes(folder, status)
     status.files = [path.name for path in folder.beside if path.exists()]

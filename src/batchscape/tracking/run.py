@@ -42,7 +42,7 @@ from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.objective import objective_of
 from batchscape.record.spec import RunSpec
-from batchscape.record.status import RunStatus, Status, StopReason
+from batchscape.record.status import RunStatus, Status
 from batchscape.record.summary import SUMMARY, counts_tokens
 from batchscape.record.tables import read_table, verify_seal
 from batchscape.record.tail import Tail
@@ -261,8 +261,7 @@ class WandbRun:
 
     def _tags(self, status: RunStatus) -> tuple[str, ...]:
         untimed = [_UNTIMED] if why_run_untimed(self._folder, status) is not None else []
-        short = [str(status.stop_reason)] if status.stop_reason is StopReason.PREFIX else []
-        tags = [*map(outgoing, self._tracker.tags), str(status.status), *short, *untimed]
+        tags = [*map(outgoing, self._tracker.tags), str(status.status), *untimed]
         return tuple(dict.fromkeys(tags))
 
 

@@ -64,8 +64,6 @@ class Training:
     device : torch.device
     attempt : int
         Which start of the run this is, from 0.
-    prefix_steps : int, optional
-        Optimizer steps after which it is over, where it is not trained in full.
     """
 
     def __init__(
@@ -75,11 +73,8 @@ class Training:
         rank: int,
         device: torch.device,
         attempt: int,
-        *,
-        prefix_steps: int | None = None,
     ) -> None:
         self.spec = spec
-        self._prefix_steps = prefix_steps
         self.done = 0
         """Optimizer steps done."""
         self.evaluation_s = 0.0
@@ -162,7 +157,7 @@ class Training:
             self._stream,
             self._device,
             self.spec.precision,
-            steps=range(self.done, self._prefix_steps or self.spec.optimizer_steps),
+            steps=range(self.done, self.spec.optimizer_steps),
         )
         try:
             return self._prepare() or self._train()
@@ -200,8 +195,8 @@ class Training:
         while self.done < self.spec.optimizer_steps:
             self._step(self.done)
             self.done += 1
-            evaluates, is_prefix = self._evaluation_is_due(), self.done == self._prefix_steps
-            agreed = self._agree(at_once=evaluates or is_prefix)
+            evaluates = self._evaluation_is_due()
+            agreed = self._agree(at_once=evaluates)
             if agreed.diverged is not None:
                 self.recorder.flush()
                 return self._diverged(agreed.diverged)
@@ -211,11 +206,8 @@ class Training:
                     return outcome
             if self.done == self.spec.optimizer_steps:
                 break
-            if agreed.stop or agreed.checkpoint or is_prefix:
+            if agreed.stop or agreed.checkpoint:
                 self._save()
-            if is_prefix:
-                # Whoever compares it may find that it has to go on.
-                return Outcome(Status.COMPLETED, self.done, StopReason.PREFIX)
             if agreed.stop:
                 return Outcome(
                     Status.INTERRUPTED, self.done, reason="asked to stop", cause=Cause.INTERRUPTED

@@ -100,10 +100,7 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> O
     _set_precision_of_products(spec.config.in_process.float32_matmul)
     timeout_s = max(_COLLECTIVE_TIMEOUT_S, 2 * spec.config.launcher.hang_outside_s)
     with _process_group(launch, rank, device, timeout_s), ExitStack() as limits:
-        prefix_steps = launch.get("prefix", {}).get("optimizer_steps")
-        training = Training(
-            spec, folder, rank, device, launch["attempt"], prefix_steps=prefix_steps
-        )
+        training = Training(spec, folder, rank, device, launch["attempt"])
         progress.training = training
         signal.signal(signal.SIGTERM, lambda *_: training.request_stop())
         limits.enter_context(_memory_limit(spec, launch, device))

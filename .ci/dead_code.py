@@ -40,7 +40,6 @@ ALLOWED = {
     "read by the template of the page": "sorts",
     "parameters that a signature demands": "closure data_parallel_sizes",
     "what a test holds a page to": "STATES",
-    "for notebooks": "saving",
 }
 
 

@@ -53,19 +53,13 @@ from batchscape.analysis.noise_scale.estimate import (
 from batchscape.analysis.numbers import significant, with_spread
 from batchscape.analysis.report.analyze import Analysis, analyze
 from batchscape.analysis.report.write import Report, write_report
-from batchscape.analysis.targets.censoring import (
-    kaplan_meier,
-    median_with_infinity,
-    performance_profile,
-)
+from batchscape.analysis.targets.censoring import median_with_infinity
 from batchscape.analysis.targets.choice import choose_targets
 from batchscape.analysis.targets.crossings import steps_to_target
 from batchscape.analysis.targets.curves import curve_groups, curves_of
 from batchscape.analysis.targets.foreign import as_table, read_table
 from batchscape.analysis.targets.summary import reaches_table
 from batchscape.analysis.tradeoff.fit import TradeoffFit, fit_tradeoff
-from batchscape.analysis.tradeoff.scaling import scaling_law
-from batchscape.analysis.tradeoff.schedule import batch_schedule_gain, schedule_gain
 from batchscape.analysis.tradeoff.targets import critical_batch_curve
 from batchscape.record.tables import Tables, load
 
@@ -88,7 +82,6 @@ __all__ = [
     "analyze",
     "as_table",
     "at_best_learning_rate",
-    "batch_schedule_gain",
     "best_learning_rates",
     "break_even_batch",
     "cell_noise_scales",
@@ -112,7 +105,6 @@ __all__ = [
     "judge_claims",
     "judge_equivalence",
     "judge_table",
-    "kaplan_meier",
     "learning_rate_laws",
     "linear_laws",
     "load",
@@ -124,15 +116,12 @@ __all__ = [
     "one_sided_test",
     "paired_differences",
     "pareto_front",
-    "performance_profile",
     "pooled_spread",
     "reaches_table",
     "read_table",
     "recommend",
     "run_noise_scales",
     "scaling_efficiency",
-    "scaling_law",
-    "schedule_gain",
     "seed_spread",
     "significant",
     "smallest_detectable_effect",

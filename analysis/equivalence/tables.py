@@ -15,7 +15,7 @@ from batchscape.analysis.numbers import MISSING, significant
 from batchscape.analysis.report.grids import Column, Grid, columns_grid, lettered
 from batchscape.analysis.report.tables import geometry_column, setting_columns
 
-__all__ = ["QUANTITY_LABELS", "divergence_grid", "equivalence_grid", "gradient_grid", "with_cells"]
+__all__ = ["QUANTITY_LABELS", "equivalence_grid", "gradient_grid", "with_cells"]
 
 QUANTITY_LABELS = {
     "final_eval_loss": "eval loss",
@@ -118,39 +118,6 @@ def gradient_grid(table: pd.DataFrame, cells: Cells) -> Grid:
             "t-interval.",
             f"Distances are estimated from sketches, each with a relative standard deviation of "
             f"{spread:.1%}; a difference of 0 is exact.",
-        ],
-    )
-
-
-def divergence_grid(table: pd.DataFrame, cells: Cells) -> Grid:
-    """Choose what of the growth of differences goes on a page.
-
-    Parameters
-    ----------
-    table : DataFrame
-        As `growth_of_differences` returns it, `with_cells`.
-    """
-    beyond = _plain(float(table["beyond"].iloc[0]))
-    firsts = table[["first_step_beyond", "n_beyond", "n_trajectories"]].itertuples(index=False)
-    return columns_grid(
-        _left(table, cells),
-        [
-            ("rms Δ, first tenth", map(_short, table["early_rms"])),
-            ("rms Δ, last tenth", map(_short, table["late_rms"])),
-            (
-                f"first step beyond {beyond}",
-                [
-                    MISSING if math.isnan(step) else f"{step:.0f} ({n} of {total})"
-                    for step, n, total in firsts
-                ],
-            ),
-            ("growth a step", _with_ends(table, "growth_rate", "growth")),
-        ],
-        notes=[
-            "Δ: training loss minus that of the first decomposition, at the same seed and "
-            "optimizer step. growth a step: slope of log |Δ| over the optimizer step, mean over "
-            "seeds with its 95 % t-interval; ln 2 over it is the steps in which differences "
-            "double.",
         ],
     )
 

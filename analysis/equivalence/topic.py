@@ -16,7 +16,6 @@ from batchscape.analysis.equivalence.decompositions import (
     members_of,
     seed_spread,
 )
-from batchscape.analysis.equivalence.divergence import growth_of_differences
 from batchscape.analysis.equivalence.figures import (
     MOST_PANELS,
     MOST_ROWS,
@@ -35,7 +34,6 @@ from batchscape.analysis.equivalence.paired import (
     paired_differences,
 )
 from batchscape.analysis.equivalence.tables import (
-    divergence_grid,
     equivalence_grid,
     gradient_grid,
     with_cells,
@@ -86,8 +84,7 @@ def equivalence_section(
     if len(judged):
         by_step, spread = loss_differences(cells, tables.steps), seed_spread(cells, tables.steps)
         table = compared(cells, by_step, spread)
-        growth = growth_of_differences(by_step, _margin_of(judged))
-        views += _loss_views(cells, judged, table, growth)
+        views += _loss_views(cells, judged, table)
         pictures = _pictures(cells, judged, pairs, by_step, spread)
     gradients = gradient_error_table(errors)
     if len(gradients):
@@ -104,9 +101,7 @@ def equivalence_section(
     )
 
 
-def _loss_views(
-    cells: Cells, judged: pd.DataFrame, table: pd.DataFrame, growth: pd.DataFrame
-) -> list[TableView]:
+def _loss_views(cells: Cells, judged: pd.DataFrame, table: pd.DataFrame) -> list[TableView]:
     everything = with_cells(judged, cells)
     quantities = [_primary(judged), "log_steps_to_target"]
     is_shown = judged["quantity"].isin(quantities)
@@ -120,10 +115,6 @@ def _loss_views(
         grid = decomposition_grid(table, cells)
         title = "Differences of the training loss over all optimizer steps"
         views.append(TableView("decompositions", title, table, grid))
-        shown = with_cells(growth, cells)
-        grid = divergence_grid(shown, cells)
-        title = "How differences of the training loss grow"
-        views.append(TableView("divergence", title, shown, grid))
     return views
 
 

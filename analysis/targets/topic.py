@@ -19,7 +19,6 @@ from batchscape.analysis.report.grids import (
     lettered,
 )
 from batchscape.analysis.report.topic import Section, TableView
-from batchscape.analysis.targets.censoring import kaplan_meier_note
 from batchscape.analysis.targets.crossings import OUTCOMES
 from batchscape.analysis.targets.summary import reaches_table, tidy_reaches
 from batchscape.analysis.targets.tidy import distinct_trajectories
@@ -215,9 +214,6 @@ def _warnings(
             "the average; where that is not the same number of samples for all, batches differ "
             "by it"
         )
-    note = kaplan_meier_note(reaches["outcome"].tolist())
-    if note:
-        yield note
 
 
 def coarse_warnings(

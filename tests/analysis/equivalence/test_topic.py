@@ -30,7 +30,7 @@ def test_all_equivalent(build: Any) -> None:
     section = section_of(build().fork())
     assert "margin of 0.005 nats: all equivalent" in section.answer[0]
     assert section.warnings == []
-    assert [view.name for view in section.tables] == ["equivalence", "decompositions", "divergence"]
+    assert [view.name for view in section.tables] == ["equivalence", "decompositions"]
     assert [picture.name for picture in section.pictures] == ["equivalence", "divergence"]
     assert section.headlines["decomposition_loss_difference"].value == 0.0
     for view in section.tables:

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 
 from batchscape.analysis.tradeoff.fit import fit_tradeoff
-from batchscape.analysis.tradeoff.scaling import scaling_law
 from batchscape.analysis.tradeoff.topic import noise_scale_sentence
 
 # Steps to a target loss at batch sizes of 64 to 16384 sequences: Zhang et al. 2024,
@@ -54,14 +53,6 @@ def test_critical_batch_sizes_of_zhang_et_al():
     assert values == pytest.approx(OVERHEAD20, abs=0.05001)
     ratios = [fit.critical_batch_size.value for fit in found.values()]
     assert ratios == pytest.approx(RATIOS, rel=1e-3)
-
-
-def test_scaling_law_of_zhang_et_al():
-    found = fits(reference_batch_size=256)
-    law = scaling_law(list(found), [fit.overhead_batch_size.value for fit in found.values()])
-    assert f"{law.coefficient.value:.2f}" == "93.20"
-    assert f"{law.exponent.value:.3f}" == "0.468"
-    assert law.exponent.low < 0.468 < law.exponent.high
 
 
 def test_free_exponents_are_near_one():

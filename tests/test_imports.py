@@ -20,7 +20,7 @@ ROOT = Path(batchscape.__file__).parent
 # its own one only where it is listed.
 LAYERS = (
     {
-        *("completion", "credentials", "drawing", "errors", "geometry", "outgoing", "step_time"),
+        *("credentials", "drawing", "errors", "geometry", "outgoing", "step_time"),
         *("scheduler", "terminal", "user_code"),
     },
     {"config", "interop", "recorder"},
@@ -195,7 +195,7 @@ def test_a_worker_imports_no_hydra_and_only_who_mirrors_imports_wandb() -> None:
 
 def test_only_who_mirrors_names_wandb() -> None:
     knowing = {path.stem for part in PARTS for path in files(part) if "wandb" in imported(path)}
-    assert knowing == {"worker", "run", "report", "server", "workspace", "child"}  # of the doctor
+    assert knowing == {"worker", "run", "report", "server", "workspace", "doctor"}
 
 
 @pytest.mark.slow

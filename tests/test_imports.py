@@ -20,7 +20,7 @@ ROOT = Path(batchscape.__file__).parent
 # its own one only where it is listed.
 LAYERS = (
     {
-        *("credentials", "drawing", "errors", "geometry", "outgoing", "step_time"),
+        *("drawing", "errors", "geometry", "outgoing", "step_time"),
         *("scheduler", "terminal", "user_code"),
     },
     {"config", "interop", "recorder"},
@@ -35,11 +35,10 @@ WITHIN_A_LAYER = {
     ("geometry", "errors"),  # a refusal is an error
     ("user_code", "errors"),
     ("errors", "geometry"),  # for type checking only: an error carries what would work
-    ("credentials", "errors"),
     ("drawing", "errors"),
     ("drawing", "outgoing"),
     ("scheduler", "errors"),
-    ("outgoing", "credentials"),  # a secret does not leave
+    ("outgoing", "errors"),  # a setting with a secret is refused
     ("terminal", "outgoing"),
     ("data", "record"),  # the identity of data is part of a run's record
     ("models", "record"),

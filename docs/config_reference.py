@@ -38,6 +38,25 @@ batchscape run --cfg job        # every setting with its value; runs nothing
 
 *Decides* is what a setting changes: the *loss* of every cut, *memory*, *time*, *all* three, or the
 *record* that is kept. With another value there it is another run; *nothing* repeats no run.
+
+## Settings of Hydra
+
+`python -m batchscape --multirun sweeps=NAME` is the same as `batchscape sweep sweeps=NAME`. Hydra
+composes settings; sweeps are expanded and launched here. `hydra.searchpath`, `hydra.sweeper.params`
+and `hydra.callbacks` have their effect. Any other setting of Hydra is refused on the command line,
+and those below in a study too.
+
+| of Hydra | here |
+| --- | --- |
+| `hydra.sweep.dir=DIR` | is taken as `sweep_dir=DIR` |
+| `hydra.run.dir`, `hydra.sweep.subdir` | `sweep_dir=DIR`; runs in it are named by their content |
+| `hydra.job.name=NAME` | `sweep_name=NAME` |
+| `hydra.job.env_set`, `hydra.job.env_copy` | runs have the environment of the command |
+| `hydra.job.chdir=true` | runs stay in its folder; `engine.cwd=DIR` moves a program |
+| `hydra.verbose`, `hydra/job_logging` | what a run prints is in `log.txt` of its folder |
+| `hydra.output_subdir` | `config.json` of each run has its settings |
+| `hydra/launcher=...` | `launcher.concurrent_runs=N` takes several runs at a time |
+| `hydra/sweeper=...`, `hydra.mode` | axes are `key=a,b,c`, or a study |
 """
 NEEDED = "???"
 """How Hydra writes a value that the user has to give."""

@@ -144,7 +144,7 @@ def test_both_readmes_have_the_same_commands_links_and_numbers():
 GPUS = tuple(CudaDevice(i, "a GPU", (9, 0), f"GPU-{i}", 80.0) for i in range(8))
 BOX = Machine(64, "a CPU", GPUS)
 SETTING_VERBS = ("sweep", "run", "plan")
-STANDS_FOR = re.compile(r"\b(?:NAME|DIR|FILE|FOLDER)\b|<TAB>|\.\.\.")
+STANDS_FOR = re.compile(r"\b(?:NAME|DIR|FILE|FOLDER)\b|\.\.\.")
 """What a reader replaces."""
 RUN_BY = {
     **dict.fromkeys((f"batchscape {verb}" for verb in SETTING_VERBS), "tests/test_cli.py"),
@@ -201,7 +201,6 @@ NOT_RUN = {
     "pip install": "installs from the network; tests/test_packaging.py installs without",
     ".ci/run": "runs the tests, this one among them",
     "cd": "is the shell's own",
-    "eval": "is the shell's own; tests/test_completion.py loads what it is given",
     "source": "is the shell's own",
     "wandb leet": "fills a terminal; tests/tracking reads what it shows by `wandb leet inspect`",
 }

@@ -20,7 +20,7 @@ ROOT = Path(batchscape.__file__).parent
 # its own one only where it is listed.
 LAYERS = (
     {
-        *("completion", "credentials", "drawing", "errors", "geometry", "outgoing", "step_time"),
+        *("drawing", "errors", "geometry", "outgoing", "step_time"),
         *("scheduler", "terminal", "user_code"),
     },
     {"config", "interop", "recorder"},
@@ -35,11 +35,10 @@ WITHIN_A_LAYER = {
     ("geometry", "errors"),  # a refusal is an error
     ("user_code", "errors"),
     ("errors", "geometry"),  # for type checking only: an error carries what would work
-    ("credentials", "errors"),
     ("drawing", "errors"),
     ("drawing", "outgoing"),
     ("scheduler", "errors"),
-    ("outgoing", "credentials"),  # a secret does not leave
+    ("outgoing", "errors"),  # a setting with a secret is refused
     ("terminal", "outgoing"),
     ("data", "record"),  # the identity of data is part of a run's record
     ("models", "record"),
@@ -195,7 +194,7 @@ def test_a_worker_imports_no_hydra_and_only_who_mirrors_imports_wandb() -> None:
 
 def test_only_who_mirrors_names_wandb() -> None:
     knowing = {path.stem for part in PARTS for path in files(part) if "wandb" in imported(path)}
-    assert knowing == {"worker", "run", "report", "server", "workspace", "child"}  # of the doctor
+    assert knowing == {"worker", "run", "report", "server", "workspace", "doctor"}
 
 
 @pytest.mark.slow

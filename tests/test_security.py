@@ -27,14 +27,13 @@ from hypothesis import strategies as st
 from batchscape.cli import main
 from batchscape.compose import _settings
 from batchscape.config import RunConfig
-from batchscape.credentials import is_secret, redact, redact_json, refuse_secrets, secret_variables
 from batchscape.data.store import load_array
 from batchscape.errors import BatchscapeError, ConfigError, LaunchError, RecordError
 from batchscape.launch.lock import sweep_lock
-from batchscape.outgoing import outgoing
+from batchscape.outgoing import redact, redact_json, refuse_secrets
 from batchscape.record.containment import refuse_links
 from batchscape.record.environment import environment
-from batchscape.record.files import JsonLines, read_json, sha256_of, write_json
+from batchscape.record.files import JsonLines, sha256_of, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.gradient_sketch import read_sketch, write_sketch
 from batchscape.record.status import RunStatus, Status, StopReason
@@ -76,7 +75,7 @@ def in_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def is_refused(text: str, name: str = "setting") -> bool:
     try:
-        refuse_secrets([{name: text}], {})
+        refuse_secrets([{name: text}])
     except ConfigError:
         return True
     return False
@@ -87,132 +86,51 @@ def is_refused(text: str, name: str = "setting") -> bool:
     [
         ("WANDB_API_KEY", "0123456789abcdef0123456789abcdef01234567", True),
         ("AWS_SECRET_ACCESS_KEY", "/abc/DEF9+x", True),
-        ("engine.values.apiKey", "aB3daB3d", True),
-        ("X-Api-Key", "aB3daB3d", True),
-        ("ghtoken", "aB3daB3d", True),
-        ("OPENAIKEY_2", "aB3daB3d", True),
-        ("GH_PAT", "aB3daB3d", True),
-        ("KEY", "aB3daB3d", True),
-        ("SOME_API_KEY", "tea-and-biscuits", True),
+        ("OPENAI_API_KEY_OLD", "aB3daB3d", True),
+        ("HF_TOKENS", "aB3daB3d,xY4zxY4z", True),
         ("PGPASSWORD", "hunter22", True),
+        ("SSHPASS", "any-words-of-a-sweep", True),
+        ("GOOGLE_APPLICATION_CREDENTIALS", "service-account.json", True),
         ("PGPASSWORD", "hunter2", False),  # shorter than 8
-        ("PGPASSWORD", "12345678", True),
-        ("SSHPASS", "correct horse", True),
-        ("SSHPASS", "supersecret", True),
-        ("DBPWD2", "any-words-of-a-sweep", True),
-        ("NETCREDENTIALS", "supersecret", True),
-        # Paths, placeholders.
+        ("TRAIN_TOKENS", "10000000", False),  # a number
+        ("text_key", "document_text", False),  # no variable
         ("PWD", "/usr/share", False),
-        ("OLDPWD", "/usr/share/gone", False),
-        ("TLSKEY", "./own1.pem", False),
-        ("PASSWORD", "${oc.env:PGPASSWORD}", False),
-        ("password", "{seed_of_it}", False),
-        ("password", "[PGPASSWORD]", False),
-        ("eos_token", "<|reserved_special_token_0|>", False),
-        # No machine made them.
-        ("METRIC_KEY", "eval_loss", False),
-        ("KEY", "micro_batch_size", False),
-        ("WANDB_API_KEY", "disabled", False),
-        ("label_key", "label_2_class", False),
-        ("tokenizer_key", "gpt2_small", False),
-        ("image_key", "image_224", False),
-        ("key", "attention_v2", False),
-        ("model_key", "llama_124m", False),
-        ("api_key", "svc_0f9e8d7c6b5a4f3e", True),
-        ("api_key", "gpt2_SMALL", True),
-        ("bypass", "abc12345", False),
-        ("turkey", "abcd1234", False),
-        ("apikey", "abcd1234", True),
-        ("secretkey", "abcd1234", True),
-        ("dbPass", "supersecret", True),
-        ("db_pass", "supersecret", True),
-        ("sshpass", "supersecret", True),
-        ("wandb", "0123456789abcdef0123456789abcdef01234567", True),
-        ("use_wandb", "offline_12", False),
-        ("OPENAI_API_KEYS", "aB3daB3d,xY4zxY4z", True),
-        ("KEYS_2", "aB3daB3d", True),
-        ("api_keys", "aB3daB3d", True),
-        ("api-keys", "input_ids", False),
-        ("LABEL_KEYS", "input_ids", False),
-        ("LABEL_KEYS", "10000000", False),
-        ("label_keys", "aB3daB3d", False),
-        ("TRAIN_TOKENS", "aB3daB3d", False),
-        ("SECONDKEY", "abcd1234", True),
-        ("sort_key", "micro_batch_size", False),
-        ("text-key", "any words of a sweep 12", False),
-        ("n_token", "10000000", False),
-        ("key", "model.layers.0.weight", False),
-        ("pass", "allocating", False),
-        # Names that end otherwise.
-        ("PYTHON_COMPAT", "aB3daB3d", False),
-        ("TOKENIZERS_PARALLELISM", "aB3daB3d", False),
-        ("max_tokens", "aB3daB3d", False),
-        ("KEYBOARD", "aB3daB3d", False),
-        ("GCLOUD_KEY_FILE", "aB3daB3d", False),
     ],
 )
-def test_what_a_name_makes_of_a_value(name: str, value: str, is_one: bool) -> None:
-    assert is_secret(name, value) is is_one
-    assert secret_variables({name: value}) == ({name: value} if is_one else {})
+def test_what_a_name_makes_of_a_value(
+    name: str, value: str, is_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert is_refused(value, name) is is_one
-    assert is_refused(f"--{name}={value}") is is_one
-    assert is_refused(f"{name}: '{value}'") is is_one
-    assert redact_json({"a": [{name: value}]}, {})["a"] == [
-        {name: f"[{name}]" if is_one else value}
-    ]
+    shown = f"[{name}]" if is_one else value
+    assert redact_json({"a": [{name: value}]}) == {"a": [{name: shown}]}
+    assert redact(f"x {name}={value} python t.py") == f"x {name}={shown} python t.py"
+    monkeypatch.setenv(name, value)
+    assert redact(f"it said: {value}; again") == f"it said: {shown}; again"
+    assert redact_json({"a": [1, f"it said: {value}", None], value: 1}) == {
+        "a": [1, f"it said: {shown}", None],
+        value: 1,  # the name of a field stays
+    }
+    assert is_refused(f"x-{value}") is is_one
 
 
 def test_no_shipped_setting_is_taken_for_a_secret() -> None:
     files = [*(ROOT / "conf").rglob("*.yaml"), *(ROOT / "sweeps").glob("*.yaml")]
     assert len(files) > 40
     for path in files:
-        refuse_secrets([{"content": yaml.safe_load(path.read_text())}], {})
-
-
-@given(st.text(string.ascii_letters + string.digits + "_-+/=", min_size=8, max_size=64))
-def test_the_value_of_a_variable_is_replaced_wherever_it_stands(value: str) -> None:
-    known = {"MY_PASSWORD": value}
-    if not secret_variables(known):
-        assert value.startswith("/") or Path(value).parent.exists()
-        return
-    assert redact(f"it said: {value}; again", known).count(value) == "it said: ; again".count(value)
-    content = {"a": [1, f"it said: {value}", None], "c": {"b": f"{value}!"}}
-    assert value not in json.dumps(redact_json(content, known))
-    with pytest.raises(ConfigError, match=r"setting holds x-\[MY_PASSWORD\]"):
-        refuse_secrets([{"setting": f"x-{value}"}], known)
-
-
-@pytest.mark.parametrize("name", ["METRIC_KEY", "API_TOKEN", "PGPASSWORD"])
-@pytest.mark.parametrize("value", ["eval_loss", "loss_at_1024"])
-def test_the_name_of_a_field_stays_what_a_variable_holds(name: str, value: str) -> None:
-    content = {f"final_{value}": 1.5, value: {"deep": 1}}
-    assert redact_json(content, {name: value}) == content
-    refuse_secrets([content], {name: value})
+        refuse_secrets([{"content": yaml.safe_load(path.read_text())}])
 
 
 ALPHANUMERIC = string.ascii_letters + string.digits
 SHAPES = {
     "GitHub": (["ghp_", "gho_", "ghu_", "ghs_", "ghr_"], ALPHANUMERIC, 36),
     "GitHub, fine-grained": (["github_pat_"], ALPHANUMERIC + "_", 82),
-    "GitLab": (["glpat-"], ALPHANUMERIC + "_-", 20),
     "Hugging Face": (["hf_"], string.ascii_letters, 34),
     "Weights & Biases": (["wandb_v1_"], ALPHANUMERIC + "_", 77),
     "OpenAI": (["sk-"], ALPHANUMERIC, 48),
     "OpenAI, projects": (["sk-proj-", "sk-svcacct-"], ALPHANUMERIC + "_-", 124),
     "Anthropic": (["sk-ant-api03-", "sk-ant-admin01-"], ALPHANUMERIC + "_-", 95),
-    "Stripe": (["sk_live_", "rk_live_", "sk_test_"], ALPHANUMERIC, 24),
-    "AWS": (["AKIA", "ASIA", "ABIA"], string.ascii_uppercase + "234567", 16),
+    "AWS": (["AKIA", "ASIA"], string.ascii_uppercase + "234567", 16),
     "Google": (["AIza"], ALPHANUMERIC + "_-", 35),
-    "Slack": (["xoxb-1234567890-", "xoxp-1234567890-", "xapp-1-A0-"], ALPHANUMERIC, 24),
-    "npm": (["npm_"], ALPHANUMERIC, 36),
-    "PyPI": (["pypi-AgEIcHlwaS5vcmc"], ALPHANUMERIC + "_-", 100),
-    "NVIDIA": (["nvapi-"], ALPHANUMERIC + "_-", 64),
-    "Vault": (["hvs.", "hvb."], ALPHANUMERIC + "_-", 24),
-    "Groq": (["gsk_"], ALPHANUMERIC, 52),
-    "SendGrid": (["SG.aB3daB3daB3daB3daB3daB."], ALPHANUMERIC + "_-", 43),
-    "Replicate": (["r8_"], ALPHANUMERIC, 37),
-    "DigitalOcean": (["dop_v1_", "doo_v1_"], "0123456789abcdef", 64),
-    "a web token": (["eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0."], ALPHANUMERIC + "_-", 43),
 }
 
 
@@ -225,85 +143,16 @@ def test_a_token_of_a_published_shape_is_found_wherever_it_stands(
     drawn = data.draw(st.text(letters, min_size=length, max_size=length))
     token = data.draw(st.sampled_from(begins)) + drawn
     for around in ("{}", "told: {}.", "my_run_x/{}", "--x={}", "['{}']", "https://host/x?y={}&z=1"):
-        clean = redact(around.format(token), {})
+        clean = redact(around.format(token))
         assert drawn not in clean, clean
-        assert redact(clean, {}) == clean
+        assert redact(clean) == clean
         assert is_refused(around.format(token))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Authorization: Basic dXNlcjpwYXNz",
-        "'authorization': 'Bearer aB3daB3d'",
-        "bearer aB3d.aB3d",
-        "x-api-key: aB3daB3d",
-        "PGPASSWORD=hunter22",
-        "SSHPASS='correct horse'",
-        '"db_password": "supersecret"',
-        "https://host/x?token=aB3daB3d&user=x",
-        "tokens: password=hunter22",
-        "sort_key=abcdefgh,password=supersecret",
-        "PGPASSWORD=ab,hunter22",
-        "train.py --password hunter22 --lr 3",
-        "['train.py', '--password', 'hunter22']",
-        "- --password\n- hunter22",
-        "https://me:pass-word@host/x",
-        "postgres://me:pw@db:5432/x",
-        "https://hooks.slack.com/services/T01234567/B01234567/aB3daB3daB3d",
-        "WANDB_API_KEY=0123456789abcdef0123456789abcdef01234567",
-        "wandb login 0123456789abcdef0123456789abcdef01234567 && python t.py",
-        "wandb login --relogin  0123456789abcdef0123456789abcdef01234567",
-        "t.py --wandb 0123456789abcdef0123456789abcdef01234567",
-        "['t.py', '--wandb', '0123456789abcdef0123456789abcdef01234567']",
-        "t.py --wandb=0123456789abcdef0123456789abcdef01234567",
-        'wandb.login(key="0123456789abcdef0123456789abcdef01234567")',
-        "--api-key=Zx81kQp9vB2nM4rT",
-        "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----",
-    ],
-)
-def test_secrets_in_a_text_are_found_and_redacted(text: str) -> None:
-    assert is_refused(f"x {text} y")
-    clean = redact(f"x {text} y", {})
-    assert not is_refused(clean)
-    for part in ("hunter22", "supersecret", "correct horse", "aB3daB3d", "MIIE", "abcdef01234567"):
-        assert part not in clean
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "model.revision=607a30d783dfa663caf39e06633721c8d4cfcd7e",
-        "models--gpt2/snapshots/607a30d783dfa663caf39e06633721c8d4cfcd7e/x",
-        "607a30d783dfa663caf39e06633721c8d4cfcd7e",
-        "wandb login 607a30d783dfa663caf39e06633721c8d4cfcd7e607a30d783dfa663caf39e06",
-        "http://localhost:8080/path@x",
-        "key=value token=1 tokens=65536",
-        "ask-me-whether-this-is-a-key-or-not",
-        "data/sk-parallel-corpus-of-wikipedia",
-        r"tokens=(?P<tokens>[0-9]+) loss=(?P<loss>[0-9.]+)",
-        r"step (?P<step>\d+) tokens: (?P<tokens>[\d.e+]+)",
-        "--max-tokens={global_batch_size}",
-        "--tokens=HuggingFaceFW/fineweb-edu-10BT",
-        "--tokens=data/gpt2_124m/fineweb10B/train_000001.bin",
-        "--tokens-dir=data/9f86d081884c7d65/shards",
-        "eos_token=<|end_of_sentence|>",
-        "unknown key: evaluatoin",
-        "unexpected key: transformer.h.0.attn.weight",
-        "in the backward pass: allocation of 3 GiB",
-        "[--hub_token HUB_TOKEN] [--password --port 12345678]",
-        "--password is needed, 12345678 times",
-        "full_key: batch.micro",
-        "a bearer certificate is needed",
-        "PWD=/usr/share OLDPWD=/usr",
-        "--label_key label_2_class --tokenizer_key gpt2_small",
-        "unexpected key: attention_v2, turkey=abcd1234, bypass=abc12345",
-        "monkey=chimpanzee --text-key document_text",
-    ],
-)
-def test_what_only_resembles_them_is_left_alone(text: str) -> None:
-    assert not is_refused(text)
-    assert redact(text, {}) == text
+def test_user_and_password_of_a_url_are_hidden() -> None:
+    assert redact("postgres://me:pw@db:5432/x") == "postgres://[a password in a URL]@db:5432/x"
+    assert is_refused("https://me:pass-word@host/x")
+    assert redact("http://localhost:8080/path@x") == "http://localhost:8080/path@x"
 
 
 ORDINARY = st.one_of(
@@ -318,73 +167,27 @@ ORDINARY = st.one_of(
 )
 
 
-@given(ORDINARY, st.sampled_from(["model.path", "revision", "run_id", "data.files", "note"]))
+@given(ORDINARY, st.sampled_from(["model.path", "revision", "run_id", "data.files", "max_tokens"]))
 @example("meta-llama/Llama-3.3-70B-Instruct-GPTQ-Int4-g128-actorder", "model.path")
 @example("s3://bucket/fineweb-edu/sample-10BT/train-00000-of-00099-1f2e3d4c5b6a.parquet", "data")
+@example("transformer.h.0.attn.weight", "unexpected key")
 def test_paths_ids_hashes_and_long_names_stay(value: str, name: str) -> None:
     for text in (value, f"{name}={value}", f"{name}: '{value}'", f"--{name} {value}"):
-        assert redact(text, {}) == text
-    assert redact_json({name: [value]}, {}) == {name: [value]}
-    refuse_secrets([{name: value}], {})
+        assert redact(text) == text
+    assert redact_json({name: [value]}) == {name: [value]}
+    refuse_secrets([{name: value}])
 
 
 @given(st.text())
 @example("://" + ":" * 50)
 def test_redaction_never_fails_and_needs_one_pass(text: str) -> None:
-    once = redact(text, {"A_KEY": "0f9e8d7c6b5a4f3e2d1c"})
-    assert redact(once, {"A_KEY": "0f9e8d7c6b5a4f3e2d1c"}) == once
+    assert redact(redact(text)) == redact(text)
 
 
-def test_long_texts_with_many_names_end(tmp_path: Path) -> None:
+def test_long_texts_end() -> None:
     """As deep as they are long, or the square of that, they would not."""
-    text = ",".join(f"layer{i}.loss:0.{i:04d}" for i in range(3_000))
-    for told in (text, f"{text},password=hunter22", f"password=hunter22 {text}"):
-        assert redact(told, {}) == told.replace("hunter22", "[password]")
-        assert outgoing(told) == redact(told, {})
-        write_json(tmp_path / "a.json", {"reason": told})
-    for begin in ("token:", "--key ", "eyJ", "://", "-----BEGIN PRIVATE KEY-----", "_-."):
-        redact(begin * (100_000 // len(begin)), {})
-
-
-@pytest.mark.parametrize("written", ["password={}", 'password: "{}"', "--password {}"])
-def test_a_long_value_is_replaced_whole(written: str) -> None:
-    value = "Zx81kQp9" * 2000
-    assert redact(written.format(value), {}) == written.replace('"', "").format("[password]")
-
-
-def test_a_value_in_a_record_is_known_by_its_key(tmp_path: Path) -> None:
-    content = {
-        "api_key": "abcdEFGH12345678",
-        "deep": [{"token": ["Zx81kQp9vB2nM4rT", 3, None]}],
-        "argv": ["train.py", "--password", "supersecret", "--text-key", "document_text"],
-        "login": ["t.py", "--wandb", "0123456789abcdef0123456789abcdef01234567"],
-        "train_tokens.npy": "0123456789abcdef" * 4,
-        "sort_key": "micro_batch_size",
-        "digest": "abcdEFGH12345678",
-    }
-    write_json(tmp_path / "a.json", content)
-    found = read_json(tmp_path / "a.json")
-    assert {name: found[name] for name in content} == {
-        **content,
-        "api_key": "[api_key]",
-        "deep": [{"token": ["[token]", 3, None]}],
-        "argv": ["train.py", "--password", "[--password]", "--text-key", "document_text"],
-        "login": ["t.py", "--wandb", "[--wandb]"],
-    }
-
-
-@pytest.mark.parametrize(
-    ("text", "clean"),
-    [
-        ("SSHPASS=hunter22 python x", "SSHPASS=[SSHPASS] python x"),
-        ("X_TOKEN=aB3daB3d python x --y 1", "X_TOKEN=[X_TOKEN] python x --y 1"),
-        ("--password=two words", "--password=[--password]"),
-        ("PASSWORD=a,b&c;defgh", "PASSWORD=[PASSWORD]"),
-    ],
-)
-def test_of_a_command_in_one_string_only_the_value_is_replaced(text: str, clean: str) -> None:
-    assert redact_json([text], {}) == [clean]
-    assert is_refused(text)
+    for begin in ("TOKEN=", "KEY", "A_", "eyJ", "://", "hf_", "sk-"):
+        redact(begin * (100_000 // len(begin)))
 
 
 # Settings
@@ -450,9 +253,9 @@ def test_an_error_about_a_setting_does_not_show_the_secret(
 def test_many_cells_name_each_setting_once() -> None:
     cells = [{"seed": k, "tracker": {"tags": ["hf_" + "aB3" * 11]}} for k in range(100)]
     with pytest.raises(ConfigError) as refused:
-        refuse_secrets(cells, {})
+        refuse_secrets(cells)
     assert str(refused.value).count("holds") == 1
-    refuse_secrets([{"model": {"name": "gpt", "sizes": [1, 2, None, True]}}], SECRETS)
+    refuse_secrets([{"model": {"name": "gpt", "sizes": [1, 2, None, True]}}])
 
 
 def test_the_environment_of_a_run_is_recorded_without_secrets() -> None:
@@ -968,5 +771,5 @@ def test_settings_that_are_nested_too_deeply_are_refused() -> None:
     deep: list[Any] = []
     for _ in range(5000):
         deep = [deep, "and more"]
-    with pytest.raises(ConfigError, match="model is nested more than 64 levels deep"):
+    with pytest.raises(ConfigError, match="model is nested too deeply for a setting"):
         refuse_secrets([{"model": {"hidden_sizes": deep}}])

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from batchscape import __version__
-from batchscape.completion import SCRIPTS, candidates
 from batchscape.errors import BatchscapeError, ConfigError, LaunchError
 from batchscape.launch.interrupts import terminations_as_interrupts
 from batchscape.outgoing import outgoing
@@ -50,7 +49,6 @@ batchscape: how should I cut my batch? devices x micro-batch x accumulation, mea
   batchscape check-config  whether files of DeepSpeed, accelerate, Trainer and LitGPT agree
   batchscape configs  write such files from one geometry
   batchscape geometry  list every way to cut a global batch
-  batchscape completion  what makes bash or zsh complete verbs, studies and settings
 
 Each verb has its --help. Settings are Hydra overrides: key=value, group=option; `python -m
 batchscape --multirun ...` is the same as `batchscape sweep ...`. All settings:
@@ -666,21 +664,18 @@ def _doctor(arguments: list[str]) -> int:
         epilog="Example: batchscape doctor --json",
     )
     parser.add_argument(
-        "--compile", action="store_true", help="compile with torch as well, up to a minute"
-    )
-    parser.add_argument(
         "--dir", type=Path, default=Path("outputs"), help="where sweeps go; default: outputs"
     )
     parser.add_argument("--json", action="store_true", help="print the same as JSON")
     parsed = parser.parse_args(arguments)
-    from batchscape.doctor.examine import examine
+    from batchscape.doctor import as_json, as_table, examine, is_fit
 
-    examination = examine(parsed.dir, compiles=parsed.compile)
+    findings = examine(parsed.dir)
     if parsed.json:
-        sys.stdout.write(examination.as_json() + "\n")
+        sys.stdout.write(as_json(findings) + "\n")
     else:
-        _console().print(examination.as_table())
-    return 0 if examination.is_fit else 1
+        _console().print(as_table(findings))
+    return 0 if is_fit(findings) else 1
 
 
 _FLAG = "--flag"
@@ -779,31 +774,6 @@ def _configs(arguments: list[str]) -> int:
     return 0
 
 
-def _completion(arguments: list[str]) -> int:
-    parser = _Parser(
-        prog="batchscape completion",
-        description="Print what makes a shell complete verbs, options, groups, settings and "
-        'studies. In ~/.bashrc: eval "$(batchscape completion bash)". In ~/.zshrc, after '
-        'compinit: eval "$(batchscape completion zsh)".',
-        epilog="Example: batchscape completion bash >> ~/.bashrc",
-    )
-    parser.add_argument("shell", choices=tuple(SCRIPTS))
-    parser.add_argument("--line", help="print what the last word of this command line may become")
-    parser.add_argument(
-        "--breaks", metavar="CHARACTERS", default="", help="where the shell begins a word anew"
-    )
-    parsed = parser.parse_args(arguments)
-    if parsed.line is None:
-        sys.stdout.write(SCRIPTS[parsed.shell])
-        return 0
-    found = candidates(parsed.line, tuple(_VERBS), tuple(_VERB_HELP), _help_of)
-    # Bash replaces only what follows the last of these characters.
-    word = parsed.line.split(" ")[-1]
-    kept = max((word.rfind(character) for character in parsed.breaks), default=-1) + 1
-    sys.stdout.writelines(f"{candidate[kept:]}\n" for candidate in found)
-    return 0
-
-
 class _Parser(argparse.ArgumentParser):
     """Refuses what it is given as any other bad input is, with the option that was meant."""
 
@@ -854,7 +824,6 @@ _VERBS: dict[str, Callable[[list[str]], int]] = {
     "check-config": _check_config,
     "configs": _configs,
     "geometry": _geometry,
-    "completion": _completion,
 }
 
 

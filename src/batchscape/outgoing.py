@@ -1,18 +1,59 @@
 r"""What leaves for a terminal, a page, a table, a figure or a tracker does nothing there.
 
-Names, reasons and settings are texts of others. A sequence that a terminal obeys is removed, what
-is left of control characters is shown as `\x1b`, and secrets are replaced. Records keep texts as
-they are, except for secrets.
+Names, reasons and settings are texts of others. Secrets are replaced, also in records. A sequence
+that a terminal obeys is removed, and what is left of control characters is shown as `\x1b`.
+
+A secret is the value of a variable whose name has `KEY`, `TOKEN`, `SECRET`, `PASS` or `CREDENTIAL`
+in it, if it has 8 characters or more and is no number; a token of one of six published shapes; or
+user and password in a URL.
 """
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
-from batchscape.credentials import redact, redact_json
+from batchscape.errors import ConfigError
 
-__all__ = ["outgoing", "outgoing_cell", "outgoing_json", "visible"]
+__all__ = [
+    "outgoing",
+    "outgoing_cell",
+    "outgoing_json",
+    "redact",
+    "redact_json",
+    "refuse_secrets",
+    "visible",
+]
+
+_SHORTEST = 8
+_NAME = r"\w*(?:KEY|TOKEN|SECRET|PASS|CREDENTIAL)\w*"
+_NAMED = re.compile(rf"\b({_NAME})(=[\"']?)(?!\d+\b)[^\s\"']{{{_SHORTEST},}}")
+"""A variable in a command: `WANDB_API_KEY=... python train.py`."""
+_SHAPES = {
+    # https://github.blog/changelog/2021-03-31-authentication-token-format-updates-are-generally-available/
+    "a token of GitHub": r"gh[pousr]_\w{20,}|github_pat_\w{20,}",
+    # https://huggingface.co/docs/hub/security-tokens
+    "a token of Hugging Face": r"hf_[A-Za-z0-9]{20,}",
+    # https://docs.wandb.ai/support/models/articles/why-does-my-api-key-fail-with-must-be-40-characters
+    "a key of Weights & Biases": r"wandb_v\d_\w{20,}",
+    # Of OpenAI, Anthropic and others:
+    # https://openrouter.ai/docs/guides/features/guardrails/secret-formats
+    "a key of the shape sk-...": (
+        r"(?<![\w-])sk-(?:(?:proj|svcacct|admin|ant|or)-[\w-]{20,}|[A-Za-z0-9]{20,})"
+    ),
+    # https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_identifiers.html
+    "an access key of AWS": r"(?<![A-Za-z0-9])(?:AKIA|ASIA)[0-9A-Z]{16}",
+    # https://cloud.google.com/docs/authentication/api-keys
+    "a key of Google": r"AIza[\w-]{35}",
+    # RFC 3986, section 3.2.1
+    "a password in a URL": r"(?<=://)[^\s/:@]*:[^\s/@]+(?=@)",
+}
+"""Kinds of secrets and how they look, from what their services publish."""
+_SHAPED = {kind: re.compile(shape) for kind, shape in _SHAPES.items()}
+_MOST_SHOWN = 5
 
 # ECMA-48, and xterm's control sequences: https://invisible-island.net/xterm/ctlseqs/ctlseqs.html
 _SEQUENCE = re.compile(
@@ -34,14 +75,68 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  #
 Source: OWASP, CSV injection, https://owasp.org/www-community/attacks/CSV_Injection."""
 
 
+def redact(text: str) -> str:
+    """Return a text with every secret in it replaced by what it was: `[WANDB_API_KEY]`."""
+    return text if len(text) < _SHORTEST else _redacted(text, _secrets())
+
+
+def redact_json(content: Any) -> Any:  # noqa: ANN401  (of JSON)
+    """Return a JSON value in which no text carries a secret; the content is not changed."""
+    if isinstance(content, str):
+        return redact(content)
+    if isinstance(content, Mapping):
+        return {_clean_key(name): _of_name(name, value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [redact_json(value) for value in content]
+    return content
+
+
+def refuse_secrets(settings: Iterable[Mapping[str, Any]]) -> None:
+    """Refuse settings that contain a secret, before anything is written.
+
+    Parameters
+    ----------
+    settings : iterable of mapping
+        Plain nested settings of cells.
+
+    Raises
+    ------
+    ConfigError
+        With the keys of the settings and their values without the secrets.
+    """
+    found: dict[str, str] = {}
+    looked_at: dict[tuple[str, int], Any] = {}
+    for cell in settings:
+        for name, value in cell.items():
+            # Cells share the objects that they do not vary.
+            if (name, id(value)) not in looked_at:
+                looked_at[name, id(value)] = value
+                try:
+                    found |= _changes({name: value}, redact_json({name: value}), "")
+                except RecursionError:
+                    msg = f"{name} is nested too deeply for a setting"
+                    raise ConfigError(msg) from None
+    if not found:
+        return
+    lines = [f"  {key} holds {shown}" for key, shown in found.items()]
+    if len(lines) > _MOST_SHOWN:
+        lines[_MOST_SHOWN:] = [f"  and {len(lines) - _MOST_SHOWN} further settings"]
+    msg = "\n".join(
+        (
+            "Settings are written to the run folders, to reports and to Weights & Biases, so none "
+            "may hold a secret:",
+            *lines,
+            "Leave it out of the settings and pass it by an environment variable: runs, and the "
+            "programs of engine=command, inherit those of batchscape.",
+        )
+    )
+    raise ConfigError(msg)
+
+
 def visible(text: str) -> str:
     """Return a text without the sequences that terminals obey, other control characters visible.
 
     Line ends and tabs stay.
-
-    Parameters
-    ----------
-    text : str
     """
     if text.isprintable():
         return text
@@ -50,24 +145,13 @@ def visible(text: str) -> str:
 
 
 def outgoing(text: str) -> str:
-    """Return a text as it may leave: as `visible`, and without secrets.
-
-    Parameters
-    ----------
-    text : str
-    """
+    """Return a text as it may leave: as `visible`, and without secrets."""
     # In this order: a sequence may stand within a secret.
     return redact(visible(text))
 
 
 def outgoing_json(content: Any) -> Any:  # noqa: ANN401  (of JSON)
-    """Return a JSON value whose texts, and keys, are as they may leave.
-
-    Parameters
-    ----------
-    content : mapping, list, str, number or None
-        Not changed.
-    """
+    """Return a JSON value whose texts, and keys, are as they may leave; it is not changed."""
     return redact_json(_all_visible(content))
 
 
@@ -76,13 +160,63 @@ def outgoing_cell(text: str) -> str:
 
     An apostrophe goes before what begins as a formula and is no number; a spreadsheet shows it as
     text, and so does pandas, with the apostrophe.
-
-    Parameters
-    ----------
-    text : str
     """
     text = outgoing(text)
     return f"'{text}" if text.startswith(_FORMULA) and not _is_number(text) else text
+
+
+def _secrets() -> tuple[tuple[str, str], ...]:
+    """Return the variables that hold secrets, longest value first."""
+    named = [(name, os.environ[name]) for name in os.environ if _is_named(name)]
+    found = [(name, value) for name, value in named if _is_long(value)]
+    return tuple(sorted(found, key=lambda item: -len(item[1])))
+
+
+@lru_cache(maxsize=4096)
+def _is_named(name: str) -> bool:
+    return re.fullmatch(_NAME, name) is not None
+
+
+def _is_long(value: str) -> bool:
+    return len(value) >= _SHORTEST and not value.isdigit()
+
+
+@lru_cache(maxsize=4096)
+def _redacted(text: str, secrets: tuple[tuple[str, str], ...]) -> str:
+    for name, value in secrets:
+        text = text.replace(value, f"[{name}]")
+    return _bare(_NAMED.sub(r"\1\2[\1]", text))
+
+
+def _bare(text: str) -> str:
+    """Return a text without tokens of a published shape."""
+    for kind, shape in _SHAPED.items():
+        text = shape.sub(f"[{kind}]", text)
+    return text
+
+
+def _clean_key(name: Any) -> Any:  # noqa: ANN401  (of JSON)
+    """Return the name of a field, which stays what a variable may hold."""
+    return _bare(name) if isinstance(name, str) else name
+
+
+def _of_name(name: Any, value: Any) -> Any:  # noqa: ANN401  (of JSON)
+    is_secret = isinstance(value, str) and _is_named(str(name)) and _is_long(value)
+    return f"[{name}]" if is_secret else redact_json(value)
+
+
+def _changes(before: Any, after: Any, key: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401
+    """Yield the dotted keys of what is no longer the same, with what it is now."""
+    if isinstance(before, Mapping):
+        for (name, value), (clean, other) in zip(before.items(), after.items(), strict=True):
+            if name != clean:
+                yield f"a key of {key or 'the settings'}", clean
+            yield from _changes(value, other, f"{key}.{name}" if key else str(name))
+    elif isinstance(before, list | tuple):
+        for number, (value, other) in enumerate(zip(before, after, strict=True)):
+            yield from _changes(value, other, f"{key}[{number}]")
+    elif before != after:
+        yield key, after
 
 
 def _is_number(text: str) -> bool:

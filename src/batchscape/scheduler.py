@@ -19,7 +19,6 @@ from pathlib import Path
 from batchscape.errors import SchedulerError
 
 __all__ = [
-    "Gres",
     "Job",
     "JobState",
     "NodeGroup",
@@ -95,17 +94,6 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Gres:
-    """Generic resources of a node."""
-
-    name: str
-    """`gpu`, or another name."""
-    kind: str
-    """Kind, such as `a100`; empty where the cluster tells none."""
-    count: int
-
-
-@dataclass(frozen=True)
 class NodeGroup:
     """Nodes of a partition that are alike and in the same state."""
 
@@ -116,16 +104,10 @@ class NodeGroup:
     """`idle`, `mixed`, `allocated`, `down`, `drained`, ..."""
     is_responding: bool
     cpus: int
-    memory_mib: int
-    gres: tuple[Gres, ...]
-    features: tuple[str, ...]
+    gpus: int
+    """GPUs of each node, of all kinds."""
     reason: str
     """Why they are down or drained; empty otherwise."""
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of each node, of all kinds."""
-        return sum(gres.count for gres in self.gres if gres.name == "gpu")
 
 
 @dataclass(frozen=True)
@@ -135,8 +117,6 @@ class Partition:
     name: str
     is_default: bool
     is_up: bool
-    time_limit_s: float
-    """Longest time of a job; infinite where there is no limit."""
     groups: tuple[NodeGroup, ...]
 
 
@@ -235,27 +215,23 @@ def partitions() -> list[Partition]:
     SchedulerError
         If there is no Slurm here, or it does not answer.
     """
-    answer = _ask("sinfo", "--noheader", "--exact", "--format=%P|%a|%l|%D|%T|%c|%m|%G|%f|%N|%E")
+    answer = _ask("sinfo", "--noheader", "--exact", "--format=%P|%a|%D|%T|%c|%G|%N|%E")
     found: dict[str, Partition] = {}
     for line in answer.splitlines():
-        name, up, limit, count, state, cpus, memory, gres, features, nodes, reason = line.split(
-            "|", maxsplit=10
-        )
+        name, up, count, state, cpus, gres, nodes, reason = line.split("|", maxsplit=7)
         group = NodeGroup(
             nodes=nodes,
             count=int(count),
             state=re.sub(r"\W+$", "", state),
             is_responding="*" not in state,
             cpus=int(cpus),
-            memory_mib=int(memory),
-            gres=_gres(gres),
-            features=() if features == "(null)" else tuple(features.split(",")),
+            gpus=_gpus(gres),
             reason="" if reason == "none" else reason,
         )
         own = name.removesuffix("*")
         before = found[own].groups if own in found else ()
         groups = (*before, group) if group.count else before
-        found[own] = Partition(own, own != name, up == "up", _seconds(limit), groups)
+        found[own] = Partition(own, own != name, up == "up", groups)
     return list(found.values())
 
 
@@ -339,25 +315,10 @@ def _state(name: str) -> JobState:
         raise SchedulerError(msg) from None
 
 
-def _gres(text: str) -> tuple[Gres, ...]:
-    """Read `gpu:a100:4(S:0-1),gpu:2,license:1`."""
-    found = []
-    for entry in re.sub(r"\([^)]*\)", "", text).split(","):
-        parts = entry.split(":")
-        if parts[-1].isdigit():
-            found.append(Gres(parts[0], ":".join(parts[1:-1]), int(parts[-1])))
-    return tuple(found)
-
-
-def _seconds(limit: str) -> float:
-    """Read `infinite`, `30:00`, `1:30:00` or `2-00:00:00`."""
-    if not limit[:1].isdigit():
-        return float("inf")
-    days, _, clock = limit.rpartition("-")
-    seconds = 0
-    for part in clock.split(":"):
-        seconds = seconds * 60 + int(part)
-    return float(seconds + 86400 * int(days or 0))
+def _gpus(gres: str) -> int:
+    """Count the GPUs of `gpu:a100:4(S:0-1),gpu:2,license:1`."""
+    entries = [entry.split(":") for entry in re.sub(r"\([^)]*\)", "", gres).split(",")]
+    return sum(int(parts[-1]) for parts in entries if parts[0] == "gpu" and parts[-1].isdigit())
 
 
 _DEFAULTS = ("SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "SBATCH_")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shutil
 import subprocess
@@ -51,26 +50,22 @@ SCRIPTS = [
     'B=2\nARGS=(--a 1\n  --b "$B"  # why\n)\nlaunch "${ARGS[@]}" z',
     "export X=3\nlaunch --n=$X",
     "X=3 launch a; X=5",
-    'export "X=3"\nY=2\ndeclare "Y=$X 4" Z\nexport \'V=a b\'\nlaunch $X "$Y" "$V"',
     "Y=X=5\nexport $Y\nlaunch $X",
+    'export "X=3"\nexport \'V=a b\'\nlaunch $X "$V"',
+    "X=1 Y=$X\nunset X\nlaunch $Y ${X:-2}",
+    'A=(a # don\'t (\n  \'b c\' # $X\n)\nlaunch "${A[@]}" "${A[*]}" ${A[*]}',
+    "cd / && launch 'a;b' \"c|d\" e\\;f; launched=1",
+    'DIR="$(cd "$(dirname "$0")" && echo \'a;b\')"; launch a',
     "true && launch a || false",
     "launch a > /dev/stdout 2>&1",
     "X=1\nX=2\nlaunch $X",
     'launch "a \\"b\\" c" "d \\$e"',
     "launch a 2>/dev/null",
     "launch --x='1,2' --y=\"3\"4",
-    ": ${X:=4} ${X:=5} ${Y=6}\nlaunch $X ${X:=7} $Y",
-    "X=\nlaunch a ${X=4} ${X:=5} $X",
-    "declare -i -x X=4\ntypeset Y=5\nlaunch $X $Y",
     "export A=1 B=2\nlaunch $A$B",
     'X=3\nlaunch "\\$X" "\\\\$X" "$X\\$X"',
-    "export X=3\nbash -c 'launch $X \"a b\" $((X * 2))'",
-    'X=3\nCMD="launch --n $X"\nbash -c "$CMD --m \\$((4 / 2))"',
-    "export X=3\nbash -lc 'Y=$X; true && launch $Y'",
-    "cat <<END > /dev/null\nlaunch no\nEND\nlaunch yes",
     "A=1 B=2\n\nA=3 launch $A$B; launched=$A",
     "launch a > /dev/stdout b",
-    "export A=1 && export B=$A && launch $B",
     "X=\nlaunch ${X:-3} ${Y:-${X:-2}}",
     "launch a \\\n",
     "X=a Y=b\nZ=./$X/$Y.json\nlaunch $X-$Y-$X.log $Z/$Y.$X",
@@ -90,7 +85,7 @@ def test_blanks_of_a_command_that_is_not_run_end_no_word():
     assert [word.replace("\N{NO-BREAK SPACE}", " ") for word in command.words] == [
         "launch",
         "--to",
-        "$(hosts ${X} | head -n 1):6000",
+        "$(hosts $X | head -n 1):6000",
         "--n",
         "2",
         "`id -u`/x",
@@ -185,193 +180,79 @@ def test_what_does_not_matter_may_stay_unknown(tmp_path: Path) -> None:
     assert launch.options["seed"] == "${RANDOM}"
 
 
-CONTROL_FLOW = {
-    "MICRO=2\nif [ $BIG ]; then MICRO=4; fi\n": "the if of line 2",
-    "if [ $BIG ]\nthen\n  MICRO=4\nelse\n  MICRO=2\nfi\n": "the if of line 1",
-    'if [ -z "$MICRO" ]; then MICRO=4; fi\n': "the if of line 1",
-    'MICRO=2\n[ -n "$BIG" ] && MICRO=4\n': "the && of line 2",
-    "grep -q A100 gpus || MICRO=4\n": "the || of line 1",
-    "MICRO=2\ncase $BIG in\n  yes)\n    MICRO=4\n    ;;\nesac\n": "the case of line 2",
-    "MICRO=2\nfor MICRO in 4 8; do true; done\n": "the for of line 2",
-    "while read line; do MICRO=$line; done < sizes\n": "the while of line 1",
-    "until MICRO=4; do true; done\n": "the until of line 1",
-    "choose() {\n  export MICRO=4\n}\n": "the function of line 1",
-    "MICRO=2\n(MICRO=4)\n": r"the \( \) of line 2",
-    "if [ $BIG ]; then : ${MICRO:=4}; fi\n": "the if of line 1",
-    "if [ $BIG ]; then HALF=4; fi\nMICRO=$((HALF * 2))\n": "the if of line 1",
-}
-LAUNCH = "torchrun --nproc_per_node 2 run.py --per_device_train_batch_size $MICRO\n"
-
-
-@pytest.mark.parametrize("script", CONTROL_FLOW)
-def test_a_number_that_control_flow_decides_is_refused_by_name(script: str) -> None:
-    words = f"--per_device_train_batch_size is .*, which {CONTROL_FLOW[script]} decides"
-    with pytest.raises(ConfigError, match=words):
-        read_script("train.sh", script + LAUNCH)
-    half = LAUNCH.replace("$MICRO", "$((MICRO / 1))").strip()
-    with pytest.raises(ConfigError, match=words):
-        read_script("train.sh", f'{script}srun bash -c "{half} --name $(date -I | cut -c 1-4)"')
-    options = read_script("train.sh", f"{script}MICRO=8\n{LAUNCH}").options
-    assert options["per_device_train_batch_size"] == "8", "what comes afterwards decides"
-
-
-RUN = LAUNCH.strip()
-NOT_CERTAIN = {
-    f"MICRO=1\nwhile true; do\n{RUN}\nMICRO=$((MICRO*2)); done": "the while of line 2",
-    f"for i in 1 2; do {RUN.replace('$MICRO', '${MICRO:-4}')}; MICRO=8; done": "the for of line 1",
-    f"MICRO=4\nrun(){{ {RUN}; }}\nMICRO=8\nrun": "the function of line 2",
-    f"run(){{ {RUN.replace('$MICRO', '${MICRO:-1}')}; }}\nMICRO=8\nrun": "the function of line 1",
-    f"run(){{ {RUN.replace('$MICRO', '${1:-1}')}; }}\nrun 8": "the function of line 1",
-    f"set_it(){{ MICRO=8; }}\nMICRO=4\nset_it\n{RUN}": "the set_it of line 3",
-    f"f(){{ MICRO=8; }}\nMICRO=4\nfor i in 1 2; do {RUN}; f; done": "the for of line 3",
-    f"if true; then MICRO=4; else {RUN}; fi": "the if of line 1",
-    f"MICRO=4\nunset MICRO\n{RUN}": "the unset of line 2",
-    f"MICRO=4\nread -r MICRO\n{RUN}": "the read of line 2",
-    f"MICRO=4\n((MICRO*=2))\n{RUN}": r"the \(\( of line 2",
-    f"MICRO=4\n((MICRO++))\n{RUN}": r"the \(\( of line 2",
-    f"MICRO=4\nN=$((MICRO*=2))\n{RUN}": r"the \$\(\( of line 2",
-    f"MICRO=4\nlet MICRO*=2\n{RUN}": "the let of line 2",
-    f"MICRO=4\nprintf -v MICRO %d 8\n{RUN}": "the printf of line 2",
-    f"MICRO=4\nsource sizes.sh\n{RUN}": "the source of line 2",
-    f". sizes.sh\n{RUN.replace('$MICRO', '${MICRO:-1}')}": r"the \. of line 1",
-    f"MICRO=4\neval MICRO=8\n{RUN}": "the eval of line 2",
-    f"MICRO=4\nMICRO[0]=8\n{RUN}": r"the MICRO\[0\]= of line 2",
-    f"MICRO=4\nexport $(cat sizes)\n{RUN}": r"the \$\(cat sizes\) of line 2",
-    f'MICRO=4\nif true; then export "MICRO=8"; fi\n{RUN}': "the if of line 2",
-    f"cd x && MICRO=4\n{RUN}": "the && of line 1",
-    f"cd x && MICRO=4 || {RUN}": "the && of line 1",
-    f"cd x || MICRO=4 && {RUN}": r"the \|\| of line 1",
-    f"MICRO=8 | cat\n{RUN}": r"the \| of line 1",
+RUN = "torchrun --nproc_per_node 2 run.py --per_device_train_batch_size $MICRO"
+REFUSED = {
+    f"MICRO=2\nif [ $BIG ]; then MICRO=4; fi\n{RUN}": "line 2 has if",
+    f"MICRO=2\n[ -n $BIG ] && MICRO=4\n{RUN}": "line 2 has an assignment beside &&",
+    f"grep -q A100 gpus || MICRO=4\n{RUN}": r"line 1 has an assignment beside \|\|",
+    f"MICRO=8 | cat\n{RUN}": r"line 1 has an assignment beside \|",
+    f"MICRO=8 &\n{RUN}": "line 1 has an assignment beside &",
+    f"cd x && export MICRO=8\n{RUN}": "line 1 has export MICRO=8",
+    f"export $(cat sizes)\n{RUN}": r"line 1 has export \$\(cat",
+    f"case $BIG in\n  yes)\n    MICRO=4\n    ;;\nesac\n{RUN}": "line 1 has case",
+    f"for MICRO in 4 8; do {RUN}; done": "line 1 has for",
+    f"while read MICRO; do {RUN}; done < sizes": "line 1 has while",
+    f"choose() {{\n  MICRO=4\n}}\nchoose\n{RUN}": r"line 1 has \(,",
+    f"function choose {{ MICRO=4; }}\nchoose\n{RUN}": "line 1 has function",
+    f"{{ MICRO=4; }}\n{RUN}": "line 1 has {",
+    f"(MICRO=4; {RUN})": r"line 1 has \(,",
+    f"MICRO=4\n((MICRO*=2))\n{RUN}": r"line 2 has \(,",
+    f"MICRO=4\nN=$((MICRO*=2))\n{RUN}": r"line 2 has \$\(\(",
+    f"MICRO=4\nN=$((MICRO++))\n{RUN}": r"line 2 has \$\(\(",
+    f"MICRO=4\nread -r MICRO\n{RUN}": "line 2 has read",
+    f"MICRO=4\nlet MICRO*=2\n{RUN}": "line 2 has let",
+    f"MICRO=4\nprintf -v MICRO %d 8\n{RUN}": "line 2 has printf",
+    f"MICRO=4\nsource sizes.sh\n{RUN}": "line 2 has source",
+    f". sizes.sh\n{RUN}": r"line 1 has \.",
+    f"eval MICRO=8\n{RUN}": "line 1 has eval",
+    f"declare -i MICRO=4\n{RUN}": "line 1 has declare",
+    f"MICRO[0]=8\n{RUN}": r"line 1 has MICRO\[0\]=8",
+    f": ${{MICRO:=4}}\n{RUN}": r"line 1 has \$\{MICRO:=",
+    f"cat <<EOF > f\na\nEOF\n{RUN}": "line 1 has <<",
+    "X=1\nsrun bash -lc 'torchrun t.py --micro_batch_size 4'": "line 2 has a shell with -c",
 }
 
 
-@pytest.mark.parametrize("script", NOT_CERTAIN)
-def test_a_number_that_may_be_another_when_it_is_used_is_refused(script: str) -> None:
-    words = f"--per_device_train_batch_size is .*, which {NOT_CERTAIN[script]} decides"
-    with pytest.raises(ConfigError, match=words):
+@pytest.mark.parametrize("script", REFUSED)
+def test_what_may_decide_a_number_elsewhere_is_refused_with_its_line(script: str) -> None:
+    with pytest.raises(ConfigError, match=REFUSED[script]) as caught:
         read_script("train.sh", script + "\n")
+    assert "batchscape check-config -- COMMAND" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     "script",
     [
-        f"run(){{ {RUN}; }}\nrun",
-        f"source venv/bin/activate\n{RUN}",
-        f'eval "$(conda shell.bash hook)"\n{RUN}',
-        f"read -r NAME < name\nunset OTHER\n((STEP++))\n{RUN}",
-        f"{RUN} ${{MICRO:+--bf16}}",
-        f"source sizes.sh\nMICRO=4\n{RUN}",
-        f'MICRO=1\nmain(){{ local MICRO=4; {RUN}; }}\nmain "$@"\nMICRO=2',
-        f"MICRO=1\nfor seed in 1 2; do MICRO=4; {RUN} --seed $seed; done",
-        f"MICRO=1\ncd x && MICRO=4 && {RUN}",
-        f"MICRO=1\nif true; then MICRO=2; else MICRO=4; {RUN}; fi",
-        f"MICRO=1\n(MICRO=4; {RUN})",
+        f"source venv/bin/activate\nset -euo pipefail\n{RUN}",
+        f'eval "$(conda shell.bash hook)"\nmodule load cuda; mkdir -p out\n{RUN}',
+        f"unset OTHER\nunset -v SOME\n{RUN} 2>&1 | tee log.txt",
+        f"MICRO=1\ncd x && {RUN.replace('$MICRO', '4')}",
+        f"[ -d out ] || mkdir out\n{RUN} --seed 1 &> log & wait",
+        f"export MICRO=2\nMICRO=4\n{RUN}",
     ],
 )
-def test_a_number_that_is_certain_is_read(script: str) -> None:
+def test_commands_that_set_nothing_may_stand_around(script: str) -> None:
     options = read_script("train.sh", f"MICRO=4\n{script}\n").options
     assert options["per_device_train_batch_size"] == "4"
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "srun bash -l -c 'torchrun t.py --micro_batch_size 4'",
-        "bash -x -c 'torchrun t.py --micro_batch_size 4'",
-        "bash -euo pipefail -c 'torchrun t.py --micro_batch_size 4'",
-        "bash --login -c 'torchrun t.py --micro_batch_size 4'",
-        "/bin/zsh -c 'torchrun t.py --micro_batch_size 4'",
-        "dash -c 'torchrun t.py --micro_batch_size 4'",
-        "bash -c 'cd x; bash -lc \"torchrun t.py --micro_batch_size 4\"'",
-        "eval 'torchrun t.py --micro_batch_size 4'",
-        "cat <<EOF > f && torchrun t.py --micro_batch_size 4\na: 1\nEOF",
-    ],
-)
-def test_a_launch_behind_a_shell_or_a_document_is_found(line: str) -> None:
-    launch = read_script("x.sh", f"{line}\npython prepare.py --micro_batch_size 9\n")
-    assert launch.launcher == "torchrun"
-    assert launch.options["micro_batch_size"] == "4"
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ('bash -c "$RUN"', r"x.sh: bash -c in line 1 runs \$\{RUN\}, which only running"),
-        ('srun zsh -lc "$(cat run)"', r"x.sh: zsh -c in line 1 runs \$\(cat.run\), which only"),
-        ('X=\'bash -c "$X"\'; bash -c "$X"', "in line 1: shells within each other, deeper"),
-    ],
-)
-def test_a_shell_that_cannot_be_read_is_refused(line: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        read_script("x.sh", f"{line}\npython prepare.py --micro_batch_size 9\n")
-
-
 def test_options_that_are_there_if_a_variable_is_set_are_refused() -> None:
     script = "torchrun t.py ${MICRO:+--per_device_train_batch_size $MICRO}\n"
-    with pytest.raises(ConfigError, match=r"holds, only running the script would tell; give"):
+    with pytest.raises(ConfigError, match=r"holds only running the script would tell; give"):
         read_script("train.sh", script)
-    with pytest.raises(ConfigError, match=r"holds, the read of line 1 decides; give"):
-        read_script("train.sh", f"read MICRO\n{script}")
-    options = read_script("train.sh", f"MICRO=4\n{script}").options
-    assert options["per_device_train_batch_size"] == "4"
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        "A='--global_batch_size 4'\nif [ $B ]; then A=\"$A --bf16\"; fi\n",
-        "A='--bf16'\nif [ $B ]; then A='--bf16 --global_batch_size 4'; fi\nA=\"$A --x 1\"\n",
-        "if [ $B ]; then A=--bf16; fi\n",
-        "A=(--bf16)\nif [ $B ]; then A+=(--global_batch_size 4); fi\n",
-        "A=(--bf16)\nif [ $B ]; then A+=(--global_batch_size 4); fi\nA+=(--x 1)\n",
-        "for A in '--global_batch_size 4'; do true; done\n",
-    ],
-)
-def test_options_that_control_flow_decides_are_refused_by_name(script: str) -> None:
-    word = '"${A[@]}"' if "(" in script else "$A"
-    launch = f"torchrun --nproc_per_node 2 run.py --fp16 {word}\n"
-    words = r"what \$.* holds, the (if|for) of line \d decides"
-    with pytest.raises(ConfigError, match=words):
-        read_script("train.sh", script + launch)
-    if "(" not in script:
-        with pytest.raises(ConfigError, match=words):
-            read_script("train.sh", f'{script}srun bash -c "{launch.strip()}"')
+def test_a_quotation_that_is_not_closed_is_named() -> None:
+    with pytest.raises(ConfigError, match=r'x.sh: what " begins in line 2 is not closed'):
+        read_script("x.sh", 'X=1\ntorchrun "a.py\n')
+    with pytest.raises(
+        ConfigError, match=r"x.sh: what \( begins in line 1 is not closed; give the"
+    ):
+        read_script("x.sh", "A=(1 2\ntorchrun a.py\n")
 
 
-def test_control_flow_that_decides_nothing_of_the_batch_may_stand_in_a_script() -> None:
-    script = (
-        'if [ ! -d "$OUT" ]; then mkdir -p "$OUT"; fi\n'
-        "for seed in 1 2 3; do\n"
-        f"  {LAUNCH.strip()} --seed $seed 2>&1 | tee log-$seed\ndone\n"
-    )
-    launch = read_script("train.sh", f"MICRO=2\n{script}")
-    assert launch.name == "train.sh:4"
-    assert launch.options["per_device_train_batch_size"] == "2"
-
-
-def test_a_line_that_is_none_of_bash_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"x.sh: line 2 cannot be read as bash, at \); give the"):
-        read_script("x.sh", "X=1\ntorchrun a.py )\n")
-    with pytest.raises(ConfigError, match=r"what begins in line 1 has no closing done; give"):
-        read_script("x.sh", "for a in b; do\n  torchrun a.py\n")
-    with pytest.raises(ConfigError, match=r"x.sh: bash -c in line 2: line 1 cannot be read"):
-        read_script("x.sh", "X=1\nbash -c 'torchrun \"a.py'\n")
-
-
-@pytest.mark.parametrize(
-    "wide", ["训练", "😀", "\N{LATIN SMALL LETTER Y WITH DIAERESIS}", "\U0010fffd"]
-)
-def test_wide_characters_are_read_as_they_are(wide: str) -> None:
-    script = (
-        f"X={wide}\nlaunch {wide}.py \"a {wide} b\" '{wide}' $X  # {wide}\nbash -c 'launch {wide}'"
-    )
-    first, inner = commands_of("x.sh", script)
-    assert first.words == ("launch", f"{wide}.py", f"a {wide} b", wide, wide)
-    assert inner.words[-1] == wide
-
-
-def test_no_character_ends_the_process() -> None:
-    """The grammar's own table of characters ends early: what lies behind may not be mapped."""
-    for code in range(0xE000, 0x110000, 0xFFD):
-        with contextlib.suppress(ConfigError):
-            commands_of("x.sh", f"launch {chr(code)} --a={chr(code)}")
+def test_wide_characters_are_read_as_they_are() -> None:
+    for wide in ("训练", "😀", "\N{LATIN SMALL LETTER Y WITH DIAERESIS}", "\U0010fffd"):
+        script = f"X={wide}\nlaunch {wide}.py \"a {wide} b\" '{wide}' $X  # {wide}"
+        (command,) = commands_of("x.sh", script)
+        assert command.words == ("launch", f"{wide}.py", f"a {wide} b", wide, wide)

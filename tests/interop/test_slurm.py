@@ -102,12 +102,12 @@ RUNS = {
         f"srun torchrun --nnodes=$SLURM_NNODES --nproc_per_node=$SLURM_GPUS_ON_NODE {BATCH}",
         (2, 8),
     ),
-    "a launcher in a variable, and a shell": (
+    "a launcher in a variable": (
         ("--nodes=2", "--gpus-per-node=4"),
         "GPUS=4\nNODES=$SLURM_JOB_NUM_NODES\n"
         "export HEAD=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)\n"
         'L="torchrun --nproc_per_node $GPUS --nnodes $NODES --rdzv_endpoint $HEAD:29500"\n'
-        f'srun --jobid $SLURM_JOBID bash -c "$L --node_rank \\$SLURM_PROCID {BATCH}" | tee x\n',
+        f"srun --jobid $SLURM_JOBID $L --node_rank $SLURM_PROCID {BATCH} | tee x\n",
         (2, 8),
     ),
     "GPUs counted by torchrun": (

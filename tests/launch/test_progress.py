@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 from sweeps_of_fakes import spec_named
 
-from batchscape import credentials
+from batchscape import outgoing as leaving
 from batchscape.errors import DamageError
 from batchscape.launch.active import ActiveRun
 from batchscape.launch.devices import Lease
@@ -341,7 +341,7 @@ def test_a_line_is_cleaned_once(monkeypatch: pytest.MonkeyPatch) -> None:
         cleaned.append(text)
         return text
 
-    monkeypatch.setattr(credentials, "_redacted", clean)
+    monkeypatch.setattr(leaving, "_redacted", clean)
     output = io.StringIO()
     console = OutgoingConsole(file=output, width=100)
     console.print(Text("one line"), soft_wrap=True)

@@ -8,7 +8,7 @@ import pytest
 from cluster import Cluster
 
 from batchscape import scheduler
-from batchscape.scheduler import Gres, JobState
+from batchscape.scheduler import JobState
 
 pytestmark = pytest.mark.systems
 
@@ -73,8 +73,7 @@ def test_what_there_is(cluster: Cluster) -> None:
     assert (main.name, main.is_default, main.is_up) == ("main", True, True)
     assert (low.name, low.is_default) == ("low", False)
     (group,) = main.groups
-    assert (group.count, group.state, group.cpus, group.memory_mib) == (3, "idle", 16, 16000)
-    assert (group.gres, group.gpus) == ((Gres("gpu", "", 4),), 4)
+    assert (group.count, group.state, group.cpus, group.gpus) == (3, "idle", 16, 4)
     cluster.run("scontrol", "update", f"NodeName={cluster.nodes[1]}", "State=DRAIN", "Reason=a b|c")
     drained, idle = sorted(scheduler.partitions()[0].groups, key=lambda group: group.state)
     assert (drained.nodes, drained.state, drained.reason) == (cluster.nodes[1], "drained", "a b|c")

@@ -177,17 +177,16 @@ def _read(
     job: Job,
     flags: Mapping[str, str],
 ) -> Launch:
-    if command.undecided is not None:
-        word = command.undecided
-        who = _decides(command, word) or "only running the script would tell"
-        msg = f"{name}: what {word} holds, {who}; {_GIVE}"
-        raise ConfigError(msg)
+    for word in command.words:
+        if re.match(r"\$\{\w+:?\+", word):
+            msg = f"{name}: what {word} holds only running the script would tell; {_GIVE}"
+            raise ConfigError(msg)
     options, rest = _leading(command.words[start:], FLAGS[launcher])
     script_options = _options(rest if launcher == "litgpt" else rest[1:], flags)
     _check_flags(name, launcher, flags, script_options)
     for key, value in {**options, **script_options}.items():
         if key in _READ or key in flags.values() or key.startswith("train."):
-            _refuse_unknown(name, command, key, value)
+            _refuse_unknown(name, key, value)
     visible = command.variables.get("CUDA_VISIBLE_DEVICES")
     starter = starter_of(command.words[:start])
     if starter is not None:
@@ -332,23 +331,11 @@ def _check_flags(
         raise ConfigError(msg)
 
 
-def _refuse_unknown(name: str, command: ShellCommand, key: str, value: str) -> None:
-    if not re.search(r"\$[\w({]|`", value):
-        return
-    if who := _decides(command, value):
-        msg = f"{name}: --{key} is {value}, which {who}; {_GIVE}"
-    else:
+def _refuse_unknown(name: str, key: str, value: str) -> None:
+    if re.search(r"\$[\w({]|`", value):
         by_slurm = ", or its #SBATCH line" if "SLURM_" in value else ""
         msg = (
             f"{name}: --{key} is {value}, which only running the script would tell; set the "
             f"variable in the script{by_slurm}, or {_GIVE}"
         )
-    raise ConfigError(msg)
-
-
-def _decides(command: ShellCommand, value: str) -> str | None:
-    """Say which control flow decides a value that is not known."""
-    # A variable that is not decided itself may hold another that is.
-    held = [value, *(command.variables.get(name, "") for name in re.findall(r"\w+", value))]
-    names = (name for text in held for name in re.findall(r"\w+", text))
-    return next((f"{command.decided[n]} decides" for n in names if n in command.decided), None)
+        raise ConfigError(msg)

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, NoReturn
 
-from batchscape.credentials import redact
+from batchscape.outgoing import redact
 from batchscape.record.heartbeat import beats_path, share, stacks_path
 
 __all__ = [

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from batchscape.config import Command, Data, RunConfig
-from batchscape.credentials import refuse_secrets
 from batchscape.errors import ConfigError, GeometryError
 from batchscape.geometry import BatchGeometry
 from batchscape.models.source import model_source_hash
+from batchscape.outgoing import refuse_secrets
 from batchscape.plan.expand import Cell, SweepCells
 from batchscape.plan.identity import name_sweep, rejected_id
 from batchscape.plan.machine import Machine

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from batchscape.config import Command
-from batchscape.credentials import redact
 from batchscape.errors import BatchscapeError, DiskError, RecordError
 from batchscape.measure.contention import TreeWaits
+from batchscape.outgoing import redact
 from batchscape.programs.agreement import (
     begins_late,
     contradictions,

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from batchscape.credentials import redact_json
 from batchscape.errors import DamageError, RecordError
+from batchscape.outgoing import redact_json
 from batchscape.record.checked import checked_row, checked_text, row_of, text_of, torn
 from batchscape.record.disk import disk_error
 

@@ -11,8 +11,8 @@ import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
-from batchscape.credentials import redact
 from batchscape.errors import DamageError
+from batchscape.outgoing import redact
 from batchscape.record.causes import Cause
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import RunFolder

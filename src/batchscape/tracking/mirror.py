@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from batchscape.config import Tracker, WandbTracker
-from batchscape.credentials import redact
+from batchscape.outgoing import redact
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.tracking.state import standing_of, sync_command

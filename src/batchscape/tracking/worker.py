@@ -25,9 +25,8 @@ from typing import IO, Literal
 import wandb
 
 from batchscape.config import WandbTracker
-from batchscape.credentials import redact
 from batchscape.errors import DamageError, RecordError
-from batchscape.outgoing import visible
+from batchscape.outgoing import redact, visible
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.locks import has_no_locks
 from batchscape.record.spec import RunSpec

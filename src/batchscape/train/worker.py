@@ -19,9 +19,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from batchscape.credentials import redact
 from batchscape.errors import BatchscapeError
 from batchscape.measure.memory_limit import memory_limit
+from batchscape.outgoing import redact
 from batchscape.record.disk import explained
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder

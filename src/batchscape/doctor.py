@@ -1,0 +1,451 @@
+"""`batchscape doctor`: why a run does not start on this machine, and how to repair that.
+
+What imports torch or wandb is asked in a process of its own, as those may crash or hang: `python -m
+batchscape.doctor QUESTION` prints its answer as one JSON object on the last line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from batchscape import scheduler
+from batchscape.data.cache import cache_folder
+from batchscape.errors import LaunchError, SchedulerError
+from batchscape.outgoing import outgoing_json
+from batchscape.plan.machine import Machine
+from batchscape.record.disk import is_of_this_machine
+
+__all__ = ["Finding", "as_json", "as_table", "examine", "is_fit"]
+
+_GIB = 2**30
+_LEAST_MEMORY_GIB = 2.0
+"""Two small ranks beside a fork server: about 0.4 GiB each with torch imported."""
+_LEAST_DISK_GIB = 0.5
+_SHARED = Path("/dev/shm")  # noqa: S108  (where Linux has it, not a file of ours)
+_LEAST_SHARED_GIB = 1.0
+"""What NVIDIA's containers are to be given; Docker gives 64 MiB. Source: "Shared memory" in the
+troubleshooting of the NCCL user guide."""
+_ANSWER_S = 60.0
+_TORCH_INSTALL = "install torch for this driver: https://pytorch.org/get-started/locally"
+_UNUSABLE = ("down", "drain", "fail", "maint", "unknown", "no_respond", "power")
+_STYLES = {"ok": "green", "missing": "yellow", "broken": "red", "not needed": "dim"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the examination."""
+
+    what: str
+    status: Literal["ok", "missing", "broken", "not needed"]
+    """`missing`: not there; `broken`: there, and does not work; `not needed`: of no use here."""
+    detail: str
+    repair: str | None = None
+    """What installs or repairs it, mostly a command."""
+    needed: bool = False
+    """Whether the default sweep cannot do without it."""
+
+    @property
+    def is_obstacle(self) -> bool:
+        """Whether the default sweep fails because of it."""
+        return self.needed and self.status in {"missing", "broken"}
+
+
+def examine(outputs: Path) -> list[Finding]:
+    """Examine this machine, all of it at the same time.
+
+    Parameters
+    ----------
+    outputs : Path
+        Where sweeps go; need not exist.
+    """
+    machine = Machine.detect()
+    probes: dict[str, Callable[[], list[Finding]]] = {
+        "packages": packages,
+        "processor": partial(processor, machine),
+        "shared memory": shared_memory,
+        "disk": partial(disk, outputs),
+        "driver": partial(driver, machine),
+        "torch": partial(torch_and_devices, machine),
+        "gloo": gloo,
+        "fork server": fork_server,
+        "W&B": tracker,
+        "Slurm": partial(slurm, outputs),
+    }
+    with ThreadPoolExecutor(len(probes)) as pool:
+        waiting = [pool.submit(_findings, what, probe) for what, probe in probes.items()]
+        return [finding for one in waiting for finding in one.result()]
+
+
+def is_fit(findings: list[Finding]) -> bool:
+    """Whether nothing is missing that the default sweep needs."""
+    return not any(finding.is_obstacle for finding in findings)
+
+
+def as_json(findings: list[Finding]) -> str:
+    """Return findings as JSON: `fit`, and `findings` with the fields of `Finding`."""
+    content = {"fit": is_fit(findings), "findings": [asdict(finding) for finding in findings]}
+    return json.dumps(outgoing_json(content), indent=2)
+
+
+def as_table(findings: list[Finding]) -> Group:
+    """Return what a console shows."""
+    table = Table("what", "status", "detail", "repair", box=box.SIMPLE_HEAD)
+    for one in findings:
+        style = "bold red" if one.is_obstacle else _STYLES[one.status]
+        table.add_row(one.what, Text(one.status, style), one.detail, one.repair or "")
+    obstacles = ", ".join(finding.what for finding in findings if finding.is_obstacle)
+    verdict = "Nothing is missing that the default sweep needs."
+    if obstacles:
+        verdict = f"The default sweep cannot run here because of: {obstacles}"
+    return Group(table, verdict)
+
+
+def _findings(what: str, probe: Callable[[], list[Finding]]) -> list[Finding]:
+    try:
+        return probe()
+    except Exception as error:  # noqa: BLE001  (whatever is broken here is to be shown)
+        return [Finding(what, "broken", _in_one_line(error))]
+
+
+def _in_one_line(error: Exception) -> str:
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}".rstrip(": ")
+
+
+def packages() -> list[Finding]:
+    """Examine what this package depends on without any extra."""
+    wanted = [line for line in metadata.requires("batchscape") or [] if "extra ==" not in line]
+    names = [match[0] for line in wanted if (match := re.match(r"[A-Za-z0-9._-]+", line))]
+    installed = {_normal(one.metadata["Name"]) for one in metadata.distributions()}
+    missing = [name for name in names if _normal(name) not in installed]
+    if missing:
+        repair = f"pip install {' '.join(missing)}"
+        return [Finding("packages", "missing", ", ".join(missing), repair, needed=True)]
+    return [Finding("packages", "ok", f"all {len(names)}, {sys.executable}", needed=True)]
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def processor(machine: Machine) -> list[Finding]:
+    """Examine cores and memory."""
+    cores = f"{machine.cpu_cores} usable of {psutil.cpu_count()} logical, {machine.cpu_name}"
+    memory = psutil.virtual_memory()
+    free = memory.available / _GIB
+    detail = f"{memory.total / _GIB:.1f} GiB, {free:.1f} free"
+    cpu = Finding("CPU cores", "ok", cores, needed=True)
+    if free >= _LEAST_MEMORY_GIB:
+        return [cpu, Finding("memory", "ok", detail, needed=True)]
+    repair = f"free {_LEAST_MEMORY_GIB:g} GiB: two ranks and their server need that"
+    return [cpu, Finding("memory", "broken", detail, repair, needed=True)]
+
+
+def shared_memory() -> list[Finding]:
+    """Examine what loader workers hand samples over in, and NCCL gradients without peer access."""
+    what = "shared memory"
+    if not _SHARED.is_dir():
+        return [Finding(what, "not needed", f"no {_SHARED} on this system")]
+    usage = shutil.disk_usage(_SHARED)
+    detail = f"{usage.total / _GIB:.2f} GiB, {usage.free / _GIB:.2f} free, {_SHARED}"
+    if usage.free / _GIB >= _LEAST_SHARED_GIB:
+        return [Finding(what, "ok", detail)]
+    repair = (
+        "docker run --shm-size=8g (or --ipc=host), or room there; loader.workers=0 and a single "
+        "device do without"
+    )
+    return [Finding(what, "broken", f"{detail}: little for loader workers and NCCL", repair)]
+
+
+def disk(outputs: Path) -> list[Finding]:
+    """Examine the disks that sweeps and prepared data are written to."""
+    places = {
+        "disk of outputs": (outputs, "give a sweep_dir on another disk"),
+        "disk of the cache": (cache_folder(), "set XDG_CACHE_HOME to another disk"),
+    }
+    return [_disk(what, _standing(path), repair) for what, (path, repair) in places.items()]
+
+
+def _standing(path: Path) -> Path:
+    """Return what of a path is there."""
+    return next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
+
+
+def _disk(what: str, place: Path, repair: str) -> Finding:
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        return Finding(what, "broken", f"{place} cannot be written to", repair, needed=True)
+    free = shutil.disk_usage(place).free / _GIB
+    detail = f"{free:.1f} GiB free, {place}"
+    if free < _LEAST_DISK_GIB:
+        return Finding(what, "broken", detail, repair, needed=True)
+    return Finding(what, "ok", detail, needed=True)
+
+
+def driver(machine: Machine) -> list[Finding]:
+    """Examine which devices a sweep would take, as the driver tells of them."""
+    what = "CUDA_VISIBLE_DEVICES"
+    if machine.asked_for_mig:
+        repair = "name whole devices, or use launcher.device=cpu"
+        return [Finding(what, "broken", "it names a slice (MIG)", repair, needed=True)]
+    if machine.cuda_problem is not None:
+        problem, _, repair = machine.cuda_problem.partition("; ")
+        return [Finding("CUDA driver", "broken", problem, repair, needed=True)]
+    count = len(machine.cuda_devices)
+    if not count:
+        return [Finding("CUDA driver", "not needed", "no device: runs use CPU cores")]
+    return [Finding("CUDA driver", "ok", f"{count} devices are visible", needed=True)]
+
+
+def torch_and_devices(machine: Machine) -> list[Finding]:
+    """Examine torch and the devices that it sees."""
+    try:
+        build = ask("torch")
+    except RuntimeError as error:
+        return [Finding("torch", "broken", str(error), _TORCH_INSTALL, needed=True)]
+    kind = f"CUDA {build['cuda_build']}" if build["cuda_build"] else "CPU only"
+    found = [Finding("torch", "ok", f"{build['version']} ({kind})", needed=True)]
+    devices = build["devices"]
+    if machine.cuda_devices and not devices:
+        detail = (
+            f"{len(machine.cuda_devices)} visible to the driver, none to torch: "
+            f"{build['problem'] or 'this build of torch knows no CUDA'}"
+        )
+        return [*found, Finding("CUDA", "broken", detail, _TORCH_INSTALL, needed=True)]
+    for index, device in enumerate(devices):
+        found.append(Finding(f"CUDA {index}", "ok", device, needed=True))
+    if devices and not build["nccl"]:
+        several = len(devices) > 1
+        lacking = Finding("NCCL", "missing", "not in this torch", _TORCH_INSTALL, needed=several)
+        found.append(lacking)
+    return found
+
+
+def gloo() -> list[Finding]:
+    """Form a group of two ranks on this machine, as runs on CPU do."""
+    try:
+        answer = ask("gloo")
+    except RuntimeError as error:
+        repair = "export GLOO_SOCKET_IFNAME=lo, where the host's name leads nowhere"
+        return [Finding("gloo", "broken", str(error), repair, needed=True)]
+    detail = f"two ranks met and summed in {answer['seconds']:.2f} s"
+    return [Finding("gloo", "ok", detail, needed=True)]
+
+
+def fork_server() -> list[Finding]:
+    """Boot the server that forks ranks."""
+    from batchscape.launch.child import WORKER
+    from batchscape.launch.processes import open_processes
+
+    what, started = "fork server", time.monotonic()
+    try:
+        processes = open_processes(WORKER, lambda: time.monotonic() - started > _ANSWER_S, None)
+    except LaunchError as error:
+        said = str(error).splitlines()[-1]
+        return [Finding(what, "broken", said, _TORCH_INSTALL, needed=True)]
+    if processes is None:
+        return [Finding(what, "broken", f"not ready within {_ANSWER_S:.0f} s", needed=True)]
+    processes.close()
+    if processes.method != "fork":
+        detail = processes.note or "ranks are started one by one, which takes seconds"
+        return [Finding(what, "broken" if processes.note else "not needed", detail)]
+    return [Finding(what, "ok", f"ready in {time.monotonic() - started:.1f} s")]
+
+
+def tracker() -> list[Finding]:
+    """Ask W&B whether it knows a key, and say what follows from that."""
+    try:
+        answer = ask("wandb")
+    except RuntimeError as error:
+        repair = "pip install wandb, or use tracker=none"
+        return [Finding("W&B", "broken", str(error), repair, needed=True)]
+    if answer["has_key"]:
+        detail = f"{answer['version']}, key for {answer['url']}: tracker.mode=auto is online"
+        return [Finding("W&B", "ok", detail, needed=True)]
+    detail = f"{answer['version']}, no key: runs are kept until `batchscape sync`"
+    return [Finding("W&B", "ok", detail, "wandb login", needed=True)]
+
+
+def slurm(outputs: Path) -> list[Finding]:
+    """Examine the scheduler and the folder of sweeps; nothing where there is no Slurm."""
+    if not scheduler.is_available():
+        return []
+    try:
+        partitions = [partition for partition in scheduler.partitions() if partition.is_up]
+    except SchedulerError as error:
+        repair = (
+            "try `scontrol ping`; from another machine SLURM_CONF and munge must be the cluster's"
+        )
+        return [Finding("Slurm", "broken", str(error), repair)]
+    names = ", ".join(f"{one.name}{'*' * one.is_default}" for one in partitions)
+    groups = {group.nodes: group for one in partitions for group in one.groups}.values()
+    lost = [g for g in groups if not g.is_responding or g.state.startswith(_UNUSABLE)]
+    total, away = sum(g.count for g in groups), sum(g.count for g in lost)
+    detail = f"partitions: {names or 'none is up'}; {total - away} of {total} nodes can be used"
+    for group in lost:
+        detail += f"; {group.nodes} {group.state}{f' ({group.reason})' if group.reason else ''}"
+    found = [Finding("Slurm", "ok", detail)]
+    if lost or not names:
+        found = [Finding("Slurm", "broken", detail, "ask who runs the cluster; sinfo -R")]
+    place = _standing(outputs)
+    if is_of_this_machine(place):
+        detail = f"{place} is on a disk of this machine"
+        repair = "a sweep of jobs needs a sweep_dir that all nodes see, under this path"
+        found.append(Finding("shared folder", "missing", detail, repair))
+    return found
+
+
+def ask(question: str) -> dict[str, Any]:
+    """Return the answer of one of `QUESTIONS`, from a process of its own.
+
+    Parameters
+    ----------
+    question : str
+
+    Raises
+    ------
+    RuntimeError
+        If there is none; the message is the last word of the process. It is killed with all of
+        its children after a minute.
+    """
+    # -P: a module in the current folder must not stand in for one of a library.
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "batchscape.doctor", question],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env={**os.environ, "WANDB_SILENT": "true"},
+        start_new_session=True,
+    ) as process:
+        try:
+            printed, errors = process.communicate(timeout=_ANSWER_S)
+        except subprocess.TimeoutExpired:
+            msg = f"no answer within {_ANSWER_S:g} s"
+            raise RuntimeError(msg) from None
+        finally:
+            if process.poll() is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+    with suppress(ValueError, IndexError):
+        answer: dict[str, Any] = json.loads(printed.splitlines()[-1])
+        if "error" not in answer:
+            return answer
+        raise RuntimeError(answer["error"])
+    code = process.returncode
+    ending = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    raise RuntimeError((errors.strip().splitlines() or [ending])[-1])
+
+
+def _torch_build() -> dict[str, Any]:
+    import torch
+
+    answer: dict[str, Any] = {
+        "version": torch.__version__,
+        "cuda_build": torch.version.cuda,
+        "nccl": torch.distributed.is_nccl_available(),
+        "devices": [],
+        "problem": None,
+    }
+    if torch.version.cuda is None:
+        return answer
+    try:
+        torch.cuda.init()
+    except Exception as error:  # noqa: BLE001  (drivers fail in many ways)
+        return answer | {"problem": str(error).splitlines()[0]}
+    devices = []
+    for index in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(index)
+        with torch.cuda.device(index):
+            has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        devices.append(
+            f"{device.name}, {device.total_memory / _GIB:.0f} GiB, compute capability "
+            f"{device.major}.{device.minor}{'' if has_bfloat16 else ', no bfloat16'}"
+        )
+    return answer | {"devices": devices}
+
+
+def _gloo_group() -> dict[str, Any]:
+    """Form a group of two ranks, sum a number over them."""
+    import torch
+    from torch import distributed
+
+    with tempfile.TemporaryDirectory(prefix="batchscape-doctor-") as folder:
+        started = time.monotonic()
+        other = os.fork()
+        rank = 0 if other else 1
+        try:
+            store = distributed.FileStore(str(Path(folder) / "store"), 2)
+            distributed.init_process_group(
+                "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=20)
+            )
+            total = torch.tensor([rank + 1.0])
+            distributed.all_reduce(total)
+            distributed.destroy_process_group()
+        except BaseException:
+            if rank:
+                os._exit(1)
+            # It may have only begun, and would wait for a store that is gone.
+            os.kill(other, signal.SIGKILL)
+            raise
+        if rank:
+            os._exit(0)
+        os.waitpid(other, 0)
+    if total.item() != 3.0:
+        msg = f"1 + 2 over two ranks gave {total.item()}"
+        raise ArithmeticError(msg)
+    return {"seconds": time.monotonic() - started}
+
+
+def _wandb_key() -> dict[str, Any]:
+    """Return whether W&B has a key (not the key), and where it would go."""
+    import wandb
+
+    try:
+        has_key = bool(wandb.login(verify=False))
+    except wandb.Error:
+        has_key = False
+    url = wandb.setup().settings.base_url
+    return {"version": wandb.__version__, "has_key": has_key, "url": url}
+
+
+QUESTIONS = {"torch": _torch_build, "gloo": _gloo_group, "wandb": _wandb_key}
+"""What can be asked, by name."""
+
+
+def main() -> None:
+    """Answer the question that the command line names."""
+    warnings.simplefilter("ignore")
+    try:
+        answer = QUESTIONS[sys.argv[1]]()
+    except Exception as error:  # noqa: BLE001  (the error is the answer)
+        answer = {"error": _in_one_line(error)}
+    sys.stdout.write("\n" + json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()

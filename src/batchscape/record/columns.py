@@ -169,6 +169,15 @@ COLUMNS: dict[str, dict[str, Column]] = {
             "whether heat or the hardware's protection held the clock down; CUDA only",
         ),
         "power_capped": Column("boolean", "whether the power limit held the clock down; CUDA only"),
+        "device_limits": Column(
+            "string",
+            "what somebody set the device below its defaults, power limit and clocks; CUDA only",
+        ),
+        "foreign_processes": Column(
+            "Int64",
+            "processes outside of the run that computed on the device, the most of any sample; "
+            "CUDA only",
+        ),
         "mean_step_time_s": Column("Float64", "mean time of a measured optimizer step"),
         "startup_s": Column(
             "Float64", "from process start to first step, evaluation and compilation excluded"

@@ -69,7 +69,7 @@ def main(run_dir: str, rank: int) -> int:
             with suppress(OSError):  # the log may be on the same full disk
                 sys.stderr.write(redact(traceback.format_exc()))
         done = 0 if progress.training is None else progress.training.done
-        outcome = failure_of(told, done, progress.device)
+        outcome = failure_of(told, done, progress.device, progress.spec)
     if not progress.has_left:
         _leave(folder, rank, outcome, progress)
     return 0 if outcome.status in {Status.COMPLETED, Status.DIVERGED} else 1
@@ -80,6 +80,7 @@ class _Progress:
 
     def __init__(self) -> None:
         self.has_left = False
+        self.spec: RunSpec | None = None
         self.training: Training | None = None
         self.device: torch.device | None = None
 
@@ -92,7 +93,7 @@ def _leave(folder: RunFolder, rank: int, outcome: Outcome, progress: _Progress) 
 
 
 def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> Outcome:
-    spec = RunSpec.read(folder.config)
+    spec = progress.spec = RunSpec.read(folder.config)
     launch = read_json(folder.launch)
     on_node = spec.geometry.devices_per_node
     device = progress.device = _device(launch, rank % on_node)

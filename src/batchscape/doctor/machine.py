@@ -15,7 +15,7 @@ import pynvml
 
 from batchscape.data.cache import cache_folder
 from batchscape.doctor.finding import Finding
-from batchscape.plan.machine import Machine
+from batchscape.plan.machine import Machine, is_sliced
 
 __all__ = ["cpu", "disk", "driver", "mig", "packages", "python", "shared_memory"]
 
@@ -131,7 +131,8 @@ def mig() -> list[Finding]:
     except pynvml.NVMLError:
         return [Finding("MIG", "not needed", "no CUDA device")]
     try:
-        sliced = [index for index in range(pynvml.nvmlDeviceGetCount()) if _is_sliced(index)]
+        numbers = range(pynvml.nvmlDeviceGetCount())
+        sliced = [number for number in numbers if _is_sliced(number)]
     finally:
         pynvml.nvmlShutdown()
     if sliced:
@@ -141,12 +142,11 @@ def mig() -> list[Finding]:
     return [Finding("MIG", "ok", "off: devices are whole")]
 
 
-def _is_sliced(index: int) -> bool:
+def _is_sliced(number: int) -> bool:
     try:
-        current, _ = pynvml.nvmlDeviceGetMigMode(pynvml.nvmlDeviceGetHandleByIndex(index))
-    except pynvml.NVMLError:  # the device knows no slices
+        return is_sliced(pynvml.nvmlDeviceGetHandleByIndex(number))
+    except pynvml.NVMLError:  # it may not be opened
         return False
-    return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
 
 
 def _is_installed(name: str) -> bool:

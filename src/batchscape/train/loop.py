@@ -130,6 +130,11 @@ class Training:
             # A compiled module refers to itself: it would stay, with all its parameters.
             gc.collect()
 
+    @property
+    def sizes(self) -> int:
+        """Sizes of the micro-batches, for each of which a compiled model has code."""
+        return len(self._stream.micro_batch_sizes)
+
     def request_stop(self) -> None:
         """Ask for a checkpoint and an end, at the next drain of all ranks."""
         self._stop_requested = True

@@ -29,6 +29,7 @@ from batchscape.record.heartbeat import Phase, beat, last_beat
 from batchscape.record.outcome import Outcome
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status
+from batchscape.train.compilation import code_for_each_size
 from batchscape.train.failures import failure_of
 from batchscape.train.loop import Training
 from batchscape.train.memory import MemoryPhases
@@ -108,6 +109,8 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> O
         progress.training = training
         signal.signal(signal.SIGTERM, lambda *_: training.request_stop())
         limits.enter_context(_memory_limit(spec, launch, device))
+        if spec.config.in_process.compile:
+            limits.enter_context(code_for_each_size(training.sizes))
         memory = MemoryPhases(device, measure=spec.config.measure.memory)
         memory.rehearse(training)
         startup_s: float | None = None

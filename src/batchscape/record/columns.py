@@ -41,7 +41,11 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "step_time_s": Column("Float64", "time of the optimizer step, on rank 0"),
         "data_s": Column("Float64", "part of it spent on fetching samples"),
         "forward_backward_s": Column("Float64", "part of it spent in forward and backward"),
-        "exchange_s": Column("Float64", "part of it: gradient exchange that backward did not hide"),
+        "exchange_s": Column(
+            "Float64",
+            "part of it: gradient exchange that backward did not hide, rank 0's wait for the "
+            "slowest rank included",
+        ),
         "optimizer_s": Column("Float64", "part of it: clipping, update, averaging of weights"),
         "exchange_span_s": Column(
             "Float64", "from the first bucket given to the exchange until all are back; overlaps"

@@ -38,7 +38,8 @@ SUMMARY: dict[str, str] = {
     "step_time_p90_s": "90th percentile of the same",
     "data_s": "median time of waiting for samples, a measured optimizer step",
     "forward_backward_s": "median time in forward and backward",
-    "exchange_s": "median time of gradient exchange that backward did not hide",
+    "exchange_s": "median time of gradient exchange that backward did not hide, rank 0's wait for "
+    "the slowest rank included",
     "optimizer_s": "median time of clipping, update and averaging of weights",
     "exchange_span_s": "median time from the first bucket exchanged until all are back",
     "exchange_within_node_s": "time to add up the bytes of a gradient within a node, maximum over "

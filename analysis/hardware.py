@@ -12,7 +12,13 @@ from batchscape.record.timing import VERDICT, why_untimed
 __all__ = ["is_prefix", "known_where", "was_started"]
 
 _LAUNCH = ("launch.world_size", *(f"launch.{name}" for name in VERDICT))
-_WAITED = ("core_wait_pct", "optimizer_steps", "measured_optimizer_steps")
+_FIGURES = (
+    "core_wait_pct",
+    "optimizer_steps",
+    "measured_optimizer_steps",
+    "foreign_processes",
+    "throttled",
+)
 
 
 def known_where(runs: pd.DataFrame) -> pd.DataFrame:
@@ -35,14 +41,14 @@ def known_where(runs: pd.DataFrame) -> pd.DataFrame:
     """
     runs = runs.reset_index(drop=True)
     launches = _known(runs, _LAUNCH, drop="launch.")
-    figures = _known(runs, _WAITED)
+    figures = _known(runs, _FIGURES)
     notes = [why_untimed(*of_run) for of_run in zip(launches, figures, strict=True)]
     note = pd.Series(notes, index=runs.index, dtype=object)
     launched = _column(runs, "launch.world_size").notna()
     ended = was_started(runs)
     asked = _column(runs, "engine.precision")
     columns = ("device_type", "launch.device_model", "environment.cpu.usable_cores")
-    devices = zip(*(_column(runs, name) for name in columns), strict=True)
+    devices = zip(*(_column(runs, name) for name in columns), _limits(runs), strict=True)
     where = {
         "hardware": pd.Series([_device(*row) for row in devices], runs.index, dtype=object),
         "device_type": _column(runs, "device_type"),
@@ -101,13 +107,26 @@ def _known(runs: pd.DataFrame, names: Sequence[str], drop: str = "") -> Iterator
         yield {name.removeprefix(drop): value for name, value in named if pd.notna(value)}
 
 
-def _device(device_type: object, model: object, cores: object) -> str | None:
-    """Name the device that a run was given; a processor with the cores that it could use."""
+def _device(device_type: object, model: object, cores: object, limits: object) -> str | None:
+    """Name the device that a run was given, with the cores that it could use, or its limits.
+
+    The same processor lent in parts is not the same machine, nor is a device that somebody set
+    below its defaults.
+    """
     if not isinstance(model, str):
         return None
-    # The same processor lent in parts is not the same machine.
     counted = device_type == "cpu" and isinstance(cores, (int, float)) and cores > 0
-    return f"{model}, {cores:g} cores" if counted else model
+    of_it = f"{cores:g} cores" if counted else limits
+    return f"{model}, {of_it}" if isinstance(of_it, str) and of_it else model
+
+
+def _limits(runs: pd.DataFrame) -> pd.Series[Any]:
+    """Return what devices were set to below their defaults: empty where nothing is, as was told.
+
+    A run that left no figures of its device, as one out of memory, takes its sweep's.
+    """
+    limits, is_told = _column(runs, "device_limits"), _column(runs, "throttled").notna()
+    return _fill(limits.mask(limits.isna() & is_told, ""), runs["sweep_dir"])
 
 
 def _fill(column: pd.Series[Any], sweep: pd.Series[Any]) -> pd.Series[Any]:

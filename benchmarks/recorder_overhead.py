@@ -78,6 +78,7 @@ def main() -> None:
             device,
             clock,
             rank_on_node=0,
+            ranks_on_node=1,
             attempt=0,
             warmup_optimizer_steps=0,
             rule=DivergenceRule(),

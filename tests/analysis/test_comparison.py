@@ -12,6 +12,7 @@ from batchscape.analysis import QUANTITIES, compare, find_cells, load, valid_fig
 from batchscape.analysis.comparison import DISTURBED
 from batchscape.analysis.figures.bars import draw_processor_time
 from batchscape.analysis.figures.style import looks
+from batchscape.analysis.hardware import known_where
 from batchscape.analysis.numbers import MISSING, TIMES
 from batchscape.analysis.report.tables import comparison_grid
 from batchscape.drawing import paper_style
@@ -191,6 +192,36 @@ def test_the_report_asks_what_the_others_ask(build: Any) -> None:
         assert (None if pd.isna(note) else note) == expected
         assert valid[folder.path.name] == (expected is None)
     assert valid.sum() == 2
+
+
+def test_a_device_below_its_defaults_is_another_machine() -> None:
+    """A run out of memory tells nothing of its device, and is of its sweep's."""
+    gpu, limit = "NVIDIA H100 80GB HBM3", "power limit 500 W of 700 W"
+    none: dict[str, Any] = {"device_limits": None, "throttled": None}
+    free = {"device_limits": None, "throttled": False}
+    limited = {"device_limits": limit, "throttled": False}
+    rows = [
+        ("limited", "completed", limited, f"{gpu}, {limit}"),
+        ("limited", "oom", none, f"{gpu}, {limit}"),
+        ("free", "completed", free, gpu),
+        ("free", "oom", none, gpu),
+        ("both", "completed", free, gpu),
+        ("both", "completed", limited, f"{gpu}, {limit}"),
+        ("both", "oom", none, gpu),  # cannot tell
+    ]
+    runs = pd.DataFrame(
+        {
+            "sweep_dir": sweep_dir,
+            "status": status,
+            "device_type": "cuda",
+            "launch.device_model": gpu,
+            "launch.world_size": 1,
+            "launch.timing_valid": True,
+            **told,
+        }
+        for sweep_dir, status, told, _ in rows
+    )
+    assert known_where(runs)["hardware"].tolist() == [hardware for *_, hardware in rows]
 
 
 def test_only_valid_times_enter_a_cell_that_has_both(build: Any) -> None:

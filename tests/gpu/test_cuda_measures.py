@@ -164,7 +164,7 @@ def asked_smi(device):
 @pytest.mark.skipif(SMI is None, reason="no nvidia-smi")
 def test_power_and_clock_are_those_of_nvidia_smi(device):
     """Under a load that is held while both are asked."""
-    followed = CudaTelemetry(device, counts_energy=False)
+    followed = CudaTelemetry(device, counts_energy=False, ranks_on_node=1)
     heat(device, 3)
     try:
         watts, mhz = asked_smi(device)
@@ -178,7 +178,7 @@ def test_power_and_clock_are_those_of_nvidia_smi(device):
 
 
 def test_the_counter_of_energy_agrees_with_the_integral_of_power(device):
-    followed = CudaTelemetry(device, counts_energy=True)
+    followed = CudaTelemetry(device, counts_energy=True, ranks_on_node=1)
     if followed._counted() is None or followed._power_w() is None:
         pytest.skip("the driver tells no energy, or no power, here")
     heat(device, 3)

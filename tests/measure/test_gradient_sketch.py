@@ -46,6 +46,25 @@ def test_the_definition(monkeypatch):
     np.testing.assert_allclose(gradient_sketch(with_gradients(*parts)).numpy(), plain(values))
 
 
+def test_parts_change_no_digit(monkeypatch):
+    gradient = torch.randn(3 * 2**16 + 5, generator=torch.Generator().manual_seed(1)).double()
+    found = []
+    for chunk in (2**16, 2**20):
+        monkeypatch.setattr(module, "_CHUNK", chunk)
+        found.append(gradient_sketch(with_gradients(gradient)))
+    assert torch.equal(*found)
+
+
+def test_a_device_is_given_few_large_parts(monkeypatch):
+    """Of GPT-2's table of words: 38,597,376 elements, which were 589 parts of 2^16."""
+    parts = []
+    monkeypatch.setattr(module, "_add", lambda _sketch, part, _place: parts.append(len(part)))
+    gradient = torch.empty(50257 * 768, device="meta")
+    with pytest.raises(NotImplementedError, match="meta"):  # nothing to copy to the host
+        gradient_sketch(with_gradients(gradient))
+    assert (len(parts), sum(parts)) == (37, 50257 * 768)
+
+
 @given(place=st.integers(0, 2**62))
 def test_hashes_of_any_place(place):
     found = int(module._hash(torch.tensor([place]))[0])

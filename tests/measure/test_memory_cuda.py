@@ -6,12 +6,14 @@ What real devices report is held by tests/gpu.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from batchscape.measure import memory_cuda
 from batchscape.measure.memory_cuda import CudaMemory
+from batchscape.measure.memory_limit import memory_limit
 
 GIB = 2**30
 
@@ -175,3 +177,21 @@ def test_retries_of_the_allocator_count_in_training_steps(allocator: Allocator) 
     memory.phase("steady")
     allocator.retries += 4
     assert memory.report().allocator_retries == 1 + 2 + 4
+
+
+@pytest.mark.parametrize(("before", "within"), [(1.0, 0.25), (0.5, 0.25), (0.1, 0.1)])
+def test_a_limit_leaves_the_fraction_that_somebody_had_set(
+    monkeypatch: pytest.MonkeyPatch, before: float, within: float
+) -> None:
+    """20 GiB of a device of 80, on which somebody had allowed a share."""
+    fractions = [before]
+    answers = {
+        "get_device_properties": lambda _: SimpleNamespace(total_memory=80 * GIB),
+        "get_per_process_memory_fraction": lambda _: fractions[-1],
+        "set_per_process_memory_fraction": lambda fraction, _: fractions.append(fraction),
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    with memory_limit(torch.device("cuda", 0), 20.0):
+        assert fractions[-1] == within
+    assert fractions[-1] == before

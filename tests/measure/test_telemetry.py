@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import psutil
@@ -12,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchscape.measure import nvml, telemetry
+from batchscape.measure.nvml import ask_driver, foreign_processes
 from batchscape.measure.telemetry import CpuTelemetry, CudaTelemetry, build_telemetry
 
 CUDA = torch.device("cuda", 0)
@@ -38,6 +42,9 @@ class Driver:
         self.clock = 1500
         self.reasons = 0
         self.inits = self.questions = 0
+        self.pids = [os.getpid()]
+        self.power_limit = self.default_power_limit = 700
+        self.default_clock = self.highest_clock = 1980
         self._time = time
         self._has = {"counter": has_counter, "power": has_power, "device": has_device}
         self._joules, self._since = 5000.0, time.now
@@ -77,6 +84,29 @@ class Driver:
         assert handle == "the device"
         return self._tell("device", self.reasons)
 
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):  # noqa: N802
+        assert handle == "the device"
+        listed = [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in self.pids]
+        return self._tell("device", listed)
+
+    def nvmlDeviceGetPowerManagementLimit(self, handle):  # noqa: N802
+        assert handle == "the device"
+        return self._tell("power", 1000 * self.power_limit)
+
+    def nvmlDeviceGetPowerManagementDefaultLimit(self, handle):  # noqa: N802
+        assert handle == "the device"
+        return self._tell("power", 1000 * self.default_power_limit)
+
+    def nvmlDeviceGetDefaultApplicationsClock(self, handle, which):  # noqa: N802
+        assert (handle, which) == ("the device", 1)
+        if self.default_clock is None:  # newer drivers know it no more
+            raise self.NVMLError
+        return self._tell("device", self.default_clock)
+
+    def nvmlDeviceGetMaxClockInfo(self, handle, which):  # noqa: N802
+        assert (handle, which) == ("the device", 1)
+        return self._tell("device", self.highest_clock)
+
 
 @pytest.fixture
 def machine(monkeypatch):
@@ -92,6 +122,7 @@ def machine(monkeypatch):
             torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="1234")
         )
         monkeypatch.setattr(torch.cuda, "synchronize", made.append)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
         nvml._handle.cache_clear()
         return driver
 
@@ -101,7 +132,7 @@ def machine(monkeypatch):
 
 def test_power_and_clock_at_most_once_a_second(machine):
     driver = machine()
-    followed = CudaTelemetry(CUDA, counts_energy=True)
+    followed = CudaTelemetry(CUDA, counts_energy=True, ranks_on_node=1)
     driver.watts, driver.clock = 350.5, 1980
     assert followed.sample() == (350.5, 1980.0)
     for wait, told in [(0.5, False), (0.4, False), (0.2, True), (0.9, False), (0.2, True)]:
@@ -112,7 +143,7 @@ def test_power_and_clock_at_most_once_a_second(machine):
 def test_a_look_that_takes_long_is_taken_rarely(machine):
     """A thousandth of the time at most."""
     driver = machine()
-    followed = CudaTelemetry(CUDA, counts_energy=False)
+    followed = CudaTelemetry(CUDA, counts_energy=False, ranks_on_node=1)
     ask = driver.nvmlDeviceGetClockInfo
 
     def slow(handle, which):
@@ -130,7 +161,7 @@ def test_a_look_that_takes_long_is_taken_rarely(machine):
 @pytest.mark.parametrize("has_counter", [True, False])
 def test_energy_is_that_between_resume_and_pause(machine, has_counter):
     driver = machine(has_counter=has_counter)
-    followed = CudaTelemetry(CUDA, counts_energy=True)
+    followed = CudaTelemetry(CUDA, counts_energy=True, ranks_on_node=1)
     driver.wait(10, watts=200)  # warm-up
     followed.resume()
     driver.wait(3)
@@ -171,7 +202,7 @@ def test_integral_is_exact_where_power_changes_at_samples(spans):
 def test_samples_refine_the_integral(machine):
     """Power that rises and falls between resume and pause is seen by the samples in between."""
     driver = machine(has_counter=False)
-    followed = CudaTelemetry(CUDA, counts_energy=True)
+    followed = CudaTelemetry(CUDA, counts_energy=True, ranks_on_node=1)
     followed.resume()
     for watts in (300, 500, 300, 100):
         driver.wait(2, watts=watts)
@@ -184,7 +215,7 @@ def test_energy_of_a_shared_device_is_told_once(machine):
     driver = machine()
     found = []
     for rank in range(3):
-        followed = build_telemetry(CUDA, rank)
+        followed = build_telemetry(CUDA, rank, 3)
         followed.resume()
         driver.wait(2)
         found.append(followed.totals().energy_j)
@@ -194,7 +225,7 @@ def test_energy_of_a_shared_device_is_told_once(machine):
 def test_energy_of_a_short_training_is_not_told(machine):
     """Neither the counter nor the power is fine enough."""
     driver = machine()
-    followed = CudaTelemetry(CUDA, counts_energy=True)
+    followed = CudaTelemetry(CUDA, counts_energy=True, ranks_on_node=1)
     for _ in range(3):
         followed.resume()
         driver.wait(0.6)
@@ -208,7 +239,7 @@ def test_energy_of_a_short_training_is_not_told(machine):
 
 def test_a_meter_that_fails_on_the_way_tells_no_energy(machine):
     driver = machine()
-    followed = CudaTelemetry(CUDA, counts_energy=True)
+    followed = CudaTelemetry(CUDA, counts_energy=True, ranks_on_node=1)
     followed.resume()
     driver.wait(1)
     driver._has["counter"] = False
@@ -237,13 +268,127 @@ def test_a_meter_that_fails_on_the_way_tells_no_energy(machine):
 )
 def test_throttled_is_any_sample_with_a_harmful_reason(machine, reasons, throttled, power_capped):
     driver = machine()
-    followed = CudaTelemetry(CUDA, counts_energy=False)
+    followed = CudaTelemetry(CUDA, counts_energy=False, ranks_on_node=1)
     for seen in (0x0, reasons, 0x1):
         driver.reasons = seen
         followed.sample()
         driver.wait(2)
     found = followed.totals()
     assert (found.throttled, found.power_capped) == (throttled, power_capped)
+
+
+def test_what_the_warm_up_met_is_forgotten_as_its_times_are(machine):
+    driver = machine()
+    followed = CudaTelemetry(CUDA, counts_energy=False, ranks_on_node=1)
+    driver.reasons, driver.pids = 0x8, [os.getpid(), 1]
+    followed.sample()
+    driver.reasons, driver.pids = 0x0, [os.getpid()]
+    followed.resume()
+    driver.wait(2)
+    followed.sample()
+    followed.resume()
+    found = followed.totals()
+    assert (found.throttled, found.foreign_processes) == (False, 0)
+
+
+@pytest.mark.parametrize("when", ["begin", "middle", "end"])
+def test_whoever_computes_beside_the_timed_part_is_counted(machine, when):
+    """At its begin, at a sample in between, and at its end, each time for that moment alone."""
+    driver = machine()
+    followed = CudaTelemetry(CUDA, counts_energy=False, ranks_on_node=1)
+
+    def company(at):
+        driver.pids = [os.getpid(), *([1] if at == when else [])]
+
+    company("begin")
+    followed.resume()
+    company("middle")
+    driver.wait(2)
+    followed.sample()
+    company("end")
+    assert followed.totals().foreign_processes == 1
+
+
+def test_processes_of_the_run_are_its_process_group_and_no_others(machine):
+    driver = machine()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as own:
+        other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1, process_group=0)
+        with other:
+            driver.pids = [os.getpid(), own.pid]
+            assert foreign_processes(CUDA, 2) == 0
+            driver.pids += [other.pid, 2**22 + 1]  # the last one is in another namespace
+            assert foreign_processes(CUDA, 2) == 2
+            other.communicate(b"\n")
+        own.communicate(b"\n")
+
+
+@pytest.mark.parametrize(
+    ("listed", "ranks", "devices", "foreign"),
+    [
+        (1, 1, 1, 0),
+        (2, 1, 1, 1),
+        (2, 2, 2, 1),  # one rank a device
+        (3, 4, 2, 1),  # two ranks a device
+        (2, 4, 2, 0),
+        (0, 1, 1, None),  # a driver that hides even this process
+        (1, 4, 2, None),
+    ],
+)
+def test_in_a_container_processes_are_counted_as_their_numbers_are_the_hosts(
+    machine, monkeypatch, listed, ranks, devices, foreign
+):
+    driver = machine()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    driver.pids = [2**22 + number for number in range(listed)]
+    assert foreign_processes(CUDA, ranks) == foreign
+
+
+def test_a_driver_that_does_not_tell_counts_nobody(machine):
+    machine(has_device=False)
+    assert foreign_processes(CUDA, 1) is None
+    assert CudaTelemetry(CUDA, counts_energy=True, ranks_on_node=1).totals().throttled is None
+
+
+@pytest.mark.parametrize("error", [AttributeError, TypeError, RuntimeError])
+def test_a_question_that_bindings_or_driver_do_not_know_ends_no_run(machine, error):
+    """A missing name, another signature, a library of another version."""
+    driver = machine()
+
+    def unknown(*_):
+        raise error
+
+    driver.nvmlDeviceGetCurrentClocksThrottleReasons = unknown
+    driver.nvmlDeviceGetComputeRunningProcesses = unknown
+    assert ask_driver(CUDA, lambda nvml, handle: nvml.nvmlOfAnotherVersion(handle)) is None
+    followed = CudaTelemetry(CUDA, counts_energy=True, ranks_on_node=1)
+    assert followed.sample() == (100.0, 1500.0)
+    found = followed.totals()
+    assert (found.throttled, found.foreign_processes, found.clock_mhz) == (None, None, 1500.0)
+
+
+@pytest.mark.parametrize(
+    ("limit", "reasons", "clock", "default_clock", "said"),
+    [
+        (700, 0x0, 1500, 1980, None),
+        (800, 0x0, 1500, 1980, None),
+        (500, 0x0, 1500, 1980, "power limit 500 W of 700 W"),
+        (700, 0x2, 1200, 1980, "clocks held down by a setting"),
+        (700, 0x2, 1200, None, "clocks held down by a setting"),
+        (700, 0x2, 1312, 1312, None),  # by default, as a V100 has it
+        (700, 0x2, 1980, 1312, None),  # set to the highest
+        (700, 0x6, 1200, 1980, None),  # the power holds it lower still
+        (700, 0x1, 210, 1980, None),  # idle
+        (450, 0x2, 900, 1312, "power limit 450 W of 700 W; clocks held down by a setting"),
+    ],
+)
+def test_what_somebody_set_a_device_to_is_told(machine, limit, reasons, clock, default_clock, said):
+    driver = machine()
+    driver.power_limit, driver.default_clock = limit, default_clock
+    driver.reasons, driver.clock = reasons, clock
+    followed = CudaTelemetry(CUDA, counts_energy=False, ranks_on_node=1)
+    followed.sample()
+    driver.reasons, driver.clock = 0x1, 210
+    assert followed.totals().device_limits == said
 
 
 def test_reasons_are_those_of_the_bindings():
@@ -254,12 +399,13 @@ def test_reasons_are_those_of_the_bindings():
     values = [getattr(pynvml, f"nvmlClocksThrottleReason{name}") for name in named]
     assert sum(values) == telemetry._THROTTLE
     assert pynvml.nvmlClocksThrottleReasonSwPowerCap == telemetry._POWER_CAP
+    assert pynvml.nvmlClocksEventReasonApplicationsClocksSetting == telemetry._CLOCKS_SETTING
 
 
 @pytest.mark.parametrize("has", [{"has_device": False}, {"has_power": False, "has_counter": False}])
 def test_what_the_driver_does_not_tell_is_missing(machine, has):
     driver = machine(**has)
-    followed = CudaTelemetry(CUDA, counts_energy=True)
+    followed = CudaTelemetry(CUDA, counts_energy=True, ranks_on_node=1)
     followed.resume()
     driver.wait(1)
     sample = followed.sample()
@@ -275,7 +421,7 @@ def test_the_library_is_opened_once_also_when_it_has_no_device(machine):
     for has_device in (True, False):
         driver = machine(has_device=has_device)
         for _ in range(3):
-            CudaTelemetry(CUDA, counts_energy=True).totals()
+            CudaTelemetry(CUDA, counts_energy=True, ranks_on_node=1).totals()
         assert driver.inits == 1
 
 
@@ -283,7 +429,7 @@ def test_the_device_is_waited_for_at_the_edges_only(machine, monkeypatch):
     driver = machine()
     waits = []
     monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
-    followed = CudaTelemetry(CUDA, counts_energy=True)
+    followed = CudaTelemetry(CUDA, counts_energy=True, ranks_on_node=1)
     for _ in range(5):
         followed.resume()
         driver.wait(2)

@@ -128,12 +128,19 @@ class Nvml:
             "nvmlDeviceGetName": lambda index: f"GPU of {index}",
             "nvmlDeviceGetMemoryInfo": lambda index: SimpleNamespace(total=(index + 1) * 2**30),
             "nvmlDeviceGetCudaComputeCapability": lambda _: (9, 0),
+            "nvmlDeviceGetMigMode": self.mig_mode,
         }
         for name, answer in answers.items():
             monkeypatch.setattr(pynvml, name, answer)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         self.broken = False
+        self.sliced: tuple[int, ...] = ()
+
+    def mig_mode(self, index: int) -> tuple[int, int]:
+        if index == 0:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return (int(index in self.sliced),) * 2
 
     def start(self) -> None:
         if self.broken:
@@ -164,6 +171,34 @@ def test_the_memory_of_its_devices_is_recorded_with_a_run_and_limits_what_is_rec
     runs = pd.json_normalize([{"device_type": "cuda", "data_parallel_size": 2, "launch": launch}])
     assert device_memory(runs) == 2.0
     assert memory_of_ranks(runs).tolist() == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("variable", "closed", "said"),
+    [
+        (None, (), "device 1"),
+        (None, (0,), "device 1"),  # its number stays the driver's
+        ("0,1", (), "device 1"),
+        ("GPU-11", (), "device 1"),
+        ("0,2", (), None),
+        ("GPU-22", (), None),
+    ],
+)
+def test_slices_are_refused_where_nobody_names_them(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, closed: tuple[int, ...], said: str | None
+) -> None:
+    """CUDA would take the first slice of a device for the device."""
+    Nvml(monkeypatch, closed=closed).sliced = (1,)
+    if variable is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    machine = Machine.detect()
+    assert machine.device_type(Local("local", device="cpu")) == "cpu"
+    for device in ("auto", "cuda"):
+        if said is None:
+            assert machine.device_type(Local("local", device=device)) == "cuda"
+            continue
+        with pytest.raises(ConfigError, match=rf"MIG is switched on for {said}, .*-i 1 -mig 0"):
+            machine.device_type(Local("local", device=device))
 
 
 def test_a_device_that_may_not_be_opened_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

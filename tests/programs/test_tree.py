@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 from batchscape.programs.tree import TreeMemory
@@ -22,3 +25,34 @@ def test_a_process_whose_memory_is_gone_already_is_not_read_as_one_without_any()
     tree._add(0, [process(2**30, 256), process(2**30 + 1, 0)], None)
     assert tree.ranks[0].uss_gib == 0.25
     assert tree.ranks[0].processes == 1
+
+
+def test_processes_on_its_devices_that_are_not_the_programs_are_counted() -> None:
+    """The program is what is below this process; process 1 is not."""
+    with ExitStack() as ending:
+
+        def start() -> int:
+            child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+            ending.callback(child.communicate, b"\n")
+            return child.pid
+
+        own = start()
+        listed: list[int] = []
+        tree = TreeMemory(os.getpid(), lambda: dict.fromkeys(listed, 1))
+        found = []
+        for pids in (
+            [],
+            [1, 2**22 + 1],  # a container: not even the program's own are listed
+            [own],
+            [own, 1],
+            [own],
+        ):
+            listed[:] = pids
+            tree._look()
+            found.append(tree.foreign_processes)
+        assert found == [None, None, 0, 1, 1]
+
+        # One that begins between the look at processes and the driver's answer is the program's.
+        late = TreeMemory(os.getpid(), lambda: {own: 1, start(): 1})
+        late._look()
+        assert late.foreign_processes == 0

@@ -22,7 +22,13 @@ from batchscape.record.spec import RunSpec
 from batchscape.record.status import Attempt, RunStatus, Status, StopReason
 from batchscape.record.summary import SUMMARY
 from batchscape.record.tables import load, read_table, seal
-from batchscape.record.timing import why_untimed
+from batchscape.record.timing import (
+    SHARED_DEVICE,
+    THROTTLED,
+    is_mended_by_repeating,
+    timed_figures,
+    why_untimed,
+)
 from exact import assert_same_rows
 
 _NAMES = st.text().filter(lambda name: name != ROW_CHECK)
@@ -223,6 +229,40 @@ def test_what_no_repetition_gives_times_says_what_does(run, changes, said):
     assert reason is not None
     assert all(part in reason for part in said)
     assert time_again([Launched("out", "batchscape sweep a=1", reason)], {}) is None
+
+
+@pytest.mark.parametrize(
+    ("of_ranks", "reason"),
+    [
+        ([{"foreign_processes": 0, "throttled": False}] * 2, None),
+        ([{}, {}], None),  # a driver that tells nothing
+        ([{"foreign_processes": 0}, {"foreign_processes": 2}], SHARED_DEVICE),
+        ([{"foreign_processes": None}, {"foreign_processes": 1}], SHARED_DEVICE),
+        ([{"throttled": False}, {"throttled": True}], THROTTLED),
+        ([{"throttled": True, "foreign_processes": 1}, {}], f"{SHARED_DEVICE}; {THROTTLED}"),
+        ([{"power_capped": True}, {}], None),  # how a device under a full load is meant to run
+        ([{"device_limits": "power limit 500 W of 700 W"}, {}], None),  # another device: hardware
+    ],
+)
+def test_a_device_that_others_used_or_heat_held_down_has_no_times(run, of_ranks, reason):
+    with rows_again(run, "ranks") as rows:
+        for row, changes in zip(rows, of_ranks, strict=True):
+            row.update(changes)
+    figures = figures_of(run)
+    said = why_untimed({"timing_valid": True}, figures)
+    assert said == reason
+    if said is not None:
+        assert is_mended_by_repeating(said)
+        assert "step_time_s" not in timed_figures(figures, said)
+    told = [changes.get("foreign_processes") for changes in of_ranks]
+    assert figures["foreign_processes"] == max((t for t in told if t is not None), default=None)
+
+
+def test_limits_of_devices_are_named_once(run):
+    with rows_again(run, "ranks") as rows:
+        for row in rows:
+            row["device_limits"] = "power limit 500 W of 700 W"
+    assert figures_of(run)["device_limits"] == "power limit 500 W of 700 W"
 
 
 def test_ranks_that_share_a_device_are_one_device(run):

@@ -50,7 +50,7 @@ NOT_MIRRORED = {"attempt", "warmup", "eval_labels"}  # they mean nothing as a cu
 SUMMARY_ONLY = {  # words, constants, and the ends of curves and axes
     *("optimizer_steps", "samples", "tokens", "train_time_s", "measured_optimizer_steps"),
     *("exchanged_bytes", "involuntary_switches", "evaluation_s", "peak_tflops", "peak_source"),
-    *("attention_kernel", "not_invariant"),
+    *("attention_kernel", "not_invariant", "device_limits"),
 }
 
 

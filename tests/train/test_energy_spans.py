@@ -30,7 +30,7 @@ class Meter:
         self.counts = False
 
     def totals(self):
-        return DeviceTotals(None, None, None, None, None)
+        return DeviceTotals(None, None, None, None, None, None, None)
 
 
 @pytest.mark.slow

@@ -38,7 +38,8 @@ for every in (1, 7, steps):
         folder.path.mkdir()
     clock = CpuClock()
     recorder = StepRecorder(folder, rank, ranks, torch.device("cpu"), clock, rank_on_node=rank,
-                            attempt=0, warmup_optimizer_steps=0, rule=DivergenceRule())
+                            ranks_on_node=ranks, attempt=0, warmup_optimizer_steps=0,
+                            rule=DivergenceRule())
     for step, loss in enumerate(losses, start=1):
         clock.begin()
         clock.end()

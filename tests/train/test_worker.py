@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import traceback
 
@@ -10,7 +11,9 @@ import torch
 import torch.distributed as dist
 
 from batchscape.programs.endings import ending
+from batchscape.record import heartbeat
 from batchscape.train import failures, ranks, worker
+from batchscape.train.batches import to_device
 
 
 def launched(device_type, ranks, devices):
@@ -150,3 +153,77 @@ def test_what_memory_that_is_out_is_told_by(error, is_oom, tmp_path):
     log.write_text("".join(traceback.format_exception_only(error)))
     ended = ending(1, log, 0)
     assert (ended.status == "oom") == is_oom
+
+
+DEVICE = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+IN_PIN_THREAD = RuntimeError(
+    "Caught AcceleratorError in pin memory thread for device 0.\nOriginal Traceback (most recent "
+    "call last):\ntorch.AcceleratorError: CUDA error: out of memory"
+)
+HOST, OUTSIDE = "; it is the memory of the host", "; no optimizer step asked for it"
+
+
+def pinned(error):
+    """Return what a batch raises whose memory cannot be pinned."""
+
+    def refuse(_self):
+        raise error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "pin_memory", refuse)
+        with pytest.raises((MemoryError, RuntimeError)) as raised:
+            to_device((torch.zeros(1), torch.zeros(1)), torch.device("cuda", 0), "float32")
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("error", "place", "phase", "others", "limit_gib", "said"),
+    [
+        (DEVICE, "cuda:0", "forward", 0, None, None),
+        (DEVICE, "cuda:0", "forward", None, None, None),  # a driver that does not tell
+        (DEVICE, "cuda:0", "data", 0, None, None),
+        (DEVICE, "cuda:0", "start", 0, None, None),  # the model itself
+        (RuntimeError("CUDA error: out of memory"), "cuda:0", "forward", 0, None, None),
+        (DEVICE, "cuda:0", "backward", 1, None, "; 1 process of others holds memory of the device"),
+        (DEVICE, "cuda:0", "backward", 2, None, "; 2 processes of others hold memory of"),
+        (DEVICE, "cuda:0", "backward", 2, 8.0, None),  # a limit is a memory of its own
+        (DEVICE, "cuda:0", "evaluation", 0, None, OUTSIDE),
+        (DEVICE, "cuda:0", "evaluation", 0, 8.0, OUTSIDE),
+        (DEVICE, "cuda:0", "checkpoint", 0, None, OUTSIDE),
+        (MemoryError(), "cuda:0", "forward", 0, None, HOST),
+        (IN_PIN_THREAD, "cuda:0", "data", 0, None, HOST),
+        (pinned(RuntimeError("CUDA error: out of memory")), "cuda:0", "data", 0, None, HOST),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "cuda:0", "data", 0, None, HOST),
+        (MemoryError(), "cpu", "forward", 0, None, None),  # there the host is the device
+        (MemoryError(), "cpu", "evaluation", 0, 1.0, OUTSIDE),
+    ],
+)
+def test_memory_that_is_out_is_the_trainings_end_only_where_it_is_the_trainings(
+    spec_of, monkeypatch, error, place, phase, others, limit_gib, said
+):
+    asked = []
+
+    def foreign(device, ranks_on_node):
+        asked.append((str(device), ranks_on_node))
+        return others
+
+    monkeypatch.setattr(failures, "foreign_processes", foreign)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 3 * 2**30)
+    spec = spec_of((2, 16, 1), device={"memory_limit_gib": limit_gib})
+    heartbeat.beat(heartbeat.Phase(phase), 4)
+    ended = failures.failure_of(error, 3, torch.device(place), spec)
+    counted = "allocated" if place == "cuda:0" and said != HOST else "resident"
+    assert ended.peak_memory_method == counted
+    assert ended.reason.startswith(f"out of memory in {phase}")
+    if said is None:
+        assert (ended.status, ended.cause, ended.phase) == ("oom", "out_of_memory", phase)
+        assert ended.reason.endswith(counted)
+    else:
+        assert (ended.status, ended.cause, ended.phase) == ("failed", "other_memory", phase)
+        assert f"{counted}{said}" in ended.reason
+    assert set(asked) <= {("cuda:0", 2)}
+
+
+def test_an_error_of_pinning_that_is_not_of_memory_stays_what_it_is():
+    error = RuntimeError("CUDA error: an illegal memory access was encountered")
+    assert pinned(error) is error

@@ -85,7 +85,7 @@ class Evaluation:
     samples: Annotated[Count, Affects.LOSS] = 256
     """Held-out samples, the same ones at every evaluation."""
     batch_size: Annotated[Count, Affects.LOSS | Affects.MEMORY] = 64
-    """Samples a forward pass."""
+    """Samples of a batch, which passes through the model in slices of a micro-batch at most."""
     ema_half_life_tokens: Annotated[Positive | None, Affects.ALL] = None
     """Evaluate an exponential moving average of the weights in which a weight counts half after so
     many training tokens; null: the weights themselves."""

@@ -246,6 +246,7 @@ class ActiveRun:
             next((line for line in reversed(said) if line), None),
             killed_at=self.killed_at,
             oom_kills=0 if kills_before is None or kills is None else kills - kills_before,
+            device_type=self.spec.device_type,
         )
         if run_end.rank is not None and run_end.phase is None:
             beat = self.hangs.last(run_end.rank)

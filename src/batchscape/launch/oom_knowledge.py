@@ -11,7 +11,9 @@ whole model with some engines.
 
 Only an allocator's own word makes a witness (and on a CPU the cgroup's), never a process that was
 killed for reasons unknown; and only a run that had its device to itself, or its own limit of
-memory.
+memory. Where the memory that ran out is not that of the training (an evaluation's, the host's of a
+device, or of a device that others share), the run is no `oom` in the first place:
+`train.failures`.
 """
 
 from __future__ import annotations

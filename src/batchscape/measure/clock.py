@@ -29,7 +29,10 @@ class StepTimes(NamedTuple):
     forward_backward_s: float
     """Up to the last local gradient; on the CPU, where the host does both, data excluded."""
     exchange_s: float
-    """From the last local gradient to the end of the exchange: what backward did not hide."""
+    """From the last local gradient to the end of the exchange: what backward did not hide.
+
+    An exchange ends on all ranks together, so that a rank which is early waits in it for the
+    slowest. How much of it that is, one rank's times do not tell."""
     optimizer_s: float
     """After the exchange: clipping, update, averaging of weights."""
     exchange_span_s: float

@@ -26,6 +26,8 @@ BUCKETS = 1024
 
 _CHUNK = 2**16
 """Elements at a time: a few MiB beside the gradient, small enough for the caches of a core."""
+_CHUNK_OF_DEVICES = 2**20
+"""The same on devices, where a chunk is some twenty kernels, and takes 64 MiB."""
 
 _LOW = 0xFFFFFFFF
 
@@ -54,8 +56,9 @@ def gradient_sketch(parameters: Iterable[Tensor], gradient_scale: Tensor | float
             if sketch is None:
                 sketch = torch.zeros(BUCKETS, dtype=torch.float64, device=gradient.device)
             flat = gradient.reshape(-1)
-            for begin in range(0, len(flat), _CHUNK):
-                part = flat[begin : begin + _CHUNK]
+            chunk = _CHUNK if flat.device.type == "cpu" else _CHUNK_OF_DEVICES
+            for begin in range(0, len(flat), chunk):
+                part = flat[begin : begin + chunk]
                 _add(sketch, part.double(), place + begin)
         place += parameter.numel()
     if sketch is None:

@@ -130,11 +130,13 @@ def _cuda_limit(device: torch.device, limit_gib: float, ranks_on_device: int) ->
             f"{torch.cuda.get_device_name(device)}; given {limit_gib:g}"
         )
         raise ConfigError(msg)
-    torch.cuda.set_per_process_memory_fraction(fraction, device)
+    # Code of the user's own, or PYTORCH_ALLOC_CONF, may have set one that is smaller.
+    before = torch.cuda.get_per_process_memory_fraction(device)
+    torch.cuda.set_per_process_memory_fraction(min(fraction, before), device)
     try:
         yield
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
+        torch.cuda.set_per_process_memory_fraction(before, device)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import psutil
 import torch
 
-from batchscape.measure.nvml import ask_driver
+from batchscape.measure.nvml import ask_driver, foreign_processes
 
 __all__ = [
     "CpuTelemetry",
@@ -33,6 +33,10 @@ _THROTTLE = 0x08 | 0x20 | 0x40 | 0x80
 """Reasons for a lower clock that nobody chose: hardware slowdown, thermal slowdown by software and
 by hardware, power brake. Source of both: `nvmlClocksEventReason*` in nvml.h,
 https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html."""
+_CLOCKS_SETTING = 0x02
+"""Clocks that somebody set, or on some devices the clocks that they have by default."""
+
+_CLOCKS_SET = "clocks held down by a setting"
 
 _LEAST_ENERGY_S = 2.0
 """Time below which no energy is told. Power is a mean over up to a second, and the counter moves in
@@ -64,6 +68,11 @@ class DeviceTotals(NamedTuple):
     """Whether heat or the hardware's protection held the clock down at any sample; CUDA only."""
     power_capped: bool | None
     """Whether the power limit of the board held the clock down at any sample; CUDA only."""
+    device_limits: str | None
+    """What somebody set the device below its defaults, power limit and clocks; CUDA only."""
+    foreign_processes: int | None
+    """Processes that are no ranks of the run and computed on the device, the most of any sample;
+    CUDA only."""
 
 
 class Telemetry(Protocol):
@@ -105,11 +114,11 @@ class CpuTelemetry:
 
     def totals(self) -> DeviceTotals:
         """See `Telemetry`."""
-        return DeviceTotals(None, None, _cpu_clock_mhz(), None, None)
+        return DeviceTotals(None, None, _cpu_clock_mhz(), None, None, None, None)
 
 
 class CudaTelemetry:
-    """Power, clock, throttling and energy of a CUDA device, through NVML.
+    """Power, clock, throttling, energy and company of a CUDA device, through NVML.
 
     Energy is read off the device's counter, which is there since Volta, else integrated over the
     samples of its power by the trapezoidal rule.
@@ -121,19 +130,26 @@ class CudaTelemetry:
     counts_energy : bool
         Whether the energy of the device is this rank's to report: ranks that share a device
         would count it again and again.
+    ranks_on_node : int
+        Ranks of the run on this machine.
 
     Notes
     -----
     Source: `nvmlDeviceGetPowerUsage`, `nvmlDeviceGetTotalEnergyConsumption`,
-    `nvmlDeviceGetClockInfo`, `nvmlDeviceGetCurrentClocksThrottleReasons`, NVML API reference,
+    `nvmlDeviceGetClockInfo`, `nvmlDeviceGetCurrentClocksThrottleReasons`,
+    `nvmlDeviceGetPowerManagementLimit` and `nvmlDeviceGetPowerManagementDefaultLimit`,
+    `nvmlDeviceGetDefaultApplicationsClock`, `nvmlDeviceGetMaxClockInfo`, NVML API reference,
     https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html. Power is a mean over
-    one second on Ampere and later, except on GA100.
+    one second on Ampere and later, except on GA100. No question tells of locked clocks; the reason
+    for the clock does, while the device is at work.
     """
 
-    def __init__(self, device: torch.device, *, counts_energy: bool) -> None:
+    def __init__(self, device: torch.device, *, counts_energy: bool, ranks_on_node: int) -> None:
         self._device = device
+        self._ranks_on_node = ranks_on_node
         self._pace = _Pace()
-        self._reasons: int | None = None
+        self._is_timed = False
+        self._forget()
         self._energy: _Energy | None = None
         if counts_energy:
             has_counter = self._counted() is not None
@@ -145,7 +161,11 @@ class CudaTelemetry:
         return self._pace.take(self._look)
 
     def resume(self) -> None:
-        """See `Telemetry`."""
+        """See `Telemetry`; what the warm-up met is forgotten, as its times are."""
+        if not self._is_timed:
+            self._is_timed = True
+            self._forget()
+            self._look()
         if self._energy is not None and not self._energy.running:
             # What was asked of the device before must not be done on the measured steps' account.
             torch.cuda.synchronize(self._device)
@@ -164,8 +184,20 @@ class CudaTelemetry:
         energy_j = None if self._energy is None else self._energy.told_j
         source = None if energy_j is None else self._source
         return DeviceTotals(
-            energy_j, source, last.clock_mhz, self._has_seen(_THROTTLE), self._has_seen(_POWER_CAP)
+            energy_j,
+            source,
+            last.clock_mhz,
+            self._has_seen(_THROTTLE),
+            self._has_seen(_POWER_CAP),
+            "; ".join(self._limits) or None,
+            self._foreign_processes,
         )
+
+    def _forget(self) -> None:
+        self._reasons: int | None = None
+        self._foreign_processes: int | None = None
+        self._limits: dict[str, None] = {}
+        """In the order in which they were met."""
 
     def _has_seen(self, reasons: int) -> bool | None:
         return None if self._reasons is None else bool(self._reasons & reasons)
@@ -176,8 +208,20 @@ class CudaTelemetry:
             self._reasons = (self._reasons or 0) | int(reasons)
         if self._energy is not None:
             self._energy.touch()
+        foreign = foreign_processes(self._device, self._ranks_on_node)
+        if foreign is not None:
+            self._foreign_processes = max(foreign, self._foreign_processes or 0)
         clock = self._ask(lambda nvml, h: nvml.nvmlDeviceGetClockInfo(h, nvml.NVML_CLOCK_SM))
+        if (power_limit := self._ask(_power_limit)) is not None:
+            self._limits[power_limit] = None
+        if reasons == _CLOCKS_SETTING and self._is_below_defaults(clock):
+            self._limits[_CLOCKS_SET] = None
         return DeviceSample(self._power_w(), None if clock is None else float(clock))
+
+    def _is_below_defaults(self, clock: int | None) -> bool:
+        """Whether a clock that a setting holds down is not that which the device has by default."""
+        clocks = (self._ask(_default_clock), self._ask(_highest_clock))
+        return clock is not None and clock not in clocks
 
     def _power_w(self) -> float | None:
         milliwatts = self._ask(lambda nvml, handle: nvml.nvmlDeviceGetPowerUsage(handle))
@@ -262,6 +306,20 @@ class _Integral:
         return self._joules
 
 
+def _power_limit(nvml: Any, handle: Any) -> str | None:  # noqa: ANN401
+    limit = nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3
+    default = nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1e3
+    return f"power limit {limit:g} W of {default:g} W" if limit < default else None
+
+
+def _default_clock(nvml: Any, handle: Any) -> int:  # noqa: ANN401
+    return int(nvml.nvmlDeviceGetDefaultApplicationsClock(handle, nvml.NVML_CLOCK_SM))
+
+
+def _highest_clock(nvml: Any, handle: Any) -> int:  # noqa: ANN401
+    return int(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM))
+
+
 def _counted_j(nvml: Any, handle: Any) -> float:  # noqa: ANN401  (pynvml has no types)
     return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
 
@@ -274,7 +332,7 @@ def _cpu_clock_mhz() -> float | None:
     return frequency.current if frequency else None
 
 
-def build_telemetry(device: torch.device, rank_on_node: int) -> Telemetry:
+def build_telemetry(device: torch.device, rank_on_node: int, ranks_on_node: int) -> Telemetry:
     """Return the telemetry that suits the device of a rank.
 
     Parameters
@@ -282,7 +340,10 @@ def build_telemetry(device: torch.device, rank_on_node: int) -> Telemetry:
     device : torch.device
     rank_on_node : int
         Among the ranks of this machine; the first one on a CUDA device has its number.
+    ranks_on_node : int
+        Ranks of the run on this machine.
     """
     if device.type == "cuda":
-        return CudaTelemetry(device, counts_energy=rank_on_node == device.index)
+        is_first = rank_on_node == device.index
+        return CudaTelemetry(device, counts_energy=is_first, ranks_on_node=ranks_on_node)
     return CpuTelemetry()

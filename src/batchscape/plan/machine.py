@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from batchscape.config.cluster import datasheet_of, known_devices
 from batchscape.errors import ConfigError
 from batchscape.plan.visible_devices import hides_all, names_mig, visible_indices, visible_problem
 
-__all__ = ["CudaDevice", "Machine", "cgroup_cores"]
+__all__ = ["CudaDevice", "Machine", "cgroup_cores", "is_sliced"]
 
 _CGROUP = Path("/sys/fs/cgroup")
 _DEVICE_FILES = Path("/dev")
@@ -36,6 +37,8 @@ class CudaDevice:
     """What `CUDA_VISIBLE_DEVICES` takes, whatever the order of numbers."""
     memory_gib: float | None = None
     """All of its memory, as NVML tells."""
+    is_sliced: bool = False
+    """Whether MIG is switched on for it."""
 
 
 @dataclass(frozen=True)
@@ -247,6 +250,7 @@ def _open(index: int) -> CudaDevice | None:
             compute_capability=(major, minor),
             uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
             memory_gib=_memory_gib(handle),
+            is_sliced=is_sliced(handle),
         )
     except pynvml.NVMLError:
         return None
@@ -270,9 +274,31 @@ def _cuda_devices(variable: str | None) -> tuple[tuple[CudaDevice, ...], str | N
     devices = [replace(device, index=index) for index, device in enumerate(there)]
     uuids = [device.uuid for device in devices]
     visible = tuple(devices[index] for index in visible_indices(variable, uuids))
+    cut = [there[device.index].index for device in visible if device.is_sliced]
+    if cut:
+        return visible, _slices_problem(cut)
     order = os.environ.get("CUDA_DEVICE_ORDER")
     names = [device.name for device in devices]
     return visible, visible_problem(variable, names, uuids, order)
+
+
+def _slices_problem(numbers: Sequence[int]) -> str:
+    """Say that visible devices are cut into slices, of which CUDA takes the first one alone."""
+    listed = ",".join(map(str, numbers))
+    return (
+        f"MIG is switched on for device {listed}, and slices of devices are not supported: CUDA "
+        "would take one of them; name whole devices in CUDA_VISIBLE_DEVICES, or switch it off "
+        f"(nvidia-smi -i {listed} -mig 0, as root), or use launcher.device=cpu"
+    )
+
+
+def is_sliced(handle: Any) -> bool:  # noqa: ANN401  (of the driver)
+    """Whether MIG is switched on for a device of NVML."""
+    try:
+        current, _ = pynvml.nvmlDeviceGetMigMode(handle)
+    except pynvml.NVMLError:  # the device knows no slices
+        return False
+    return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
 
 
 def _unseen_problem(variable: str | None, error: str) -> str | None:

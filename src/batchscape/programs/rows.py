@@ -167,7 +167,11 @@ def diverged_at(log: Log) -> str | None:
     return f"{what} of optimizer step {step} is not finite"
 
 
-def rank_rows(ranks: Mapping[int, RankMemory], launch: Mapping[str, Any]) -> list[dict[str, Any]]:
+def rank_rows(
+    ranks: Mapping[int, RankMemory],
+    launch: Mapping[str, Any],
+    foreign_processes: int | None = None,
+) -> list[dict[str, Any]]:
     """Return the rows of the table `ranks`: the memory of each, as seen from outside.
 
     On a CPU the peak of unshared resident memory stands for that of allocated memory, which only
@@ -186,6 +190,7 @@ def rank_rows(ranks: Mapping[int, RankMemory], launch: Mapping[str, Any]) -> lis
             "memory_method": "process tree (driver)" if is_cuda else RESIDENT,
             "peak_allocated_gib": None if is_cuda else memory.peak_uss_gib,
             "device_used_gib": memory.device_gib,
+            "foreign_processes": foreign_processes,
             "rss_gib": memory.rss_gib,
             "uss_gib": memory.uss_gib,
             "peak_rss_gib": memory.peak_rss_gib,

@@ -72,6 +72,10 @@ class TreeMemory:
         self._has_ranks = False
         self.ranks: dict[int, RankMemory] = {}
         """By data-parallel rank."""
+        self.foreign_processes: int | None = None
+        """Processes on its CUDA devices that are not the program's, the most at any look; None
+        where the driver does not list the program's own, as in a container, where it numbers them
+        as the host does."""
         self.world_size: int | None = None
         """Ranks in all that a launcher has told the processes, by the variable WORLD_SIZE; None
         where they were told none."""
@@ -94,14 +98,24 @@ class TreeMemory:
         told: set[int] = set()
         for top in psutil.Process(self._guard_pid).children():
             self._sort(top, None, by_rank, told)
+        of_program = {process.pid for processes in by_rank.values() for process in processes}
         self._has_ranks |= bool(told)
         if self._has_ranks:
             # What has no rank among processes that have is their launcher.
             by_rank.pop(_UNRANKED, None)
             self.ranks.pop(_UNRANKED, None)
         on_devices = self._driver() if self._driver is not None else None
+        if on_devices is not None and not of_program.isdisjoint(on_devices):
+            foreign = sum(not self._is_below(pid) for pid in set(on_devices) - of_program)
+            self.foreign_processes = max(foreign, self.foreign_processes or 0)
         for rank, processes in by_rank.items():
             self._add(rank, processes, on_devices)
+
+    def _is_below(self, pid: int) -> bool:
+        """Whether a process has come to the program since its processes were looked at."""
+        with contextlib.suppress(psutil.Error):
+            return any(parent.pid == self._guard_pid for parent in psutil.Process(pid).parents())
+        return False
 
     def _sort(
         self,

@@ -236,7 +236,7 @@ class Supervision:
         rows.write(log)
         if self._spec.config.measure.memory:
             lines = JsonLines(self._folder.lines("ranks"))
-            lines.append(rank_rows(memory.ranks, self._launch))
+            lines.append(rank_rows(memory.ranks, self._launch, memory.foreign_processes))
             lines.close()
         write_json(
             self._folder.command,
@@ -252,6 +252,12 @@ class Supervision:
         judged = self._judged(ended, log, unread, wrong)
         if wrong:
             rows.clear()
+        if judged.status is Status.OOM and memory.foreign_processes:
+            reason = (
+                f"{judged.reason}; processes of others held memory of its devices, so that it says "
+                "nothing of what the program takes"
+            )
+            return Ending(Status.FAILED, Cause.OTHER_MEMORY, reason)
         return judged
 
     def _judged(self, ended: Ended, log: Log, unread: str | None, wrong: list[str]) -> Ending:

@@ -49,6 +49,9 @@ STATUS_ADVICE: dict[Status, str] = {
 
 CAUSE_ADVICE: dict[Cause, str] = {
     Cause.OUT_OF_MEMORY: STATUS_ADVICE[Status.OOM],
+    Cause.OTHER_MEMORY: "make room where its reason says that memory was out: end what others run "
+    "on the device (nvidia-smi), or leave more to the host (fewer loader.workers); "
+    "add --retry failed",
     Cause.DIVERGENCE: STATUS_ADVICE[Status.DIVERGED],
     Cause.HANG: "read the stacks of all ranks in its log.txt; where it is only that slow, raise "
     "the setting that its reason names (launcher.hang_least_s or hang_outside_s); "

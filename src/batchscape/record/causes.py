@@ -38,6 +38,9 @@ class Cause(StrEnum):
 
     OUT_OF_MEMORY = "out_of_memory"
     """An allocator refused, or the system's out-of-memory killer struck a process of the run."""
+    OTHER_MEMORY = "other_memory"
+    """Memory was out that is no end of the training's: that of the host of a device, that of a
+    device on which processes of others hold some, or outside of optimizer steps."""
     DIVERGENCE = "divergence"
     """A loss or a gradient was not finite, or the loss exploded; see `train.divergence`."""
     HANG = "hang"
@@ -72,6 +75,7 @@ class Cause(StrEnum):
 
 
 _OF_THE_MACHINE = {
+    Cause.OTHER_MEMORY,
     Cause.HANG,
     Cause.SIGNAL,
     Cause.KILLED,

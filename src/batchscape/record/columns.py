@@ -41,7 +41,11 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "step_time_s": Column("Float64", "time of the optimizer step, on rank 0"),
         "data_s": Column("Float64", "part of it spent on fetching samples"),
         "forward_backward_s": Column("Float64", "part of it spent in forward and backward"),
-        "exchange_s": Column("Float64", "part of it: gradient exchange that backward did not hide"),
+        "exchange_s": Column(
+            "Float64",
+            "part of it: gradient exchange that backward did not hide, rank 0's wait for the "
+            "slowest rank included",
+        ),
         "optimizer_s": Column("Float64", "part of it: clipping, update, averaging of weights"),
         "exchange_span_s": Column(
             "Float64", "from the first bucket given to the exchange until all are back; overlaps"
@@ -161,6 +165,15 @@ COLUMNS: dict[str, dict[str, Column]] = {
             "whether heat or the hardware's protection held the clock down; CUDA only",
         ),
         "power_capped": Column("boolean", "whether the power limit held the clock down; CUDA only"),
+        "device_limits": Column(
+            "string",
+            "what somebody set the device below its defaults, power limit and clocks; CUDA only",
+        ),
+        "foreign_processes": Column(
+            "Int64",
+            "processes outside of the run that computed on the device, the most of any sample; "
+            "CUDA only",
+        ),
         "mean_step_time_s": Column("Float64", "mean time of a measured optimizer step"),
         "startup_s": Column(
             "Float64", "from process start to first step, evaluation and compilation excluded"

@@ -144,6 +144,7 @@ def decide(
     *,
     killed_at: float | None = None,
     oom_kills: int = 0,
+    device_type: str = "cpu",
 ) -> RunEnd:
     """Find what ended a run first; the rest are its consequences.
 
@@ -163,6 +164,8 @@ def decide(
         When the launcher killed the ranks, in seconds since the epoch: SIGKILL after that is ours.
     oom_kills : int
         Kills by the system's out-of-memory killer that the cgroup has counted during the run.
+    device_type : str
+        Of the run: the memory that this killer watches is that of the host, and of a CPU's ranks.
 
     Returns
     -------
@@ -191,7 +194,7 @@ def decide(
         if not causes:
             return RunEnd(stop.status, reason=stop.reason, rank=stop.rank, cause=stop.cause)
     first = min(causes, key=lambda cause: (cause[2].cause is Cause.LOST_CONNECTION, cause[1]))[2]
-    return _with_kills_counted(first, oom_kills)
+    return _with_kills_counted(first, oom_kills, device_type)
 
 
 def _completed(outcomes: Mapping[int, Outcome]) -> RunEnd:
@@ -238,7 +241,7 @@ def _is_ours(ended: RankExit, killed_at: float | None) -> bool:
     return killed_at is not None and ended.code == -signal.SIGKILL and ended.at >= killed_at
 
 
-def _with_kills_counted(run_end: RunEnd, oom_kills: int) -> RunEnd:
+def _with_kills_counted(run_end: RunEnd, oom_kills: int, device_type: str) -> RunEnd:
     """Say of a process that was killed whether the system counted it as out of memory."""
     if run_end.cause is not Cause.KILLED:
         return run_end
@@ -247,6 +250,9 @@ def _with_kills_counted(run_end: RunEnd, oom_kills: int) -> RunEnd:
         return replace(run_end, reason=reason)
     kills = "a kill" if oom_kills == 1 else f"{oom_kills} kills"
     reason = f"{run_end.reason}; its cgroup counted {kills} by the out-of-memory killer meanwhile"
+    if device_type != "cpu":
+        reason = f"{reason}; it is the memory of the host, which says nothing of the device's"
+        return replace(run_end, cause=Cause.OTHER_MEMORY, reason=reason)
     return replace(run_end, status=Status.OOM, cause=Cause.OUT_OF_MEMORY, reason=reason)
 
 

@@ -37,7 +37,8 @@ SUMMARY: dict[str, str] = {
     "step_time_p90_s": "90th percentile of the same",
     "data_s": "median time of waiting for samples, a measured optimizer step",
     "forward_backward_s": "median time in forward and backward",
-    "exchange_s": "median time of gradient exchange that backward did not hide",
+    "exchange_s": "median time of gradient exchange that backward did not hide, rank 0's wait for "
+    "the slowest rank included",
     "optimizer_s": "median time of clipping, update and averaging of weights",
     "exchange_span_s": "median time from the first bucket exchanged until all are back",
     "gap_pct": "share of the time on the wall between measured optimizer steps: in no step time, "
@@ -77,6 +78,10 @@ SUMMARY: dict[str, str] = {
     "clock_mhz": "clock right after the last step, minimum over ranks",
     "throttled": "whether heat or the hardware's protection held a rank's clock down; CUDA only",
     "power_capped": "whether the power limit held the clock of a rank down; CUDA only",
+    "device_limits": "what somebody set devices below their defaults, power limit and clocks; "
+    "CUDA only",
+    "foreign_processes": "processes outside of the run that computed on a device of it, maximum "
+    "over ranks; CUDA only",
     "compile_s": "time of the first compilation, in no step, maximum over ranks",
     "checkpoint_s": "time in checkpoints of the last attempt, maximum over ranks",
     "evaluation_s": "time in evaluations, on rank 0, all attempts",
@@ -155,6 +160,9 @@ def summarise(
         for reason in ("throttled", "power_capped"):
             told = latest[reason].dropna()
             figures[reason] = bool(told.any()) if len(told) else None
+        limits = latest["device_limits"].dropna().unique()
+        figures["device_limits"] = "; ".join(sorted(map(str, limits))) or None
+        figures["foreign_processes"] = _whole(latest["foreign_processes"].max())
         figures["allocator_retries"] = _whole(latest["allocator_retries"].sum(min_count=1))
         kernels = latest["attention_kernel"].dropna()
         figures["attention_kernel"] = str(kernels.iloc[0]) if len(kernels) else None

@@ -13,6 +13,8 @@ from batchscape.record.status import RunStatus
 __all__ = [
     "BUSY",
     "BUSY_PCT",
+    "SHARED_DEVICE",
+    "THROTTLED",
     "TIMES",
     "VERDICT",
     "is_beside_others",
@@ -29,6 +31,10 @@ BUSY_PCT = 10.0
 """Share of the step time that a rank waited for a core beyond which its times are no times."""
 BUSY = f"other work took the core for more than {BUSY_PCT:g} % of the step time"
 """Why they are none then."""
+SHARED_DEVICE = "processes of others computed on a device of the run"
+"""Why they are none of a run that had no device to itself."""
+THROTTLED = "heat or the hardware's protection held the clock of a device down"
+"""Why they are none of a device that could not keep its clock."""
 _NOT_LOGGED = "the program logs no step times (what helps: let it log the time of each step)"
 _NOT_MEASURED = (
     "no optimizer step was measured: all were warm-up, or sampled the gradient's noise (what "
@@ -95,9 +101,12 @@ def why_untimed(launch: Mapping[str, Any] | None, summary: Mapping[str, Any]) ->
         return _NOT_MEASURED
     if not launch.get("timing_valid"):
         return launch.get("timing_invalid_reason") or _NO_REASON
-    if (summary.get("core_wait_pct") or 0.0) > BUSY_PCT:
-        return BUSY
-    return None
+    reasons = {
+        BUSY: (summary.get("core_wait_pct") or 0.0) > BUSY_PCT,
+        SHARED_DEVICE: summary.get("foreign_processes"),
+        THROTTLED: summary.get("throttled"),
+    }
+    return "; ".join(reason for reason, holds in reasons.items() if holds) or None
 
 
 def runs_share(runs: int, what: str) -> str:

@@ -104,6 +104,7 @@ FIGURES: dict[str, str] = {
     "clock_mhz": "system/final_clock_mhz",
     "throttled": "system/throttled",
     "power_capped": "system/power_capped",
+    "foreign_processes": "system/foreign_processes",
     "core_wait_pct": "system/core_wait_pct",
     "processor_time_s": "system/median_processor_time_s",
     "allocated_after_model_gib": "memory/allocated_after_model_gib",

@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
-__all__ = ["to_device"]
+from batchscape.record.causes import OUT_OF_MEMORY
+
+__all__ = ["pinning", "to_device"]
+
+
+@contextmanager
+def pinning() -> Iterator[None]:
+    """Say of pinned memory that is out that it is the host's: CUDA speaks of it as of its own.
+
+    Raises
+    ------
+    MemoryError
+        If there is no more to pin.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if OUT_OF_MEMORY.search(str(error)) is None:
+            raise
+        msg = "no memory of the host is left to be pinned, or a limit of it is reached (ulimit -l)"
+        raise MemoryError(msg) from error
 
 
 def to_device(
@@ -16,8 +39,7 @@ def to_device(
     if inputs.is_floating_point() and precision == "float64":
         inputs = inputs.double()
     if device.type == "cuda":
-        return (
-            inputs.pin_memory().to(device, non_blocking=True),
-            labels.pin_memory().to(device, non_blocking=True),
-        )
+        with pinning():
+            inputs, labels = inputs.pin_memory(), labels.pin_memory()
+        return inputs.to(device, non_blocking=True), labels.to(device, non_blocking=True)
     return inputs, labels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -11,10 +12,12 @@ import torch.distributed as dist
 
 from batchscape.errors import BatchscapeError, CheckpointError, DiskError, RecordError
 from batchscape.measure.memory_process import process_memory
+from batchscape.measure.nvml import foreign_processes
 from batchscape.record.causes import OUT_OF_MEMORY, Cause, is_fault_of_the_machine
-from batchscape.record.heartbeat import last_beat
+from batchscape.record.heartbeat import Phase, last_beat
 from batchscape.record.instants import now
 from batchscape.record.outcome import Outcome
+from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status
 
 __all__ = ["failure_of", "is_out_of_memory"]
@@ -25,6 +28,12 @@ _LONGEST_CHAIN = 10
 
 _KILLED = "is killed by signal: Killed"
 """What torch's DataLoader says of a worker process that SIGKILL ended."""
+
+_HOST_MEMORY = re.compile(
+    r"DefaultCPUAllocator|Cannot allocate memory|std::bad_alloc|in pin memory thread"
+)
+"""What libraries say in a plain RuntimeError where the memory of the host is out. Pinned memory is
+the host's, and CUDA says of it the same as of its own; torch's loader says that it was pinning."""
 
 _LOST_CONNECTION = (
     "Connection closed by peer",
@@ -48,7 +57,12 @@ _DEVICE_FAULTS = (
 """What libraries say in a plain RuntimeError of a machine that is at fault."""
 
 
-def failure_of(error: Exception, optimizer_step: int, device: torch.device | None) -> Outcome:
+def failure_of(
+    error: Exception,
+    optimizer_step: int,
+    device: torch.device | None,
+    spec: RunSpec | None = None,
+) -> Outcome:
     """Say what an exception means for the run.
 
     What it was raised from counts as well: a library may wrap an allocator's error in its own.
@@ -60,17 +74,21 @@ def failure_of(error: Exception, optimizer_step: int, device: torch.device | Non
         Optimizer steps done.
     device : torch.device or None
         That of the rank; None before it has one.
+    spec : RunSpec, optional
+        The run; None before it was read.
     """
     at, where = now(), last_beat()
     reason = _first_line(error)
     if is_out_of_memory(error):
-        peak_gib, method = _peak_memory(device)
+        is_of_host = _is_of_host(error, device)
+        peak_gib, method = _peak_memory(None if is_of_host else device)
         known = "" if peak_gib is None else f"; peak until then: {peak_gib:.3g} GiB {method}"
+        other = _HOST if is_of_host else _why_not_the_limit(where.phase, device, spec)
         return Outcome(
-            Status.OOM,
+            Status.OOM if other is None else Status.FAILED,
             optimizer_step,
-            reason=f"out of memory in {where}: {reason}{known}",
-            cause=Cause.OUT_OF_MEMORY,
+            reason=f"out of memory in {where}: {reason}{known}{'' if other is None else other}",
+            cause=Cause.OUT_OF_MEMORY if other is None else Cause.OTHER_MEMORY,
             phase=str(where.phase),
             peak_memory_gib=peak_gib,
             peak_memory_method=method,
@@ -107,6 +125,38 @@ def is_out_of_memory(error: BaseException) -> bool:
         if isinstance(e, RuntimeError) and OUT_OF_MEMORY.search(str(e)):
             return True
     return False
+
+
+def _is_of_host(error: BaseException, device: torch.device | None) -> bool:
+    """Whether the memory that is out is that of the host of a device."""
+    if device is None or device.type == "cpu":
+        return False
+    return any(
+        isinstance(e, MemoryError)
+        or (isinstance(e, OSError) and e.errno == errno.ENOMEM)
+        or (isinstance(e, RuntimeError) and _HOST_MEMORY.search(str(e)) is not None)
+        for e in _chain(error)
+    )
+
+
+_HOST = "; it is the memory of the host, which says nothing of the device's"
+
+
+def _why_not_the_limit(
+    phase: Phase, device: torch.device | None, spec: RunSpec | None
+) -> str | None:
+    """Say why memory that is out is no end of the training's; None where it is."""
+    if phase in {Phase.EVALUATION, Phase.CHECKPOINT}:
+        return "; no optimizer step asked for it, so that it says nothing of what a training takes"
+    if device is None or device.type == "cpu" or spec is None:
+        return None
+    if spec.config.device.memory_limit_gib is not None:
+        return None  # its own, whoever is beside it
+    others = foreign_processes(device, spec.geometry.devices_per_node)
+    if not others:
+        return None
+    are = "process of others holds" if others == 1 else "processes of others hold"
+    return f"; {others} {are} memory of the device, so that it says nothing of what a run takes"
 
 
 def _peak_memory(device: torch.device | None) -> tuple[float | None, str | None]:

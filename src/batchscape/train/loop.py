@@ -125,6 +125,11 @@ class Training:
             # A compiled module refers to itself: it would stay, with all its parameters.
             gc.collect()
 
+    @property
+    def sizes(self) -> int:
+        """Sizes of the micro-batches, for each of which a compiled model has code."""
+        return len(self._stream.micro_batch_sizes)
+
     def request_stop(self) -> None:
         """Ask for a checkpoint and an end, at the next drain of all ranks."""
         self._stop_requested = True
@@ -171,6 +176,8 @@ class Training:
     def _examine(self, phase: str, module: nn.Module) -> None:
         """Find out what the model is like, aside of a phase, before micro-batches are fetched."""
         self._phase(OUTSIDE)
+        # What it takes is no part of an optimizer step, as an evaluation's is not.
+        beat(Phase.EVALUATION)
         self.facts = examine(
             module,
             self._dataset,
@@ -180,6 +187,7 @@ class Training:
         )
         # Halves of a batch would have other statistics, or another draw of a dropout.
         self._stream.may_cut = self.facts.not_invariant is None
+        beat(Phase.START)
         self._phase(phase)
 
     def _prepare(self) -> Outcome | None:
@@ -311,6 +319,7 @@ class Training:
         if not self._engine.gradients_are_whole:
             return
         self._phase(OUTSIDE)
+        beat(Phase.RECORD)
         self._clock.pause()
         trained = (p for p in self._engine.module.parameters() if p.requires_grad)
         sketch = gradient_sketch(trained, self._engine.gradient_scale)
@@ -426,6 +435,7 @@ class Training:
             self._device,
             self._clock,
             rank_on_node=self._rank % self.spec.geometry.devices_per_node,
+            ranks_on_node=self.spec.geometry.devices_per_node,
             attempt=self._attempt,
             warmup_optimizer_steps=self.spec.config.measure.warmup_optimizer_steps,
             rule=self._rule,

@@ -25,6 +25,7 @@ from batchscape.measure.noise_scale import NoiseSample
 from batchscape.measure.telemetry import build_telemetry
 from batchscape.record.files import JsonLines
 from batchscape.record.folder import RunFolder
+from batchscape.train.batches import pinning
 from batchscape.train.divergence import DivergenceRule
 
 __all__ = ["LARGEST_INTERVAL", "Agreement", "StepRecorder"]
@@ -127,8 +128,8 @@ class StepRecorder:
     device : torch.device
     clock : StepClock
         Read at every drain.
-    rank_on_node : int
-        Among the ranks of this machine.
+    rank_on_node, ranks_on_node : int
+        Among the ranks of this machine, and how many they are.
     attempt : int
         Written in every row.
     warmup_optimizer_steps : int
@@ -148,6 +149,7 @@ class StepRecorder:
         clock: StepClock,
         *,
         rank_on_node: int,
+        ranks_on_node: int,
         attempt: int,
         warmup_optimizer_steps: int,
         rule: DivergenceRule,
@@ -170,7 +172,7 @@ class StepRecorder:
         self._pending: _Pending | None = None
         self._last_drain = time.perf_counter()
         self._core_waits = CoreWaits()
-        self.telemetry = build_telemetry(device, rank_on_node)
+        self.telemetry = build_telemetry(device, rank_on_node, ranks_on_node)
         """Of this rank's device; its energy is counted in steps that are not warm-up."""
         self._start_rows()
 
@@ -306,7 +308,9 @@ class StepRecorder:
         asked = torch.tensor([stop, checkpoint, interval], dtype=torch.float64)
         if self._device.type == "cuda":
             # From pageable memory the copy would wait for all that the device has yet to do.
-            asked = asked.pin_memory().to(self._device, non_blocking=True)
+            with pinning():
+                asked = asked.pin_memory()
+            asked = asked.to(self._device, non_blocking=True)
         squares = [sample.square_sum for sample in self._noise.values()]
         norms = torch.stack([*self._norms, *self._skipped])
         overflows = (~norms[: len(self._norms)].isfinite()).double()
@@ -363,5 +367,6 @@ class StepRecorder:
 
 
 def _to_pinned(source: Tensor) -> Tensor:
-    target = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+    with pinning():
+        target = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
     return target.copy_(source, non_blocking=True)

@@ -29,6 +29,7 @@ from batchscape.record.heartbeat import Phase, beat, last_beat
 from batchscape.record.outcome import Outcome
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status
+from batchscape.train.compilation import code_for_each_size
 from batchscape.train.failures import failure_of
 from batchscape.train.loop import Training
 from batchscape.train.memory import MemoryPhases
@@ -69,7 +70,7 @@ def main(run_dir: str, rank: int) -> int:
             with suppress(OSError):  # the log may be on the same full disk
                 sys.stderr.write(redact(traceback.format_exc()))
         done = 0 if progress.training is None else progress.training.done
-        outcome = failure_of(told, done, progress.device)
+        outcome = failure_of(told, done, progress.device, progress.spec)
     if not progress.has_left:
         _leave(folder, rank, outcome, progress)
     return 0 if outcome.status in {Status.COMPLETED, Status.DIVERGED} else 1
@@ -80,6 +81,7 @@ class _Progress:
 
     def __init__(self) -> None:
         self.has_left = False
+        self.spec: RunSpec | None = None
         self.training: Training | None = None
         self.device: torch.device | None = None
 
@@ -92,7 +94,7 @@ def _leave(folder: RunFolder, rank: int, outcome: Outcome, progress: _Progress) 
 
 
 def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> Outcome:
-    spec = RunSpec.read(folder.config)
+    spec = progress.spec = RunSpec.read(folder.config)
     launch = read_json(folder.launch)
     on_node = spec.geometry.devices_per_node
     device = progress.device = _device(launch, rank % on_node)
@@ -104,6 +106,8 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> O
         progress.training = training
         signal.signal(signal.SIGTERM, lambda *_: training.request_stop())
         limits.enter_context(_memory_limit(spec, launch, device))
+        if spec.config.in_process.compile:
+            limits.enter_context(code_for_each_size(training.sizes))
         memory = MemoryPhases(device, measure=spec.config.measure.memory)
         memory.rehearse(training)
         startup_s: float | None = None

@@ -1,0 +1,58 @@
+"""The range of a predicted peak, against what was measured on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from batchscape.measure.memory_report import MemoryReport
+from batchscape.plan.machine import CudaDevice, Machine
+from batchscape.plan.room import memory_forecast
+from batchscape.record.spec import RunSpec
+
+H200 = Machine(16, "a CPU", (CudaDevice(0, "NVIDIA H200", (9, 0), "GPU-0", 139.8),))
+WORKSPACES = 64 / 1024
+MEASURED = [(15.998, 15.977), (15.992, 15.968), (8.921, 8.900), (2.556, 2.519)]
+"""Peaks of GPT-2 124M less cuBLAS's workspaces, and their predictions, in GiB: docs/gpu.md."""
+
+
+def forecast(
+    spec_of: Callable[..., RunSpec],
+    predicted: float,
+    machine: Machine = H200,
+    seen: tuple[float, float, int] | None = None,
+) -> tuple[float, float, str]:
+    spec = replace(spec_of((1, 16, 1)), device_type="cuda")
+    found = memory_forecast(
+        spec, MemoryReport("fake tensors", peak_allocated_gib=predicted), machine, seen
+    )
+    assert found.peak_allocated_gib is not None
+    return found.peak_allocated_gib.low, found.peak_allocated_gib.high, str(found.fits)
+
+
+@pytest.mark.parametrize(("measured", "predicted"), MEASURED)
+def test_the_range_holds_what_was_measured_and_is_no_wider_than_a_quarter(
+    spec_of: Callable[..., RunSpec], measured: float, predicted: float
+) -> None:
+    low, high, _ = forecast(spec_of, predicted)
+    assert low < measured + WORKSPACES < high
+    assert (low, high) == pytest.approx((0.9 * predicted, 1.1 * predicted + 0.125))
+    assert high - low < 0.25 * predicted
+
+
+@pytest.mark.parametrize(
+    ("predicted", "verdict"),
+    [(100.0, "fits"), (120.0, "unsure"), (155.0, "unsure"), (156.0, "does not fit")],
+)
+def test_what_takes_a_tenth_more_than_there_is_does_not_fit(
+    spec_of: Callable[..., RunSpec], predicted: float, verdict: str
+) -> None:
+    """139.8 GiB: 0.9 times 155.3 is as much."""
+    assert forecast(spec_of, predicted)[2] == verdict
+
+
+def test_what_was_learned_has_the_workspaces_in_it(spec_of: Callable[..., RunSpec]) -> None:
+    low, high, _ = forecast(spec_of, 10.0, seen=(0.98, 1.02, 3))
+    assert (low, high) == pytest.approx((9.0, 10.2))

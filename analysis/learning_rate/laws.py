@@ -43,6 +43,7 @@ from batchscape.analysis.learning_rate.exponent import (
     UNBOUNDED,
     exponent_of,
     is_bounded,
+    is_limited_by_grid,
     lacks_ends,
     left_out_reason,
 )
@@ -97,7 +98,8 @@ class LearningRateLaws:
     saturating and surge), `exponent` (of the power law) or `noise_scale` (samples; NaN where the
     data do not hold it), `slope` (over these batches), `rms` (of residuals, in log learning rate),
     `aicc` (NaN where there are too few batches), `delta_aicc` and `weight` (Akaike's; of the laws
-    whose slope lies inside the exponent's interval)."""
+    whose slope lies inside the exponent's interval; NaN where the grid of rates, not the scatter of
+    optima, makes that interval)."""
     used: pd.DataFrame
     """Rows of the optima behind it."""
     left_out: tuple[str, ...]
@@ -131,12 +133,14 @@ def learning_rate_laws(best: pd.DataFrame) -> LearningRateLaws:
         ends = batch.min() - _NEAR, batch.max() + _NEAR
         held &= table["second"].between(*ends, inclusive="neither")
     table["noise_scale"] = np.exp(table["second"].where(held))
-    exponent = exponent_of(best)
-    table["delta_aicc"] = _deltas(table, exponent)
+    exponent, is_coarse = exponent_of(best), is_limited_by_grid(best)
+    # Where the grid decides how wide the interval is, the scatter of optima ranks no laws.
+    table["delta_aicc"] = np.nan if is_coarse else _deltas(table, exponent)
     likelihood = np.exp(-table["delta_aicc"] / 2)
     table["weight"] = likelihood / likelihood.sum() if likelihood.notna().any() else np.nan
     left_out = tuple(left_out_reason(row) for _, row in best[~known].iterrows())
-    return LearningRateLaws(exponent, table, used, left_out, _verdict(table, exponent))
+    verdict = _verdict_of_grid(table, exponent) if is_coarse else _verdict(table, exponent)
+    return LearningRateLaws(exponent, table, used, left_out, verdict)
 
 
 def linear_laws(best: pd.DataFrame) -> pd.DataFrame:
@@ -367,6 +371,18 @@ def _verdict(table: pd.DataFrame, exponent: Estimate) -> str:
         return f"The exponent's interval holds {near[0]} alone of the laws compared.{rest}"
     margin = significant(float(order["delta_aicc"].iloc[1]), 2)
     return f"AICc prefers {near[0]}, by {margin} before {order['law'].iloc[1]}.{rest}"
+
+
+def _verdict_of_grid(table: pd.DataFrame, exponent: Estimate) -> str:
+    """Say which laws the grid of rates leaves, where it is too coarse to rank them."""
+    is_inside = table["slope"].between(exponent.low, exponent.high)
+    inside, outside = table.loc[is_inside, "law"], table.loc[~is_inside, "law"]
+    rest = f" Outside the exponent's interval: {', '.join(outside)}." if len(outside) else ""
+    names = " and ".join(inside)
+    if len(inside) == 1:
+        return f"The exponent's interval holds {names} alone of the laws compared.{rest}"
+    apart = f"does not tell {names} apart" if names else "holds none of the laws"
+    return f"The grid of learning rates is too coarse to rank laws, and {apart}.{rest}"
 
 
 def _check(best: pd.DataFrame) -> None:

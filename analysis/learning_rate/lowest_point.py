@@ -89,6 +89,8 @@ class Optimum(NamedTuple):
     high: float
     method: str
     note: str | None
+    reach: float = math.inf
+    """How far from the value the lowest point may lie for all that the grid shows, without noise."""
 
 
 def optimum_of(points: NDArray[np.float64], costs: NDArray[np.float64]) -> Optimum:
@@ -118,8 +120,12 @@ def optimum_of(points: NDArray[np.float64], costs: NDArray[np.float64]) -> Optim
     left, right = _window(points, mean, best)
     if best in {left, right}:
         lost = "a neighbour diverged or missed the target: the best rate of the grid"
-        low, high = max(ends[0], points[best - 1]), min(ends[1], points[best + 1])
-        return Optimum(best, points[best], low, high, f"neighbours that are worse, {n} seeds", lost)
+        # A rate that loses a run is worse; any other has to be so beyond the noise.
+        low = points[best - 1] if np.isinf(mean[best - 1]) else ends[0]
+        high = points[best + 1] if np.isinf(mean[best + 1]) else ends[1]
+        reach = _reach(points[best], (low, high))
+        method = f"neighbours that are worse, {n} seeds"
+        return Optimum(best, points[best], low, high, method, lost, reach)
     curve = _curve(points, mean, (left, right), best)
     value = curve.lowest
     if n < FEWEST:
@@ -129,14 +135,21 @@ def optimum_of(points: NDArray[np.float64], costs: NDArray[np.float64]) -> Optim
     if math.isinf(low):
         flat = "the curvature is compatible with zero"
         method = f"neighbours that are worse, paired t over {n} seeds"
-        return Optimum(best, points[best] + value, *ends, method, flat)
+        reach = _reach(points[best] + value, ends)
+        return Optimum(best, points[best] + value, *ends, method, flat, reach)
     doubt = curve.doubt()
     # A power at the end of its range leaves the mean slope of the seeds' curves a little off zero.
     low = value - math.hypot(max(-low, 0.0), doubt[0])
     high = value + math.hypot(max(high, 0.0), doubt[1])
     low, high = points[best] + low, points[best] + high
     note = None if curve.sees_power else "only three usable rates: the asymmetry is not seen"
-    return Optimum(best, points[best] + value, low, high, f"Fieller over {n} seeds", note)
+    method = f"Fieller over {n} seeds"
+    return Optimum(best, points[best] + value, low, high, method, note, max(doubt))
+
+
+def _reach(value: float, ends: tuple[float, float]) -> float:
+    """Return the distance to the farther end."""
+    return max(value - ends[0], ends[1] - value)
 
 
 def _at_edge(points: NDArray[np.float64], best: int, n: int, ends: tuple[float, float]) -> Optimum:

@@ -39,7 +39,8 @@ def best_learning_rates(table: pd.DataFrame, value: str = "final_eval_loss") -> 
     DataFrame
         One row for each `group`, `target_loss` and `global_batch_size`: `learning_rate` (NaN: not
         identified), `low`, `high` (its interval; 0 and infinity are no ends, NaN: there is none),
-        `n` (seeds), `method`, `note`, `grid_learning_rate` (the best of those tried; NaN: none
+        `n` (seeds), `grid_factor` (by how much the grid alone leaves it open, up and down),
+        `method`, `note`, `grid_learning_rate` (the best of those tried; NaN: none
         worked), `tuned` (the optimum lies inside the grid), `edge` (`lowest` or `highest`: it lies
         at most, at least there; `single`: one rate was tried; empty otherwise), `value_at_best`
         (mean cost at `grid_learning_rate`; the logarithm of steps for `steps_to_target`) and
@@ -146,6 +147,7 @@ def _row(own: pd.DataFrame) -> dict[str, object]:
         # Fieller's ends run off without limit where the curvature is hardly there.
         "high": math.inf if found.high >= _FARTHEST else math.exp(found.high),
         **known,
+        "grid_factor": math.exp(found.reach) if found.reach < _FARTHEST else math.inf,
         "method": found.method,
         "note": _and(note, found.note),
         "grid_learning_rate": float(rates[found.best]) if worked else math.nan,

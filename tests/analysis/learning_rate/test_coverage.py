@@ -192,3 +192,49 @@ def test_a_flat_curve_on_a_narrow_grid_gives_no_exponent():
         truth=0.5, curve=bowl, depth=0.1, noise=0.15, n=3, points=points, sweeps=40
     )
     assert len(known) <= 2
+
+
+def wall(at, curve=bowl):
+    """A curve of which every run diverges from a distance on."""
+    return lambda distance: np.where(distance > at, np.inf, curve(distance))
+
+
+def exponents_with(curve, *, factor, follows, truth, sweeps, scatter_alone=False):
+    """Share of intervals that hold the exponent: six batches a factor of 2 apart, three seeds.
+
+    The grids follow the batch by the power `follows`; 0 is a grid that all batches share.
+    """
+    rng = np.random.default_rng(14)
+    batches = 2.0 ** np.arange(6)
+    held = []
+    for _ in range(sweeps):
+        middle = rng.uniform(-0.5, 0.5) * math.log(factor)
+        rows = []
+        for log in np.log(batches):
+            points = np.arange(-9, 10) * math.log(factor) + follows * log
+            costs = curve(points - middle - truth * log) + rng.standard_normal((3, 1))
+            found = optimum_of(points, costs + 0.1 * rng.standard_normal(costs.shape))
+            reach = 0.0 if scatter_alone else found.reach
+            rows.append([found.value, found.low, found.high, reach])
+        columns = ["learning_rate", "low", "high", "grid_factor"]
+        with np.errstate(over="ignore"):
+            best = pd.DataFrame(np.exp(rows), columns=columns)
+        exponent = exponent_of(best.assign(global_batch_size=batches))
+        held.append(exponent.low <= truth <= exponent.high)
+    return float(np.mean(held))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("follows", [0.0, 0.5])
+@pytest.mark.parametrize("factor", [2, 4])
+@pytest.mark.parametrize("truth", [0.0, 0.3, 0.75])
+@pytest.mark.parametrize("curve", [wall(0.05), wall(0.3), slope])
+def test_walls_and_grids_that_batches_share_leave_the_truth_in(curve, truth, factor, follows):
+    share = exponents_with(curve, factor=factor, follows=follows, truth=truth, sweeps=60)
+    assert share >= 0.9
+
+
+def test_optima_on_one_grid_say_less_than_their_scatter():
+    settings = {"factor": 4, "follows": 0.5, "truth": 0.3, "sweeps": 20}
+    assert exponents_with(wall(0.05), **settings) >= 0.9
+    assert exponents_with(wall(0.05), **settings, scatter_alone=True) < 0.6

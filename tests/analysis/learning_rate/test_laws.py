@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -232,3 +233,27 @@ def test_no_optimum_at_all():
 def test_bad_tables_are_refused(table, said):
     with pytest.raises(AnalysisError, match=said):
         learning_rate_laws(table)
+
+
+SHARED_RATES = Path(__file__).with_name("data") / "shared_rates.csv"
+
+
+def test_optima_known_to_a_factor_of_two_give_an_exponent_as_wide() -> None:
+    """Five batches whose best rate is the last before a wall, on grids that follow the root.
+
+    Each optimum may lie anywhere between its neighbours, a factor of 2 away on either side; by hand
+    the slope is off by log 2 times the root of the sum of squares, over the sum of squares.
+    """
+    runs = pd.read_csv(SHARED_RATES).rename(
+        columns={"batch_size": "global_batch_size", "lr": "learning_rate"}
+    )
+    best = best_learning_rates(runs.rename(columns={"steps": "steps_to_target"}), "steps_to_target")
+    assert best["grid_factor"].tolist() == pytest.approx([2.0] * 5)
+    found = learning_rate_laws(best)
+    assert found.exponent.value == pytest.approx(0.5)
+    logs = np.log2(best["global_batch_size"])
+    half = 1 / math.sqrt(((logs - logs.mean()) ** 2).sum())
+    assert found.exponent.high - 0.5 == pytest.approx(half)
+    assert found.exponent.low < 0.2
+    assert "too coarse to rank laws" in found.verdict
+    assert found.table["weight"].isna().all()

@@ -90,7 +90,7 @@ class Optimum(NamedTuple):
     method: str
     note: str | None
     reach: float = math.inf
-    """How far from the value the lowest point may lie for all that the grid shows, without noise."""
+    """How far from the value the lowest point may lie for all that the grid shows."""
 
 
 def optimum_of(points: NDArray[np.float64], costs: NDArray[np.float64]) -> Optimum:

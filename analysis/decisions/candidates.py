@@ -3,7 +3,7 @@
 What is compared was chosen by the data: the fastest geometry, the slowest, the one that might be
 faster yet. So the intervals of `compare_with` hold for all pairs of the geometries compared at
 once (Games and Howell; `multiplicity.pair_quantile`). Simulated coverage of the time of the
-slowest over that of the fastest, of cuts that all take one time (4,000 simulations a row, seed 1;
+slowest over that of the fastest, of cuts that all take one time (1,000 simulations a row, seed 1;
 spread of logarithms equal, or 0.3, 0.3, 1, 1, 1, 1, 3 and 3); on the right what a t-interval of
 that pair alone covers:
 
@@ -136,7 +136,8 @@ def candidates_of(
         ran is made of its mean step time, and not recorded by its runs), `derived_time_s` (what
         such a time would be, also where one was recorded), `rates_tried`, `memory_gib` (what was
         measured, or the upper end of the prediction, its value where it has no interval; with
-        `MEMORY_MARGIN`; or NaN), `memory_source` (measured, predicted or unknown), `memory_beyond` and `fits`.
+        `MEMORY_MARGIN`; or NaN), `memory_source` (measured, predicted or unknown), `memory_beyond`
+        and `fits`.
         `on_front` counts measured geometries that fit only.
         Without a target, steps count one, and times are of a step.
     """

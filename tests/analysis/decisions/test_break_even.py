@@ -116,6 +116,14 @@ def test_it_is_not_identified_without_its_parts():
     assert "no interval" in one_seed.note
 
 
+def test_what_is_open_by_orders_of_magnitude_is_not_identified():
+    noisy = [break_even_batch(tradeoff(), model(n), devices=2, growth="micro") for n in (0.05, 5.0)]
+    sure, open_ = noisy
+    assert sure.high / sure.value < 10
+    assert not open_.is_identified
+    assert "leave it open" in open_.note
+
+
 def test_an_exchange_that_was_not_measured_is_not_taken_as_free():
     cells = [(1, m, a, step_time(1, m, a)) for m in (2, 8, 32) for a in (1, 4)]
     names = ["data_parallel_size", "micro_batch_size", "gradient_accumulation_steps", "step_time_s"]

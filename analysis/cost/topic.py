@@ -225,10 +225,14 @@ def _scaling(table: pd.DataFrame) -> TableView:
             ("against", table["reference"]),
         ],
         [
-            ("efficiency [95 %]", [estimate.text() for estimate in table["estimate"]]),
+            ("throughput per device [95 %]", [estimate.text() for estimate in table["estimate"]]),
             ("pairs", table["n"].astype(str)),
         ],
-        notes=["1 is ideal. Geometric mean over runs paired by seed, t-interval of the mean log."],
+        notes=[
+            "Throughput per device over that of the geometry it is set against, by median step "
+            "times: 1 is ideal. Geometric mean over runs paired by seed, t-interval of the mean "
+            "log."
+        ],
     )
     full = table.drop(columns="estimate")
     return TableView("scaling_efficiency", "Scaling efficiency", full, grid)
@@ -238,8 +242,9 @@ def _scaling_answer(table: pd.DataFrame) -> Iterable[str]:
     for kind, rows in table.groupby("kind"):
         row = rows.sort_values("devices").iloc[-1]
         yield (
-            f"{str(kind).capitalize()} scaling to {row['devices']} devices: efficiency "
-            f"{row['estimate'].text()} ({row['geometry']} against {row['reference']})."
+            f"{str(kind).capitalize()} scaling to {row['devices']} devices (equal {row['held']}): "
+            f"{row['geometry']} has {row['estimate'].text()} times the throughput per device of "
+            f"{row['reference']}, by median step times."
         )
 
 

@@ -303,8 +303,8 @@ def _devices(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:
         best, ratio = _fastest(fewer, chosen)
         return (
             f"{text}: {ratio:.3g} times as fast as the best measured cut of this batch on "
-            f"{int(best['data_parallel_size'])} ({cut_text(best)}), an efficiency of "
-            f"{ratio * best['data_parallel_size'] / devices:.0%}."
+            f"{int(best['data_parallel_size'])} ({cut_text(best)}), and "
+            f"{ratio * best['data_parallel_size'] / devices:.0%} of its throughput per device."
         )
     more = others[others["data_parallel_size"] > devices]
     if len(more):

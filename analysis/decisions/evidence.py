@@ -65,6 +65,8 @@ class Basis:
     tradeoff: TradeoffFit | None = None
     """Steps to the target against the global batch; None: nothing was reached."""
     warnings: list[str] = field(default_factory=list)
+    target_warnings: list[str] = field(default_factory=list)
+    """Global batches without the target, and a target that most meet at once."""
     runs: pd.DataFrame = field(default_factory=pd.DataFrame)
     """Rows of `Cells.runs` behind it."""
     same_sweeps: pd.DataFrame = field(default_factory=pd.DataFrame)
@@ -257,7 +259,7 @@ def _evidence(
     runs: pd.DataFrame,
     warnings: list[str],
 ) -> Basis:
-    tradeoff = None
+    tradeoff, target_warnings = None, list[str]()
     is_program = bool(runs.reindex(columns=["engine.name"])["engine.name"].eq(PROGRAMS).any())
     if reaches is not None and len(reaches):
         hardest = reaches[reaches["target_loss"] == reaches["target_loss"].min()]
@@ -267,7 +269,8 @@ def _evidence(
         reaches = at_best_learning_rate(hardest)
         every = _every_cut(hardest, reaches, runs)
         table = _with_recorded_times(table, every)
-        warnings = [*warnings, *([untuned] if untuned else []), *_of_target(reaches, runs)]
+        warnings = [*warnings, *([untuned] if untuned else [])]
+        target_warnings = _of_target(reaches, runs)
         reaches = _one_rate(every if is_program else reaches)
         try:
             tradeoff = fit_tradeoff(reaches)
@@ -297,6 +300,7 @@ def _evidence(
         is_program=is_program,
         tradeoff=tradeoff,
         warnings=warnings,
+        target_warnings=target_warnings,
     )
 
 

@@ -190,7 +190,7 @@ def recommend(evidence: Basis, needs: Needs) -> Recommendation:
         ],
         regret=_regret(compared, chosen),
         costliest=_costliest(compared, chosen),
-        warnings=[*evidence.warnings, *warnings, *late],
+        warnings=[*evidence.warnings, *evidence.target_warnings, *warnings, *late],
         missing=[
             *(measured_next(evidence, compared) if chosen["source"] == "measured" else []),
             *missing_evidence(evidence),
@@ -287,7 +287,7 @@ def _unnamed(
         reasons=known_without_times(evidence),
         regret=[],
         costliest=[],
-        warnings=[*evidence.warnings, *warnings],
+        warnings=[*evidence.warnings, *evidence.target_warnings, *warnings],
         missing=missing_evidence(evidence),
         candidates=rows.iloc[:0],
         config={},

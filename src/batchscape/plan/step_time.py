@@ -229,9 +229,7 @@ class StepTimes:
             threads = torch.get_num_threads()
             torch.set_num_threads(1)
             try:
-                self._of_cpu[what] = (
-                    copy_gb_per_s() if what == "memory" else product_tflops(what)
-                )
+                self._of_cpu[what] = copy_gb_per_s() if what == "memory" else product_tflops(what)
             finally:
                 torch.set_num_threads(threads)
         return self._of_cpu[what]

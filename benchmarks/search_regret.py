@@ -5,8 +5,8 @@
 a trial comes to is the held-out loss of one of the seeds, interpolated between the rates of the
 grid. The regret is of the seeds that the search did not see: their mean loss at the rate that it
 chose, above the least that theirs has at any rate of the grid. Its own seed would flatter a rate
-that was lucky with it. The least of few noisy means is a little too low, for all alike. Everything is repeated with other random numbers; intervals are 95 %, by bootstrap over these
-repetitions.
+that was lucky with it. The least of few noisy means is a little too low, for all alike. Everything
+is repeated with other random numbers; intervals are 95 %, by bootstrap over these repetitions.
 
 The peer is the plain grid of as many rates at equal ratios. As a person would lay it, from one end
 of the interval to the other, it is what `search=grid` tries. There is one such grid, and whether a

@@ -90,7 +90,9 @@ def test_the_quantile_is_that_of_the_studentized_range(k):
 
 
 if __name__ == "__main__":
-    for name, spread in (("equal", EQUAL), ("unequal", UNEQUAL)):
-        for n in (3, 5, 10):
-            chosen, alone = coverage(n, spread, 1000)
-            print(f"| 8 | {n} | {name} | {chosen:.3f} | {alone:.3f} |", flush=True)
+    for n, name, spread in (
+        *((3, "equal", EQUAL), (5, "equal", EQUAL), (10, "equal", EQUAL)),
+        (3, "unequal", UNEQUAL),
+    ):
+        chosen, alone = coverage(n, spread, 1000)
+        print(f"| 8 | {n} | {name} | {chosen:.3f} | {alone:.3f} |", flush=True)

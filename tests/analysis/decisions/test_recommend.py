@@ -526,7 +526,7 @@ def test_the_headline_names_what_the_runs_do_not_tell_apart():
     )
     unsure = recommend(evidence(cuts, noise=0.5), Needs()).headline
     assert "these runs do not tell its time from any of the 2 others measured" in unsure
-    two = recommend(evidence(cuts[1:], noise=0.5), Needs()).headline
+    two = recommend(evidence(cuts[1:], noise=0.02), Needs()).headline
     assert two.endswith("these runs do not tell its time from that of 1 x 16 x 2.")
     alone = recommend(evidence(cuts[:1], steps={32: STEPS[32]}), Needs()).headline
     assert "no other geometry that fits was measured" in alone

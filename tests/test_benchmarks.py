@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib.util
 import re
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 from packaging.requirements import Requirement
 
@@ -144,6 +147,28 @@ def test_step_time_prediction():
     assert re.search(r"mlp: \d of 7 runs have valid times", printed)
     told = r"\d+ predictions of held-out .* worst \d+\.\d %; the 95 % interval covers \d+ %"
     assert re.search(told, printed) or "too few cuts with valid times" in printed
+
+
+def test_regret_is_of_the_seeds_that_a_search_did_not_see():
+    """Seed 0 was lucky at the middle rate, which is 0.5 worse than the first for the others."""
+    spec = importlib.util.spec_from_file_location("search_regret", BENCHMARKS / "search_regret.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    rows = [[1.0, 0.1, 2.0], [0.9, 1.3, 2.0], [1.1, 1.7, 2.0]]
+    losses = module.Losses(
+        pd.DataFrame(
+            {"seed": seed, "learning_rate": rate, "loss": loss}
+            for seed, own in enumerate(rows)
+            for rate, loss in zip((0.01, 0.1, 1.0), own, strict=True)
+        )
+    )
+    assert losses.regret(0.1, 0) == pytest.approx((1.3 + 1.7) / 2 - (0.9 + 1.1) / 2)
+    # Seeds 1 and 2 choose the first rate, where their others lose to the middle one.
+    others = [(1.0 + 1.1) / 2 - (0.1 + 1.7) / 2, (1.0 + 0.9) / 2 - (0.1 + 1.3) / 2]
+    expected = np.mean([0.5, *others])
+    assert module.listed(losses, [0.01, 0.1, 1.0]) == pytest.approx(expected)
 
 
 @pytest.mark.slow

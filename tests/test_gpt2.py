@@ -44,9 +44,10 @@ def test_gpt2_124m_trains_for_a_few_steps(tmp_path, monkeypatch):
     per_token = 6 * multiplied + 12 * 12 * 768 * 64
     flops = tables.ranks["model_flops_per_sample"].iloc[0]
     assert flops == pytest.approx(64 * per_token, rel=0.002)
-    assert 0 < run["mfu_pct"] <= 100
+    assert run["model_tflops_per_s_per_device"] > 0
+    mfu = tables.runs.reindex(columns=["mfu_pct"])
+    assert mfu.isna().all(axis=None), "no datasheet of a processor is known"
     assert tables.steps["loss"].iloc[0] == pytest.approx(10.82, abs=0.3), "ln 50257"
     assert tables.steps["loss"].iloc[-1] < tables.steps["loss"].iloc[0]
     page = Path("outputs/gpt2/report/details/comparison.md").read_text()
-    # On a machine that did other work meanwhile, times stay out of the table, MFU with them.
-    assert "| MFU (%) |" in page or "no times: " in page
+    assert "MFU" not in page

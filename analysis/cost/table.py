@@ -74,15 +74,21 @@ def cost_table(cells: Cells) -> pd.DataFrame:
     DataFrame
         One row a completed run: `group`, `group_label`, `sweep_dir`, `run_id`, `cell`, seeds,
         `timing_repeat`, the three `FACTORS` and `global_batch_size`, `hardware`, the
-        `MEMORY_PHASES` in GiB (maximum over ranks), and `step_time_s`, `exchange_s`,
-        `optimizer_s` in seconds, NaN where the machine was not free.
+        `MEMORY_PHASES` in GiB (maximum over ranks), and in seconds `step_time_s` (the median of
+        the measured steps), `exchange_s`, `optimizer_s` and `mean_step_time_s` (the time of all
+        steps over their number, with those that warm up, sample noise or are slow), NaN where the
+        machine was not free.
     """
     figures = valid_figures(cells.runs)
     runs = cells.runs.loc[figures.index]
     names = [*MEMORY_PHASES, "step_time_s", *TIME_PARTS]
     kept = [name for name in (*_CONTEXT, *FACTORS, "global_batch_size", "hardware") if name in runs]
     groups = cost_groups(cells).reindex(runs["cell"]).set_axis(runs.index)
-    return pd.concat([groups, runs[kept], figures[names]], axis=1).reset_index(drop=True)
+    whole = runs.reindex(columns=["train_time_s", "optimizer_steps"])
+    whole = whole.apply(pd.to_numeric).astype(float)
+    mean = (whole["train_time_s"] / whole["optimizer_steps"]).where(figures["step_time_s"].notna())
+    columns = [groups, runs[kept], figures[names], mean.rename("mean_step_time_s")]
+    return pd.concat(columns, axis=1).reset_index(drop=True)
 
 
 def is_sharded(runs: pd.DataFrame) -> bool:

@@ -16,7 +16,7 @@ from batchscape.analysis.cost.scaling import scaling_efficiency
 from batchscape.analysis.cost.step_time import StepTimeModel, fit_step_time
 from batchscape.analysis.cost.table import MEMORY_PHASES, cost_table, is_sharded
 from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
-from batchscape.analysis.numbers import MISSING, Scale, memory_scale, time_scale
+from batchscape.analysis.numbers import MISSING, Scale, memory_scale, significant, time_scale
 from batchscape.analysis.report.grids import columns_grid, group_column, lettered
 from batchscape.analysis.report.topic import Picture, Section, TableView
 from batchscape.errors import AnalysisError
@@ -125,8 +125,7 @@ def _answers(memory: MemoryModel | None, times: StepTimeModel | None) -> Iterabl
             yield f"{text}{_with_unit(slope)} a sample."
         accumulation, devices = (phase.estimates[n] for n in ("accumulation_gib", "devices_gib"))
         if accumulation.is_identified:
-            text = f"Accumulation adds {_with_unit(accumulation)} on each device"
-            yield f"{text}{_few(accumulation)}."
+            yield _added("Accumulation", accumulation)
         yield from _of_more_devices(devices)
     if times is None:
         yield "No step time is valid, so there is no model of it."
@@ -155,7 +154,17 @@ def _of_more_devices(found: Estimate) -> Iterable[str]:
     elif found.value < 0:
         yield f"No difference found of more than one device, on each: {_with_unit(found)}."
     else:
-        yield f"More than one device adds {_with_unit(found)} on each device{_few(found)}."
+        yield _added("More than one device", found)
+
+
+def _added(what: str, found: Estimate) -> str:
+    """Say what something adds; a fit of nothing or less, which is shown as zero, is no finding."""
+    if found.value > 0:
+        return f"{what} adds {_with_unit(found)} on each device{_few(found)}."
+    scale = memory_scale([found.high])
+    most = significant(found.high * scale.factor, 3)
+    bound = "" if math.isnan(found.high) else f": at most {most} {scale.unit}"
+    return f"{what} was not found to take more memory on each device{bound}{_few(found)}."
 
 
 def _few(found: Estimate) -> str:
@@ -216,10 +225,14 @@ def _scaling(table: pd.DataFrame) -> TableView:
             ("against", table["reference"]),
         ],
         [
-            ("efficiency [95 %]", [estimate.text() for estimate in table["estimate"]]),
+            ("throughput per device [95 %]", [estimate.text() for estimate in table["estimate"]]),
             ("pairs", table["n"].astype(str)),
         ],
-        notes=["1 is ideal. Geometric mean over runs paired by seed, t-interval of the mean log."],
+        notes=[
+            "Throughput per device over that of the geometry it is set against, by median step "
+            "times: 1 is ideal. Geometric mean over runs paired by seed, t-interval of the mean "
+            "log."
+        ],
     )
     full = table.drop(columns="estimate")
     return TableView("scaling_efficiency", "Scaling efficiency", full, grid)
@@ -229,8 +242,9 @@ def _scaling_answer(table: pd.DataFrame) -> Iterable[str]:
     for kind, rows in table.groupby("kind"):
         row = rows.sort_values("devices").iloc[-1]
         yield (
-            f"{str(kind).capitalize()} scaling to {row['devices']} devices: efficiency "
-            f"{row['estimate'].text()} ({row['geometry']} against {row['reference']})."
+            f"{str(kind).capitalize()} scaling to {row['devices']} devices (equal {row['held']}): "
+            f"{row['geometry']} has {row['estimate'].text()} times the throughput per device of "
+            f"{row['reference']}, by median step times."
         )
 
 

@@ -22,6 +22,8 @@ Growth = Literal["accumulation", "micro"]
 
 _STEP = 1e-5
 """Of a logarithm, to take a derivative."""
+_WIDEST = 10.0
+"""Factor to either side beyond which a batch size tells nobody what to run: ours."""
 
 
 def break_even_batch(
@@ -49,7 +51,8 @@ def break_even_batch(
     Returns
     -------
     Estimate
-        In samples. The number of devices does not change, so the same batch is the cheapest.
+        In samples; not identified where an end is more than `_WIDEST` times away. The number of
+        devices does not change, so the same batch is the cheapest.
 
     Notes
     -----
@@ -98,6 +101,8 @@ def break_even_batch(
         quantile = stdtrit(part.degrees, TWO_SIDED) if part.degrees > 0 else math.nan
         reaches.append(slope * float(quantile) * math.sqrt(part.variance) / part.value)
     reach = math.hypot(*reaches)
+    if reach > math.log(_WIDEST):
+        return unknown(f"these steps and times leave it open by more than {_WIDEST:g} times")
     return Estimate(
         math.exp(place),
         math.exp(place - reach),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,19 +11,18 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cells import PROGRAMS, Cells, find_cells
+from batchscape.analysis.cells import PROGRAMS, SEEDS, Cells, find_cells
 from batchscape.analysis.cost.capacity import LIMITED, device_memory
 from batchscape.analysis.cost.memory_model import MemoryModel, fit_memory
 from batchscape.analysis.cost.step_time import StepTimeModel, fit_step_time
 from batchscape.analysis.cost.table import (
     FACTORS,
-    Geometry,
     cost_groups,
     cost_table,
     is_sharded,
 )
-from batchscape.analysis.estimates import Estimate
-from batchscape.analysis.hardware import is_prefix
+from batchscape.analysis.estimates import FEWEST, Estimate
+from batchscape.analysis.learning_rate.aim import final_losses, find_optima
 from batchscape.analysis.learning_rate.choice import at_best_learning_rate, tuning_warning
 from batchscape.analysis.targets.crossings import steps_to_target
 from batchscape.analysis.targets.curves import curve_groups, curves_of
@@ -33,6 +33,10 @@ from batchscape.record.trials import refuse_trials
 
 __all__ = ["Basis", "evidence_of", "gather", "more_than_tensors"]
 
+_EARLY = 0.25
+"""Share of a training within which a target says little of it: ours."""
+_TRAINED_AS = ("global_batch_size", *SEEDS, *FACTORS)
+
 
 @dataclass(frozen=True)
 class Basis:
@@ -41,7 +45,8 @@ class Basis:
     label: str
     """What tells these runs from others of the same folders; empty where there are none."""
     table: pd.DataFrame
-    """One row a completed run, as `cost_table` returns it."""
+    """One row a completed run, as `cost_table` returns it; with `steps_to_target` and
+    `time_to_target_s` where a run recorded them, at the learning rate that counts."""
     reaches: pd.DataFrame | None
     """One row a run, of one target and one learning rate a batch; None: nothing was reached. With
     the geometry of each run where `is_program`."""
@@ -60,6 +65,8 @@ class Basis:
     tradeoff: TradeoffFit | None = None
     """Steps to the target against the global batch; None: nothing was reached."""
     warnings: list[str] = field(default_factory=list)
+    target_warnings: list[str] = field(default_factory=list)
+    """Global batches without the target, and a target that most meet at once."""
     runs: pd.DataFrame = field(default_factory=pd.DataFrame)
     """Rows of `Cells.runs` behind it."""
     same_sweeps: pd.DataFrame = field(default_factory=pd.DataFrame)
@@ -70,18 +77,53 @@ class Basis:
         """The critical batch, where steps are twice the fewest; None without a fit."""
         return None if self.tradeoff is None else self.tradeoff.critical_batch_size
 
-    @cached_property
-    def derived(self) -> frozenset[Geometry]:
-        """Cuts with a run of which a prefix was trained: optimizer steps are those of others."""
+    @property
+    def target_loss(self) -> float:
+        """The target; NaN where nothing was reached, or a table does not say it."""
+        if self.reaches is None or "target_loss" not in self.reaches:
+            return math.nan
+        return float(self.reaches["target_loss"].iloc[0])
+
+    @property
+    def rates_tried(self) -> int:
+        """Number of learning rates at which the runs were trained, or of the most of one batch."""
+        if self.reaches is None:
+            return 0
+        columns = ["learning_rate", "n_learning_rates"]
+        rates = self.reaches.reindex(columns=columns).apply(pd.to_numeric)
+        return int(np.nanmax([rates["learning_rate"].nunique(), rates["n_learning_rates"].max()]))
+
+    def rate_of_least_loss(self, batch: int) -> float:
+        """Return the learning rate at which a global batch ended lowest; NaN where not known."""
         if self.runs.empty:
-            return frozenset()
-        names = ["trajectory_id", *FACTORS]
-        keys = pd.Series(
-            list(self.runs[names].itertuples(index=False, name=None)), index=self.runs.index
-        )
-        short = is_prefix(self.runs)
-        lacking = keys[short & ~keys.isin(keys[~short & self.runs["status"].eq("completed")])]
-        return frozenset((int(d), int(m), int(a)) for _, d, m, a in lacking)
+            return math.nan
+        finals = final_losses(self.runs[self.runs["global_batch_size"].eq(batch)])
+        with suppress(AnalysisError):
+            optima = find_optima(finals.iloc[:0], finals)
+            if optima is not None:
+                return float(optima.best["grid_learning_rate"].iloc[0])
+        return math.nan
+
+    @cached_property
+    def paces(self) -> pd.DataFrame:
+        """`table`, with the time in `step_time_s` that an optimizer step adds to a training.
+
+        With a target it is `time_to_target_s` over `steps_to_target` where `FEWEST` runs of a cut
+        recorded them, or all of its runs with a time (`is_recorded`); else `mean_step_time_s`, and
+        the median only where a run has no mean. Without a target it is the median step.
+        """
+        table = self.table.assign(is_recorded=False)
+        if self.reaches is None:
+            return table
+        names = ["time_to_target_s", "steps_to_target", "mean_step_time_s"]
+        figures = table.reindex(columns=names).apply(pd.to_numeric).astype(float)
+        to_target = figures["time_to_target_s"] / figures["steps_to_target"]
+        mean = figures["mean_step_time_s"].fillna(table["step_time_s"])
+        cuts = [table[name] for name in FACTORS]
+        n, n_timed = (own.groupby(cuts).transform("count") for own in (to_target, mean))
+        is_recorded = n.gt(0) & (n.ge(FEWEST) | n.eq(n_timed))
+        pace = to_target.where(is_recorded, to_target.fillna(mean))
+        return table.assign(step_time_s=pace, whole_step_time_s=mean, is_recorded=is_recorded)
 
     @cached_property
     def memory(self) -> MemoryModel | None:
@@ -95,7 +137,7 @@ class Basis:
     def step_time(self) -> StepTimeModel | None:
         """The step-time model; None where no run has a valid time."""
         try:
-            return fit_step_time(self.table)
+            return fit_step_time(self.paces)
         except AnalysisError:
             return None
 
@@ -217,17 +259,19 @@ def _evidence(
     runs: pd.DataFrame,
     warnings: list[str],
 ) -> Basis:
-    tradeoff = None
+    tradeoff, target_warnings = None, list[str]()
     is_program = bool(runs.reindex(columns=["engine.name"])["engine.name"].eq(PROGRAMS).any())
     if reaches is not None and len(reaches):
         hardest = reaches[reaches["target_loss"] == reaches["target_loss"].min()]
         # Of one global batch nothing is compared that a learning rate could favour.
         several = hardest["global_batch_size"].nunique() > 1
         untuned = tuning_warning(hardest) if several else None
-        warnings = warnings + ([untuned] if untuned else [])
         reaches = at_best_learning_rate(hardest)
-        if is_program:
-            reaches = _every_cut(hardest, reaches, runs)
+        every = _every_cut(hardest, reaches, runs)
+        table = _with_recorded_times(table, every)
+        warnings = [*warnings, *([untuned] if untuned else [])]
+        target_warnings = _of_target(reaches, runs)
+        reaches = _one_rate(every if is_program else reaches)
         try:
             tradeoff = fit_tradeoff(reaches)
         except AnalysisError as error:
@@ -256,7 +300,61 @@ def _evidence(
         is_program=is_program,
         tradeoff=tradeoff,
         warnings=warnings,
+        target_warnings=target_warnings,
     )
+
+
+def _with_recorded_times(table: pd.DataFrame, every: pd.DataFrame) -> pd.DataFrame:
+    """Add what the runs themselves took to the target, at the learning rates that count."""
+    names = ["sweep_dir", "run_id"]
+    reached = every[every["outcome"].eq("reached")].astype(dict.fromkeys(names, object))
+    return table.merge(
+        reached[[*names, "steps_to_target", "time_to_target_s"]], on=names, how="left"
+    )
+
+
+def _one_rate(reaches: pd.DataFrame) -> pd.DataFrame:
+    """Keep one run a seed of each global batch that no run at any learning rate brought there.
+
+    It has no best learning rate, and no time to the target but a bound.
+    """
+    missed = ~reaches["outcome"].eq("reached").groupby(reaches["global_batch_size"]).transform(
+        "any"
+    )
+    again = reaches.duplicated([name for name in _TRAINED_AS if name in reaches])
+    kept = reaches[~(missed & again)]
+    return kept.assign(learning_rate=kept["learning_rate"].mask(missed.reindex(kept.index)))
+
+
+def _of_target(reaches: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
+    """Warn of global batches without the target, and of a target that most meet at once."""
+    target = f"{reaches['target_loss'].iloc[0]:.4g}"
+    by_batch = reaches.groupby("global_batch_size")
+    reached = by_batch["outcome"].agg(lambda own: own.eq("reached").any())
+    found = []
+    for batch in reached.index[~reached]:
+        own = by_batch.get_group(batch)
+        rates = own["learning_rate"].nunique()
+        at = f" at {rates} learning rates" if rates > 1 else ""
+        found.append(
+            f"no run of global batch {batch} reached a held-out loss of {target} ({len(own)} "
+            f"run{'s' if len(own) > 1 else ''}{at}): it is left out of the choice"
+        )
+    names = ["sweep_dir", "run_id", "optimizer_steps", "stop_reason"]
+    told = reaches[["sweep_dir", "run_id", "global_batch_size", "steps_to_target"]].merge(
+        runs.reindex(columns=names), on=names[:2]
+    )
+    told = told[told["stop_reason"].ne("target")]
+    share = told["steps_to_target"] / pd.to_numeric(told["optimizer_steps"])
+    median = share.groupby(told["global_batch_size"]).median().dropna()
+    early = median[median < _EARLY]
+    if len(median) > 1 and 2 * len(early) >= len(median):
+        found.append(
+            f"a held-out loss of {target} is far above what most global batches reach: "
+            f"{len(early)} of {len(median)} meet it in the first {_EARLY:.0%} of their training. "
+            "Ask for a lower one (--target) where that is what a training is for"
+        )
+    return found
 
 
 def _every_cut(reaches: pd.DataFrame, best: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:

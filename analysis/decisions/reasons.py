@@ -303,8 +303,8 @@ def _devices(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:
         best, ratio = _fastest(fewer, chosen)
         return (
             f"{text}: {ratio:.3g} times as fast as the best measured cut of this batch on "
-            f"{int(best['data_parallel_size'])} ({cut_text(best)}), an efficiency of "
-            f"{ratio * best['data_parallel_size'] / devices:.0%}."
+            f"{int(best['data_parallel_size'])} ({cut_text(best)}), and "
+            f"{ratio * best['data_parallel_size'] / devices:.0%} of its throughput per device."
         )
     more = others[others["data_parallel_size"] > devices]
     if len(more):
@@ -359,13 +359,19 @@ def _learning_rate(evidence: Basis, chosen: pd.Series[Any]) -> str:
             f"{evidence.optimizer or 'this optimizer'}: scaling.learning_rate={rule}, and tune."
         )
     text = f"Learning rate {significant(rate, 3)}, at which global batch {batch} was measured"
-    own = evidence.reaches
+    own, least = evidence.reaches, evidence.rate_of_least_loss(batch)
+    other = ""
+    if not math.isnan(least) and least != rate:
+        other = f" The least final loss is that of {significant(least, 3)}: another aim."
     if own is not None and "tuned" in own:
         rows = own[own["global_batch_size"] == batch]
         if bool(rows["tuned"].all()):
-            return f"{text}: of its grid the one of the fewest steps to the target."
+            return f"{text}: of its grid the one of the fewest steps to the target.{other}"
         if bool(rows["edge"].any()):
-            return f"{text}, the best of its grid, but AT ITS EDGE: a better one may lie outside."
+            return (
+                f"{text}, of its grid the one of the fewest steps to the target, but AT ITS EDGE: "
+                f"a better one may lie outside.{other}"
+            )
     rule, factor = ("linear", "k") if evidence.optimizer == "sgd" else ("sqrt", "the root of k")
     return (
         f"{text}; NOT TUNED for it. For a global batch k times as large, multiply it by {factor} "
@@ -388,7 +394,8 @@ def _time(evidence: Basis, chosen: pd.Series[Any]) -> str:
     if not math.isnan(chosen["time_high_s"]):
         low, high = duration_text(chosen["time_low_s"]), duration_text(chosen["time_high_s"])
         ends = f" [{low}, {high}]"
-    derived = f"; {DERIVED}" if chosen["derived"] else ""
+    by = DERIVED if chosen["derived"] else "recorded by the runs"
+    derived = f"; {by}" if chosen["source"] == "measured" else ""
     return (
         f"Time {where}: {duration_text(chosen['time_s'])}{ends}, "
         f"{significant(chosen['device_hours'], 3)} device-hours ({seeds}{derived})."

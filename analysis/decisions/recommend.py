@@ -89,6 +89,10 @@ class Recommendation:
     why_not: str | None = None
     """Why no geometry is named, and what would help; None where one is."""
     needs: Needs = field(default_factory=Needs)
+    target_loss: float = math.nan
+    """NaN: there is none, and the time is that of a step."""
+    rate_of_least_loss: float = math.nan
+    """The learning rate at which the global batch ended lowest; NaN where it is not known."""
 
     @property
     def geometry(self) -> tuple[int, int, int] | None:
@@ -100,9 +104,9 @@ class Recommendation:
 
     @property
     def headline(self) -> str:
-        """Which geometry to use, and which of those measured are not told from it.
+        """Which geometry to use for which target, and which of those measured are not told from it.
 
-        With its learning rate, where each global batch has one of its own.
+        With its learning rate, where several were tried.
         """
         if self.chosen is None or self.geometry is None:
             return f"Which geometry to use is {self.why_not}"
@@ -113,6 +117,11 @@ class Recommendation:
         )
         if rate := own_learning_rate(self.candidates, self.chosen.to_dict()):
             text += f", {rate}"
+        if not math.isnan(self.target_loss):
+            text += f", to reach a held-out loss of {self.target_loss:.4g}"
+        other = self.rate_of_least_loss
+        if rate and not math.isnan(other) and other != self.chosen["learning_rate"]:
+            text += f" (the least final loss is that of learning rate {significant(other, 3)})"
         doubt = _doubt(self.candidates, self.chosen)
         return f"{text}{doubt}."
 
@@ -120,14 +129,16 @@ class Recommendation:
         """Give the same in values that JSON can carry; what is unknown or infinite is null."""
         shown = [*FACTORS, "global_batch_size", "learning_rate", "time_s", "time_low_s"]
         shown += ["time_high_s", "device_hours", "device_hours_low", "device_hours_high"]
-        shown += ["memory_gib", "source", "on_front", "fits", "beyond", "derived", "note"]
+        shown += ["derived_time_s", "memory_gib", "source", "on_front", "fits", "beyond", "derived"]
+        shown += ["note"]
         compared = ["times_slower", "times_slower_low", "times_slower_high", "times_dearer"]
-        others = self.candidates.reindex(columns=[*shown, *compared, "probability_faster"])
+        others = self.candidates.reindex(columns=[*shown, *compared])
         cut = self.geometry
         row: Mapping[Any, Any] = {} if self.chosen is None else self.chosen.to_dict()
         return {
             "label": self.label,
             "headline": self.headline,
+            "target_loss": _plain(self.target_loss),
             "geometry": None if cut is None else dict(zip(FACTORS, cut, strict=True)),
             "not_identified": self.why_not,
             **{name: _plain(row.get(name)) for name in shown if name not in FACTORS},
@@ -167,7 +178,7 @@ def recommend(evidence: Basis, needs: Needs) -> Recommendation:
         return _unnamed(evidence, needs, rows, warnings, alone)
     best, late = _best(pool, needs.deadline_s)
     chosen = _by_recipe(pool, best, needs.deadline_s)
-    compared = compare_with(rows, chosen).drop(columns="steps_log_of")
+    compared = compare_with(rows, chosen, len(pool)).drop(columns="steps_log_of")
     compared = compared.sort_values("time_s", ignore_index=True)
     memory = memory_of_device(evidence, needs.memory_gib, int(chosen["data_parallel_size"]))
     return Recommendation(
@@ -179,7 +190,7 @@ def recommend(evidence: Basis, needs: Needs) -> Recommendation:
         ],
         regret=_regret(compared, chosen),
         costliest=_costliest(compared, chosen),
-        warnings=[*evidence.warnings, *warnings, *late],
+        warnings=[*evidence.warnings, *evidence.target_warnings, *warnings, *late],
         missing=[
             *(measured_next(evidence, compared) if chosen["source"] == "measured" else []),
             *missing_evidence(evidence),
@@ -187,6 +198,8 @@ def recommend(evidence: Basis, needs: Needs) -> Recommendation:
         candidates=compared,
         config=config_values(BatchGeometry(1, *(int(chosen[name]) for name in FACTORS))),
         needs=needs,
+        target_loss=evidence.target_loss,
+        rate_of_least_loss=evidence.rate_of_least_loss(int(chosen["global_batch_size"])),
     )
 
 
@@ -274,7 +287,7 @@ def _unnamed(
         reasons=known_without_times(evidence),
         regret=[],
         costliest=[],
-        warnings=[*evidence.warnings, *warnings],
+        warnings=[*evidence.warnings, *evidence.target_warnings, *warnings],
         missing=missing_evidence(evidence),
         candidates=rows.iloc[:0],
         config={},
@@ -352,7 +365,7 @@ def _by_recipe(
 ) -> pd.Series[Any]:
     """Prefer the larger micro-batch where nothing tells it from the best."""
     same = ["global_batch_size", "data_parallel_size", "source"]
-    cuts = compare_with(pool[(pool[same] == best[same]).all(axis=1)], best)
+    cuts = compare_with(pool[(pool[same] == best[same]).all(axis=1)], best, len(pool))
     tied = cuts[~(cuts["times_slower_low"] > 1) & cuts["times_slower_low"].notna()]
     if deadline_s is not None and best["n_seeds"]:
         # Where no time is sure to meet the deadline, none is given away for the recipe.
@@ -453,12 +466,14 @@ def _best_rival(others: pd.DataFrame) -> str:
     rival = others.sort_values("times_slower_low").iloc[0]
     lost = 100 * (1 - rival["times_slower_low"])
     if lost <= 0:
-        return "No other measured geometry is faster, even at the end of its interval (95 %, each)."
+        return (
+            "No other measured geometry is faster, even at the end of its interval (95 %, of all "
+            "pairs at once)."
+        )
     return (
         f"If this is the wrong one, at most {significant(lost, 2)} % of the time is lost, against "
-        f"{cut_text(rival)} at the end of its 95 % interval (that it is the faster one has a "
-        f"one-sided confidence of {rival['probability_faster']:.2g}). Each rival is compared on "
-        "its own, and that this one was chosen as the fastest is not corrected for."
+        f"{cut_text(rival)} at the end of its interval (95 %, of all pairs at once: the data chose "
+        "which are compared)."
     )
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "candidates_grid",
     "candidates_shown",
     "geometry_text",
+    "held_against",
     "show_recommendation",
 ]
 
@@ -119,28 +120,41 @@ def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:
                 else []
             ),
             ("times slower", map(_ratio, records)),
-            ("P(faster)", [significant(p, 2) for p in order["probability_faster"]]),
             ("front", order["on_front"].map({True: "yes", False: ""})),
         ],
         notes=[
             *([_TO_TARGET] if to_target else ["Time of a step: geometric mean over runs."]),
-            *(
-                [f"{DERIVED}, as of this one a prefix was trained."]
-                if order["derived"].any()
-                else []
-            ),
-            "In brackets: 95 % intervals. Times slower and P(faster): against the geometry "
-            "recommended. front: of those measured, none is faster and cheaper.",
+            *([f"{DERIVED}."] if order["derived"].any() else []),
+            *held_against(order),
+            "In brackets: 95 % intervals; those of times slower (against the geometry "
+            "recommended) hold for all pairs at once, as the data chose which are compared. front: "
+            "of those measured, none is faster and cheaper.",
             *([f"Not shown: {more} more, slower or beyond the measured range."] if more else []),
         ],
     )
 
 
 _TO_TARGET = (
-    "Time to target: optimizer steps of the global batch (of the cut, where a program of others "
-    "trained; geometric mean over seeds) times the time of a step. seeds: of those that trained "
-    "the global batch, in any of its cuts, the ones that reached the target."
+    "Time to target: what an optimizer step of the cut took on the way there, as its runs recorded "
+    "it, times the steps of the global batch (of the cut, where a program of others trained); "
+    "geometric means. seeds: of those that trained the global batch, in any of its cuts, the ones "
+    "that reached the target."
 )
+
+
+def held_against(candidates: pd.DataFrame) -> list[str]:
+    """Say how far times made of mean steps are from those that were recorded; empty without any."""
+    recorded = candidates[candidates["source"].eq("measured") & ~candidates["derived"]]
+    share = (recorded["derived_time_s"] / recorded["time_s"]).dropna()
+    share = share[share.map(math.isfinite)]
+    if share.empty:
+        return []
+    low, high = significant(share.min(), 3), significant(share.max(), 3)
+    ends = low if low == high else f"{low} to {high}"
+    return [
+        f"Recorded times held against derived ones: steps times the mean time of a step is {ends} "
+        f"times what was recorded ({len(share)} cut{'s' if len(share) > 1 else ''})."
+    ]
 
 
 def geometry_text(row: Mapping[Hashable, Any]) -> str:

@@ -86,7 +86,7 @@ def step_times(
     Parameters
     ----------
     table : DataFrame
-        As `fit_step_time` takes it.
+        As `fit_step_time` takes it; of `Basis.paces`, where times are to add up to a target.
     geometries : sequence of tuple of int
         Devices, micro-batch and accumulation.
     model : StepTimeModel, optional

@@ -13,7 +13,11 @@ from batchscape.analysis.decisions.break_even import break_even_batch
 from batchscape.analysis.decisions.evidence import Basis, evidence_of
 from batchscape.analysis.decisions.figures import draw_pareto
 from batchscape.analysis.decisions.recommend import Needs, Recommendation, recommend
-from batchscape.analysis.decisions.show import candidates_grid, candidates_shown
+from batchscape.analysis.decisions.show import (
+    candidates_grid,
+    candidates_shown,
+    held_against,
+)
 from batchscape.analysis.estimates import LEVEL, Estimate
 from batchscape.analysis.report.topic import Picture, Section, TableView
 from batchscape.errors import AnalysisError
@@ -23,7 +27,9 @@ __all__ = ["decision_section"]
 
 _MAX_ROWS = 20
 _MAX_GROUPS = 6
-_DEFINITION = "optimizer steps to the target x time of a step, of the geometry recommended"
+_DEFINITION = (
+    "optimizer steps to the target x time of a step on the way there, of the geometry recommended"
+)
 
 
 def decision_section(
@@ -67,7 +73,8 @@ def decision_section(
         suffix = f"_{number}" if evidence.label else ""
         title = f": {evidence.label}" if evidence.label else ""
         label = f"{evidence.label}: " if evidence.label else ""
-        answer += [f"{label}{found.headline}", *found.reasons, *found.regret]
+        answer += [f"{label}{found.headline}", *found.reasons, *held_against(found.candidates)]
+        answer += found.regret
         # The first screen has room for one group.
         short = short or [f"{label}{text}" for text in (found.headline, *found.costliest)]
         # Where no time counts the headline says already how to have some.

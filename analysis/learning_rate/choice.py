@@ -36,7 +36,8 @@ def at_best_learning_rate(reaches: pd.DataFrame) -> pd.DataFrame:
     DataFrame
         Rows of `reaches`, of each group, target and global batch those at the rate whose mean
         logarithm of steps is lowest over the seeds common to all rates. Where at no rate every
-        seed reached the target, it is the rate at which most did; where none did, all rows stay.
+        seed reached the target, it is the rate at which the largest share of its seeds did (a seed
+        that did not run at a rate says nothing of it); where none did, all rows stay.
         With `tuned` (the chosen rate lies inside its grid), `edge` (it is the lowest or highest
         of several) and `n_learning_rates` (of how many it is the
         best). Of runs of one trajectory one is returned.
@@ -56,7 +57,7 @@ def at_best_learning_rate(reaches: pd.DataFrame) -> pd.DataFrame:
     columns = [*keys, "grid_learning_rate", "tuned", "edge", "n_learning_rates"]
     chosen = costs.merge(best[columns], on=keys, how="left", validate="many_to_one")
     fallback = chosen["grid_learning_rate"].isna()
-    chosen.loc[fallback, "grid_learning_rate"] = _most_reached(chosen[fallback], keys)
+    chosen.loc[fallback, "grid_learning_rate"] = _most_often_reached(chosen[fallback], keys)
     kept = chosen[
         (chosen["learning_rate"] == chosen["grid_learning_rate"])
         | chosen["grid_learning_rate"].isna()
@@ -222,18 +223,18 @@ def tied_warning(table: pd.DataFrame, value: str) -> str | None:
     return f"TIES: learning rates of equally low cost, of which none is the best: {'; '.join(said)}"
 
 
-def _most_reached(costs: pd.DataFrame, keys: list[str]) -> pd.Series[float]:
-    """Return, by row, the learning rate at which most seeds of its batch reached the target."""
+def _most_often_reached(costs: pd.DataFrame, keys: list[str]) -> pd.Series[float]:
+    """Return, by row, the learning rate at which the largest share of seeds reached the target."""
     rates = pd.Series(np.nan, index=costs.index)
     for _, batch in costs.groupby(keys, dropna=False):
         own = batch[batch["learning_rate"].isin(tried_often(batch))]
         reached = np.isfinite(own["cost"])
         if not reached.any():
             continue
-        # More seeds first, then fewer steps.
-        counts = reached.groupby(own["learning_rate"]).mean()
+        # The larger share first, then fewer steps.
+        share = reached.groupby(own["learning_rate"]).mean()
         steps = own["cost"].where(reached).groupby(own["learning_rate"]).mean()
-        order = pd.DataFrame({"missed": -counts, "steps": steps}).sort_values(["missed", "steps"])
+        order = pd.DataFrame({"missed": -share, "steps": steps}).sort_values(["missed", "steps"])
         rates.loc[batch.index] = float(order.index[0])
     return rates
 

@@ -114,12 +114,14 @@ def steps_chart(
         traces += [{**trace, "when": {"target": [key]}} for trace in drawn]
     if not targets:
         return None
+    tried = reaches.reindex(columns=["n_learning_rates"])["n_learning_rates"]
+    at_best = " at the best learning rate of their global batch" if tried.gt(1).any() else ""
     opens = "" if spoken_of is None else f"{spoken_of[0]}|{spoken_of[1]!r}"
     order = dict.fromkeys(key for key in (opens, *targets) if key in targets)
     return Chart(
         "steps_to_target",
         "What a target takes, by global batch",
-        "Points are runs at the best learning rate of their global batch, one a trajectory: in "
+        f"Points are runs{at_best}, one a trajectory: in "
         "tables/reaches.csv those of which is_best is true. Triangles point up from "
         "what a run had seen when it ended without reaching the target. The line is the fit, with "
         "its pointwise 95 % interval; dashed: perfect scaling, half the steps at twice the batch, "

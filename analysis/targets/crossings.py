@@ -76,7 +76,8 @@ def steps_to_target(
         One row a run and target, by falling target: what the run is (`IDENTITY`, as far as the
         curves have it), `target_loss`, `outcome` (one of `OUTCOMES`), `steps_to_target`,
         `samples_to_target`, `tokens_to_target`, `time_to_target_s` (NaN unless reached),
-        `steps_low` and `steps_high` (the bracket), `first_steps_to_target`, `crossing`,
+        `steps_low` and `steps_high` (the bracket), `tokens_low` and `time_low_s` (of a run that
+        ended before it reached: what it had seen), `first_steps_to_target`, `crossing`,
         `interpolation_error` (half the bracket over the value) and `confirmed_by`.
 
     Raises
@@ -152,6 +153,7 @@ def _reaches(
             **found,
             "steps_low": low,
             "steps_high": high,
+            **_bounds(curves, runs, reached | diverged),
             "first_steps_to_target": np.where(
                 first <= runs.last, first_steps["steps_to_target"], np.nan
             ),
@@ -160,6 +162,15 @@ def _reaches(
             "confirmed_by": np.where(reached, confirmed["first" if as_measured else crossing], 0),
         }
     )
+
+
+def _bounds(
+    curves: pd.DataFrame, runs: Runs, is_known: NDArray[np.bool_]
+) -> dict[str, NDArray[np.float64]]:
+    """Give the tokens and the time that runs without the target had seen in the end."""
+    names = {"tokens_low": "tokens", "time_low_s": "train_time_s"}
+    seen = {name: curves[column].to_numpy(dtype=float)[runs.last] for name, column in names.items()}
+    return {name: np.where(is_known, np.nan, column) for name, column in seen.items()}
 
 
 def _crossings(

@@ -7,13 +7,23 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.estimates import Estimate
+from batchscape.analysis.estimates import Estimate, half_widths
 from batchscape.analysis.targets.censoring import median_with_infinity
 from batchscape.analysis.targets.crossings import OUTCOMES, TO_TARGET
 from batchscape.analysis.targets.tidy import distinct_trajectories, refuse_missing
 
-__all__ = ["reaches_table", "tidy_reaches"]
+__all__ = ["MEAN", "MEDIAN", "reaches_table", "tidy_reaches"]
 
+MEAN = "geometric mean"
+"""Of a row of which every run reached."""
+MEDIAN = "median"
+"""Of any other, with the runs that did not reach at infinity, or from their bound on."""
+_BOUNDS = {
+    "steps_to_target": "steps_low",
+    "samples_to_target": "steps_low",
+    "tokens_to_target": "tokens_low",
+    "time_to_target_s": "time_low_s",
+}
 _KEYS = ("group", "global_batch_size", "program_cut", "learning_rate", "target_loss")
 
 
@@ -73,11 +83,16 @@ def reaches_table(reaches: pd.DataFrame) -> pd.DataFrame:
     DataFrame
         One row a group, target, global batch (and `program_cut`, where programs of others ran) and
         learning rate, in this order: `n`, `n_reached`,
-        `n_censored`, `n_pruned`, `n_diverged`; of each of steps, samples, tokens and time the
-        median with infinity (`steps_to_target`, `..._low`, `..._high`) and, where all runs
-        reached, the geometric mean (`..._geometric_mean`); `crossing`, `interpolation_error`
-        (median) and `run_ids`. A median that censored runs leave open is NaN, its lower end still
-        stands.
+        `n_censored`, `n_pruned`, `n_diverged`; `statistic`, and that of each of steps, samples,
+        tokens and time (`steps_to_target`, `..._low`, `..._high`); `crossing`,
+        `interpolation_error` (median) and `run_ids`.
+
+    Notes
+    -----
+    The statistic is what learning rates are chosen by: the geometric mean with the t-interval of
+    the mean logarithm where all runs reached, else the median with infinity, whose value is NaN
+    where censored runs leave it open (its lower end still stands). A time is of one cut: where the
+    runs of a row had several, there is none.
     """
     reaches = distinct_trajectories(tidy_reaches(reaches))
     apart = "program_cut" in reaches and reaches["program_cut"].notna().any()
@@ -88,6 +103,7 @@ def reaches_table(reaches: pd.DataFrame) -> pd.DataFrame:
         row: dict[str, Any] = dict(zip(keys, values, strict=True))
         counts = cell["outcome"].value_counts()
         row |= {"n": len(cell), **{f"n_{o}": int(counts.get(o, 0)) for o in OUTCOMES}}
+        row["statistic"] = MEAN if row["n_reached"] == len(cell) else MEDIAN
         for name in TO_TARGET:
             row |= _figures(cell, name)
         if "crossing" in cell:
@@ -103,21 +119,23 @@ def reaches_table(reaches: pd.DataFrame) -> pd.DataFrame:
 
 
 def _figures(cell: pd.DataFrame, name: str) -> dict[str, float]:
-    """Median and geometric mean of one of the columns of what it took."""
-    values, steps_low = (
-        cell[column].to_numpy(dtype=float, na_value=np.nan) for column in (name, "steps_low")
-    )
+    """Geometric mean of one of the columns of what it took, or its median where some missed."""
+    values = cell[name].to_numpy(dtype=float, na_value=np.nan)
     outcome = cell["outcome"].to_numpy()
-    ends: dict[str, float] = {name: np.nan, f"{name}_low": np.nan, f"{name}_high": np.nan}
+    names = (name, f"{name}_low", f"{name}_high")
     unknown = np.isnan(values)
-    if not unknown[outcome == "reached"].any():
-        # How many tokens or seconds a run saw without reaching is not carried: from 0 on.
-        of_a_step = {"steps_to_target": 1.0, "samples_to_target": cell["global_batch_size"].iloc[0]}
-        bound = np.where(np.isin(outcome, ("censored", "pruned")), steps_low, 0.0)
-        bound = np.where(outcome == "diverged", np.inf, bound * float(of_a_step.get(name, 0.0)))
-        low, high = np.where(unknown, bound, values), np.where(unknown, np.inf, values)
-        found: Estimate = median_with_infinity(low, high)
-        ends = {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
-    logs = np.log(np.where(values > 0, values, np.nan))
-    ends[f"{name}_geometric_mean"] = float(np.exp(logs.mean()))
-    return ends
+    several = name == "time_to_target_s" and "cell" in cell and cell["cell"].nunique() > 1
+    if unknown[outcome == "reached"].any() or several:
+        return dict.fromkeys(names, np.nan)
+    if (outcome == "reached").all() and (values > 0).all():
+        logs = pd.Series(np.log(values))
+        half = half_widths(pd.Series([logs.std()]), pd.Series([len(logs)])).iloc[0]
+        ends = np.exp(logs.mean() + np.array([0.0, -half, half]))
+        return dict(zip(names, ends.tolist(), strict=True))
+    bound = cell.reindex(columns=[_BOUNDS[name]]).to_numpy(dtype=float, na_value=np.nan)[:, 0]
+    if name == "samples_to_target":
+        bound = bound * cell["global_batch_size"].to_numpy(dtype=float)
+    bound = np.where(outcome == "diverged", np.inf, np.nan_to_num(bound))
+    low, high = np.where(unknown, bound, values), np.where(unknown, np.inf, values)
+    found: Estimate = median_with_infinity(low, high)
+    return dict(zip(names, (found.value, found.low, found.high), strict=True))

@@ -33,10 +33,10 @@ _CROSSINGS = {
     "interpolation, whatever became of the run later.",
 }
 _FIGURES = {
-    "steps_to_target": "median steps to target",
-    "samples_to_target": "median samples to target",
-    "tokens_to_target": "median tokens to target",
-    "time_to_target_s": "median time to target (s)",
+    "steps_to_target": "steps to target",
+    "samples_to_target": "samples to target",
+    "tokens_to_target": "tokens to target",
+    "time_to_target_s": "time to target (s)",
 }
 
 _BATCH = "global_batch_size"
@@ -115,26 +115,46 @@ def reaches_grid(table: pd.DataFrame, groups: Mapping[int, str] | None = None) -
     for name, header in _FIGURES.items():
         known = table[name].notna() | (table[f"{name}_low"] > 0)
         if name == "steps_to_target" or (known & table["n_reached"].gt(0)).any():
-            right.append((header, [_median_text(row, name) for _, row in table.iterrows()]))
+            right.append((header, [_text(row, name) for _, row in table.iterrows()]))
     # What became of the runs that did not reach, row by row.
     lost = [
         ", ".join(f"{row[f'n_{name}']} {name}" for name in OUTCOMES[1:] if row[f"n_{name}"])
         for row in table.to_dict("records")
     ]
+    is_lost = any(lost)
+    with_times = any(header == _FIGURES["time_to_target_s"] for header, _ in right)
     crossings = table.reindex(columns=["crossing"])["crossing"].unique()
     return columns_grid(
         left,
         right,
-        footnoted=lettered([[f"{said}, of the runs in this row"] if said else [] for said in lost]),
+        footnoted=lettered(
+            [[f"median; {said}, of the runs in this row"] if said else [] for said in lost]
+        ),
         notes=[
-            "Median over runs, a run that diverged counting as infinite; in brackets its "
-            f"{LEVEL:.0%} interval from order statistics, where there are runs enough for one (6).",
+            "Geometric mean over runs, by which learning rates are chosen; in brackets the "
+            f"{LEVEL:.0%} t-interval of the mean logarithm.",
+            *(
+                [
+                    "Where a run did not reach: the median, a run that diverged counting as "
+                    f"infinite; in brackets its {LEVEL:.0%} interval from order statistics, where "
+                    "there are runs enough for one (6)."
+                ]
+                if is_lost
+                else []
+            ),
+            *([_OF_ONE_CUT] if with_times else []),
             *(text for name, text in _CROSSINGS.items() if name in crossings),
         ],
     )
 
 
-def _median_text(row: pd.Series[Any], name: str) -> str:
+_OF_ONE_CUT = (
+    "A time is of one cut: where the runs of a row had several it is left out here, and stands by "
+    "cut in the table of geometries."
+)
+
+
+def _text(row: pd.Series[Any], name: str) -> str:
     value, low, high = (float(row[column]) for column in (name, f"{name}_low", f"{name}_high"))
     if np.isnan(value):
         return f"≥ {significant(low)}" if low > 0 else MISSING
@@ -175,16 +195,23 @@ def _what_it_took(known: pd.DataFrame, target: str, *, alone: bool) -> str:
     if known[_BATCH].nunique() == 1:
         which = "a" if alone else "only a"
         does = "takes" if alone else "gets there with half of its runs; it takes"
-        rate = " at its best learning rate" if len(known) > 1 else ""
+        rates = known["learning_rate"].nunique() if "learning_rate" in known else 0
+        rate = " at the best of its learning rates" if rates > 1 else ""
         return (
             f"To reach {target}, {which} global batch of {int(steps[_BATCH])} {does} {n_steps} "
-            f"optimizer steps and {n_samples} samples{rate}: medians over runs."
+            f"optimizer steps and {n_samples} samples{rate}: {_statistics(steps, samples)}."
         )
     return (
         f"To reach {target}, the fewest optimizer steps are taken by a global batch of "
         f"{int(steps[_BATCH])} ({n_steps} steps), the fewest samples by one of "
-        f"{int(samples[_BATCH])} ({n_samples} samples): medians over runs."
+        f"{int(samples[_BATCH])} ({n_samples} samples): {_statistics(steps, samples)}."
     )
+
+
+def _statistics(*rows: pd.Series[Any]) -> str:
+    """Say what numbers of rows of the table are."""
+    names = dict.fromkeys(f"{row['statistic']}s" for row in rows)
+    return f"{' and '.join(names)} over runs"
 
 
 def _warnings(

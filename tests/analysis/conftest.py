@@ -71,6 +71,7 @@ class SweepBuilder:
         launched: bool = True,
         concurrent_runs: int = 1,
         core_wait: float = 0.0,
+        slow_by: float = 1.0,
         evaluated: bool = True,
         ranks: dict[str, Any] | None = None,
         ramp: tuple[tuple[int, tuple[int, int, int]], ...] = (),
@@ -78,7 +79,10 @@ class SweepBuilder:
         task: str = "next_token",
         **settings: Any,
     ) -> RunFolder:
-        """Write one run; `group__name=value` changes a setting."""
+        """Write one run; `group__name=value` changes a setting.
+
+        Warm-up and every fifth step take `slow_by` times as long.
+        """
         devices, micro, accumulation = geometry
         cut = BatchGeometry(1, devices, micro, accumulation)
         config = self._config(cut, seed, optimizer_steps, settings)
@@ -138,6 +142,7 @@ class SweepBuilder:
             loss,
             held_out,
             core_wait,
+            slow_by,
             rng,
             ranks,
             noise,
@@ -230,6 +235,7 @@ class SweepBuilder:
         loss: Callable[[np.ndarray], np.ndarray] | None,
         held_out: Callable[[np.ndarray], np.ndarray] | None,
         core_wait: float,
+        slow_by: float,
         rng: np.random.Generator,
         ranks: dict[str, Any] | None,
         noise: tuple[float, float] | None,
@@ -248,6 +254,7 @@ class SweepBuilder:
         exchange = 0.002 * (cut.data_parallel_size > 1) * (1 + 0.1 * rng.random(done))
         update = 0.001 * (1 + 0.1 * rng.random(done))
         data = 0.0005 * (1 + 0.1 * rng.random(done))
+        forward = forward * np.where((step <= 5) | (step % 5 == 0), slow_by, 1.0)
         total = forward + exchange + update + data
         _append(
             folder.lines("steps"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from batchscape.measure import peak as peak_module
-from batchscape.measure.peak import _listed, peak_flops
+from batchscape.measure.peak import _listed, peak_flops, product_tflops
 
 CPU = torch.device("cpu")
 
@@ -17,20 +17,24 @@ def test_the_users_figure_wins():
     assert peak_flops(CPU, "float32", "highest", 12.5) == (12.5, "given")
 
 
+def test_a_processor_has_no_peak_that_each_run_would_measure_anew():
+    tflops, source = peak_flops(CPU, "float32", "highest", None)
+    assert tflops is None
+    assert source.endswith("give measure.peak_tflops")
+
+
 @pytest.mark.parametrize("precision", ["float32", "float64", "bfloat16"])
 def test_the_best_product_counts(monkeypatch, precision):
     """With a clock that makes the products take 40, 10 and 30 ms, the second one is the peak."""
     edges = iter([0.0, 0.04, 1.0, 1.01, 2.0, 2.03])
     monkeypatch.setattr(peak_module, "time", SimpleNamespace(perf_counter=lambda: next(edges)))
-    tflops, source = peak_flops(CPU, precision, "highest", None)
-    assert tflops == pytest.approx(512 * 512 * 1023 / 0.01 / 1e12, rel=1e-3)
-    assert source.startswith(f"measured: matrix product 512 x 512 in {precision}, threads: ")
+    assert product_tflops(precision) == pytest.approx(512 * 512 * 1023 / 0.01 / 1e12, rel=1e-3)
     assert next(edges, None) is None
 
 
 def test_measuring_leaves_the_random_state():
     state = torch.get_rng_state()
-    peak_flops(CPU, "float32", "highest", None)
+    product_tflops("float32")
     assert torch.equal(state, torch.get_rng_state())
 
 

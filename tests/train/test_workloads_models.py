@@ -102,8 +102,7 @@ def assert_alike(losses, ranks, tolerance=1e-9):
         first = table.set_index("rank").loc[0]
         assert table["not_invariant"].isna().all()
         assert first["model_flops_per_sample"] > 0
-        assert (table["peak_tflops"] > 0).all()
-        assert table["peak_source"].str.startswith("measured").all()
+        assert table["peak_tflops"].isna().all()
 
 
 @pytest.mark.slow

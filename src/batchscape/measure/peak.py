@@ -1,6 +1,6 @@
-"""Peak of a device, which MFU refers to: given, from a datasheet, or on a CPU measured.
+"""Peak of a device, which MFU refers to: given, or from a datasheet.
 
-And the bandwidth of a CPU's memory, measured.
+And what one core of a CPU attains now, measured for plans: its products of matrices and its memory.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from batchscape.config.cluster import datasheet_of
 
-__all__ = ["Peak", "copy_gb_per_s", "peak_flops"]
+__all__ = ["Peak", "copy_gb_per_s", "peak_flops", "product_tflops"]
 
 
 class Peak(NamedTuple):
@@ -55,7 +55,8 @@ def peak_flops(
     if given is not None:
         return Peak(given, "given")
     if device.type == "cpu":
-        return _measured(precision)
+        # Measured, it would be another one in each run: what else runs there moves it by half.
+        return Peak(None, "none: no datasheet of a processor is known; give measure.peak_tflops")
     if device.type == "cuda":
         return _listed(torch.cuda.get_device_name(device), precision, float32_matmul)
     return Peak(None, f"none: no datasheet of a {device.type} device is known")
@@ -72,8 +73,11 @@ def _listed(name: str, precision: str, float32_matmul: str) -> Peak:
     return Peak(tflops, f"datasheet, dense {kind}: {sheet.source}")
 
 
-def _measured(precision: str) -> Peak:
-    """Time a product of square matrices with this process's threads; the best of some counts."""
+def product_tflops(precision: str) -> float:
+    """Return what a product of square matrices attains on this CPU, in 10^12 FLOP/s.
+
+    By this process's threads, the best of some.
+    """
     dtype: torch.dtype = getattr(torch, precision)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         left, right = (torch.rand(_SIDE, _SIDE).to(dtype) for _ in range(2))
@@ -83,11 +87,7 @@ def _measured(precision: str) -> Peak:
             began = time.perf_counter()
             torch.mm(left, right, out=out)
             times_s.append(time.perf_counter() - began)
-    threads = torch.get_num_threads()
-    return Peak(
-        2 * _SIDE**3 / min(times_s) / 1e12,
-        f"measured: matrix product {_SIDE} x {_SIDE} in {precision}, threads: {threads}",
-    )
+    return 2 * _SIDE**3 / min(times_s) / 1e12
 
 
 def copy_gb_per_s() -> float:

@@ -224,16 +224,12 @@ class StepTimes:
         if what not in self._of_cpu:
             import torch
 
-            from batchscape.measure.peak import copy_gb_per_s, peak_flops
+            from batchscape.measure.peak import copy_gb_per_s, product_tflops
 
             threads = torch.get_num_threads()
             torch.set_num_threads(1)
             try:
-                self._of_cpu[what] = (
-                    copy_gb_per_s()
-                    if what == "memory"
-                    else peak_flops(torch.device("cpu"), what, "highest", None).tflops or math.nan
-                )
+                self._of_cpu[what] = copy_gb_per_s() if what == "memory" else product_tflops(what)
             finally:
                 torch.set_num_threads(threads)
         return self._of_cpu[what]

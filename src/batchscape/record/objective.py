@@ -35,8 +35,8 @@ def objective_of(name: Objective, spec: RunSpec, status: RunStatus, *, timed: bo
         return math.inf
     if name in {"samples_to_target", "steps_to_target"}:
         return float(summary["samples" if name == "samples_to_target" else "optimizer_steps"])
-    if not timed or summary["step_time_s"] is None:
+    # What the run recorded counts its warm-up and its slow steps, which no median does.
+    if not timed or summary["train_time_s"] is None:
         return None
-    seconds = float(summary["optimizer_steps"]) * float(summary["step_time_s"])
     devices = 1 if name == "time_to_target_s" else spec.geometry.data_parallel_size / 3600
-    return seconds * devices
+    return float(summary["train_time_s"]) * devices

@@ -1,6 +1,7 @@
 """Memory and step-time models and scaling: planted truths come back, and bad tables are refused."""
 
 import math
+import re
 
 import numpy as np
 import pandas as pd
@@ -277,6 +278,13 @@ def test_what_shards_save_is_negative_and_said(build):
         section = cost_section(find_cells(runs))
         return [text for text in section.answer if "ore than one device" in text]
 
+    # A fit below zero that copies may not have is cut off: no finding of 0 MiB.
+    lower = said_of(runs.assign(**{"engine.name": "ddp"}), off=0.3)
+    assert len(lower) == 1
+    assert re.fullmatch(
+        r"More than one device was not found to take more memory on each device: at most \S+ MiB\.",
+        lower[0],
+    )
     said = said_of(runs)
     assert len(said) == 1
     assert said[0].startswith("More than one device takes 256 ")

@@ -116,6 +116,22 @@ def test_it_is_not_identified_without_its_parts():
     assert "no interval" in one_seed.note
 
 
+def test_what_is_open_by_orders_of_magnitude_is_not_identified():
+    """Four cells and three terms leave one degree of freedom."""
+    cells = [(1, 2, 1), (1, 8, 1), (1, 32, 1), (1, 2, 4)]
+    names = ["data_parallel_size", "micro_batch_size", "gradient_accumulation_steps", "step_time_s"]
+
+    def found(off):
+        rows = [(*cut, step_time(*cut) * (1 + off * (cut[1] == 8))) for cut in cells]
+        model = fit_step_time(pd.DataFrame(rows, columns=names))
+        return break_even_batch(tradeoff(), model, devices=1, growth="micro")
+
+    sure, open_ = found(0.002), found(0.3)
+    assert sure.high / sure.value < 10
+    assert not open_.is_identified
+    assert open_.note == "not identified: these steps and times leave it open by more than 10 times"
+
+
 def test_an_exchange_that_was_not_measured_is_not_taken_as_free():
     cells = [(1, m, a, step_time(1, m, a)) for m in (2, 8, 32) for a in (1, 4)]
     names = ["data_parallel_size", "micro_batch_size", "gradient_accumulation_steps", "step_time_s"]

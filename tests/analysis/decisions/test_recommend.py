@@ -330,7 +330,6 @@ def test_the_regret_is_the_end_of_the_interval_of_the_ratio():
     others = found.candidates[(found.candidates["source"] == "measured") & ~chosen]
     lost = 100 * (1 - others["times_slower_low"].min())
     assert f"at most {lost:.2g} %" in found.regret[0]
-    assert others["probability_faster"].between(0, 1).all()
     slowest = others.sort_values("times_slower").iloc[-1]
     ends = (significant(slowest[f"times_slower_{end}"], 3) for end in ("low", "high"))
     slower = f"{significant(slowest['times_slower'], 3)} [{', '.join(ends)}]"
@@ -521,10 +520,13 @@ def test_there_is_no_section_without_a_completed_run(build):
 def test_the_headline_names_what_the_runs_do_not_tell_apart():
     cuts = [(1, 8, 4), (1, 16, 2), (1, 32, 1)]
     sure = recommend(evidence(cuts, noise=1e-6, steps={32: STEPS[32]}), Needs()).headline
-    assert sure == "Use 1 x 32 x 1 = 32 (devices x micro-batch x accumulation = global batch)."
+    assert sure == (
+        "Use 1 x 32 x 1 = 32 (devices x micro-batch x accumulation = global batch), to reach a "
+        "held-out loss of 2.5."
+    )
     unsure = recommend(evidence(cuts, noise=0.5), Needs()).headline
     assert "these runs do not tell its time from any of the 2 others measured" in unsure
-    two = recommend(evidence(cuts[1:], noise=0.5), Needs()).headline
+    two = recommend(evidence(cuts[1:], noise=0.02), Needs()).headline
     assert two.endswith("these runs do not tell its time from that of 1 x 16 x 2.")
     alone = recommend(evidence(cuts[:1], steps={32: STEPS[32]}), Needs()).headline
     assert "no other geometry that fits was measured" in alone
@@ -664,13 +666,13 @@ def test_two_seeds_have_no_interval_anywhere():
     far = recommend(made, Needs(deadline_s=1e6 * time_s))
     assert any("2 seeds" in text for text in far.warnings)
     assert "[" not in found.reasons[-1]
-    assert "(2 of 2 seeds reached it)" in found.reasons[-1]
+    assert "(2 of 2 seeds reached it; derived: " in found.reasons[-1]
     grid = candidates_grid(found.candidates, 99)
     shown = [row for row in grid.rows if row[1] == "measured"]
     assert len(shown) == len(CELLS)
     assert not any("[" in row[3] for row in shown)
     other = found.candidates["global_batch_size"].ne(found.chosen["global_batch_size"])
-    ends = ["times_slower_low", "times_slower_high", "probability_faster"]
+    ends = ["times_slower_low", "times_slower_high"]
     assert found.candidates.loc[other, ends].isna().all(axis=None)
     (open_,) = [text for text in found.missing if "between seeds" in text]
     assert "how steps vary between seeds: too few seeds (n = 2; 3 needed)" in open_

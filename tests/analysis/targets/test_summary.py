@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from batchscape.analysis.cells import find_cells
+from batchscape.analysis.learning_rate.choice import at_best_learning_rate
 from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.report import topics
+from batchscape.analysis.targets.crossings import steps_to_target
 from batchscape.analysis.targets.summary import reaches_table
 from batchscape.analysis.targets.tidy import distinct_trajectories
 from batchscape.analysis.targets.topic import reaches_grid, targets_section
@@ -39,12 +42,14 @@ def test_counts_medians_and_runs_of_each_batch() -> None:
     table = reaches_table(reaches()).set_index("global_batch_size")
     counts = ["n", "n_reached", "n_censored", "n_pruned", "n_diverged"]
     assert table[counts].values.tolist() == [[3, 3, 0, 0, 0], [3, 2, 1, 0, 0], [3, 1, 0, 1, 1]]
-    assert table["steps_to_target"].tolist()[:2] == [110.0, 70.0]
+    mean = (100 * 120 * 110) ** (1 / 3)
+    assert table["steps_to_target"].tolist()[:2] == pytest.approx([mean, 70.0])
+    half = stats.t.ppf(0.975, 2) * np.log([100.0, 120.0, 110.0]).std(ddof=1) / math.sqrt(3)
+    assert table["steps_to_target_high"][8] == pytest.approx(mean * math.exp(half))
+    assert table["statistic"].tolist() == ["geometric mean", "median", "median"]
     # 30 or more, 50, infinity: the median is 50 or more, up to infinity.
     assert math.isnan(table["steps_to_target"][32])
-    assert table["samples_to_target"][8] == 880.0
-    assert table["steps_to_target_geometric_mean"][8] == pytest.approx((100 * 120 * 110) ** (1 / 3))
-    assert table["steps_to_target_geometric_mean"][[16, 32]].isna().all()
+    assert table["samples_to_target"][8] == pytest.approx(8 * mean)
     assert table["run_ids"].tolist() == ["a b c", "d e f", "g h i"]
 
 
@@ -69,6 +74,62 @@ def test_runs_of_one_trajectory_count_once_and_a_completed_one_counts() -> None:
     assert reaches_table(rows)["n"].tolist() == [2, 3, 3]
 
 
+def test_a_table_shows_the_figure_by_which_its_learning_rates_were_chosen() -> None:
+    """The mean chooses the steady rate; the other one has the lower median."""
+    steps = {0.1: [150.0, 170.0, 160.0], 0.2: [120.0, 900.0, 100.0]}
+    rows = pd.DataFrame(
+        {"global_batch_size": 8, "seed": seed, "learning_rate": rate, "steps_to_target": taken}
+        for rate, own in steps.items()
+        for seed, taken in enumerate(own)
+    )
+    every = reaches_table(rows).set_index("learning_rate")["steps_to_target"]
+    (chosen,) = reaches_table(at_best_learning_rate(rows)).to_dict("records")
+    assert chosen["learning_rate"] == every.idxmin() == 0.1
+    assert chosen["steps_to_target"] == pytest.approx((150 * 170 * 160) ** (1 / 3))
+
+
+def test_a_time_is_of_one_cut() -> None:
+    """Three runs of 1 x 32 x 1 and two of 1 x 8 x 4 share their steps, not their times."""
+    rows = pd.DataFrame(
+        {
+            "global_batch_size": 32,
+            "seed": range(5),
+            "steps_to_target": [100.0, 110, 90, 105, 95],
+            "time_to_target_s": [0.2, 0.22, 0.18, 0.42, 0.38],
+            "cell": [0, 0, 0, 1, 1],
+        }
+    )
+    mixed = reaches_table(rows).iloc[0]
+    assert mixed["steps_to_target"] == pytest.approx(stats.gmean(rows["steps_to_target"]))
+    assert math.isnan(mixed["time_to_target_s"])
+    one = reaches_table(rows[rows["cell"].eq(0)])
+    assert one["time_to_target_s"].iloc[0] == pytest.approx((0.2 * 0.22 * 0.18) ** (1 / 3))
+    assert any("A time is of one cut" in note for note in reaches_grid(one).notes)
+
+
+def test_a_median_time_knows_how_long_runs_trained_without_the_target() -> None:
+    curves = pd.concat(
+        pd.DataFrame(
+            {
+                "run": seed,
+                "seed": seed,
+                "global_batch_size": 8,
+                "optimizer_step": [0, 100, 200, 400],
+                "train_time_s": np.array([0.0, 1.0, 2.0, 4.0]) * pace,
+                "tokens": [0, 800, 1600, 3200],
+                "loss": [3.0, 2.0, 1.0 if seed < 3 else 2.0, 1.0 if seed < 3 else 2.0],
+            }
+        )
+        for seed, pace in enumerate([1.0, 1.1, 1.2, 1.0, 1.0])
+    )
+    row = reaches_table(steps_to_target(curves, [1.5])).iloc[0]
+    assert (row["n_reached"], row["n"], row["statistic"]) == (3, 5, "median")
+    # Two of five trained on for 4 s: the median is the last of the three that reached.
+    taken = steps_to_target(curves, [1.5])["time_to_target_s"]
+    assert row["time_to_target_s"] == pytest.approx(taken.max())
+    assert row["tokens_to_target"] == pytest.approx(8 * row["steps_to_target"])
+
+
 def test_learning_rates_are_never_pooled() -> None:
     table = reaches_table(reaches(learning_rate=[0.1, 0.1, 0.2] * 3))
     assert table["n"].tolist() == [2, 1] * 3
@@ -79,8 +140,8 @@ def test_the_grid_shows_who_did_not_reach() -> None:
     assert grid.headers[:3] == ["target loss", "global batch", "reached"]
     assert [row[2] for row in grid.rows] == ["3 of 3", "2 of 3", "1 of 3"]
     assert list(grid.footnotes.values()) == [
-        "1 censored, of the runs in this row",
-        "1 pruned, 1 diverged, of the runs in this row",
+        "median; 1 censored, of the runs in this row",
+        "median; 1 pruned, 1 diverged, of the runs in this row",
     ]
     assert grid.marks == [[], ["a"], ["b"]]
 
@@ -96,7 +157,8 @@ def test_the_section_answers_first_and_warns() -> None:
     assert section is not None
     assert section.answer[0].startswith(
         "To reach a held-out loss of 2.5, the fewest optimizer steps are taken by a global batch "
-        "of 16 (70.0 steps), the fewest samples by one of 8 (880 samples)"
+        "of 16 (70.0 steps), the fewest samples by one of 8 (878 samples): medians and geometric "
+        "means over runs."
     )
     assert "5 were reached" not in section.answer[0]
     assert "6 were reached; 1 censored, 1 pruned, 1 diverged" in section.answer[1]
@@ -114,7 +176,7 @@ def test_one_global_batch_is_compared_with_no_other() -> None:
     assert alone is not None
     assert alone.answer[0] == (
         "To reach a held-out loss of 2.5, a global batch of 8 takes 110 optimizer steps and "
-        "880 samples: medians over runs."
+        "878 samples: geometric means over runs."
     )
     others = rows["global_batch_size"] != 8
     only = targets_section(

@@ -202,7 +202,7 @@ HOLDS = "import torch; held = torch.zeros(1, device='cuda'); print('there', flus
 
 
 def test_a_process_beside_the_run_is_counted(device):
-    """On a machine of its own or in a container: one more than before, and only while it is there."""
+    """On a whole machine or in a container: one more than before, while it is there."""
     torch.zeros(1, device=device)
     before = foreign_processes(device, 1)
     if before is None:

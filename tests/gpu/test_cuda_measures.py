@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 import time
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from batchscape.measure.clock import CudaClock
 from batchscape.measure.memory_cuda import CudaMemory
+from batchscape.measure.nvml import foreign_processes
 from batchscape.measure.telemetry import CudaTelemetry, _Integral
 
 pytestmark = pytest.mark.gpu
@@ -193,3 +195,49 @@ def test_the_counter_of_energy_agrees_with_the_integral_of_power(device):
     assert counted == pytest.approx(ended - began, rel=0.25)
     heat(device, 1)
     assert followed.totals().energy_j == counted, "energy is counted while paused"
+
+
+HOLDS = "import torch; held = torch.zeros(1, device='cuda'); print('there', flush=True); input()"
+"""A process that has a context on the first device, until it is told to end."""
+
+
+def test_a_process_beside_the_run_is_counted(device):
+    """On a whole machine or in a container: one more than before, while it is there."""
+    torch.zeros(1, device=device)
+    before = foreign_processes(device, 1)
+    if before is None:
+        pytest.skip("the driver lists no processes here")
+    followed = CudaTelemetry(device, counts_energy=False, ranks_on_node=1)
+    followed.resume()
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLDS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+    with other:
+        assert other.stdout.readline() == "there\n"
+        assert foreign_processes(device, 1) == before + 1
+        assert followed.totals().foreign_processes == before + 1
+        other.communicate("\n")
+    assert foreign_processes(device, 1) == before
+
+
+@pytest.mark.skipif(SMI is None, reason="no nvidia-smi")
+def test_a_power_limit_below_the_default_is_told_as_nvidia_smi_tells_it(device):
+    asked = "--query-gpu=power.limit,power.default_limit"
+    uuid = torch.cuda.get_device_properties(device).uuid
+    printed = subprocess.run(
+        [SMI, f"--id=GPU-{uuid}", asked, "--format=csv,noheader,nounits"],
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    try:
+        limit, default = map(float, printed.stdout.split(","))
+    except ValueError:
+        pytest.skip("nvidia-smi tells no limit here")
+    followed = CudaTelemetry(device, counts_energy=False, ranks_on_node=1)
+    limits = followed.totals().device_limits or ""
+    assert ("power limit" in limits) == (limit < default)

@@ -10,9 +10,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from batchscape.engines.ddp import DdpEngine
 from batchscape.measure.memory_cpu import CpuProbe
+from batchscape.record.folder import RunFolder
 from batchscape.train import loop
 from batchscape.train.evaluation import Evaluator
+from batchscape.train.failures import failure_of
 
 CPU = torch.device("cpu")
 
@@ -149,18 +152,46 @@ def test_an_evaluation_takes_no_more_memory_than_a_micro_step(spec_of):
     assert evaluation < logits / 8, "a whole batch has logits of this many GiB alone"
 
 
-def test_memory_that_is_out_while_the_model_is_examined_is_no_optimizer_steps(
-    spec_of, tmp_path, monkeypatch
-):
-    from batchscape.record.folder import RunFolder
-    from batchscape.train.failures import failure_of
+OUT = "CUDA out of memory. Tried to allocate 2.00 GiB."
 
+
+def test_memory_that_is_out_for_the_examination_ends_no_training(spec_of, tmp_path, monkeypatch):
     def hungry(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        raise torch.OutOfMemoryError(OUT)
 
     monkeypatch.setattr(loop, "examine", hungry)
+    spec = spec_of((1, 32, 1), budget__optimizer_steps=1)
+    training = loop.Training(spec, RunFolder(tmp_path), 0, CPU, 0)
+    assert training.run(lambda _: None).status == "completed"
+    assert training.facts.not_invariant == "not examined: memory was out for it", "cannot tell"
+
+
+@pytest.mark.parametrize(
+    ("largest", "fails_in", "status", "cause", "phase"),
+    [
+        (32, None, "failed", "other_memory", "evaluation"),  # a micro-batch trains
+        (16, "forward", "oom", "out_of_memory", "forward"),  # it does not: so would its step
+        (32, "backward", "oom", "out_of_memory", "backward"),
+    ],
+)
+def test_memory_that_is_out_in_an_evaluation_lets_a_micro_batch_say_where_it_ends(
+    spec_of, tmp_path, monkeypatch, largest, fails_in, status, cause, phase
+):
+    def hungry(*_):
+        raise torch.OutOfMemoryError(OUT)
+
+    def forward(self, inputs, labels):
+        if len(inputs) > largest:
+            raise torch.OutOfMemoryError(OUT)
+        loss, right = self.module.forward(inputs, labels)
+        if fails_in == "backward" and loss.requires_grad:
+            loss.register_hook(hungry)
+        return loss, right
+
+    monkeypatch.setattr(Evaluator, "evaluate", hungry)
+    monkeypatch.setattr(DdpEngine, "forward", forward)
     training = loop.Training(spec_of((1, 32, 1)), RunFolder(tmp_path), 0, CPU, 0)
     with pytest.raises(torch.OutOfMemoryError) as raised:
         training.run(lambda _: None)
     ended = failure_of(raised.value, 0, CPU)
-    assert (ended.status, ended.cause, ended.phase) == ("failed", "other_memory", "evaluation")
+    assert (ended.status, ended.cause, ended.phase) == (status, cause, phase)

@@ -17,6 +17,7 @@ from torch import nn
 from batchscape.data.datasets import open_dataset
 from batchscape.engines import Engine, build_engine
 from batchscape.engines.declared import check_exchanged, declaration
+from batchscape.engines.precision import autocast
 from batchscape.errors import CheckpointError
 from batchscape.measure.clock import CpuClock, StepClock, build_clock
 from batchscape.measure.gradient_sketch import gradient_sketch
@@ -39,6 +40,7 @@ from batchscape.train.checkpoint import save_checkpoint
 from batchscape.train.divergence import DivergenceRule
 from batchscape.train.evaluation import Evaluator
 from batchscape.train.examination import ModelFacts, examine
+from batchscape.train.failures import is_out_of_memory
 from batchscape.train.loader import BatchLoader, InlineLoader, build_loader
 from batchscape.train.random_state import gather_random_states, set_random_state
 from batchscape.train.recorder import Agreement, StepRecorder
@@ -178,13 +180,19 @@ class Training:
         self._phase(OUTSIDE)
         # What it takes is no part of an optimizer step, as an evaluation's is not.
         beat(Phase.EVALUATION)
-        self.facts = examine(
-            module,
-            self._dataset,
-            self._device,
-            self.spec.precision,
-            self._stream.micro_batch_sizes[0],
-        )
+        try:
+            self.facts = examine(
+                module,
+                self._dataset,
+                self._device,
+                self.spec.precision,
+                self._stream.micro_batch_sizes[0],
+            )
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            # Whether a training fits is for its own steps to say.
+            self.facts = ModelFacts(not_invariant="not examined: memory was out for it")
         # Halves of a batch would have other statistics, or another draw of a dropout.
         self._stream.may_cut = self.facts.not_invariant is None
         beat(Phase.START)
@@ -353,7 +361,16 @@ class Training:
         beat(Phase.EVALUATION, self.done)
         self.recorder.break_off()
         began = time.perf_counter()
-        result = self._evaluator.evaluate(self._engine, self._average)
+        hungry: Exception | None = None
+        try:
+            result = self._evaluator.evaluate(self._engine, self._average)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            hungry = error.with_traceback(None)  # which holds what the forward has made
+        if hungry is not None:
+            self._try_micro_step()
+            raise hungry
         elapsed_s = time.perf_counter() - began
         self.evaluation_s += elapsed_s
         if self._evals is not None:
@@ -368,6 +385,29 @@ class Training:
             }
             self._evals.append([row])
         return result.eval_loss
+
+    def _try_micro_step(self) -> None:
+        """Do a forward and backward of a whole micro-batch, which is forgotten.
+
+        Where memory was out in an evaluation, it says whether a training fits: it takes no more
+        than one does. Left out where ranks would have to do it together, and where a compiled
+        training takes less.
+        """
+        if not self._engine.gradients_are_whole or self.spec.config.in_process.compile:
+            return
+        module, size = self._engine.module.train(), max(self._stream.micro_batch_sizes)
+        indices = np.resize(self._stream.step(0, sampling=False).indices.ravel(), size)
+        beat(Phase.FORWARD)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        batch = to_device(self._dataset.batch(indices), self._device, self.spec.precision)
+        with undisturbed(module):
+            with autocast(self._device.type, self.spec.precision):
+                loss, _ = self._engine.forward(*batch)
+            beat(Phase.BACKWARD)
+            (loss * 0.0).backward()
+        self._engine.forget_gradients()
+        beat(Phase.EVALUATION)
 
     def _checkpoint_is_due(self) -> bool:
         every_s = self.spec.config.checkpoint.every_s

@@ -9,7 +9,7 @@ import pandas as pd
 
 from batchscape.record.timing import VERDICT, why_untimed
 
-__all__ = ["is_prefix", "known_where", "was_started"]
+__all__ = ["known_where", "was_started"]
 
 _LAUNCH = ("launch.world_size", *(f"launch.{name}" for name in VERDICT))
 _FIGURES = (
@@ -74,24 +74,6 @@ def was_started(runs: pd.DataFrame) -> pd.Series[bool]:
     Series of bool
     """
     return ~runs["status"].isin(["pending", "rejected"])
-
-
-def is_prefix(runs: pd.DataFrame) -> pd.Series[bool]:
-    """Tell the runs of which only a prefix was trained, and that have no curve of their own.
-
-    Their memory and times count; their losses are those of another run of their trajectory.
-
-    Parameters
-    ----------
-    runs : DataFrame
-        With `stop_reason`, where that is known.
-
-    Returns
-    -------
-    Series of bool
-    """
-    stopped: pd.Series[bool] = runs.reindex(columns=["stop_reason"])["stop_reason"].eq("prefix")
-    return stopped.fillna(value=False).astype(bool)
 
 
 def _column(runs: pd.DataFrame, name: str) -> pd.Series[Any]:

@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from batchscape.analysis.cost.step_time import StepTimeModel, fit_step_time
+from batchscape.analysis.cost.step_time import WIDEST, StepTimeModel, fit_step_time
 from batchscape.analysis.cost.table import FACTORS, TIME_PARTS
 from batchscape.analysis.estimates import FEWEST, TWO_SIDED, Estimate
 from batchscape.analysis.hardware import known_where
@@ -26,8 +26,6 @@ from batchscape.record.tables import load
 __all__ = ["MeasuredSteps"]
 
 _FIGURES = ("step_time_s", *TIME_PARTS)
-_WIDEST = 100.0
-"""What peaks of a device tell of a step time is about as wide."""
 _LEAST_OFF = 0.01
 """Of a peak, however near all predictions were: the next model has other kernels."""
 
@@ -74,14 +72,14 @@ class MeasuredSteps:
         -------
         Estimate or None
             With its interval, and the number of runs as `n`; None where fewer than `FEWEST` runs
-            determine it, they give no interval or one of which the ends are more than `_WIDEST`
+            determine it, they give no interval or one of which the ends are more than `WIDEST`
             times apart, or it lies outside of what they cover.
         """
         table = self._tables.get(spec.time_key)
         if table is None or len(table) < FEWEST:
             return None
         found = self._own(table, geometry) or self._fitted(spec, table, geometry)
-        return found if found is not None and found.high <= _WIDEST * found.low else None
+        return found if found is not None and found.high <= WIDEST * found.low else None
 
     def _own(self, table: pd.DataFrame, geometry: BatchGeometry) -> Estimate | None:
         cut = [getattr(geometry, name) for name in FACTORS]

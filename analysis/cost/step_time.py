@@ -10,11 +10,12 @@ import pandas as pd
 from batchscape.analysis.cost.linear import Combination
 from batchscape.analysis.cost.model import CostFit, Term, estimate_of, fit_cost, outside
 from batchscape.analysis.cost.table import FACTORS, TIME_PARTS, one_group
-from batchscape.analysis.estimates import Estimate
+from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
+from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
 from batchscape.step_time import weights
 
-__all__ = ["StepTimeModel", "fit_step_time"]
+__all__ = ["WIDEST", "StepTimeModel", "fit_step_time"]
 
 _MICRO_STEPS = {
     "micro_step_fixed_s": Term(
@@ -45,6 +46,10 @@ _OPTIMIZER = {
 }
 
 
+WIDEST = 10.0
+"""A step time whose interval has ends further apart than this many times is not known."""
+
+
 @dataclass(frozen=True)
 class StepTimeModel:
     """Time of an optimizer step over geometries."""
@@ -58,7 +63,10 @@ class StepTimeModel:
     `left_out` (predicted from the other cells), `left_out_error_pct`, `run_ids`."""
 
     def at(self, devices: int, micro: int, accumulation: int) -> Estimate:
-        """Predict the step time of a geometry that was not measured, in seconds."""
+        """Predict the step time of a geometry that was not measured, in seconds.
+
+        Not identified where the ends of its interval are more than `WIDEST` times apart.
+        """
         found = self.combine(devices, micro, accumulation)
         definition = "mean of the step time of a cell, predicted from the fitted cost model"
         estimate = estimate_of(found, self.parts[0], definition, None)
@@ -67,6 +75,12 @@ class StepTimeModel:
         # Errors are relative, so the interval is of the logarithm and stays above zero.
         spread = replace(found, value=0.0, variance=found.variance / found.value**2)
         low, high = (found.value * math.exp(end) for end in spread.interval())
+        if high > WIDEST * low:
+            reason = (
+                f"{NOT_IDENTIFIED}: the ends of its interval are {significant(high / low, 2)} times "
+                f"apart, and a run of {devices} x {micro} x {accumulation} would tell"
+            )
+            return replace(estimate, value=math.nan, low=low, high=high, note=reason)
         return replace(estimate, low=low, high=high)
 
     def combine(self, devices: int, micro: int, accumulation: int) -> Combination:

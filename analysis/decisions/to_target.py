@@ -11,9 +11,10 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from batchscape.analysis.cost.step_time import StepTimeModel
+from batchscape.analysis.cost.step_time import WIDEST, StepTimeModel
 from batchscape.analysis.cost.table import FACTORS, Geometry, one_group
 from batchscape.analysis.estimates import FEWEST, TWO_SIDED
+from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
 
 __all__ = ["pareto_front", "step_times", "steps_by_batch", "time_to_target"]
@@ -97,8 +98,9 @@ def step_times(
     DataFrame
         One row a geometry: the three factors, `global_batch_size`, `step_time_s` (geometric mean
         of the runs; NaN where unknown), `time_log`, `time_log_variance`, `time_degrees` (NaN: no
-        interval), `n_runs`, `source` (`measured`, `predicted` or `unknown`) and `beyond` (in which
-        factors a prediction leaves the measured range; else empty).
+        interval), `n_runs`, `source` (`measured`, `predicted` or `unknown`), `beyond` (in which factors
+        a prediction leaves the measured range; else empty) and `ends_apart` (of a prediction that is
+        none: how many times the ends of its interval are apart, above `WIDEST`).
     """
     measured = one_group(table, ["step_time_s"])
     known: dict[Geometry, _Floats] = {}
@@ -253,7 +255,7 @@ def _step_time(
 ) -> dict[str, object]:
     devices, micro, accumulation = geometry
     log = variance = degrees = math.nan
-    n, source, beyond = 0, "unknown", ""
+    n, source, beyond, span = 0, "unknown", "", math.nan
     if measured is not None:
         logs, n, source = np.log(measured), len(measured), "measured"
         log = float(logs.mean())
@@ -262,10 +264,15 @@ def _step_time(
     elif model is not None:
         found = model.combine(*geometry)
         if math.isfinite(found.value) and found.value > 0:
-            log, source = math.log(found.value), "predicted"
-            beyond = "; ".join(model.beyond(*geometry))
             if found.degrees > 0:
                 variance, degrees = found.variance / found.value**2, found.degrees
+                with np.errstate(over="ignore"):
+                    span = float(np.exp(2 * stdtrit(degrees, TWO_SIDED) * math.sqrt(variance)))
+            if span > WIDEST:
+                variance = degrees = math.nan
+            else:
+                log, source, span = math.log(found.value), "predicted", math.nan
+                beyond = "; ".join(model.beyond(*geometry))
     values = (devices, micro, accumulation, devices * micro * accumulation)
     return {
         **dict(zip((*FACTORS, "global_batch_size"), values, strict=True)),
@@ -276,6 +283,7 @@ def _step_time(
         "n_runs": n,
         "source": source,
         "beyond": beyond,
+        "ends_apart": span,
     }
 
 
@@ -289,6 +297,9 @@ def _note(row: pd.Series[Any]) -> str:
         notes.append("one valid time" if row["n_runs"] == 1 else f"{row['n_runs']} valid times")
     if row["source"] != "measured":
         notes.append(f"step time {row['source']}")
+    if row["ends_apart"] > WIDEST:
+        apart = significant(row["ends_apart"], 2)
+        notes.append(f"its interval has ends {apart} times apart: a run of this cut would tell")
     if row["beyond"]:
         notes.append(f"beyond the measured range: {row['beyond']}")
     return "; ".join(notes)

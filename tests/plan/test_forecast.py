@@ -62,8 +62,9 @@ def test_every_declared_machine_is_planned_for(name: str) -> None:
     assert found.unknown == 0
     assert run.way == ("peaks of this CPU" if name == "this_machine" else "datasheet")
     assert run.step_time_s is not None
-    assert 0 < run.step_time_s.low < run.step_time_s.high
-    assert run.step_time_s.value is None, "a range is no measurement"
+    assert run.step_time_s.value is not None
+    assert 0 < run.step_time_s.low < run.step_time_s.value < run.step_time_s.high
+    assert (run.mfu_pct is None) == (name == "this_machine")
     if name != "this_machine":
         assert spec.device_type == "cuda"
         has_bfloat16 = name not in {"t4", "v100_sxm2", "v100_pcie"}

@@ -538,3 +538,19 @@ def test_nothing_is_left_behind(settings, run_of, tmp_path, monkeypatch):
     assert {name: vars(torch.nn.Module)[name] for name in module} == module
     assert torch.UntypedStorage.resize_ is resize
     assert type(torch.empty(1)) is torch.Tensor
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_under_fsdp_no_device_holds_the_whole_model(run_of, kind):
+    """With checkpoints a further block takes its parts and its input."""
+    engine = FSDP | {"activation_checkpointing": True}
+    peaks, parameters = [], []
+    for layers in (6, 18):
+        model = GPT | {"n_layers": layers, "d_model": 256}
+        spec = replace(run_of((64, 1, 1), engine=engine, model=model), device_type=kind)
+        peaks.append(bytes_of(predict_memory(spec))["peak_allocated_gib"])
+        parameters.append(count_parameters(spec.config, spec.data))
+    grown = parameters[1] - parameters[0]
+    # Parameter, gradient and two moments in parts; not two bytes each as autocast keeps them.
+    inputs = 12 * (spec.config.sequence_length + 1) * 256 * 4
+    assert peaks[1] - peaks[0] < 16 * grown / 64 * 1.1 + inputs < 2 * grown

@@ -17,7 +17,7 @@ from batchscape.config import Fsdp, Optimizer
 from batchscape.engines.base import Reported
 from batchscape.engines.buffers import follow_first_rank
 from batchscape.engines.plain import PlainEngine
-from batchscape.engines.precision import autocast
+from batchscape.engines.precision import autocast, casts_dropped
 from batchscape.engines.shards import as_part_of, gathered, local, padded_bytes, part_for
 from batchscape.errors import BatchscapeError, ConfigError
 from batchscape.geometry import BatchGeometry
@@ -144,7 +144,7 @@ class FsdpEngine(PlainEngine):
         self._begins = last
         _root(self.module).set_requires_gradient_sync(last or self.exchanges_every_micro_step)
         self._exchanges_last, self._exchanged_last = last, 0
-        with autocast(self._device_type, self._precision):
+        with autocast(self._device_type, self._precision), casts_dropped():
             loss: Tensor = self.module(inputs, labels)[0]
         beat(Phase.BACKWARD)
         (loss * weight).backward()
@@ -156,7 +156,7 @@ class FsdpEngine(PlainEngine):
 
     def forward(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses and the right predictions; on all ranks together."""
-        with torch.compiler.set_stance("force_eager"):
+        with torch.compiler.set_stance("force_eager"), casts_dropped():
             loss, right = self.module(inputs, labels)
         # What stays gathered would not follow a change of the parts.
         for inner in _sharded(self.module):

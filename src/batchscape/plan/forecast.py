@@ -99,6 +99,8 @@ class RunForecast:
     samples_per_s: Figure | None = None
     tokens_per_s: Figure | None = None
     """None also where samples are no full sequences."""
+    mfu_pct: Figure | None = None
+    """Of a ramp's last global batch; None also on a CPU."""
     run_time_s: Figure | None = None
     device_hours: Figure | None = None
     memory: MemoryForecast | None = None
@@ -195,11 +197,15 @@ def forecast(
         if found is not None:
             return Figure(found.low, found.high, found.value), f"measured, {found.n} runs"
         ends = before.of(spec, geometry)
-        return f"{NOT_KNOWN}: {ends}" if isinstance(ends, str) else (Figure(*ends), before.way)
+        if isinstance(ends, str):
+            return f"{NOT_KNOWN}: {ends}"
+        return Figure(ends.low, ends.high, ends.middle), before.way
 
     full = trained_in_full(specs)
     runs = {
-        spec.run_id: _run(spec, step_time, None if spec.run_id in full else prefix_steps(spec))
+        spec.run_id: _run(
+            spec, step_time, before.at_peak_s, None if spec.run_id in full else prefix_steps(spec)
+        )
         for spec in specs
     }
     left = [spec for spec in open_runs(specs, sweep) if spec.run_id not in unfit]
@@ -238,6 +244,7 @@ def _makespan(timed: list[tuple[int, Figure]], spec: RunSpec, machine: Machine) 
 def _run(
     spec: RunSpec,
     step_time: Callable[[RunSpec, BatchGeometry], tuple[Figure, str] | str],
+    at_peak_s: Callable[[RunSpec, BatchGeometry], float | None],
     prefix: int | None,
 ) -> RunForecast:
     parts = []
@@ -252,11 +259,13 @@ def _run(
     run_time = Figure.total(parts)
     rate = step.under(geometry.global_batch_size)
     length = spec.config.sequence_length
+    at_peak = at_peak_s(spec, geometry)
     return RunForecast(
         way,
         step,
         rate,
         rate.times(length) if length and spec.config.is_packed else None,
+        None if at_peak is None else step.under(100 * at_peak),
         run_time,
         run_time.times(geometry.data_parallel_size / 3600),
         prefix_steps=prefix,

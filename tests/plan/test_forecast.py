@@ -26,6 +26,7 @@ from batchscape.plan.build import Plan, make_plan
 from batchscape.plan.forecast import Figure, SweepForecast, forecast
 from batchscape.plan.forecast_text import COUNTS, TIMES, forecast_text, span
 from batchscape.plan.machine import CudaDevice, Machine
+from batchscape.plan.table import plan_json
 from batchscape.predictor import predict
 from batchscape.record.folder import SweepFolder
 
@@ -133,6 +134,10 @@ def test_a_run_that_is_too_big_is_in_no_total_unless_it_is_launched(skips: str, 
     found = predict(plan.specs, SweepFolder(plan.sweep_dir), machine)
     assert [run.memory.fits for run in found.runs.values() if run.memory] == ["does not fit"]
     assert found.left == left
+    (run,) = json.loads(plan_json(plan, machine, found, BEGIN))["runs"]
+    assert run["memory"]["fits"] == "does not fit"
+    assert run["planned"] == ("launch" if left else "rejected")
+    assert left or "there are 0.0001; launcher.skip_unfit=false launches it" in run["reason"]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ How many rows it holds, as tests/plan/test_published_step_times.py counts them:
 | rows | n | inside | published / middle, 2.5 to 97.5 % | high / low, median |
 | --- | ---: | ---: | ---: | ---: |
 | fitted: 125M, 350M, 1B, 7B, 13B, 30B | 140 | 140 | 0.79 to 1.52 | 2.8 |
-| kept out: 760M, 3B, 70B | 69 | 69 | 0.87 to 1.65 | 2.9 |
-| of both over nodes (two to 64) | 67 | 67 | 0.83 to 1.18 | 3.1 |
+| kept out: 760M, 3B, 70B | 69 | 69 | 0.87 to 1.66 | 2.9 |
+| of both over nodes (two to 64) | 67 | 67 | 0.83 to 1.19 | 3.1 |
 | torchtitan, kept out | 4 | 4 | 1.11 to 1.32 | 3.4 |
 """
 

@@ -77,8 +77,8 @@ class StepTimeModel:
         low, high = (found.value * math.exp(end) for end in spread.interval())
         if high > WIDEST * low:
             reason = (
-                f"{NOT_IDENTIFIED}: the ends of its interval are {significant(high / low, 2)} times "
-                f"apart, and a run of {devices} x {micro} x {accumulation} would tell"
+                f"{NOT_IDENTIFIED}: its interval has ends {significant(high / low, 2)} times apart; "
+                f"a run of {devices} x {micro} x {accumulation} would tell"
             )
             return replace(estimate, value=math.nan, low=low, high=high, note=reason)
         return replace(estimate, low=low, high=high)

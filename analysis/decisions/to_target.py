@@ -98,9 +98,9 @@ def step_times(
     DataFrame
         One row a geometry: the three factors, `global_batch_size`, `step_time_s` (geometric mean
         of the runs; NaN where unknown), `time_log`, `time_log_variance`, `time_degrees` (NaN: no
-        interval), `n_runs`, `source` (`measured`, `predicted` or `unknown`), `beyond` (in which factors
-        a prediction leaves the measured range; else empty) and `ends_apart` (of a prediction that is
-        none: how many times the ends of its interval are apart, above `WIDEST`).
+        interval), `n_runs`, `source` (`measured`, `predicted` or `unknown`), `beyond` (in which
+        factors a prediction leaves the measured range; else empty) and `ends_apart` (of a
+        prediction that is none: how many times the ends of its interval are apart, above `WIDEST`).
     """
     measured = one_group(table, ["step_time_s"])
     known: dict[Geometry, _Floats] = {}

@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from batchscape.errors import BatchscapeError
 from batchscape.plan.forecast import RunForecast, SweepForecast, forecast
 from batchscape.plan.machine import Machine
 from batchscape.plan.memory import predict_memories
-from batchscape.plan.room import memory_forecast
+from batchscape.plan.room import memory_forecast, why_not_launched
 from batchscape.record.files import write_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
@@ -53,11 +52,7 @@ def predict(
     for spec, report in zip(specs, predict_memories(specs), strict=True):
         seen = None if measured is None else measured.memory_range(spec)
         memory[spec.run_id] = memory_forecast(spec, report, machine, seen)
-    unfit = {
-        spec.run_id
-        for spec in specs
-        if memory[spec.run_id].fits == "does not fit" and spec.config.launcher.skip_unfit
-    }
+    unfit = {spec.run_id for spec in specs if why_not_launched(spec, memory[spec.run_id])}
     found = forecast(specs, sweep, machine, measured, unfit)
     told = {run: replace(own, memory=memory[run]) for run, own in found.runs.items()}
     return replace(found, runs=told)
@@ -88,12 +83,7 @@ def _kept(told: RunForecast) -> dict[str, Any]:
         said["peak_allocated_gib"] = told.memory.peak_allocated_gib, told.memory.way
     kept = {}
     for name, (figure, way) in said.items():
-        if figure is None:
-            continue
-        # Without the number of runs behind it: predictions of one way are summed up together.
-        method = way.partition(", ")[0]
-        value, told_by = figure.value, method
-        if value is None:
-            value, told_by = math.sqrt(figure.low * figure.high), f"{method}, mid-range"
-        kept[name] = {"value": value, "low": figure.low, "high": figure.high, "method": told_by}
+        if figure is not None:
+            # Without the number of runs behind it: predictions of one way are summed up together.
+            kept[name] = asdict(figure) | {"method": way.partition(", ")[0]}
     return kept

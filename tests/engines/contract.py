@@ -86,10 +86,10 @@ def check_geometry(spec: RunSpec, folder: RunFolder) -> None:
         wanted.data_parallel_size
     ] * wanted.data_parallel_size
     assert (steps["samples"].diff().dropna() == wanted.global_batch_size).all()
-    # Those of a billion parameters take many seconds to draw.
-    assert [seen["models_built"] for seen in witnesses(spec, folder)] == [
-        1
-    ] * wanted.data_parallel_size
+    # Those of a billion parameters take many seconds to draw; the first rank always draws.
+    drawn = [seen["models_drawn"] for seen in witnesses(spec, folder)]
+    assert drawn[0] == 1
+    assert max(drawn) == 1
 
 
 def check_exchange(spec: RunSpec, folder: RunFolder, parameter_bytes: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from batchscape.engines.fsdp import fsdp_engine
 from batchscape.errors import ConfigError
@@ -174,7 +175,12 @@ def test_a_parameter_without_dimensions_is_refused(spec_of):
     module = build_model(spec.config, spec.data, "float64")
     with pytest.raises(ConfigError, match=r"model\.scale of this model are not"):
         fsdp_engine(
-            module, spec.config.engine, spec.config.optimizer, "float64", BatchGeometry(1, 2, 4, 1)
+            module,
+            spec.config.engine,
+            spec.config.optimizer,
+            "float64",
+            BatchGeometry(1, 2, 4, 1),
+            device=torch.device("cpu"),
         )
 
 

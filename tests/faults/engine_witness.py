@@ -69,12 +69,13 @@ def watched(run_dir: str, rank: int) -> int:
         getattr(broken_engines, fault)()
     if stop_after := os.environ.get("STOP_AFTER"):
         _stop(int(stop_after))
-    seen: dict[str, Any] = {"world_size": 1, "bytes": [], "models_built": 0}
+    seen: dict[str, Any] = {"world_size": 1, "bytes": [], "models_drawn": 0}
     real, real_model = loop.build_engine, build.build_model
 
     def build_model(*arguments: Any) -> LossModule:
-        seen["models_built"] += 1
-        return real_model(*arguments)
+        model = real_model(*arguments)
+        seen["models_drawn"] += not next(model.parameters()).is_meta
+        return model
 
     def build_engine(spec: RunSpec, device: torch.device, *examine: Any) -> Engine:
         engine = real(spec, device, *examine)

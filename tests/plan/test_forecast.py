@@ -22,6 +22,7 @@ from batchscape.plan.build import Plan, make_plan
 from batchscape.plan.forecast import Figure, SweepForecast, forecast
 from batchscape.plan.forecast_text import COUNTS, TIMES, forecast_text, span
 from batchscape.plan.machine import CudaDevice, Machine
+from batchscape.plan.table import plan_json
 from batchscape.predictor import predict
 from batchscape.record.folder import SweepFolder
 
@@ -58,8 +59,9 @@ def test_every_declared_machine_is_planned_for(name: str) -> None:
     assert found.unknown == 0
     assert run.way == ("peaks of this CPU" if name == "this_machine" else "datasheet")
     assert run.step_time_s is not None
-    assert 0 < run.step_time_s.low < run.step_time_s.high
-    assert run.step_time_s.value is None, "a range is no measurement"
+    assert run.step_time_s.value is not None
+    assert 0 < run.step_time_s.low < run.step_time_s.value < run.step_time_s.high
+    assert (run.mfu_pct is None) == (name == "this_machine")
     if name != "this_machine":
         assert spec.device_type == "cuda"
         has_bfloat16 = name not in {"t4", "v100_sxm2", "v100_pcie"}
@@ -128,6 +130,10 @@ def test_a_run_that_is_too_big_is_in_no_total_unless_it_is_launched(skips: str, 
     found = predict(plan.specs, SweepFolder(plan.sweep_dir), machine)
     assert [run.memory.fits for run in found.runs.values() if run.memory] == ["does not fit"]
     assert found.left == left
+    (run,) = json.loads(plan_json(plan, machine, found, BEGIN))["runs"]
+    assert run["memory"]["fits"] == "does not fit"
+    assert run["planned"] == ("launch" if left else "rejected")
+    assert left or "there are 0.0001; launcher.skip_unfit=false launches it" in run["reason"]
 
 
 @pytest.mark.parametrize(

@@ -538,3 +538,17 @@ def test_nothing_is_left_behind(settings, run_of, tmp_path, monkeypatch):
     assert {name: vars(torch.nn.Module)[name] for name in module} == module
     assert torch.UntypedStorage.resize_ is resize
     assert type(torch.empty(1)) is torch.Tensor
+
+
+def test_under_fsdp_no_device_is_given_the_whole_model(run_of):
+    """A block beside the parts; on a CPU the first rank holds what it draws."""
+    spec = run_of((64, 1, 1), engine=FSDP, model=GPT | {"n_layers": 8, "d_model": 128})
+    whole = 4 * count_parameters(spec.config, spec.data)
+    sample = memory_trace.sample_of(spec)
+    on_cuda, on_cpu = (
+        memory_trace.trace(replace(spec, device_type=kind), sample, spec.geometry)
+        .allocated(kind)["after_model"]
+        .peak
+        for kind in ("cuda", "cpu")
+    )
+    assert on_cuda < whole / 2 < whole <= on_cpu

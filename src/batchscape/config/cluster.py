@@ -51,7 +51,8 @@ class Cluster:
     link_gb_per_s: Annotated[Positive | None, Affects.NOTHING] = None
     """Bandwidth of a device to the others of its node, 10^9 bytes a second in one direction."""
     network_gb_per_s: Annotated[Positive | None, Affects.NOTHING] = None
-    """The same to devices of other nodes; null: not known."""
+    """Bandwidth of one network card to other nodes, likewise; null: not known. Each CUDA device has
+    one, and all send at a time; the cores of a CPU node share one."""
     devices_per_node: Annotated[Count | None, Affects.NOTHING] = None
     """Devices of a node of the declared machine; with `launcher=slurm` and no device, its cores."""
     nodes: Annotated[Count | None, Affects.NOTHING] = None

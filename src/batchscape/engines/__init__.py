@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from batchscape.engines.base import Engine
-    from batchscape.engines.build import build_engine
+    from batchscape.engines.build import begins_in_parts, build_engine, model_outline
 
-__all__ = ["Engine", "build_engine"]
+__all__ = ["Engine", "begins_in_parts", "build_engine", "model_outline"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  (PEP 562: the type is that of the name)
@@ -21,9 +21,9 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401  (PEP 562: the type is that o
         from batchscape.engines.base import Engine
 
         return Engine
-    if name == "build_engine":
-        from batchscape.engines.build import build_engine
+    if name in __all__:
+        from batchscape.engines import build
 
-        return build_engine
+        return getattr(build, name)
     msg = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(msg)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import nn
 
+from batchscape.config import CustomModel, Fsdp, Transformers
 from batchscape.engines.base import Engine
 from batchscape.engines.declared import check_reported
 from batchscape.errors import ConfigError
-from batchscape.models.build import build_model
+from batchscape.models.build import LossModule, build_model
 from batchscape.models.checkpointing import checkpoint_activations
 from batchscape.record.spec import RunSpec
 
-__all__ = ["build_engine"]
+__all__ = ["begins_in_parts", "build_engine", "model_outline"]
 
 _ENGINES = {
     "ddp": "DdpEngine",
@@ -33,6 +35,7 @@ def build_engine(
     spec: RunSpec,
     device: torch.device,
     examine: Callable[[nn.Module], None] | None = None,
+    draws: bool = True,
 ) -> Engine:
     """Build the model of a run on a device, and the engine that trains it.
 
@@ -42,7 +45,11 @@ def build_engine(
     device : torch.device
         Of this rank.
     examine : callable, optional
-        Shown the model as it was written, whole and on the device, before anything wraps it.
+        Shown the model as it was written, before anything wraps it: on the device, but where
+        `begins_in_parts`.
+    draws : bool
+        Where `begins_in_parts`: whether this rank draws the parameters, as the first one does. The
+        others are given theirs by it.
 
     Raises
     ------
@@ -60,8 +67,13 @@ def build_engine(
             raise
         msg = f"engine={name} needs {_LIBRARIES[name]}: pip install 'batchscape[{name}]'"
         raise ConfigError(msg) from None
-    module: nn.Module = build_model(spec.config, spec.data, spec.precision)
-    if device.type != "cpu":
+    in_parts = begins_in_parts(spec)
+    module: nn.Module
+    if draws or not in_parts:
+        module = build_model(spec.config, spec.data, spec.precision)
+    else:
+        module = model_outline(spec)
+    if device.type != "cpu" and not in_parts:
         module = module.to(device)
     if examine is not None:
         examine(module)
@@ -73,6 +85,24 @@ def build_engine(
         spec.stages[0].optimizer,
         spec.precision,
         spec.stages[0].geometry,
+        **({"device": device} if isinstance(spec.config.engine, Fsdp) else {}),
     )
     check_reported(name, engine.reported(), spec.stages[0].geometry)
     return engine
+
+
+def begins_in_parts(spec: RunSpec) -> bool:
+    """Whether no device ever holds the whole model: ranks are given their parts of it."""
+    return isinstance(spec.config.engine, Fsdp) and spec.geometry.data_parallel_size > 1
+
+
+def model_outline(spec: RunSpec) -> LossModule:
+    """Build the model of a run without values; one of the user's own code is built for real."""
+    config = spec.config
+    if isinstance(config.model, CustomModel):
+        return build_model(config, spec.data, spec.precision)
+    if isinstance(config.model, Transformers):
+        # Random weights take the place of those in a file, which need not be read.
+        config = replace(config, model=replace(config.model, pretrained=False))
+    with torch.device("meta"):
+        return build_model(config, spec.data, spec.precision)

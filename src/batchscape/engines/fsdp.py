@@ -17,7 +17,7 @@ from batchscape.config import Fsdp, Optimizer
 from batchscape.engines.base import Reported
 from batchscape.engines.buffers import follow_first_rank
 from batchscape.engines.plain import PlainEngine
-from batchscape.engines.precision import autocast
+from batchscape.engines.precision import autocast, casts_dropped
 from batchscape.engines.shards import as_part_of, gathered, local, padded_bytes, part_for
 from batchscape.errors import BatchscapeError, ConfigError
 from batchscape.geometry import BatchGeometry
@@ -40,13 +40,15 @@ def fsdp_engine(
     optimizer: Optimizer,
     precision: str,
     geometry: BatchGeometry,
+    *,
+    device: torch.device,
 ) -> PlainEngine:
     """Return an engine that shards, or a plain one for a rank that has nobody to share with.
 
     Parameters are those of `FsdpEngine`.
     """
     if geometry.data_parallel_size > 1:
-        return FsdpEngine(module, config, optimizer, precision, geometry)
+        return FsdpEngine(module, config, optimizer, precision, geometry, device=device)
     if config.compile:
         module.compile(dynamic=False)
     return PlainEngine(module, optimizer, precision)
@@ -56,8 +58,10 @@ class FsdpEngine(PlainEngine):
     """Every rank keeps a part of each parameter; blocks are gathered where they are used.
 
     A block is a child of an outermost `nn.ModuleList`; the rest of the model is gathered as one.
-    Parameters are cut along their first dimension, padded where ranks do not divide it, and the
-    padding is exchanged like gradients are. The exchange sums: it does not average over ranks.
+    No device ever holds more than one of these whole: the first rank draws the model on its CPU,
+    and each block is given to all ranks and cut before the next one is. Parameters are cut along
+    their first dimension, padded where ranks do not divide it, and the padding is exchanged like
+    gradients are. The exchange sums: it does not average over ranks.
 
     Gradients are reduced in the last micro-step, and until then every rank accumulates whole ones;
     with `exchange_every_micro_step` they are reduced in each, and only parts are accumulated. A
@@ -74,13 +78,16 @@ class FsdpEngine(PlainEngine):
     Parameters
     ----------
     module : nn.Module
-        Returns the sum of losses; already on the device.
+        Returns the sum of losses. Of the first rank its numbers count, on whatever device; others
+        may have them on `meta`.
     config : Fsdp
     optimizer : Optimizer
     precision : str
         `float32`, `bfloat16` or `float64`.
     geometry : BatchGeometry
         Of several ranks, which have a process group.
+    device : torch.device
+        Of this rank.
 
     Raises
     ------
@@ -99,6 +106,8 @@ class FsdpEngine(PlainEngine):
         optimizer: Optimizer,
         precision: str,
         geometry: BatchGeometry,
+        *,
+        device: torch.device,
     ) -> None:
         _check(module)
         self.gradient_bytes = sum(
@@ -111,7 +120,7 @@ class FsdpEngine(PlainEngine):
         self._exchanged_last = 0
         self._begins = True
         """Whether the next micro-step is the first of an optimizer step."""
-        _shard(module, config, self._count)
+        _shard(module, config, device, self._count)
         self._trained = [
             p for p in module.parameters() if isinstance(p, DTensor) and p.requires_grad
         ]
@@ -135,7 +144,7 @@ class FsdpEngine(PlainEngine):
         self._begins = last
         _root(self.module).set_requires_gradient_sync(last or self.exchanges_every_micro_step)
         self._exchanges_last, self._exchanged_last = last, 0
-        with autocast(self._device_type, self._precision):
+        with autocast(self._device_type, self._precision), casts_dropped():
             loss: Tensor = self.module(inputs, labels)[0]
         beat(Phase.BACKWARD)
         (loss * weight).backward()
@@ -147,7 +156,7 @@ class FsdpEngine(PlainEngine):
 
     def forward(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses and the right predictions; on all ranks together."""
-        with torch.compiler.set_stance("force_eager"):
+        with torch.compiler.set_stance("force_eager"), casts_dropped():
             loss, right = self.module(inputs, labels)
         # What stays gathered would not follow a change of the parts.
         for inner in _sharded(self.module):
@@ -244,18 +253,22 @@ class _SummedExchange:
         return work
 
 
-def _shard(module: nn.Module, config: Fsdp, count: Callable[[int], None]) -> None:
+def _shard(
+    module: nn.Module, config: Fsdp, device: torch.device, count: Callable[[int], None]
+) -> None:
     """Shard blocks, then the rest; sum gradients and count what is exchanged."""
     group = dist.distributed_c10d._get_default_group()
     with unset_fake_temporarily():  # its numbers are looked at, in a prediction of memory too
-        mesh = DeviceMesh.from_group(group, next(module.parameters()).device.type)
+        mesh = DeviceMesh.from_group(group, device.type)
     blocks = list(dict.fromkeys(blocks_of(module)))
     if config.compile:
         # The forward alone: what gathers around it is not for a compiler.
         for part in blocks or list(module.children()):
             part.forward = torch.compile(part.forward, dynamic=False)
     for block in blocks:
+        _take_from_first_rank(block, device)
         fully_shard(block, mesh=mesh, reshard_after_forward=config.reshard_after_forward)
+    _take_from_first_rank(module, device)
     fully_shard(module, mesh=mesh)
     exchange: Any = _SummedExchange(count)
     for inner in _sharded(module):
@@ -266,6 +279,37 @@ def _shard(module: nn.Module, config: Fsdp, count: Callable[[int], None]) -> Non
     # are exchanged than declared.
     if hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
         _root(module).set_reduce_scatter_unused_params(True)
+
+
+def _take_from_first_rank(module: nn.Module, device: torch.device) -> None:
+    """Put what is not cut yet on the device, with the numbers of the first rank."""
+    given: dict[int, Tensor] = {}
+    """By the tensor that was there: what modules share they go on to share."""
+    for owner in module.modules():
+        for tensors in (owner._parameters, owner._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None or isinstance(tensor, DTensor):
+                    continue
+                if id(tensor) not in given:
+                    given[id(tensor)] = _from_first_rank(tensor, device)
+                tensors[name] = cast("Any", given[id(tensor)])
+
+
+@torch.no_grad()
+def _from_first_rank(tensor: Tensor, device: torch.device) -> Tensor:
+    on_device = tensor
+    if tensor.device != device:
+        on_device = torch.empty_like(tensor, device=device)
+        if not tensor.is_meta:
+            on_device.copy_(tensor)
+    whole = on_device.detach()
+    sent = whole.contiguous()
+    dist.broadcast(sent, src=0)
+    if sent is not whole:
+        whole.copy_(sent)
+    if isinstance(tensor, nn.Parameter) and on_device is not tensor:
+        return nn.Parameter(on_device, requires_grad=tensor.requires_grad)
+    return on_device
 
 
 def _check(module: nn.Module) -> None:

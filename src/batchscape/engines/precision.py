@@ -10,7 +10,7 @@ from torch import Tensor
 
 from batchscape.engines.reach import graph_of
 
-__all__ = ["CastOnce", "autocast"]
+__all__ = ["CastOnce", "autocast", "casts_dropped"]
 
 _LOWER = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _AT_ONCE = 2**64 - 1
@@ -29,6 +29,20 @@ def autocast(device_type: str, precision: str) -> torch.autocast:
     """
     lower = _LOWER.get(precision)
     return torch.autocast(device_type, lower, enabled=lower is not None)
+
+
+@contextmanager
+def casts_dropped() -> Iterator[None]:
+    """Let autocast keep no weight that it has cast, as it does to the end of its region.
+
+    Where ranks hold parts of a model, all of them together would be the whole of it.
+    """
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 class CastOnce:

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 __all__ = ["Operations", "model_flops", "model_operations"]
@@ -55,13 +57,15 @@ class Operations(NamedTuple):
     kernels: int
     """Operators that compute something; views do not."""
     traffic_bytes: int
-    """Bytes of the tensors that these read and write, each operator for itself."""
+    """Bytes of the tensors that these read and write, each operator for itself; torch's attention
+    counts as one operator each way, which never writes its scores."""
 
 
 class _Counter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total, self.kernels, self.traffic_bytes = 0, 0, 0
+        self.within_attention = False
 
     def __torch_dispatch__(
         self,
@@ -79,10 +83,59 @@ class _Counter(TorchDispatchMode):
             func.overloadpacket.__name__.startswith(_NO_FORMULA)
         ):
             raise _UncountedError(str(func))
-        if not func.is_view:
-            self.kernels += 1
-            touched = tree_leaves((args, kwargs, out))
-            self.traffic_bytes += sum(t.nbytes for t in touched if isinstance(t, Tensor))
+        if not func.is_view and not self.within_attention:
+            self.touch(tree_leaves((args, kwargs, out)))
+        return out
+
+    def touch(self, values: list[Any]) -> None:
+        """Count an operator that reads and writes some tensors."""
+        self.kernels += 1
+        self.traffic_bytes += sum(t.nbytes for t in values if isinstance(t, Tensor))
+
+
+class _FusedAttention(TorchFunctionMode):
+    """Counts the traffic of torch's attention as that of one kernel forward and one backward.
+
+    Autograd runs the latest operators first, so that between the gradient of the output and those
+    of the inputs nothing else runs.
+    """
+
+    def __init__(self, counter: _Counter) -> None:
+        self._counter = counter
+
+    def __torch_function__(
+        self,
+        func: Any,  # noqa: ANN401  (a function of torch)
+        types: Any,  # noqa: ANN401
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        kwargs = kwargs or {}
+        if func is not scaled_dot_product_attention:
+            return func(*args, **kwargs)
+        # Views: their gradients are those of this call alone.
+        args, kwargs = tree_map_only(Tensor, lambda t: t.view_as(t), (args, kwargs))
+        inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        self._counter.within_attention = True
+        out: Tensor = func(*args, **kwargs)
+        self._counter.within_attention = False
+        self._counter.touch([*inputs, out])
+        trained = [each for each in inputs if each.requires_grad]
+        left = len(trained)
+
+        def begin(_: Tensor) -> None:
+            self._counter.touch(2 * [*inputs, out])
+            self._counter.within_attention = True
+
+        def end(_: Tensor) -> None:
+            nonlocal left
+            left -= 1
+            self._counter.within_attention = left > 0
+
+        if trained:
+            out.register_hook(begin)
+        for each in trained:
+            each.register_hook(end)
         return out
 
 
@@ -139,7 +192,7 @@ def _count(
     inputs = tuple(pretend(tensor) for tensor in batch)
     counter = _Counter()
     # Written out, attention is counted like any product, on every device.
-    with sdpa_kernel(SDPBackend.MATH), counter:
+    with sdpa_kernel(SDPBackend.MATH), _FusedAttention(counter), counter:
         loss = imitation(*inputs)[0]
         # Recomputation hooks into what is saved; it must not count as the model's work.
         with torch.autograd.graph.disable_saved_tensors_hooks("operations are counted"):

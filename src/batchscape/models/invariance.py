@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -28,7 +28,12 @@ _MEAN = 0.1
 two, and dropout moves either by a few percent."""
 
 
-def why_not_invariant(module: nn.Module, batch: tuple[Tensor, Tensor]) -> str | None:
+_Forward = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def why_not_invariant(
+    module: nn.Module, batch: tuple[Tensor, Tensor], forward: _Forward | None = None
+) -> str | None:
     """Say why decompositions of one global batch may train unlike one another.
 
     The module runs forward on parts of the batch, without gradients; random state and buffers are
@@ -41,6 +46,8 @@ def why_not_invariant(module: nn.Module, batch: tuple[Tensor, Tensor]) -> str | 
         mode.
     batch : tuple of Tensor
         Inputs and labels of `PROBED_SAMPLES` real samples, on the module's device.
+    forward : callable, optional
+        Runs the module as it was written; needed where ranks that hold parts of it do so together.
 
     Returns
     -------
@@ -54,14 +61,16 @@ def why_not_invariant(module: nn.Module, batch: tuple[Tensor, Tensor]) -> str | 
         If the loss is a mean instead of a sum.
     """
     reasons = _layers(module)
+    # A compiled module is called as it was written: these shapes are not the training's.
+    forward = forward or module.forward
     inputs, labels = batch
     half = len(inputs) // 2
     first, second = (inputs[:half], labels[:half]), (inputs[half:], labels[half:])
     doubled = (torch.cat([first[0]] * 2), torch.cat([first[1]] * 2))
     with torch.no_grad(), _full_precision(), undisturbed(module) as buffers, _undropped(module):
-        parts = [_loss(module, *part) for part in (first, second)]
-        whole, again = (_loss(module, inputs, labels) for _ in range(2))
-        ratio = _loss(module, *doubled) / parts[0] if parts[0] else math.nan
+        parts = [_loss(forward, *part) for part in (first, second)]
+        whole, again = (_loss(forward, inputs, labels) for _ in range(2))
+        ratio = _loss(forward, *doubled) / parts[0] if parts[0] else math.nan
         reasons += _changes(buffers)
     if abs(ratio - 1) < _MEAN:
         msg = (
@@ -111,9 +120,8 @@ def _undropped(module: nn.Module) -> Iterator[None]:
             layer.training = True
 
 
-def _loss(module: nn.Module, inputs: Tensor, labels: Tensor) -> float:
-    # A compiled module is called as it was written: these shapes are not the training's.
-    return float(module.forward(inputs, labels)[0])
+def _loss(forward: _Forward, inputs: Tensor, labels: Tensor) -> float:
+    return float(forward(inputs, labels)[0])
 
 
 @contextmanager

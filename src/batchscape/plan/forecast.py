@@ -96,6 +96,8 @@ class RunForecast:
     samples_per_s: Figure | None = None
     tokens_per_s: Figure | None = None
     """None also where samples are no full sequences."""
+    mfu_pct: Figure | None = None
+    """Of a ramp's last global batch; None also on a CPU."""
     run_time_s: Figure | None = None
     device_hours: Figure | None = None
     memory: MemoryForecast | None = None
@@ -190,9 +192,11 @@ def forecast(
         if found is not None:
             return Figure(found.low, found.high, found.value), f"measured, {found.n} runs"
         ends = before.of(spec, geometry)
-        return f"{NOT_KNOWN}: {ends}" if isinstance(ends, str) else (Figure(*ends), before.way)
+        if isinstance(ends, str):
+            return f"{NOT_KNOWN}: {ends}"
+        return Figure(ends.low, ends.high, ends.middle), before.way
 
-    runs = {spec.run_id: _run(spec, step_time) for spec in specs}
+    runs = {spec.run_id: _run(spec, step_time, before.at_peak_s) for spec in specs}
     left = [spec for spec in open_runs(specs, sweep) if spec.run_id not in unfit]
     timed = [
         (spec.geometry.data_parallel_size, taken)
@@ -230,6 +234,7 @@ def _makespan(timed: list[tuple[int, Figure]], spec: RunSpec, machine: Machine) 
 def _run(
     spec: RunSpec,
     step_time: Callable[[RunSpec, BatchGeometry], tuple[Figure, str] | str],
+    at_peak_s: Callable[[RunSpec, BatchGeometry], float | None],
 ) -> RunForecast:
     parts = []
     for stage in spec.stages:
@@ -243,11 +248,13 @@ def _run(
     run_time = Figure.total(parts)
     rate = step.under(geometry.global_batch_size)
     length = spec.config.sequence_length
+    at_peak = at_peak_s(spec, geometry)
     return RunForecast(
         way,
         step,
         rate,
         rate.times(length) if length and spec.config.is_packed else None,
+        None if at_peak is None else step.under(100 * at_peak),
         run_time,
         run_time.times(geometry.data_parallel_size / 3600),
     )

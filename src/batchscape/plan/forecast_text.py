@@ -75,7 +75,9 @@ def _about_memory(found: SweepForecast) -> Iterator[str]:
 
 def _table(way: str, lines: Mapping[tuple[str, RunForecast], int]) -> Table:
     has_tokens = any(forecast.tokens_per_s is not None for _, forecast in lines)
-    titles = ("step", "tokens/s" if has_tokens else "samples/s", "run", "device time", "memory")
+    has_mfu = any(forecast.mfu_pct is not None for _, forecast in lines)
+    rates = ("tokens/s" if has_tokens else "samples/s", *(["MFU"] if has_mfu else []))
+    titles = ("step", *rates, "run", "memory")
     of_runs = way.removeprefix("measured, ")
     by = (
         f", {way}: ranges, nothing was measured"
@@ -108,8 +110,8 @@ def _table(way: str, lines: Mapping[tuple[str, RunForecast], int]) -> Table:
             str(count),
             _span(forecast.step_time_s, TIMES),
             _span(rate, COUNTS),
+            *([_span(forecast.mfu_pct, ((1.0, "%"),))] if has_mfu else []),
             _span(forecast.run_time_s, TIMES),
-            _span(forecast.device_hours and forecast.device_hours.times(3600), TIMES),
             memory_text(forecast.memory) + _fits(forecast.memory),
         )
     return table

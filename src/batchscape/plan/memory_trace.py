@@ -202,7 +202,8 @@ def trace(spec: RunSpec, sample: tuple[Sample, Sample], geometry: BatchGeometry)
                 counter.answer_outside(module)
 
         loader = _Blanks(sample, geometry, counter)
-        build = partial(build_engine, spec, _CPU, examine)
+        # On CUDA the first rank draws outside of the device.
+        build = partial(build_engine, spec, _CPU, examine, spec.device_type == "cpu")
         with counter, counter.resizes_seen():
             rehearse(spec, loader, build, counter.phase, _OPTIMIZER_STEPS)
     return counter.trace()

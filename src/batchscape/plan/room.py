@@ -12,7 +12,7 @@ from batchscape.plan.forecast import NOT_KNOWN, Figure, MemoryForecast
 from batchscape.plan.machine import Machine
 from batchscape.record.spec import RunSpec
 
-__all__ = ["memory_forecast", "room_gib"]
+__all__ = ["memory_forecast", "room_gib", "why_not_launched"]
 
 _OFF = {"cpu": (0.03, 0.03, 0.0), "cuda": (0.10, 0.10, 0.125)}
 """Shares that a predicted peak of tensors may be too high and too low, and GiB that it may be too
@@ -98,3 +98,14 @@ def memory_forecast(
         return MemoryForecast(way, peak, taken, room, "does not fit")
     is_sure = room is not None and taken.high <= room
     return MemoryForecast(way, peak, taken, room, "fits" if is_sure else "unsure")
+
+
+def why_not_launched(spec: RunSpec, memory: MemoryForecast | None) -> str | None:
+    """Return why a run is rejected for its memory; None where it is launched."""
+    if memory is None or memory.fits != "does not fit" or not spec.config.launcher.skip_unfit:
+        return None
+    least = 0.0 if memory.peak_allocated_gib is None else memory.peak_allocated_gib.low
+    return (
+        f"its tensors are predicted to take at least {least:.4g} GiB on each device, and there are "
+        f"{memory.room_gib:.4g}; launcher.skip_unfit=false launches it"
+    )

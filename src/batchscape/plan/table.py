@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields
@@ -25,6 +24,7 @@ from batchscape.plan.disk_use import describe_disk_use, disk_use
 from batchscape.plan.forecast import RunForecast, SweepForecast
 from batchscape.plan.forecast_text import forecast_text
 from batchscape.plan.machine import Machine
+from batchscape.plan.room import why_not_launched
 from batchscape.record.causes import Cause
 from batchscape.record.files import write_atomically, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
@@ -180,16 +180,13 @@ def plan_fields(plan: Plan, predicted: SweepForecast) -> list[dict[str, Any]]:
             rate, unit = found.samples_per_s, "samples/s"
             if found.tokens_per_s is not None:
                 rate, unit = found.tokens_per_s, "tokens/s"
-        middle = None
-        if rate is not None:
-            middle = math.sqrt(rate.low * rate.high) if rate.value is None else rate.value
         rows.append(
             {
                 "data_parallel_size": row["data_parallel_size"],
                 "micro_batch_size": row["micro_batch_size"],
                 "memory_gib": None if peak is None else peak.value,
                 "fits": None if memory is None else memory.fits,
-                "rate": middle,
+                "rate": None if rate is None else rate.value,
                 "rate_unit": unit,
                 "is_launched": cell.spec is not None,
             }
@@ -202,14 +199,20 @@ def plan_json(plan: Plan, machine: Machine, predicted: SweepForecast, begin: dat
 
     `runs` has one object a cell: its row of `plan_rows`, and the fields of a `RunForecast`, null
     where nothing is launched. A figure has `low`, `high`, and `value` where more than the range is
-    known. `sweep` has the totals of the runs that are left, `disk` is in bytes.
+    known; what cannot fit is `rejected`. `sweep` has the totals of the runs that are left, and
+    `disk` is in bytes.
     """
     sweep = SweepFolder(plan.sweep_dir)
     nothing = dict.fromkeys(field.name for field in fields(RunForecast))
-    runs = [
-        _row(cell) | (nothing if cell.spec is None else asdict(predicted.runs[cell.run_id]))
-        for cell in plan.cells
-    ]
+    runs = []
+    for cell in plan.cells:
+        row = _row(cell) | nothing
+        if cell.spec is not None:
+            told = predicted.runs[cell.run_id]
+            row |= asdict(told)
+            if reason := why_not_launched(cell.spec, told.memory):
+                row |= {"planned": "rejected", "reason": reason}
+        runs.append(row)
     device_type = machine.device_type(plan.cells[0].config.launcher)
     figures = {name: value for name, value in asdict(machine.cluster).items() if value is not None}
     content = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -39,6 +40,9 @@ def examine(
     device: torch.device,
     precision: str,
     micro_batch_size: int,
+    *,
+    forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
+    outline: nn.Module | None = None,
 ) -> ModelFacts:
     """Look at a model as it is about to be trained; nothing of it changes.
 
@@ -54,6 +58,9 @@ def examine(
     micro_batch_size : int
         What a device holds of a training; no more samples run forward with what their backward
         would need.
+    forward, outline : callable, nn.Module, optional
+        Where ranks hold parts of the module: what runs it, on all of them together, and the whole
+        of it, without values, whose operations are counted.
 
     Raises
     ------
@@ -62,14 +69,14 @@ def examine(
     """
     indices = np.arange(PROBED_SAMPLES, dtype=np.int64) % dataset.num_samples
     batch = to_device(dataset.batch(indices), device, precision)
-    operations = model_flops(module, *batch)
+    operations = model_flops(outline or module, *batch)
     if operations is not None:
         operations -= getattr(module.model, "padding_flops_per_token", 0) * batch[0].numel()
     return ModelFacts(
-        not_invariant=why_not_invariant(module, batch),
+        not_invariant=why_not_invariant(module, batch, forward),
         model_flops_per_sample=None if operations is None else operations / PROBED_SAMPLES,
         attention_kernel=_attention_kernel(
-            module, tuple(tensor[:micro_batch_size] for tensor in batch), precision
+            module, tuple(tensor[:micro_batch_size] for tensor in batch), precision, forward
         ),
     )
 
@@ -110,13 +117,18 @@ class _FusedKernels(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _attention_kernel(module: nn.Module, batch: tuple[Tensor, ...], precision: str) -> str | None:
+def _attention_kernel(
+    module: nn.Module,
+    batch: tuple[Tensor, ...],
+    precision: str,
+    forward: Callable[..., tuple[Tensor, Tensor]] | None = None,
+) -> str | None:
     """Run forward as the training does, whose arithmetic and gradients torch chooses kernels by."""
     calls, fused = _AttentionCalls(), _FusedKernels()
     # Memory for a whole model and its activations is not always there where ranks share a model.
     with suppress(torch.OutOfMemoryError), undisturbed(module):
         with autocast(batch[0].device.type, precision), fused, calls:
-            module.forward(*batch)
+            (forward or module.forward)(*batch)
         written_out = ["math"] if calls.count > len(fused.names) else []
         return ", ".join(sorted({*fused.names, *written_out})) or None
     return None

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from batchscape.data.datasets import open_dataset
-from batchscape.engines import Engine, build_engine
+from batchscape.engines import Engine, begins_in_parts, build_engine, model_outline
 from batchscape.engines.declared import check_exchanged, declaration
 from batchscape.engines.precision import autocast
 from batchscape.errors import CheckpointError
@@ -113,7 +113,7 @@ class Training:
 
     def rehearse(self, phase: Callable[[str], None], optimizer_steps: int) -> None:
         """Train a few steps for a memory probe; parameters are those of `rehearsal.rehearse`."""
-        build = partial(build_engine, self.spec, self._device)
+        build = partial(build_engine, self.spec, self._device, None, self._rank == 0)
         rehearse(self.spec, self._loader, build, phase, optimizer_steps)
 
     def compile_ahead(self) -> None:
@@ -151,9 +151,12 @@ class Training:
         # What was there before a resumed run's first step says nothing of a run's first step.
         first_phase = "after_model" if state is None else OUTSIDE
         phase(first_phase)
-        # By rank 0 alone, while every rank still holds the whole model.
+        # By rank 0 alone, while every rank still holds the whole model; or by all with their parts.
+        in_parts = begins_in_parts(self.spec)
         examined = partial(self._examine, first_phase) if self._rank == 0 else None
-        self._build(build_clock(self._device), examined)
+        self._build(build_clock(self._device), None if in_parts else examined)
+        if in_parts:
+            self._examine(first_phase, self._engine.module)
         self.declaration = declaration(self._engine)
         self.done = self._resume(found)
         self._evals = JsonLines(self._folder.lines("evals")) if self._rank == 0 else None
@@ -178,6 +181,7 @@ class Training:
     def _examine(self, phase: str, module: nn.Module) -> None:
         """Find out what the model is like, aside of a phase, before micro-batches are fetched."""
         self._phase(OUTSIDE)
+        in_parts = begins_in_parts(self.spec)
         # What it takes is no part of an optimizer step, as an evaluation's is not.
         beat(Phase.EVALUATION)
         try:
@@ -187,9 +191,12 @@ class Training:
                 self._device,
                 self.spec.precision,
                 self._stream.micro_batch_sizes[0],
+                forward=self._engine.forward if in_parts else None,
+                outline=model_outline(self.spec) if in_parts and self._rank == 0 else None,
             )
         except Exception as error:
-            if not is_out_of_memory(error):
+            # A rank that goes on alone would leave the others waiting.
+            if in_parts or not is_out_of_memory(error):
                 raise
             # Whether a training fits is for its own steps to say.
             self.facts = ModelFacts(not_invariant="not examined: memory was out for it")
@@ -274,7 +281,7 @@ class Training:
         self.compilations_s.append(time.perf_counter() - began)
 
     def _build(self, clock: StepClock, examine: Callable[[nn.Module], None] | None = None) -> None:
-        self._engine = build_engine(self.spec, self._device, examine)
+        self._engine = build_engine(self.spec, self._device, examine, self._rank == 0)
         self._stream.samples_noise = self._engine.micro_gradients_are_whole
         half_life_tokens = self.spec.config.evaluation.ema_half_life_tokens
         if half_life_tokens is not None:

@@ -76,10 +76,9 @@ class StepTimeModel:
         spread = replace(found, value=0.0, variance=found.variance / found.value**2)
         low, high = (found.value * math.exp(end) for end in spread.interval())
         if high > WIDEST * low:
-            reason = (
-                f"{NOT_IDENTIFIED}: its interval has ends {significant(high / low, 2)} times apart; "
-                f"a run of {devices} x {micro} x {accumulation} would tell"
-            )
+            apart = f"its interval has ends {significant(high / low, 2)} times apart"
+            cut = f"{devices} x {micro} x {accumulation}"
+            reason = f"{NOT_IDENTIFIED}: {apart}; a run of {cut} would tell"
             return replace(estimate, value=math.nan, low=low, high=high, note=reason)
         return replace(estimate, low=low, high=high)
 

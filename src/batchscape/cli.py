@@ -94,7 +94,7 @@ Example:
 """,
     "plan": """\
 Show the runs that `batchscape sweep` would launch with the same arguments, the rejected runs with
-their reasons, and what runs and sweep will take: step time, device-hours, end, disk. Launches
+their reasons, and what runs and sweep will take: step time, device-hours, end. Launches
 nothing and writes nothing but the cache of prepared data.
 
 Examples:
@@ -873,7 +873,7 @@ def _make_plan(grid: SweepCells, machine: Machine) -> Plan:
 
 def _launch(grid: SweepCells, arguments: Sequence[str]) -> int:
     from batchscape.launch import run_sweep
-    from batchscape.plan.disk_use import describe_disk_use, disk_use
+    from batchscape.plan.disk_use import disk_warning
     from batchscape.plan.table import plan_summary, write_plan
     from batchscape.record.folder import SweepFolder
 
@@ -883,9 +883,8 @@ def _launch(grid: SweepCells, arguments: Sequence[str]) -> int:
     machine = _machine(grid) if is_on_slurm else _machine_here(grid)
     plan = _make_plan(grid, machine)
     _console().print(plan_summary(plan))
-    use = disk_use(plan.specs, SweepFolder(plan.sweep_dir))
-    if not use.fits:
-        _console().print(f"Warning. {describe_disk_use(use)}")
+    if (warning := disk_warning(plan.specs, SweepFolder(plan.sweep_dir))) is not None:
+        _console().print(f"Warning. {warning}")
     try:
         write_plan(plan)
     except OSError as error:

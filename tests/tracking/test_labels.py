@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pandas as pd
 import pytest
 
-from batchscape.cli import main
 from batchscape.config import WandbTracker
+from batchscape.errors import DamageError
 from batchscape.record.columns import COLUMNS, RESIDENT
 from batchscape.record.files import read_json, write_json
 from batchscape.record.status import Attempt, Status
-from batchscape.tracking.labels import Labels, told_settings
+from batchscape.tracking.labels import label_of, sweep_id_of, told_settings
 from batchscape.tracking.mirror import Mirror
 from batchscape.tracking.times import row_times, run_time_s
 
@@ -42,57 +43,57 @@ def cell(fake_training):
     return make
 
 
-def test_names_tell_what_was_swept_and_groups_are_cells(sweep, cell) -> None:
+def test_names_tell_the_settings_and_groups_are_cells(sweep, cell) -> None:
     folders = [
         cell("a"),
         cell("aa", seed=4),
         cell("aaa", timing_repeat=1),
         cell("aaaa", engine__name="fsdp", optimizer__learning_rate=0.01),
         cell("aaaaa", engine__name="fsdp", optimizer__learning_rate=0.01, tracker__tags=["x"]),
+        cell("aaaaaa", model__d_model=64),
     ]
-    labels = Labels(sweep)
-    labels.refresh(None)
-    found = [labels.of(folder) for folder in folders]
+    sweep_id = sweep_id_of(sweep.run_folders())
+    assert re.fullmatch("fixed_global_batch-[0-9a-f]{8}", sweep_id)
+    found = [label_of(folder, sweep_id) for folder in folders]
+    keys = [re.search(" ([0-9a-f]{6})( |$)", label.name)[1] for label in found]
+    # Tags decide nothing of a run, seeds and repeats are pooled; a width makes another cell.
+    assert keys[0] == keys[1] == keys[2]
+    assert keys[3] == keys[4]
+    assert len(set(keys)) == 3
     assert [label.name for label in found] == [
-        "2x8x2 ddp learning_rate=0.001 s3",
-        "2x8x2 ddp learning_rate=0.001 s4",
-        "2x8x2 ddp learning_rate=0.001 s3 repeat 1",
-        "2x8x2 fsdp learning_rate=0.01 s3",
-        "2x8x2 fsdp learning_rate=0.01 s3",
+        f"2x8x2 ddp gpt adamw 0.001 {keys[0]} s3",
+        f"2x8x2 ddp gpt adamw 0.001 {keys[0]} s4",
+        f"2x8x2 ddp gpt adamw 0.001 {keys[0]} s3 repeat 1",
+        f"2x8x2 fsdp gpt adamw 0.01 {keys[3]} s3",
+        f"2x8x2 fsdp gpt adamw 0.01 {keys[3]} s3",
+        f"2x8x2 ddp gpt adamw 0.001 {keys[5]} s3",
     ]
-    # Tags decide nothing of a run, seeds and repeats are pooled.
-    one, other = found[0].group, found[3].group
-    assert [label.group for label in found] == [one, one, one, other, other]
-    assert one == f"2x8x2 ddp learning_rate=0.001 ({labels.sweep_id})"
-    # More cells keep the name of the sweep; theirs follow what is swept now.
-    cell("aaaaaa", model__d_model=64)
-    labels.refresh(None)
-    assert labels.of(folders[0]).group == (
-        f"2x8x2 ddp d_model=32 learning_rate=0.001 ({labels.sweep_id})"
-    )
-    again = Labels(sweep)
-    again.refresh(None)
-    assert again.sweep_id == labels.sweep_id
-    assert again.of(folders[0]) == labels.of(folders[0])
+    for label in found:
+        assert label.name.startswith(label.group.removesuffix(f" ({sweep_id})"))
 
 
-def test_cells_that_would_be_called_alike_are_told_apart(sweep, cell) -> None:
-    """Of a long value the name has the beginning only."""
-    words = "x" * 50
-    folders = [cell(n * "a", schedule__name=f"{words}{n}", seed=n % 2) for n in (1, 2)]
-    labels = Labels(sweep)
-    labels.refresh(None)
-    first, second = (labels.of(folder) for folder in folders)
-    assert first is not None
-    assert second is not None
-    assert first.group != second.group
-    assert max(map(len, (first.name, first.group, second.name))) <= 128
+def test_no_cell_that_is_added_moves_a_run_to_another_group(sweep, cell) -> None:
+    first = cell("a")
+    before = label_of(first, sweep_id_of(sweep.run_folders()))
+    for name, settings in (
+        ("aa", {"optimizer__learning_rate": 0.1}),
+        ("aaa", {"model__d_model": 8}),
+    ):
+        cell(name, **settings)
+        assert label_of(first, sweep_id_of(sweep.run_folders())) == before
+
+
+def test_a_long_name_is_cut_and_a_damaged_config_is_told(cell) -> None:
+    label = label_of(cell("a", model__name="x" * 300), "s")
+    assert max(map(len, label)) <= 128
+    folder = cell("aa")
+    folder.config.write_text('{"geometry": null}')
+    with pytest.raises(DamageError, match=r"config\.json is damaged"):
+        label_of(folder, "s")
 
 
 @pytest.mark.parametrize("other", ["stages", "warmup"])
-def test_ramps_of_other_lengths_and_times_of_other_steps_are_other_cells(
-    sweep, cell, other
-) -> None:
+def test_ramps_of_other_lengths_and_times_of_other_steps_are_other_cells(cell, other) -> None:
     folders = [cell("a"), cell("aa", seed=4), cell("aaa")]
     for folder in folders:
         content = read_json(folder.config)
@@ -105,15 +106,7 @@ def test_ramps_of_other_lengths_and_times_of_other_steps_are_other_cells(
         if folder is folders[2] and other == "warmup":
             content["config"]["measure"]["warmup_optimizer_steps"] = 7
         write_json(folder.config, content)
-    labels = Labels(sweep)
-    labels.refresh(None)
-    said = {
-        "stages": ("stage_samples=[128,256]", "stage_samples=[256,128]"),
-        "warmup": ("warmup_optimizer_steps=5", "warmup_optimizer_steps=7"),
-    }[other]
-    names = [labels.of(folder).name for folder in folders]
-    assert names == [f"2x8x2 {said[0]} s3", f"2x8x2 {said[0]} s4", f"2x8x2 {said[1]} s3"]
-    groups = [labels.of(folder).group for folder in folders]
+    groups = [label_of(folder, "s").group for folder in folders]
     assert groups[0] == groups[1] != groups[2]
 
 
@@ -178,7 +171,7 @@ def test_what_is_not_known_of_a_program_is_not_in_wandb(
     assert not [row for row in segment.history if "memory/peak_allocated_gib" in row]
     assert segment.summary["memory/uss_gib"] == 0.2
     run = segment.of("run")[0]
-    assert run["display_name"] == "2x8x2"
+    assert re.fullmatch("2x8x2 ddp gpt adamw [0-9a-f]{6}", run["display_name"])
     config = run["config"]["update"]
     assert not {"not_passed", "seed", "init_seed", "data_seed"} & config.keys()
     (stage,) = config["stages"]
@@ -189,72 +182,3 @@ def test_what_is_not_known_of_a_program_is_not_in_wandb(
     (attempt,) = training.status.attempts
     for row in segment.history:
         assert attempt.started_at <= row["_timestamp"] <= attempt.ended_at
-
-
-@pytest.mark.slow
-def test_names_and_groups_follow_when_cells_are_added(sweep, server, fake_training, capsys) -> None:
-    """By the same W&B runs, and without their rows."""
-    first = fake_training("run-a")
-    first.begin()
-    first.train(range(1, 3))
-    first.end(Status.COMPLETED)
-    assert main(["sync", str(sweep.path)]) == 0
-    run = server.run_of("run-a")
-    assert run.settings["displayName"] == "2x8x2 s3"
-    other = fake_training("run-b")
-    content = read_json(other.folder.config)
-    content["config"]["optimizer"]["learning_rate"] = 0.01
-    write_json(other.folder.config, content)
-    other.begin()
-    other.train(range(1, 3))
-    other.end(Status.COMPLETED)
-    assert main(["sync", str(sweep.path)]) == 0
-    assert "uploaded 1 run, 1 name; 1 had been" in capsys.readouterr().out
-    assert run.settings["displayName"] == "2x8x2 learning_rate=0.001 s3"
-    assert run.settings["groupName"].startswith("2x8x2 learning_rate=0.001 (")
-    assert run.lines_received == len(run.history)
-    assert run.state == "finished"
-    assert len(server.runs) == 2
-
-
-@pytest.mark.slow
-def test_a_name_that_is_refused_is_told_and_tried_again(
-    sweep, server, fake_training, rows_of, monkeypatch, capsys
-) -> None:
-    """The run was deleted at the server; the others go on."""
-    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "4")
-
-    def add(run_id: str, learning_rate: float):
-        training = fake_training(run_id)
-        content = read_json(training.folder.config)
-        content["config"]["optimizer"]["learning_rate"] = learning_rate
-        write_json(training.folder.config, content)
-        training.begin()
-        training.train(range(1, 3))
-        training.end(Status.COMPLETED)
-        return training
-
-    def sync() -> tuple[int, str]:
-        return main(["sync", str(sweep.path)]), " ".join(capsys.readouterr().out.split())
-
-    add("run-a", 0.001)
-    assert sync()[0] == 0
-    ((id_, deleted),) = server.runs.items()
-    del server.runs[id_]
-    server.deleted.add(id_)
-    other = add("run-b", 0.01)
-    for uploaded in ("uploaded 1 run; ", ""):
-        code, said = sync()
-        assert code == 1
-        assert "run-a: not uploaded: W&B refuses to call it by its new name" in said
-        assert "409" in said
-        assert f"Biases: {uploaded}1 not uploaded: the same command tries again" in said
-    assert server.run_of("run-b").visible_history == rows_of(other.folder)
-    assert len(server.runs) == 1
-
-    server.deleted.clear()
-    server.runs[id_] = deleted
-    assert sync() == (0, "Weights & Biases: uploaded 1 name; 2 had been uploaded before")
-    assert deleted.settings["displayName"] == "2x8x2 learning_rate=0.001 s3"
-    assert deleted.lines_received == len(deleted.history)
-    assert sync() == (0, "Weights & Biases: nothing to upload; 2 had been uploaded before")

@@ -333,7 +333,6 @@ def test_what_is_there_already_is_counted_and_nothing_is_sent(sweep, fake_traini
         training.status.status = Status.COMPLETED
         training.status.write(training.folder.status)
         state = MirrorState("geometry", None, "online", content=content_of(training.status))
-        state.name, state.group = "2x8x2 s3", "2x8x2 ()"
         state.write(training.folder)
     fake_training("run-c")
     assert sync(sweep, capsys) == (

@@ -14,10 +14,9 @@ from rich.text import Text
 
 from batchscape.errors import ConfigError
 from batchscape.interop.command import read_flags
-from batchscape.interop.disagreement import Disagreement
 from batchscape.interop.gather import Setup, gather
 from batchscape.interop.resolve import Running, resolve
-from batchscape.interop.rules import findings_of
+from batchscape.interop.rules import Disagreement, findings_of
 from batchscape.interop.statements import KINDS, Statement, Value
 from batchscape.outgoing import outgoing_json
 

@@ -1,20 +1,38 @@
-"""Where files disagree on the numbers of the batch."""
+"""Where files disagree, and set traps for the batch: one table of rules.
+
+A rule takes what is said and what runs of it, and yields what is wrong.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 from batchscape.errors import GeometryError
 from batchscape.geometry import solve
-from batchscape.interop import rules_deepspeed, rules_launch, rules_settings
-from batchscape.interop.disagreement import Disagreement
 from batchscape.interop.gather import Setup
 from batchscape.interop.resolve import Running, accelerate_mode
-from batchscape.interop.statements import Statement, differ
+from batchscape.interop.slurm import Job
+from batchscape.interop.statements import Statement, Value, differ
 
-__all__ = ["findings_of"]
+__all__ = ["Disagreement", "findings_of"]
 
 _SEVERAL = "the command wins; give the number in one place"
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """What disagrees, and how to mend it."""
+
+    rule: str
+    """Short name of the rule."""
+    severity: Literal["error", "warning"]
+    """`error`: the run refuses to start, or trains with another batch or arithmetic than a file
+    says; `warning`: a trap that these files alone do not decide."""
+    message: str
+    """Files, keys and values, and what the library makes of them."""
+    fix: str
 
 
 def findings_of(setup: Setup, running: Running) -> list[Disagreement]:
@@ -25,16 +43,265 @@ def findings_of(setup: Setup, running: Running) -> list[Disagreement]:
     running : Running
         As `resolve` gives it for the same setup.
     """
-    found = [
-        *rules_launch.findings(setup, running),
-        *rules_deepspeed.findings(setup, running),
-        *_accumulation_of_launcher(setup, running),
-        *_unread_arguments(setup),
-        *_total(setup, running),
-        *_litgpt(running),
-        *rules_settings.findings(setup, running),
-    ]
+    found = [finding for rule in _RULES for finding in rule(setup, running)]
     return sorted(found, key=lambda finding: finding.severity)
+
+
+def _one_process(setup: Setup, _: Running) -> Iterator[Disagreement]:
+    if setup.launched_by != "accelerate":
+        return
+    mode, wanted = accelerate_mode(setup), _wanted(setup)
+    if wanted is None or (wanted[1].value or 1) < 2:
+        return
+    if not mode.starts_many:
+        yield Disagreement(
+            "one-process",
+            "error",
+            f"{wanted[0].name(wanted[1])}, and one process runs, without a word: {mode.reason}",
+            "start with torchrun --nproc_per_node, or with --multi_gpu or distributed_type "
+            "MULTI_GPU on GPUs",
+        )
+    elif not mode.is_certain:
+        yield Disagreement(
+            "one-process",
+            "warning",
+            f"{wanted[0].name(wanted[1])}: {mode.reason}; else one process runs",
+            "add --multi_gpu",
+        )
+
+
+def _wanted(setup: Setup) -> tuple[Statement, Value[int]] | None:
+    """Return the number of processes that accelerate is told to start."""
+    for statement in setup.of_accelerate:
+        if statement.devices is not None:
+            return statement, statement.devices
+    return None
+
+
+def _per_machine(setup: Setup, _: Running) -> Iterator[Disagreement]:
+    if setup.launched_by != "accelerate":
+        return
+    wanted = _wanted(setup)
+    nodes = next((said.nodes for said in setup.of_accelerate if said.nodes), None)
+    if wanted is None or nodes is None or not wanted[1].value or not nodes.value:
+        return
+    remainder = wanted[1].value % nodes.value
+    if remainder:
+        each = wanted[1].value // nodes.value
+        yield Disagreement(
+            "processes-per-machine",
+            "error",
+            f"{wanted[0].name(wanted[1])} does not divide over {nodes}: num_processes counts all "
+            f"machines, and accelerate starts {each} on each, {each * nodes.value} in all",
+            f"set num_processes to a multiple of {nodes.value}",
+        )
+
+
+def _visible(setup: Setup, _: Running) -> Iterator[Disagreement]:
+    """More ranks on one machine than devices that they may see."""
+    launcher = setup.launcher
+    ids = launcher.others.get("gpu_ids") if launcher is not None else None
+    origin = "--gpu_ids"
+    if ids is None and setup.accelerate is not None and setup.launched_by == "accelerate":
+        ids, origin = setup.accelerate.others.get("gpu_ids"), f"{setup.accelerate.source}: gpu_ids"
+    count = None
+    if isinstance(ids, (str, int)) and not isinstance(ids, bool) and str(ids) != "all":
+        count = len([part for part in str(ids).split(",") if part.strip()])
+    elif launcher is not None and isinstance(launcher.others.get("visible"), int):
+        count, origin = int(str(launcher.others["visible"])), "CUDA_VISIBLE_DEVICES"
+    elif (job := _job_of(launcher)) is not None:
+        count, origin = job.gpus_on_node, "the job"
+    wanted = _wanted(setup)
+    if count is None or wanted is None or not wanted[1].value:
+        return
+    told = (said.nodes.value for said in setup.of_accelerate if said.nodes is not None)
+    nodes = next((count for count in told if count), 1)
+    here = wanted[1].value // nodes
+    if here > count:
+        yield Disagreement(
+            "visible-devices",
+            "error",
+            f"{wanted[0].name(wanted[1])} starts {here} processes on a machine where {origin} "
+            f"names {count} devices",
+            "start one process per visible device, or make more visible",
+        )
+
+
+def _job_of(launcher: Statement | None) -> Job | None:
+    job = launcher.others.get("job") if launcher is not None else None
+    return job if isinstance(job, Job) else None
+
+
+def _two_counts(setup: Setup, _: Running) -> Iterator[Disagreement]:
+    """A count on the command line goes before that of the file."""
+    launcher, config = setup.launcher, setup.accelerate
+    if setup.launched_by != "accelerate" or launcher is None or config is None:
+        return
+    left, right = launcher.devices, config.devices
+    if left is None or right is None or right.is_default or left.value == right.value:
+        return
+    yield Disagreement(
+        "devices",
+        "warning",
+        f"{launcher.name(left)} goes before {config.name(right)}",
+        "give the number in one place",
+    )
+
+
+def _unread_config(setup: Setup, _: Running) -> Iterator[Disagreement]:
+    """Only `accelerate launch` reads an accelerate config."""
+    launcher, config = setup.launcher, setup.accelerate
+    if config is None or launcher is None or launcher.others["launcher"] == "accelerate":
+        return
+    left, right = config.devices, launcher.devices
+    differs = left is not None and right is not None and left.value != right.value
+    yield Disagreement(
+        "unread-config",
+        "error" if differs else "warning",
+        f"{config.source} is read by accelerate launch alone, and the command starts with "
+        f"{launcher.others['launcher']}"
+        + (f": {config.name(left)} is not {launcher.name(right)}" if differs else ""),
+        "start with accelerate launch --config_file, or leave the file out",
+    )
+
+
+def _told(setup: Setup, running: Running) -> Iterator[Disagreement]:
+    if setup.devices is None or running.devices is None or running.devices.origin == "--devices":
+        return
+    if running.devices.value != setup.devices:
+        yield Disagreement(
+            "devices",
+            "error",
+            f"--devices {setup.devices} is not {running.devices}",
+            "leave --devices out: the files tell",
+        )
+
+
+def _job(setup: Setup, _: Running) -> Iterator[Disagreement]:
+    """A launcher that starts processes itself, in a job that has nodes and tasks of its own."""
+    launcher, job = setup.launcher, _job_of(setup.launcher)
+    if launcher is None or job is None or launcher.others["launcher"] == "python":
+        return
+    under, nodes = launcher.others["under"], launcher.nodes
+    if job.nodes is not None and nodes is not None and nodes.value not in {None, job.nodes}:
+        # One launcher alone may be meant for one of the nodes; one on each node is not.
+        alone = under is None and (nodes.value or 1) < job.nodes
+        yield Disagreement(
+            "job-nodes",
+            "warning" if alone else "error",
+            f"{launcher.name(nodes)} is not the {job.nodes} nodes of the job"
+            + ("; the others stay idle" if alone else ""),
+            f"set {nodes.key} to {job.nodes}, or #SBATCH --nodes to {nodes.value}",
+        )
+    tasks = job.tasks_on_node
+    if under is not None and tasks is not None and tasks > 1:
+        yield Disagreement(
+            "job-tasks",
+            "error",
+            f"{launcher.source}: {under} starts {tasks} tasks on a node, and each of them a "
+            "launcher with all of its processes",
+            "start one task a node: --ntasks-per-node=1",
+        )
+
+
+def _shell_floor(setup: Setup, _: Running) -> Iterator[Disagreement]:
+    for floor in setup.launch.floors if setup.launch is not None else ():
+        yield Disagreement(
+            "shell-floor",
+            "error",
+            f"{setup.launch.name if setup.launch else ''}: the script divides {floor}; a shell "
+            "drops the remainder, and with it a part of the batch",
+            "choose numbers that divide",
+        )
+
+
+def _misspelt(setup: Setup, _: Running) -> Iterator[Disagreement]:
+    """DeepSpeed passes over a key that it does not know, without a word."""
+    names = None if setup.deepspeed is None else setup.deepspeed.others["misspelt"]
+    if setup.deepspeed is None or not isinstance(names, dict):
+        return
+    for key, nearest in names.items():
+        yield Disagreement(
+            "unknown-key",
+            "warning",
+            f"{setup.deepspeed.source}: DeepSpeed knows no key {key} and passes over it; the "
+            f"nearest that it knows is {nearest}",
+            f"write {nearest}, or remove {key}",
+        )
+
+
+def _auto_without_source(setup: Setup, running: Running) -> Iterator[Disagreement]:
+    """DeepSpeed itself knows no "auto": transformers and accelerate fill it in before."""
+    json = setup.deepspeed
+    if json is None or running.system == "trainer":
+        return
+    values = [value for value in (json.micro, json.accumulation, json.total) if value is not None]
+    autos = [value.key for value in values if value.is_auto]
+    if not autos:
+        return
+    if running.system == "accelerate":
+        # Filled from the DataLoader and the Accelerator, which a script may set from anything.
+        return
+    yield Disagreement(
+        "auto-without-source",
+        "error",
+        f'{json.source}: {", ".join(autos)} "auto", and nothing here fills it in: DeepSpeed itself '
+        "takes numbers only; the Trainer and accelerate replace it",
+        "write numbers, or check it together with the command or TrainingArguments that it is "
+        "used with",
+    )
+
+
+def _numbers(setup: Setup, running: Running) -> Iterator[Disagreement]:
+    """Two that state micro-batch or accumulation, and state them differently."""
+    reader = "accelerate" if running.system == "accelerate" else "DeepSpeed"
+    unread = "make both equal, or give the file as the only argument of the script"
+    pairs = (
+        (setup.deepspeed, setup.trainer, "the Trainer refuses to start", None),
+        (setup.deepspeed, setup.script, f"{reader} goes by the JSON", None),
+        (setup.unread_trainer, setup.trainer, "the command does not name the file", unread),
+    )
+    for left, right, makes, fix in pairs:
+        for rule, name in (("micro-batch", "micro"), ("accumulation", "accumulation")):
+            one, other = getattr(left, name, None), getattr(right, name, None)
+            if left is not None and right is not None and differ(one, other):
+                said = f"{left.name(one)} is not {right.name(other)}; {makes}"
+                yield Disagreement(rule, "error", said, fix or _equal(one, other))
+
+
+def _equal(json: Value[int] | None, other: Value[int] | None) -> str:
+    """Return how to make two numbers one; "auto" would let any flag of a command line decide."""
+    if json is None or other is None:
+        return "make both equal"
+    return (
+        f"make both equal: {json.key} {other.value} in the DeepSpeed JSON, or {other.key} "
+        f"{json.value}"
+    )
+
+
+def _accumulation_missing(setup: Setup, running: Running) -> Iterator[Disagreement]:
+    json = setup.deepspeed
+    script = setup.script if running.system == "accelerate" else None
+    said = setup.trainer or script
+    steps = said.accumulation if said is not None else None
+    if (
+        json is None
+        or said is None
+        or json.accumulation is not None
+        or (steps is None or (steps.value or 1) == 1)
+    ):
+        return
+    makes = (
+        ", which is then 1 for DeepSpeed: it counts another global batch than the Trainer, "
+        if setup.trainer is not None
+        else "; accelerate then takes 1, and not "
+    )
+    yield Disagreement(
+        "accumulation-missing",
+        "error",
+        f"{json.source}: has no gradient_accumulation_steps{makes}{said.name(steps)}",
+        f'add "gradient_accumulation_steps": {steps.value} to the DeepSpeed JSON',
+    )
 
 
 def _accumulation_of_launcher(setup: Setup, running: Running) -> Iterator[Disagreement]:
@@ -67,23 +334,6 @@ def _accumulation_of_launcher(setup: Setup, running: Running) -> Iterator[Disagr
         f"{first.name(first.accumulation)} is not {script.name(theirs)}; {makes}",
         "remove it from the accelerate side, or make both equal",
     )
-
-
-def _unread_arguments(setup: Setup) -> Iterator[Disagreement]:
-    """A file of TrainingArguments beside a command that gives arguments itself."""
-    used, unread = setup.trainer, setup.unread_trainer
-    if used is None or unread is None:
-        return
-    for name in ("micro", "accumulation"):
-        left, right = getattr(unread, name), getattr(used, name)
-        if differ(left, right):
-            yield Disagreement(
-                "micro-batch" if name == "micro" else "accumulation",
-                "error",
-                f"{unread.name(left)} is not {used.name(right)}; the command does not name "
-                "the file",
-                "make both equal, or give the file as the only argument of the script",
-            )
 
 
 def _total(setup: Setup, running: Running) -> Iterator[Disagreement]:
@@ -177,7 +427,7 @@ def _nearest(running: Running) -> str:
     return ""
 
 
-def _litgpt(running: Running) -> Iterator[Disagreement]:
+def _litgpt(_: Setup, running: Running) -> Iterator[Disagreement]:
     """LitGPT floors twice, without a word: global // devices // micro-batch."""
     devices, micro, total = running.devices, running.micro, running.total
     if running.system != "litgpt" or micro is None or total is None:
@@ -203,3 +453,204 @@ def _litgpt(running: Running) -> Iterator[Disagreement]:
         f"{said}; LitGPT drops the remainder and trains with {count * micro.value * steps}",
         f"set train.global_batch_size to {below} or {above}",
     )
+
+
+def _both_precisions(setup: Setup, _: Running) -> Iterator[Disagreement]:
+    for statement in (setup.trainer, setup.deepspeed):
+        if statement is not None and statement.on("both_precisions"):
+            yield Disagreement(
+                "precision",
+                "error",
+                f"{statement.source}: fp16 and bf16 are both on, and only one of them can be",
+                "switch one off",
+            )
+
+
+def _precisions(setup: Setup, running: Running) -> Iterator[Disagreement]:
+    """Arithmetic that two sides state, and state differently."""
+    json, trainer = setup.deepspeed, setup.trainer
+    if any(s is not None and s.on("both_precisions") for s in (json, trainer)):
+        return
+    if json is not None and trainer is not None:
+        ours = trainer.precision.value if trainer.precision is not None else None
+        stated = json.others["enabled"]
+        for name, enabled in stated.items() if isinstance(stated, dict) else ():
+            if enabled is None or enabled == (name == ours):
+                continue
+            yield Disagreement(
+                "precision",
+                "error",
+                f"{json.source}: {name}.enabled is {str(enabled).lower()}, and {trainer.source} "
+                f"says {ours or 'neither fp16 nor bf16'}; the Trainer refuses to start",
+                f"set {name}.enabled to {str(not enabled).lower()} in the DeepSpeed JSON, or "
+                f"change the arguments",
+            )
+    first = next((said for said in setup.of_accelerate if said.precision), None)
+    if first is None or first.precision is None or first.precision.value in {None, "no"}:
+        return
+    theirs, sets = (trainer or setup.script), first.precision.value
+    mine = theirs.precision if theirs is not None else None
+    if mine is not None and theirs is not None and mine.value not in {None, sets}:
+        winner = (
+            "arguments decide" if running.system == "trainer" else "script's own setting decides"
+        )
+        yield Disagreement(
+            "precision",
+            "error",
+            f"{first.name(first.precision)} is not {theirs.name(mine)}; the {winner}",
+            "state it in one place",
+        )
+    said = json.precision if json is not None else None
+    uses_json = running.system == "accelerate" and json is not None
+    if uses_json and said is not None and said.value not in {None, "no", sets} and json:
+        yield Disagreement(
+            "precision",
+            "error",
+            f"{first.name(first.precision)}, and {json.source}: {said.key} is on; accelerate "
+            "refuses to start",
+            "state it in the DeepSpeed JSON alone",
+        )
+
+
+def _fields_of_the_json(setup: Setup, _: Running) -> Iterator[Disagreement]:
+    """An accelerate config may not hold settings beside the JSON that they belong into."""
+    config = setup.accelerate
+    if config is None or setup.deepspeed is None or not accelerate_mode(setup).deepspeed:
+        return
+    named = config.others.get("deepspeed_config_file") or (
+        setup.launcher is not None and setup.launcher.others.get("deepspeed_config_file")
+    )
+    fields = config.others["deepspeed_fields"]
+    on_command = setup.launcher is not None and setup.launcher.precision is not None
+    if isinstance(fields, tuple) and on_command:
+        fields = tuple(name for name in fields if name != "mixed_precision")
+    if not named or not isinstance(fields, tuple) or not fields:
+        return
+    yield Disagreement(
+        "fields-of-the-json",
+        "error",
+        f"{config.source}: {', '.join(fields)} beside the DeepSpeed JSON {named}; accelerate "
+        "refuses to start, since the JSON has to say them",
+        f"move {', '.join(fields)} into the JSON",
+    )
+
+
+def _clipping(setup: Setup, running: Running) -> Iterator[Disagreement]:
+    """With DeepSpeed the gradient is clipped by its own value alone."""
+    json = setup.deepspeed
+    optimizer = json.others.get("optimizer_max_grad_norm") if json is not None else None
+    if json is not None and optimizer is not None:
+        yield Disagreement(
+            "clipping",
+            "warning",
+            f"{json.source}: optimizer.params.max_grad_norm clips nothing in DeepSpeed",
+            "use gradient_clipping",
+        )
+    script = setup.trainer or setup.script
+    theirs = script.clipping if script is not None else None
+    if script is None or theirs is None or theirs.value is None:
+        return
+    plugin = next((said for said in setup.of_accelerate if said.clipping), None)
+    by_plugin = running.system in {"trainer", "accelerate"} and json is None and plugin is not None
+    source = plugin if by_plugin and accelerate_mode(setup).deepspeed else json
+    if source is None:
+        return
+    ours = source.clipping
+    if ours is not None and ours.value is not None and ours.value != theirs.value:
+        makes = "the Trainer refuses to start" if setup.trainer else "DeepSpeed goes by the first"
+        yield Disagreement(
+            "clipping",
+            "error",
+            f"{source.name(ours)} is not {script.name(theirs)}; {makes}",
+            f"make both equal: {ours.key} {theirs.value} in the DeepSpeed JSON, or {theirs.key} "
+            f"{ours.value}",
+        )
+    elif ours is None and source is json and theirs.value != 1.0:
+        yield Disagreement(
+            "clipping",
+            "error",
+            f"{source.source}: has no gradient_clipping, so DeepSpeed clips at its default of 1.0, "
+            f"and {script.name(theirs)} has no effect",
+            f'add "gradient_clipping": {theirs.value} to the DeepSpeed JSON',
+        )
+
+
+def _split_batches(setup: Setup, running: Running) -> Iterator[Disagreement]:
+    trainer = setup.trainer
+    if trainer is None or not trainer.on("split_batches") or trainer.micro is None:
+        return
+    devices, micro = running.devices, trainer.micro
+    if devices is not None and micro.value is not None and micro.value % devices.value:
+        yield Disagreement(
+            "split-batches",
+            "error",
+            f"{trainer.name(micro)} does not divide over devices {devices}: with split_batches it "
+            "is cut over all of them, and accelerate refuses to start",
+            f"set {micro.key} to a multiple of {devices.value}, or split_batches to false",
+        )
+    else:
+        yield Disagreement(
+            "split-batches",
+            "warning",
+            f"{trainer.name(micro)} is the batch of all devices together, since split_batches is "
+            "on; without it, it is that of each",
+            "set split_batches to false, so that the name says what it is",
+        )
+
+
+def _finds_batch_size(setup: Setup, _: Running) -> Iterator[Disagreement]:
+    trainer = setup.trainer
+    if trainer is not None and trainer.on("auto_find_batch_size"):
+        yield Disagreement(
+            "auto-find-batch-size",
+            "warning",
+            f"{trainer.source}: auto_find_batch_size makes the micro-batch smaller where memory "
+            "runs out and keeps the accumulation, so that the global batch shrinks too",
+            "find the micro-batch once, and switch it off",
+        )
+
+
+def _schedule(setup: Setup, running: Running) -> Iterator[Disagreement]:
+    """A scheduler that `Accelerator.prepare` wraps steps once per process."""
+    launch = setup.launch
+    if running.system != "accelerate" or launch is None or setup.script is None:
+        return
+    devices = running.devices.value if running.devices is not None else 1
+    warmup = launch.options.get("lr_warmup_steps", launch.options.get("num_warmup_steps", "0"))
+    decays = launch.options.get("lr_scheduler", launch.options.get("lr_scheduler_type", "constant"))
+    if devices > 1 and (decays != "constant" or warmup not in {"0", ""}):
+        yield Disagreement(
+            "schedule-per-process",
+            "warning",
+            f"{launch.name}: a scheduler that accelerate prepares steps {devices} times per "
+            f"optimizer step, once per process: lr_scheduler {decays}, warm-up {warmup}",
+            "multiply warm-up and total steps by accelerator.num_processes in the script (many do) "
+            "or pass step_scheduler_with_optimizer=False and step it yourself",
+        )
+
+
+_RULES: tuple[Callable[[Setup, Running], Iterator[Disagreement]], ...] = (
+    _one_process,
+    _per_machine,
+    _visible,
+    _two_counts,
+    _unread_config,
+    _told,
+    _job,
+    _shell_floor,
+    _misspelt,
+    _auto_without_source,
+    _numbers,
+    _accumulation_missing,
+    _accumulation_of_launcher,
+    _total,
+    _litgpt,
+    _both_precisions,
+    _precisions,
+    _fields_of_the_json,
+    _clipping,
+    _split_batches,
+    _finds_batch_size,
+    _schedule,
+)
+"""In the order in which a table shows what they find."""

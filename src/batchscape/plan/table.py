@@ -20,7 +20,7 @@ from batchscape.config import Affects, Command, RunConfig, affects_of
 from batchscape.errors import RecordError
 from batchscape.outgoing import outgoing_cell, outgoing_json
 from batchscape.plan.build import Plan, PlannedCell
-from batchscape.plan.disk_use import describe_disk_use, disk_use
+from batchscape.plan.disk_use import disk_warning
 from batchscape.plan.forecast import RunForecast, SweepForecast
 from batchscape.plan.forecast_text import forecast_text
 from batchscape.plan.machine import Machine
@@ -119,7 +119,8 @@ def plan_table(
         parts.append(Text(f"Not told to the program, and without effect: {', '.join(untold)}"))
     named = {c.run_id: _costly(c.spec, c.swept) for c in plan.cells if c.spec is not None}
     parts += forecast_text(predicted, named, begin)
-    parts.append(Text(describe_disk_use(disk_use(plan.specs, sweep))))
+    if (warning := disk_warning(plan.specs, sweep)) is not None:
+        parts.append(Text(warning))
     parts.append(Text(plan_summary(plan)))
     return Group(*parts)
 
@@ -199,10 +200,8 @@ def plan_json(plan: Plan, machine: Machine, predicted: SweepForecast, begin: dat
 
     `runs` has one object a cell: its row of `plan_rows`, and the fields of a `RunForecast`, null
     where nothing is launched. A figure has `low`, `high`, and `value` where more than the range is
-    known; what cannot fit is `rejected`. `sweep` has the totals of the runs that are left, and
-    `disk` is in bytes.
+    known; what cannot fit is `rejected`. `sweep` has the totals of the runs that are left.
     """
-    sweep = SweepFolder(plan.sweep_dir)
     nothing = dict.fromkeys(field.name for field in fields(RunForecast))
     runs = []
     for cell in plan.cells:
@@ -228,7 +227,6 @@ def plan_json(plan: Plan, machine: Machine, predicted: SweepForecast, begin: dat
         },
         "runs": runs,
         "sweep": predicted.as_plain(begin),
-        "disk": asdict(disk_use(plan.specs, sweep)),
     }
     return json.dumps(outgoing_json(content), indent=2, allow_nan=False)
 

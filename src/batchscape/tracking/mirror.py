@@ -49,12 +49,11 @@ class Mirror:
         self._sweep_dir = sweep.path.resolve()
         self._worker: Worker | None = None
         self._problems: list[str] = []
-        self._fell_back = False
         if live and self._tracker is not None:
-            self._start(self._tracker, self._tracker.mode, live=True)
+            self._start(self._tracker, live=True)
 
     def finish(self, runs: int, *, interrupted: bool) -> str | None:
-        """Mirror what is left, within a bound, and offline within as much again.
+        """Mirror what is left, within a bound.
 
         Parameters
         ----------
@@ -73,9 +72,9 @@ class Mirror:
         try:
             if interrupted:
                 self._problems.append("the sweep was interrupted")
-                self._watch(_INTERRUPTED_S)
-            else:
-                self._finish(self._tracker, _BASE_S + _PER_RUN_S * runs)
+            elif self._worker is None or self._worker.has_ended:
+                self._start(self._tracker, live=False)
+            self._watch(_INTERRUPTED_S if interrupted else _BASE_S + _PER_RUN_S * runs)
         except KeyboardInterrupt:
             self._problems.append("the wait for it was interrupted")
         except Exception as error:  # noqa: BLE001  (what goes wrong here must fail no sweep)
@@ -85,7 +84,7 @@ class Mirror:
                 self._worker.close()
         why = "; ".join(dict.fromkeys(self._problems))
         try:
-            note = standing_of(self._sweep_dir).missing(why, offline_too=self._fell_back)
+            note = standing_of(self._sweep_dir).missing(why)
         except OSError as error:
             command = sync_command(self._sweep_dir)
             note = f"What Weights & Biases lacks is not known: {error}. `{command}` sends it."
@@ -98,25 +97,13 @@ class Mirror:
                 return str(standing_of(self._sweep_dir)) or None
         return None
 
-    def _finish(self, tracker: WandbTracker, whole_s: float) -> None:
-        if self._worker is None or self._worker.has_ended:
-            self._start(tracker, tracker.mode, live=False)
-        self._watch(whole_s)
-        worker = self._worker
-        if tracker.mode == "offline" or worker is None or worker.has_finished:
-            return
-        if standing_of(self._sweep_dir).lacking:
-            self._fell_back = True
-            self._start(tracker, "offline", live=False)
-            self._watch(whole_s)
-
-    def _start(self, tracker: WandbTracker, mode: str, *, live: bool) -> None:
+    def _start(self, tracker: WandbTracker, *, live: bool) -> None:
         if self._worker is not None:
             self._worker.close()
             self._worker = None
         order = Order(
             str(self._sweep_dir),
-            mode,
+            tracker.mode,
             live=live,
             waits=True,
             project=tracker.project,

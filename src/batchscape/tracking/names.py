@@ -8,7 +8,7 @@
 `time/`        an optimizer step and its parts; evaluation; once a run: medians, start-up
 `throughput/`  tokens and samples a second; once a run: means, FLOP/s, MFU
 `system/`      power, clock, waits for a core; once a run: energy, throttling
-`memory/`      once a run: the peak of each phase, over the ranks; a table of all ranks
+`memory/`      once a run: the peak of each phase, over the ranks
 =============  ==================================================================
 
 A curve has a point an optimizer step or an evaluation. A figure has one point a run, with its last
@@ -27,7 +27,6 @@ __all__ = [
     "AXES",
     "CURVES",
     "FIGURES",
-    "RANK_MEMORY",
     "Row",
     "axis_of",
     "curve_points",
@@ -121,9 +120,6 @@ FIGURES: dict[str, str] = {
     "peak_taken_gib": "memory/peak_taken_gib",
 }
 """Name in W&B of each figure of the summary that makes a panel."""
-
-RANK_MEMORY = "memory/ranks"
-"""Panel with the memory of every rank."""
 
 _BY_OPTIMIZER_STEP = frozenset({"time", "throughput", "system", "memory"})
 

@@ -43,7 +43,7 @@ def send_report(sweep: SweepFolder, state: MirrorState, patience_s: float) -> bo
     ----------
     sweep : SweepFolder
     state : MirrorState
-        What W&B has of it; `group` is the id of its W&B run. It is noted when all has arrived.
+        What W&B has of it; `sweep_id` is the id of its W&B run. It is noted when all has arrived.
     patience_s : float
         Time that W&B has to open the run, and to show its end.
 
@@ -57,20 +57,20 @@ def send_report(sweep: SweepFolder, state: MirrorState, patience_s: float) -> bo
         return True
     if not _has(state, content, patience_s):
         run = wandb.init(
-            id=state.group,
-            name=state.name,
-            group=state.group,
+            id=state.sweep_id,
+            name=f"report of {state.sweep_id}",
+            group=state.sweep_id,
             job_type="report",
             project=state.project,
             entity=state.entity,
-            config={"sweep_id": state.group},
+            config={"sweep_id": state.sweep_id},
             dir=str(sweep.path),
             mode="online",
             resume="allow",
             reinit="create_new",
             settings=quiet_settings(patience_s),
         )
-        artifact = wandb.Artifact(f"report-{state.group}", type="report")
+        artifact = wandb.Artifact(f"report-{state.sweep_id}", type="report")
         for file in report_files(sweep):
             name = file.relative_to(sweep.report.resolve()).as_posix()
             # W&B would copy every file first.
@@ -92,7 +92,7 @@ def _has(state: MirrorState, content: str, patience_s: float) -> bool:
     """Whether the server shows this very report, whole."""
     with suppress(Exception):  # W&B raises errors of many families; there may be no such run
         api = wandb.Api(timeout=math.ceil(patience_s))
-        run = api.run(f"{state.entity or api.default_entity}/{state.project}/{state.group}")
+        run = api.run(f"{state.entity or api.default_entity}/{state.project}/{state.sweep_id}")
         shown = dict(run.summary_metrics)
         return bool(run.state == "finished" and shown.get(_DIGEST) == content)
     return False

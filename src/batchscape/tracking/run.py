@@ -3,7 +3,8 @@
 ==============  =====================================================================
 W&B             run folder
 ==============  =====================================================================
-name            geometry, what was swept, seed: `2x8x4 fsdp learning_rate=0.001 s3`
+name            geometry, engine, model, optimizer, learning rate, a hash of the cell, seed:
+                `2x8x4 fsdp gpt adamw 0.001 1f3a2b s3`
 group           the cell: the same for all seeds, so that W&B draws their mean and range
 config          geometry, identity and resolved settings as columns; all settings that the
                 program was told, nested; how it was launched (`launch.devices`, ...)
@@ -48,12 +49,10 @@ from batchscape.record.tables import read_table, verify_seal
 from batchscape.record.tail import Tail
 from batchscape.record.timing import TIMES, VERDICT, timed_figures, why_run_untimed
 from batchscape.tracking.labels import Label, told_settings
-from batchscape.tracking.memory import memory_page
 from batchscape.tracking.names import (
     AXES,
     CURVES,
     FIGURES,
-    RANK_MEMORY,
     Row,
     axis_of,
     curve_points,
@@ -142,7 +141,6 @@ class WandbRun:
             state.last_step = max(known, self._run.starting_step - 1)
             state.mode, state.content = "online", None
             state.write(folder)
-        state.name, state.group = label.name, label.group
         self._last_step = state.last_step
         self._tokens: int | None = 0
         self._counts_tokens = counts_tokens(read_json(folder.config))
@@ -185,8 +183,6 @@ class WandbRun:
             # W&B takes what else is logged at the latest step as a part of its row.
             known = {name: v for name, v in status.summary.items() if name not in unknown}
             points = figure_points(timed_figures(known, untimed))
-            if (page := memory_page(ranks.drop(columns=list(unknown)))) is not None:
-                points[RANK_MEMORY] = wandb.Html(page, inject=False)
             if (at := times.get(self._last_step)) is not None:
                 points[_TIMESTAMP] = at
             self._run.log(points, step=self._last_step)

@@ -17,7 +17,7 @@ from batchscape.record.containment import is_plain_name
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.status import RunStatus, Status, check_version
-from batchscape.tracking.labels import Label, Labels
+from batchscape.tracking.labels import sweep_id_of
 
 __all__ = [
     "MIRRORED_STATUSES",
@@ -56,10 +56,8 @@ class MirrorState:
     content: str | None = None
     """Digest of the end of the run, or of the report, that was mirrored last; null: none, or the
     upload was cut."""
-    name: str | None = None
-    """What it was called there."""
-    group: str | None = None
-    """The group that it was put into there; of a report, the id of its W&B run."""
+    sweep_id: str | None = None
+    """Of a sweep: what W&B calls it, which is the id of the W&B run of its report."""
     workspace: str | None = None
     """Of a sweep: address of the workspace that was saved for it."""
 
@@ -71,10 +69,6 @@ class MirrorState:
     def covers(self, status: RunStatus) -> bool:
         """Whether W&B has, or has on disk, all there is of a run that ended with `status`."""
         return self.content == content_of(status)
-
-    def is_called(self, label: Label | None) -> bool:
-        """Whether W&B knows a run by its label; one that has none keeps its name."""
-        return label is None or (self.name, self.group) == (label.name, label.group)
 
     def is_at_server(self, sweep_dir: Path) -> bool:
         """Whether the server has the rows up to `last_step`."""
@@ -145,8 +139,6 @@ class Uploads:
     sweep_dir: Path
     uploaded: list[str] = field(default_factory=list)
     """The server has them as they ended."""
-    misnamed: list[str] = field(default_factory=list)
-    """Those among them that are called otherwise there than they are now."""
     offline: list[str] = field(default_factory=list)
     """Written offline as they ended, and not uploaded."""
     lacking: list[str] = field(default_factory=list)
@@ -162,28 +154,22 @@ class Uploads:
     lacks_workspace: bool = False
     """Whether a workspace can be saved for it, and was not."""
 
-    def missing(self, because: str, *, offline_too: bool) -> str | None:
+    def missing(self, because: str) -> str | None:
         """Say what was not mirrored, why, and how to get it later; None where all was.
 
         Parameters
         ----------
         because : str
             Empty where nothing is known to have gone wrong.
-        offline_too : bool
-            Whether runs that were written offline were meant for the server.
         """
         ended = len(self.uploaded) + len(self.offline) + len(self.lacking)
-        what = []
-        if self.lacking:
-            shown = ", ".join(self.lacking[:3]) + (", ..." if len(self.lacking) > 3 else "")
-            what.append(f"it lacks {len(self.lacking)} of {ended} runs ({shown})")
-        if self.offline and offline_too:
-            what.append(f"{len(self.offline)} of {ended} runs were written offline")
-        if not what:
+        if not self.lacking:
             return None
+        shown = ", ".join(self.lacking[:3]) + (", ..." if len(self.lacking) > 3 else "")
         why = because or "; ".join(self.damaged.values()) or "it could not go on there"
         return (
-            f"Weights & Biases was not updated: {', and '.join(what)}, because {why}. "
+            f"Weights & Biases was not updated: it lacks {len(self.lacking)} of {ended} runs "
+            f"({shown}), because {why}. "
             f"`{sync_command(self.sweep_dir)}` sends what it lacks. "
             f"Details: {SweepFolder(self.sweep_dir).wandb / 'mirror.log'}"
         )
@@ -206,9 +192,7 @@ def standing_of(sweep_dir: Path) -> Uploads:
     with suppress(RecordError):  # told by whoever sends it
         noted = MirrorState.read(sweep)
     content = report_content(sweep)
-    labels = Labels(sweep)
-    labels.refresh(None if noted is None else noted.group)
-    if labels.sweep_id:
+    if (noted is not None and noted.sweep_id) or sweep_id_of(sweep.run_folders()):
         found.lacks_report = content is not None and (noted is None or noted.content != content)
         has_view = noted is not None and noted.workspace is not None
         found.lacks_workspace = _can_save_workspaces() and not has_view
@@ -232,8 +216,6 @@ def standing_of(sweep_dir: Path) -> Uploads:
             continue
         found.projects.add(state.project)
         (found.uploaded if state.is_at_server(sweep_dir) else found.offline).append(name)
-        if state.mode == "online" and not state.is_called(labels.of(folder)):
-            found.misnamed.append(name)
     return found
 
 

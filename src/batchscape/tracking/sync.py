@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -81,8 +81,7 @@ def sync(
                     continue
                 progress.advance(task)
                 if event.kind == "done":
-                    renamed = "name" if event.run in sweep.misnamed else "run"
-                    done[_KINDS.get(str(event.run), renamed)] += 1
+                    done[_KINDS.get(str(event.run), "run")] += 1
                 else:
                     failed += 1
                     console.print(f"{event.run}: not uploaded: {event.reason}", soft_wrap=True)
@@ -109,7 +108,7 @@ def _workspace(sweep: Uploads) -> str | None:
 
 
 def _waiting(sweep: Uploads) -> set[str]:
-    found = {*sweep.offline, *sweep.lacking, *sweep.misnamed} - sweep.damaged.keys()
+    found = {*sweep.offline, *sweep.lacking} - sweep.damaged.keys()
     if sweep.lacks_report:
         found.add(REPORT)
     if sweep.lacks_workspace and (found or sweep.uploaded):
@@ -123,59 +122,37 @@ def _events(
     """Upload what waits; yield that a run begins, and what came of it."""
     for run, problem in sweep.damaged.items():
         yield Event("damaged", run, problem)
-    left, failed = _waiting(sweep), list(sweep.damaged)
-    at_once = _AT_ONCE
-    while left:
-        order = Order(
-            str(sweep.sweep_dir),
-            "online",
-            at_once=at_once,
-            beside=sorted(left & _KINDS.keys()),
-            without=tuple(failed),
-            project=project,
-            entity=entity,
-        )
-        begun, why = yield from _worked(order, left, failed, timeout_s)
-        if why is None:
-            return
-        if not begun:
-            msg = f"Weights & Biases: {why}"
-            raise LaunchError(msg)
-        if len(begun) > 1:
-            at_once = 1  # which of them it was shows when they go one by one
-            continue
-        # Whatever W&B did: another worker goes on with the other runs.
-        (current,) = begun
-        left.discard(current)
-        failed.append(current)
-        yield Event("failed", current, why)
-
-
-def _worked(
-    order: Order, left: set[str], failed: list[str], timeout_s: float
-) -> Generator[Event, None, tuple[set[str], str | None]]:
-    """Let one worker work; return what it had begun and not ended, and why it ended, if early."""
-    begun: set[str] = set()
+    left = _waiting(sweep)
+    if not left:
+        return
+    order = Order(
+        str(sweep.sweep_dir),
+        "online",
+        at_once=_AT_ONCE,
+        beside=sorted(left & _KINDS.keys()),
+        project=project,
+        entity=entity,
+    )
     with closing(Worker(order)) as worker:
         for event in worker.events(timeout_s):
             if event.kind == "refused":
                 raise LaunchError(str(event.reason))
-            # A run may have ended since: that is no news.
-            if event.run is None or event.run not in left:
+            # A run may have ended since, and a damaged one has been told: that is no news.
+            if event.run not in left:
                 continue
-            if event.kind == "begin":
-                begun.add(event.run)
-            else:
-                begun.discard(event.run)
-                left.discard(event.run)
-            if event.kind == "damaged":
-                failed.append(event.run)
+            if event.kind != "begin":
+                left.discard(str(event.run))
             yield event
-    return begun, None if worker.has_finished else f"{worker.problem}; details: {worker.log}"
+    if not worker.has_finished:
+        why = f"{worker.problem}; details: {worker.log}"
+        if left == _waiting(sweep):
+            msg = f"Weights & Biases: {why}"
+            raise LaunchError(msg)
+        yield from (Event("failed", run, why) for run in sorted(left))
 
 
 def _summary(found: Sequence[Uploads], done: Counter[str], failed: int) -> str:
-    kinds = [kind for kind in ("run", "name", *_KINDS.values()) if done[kind]]
+    kinds = [kind for kind in ("run", *_KINDS.values()) if done[kind]]
     sent = [f"{done[kind]} {kind}" + "s" * (done[kind] > 1) for kind in kinds]
     parts = [f"uploaded {', '.join(sent)}"] if sent else []
     if failed:

@@ -61,8 +61,6 @@ class Order:
     """Runs that have ended are mirrored so many at a time."""
     beside: Sequence[str] = ()
     """What of the sweep itself is sent too: `REPORT`, `WORKSPACE`."""
-    without: Sequence[str] = ()
-    """Runs that are left alone."""
     project: str | None = None
     """Where runs go that W&B has not seen yet; by default as their own settings say."""
     entity: str | None = None
@@ -74,7 +72,7 @@ class Event:
     """What a worker says."""
 
     kind: Literal["online", "begin", "done", "damaged", "refused", "failed", "end"]
-    """`damaged`: what is in one run folder keeps that run from W&B; `refused`: nothing can be
+    """`damaged`: that run cannot be sent; `refused`: nothing can be
     mirrored in this mode; `failed`: W&B did. The last three are the last event of a worker."""
     run: str | None = None
     reason: str | None = None

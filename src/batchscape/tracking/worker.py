@@ -3,7 +3,8 @@
 It mirrors run folders, several at a time where that is asked for, then the report of the sweep, and
 says on its standard output where it is. W&B may fail, refuse or hang whenever it is called: who
 started this process then starts another one, since a fresh start is the only state of the W&B
-library that is known to work. What one run's own files make impossible leaves the others alone.
+library that is known to work. What one run's own files or the server make impossible leaves the
+others alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import select
 import sys
 import threading
 import time
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,13 +26,13 @@ from typing import IO, Literal
 import wandb
 
 from batchscape.config import WandbTracker
-from batchscape.errors import DamageError, RecordError
+from batchscape.errors import RecordError
 from batchscape.outgoing import redact, visible
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.locks import has_no_locks
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
-from batchscape.tracking.labels import Labels
+from batchscape.tracking.labels import label_of, sweep_id_of
 from batchscape.tracking.report import send_report
 from batchscape.tracking.run import WandbRun
 from batchscape.tracking.state import MIRRORED_STATUSES, MirrorState, report_content
@@ -79,14 +80,16 @@ def main(text: str) -> None:
                 if is_last:
                     break
                 asked.wait(_POLL_S)
+            if mirror.has_failed:
+                _tell(Event("end"))
+                kill_tree(os.getpid())  # what is left of W&B could hang
             # Runs of another launcher that still run are left: its own mirror goes on with them.
             wandb.teardown(exit_code=1)
         except _RefusedError as error:
             _tell(Event("refused", reason=str(error)))
         except Exception as error:  # noqa: BLE001  (W&B raises errors of many families)
-            said = f"{type(error).__name__}: {error}".splitlines()[0]
-            _tell(Event("failed", reason=f"W&B cannot be written to: {said}"))
-            kill_tree(os.getpid())  # what is left of W&B could hang
+            _tell(Event("failed", reason=_said(error)))
+            kill_tree(os.getpid())
         else:
             _tell(Event("end"))
 
@@ -100,35 +103,29 @@ class _Mirror:
         self._mode = mode
         self._open: dict[Path, WandbRun] = {}
         self._settled: dict[Path, int] = {}
-        self._labels = Labels(self._sweep)
+        self._sweep_id = ""
+        self.has_failed = False
+        """Whether W&B has failed with a run."""
 
     def look(self) -> None:
         """Mirror what is new in every run folder."""
-        state = MirrorState.read(self._sweep)
-        self._labels.refresh(None if state is None else state.group)
-        folders = [
-            folder
-            for folder in self._sweep.run_folders()
-            if folder.path.name not in self._order.without and folder.status.exists()
-        ]
-        pool = ThreadPoolExecutor(self._order.at_once)
-        looks = [pool.submit(self._look_at, folder) for folder in folders]
-        wait(looks, return_when=FIRST_EXCEPTION)
-        # What hangs elsewhere ends with this process.
-        pool.shutdown(wait=False, cancel_futures=True)
-        for look in looks:
-            if look.done() and not look.cancelled():
+        if not self._sweep_id:
+            state = MirrorState.read(self._sweep)
+            noted = None if state is None else state.sweep_id
+            self._sweep_id = noted or sweep_id_of(self._sweep.run_folders())
+        folders = [folder for folder in self._sweep.run_folders() if folder.status.exists()]
+        with ThreadPoolExecutor(self._order.at_once) as pool:
+            for look in [pool.submit(self._look_at, folder) for folder in folders]:
                 look.result()
 
     def look_beside(self) -> None:
         """Send what is asked for of the sweep itself, if W&B lacks it."""
         wanted, state = self._order.beside, MirrorState.read(self._sweep)
-        if not wanted or not self._labels.sweep_id:
+        if not wanted or not self._sweep_id:
             return  # or no run of it has begun
         if state is None:
-            place, sweep_id = self._place(), self._labels.sweep_id
-            state = MirrorState(place.project, place.entity, name=f"report of {sweep_id}")
-            state.group = sweep_id
+            place = self._place()
+            state = MirrorState(place.project, place.entity, sweep_id=self._sweep_id)
         if REPORT in wanted and report_content(self._sweep) not in {None, state.content}:
             _tell(Event("begin", REPORT))
             if not send_report(self._sweep, state, patience_s()):
@@ -161,6 +158,11 @@ class _Mirror:
         except RecordError as error:
             _tell(Event("damaged", folder.path.name, str(error)))
             is_settled = True
+        except Exception as error:
+            if self._order.live:
+                raise  # a fresh process goes on with the runs that are open
+            _tell(Event("damaged", folder.path.name, _said(error)))
+            is_settled = self.has_failed = True
         if is_settled:
             self._settled[folder.path] = written
 
@@ -175,31 +177,14 @@ class _Mirror:
         if status.status not in MIRRORED_STATUSES or not self._lacks(folder, status):
             return True
         _tell(Event("begin", name))
-        try:
-            run = self._open.pop(folder.path, None) or self._opened(folder, status)
-        except wandb.Error as error:
-            if self._lacks_rows(folder, status):
-                raise
-            # Such as one that was deleted there: the others go on.
-            said = (str(error).splitlines() or [type(error).__name__])[0]
-            _tell(Event("damaged", name, f"W&B refuses to call it by its new name: {said}"))
-            return True
+        run = self._open.pop(folder.path, None) or self._opened(folder, status)
         if not run.close(status):
-            # It was refused for good; the next run would cost the same wait.
             msg = f"the server does not show the end of {name}"
             raise TimeoutError(msg)
         _tell(Event("done", name))
         return True
 
     def _lacks(self, folder: RunFolder, status: RunStatus) -> bool:
-        if self._lacks_rows(folder, status):
-            return True
-        state = MirrorState.read(folder)
-        if state is None or state.mode != self._mode:
-            return False
-        return not state.is_called(self._labels.of(folder))
-
-    def _lacks_rows(self, folder: RunFolder, status: RunStatus) -> bool:
         state = MirrorState.read(folder)
         if state is None or not state.covers(status):
             return True
@@ -210,18 +195,14 @@ class _Mirror:
         if self._mode == "offline" and state is not None and state.is_cut_short_online:
             msg = f"{folder.path.name} was cut short online: W&B must be reachable to go on"
             raise RecordError(msg)
-        tracker, label = self._tracker_of(folder), self._labels.of(folder)
-        if label is None:
-            msg = f"{folder.config} is damaged"
-            raise DamageError(msg)
         return WandbRun(
             folder,
             self._sweep.path,
-            tracker,
+            self._tracker_of(folder),
             mode=self._mode,
             status=status,
-            label=label,
-            sweep_id=self._labels.sweep_id,
+            label=label_of(folder, self._sweep_id),
+            sweep_id=self._sweep_id,
             patience_s=patience_s(),
         )
 
@@ -282,6 +263,11 @@ def _listen(asked: threading.Event) -> None:
         elif select.select([sys.stdin], [], [], 1.0)[0]:
             asked.set()
     kill_tree(os.getpid())
+
+
+def _said(error: Exception) -> str:
+    first = f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"W&B cannot be written to: {first}"
 
 
 def _tell(event: Event) -> None:

@@ -30,10 +30,10 @@ def save_workspace(state: MirrorState) -> str:
     Parameters
     ----------
     state : MirrorState
-        Of the sweep; `group` names it in W&B.
+        Of the sweep; `sweep_id` names it in W&B.
     """
     entity = state.entity or str(wandb.Api().default_entity)
-    return str(workspace_of(entity, state.project, str(state.group)).save().url)
+    return str(workspace_of(entity, state.project, str(state.sweep_id)).save().url)
 
 
 def workspace_of(entity: str, project: str, sweep_id: str) -> workspaces.Workspace:

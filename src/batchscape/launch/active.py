@@ -12,7 +12,6 @@ from typing import Any
 from batchscape.errors import DiskError, RecordError
 from batchscape.launch.ending import note_end, write_end
 from batchscape.launch.hangs import HangWatch
-from batchscape.launch.launch_record import invalidate_times
 from batchscape.launch.pool import Lease
 from batchscape.launch.processes import Processes
 from batchscape.measure.oom_kills import oom_kills
@@ -24,6 +23,7 @@ from batchscape.record.folder import RunFolder
 from batchscape.record.outcome import Outcome, RankExit, RunEnd, Stop, decide
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
+from batchscape.record.timing import invalidate_times
 
 __all__ = ["ActiveRun"]
 

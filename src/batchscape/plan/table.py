@@ -118,7 +118,10 @@ def plan_table(
         parts.append(_rejected_table(rejected))
     if untold := _not_told(plan):
         parts.append(Text(f"Not told to the program, and without effect: {', '.join(untold)}"))
-    parts += [Text(f"By engine.argv and engine.metrics the program will not tell {what}.") for what in _not_logged(plan)]
+    parts += [
+        Text(f"By engine.argv and engine.metrics the program will not tell {what}.")
+        for what in _not_logged(plan)
+    ]
     named = {c.run_id: _costly(c.spec, c.swept) for c in plan.cells if c.spec is not None}
     parts += forecast_text(predicted, named, begin)
     parts.append(Text(describe_disk_use(disk_use(plan.specs, sweep))))

@@ -163,10 +163,11 @@ def main() -> None:
     recorder.evaluation(args.max_train_steps, eval_loss=eval_loss)
     accelerator.print(f"evaluation: loss {eval_loss:.6f}")
     accelerator.end_training()
+    # Threads of a wrapped model may hang or abort Python once the names of this function go, and
+    # when it is taken down; all is written by now.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
     main()
-    # Threads of a wrapped model may abort an interpreter that is taken down; all is written by now.
-    sys.stdout.flush()
-    os._exit(0)

@@ -114,10 +114,11 @@ def main() -> None:
     # The Trainer does not leave the process group.
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+    # Threads of a wrapped model may hang or abort Python once the names of this function go, and
+    # when it is taken down; all is written by now.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
     main()
-    # Threads of a wrapped model may abort an interpreter that is taken down; all is written by now.
-    sys.stdout.flush()
-    os._exit(0)

@@ -164,10 +164,11 @@ def main() -> None:
         print(f"step {args.max_iters}: val loss {sum(losses) / len(losses):.6f}", flush=True)
     if world_size > 1:
         dist.destroy_process_group()
+    # Threads of a wrapped model may hang or abort Python once the names of this function go, and
+    # when it is taken down; all is written by now.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
     main()
-    # Threads of a wrapped model may abort an interpreter that is taken down; all is written by now.
-    sys.stdout.flush()
-    os._exit(0)

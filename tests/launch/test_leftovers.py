@@ -9,12 +9,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from launchers import Launcher
 from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, is_alive, spec_named, wait_until
 
 from batchscape.launch import SweepResult, run_sweep
+from batchscape.launch.ending import clear_away
 from batchscape.launch.leftovers import remove_dead_writes
 from batchscape.record.claims import CLAIMS
 from batchscape.record.files import write_atomically
@@ -65,6 +67,38 @@ def test_unfinished_files_of_the_dead_are_removed_and_others_are_not(tmp_path: P
     remove_dead_writes(sweep)
     assert not any(path.exists() for path in dead)
     assert all(path.exists() for path in (*alive, run.config))
+
+
+def test_a_dead_writer_that_nobody_waits_for_writes_nothing(tmp_path: Path) -> None:
+    """Where the first process of a container takes no orphans away, they stay as zombies."""
+    path = tmp_path / "status.json"
+    writer = subprocess.Popen([sys.executable, "-c", DIES, str(path)])
+    process = psutil.Process(writer.pid)
+    wait_until(lambda: process.status() == psutil.STATUS_ZOMBIE, "the writer lives on")
+    left = path.with_name(f".{path.name}.{writer.pid}.tmp")
+    assert left.exists()
+    remove_dead_writes(SweepFolder(tmp_path))
+    assert not left.exists()
+    assert writer.wait() == 9
+
+
+def test_a_process_younger_than_a_file_does_not_write_it(tmp_path: Path) -> None:
+    """The system has given the id of the writer to another process."""
+    left = tmp_path / f".status.json.{os.getpid()}.tmp"
+    left.touch()
+    remove_dead_writes(SweepFolder(tmp_path))
+    assert left.exists()
+    before = psutil.Process().create_time() - 3600
+    os.utime(left, (before, before))
+    remove_dead_writes(SweepFolder(tmp_path))
+    assert not left.exists()
+
+
+def test_a_sealed_run_keeps_no_half_of_a_rank_that_was_killed(tmp_path: Path) -> None:
+    run = SweepFolder(tmp_path).run("completes")
+    left = died_while_writing(run.lines("steps"))
+    clear_away(run)
+    assert not left.exists()
 
 
 def test_what_a_run_that_is_held_writes_stays(tmp_path: Path) -> None:

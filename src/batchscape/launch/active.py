@@ -13,7 +13,6 @@ from batchscape.errors import DiskError, RecordError
 from batchscape.launch.devices import Lease
 from batchscape.launch.ending import note_end, write_end
 from batchscape.launch.hangs import HangWatch
-from batchscape.launch.launch_record import invalidate_times
 from batchscape.launch.processes import Processes
 from batchscape.measure.oom_kills import oom_kills
 from batchscape.record import instants
@@ -24,6 +23,7 @@ from batchscape.record.folder import RunFolder
 from batchscape.record.outcome import Outcome, RankExit, RunEnd, Stop, decide
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
+from batchscape.record.timing import invalidate_times
 
 __all__ = ["ActiveRun"]
 

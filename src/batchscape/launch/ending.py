@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 
 from batchscape.errors import DamageError, RecordError
+from batchscape.launch.leftovers import remove_dead_writes
 from batchscape.record.files import read_json_lines, remove_if_possible
 from batchscape.record.folder import TABLES, RunFolder
 from batchscape.record.next_step import final_outcomes
@@ -88,11 +89,14 @@ def seal_from_rows(spec: RunSpec, folder: RunFolder, status: RunStatus) -> bool:
 def clear_away(folder: RunFolder) -> None:
     """Remove from a sealed run what only one that goes on needs: rows, checkpoints, outcomes.
 
+    And what ranks that were killed have left half written.
+
     A launcher that was killed right after the seal has left it. What cannot be removed takes
     nothing from the record.
     """
     shutil.rmtree(folder.checkpoints, ignore_errors=True)
     remove_if_possible(*map(folder.lines, TABLES), folder.notes, *folder.outcomes())
+    remove_dead_writes(folder)
 
 
 def _went_on_from(folder: RunFolder, attempt: int) -> int:

@@ -11,7 +11,8 @@ The rule: a run hangs when none of its ranks has told of progress for
 Ranks tell of every micro-step and of every batch of an evaluation (`record.heartbeat`). One that
 waits for the others is silent as long as they are, so the silence of all is what counts; the rank
 that is behind is named. A program of `engine=command` tells by its log and its metrics: it is
-judged only once those show its steps, and by the longer time.
+judged only once those show its steps, and by the longer time. Once it is trained, its own watcher
+(`programs.worker`) ends it where its processes idle.
 
 A launcher that was itself stopped for a while has not watched: a look that comes late counts for no
 more than a few seconds.

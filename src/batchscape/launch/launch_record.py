@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from batchscape.launch.devices import Lease
 from batchscape.record.spec import RunSpec
-from batchscape.record.timing import processes_share, runs_share
+from batchscape.record.timing import invalidate_times, processes_share, runs_share
 
 if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
 
-__all__ = ["OTHER_LAUNCHER", "invalidate_times", "launch_record", "with_times_of"]
+__all__ = ["OTHER_LAUNCHER", "launch_record", "with_times_of"]
 
 OTHER_LAUNCHER = "another launcher was at work on this machine"
 """Why times are not valid that were taken beside one."""
@@ -84,13 +84,3 @@ def with_times_of(before: dict[str, Any], launch: dict[str, Any]) -> dict[str, A
             if reason not in known:
                 invalidate_times(launch, _EARLIER + reason)
     return launch
-
-
-def invalidate_times(launch: dict[str, Any], reason: str) -> None:
-    """Add a reason why the times of a run cannot be compared, once."""
-    known = launch["timing_invalid_reason"]
-    reasons = [] if known is None else known.split("; ")
-    if reason not in reasons:
-        reasons.append(reason)
-    launch["timing_valid"] = False
-    launch["timing_invalid_reason"] = "; ".join(reasons)

@@ -20,6 +20,9 @@ _BY_A_PROCESS = re.compile(r".+\.(\d+)\.tmp")
 """What `record.files.write_atomically` and others call a file until it is whole."""
 _DAY_S = 86400.0
 """More than clocks differ by."""
+_CLOCK_S = 60.0
+"""More than the start of a process, counted from that of the machine, and the time of a file
+differ by."""
 
 
 def remove_dead_writes(place: SweepFolder | RunFolder) -> None:
@@ -38,14 +41,34 @@ def remove_dead_writes(place: SweepFolder | RunFolder) -> None:
     is_ours = is_of_this_machine(place.path)
     for path in _unfinished(place):
         match = _BY_A_PROCESS.fullmatch(path.name)
-        if match is not None and not psutil.pid_exists(int(match[1])):
+        if match is not None:
             try:
-                if is_ours or time.time() - path.stat().st_mtime > _DAY_S:
+                written_at = path.stat().st_mtime
+                if _is_being_written(int(match[1]), written_at):
+                    continue
+                if is_ours or time.time() - written_at > _DAY_S:
                     path.unlink(missing_ok=True)
             except FileNotFoundError:
                 continue
             except OSError:
                 return
+
+
+def _is_being_written(pid: int, written_at: float) -> bool:
+    """Whether the process of that id may still write a file.
+
+    One that is dead and that its parent has not waited for writes nothing, and an id that is given
+    anew belongs to a process younger than the file.
+    """
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        return process.create_time() <= written_at + _CLOCK_S
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:
+        return True
 
 
 def _unfinished(place: SweepFolder | RunFolder) -> list[Path]:

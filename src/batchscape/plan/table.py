@@ -25,6 +25,7 @@ from batchscape.plan.forecast import RunForecast, SweepForecast
 from batchscape.plan.forecast_text import forecast_text
 from batchscape.plan.machine import Machine
 from batchscape.plan.room import why_not_launched
+from batchscape.programs.settings import unlogged
 from batchscape.record.causes import Cause
 from batchscape.record.files import write_atomically, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
@@ -117,6 +118,10 @@ def plan_table(
         parts.append(_rejected_table(rejected))
     if untold := _not_told(plan):
         parts.append(Text(f"Not told to the program, and without effect: {', '.join(untold)}"))
+    parts += [
+        Text(f"By engine.argv and engine.metrics the program will not tell {what}.")
+        for what in _not_logged(plan)
+    ]
     named = {c.run_id: _costly(c.spec, c.swept) for c in plan.cells if c.spec is not None}
     parts += forecast_text(predicted, named, begin)
     if (warning := disk_warning(plan.specs, sweep)) is not None:
@@ -245,6 +250,12 @@ def _not_told(plan: Plan) -> list[str]:
         keys = {f"{group}.{name}" for name in settings[group]} if "." in key else {key}
         found.append(f"{group}.*" if "." in key and keys <= untold else key)
     return list(dict.fromkeys(found))
+
+
+def _not_logged(plan: Plan) -> list[str]:
+    """Say what the metrics of programs of a plan will not tell, each once."""
+    commands = [s.config.engine for s in plan.specs if isinstance(s.config.engine, Command)]
+    return list(dict.fromkeys(what for command in commands for what in unlogged(command)))
 
 
 def write_plan(plan: Plan) -> None:

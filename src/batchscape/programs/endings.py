@@ -13,8 +13,15 @@ from batchscape.record.files import end_of
 from batchscape.record.outcome import killed_by
 from batchscape.record.status import Status
 
-__all__ = ["Ending", "ending", "last_words"]
+__all__ = ["HELPS_THE_END", "Ending", "ending", "last_words"]
 
+HELPS_THE_END = (
+    "end main() by sys.stdout.flush(); os._exit(0) once all is written, see docs/own_script.md"
+)
+"""What helps a script whose interpreter hangs or aborts after the training."""
+
+_ABORTED = "terminate called without an active exception"
+"""What C++ prints where a thread is destroyed that still runs: one of a process group."""
 _TAIL_BYTES = 1 << 16
 _LAST_LINES = 6
 """Lines at the end that are judged: of a program that names no error, or after the last one."""
@@ -59,7 +66,7 @@ class Ending(NamedTuple):
     reason: str | None
 
 
-def ending(code: int, log: Path, offset: int) -> Ending | None:
+def ending(code: int, log: Path, offset: int, *, is_trained: bool = False) -> Ending | None:
     """Say how a program ended that did not end well; None where its exit code is 0.
 
     Parameters
@@ -70,6 +77,8 @@ def ending(code: int, log: Path, offset: int) -> Ending | None:
         What it printed.
     offset : int
         Bytes of the log that are older.
+    is_trained : bool
+        Whether it had logged its last optimizer step.
 
     Returns
     -------
@@ -83,6 +92,12 @@ def ending(code: int, log: Path, offset: int) -> Ending | None:
     how = _how("the program", code)
     words = last_words(text)
     reason = how if words is None else f"{how}; its log ends: {words}"
+    if is_trained and _ABORTED in text:
+        reason = (
+            f"{how} after its last optimizer step: a thread of its process group, which a wrapped "
+            f"model still held, aborted Python while that was taken down ({_ABORTED}); what helps: "
+            f"{HELPS_THE_END}"
+        )
     if _is_out_of_memory(text, words):
         return Ending(Status.OOM, Cause.OUT_OF_MEMORY, reason)
     if code >= 0:

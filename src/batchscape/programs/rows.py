@@ -13,14 +13,23 @@ from batchscape.measure.contention import TreeWaits
 from batchscape.programs.metrics import Log
 from batchscape.programs.tree import RankMemory
 from batchscape.record.columns import RESIDENT
-from batchscape.record.files import JsonLines, json_lines, read_json_lines, write_atomically
+from batchscape.record.files import (
+    JsonLines,
+    json_lines,
+    read_json,
+    read_json_lines,
+    write_atomically,
+    write_json,
+)
 from batchscape.record.folder import RunFolder
 from batchscape.record.spec import RunSpec
+from batchscape.record.timing import SEEN_BETWEEN_ROWS, invalidate_times
 
 __all__ = ["RowWriter", "diverged_at", "rank_rows"]
 
 _SHOWN = ("samples", "tokens", "train_time_s", "loss")
 """What readers of open runs look for in every row; a program may not log it."""
+_LOGGED_TIMES = {"step_time_s", "train_time_s"}
 _TAKEN = ("core_wait_s", "processor_time_s")
 """What is measured from outside, and no program logs."""
 
@@ -38,6 +47,7 @@ class RowWriter:
         self.waits: TreeWaits | None = None
         """What the program has waited for a core so far; None until it runs."""
         self._taken: dict[int, tuple[float | None, float | None]] = {}
+        self._seen_s: dict[int, float] = {}
         self._on_cpu = spec.device_type == "cpu"
         self._came_s = time.monotonic()
         self._folder = folder
@@ -98,11 +108,23 @@ class RowWriter:
             row.get("evaluation_s", 0.0) for row in log.evals if row["optimizer_step"] > last
         )
         now_s = time.monotonic()
+        if self._taken and not any(row.keys() & _LOGGED_TIMES for row in log.steps):
+            # Before the first rows is the start of the program, which is no step's time.
+            seen_s = (now_s - self._came_s) / (done[-1] - last)
+            self._mark_times()
+            self._seen_s |= dict.fromkeys(done[1:], seen_s)
         begin_s = max(self._came_s, now_s - took_s)
         processors = waits.processors_since(begin_s) if self._on_cpu else None
         taken = waits.share_since(begin_s), processors
         self._taken |= {int(row["optimizer_step"]): taken for row in new}
         self._came_s = now_s
+
+    def _mark_times(self) -> None:
+        """Say in the record of the launch that step times were seen from outside."""
+        if not self._seen_s:
+            launch = read_json(self._folder.launch)
+            invalidate_times(launch, SEEN_BETWEEN_ROWS)
+            write_json(self._folder.launch, launch)
 
     def _kept(self, steps: Sequence[Mapping[str, Any]]) -> int:
         """Return the last optimizer step whose row is the one of an earlier attempt."""
@@ -122,9 +144,10 @@ class RowWriter:
         if attempt != self._attempt:
             before = self._before[step]
             taken_s = {name: before.get(name) for name in _TAKEN}
+            took_s = row.get("step_time_s", before.get("step_time_s"))
         else:
             shares = self._taken.get(step, (None, None))
-            took_s = row.get("step_time_s")
+            took_s = row.get("step_time_s", self._seen_s.get(step))
             taken_s = {
                 name: None if share is None or took_s is None else share * took_s
                 for name, share in zip(_TAKEN, shares, strict=True)
@@ -132,6 +155,7 @@ class RowWriter:
         return {
             **dict.fromkeys(_SHOWN),
             **row,
+            **({} if took_s is None else {"step_time_s": took_s}),
             **taken_s,
             "attempt": attempt,
             "global_batch_size": self._global_batch_size,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from batchscape.config import Command, Constant, Evaluation, RunConfig
+from batchscape.config.metrics import JsonlMetrics, RegexMetrics, TrainerStateMetrics
 from batchscape.errors import ConfigError
 from batchscape.geometry import BatchGeometry
 from batchscape.programs.script import check_program
@@ -15,12 +17,14 @@ from batchscape.record.placeholders import (
     is_passed,
     used_placeholders,
 )
+from batchscape.record.timing import LET_IT_LOG
 from batchscape.recorder import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE
 
 __all__ = [
     "check_commands",
     "check_varied",
     "too_wide",
+    "unlogged",
     "without_unpassed",
 ]
 
@@ -130,6 +134,51 @@ def too_wide(geometry: BatchGeometry, config: RunConfig) -> str | None:
         f"the program takes at most engine.max_devices={engine.max_devices} data-parallel ranks; "
         f"data_parallel_size={ranks}"
     )
+
+
+def unlogged(command: Command) -> list[str]:
+    """Say what the metrics of a program will not tell, and what follows, as far as it shows."""
+    metrics = command.metrics
+    if isinstance(metrics, TrainerStateMetrics):
+        argv = _options(command.argv)
+        times = argv.get("include_num_input_tokens_seen", "no").lower() not in {"no", "false"}
+        columns = {"eval_loss", *(["loss"] if argv.get("logging_steps") in {"1", "1.0"} else [])}
+        columns |= {"step_time_s"} if times and "loss" in columns else set()
+    elif isinstance(metrics, JsonlMetrics):
+        columns = set(metrics.columns)
+    elif isinstance(metrics, RegexMetrics):
+        texts = [text for text in (metrics.pattern, metrics.evaluation_pattern) if text is not None]
+        columns = {name for text in texts for name in re.compile(text).groupindex}
+    else:
+        return []
+    missing = []
+    if not columns & {"step_time_s", "train_time_s"}:
+        missing.append(
+            "the time of an optimizer step, so that no run has a step time, throughput or time to "
+            f"a target that counts (what helps: {LET_IT_LOG})"
+        )
+    if "loss" not in columns:
+        helps = "--logging_steps=1" if metrics.kind == "trainer_state" else "a group or column loss"
+        missing.append(f"the loss of each optimizer step (what helps: {helps})")
+    if "eval_loss" not in columns:
+        missing.append(
+            "a held-out loss, so that there are no steps to a target and no recommendation (what "
+            "helps: a group or column eval_loss)"
+        )
+    return missing
+
+
+def _options(argv: Iterable[str]) -> dict[str, str]:
+    """Return the options of a command line, as argparse reads them; a flag alone is `true`."""
+    options: dict[str, str] = {}
+    last = None
+    for word in argv:
+        if word.startswith("--"):
+            last, _, value = word[2:].partition("=")
+            options[last] = value or "true"
+        elif last is not None:
+            options[last], last = word, None
+    return options
 
 
 def _check_config(config: RunConfig) -> None:

@@ -25,7 +25,7 @@ from batchscape.programs.agreement import (
     observed_batch,
     unfinished,
 )
-from batchscape.programs.endings import Ending, ending
+from batchscape.programs.endings import HELPS_THE_END, Ending, ending
 from batchscape.programs.metrics import Log, Reader, open_reader
 from batchscape.programs.program import Ended, Program
 from batchscape.programs.rows import RowWriter, diverged_at, rank_rows
@@ -49,6 +49,13 @@ this process a little later."""
 _READ_SHARE = 0.01
 """Share of the time that reading the metrics of a running program may take."""
 _READ_AFTER_S = 1.0
+_IDLE_END_S = 60.0
+"""Silence after the last optimizer step that is an end, where the processes do nothing; less where
+`launcher.hang_least_s` is less."""
+_IDLE_SHARE = 0.05
+"""Share of the cores of the training that processes which do nothing are on: they poll."""
+_LEAST_CORES = 0.05
+"""Cores that a training is on at least. One that takes less trains elsewhere, as in a container."""
 
 
 def main(run_dir: str, rank: int) -> int:
@@ -124,6 +131,9 @@ class Supervision:
         self._read_at = 0.0
         self._log = Log()
         self._grown = 0, 0, 0
+        self._began_s = self._grown_s = time.monotonic()
+        self._idle_s: float | None = None
+        """How long the program had done nothing after its last optimizer step when it was ended."""
         goes_on = self._command.resumable and self._attempt > 0
         self._steps_before: int | None = None if goes_on else 0
 
@@ -181,7 +191,10 @@ class Supervision:
             waits.look()
             self._read(reader, rows)
             self._beat()
-            if (self._stop or self._diverged is not None) and not asked:
+            if self._idle_s is None and not asked:
+                self._idle_s = self._idle_at_the_end(waits)
+            is_over = self._stop or self._diverged is not None or self._idle_s is not None
+            if is_over and not asked:
                 asked = True
                 program.ask_to_end()
                 self._kill_at = time.monotonic() + _STOP_GRACE_S
@@ -196,11 +209,30 @@ class Supervision:
             printed = self._folder.log.stat().st_size
             grown = printed, len(self._log.steps), len(self._log.evals)
             if grown != self._grown:
-                self._grown = grown
+                self._grown, self._grown_s = grown, time.monotonic()
                 step = self.optimizer_step
                 if self._steps_before is None:
                     self._steps_before = step
                 beat(Phase.RECORD, step, steps_done=max(0, step - self._steps_before))
+
+    def _idle_at_the_end(self, waits: TreeWaits) -> float | None:
+        """Return how long the program has done nothing since it was trained; None: it works.
+
+        Neither its log nor its metrics have grown, and its processes are on a small share of the
+        cores that they were on before.
+        """
+        least_s = self._spec.config.launcher.hang_least_s
+        now_s = time.monotonic()
+        limit_s = _IDLE_END_S if least_s is None else min(_IDLE_END_S, least_s)
+        if least_s is None or now_s - self._grown_s < limit_s:
+            return None
+        cores, idle_cores = waits.processors_since(0.0), waits.processors_since(now_s - limit_s)
+        if cores is None or idle_cores is None or unfinished(self._spec, self._log.steps):
+            return None
+        trained_cores = cores * (now_s - self._began_s) / (self._grown_s - self._began_s)
+        if trained_cores < _LEAST_CORES or idle_cores > _IDLE_SHARE * trained_cores:
+            return None
+        return limit_s
 
     def _read(self, reader: Reader, rows: RowWriter) -> None:
         """Read what the program has logged by now, if that is due."""
@@ -227,7 +259,8 @@ class Supervision:
         """Record what the program did, and judge it."""
         unread: str | None = None
         try:
-            self._log = reader.read(final=ended.code == 0 and not self._stop)
+            is_whole = ended.code == 0 or self._idle_s is not None
+            self._log = reader.read(final=is_whole and not self._stop)
         except BatchscapeError as error:
             unread = str(error)
         log = self._log
@@ -262,9 +295,16 @@ class Supervision:
 
     def _judged(self, ended: Ended, log: Log, unread: str | None, wrong: list[str]) -> Ending:
         """Say how the run ended, by the first of its troubles."""
-        badly = ending(ended.code, self._folder.log, self._log_offset)
         diverged = diverged_at(log)
         cut = unfinished(self._spec, log.steps)
+        badly = ending(ended.code, self._folder.log, self._log_offset, is_trained=cut is None)
+        notes = [note] if (note := begins_late(log.steps)) else []
+        if self._idle_s is not None and cut is None:
+            badly = None
+            notes.append(
+                f"the program did nothing for {self._idle_s:g} s after its last optimizer step, "
+                f"and was ended; what helps: {HELPS_THE_END}"
+            )
         if self._stop and (cut is not None or badly is not None):
             return Ending(Status.INTERRUPTED, Cause.INTERRUPTED, "the program was asked to end")
         if wrong:
@@ -277,7 +317,7 @@ class Supervision:
         if unread is not None:
             said = f"the program's metrics cannot be read: {unread}"
             return Ending(Status.FAILED, Cause.DAMAGED_RECORDS, said)
-        completed = Ending(Status.COMPLETED, None, begins_late(log.steps))
+        completed = Ending(Status.COMPLETED, None, "; ".join(notes) or None)
         return completed if cut is None else Ending(Status.FAILED, Cause.CONTRADICTION, cut)
 
     def _described(self, line: CommandLine) -> dict[str, Any]:

@@ -203,9 +203,14 @@ def _times(steps: pd.DataFrame, data_parallel_size: int) -> dict[str, Any]:
         return {"measured_optimizer_steps": 0}
     # Steps of another global batch take another time: a ramp's last stage names the run.
     last = measured[measured["global_batch_size"] == steps["global_batch_size"].iloc[-1]]
-    total_s = float(measured["step_time_s"].sum())
-    increments = steps[["tokens", "samples"]].diff().fillna(steps[["tokens", "samples"]])
-    done = increments.loc[measured.index].sum(skipna=False)
+    # A program may log every n-th step: a row has the samples of n steps, and the time of one.
+    counts = steps[["optimizer_step", "tokens", "samples"]]
+    increments = counts.diff().fillna(counts)
+    timed = measured.dropna(subset=["step_time_s"])
+    steps_of_row = increments.loc[timed.index, "optimizer_step"].astype(float)
+    total_s = float((timed["step_time_s"] * steps_of_row).sum())
+    wait_s = _number((timed["core_wait_s"] * steps_of_row).sum(min_count=1))
+    done = increments.loc[timed.index].sum(skipna=False)
     tokens = _number(done["tokens"])
     return {
         "measured_optimizer_steps": len(measured),
@@ -225,7 +230,7 @@ def _times(steps: pd.DataFrame, data_parallel_size: int) -> dict[str, Any]:
         else tokens / total_s / data_parallel_size,
         "exchanged_bytes": _number(last["exchanged_bytes"].median()),
         "involuntary_switches": _whole(measured["involuntary_switches"].sum(min_count=1)),
-        "core_wait_pct": _number(100 * measured["core_wait_s"].sum(min_count=1) / total_s),
+        "core_wait_pct": None if wait_s is None else 100 * wait_s / total_s,
         "processor_time_s": _number(last["processor_time_s"].median()),
     }
 

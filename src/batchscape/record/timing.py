@@ -13,10 +13,13 @@ from batchscape.record.status import RunStatus
 __all__ = [
     "BUSY",
     "BUSY_PCT",
+    "LET_IT_LOG",
+    "SEEN_BETWEEN_ROWS",
     "SHARED_DEVICE",
     "THROTTLED",
     "TIMES",
     "VERDICT",
+    "invalidate_times",
     "is_beside_others",
     "is_mended_by_repeating",
     "processes_share",
@@ -35,7 +38,18 @@ SHARED_DEVICE = "processes of others computed on a device of the run"
 """Why they are none of a run that had no device to itself."""
 THROTTLED = "heat or the hardware's protection held the clock of a device down"
 """Why they are none of a device that could not keep its clock."""
-_NOT_LOGGED = "the program logs no step times (what helps: let it log the time of each step)"
+LET_IT_LOG = (
+    "let it log the time of each step: step_time_s in a pattern or in columns, or "
+    "batchscape.recorder, a Trainer by BatchscapeCallback of batchscape.transformers_callback, or "
+    "by --include_num_input_tokens_seen=yes and --logging_steps=1"
+)
+"""What helps where a program logs no step times."""
+_NOT_LOGGED = f"the program logs no step times (what helps: {LET_IT_LOG})"
+SEEN_BETWEEN_ROWS = (
+    "the program logs no step times, and these are the wall clock between its rows as the launcher "
+    "saw them, evaluations and checkpoints included"
+)
+"""Why times are none that were seen from outside: a row may come late, or with many others."""
 _NOT_MEASURED = (
     "no optimizer step was measured: all were warm-up, or sampled the gradient's noise (what "
     "helps: more optimizer steps, or a smaller measure.warmup_optimizer_steps)"
@@ -109,6 +123,16 @@ def why_untimed(launch: Mapping[str, Any] | None, summary: Mapping[str, Any]) ->
     return "; ".join(reason for reason, holds in reasons.items() if holds) or None
 
 
+def invalidate_times(launch: dict[str, Any], reason: str) -> None:
+    """Add a reason why the times of a run cannot be compared, once."""
+    known = launch["timing_invalid_reason"]
+    reasons = [] if known is None else known.split("; ")
+    if reason not in reasons:
+        reasons.append(reason)
+    launch["timing_valid"] = False
+    launch["timing_invalid_reason"] = "; ".join(reasons)
+
+
 def runs_share(runs: int, what: str) -> str:
     """Say that runs of a sweep are beside each other; a reason why their times do not count."""
     return f"up to {runs}{_RUNS_SHARE}{what}"
@@ -126,7 +150,7 @@ def is_beside_others(reason: str) -> bool:
 
 def is_mended_by_repeating(reason: str) -> bool:
     """Whether the same run, alone on this machine when it is free, would have times."""
-    if reason in {_NOT_LOGGED, _NOT_MEASURED}:
+    if reason in {_NOT_LOGGED, _NOT_MEASURED} or SEEN_BETWEEN_ROWS in reason:
         return False
     return all(is_beside_others(part) or _SHARE not in part for part in reason.split("; "))
 

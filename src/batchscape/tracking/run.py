@@ -143,6 +143,7 @@ class WandbRun:
             state.write(folder)
         self._last_step = state.last_step
         self._tokens: int | None = 0
+        self._steps_with_tokens = 0
         self._counts_tokens = counts_tokens(read_json(folder.config))
         self._may_add_figures = False
         self._define_axes()
@@ -226,9 +227,12 @@ class WandbRun:
     ) -> None:
         """Log rows that W&B lacks; the time of a row that is not given is now."""
         for step, table, row in sorted(rows, key=lambda keyed: keyed[0]):
-            tokens_before = self._tokens
+            tokens_before = None
             if table == "steps":
-                self._tokens = row.get("tokens")
+                # A program may log every n-th step: the labels between are no single step's.
+                if row["optimizer_step"] == self._steps_with_tokens + 1:
+                    tokens_before = self._tokens
+                self._tokens, self._steps_with_tokens = row.get("tokens"), row["optimizer_step"]
             # A resumed run writes again what came after its checkpoint.
             if step <= self._last_step:
                 continue

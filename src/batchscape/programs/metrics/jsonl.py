@@ -16,6 +16,8 @@ from batchscape.programs.metrics.collected import ColumnReader
 __all__ = ["JsonlReader"]
 
 _EVALUATION_ONLY = set(EVALUATION_COLUMNS) - set(STEP_COLUMNS)
+_TRAINING_ONLY = {"loss", "learning_rate", "gradient_norm"}
+"""What a line of an optimizer step has: the times of one without it may be an evaluation's."""
 
 
 class JsonlReader(ColumnReader):
@@ -49,8 +51,8 @@ class JsonlReader(ColumnReader):
         }
         rest = values.keys() - {"optimizer_step", *GEOMETRY_NAMES}
         tables = []
-        # Running counts belong to the step, unless the line is about an evaluation alone.
-        if rest & (set(STEP_COLUMNS) - set(EVALUATION_COLUMNS)) or not rest & _EVALUATION_ONLY:
+        # Counts and times belong to the step, unless the line is about an evaluation alone.
+        if rest & _TRAINING_ONLY or not rest & _EVALUATION_ONLY:
             tables += ["steps"] if rest else []
         if rest & _EVALUATION_ONLY:
             tables += ["evals"]

@@ -1,0 +1,191 @@
+"""Logs as other people's programs write them: which time is whose, and what is not told."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from batchscape.cli import main
+from batchscape.programs.settings import unlogged
+from batchscape.record.status import RunStatus, Status
+from batchscape.record.tables import load
+from batchscape.record.timing import SEEN_BETWEEN_ROWS
+
+WRITES = """
+import pathlib, sys
+pathlib.Path(sys.argv[1], "train.jsonl").write_text(pathlib.Path("given.jsonl").read_text())
+"""
+MMENGINE = {
+    "kind": "jsonl",
+    "path": "train.jsonl",
+    "columns": {
+        "optimizer_step": "step",
+        "loss": "loss",
+        "step_time_s": "time",
+        "learning_rate": "lr",
+        "eval_loss": "val_loss",
+    },
+    "units": {"step_time_s": "s"},
+    "loss_of": "window",
+}
+
+
+def line_of(step: int) -> dict[str, float]:
+    """A line of MMEngine's JSON log, every 50th step: `time` is the mean of one iteration."""
+    return {"lr": 0.02, "data_time": 0.01, "loss": 3 - step / 250, "time": 0.2, "step": step}
+
+
+def validation_of(step: int) -> dict[str, float]:
+    """A line of its validation: `time` is that of one batch of it."""
+    return {"mIoU": 31.0, "val_loss": 3.1 - step / 250, "data_time": 0.001, "time": 0.02} | {
+        "step": step
+    }
+
+
+def run_of(sweep, entries, metrics):
+    """Run a program that leaves a log; return the row of its run."""
+    (sweep.path / "given.jsonl").write_text("".join(f"{json.dumps(e)}\n" for e in entries))
+    sweep.script(WRITES)
+    mapping = sweep.settings("{run_dir}", budget={"optimizer_steps": 320})
+    mapping["engine"] |= {"metrics": metrics}
+    sweep.run(mapping)
+    (run,) = load(sweep.folder.path).runs.to_dict("records")
+    assert run["status"] == Status.COMPLETED, run["reason"]
+    return run
+
+
+def test_a_row_of_every_50th_step_has_the_time_of_one(sweep) -> None:
+    """By hand: batch 8, 0.2 s a step, 8 / 0.2 = 40 samples a second."""
+    columns = {k: v for k, v in MMENGINE["columns"].items() if k != "eval_loss"}
+    entries = [line_of(step) for step in range(50, 301, 50)]
+    run = run_of(sweep, entries, MMENGINE | {"columns": columns})
+    assert run["step_time_s"] == 0.2
+    assert run["samples_per_s"] == pytest.approx(40.0)
+
+
+def test_the_time_of_a_validation_is_no_step_s(sweep) -> None:
+    """Validations every 20 steps, steps every 50: at 100 both have a time."""
+    entries = []
+    for step in range(10, 301, 10):
+        entries += [line_of(step)] if step % 50 == 0 else []
+        entries += [validation_of(step)] if step % 20 == 0 else []
+    run = run_of(sweep, entries, MMENGINE)
+    assert run["step_time_s"] == 0.2
+    assert run["samples_per_s"] == pytest.approx(40.0)
+    tables = load(sweep.folder.path)
+    assert tables.steps["optimizer_step"].tolist() == [50, 100, 150, 200, 250, 300]
+    assert tables.evals["optimizer_step"].tolist() == list(range(20, 301, 20))
+
+
+PRINTS = """
+import sys, time
+for step in range(1, 5):
+    time.sleep(1.5)
+    print(f"step {step} loss {1 / step}", flush=True)
+"""
+STEP_LOSS = {
+    "kind": "regex",
+    "pattern": r"step (?P<optimizer_step>\d+) loss (?P<loss>\S+)",
+    "loss_of": "global_batch",
+}
+
+
+def test_times_that_are_seen_from_outside_are_marked_and_do_not_count(sweep) -> None:
+    sweep.script(PRINTS)
+    mapping = sweep.settings()
+    mapping["engine"] |= {"metrics": STEP_LOSS}
+    sweep.run(mapping)
+    (run,) = load(sweep.folder.path).runs.to_dict("records")
+    assert run["status"] == Status.COMPLETED, run["reason"]
+    # It sleeps at least 1.5 s a step; how much longer it takes is the machine's.
+    assert run["step_time_s"] > 1.0
+    assert not run["launch.timing_valid"]
+    assert run["launch.timing_invalid_reason"] == SEEN_BETWEEN_ROWS
+    first = load(sweep.folder.path).steps.iloc[0]
+    assert first.isna()["step_time_s"], "before the first row is the start of the program"
+
+
+BURNS = """
+import os, sys, time
+while time.process_time() < 3:
+    pass
+for step in range(1, 5):
+    print(f"step {step} loss {1 / step}", flush=True)
+"""
+IDLES = "time.sleep(600)\n"
+ABORTS = 'print("terminate called without an active exception", flush=True)\nos.abort()\n'
+
+
+@pytest.mark.skipif("not __import__('os').path.exists('/proc/self/schedstat')")
+def test_a_program_that_idles_after_its_last_step_is_complete(sweep) -> None:
+    sweep.script(BURNS + IDLES)
+    mapping = sweep.settings(launcher__hang_least_s=3.0)
+    mapping["engine"] |= {"metrics": STEP_LOSS}
+    sweep.run(mapping)
+    (run,) = load(sweep.folder.path).runs.to_dict("records")
+    assert run["status"] == Status.COMPLETED
+    assert run["reason"].startswith("the program did nothing for 3 s after its last optimizer step")
+    assert "os._exit(0)" in run["reason"]
+    assert run["optimizer_steps"] == 4
+
+
+@pytest.mark.parametrize(("steps", "is_explained"), [(4, True), (8, False)])
+def test_an_abort_after_the_last_step_is_explained(sweep, steps: int, is_explained: bool) -> None:
+    sweep.script(BURNS.replace("3:", "0:") + ABORTS)
+    mapping = sweep.settings(budget={"optimizer_steps": steps}, launcher__retries=0)
+    mapping["engine"] |= {"metrics": STEP_LOSS}
+    sweep.run(mapping)
+    (folder,) = sweep.folder.run_folders()
+    status = RunStatus.read(folder.status)
+    assert status.status is Status.FAILED
+    assert str(status.reason).startswith("the program was killed by SIGABRT")
+    assert ("a thread of its process group" in str(status.reason)) == is_explained
+    assert ("os._exit(0)" in str(status.reason)) == is_explained
+
+
+TIMES, LOSS, HELD_OUT = "the time of an optimizer step", "the loss of each", "a held-out loss"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "arguments", "missing"),
+    [
+        ({"kind": "recorder"}, [], []),
+        (STEP_LOSS, [], [TIMES, HELD_OUT]),
+        (MMENGINE, [], []),
+        ({"kind": "trainer_state"}, ["--logging_steps=1"], [TIMES]),
+        ({"kind": "trainer_state"}, ["--include_num_input_tokens_seen"], [TIMES, LOSS]),
+        (
+            {"kind": "trainer_state"},
+            ["--include_num_input_tokens_seen", "no", "--logging_steps", "1"],
+            [TIMES],
+        ),
+        (
+            {"kind": "trainer_state"},
+            ["--include_num_input_tokens_seen=yes", "--logging_steps", "1"],
+            [],
+        ),
+    ],
+)
+def test_what_metrics_will_not_tell(config, metrics, arguments, missing) -> None:
+    engine = {"name": "command", "argv": ["{python}", *arguments], "metrics": metrics}
+    texts = unlogged(config(engine=engine).engine)
+    assert [text[: len(begin)] for text, begin in zip(texts, missing, strict=True)] == missing
+
+
+def test_a_plan_says_before_the_launch_what_is_not_told(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    told = [
+        "engine=command",
+        "engine.argv=['{python}',train.py]",
+        "engine.metrics.kind=trainer_state",
+        "batch.global_batch_size=8",
+        "batch.micro_batch_size=8",
+        "launcher.device=cpu",
+    ]
+    assert main(["plan", *told]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "the program will not tell the time of an optimizer step" in printed
+    assert "--include_num_input_tokens_seen=yes" in printed
+    assert "BatchscapeCallback" in printed

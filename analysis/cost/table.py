@@ -88,7 +88,8 @@ def cost_table(cells: Cells) -> pd.DataFrame:
     whole = whole.apply(pd.to_numeric).astype(float)
     mean = (whole["train_time_s"] / whole["optimizer_steps"]).where(figures["step_time_s"].notna())
     columns = [groups, runs[kept], figures[names], mean.rename("mean_step_time_s")]
-    return pd.concat(columns, axis=1).reset_index(drop=True)
+    table: pd.DataFrame = pd.concat(columns, axis=1).reset_index(drop=True)
+    return table
 
 
 def is_sharded(runs: pd.DataFrame) -> bool:

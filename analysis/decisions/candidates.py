@@ -27,6 +27,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from batchscape.analysis.comparing.pairs import logarithm
 from batchscape.analysis.cost.memory_model import MemoryModel
 from batchscape.analysis.cost.table import FACTORS, Geometry
 from batchscape.analysis.decisions.evidence import Basis
@@ -284,9 +285,9 @@ def _held_against(rows: pd.DataFrame, evidence: Basis) -> pd.DataFrame:
     rows["derived"] = rows["source"].eq("measured") & to_target & ~is_recorded
     rows["derived_time_s"] = math.nan
     if "whole_step_time_s" in paces:
-        logs = np.log(paces["whole_step_time_s"].astype(float))
-        mean = np.exp(logs.groupby([paces[name] for name in names]).mean())
-        rows["derived_time_s"] = rows["steps"] * mean.reindex(cuts).to_numpy()
+        logs = paces.assign(log=logarithm(paces["whole_step_time_s"]))
+        mean = logs.groupby(names)["log"].mean().reindex(cuts)
+        rows["derived_time_s"] = rows["steps"] * np.exp(mean.to_numpy(dtype=float))
     return rows
 
 

@@ -330,7 +330,7 @@ def _of_target(reaches: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
     """Warn of global batches without the target, and of a target that most meet at once."""
     target = f"{reaches['target_loss'].iloc[0]:.4g}"
     by_batch = reaches.groupby("global_batch_size")
-    reached = by_batch["outcome"].agg(lambda own: own.eq("reached").any())
+    reached = reaches["outcome"].eq("reached").groupby(reaches["global_batch_size"]).any()
     found = []
     for batch in reached.index[~reached]:
         own = by_batch.get_group(batch)

@@ -60,6 +60,9 @@ class Estimate:
     """What the quantity is, exactly enough to compute it again."""
     note: str | None = None
     """Why it is not identified, or what weakens it."""
+    readings: tuple[tuple[str, float], ...] = ()
+    """Its value by each fair reading of its words, where these differ by more than its interval
+    allows: `low` and `high` are then the range over the readings, in place of the interval."""
 
     @classmethod
     def unknown(
@@ -85,9 +88,11 @@ class Estimate:
         Returns
         -------
         str
-            As in `120 [95, 160]`, `120 [95, ∞]`, `120`, `120 (n = 2)`, or
-            `not identified (≥ 80)`.
+            As in `120 [95, 160]`, `120 [95, ∞]`, `120`, `120 (n = 2)`,
+            `not identified (≥ 80)`, or, for a range over readings, `80 to 120`.
         """
+        if self.readings:
+            return f"{significant(self.low, digits)} to {significant(self.high, digits)}"
         if not self.is_identified:
             least = f" (≥ {significant(self.low, digits)})" if self.low > 0 else ""
             return NOT_IDENTIFIED + least

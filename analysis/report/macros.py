@@ -138,8 +138,12 @@ def _texts(estimate: Estimate) -> dict[str, str]:
         text += f"~{unit}"
     elif unit and text.endswith(")"):
         text = f"{text[:-1]}~{unit})"
+    value = _number(estimate.value if known else math.nan, NOT_IDENTIFIED)
+    if estimate.readings:
+        # A value alone would hide that another reading gives another one.
+        value = rf"\mbox{{{_robust(escape_latex(estimate.text(_DIGITS)))}}}"
     return {
-        "": _number(estimate.value if known else math.nan, NOT_IDENTIFIED),
+        "": value,
         "Low": _number(low, without),
         "High": _number(high, without),
         "N": str(estimate.n),

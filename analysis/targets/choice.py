@@ -6,6 +6,9 @@ The rule, for each group of runs:
   every learning rate lost a seed (diverged, or without a measurement) is left out, and named.
 * The hardest target is the highest last loss of the runs that count: all of them reach it for
   good. Where runs were stopped at a target of their own, that one is used if all reached it.
+* It is raised until it is settled: at most a tenth of the runs first met it more than 10 % earlier
+  than for good. Below that a crossing tells where the noise or the budget ends, not how fast a
+  loss was reached. Where no loss of the range is settled the hardest stays, and a note says so.
 * The easiest is the lowest over these runs of the highest loss after their first two measurements,
   so that every crossing is bracketed by measurements during the training.
 * Targets between are spaced evenly in loss; all are rounded up to digits that a reader can quote,
@@ -17,22 +20,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
 from batchscape.analysis.labels import group_name
-from batchscape.analysis.targets.ends import last_losses
+from batchscape.analysis.targets.ends import crossing_rows, cut, last_losses, progress_at
 from batchscape.analysis.targets.tidy import tidy_curves
 from batchscape.errors import AnalysisError
 
-__all__ = ["N_TARGETS", "ChosenTargets", "choose_targets"]
+__all__ = [
+    "EARLIER",
+    "MOST_EARLY",
+    "N_TARGETS",
+    "ChosenTargets",
+    "choose_targets",
+    "early_crossings",
+    "why_unsettled",
+]
+
+EARLIER = 0.1
+"""A run that first met a target by more than this share of its steps before it met it for good
+met it early."""
+
+MOST_EARLY = 0.1
+"""Share of runs that may meet a target early; beyond it the target is not settled."""
 
 N_TARGETS = 5
 """Targets of a group, unless told otherwise."""
 
 _MOST_DECIMALS = 12
+
+_PLACES = 40
+"""Losses between the hardest and the easiest at which a settled one is looked for."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +96,8 @@ def choose_targets(
     if n < 1:
         msg = f"at least one target must be chosen, got n={n}"
         raise AnalysisError(msg)
-    finals = last_losses(tidy_curves(curves))
+    curves = tidy_curves(curves)
+    finals = last_losses(curves)
     ranges: dict[int, _Range] = {}
     notes: list[str] = []
     several = finals["group"].nunique() > 1
@@ -86,7 +108,9 @@ def choose_targets(
             f"no target is set by global batch {batch}{where}: {why}" for batch, why in left_out
         ]
         if len(counted):
-            ranges[int(str(group))] = _range(counted)
+            own = curves[curves["run"].isin(counted["run"])]
+            ranges[int(str(group))], unsettled = _settled(_range(counted), own, n)
+            notes += [f"{unsettled}{where}"] if unsettled else []
         else:
             notes.append(f"no target can be chosen{where}")
     if not ranges:
@@ -102,6 +126,80 @@ def choose_targets(
     return ChosenTargets(
         {int(g): chosen.get(g, ()) for g in finals["group"].unique()}, tuple(notes)
     )
+
+
+def early_crossings(reaches: pd.DataFrame) -> tuple[int, int]:
+    """Count the runs that first met their target early, and those that reached it.
+
+    Parameters
+    ----------
+    reaches : DataFrame
+        As `steps_to_target` returns it. Without `first_steps_to_target` none is known to be early.
+
+    Returns
+    -------
+    tuple of int
+        Runs whose first crossing is more than `EARLIER` of its steps before the one counted, and
+        runs that reached.
+    """
+    steps = reaches["steps_to_target"].astype(float)
+    reached = reaches["outcome"].eq("reached") if "outcome" in reaches else np.isfinite(steps)
+    first = reaches.get("first_steps_to_target", steps).astype(float)
+    return int((reached & (first < (1 - EARLIER) * steps)).sum()), int(reached.sum())
+
+
+def why_unsettled(reaches: pd.DataFrame) -> str | None:
+    """Decide whether a target may be spoken of: say why not, None where it may.
+
+    A target is settled where at most `MOST_EARLY` of the runs met it early. Every headline that
+    rests on a target asks here.
+
+    Parameters
+    ----------
+    reaches : DataFrame
+        Rows of one target, as `steps_to_target` returns it, at the learning rates that count.
+    """
+    early, reached = early_crossings(reaches)
+    if early <= MOST_EARLY * reached:
+        return None
+    return (
+        f"{early} of {reached} runs first met it more than {EARLIER * 100:g} % earlier than for "
+        f"good, and {MOST_EARLY * 100:g} % of runs at most may"
+    )
+
+
+def _settled(losses: _Range, curves: pd.DataFrame, n: int) -> tuple[_Range, str | None]:
+    """Raise the hardest target until it is settled, and say what was passed over."""
+    if losses.stop >= losses.hardest or not losses.easiest > losses.hardest:
+        return losses, None
+    places = np.linspace(losses.hardest, losses.easiest, _PLACES, endpoint=False)
+    # As it will be quoted: rounding may put a target where another loss is crossed.
+    quoted = [_spaced(replace(losses, hardest=float(place)), n)[-1] for place in places]
+    whys = (why_unsettled(_both_crossings(curves, target)) for target in quoted)
+    first = next(whys)
+    if first is None:
+        return losses, None
+    settled = next((p for p, why in zip(places[1:], whys, strict=True) if why is None), None)
+    if settled is None:
+        return (
+            losses,
+            f"no target that all runs reached is settled: at {losses.hardest:.4g} {first}",
+        )
+    text = f"no target is set below {settled:.4g}: at {losses.hardest:.4g}, which all reached, "
+    return replace(losses, hardest=float(settled)), text + first
+
+
+def _both_crossings(curves: pd.DataFrame, target: float) -> pd.DataFrame:
+    """Return the steps of both crossings of each run, as far as `early_crossings` needs them."""
+    runs = cut(curves)
+    loss = curves["loss"].to_numpy(dtype=float)
+    first, sustained, _ = crossing_rows((loss <= target) & (loss > -np.inf), runs)
+    steps = {}
+    for name, row in (("first_steps_to_target", first), ("steps_to_target", sustained)):
+        upper = np.minimum(row, runs.last)
+        at = progress_at(curves, upper, upper == runs.start, target)["steps_to_target"]
+        steps[name] = np.where(row <= runs.last, at, np.nan)
+    return pd.DataFrame(steps)
 
 
 def _best_runs(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[tuple[int, str]]]:

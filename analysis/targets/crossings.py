@@ -30,7 +30,14 @@ from numpy.typing import NDArray
 
 from batchscape.analysis.targets.choice import choose_targets
 from batchscape.analysis.targets.curves import IDENTITY
-from batchscape.analysis.targets.ends import Runs, cut, diverged_runs
+from batchscape.analysis.targets.ends import (
+    TO_TARGET,
+    Runs,
+    crossing_rows,
+    cut,
+    diverged_runs,
+    progress_at,
+)
 from batchscape.analysis.targets.tidy import tidy_curves
 from batchscape.errors import AnalysisError
 
@@ -40,14 +47,6 @@ Crossing = Literal["sustained", "first", "first_evaluation"]
 
 OUTCOMES = ("reached", "censored", "pruned", "diverged")
 """How a run stands to a target."""
-
-TO_TARGET = {
-    "steps_to_target": "optimizer_step",
-    "samples_to_target": "samples",
-    "tokens_to_target": "tokens",
-    "time_to_target_s": "train_time_s",
-}
-"""Columns of what it took, and the columns of progress that they count."""
 
 _Floats = NDArray[np.float64]
 
@@ -127,7 +126,7 @@ def _reaches(
     loss = curves["loss"].to_numpy(dtype=float)
     step = curves["optimizer_step"].to_numpy(dtype=float)
     met = (loss <= target) & (loss > -np.inf)  # False for NaN
-    first, sustained, confirmed = _crossings(met, runs)
+    first, sustained, confirmed = crossing_rows(met, runs)
     _refuse_met_at_start(loss, step, runs, met, target)
     at = sustained if crossing == "sustained" else first
     as_measured = crossing == "first_evaluation"
@@ -135,9 +134,9 @@ def _reaches(
     reached = (at <= runs.last) & ~diverged
     upper = np.where(reached, at, runs.last)
     # A run's first row has none before it to interpolate from.
-    values = _interpolated(curves, upper, (upper == runs.start) | as_measured, target)
+    values = progress_at(curves, upper, (upper == runs.start) | as_measured, target)
     first_upper = np.minimum(first, runs.last)
-    first_steps = _interpolated(curves, first_upper, first_upper == runs.start, target)
+    first_steps = progress_at(curves, first_upper, first_upper == runs.start, target)
     before = np.where(upper > runs.start, step[upper - 1], 0.0)
     pruned = curves["status"].iloc[runs.last].eq("pruned").to_numpy(dtype=bool)
     found = {name: np.where(reached, values[name], np.nan) for name in TO_TARGET}
@@ -171,51 +170,6 @@ def _bounds(
     names = {"tokens_low": "tokens", "time_low_s": "train_time_s"}
     seen = {name: curves[column].to_numpy(dtype=float)[runs.last] for name, column in names.items()}
     return {name: np.where(is_known, np.nan, column) for name, column in seen.items()}
-
-
-def _crossings(
-    met: NDArray[np.bool_], runs: Runs
-) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[str, NDArray[np.int64]]]:
-    """Find the rows of both crossings of each run, past its last where there is none.
-
-    Also count, for each kind, the rows right after it that meet the target too.
-    """
-    below, above = np.flatnonzero(met), np.flatnonzero(~met)
-    first = np.append(below, len(met))[np.searchsorted(below, runs.start)]
-    first = np.where(first <= runs.last, first, runs.last + 1)
-    back = np.searchsorted(above, runs.last, side="right")
-    last_above = np.insert(above, 0, -1)[back]
-    sustained = np.maximum(last_above + 1, runs.start)
-    broken = np.append(above, len(met))[np.searchsorted(above, first)]
-    confirmed = {
-        "first": np.minimum(broken, runs.last + 1) - first - 1,
-        "sustained": runs.last - sustained,
-    }
-    return first, sustained, confirmed
-
-
-def _interpolated(
-    curves: pd.DataFrame, upper: NDArray[np.int64], is_first: NDArray[np.bool_], target: float
-) -> dict[str, _Floats]:
-    """Read all progress at the crossing between row `upper` and the one before, run by run."""
-    lower = np.where(is_first, upper, upper - 1)
-    loss = curves["loss"].to_numpy(dtype=float)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        share = (loss[lower] - target) / (loss[lower] - loss[upper])
-        usable = np.isfinite(share) & np.isfinite(loss[lower]) & ~is_first
-        share = np.where(usable, np.clip(share, 0.0, 1.0), 1.0)
-        samples = curves["samples"].to_numpy(dtype=float)
-        low, high = samples[lower], samples[upper]
-        geometric = low * (high / low) ** share
-        # From here on linear: w is the share of the bracket's samples.
-        weight = np.where((low > 0) & (high > low), (geometric - low) / (high - low), share)
-    values = {}
-    for name, progress in TO_TARGET.items():
-        column = curves[progress].to_numpy(dtype=float)
-        between = column[lower] + weight * (column[upper] - column[lower])
-        # A rounding beyond the bracket would contradict it.
-        values[name] = np.clip(between, column[lower], column[upper])
-    return values
 
 
 def _refuse_met_at_start(

@@ -1,4 +1,4 @@
-"""Curves cut into runs, and how each run ended."""
+"""Curves cut into runs: when each met a loss, and how it ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,23 @@ from numpy.typing import NDArray
 
 from batchscape.analysis.targets.curves import IDENTITY
 
-__all__ = ["Runs", "cut", "diverged_runs", "last_losses"]
+__all__ = [
+    "TO_TARGET",
+    "Runs",
+    "crossing_rows",
+    "cut",
+    "diverged_runs",
+    "last_losses",
+    "progress_at",
+]
+
+TO_TARGET = {
+    "steps_to_target": "optimizer_step",
+    "samples_to_target": "samples",
+    "tokens_to_target": "tokens",
+    "time_to_target_s": "train_time_s",
+}
+"""Columns of what it took, and the columns of progress that they count."""
 
 
 class Runs(NamedTuple):
@@ -33,6 +49,51 @@ def diverged_runs(curves: pd.DataFrame, runs: Runs) -> NDArray[np.bool_]:
     lost = ~np.isfinite(last["loss"].to_numpy(dtype=float)) & (last["optimizer_step"] > 0)
     found: NDArray[np.bool_] = (last["status"].eq("diverged") | lost).to_numpy(dtype=bool)
     return found
+
+
+def crossing_rows(
+    met: NDArray[np.bool_], runs: Runs
+) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[str, NDArray[np.int64]]]:
+    """Find the rows of both crossings of each run, past its last where there is none.
+
+    Also count, for each kind, the rows right after it that meet the target too.
+    """
+    below, above = np.flatnonzero(met), np.flatnonzero(~met)
+    first = np.append(below, len(met))[np.searchsorted(below, runs.start)]
+    first = np.where(first <= runs.last, first, runs.last + 1)
+    back = np.searchsorted(above, runs.last, side="right")
+    last_above = np.insert(above, 0, -1)[back]
+    sustained = np.maximum(last_above + 1, runs.start)
+    broken = np.append(above, len(met))[np.searchsorted(above, first)]
+    confirmed = {
+        "first": np.minimum(broken, runs.last + 1) - first - 1,
+        "sustained": runs.last - sustained,
+    }
+    return first, sustained, confirmed
+
+
+def progress_at(
+    curves: pd.DataFrame, upper: NDArray[np.int64], is_first: NDArray[np.bool_], target: float
+) -> dict[str, NDArray[np.float64]]:
+    """Read all progress at the crossing between row `upper` and the one before, run by run."""
+    lower = np.where(is_first, upper, upper - 1)
+    loss = curves["loss"].to_numpy(dtype=float)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = (loss[lower] - target) / (loss[lower] - loss[upper])
+        usable = np.isfinite(share) & np.isfinite(loss[lower]) & ~is_first
+        share = np.where(usable, np.clip(share, 0.0, 1.0), 1.0)
+        samples = curves["samples"].to_numpy(dtype=float)
+        low, high = samples[lower], samples[upper]
+        geometric = low * (high / low) ** share
+        # From here on linear: w is the share of the bracket's samples.
+        weight = np.where((low > 0) & (high > low), (geometric - low) / (high - low), share)
+    values = {}
+    for name, progress in TO_TARGET.items():
+        column = curves[progress].to_numpy(dtype=float)
+        between = column[lower] + weight * (column[upper] - column[lower])
+        # A rounding beyond the bracket would contradict it.
+        values[name] = np.clip(between, column[lower], column[upper])
+    return values
 
 
 def last_losses(curves: pd.DataFrame) -> pd.DataFrame:

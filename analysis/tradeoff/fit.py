@@ -150,6 +150,24 @@ class TradeoffFit:
         return _misfit(self.form, self.lack_of_fit_p)
 
     @property
+    def contradiction(self) -> str | None:
+        """Why the runs exclude S = a + b/B; None for the other form, or where nothing does."""
+        if self.form != "two_term":
+            return None
+        free = self.of_form("free_exponent")
+        if free is not None and (free.exponent.low > 1 or free.exponent.high < 1):
+            return f"the exponent of the batch size is {free.exponent.text()}, not 1"
+        return self.misfit
+
+    @property
+    def fewest_samples(self) -> Estimate:
+        """`e_min`, not identified where the runs exclude its form."""
+        why = self.contradiction
+        if why is None or not self.e_min.is_identified:
+            return self.e_min
+        return Estimate.unknown(why, self.n_seeds, self.e_min.definition, unit=self.e_min.unit)
+
+    @property
     def aicc(self) -> float:
         """AICc of this form."""
         return float(self.forms["aicc"].get(self.form, math.nan))

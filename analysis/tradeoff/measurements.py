@@ -34,6 +34,8 @@ class Measurements:
     """Shape (batches, seeds); NaN where a seed was not run."""
     used: pd.DataFrame
     """Rows of runs behind it."""
+    log_first_steps: NDArray[np.float64]
+    """As `log_steps`, to the first crossing; the same where it is not known."""
     excluded: pd.DataFrame
     """One row a batch size that is left out: `global_batch_size`, `runs`, `reached`,
     `median_steps` (a run that did not reach counts as infinite; missing where it is among those
@@ -92,42 +94,87 @@ def measure(reaches: pd.DataFrame) -> Measurements:
         kept = kept[first:]
     used = pd.concat(kept) if kept else rows.iloc[:0]
     table = used.pivot_table(index="global_batch_size", columns="seed", values="steps_to_target")
+    first = used.get("first_steps_to_target", used["steps_to_target"]).astype(float)
+    # A table of crossings that are not for good may know none before them.
+    first = first.where(first < used["steps_to_target"], used["steps_to_target"])
+    firsts = used.assign(first=first).pivot_table(
+        index="global_batch_size", columns="seed", values="first"
+    )
     excluded = pd.DataFrame(left_out, columns=list(_EXCLUDED)).astype(_EXCLUDED)
     return Measurements(
         batches=table.index.to_numpy(dtype=np.float64),
         log_steps=np.log(table.to_numpy(dtype=np.float64)),
+        log_first_steps=np.log(firsts.to_numpy(dtype=np.float64)),
         used=used.drop(columns="reached"),
         excluded=excluded.sort_values("global_batch_size", ignore_index=True),
         warnings=tuple(warnings),
     )
 
 
-def ends_of_range(found: Measurements) -> tuple[Estimate, Estimate]:
+def ends_of_range(
+    found: Measurements, ends: tuple[float, float] | None = None
+) -> tuple[Estimate, Estimate] | None:
     """Compare the largest batch size with the smallest: how many times fewer steps, more samples.
+
+    Parameters
+    ----------
+    ends : tuple of float, optional
+        Batch sizes to compare, in samples; the smallest and the largest if not given.
 
     Returns
     -------
-    tuple of Estimate
+    tuple of Estimate, or None
         Ratio of optimizer steps, smallest to largest, and of samples, largest to smallest:
-        geometric means over the seeds of both, with their t-interval.
+        geometric means over the seeds of both. The interval is Student's over seeds, widened by
+        where a noisy loss leaves a crossing open: at its low end the smaller batch stands at its
+        first crossings and the larger at those for good, at its high end the reverse. None where
+        one of the batch sizes is not there, or they share no seed.
+
+    Notes
+    -----
+    Coverage at 95 % of the ratio of noiseless curves: 1,000 sweeps a case of batch sizes 8 and 128,
+    evaluation noise of correlation 0.5 (normal, and Student's with three degrees of freedom), 5 %
+    of scatter between seeds, seed 20; lowest of targets met in the steep and in the flat part of
+    the curve, and of both kinds of noise, over the sweeps (37 to 100 %) whose runs all reached it.
+    `test_the_ratio_covers_the_noiseless_one` repeats a part.
+
+    ===================== ======= ======= ========
+    noise of the loss     3 seeds 5 seeds 10 seeds
+    ===================== ======= ======= ========
+    5 %, as here          94 %    95 %    95 %
+    10 %, as here         94 %    96 %    96 %
+    20 %, as here         97 %    98 %    99 %
+    30 %, as here         98 %    99 %    100 %
+    30 %, not widened     92 %    90 %    88 %
+    30 %, first crossings 92 %    91 %    84 %
+    ===================== ======= ======= ========
     """
-    small, large = found.log_steps[[0, -1]]
-    logs = (small - large)[np.isfinite(small - large)]
+    first, last = ends or (found.batches[0], found.batches[-1])
+    if not {first, last} <= set(found.batches.tolist()):
+        return None
+    places = np.searchsorted(found.batches, [first, last])
+    small, large = found.log_steps[places]
+    shared = np.isfinite(small - large)
+    logs = (small - large)[shared]
     n = len(logs)
-    mean, half = (float(logs.mean()) if n else np.nan), np.nan
+    if n == 0:
+        return None
+    mean, half = float(logs.mean()), np.nan
     if n > 1:
         half = float(stdtrit(n - 1, TWO_SIDED) * logs.std(ddof=1) / np.sqrt(n))
-    first, last = found.batches[[0, -1]]
+    # How much later, in the mean, each end was met for good than first.
+    later = (found.log_steps - found.log_first_steps)[places][:, shared].mean(axis=1)
+    ends_of_log = np.array([mean - half - later[0], mean, mean + half + later[1]])
     span = float(np.log(last / first))
-    method = f"t over {n} paired log ratios" if n > 1 else "no interval"
+    method = f"t over {n} paired log ratios, from first crossings to those for good"
 
-    def ratio(log: float, what: str) -> Estimate:
-        value, low, high = (float(np.exp(end)) for end in (log, log - half, log + half))
+    def ratio(logs: NDArray[np.float64], what: str) -> Estimate:
+        low, value, high = np.exp(np.sort(logs) if n > 1 else logs).tolist()
         definition = f"ratio of {what} to the target, batch sizes {first:g} and {last:g}"
-        return Estimate(value, low, high, n, "", method, definition)
+        return Estimate(value, low, high, n, "", method if n > 1 else "no interval", definition)
 
-    return ratio(mean, "optimizer steps, smallest to largest"), ratio(
-        span - mean, "samples, largest to smallest"
+    return ratio(ends_of_log, "optimizer steps, smallest to largest"), ratio(
+        span - ends_of_log, "samples, largest to smallest"
     )
 
 

@@ -239,13 +239,32 @@ def _undecided(fit: Fitted, quantity: str, *, upper_only: bool = False) -> str |
         return None
     critical = fit.ends["critical"]
     if math.isinf(critical[1]):
-        return "the runs are compatible with perfect scaling, S = b/B: add larger batch sizes"
+        return _no_plateau(fit)
     if math.isinf(critical[0]):
         return (
             "the runs are compatible with steps that do not depend on the batch size, S = a: add "
             "smaller batch sizes"
         )
     return "its interval has no end: add seeds or batch sizes"
+
+
+def _no_plateau(fit: Fitted) -> str:
+    """Say which form without a least number of steps the runs are compatible with."""
+    # S = b/B^alpha, a straight line in logarithms; its slope over the range is what is measured.
+    x = fit.data.x - fit.data.x.mean()
+    weights = x / (x**2).sum()
+    slope, half = -float(weights @ fit.data.y[0]), math.nan
+    if fit.noise is not None:
+        variance, degrees = fit.noise.variance(weights[None])
+        half = float(stdtrit(degrees[0], TWO_SIDED) * math.sqrt(variance[0]))
+    if not slope + half < 1:
+        return "the runs are compatible with perfect scaling, S = b/B: add larger batch sizes"
+    fewer = significant(2**slope, 3)
+    return (
+        f"the runs are compatible with a power law that has no fewest steps, S = b/B^{slope:.2g} "
+        f"({fewer} times fewer steps for twice the batch, where perfect scaling has 2): add larger "
+        "batch sizes"
+    )
 
 
 def _not_preferred(fit: Fitted) -> str | None:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.estimates import interval_text
+from batchscape.analysis.estimates import Estimate, interval_text
 from batchscape.analysis.numbers import MISSING, significant
 from batchscape.analysis.report.grids import columns_grid, group_column
 from batchscape.analysis.report.topic import TableView
+from batchscape.analysis.targets.choice import EARLIER, MOST_EARLY
 from batchscape.analysis.tradeoff.fit import TradeoffFit
 from batchscape.analysis.tradeoff.forms import FORMULAS
 from batchscape.analysis.tradeoff.targets import curve_of_fits, run_names
@@ -33,6 +34,12 @@ class GroupFits:
     fits: dict[float, TradeoffFit]
     target: float
     """Infinite where it has no name."""
+    early: dict[float, tuple[int, int]]
+    """By target, the runs that first met it early and those that reached it."""
+    unsettled: str | None
+    """Why no target may be spoken of; None where the one above may."""
+    headlines: dict[str, Estimate]
+    """Numbers at that target, held against the other readings of their words."""
 
     @property
     def fit(self) -> TradeoffFit:
@@ -62,11 +69,19 @@ def tradeoff_tables(found: Sequence[GroupFits]) -> list[TableView]:
         _view(
             found,
             lambda fit: fit.batches,
-            ["global batch", "runs", "mean steps", "fitted", "residual (%)", "its error (%)"],
+            [
+                "global batch",
+                "runs",
+                "mean steps",
+                "fitted",
+                "residual (%)",
+                "error of the residual (%)",
+            ],
             _fitted_row,
             name="tradeoff_fit",
             title="Steps to target and their fit",
-            note="Mean steps: geometric, over seeds. Its error: standard error, from seeds.",
+            note="Mean steps: geometric, over seeds. Error of the residual: standard error, from "
+            "seeds.",
         ),
         _view(
             found,
@@ -86,8 +101,8 @@ def tradeoff_tables(found: Sequence[GroupFits]) -> list[TableView]:
             title="Forms of the trade-off",
             note="Trusted from four batch sizes on: the free exponent, for its interval holds "
             "whether or not the exponent is 1; that of S = a + b/B holds only if it is. AICc over "
-            "batch sizes, whose mean log steps are fitted with equal weights; infinite where there "
-            "are too few.",
+            "batch sizes, whose mean log steps are fitted with equal weights; a dash where they "
+            "are too few for it. Fewest samples: a dash where the runs exclude S = a + b/B.",
         ),
         _view(
             identified,
@@ -140,7 +155,11 @@ def _critical(found: Sequence[GroupFits]) -> TableView:
             curve_of_fits(group.fits).assign(
                 group=group.label,
                 group_number=group.number,
-                is_spoken_of=[target == group.target for target in group.fits],
+                is_spoken_of=[
+                    target == group.target and group.unsettled is None for target in group.fits
+                ],
+                runs_met_early=[group.early[target][0] for target in group.fits],
+                runs_reached=[group.early[target][1] for target in group.fits],
             )
             for group in found
         ],
@@ -166,6 +185,7 @@ def _critical(found: Sequence[GroupFits]) -> TableView:
             ("fewest steps", [fit.s_min.text() for *_, fit in fits]),
             ("batch sizes", [str(len(fit.batches)) for *_, fit in fits]),
             ("seeds", [str(fit.n_seeds) for *_, fit in fits]),
+            ("met early", ["{} of {}".format(*g.early[t]) for g, t, _ in fits]),
             (
                 "left out",
                 [", ".join(f"{size:g}" for size in sizes) or "none" for sizes in left_out],
@@ -177,6 +197,8 @@ def _critical(found: Sequence[GroupFits]) -> TableView:
             f"Fewest steps: {first.s_min.definition}.",
             "If the exponent is 1: the critical batch of S = a + b/B.",
             f"In brackets: {first.critical_batch_size.method}.",
+            f"Met early: runs that first met the target more than {EARLIER * 100:g} % earlier than "
+            f"for good. A target is spoken of where at most {MOST_EARLY * 100:g} % did.",
             "Left out: batch sizes of which a run did not reach the target, or with a "
             "small-batch penalty.",
         ],
@@ -231,7 +253,8 @@ def _forms(fit: TradeoffFit) -> pd.DataFrame:
     table = fit.forms.reset_index()
     fits = [fit.of_form(name) if name in FORMULAS else None for name in table["form"]]
     for name in _OF_FORMS:
-        estimates = [None if own is None else getattr(own, name) for own in fits]
+        attribute = "fewest_samples" if name == "e_min" else name
+        estimates = [None if own is None else getattr(own, attribute) for own in fits]
         for part in ("value", "low", "high"):
             column = name if part == "value" else f"{name}_{part}"
             table[column] = [
@@ -248,8 +271,10 @@ def _form_row(row: dict[str, float]) -> list[str]:
             for name in _OF_FORMS
         ),
         significant(100 * row["rms_residual"], 2),
-        significant(row["aicc"], 3),
-        significant(row["delta"], 2),
+        *(
+            significant(row[name], digits) if math.isfinite(row[name]) else MISSING
+            for name, digits in (("aicc", 3), ("delta", 2))
+        ),
     ]
 
 

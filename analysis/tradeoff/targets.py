@@ -104,6 +104,7 @@ def curve_of_fits(fits: dict[float, TradeoffFit]) -> pd.DataFrame:
     for target, fit in fits.items():
         row: dict[str, object] = {"target_loss": target, "form": fit.form}
         estimates = {name: getattr(fit, name) for name in _ESTIMATES}
+        estimates["e_min"] = fit.fewest_samples
         other = fit.fit_other()
         row["other_form"] = other.form
         estimates["other_critical_batch_size"] = other.critical_batch_size

@@ -13,8 +13,16 @@ from batchscape.analysis.figures.style import name_group
 from batchscape.analysis.labels import group_name
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.topic import Picture, Section
+from batchscape.analysis.targets.choice import early_crossings, why_unsettled
+from batchscape.analysis.targets.readings import (
+    CROSSING_RULES,
+    Reading,
+    at_first_crossing,
+    halves_of_seeds,
+    under_readings,
+)
 from batchscape.analysis.tradeoff.figures import draw_critical_batches, draw_tradeoff
-from batchscape.analysis.tradeoff.fit import TradeoffFit
+from batchscape.analysis.tradeoff.fit import TradeoffFit, fit_tradeoff
 from batchscape.analysis.tradeoff.forms import FORMULAS, Form
 from batchscape.analysis.tradeoff.measurements import ends_of_range
 from batchscape.analysis.tradeoff.tables import GroupFits, fitted_curves, tradeoff_tables
@@ -25,6 +33,8 @@ __all__ = ["noise_scale_sentence", "tradeoff_section"]
 
 _TITLE = "Update frequency against convergence"
 _HEADLINES = ("critical_batch_size", "overhead_batch_size", "s_min", "exponent")
+_OF_A_TARGET = ("s_min", "e_min")
+"""Counts that belong to one target: another target is no other reading of them."""
 
 
 def tradeoff_section(
@@ -40,8 +50,9 @@ def tradeoff_section(
 ) -> Section | None:
     """Say how update frequency trades against convergence.
 
-    Of several targets the lowest is spoken of at which most batch sizes can be fitted; all are in
-    the tables.
+    Of several targets the lowest settled one is spoken of at which most batch sizes can be fitted;
+    all are in the tables. A headline is shown with its interval where it holds under the readings
+    of `analysis/targets/readings.py`, else with their range.
 
     Parameters
     ----------
@@ -85,9 +96,7 @@ def tradeoff_section(
         except AnalysisError as error:
             loud.append(f"{label}: {error}" if label else str(error))
             continue
-        # Chosen without looking at the estimates, which would favour some of them.
-        main = max(fits, key=lambda target: (len(fits[target].batches), -target))
-        found.append(GroupFits(group, label, fits, main))
+        found.append(_spoken_of(group, label, own, fits))
     if not parts:
         return None
     if not found:
@@ -107,11 +116,17 @@ def tradeoff_section(
                 if tuning is not None and (said := tuning(group.number, group.target))
             ),
             *(f"{g.prefix}{text}" for g in found for text in g.fit.warnings),
+            *(
+                f"{g.prefix}{name.replace('_', ' ')}: {estimate.note}"
+                for g in found
+                for name, estimate in g.headlines.items()
+                if estimate.readings
+            ),
         ],
         {
             f"{name}_group_{group.number}" if several else name: estimate
             for group in found
-            for name, estimate in _estimates(group.fit).items()
+            for name, estimate in group.headlines.items()
         },
         short=_short(found),
         curves={} if curves.empty else {"tradeoff_curve": curves},
@@ -148,18 +163,20 @@ def noise_scale_sentence(
 
 
 def _answer(group: GroupFits, noise_scales: pd.DataFrame | None) -> list[str]:
-    fit = group.fit
-    critical, largest = fit.critical_batch_size, fit.overhead_batch_size
+    fit, headlines = group.fit, group.headlines
+    critical, largest = headlines["critical_batch_size"], headlines["overhead_batch_size"]
     where = "" if math.isinf(group.target) else f" at a loss of {group.target:g}"
     sizes = fit.batches["global_batch_size"]
     if critical.is_identified:
         doubt = "" if fit.misfit is None else f", but {fit.misfit}"
+        doubt += _over_readings(critical)
         saves = f"needs nearly {significant(2 ** fit.parameters[2], 3)} times fewer updates"
         if fit.form == "two_term":
             saves = "nearly halves the updates at no cost in samples"
         first = (
             f"{group.prefix}The critical batch size{where} is {critical.text()} samples{doubt} "
-            f"(mccandlish, {FORMULAS[fit.form]}; {_behind(fit)}): there the target takes "
+            f"(mccandlish, {FORMULAS[fit.form]}; {_behind(fit, critical)}; {_rule(fit)}): there "
+            "the target takes "
             "twice the fewest optimizer steps. Far below it, a batch twice as large "
             f"{saves}; far above it, it saves hardly any."
         )
@@ -173,13 +190,16 @@ def _answer(group: GroupFits, noise_scales: pd.DataFrame | None) -> list[str]:
             f" Batch sizes of {sizes.min():g} to {sizes.max():g} were fitted." if fit.fitted else ""
         )
         first = f"{group.prefix}The critical batch size{where} is {critical.note}.{bound}{span}"
-    answer = [first, *_by_form(fit)]
+    answer = [first, *([] if group.unsettled else _by_form(fit))]
     if largest.is_identified:
         what = largest.definition.partition(": ")[2].partition(", by")[0]
-        answer.append(f"{what[:1].upper()}{what[1:]}: {largest.text()} samples.")
-    if fit.s_min.is_identified or fit.e_min.is_identified:
-        samples = f"; fewest samples: {fit.e_min.text()}" if fit.form == "two_term" else ""
-        answer.append(f"Fewest optimizer steps: {fit.s_min.text()}{samples}.")
+        answer.append(
+            f"{what[:1].upper()}{what[1:]}: {largest.text()} samples{_over_readings(largest)}."
+        )
+    least, samples = headlines["s_min"], fit.fewest_samples
+    if least.is_identified:
+        also = f"; fewest samples: {samples.text()}" if fit.form == "two_term" else ""
+        answer.append(f"Fewest optimizer steps: {least.text()}{_over_readings(least)}{also}.")
     own = _of_group(noise_scales, group)
     sentence = None if own is None else noise_scale_sentence(critical, own, len(fit.batches))
     return [text for text in (*answer, _chosen(fit), sentence) if text]
@@ -188,33 +208,133 @@ def _answer(group: GroupFits, noise_scales: pd.DataFrame | None) -> list[str]:
 def _short(found: Sequence[GroupFits]) -> list[str]:
     """Say of the first group what its samples buy, and its critical batch size."""
     first, *others = found
-    fit, fitted = first.fit, first.fit.fitted
+    fit = first.fit
     where = "the target" if math.isinf(first.target) else f"a loss of {first.target:g}"
+    critical = first.headlines["critical_batch_size"]
     said = []
-    if fitted is not None:
-        fewer, more = ends_of_range(fitted.found)
-        low, high = fitted.found.batches[[0, -1]]
-        # Batch sizes that share no seed give no ratio.
-        if fewer.is_identified:
-            said.append(
-                f"{first.prefix}From a global batch of {low:g} to {high:g} samples, {where} takes "
-                f"{fewer.text()} times fewer optimizer steps and {more.text()} times the samples "
-                f"(n = {fewer.n} seeds)."
-            )
-    critical = fit.critical_batch_size
-    if critical.is_identified:
+    if first.unsettled is not None:
+        said.append(
+            f"{first.prefix}What fewer optimizer steps cost is not identified: no target is "
+            f"settled. At {where} {first.unsettled}."
+        )
+    elif "steps_ratio" in first.headlines:
+        fewer, more = first.headlines["steps_ratio"], first.headlines["samples_ratio"]
+        low, high = fit.batches["global_batch_size"].iloc[[0, -1]]
+        pairs = zip(fewer.readings, more.readings, strict=False)
+        listed = ", ".join(
+            f"{significant(steps, 3)} and {significant(samples, 3)} {name}"
+            for (name, steps), (_, samples) in pairs
+        )
+        over = f"a range over readings, not an interval: {listed}; " if listed else ""
+        said.append(
+            f"{first.prefix}From a global batch of {low:g} to {high:g} samples{_rates(fit)}, "
+            f"{where} takes {fewer.text()} times fewer optimizer steps and {more.text()} times the "
+            f"samples ({over}n = {fewer.n} seeds; {_rule(fit)})."
+        )
+    if first.unsettled is None and critical.is_identified:
+        note = None if critical.readings else critical.note
         said.append(
             f"{first.prefix}The critical batch size, where {where} takes twice the fewest "
-            f"optimizer steps, is {critical.text()} samples ({len(fit.batches)} batch sizes, "
-            f"n = {fit.n_seeds} seeds){f': {critical.note}' if critical.note else ''}."
+            f"optimizer steps, is {critical.text()} samples{_over_readings(critical)} "
+            f"({len(fit.batches)} batch sizes, n = {fit.n_seeds} seeds; {_rule(fit)})"
+            f"{f': {note}' if note else ''}."
         )
-    else:
+    elif first.unsettled is None:
         said.append(f"{first.prefix}The critical batch size is {critical.note}.")
-    said[0] += _left_out(fit)
+    if first.unsettled is None:
+        said[0] += _left_out(fit)
     if others:
         more_groups = "group of runs is" if len(others) == 1 else "groups of runs are"
         said[-1] += f" {len(others)} more {more_groups} in the details."
     return said
+
+
+def _rule(fit: TradeoffFit) -> str:
+    """Name the crossing that counts."""
+    rules = fit.runs.get("crossing", pd.Series(dtype=object)).dropna().unique()
+    return ", ".join(CROSSING_RULES[rule] for rule in rules) or "steps as the table gives them"
+
+
+def _rates(fit: TradeoffFit) -> str:
+    """Name the learning rates at both ends of the range, where they are known."""
+    rates = fit.runs.get("learning_rate", pd.Series(dtype="float64"))
+    sizes = fit.batches["global_batch_size"].iloc[[0, -1]]
+    ends = [rates[fit.runs["global_batch_size"].eq(size)] for size in sizes]
+    if rates.empty or any(end.isna().any() or end.nunique() != 1 for end in ends):
+        return ""
+    texts = [significant(end.iloc[0], 3) for end in ends]
+    most = fit.runs.get("n_learning_rates", pd.Series(dtype="float64")).max()
+    best = f", the best of {most:g}" if most > 1 else ""
+    if texts[0] == texts[1]:
+        return f" (learning rate {texts[0]}{best})"
+    return (
+        f" (learning rates {texts[0]} and {texts[1]}{best} each)"
+        if best
+        else (f" (learning rates {texts[0]} and {texts[1]})")
+    )
+
+
+def _over_readings(estimate: Estimate) -> str:
+    """Say that a range is one over readings, and what each gives; nothing for an interval."""
+    if not estimate.readings:
+        return ""
+    listed = ", ".join(f"{significant(value, 3)} {name}" for name, value in estimate.readings)
+    return f" (a range over readings, not an interval: {listed})"
+
+
+def _spoken_of(
+    number: int, label: str, reaches: pd.DataFrame, fits: dict[float, TradeoffFit]
+) -> GroupFits:
+    """Choose the target that is spoken of, and hold its numbers against their other readings."""
+    rows = {target: reaches[reaches["target_loss"] == target] for target in fits}
+    whys = {target: why_unsettled(own) for target, own in rows.items()}
+    early = {target: early_crossings(own) for target, own in rows.items()}
+    # Chosen without looking at the estimates, which would favour some of them.
+    settled = [target for target in fits if whys[target] is None]
+    main = max(
+        settled or fits,
+        key=lambda target: (len(fits[target].batches), -target if settled else target),
+    )
+    fit, unsettled = fits[main], whys[main]
+    headlines = _estimates(fit)
+    if unsettled is not None:
+        where = "" if math.isinf(main) else f" at {main:g}"
+        headlines = {
+            name: Estimate.unknown(f"{unsettled}{where}", e.n, e.definition, unit=e.unit)
+            for name, e in headlines.items()
+        }
+        return GroupFits(number, label, fits, main, early, unsettled, headlines)
+    easier = min((target for target in settled if target > main), default=None)
+    others = _other_fits(fit, rows[main])
+    if easier is not None:
+        others[f"at a loss of {easier:g}"] = fits[easier]
+    ends = tuple(fit.batches["global_batch_size"].iloc[[0, -1]]) if len(fit.batches) else None
+    readings = {name: _estimates(other, ends) for name, other in others.items()}
+    held = {
+        name: under_readings(
+            estimate,
+            [
+                Reading(reading, estimates[name], of_half=reading.startswith("by seeds"))
+                for reading, estimates in readings.items()
+                if name in estimates
+                and not (name in _OF_A_TARGET and reading.startswith("at a loss"))
+            ],
+        )
+        for name, estimate in headlines.items()
+    }
+    return GroupFits(number, label, fits, main, early, None, held)
+
+
+def _other_fits(fit: TradeoffFit, reaches: pd.DataFrame) -> dict[str, TradeoffFit]:
+    """Fit the batch sizes of a fit to their first crossings, and to each half of the seeds."""
+    own = reaches[reaches["global_batch_size"].isin(fit.batches["global_batch_size"])]
+    if own.empty:
+        return {}
+    first = at_first_crossing(own)
+    tables = dict(halves_of_seeds(own))
+    if first is not None and not first["steps_to_target"].equals(own["steps_to_target"]):
+        tables["at the first crossing"] = first
+    return {name: fit_tradeoff(table, form=fit.form) for name, table in tables.items()}
 
 
 def _left_out(fit: TradeoffFit) -> str:
@@ -256,9 +376,11 @@ def _chosen(fit: TradeoffFit) -> str | None:
     )
 
 
-def _behind(fit: TradeoffFit) -> str:
+def _behind(fit: TradeoffFit, critical: Estimate) -> str:
     sizes = f"{len(fit.batches)} batch sizes"
     note = (fit.critical_batch_size.note or "").removesuffix(fit.misfit or "").removesuffix("; ")
+    if critical.readings:
+        return f"{critical.method}, over {fit.n_seeds} seeds at {sizes}"
     if note:
         return f"{sizes}; {note}"
     return f"{LEVEL * 100:g} % interval over {fit.n_seeds} seeds at {sizes}"
@@ -292,12 +414,17 @@ def _pictures(found: list[GroupFits], noise_scales: pd.DataFrame | None) -> list
     return pictures
 
 
-def _estimates(fit: TradeoffFit) -> dict[str, Estimate]:
-    """Return what is trusted, and beside it the critical batch size if the exponent is 1."""
+def _estimates(fit: TradeoffFit, ends: tuple[float, float] | None = None) -> dict[str, Estimate]:
+    """Return what is trusted, what the range of batch sizes buys, and what holds at exponent 1."""
     estimates = {name: getattr(fit, name) for name in _HEADLINES}
+    ratios = None if fit.fitted is None else ends_of_range(fit.fitted.found, ends)
+    if ratios is not None:
+        estimates |= {"steps_ratio": ratios[0], "samples_ratio": ratios[1]}
     two = fit.of_form("two_term")
+    if two is not None and two.contradiction is None:
+        estimates["critical_batch_size_two_term"] = two.critical_batch_size
     if two is not None:
-        estimates |= {"critical_batch_size_two_term": two.critical_batch_size, "e_min": two.e_min}
+        estimates["e_min"] = two.fewest_samples
     return estimates
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchscape.analysis.targets.choice import choose_targets
+from batchscape.analysis.targets.choice import choose_targets, why_unsettled
 from batchscape.analysis.targets.crossings import steps_to_target
 from batchscape.errors import AnalysisError
 
@@ -122,3 +122,38 @@ def test_a_flat_curve_gives_one_target() -> None:
     curves = sweep().assign(loss=3.0)
     curves.loc[curves["samples"].eq(0), "loss"] = 6.0
     assert choose_targets(curves).by_group == {0: (3.0,)}
+
+
+def noisy(late: float) -> pd.DataFrame:
+    """Losses that fall, and of some runs rise again above 2.5 until late in the training."""
+    samples = np.arange(0, 6401, 320)
+    parts = []
+    for batch in (8, 32):
+        for seed in range(5):
+            loss = 2 + 3 * np.exp(-samples / 600)
+            if seed < late * 5:
+                loss = loss + 0.5 * ((samples > 3000) & (samples < 6000) & (samples % 640 == 0))
+            run = f"{batch} {seed}"
+            parts.append(
+                pd.DataFrame({"run": run, "global_batch_size": batch, "samples": samples}).assign(
+                    seed=seed, learning_rate=0.1, loss=loss, status="completed", group=0
+                )
+            )
+    return pd.concat(parts, ignore_index=True)
+
+
+def test_the_hardest_target_is_settled() -> None:
+    curves = noisy(late=0.8)
+    raw = curves.groupby("run")["loss"].last().max()
+    assert why_unsettled(steps_to_target(curves, [raw + 0.01])) == (
+        "8 of 10 runs first met it more than 10 % earlier than for good, and 10 % of runs at most "
+        "may"
+    )
+    chosen = choose_targets(curves)
+    reaches = steps_to_target(curves)
+    for _, own in reaches.groupby("target_loss"):
+        assert why_unsettled(own) is None
+    assert chosen.by_group[0][-1] > raw + 0.2
+    assert chosen.notes[0].startswith("no target is set below ")
+    assert "8 of 10 runs first met it" in chosen.notes[0]
+    assert choose_targets(noisy(late=0.0)).notes == ()

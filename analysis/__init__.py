@@ -11,7 +11,6 @@ from __future__ import annotations
 from batchscape.analysis.cells import Cells, find_cells
 from batchscape.analysis.claims.declared import judge_claims
 from batchscape.analysis.claims.evidence import Evidence
-from batchscape.analysis.claims.from_table import judge_table
 from batchscape.analysis.comparing.power import smallest_detectable_effect
 from batchscape.analysis.comparing.samples import (
     OneSided,
@@ -104,7 +103,6 @@ __all__ = [
     "gradient_errors",
     "judge_claims",
     "judge_equivalence",
-    "judge_table",
     "learning_rate_laws",
     "linear_laws",
     "load",

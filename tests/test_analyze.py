@@ -348,40 +348,6 @@ def test_ties_and_unequal_lengths_are_said(tmp_path: Path) -> None:
     assert "runs ended after 1600 to 25600 samples" in said
 
 
-def test_claims_are_judged_by_a_table_of_times_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [
-        {"data_parallel_size": 1, "micro_batch_size": micro, "batch": 32, "seed": seed,
-         "gradient_accumulation_steps": 32 // micro, "step_time_s": 1 / micro + seed / 1000}
-        for micro in (4, 8, 32) for seed in range(3)
-    ]  # fmt: skip
-    pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False)
-    assert main(["analyze", str(tmp_path / "t.csv"), "--claims"]) == 0
-    said = capsys.readouterr().out
-    assert re.search(r"\nmicro-before-accumulation .* supported +7\.\d+ \[", said)
-    assert "The table lacks peak_allocated_gib" in said
-
-
-@pytest.mark.parametrize("column", ["run", "warmup"])
-def test_claims_change_nothing_else(tmp_path: Path, column: str) -> None:
-    """Runs without a seed, or of two settings: neither are cuts of one training."""
-    losses = 2 + np.random.default_rng(0).normal(size=15) / 100
-    table = pd.DataFrame({"run": range(15), "batch_size": [8, 16, 32] * 5, "val_loss": losses})
-    if column == "warmup":
-        table = table.assign(seed=table["run"] // 6, warmup=table["run"] // 3 % 2)
-    table.to_csv(tmp_path / "t.csv", index=False)
-    alone, beside = (analyze(tmp_path / "t.csv", claims=claims) for claims in (False, True))
-    assert "Of 15 runs 0 diverged" in texts_of(alone)
-    assert len(beside.sections) == len(alone.sections) + 1
-    assert [s.answer for s in beside.sections[:-1]] == [s.answer for s in alone.sections]
-    pd.testing.assert_frame_equal(beside.runs, alone.runs)
-    pd.concat([table.drop(columns="run").assign(seed=0)] * 2).to_csv(tmp_path / "twice.csv")
-    for claims in (False, True):
-        with pytest.raises(AnalysisError, match="one row a run"):
-            analyze(tmp_path / "twice.csv", claims=claims)
-
-
 def test_a_table_of_runs_that_all_ended_early_is_refused(tmp_path: Path) -> None:
     table = pd.DataFrame({"batch_size": [8, 16, 32], "seed": 0, "val_loss": [2.0, 2.1, None]})
     table.assign(state=["crashed", "running", "finished"]).to_csv(tmp_path / "t.csv", index=False)

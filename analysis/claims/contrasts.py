@@ -41,6 +41,7 @@ __all__ = [
     "any_all_above",
     "both",
     "effect",
+    "held",
     "of_each_cut",
     "pair",
     "run_ids_of",
@@ -101,27 +102,54 @@ class Decision(NamedTuple):
     deciding: Contrast
 
 
+_DEVICES, _MICRO, _STEPS = (
+    "data_parallel_size",
+    "micro_batch_size",
+    "gradient_accumulation_steps",
+)
+
+
+def held(factor: str, *, at_one_batch: bool = False) -> list[str]:
+    """Name what is equal between cuts that are compared for one factor.
+
+    A cut has three numbers of which the global batch is the product: what is not named follows from
+    the factor and from what is. Settings, data and the machine are equal within a `Context`, and
+    seeds, timing repeat and sweep within a block.
+
+    Parameters
+    ----------
+    factor : str
+        Devices, micro-batch, accumulation or `global_batch_size`, which accumulation makes.
+    at_one_batch : bool
+        Of accumulation: the global batch stays, and the micro-batch gives way.
+    """
+    if at_one_batch:
+        return [_DEVICES, "global_batch_size"]
+    made_by = _STEPS if factor == "global_batch_size" else factor
+    return [name for name in (_DEVICES, _MICRO, _STEPS) if name != made_by]
+
+
 def pair(
     figures: pd.DataFrame,
     value: str,
     axis: str,
-    fixed: Sequence[str],
     *,
+    at_one_batch: bool = False,
     only_ends: bool = False,
     only_doubled: bool = False,
 ) -> list[Contrast]:
-    """Compare every level of one factor with its lowest, all else equal, run by run.
+    """Compare every level of one factor with its lowest, run by run, all in `held` equal.
 
     Parameters
     ----------
     figures : DataFrame
-        `block` (runs of equal block are a pair), `run_id`, `value`, `axis` and `fixed`.
+        `block` (runs of equal block are a pair), `run_id`, `value` and the geometry.
     value : str
         Column to take differences of; a logarithm where ratios are meant.
     axis : str
         The factor that varies.
-    fixed : sequence of str
-        Columns that are equal within a comparison.
+    at_one_batch : bool
+        As for `held`.
     only_ends : bool
         Compare the highest level alone.
     only_doubled : bool
@@ -130,8 +158,9 @@ def pair(
     Returns
     -------
     list of Contrast
-        In the order of `fixed` and of the levels. Empty where the factor does not vary.
+        In the order of what is held and of the levels. Empty where the factor does not vary.
     """
+    fixed = held(axis, at_one_batch=at_one_batch)
     known = figures.loc[
         np.isfinite(figures[value].to_numpy(dtype=float)),
         list(dict.fromkeys(["block", "run_id", value, axis, *fixed])),
@@ -140,7 +169,7 @@ def pair(
     known = known.astype({"block": object, "run_id": object})
     known = known.sort_values(["block", "run_id"], kind="stable")
     contrasts = []
-    for key, own in known.groupby(list(fixed), sort=True):
+    for key, own in known.groupby(fixed, sort=True):
         wide = own.groupby(["block", axis])[value].mean().unstack(axis)
         levels = sorted(wide.columns)
         if len(levels) < 2 or (only_doubled and levels[0] != 1):

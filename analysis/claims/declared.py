@@ -127,17 +127,17 @@ CLAIMS: tuple[Claim, ...] = (
         statement="Raising the global batch lowers the update frequency, so total time to converge "
         "can grow",
         source=_LITGPT,
-        needs="two global batches or more that reach a target loss, with valid times of every run "
-        "or at one micro-batch and number of devices",
-        effect="ratio of time to target, largest global batch to a smaller one, on as many "
-        "devices; without valid times, ratio of samples at one micro-batch and number of "
-        "devices, to which "
-        "time is proportional but for what an update takes",
-        rule="supported: every cut of it takes more than 5 % longer than some cut of a smaller "
-        "global batch (Bonferroni over these: none is chosen as the fastest by the times that test "
-        "it); contradicted: not so for any; not identified: no valid times, and micro-batches or "
-        "devices that differ, where the ratio of samples is given as such",
-        settle="batchscape sweep sweeps=learning_rate launcher.concurrent_runs=1",
+        needs="two global batches or more at one micro-batch and number of devices that reach a "
+        "target loss",
+        effect="ratio of time to target, largest global batch to a smaller one, at one micro-batch "
+        "and number of devices; without valid times, ratio of samples, to which time is "
+        "proportional there but for what an update takes",
+        rule="supported: it takes more than 5 % longer than some smaller global batch (Bonferroni "
+        "over these); contradicted: not so for any; not identified: micro-batches or devices that "
+        "differ, where the ratio of samples is given as such",
+        settle="batchscape sweep sweeps=learning_rate batch.global_batch_size=4,8,16,32 "
+        "batch.micro_batch_size=2 batch.gradient_accumulation_steps=null "
+        "launcher.concurrent_runs=1",
         view="reaching",
         decide=fewer_updates_slower_convergence,
     ),

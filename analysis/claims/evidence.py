@@ -53,7 +53,7 @@ class Context:
     label: str
     runs: pd.DataFrame
     """One row a run of any status but `rejected`, with its geometry, `learning_rate`,
-    `seed_block` (runs of equal seeds) and `block` (of equal seeds and timing repeat)."""
+    `seed_block` (runs of one sweep and equal seeds) and `block` (of equal timing repeat, too)."""
     figures: pd.DataFrame
     """The same columns for completed runs, with the figures of `comparison.QUANTITIES`; times only
     where they are valid."""
@@ -190,8 +190,8 @@ class Evidence:
         rates = pd.Series(np.nan, runs.index) if rate is None else pd.to_numeric(rate)
         return runs.assign(
             learning_rate=rates.astype(float),
-            seed_block=blocks_of(runs, SEEDS),
-            block=blocks_of(runs, (*SEEDS, "timing_repeat")),
+            seed_block=blocks_of(runs, ("sweep_dir", *SEEDS)),
+            block=blocks_of(runs, ("sweep_dir", *SEEDS, "timing_repeat")),
         )
 
     def _is_free(self, name: str, view: View) -> bool:

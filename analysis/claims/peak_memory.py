@@ -41,9 +41,9 @@ _DEVICES, _MICRO, _STEPS = (
 def memory_follows_micro(context: Context) -> ClaimResult | None:
     """Peak memory grows with the micro-batch, and not with the global batch at a fixed one."""
     figures = context.logs(context.figures[_PEAK])
-    along = pair(figures, "value", _MICRO, [_DEVICES, _STEPS], only_ends=True)
-    across = pair(figures, "value", _STEPS, [_DEVICES, _MICRO])
-    across += pair(figures, "value", _DEVICES, [_MICRO, _STEPS])
+    along = pair(figures, "value", _MICRO, only_ends=True)
+    across = pair(figures, "value", _STEPS)
+    across += pair(figures, "value", _DEVICES)
     return follows(
         Followed(along, across, ("micro-batch", "global batch at one micro-batch")),
         _MARGIN,
@@ -59,7 +59,7 @@ def memory_follows_micro(context: Context) -> ClaimResult | None:
 def accumulation_costs_memory(context: Context) -> ClaimResult | None:
     """Accumulation holds gradients between micro-steps, so A > 1 peaks higher than A = 1."""
     figures = context.logs(context.figures[_PEAK])
-    contrasts = pair(figures, "value", _STEPS, [_DEVICES, _MICRO], only_doubled=True)
+    contrasts = pair(figures, "value", _STEPS, only_doubled=True)
     if not contrasts:
         return None
     definition = "ratio of peak allocated memory"
@@ -126,7 +126,7 @@ def _phases(context: Context) -> str:
     said = []
     for name, words in PHASES.items():
         figures = context.logs(context.figures[name])
-        costs = pair(figures, "value", _STEPS, [_DEVICES, _MICRO], only_doubled=True)
+        costs = pair(figures, "value", _STEPS, only_doubled=True)
         if costs:
             mean = np.mean([contrast.mean for contrast in costs])
             said.append(f"{100 * np.expm1(mean):+.1f} % {words}")
@@ -137,7 +137,7 @@ def _in_models(context: Context) -> str:
     """Say the same cost in copies of the model, of which the gradients are one."""
     copies = context.figures[_PEAK] / context.figures["allocated_after_model_gib"]
     figures = context.figures.assign(value=copies.where(np.isfinite(copies)))
-    costs = pair(figures, "value", _STEPS, [_DEVICES, _MICRO], only_doubled=True)
+    costs = pair(figures, "value", _STEPS, only_doubled=True)
     if not costs:
         return ""
     mean = np.mean([contrast.mean for contrast in costs])

@@ -39,8 +39,8 @@ def microstep_time_follows_micro(context: Context) -> ClaimResult | None:
     """Forward and backward of one micro-step grow with the micro-batch, not with accumulation."""
     figures = context.figures
     figures = context.logs(figures["forward_backward_s"] / figures[_STEPS])
-    along = pair(figures, "value", _MICRO, [_DEVICES, _STEPS], only_ends=True)
-    across = pair(figures, "value", _STEPS, [_DEVICES, _MICRO])
+    along = pair(figures, "value", _MICRO, only_ends=True)
+    across = pair(figures, "value", _STEPS)
     return follows(
         Followed(along, across, ("micro-batch", "accumulation at one micro-batch")),
         _SAME,
@@ -58,7 +58,7 @@ def global_batch_is_free_per_iteration(context: Context) -> ClaimResult | None:
     """Step time over accumulation stays equal while accumulation raises the global batch."""
     figures = context.figures
     figures = context.logs(figures["step_time_s"] / figures[_STEPS])
-    contrasts = pair(figures, "value", _STEPS, [_DEVICES, _MICRO])
+    contrasts = pair(figures, "value", _STEPS)
     if not contrasts:
         return None
     definition = "ratio of the time of an iteration (step time over accumulation)"
@@ -75,7 +75,7 @@ def global_batch_is_free_per_iteration(context: Context) -> ClaimResult | None:
 def micro_before_accumulation(context: Context) -> ClaimResult | None:
     """At a fixed global batch the cut with most accumulation is slower than that with least."""
     figures = context.logs(context.figures["step_time_s"])
-    contrasts = pair(figures, "value", _STEPS, [_DEVICES, "global_batch_size"], only_ends=True)
+    contrasts = pair(figures, "value", _STEPS, at_one_batch=True, only_ends=True)
     if not contrasts:
         return None
     definition = "ratio of the step time at a fixed global batch"
@@ -106,7 +106,7 @@ def devices_scale_batch_linearly(context: Context) -> ClaimResult | None:
     if decision is None:
         reason = None if shares else "no timed runs on several devices"
         return undecided(shares, definition, reason)
-    slower = pair(figures, "value", _DEVICES, [_MICRO, _STEPS])
+    slower = pair(figures, "value", _DEVICES)
     worst = [said(contrast, "ratio") for contrast in sorted(slower, key=lambda c: -c.mean)[:1]]
     weak = f" Step time at a fixed micro-batch and accumulation: {worst[0]}." if worst else ""
     explanation = (

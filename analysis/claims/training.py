@@ -16,6 +16,7 @@ from batchscape.analysis.claims.contrasts import (
     Contrast,
     all_within,
     any_all_above,
+    held,
     run_ids_of,
     said,
 )
@@ -31,11 +32,10 @@ __all__ = [
 
 _SLOWER = np.log(1.05)
 """Five percent is the least that counts as slower: ours."""
-_NO_TIMES = (
-    "no valid time to the target, and samples are proportional to it only at one micro-batch on as "
-    "many devices, which no two global batches have"
+_APART = (
+    "no two global batches were trained at one micro-batch on as many devices, where accumulation "
+    "alone makes the batch; elsewhere a ratio of times is that of the cuts, too"
 )
-_PLACE = ["data_parallel_size", "micro_batch_size"]
 _BATCH = "global_batch_size"
 _CUT = ["data_parallel_size", "gradient_accumulation_steps", "micro_batch_size"]
 
@@ -46,14 +46,9 @@ def fewer_updates_slower_convergence(context: Context) -> ClaimResult | None:
         return None
     target, reaches, note = _at_one_target(context.reaches)
     definition = f"ratio of the time to a loss of {target:.4g}"
-    measured, cut = _timed(reaches), _CUT
-    how = (
-        "on as many devices, every cut of the one against every cut of the others (which share the "
-        "level, so that none is chosen by the times that test it)"
-    )
+    measured, how = _timed(reaches), "all at one micro-batch and number of devices"
     if measured is None:
-        cut = []
-        measured = _most_batches(reaches.assign(value=_log_or_bound(reaches)), _PLACE)
+        measured = _of_one_place(reaches.assign(value=_log_or_bound(reaches)))
         if measured is None:
             return _by_samples_alone(reaches, definition)
         definition = f"ratio of the samples to a loss of {target:.4g}, at one micro-batch"
@@ -61,9 +56,8 @@ def fewer_updates_slower_convergence(context: Context) -> ClaimResult | None:
             "in samples, for lack of valid times; all have the same micro-batch and devices, so "
             "that time is proportional to samples, but for what an update itself takes"
         )
-    groups = _largest_against_others(measured, cut)
-    contrasts = [contrast for group in groups for contrast in group]
-    decision = any_all_above(groups, _SLOWER)
+    contrasts = _largest_against_others(measured)
+    decision = any_all_above([[contrast] for contrast in contrasts], _SLOWER)
     if decision is None:
         reason = None if contrasts else f"the loss of {target:.4g} was hardly reached"
         return undecided(contrasts, definition, reason)
@@ -168,31 +162,30 @@ def _at_one_target(reaches: pd.DataFrame) -> tuple[float, pd.DataFrame, str | No
 
 
 def _timed(reaches: pd.DataFrame) -> pd.DataFrame | None:
-    """Return valid times to the target, of every cut on the devices that most batches share.
+    """Return valid times to the target, at the micro-batch and devices that most batches share.
 
-    None where they do not tell two batches apart, or where a run on these devices has none: what
-    arrived late or never would be left out.
+    None where no two batches share any, or where a run there has none: what arrived late or never
+    would be left out.
     """
     if "time_to_target_s" not in reaches:
         return None
     value = logarithm(reaches["time_to_target_s"]).where(reaches["outcome"].eq("reached"))
     valid = reaches["timing_valid"].fillna(False).astype(bool)
-    rows = _most_batches(reaches.assign(value=value.where(valid)), ["data_parallel_size"])
+    rows = _of_one_place(reaches.assign(value=value.where(valid)))
     return None if rows is None or rows["value"].isna().any() else rows
 
 
-def _most_batches(rows: pd.DataFrame, names: list[str]) -> pd.DataFrame | None:
-    """Return the rows of the group with most global batches; None where none has two."""
-    groups = [own for _, own in rows.groupby(names)]
+def _of_one_place(rows: pd.DataFrame) -> pd.DataFrame | None:
+    """Return the rows that differ in the global batch alone, of most batches; None without two."""
+    groups = [own for _, own in rows.groupby(held(_BATCH))]
     most = max(groups, key=lambda own: own[_BATCH].nunique())
     return most if most[_BATCH].nunique() > 1 else None
 
 
 def _by_samples_alone(reaches: pd.DataFrame, definition: str) -> ClaimResult:
     """Give the ratio of samples as such, which does not decide about time."""
-    groups = _largest_against_others(reaches.assign(value=_log_or_bound(reaches)), [])
-    contrasts = [contrast for group in groups for contrast in group]
-    finding = nothing(_NO_TIMES, definition, run_ids_of(contrasts) or reaches["run_id"], contrasts)
+    contrasts = _largest_against_others(reaches.assign(value=_log_or_bound(reaches)))
+    finding = nothing(_APART, definition, run_ids_of(contrasts) or reaches["run_id"], contrasts)
     known = [contrast for contrast in contrasts if len(contrast.values)]
     if not known:
         return finding
@@ -213,43 +206,32 @@ def _log_or_bound(reaches: pd.DataFrame) -> pd.Series[float]:
     return logarithm(value)
 
 
-def _largest_against_others(reaches: pd.DataFrame, cut: list[str]) -> list[list[Contrast]]:
-    """Compare every cut of the largest batch with each one of a smaller batch, group by group.
+def _largest_against_others(reaches: pd.DataFrame) -> list[Contrast]:
+    """Compare the largest batch with each smaller one.
 
-    Without `cut` a batch is one side, whatever its cuts. Sides that share no seed are compared too,
-    without a value: "every cut" and "no batch" hold only where all were looked at.
+    Batches that share no seed are compared too, without a value: "no batch" holds only where all
+    were looked at.
     """
     # Timing repeats share a trajectory: seeds are the pairs.
-    sides = [_BATCH, *cut]
-    side = reaches.groupby(sides).ngroup()
-    wide = reaches["value"].groupby([reaches["seed_block"], side]).mean().unstack()
-    heads = reaches.assign(side=side).drop_duplicates("side").set_index("side").sort_index()
-    batch = heads[_BATCH].astype("int64")
-    open_ = reaches["outcome"].ne("reached").groupby(reaches[_BATCH]).any()
-    unreached = set(open_.index[open_].tolist())
-    several = batch.duplicated().any()
-
-    def name(number: int) -> str:
-        text = str(batch[number])
-        cut = tuple(heads.loc[[number], _CUT].to_numpy(int)[0])
-        return f"{text} ({_name(cut)})" if several else text
-
-    largest, groups = batch.max(), []
-    for one in batch.index[batch.lt(largest)]:
-        # A bound of the smaller batch would be one from above: it stays a group that says nothing.
-        others = batch.index[batch.eq(largest) & (batch[one] not in unreached)]
-        groups.append(
-            [
-                Contrast(
-                    f"global batch {name(other)} against {name(one)}",
-                    (wide[other] - wide[one]).dropna().to_numpy(dtype=np.float64),
-                    tuple(sorted(set(reaches.loc[side.isin([one, other]), "run_id"]))),
-                    bounds_below=largest in unreached,
-                )
-                for other in others
-            ]
+    wide = reaches["value"].groupby([reaches["seed_block"], reaches[_BATCH]]).mean().unstack()
+    unreached = set(reaches.loc[reaches["outcome"].ne("reached"), _BATCH])
+    *smaller, largest = sorted(wide.columns)
+    contrasts = []
+    for batch in smaller:
+        # A bound of the smaller batch would be one from above, which says nothing.
+        differences = (wide[largest] - wide[batch]).dropna()
+        if batch in unreached:
+            differences = differences.iloc[:0]
+        ids = reaches.loc[reaches[_BATCH].isin([batch, largest]), "run_id"]
+        contrasts.append(
+            Contrast(
+                f"global batch {largest} against {batch}",
+                differences.to_numpy(dtype=np.float64),
+                tuple(sorted(set(ids))),
+                bounds_below=largest in unreached,
+            )
         )
-    return groups
+    return contrasts
 
 
 def _losses(context: Context) -> tuple[pd.DataFrame, str]:

@@ -82,6 +82,8 @@ def exponent_of(best: pd.DataFrame) -> Estimate:
     slope = float(centred @ rate / (centred @ centred))
     residuals = rate - rate.mean() - slope * centred
     error = math.sqrt(float(residuals @ residuals) / (n - 2) / float(centred @ centred))
+    if lacks_ends(used):
+        return Estimate(slope, math.nan, math.nan, n, "", "none", _DEFINITION, UNBOUNDED)
     # What the grid leaves open moves the slope independently of the scatter.
     half = math.hypot(float(stdtrit(n - 2, TWO_SIDED)) * error, _grid_half(used))
     method = f"t with {n - 2} degrees of freedom over {n} global batches, and their grids of rates"
@@ -90,8 +92,6 @@ def exponent_of(best: pd.DataFrame) -> Estimate:
         least = float(np.linalg.norm(centred * reach)) / float(centred @ centred)
         method += ", not below what their own intervals say" if least > half else ""
         half = max(half, least)
-    if lacks_ends(used):
-        return Estimate(slope, math.nan, math.nan, n, "", "none", _DEFINITION, UNBOUNDED)
     return Estimate(slope, slope - half, slope + half, n, "", method, _DEFINITION)
 
 
@@ -99,7 +99,8 @@ def is_limited_by_grid(best: pd.DataFrame) -> bool:
     """Tell whether the grid of rates, not their scatter, makes half of the exponent's interval."""
     exponent = exponent_of(best)
     half = (exponent.high - exponent.low) / 2
-    return bool(half > 0 and _grid_half(best[is_bounded(best)]) > half / 2)
+    # An exponent without an interval has no half.
+    return bool(half > 0) and _grid_half(best[is_bounded(best)]) > half / 2
 
 
 def _grid_half(used: pd.DataFrame) -> float:

@@ -10,8 +10,6 @@ import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
-from batchscape.analysis.claims.from_table import claims_from_table
-from batchscape.analysis.claims.topic import claims_section
 from batchscape.analysis.comparing.samples_topic import samples_section
 from batchscape.analysis.learning_rate.aim import find_optima
 from batchscape.analysis.learning_rate.choice import (
@@ -34,7 +32,6 @@ from batchscape.analysis.report.sections import (
 from batchscape.analysis.report.tables import write_csv
 from batchscape.analysis.report.topic import Section
 from batchscape.analysis.targets.choice import choose_targets
-from batchscape.analysis.targets.columns import recognise
 from batchscape.analysis.targets.crossings import Crossing, steps_to_target
 from batchscape.analysis.targets.foreign import (
     ForeignTable,
@@ -123,7 +120,6 @@ def analyze(
     crossing: Crossing = "sustained",
     margin: float | None = None,
     below: float | None = None,
-    claims: bool = False,
 ) -> Analysis:
     """Analyse a table of curves, of steps to target or of final losses, whoever made it.
 
@@ -143,9 +139,6 @@ def analyze(
         Within which groups count as equal: nats of final losses, else a difference of log steps.
     below : float, optional
         What the mean final loss of each cell is tested to lie below.
-    claims : bool
-        Whether to judge the claims too, as `judge_table` does. The table may then have times or
-        memory alone.
 
     Raises
     ------
@@ -153,18 +146,11 @@ def analyze(
         If the table is refused, a target is not in it, or an option asks for what it has not.
     """
     table = read_file(path)
-    judged: list[Section | None] = []
-    if claims:
-        found = claims_from_table(table, group=group, columns=columns, targets=targets, nan=nan)
-        with paper_style():
-            judged = [claims_section(found.evidence, found.claims)]
-        if not {"loss", "steps_to_target"} & set(recognise(table, columns)[0]):
-            return Analysis(path, found.evidence.cells.runs, _there(judged), ())
     read = as_table(table, group=group, columns=columns, minimise=minimise, nan=nan)
     _refuse_unfit(read, targets, crossing, below)
     if read.kind == "final losses":
         final = _of_final_losses(read, margin, below)
-        return Analysis(path, read.table, _there([*final, *judged]), read.notes)
+        return Analysis(path, read.table, _there(final), read.notes)
     reaches, notes = _reaches(read, targets, crossing)
     best = at_best_learning_rate(reaches)
     warnings = [tuning_warning(reaches), tied_warning(reaches, "steps_to_target")]
@@ -183,7 +169,7 @@ def analyze(
             _linear(reaches, None, read.groups),
             samples_section(reaches, groups=read.groups, margin=margin),
         ]
-    return Analysis(path, reaches, _there([*sections, *judged]), read.notes)
+    return Analysis(path, reaches, _there(sections), read.notes)
 
 
 def _there(sections: Sequence[Section | None]) -> tuple[Section, ...]:

@@ -94,17 +94,17 @@ def measure(reaches: pd.DataFrame) -> Measurements:
         kept = kept[first:]
     used = pd.concat(kept) if kept else rows.iloc[:0]
     table = used.pivot_table(index="global_batch_size", columns="seed", values="steps_to_target")
-    first = used.get("first_steps_to_target", used["steps_to_target"]).astype(float)
+    firsts = used.get("first_steps_to_target", used["steps_to_target"]).astype(float)
     # A table of crossings that are not for good may know none before them.
-    first = first.where(first < used["steps_to_target"], used["steps_to_target"])
-    firsts = used.assign(first=first).pivot_table(
+    firsts = firsts.where(firsts < used["steps_to_target"], used["steps_to_target"])
+    first_table = used.assign(first=firsts).pivot_table(
         index="global_batch_size", columns="seed", values="first"
     )
     excluded = pd.DataFrame(left_out, columns=list(_EXCLUDED)).astype(_EXCLUDED)
     return Measurements(
         batches=table.index.to_numpy(dtype=np.float64),
         log_steps=np.log(table.to_numpy(dtype=np.float64)),
-        log_first_steps=np.log(firsts.to_numpy(dtype=np.float64)),
+        log_first_steps=np.log(first_table.to_numpy(dtype=np.float64)),
         used=used.drop(columns="reached"),
         excluded=excluded.sort_values("global_batch_size", ignore_index=True),
         warnings=tuple(warnings),

@@ -519,11 +519,6 @@ def _analyze(arguments: list[str]) -> int:
         help="test, one-sided, whether mean final losses lie below LOSS",
     )
     parser.add_argument(
-        "--claims",
-        action="store_true",
-        help="judge practitioners' claims by the table too, and say which columns each lacks",
-    )
-    parser.add_argument(
         "--form",
         choices=("two_term", "free_exponent"),
         help="form of the trade-off that the answer rests on; default: the one that is trusted, "
@@ -559,7 +554,6 @@ def _analyze(arguments: list[str]) -> int:
         crossing=parsed.crossing,
         margin=parsed.margin,
         below=parsed.below,
-        claims=parsed.claims,
     )
     analysis.render(_console())
     if parsed.out is None:

@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from scipy import stats
 
 from batchscape.analysis.cells import find_cells
 from batchscape.analysis.claims.claim import Claim, Verdict
 from batchscape.analysis.claims.declared import CLAIMS, judge_claims
-from batchscape.analysis.claims.evidence import Context, Evidence
+from batchscape.analysis.claims.evidence import Evidence
 from batchscape.analysis.claims.stability import held_out_at, largest_rise
-from batchscape.analysis.claims.training import fewer_updates_slower_convergence
 from batchscape.analysis.learning_rate.aim import final_losses
 from batchscape.analysis.learning_rate.topic import learning_rate_section
 from batchscape.compose import compose
@@ -159,7 +157,7 @@ def fill_rates(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> N
     for seed in seeds:
         for batch in (4, 16, 64):
             best = 1e-3 * batch if holds else 0.1 / batch
-            for rate in 10.0 ** np.arange(-4, 1):
+            for rate in 10.0 ** np.arange(-4, 1, 0.5):
                 loss = 2 + np.log(rate / (best * jitter(seed, batch, size=0.05))) ** 2
                 world.run((1, batch, 1), seed, rate=rate, hardware=machine, final_eval_loss=loss)
 
@@ -403,31 +401,39 @@ def test_censored_runs_bound_the_effect_from_below(world: Callable[[], Any]) -> 
     assert verdict.effect.value == pytest.approx(1000, rel=0.01)
 
 
-def growing_with_micro(world: Callable[[], Any], per_sample: float, *, valid: bool) -> Verdict:
-    """The micro-batch grows with the batch; samples by 3, time a sample by a factor."""
+@pytest.mark.parametrize("valid", [True, False])
+def test_batches_that_differ_in_their_micro_batch_are_not_held_against_each_other(
+    world: Callable[[], Any], valid: bool
+) -> None:
+    """The micro-batch grows with the batch: a time may be that of the cut, a sample is none."""
     table = world()
     settings = {"launch.timing_valid": valid, "launch.timing_invalid_reason": "packed"}
     for seed in SEEDS:
-        for batch, least, time in ((8, 1000, 1.0), (64, 3000, per_sample)):
+        for batch, least in ((8, 1000), (64, 3000)):
             samples = least * jitter(seed, batch)
-            more = {"reach_s": samples * time} if valid else {}
+            more = {"reach_s": samples} if valid else {}
             table.run((1, batch, 1), seed, reach=samples, **more, **settings)
-    return judged("fewer-updates-slower-convergence", table.evidence())
-
-
-def test_samples_of_other_micro_batches_are_no_time(world: Callable[[], Any]) -> None:
-    verdict = growing_with_micro(world, 1.0, valid=False)
+    verdict = judged("fewer-updates-slower-convergence", table.evidence())
     assert verdict.verdict == "not identified"
     assert not verdict.effect.is_identified
     assert "Of samples, not of time, it is: ratio 3.00" in verdict.explanation
     assert "launcher.concurrent_runs=1" in verdict.settle
 
 
-def test_valid_times_decide_against_samples(world: Callable[[], Any]) -> None:
-    slower, faster = (growing_with_micro(world, cost, valid=True) for cost in (1.0, 0.1))
-    assert (slower.verdict, faster.verdict) == ("supported", "contradicted")
-    assert faster.effect.value == pytest.approx(0.3, rel=0.01)
-    assert faster.effect.definition.startswith("ratio of the time to a loss of 2")
+def test_times_at_one_micro_batch_decide(world: Callable[[], Any]) -> None:
+    """Three times the samples, and a time a sample of a tenth: the largest batch is faster."""
+    for cost, expected, ratio in ((1.0, "supported", 3.0), (0.1, "contradicted", 0.3)):
+        table = world()
+        for seed in SEEDS:
+            for steps, least, time in ((1, 1000, 1.0), (8, 3000, cost)):
+                samples = least * jitter(seed, steps)
+                table.run((1, 8, steps), seed, reach=samples, reach_s=samples * time)
+            # Faster than all, by its micro-batch: it has no part in it.
+            table.run((1, 64, 1), seed, reach=3000.0, reach_s=1.0)
+        verdict = judged("fewer-updates-slower-convergence", table.evidence())
+        assert verdict.verdict == expected
+        assert verdict.effect.value == pytest.approx(ratio, rel=0.01)
+        assert verdict.effect.definition.startswith("ratio of the time to a loss of 2")
 
 
 def test_samples_at_one_micro_batch_are_said_to_be_samples(world: Callable[[], Any]) -> None:
@@ -451,77 +457,33 @@ def test_times_on_as_many_devices_count_although_other_cuts_have_none(
     assert verdict.effect.definition.startswith("ratio of the time to a loss of 2")
 
 
-def test_times_are_of_the_fastest_cut_of_each_batch(world: Callable[[], Any]) -> None:
-    table = world()
-    for seed in SEEDS:
-        noise = jitter(seed, 5)
-        table.run((1, 8, 1), seed, reach=1000.0, reach_s=10 * noise)
-        table.run((1, 1, 64), seed, reach=3000.0, reach_s=99.0 * noise)
-        table.run((1, 64, 1), seed, reach=3000.0, reach_s=5.0 * jitter(seed, 6))
-    verdict = judged("fewer-updates-slower-convergence", table.evidence())
-    assert verdict.verdict == "contradicted"
-    assert verdict.effect.value == pytest.approx(0.5, rel=0.01)
-
-
-def of_cuts(times: np.ndarray) -> Context:
-    """Times to target of shape (seeds, batches, cuts), NaN: no such cut; batches of 128 and 256."""
-    seeds, batches, cuts = times.shape
-    rows = [
-        {
-            "run_id": f"{seed}-{batch}-{cut}",
-            "seed_block": str(seed),
-            "global_batch_size": 128 * 2**batch,
-            "data_parallel_size": 1,
-            "micro_batch_size": 128 * 2**batch // 2**cut,
-            "gradient_accumulation_steps": 2**cut,
-            "learning_rate": 1e-3,
-            "target_loss": 2.0,
-            "outcome": "reached",
-            "samples_to_target": 1000.0,
-            "time_to_target_s": times[seed, batch, cut],
-            "timing_valid": True,
-        }
-        for seed in range(seeds)
-        for batch in range(batches)
-        for cut in range(cuts)
-        if np.isfinite(times[seed, batch, cut])
-    ]
-    nothing = pd.DataFrame()
-    reaches = pd.DataFrame(rows)
-    return Context("", nothing, nothing, reaches, (0.005,), Evidence.__new__(Evidence))
-
-
-def test_a_cut_that_looks_fastest_by_chance_does_not_make_the_others_slower() -> None:
-    """Tested alone, the fastest cut of the smaller batch would tell; it is one of four."""
+def test_smaller_batches_share_the_level(world: Callable[[], Any]) -> None:
+    """One of four, tested alone, would tell; Bonferroni over them leaves it open."""
     apart = np.array([0.117, 0.145, 0.173])
-    times = np.ones((3, 2, 4))
-    times[:, 0, 3] = np.exp(-apart)
-    alone = stats.t.interval(0.95, 2, apart.mean(), stats.sem(apart))
-    assert alone[0] > np.log(1.05)
-    found = fewer_updates_slower_convergence(of_cuts(times))
-    assert found is not None
-    assert found.answer == "not identified"
-    assert found.effect.n == 3
-    assert "(devices 1, micro 16, accumulation 8)" in found.effect.definition
+    assert stats.t.interval(0.95, 2, apart.mean(), stats.sem(apart))[0] > np.log(1.05)
+    table = world()
+    for seed, less in enumerate(apart):
+        for steps in (1, 2, 4, 8, 16):
+            time = float(np.exp(-less)) if steps == 1 else 1.0
+            table.run((1, 8, steps), seed, reach=1000.0, reach_s=time)
+    verdict = judged("fewer-updates-slower-convergence", table.evidence())
+    assert verdict.verdict == "not identified"
+    assert verdict.effect.n == 3
 
 
-@pytest.mark.parametrize("slower", [True, False])
-def test_a_cut_that_shares_no_seed_leaves_the_claim_open(slower: bool) -> None:
-    """The last cut of one batch ran with other seeds, and might turn the answer."""
-    times = np.full((6, 2, 2), np.nan)
-    times[:3, 0, 0] = 10.0 * np.exp([0.0, 0.01, 0.02])
-    times[:3, 1, 0] = 20.0 if slower else 5.0
-    if slower:
-        times[3:, 1, 1] = 5.0
-    else:
-        times[3:, 0, 1] = 1.0
-    found = fewer_updates_slower_convergence(of_cuts(times))
-    assert found is not None
-    assert found.answer == "not identified"
-    assert "Of 2 comparisons 1 has fewer than 3 pairs of runs" in found.explanation
-    alone = fewer_updates_slower_convergence(of_cuts(times[:3]))
-    assert alone is not None
-    assert alone.answer == ("supported" if slower else "contradicted")
+def test_a_batch_that_shares_no_seed_leaves_the_claim_open(world: Callable[[], Any]) -> None:
+    """It ran with other seeds, and might turn the answer."""
+    for others in ((), (5, 6, 7)):
+        table = world()
+        for seed in SEEDS:
+            table.run((1, 8, 4), seed, reach=1000.0, reach_s=10.0 + seed / 100)
+            table.run((1, 8, 8), seed, reach=1000.0, reach_s=5.0)
+        for seed in others:
+            table.run((1, 8, 1), seed, reach=1000.0, reach_s=1.0)
+        verdict = judged("fewer-updates-slower-convergence", table.evidence())
+        assert verdict.verdict == ("not identified" if others else "contradicted")
+        if others:
+            assert "Of 2 comparisons 1 has fewer than 3 pairs of runs" in verdict.explanation
 
 
 def test_a_variance_that_the_records_only_divide_by_the_batch_is_not_measured(
@@ -739,7 +701,7 @@ def test_the_exponent_of_a_claim_is_that_of_the_report(
     table = world()
     for seed in SEEDS:
         for batch in (4, 8, 16, 64):
-            for rate in 10.0 ** np.arange(-4, 1):
+            for rate in 10.0 ** np.arange(-4, 1, 0.5):
                 far = np.log(rate / (1e-3 * batch * jitter(seed, batch, size=noise / 10))) ** 2
                 more = {"reach": 1000 * np.exp(far)} if what == "steps_to_target" else {}
                 table.run((1, batch, 1), seed, rate=rate, final_eval_loss=2 + far, **more)
@@ -845,3 +807,75 @@ def test_held_out_loss_at_a_training_loss() -> None:
     assert held_out_at(1.5, training, held_out) == pytest.approx(2.8)
     assert held_out_at(3.5, training, held_out) == 3.5
     assert np.isnan(held_out_at(0.5, training, held_out))
+
+
+LEVEL_OF: dict[str, Callable[[Sequence[int]], object]] = {
+    "memory-follows-micro": lambda cut: cut[1],
+    "accumulation-costs-memory": lambda cut: cut[2],
+    "microstep-time-follows-micro": lambda cut: cut[1],
+    "micro-before-accumulation": lambda cut: cut[2],
+    "global-batch-is-free-per-iteration": lambda cut: cut[2],
+    "fewer-updates-slower-convergence": lambda cut: cut[0] * cut[1] * cut[2],
+    "decompositions-are-equivalent": tuple,
+    "accumulation-equals-large-batch": lambda cut: cut[2],
+    "too-small-unstable": lambda cut: cut[0] * cut[1] * cut[2],
+    "too-large-generalises-worse": lambda cut: cut[0] * cut[1] * cut[2],
+    "large-batch-less-variance": lambda cut: cut[0] * cut[1] * cut[2],
+    "accumulation-4-or-8": lambda cut: cut[2],
+    "musev-224": tuple,
+}
+"""What of a cut a claim is about: the factor that is compared."""
+SAME_TRAINING = {"decompositions-are-equivalent", "accumulation-equals-large-batch"}
+"""Claims whose pairs are one trajectory, which is the same training in every sweep."""
+OF_A_CUT = {
+    "accumulation-costs-memory",
+    "micro-before-accumulation",
+    "global-batch-is-free-per-iteration",
+    "fewer-updates-slower-convergence",
+}
+"""Claims that every other number of the cut confounds; of the others it is part of the claim, or
+no loss depends on it."""
+
+
+def confound(world: Any, name: str, confounder: str) -> Any:
+    """Have another factor change with every level of the one that a claim is about."""
+    level_of, run, levels = LEVEL_OF[name], world.run, []
+
+    def run_confounded(cut: Any, seed: int, **more: Any) -> None:
+        level = level_of(cut)
+        if level not in levels:
+            levels.append(level)
+        number = levels.index(level)
+        if confounder == "sweep":
+            more["sweep_dir"] = f"sweep-{number}"
+        elif confounder == "seeds":
+            seed += 10 * number
+        elif confounder == "timing repeat":
+            more["timing_repeat"] = number
+        else:
+            place = {"devices": 0, "micro-batch": 1}[confounder]
+            factor = 3**number  # no cut is met again
+            cut = tuple(n * (factor if i == place else 1) for i, n in enumerate(cut))
+        run(cut, seed, **more)
+
+    world.run = run_confounded
+    return world
+
+
+CONFOUNDED = [
+    (name, confounder)
+    for name in LEVEL_OF
+    for confounder in ("sweep", "seeds", "devices", "micro-batch")
+    if (confounder != "sweep" or name not in SAME_TRAINING)
+    and (confounder in {"sweep", "seeds"} or name in OF_A_CUT)
+]
+
+
+@pytest.mark.parametrize(("name", "confounder"), CONFOUNDED)
+def test_a_confounded_claim_is_not_identified(
+    world: Callable[[], Any], name: str, confounder: str
+) -> None:
+    table = confound(world(), name, confounder)
+    FILL[name](table, True, SEEDS, "Example")
+    verdicts = BY_ID[name].judge(table.evidence())
+    assert {verdict.verdict for verdict in verdicts} == {"not identified"}

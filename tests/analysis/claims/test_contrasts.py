@@ -20,6 +20,7 @@ from batchscape.analysis.claims.contrasts import (
     any_all_above,
     both,
     effect,
+    held,
     pair,
 )
 
@@ -159,12 +160,14 @@ def test_wrong_verdicts_stay_below_five_percent(n: int, count: int) -> None:
 
 
 def test_pairs_are_of_equal_seed_and_all_else_equal() -> None:
+    steps, micros = "gradient_accumulation_steps", "micro_batch_size"
     rows = [
         {
             "block": f"{seed}",
             "run_id": f"{seed}-{a}-{m}",
-            "A": a,
-            "M": m,
+            "data_parallel_size": 1,
+            steps: a,
+            micros: m,
             "value": 10 * seed + a + m,
         }
         for seed in range(3)
@@ -173,13 +176,27 @@ def test_pairs_are_of_equal_seed_and_all_else_equal() -> None:
         if (seed, a) != (2, 4)
     ]
     table = pd.DataFrame(rows)
-    found = {contrast.name: contrast for contrast in pair(table, "value", "A", ["M"])}
-    assert list(found) == [f"A {a} against 1 (M {m})" for m in (8, 16) for a in (2, 4)]
-    assert found["A 4 against 1 (M 8)"].values.tolist() == [3.0, 3.0]
-    assert found["A 4 against 1 (M 8)"].run_ids == ("0-1-8", "0-4-8", "1-1-8", "1-4-8")
-    ends = pair(table, "value", "A", ["M"], only_ends=True)
-    assert [contrast.name for contrast in ends] == ["A 4 against 1 (M 8)", "A 4 against 1 (M 16)"]
-    assert pair(table[table["A"] > 1], "value", "A", ["M"], only_doubled=True) == []
+    found = {contrast.name: contrast for contrast in pair(table, "value", steps)}
+    places = [f"(devices 1, micro {m})" for m in (8, 16)]
+    assert list(found) == [f"accumulation {a} against 1 {p}" for p in places for a in (2, 4)]
+    contrast = found[f"accumulation 4 against 1 {places[0]}"]
+    assert contrast.values.tolist() == [3.0, 3.0]
+    assert contrast.run_ids == ("0-1-8", "0-4-8", "1-1-8", "1-4-8")
+    ends = pair(table, "value", steps, only_ends=True)
+    assert [contrast.name for contrast in ends] == [f"accumulation 4 against 1 {p}" for p in places]
+    assert pair(table[table[steps] > 1], "value", steps, only_doubled=True) == []
+
+
+def test_what_is_held_leaves_one_factor_free() -> None:
+    """The batch is the product: of devices, micro-batch, accumulation and batch two are free."""
+    devices, micro, steps, batch = (
+        *("data_parallel_size", "micro_batch_size"),
+        *("gradient_accumulation_steps", "global_batch_size"),
+    )
+    assert held(micro) == [devices, steps]
+    assert held(steps) == held(batch) == [devices, micro]
+    assert held(devices) == [micro, steps]
+    assert held(steps, at_one_batch=True) == [devices, batch]
 
 
 def test_what_has_one_pair_is_neither_all_nor_none() -> None:

@@ -50,7 +50,7 @@ def test_a_tuned_grid_is_answered():
     assert not found.warnings
     exponent = found.headlines["learning_rate_exponent"]
     assert exponent.value == pytest.approx(0.5, abs=0.05)
-    assert "prefers sqrt" in found.answer[0]
+    assert "Outside the exponent's interval: fixed, linear." in found.answer[0]
     optima, laws = found.tables
     assert optima.table["run_ids"].str.count(";").eq(3 * len(RATES) - 1).all()
     assert [row[0] for row in optima.grid.rows] == [str(batch) for batch in BATCHES]

@@ -41,9 +41,9 @@ bootstrap of blocks, n^1/3  69 to 74 %   77 to 91 %   90 to 98 %
 Infinite ends count as they are. With the sample variance instead of successive differences
 intervals under drift are 4 to 50 % wider at 50 and 200 steps. For cells of 2 to 10 runs whose true
 scales differ by 0, 10 and 30 % (2000 cells each): Fieller over runs 94 to 98 %, over the steps of
-all runs 55 to 96 %. Of runs whose noise is lognormal with a standard deviation of 1 in the logarithm
-(4000 cells each of 2, 3, 4, 5, 6, 8 and 10 runs): Fieller alone 82 to 93 %, as here 91 to 96 %; with
-0.5, or 0.7 in signal and noise, or Student's t of 3 degrees, as here 94 to 99 %.
+all runs 55 to 96 %. Of runs whose noise is lognormal with a standard deviation of 1 in the
+logarithm (4000 cells each of 2, 3, 4, 5, 6, 8 and 10 runs): Fieller alone 82 to 93 %, as here 91 to
+96 %; with 0.5, or 0.7 in signal and noise, or Student's t of 3 degrees, as here 94 to 99 %.
 `tests/analysis/noise_scale/test_estimate.py` repeats a part of this.
 """
 

@@ -20,7 +20,7 @@ INPUTS = {
     "run --config-dir nowhere": ["nowhere", "not found"],
     "sweep --retry everything": ["--retry", "failed, oom, timeout, all", "'everything'"],
     "report empty --tarjet 2": ["--tarjet", "did you mean --target"],
-    "completion fish": ["'fish'", "bash", "zsh"],
+    "completion fish": ["'completion'", "sweep, run, plan"],
     # Names of studies, groups and settings
     "sweep sweeps=fixed_globl_batch": ["fixed_globl_batch", "did you mean fixed_global_batch"],
     "sweep batch.micro_batch=4": ["batch.micro_batch is no setting", "batch.micro_batch_size"],

@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 from small_disk import fill, with_small_disk
 
 AGAIN = {
+    Cause.OTHER_MEMORY,
     Cause.HANG,
     Cause.SIGNAL,
     Cause.KILLED,

@@ -156,7 +156,7 @@ OUT = "CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
 def test_memory_that_is_out_for_the_examination_ends_no_training(spec_of, tmp_path, monkeypatch):
-    def hungry(*_):
+    def hungry(*_, **__):
         raise torch.OutOfMemoryError(OUT)
 
     monkeypatch.setattr(loop, "examine", hungry)

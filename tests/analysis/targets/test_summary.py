@@ -165,7 +165,7 @@ def test_the_section_answers_first_and_warns() -> None:
     assert section.answer[-1] == "as chosen"
     said = "\n".join(section.warnings)
     for text in ("coarse", "more than 10 % earlier", "last measurement", "averaged weights",
-                 "cut because they did badly", "decays (cosine)"):  # fmt: skip
+                 "decays (cosine)"):  # fmt: skip
         assert text in said
     assert "decays" not in "\n".join(targets_section(rows, schedules=["constant"]).warnings)  # type: ignore[union-attr]
 

@@ -104,12 +104,12 @@ def is_limited_by_grid(best: pd.DataFrame) -> bool:
 
 
 def _grid_half(used: pd.DataFrame) -> float:
-    """Return how far the slope may be off for what the grids leave open of the optima."""
+    """Return the most that the slope may be off, wherever in its bracket each optimum lies."""
     factors = used["grid_factor"] if "grid_factor" in used else pd.Series(1.0, used.index)
     batch = np.log(used["global_batch_size"].to_numpy(dtype=float))
     centred = batch - batch.mean()
-    moved = centred * np.log(factors.to_numpy(dtype=float))
-    return float(np.linalg.norm(moved)) / float(centred @ centred)
+    moved = np.abs(centred) @ np.log(factors.to_numpy(dtype=float))
+    return float(moved) / float(centred @ centred)
 
 
 def is_bounded(best: pd.DataFrame) -> pd.Series[bool]:

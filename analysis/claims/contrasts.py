@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate, interval_text
+from batchscape.record.noise_scale import has_no_noise_scale
 
 __all__ = [
     "CONTRADICTED",
@@ -42,7 +43,9 @@ __all__ = [
     "both",
     "effect",
     "held",
+    "of_comparable_cuts",
     "of_each_cut",
+    "of_one_place",
     "pair",
     "run_ids_of",
     "said",
@@ -127,6 +130,22 @@ def held(factor: str, *, at_one_batch: bool = False) -> list[str]:
         return [_DEVICES, "global_batch_size"]
     made_by = _STEPS if factor == "global_batch_size" else factor
     return [name for name in (_DEVICES, _MICRO, _STEPS) if name != made_by]
+
+
+def of_one_place(rows: pd.DataFrame) -> pd.DataFrame | None:
+    """Return the rows that differ in the global batch alone, of most batches; None without two."""
+    groups = [own for _, own in rows.groupby(held("global_batch_size"))]
+    most = max(groups, key=lambda own: own["global_batch_size"].nunique(), default=rows)
+    return most if most["global_batch_size"].nunique() > 1 else None
+
+
+def of_comparable_cuts(runs: pd.DataFrame) -> pd.DataFrame | None:
+    """Return the runs whose losses the global batch alone tells apart: all, as cuts train alike.
+
+    Where the objective depends on the cut, as with batch normalisation, those of one place.
+    """
+    is_of_cut = runs["not_invariant"].map(has_no_noise_scale).astype(bool)
+    return of_one_place(runs) if is_of_cut.any() else runs
 
 
 def pair(

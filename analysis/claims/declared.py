@@ -201,7 +201,8 @@ CLAIMS: tuple[Claim, ...] = (
         id="learning-rate-grows-with-batch",
         statement="A larger global batch wants a larger learning rate (linear scaling rule)",
         source="001, 003",
-        needs="three learning rates or more at three global batches or more, with three seeds",
+        needs="three learning rates or more at three global batches or more of one sweep, with "
+        "three seeds that all of them have",
         effect="exponent of the best learning rate in the global batch, as in the report's section "
         "on learning rates",
         rule="supported: its 95 % interval is above 0.1; contradicted: below; whether 1 (linear) "

@@ -27,7 +27,6 @@ is reached does not depend on the budget."""
 
 _MARGIN = MARGIN_SETTINGS["final_eval_loss"]
 _CADENCE = "evaluation.every_samples"
-_RULED = ("optimizer.", "schedule.", "scaling.")
 _NAMED = ("hardware", "precision", "model.name", "data.name")
 _KEPT = (
     "sweep_dir",
@@ -167,6 +166,8 @@ class Evidence:
             return
         names = [name for name in self.cells.shown if not self._is_free(name, view)]
         labels = self._labels(runs, names)
+        if view != "cost":
+            labels = _apart_by_rate(runs, labels)
         runs = runs.reindex(columns=[*_KEPT, *GEOMETRY, "learning_rate", "seed_block", "block"])
         valid = valid_figures(self.cells.runs).drop(columns=["cell", "trajectory_id"])
         figures = runs.join(valid, how="inner")
@@ -201,10 +202,7 @@ class Evidence:
         affects = affects_of(name)
         if view == "cost" and affects is not None and not affects & Affects.COST:
             return True
-        if view == "reaching" and name.startswith("budget."):
-            return True
-        # A rule may set the optimizer by the global batch; a model that differs is another model.
-        return name.startswith(_RULED) and name not in self.cells.contexts
+        return view == "reaching" and name.startswith("budget.")
 
     def _labels(self, runs: pd.DataFrame, names: list[str]) -> pd.Series[str]:
         parts = [plain_texts(runs[name]) for name in _NAMED if name in runs]
@@ -221,6 +219,18 @@ class Evidence:
         replaced = [name for name in own if name not in keys]
         reaches = self.reaches.drop(columns=replaced, errors="ignore")
         return reaches.merge(own, on=keys, how="inner")
+
+
+def _apart_by_rate(runs: pd.DataFrame, labels: pd.Series[str]) -> pd.Series[str]:
+    """Tell apart runs of which each global batch was set a learning rate of its own, and no other.
+
+    The rate is another factor then. What a rule makes of one rate is no choice of a batch.
+    """
+    rates = runs[RATE if RATE in runs else "learning_rate"]
+    by_batch = rates.groupby([labels, runs["global_batch_size"]]).nunique().groupby(level=0).max()
+    in_all = rates.groupby(labels).nunique()
+    is_confounded = labels.map(by_batch.eq(1) & in_all.gt(1))
+    return labels.mask(is_confounded, labels + "; learning rate " + plain_texts(rates))
 
 
 def _margins(runs: pd.DataFrame) -> tuple[float, ...]:

@@ -15,6 +15,7 @@ from batchscape.analysis.claims.contrasts import (
     SUPPORTED,
     Contrast,
     all_above,
+    of_comparable_cuts,
     said,
 )
 from batchscape.analysis.claims.evidence import Context
@@ -52,6 +53,10 @@ def learning_rate_grows_with_batch(context: Context) -> ClaimResult | None:
     n_seeds = int(used["n"].max())
     if np.isnan(exponent.low):
         return nothing(str(exponent.note), exponent.definition, ids)
+    shared = _shared_blocks(context, behind)
+    if shared < FEWEST:
+        reason = too_few(shared, "seeds of one sweep that all of these global batches have")
+        return nothing(reason, exponent.definition, ids)
     low, high = exponent.low, exponent.high
     answer = SUPPORTED if low > _LEAST else CONTRADICTED if high < _LEAST else OPEN
     linear, root = ("" if low <= power <= high else "not " for power in (1.0, 0.5))
@@ -107,11 +112,22 @@ def large_batch_less_variance(context: Context) -> ClaimResult | None:
 
 def _optima(context: Context) -> Optima | None:
     """Find the best learning rates as a report does, from the runs of one context."""
-    reaches, runs = context.reaches, context.runs
+    reaches, runs = context.reaches, of_comparable_cuts(context.runs)
+    if runs is None:
+        return None
     if not reaches.empty:
+        reaches = reaches.merge(runs[["sweep_dir", "run_id"]])
         reaches = reaches.assign(seed=reaches["seed_block"])
     figures = context.evidence.cells.runs.loc[runs.index]
     return find_optima(reaches, final_losses(figures.assign(learning_rate=runs["learning_rate"])))
+
+
+def _shared_blocks(context: Context, rows: pd.DataFrame) -> int:
+    """Count the seeds of one sweep that every global batch was trained with."""
+    own = context.runs[["sweep_dir", "run_id", "seed_block"]]
+    blocks = rows[["sweep_dir", "run_id", _BATCH]].merge(own, on=["sweep_dir", "run_id"])
+    batches = blocks.groupby("seed_block")[_BATCH].nunique()
+    return int(batches.eq(blocks[_BATCH].nunique()).sum())
 
 
 def _of_one_group(optima: Optima) -> tuple[LearningRateLaws, pd.DataFrame, str]:

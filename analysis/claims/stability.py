@@ -16,6 +16,7 @@ from batchscape.analysis.claims.contrasts import (
     SUPPORTED,
     Contrast,
     any_above,
+    of_comparable_cuts,
     said,
 )
 from batchscape.analysis.claims.evidence import Context
@@ -181,7 +182,10 @@ def held_out_at(
 
 
 def _ends(context: Context, *, largest: bool) -> _Ends | None:
-    chosen = best_rates(context.runs, score_of(context))
+    comparable = of_comparable_cuts(context.runs)
+    if comparable is None:
+        return None
+    chosen = best_rates(comparable, score_of(context).reindex(comparable.index))
     batches = sorted(chosen.runs[_BATCH].unique())
     if len(batches) < 2:
         return None

@@ -16,7 +16,7 @@ from batchscape.analysis.claims.contrasts import (
     Contrast,
     all_within,
     any_all_above,
-    held,
+    of_one_place,
     run_ids_of,
     said,
 )
@@ -48,7 +48,7 @@ def fewer_updates_slower_convergence(context: Context) -> ClaimResult | None:
     definition = f"ratio of the time to a loss of {target:.4g}"
     measured, how = _timed(reaches), "all at one micro-batch and number of devices"
     if measured is None:
-        measured = _of_one_place(reaches.assign(value=_log_or_bound(reaches)))
+        measured = of_one_place(reaches.assign(value=_log_or_bound(reaches)))
         if measured is None:
             return _by_samples_alone(reaches, definition)
         definition = f"ratio of the samples to a loss of {target:.4g}, at one micro-batch"
@@ -171,21 +171,15 @@ def _timed(reaches: pd.DataFrame) -> pd.DataFrame | None:
         return None
     value = logarithm(reaches["time_to_target_s"]).where(reaches["outcome"].eq("reached"))
     valid = reaches["timing_valid"].fillna(False).astype(bool)
-    rows = _of_one_place(reaches.assign(value=value.where(valid)))
+    rows = of_one_place(reaches.assign(value=value.where(valid)))
     return None if rows is None or rows["value"].isna().any() else rows
-
-
-def _of_one_place(rows: pd.DataFrame) -> pd.DataFrame | None:
-    """Return the rows that differ in the global batch alone, of most batches; None without two."""
-    groups = [own for _, own in rows.groupby(held(_BATCH))]
-    most = max(groups, key=lambda own: own[_BATCH].nunique())
-    return most if most[_BATCH].nunique() > 1 else None
 
 
 def _by_samples_alone(reaches: pd.DataFrame, definition: str) -> ClaimResult:
     """Give the ratio of samples as such, which does not decide about time."""
     contrasts = _largest_against_others(reaches.assign(value=_log_or_bound(reaches)))
-    finding = nothing(_APART, definition, run_ids_of(contrasts) or reaches["run_id"], contrasts)
+    # More runs of these cuts would decide no more, so that no contrast is handed on.
+    finding = nothing(_APART, definition, run_ids_of(contrasts) or reaches["run_id"])
     known = [contrast for contrast in contrasts if len(contrast.values)]
     if not known:
         return finding

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cost.linear import Combination
@@ -65,20 +66,28 @@ class StepTimeModel:
     def at(self, devices: int, micro: int, accumulation: int) -> Estimate:
         """Predict the step time of a geometry that was not measured, in seconds.
 
-        Not identified where the ends of its interval are more than `WIDEST` times apart.
+        Not identified where the ends of its interval are more than `WIDEST` times apart, or the
+        fit gives no time above zero.
         """
         found = self.combine(devices, micro, accumulation)
         definition = "mean of the step time of a cell, predicted from the fitted cost model"
         estimate = estimate_of(found, self.parts[0], definition, None)
-        if not (estimate.is_identified and estimate.value > 0):
+        if not math.isfinite(found.value):
             return estimate
+        cut = f"a run of {devices} x {micro} x {accumulation} would tell"
+        if found.value <= 0:
+            fitted = significant(found.value, 2)
+            reason = f"{NOT_IDENTIFIED}: the fit gives {fitted} s, and no step takes none; {cut}"
+            return replace(estimate, value=math.nan, note=reason)
         # Errors are relative, so the interval is of the logarithm and stays above zero.
         spread = replace(found, value=0.0, variance=found.variance / found.value**2)
-        low, high = (found.value * math.exp(end) for end in spread.interval())
-        if high > WIDEST * low:
-            apart = f"its interval has ends {significant(high / low, 2)} times apart"
-            cut = f"{devices} x {micro} x {accumulation}"
-            reason = f"{NOT_IDENTIFIED}: {apart}; a run of {cut} would tell"
+        below, above = spread.interval()
+        with np.errstate(over="ignore", under="ignore"):
+            low, high, apart_by = np.exp([below, above, above - below]).tolist()
+        low, high = found.value * low, found.value * high
+        if apart_by > WIDEST:
+            apart = f"its interval has ends {significant(apart_by, 2)} times apart"
+            reason = f"{NOT_IDENTIFIED}: {apart}; {cut}"
             return replace(estimate, value=math.nan, low=low, high=high, note=reason)
         return replace(estimate, low=low, high=high)
 

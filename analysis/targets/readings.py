@@ -37,6 +37,7 @@ CROSSING_RULES = {
     "sustained": "crossing for good",
     "first": "first crossing",
     "first_evaluation": "first evaluation",
+    "as given": "steps as the table gives them",
 }
 """How each crossing is named beside a number."""
 

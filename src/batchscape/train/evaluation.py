@@ -4,9 +4,9 @@ What a forward takes must not decide where the memory of a training ends: a batc
 model in slices no larger than a micro-batch of the training, which holds activations and gradients
 as well. The sum of its losses is the same, but for rounding. A compiled training may take a quarter
 of what the same model takes as it was written, and that is how it is evaluated: its slices are a
-quarter. A slice is never smaller than what is little in any case: small models would spend their time
-on many forwards. Where a loss looks at other samples of its batch, the batch is what it is defined on, and
-passes as one.
+quarter. A slice is never smaller than what is little in any case: small models would spend their
+time on many forwards. Where a loss looks at other samples of its batch, the batch is what it is
+defined on, and passes as one.
 """
 
 from __future__ import annotations

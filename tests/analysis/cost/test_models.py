@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from batchscape.analysis.cells import find_cells
 from batchscape.analysis.cost.memory_model import MEMORY_TERMS, fit_memory
@@ -134,6 +135,64 @@ def test_an_interval_does_not_reach_below_zero_and_a_negative_value_says_so():
     assert found.value == 0
     assert found.low == 0
     assert "negative" in found.note
+
+
+def rough(times):
+    """One run a micro-batch, whose times follow no line."""
+    return pd.DataFrame(
+        {
+            "data_parallel_size": 1,
+            "micro_batch_size": [2**power for power in range(len(times))],
+            "gradient_accumulation_steps": 1,
+            "step_time_s": times,
+        }
+    )
+
+
+def test_a_time_that_is_open_by_more_than_ten_times_is_not_known():
+    """A line through three cells by least squares of relative errors, repeated here in NumPy.
+
+    A cell that was not measured departs from the line as the others do.
+    """
+    times = np.array([1.0, 2.5, 2.6])
+    model = fit_step_time(rough(times))
+    found = model.at(1, 16, 1)
+    line, size = np.column_stack([np.ones(3), [1, 2, 4]]), times
+    for _ in range(100):
+        design = line / size[:, None]
+        coefficients, squares, *_ = np.linalg.lstsq(design, times / size)
+        size = line @ coefficients
+    weights = np.array([1.0, 16.0])
+    value = weights @ coefficients
+    variance = squares[0] * (weights @ np.linalg.inv(design.T @ design) @ weights + value**2)
+    reach = stats.t.ppf(0.975, 1) * math.sqrt(variance) / value
+    assert not found.is_identified
+    assert math.log(found.high / found.low) == pytest.approx(2 * reach, rel=1e-3)
+    assert found.note.endswith("times apart; a run of 1 x 16 x 1 would tell")
+    assert "not identified: its interval has ends" in found.note
+
+
+def test_no_step_takes_no_time():
+    found = fit_step_time(rough(np.array([8.0, 4.0, 2.0]))).at(1, 16, 1)
+    assert not found.is_identified
+    assert found.note.endswith("s, and no step takes none; a run of 1 x 16 x 1 would tell")
+
+
+def test_a_time_that_is_open_by_less_is_known():
+    model = fit_step_time(rough(np.array([1.0, 2.02, 4.0, 7.95])))
+    found = model.at(1, 16, 1)
+    assert found.is_identified
+    assert found.high < 10 * found.low
+
+
+def test_no_times_however_rough_are_too_much():
+    """Intervals of any width have ends, or are infinite, and no time is known that is."""
+    rng = np.random.default_rng(0)
+    for _ in range(150):
+        model = fit_step_time(rough(np.exp(3 * rng.standard_normal(3))))
+        for micro in (3, 64, 1024):
+            found = model.at(1, micro, 1)
+            assert not found.is_identified or found.high <= 10 * found.low
 
 
 def test_an_invalid_time_is_left_out_and_none_at_all_is_refused():

@@ -241,8 +241,9 @@ SHARED_RATES = Path(__file__).with_name("data") / "shared_rates.csv"
 def test_optima_known_to_a_factor_of_two_give_an_exponent_as_wide() -> None:
     """Five batches whose best rate is the last before a wall, on grids that follow the root.
 
-    Each optimum may lie anywhere between its neighbours, a factor of 2 away on either side; by hand
-    the slope is off by log 2 times the root of the sum of squares, over the sum of squares.
+    Each optimum may lie anywhere between its neighbours, a factor of 2 away on either side: in
+    these brackets lie lines of slopes 0 to 1. By hand, with those below the middle moved down and
+    those above up, the slope is off by (2 + 1 + 0 + 1 + 2) / (4 + 1 + 0 + 1 + 4).
     """
     runs = pd.read_csv(SHARED_RATES).rename(
         columns={"batch_size": "global_batch_size", "lr": "learning_rate"}
@@ -251,9 +252,7 @@ def test_optima_known_to_a_factor_of_two_give_an_exponent_as_wide() -> None:
     assert best["grid_factor"].tolist() == pytest.approx([2.0] * 5)
     found = learning_rate_laws(best)
     assert found.exponent.value == pytest.approx(0.5)
-    logs = np.log2(best["global_batch_size"])
-    half = 1 / math.sqrt(((logs - logs.mean()) ** 2).sum())
-    assert found.exponent.high - 0.5 == pytest.approx(half)
-    assert found.exponent.low < 0.2
+    assert (found.exponent.low, found.exponent.high) == pytest.approx((-0.1, 1.1))
     assert "too coarse to rank laws" in found.verdict
+    assert "Outside" not in found.verdict
     assert found.table["weight"].isna().all()

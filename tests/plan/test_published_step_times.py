@@ -108,7 +108,7 @@ PROBED = {"d_model": (64, 128, 192), "sequence_length": (64, 128, 256), "n_layer
 @functools.cache
 def small(arguments: tuple[str, ...], width: int, length: int, layers: int) -> list[float]:
     config = config_of(
-        (*arguments, f"model.d_model={width}", f"data.sequence_length={length}", "model.n_heads=1")
+        (*arguments, f"model.d_model={width}", f"data.sequence_length={length}", "model.n_heads=2")
     )
     config = replace(config, model=replace(config.model, n_layers=layers))  # type: ignore[type-var]
     found = real_facts(config, prepare(config.data), "bfloat16")

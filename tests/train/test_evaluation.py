@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from batchscape.engines.ddp import DdpEngine
 from batchscape.measure.memory_cpu import CpuProbe
 from batchscape.record.folder import RunFolder
-from batchscape.train import loop
+from batchscape.train import evaluation, loop
 from batchscape.train.evaluation import Evaluator
 from batchscape.train.failures import failure_of
 
@@ -39,6 +39,24 @@ class Predicts(nn.Module):
         logits = self.head(hidden)
         loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
         return loss, (logits.argmax(-1) == labels).sum()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_little(monkeypatch):
+    """Models of tests are small; what is told of slices holds for large ones."""
+    monkeypatch.setattr(evaluation, "_LITTLE", 0)
+
+
+def test_small_models_pass_whole_batches(spec_of, monkeypatch):
+    """32 tokens of 256 kinds a sample: 2**20 numbers are 128 samples."""
+    monkeypatch.undo()
+    for little, seen in ((2**20, [16, 5]), (2**16, [8, 8, 5])):
+        monkeypatch.setattr(evaluation, "_LITTLE", little)
+        spec = spec_of((1, 1, 32), evaluation__samples=21, evaluation__batch_size=16)
+        assert spec.data.classes * spec.config.sequence_length == 8192
+        module = Predicts()
+        evaluated(spec, module)
+        assert module.seen[-len(seen) :] == seen
 
 
 def engine_of(module, *, state_is_whole=True):

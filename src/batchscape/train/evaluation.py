@@ -4,8 +4,9 @@ What a forward takes must not decide where the memory of a training ends: a batc
 model in slices no larger than a micro-batch of the training, which holds activations and gradients
 as well. The sum of its losses is the same, but for rounding. A compiled training may take a quarter
 of what the same model takes as it was written, and that is how it is evaluated: its slices are a
-quarter. Where a loss looks at other samples of its batch, the batch is what it is defined on, and
-passes as one.
+quarter. A slice is never smaller than what is little in any case: small models would spend their
+time on many forwards. Where a loss looks at other samples of its batch, the batch is what it is
+defined on, and passes as one.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ _COMPILED = 4
 """A micro-batch of a compiled training over a slice. Of GPT-2 124M on an H200 a compiled step took
 8.4 GiB where an eager one took 16.1 (docs/gpu.md), and an eager forward has two tables of logits in
 float32 and one in the arithmetic of the run at its end."""
+
+_LITTLE = 2**20
+"""Numbers at the end of a forward that are little in any case: 4 MiB in float32."""
 
 _TOLERANCE = 1e-4
 """Largest relative difference between a sum of losses and the sum over its parts that is rounding:
@@ -91,7 +95,8 @@ class Evaluator:
         self._spare = batches[0]
         largest = max(stage.geometry.micro_batch_size for stage in spec.stages)
         compiles = spec.config.in_process.compile
-        self._slice = max(1, largest // _COMPILED) if compiles else largest
+        least = max(1, largest // _COMPILED) if compiles else largest
+        self._slice = max(least, _LITTLE // numbers if (numbers := _numbers(spec)) else 0)
         self._may_slice: bool | None = None
         """None: not known yet."""
 
@@ -190,6 +195,14 @@ class Evaluator:
             )
             raise BatchscapeError(msg)
         return said
+
+
+def _numbers(spec: RunSpec) -> int:
+    """Return how many numbers a forward ends with for a sample; 0 where the data do not say."""
+    data = spec.data
+    if data.features is not None:
+        return data.features + data.classes
+    return (spec.config.sequence_length or 0) * max(data.classes, data.vocabulary or 0)
 
 
 def _batches(config: Evaluation, held_out: int) -> list[NDArray[np.int64]]:

@@ -256,6 +256,17 @@ def texts_of(found: Analysis) -> str:
     return " ".join(text for s in found.sections for text in [*s.answer, *s.warnings])
 
 
+def test_steps_of_walls_on_moving_grids_leave_the_exponent_open() -> None:
+    """Each optimum is known to a factor of two, which no scatter shows."""
+    table = Path(__file__).parent / "analysis/learning_rate/data/shared_rates.csv"
+    headlines = {
+        name: value for s in analyze(table).sections for name, value in s.headlines.items()
+    }
+    exponent = headlines["learning_rate_exponent"]
+    assert exponent.value == pytest.approx(0.5)
+    assert (exponent.low, exponent.high) == pytest.approx((-0.1, 1.1))
+
+
 def test_empty_cells_are_no_divergence(tmp_path: Path) -> None:
     """A log whose last rows have no held-out loss gives what it gives without these rows."""
     curves = simulated(seeds=2, every=15)

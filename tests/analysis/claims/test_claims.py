@@ -940,3 +940,19 @@ def test_a_ratio_between_unequal_micro_batches_is_not_that_of_the_batch(
     assert verdict.verdict == "not identified"
     assert verdict.effect.low < 1 < verdict.effect.high < 3.18
     assert "global batch 128 against 32" in verdict.effect.definition
+
+
+def test_optima_known_to_a_factor_of_two_support_no_growth(world: Callable[[], Any]) -> None:
+    """The best rate is the last before a wall, on grids that follow the root of the batch."""
+    table = world()
+    for seed in SEEDS:
+        for power in range(5):
+            for place in range(4):
+                rate = 0.01 * 2 ** (place + power / 2)
+                loss = 3 - place + jitter(seed, power, place)
+                ended = {"status": "diverged"} if place == 3 else {"final_eval_loss": loss}
+                table.run((1, 8 * 2**power, 1), seed, rate=rate, **ended)
+    verdict = judged("learning-rate-grows-with-batch", table.evidence())
+    assert verdict.verdict == "not identified"
+    assert verdict.effect.value == pytest.approx(0.5)
+    assert (verdict.effect.low, verdict.effect.high) == pytest.approx((-0.1, 1.1))

@@ -220,16 +220,11 @@ def _short(found: Sequence[GroupFits]) -> list[str]:
     elif "steps_ratio" in first.headlines:
         fewer, more = first.headlines["steps_ratio"], first.headlines["samples_ratio"]
         low, high = fit.batches["global_batch_size"].iloc[[0, -1]]
-        pairs = zip(fewer.readings, more.readings, strict=False)
-        listed = ", ".join(
-            f"{significant(steps, 3)} and {significant(samples, 3)} {name}"
-            for (name, steps), (_, samples) in pairs
-        )
-        over = f"a range over readings, not an interval: {listed}; " if listed else ""
         said.append(
             f"{first.prefix}From a global batch of {low:g} to {high:g} samples{_rates(fit)}, "
-            f"{where} takes {fewer.text()} times fewer optimizer steps and {more.text()} times the "
-            f"samples ({over}n = {fewer.n} seeds; {_rule(fit)})."
+            f"{where} takes {fewer.text()} times fewer optimizer steps{_over_readings(fewer)} and "
+            f"{more.text()} times the samples{_over_readings(more)} (n = {fewer.n} seeds; "
+            f"{_rule(fit)})."
         )
     if first.unsettled is None and critical.is_identified:
         note = None if critical.readings else critical.note
@@ -278,8 +273,12 @@ def _over_readings(estimate: Estimate) -> str:
     """Say that a range is one over readings, and what each gives; nothing for an interval."""
     if not estimate.readings:
         return ""
-    listed = ", ".join(f"{significant(value, 3)} {name}" for name, value in estimate.readings)
-    return f" (a range over readings, not an interval: {listed})"
+    # A reading that gives what the one before gave adds nothing.
+    names: dict[str, str] = {}
+    for name, value in estimate.readings:
+        names.setdefault(significant(value, 3), name)
+    listed = ", ".join(f"{value} {name}" for value, name in names.items())
+    return f" (a range over readings: {listed})"
 
 
 def _spoken_of(

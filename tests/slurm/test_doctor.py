@@ -32,9 +32,9 @@ def test_without_an_answer_or_without_slurm(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert doctor.slurm(tmp_path) == []
-    for program in ("squeue", "scontrol"):
+    for program in ("squeue", "sinfo"):
         (tmp_path / program).write_text("#!/bin/sh\necho no controller >&2; exit 1\n")
         (tmp_path / program).chmod(0o755)
     (found,) = doctor.slurm(tmp_path)
-    assert (found.status, found.detail) == ("broken", "scontrol failed: no controller")
+    assert (found.status, found.detail) == ("broken", "sinfo failed: no controller")
     assert str(found.repair).startswith("try `scontrol ping`")

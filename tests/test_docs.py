@@ -345,18 +345,19 @@ def test_commands_on_folders_and_files_lack_nothing_but_these(
         assert "usage:" not in said.err, (shown, said.err)
 
 
-@pytest.mark.slow
 def declared_or_box(grid: SweepCells) -> Machine:
     cluster = RunConfig.from_mapping(grid.cells[0].settings).cluster
     return BOX if cluster.device is None else Machine.of(cluster)
 
 
+@pytest.mark.slow
 def test_every_sweep_that_is_shown_is_planned(capsys: pytest.CaptureFixture[str]):
     """On a box of eight GPUs; how many runs a study has is in its first line, and tested."""
 
     def prepare(data: Data) -> DataIdentity:
         if data.name == "digits":
-            return DataIdentity(data.name, "nowhere", 1438, 359, 10, task="class", features=64)
+            held = round(1797 * data.held_out_pct / 100)
+            return DataIdentity(data.name, "nowhere", 1797 - held, held, 10, task="class", features=64)
         return DataIdentity(data.name, "nowhere", 10**6, 10**4, 256, task="next_token")
 
     planned = {}

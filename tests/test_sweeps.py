@@ -31,7 +31,10 @@ PROMISE = re.compile(
 def plan_of(name: str, cores: int = 2) -> Plan:
     def prepare(config: Data) -> DataIdentity:
         if config.name == "digits":
-            return DataIdentity(config.name, "nowhere", 1438, 359, 10, task="class", features=64)
+            held = round(1797 * config.held_out_pct / 100)
+            return DataIdentity(
+                config.name, "nowhere", 1797 - held, held, 10, task="class", features=64
+            )
         return DataIdentity(config.name, "nowhere", 100_000, 10_000, 256, task="next_token")
 
     grid = compose([f"sweeps={name}"], "batchscape sweep")
@@ -229,7 +232,7 @@ def test_the_two_studies_of_the_demo_share_what_they_compare() -> None:
     assert {spec.config.measure for spec in cuts} == {spec.config.measure for spec in batches}
     assert {spec.geometry.micro_batch_size for spec in batches} == {8}
     assert {spec.geometry.data_parallel_size for spec in batches} == {1}
-    # One at a time, so that times are compared; more than two times over the 1438 images.
+    # One at a time, so that times are compared; six times over the 1258 images.
     assert {spec.config.launcher.concurrent_runs for spec in (*cuts, *batches)} == {1}
     assert {spec.config.budget.samples for spec in (*cuts, *batches)} == {7680}
 

@@ -205,6 +205,7 @@ def test_thirteen_billion_on_64_devices() -> None:
     assert found["middle"] == pytest.approx(0.853, rel=0.1)
 
 
+@pytest.mark.slow
 def test_coverage() -> None:
     """The table of `plan.step_time`; the middle is neither fast nor slow."""
     found = table(rows())

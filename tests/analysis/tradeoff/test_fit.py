@@ -165,6 +165,21 @@ def test_batches_of_one_regime_identify_no_critical_batch(critical, words, ident
     assert fit.critical_batch_size.low > (0 if critical > 100 else -1)
 
 
+def test_a_power_law_without_fewest_steps_is_no_perfect_scaling():
+    """16 times the batch takes 2.3 times fewer steps, where perfect scaling takes 16."""
+    rng = np.random.default_rng(0)
+    truth = np.log(5000 / BATCHES**0.3)
+    table = sweep_table(noisy_log_steps(rng, truth, 1, 5, sd=0.01)[0], BATCHES)
+    fit = fit_tradeoff(table)
+    assert not fit.identified
+    assert "perfect scaling, S = b/B" not in fit.why
+    # Its slope by least squares, and what it means for twice the batch.
+    y = means(table)
+    slope = -stats.linregress(np.log(y.index), y).slope
+    assert f"S = b/B^{slope:.2g}" in fit.why
+    assert f"({2**slope:.3g} times fewer steps for twice the batch" in fit.why
+
+
 def test_one_seed_must_beat_simpler_forms_by_aicc():
     assert fit_tradeoff(sweep(1)).identified
     flat = fit_tradeoff(sweep(1, critical=1e6))

@@ -233,21 +233,29 @@ def test_what_slurm_refuses_is_said_with_what_there_is(
     assert {status.status for status in statuses(sweep).values()} == {Status.PENDING}
 
 
-@pytest.mark.usefixtures("cluster")
 def test_a_job_at_its_time_limit_is_queued_again_and_goes_on(
-    sweep: SweepFolder, capfd: pytest.CaptureFixture[str]
+    cluster: Cluster, sweep: SweepFolder, started: list[subprocess.Popen[str]]
 ) -> None:
-    settings = ("budget.optimizer_steps=3000", "launcher.timeout_min=1")
-    assert main(arguments(sweep, *settings, "launcher.signal_delay_s=50")) == 0, capfd.readouterr()
-    ((name, status),) = statuses(sweep).items()
-    assert status.status is Status.COMPLETED
-    first, *others = status.attempts
-    assert first.status == "interrupted"
-    assert first.reason == "stopped by SIGTERM"
-    assert others, "once more"
-    assert others[0].from_optimizer_step, "from its checkpoint"
-    table = read_table(sweep.run(name), "steps")
-    assert table["optimizer_step"].tolist() == list(range(1, 3001))
+    """The limit comes near when there is a checkpoint, however long the start has taken."""
+    limits = ("launcher.timeout_min=120", "launcher.signal_delay_s=3600")
+    in_background(started, sweep, "budget.optimizer_steps=100000", *limits)
+    until(lambda: at_work(sweep))
+    ((name, job),) = at_work(sweep).items()
+    run = sweep.run(name)
+    until(lambda: run.checkpoint_step)
+    cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=61")
+    until(lambda: statuses(sweep)[name].status is not Status.RUNNING, timeout_s=180)
+    (first,) = statuses(sweep)[name].attempts
+    assert (first.status, first.reason) == ("interrupted", "stopped by SIGTERM")
+    cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=120")
+    done = steps(run)
+    until(lambda: at_work(sweep) == {name: job} and steps(run) > done, timeout_s=240)
+    cluster.run("scancel", job)
+    until(lambda: statuses(sweep)[name].status is Status.INTERRUPTED)
+    last = statuses(sweep)[name].attempts[-1]
+    assert last.from_optimizer_step == done, "from its checkpoint"
+    rows = [json.loads(line) for line in run.lines("steps").read_text().splitlines()]
+    assert [row["optimizer_step"] for row in rows] == list(range(1, len(rows) + 1))
     assert len(list(sweep.slurm.glob("job-*.txt"))) == 1, "the same job"
 
 

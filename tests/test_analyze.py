@@ -92,7 +92,7 @@ def test_the_shell_says_what_it_took_and_writes_everything(
     table = pd.read_csv(tmp_path / "out" / "tables" / "critical_batch.csv")
     assert table["overhead_batch_size"].tolist() == pytest.approx([745.3], abs=0.05)
     assert table["other_form"].tolist() == ["free_exponent"]
-    assert "| 745 (n = 1) |" in (tmp_path / "out" / "tables" / "critical_batch.md").read_text()
+    assert "| 745 (n = 1) |" in (tmp_path / "out" / "analysis.md").read_text()
     assert (tmp_path / "out" / "analysis.md").read_text().startswith("# zhang.csv")
     assert (tmp_path / "out" / "paper" / "macros.tex").exists()
     assert len(list((tmp_path / "out" / "figures").glob("*.png"))) == 1

@@ -10,10 +10,10 @@ from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.labels import setting_headers
 from batchscape.analysis.report.grids import lettered
 
-__all__ = ["compared_cells", "footnotes", "peaks", "ratio_definition", "rule_of_bold"]
+__all__ = ["footnotes", "peaks", "ratio_definition", "rule_of_bold"]
 
 
-def compared_cells(cells: Cells) -> str:
+def _compared_cells(cells: Cells) -> str:
     """Name the cells among which one can be best."""
     named = zip(cells.contexts, setting_headers(cells.contexts), strict=True)
     labels = [cells.label_of(name) if name == RATE else header for name, header in named]
@@ -26,7 +26,7 @@ def rule_of_bold(comparison: pd.DataFrame, cells: Cells) -> str:
     if not count:
         return "Nothing is bold: no two cells could be compared for a best, run by run."
     return (
-        f"Bold: best in its column among {compared_cells(cells)}, and told from each of them: "
+        f"Bold: best in its column among {_compared_cells(cells)}, and told from each of them: "
         "two-sided t-tests of differences paired by seed, of which the largest p value counts, "
         f"below {SIGNIFICANCE:g} after Holm's adjustment for {count} such "
         f"comparison{'s' * (count > 1)} in this table (p values: CSV file). Step times "

@@ -33,8 +33,6 @@ from batchscape.analysis.report.grids import (
     Grid,
     columns_grid,
     lettered,
-    shorten,
-    to_markdown,
 )
 from batchscape.outgoing import outgoing_cell
 from batchscape.record.summary import SUMMARY
@@ -45,7 +43,6 @@ __all__ = [
     "geometry_column",
     "setting_columns",
     "write_csv",
-    "write_table",
 ]
 
 _OF_DISTURBED = (
@@ -225,18 +222,6 @@ def write_csv(path: Path, table: pd.DataFrame) -> None:
 
 def _is_text(cell: object) -> bool:
     return isinstance(cell, str)
-
-
-def write_table(folder: Path, name: str, table: pd.DataFrame, grid: Grid) -> None:
-    """Write a table as CSV (everything) and Markdown (what the grid shows, shortened).
-
-    Parameters
-    ----------
-    name : str
-        File name without its ending.
-    """
-    write_csv(folder / f"{name}.csv", table)
-    (folder / f"{name}.md").write_text(to_markdown(shorten(grid)), encoding="utf-8")
 
 
 def _figures(comparison: pd.DataFrame) -> list[tuple[str, str, Scale]]:

@@ -187,7 +187,7 @@ def test_other_settings_keep_panels_of_their_own(build: Any) -> None:
 @pytest.mark.slow
 def test_a_report_of_a_search_says_what_its_figures_show(build: Any) -> None:
     report = write_report([sweep_of(build, SEARCHED).path])
-    text = (report.out / "details" / "comparison.md").read_text()
+    text = (report.out / "report.md").read_text()
     assert text.count("0.00150 at B = 8, 0.00110 at B = 16, 0.00600 at B = 32; 6 of 9 cells") == 3
     assert report.curves[0].endswith(", at the best learning rate of each global batch")
     for line, (batch, rate) in zip(report.curves[1:], sorted(BEST_PAIRS), strict=True):

@@ -222,7 +222,7 @@ def test_the_first_screen_counts_the_other_groups(reaches):
         table = pd.concat([own.assign(group=group) for group in range(others + 1)])
         with paper_style():
             last = tradeoff_section(table).short[-1]
-        assert last.endswith(f" {said} in the details.")
+        assert last.endswith(f" {said} in the tables.")
 
 
 def demo_like(first_at_8=192.0, seeds=5):

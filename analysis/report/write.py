@@ -14,7 +14,7 @@ from rich.text import Text
 
 from batchscape.analysis.cells import find_cells
 from batchscape.analysis.commands import part_command
-from batchscape.analysis.comparison import compare
+from batchscape.analysis.comparison import compare, recorded_columns
 from batchscape.analysis.figures.bars import (
     draw_memory,
     draw_processor_time,
@@ -177,7 +177,7 @@ def _written(
             pictures.append(picture)
     whole = Section(
         title="Comparison",
-        tables=[TableView("comparison", "All cells", comparison, grid)],
+        tables=[TableView("comparison", "All cells", recorded_columns(comparison), grid)],
         pictures=pictures,
     )
     sections: list[Section] = []

@@ -44,7 +44,6 @@ def test_tables_follow_the_rule(build, seeds, shown):
     cells = find_cells(load(sweep.path).runs)
     comparison = compare(cells)
     assert comparison["final_loss_n"].eq(seeds).all()
-    assert comparison["final_loss_sd"].notna().all()
     assert comparison["final_loss_ci95"].notna().all() == shown
     text = " ".join(" ".join(row) for row in comparison_grid(comparison, cells).rows)
     assert ("±" in text) == shown

@@ -365,7 +365,6 @@ def test_several_sweeps_side_by_side(build: Any, tmp_path: Path) -> None:
     assert len(report.comparison) == 6
     assert report.comparison["n"].tolist() == [2] * 6
     assert report.comparison["throughput_ratio"].count() == 6
-    assert report.comparison["throughput_ratio_reference"].nunique() == 1
     header = comparison_of(report).splitlines()[0]
     assert "tokens/s" in header
     assert "samples/s" in header

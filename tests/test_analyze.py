@@ -148,29 +148,6 @@ def test_another_separator_is_named(tmp_path: Path) -> None:
         analyze(path)
 
 
-@pytest.mark.slow
-def test_a_fit_that_is_not_identified_is_not_shown_without_one_batch(tmp_path: Path) -> None:
-    """Steps that do not fall with the batch tell nothing of where they stop falling."""
-    rows = [
-        {"model": model, "global_batch_size": 2**k, "steps_to_target": 1000 * (1 + slow / 2**k)}
-        for model, slow in (("flat", 0), ("bent", 16))
-        for k in range(2, 8)
-    ]
-    pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False)
-    found = analyze(tmp_path / "t.csv", group=["model"])
-    views = {view.name: view.grid for section in found.sections for view in section.tables}
-    assert {row[0] for row in views["tradeoff_fit"].rows} == {"flat", "bent"}
-    assert {row[0] for row in views["leave_one_batch_out"].rows} == {"bent"}
-    alone = analyze_of(rows[:6], tmp_path)
-    assert "leave_one_batch_out" not in alone
-
-
-def analyze_of(rows: list[dict[str, Any]], folder: Path) -> list[str]:
-    pd.DataFrame(rows).to_csv(folder / "u.csv", index=False)
-    found = analyze(folder / "u.csv")
-    return [view.name for section in found.sections for view in section.tables]
-
-
 def test_no_such_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", "nowhere.csv"]) == 2
     assert capsys.readouterr().err == "nowhere.csv: there is no such file\n"

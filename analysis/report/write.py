@@ -42,7 +42,6 @@ from batchscape.analysis.report.sections import (
     write_figures,
     write_sections,
 )
-from batchscape.analysis.report.sparklines import curve_lines
 from batchscape.analysis.report.tables import comparison_grid, write_csv
 from batchscape.analysis.report.topic import Picture, Section, TableView
 from batchscape.analysis.report.topics import Material, find_sections
@@ -87,8 +86,6 @@ class Report:
     """Every file written, `report.md` first."""
     grid: Grid
     """What the terminal shows of the comparison."""
-    curves: tuple[str, ...]
-    """The held-out losses of the cells, as lines of text."""
 
     @property
     def tables(self) -> dict[str, TableView]:
@@ -96,10 +93,8 @@ class Report:
         return {view.name: view for section in self.sections for view in section.tables}
 
     def render(self, console: Console) -> None:
-        """Print the comparison, its curves, what it says in short and where the files are."""
+        """Print the comparison, what it says in short and where the files are."""
         show(console, self.grid, "Comparison", _MOST_ROWS)
-        for line in self.curves:
-            console.print(Text(line), highlight=False, soft_wrap=True)
         for note in self.notes[:_MOST_NOTES]:
             _say(console, f"- {note}")
         said = [f"{i}. {text}" for i, text in enumerate(in_short(self.sections), 1)]
@@ -224,7 +219,6 @@ def _written(
         notes=tuple(notes),
         files=tuple(files),
         grid=grid,
-        curves=tuple(curve_lines(cells, tables.evals, material.at_best)),
     )
 
 

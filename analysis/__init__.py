@@ -42,7 +42,7 @@ from batchscape.analysis.equivalence.tost import Tost, tost, tost_unpaired
 from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.figures.curves import mean_curves
 from batchscape.analysis.learning_rate.choice import at_best_learning_rate, tuning_warning
-from batchscape.analysis.learning_rate.laws import learning_rate_laws, linear_laws, noise_batch
+from batchscape.analysis.learning_rate.laws import learning_rate_laws
 from batchscape.analysis.learning_rate.optimum import best_learning_rates
 from batchscape.analysis.noise_scale.estimate import (
     cell_noise_scales,
@@ -104,12 +104,10 @@ __all__ = [
     "judge_claims",
     "judge_equivalence",
     "learning_rate_laws",
-    "linear_laws",
     "load",
     "loss_differences",
     "mean_curves",
     "median_with_infinity",
-    "noise_batch",
     "noise_scale_curves",
     "one_sided_test",
     "paired_differences",

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from pandas.api.typing import DataFrameGroupBy
 
-from batchscape.analysis.best import mark_best
+from batchscape.analysis.best import BEST
 from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells, geometry_label
 from batchscape.analysis.commands import untimed_cells
 from batchscape.analysis.estimates import half_widths
@@ -18,6 +18,7 @@ __all__ = [
     "QUANTITIES",
     "Quantity",
     "compare",
+    "recorded_columns",
     "throughput_ratios",
     "valid_figures",
 ]
@@ -37,39 +38,23 @@ class Quantity(NamedTuple):
 
 
 QUANTITIES = (
-    Quantity("peak_allocated_gib", "memory"),
+    *(Quantity(contest.name, contest.kind) for contest in BEST),
     Quantity("uss_gib", "memory"),
-    Quantity("step_time_s", "time"),
-    Quantity("tokens_per_s", "time"),
-    Quantity("samples_per_s", "time"),
-    Quantity("final_loss", "loss"),
-    Quantity("final_eval_loss", "loss"),
-    Quantity("final_eval_accuracy", "loss"),
     Quantity("data_s", "time"),
     Quantity("forward_backward_s", "time"),
     Quantity("exchange_s", "time"),
     Quantity("optimizer_s", "time"),
-    Quantity("exchange_span_s", "time"),
-    Quantity("tokens_per_s_per_device", "time"),
-    Quantity("mfu_pct", "time"),
-    Quantity("model_tflops_per_s_per_device", "time"),
-    Quantity("power_w", "time"),
-    Quantity("energy_j_per_token", "time"),
-    Quantity("train_time_s", "time"),
-    Quantity("startup_s", "time"),
-    Quantity("memory_probe_s", "time"),
-    Quantity("compile_s", "time"),
-    Quantity("evaluation_s", "time"),
-    Quantity("checkpoint_s", "time"),
     Quantity("allocated_after_model_gib", "memory"),
     Quantity("peak_allocated_first_backward_gib", "memory"),
     Quantity("peak_allocated_first_optimizer_step_gib", "memory"),
     Quantity("peak_allocated_steady_gib", "memory"),
     Quantity("peak_reserved_gib", "memory"),
     Quantity("device_used_gib", "memory"),
-    Quantity("peak_rss_gib", "memory"),
 )
-"""Figures of the comparison, in the order of its columns."""
+"""Figures of runs that count for the analysis: those of the comparison, then those of topics."""
+
+_SHOWN = (*(contest.name for contest in BEST), DISTURBED)
+"""Figures of the comparison."""
 
 
 def compare(cells: Cells) -> pd.DataFrame:
@@ -79,13 +64,13 @@ def compare(cells: Cells) -> pd.DataFrame:
     -------
     DataFrame
         One row a cell, in the order of `cells.table`: geometry, `status` (with counts where runs
-        differ), the varying settings, `n`, `n_completed` (runs), `reason` (of runs that did not
-        complete), `timing_note` (why times of completed runs are left out), `not_invariant` (why
-        decompositions of these runs may train unlike one another); for each figure of `QUANTITIES`
-        its `_mean`, `_sd` (missing for n = 1), `_ci95` (half-width of the t-interval of the mean,
-        from 3 values on) and `_n`; the same of `DISTURBED` for cells of which no time counts; the
-        columns of `throughput_ratios` and of `best.mark_best`; `run_ids` and `sweep_dirs`, joined
-        by semicolons. Figures come from completed runs only.
+        differ), the settings that tell cells apart, `n`, `n_completed` (runs), `reason` (of runs
+        that did not complete), `timing_note` (why times of completed runs are left out),
+        `not_invariant` (why decompositions of these runs may train unlike one another); for each
+        figure of `best.BEST` its `_mean`, `_ci95` (half-width of the t-interval of the mean, from 3
+        values on) and `_n`; the same of `DISTURBED` for cells of which no time counts;
+        `throughput_ratio` with its ends and n, as in `throughput_ratios`; `run_ids` and
+        `sweep_dirs`, joined by semicolons. Figures come from completed runs only.
     """
     done = cells.runs["status"].eq("completed")
     runs = cells.runs.assign(
@@ -104,19 +89,36 @@ def compare(cells: Cells) -> pd.DataFrame:
             "not_invariant": _distinct(runs, "not_invariant", " | "),
         }
     )
-    figures = valid_figures(cells.runs)
+    unshown = cells.unshown()
     tail = pd.DataFrame({name + "s": _distinct(runs, name) for name in ("run_id", "sweep_dir")})
     parts = [
         cells.table[list(GEOMETRY)],
         head[["status"]],
-        cells.table[cells.settings],
+        cells.table[[name for name in cells.settings if name not in unshown]],
         head.drop(columns="status"),
-        _spreads(cells.runs, figures),
-        throughput_ratios(cells),
-        mark_best(cells, figures),
+        _spreads(cells.runs),
+        throughput_ratios(cells).drop(columns="throughput_ratio_reference"),
         tail,
     ]
     return pd.concat(parts, axis=1).reindex(cells.table.index).copy()
+
+
+def recorded_columns(comparison: pd.DataFrame) -> pd.DataFrame:
+    """Choose the columns of `comparison.csv`.
+
+    Left out are the figures that no cell has, samples a second where all that have them have tokens
+    a second, and `DISTURBED`, which is no measurement of a step.
+
+    Parameters
+    ----------
+    comparison : DataFrame
+        As `compare` returns it.
+    """
+    left_out = [name for name in _SHOWN if comparison[f"{name}_n"].eq(0).all()] + [DISTURBED]
+    if comparison["samples_per_s_n"].le(comparison["tokens_per_s_n"]).all():
+        left_out.append("samples_per_s")
+    columns = [f"{name}_{part}" for name in left_out for part in ("mean", "ci95", "n")]
+    return comparison.drop(columns=columns)
 
 
 def valid_figures(runs: pd.DataFrame) -> pd.DataFrame:
@@ -183,9 +185,10 @@ def throughput_ratios(cells: Cells) -> pd.DataFrame:
     )
 
 
-def _spreads(runs: pd.DataFrame, figures: pd.DataFrame) -> pd.DataFrame:
-    losses = [name for name, kind in QUANTITIES if kind == "loss"]
-    others = [name for name, kind in QUANTITIES if kind != "loss"]
+def _spreads(runs: pd.DataFrame) -> pd.DataFrame:
+    figures = valid_figures(runs)
+    losses = [contest.name for contest in BEST if contest.kind == "loss"]
+    others = [contest.name for contest in BEST if contest.kind != "loss"]
     trained = figures.groupby(["cell", "trajectory_id"])[losses].mean()
     # Processor time stands where no time counts; it is in no other table.
     own = untimed_cells(runs)
@@ -195,11 +198,7 @@ def _spreads(runs: pd.DataFrame, figures: pd.DataFrame) -> pd.DataFrame:
         | _spread(figures[others].groupby(figures["cell"]))
         | _spread(hints.set_axis([DISTURBED], axis=1).groupby(own["cell"]))
     )
-    columns = {
-        f"{name}_{part}": column
-        for name in [*(quantity.name for quantity in QUANTITIES), DISTURBED]
-        for part, column in found[name].items()
-    }
+    columns = {f"{name}_{part}": column for name in _SHOWN for part, column in found[name].items()}
     table = pd.DataFrame(columns).reindex(sorted(runs["cell"].unique()))
     counts = [name for name in columns if name.endswith("_n")]
     return table.astype(dict.fromkeys(counts, "Int64")).fillna(dict.fromkeys(counts, 0))
@@ -210,7 +209,6 @@ def _spread(groups: DataFrameGroupBy[Any, Any]) -> dict[str, dict[str, pd.Series
     return {
         name: {
             "mean": groups[name].mean(),
-            "sd": sd[name],
             "ci95": half_widths(sd[name], n[name]),
             "n": n[name],
         }

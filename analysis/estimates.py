@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from batchscape.analysis.numbers import significant
@@ -22,6 +23,7 @@ __all__ = [
     "NOT_IDENTIFIED",
     "TWO_SIDED",
     "Estimate",
+    "half_width",
     "half_widths",
     "interval_text",
     "too_few",
@@ -102,6 +104,14 @@ class Estimate:
 def too_few(n: int, what: str, fewest: int = FEWEST) -> str:
     """Say that there are too few units, as in `too few seeds (n = 2; 3 needed)`."""
     return f"too few {what} (n = {n}; {fewest} needed)"
+
+
+def half_width(values: NDArray[np.float64], level: float = LEVEL) -> float:
+    """Return the half-width of the t-interval of a mean; NaN for fewer than two values."""
+    n = len(values)
+    if n < 2:
+        return math.nan
+    return float(stdtrit(n - 1, (1 + level) / 2) * values.std(ddof=1) / math.sqrt(n))
 
 
 def half_widths(sd: pd.Series[float], n: pd.Series[int]) -> pd.Series[float]:

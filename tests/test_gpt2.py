@@ -49,5 +49,5 @@ def test_gpt2_124m_trains_for_a_few_steps(tmp_path, monkeypatch):
     assert mfu.isna().all(axis=None), "no datasheet of a processor is known"
     assert tables.steps["loss"].iloc[0] == pytest.approx(10.82, abs=0.3), "ln 50257"
     assert tables.steps["loss"].iloc[-1] < tables.steps["loss"].iloc[0]
-    page = Path("outputs/gpt2/report/details/comparison.md").read_text()
+    page = Path("outputs/gpt2/report/report.md").read_text()
     assert "MFU" not in page

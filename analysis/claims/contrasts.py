@@ -23,9 +23,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
-from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate, interval_text
+from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate, half_width, interval_text
 from batchscape.record.noise_scale import has_no_noise_scale
 
 __all__ = [
@@ -90,12 +89,9 @@ class Contrast:
 
     def interval(self, level: float) -> tuple[float, float]:
         """Return the t-interval of the mean difference; NaN for fewer than two pairs."""
-        n = len(self.values)
-        if n < 2:
-            return np.nan, np.nan
-        quantile = stdtrit(n - 1, (1 + level) / 2)
-        half = float(quantile * self.values.std(ddof=1) / np.sqrt(n))
-        return self.mean - half, np.inf if self.bounds_below else self.mean + half
+        half = half_width(self.values, level)
+        is_open = self.bounds_below and len(self.values) > 1
+        return self.mean - half, np.inf if is_open else self.mean + half
 
 
 class Decision(NamedTuple):

@@ -6,24 +6,16 @@ import math
 from functools import cache
 
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
 from scipy import optimize, special
 
-from batchscape.analysis.cells import SEEDS, Cells
-from batchscape.analysis.comparing.pairs import blocks_of, labels_of, logarithm
-from batchscape.analysis.comparison import valid_figures
-from batchscape.analysis.targets.tidy import at_common_target
 from batchscape.errors import AnalysisError
 
-__all__ = ["ALPHA", "POWER", "detectable_effects", "smallest_detectable_effect"]
+__all__ = ["ALPHA", "POWER", "smallest_detectable_effect"]
 
 ALPHA = 0.05
 """Level of the two-sided test that the smallest effect refers to."""
 POWER = 0.80
 """Chance to find an effect of that size."""
-
-_RATIOS = ("step_time_s", "steps_to_target")
 
 
 def smallest_detectable_effect(
@@ -71,124 +63,6 @@ def smallest_detectable_effect(
     degrees = n - 1 if paired else 2 * n - 2
     error = sd / math.sqrt(n) if paired else sd * math.sqrt(2 / n)
     return _noncentrality(degrees, power, alpha) * error
-
-
-def detectable_effects(cells: Cells, reaches: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Compute what the runs could have told apart between two cells of one context.
-
-    The spread of a difference between two cells over seeds is twice the residual variance once
-    means of cells and of seeds are taken out; where a context has one cell of a quantity, runs of
-    different seeds stand for two unpaired groups.
-
-    Parameters
-    ----------
-    reaches : DataFrame, optional
-        One row a run and target with `sweep_dir`, `run_id`, `target_loss`, `outcome` and
-        `steps_to_target`; the lowest target that every completed run reached counts.
-
-    Returns
-    -------
-    DataFrame
-        One row a context and quantity: `context` (label), `quantity`, `n` (seeds, or seeds and
-        repeats for times), `cells`, `spread` (of a paired difference, or of runs where unpaired),
-        `paired`, `detectable`, `unit` (`nats`, or `%`: a ratio, of time or steps), `run_ids` and
-        `sweep_dirs`.
-    """
-    figures = _figures(cells, reaches)
-    contexts = labels_of(cells, cells.runs.loc[figures.index], cells.contexts)
-    rows = []
-    for context, own in figures.groupby(contexts):
-        for quantity, block in _BLOCKS.items():
-            # Decompositions of one trajectory have one loss: they are one cell of a loss.
-            unit = "cell" if block == "block" else "training"
-            row = _row(own, quantity, block, unit)
-            if row:
-                rows.append({"context": context, "quantity": quantity, **row})
-    return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
-
-
-_BLOCKS = {"final_eval_loss": "seeds", "steps_to_target": "seeds", "step_time_s": "block"}
-"""Quantities, and what makes their pairs."""
-
-_COLUMNS = {
-    "context": "object",
-    "quantity": "object",
-    "n": "int64",
-    "cells": "int64",
-    "spread": "float64",
-    "paired": "bool",
-    "detectable": "float64",
-    "unit": "object",
-    "run_ids": "object",
-    "sweep_dirs": "object",
-}
-
-
-def _figures(cells: Cells, reaches: pd.DataFrame | None) -> pd.DataFrame:
-    figures = valid_figures(cells.runs)
-    runs = cells.runs.loc[figures.index]
-    seeds = blocks_of(runs, SEEDS)
-    # The same trajectory at every seed is one training, whatever its cut, but for programs'.
-    head = runs[["sweep_dir", "run_id", "global_batch_size"]].assign(
-        seeds=seeds, block=blocks_of(runs, (*SEEDS, "timing_repeat"))
-    )
-    figures = figures.join(head)
-    first = figures.groupby("trajectory_id")["cell"].transform("min")
-    own = first.isna() | figures["cell"].map(cells.of_programs()).astype(bool)
-    figures["training"] = figures["cell"].where(own, first)
-    if reaches is None or reaches.empty:
-        return figures.assign(steps_to_target=np.nan)
-    steps = at_common_target(reaches, head).set_index(["sweep_dir", "run_id"])["steps_to_target"]
-    places = pd.MultiIndex.from_frame(figures[["sweep_dir", "run_id"]])
-    return figures.assign(steps_to_target=steps.astype(float).reindex(places).to_numpy())
-
-
-def _row(own: pd.DataFrame, quantity: str, block: str, unit: str) -> dict[str, object] | None:
-    values = own[quantity].astype(float)
-    is_ratio = quantity in _RATIOS
-    values = logarithm(values) if is_ratio else values
-    whole, used = _whole_blocks(values, own[block], own[unit])
-    behind = own[used]
-    n, count = whole.shape
-    if n < 2:
-        return None
-    paired = count > 1
-    if paired:
-        rows, columns = whole.mean(axis=1, keepdims=True), whole.mean(axis=0, keepdims=True)
-        residuals = whole - rows - columns + whole.mean()
-        sd = math.sqrt(2 * float((residuals**2).sum()) / ((n - 1) * (count - 1)))
-    else:
-        sd = float(whole[:, 0].std(ddof=1))
-    effect = smallest_detectable_effect(sd, n, paired=paired)
-    return {
-        "n": n,
-        "cells": count,
-        "spread": sd,
-        "paired": paired,
-        "detectable": 100 * math.expm1(effect) if is_ratio else effect,
-        "unit": "%" if is_ratio else "nats",
-        "run_ids": ";".join(behind["run_id"]),
-        "sweep_dirs": ";".join(behind["sweep_dir"].unique()),
-    }
-
-
-def _whole_blocks(
-    values: pd.Series[float], blocks: pd.Series[str], units: pd.Series[str]
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the mean of each block and unit, shape (blocks, units), and which values are in it.
-
-    Blocks without a value of every unit are left out.
-    """
-    known = (values.notna() & blocks.notna() & units.notna()).to_numpy(dtype=bool)
-    row, rows = pd.factorize(blocks[known], sort=True)
-    column, columns = pd.factorize(units[known], sort=True)
-    sums, counts = np.zeros((2, len(rows), len(columns)))
-    np.add.at(sums, (row, column), values[known].to_numpy(dtype=np.float64))
-    np.add.at(counts, (row, column), 1)
-    whole = np.asarray(counts.all(axis=1))
-    used = known.copy()
-    used[known] = whole[row]
-    return sums[whole] / counts[whole], used
 
 
 _legendre = cache(np.polynomial.legendre.leggauss)

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells
 from batchscape.analysis.comparing.pairs import blocks_of, labels_of, logarithm, values_of
 from batchscape.analysis.comparing.power import smallest_detectable_effect
 from batchscape.analysis.comparison import valid_figures
-from batchscape.analysis.estimates import FEWEST, TWO_SIDED
+from batchscape.analysis.estimates import FEWEST, half_width
 from batchscape.analysis.targets.tidy import at_common_target
 
 __all__ = ["COMPARED", "Sides", "compare_sweeps", "find_axis"]
@@ -158,9 +157,7 @@ def _effect(differences: NDArray[np.float64], is_ratio: bool) -> dict[str, objec
     n = len(differences)
     mean = float(differences.mean())
     sd = float(differences.std(ddof=1)) if n > 1 else np.nan
-    half = np.nan
-    if n >= FEWEST:
-        half = float(stdtrit(n - 1, TWO_SIDED)) * sd / np.sqrt(n)
+    half = half_width(differences) if n >= FEWEST else np.nan
     least = smallest_detectable_effect(sd, n)
     numbers = np.array([mean, mean - half, mean + half])
     effect, low, high = np.exp(numbers) if is_ratio else numbers

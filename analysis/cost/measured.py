@@ -15,7 +15,7 @@ from scipy.special import stdtrit
 
 from batchscape.analysis.cost.step_time import WIDEST, StepTimeModel, fit_step_time
 from batchscape.analysis.cost.table import FACTORS, TIME_PARTS
-from batchscape.analysis.estimates import FEWEST, TWO_SIDED, Estimate
+from batchscape.analysis.estimates import FEWEST, TWO_SIDED, Estimate, half_width
 from batchscape.analysis.hardware import known_where
 from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
@@ -88,7 +88,7 @@ class MeasuredSteps:
         if n < FEWEST:
             return None
         logs = np.log(times.to_numpy(dtype=float))
-        half = stdtrit(n - 1, TWO_SIDED) * logs.std(ddof=1) / math.sqrt(n)
+        half = half_width(logs)
         value, low, high = np.exp(logs.mean() + np.array([0.0, -half, half])).tolist()
         method = f"t-interval of the mean logarithm of {n} runs"
         return Estimate(

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtrit
 
 from batchscape.analysis.cost.table import FACTORS, Geometry, one_group
-from batchscape.analysis.estimates import TWO_SIDED, Estimate
+from batchscape.analysis.estimates import Estimate, half_width
 from batchscape.analysis.numbers import TIMES
 
 __all__ = ["scaling_efficiency"]
@@ -106,9 +105,7 @@ def _compare(
     factor = math.log(base[0] / cell[0]) if kind == "strong" else 0.0
     logs = (sides[0] - sides[1]).dropna() + factor
     n, mean = len(logs), float(logs.mean()) if len(logs) else math.nan
-    half = math.nan
-    if n > 1:
-        half = float(stdtrit(n - 1, TWO_SIDED) * logs.std() / math.sqrt(n))
+    half = half_width(logs.to_numpy(dtype=float))
     value, low, high = (math.exp(end) for end in (mean, mean - half, mean + half))
     estimate = Estimate(
         value,

@@ -55,18 +55,16 @@ from scipy.special import stdtrit
 from batchscape.analysis.estimates import TWO_SIDED, Estimate
 
 __all__ = [
-    "UNBOUNDED",
     "exponent_of",
     "is_bounded",
     "is_limited_by_grid",
-    "lacks_ends",
     "left_out_reason",
 ]
 
 _Array = NDArray[np.float64]
 _FEWEST = 3
 """Optima behind an exponent: with two there is no scatter around the line."""
-UNBOUNDED = "no interval: with fewer than three seeds nothing shows that the optima are bounded"
+_UNBOUNDED = "no interval: with fewer than three seeds nothing shows that the optima are bounded"
 _DEFINITION = "slope of log best learning rate on log global batch, by least squares"
 
 
@@ -93,8 +91,8 @@ def exponent_of(best: pd.DataFrame) -> Estimate:
     slope = float(centred @ rate / (centred @ centred))
     residuals = rate - rate.mean() - slope * centred
     error = math.sqrt(float(residuals @ residuals) / (n - 2) / float(centred @ centred))
-    if lacks_ends(used):
-        return Estimate(slope, math.nan, math.nan, n, "", "none", _DEFINITION, UNBOUNDED)
+    if _lacks_ends(used):
+        return Estimate(slope, math.nan, math.nan, n, "", "none", _DEFINITION, _UNBOUNDED)
     # No interval is narrower than what the grid leaves open.
     half = math.hypot(float(stdtrit(n - 2, TWO_SIDED)) * error, _grid_half(used))
     method = f"t with {n - 2} degrees of freedom over {n} global batches, and their grids of rates"
@@ -128,7 +126,7 @@ def is_bounded(best: pd.DataFrame) -> pd.Series[bool]:
     return best["learning_rate"].notna() & ~(_is_open(best, "low") | _is_open(best, "high"))
 
 
-def lacks_ends(used: pd.DataFrame) -> bool:
+def _lacks_ends(used: pd.DataFrame) -> bool:
     """Tell whether any of the optima that count is of too few seeds to have ends."""
     return "low" in used and bool(used[["low", "high"]].isna().any(axis=None))
 

@@ -22,8 +22,6 @@ _LAW_COLOURS = {
     "sqrt": "#0072B2",
     "linear": "#D55E00",
     "power": "#009E73",
-    "saturating": "#CC79A7",
-    "surge": "#E69F00",
 }
 _MOST_LAWS = 3
 _STAR: dict[str, Any] = {

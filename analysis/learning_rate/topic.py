@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,15 +11,10 @@ import pandas as pd
 from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate
 from batchscape.analysis.figures.style import name_group, shades_of
 from batchscape.analysis.labels import group_name
-from batchscape.analysis.learning_rate.aim import LOSS, STEPS, Optima, find_optima, is_varied
+from batchscape.analysis.learning_rate.aim import LOSS, STEPS, find_optima, is_varied
 from batchscape.analysis.learning_rate.choice import tuning_warning
 from batchscape.analysis.learning_rate.figures import draw_learning_rates
-from batchscape.analysis.learning_rate.laws import (
-    LearningRateLaws,
-    learning_rate_laws,
-    linear_laws,
-    noise_batch,
-)
+from batchscape.analysis.learning_rate.laws import LearningRateLaws, learning_rate_laws
 from batchscape.analysis.learning_rate.optimum import optimum_estimate
 from batchscape.analysis.learning_rate.table import costs_by_rate
 from batchscape.analysis.numbers import MISSING, significant
@@ -27,7 +22,7 @@ from batchscape.analysis.report.grids import Grid, columns_grid, group_column, l
 from batchscape.analysis.report.topic import Picture, Section, TableView
 from batchscape.errors import AnalysisError
 
-__all__ = ["learning_rate_section", "linear_laws_section"]
+__all__ = ["learning_rate_section"]
 
 
 def learning_rate_section(
@@ -212,79 +207,21 @@ def _optimum_text(row: pd.Series[Any]) -> str:
 
 
 def _laws_grid(table: pd.DataFrame, labels: Sequence[str]) -> Grid:
-    second = table["exponent"].where(table["law"].eq("power"), table["noise_scale"])
-    digits = {"slope": "slope", "rms": "residual (log)", "delta_aicc": "ΔAICc", "weight": "weight"}
+    digits = {"coefficient": 3, "exponent": 3, "rms": 2, "delta_aicc": 2}
+    headers = {"rms": "residual (log)", "delta_aicc": "ΔAICc"}
     return columns_grid(
         [*group_column(labels), ("law", table["law"])],
         [
-            ("coefficient", [significant(c, 3) for c in table["coefficient"]]),
-            ("exponent or B_noise", [significant(number, 3) for number in second]),
-            *((h, [significant(v, 2) for v in table[name]]) for name, h in digits.items()),
+            (headers.get(name, name), [significant(number, n) for number in table[name]])
+            for name, n in digits.items()
         ],
         notes=[
-            "Learning rate over coefficient: fixed 1, sqrt B^(1/2), linear B, power B^exponent, "
-            "saturating 1/(1 + B_noise/B), surge 2/(sqrt(B_noise/B) + sqrt(B/B_noise)). Least "
-            "squares in logarithms; AICc counts the scatter as a parameter, and laws within 2 of "
-            "the lowest are not told apart. Compared are laws whose slope over these batches lies "
-            "inside the exponent's interval.",
+            "The learning rate is the coefficient times the global batch to the exponent, which is "
+            "free in the power law. Least squares in logarithms; AICc counts the scatter as a "
+            "parameter, and laws within 2 of the lowest are not told apart. Compared are laws "
+            "whose exponent lies inside the interval of the fitted one.",
         ],
     )
-
-
-def linear_laws_section(optima: Optima, groups: Mapping[int, str]) -> Section:
-    """Show the laws on the linear scale, and the noise batches of both scales.
-
-    Parameters
-    ----------
-    optima : Optima
-        As `find_optima` returns them.
-    groups : mapping of int to str
-        Labels of the groups.
-    """
-    best, answer, parts, noise = optima.best, [], [], []
-    several = best["group"].nunique() > 1
-    for number, own in best.groupby("group"):
-        label = group_name(groups, number) if several else ""
-        parts.append(linear_laws(own).assign(group=number, label=label))
-        for law in ("saturating", "surge"):
-            by = {scale: noise_batch(own, law, scale=scale) for scale in _SCALES}
-            noise.append({"group": number, "law": law, "noise": by["linear"].text(3)})
-            texts = "; ".join(
-                f"on the {name} scale {one.text(2) if one.is_identified else one.note}"
-                for name, one in by.items()
-            )
-            weak = [one.note for one in by.values() if one.is_identified and one.note]
-            notes = "; ".join(dict.fromkeys(weak))
-            answer.append(
-                f"{f'{label}: ' if several else ''}Noise batch of the {law} law: {texts}"
-                f"{f' ({notes})' if notes else ''}."
-            )
-    table = pd.concat(parts)
-    shown = table.merge(pd.DataFrame(noise), on=["group", "law"], how="left")
-    exponents = [significant(exponent, 3) for exponent in shown["exponent"]]
-    second = shown["noise"].fillna(MISSING).mask(shown["law"].eq("power"), exponents)
-    digits = {"rms": "residual", "delta_aicc": "ΔAICc"}
-    grid = columns_grid(
-        [*group_column(shown["label"]), ("law", shown["law"])],
-        [
-            ("coefficient", [significant(c, 3) for c in shown["coefficient"]]),
-            ("exponent or B_noise", second),
-            *((h, [significant(v, 3) for v in shown[name]]) for name, h in digits.items()),
-        ],
-        notes=[
-            "Least squares of the learning rates themselves, which the largest decide; ΔAICc "
-            "compares these fits with one another, not with those of logarithms, and only laws "
-            "whose slope lies inside the exponent's interval. In brackets the "
-            f"{LEVEL:.0%} interval of B_noise (profile, F).",
-        ],
-    )
-    view = TableView(
-        "learning_rate_laws_linear", "Laws on the linear scale", table.drop(columns="label"), grid
-    )
-    return Section("Laws of the learning rate on the linear scale", answer, [view])
-
-
-_SCALES: tuple[Literal["log", "linear"], ...] = ("log", "linear")
 
 
 def _caption(value: str) -> str:

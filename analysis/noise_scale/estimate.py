@@ -58,7 +58,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from batchscape.analysis.cells import Cells
-from batchscape.analysis.estimates import NOT_IDENTIFIED, TWO_SIDED
+from batchscape.analysis.estimates import NOT_IDENTIFIED, TWO_SIDED, half_width
 from batchscape.analysis.joins import rows_of
 from batchscape.record.noise_scale import SAMPLED, has_no_noise_scale, noise_samples
 
@@ -320,7 +320,7 @@ def _over_runs(mean: NDArray[np.float64], values: NDArray[np.float64]) -> tuple[
     if not (values > 0).all():
         return low, high
     logs = np.log(values[:, 0] / values[:, 1])
-    half = float(stdtrit(n - 1, TWO_SIDED) * logs.std(ddof=1)) / math.sqrt(n)
+    half = half_width(logs)
     centre = math.log(mean[0] / mean[1])
     end = centre + half
     top = math.exp(end) if end < _FARTHEST else math.inf

@@ -11,13 +11,12 @@ from rich.console import Console
 from rich.text import Text
 
 from batchscape.analysis.comparing.samples_topic import samples_section
-from batchscape.analysis.learning_rate.aim import find_optima
 from batchscape.analysis.learning_rate.choice import (
     at_best_learning_rate,
     tied_warning,
     tuning_warning,
 )
-from batchscape.analysis.learning_rate.topic import learning_rate_section, linear_laws_section
+from batchscape.analysis.learning_rate.topic import learning_rate_section
 from batchscape.analysis.report.grids import escape_markdown
 from batchscape.analysis.report.sections import (
     begin_figures,
@@ -166,7 +165,6 @@ def analyze(
                 warnings=[text for text in warnings if text is not None],
             ),
             learning_rate_section(reaches, groups=read.groups),
-            _linear(reaches, None, read.groups),
             samples_section(reaches, groups=read.groups, margin=margin),
         ]
     return Analysis(path, reaches, _there(sections), read.notes)
@@ -201,27 +199,9 @@ def _of_final_losses(
     with paper_style():
         rates = learning_rate_section(pd.DataFrame(), runs, groups=read.groups)
         samples = samples_section(runs, groups=read.groups, margin=margin, below=below)
-    found = _there([rates, _linear(pd.DataFrame(), runs, read.groups), samples])
+    found = _there([rates, samples])
     said = [text for text in warnings if text is not None]
     return (replace(found[0], warnings=[*said, *found[0].warnings]), *found[1:])
-
-
-def _linear(
-    reaches: pd.DataFrame, finals: pd.DataFrame | None, groups: Mapping[int, str]
-) -> Section | None:
-    """Fit the laws on the linear scale too, where there are optima to fit."""
-    try:
-        optima = find_optima(reaches, finals)
-    except AnalysisError:
-        # The section on learning rates says so.
-        return None
-    if optima is None or optima.best["learning_rate"].notna().sum() < _FEWEST_OPTIMA:
-        return None
-    return linear_laws_section(optima, groups)
-
-
-_FEWEST_OPTIMA = 3
-"""With fewer no law of two parameters has a scatter."""
 
 
 def _unequal(runs: pd.DataFrame) -> str | None:

@@ -10,26 +10,32 @@ from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.labels import setting_headers
 from batchscape.analysis.report.grids import lettered
 
-__all__ = ["compared_cells", "footnotes", "peaks", "ratio_definition", "rule_of_bold"]
+__all__ = ["footnotes", "peaks", "ratio_definition", "rule_of_bold"]
 
 
-def compared_cells(cells: Cells) -> str:
+def _compared_cells(cells: Cells) -> str:
     """Name the cells among which one can be best."""
     named = zip(cells.contexts, setting_headers(cells.contexts), strict=True)
     labels = [cells.label_of(name) if name == RATE else header for name, header in named]
     return f"the cells of equal {', '.join(labels)}" if labels else "the cells"
 
 
-def rule_of_bold(comparison: pd.DataFrame, cells: Cells) -> str:
-    """Say what bold means, or why nothing can be."""
-    count = int(comparison["best_comparisons"].max())
+def rule_of_bold(marks: pd.DataFrame, cells: Cells) -> str:
+    """Say what bold means, or why nothing can be.
+
+    Parameters
+    ----------
+    marks : DataFrame
+        As `mark_best` returns it.
+    """
+    count = int(marks["best_comparisons"].max())
     if not count:
         return "Nothing is bold: no two cells could be compared for a best, run by run."
     return (
-        f"Bold: best in its column among {compared_cells(cells)}, and told from each of them: "
+        f"Bold: best in its column among {_compared_cells(cells)}, and told from each of them: "
         "two-sided t-tests of differences paired by seed, of which the largest p value counts, "
         f"below {SIGNIFICANCE:g} after Holm's adjustment for {count} such "
-        f"comparison{'s' * (count > 1)} in this table (p values: CSV file). Step times "
+        f"comparison{'s' * (count > 1)} in this table. Step times "
         "are compared at one global batch size, losses after equal samples, with the "
         "decompositions of one global batch as one candidate (but for those of a program of "
         "others). Where the best cell has runs that did not complete, "
@@ -54,9 +60,15 @@ def peaks(cells: Cells) -> str:
     )
 
 
-def ratio_definition(comparison: pd.DataFrame) -> str:
-    """Say what throughput is compared with."""
-    references = comparison["throughput_ratio_reference"].dropna().unique()
+def ratio_definition(ratios: pd.DataFrame) -> str:
+    """Say what throughput is compared with.
+
+    Parameters
+    ----------
+    ratios : DataFrame
+        As `throughput_ratios` returns it.
+    """
+    references = ratios["throughput_ratio_reference"].dropna().unique()
     first = f", {references[0]}" if len(references) == 1 else " of the same settings"
     return (
         f"throughput ratio: throughput over that of the first cell{first}, geometric mean over "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from rich.text import Text
 from batchscape.analysis.commands import part_command
 from batchscape.analysis.report.grids import escape_markdown, shorten, show, to_markdown
 from batchscape.analysis.report.paper import DOCUMENT, PARTS, write_paper
-from batchscape.analysis.report.tables import write_csv, write_table
+from batchscape.analysis.report.tables import write_csv
 from batchscape.analysis.report.topic import Section
 from batchscape.drawing import Drawing
 from batchscape.errors import AnalysisError
@@ -24,7 +23,6 @@ __all__ = [
     "announce",
     "begin_figures",
     "check_place",
-    "file_name",
     "in_short",
     "make_folders",
     "remove_stale",
@@ -32,12 +30,11 @@ __all__ = [
     "section_lines",
     "sentence_markdown",
     "show_section",
-    "table_links",
     "write_figures",
     "write_sections",
 ]
 
-_FOLDERS = {"details": ("md",), "tables": ("csv", "md"), "figures": ("png",)}
+_FOLDERS = {"tables": ("csv",), "figures": ("png",)}
 """Folders beside the page, and the endings of the files that are written there."""
 _PAPER = "paper"
 _OF_PAPER = {"tables": ("tex",), "figures": ("pdf",)}
@@ -144,40 +141,33 @@ def _short(section: Section) -> Sequence[str]:
     return section.short or section.answer[:1]
 
 
-def file_name(section: Section) -> str:
-    """Return the name of the file of a section, without its ending."""
-    return re.sub(r"[^a-z0-9]+", "_", section.title.lower()).strip("_")
-
-
-def section_lines(section: Section, *, figures: bool = True, above: str = "") -> list[str]:
+def section_lines(section: Section, *, figures: bool = True) -> list[str]:
     """Write a section as paragraphs of Markdown.
 
     Parameters
     ----------
     figures : bool
         Show its pictures too.
-    above : str
-        Path from the page to the folder of `tables` and `figures`; with it the section is a page
-        of its own.
 
     Returns
     -------
     list of str
         Paths are relative to the folder of the page.
     """
-    lines = [f"{'#' if above else '##'} {escape_markdown(section.title)}"]
+    lines = [f"## {escape_markdown(section.title)}"]
     lines += [sentence_markdown(sentence) for sentence in (*section.answer, *section.settle)]
     lines += [sentence_markdown(warning, "**") for warning in section.warnings]
     for view in section.tables:
         # One table needs no title beside the section's.
         if len(section.tables) > 1:
-            lines.append(f"{'##' if above else '###'} {escape_markdown(view.title)}")
-        lines += [to_markdown(shorten(view.grid)), f"Files: {table_links(view.name, above)}."]
+            lines.append(f"### {escape_markdown(view.title)}")
+        files = f"[csv](tables/{view.name}.csv), [tex]({_PAPER}/tables/{view.name}.tex)"
+        lines += [to_markdown(shorten(view.grid)), f"Files: {files}."]
     for picture in section.pictures if figures else ():
-        lines.append(f"![{picture.name}]({above}figures/{picture.name}.png)")
+        lines.append(f"![{picture.name}](figures/{picture.name}.png)")
         lines.append(escape_markdown(picture.caption))
     if section.curves:
-        links = ", ".join(f"[{name}.csv]({above}tables/{name}.csv)" for name in section.curves)
+        links = ", ".join(f"[{name}.csv](tables/{name}.csv)" for name in section.curves)
         lines.append(f"Behind the charts: {links}.")
     return lines
 
@@ -194,18 +184,6 @@ def sentence_markdown(sentence: str, mark: str = "") -> str:
     if not command or "`" in command:
         return f"{mark}{escape_markdown(sentence)}{mark}"
     return f"{mark}{escape_markdown(text.rstrip())}{mark} `{command}`" if text else f"`{command}`"
-
-
-def table_links(name: str, above: str) -> str:
-    """Link the files of a table in Markdown.
-
-    Parameters
-    ----------
-    above : str
-        As for `section_lines`.
-    """
-    files = [f"tables/{name}.csv", f"tables/{name}.md", f"{_PAPER}/tables/{name}.tex"]
-    return ", ".join(f"[{file.rpartition('.')[2]}]({above}{file})" for file in files)
 
 
 def show_section(console: Console, section: Section, *, tables: bool) -> None:
@@ -234,8 +212,7 @@ def section_files(sections: Iterable[Section], out: Path, *, figures: bool = Tru
     files: list[Path] = []
     for section in sections:
         for view in section.tables:
-            files += [tables / f"{view.name}.csv", tables / f"{view.name}.md"]
-            files.append(paper / "tables" / f"{view.name}.tex")
+            files += [tables / f"{view.name}.csv", paper / "tables" / f"{view.name}.tex"]
         files += [tables / f"{name}.csv" for name in section.curves]
         for picture in section.pictures if figures else ():
             files.append(out / "figures" / f"{picture.name}.png")
@@ -272,7 +249,7 @@ def write_sections(
     _no_repeats("headline", (name for section in sections for name in section.headlines))
     for section in sections:
         for view in section.tables:
-            write_table(out / "tables", view.name, view.table, view.grid)
+            write_csv(out / "tables" / f"{view.name}.csv", view.table)
         for name, curve in section.curves.items():
             write_csv(out / "tables" / f"{name}.csv", curve)
     # A paper counts no warnings: they stand on the page, beside what they weaken.

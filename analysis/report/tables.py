@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from batchscape.analysis.best import mark_best
 from batchscape.analysis.cells import GEOMETRY, OF_THE_UPDATE, Cells, setting_texts
-from batchscape.analysis.comparison import DISTURBED
+from batchscape.analysis.comparison import DISTURBED, throughput_ratios, valid_figures
 from batchscape.analysis.estimates import FEWEST, LEVEL
 from batchscape.analysis.labels import setting_headers
 from batchscape.analysis.numbers import (
@@ -33,8 +34,6 @@ from batchscape.analysis.report.grids import (
     Grid,
     columns_grid,
     lettered,
-    shorten,
-    to_markdown,
 )
 from batchscape.outgoing import outgoing_cell
 from batchscape.record.summary import SUMMARY
@@ -45,7 +44,6 @@ __all__ = [
     "geometry_column",
     "setting_columns",
     "write_csv",
-    "write_table",
 ]
 
 _OF_DISTURBED = (
@@ -67,6 +65,7 @@ def comparison_grid(comparison: pd.DataFrame, cells: Cells, at_best: Collection[
     at_best : collection of int
         Cells to show first where there is no room for all, as `cells_at_best` returns them.
     """
+    marks = mark_best(cells, valid_figures(cells.runs)).loc[comparison.index]
     left = [
         geometry_column(comparison),
         *setting_columns(comparison, cells.shown),
@@ -78,19 +77,19 @@ def comparison_grid(comparison: pd.DataFrame, cells: Cells, at_best: Collection[
         f"means ± half-widths of their {LEVEL:.0%} t-intervals over the completed runs only: "
         "over n runs for memory and times, over seeds for losses; (n=...) where that n differs. "
         f"Below {FEWEST} values the mean stands alone: an interval of two says nothing.",
-        rule_of_bold(comparison, cells),
+        rule_of_bold(marks, cells),
     ]
     bold: set[tuple[int, int]] = set()
     for name, label, scale in _figures(comparison):
         # What no cell has is no column; the notes below say why there are no times.
         if comparison[f"{name}_n"].eq(0).all():
             continue
-        if f"{name}_best" in comparison:
-            rows = comparison[f"{name}_best"].to_numpy(dtype=bool).nonzero()[0]
+        if f"{name}_best" in marks:
+            rows = marks[f"{name}_best"].to_numpy(dtype=bool).nonzero()[0]
             bold |= {(int(row), len(left) + len(right)) for row in rows}
         if name == "throughput_ratio":
             right.append(("throughput ratio", _ratios(comparison)))
-            definitions.append(ratio_definition(comparison))
+            definitions.append(ratio_definition(throughput_ratios(cells)))
             continue
         header = f"{label} ({scale.unit})" if scale.unit else label
         right.append((header, _spread_texts(comparison, name, scale)))
@@ -225,18 +224,6 @@ def write_csv(path: Path, table: pd.DataFrame) -> None:
 
 def _is_text(cell: object) -> bool:
     return isinstance(cell, str)
-
-
-def write_table(folder: Path, name: str, table: pd.DataFrame, grid: Grid) -> None:
-    """Write a table as CSV (everything) and Markdown (what the grid shows, shortened).
-
-    Parameters
-    ----------
-    name : str
-        File name without its ending.
-    """
-    write_csv(folder / f"{name}.csv", table)
-    (folder / f"{name}.md").write_text(to_markdown(shorten(grid)), encoding="utf-8")
 
 
 def _figures(comparison: pd.DataFrame) -> list[tuple[str, str, Scale]]:

@@ -26,7 +26,7 @@ class TableView:
     """A table in full, and what of it is shown."""
 
     name: str
-    """File name without its ending: `tables/<name>.csv` and `.md`, `paper/tables/<name>.tex`."""
+    """File name without its ending: `tables/<name>.csv`, `paper/tables/<name>.tex`."""
     title: str
     table: pd.DataFrame
     """Everything, for the CSV; its rows name the runs behind them."""

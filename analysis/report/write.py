@@ -14,7 +14,7 @@ from rich.text import Text
 
 from batchscape.analysis.cells import find_cells
 from batchscape.analysis.commands import part_command
-from batchscape.analysis.comparison import compare
+from batchscape.analysis.comparison import compare, recorded_columns
 from batchscape.analysis.figures.bars import (
     draw_memory,
     draw_processor_time,
@@ -28,7 +28,7 @@ from batchscape.analysis.page.page import html_page
 from batchscape.analysis.report.grids import Grid, show
 from batchscape.analysis.report.methods import methods
 from batchscape.analysis.report.notes import find_notes
-from batchscape.analysis.report.page import FIGURES, MOST_NOTES, details, page
+from batchscape.analysis.report.page import FIGURES, page
 from batchscape.analysis.report.provenance import provenance
 from batchscape.analysis.report.sections import (
     WRITTEN,
@@ -42,7 +42,6 @@ from batchscape.analysis.report.sections import (
     write_figures,
     write_sections,
 )
-from batchscape.analysis.report.sparklines import curve_lines
 from batchscape.analysis.report.tables import comparison_grid, write_csv
 from batchscape.analysis.report.topic import Picture, Section, TableView
 from batchscape.analysis.report.topics import Material, find_sections
@@ -60,6 +59,8 @@ __all__ = ["READ", "Report", "write_report"]
 
 _MOST_ROWS = 20
 """Rows of the comparison in the terminal."""
+_MOST_NOTES = 3
+"""Notes in the terminal; the others are counted."""
 
 READ = {
     "steps": ("optimizer_step", "samples", "tokens", "train_time_s", "loss", *SAMPLED),
@@ -85,8 +86,6 @@ class Report:
     """Every file written, `report.md` first."""
     grid: Grid
     """What the terminal shows of the comparison."""
-    curves: tuple[str, ...]
-    """The held-out losses of the cells, as lines of text."""
 
     @property
     def tables(self) -> dict[str, TableView]:
@@ -94,11 +93,9 @@ class Report:
         return {view.name: view for section in self.sections for view in section.tables}
 
     def render(self, console: Console) -> None:
-        """Print the comparison, its curves, what it says in short and where the files are."""
+        """Print the comparison, what it says in short and where the files are."""
         show(console, self.grid, "Comparison", _MOST_ROWS)
-        for line in self.curves:
-            console.print(Text(line), highlight=False, soft_wrap=True)
-        for note in self.notes[:MOST_NOTES]:
+        for note in self.notes[:_MOST_NOTES]:
             _say(console, f"- {note}")
         said = [f"{i}. {text}" for i, text in enumerate(in_short(self.sections), 1)]
         for text in ["", *said] if said else []:
@@ -107,7 +104,7 @@ class Report:
         warnings = len({text for section in self.sections for text in section.warnings})
         behind = ["definitions", "tables", "figures"]
         behind += [f"{warnings} warning{'s' * (warnings > 1)}"] if warnings else []
-        left = len(self.notes) - MOST_NOTES
+        left = len(self.notes) - _MOST_NOTES
         behind += [f"{left} more note{'s' * (left > 1)}"] if left > 0 else []
         _say(console, f"\nReport: {self.files[0]} ({', '.join(behind)})", in_one_piece=True)
         _say(console, f"Page: {self.out / 'report.html'}", in_one_piece=True)
@@ -175,7 +172,7 @@ def _written(
             pictures.append(picture)
     whole = Section(
         title="Comparison",
-        tables=[TableView("comparison", "All cells", comparison, grid)],
+        tables=[TableView("comparison", "All cells", recorded_columns(comparison), grid)],
         pictures=pictures,
     )
     sections: list[Section] = []
@@ -187,30 +184,20 @@ def _written(
     notes = find_notes(cells, tables.damaged, tables.copies)
     make_folders(out)
     origins = provenance(cells.runs)
-    texts = details(
-        memory_methods=sorted(tables.ranks["memory_method"].dropna().unique()),
-        comparison=grid,
-        sections=sections,
-        notes=notes,
-        pictures=pictures,
-        drawn=drawing is not None,
-        provenance=origins,
-    )
-    behind = {out / "details" / f"{name}.md": text for name, text in texts.items()}
     files = [out / "report.md", out / "report.html"]
     files += [*section_files(everything, out, figures=drawing is not None)]
-    files += [out / "tables" / "runs.csv", *behind]
+    files.append(out / "tables" / "runs.csv")
     announce(out, files)
     write_sections(everything, out, methods=methods(cells, sections), figures=drawing is not None)
     write_csv(out / "tables" / "runs.csv", cells.runs)
-    for path, text in behind.items():
-        path.write_text(visible(text), encoding="utf-8")
     text = page(
         cells,
-        comparison=grid,
+        comparison=whole,
         sections=sections,
         notes=notes,
-        figures=[file.stem for file in files if file.suffix == ".png"],
+        provenance=origins,
+        memory_methods=sorted(tables.ranks["memory_method"].dropna().unique()),
+        figures=drawing is not None,
     )
     (out / "report.md").write_text(visible(text), encoding="utf-8")
     html = html_page(
@@ -232,7 +219,6 @@ def _written(
         notes=tuple(notes),
         files=tuple(files),
         grid=grid,
-        curves=tuple(curve_lines(cells, tables.evals, material.at_best)),
     )
 
 

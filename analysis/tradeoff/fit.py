@@ -106,8 +106,6 @@ class TradeoffFit:
     seeds), `samples`."""
     excluded: pd.DataFrame
     """Batch sizes left out, as `Measurements.excluded`."""
-    leave_one_out: pd.DataFrame
-    """One row a left-out batch size: the estimates from the others."""
     forms: pd.DataFrame
     """AICc of all forms on the same means, indexed by form."""
     lack_of_fit_p: float
@@ -280,7 +278,6 @@ def _fit(
         overhead_batch_size=_noted(largest_batch(fit, overhead, reference), misfit),
         batches=residuals(fit.data, fit.theta, found, fit.noise, parameters),
         excluded=found.excluded,
-        leave_one_out=fit.leave_one_out,
         forms=fit.forms,
         lack_of_fit_p=p,
         warnings=found.warnings,
@@ -310,7 +307,6 @@ def _nothing_fitted(
         **none,
         batches=batches.assign(steps=steps, **missing, samples=steps * found.batches),
         excluded=found.excluded,
-        leave_one_out=pd.DataFrame(),
         forms=pd.DataFrame({"aicc": pd.Series(dtype="float64")}).rename_axis("form"),
         lack_of_fit_p=math.nan,
         warnings=found.warnings,

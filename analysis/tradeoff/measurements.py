@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.special import stdtr, stdtrit
+from scipy.special import stdtr
 
-from batchscape.analysis.estimates import TWO_SIDED, Estimate
+from batchscape.analysis.estimates import Estimate, half_width
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.targets.columns import numbers_of
 from batchscape.errors import AnalysisError
@@ -159,9 +159,7 @@ def ends_of_range(
     n = len(logs)
     if n == 0:
         return None
-    mean, half = float(logs.mean()), np.nan
-    if n > 1:
-        half = float(stdtrit(n - 1, TWO_SIDED) * logs.std(ddof=1) / np.sqrt(n))
+    mean, half = float(logs.mean()), half_width(logs)
     # How much later, in the mean, each end was met for good than first.
     later = (found.log_steps - found.log_first_steps)[places][:, shared].mean(axis=1)
     ends_of_log = np.array([mean - half - later[0], mean, mean + half + later[1]])

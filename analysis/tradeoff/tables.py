@@ -59,11 +59,8 @@ def tradeoff_tables(found: Sequence[GroupFits]) -> list[TableView]:
     -------
     list of TableView
         Critical batch sizes by target; then, at the target that is spoken of, steps and their fit,
-        all forms, and fits without one batch size, where that of all is identified. Those without
-        rows are left out.
+        and all forms. Those without rows are left out.
     """
-    # Without one of its batch sizes, a fit that is not identified tells even less.
-    identified = [group for group in found if group.fit.critical_batch_size.is_identified]
     views = [
         _critical(found),
         _view(
@@ -103,15 +100,6 @@ def tradeoff_tables(found: Sequence[GroupFits]) -> list[TableView]:
             "whether or not the exponent is 1; that of S = a + b/B holds only if it is. AICc over "
             "batch sizes, whose mean log steps are fitted with equal weights; a dash where they "
             "are too few for it. Fewest samples: a dash where the runs exclude S = a + b/B.",
-        ),
-        _view(
-            identified,
-            lambda fit: fit.leave_one_out,
-            ["left out", "critical batch (samples)", "exponent", "fewest steps", "fewest samples"],
-            _without_row,
-            name="leave_one_batch_out",
-            title="Fits without one batch size",
-            note="Fits without one batch size in turn: how much the answer rests on each.",
         ),
     ]
     return [view for view in views if view.grid.rows]
@@ -223,8 +211,6 @@ def _view(
         # What was not fitted has its batch sizes alone.
         if "global_batch_size" in own:
             behind = [runs[runs["global_batch_size"].eq(b)] for b in own["global_batch_size"]]
-        elif "left_out" in own:
-            behind = [runs[runs["global_batch_size"].ne(b)] for b in own["left_out"]]
         else:
             behind = [runs] * len(own)
         tables.append(own.assign(group=group.label, run_ids=list(map(run_names, behind))))
@@ -275,14 +261,4 @@ def _form_row(row: dict[str, float]) -> list[str]:
             significant(row[name], digits) if math.isfinite(row[name]) else MISSING
             for name, digits in (("aicc", 3), ("delta", 2))
         ),
-    ]
-
-
-def _without_row(row: dict[str, float]) -> list[str]:
-    return [
-        f"{row['left_out']:g}",
-        significant(row["critical_batch_size"], 3),
-        significant(row["exponent"], 3),
-        significant(row["s_min"], 3),
-        significant(row["e_min"], 3),
     ]

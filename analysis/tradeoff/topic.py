@@ -240,7 +240,7 @@ def _short(found: Sequence[GroupFits]) -> list[str]:
         said[0] += _left_out(fit)
     if others:
         more_groups = "group of runs is" if len(others) == 1 else "groups of runs are"
-        said[-1] += f" {len(others)} more {more_groups} in the details."
+        said[-1] += f" {len(others)} more {more_groups} in the tables."
     return said
 
 

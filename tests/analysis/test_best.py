@@ -11,6 +11,7 @@ from statsmodels.stats.multitest import multipletests  # type: ignore[import-unt
 from batchscape.analysis import compare, find_cells, load
 from batchscape.analysis.best import BEST, SIGNIFICANCE, mark_best, p_of_best
 from batchscape.analysis.comparison import valid_figures
+from batchscape.analysis.report.tables import comparison_grid
 
 CUTS = {8: (1, 8, 1), 16: (1, 16, 1), 32: (1, 32, 1)}
 
@@ -195,8 +196,13 @@ def test_one_seed_tells_nothing(build: Any) -> None:
 
 
 @pytest.mark.slow
-def test_the_comparison_carries_the_marks(build: Any) -> None:
+def test_what_is_marked_is_bold(build: Any) -> None:
     cells = find_cells(load(train(build(), CLEAR).path).runs)
-    comparison = compare(cells)
     marks = mark_best(cells, valid_figures(cells.runs))
-    pd.testing.assert_frame_equal(comparison[marks.columns], marks)
+    grid = comparison_grid(compare(cells), cells)
+    headers = {"peak_allocated_gib": "peak memory (MiB)", "final_loss": "final loss"}
+    for name, header in headers.items():
+        column = grid.headers.index(header)
+        rows = np.flatnonzero(marks[f"{name}_best"]).tolist()
+        assert rows
+        assert sorted(row for row, at in grid.bold if at == column) == rows

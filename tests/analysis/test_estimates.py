@@ -9,7 +9,6 @@ import pytest
 
 from batchscape.analysis import compare, find_cells, load
 from batchscape.analysis.claims.contrasts import Contrast, said
-from batchscape.analysis.comparing.topic import comparing_section
 from batchscape.analysis.estimates import Estimate, interval_text
 from batchscape.analysis.report.macros import macros
 from batchscape.analysis.report.tables import comparison_grid
@@ -44,7 +43,6 @@ def test_tables_follow_the_rule(build, seeds, shown):
     cells = find_cells(load(sweep.path).runs)
     comparison = compare(cells)
     assert comparison["final_loss_n"].eq(seeds).all()
-    assert comparison["final_loss_sd"].notna().all()
     assert comparison["final_loss_ci95"].notna().all() == shown
     text = " ".join(" ".join(row) for row in comparison_grid(comparison, cells).rows)
     assert ("±" in text) == shown
@@ -55,22 +53,3 @@ def test_claims_follow_the_rule():
     two, three = (Contrast("a against b", pairs[:n], ()) for n in (2, 3))
     assert said(two, "difference") == "difference 0.2000 (n = 2) for a against b"
     assert said(three, "difference").startswith("difference 0.2000 [-0.0")
-
-
-def test_smallest_effects_are_said_for_pairs_and_for_groups_apart(build):
-    """One training in several cuts has one loss: what its seeds tell apart is no paired figure."""
-    sweep = build()
-    for seed in range(3):
-        for geometry in ((1, 32, 1), (1, 8, 4)):
-            sweep.run(geometry, seed=seed)
-    (loss,) = [
-        text
-        for text in comparing_section(find_cells(load(sweep.path).runs)).answer
-        if "final held-out loss" in text
-    ]
-    assert loss.startswith("Unpaired, with n = 3 runs on each of two sides")
-    assert "Pairs of equal seed, such as cuts of one global batch" in loss
-    for seed in range(3):
-        sweep.run((1, 16, 1), seed=seed)
-    texts = comparing_section(find_cells(load(sweep.path).runs)).answer
-    assert any(text.startswith("Paired, with n = 3 of equal seed") for text in texts)

@@ -135,8 +135,7 @@ def check_recommendation(swept: Swept, geometries: str) -> None:
 
 def check_cuts_are_judged(swept: Swept) -> None:
     """Check that the page and the claims say whether the cuts train alike."""
-    details = swept.folder / "report" / "details"
-    page = (details / "do_decompositions_train_alike.md").read_text()
+    page = (swept.folder / "report" / "report.md").read_text()
     assert "The order of samples is the script's" in page
     assert ": all equivalent." in page
     tables = swept.tables

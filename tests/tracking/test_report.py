@@ -34,7 +34,7 @@ def report(sweep, fake_training, tmp_path):
     training.begin()
     training.train(range(1, 6))
     training.end(Status.COMPLETED)
-    for folder in ("tables", "figures", "details", "paper/tables"):
+    for folder in ("tables", "figures", "paper/tables"):
         (sweep.report / folder).mkdir(parents=True)
     (sweep.report / "report.html").write_text("<p>which cut</p>")
     (sweep.report / "report.md").write_text("which cut")
@@ -149,7 +149,7 @@ def test_what_an_author_adds_is_no_part_of_a_report(sweep, tmp_path) -> None:
     (tmp_path / "outside" / "more").write_text("not to be sent either")
     (sweep.report / "paper" / "paper.log").write_text("LaTeX was here")
     assert report_content(sweep) == before
-    (sweep.report / "details" / "comparison.md").write_text("more")
+    (sweep.report / "tables" / "comparison.csv").write_text("more")
     assert report_content(sweep) != before
     (sweep.report / "report.html").unlink()
     assert report_content(sweep) is None

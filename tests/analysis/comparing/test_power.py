@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from batchscape.analysis.cells import find_cells
-from batchscape.analysis.comparing.power import detectable_effects, smallest_detectable_effect
+from batchscape.analysis.comparing.power import smallest_detectable_effect
 from batchscape.errors import AnalysisError
-from batchscape.record.tables import load
 
 
 def power_of(noncentrality: float, degrees: int, alpha: float) -> float:
@@ -90,62 +86,3 @@ def test_what_cannot_be_said() -> None:
         smallest_detectable_effect(-1.0, 5)
     with pytest.raises(AnalysisError, match="power=1"):
         smallest_detectable_effect(1.0, 5, power=1)
-
-
-@pytest.mark.slow
-def test_the_spread_of_a_difference_leaves_cells_and_seeds_out(build: Callable[..., Any]) -> None:
-    sweep = build()
-    for seed in range(4):
-        for batch in (8, 32, 64):
-            sweep.run((1, batch, 1), seed=seed)
-        # Another cut of the same trajectory is no further cell of a loss.
-        sweep.run((1, 8, 4), seed=seed)
-    cells = find_cells(load(sweep.path).runs)
-    table = detectable_effects(cells).set_index("quantity")
-    runs = cells.runs.drop_duplicates("trajectory_id")
-    wide = runs.pivot(index="seed", columns="global_batch_size", values="final_eval_loss")
-    # The mean variance of the differences of two columns, over all pairs of columns.
-    columns = wide.to_numpy(dtype=float).T
-    variances = [np.var(a - b, ddof=1) for n, a in enumerate(columns) for b in columns[:n]]
-    row: dict[Any, Any] = table.loc["final_eval_loss"].to_dict()
-    assert (row["n"], row["cells"], row["paired"], row["unit"]) == (4, 3, True, "nats")
-    assert row["spread"] == pytest.approx(np.sqrt(np.mean(variances)))
-    assert row["detectable"] == pytest.approx(smallest_detectable_effect(row["spread"], 4))
-    assert table.loc["step_time_s", "cells"] == 4
-    assert table.loc["step_time_s", "unit"] == "%"
-
-
-def test_one_trajectory_a_seed_is_unpaired_and_one_seed_is_nothing(
-    build: Callable[..., Any],
-) -> None:
-    runs = load(build().fork().path).runs
-    table = detectable_effects(find_cells(runs)).set_index("quantity")
-    assert not table.loc["final_eval_loss", "paired"]
-    first = runs.drop_duplicates("trajectory_id")["final_eval_loss"].dropna().astype(float)
-    assert table.loc["final_eval_loss", "spread"] == pytest.approx(first.std())
-    assert detectable_effects(find_cells(runs[runs["seed"].eq(0)])).empty
-
-
-def test_cuts_of_a_program_are_cells_of_their_own(build: Callable[..., Any]) -> None:
-    runs = load(build().fork().path).runs
-    alike = detectable_effects(find_cells(runs)).set_index("quantity")
-    apart = detectable_effects(find_cells(runs.assign(**{"engine.name": "command"})))
-    apart = apart.set_index("quantity")
-    assert alike.loc["final_eval_loss", "cells"] == 1
-    assert apart.loc["final_eval_loss", "cells"] == 4
-    assert apart.loc["final_eval_loss", "paired"]
-
-
-def test_the_runs_behind_an_effect_are_those_of_whole_blocks(build: Any) -> None:
-    """A seed that one of the trainings lacks is in no spread, and its run in no list."""
-    sweep = build()
-    for seed in (0, 1, 2):
-        sweep.run((1, 8, 4), seed=seed)
-    for seed in (0, 1):
-        sweep.run((1, 8, 8), seed=seed)
-    cells = find_cells(load(sweep.path).runs)
-    (row,) = detectable_effects(cells).query("quantity == 'final_eval_loss'").to_dict("records")
-    assert (row["n"], row["cells"], row["paired"]) == (2, 2, True)
-    used = cells.runs[cells.runs["seed"].lt(2)]
-    assert sorted(row["run_ids"].split(";")) == sorted(used["run_id"])
-    assert row["sweep_dirs"] == cells.runs["sweep_dir"].iloc[0]

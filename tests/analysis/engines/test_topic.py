@@ -182,9 +182,9 @@ def test_the_report_of_five_engines(engines, tmp_path):
     sweep = engines(FIVE, cuts=[(1, 32, 1)], seeds=(0,), every=dict.fromkeys(FIVE, False))
     report = write_report([sweep.path], tmp_path / "report")
     names = {path.name for path in report.files}
-    assert {"engines_loss.png", "engines_cost.pdf", "engines_loss.csv", "engines_cost.md"} <= names
+    assert {"engines_loss.png", "engines_cost.pdf", "engines_loss.csv", "engines_cost.tex"} <= names
     page = (tmp_path / "report" / "report.md").read_text()
-    assert "[Engines side by side](details/engines_side_by_side.md)" in page
+    assert "\n## Engines side by side\n" in page
 
 
 def test_a_missing_bar_has_its_reason(engines):

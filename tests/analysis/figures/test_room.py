@@ -19,7 +19,6 @@ from batchscape.analysis.labels import setting_headers
 from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.page.charts import learning_rate_charts
 from batchscape.analysis.page.loss import loss_chart
-from batchscape.analysis.report.sparklines import curve_lines
 from batchscape.analysis.report.tables import comparison_grid
 from batchscape.analysis.report.topics import Material, find_sections
 
@@ -187,12 +186,8 @@ def test_other_settings_keep_panels_of_their_own(build: Any) -> None:
 @pytest.mark.slow
 def test_a_report_of_a_search_says_what_its_figures_show(build: Any) -> None:
     report = write_report([sweep_of(build, SEARCHED).path])
-    text = (report.out / "details" / "comparison.md").read_text()
+    text = (report.out / "report.md").read_text()
     assert text.count("0.00150 at B = 8, 0.00110 at B = 16, 0.00600 at B = 32; 6 of 9 cells") == 3
-    assert report.curves[0].endswith(", at the best learning rate of each global batch")
-    for line, (batch, rate) in zip(report.curves[1:], sorted(BEST_PAIRS), strict=True):
-        assert f"B = {batch}, " in line
-        assert line.endswith(f"learning rate {rate}")
 
 
 def test_the_page_opens_with_the_same_cells(build: Any) -> None:
@@ -215,20 +210,12 @@ def opening(cells: Cells, tables: Any) -> tuple[str, set[tuple[float, float]]]:
     return choice.options[opens], set(drawn.itertuples(index=False, name=None))
 
 
-def test_page_and_terminal_keep_a_batch_without_a_best_rate(build: Any) -> None:
+def test_the_page_keeps_a_batch_without_a_best_rate(build: Any) -> None:
     tables = load(sweep_of(build, SEARCHED, LOST).path)
     cells = find_cells(tables.runs)
     text, drawn = opening(cells, tables)
     assert text.endswith("at its best learning rate, B = 16 at all where it has none")
     assert drawn == {(8, 0.0015), *product([16.0], SEARCHED[16]), (32, 0.006)}
-    heading, *lines = curve_lines(cells, tables.evals, Material(cells, tables).at_best)
-    assert heading.endswith(", at the best learning rate of each global batch")
-    assert lines[-1].endswith("B = 16: no completed run was evaluated (6 diverged)")
-    best_of_two = {
-        cell: rate for cell, rate in Material(cells, tables).at_best.items() if rate < 0.005
-    }
-    heading, *_ = curve_lines(cells, tables.evals, best_of_two)
-    assert heading.endswith("of each global batch, or where it has none the lowest at the end")
 
 
 def test_a_global_batch_has_one_colour_in_all_figures(build: Any) -> None:

@@ -23,8 +23,6 @@ CURVES = {
     "sqrt": lambda b: 0.01 * np.sqrt(b),
     "linear": lambda b: 0.01 * b,
     "power": lambda b: 0.01 * b**0.3,
-    "saturating": lambda b: 0.5 / (1 + 40 / b),
-    "surge": lambda b: 2 * 0.5 / (np.sqrt(40 / b) + np.sqrt(b / 40)),
 }
 
 
@@ -44,9 +42,11 @@ def test_each_law_is_recognised(law):
     assert predict(found.table[found.table["law"] == law].iloc[0], BATCHES) == pytest.approx(
         rates, rel=0.06
     )
-    if law in {"saturating", "surge"}:
-        assert table.loc[law, "noise_scale"] == pytest.approx(40, rel=0.2)
-        assert table.loc[law, "coefficient"] == pytest.approx(0.5, rel=0.1)
+    if law != "power":
+        # What is known of the slope is left out of the mean.
+        slope = {"fixed": 0.0, "sqrt": 0.5, "linear": 1.0}[law]
+        expected = stats.gmean(rates / BATCHES**slope)
+        assert table.loc[law, "coefficient"] == pytest.approx(expected)
 
 
 def test_the_exponent_is_scipys_slope():
@@ -71,23 +71,17 @@ def test_aicc_is_that_of_the_text_book():
     power = 7 * math.log(rss / 7) + 6 + 24 / 3
     assert table.loc["fixed", "aicc"] == pytest.approx(fixed)
     assert table.loc["power", "aicc"] == pytest.approx(power)
-    assert table["weight"].sum() == pytest.approx(1)
+    assert table["delta_aicc"].min() == 0
 
 
 @settings(max_examples=10)
 @given(scale=st.floats(1e-3, 1e3), shift=st.integers(-3, 3))
 def test_units_do_not_change_the_verdict(scale, shift):
-    rates = CURVES["saturating"](BATCHES) * (1 + 0.05 * np.sin(np.arange(7)))
+    rates = CURVES["sqrt"](BATCHES) * (1 + 0.05 * np.sin(np.arange(7)))
     found = learning_rate_laws(optima(rates))
     again = learning_rate_laws(optima(rates * scale, BATCHES * 2.0**shift))
     assert again.exponent.value == pytest.approx(found.exponent.value, rel=1e-6)
     assert again.verdict.split()[2] == found.verdict.split()[2]
-
-
-def test_a_noise_scale_far_outside_the_batches_is_not_given():
-    table = learning_rate_laws(optima(0.01 * BATCHES)).table.set_index("law")
-    assert math.isnan(table.loc["saturating", "noise_scale"])
-    assert table["aicc"].idxmin() == "linear"
 
 
 def test_optima_at_the_edge_are_left_out_and_named():
@@ -168,7 +162,7 @@ def verdicts(n_batches, exponent, sd, sweeps):
         order = found.table.dropna(subset=["aicc"]).sort_values("aicc")
         apart = order["aicc"].iloc[1] - order["aicc"].iloc[0] >= 2
         first = order.iloc[0]
-        outside = not found.exponent.low <= first["slope"] <= found.exponent.high
+        outside = not found.exponent.low <= first["exponent"] <= found.exponent.high
         yield found, apart and outside
 
 
@@ -178,9 +172,7 @@ def check_no_verdict_against_the_interval(n_batches, sweeps):
         against += would_be_against
         held = found.table.dropna(subset=["delta_aicc"])
         low, high = found.exponent.low, found.exponent.high
-        assert held["slope"].between(low, high).all()
-        outside = found.table[found.table["delta_aicc"].isna()]
-        assert outside["weight"].isna().all()
+        assert held["exponent"].between(low, high).all()
         preferred = re.search(r"prefers (\w+)|holds (\w+) alone", found.verdict)
         if preferred:
             assert (preferred[1] or preferred[2]) in set(held["law"])
@@ -210,7 +202,7 @@ def test_four_batches_compare_laws_of_one_parameter_only():
     found = learning_rate_laws(optima(CURVES["sqrt"](BATCHES)[:4] * 1.01, BATCHES[:4]))
     known = found.table.dropna(subset=["aicc"])["law"].tolist()
     assert known == ["fixed", "sqrt", "linear"]
-    assert "Too few batches for power, saturating, surge" in found.verdict
+    assert "Too few batches for power." in found.verdict
 
 
 def test_no_optimum_at_all():
@@ -255,4 +247,4 @@ def test_optima_known_to_a_factor_of_two_give_an_exponent_as_wide() -> None:
     assert (found.exponent.low, found.exponent.high) == pytest.approx((-0.1, 1.1))
     assert "too coarse to rank laws" in found.verdict
     assert "Outside" not in found.verdict
-    assert found.table["weight"].isna().all()
+    assert found.table["delta_aicc"].isna().all()

@@ -54,7 +54,7 @@ def test_a_tuned_grid_is_answered():
     optima, laws = found.tables
     assert optima.table["run_ids"].str.count(";").eq(3 * len(RATES) - 1).all()
     assert [row[0] for row in optima.grid.rows] == [str(batch) for batch in BATCHES]
-    assert [row[0] for row in laws.grid.rows][:3] == ["fixed", "sqrt", "linear"]
+    assert [row[0] for row in laws.grid.rows] == ["fixed", "sqrt", "linear", "power"]
     for table in found.tables:
         assert to_latex(table.grid)
         assert to_markdown(table.grid)

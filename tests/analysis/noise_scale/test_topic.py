@@ -24,8 +24,8 @@ def test_the_report_shows_what_was_put_in(build: Any) -> None:
         sweep.run((1, 32, 1), seed=seed, optimizer_steps=200)
     report = write_report([sweep.path])
     assert len((report.out / "tables" / "noise_scale.csv").read_text().splitlines()) == 2
-    page = (report.out / "details" / "gradient_noise_scale.md").read_text()
-    assert "(../figures/noise_scale.png)" in page
+    page = (report.out / "report.md").read_text()
+    assert "(figures/noise_scale.png)" in page
     grid = report.tables["noise_scale"].grid
     ((*_, samples, tokens, small, big, runs, n),) = grid.rows
     assert (small, big, runs, n) == ("8", "32", "3", "3 runs")
@@ -92,7 +92,7 @@ def test_other_objectives_of_small_batches_are_left_out(build: Any) -> None:
     sweep.run((1, 8, 4), noise=(90.0, 1.0), ranks=label)
     report = write_report([sweep.path], figures=False)
     assert not (report.out / "tables" / "noise_scale.csv").exists()
-    left_out = (report.out / "details" / "left_out.md").read_text()
+    left_out = (report.out / "report.md").read_text()
     assert "The gradient noise scale of 1 run is left out" in left_out
 
 

@@ -201,7 +201,9 @@ def test_forms_are_compared_by_aicc():
 
 def test_leaving_out_a_batch_is_a_fit_without_it():
     table = sweep(3, sd=0.1)
-    without = fit_tradeoff(table).leave_one_out.set_index("left_out")
+    fitted = fit_tradeoff(table).fitted
+    assert fitted is not None
+    without = fitted.leave_one_out.set_index("left_out")
     again = fit_tradeoff(table[table["global_batch_size"] != 32])
     assert without.loc[32, "critical_batch_size"] == pytest.approx(again.parameters[1], rel=1e-6)
     assert set(without.index) == set(table["global_batch_size"])

@@ -65,7 +65,7 @@ def test_one_seed_gives_no_interval_and_says_so():
         assert math.isnan(fit.critical_batch_size.low)
         assert "one seed" in fit.critical_batch_size.note
         assert any("One seed" in text for text in fit.warnings)
-        without = fit.leave_one_out["critical_batch_size"]
+        without = fit.fitted.leave_one_out["critical_batch_size"]
         assert without.min() < fit.critical_batch_size.value < without.max()
 
 

@@ -88,7 +88,7 @@ def test_section_answers_first_with_definition_and_interval(section, reaches):
 
 def test_tables_and_pictures_are_whole(section):
     names = [view.name for view in section.tables]
-    assert names == ["critical_batch", "tradeoff_fit", "tradeoff_forms", "leave_one_batch_out"]
+    assert names == ["critical_batch", "tradeoff_fit", "tradeoff_forms"]
     for view in section.tables:
         assert all(len(row) == len(view.grid.headers) for row in view.grid.rows)
         text = to_markdown(view.grid)
@@ -222,7 +222,7 @@ def test_the_first_screen_counts_the_other_groups(reaches):
         table = pd.concat([own.assign(group=group) for group in range(others + 1)])
         with paper_style():
             last = tradeoff_section(table).short[-1]
-        assert last.endswith(f" {said} in the details.")
+        assert last.endswith(f" {said} in the tables.")
 
 
 def demo_like(first_at_8=192.0, seeds=5):

@@ -132,14 +132,23 @@ class Local(AnyLauncher):
     """Wait for devices that other launchers on this machine hold; false: share them."""
 
 
-Parameter = str | int | float | bool | None
+SbatchValue = str | int | float | bool | None
 """A value of an option of `sbatch`; true is a bare option, false or null leaves it out."""
 
-_OWN_PARAMETERS = (
-    *("array", "clusters", "error", "job-name", "nodes"),
-    *("ntasks", "ntasks-per-node", "open-mode", "output", "signal"),
-)
-"""Options of `sbatch` that say which runs a job takes, and how the launcher finds the job."""
+_INSTEAD = {
+    "array": "launcher.jobs",
+    "clusters": "the command on a login node of that cluster",
+    "error": "the job's log in the folder slurm of the sweep",
+    "job-name": "sweep_name, or sweep_dir",
+    "nodes": "batch.nodes",
+    "ntasks": "batch.data_parallel_size",
+    "ntasks-per-node": "batch.data_parallel_size",
+    "open-mode": "the job's log in the folder slurm of the sweep",
+    "output": "the job's log in the folder slurm of the sweep",
+    "signal": "launcher.signal_delay_s",
+    "time": "launcher.timeout_min",
+}
+"""Options of `sbatch` that the launcher sets, and what a user has in their place."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -150,35 +159,17 @@ class Slurm(AnyLauncher):
     jobs: Annotated[Count, Affects.NOTHING] = 1
     """Pool jobs: each takes one node, or a part of it, and shares the runs of one node with the
     others. Runs over several nodes have a job for each shape beside them."""
-    partition: Annotated[str | None, Affects.NOTHING] = None
-    """Partition; null: the cluster's default, as in the next ones."""
-    account: Annotated[str | None, Affects.NOTHING] = None
-    """Account that is charged."""
-    qos: Annotated[str | None, Affects.NOTHING] = None
-    """Quality of service."""
-    constraint: Annotated[str | None, Affects.NOTHING] = None
-    """Features that a node must have."""
-    reservation: Annotated[str | None, Affects.NOTHING] = None
-    """Reservation whose nodes are taken."""
     timeout_min: Annotated[Count, Affects.NOTHING] = 60
     """Time limit of a job, in minutes."""
     signal_delay_s: Annotated[Count, Affects.NOTHING] = 120
     """Seconds before that limit at which runs are asked for a checkpoint and their end."""
     max_num_timeout: Annotated[NonNegative, Affects.NOTHING] = 10
     """Times that a job is queued again at its time limit while runs are left."""
-    gpus_per_node: Annotated[Count | None, Affects.NOTHING] = None
-    """Devices that a pool job asks of its node; null: `cluster.devices_per_node`, and none where
-    runs are on CPUs. A job over several nodes asks for one a rank."""
-    cpus_per_task: Annotated[Count | None, Affects.NOTHING] = None
-    """Cores that a job asks of each of its nodes; null: what the cluster gives by default, and
-    `cluster.devices_per_node` where runs are on CPUs."""
-    mem_gb: Annotated[Positive | None, Affects.NOTHING] = None
-    """Memory that a job asks of each of its nodes, in GiB; null: what the cluster gives."""
-    additional_parameters: Annotated[dict[str, Parameter], Affects.NOTHING] = Field(
-        default_factory=dict
-    )
-    """Further options of `sbatch` by their long names, such as `exclusive`; they replace those
-    that the settings above stand for, and null takes one out."""
+    sbatch: Annotated[dict[str, SbatchValue], Affects.NOTHING] = Field(default_factory=dict)
+    """Options of `sbatch` by their long names, such as `{partition: gpu, mem: 400G}`. They replace
+    what a job asks for otherwise, and null takes that out: `gpus-per-node`, of a pool job
+    `cluster.devices_per_node`, of a job over nodes one a rank; `cpus-per-task`, where runs are on
+    CPUs, `cluster.devices_per_node`; `requeue`."""
     setup: Annotated[list[str], Affects.NOTHING] = Field(default_factory=list)
     """Lines of shell before a job starts Python, such as `module load cuda`."""
     python: Annotated[str | None, Affects.NOTHING] = None
@@ -187,21 +178,18 @@ class Slurm(AnyLauncher):
 
     def __post_init__(self) -> None:
         """Refuse options that are not the user's to set, or that are none."""
-        for name, value in self.additional_parameters.items():
-            if name in _OWN_PARAMETERS:
-                own = ", ".join(_OWN_PARAMETERS)
-                msg = (
-                    f"additional_parameters sets {name}, but the launcher sets these itself: {own}"
-                )
+        for name, value in self.sbatch.items():
+            shown = f"sbatch: {{{name}: {value}}}"
+            if name in _INSTEAD:
+                msg = f"the launcher sets --{name} of sbatch; got {shown}, use {_INSTEAD[name]}"
                 raise ValueError(msg)
             if not re.fullmatch(r"[a-z][a-z0-9-]+", name):
-                msg = (
-                    f"additional_parameters has long names of options of sbatch, such as "
-                    f"exclusive or gpus-per-node, got {name!r}"
-                )
+                long_name = name.lstrip("-").replace("_", "-")
+                meant = long_name if len(long_name) > 1 else "partition or mem"
+                msg = f"sbatch takes long names of its options; got {shown}, use {meant}"
                 raise ValueError(msg)
             if isinstance(value, str) and not value.isprintable():
-                msg = f"additional_parameters.{name} has a line break, or the like: {value!r}"
+                msg = f"an option of sbatch is one line of text; got {name}: {value!r}"
                 raise ValueError(msg)
 
 

@@ -28,7 +28,7 @@ SMALL = (
     *("data=digits", "model=mlp", "optimizer=sgd", "schedule.warmup_samples=0"),
     *("batch.micro_batch_size=null", "batch.gradient_accumulation_steps=1"),
     *("budget.samples=1280", "evaluation.every_samples=640", "measure.noise_scale_every=null"),
-    *("launcher.concurrent_runs=2", "launcher.exclusive_devices=false", "tracker=none"),
+    *("launcher.concurrent_runs=2", "tracker=none"),
     "measure.memory=false",
 )
 SEARCH = (
@@ -459,7 +459,7 @@ def test_a_target_is_searched_for_by_time(tmp_path: Path) -> None:
     lines = (
         *(SEARCH[0], "search=tpe", "search.trials=5", "search.grid_points=0"),
         *("budget=target", "budget.samples=5120", "budget.target_loss=0.8"),
-        *("search.objective=[time_to_target_s]", "launcher.exclusive_devices=true"),
+        *("search.objective=[time_to_target_s]"),
     )
     folder = tmp_path / "s"
     assert main(["sweep", *alone, f"sweep_dir={folder}", *lines]) == 0

@@ -120,7 +120,7 @@ def test_one_sweep_with_runs_of_one_to_eight_devices(
     setup = "launcher.setup=['echo devices=$CUDA_VISIBLE_DEVICES.']"
     assert main(arguments(sweep, *short, "batch.nodes=1,2", setup)) == 0, capfd.readouterr()
     local = SweepFolder(tmp_path / "local")
-    here = ["sweep", *TINY, *short, "launcher.max_ranks_per_core=4", f"sweep_dir={local.path}"]
+    here = ["sweep", *TINY, *short, "launcher.oversubscribe=4", f"sweep_dir={local.path}"]
     assert main(here) == 0
 
     there, expected = losses(sweep), losses(local)

@@ -90,23 +90,17 @@ class AnyLauncher:
     """`auto` takes CUDA devices where there are any. Its outcome is part of a run."""
     concurrent_runs: Annotated[Count, Affects.NOTHING] = 1
     """Runs at the same time; above 1 their times stay out of comparisons."""
-    max_ranks_per_core: Annotated[Count, Affects.NOTHING] = 2
-    """CPU ranks a core at most; above 1 a run may be oversubscribed, and its times stay out of
-    comparisons. Wider runs are rejected."""
-    max_ranks_per_device: Annotated[Count, Affects.NOTHING] = 1
-    """The same for CUDA devices; ranks that share one exchange through gloo."""
-    max_runs_per_device: Annotated[Count, Affects.NOTHING] = 1
-    """Runs that may share a CUDA device or a core, where `concurrent_runs` allows several; above 1
-    all are oversubscribed, and their times stay out of comparisons."""
+    oversubscribe: Annotated[Count | None, Affects.NOTHING] = None
+    """Ranks of a run that may share a core or, through gloo, a CUDA device, and runs, where
+    `concurrent_runs` allows several; times of those that share stay out of comparisons. Wider runs
+    are rejected. Null: two ranks of a run a core, one a CUDA device, and no two runs."""
     timeout_s: Annotated[Positive | None, Affects.NOTHING] = None
     """Longest time a run may take; null: no limit."""
-    hang_least_s: Annotated[Positive | None, Affects.NOTHING] = 300.0
+    hang_s: Annotated[Positive | None, Affects.NOTHING] = 300.0
     """A run hangs, and is ended, once no rank has made progress for 20 of its optimizer steps, and
-    at least for so many seconds; null: it never does. The rule is in `launch.hangs`."""
-    hang_outside_s: Annotated[Positive, Affects.NOTHING] = 1800.0
-    """The same in seconds for what is outside of steps: the start up to the end of the first step,
-    compilation, a batch of an evaluation, a checkpoint, and all of a program of
-    `engine=command`."""
+    at least for so many seconds; for six times as many outside of steps (start, compilation,
+    evaluation, checkpoint, all of a program of `engine=command`). Null: it never does. The rule is
+    in `launch.hangs`."""
     retries: Annotated[NonNegative, Affects.NOTHING] = 1
     """Times that one launch tries a run again that the machine may have ended: a hang, a rank that
     was killed or lost, a fork server that died. What would happen again is never tried again: an
@@ -122,14 +116,26 @@ class AnyLauncher:
     larger than that of a run that ran out of memory with all else that decides memory alike; false:
     try each."""
 
+    def ranks_per_device(self, device_type: str) -> int:
+        """Return how many ranks of a run may share a core or CUDA device."""
+        return self.oversubscribe or (2 if device_type == "cpu" else 1)
+
+    @property
+    def hang_outside_s(self) -> float | None:
+        """Silence that is a hang outside of optimizer steps, in seconds; None: none is."""
+        return None if self.hang_s is None else 6 * self.hang_s
+
+    @property
+    def runs_per_device(self) -> int:
+        """How many runs may share a core or CUDA device, where several go at a time."""
+        return self.oversubscribe or 1
+
 
 @dataclass(frozen=True, config=STRICT)
 class Local(AnyLauncher):
     """Runs on this machine."""
 
     name: Annotated[Literal["local"], Affects.NOTHING]
-    exclusive_devices: Annotated[bool, Affects.NOTHING] = True
-    """Wait for devices that other launchers on this machine hold; false: share them."""
 
 
 SbatchValue = str | int | float | bool | None

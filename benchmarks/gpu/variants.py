@@ -79,7 +79,7 @@ def measure(name: str) -> Figures:
         variant.size,
         variant.micro,
         SETTLE + STEPS,
-        padded_vocabulary=variant.padded,
+        vocabulary_size=50304 if variant.padded else 50257,
         loss_chunk=variant.chunk,
     )
     engine = build_engine(spec, device)

@@ -208,9 +208,7 @@ def test_one_rank_a_cuda_device(plan: MakePlan) -> None:
     assert [spec.geometry.data_parallel_size for spec in found.specs] == [1, 2]
     assert {spec.device_type for spec in found.specs} == {"cuda"}
     (rejected,) = found.rejections
-    assert (
-        "ranks that share one = 2 x 1 = 2; data_parallel_size=4" in rejected.reason
-    )
+    assert "ranks that share one = 2 x 1 = 2; data_parallel_size=4" in rejected.reason
 
 
 def test_one_machine(plan: MakePlan) -> None:

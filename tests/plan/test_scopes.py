@@ -124,7 +124,6 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
             "n_heads": 2,
             "d_model": 64,
             "vocabulary_size": 300,
-            "padded_vocabulary": True,
             "loss_chunk": 1024,
             "dropout": 0.1,
         },
@@ -140,9 +139,7 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
             "d_ff": 128,
             "rope_base": 500.0,
             "vocabulary_size": 300,
-            "padded_vocabulary": True,
             "loss_chunk": 1024,
-            "tie_embeddings": True,
         },
     ),
     Mlp: ("model", {"name": "mlp", "hidden_sizes": [8]}, {"hidden_sizes": [9], "dropout": 0.1}),
@@ -153,7 +150,6 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
             "path": "two",
             "pretrained": True,
             "settings": {"settings": {"n_layer": 3}},
-            "attention": "eager",
         },
     ),
     CustomModel: (
@@ -175,7 +171,6 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
         {"name": "muon"},
         {
             "momentum": 0.5,
-            "nesterov": False,
             "newton_schulz_steps": 6,
             "adamw_learning_rate": 0.1,
             **ADAMW,

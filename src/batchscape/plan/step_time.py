@@ -375,12 +375,11 @@ def _facts(config: RunConfig, data: DataIdentity, precision: str) -> ModelFacts 
 
     trained = [p for p in module.parameters() if p.requires_grad]
     flops = line(fewer.flops, more.flops)
-    padding = getattr(module.model, "padding_flops_per_token", 0) * batch[0][0].numel()
     return ModelFacts(
         flops=flops,
         traffic_bytes=line(fewer.traffic_bytes, more.traffic_bytes),
         kernels=fewer.kernels,
-        model_flops=flops[1] - padding,
+        model_flops=flops[1],
         gradient_bytes=sum(p.nbytes for p in trained),
         tensors=len(trained),
         orthogonalised_flops=sum(_newton_schulz(p) for p in trained),

@@ -221,13 +221,12 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
             "float32_matmul": "high",
             "compile": True,
             "activation_checkpointing": True,
-            "bucket_cap_mb": 1.0,
         },
     ),
     Fsdp: (
         "engine",
         {"name": "fsdp"},
-        {**ENGINE, "reshard_after_forward": False, "exchange_every_micro_step": True},
+        {**ENGINE, "reshard_after_forward": False},
     ),
     Accelerate: ("engine", {"name": "accelerate"}, ENGINE),
     DeepSpeed: (

@@ -158,7 +158,6 @@ def test_one_device_exchanges_nothing() -> None:
         ((), (1.0, 0.0)),
         (("engine=fsdp",), (0.5, 1.0)),
         (("engine=fsdp", "engine.reshard_after_forward=false"), (0.5, 0.5)),
-        (("engine=fsdp", "engine.exchange_every_micro_step=true"), (0.0, 1.5)),
         (("engine=deepspeed", "engine.zero_stage=1"), (1.0, 0.0)),
         (("engine=deepspeed", "engine.zero_stage=2"), (0.5, 0.5)),
         (("engine=deepspeed", "engine.zero_stage=3"), (0.0, 1.5)),

@@ -294,7 +294,7 @@ def rings(config: RunConfig) -> tuple[float, float]:
     engine = config.engine
     if isinstance(engine, Fsdp):
         gathered = 1.0 if engine.reshard_after_forward else 0.5
-        return (0.0, gathered + 0.5) if engine.exchange_every_micro_step else (0.5, gathered)
+        return 0.5, gathered
     if isinstance(engine, DeepSpeed) and engine.zero_stage == 3:
         return 0.0, 1.5
     if isinstance(engine, DeepSpeed) and engine.zero_stage == 2:

@@ -70,9 +70,6 @@ class Measure:
     """Measure peak memory; on CPU this is a short probe before training."""
     noise_scale_every: Annotated[Count | None, Affects.COST | Affects.RECORD, OUR_LOOP] = 20
     """Optimizer steps between two samples of the gradient noise scale; null: none."""
-    peak_tflops: Annotated[Positive | None, Affects.NOTHING, OUR_LOOP] = None
-    """Peak of one device, in 10^12 FLOP/s, that MFU refers to; null: the datasheet's, of a
-    processor none. Finished runs keep theirs."""
     equivalence_margin: Annotated[Positive, Affects.NOTHING] = 0.005
     """Largest difference of the final loss, in nats, within which decompositions count as
     equivalent. Finished runs keep theirs."""

@@ -175,7 +175,7 @@ class StepTimes:
             *(model := (repr(config.model), repr(config.data), spec.precision)),
             repr(config.engine),
             repr(replace(config.optimizer, learning_rate=1.0)),
-            *(ranks, nodes, config.measure.peak_tflops),
+            *(ranks, nodes),
         )
         if key not in self._coefficients:
             if model not in self._facts:
@@ -191,10 +191,10 @@ class StepTimes:
     ) -> Coefficients | str:
         config, kind, precision = spec.config, spec.device_type, spec.precision
         engine, cluster = config.in_process, self._machine.cluster
-        peak = config.measure.peak_tflops or self._peak(kind, precision, engine.float32_matmul)
+        peak = self._peak(kind, precision, engine.float32_matmul)
         memory = cluster.memory_gb_per_s or self._measured(kind, "memory")
         links = self._links(kind, ranks, nodes)
-        missing = {f"cluster.{precision}_tflops": peak, "cluster.memory_gb_per_s": memory} | links
+        missing = {f"cluster.tflops.{precision}": peak, "cluster.memory_gb_per_s": memory} | links
         if unknown := [name for name, value in missing.items() if value is None]:
             return f"no datasheet here has it: give {', '.join(unknown)}"
         per_s, moved = 1e12 * (peak or 0), 1e9 * (memory or 0)

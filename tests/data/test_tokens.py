@@ -188,7 +188,7 @@ def test_a_large_file_is_read_once_and_never_copied(tmp_path, monkeypatch):
 def test_tokens_are_mapped_not_read(tmp_path):
     path = tmp_path / "train.bin"
     path.write_bytes(llmc(tokens_of(2000)))
-    tokens = recognise(path, "uint16").map()
+    tokens = recognise(path).map()
     assert isinstance(tokens, np.memmap)
     assert tokens.tolist() == tokens_of(2000).tolist()
 

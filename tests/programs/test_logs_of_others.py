@@ -27,7 +27,7 @@ MMENGINE = {
         "eval_loss": "val_loss",
     },
     "units": {"step_time_s": "s"},
-    "loss_of": "window",
+    "loss_of": "other",
 }
 
 

@@ -96,7 +96,6 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
         {},
         {
             "nodes": 2,
-            "devices_per_node": 1,
             "data_parallel_size": 1,
             "micro_batch_size": 4,
             "gradient_accumulation_steps": {
@@ -235,7 +234,7 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
         {**{name: value for name, value in ENGINE.items() if name != "compile"}, "zero_stage": 3},
     ),
     Fabric: ("engine", {"name": "fabric"}, ENGINE),
-    Loader: ("loader", {}, {"workers": 1, "prefetch": 3}),
+    Loader: ("loader", {}, {"workers": 1}),
     Checkpoint: ("checkpoint", {}, {"every_s": 1.0}),
     Device: ("device", {}, {"memory_limit_gib": 0.5}),
     Cluster: (
@@ -321,14 +320,9 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
             "trials": 3,
             "seeds": 2,
             "over": ["model"],
-            "per": [],
             "pruner": "median",
-            "max_memory_gib": 1.0,
-            "storage": "sqlite:///trials.db",
-            "sampler_seed": 1,
             "grid_points": 3,
             "grid_seeds": 2,
-            "grid_ratio": 2.0,
         },
     ),
     RunConfig: (

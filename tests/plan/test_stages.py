@@ -60,7 +60,7 @@ def test_micro_batch_is_derived_where_accumulation_is_given(plan: MakePlan) -> N
 
 
 def test_ranks_are_those_of_the_last_stage(plan: MakePlan) -> None:
-    (spec,) = plan(RAMP, "batch.data_parallel_size=null", "batch.devices_per_node=1").specs
+    (spec,) = plan(RAMP, "batch.data_parallel_size=1").specs
     assert {stage.geometry.data_parallel_size for stage in spec.stages} == {1}
     # Two ranks are derived for 32; they hold for 16 and cannot be cut so, where one would do.
     derived = ["batch.data_parallel_size=null", "batch.gradient_accumulation_steps=2"]

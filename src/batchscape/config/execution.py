@@ -32,12 +32,11 @@ Repeated = Literal["failed", "oom", "timeout", "all"]
 
 @dataclass(frozen=True, config=STRICT)
 class Loader:
-    """Who fetches the samples of a rank, and how far ahead."""
+    """Who fetches the samples of a rank."""
 
     workers: Annotated[NonNegative, Affects.COST] = 0
-    """Processes beside each rank that fetch samples; 0: the rank itself does."""
-    prefetch: Annotated[Count, Affects.COST] = 2
-    """Micro-batches that each worker is ahead."""
+    """Processes beside each rank that fetch samples, each two micro-batches ahead; 0: the rank
+    itself does."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -204,7 +203,7 @@ class WandbTracker:
     """Weights & Biases, mirrored from the run folders by a process of its own."""
 
     name: Annotated[Literal["wandb"], Affects.NOTHING]
-    mode: Annotated[Literal["auto", "online", "offline", "disabled"], Affects.NOTHING] = "auto"
+    mode: Annotated[Literal["auto", "online", "offline"], Affects.NOTHING] = "auto"
     """`auto` is online with an API key and offline without."""
     project: Annotated[str, Affects.NOTHING] = "batchscape"
     """Project that the runs go to."""

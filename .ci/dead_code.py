@@ -22,8 +22,7 @@ ALLOWED = {
         peak_allocated_first_optimizer_step_gib peak_allocated_steady_gib peak_reserved_gib
         power_capped processor_time_s raw_eval_loss throttled workspace_gib device_limits""",
     "settings that are read by their names": """
-        equivalence_margin equivalence_margin_steps geometry_pattern
-        max_ranks_per_core max_ranks_per_device tokens_per_optimizer_step""",
+        equivalence_margin equivalence_margin_steps geometry_pattern tokens_per_optimizer_step""",
     "columns of a table, taken from the object as a whole": "detectable_margin smallest_margin",
     "columns are documented where they are declared": "meaning",
     "found by name: in a configuration, by an import path, by `__getattr__`": """

@@ -24,9 +24,7 @@ PLAIN: dict[str, Any] = {}
 """Settings of the model."""
 LOGITS = {
     "plain": PLAIN,
-    "padded_vocabulary=true": {"padded_vocabulary": True},
     "loss_chunk=32": {"loss_chunk": 32},
-    "both": {"padded_vocabulary": True, "loss_chunk": 32},
 }
 
 

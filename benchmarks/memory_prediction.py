@@ -95,7 +95,6 @@ GRID = (
     "engine.precision=float32,bfloat16",
     "budget=optimizer_steps",
     "budget.optimizer_steps=3",
-    "launcher.exclusive_devices=false",
     "launcher.concurrent_runs=2",
     "evaluation.every_samples=null",
     "evaluation.samples=8",

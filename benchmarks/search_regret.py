@@ -73,7 +73,7 @@ class Losses:
 def space_of(losses: Losses, name: str, trials: int, seed: int) -> Space:
     """Return the search of one rate."""
     rate = Interval("rate", losses.low, losses.high, is_log=True)
-    return Space(Sampler(name=name, trials=trials, sampler_seed=seed), (rate,), {}, (), 0)
+    return Space(Sampler(name=name, trials=trials), (rate,), {}, (), seed)
 
 
 def searched(losses: Losses, name: str, counts: Sequence[int], repeat: int) -> list[float]:

@@ -73,9 +73,7 @@ def test_every_setting_that_is_named_exists(config_of: Callable[..., RunConfig])
         group, _, name = key.partition(".")
         assert name in {field.name for field in fields(getattr(config, group))}, key
     # And the other way round: what decides how a launch goes on is explained.
-    deciding = {field.name for field in fields(config.launcher)} - {
-        *("name", "device", "max_ranks_per_core", "max_ranks_per_device"),
-    }
+    deciding = {field.name for field in fields(config.launcher)} - {"name", "device"}
     assert {f"launcher.{name}" for name in deciding} <= named
 
 

@@ -37,7 +37,7 @@ SETTINGS = (
     *("budget=target", f"budget.target_loss={TARGET:g}", "budget.samples=262144"),
     *("evaluation.every_samples=512", "evaluation.samples=256", "evaluation.batch_size=256"),
     *("engine.precision=bfloat16", "measure.memory=false", "checkpoint.every_s=null"),
-    *("launcher.concurrent_runs=16", "launcher.max_runs_per_device=16"),
+    *("launcher.concurrent_runs=16", "launcher.oversubscribe=16"),
     "sweep_name=gpu_critical_batch",
 )
 # Rates are those of a global batch of 32 and grow with its root.

@@ -53,14 +53,15 @@ def make_spec(
     size: str, micro: int, steps: int, *, compiled: bool = False, **model: Any
 ) -> RunSpec:
     """Return the run that all sides train: GPT-2 on a GPU, with further settings of `model`."""
-    layers, heads, width, length, vocabulary = SIZES[size]
+    layers, heads, width, length, tokens = SIZES[size]
+    vocabulary = tokens + -tokens % 64
     device = "cpu" if size == "tiny" else "cuda"
     sizes = {"n_layers": layers, "n_heads": heads, "d_model": width, "vocabulary_size": vocabulary}
     return sides.make_run(
         device,
         steps,
         batch={"micro_batch_size": micro, "gradient_accumulation_steps": 1},
-        model={"name": "gpt", "padded_vocabulary": True, **sizes, **model},
+        model={"name": "gpt", **sizes, **model},
         data={"name": "stdlib", "sequence_length": length},
         optimizer={"name": "adamw", "learning_rate": 6e-4},
         engine={"name": "ddp", "precision": "bfloat16", "compile": compiled},

@@ -24,6 +24,7 @@ from results import cuda_device, save
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from batchscape.config import Cluster
 from batchscape.engines import build_engine
 from batchscape.measure.flops import model_flops
 from batchscape.measure.peak import peak_flops
@@ -79,7 +80,7 @@ def measure(name: str) -> Figures:
         variant.size,
         variant.micro,
         SETTLE + STEPS,
-        padded_vocabulary=variant.padded,
+        vocabulary_size=50304 if variant.padded else 50257,
         loss_chunk=variant.chunk,
     )
     engine = build_engine(spec, device)
@@ -112,7 +113,7 @@ def measure(name: str) -> Figures:
         marks[-1].record()
         torch.cuda.synchronize()
     step_s = float(np.median([a.elapsed_time(b) for a, b in itertools.pairwise(marks)])) / 1e3
-    peak = peak_flops(device, "bfloat16", "highest", None).tflops
+    peak = peak_flops(device, "bfloat16", "highest", Cluster()).tflops
     return {
         "step_s": step_s,
         "tokens_per_s": samples[0][0].numel() / step_s,

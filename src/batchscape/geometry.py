@@ -31,7 +31,7 @@ _MAX_SUGGESTIONS = 4
 
 _FACTORS = ("data_parallel_size", "micro_batch_size", "gradient_accumulation_steps")
 _ROLES = {
-    "data_parallel_size": "data_parallel_size (or devices_per_node)",
+    "data_parallel_size": "data_parallel_size",
     "micro_batch_size": "micro_batch_size",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "global_batch_size": "global_batch_size (or global_batch_tokens with sequence_length)",

@@ -40,7 +40,7 @@ __all__ = ["Recipe", "follow_recipe", "recipe_json", "show_recipe", "write_files
 Basis = Literal["predicted", "measured", "given", "computed"]
 _CUT = dict.fromkeys(
     (
-        *("batch.nodes", "batch.devices_per_node", "batch.data_parallel_size"),
+        *("batch.nodes", "batch.data_parallel_size"),
         *("batch.micro_batch_size", "batch.gradient_accumulation_steps"),
     )
 )

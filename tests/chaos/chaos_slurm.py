@@ -35,7 +35,7 @@ SETTINGS = (
 )
 ON_SLURM = (
     *("launcher=slurm", "cluster.nodes=2", "cluster.devices_per_node=4"),
-    *("launcher.gpus_per_node=4", "launcher.jobs=2"),
+    *("+launcher.sbatch.gpus-per-node=4", "launcher.jobs=2"),
 )
 KINDS = ("job", "job without a word", "node", "follower")
 

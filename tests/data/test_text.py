@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchscape.config import StandardLibrary, TextFiles
+from batchscape.config import TextFiles
 from batchscape.data.corpus import prepare
 from batchscape.data.datasets import IGNORED, TextDataset
 from batchscape.data.held_out import choose, draw
@@ -33,7 +33,7 @@ def test_padded_batches_ignore_what_is_not_text(tmp_path):
 
 
 def test_standard_library_is_split_by_file():
-    identity = prepare(StandardLibrary(name="stdlib", sequence_length=32))
+    identity = prepare(TextFiles(name="stdlib", sequence_length=32))
     folder = Path(identity.folder)
     sizes = {part: len(np.load(folder / f"{part}_bytes.npy")) for part in ("train", "held_out")}
     assert sizes["train"] > 5_000_000

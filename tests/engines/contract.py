@@ -47,7 +47,6 @@ SYSTEMS = (pytest.mark.systems,)
 CASES = [
     Case("ddp", "ddp"),
     Case("fsdp", "fsdp"),
-    Case("fsdp-every", "fsdp", {"exchange_every_micro_step": True}),
     Case("accelerate", "accelerate", marks=SYSTEMS),
     Case("fabric", "fabric", marks=SYSTEMS),
     *(

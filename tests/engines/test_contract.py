@@ -158,7 +158,6 @@ def test_uneven_batches_are_uneven(runs):
 
 
 FSDP = next(case for case in CASES if case.label == "fsdp")
-FSDP_EVERY = next(case for case in CASES if case.label == "fsdp-every")
 
 
 @pytest.mark.slow
@@ -169,7 +168,7 @@ FSDP_EVERY = next(case for case in CASES if case.label == "fsdp-every")
             DDP, "alone", "data_parallel_size 1 instead of 2", id="another number of ranks"
         ),
         pytest.param(
-            FSDP_EVERY,
+            FSDP,
             "undeclared_exchange",
             "gradient bytes in an optimizer step of 4 micro-steps, and declares",
             id="exchanges more than declared",
@@ -192,7 +191,7 @@ def test_a_run_ends_that_breaks_its_word(runs, outcome, tmp_path, case, fault, r
 @pytest.mark.parametrize(
     ("case", "fault", "found"),
     [
-        pytest.param(FSDP_EVERY, "hidden_exchange", "exchanged otherwise", id="hidden exchange"),
+        pytest.param(FSDP, "hidden_exchange", "exchanged otherwise", id="hidden exchange"),
         pytest.param(DDP, "alone_and_lying", "not every gradient is", id="hidden lone ranks"),
     ],
 )

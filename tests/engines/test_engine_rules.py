@@ -50,3 +50,15 @@ def test_hooks_of_a_library_are_not_compiled(config_of, stage):
     assert not config_of(engine=zero(stage)).engine.compile
     for able in (DDP, FSDP):
         assert config_of(engine=able | {"compile": True}).engine.compile
+
+
+@pytest.mark.parametrize(
+    ("engine", "precision"),
+    [(FSDP, "float16"), (zero(1), "float16"), (zero(1), "float64")],
+    ids=str,
+)
+def test_an_arithmetic_that_an_engine_lacks_is_refused(config_of, engine, precision):
+    told = rf"engine={engine['name']} has no {precision}, .*use float32 or bfloat16"
+    with pytest.raises(ConfigError, match=told):
+        config_of(engine=engine | {"precision": precision})
+    assert config_of(engine=DDP | {"precision": precision}).engine.precision == precision

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 
 from batchscape.config import Ddp, Optimizer
@@ -23,12 +24,17 @@ from batchscape.train.examination import ModelFacts
 
 def undeclared_exchange() -> None:
     """Exchange in every micro-step, and say so nowhere; the count is honest."""
-    _declare_last_only()
+    exchange = FSDPModule.set_requires_gradient_sync
+
+    def always(self: FSDPModule, _last: bool, **more: Any) -> None:
+        exchange(self, True, **more)
+
+    FSDPModule.set_requires_gradient_sync = always
 
 
 def hidden_exchange() -> None:
     """Exchange in every micro-step, say so nowhere, and count the last one only."""
-    _declare_last_only()
+    undeclared_exchange()
     count = FsdpEngine._count
 
     def counts_last(self: FsdpEngine, exchanged: int) -> None:
@@ -38,28 +44,6 @@ def hidden_exchange() -> None:
             self.exchanged_bytes = before
 
     FsdpEngine._count = counts_last
-
-
-def _declare_last_only() -> None:
-    real = FsdpEngine.micro_step
-
-    def micro_step(
-        self: FsdpEngine, inputs: Tensor, labels: Tensor, weight: float, *, last: bool
-    ) -> Tensor:
-        self.exchanges_every_micro_step = True
-        try:
-            return real(self, inputs, labels, weight, last=last)
-        finally:
-            self.exchanges_every_micro_step = False
-
-    build = FsdpEngine.__init__
-
-    def build_silently(self: FsdpEngine, *given: Any) -> None:
-        build(self, *given)
-        self.exchanges_every_micro_step = False
-
-    FsdpEngine.micro_step = micro_step
-    FsdpEngine.__init__ = build_silently
 
 
 def mean_of_means() -> None:

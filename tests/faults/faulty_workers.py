@@ -14,7 +14,7 @@ from torch.nn import functional
 from batchscape.config import Optimizer
 from batchscape.engines.ddp import DdpEngine
 from batchscape.models.build import LossModule
-from batchscape.train import loop, worker
+from batchscape.train import loader, loop, worker
 from batchscape.train.examination import ModelFacts
 from batchscape.train.loop import Training
 from batchscape.train.stream import SampleStream, StepSamples
@@ -139,6 +139,12 @@ def hanging(run_dir: str, rank: int) -> int:
     Training._save = save  # type: ignore[method-assign]  # a planted fault
     Training._step = step  # type: ignore[method-assign]  # a planted fault
     return worker.main(run_dir, rank)
+
+
+def hanging_far_ahead(run_dir: str, rank: int) -> int:
+    """The same, with workers of the loader that are far ahead."""
+    loader._AHEAD = 50
+    return hanging(run_dir, rank)
 
 
 def waiting(run_dir: str, rank: int) -> int:

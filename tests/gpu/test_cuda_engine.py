@@ -94,7 +94,7 @@ def test_an_overflow_skips_the_update_and_halves_the_scale(cuda_spec, device):
 @pytest.mark.skipif(not dist.is_nccl_available(), reason="PyTorch was built without NCCL")
 def test_nccl_with_a_single_rank_changes_nothing(cuda_spec, device, tmp_path):
     """DDP over NCCL with nobody to exchange with, against the bare module; and its marks."""
-    spec = cuda_spec(engine__precision="float64", engine__bucket_cap_mb=0.05)
+    spec = cuda_spec(engine__precision="float64")
     inputs, labels = batch(device)
     dist.init_process_group(
         "nccl",

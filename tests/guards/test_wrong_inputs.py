@@ -10,7 +10,7 @@ import pytest
 
 from batchscape.cli import main
 
-SHAPE = "batch.global_batch_size=100 batch.micro_batch_size=8 batch.devices_per_node=1"
+SHAPE = "batch.global_batch_size=100 batch.micro_batch_size=8 batch.data_parallel_size=1"
 DEEPSPEED = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4}
 
 INPUTS = {

@@ -309,13 +309,6 @@ def launched(path: Path, *specs: RunSpec, method: str = "spawn") -> tuple[SweepF
     return sweep, text.getvalue()
 
 
-def test_devices_may_be_shared_with_other_launchers(tmp_path: Path) -> None:
-    with held("cpu", "0", "1"):
-        sweep, printed = launched(tmp_path, spec_named("completes-d2", exclusive_devices=False))
-    assert RunStatus.read(sweep.run("completes-d2").status).status is Status.COMPLETED
-    assert "Waiting" not in printed
-
-
 @pytest.mark.slow
 def test_a_sweep_waits_for_cores_and_says_so(tmp_path: Path) -> None:
     said = tmp_path / "said"

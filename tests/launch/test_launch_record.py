@@ -53,7 +53,7 @@ def test_runs_that_share_a_device_are_marked(
         "name": "local",
         "device": "cpu",
         "concurrent_runs": concurrent,
-        "max_runs_per_device": shares,
+        "oversubscribe": shares,
     }
     record = launch_record(
         spec_of((1, 2, 1), launcher=launcher), Lease((0,), 1), machine, others=False

@@ -413,9 +413,7 @@ def test_cuda_devices_are_leased_by_uuid(sweep: Sweep) -> None:
 def test_ranks_share_cuda_devices_where_that_is_asked_for(sweep: Sweep) -> None:
     devices = tuple(CudaDevice(i, "GPU model", (9, 0), f"GPU-{i}") for i in (0, 2))
     machine = Machine(cpu_cores=4, cpu_name="x", cuda_devices=devices)
-    specs = [
-        spec_named(f"device-d{n}", device_type="cuda", max_ranks_per_device=3) for n in (1, 2, 5)
-    ]
+    specs = [spec_named(f"device-d{n}", device_type="cuda", oversubscribe=3) for n in (1, 2, 5)]
     sweep.run(*specs, machine=machine)
     shared = sweep.launch("device-d5")
     assert (shared["devices"], shared["oversubscribed"]) == ([0, 2], True)

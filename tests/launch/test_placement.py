@@ -81,7 +81,7 @@ def test_shared_devices_take_as_many_runs_as_allowed() -> None:
     devices = tuple(CudaDevice(i, "GPU", (9, 0), f"GPU-{i}") for i in range(2))
     machine = Machine(8, "x", devices)
     names = [f"n{i}-d1" for i in range(9)]
-    launcher = Launcher(machine, *names, concurrent_runs=9, max_runs_per_device=3)
+    launcher = Launcher(machine, *names, concurrent_runs=9, oversubscribe=3)
     assert len(launcher.start()) == 6
     assert sorted(launcher.devices) == [0, 0, 0, 1, 1, 1]
 
@@ -102,9 +102,7 @@ def test_a_long_queue_is_decided_over_in_time() -> None:
 def test_runs_share_a_device_by_config(tmp_path: Path) -> None:
     """Each completes only beside the two others, and there is one core."""
     sweep = SweepFolder(tmp_path)
-    specs = [
-        spec_named(f"together-{i}", concurrent_runs=3, max_runs_per_device=3) for i in range(3)
-    ]
+    specs = [spec_named(f"together-{i}", concurrent_runs=3, oversubscribe=3) for i in range(3)]
     run_sweep(
         specs,
         sweep,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 from collections.abc import Callable
@@ -64,15 +65,13 @@ def test_a_pool_job_asks_for_a_node_as_declared(on_nodes, tmp_path: Path) -> Non
         "--signal": "B:USR1@120",
         "--cpus-per-task": "4",
     }
-    given = {"partition": "p", "account": "a", "qos": "q", "constraint": "c", "reservation": "r"}
-    more = {"cpus_per_task": 12, "mem_gb": 1.5, "gpus_per_node": 3, "timeout_min": 7}
-    own = {"exclusive": True, "time": "1:00", "requeue": None, "gres": "gpu:a100:3"}
-    spec = on_nodes(1, **given, **more, signal_delay_s=30, additional_parameters=own)
+    given = {"partition": "p", "account": "a", "mem": "1536M", "gres": "gpu:a100:3"}
+    more = {"cpus-per-task": 12, "gpus-per-node": 3, "exclusive": True, "requeue": None}
+    spec = on_nodes(1, sbatch=given | more, timeout_min=7, signal_delay_s=30)
     changed = options(script_of(spec, sweep))
     expected = {f"--{name}": value for name, value in given.items()}
-    expected |= {"--cpus-per-task": "12", "--mem": "1536M", "--gpus-per-node": "3"}
-    expected |= {"--time": "1:00", "--signal": "B:USR1@30", "--exclusive": ""}
-    expected |= {"--gres": "gpu:a100:3"}
+    expected |= {"--cpus-per-task": "12", "--gpus-per-node": "3", "--exclusive": ""}
+    expected |= {"--time": "7", "--signal": "B:USR1@30"}
     assert changed == {k: v for k, v in asked.items() if k != "--requeue"} | expected
 
 
@@ -84,28 +83,30 @@ def test_a_percent_sign_of_the_folder_is_its_own(on_nodes, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("own", "told"),
     [
-        ({"job-name": "mine"}, "additional_parameters sets job-name, but the launcher sets"),
-        ({"array": "0-9"}, "additional_parameters sets array, but"),
-        ({"nodes": None}, "additional_parameters sets nodes, but"),
         (
-            {"comment": "a\n#SBATCH --exclusive"},
-            "additional_parameters.comment has a line break, or",
+            {"job-name": "mine"},
+            "launcher sets --job-name of sbatch; got sbatch: {job-name: mine}, use sweep_name",
         ),
-        ({"gres_flags": "x"}, "long names of options of sbatch, such as exclusive .* 'gres_flags'"),
-        ({"w": "node1"}, "got 'w'"),
-        ({"--exclusive": True}, "got '--exclusive'"),
+        ({"array": "0-9"}, "got sbatch: {array: 0-9}, use launcher.jobs"),
+        ({"nodes": None}, "use batch.nodes"),
+        ({"time": "1:00"}, "got sbatch: {time: 1:00}, use launcher.timeout_min"),
+        ({"signal": "USR2"}, "use launcher.signal_delay_s"),
+        ({"comment": "a\n#SBATCH --exclusive"}, "one line of text; got comment: 'a\\n"),
+        ({"gres_flags": "x"}, "got sbatch: {gres_flags: x}, use gres-flags"),
+        ({"w": "node1"}, "got sbatch: {w: node1}, use partition or mem"),
+        ({"--exclusive": True}, "got sbatch: {--exclusive: True}, use exclusive"),
     ],
 )
 def test_options_that_would_break_the_job_are_refused(
     own: dict[str, Any], told: str, on_nodes: Callable[..., RunSpec]
 ) -> None:
-    with pytest.raises(ValueError, match=told):
-        on_nodes(1, additional_parameters=own)
+    with pytest.raises(ValueError, match=re.escape(told)):
+        on_nodes(1, sbatch=own)
 
 
 def test_a_job_over_nodes_has_a_process_on_each(on_nodes, tmp_path: Path) -> None:
     sweep = SweepFolder(tmp_path)
-    text = script_of(on_nodes(2, gpus_per_node=8), sweep)
+    text = script_of(on_nodes(2, sbatch={"gpus-per-node": 8}), sweep)
     asked = options(text)
     assert (asked["--nodes"], asked["--gpus-per-node"]) == ("2", "4"), "one a rank"
     assert "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=4 " in text

@@ -351,7 +351,7 @@ def test_workers_of_the_loader_are_not_limited(
     """A data set that takes more than the limit, for a moment, in each worker."""
     folder = limited(
         0.5,
-        loader={"workers": 1, "prefetch": 2},
+        loader={"workers": 1},
         data={"name": "custom", "_target_": "own_data.Greedy"},
         model={"name": "mlp", "hidden_sizes": [8]},
         budget={"optimizer_steps": 2},

@@ -7,20 +7,39 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from batchscape.config import Cluster
+from batchscape.config.cluster import datasheet_of
 from batchscape.measure import peak as peak_module
 from batchscape.measure.peak import _listed, peak_flops, product_tflops
 
 CPU = torch.device("cpu")
+GIVEN = Cluster(tflops={"float32": 12.5})
 
 
 def test_the_users_figure_wins():
-    assert peak_flops(CPU, "float32", "highest", 12.5) == (12.5, "given")
+    assert peak_flops(CPU, "float32", "highest", GIVEN) == (12.5, "given")
+
+
+def test_the_users_figures_count_where_their_device_is():
+    """One kind given leaves the others to the file; those of another declared device count not."""
+    h100, l4 = "NVIDIA H100 80GB HBM3", "NVIDIA L4"
+    given = Cluster(tflops={"bfloat16": 800.0, "float32": None})
+    assert _listed(h100, "bfloat16", "highest", given) == (800.0, "given")
+    assert _listed(h100, "float32", "highest", given).tflops == 67.0
+    assert _listed(h100, "float32", "high", GIVEN).tflops == 494.5, "of TF32, as it computes"
+    declared = datasheet_of(h100)
+    assert declared is not None
+    assert _listed(l4, "bfloat16", "highest", declared) == _listed(
+        l4, "bfloat16", "highest", Cluster()
+    )
+    named = "datasheet of H100 SXM 80 GB, dense bfloat16"
+    assert _listed(h100, "bfloat16", "highest", declared) == (989.5, named)
 
 
 def test_a_processor_has_no_peak_that_each_run_would_measure_anew():
-    tflops, source = peak_flops(CPU, "float32", "highest", None)
+    tflops, source = peak_flops(CPU, "float32", "highest", Cluster())
     assert tflops is None
-    assert source.endswith("give measure.peak_tflops")
+    assert source.endswith("give cluster.tflops.float32")
 
 
 @pytest.mark.parametrize("precision", ["float32", "float64", "bfloat16"])
@@ -59,9 +78,9 @@ def test_measuring_leaves_the_random_state():
     ],
 )
 def test_datasheets_agree_with_units_times_clock(name, precision, matmul, tflops):
-    listed, source = _listed(name, precision, matmul)
+    listed, source = _listed(name, precision, matmul, Cluster())
     assert listed == pytest.approx(tflops, rel=0.05)
-    assert "https://" in source
+    assert source.startswith("datasheet of ")
 
 
 @pytest.mark.parametrize(
@@ -69,13 +88,13 @@ def test_datasheets_agree_with_units_times_clock(name, precision, matmul, tflops
     [
         ("NVIDIA H200 MIG 1g.18gb", "bfloat16", "no datasheet of NVIDIA H200 MIG 1g.18gb"),
         ("NVIDIA A10G", "bfloat16", "no datasheet of NVIDIA A10G"),
-        ("NVIDIA GeForce RTX 3090 Ti", "bfloat16", "give measure.peak_tflops"),
+        ("NVIDIA GeForce RTX 3090 Ti", "bfloat16", "give cluster.tflops.bfloat16"),
         ("Tesla T4", "bfloat16", "lists no bfloat16"),
         ("NVIDIA L4", "float64", "lists no float64"),
     ],
 )
 def test_what_is_not_known_is_missing_with_its_reason(name, precision, reason):
-    tflops, source = _listed(name, precision, "highest")
+    tflops, source = _listed(name, precision, "highest", Cluster())
     assert tflops is None
     assert reason in source
 
@@ -83,7 +102,7 @@ def test_what_is_not_known_is_missing_with_its_reason(name, precision, reason):
 @pytest.mark.gpu
 def test_a_product_stays_below_the_listed_peak():
     device = torch.device("cuda")
-    peak = peak_flops(device, "bfloat16", "highest", None)
+    peak = peak_flops(device, "bfloat16", "highest", Cluster())
     if peak.tflops is None:
         pytest.skip(peak.source)
     matrix = torch.rand(8192, 8192, dtype=torch.bfloat16, device=device)

@@ -72,17 +72,6 @@ def test_causal_loss_is_the_sum_of_what_the_library_averages(build, text, settin
     assert right == (theirs.logits[:, :-1].argmax(-1) == tokens[:, 1:]).sum()
 
 
-@pytest.mark.parametrize("settings", [GPT2, LLAMA], ids=["gpt2", "llama"])
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_implementations_of_attention_agree(build, text, settings, attention):
-    module = build(text, settings, attention=attention)
-    assert module.model.network.config._attn_implementation == attention
-    tokens = tokens_of()
-    loss, _ = module(tokens[:, :-1], tokens[:, 1:])
-    plain, _ = build(text, settings)(tokens[:, :-1], tokens[:, 1:])
-    torch.testing.assert_close(loss, plain, rtol=1e-6, atol=0)
-
-
 @pytest.mark.parametrize("settings", [GPT2, LLAMA, BERT], ids=["gpt2", "llama", "bert"])
 def test_classes_do_not_depend_on_the_padding(build, labelled, settings):
     """Each document alone and unpadded gives the logits that it has within a padded batch."""

@@ -1,4 +1,4 @@
-"""Padded vocabularies and losses in parts against the plain model, and against PyTorch."""
+"""Losses in parts against the plain model, and against PyTorch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LLAMA = {
     "d_model": 16,
     "d_ff": 24,
 }
-MODELS = [GPT, LLAMA, LLAMA | {"tie_embeddings": True}]
+MODELS = [GPT, LLAMA]
 TOKENS = 101
 TEXT = DataIdentity("hash", "folder", 100, 10, classes=TOKENS, task="next_token")
 
@@ -59,50 +59,29 @@ def trained(module, steps=5):
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(
-    "settings", [{"padded_vocabulary": True}, {"loss_chunk": 5}, {"loss_chunk": 1000}]
-)
-def test_both_train_as_the_plain_model_does(config_of, model, settings):
-    """From the same weights, padding aside, which stays zero."""
-    plain, other = built(config_of, model), built(config_of, model, **settings)
-    rows = 128 if "padded_vocabulary" in settings else TOKENS
+@pytest.mark.parametrize("chunk", [5, 1000])
+def test_both_train_as_the_plain_model_does(config_of, model, chunk):
+    plain, other = built(config_of, model), built(config_of, model, loss_chunk=chunk)
     for (name, one), two in zip(plain.named_parameters(), other.parameters(), strict=True):
-        assert torch.equal(one, two[: len(one)]), name
-        assert len(two) == (rows if len(one) == TOKENS else len(one)), name
+        assert torch.equal(one, two), name
     losses, gradients = trained(plain)
     other_losses, other_gradients = trained(other)
     assert other_losses == pytest.approx(losses, rel=1e-12)
     for name, gradient in gradients.items():
-        same = other_gradients[name]
-        torch.testing.assert_close(same[: len(gradient)], gradient, rtol=1e-9, atol=1e-14)
-        assert (same[len(gradient) :] == 0).all()
+        torch.testing.assert_close(other_gradients[name], gradient, rtol=1e-9, atol=1e-14)
     for (name, one), two in zip(plain.named_parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(two[: len(one)], one, rtol=1e-7, atol=1e-12, msg=name)
-        assert (two[len(one) :] == 0).all()
+        torch.testing.assert_close(two, one, rtol=1e-7, atol=1e-12, msg=name)
 
 
-def test_padding_has_no_probability(config_of):
-    plain = built(config_of, GPT).eval()
-    padded = built(config_of, GPT, padded_vocabulary=True).eval()
-    inputs, labels = batch()
-    logits = padded.model(inputs)
-    assert (logits[..., TOKENS:] == -torch.inf).all()
-    torch.testing.assert_close(logits[..., :TOKENS], plain.model(inputs))
-    with torch.no_grad():
-        torch.testing.assert_close(padded(inputs, labels), plain(inputs, labels))
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_a_loss_in_parts_has_the_gradient_of_its_finite_differences(masked):
+def test_a_loss_in_parts_has_the_gradient_of_its_finite_differences():
     generator = torch.Generator().manual_seed(0)
     hidden, weight = (
         torch.randn(rows, 4, generator=generator, dtype=torch.float64, requires_grad=True)
         for rows in (7, 5)
     )
     labels = torch.tensor([0, 2, IGNORED, 1, 2, IGNORED, 0])
-    mask = torch.tensor([0, 0, 0, -torch.inf, -torch.inf]).double() if masked else None
     assert torch.autograd.gradcheck(
-        lambda *both: next_token._cross_entropy_sum(*both, mask, labels, 3), (hidden, weight)
+        lambda *both: next_token._cross_entropy_sum(*both, labels, 3), (hidden, weight)
     )
 
 
@@ -139,7 +118,7 @@ def test_what_is_kept_for_the_backward_does_not_grow_with_the_vocabulary_times_t
         return tensor
 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = next_token._cross_entropy_sum(hidden, weight, None, wanted, 64)
+        loss = next_token._cross_entropy_sum(hidden, weight, wanted, 64)
         assert sum(kept.values()) == (labels + rows) * width
         kept.clear()
         whole = functional.cross_entropy(functional.linear(hidden, weight), wanted, reduction="sum")
@@ -158,23 +137,13 @@ def test_without_gradients_none_are_made(config_of):
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.slow
 def test_operations_are_those_of_the_plain_model_and_parameters_those_there_are(config_of, model):
-    """Rows of padding are no work that was asked for, and take memory all the same."""
     dataset = Fixed()
     device = torch.device("cpu")
     plain = examine(built(config_of, model), dataset, device, "float64", 2)
     assert plain.model_flops_per_sample == model_flops(built(config_of, model), *batch(1))
-    for chunk in (None, 5):
-        settings = {"padded_vocabulary": True, "loss_chunk": chunk}
-        config = config_of(model=model | settings)
-        module = build_model(config, TEXT, "float64")
-        assert examine(module, dataset, device, "float64", 2) == plain
-        # A table of 16 columns, or two, has 27 rows of padding.
-        tables = 2 if model is LLAMA else 1
-        assert (
-            sum(p.numel() for p in module.parameters())
-            == sum(p.numel() for p in built(config_of, model).parameters()) + tables * 27 * 16
-        )
-    config = config_of(model=model | {"padded_vocabulary": True}, data__sequence_length=32)
+    chunked = build_model(config_of(model=model | {"loss_chunk": 5}), TEXT, "float64")
+    assert examine(chunked, dataset, device, "float64", 2) == plain
+    config = config_of(model=model, data__sequence_length=32)
     module = build_model(config, TEXT, "float64")
     assert count_parameters(config, TEXT) == sum(p.numel() for p in module.parameters())
 

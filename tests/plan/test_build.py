@@ -192,12 +192,12 @@ def test_many_global_batches_are_told_in_few_words(plan: MakePlan) -> None:
 
 
 def test_more_ranks_than_cores_may_hold(plan: MakePlan) -> None:
-    found = plan("batch.data_parallel_size=1,4,8", "launcher.max_ranks_per_core=2")
+    found = plan("batch.data_parallel_size=1,4,8", "launcher.oversubscribe=2")
     assert [spec.geometry.data_parallel_size for spec in found.specs] == [1, 4]
     batch = "batch.global_batch_size=64"
     (rejected,) = plan("batch.data_parallel_size=1,8", batch).rejections
     assert "2 x 2 = 4; data_parallel_size=8" in rejected.reason
-    assert "launcher.max_ranks_per_core=4 would let ranks share cores" in rejected.reason
+    assert "launcher.oversubscribe=4 would let ranks share cores" in rejected.reason
     assert rejected.geometry is not None
     large = plan("batch.data_parallel_size=1,8", batch, machine=Machine(8, "eight cores"))
     assert rejected.run_id in {spec.run_id for spec in large.specs}
@@ -208,7 +208,7 @@ def test_one_rank_a_cuda_device(plan: MakePlan) -> None:
     assert [spec.geometry.data_parallel_size for spec in found.specs] == [1, 2]
     assert {spec.device_type for spec in found.specs} == {"cuda"}
     (rejected,) = found.rejections
-    assert "launcher.max_ranks_per_device = 2 x 1 = 2; data_parallel_size=4" in rejected.reason
+    assert "ranks that share one = 2 x 1 = 2; data_parallel_size=4" in rejected.reason
 
 
 def test_one_machine(plan: MakePlan) -> None:
@@ -256,7 +256,7 @@ def test_an_impossible_run_is_an_error_and_an_impossible_cell_is_not(plan: MakeP
     assert "nearest that would work" in str(caught.value)
     found = plan("batch.micro_batch_size=5,8")
     assert [rejection.reason for rejection in found.rejections] == [str(caught.value)]
-    with pytest.raises(ConfigError, match="max_ranks_per_core"):
+    with pytest.raises(ConfigError, match=r"launcher\.oversubscribe=4"):
         plan("batch.data_parallel_size=8", "batch.global_batch_size=64")
 
 

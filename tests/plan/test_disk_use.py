@@ -30,12 +30,6 @@ MODELS: dict[str, dict[str, Any]] = {
             "name": "llama", "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "d_model": 32, "d_ff": 80
         }
     },
-    "tied llama": {
-        "model": {
-            "name": "llama", "n_layers": 1, "n_heads": 2, "n_kv_heads": 1, "d_model": 16,
-            "d_ff": 40, "tie_embeddings": True,
-        }
-    },
     "mlp": {"model": {"name": "mlp", "hidden_sizes": [20, 30]}, "data": {"name": "digits"}},
     "linear": {"model": {"name": "mlp", "hidden_sizes": []}, "data": {"name": "digits"}},
 }  # fmt: skip

@@ -71,7 +71,7 @@ BASE = RunConfig.from_mapping(SETTINGS)
 
 def test_golden() -> None:
     """A change here orphans every finished run: it must be meant, and said in the changelog."""
-    assert ids(BASE) == ("f918d5fe9e73cef2", "b32-d2-m8-a2-s0-21cc7fa3")
+    assert ids(BASE) == ("aa76d1583aa6a818", "b32-d2-m8-a2-s0-6307db19")
 
 
 def test_the_hash_is_that_of_canonical_json() -> None:
@@ -105,10 +105,6 @@ def test_resolved_values_count_and_how_they_were_given_does_not() -> None:
     assert ids(changed("budget", {"tokens": 3840 * 64})) == ids(BASE)
     assert ids(changed("model.vocabulary_size", 256)) == ids(BASE)
     assert ids(changed("model.vocabulary_size", 257)) != ids(BASE)
-    assert ids(changed("model.padded_vocabulary", True)) == ids(BASE), "256 is a multiple of 64"
-    wider = dict(SETTINGS["model"], vocabulary_size=257)
-    padded = ids(changed("model", wider | {"padded_vocabulary": True}))
-    assert padded != ids(changed("model", wider))
     assert ids(changed("model.loss_chunk", 1024)) != ids(BASE)
     seeds = changed("init_seed", 0), changed("data_seed", 0), changed("engine.precision", "float32")
     assert all(ids(config) == ids(BASE) for config in seeds)

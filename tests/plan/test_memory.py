@@ -219,7 +219,6 @@ def test_a_prediction_is_what_a_rank_allocates(run_of, trainer, tmp_path):
         ((1, 2, 1), {**CONVOLUTIONS, "engine": BFLOAT16}),
         ((2, 8, 1), {"engine": FSDP}),
         ((2, 8, 2), {"engine": {**FSDP, "precision": "float32"}, "model": LLAMA}),
-        ((2, 8, 2), {"engine": {**FSDP, "exchange_every_micro_step": True}}),
         ((2, 8, 2), {"engine": {**FSDP, "reshard_after_forward": False}}),
         ((1, 8, 2), {"engine": FSDP}),
         ((1, 8, 2), {"evaluation": {"samples": 2, "ema_half_life_tokens": 999.0}}),

@@ -52,7 +52,7 @@ MODELS = {
 GPT = ("model=gpt2_124m", "model.vocabulary_size=50368")
 LLAMA_8B = (
     *("model=llama_1b", "model.d_model=4096", "model.n_heads=32", "model.n_kv_heads=8"),
-    *("model.d_ff=14336", "model.vocabulary_size=128256", "model.tie_embeddings=false"),
+    *("model.d_ff=14336", "model.vocabulary_size=128256"),
 )
 SHEETS = {sheet.device: sheet for sheet in datasheets()}
 

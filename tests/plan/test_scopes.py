@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -96,7 +96,6 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
         {},
         {
             "nodes": 2,
-            "devices_per_node": 1,
             "data_parallel_size": 1,
             "micro_batch_size": 4,
             "gradient_accumulation_steps": {
@@ -124,7 +123,6 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
             "n_heads": 2,
             "d_model": 64,
             "vocabulary_size": 300,
-            "padded_vocabulary": True,
             "loss_chunk": 1024,
             "dropout": 0.1,
         },
@@ -140,9 +138,7 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
             "d_ff": 128,
             "rope_base": 500.0,
             "vocabulary_size": 300,
-            "padded_vocabulary": True,
             "loss_chunk": 1024,
-            "tie_embeddings": True,
         },
     ),
     Mlp: ("model", {"name": "mlp", "hidden_sizes": [8]}, {"hidden_sizes": [9], "dropout": 0.1}),
@@ -153,7 +149,6 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
             "path": "two",
             "pretrained": True,
             "settings": {"settings": {"n_layer": 3}},
-            "attention": "eager",
         },
     ),
     CustomModel: (
@@ -175,7 +170,6 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
         {"name": "muon"},
         {
             "momentum": 0.5,
-            "nesterov": False,
             "newton_schulz_steps": 6,
             "adamw_learning_rate": 0.1,
             **ADAMW,
@@ -226,13 +220,12 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
             "float32_matmul": "high",
             "compile": True,
             "activation_checkpointing": True,
-            "bucket_cap_mb": 1.0,
         },
     ),
     Fsdp: (
         "engine",
         {"name": "fsdp"},
-        {**ENGINE, "reshard_after_forward": False, "exchange_every_micro_step": True},
+        {**ENGINE, "reshard_after_forward": False},
     ),
     Accelerate: ("engine", {"name": "accelerate"}, ENGINE),
     DeepSpeed: (
@@ -241,7 +234,7 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
         {**{name: value for name, value in ENGINE.items() if name != "compile"}, "zero_stage": 3},
     ),
     Fabric: ("engine", {"name": "fabric"}, ENGINE),
-    Loader: ("loader", {}, {"workers": 1, "prefetch": 3}),
+    Loader: ("loader", {}, {"workers": 1}),
     Checkpoint: ("checkpoint", {}, {"every_s": 1.0}),
     Device: ("device", {}, {"memory_limit_gib": 0.5}),
     Cluster: (
@@ -258,11 +251,10 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
             "known_as": "its name",
             "compute_capability": 7.5,
             "memory_gib": 40.0,
-            **dict.fromkeys((f"{name}_tflops" for name in PRODUCTS), 3.0),
+            "tflops": {"tflops": dict.fromkeys(PRODUCTS, 3.0)},
             **dict.fromkeys(("memory_gb_per_s", "link_gb_per_s", "network_gb_per_s"), 3.0),
             "devices_per_node": 4,
             "nodes": 2,
-            "source": "a datasheet",
         },
     ),
     Measure: (
@@ -272,7 +264,6 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
             "warmup_optimizer_steps": 1,
             "memory": False,
             "noise_scale_every": 7,
-            "peak_tflops": 3.0,
             "equivalence_margin": 0.1,
             "equivalence_margin_steps": 0.3,
         },
@@ -283,13 +274,9 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
         {
             "device": "cuda",
             "concurrent_runs": 3,
-            "max_ranks_per_core": 5,
-            "max_ranks_per_device": 5,
-            "max_runs_per_device": 5,
-            "exclusive_devices": False,
+            "oversubscribe": 5,
             "timeout_s": 60.0,
-            "hang_least_s": None,
-            "hang_outside_s": 60.0,
+            "hang_s": None,
             "retries": 2,
             "retry": ["oom"],
             "max_failures": 2,
@@ -302,25 +289,18 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
         {
             "device": "auto",
             "concurrent_runs": 3,
-            "max_ranks_per_core": 5,
-            "max_ranks_per_device": 5,
-            "max_runs_per_device": 5,
+            "oversubscribe": 5,
             "timeout_s": 60.0,
-            "hang_least_s": None,
-            "hang_outside_s": 60.0,
+            "hang_s": None,
             "retries": 2,
             "retry": ["oom"],
             "max_failures": 2,
             "skip_unfit": False,
             "jobs": 4,
-            **dict.fromkeys(("partition", "account", "qos", "constraint", "reservation"), "gpu"),
             "timeout_min": 30,
             "signal_delay_s": 30,
             "max_num_timeout": 3,
-            "gpus_per_node": 4,
-            "cpus_per_task": 8,
-            "mem_gb": 16.0,
-            "additional_parameters": {"additional_parameters": {"exclusive": True}},
+            "sbatch": {"sbatch": {"exclusive": True}},
             "setup": ["module load cuda"],
             "python": "apptainer exec image.sif python",
         },
@@ -340,14 +320,9 @@ CHANGES: dict[type, tuple[str, Settings, dict[str, Any]]] = {
             "trials": 3,
             "seeds": 2,
             "over": ["model"],
-            "per": [],
             "pruner": "median",
-            "max_memory_gib": 1.0,
-            "storage": "sqlite:///trials.db",
-            "sampler_seed": 1,
             "grid_points": 3,
             "grid_seeds": 2,
-            "grid_ratio": 2.0,
         },
     ),
     RunConfig: (
@@ -383,13 +358,12 @@ def owners(owner: type = RunConfig) -> Iterator[type]:
 
 
 def names_in(owner: type) -> list[str]:
-    hints = get_type_hints(owner)
     return [
         field.name
         for field in fields(owner)
         if field.name not in {"name", *(GROUPS if owner is RunConfig else ())}
-        # What can have one value only names nothing.
-        and not (get_origin(hints[field.name]) is Literal and len(get_args(hints[field.name])) == 1)
+        # It has no other value.
+        and (owner, field.name) != (DeepSpeed, "compile")
     ]
 
 
@@ -458,25 +432,25 @@ def test_a_setting_is_in_the_names_that_its_type_says(owner: Any, name: str) -> 
 @pytest.mark.parametrize(
     ("owner", "name", "trajectory_id", "run_id"),
     [
-        (Gpt, "", "6ab82120c66cdeb6", "b32-d2-m8-a2-s0-8343ee02"),
-        (Llama, "", "09b84d4e00702bdb", "b32-d2-m8-a2-s0-209c6261"),
-        (Mlp, "", "a0ce690eb5ee5554", "b32-d2-m8-a2-s0-28ff44f5"),
-        (Sgd, "", "b79a72b691987295", "b32-d2-m8-a2-s0-24ad6bb5"),
-        (Muon, "", "d0b80d4b9e015366", "b32-d2-m8-a2-s0-95545508"),
-        (Fsdp, "", "d159615487ce424b", "b32-d2-m8-a2-s0-007cbd21"),
-        (DeepSpeed, "", "88808a960a336ecd", "b32-d2-m8-a2-s0-504501f2"),
-        (Cosine, "", "d856a94e7ddf1bfb", "b32-d2-m8-a2-s0-cefcb45a"),
-        (Evaluation, "ema_half_life_tokens", "df8d283d610f6d62", "b32-d2-m8-a2-s0-7d978b0c"),
-        (Budget, "target_loss", "99c98e0fb4f50af7", "b32-d2-m8-a2-s0-f13d2296"),
-        (Batch, "ramp", "6e812d5ac2f8096e", "b32-d2-m8-a2-s0-30241d99"),
-        (Loader, "workers", "96d04550fbbccce3", "b32-d2-m8-a2-s0-73ad24f7"),
-        (Device, "memory_limit_gib", "96d04550fbbccce3", "b32-d2-m8-a2-s0-5f58dd22"),
-        (Measure, "memory", "96d04550fbbccce3", "b32-d2-m8-a2-s0-497847bb"),
-        (Measure, "noise_scale_every", "96d04550fbbccce3", "b32-d2-m8-a2-s0-ade8975d"),
-        (Ddp, "bucket_cap_mb", "96d04550fbbccce3", "b32-d2-m8-a2-s0-13971f0d"),
-        (Local, "device", "96d04550fbbccce3", "b32-d2-m8-a2-s0-ee641cf0"),
-        (RunConfig, "timing_repeat", "96d04550fbbccce3", "b32-d2-m8-a2-s0-db1f4920"),
-        (RunConfig, "data_seed", "1f15ee921ee16590", "b32-d2-m8-a2-s0.1-fe6ca94b"),
+        (Gpt, "", "d35c549fc97678b7", "b32-d2-m8-a2-s0-3324e5d5"),
+        (Llama, "", "194b67b85f6de218", "b32-d2-m8-a2-s0-ea1a269f"),
+        (Mlp, "", "a0ce690eb5ee5554", "b32-d2-m8-a2-s0-f3b24801"),
+        (Sgd, "", "d38a75b14cfc5a53", "b32-d2-m8-a2-s0-c657776d"),
+        (Muon, "", "f737c7819a918279", "b32-d2-m8-a2-s0-c9604c40"),
+        (Fsdp, "", "363b94e30d17e3cc", "b32-d2-m8-a2-s0-18f4a3c4"),
+        (DeepSpeed, "", "070d6d91acc45968", "b32-d2-m8-a2-s0-3c754db1"),
+        (Cosine, "", "55ece4406e7fa6c0", "b32-d2-m8-a2-s0-3cb2e54c"),
+        (Evaluation, "ema_half_life_tokens", "50c72b72fc41809b", "b32-d2-m8-a2-s0-ba3f883d"),
+        (Budget, "target_loss", "87125c51cc699fd6", "b32-d2-m8-a2-s0-a590ba75"),
+        (Batch, "ramp", "38946aca8a1386db", "b32-d2-m8-a2-s0-7e2c9a84"),
+        (Loader, "workers", "5959138657b6a2eb", "b32-d2-m8-a2-s0-22f33e85"),
+        (Device, "memory_limit_gib", "5959138657b6a2eb", "b32-d2-m8-a2-s0-b0cb7384"),
+        (Measure, "memory", "5959138657b6a2eb", "b32-d2-m8-a2-s0-8f0ba644"),
+        (Measure, "noise_scale_every", "5959138657b6a2eb", "b32-d2-m8-a2-s0-ae3129f4"),
+        (Ddp, "activation_checkpointing", "5959138657b6a2eb", "b32-d2-m8-a2-s0-16f5373a"),
+        (Local, "device", "5959138657b6a2eb", "b32-d2-m8-a2-s0-033cc4f2"),
+        (RunConfig, "timing_repeat", "5959138657b6a2eb", "b32-d2-m8-a2-s0-7b2122dd"),
+        (RunConfig, "data_seed", "83325ca7670af270", "b32-d2-m8-a2-s0.1-fe175867"),
     ],
 )
 def test_names_stay_what_they_are(owner: Any, name: str, trajectory_id: str, run_id: str) -> None:

@@ -60,7 +60,7 @@ def test_micro_batch_is_derived_where_accumulation_is_given(plan: MakePlan) -> N
 
 
 def test_ranks_are_those_of_the_last_stage(plan: MakePlan) -> None:
-    (spec,) = plan(RAMP, "batch.data_parallel_size=null", "batch.devices_per_node=1").specs
+    (spec,) = plan(RAMP, "batch.data_parallel_size=1").specs
     assert {stage.geometry.data_parallel_size for stage in spec.stages} == {1}
     # Two ranks are derived for 32; they hold for 16 and cannot be cut so, where one would do.
     derived = ["batch.data_parallel_size=null", "batch.gradient_accumulation_steps=2"]
@@ -204,11 +204,11 @@ def test_evaluations_fall_between_steps_or_are_refused(
 
 def test_ranks_may_share_a_device_up_to_the_setting(config_of: Any) -> None:
     machine = Machine(4, "a CPU", (CudaDevice(0, "a GPU", (9, 0), "GPU-0"),))
-    shared = config_of(launcher={"name": "local", "device": "cuda", "max_ranks_per_device": 3})
+    shared = config_of(launcher={"name": "local", "device": "cuda", "oversubscribe": 3})
     alone = config_of(launcher={"name": "local", "device": "cuda"})
     assert placement_problem(BatchGeometry(1, 3, 1, 1), shared, machine) is None
     for ranks, config in ((4, shared), (2, alone)):
         problem = placement_problem(BatchGeometry(1, ranks, 1, 1), config, machine)
         assert problem is not None
-        assert "launcher.max_ranks_per_device" in problem
+        assert "launcher.oversubscribe" in problem
         assert f"data_parallel_size={ranks}" in problem

@@ -27,7 +27,7 @@ MMENGINE = {
         "eval_loss": "val_loss",
     },
     "units": {"step_time_s": "s"},
-    "loss_of": "window",
+    "loss_of": "other",
 }
 
 
@@ -120,7 +120,7 @@ ABORTS = 'print("terminate called without an active exception", flush=True)\nos.
 @pytest.mark.skipif("not __import__('os').path.exists('/proc/self/schedstat')")
 def test_a_program_that_idles_after_its_last_step_is_complete(sweep) -> None:
     sweep.script(BURNS + IDLES)
-    mapping = sweep.settings(launcher__hang_least_s=3.0)
+    mapping = sweep.settings(launcher__hang_s=3.0)
     mapping["engine"] |= {"metrics": STEP_LOSS}
     sweep.run(mapping)
     (run,) = load(sweep.folder.path).runs.to_dict("records")

@@ -174,8 +174,7 @@ def test_each_program_ends_by_itself(sweep):
         ),
         "pipe": (Status.FAILED, "damaged_records", "metrics.jsonl is no regular file"),
     }
-    settings = {"launcher__retries": 0, "launcher__hang_outside_s": 8.0}
-    settings["launcher__hang_least_s"] = 1.0
+    settings = {"launcher__retries": 0, "launcher__hang_s": 1.5}
     result = sweep.run(*[cell(sweep, how, **settings) for how in expected], method="spawn")
     assert len(result.runs) == len(expected)
     for how, (status, cause, reason) in expected.items():

@@ -15,13 +15,13 @@ JSONL = {
     "path": "a",
     "columns": {"optimizer_step": "step", "loss": "loss", "step_time_s": "t"},
     "units": {"step_time_s": "s"},
-    "loss_of": "rank",
+    "loss_of": "other",
 }
 REGEX = {
     "kind": "regex",
     "pattern": r"(?P<optimizer_step>\d+) (?P<loss>\S+) (?P<step_time_s>\S+)",
     "units": {"step_time_s": "s"},
-    "loss_of": "rank",
+    "loss_of": "other",
 }
 CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "Command": (
@@ -49,9 +49,8 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "path": "b",
             "columns": {**JSONL["columns"], "samples": "n"},
             "units": {"step_time_s": "ms"},
-            "loss_of": "window",
+            "loss_of": "global_batch",
             "first_step": 0,
-            "initial_step": -1,
         },
     ),
     "RegexMetrics": (
@@ -63,9 +62,8 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "geometry_pattern": r"(?P<world_size>\d+)",
             "path": "b",
             "units": {"step_time_s": "ms"},
-            "loss_of": "window",
+            "loss_of": "global_batch",
             "first_step": 0,
-            "initial_step": -1,
         },
     ),
 }

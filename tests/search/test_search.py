@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import signal
@@ -28,7 +27,7 @@ SMALL = (
     *("data=digits", "model=mlp", "optimizer=sgd", "schedule.warmup_samples=0"),
     *("batch.micro_batch_size=null", "batch.gradient_accumulation_steps=1"),
     *("budget.samples=1280", "evaluation.every_samples=640", "measure.noise_scale_every=null"),
-    *("launcher.concurrent_runs=2", "launcher.exclusive_devices=false", "tracker=none"),
+    *("launcher.concurrent_runs=2", "tracker=none"),
     "measure.memory=false",
 )
 SEARCH = (
@@ -192,27 +191,6 @@ def test_a_search_of_a_list_ends_with_the_value_that_its_trials_chose(
     mean = sum(status.summary["final_eval_loss"] for status in grid) / 2
     said = f"all: best by loss: optimizer.learning_rate={best:.4g}, which the trials chose; "
     assert f"{said}loss {mean:.4g} (mean of 2 fresh seeds)\n" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_averaged_runs_are_no_seeds(tmp_path: Path, capsys) -> None:
-    """Two global batches, over which one study averages: four runs are two seeds."""
-    lines = (*SEARCH[:1], "search=random", "search.trials=3", "search.per=[]")
-    assert (
-        swept(tmp_path / "s", *lines, "search.grid_seeds=2", "batch.global_batch_size=16,32") == 0
-    )
-    told = capsys.readouterr().out
-    assert "3 trials of 2 runs, by random" in told
-    assert "values x 4 runs around each best" in told
-    report = write_report([tmp_path / "s"], figures=False)
-    (best,) = pd.read_csv(report.out / "tables" / "search_measured.csv").to_dict("records")
-    runs = pd.read_csv(report.out / "tables" / "runs.csv").set_index("run_id")
-    own = runs.loc[best["runs"].split()]
-    assert len(own) == 4
-    by_seed = own.groupby("seed")["final_eval_loss"].mean()
-    assert best["n"] == len(by_seed) == 2
-    assert best["loss"] == pytest.approx(by_seed.mean(), rel=1e-9)
-    assert math.isnan(best["loss_ci95"])
 
 
 @pytest.mark.slow
@@ -459,7 +437,7 @@ def test_a_target_is_searched_for_by_time(tmp_path: Path) -> None:
     lines = (
         *(SEARCH[0], "search=tpe", "search.trials=5", "search.grid_points=0"),
         *("budget=target", "budget.samples=5120", "budget.target_loss=0.8"),
-        *("search.objective=[time_to_target_s]", "launcher.exclusive_devices=true"),
+        *("search.objective=[time_to_target_s]"),
     )
     folder = tmp_path / "s"
     assert main(["sweep", *alone, f"sweep_dir={folder}", *lines]) == 0

@@ -35,7 +35,7 @@ def space(name: str = "tpe", *, intervals: tuple[Interval, ...] = (RATE,), **set
 
 
 def opened(of: Space, folder: Path) -> Study:
-    return Study(of, "study", storage_of(of.sampler, folder))
+    return Study(of, "study", storage_of(folder))
 
 
 def told(study: Study, value: float, *more: float, state: str = "completed") -> None:
@@ -96,7 +96,7 @@ def test_a_trial_that_was_killed_while_it_was_drawn_is_completed(tmp_path: Path)
     decay = Interval("decay", 0.0, 0.5, is_log=False)
     of = space(intervals=(RATE, decay))
     opened(of, tmp_path)
-    raw = optuna.load_study(study_name="study", storage=storage_of(of.sampler, tmp_path))
+    raw = optuna.load_study(study_name="study", storage=storage_of(tmp_path))
     begun = raw.ask()
     rate = begun.suggest_float("rate", 1e-4, 1e-1, log=True)
     (asked,) = opened(of, tmp_path).untold()
@@ -173,7 +173,7 @@ def test_a_point_that_was_chosen_before_a_kill_becomes_the_next_trial(tmp_path: 
     """A kill between the choice and the trial: the point is asked for once."""
     of = space("grid", trials=4)
     opened(of, tmp_path)
-    raw = optuna.load_study(study_name="study", storage=storage_of(of.sampler, tmp_path))
+    raw = optuna.load_study(study_name="study", storage=storage_of(tmp_path))
     raw.enqueue_trial({"rate": 1e-4})
     study = opened(of, tmp_path)
     assert study.trials == []
@@ -219,15 +219,6 @@ def test_the_front_is_what_no_other_trial_beats(tmp_path: Path) -> None:
         if pairs[a] != pairs[b] and all(x >= y for x, y in zip(pairs[a], pairs[b], strict=True))
     }
     assert {trial.number for trial in study.best()} == set(range(len(pairs))) - beaten
-
-
-def test_what_takes_too_much_memory_is_not_the_best(tmp_path: Path) -> None:
-    study = opened(space("tpe", max_memory_gib=1.0), tmp_path)
-    for value, memory in ((1.0, 1.5), (2.0, 0.9), (3.0, 0.5)):
-        asked = study.ask()
-        study.tell(asked, Outcome("completed", (value,), memory), [], {})
-    (best,) = study.best()
-    assert best.number == 1
 
 
 def test_optuna_reads_the_journal_and_its_dashboard_serves_it(tmp_path: Path) -> None:

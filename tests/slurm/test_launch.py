@@ -34,7 +34,7 @@ TINY = (
 )
 SLURM = (
     *("launcher=slurm", "cluster.nodes=2", "cluster.devices_per_node=4"),
-    "launcher.gpus_per_node=4",
+    "+launcher.sbatch.gpus-per-node=4",
 )
 LONG = "budget.optimizer_steps=800"
 
@@ -120,7 +120,7 @@ def test_one_sweep_with_runs_of_one_to_eight_devices(
     setup = "launcher.setup=['echo devices=$CUDA_VISIBLE_DEVICES.']"
     assert main(arguments(sweep, *short, "batch.nodes=1,2", setup)) == 0, capfd.readouterr()
     local = SweepFolder(tmp_path / "local")
-    here = ["sweep", *TINY, *short, "launcher.max_ranks_per_core=4", f"sweep_dir={local.path}"]
+    here = ["sweep", *TINY, *short, "launcher.oversubscribe=4", f"sweep_dir={local.path}"]
     assert main(here) == 0
 
     there, expected = losses(sweep), losses(local)
@@ -224,11 +224,11 @@ def test_a_cancelled_job_leaves_its_runs_to_the_others_and_cancel_ends_all(
 def test_what_slurm_refuses_is_said_with_what_there_is(
     sweep: SweepFolder, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(arguments(sweep, LONG, "launcher.partition=none_such")) == 2
+    assert main(arguments(sweep, LONG, "+launcher.sbatch.partition=none_such")) == 2
     told = capfd.readouterr().err
     assert "invalid partition specified: none_such" in told
     assert "main (3 nodes, cores [16], GPUs [4] each)" in told
-    assert main(arguments(sweep, LONG, "launcher.gpus_per_node=64")) == 2
+    assert main(arguments(sweep, LONG, "++launcher.sbatch.gpus-per-node=64")) == 2
     assert "Requested node configuration is not available" in capfd.readouterr().err
     assert {status.status for status in statuses(sweep).values()} == {Status.PENDING}
 
@@ -286,7 +286,7 @@ def test_a_job_that_dies_without_a_word_is_found(
 def test_a_preempted_job_writes_checkpoints_and_goes_on(
     cluster: Cluster, sweep: SweepFolder, started: list[subprocess.Popen[str]]
 ) -> None:
-    follower = in_background(started, sweep, LONG, "launcher.partition=low")
+    follower = in_background(started, sweep, LONG, "+launcher.sbatch.partition=low")
     until(lambda: at_work(sweep))
     ((run, job),) = at_work(sweep).items()
     node = cluster.run("squeue", "--noheader", f"--jobs={job}", "--format=%N").strip()

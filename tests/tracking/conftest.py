@@ -42,7 +42,7 @@ EVERY = 4  # optimizer steps between evaluations
 def run_config() -> RunConfig:
     return RunConfig.from_mapping(
         {
-            "batch": {"devices_per_node": 2, "micro_batch_size": 8, "global_batch_size": 32},
+            "batch": {"data_parallel_size": 2, "micro_batch_size": 8, "global_batch_size": 32},
             "model": {"name": "gpt", "n_layers": 2, "n_heads": 2, "d_model": 32},
             "data": {"name": "stdlib"},
             "optimizer": {"name": "adamw", "learning_rate": 1e-3},

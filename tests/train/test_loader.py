@@ -81,18 +81,18 @@ def assert_same(one, other):
 
 
 @pytest.mark.parametrize(
-    ("workers", "prefetch", "first", "every"),
-    [(1, 1, 0, None), (3, 1, 0, 2), (2, 4, 5, 2), (3, 50, 9, None), (1, 1, STEPS, None)],
+    ("workers", "first", "every"),
+    [(1, 0, None), (3, 0, 2), (2, 5, 2), (3, 9, None), (1, STEPS, None)],
 )
 @pytest.mark.parametrize("data", [counting, blobs])
-def test_workers_hand_out_the_same_micro_batches(data, workers, prefetch, first, every):
+def test_workers_hand_out_the_same_micro_batches(data, workers, first, every):
     """Over stages of other sizes, micro-batches that are cut, and from any step on."""
     dataset = data()
     steps = range(first, STEPS)
     stages = ((1, 4, 2), (1, 8, 1))
     inline = InlineLoader(dataset, stream_of(dataset, 0, every, stages), CPU, "float64")
     ahead = build_loader(
-        Loader(workers=workers, prefetch=prefetch),
+        Loader(workers=workers),
         dataset,
         stream_of(dataset, 0, every, stages),
         CPU,
@@ -109,7 +109,7 @@ def test_workers_draw_no_random_number_of_the_training():
     dataset = blobs()
     before = torch.get_rng_state()
     loader = WorkerLoader(
-        dataset, stream_of(dataset, 0), CPU, "float32", workers=1, prefetch=1, steps=range(STEPS)
+        dataset, stream_of(dataset, 0), CPU, "float32", workers=1, steps=range(STEPS)
     )
     fetched(loader, range(2))
     assert torch.equal(torch.get_rng_state(), before)
@@ -123,7 +123,7 @@ def test_workers_are_children_of_their_rank_whatever_the_default(monkeypatch):
     dataset = blobs()
     inline = InlineLoader(dataset, stream_of(dataset, 0), CPU, "float32")
     ahead = WorkerLoader(
-        dataset, stream_of(dataset, 0), CPU, "float32", workers=1, prefetch=1, steps=range(STEPS)
+        dataset, stream_of(dataset, 0), CPU, "float32", workers=1, steps=range(STEPS)
     )
     assert_same(fetched(ahead, range(STEPS)), fetched(inline, range(STEPS)))
 
@@ -131,7 +131,7 @@ def test_workers_are_children_of_their_rank_whatever_the_default(monkeypatch):
 def test_steps_out_of_order_are_a_defect_of_ours():
     dataset = blobs()
     loader = WorkerLoader(
-        dataset, stream_of(dataset, 0), CPU, "float32", workers=1, prefetch=1, steps=range(STEPS)
+        dataset, stream_of(dataset, 0), CPU, "float32", workers=1, steps=range(STEPS)
     )
     with pytest.raises(AssertionError, match="in order"):
         fetched(loader, [1])
@@ -142,7 +142,7 @@ def test_closing_ends_the_workers_also_in_the_middle_of_a_batch(monkeypatch):
     before = set(psutil.Process().children())
     dataset = blobs(slow_s=3600)
     loader = WorkerLoader(
-        dataset, stream_of(dataset, 0), CPU, "float32", workers=2, prefetch=1, steps=range(STEPS)
+        dataset, stream_of(dataset, 0), CPU, "float32", workers=2, steps=range(STEPS)
     )
     workers = set(psutil.Process().children()) - before
     assert len(workers) == 2
@@ -159,7 +159,7 @@ def test_a_worker_that_is_killed_while_it_hands_over_a_batch_is_no_fault_of_a_ne
     )
     dataset = blobs()
     loader = WorkerLoader(
-        dataset, stream_of(dataset, 0), CPU, "float32", workers=1, prefetch=1, steps=range(STEPS)
+        dataset, stream_of(dataset, 0), CPU, "float32", workers=1, steps=range(STEPS)
     )
     with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid \d+\) is killed by signal"):
         fetched(loader, range(STEPS))
@@ -174,7 +174,7 @@ def settings(workers, **more):
     return {
         "data": BLOBS,
         "model": MLP,
-        "loader": {"workers": workers, "prefetch": 2},
+        "loader": {"workers": workers},
         "budget__optimizer_steps": 60,
         "checkpoint__every_s": 0.0,
         "evaluation__every_samples": 640,
@@ -221,10 +221,10 @@ def test_workers_end_with_their_rank_and_with_the_run(trainer, tmp_path):
     before = set(psutil.Process().children(recursive=True))
     more = {
         "data": {**BLOBS, "arguments": {"stuck_after": 25}},
-        "loader": {"workers": 2, "prefetch": 50},
+        "loader": {"workers": 2},
     }
     spec = trainer.make_spec((2, 8, 2), **settings(2, **more))
-    folder = trainer.start(spec, tmp_path, entry="faulty_workers:hanging")
+    folder = trainer.start(spec, tmp_path, entry="faulty_workers:hanging_far_ahead")
     wait_for(folder, "hangs-", 2)
     new = set(psutil.Process().children(recursive=True)) - before
     tree = workers_of_ranks()
@@ -281,7 +281,7 @@ def test_workers_fetch_at_the_same_time(tmp_path):
 
     dataset = Meeting("train", folder=str(tmp_path), parties=4)
     loader = WorkerLoader(
-        dataset, stream_of(dataset, 0), CPU, "float32", workers=4, prefetch=2, steps=range(STEPS)
+        dataset, stream_of(dataset, 0), CPU, "float32", workers=4, steps=range(STEPS)
     )
     assert len(fetched(loader, range(STEPS))) == STEPS
     assert len(list(tmp_path.iterdir())) == 4

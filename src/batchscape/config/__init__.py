@@ -23,7 +23,6 @@ from batchscape.config.data import (
     Data,
     Digits,
     Documents,
-    StandardLibrary,
     TextFiles,
     TokenFiles,
 )
@@ -142,7 +141,6 @@ __all__ = [
     "Schedule",
     "Sgd",
     "Slurm",
-    "StandardLibrary",
     "TextFiles",
     "TokenFiles",
     "Tracker",

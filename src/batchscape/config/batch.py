@@ -32,10 +32,8 @@ class Batch:
 
     nodes: Annotated[Count | None, Affects.COST] = None
     """Machines."""
-    devices_per_node: Annotated[Count | None, Affects.COST] = None
-    """Data-parallel ranks on each machine."""
     data_parallel_size: Annotated[Count | None, Affects.COST] = None
-    """Data-parallel ranks in all, `nodes` x `devices_per_node`."""
+    """Data-parallel ranks in all, as many on each of the nodes."""
     micro_batch_size: Annotated[Count | None, Affects.COST] = None
     """Samples per rank per forward and backward."""
     gradient_accumulation_steps: Annotated[Count | None, Affects.COST] = None

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import re
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import yaml
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from batchscape.config.types import STRICT, Affects, Count, Positive
@@ -17,6 +18,8 @@ from batchscape.config.types import STRICT, Affects, Count, Positive
 __all__ = ["Cluster", "datasheet_of", "datasheets", "known_devices"]
 
 _FILES = Path(__file__).parents[1] / "conf" / "cluster"
+
+Product = Literal["float64", "float32", "tf32", "float16", "bfloat16"]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -36,16 +39,10 @@ class Cluster:
     """NVIDIA's number of what a device can compute; from 8.0 on bfloat16."""
     memory_gib: Annotated[Positive | None, Affects.NOTHING] = None
     """Memory of one device, of which driver and CUDA context take their part."""
-    float64_tflops: Annotated[Positive | None, Affects.NOTHING] = None
-    """Peak in 10^12 FLOP/s; null: not listed."""
-    float32_tflops: Annotated[Positive | None, Affects.NOTHING] = None
-    """The same in float32, `engine.float32_matmul=highest`."""
-    tf32_tflops: Annotated[Positive | None, Affects.NOTHING] = None
-    """The same with `engine.float32_matmul=high`; null: it has no TF32, float32 counts."""
-    float16_tflops: Annotated[Positive | None, Affects.NOTHING] = None
-    """The same in float16."""
-    bfloat16_tflops: Annotated[Positive | None, Affects.NOTHING] = None
-    """The same in bfloat16."""
+    tflops: Annotated[dict[Product, Positive | None], Affects.NOTHING] = Field(default_factory=dict)
+    """Peak by the kind of products, in 10^12 FLOP/s: `float64`, `float32`, `tf32` (of
+    `engine.float32_matmul=high`; null: it has none, float32 counts), `float16`, `bfloat16`. MFU
+    refers to it; null: of the device's file, or not listed. Finished runs keep theirs."""
     memory_gb_per_s: Annotated[Positive | None, Affects.NOTHING] = None
     """Bandwidth of the device's memory, 10^9 bytes a second."""
     link_gb_per_s: Annotated[Positive | None, Affects.NOTHING] = None
@@ -57,8 +54,6 @@ class Cluster:
     """Devices of a node of the declared machine; with `launcher=slurm` and no device, its cores."""
     nodes: Annotated[Count | None, Affects.NOTHING] = None
     """Nodes of the declared machine."""
-    source: Annotated[str | None, Affects.NOTHING] = None
-    """Where these figures come from."""
 
     def __post_init__(self) -> None:
         """A declared machine has all that a plan asks of it; this one has what it has."""
@@ -90,16 +85,15 @@ class Cluster:
         float32_matmul : str
             `high` where products of float32 matrices may be in TF32, else `highest`.
         """
-        peaks = {
-            "float64": self.float64_tflops,
-            "float32": self.float32_tflops,
-            "tf32": self.tf32_tflops,
-            "float16": self.float16_tflops,
-            "bfloat16": self.bfloat16_tflops,
-        }
-        is_tf32 = precision == "float32" and float32_matmul == "high" and self.tf32_tflops
-        kind = "tf32" if is_tf32 else precision
-        return kind, peaks[kind]
+        is_tf32 = precision == "float32" and float32_matmul == "high" and self.tflops.get("tf32")
+        kind: Product = "tf32" if is_tf32 else precision  # type: ignore[assignment]
+        return kind, self.tflops.get(kind)
+
+    def over(self, sheet: Cluster) -> Cluster:
+        """Return the figures of a device's file where none are given here."""
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        own = {kind: peak for kind, peak in self.tflops.items() if peak is not None}
+        return replace(sheet, **given | {"tflops": sheet.tflops | own})
 
 
 def known_devices() -> str:

@@ -15,7 +15,6 @@ __all__ = [
     "Data",
     "Digits",
     "Documents",
-    "StandardLibrary",
     "TextFiles",
     "TokenFiles",
 ]
@@ -24,50 +23,65 @@ __all__ = [
 Layout = Literal["packed", "padded"]
 
 
-@dataclass(frozen=True, config=STRICT)
-class StandardLibrary:
-    """The Python standard library's own source: real text that is always there."""
+@dataclass(frozen=True, config=STRICT, kw_only=True)
+class _HeldOut:
+    """Data of which a part is held out."""
 
-    name: Annotated[Literal["stdlib"], Affects.ALL]
+    held_out_pct: Annotated[Percent, Affects.LOSS] = 5.0
+    """Share kept for evaluation, in percent: of the files (of the bytes, for a single file), of
+    each file's tokens, of the documents or of the images."""
+
+
+@dataclass(frozen=True, config=STRICT, kw_only=True)
+class _Sequences(_HeldOut):
+    """Data for language models."""
+
     sequence_length: Annotated[SequenceLength, Affects.ALL] = 64
-    """Tokens a sample."""
+    """Tokens a sample; longer documents are continued in further samples, or cut where they have a
+    label."""
+
+
+@dataclass(frozen=True, config=STRICT, kw_only=True)
+class _Text(_Sequences):
+    """Data whose tokens are made here."""
+
     tokenizer: Annotated[str | None, Affects.ALL] = None
     """Folder of a `transformers` tokenizer; null: bytes are the tokens. Its content counts."""
     layout: Annotated[Layout, Affects.ALL] = "packed"
-    """`packed`: every sample is full; `padded`: a sample is one block of text of its own length,
-    padded to `sequence_length`, and only its real tokens count."""
-    held_out_pct: Annotated[Percent, Affects.LOSS] = 5.0
-    """Share of the files kept for evaluation, in percent."""
+    """`packed`: every sample is full; `padded`: a sample is one document, or one block of text, of
+    its own length, padded to `sequence_length`, and only its real tokens count."""
 
 
 @dataclass(frozen=True, config=STRICT)
-class TextFiles:
-    """A plain-text file, or of all text files under a folder."""
+class TextFiles(_Text):
+    """A plain-text file, or all text files under a folder; `stdlib`: Python's own source."""
 
-    name: Annotated[Literal["text"], Affects.ALL]
-    path: Annotated[str, Affects.LOSS]
-    """The file or folder. A single file is split by position. Its content counts."""
-    sequence_length: Annotated[SequenceLength, Affects.ALL] = 64
-    """Tokens a sample."""
-    tokenizer: Annotated[str | None, Affects.ALL] = None
-    """Folder of a `transformers` tokenizer; null: bytes are the tokens. Its content counts."""
-    layout: Annotated[Layout, Affects.ALL] = "packed"
-    """As for the standard library."""
-    held_out_pct: Annotated[Percent, Affects.LOSS] = 5.0
-    """Share of the files (of the bytes, for a single file) kept for evaluation, in percent."""
+    name: Annotated[Literal["text", "stdlib"], Affects.ALL]
+    path: Annotated[str | None, Affects.LOSS] = None
+    """The file or folder; null: the source of Python's standard library, real text that is always
+    there. A single file is split by position. Its content counts."""
+
+    def __post_init__(self) -> None:
+        """Check the rule that no single field can state."""
+        if (self.path is None) != (self.name == "stdlib"):
+            msg = (
+                "data=text reads the text at data.path, and data=stdlib that of Python's standard "
+                f"library; got name={self.name}, path={self.path}; use data=text data.path=FILE, "
+                "or data=stdlib without a path"
+            )
+            raise ValueError(msg)
 
 
-@dataclass(frozen=True, config=STRICT)
-class Digits:
+@dataclass(frozen=True, config=STRICT, kw_only=True)
+class Digits(_HeldOut):
     """scikit-learn's 1797 images of handwritten digits, 8 x 8 pixels, 10 classes."""
 
     name: Annotated[Literal["digits"], Affects.ALL]
     held_out_pct: Annotated[Percent, Affects.LOSS] = 20.0
-    """Share of the images kept for evaluation, in percent."""
 
 
-@dataclass(frozen=True, config=STRICT)
-class TokenFiles:
+@dataclass(frozen=True, config=STRICT, kw_only=True)
+class TokenFiles(_Sequences):
     """Token files (`.bin`) as nanoGPT, LitGPT and llm.c write them; mapped, never copied."""
 
     name: Annotated[Literal["tokens"], Affects.ALL]
@@ -77,18 +91,14 @@ class TokenFiles:
     held_out_path: Annotated[str | None, Affects.LOSS] = None
     """The same for evaluation; null: the last `held_out_pct` percent of each file. Its content
     counts."""
-    dtype: Annotated[Literal["uint16", "uint32"], Affects.LOSS] = "uint16"
-    """Type of the tokens in files without a header."""
     vocabulary_size: Annotated[Count | None, Affects.ALL] = None
     """Above every token; null: the largest token + 1."""
     sequence_length: Annotated[SequenceLength, Affects.ALL] = 1024
-    """Tokens a sample."""
     held_out_pct: Annotated[Percent, Affects.LOSS] = 1.0
-    """Share of the tokens kept for evaluation, in percent."""
 
 
 @dataclass(frozen=True, config=STRICT)
-class Documents:
+class Documents(_Text):
     """Records with a text: JSON Lines, Parquet, or a folder that `datasets` has saved."""
 
     name: Annotated[Literal["documents"], Affects.ALL]
@@ -99,16 +109,6 @@ class Documents:
     label_field: Annotated[str | None, Affects.ALL] = None
     """Field that holds a class: the data are then for sequence classification, one padded document
     a sample. Null: for language modelling."""
-    tokenizer: Annotated[str | None, Affects.ALL] = None
-    """Folder of a `transformers` tokenizer; null: bytes are the tokens. Its content counts."""
-    sequence_length: Annotated[SequenceLength, Affects.ALL] = 64
-    """Tokens a sample; longer documents are continued in further samples, or cut where they have a
-    label."""
-    layout: Annotated[Layout, Affects.ALL] = "packed"
-    """`packed`: documents one after the other, every sample full; `padded`: a sample is one
-    document, and only its real tokens count."""
-    held_out_pct: Annotated[Percent, Affects.LOSS] = 5.0
-    """Share of the documents kept for evaluation, in percent."""
 
     def __post_init__(self) -> None:
         """Check the rule that no single field can state."""
@@ -135,6 +135,6 @@ class CustomData:
 
 
 Data = Annotated[
-    StandardLibrary | TextFiles | TokenFiles | Documents | Digits | CustomData | ExternalData,
+    TextFiles | TokenFiles | Documents | Digits | CustomData | ExternalData,
     Field(discriminator="name"),
 ]

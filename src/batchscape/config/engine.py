@@ -8,103 +8,67 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from batchscape.config.command import Command
-from batchscape.config.types import STRICT, Affects, Positive
+from batchscape.config.types import STRICT, Affects
 
 __all__ = ["Accelerate", "Command", "Ddp", "DeepSpeed", "Engine", "Fabric", "Fsdp", "InProcess"]
 
 
-@dataclass(frozen=True, config=STRICT)
-class Ddp:
-    """PyTorch DistributedDataParallel; one rank trains without the wrapper."""
+@dataclass(frozen=True, config=STRICT, kw_only=True)
+class _InProcess:
+    """What every engine of our own loop has."""
 
-    name: Annotated[Literal["ddp"], Affects.ALL]
     precision: Annotated[
         Literal["auto", "float32", "bfloat16", "float16", "float64"], Affects.ALL
     ] = "auto"
-    """Arithmetic: `bfloat16` and `float16` are autocast over float32 parameters, `float16` with a
-    scaled loss; `auto` is bfloat16 where the accelerator computes it natively and float32
-    elsewhere."""
+    """Arithmetic: `bfloat16` and `float16` are mixed precision (autocast) over float32 parameters,
+    `float16` with a scaled loss; `auto` is bfloat16 where the accelerator computes it natively and
+    float32 elsewhere. `fsdp` has no `float16`, `deepspeed` neither that nor `float64`."""
     float32_matmul: Annotated[Literal["highest", "high"], Affects.LOSS | Affects.TIME] = "highest"
     """Products of float32 matrices: in float32, or `high`: in TF32 where the device has it."""
     compile: Annotated[bool, Affects.ALL] = False
-    """Compile the model; the time it takes is recorded apart."""
+    """Compile the model; the time it takes is recorded apart. `deepspeed` is never compiled."""
     activation_checkpointing: Annotated[bool, Affects.COST] = False
     """Keep only the inputs of each block and compute the rest anew in the backward."""
-    bucket_cap_mb: Annotated[Positive, Affects.COST] = 25.0
-    """Size of a gradient bucket, in MiB."""
 
 
 @dataclass(frozen=True, config=STRICT)
-class Fsdp:
+class Ddp(_InProcess):
+    """PyTorch DistributedDataParallel; one rank trains without the wrapper."""
+
+    name: Annotated[Literal["ddp"], Affects.ALL]
+
+
+@dataclass(frozen=True, config=STRICT)
+class Fsdp(_InProcess):
     """PyTorch FSDP2 (`fully_shard`): parameters, gradients and optimizer state are sharded."""
 
     name: Annotated[Literal["fsdp"], Affects.ALL]
-    precision: Annotated[Literal["auto", "float32", "bfloat16", "float64"], Affects.ALL] = "auto"
-    """Arithmetic: `bfloat16` is autocast over float32 parameters."""
-    float32_matmul: Annotated[Literal["highest", "high"], Affects.LOSS | Affects.TIME] = "highest"
-    """Products of float32 matrices, see `ddp`."""
-    compile: Annotated[bool, Affects.ALL] = False
-    """Compile the model; the time it takes is recorded apart."""
-    activation_checkpointing: Annotated[bool, Affects.COST] = False
-    """Keep only the inputs of each block and compute the rest anew in the backward."""
     reshard_after_forward: Annotated[bool, Affects.COST] = True
     """Free the gathered parameters of a block between its forward and its backward."""
-    exchange_every_micro_step: Annotated[bool, Affects.COST] = False
-    """Reduce and shard the gradient in every micro-step: more exchange, and no rank ever holds a
-    whole gradient."""
 
 
 @dataclass(frozen=True, config=STRICT)
-class Accelerate:
+class Accelerate(_InProcess):
     """Hugging Face accelerate: `Accelerator.prepare`, `accumulate`, `backward`."""
 
     name: Annotated[Literal["accelerate"], Affects.ALL]
-    precision: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16", "float64"], Affects.ALL
-    ] = "auto"
-    """Arithmetic: `bfloat16` and `float16` are accelerate's mixed precision; it has no `float16` on
-    a CPU."""
-    float32_matmul: Annotated[Literal["highest", "high"], Affects.LOSS | Affects.TIME] = "highest"
-    """Products of float32 matrices, see `ddp`."""
-    compile: Annotated[bool, Affects.ALL] = False
-    """Compile the model; the time it takes is recorded apart."""
-    activation_checkpointing: Annotated[bool, Affects.COST] = False
-    """Keep only the inputs of each block and compute the rest anew in the backward."""
 
 
 @dataclass(frozen=True, config=STRICT)
-class DeepSpeed:
+class DeepSpeed(_InProcess):
     """DeepSpeed with ZeRO; its configuration is generated from the geometry."""
 
     name: Annotated[Literal["deepspeed"], Affects.ALL]
-    precision: Annotated[Literal["auto", "float32", "bfloat16"], Affects.ALL] = "auto"
-    """Arithmetic: `bfloat16` is autocast over float32 parameters."""
-    float32_matmul: Annotated[Literal["highest", "high"], Affects.LOSS | Affects.TIME] = "highest"
-    """Products of float32 matrices, see `ddp`."""
-    compile: Annotated[Literal[False], Affects.ALL] = False
-    """Never: its hooks in the model are its exchange, and a compiler would take them in."""
-    activation_checkpointing: Annotated[bool, Affects.COST] = False
-    """Keep only the inputs of each block and compute the rest anew in the backward."""
     zero_stage: Annotated[Literal[0, 1, 2, 3], Affects.COST] = 1
     """What is sharded: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too; 2 and 3
     exchange gradients in every micro-step."""
 
 
 @dataclass(frozen=True, config=STRICT)
-class Fabric:
+class Fabric(_InProcess):
     """Lightning Fabric: `Fabric.setup`, `no_backward_sync`, `backward`."""
 
     name: Annotated[Literal["fabric"], Affects.ALL]
-    precision: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16", "float64"], Affects.ALL
-    ] = "auto"
-    """Arithmetic: `bfloat16` and `float16` are Fabric's mixed precision."""
-    float32_matmul: Annotated[Literal["highest", "high"], Affects.LOSS | Affects.TIME] = "highest"
-    """Products of float32 matrices, see `ddp`."""
-    compile: Annotated[bool, Affects.ALL] = False
-    """Compile the model; the time it takes is recorded apart."""
-    activation_checkpointing: Annotated[bool, Affects.COST] = False
-    """Keep only the inputs of each block and compute the rest anew in the backward."""
 
 
 InProcess = Ddp | Fsdp | Accelerate | DeepSpeed | Fabric

@@ -21,6 +21,17 @@ def engine_cannot(
     batch : Batch
     evaluation : Evaluation
     """
+    lacks = {Fsdp: {"float16"}, DeepSpeed: {"float16", "float64"}}.get(type(engine), set())
+    if engine.precision in lacks:
+        return (
+            f"engine={engine.name} has no {engine.precision}, got engine.precision="
+            f"{engine.precision}; use float32 or bfloat16, or engine=ddp"
+        )
+    if isinstance(engine, DeepSpeed) and engine.compile:
+        return (
+            "engine=deepspeed exchanges by hooks in the model, which a compiler would take in; got "
+            "engine.compile=true; use engine=ddp or fsdp, or engine.compile=false"
+        )
     stage = engine.zero_stage if isinstance(engine, DeepSpeed) else 0
     if isinstance(optimizer, Muon) and (isinstance(engine, Fsdp) or stage > 0):
         cuts = "engine=fsdp" if stage == 0 else f"engine=deepspeed with zero_stage={stage}"

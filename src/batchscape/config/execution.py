@@ -32,12 +32,11 @@ Repeated = Literal["failed", "oom", "timeout", "all"]
 
 @dataclass(frozen=True, config=STRICT)
 class Loader:
-    """Who fetches the samples of a rank, and how far ahead."""
+    """Who fetches the samples of a rank."""
 
     workers: Annotated[NonNegative, Affects.COST] = 0
-    """Processes beside each rank that fetch samples; 0: the rank itself does."""
-    prefetch: Annotated[Count, Affects.COST] = 2
-    """Micro-batches that each worker is ahead."""
+    """Processes beside each rank that fetch samples, each two micro-batches ahead; 0: the rank
+    itself does."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -70,9 +69,6 @@ class Measure:
     """Measure peak memory; on CPU this is a short probe before training."""
     noise_scale_every: Annotated[Count | None, Affects.COST | Affects.RECORD, OUR_LOOP] = 20
     """Optimizer steps between two samples of the gradient noise scale; null: none."""
-    peak_tflops: Annotated[Positive | None, Affects.NOTHING, OUR_LOOP] = None
-    """Peak of one device, in 10^12 FLOP/s, that MFU refers to; null: the datasheet's, of a
-    processor none. Finished runs keep theirs."""
     equivalence_margin: Annotated[Positive, Affects.NOTHING] = 0.005
     """Largest difference of the final loss, in nats, within which decompositions count as
     equivalent. Finished runs keep theirs."""
@@ -90,23 +86,17 @@ class AnyLauncher:
     """`auto` takes CUDA devices where there are any. Its outcome is part of a run."""
     concurrent_runs: Annotated[Count, Affects.NOTHING] = 1
     """Runs at the same time; above 1 their times stay out of comparisons."""
-    max_ranks_per_core: Annotated[Count, Affects.NOTHING] = 2
-    """CPU ranks a core at most; above 1 a run may be oversubscribed, and its times stay out of
-    comparisons. Wider runs are rejected."""
-    max_ranks_per_device: Annotated[Count, Affects.NOTHING] = 1
-    """The same for CUDA devices; ranks that share one exchange through gloo."""
-    max_runs_per_device: Annotated[Count, Affects.NOTHING] = 1
-    """Runs that may share a CUDA device or a core, where `concurrent_runs` allows several; above 1
-    all are oversubscribed, and their times stay out of comparisons."""
+    oversubscribe: Annotated[Count | None, Affects.NOTHING] = None
+    """Ranks of a run that may share a core or, through gloo, a CUDA device, and runs, where
+    `concurrent_runs` allows several; times of those that share stay out of comparisons. Wider runs
+    are rejected. Null: two ranks of a run a core, one a CUDA device, and no two runs."""
     timeout_s: Annotated[Positive | None, Affects.NOTHING] = None
     """Longest time a run may take; null: no limit."""
-    hang_least_s: Annotated[Positive | None, Affects.NOTHING] = 300.0
+    hang_s: Annotated[Positive | None, Affects.NOTHING] = 300.0
     """A run hangs, and is ended, once no rank has made progress for 20 of its optimizer steps, and
-    at least for so many seconds; null: it never does. The rule is in `launch.hangs`."""
-    hang_outside_s: Annotated[Positive, Affects.NOTHING] = 1800.0
-    """The same in seconds for what is outside of steps: the start up to the end of the first step,
-    compilation, a batch of an evaluation, a checkpoint, and all of a program of
-    `engine=command`."""
+    at least for so many seconds; for six times as many outside of steps (start, compilation,
+    evaluation, checkpoint, all of a program of `engine=command`). Null: it never does. The rule is
+    in `launch.hangs`."""
     retries: Annotated[NonNegative, Affects.NOTHING] = 1
     """Times that one launch tries a run again that the machine may have ended: a hang, a rank that
     was killed or lost, a fork server that died. What would happen again is never tried again: an
@@ -122,24 +112,45 @@ class AnyLauncher:
     larger than that of a run that ran out of memory with all else that decides memory alike; false:
     try each."""
 
+    def ranks_per_device(self, device_type: str) -> int:
+        """Return how many ranks of a run may share a core or CUDA device."""
+        return self.oversubscribe or (2 if device_type == "cpu" else 1)
+
+    @property
+    def hang_outside_s(self) -> float | None:
+        """Silence that is a hang outside of optimizer steps, in seconds; None: none is."""
+        return None if self.hang_s is None else 6 * self.hang_s
+
+    @property
+    def runs_per_device(self) -> int:
+        """How many runs may share a core or CUDA device, where several go at a time."""
+        return self.oversubscribe or 1
+
 
 @dataclass(frozen=True, config=STRICT)
 class Local(AnyLauncher):
     """Runs on this machine."""
 
     name: Annotated[Literal["local"], Affects.NOTHING]
-    exclusive_devices: Annotated[bool, Affects.NOTHING] = True
-    """Wait for devices that other launchers on this machine hold; false: share them."""
 
 
-Parameter = str | int | float | bool | None
+SbatchValue = str | int | float | bool | None
 """A value of an option of `sbatch`; true is a bare option, false or null leaves it out."""
 
-_OWN_PARAMETERS = (
-    *("array", "clusters", "error", "job-name", "nodes"),
-    *("ntasks", "ntasks-per-node", "open-mode", "output", "signal"),
-)
-"""Options of `sbatch` that say which runs a job takes, and how the launcher finds the job."""
+_INSTEAD = {
+    "array": "launcher.jobs",
+    "clusters": "the command on a login node of that cluster",
+    "error": "the job's log in the folder slurm of the sweep",
+    "job-name": "sweep_name, or sweep_dir",
+    "nodes": "batch.nodes",
+    "ntasks": "batch.data_parallel_size",
+    "ntasks-per-node": "batch.data_parallel_size",
+    "open-mode": "the job's log in the folder slurm of the sweep",
+    "output": "the job's log in the folder slurm of the sweep",
+    "signal": "launcher.signal_delay_s",
+    "time": "launcher.timeout_min",
+}
+"""Options of `sbatch` that the launcher sets, and what a user has in their place."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -150,35 +161,17 @@ class Slurm(AnyLauncher):
     jobs: Annotated[Count, Affects.NOTHING] = 1
     """Pool jobs: each takes one node, or a part of it, and shares the runs of one node with the
     others. Runs over several nodes have a job for each shape beside them."""
-    partition: Annotated[str | None, Affects.NOTHING] = None
-    """Partition; null: the cluster's default, as in the next ones."""
-    account: Annotated[str | None, Affects.NOTHING] = None
-    """Account that is charged."""
-    qos: Annotated[str | None, Affects.NOTHING] = None
-    """Quality of service."""
-    constraint: Annotated[str | None, Affects.NOTHING] = None
-    """Features that a node must have."""
-    reservation: Annotated[str | None, Affects.NOTHING] = None
-    """Reservation whose nodes are taken."""
     timeout_min: Annotated[Count, Affects.NOTHING] = 60
     """Time limit of a job, in minutes."""
     signal_delay_s: Annotated[Count, Affects.NOTHING] = 120
     """Seconds before that limit at which runs are asked for a checkpoint and their end."""
     max_num_timeout: Annotated[NonNegative, Affects.NOTHING] = 10
     """Times that a job is queued again at its time limit while runs are left."""
-    gpus_per_node: Annotated[Count | None, Affects.NOTHING] = None
-    """Devices that a pool job asks of its node; null: `cluster.devices_per_node`, and none where
-    runs are on CPUs. A job over several nodes asks for one a rank."""
-    cpus_per_task: Annotated[Count | None, Affects.NOTHING] = None
-    """Cores that a job asks of each of its nodes; null: what the cluster gives by default, and
-    `cluster.devices_per_node` where runs are on CPUs."""
-    mem_gb: Annotated[Positive | None, Affects.NOTHING] = None
-    """Memory that a job asks of each of its nodes, in GiB; null: what the cluster gives."""
-    additional_parameters: Annotated[dict[str, Parameter], Affects.NOTHING] = Field(
-        default_factory=dict
-    )
-    """Further options of `sbatch` by their long names, such as `exclusive`; they replace those
-    that the settings above stand for, and null takes one out."""
+    sbatch: Annotated[dict[str, SbatchValue], Affects.NOTHING] = Field(default_factory=dict)
+    """Options of `sbatch` by their long names, such as `{partition: gpu, mem: 400G}`. They replace
+    what a job asks for otherwise, and null takes that out: `gpus-per-node`, of a pool job
+    `cluster.devices_per_node`, of a job over nodes one a rank; `cpus-per-task`, where runs are on
+    CPUs, `cluster.devices_per_node`; `requeue`."""
     setup: Annotated[list[str], Affects.NOTHING] = Field(default_factory=list)
     """Lines of shell before a job starts Python, such as `module load cuda`."""
     python: Annotated[str | None, Affects.NOTHING] = None
@@ -187,21 +180,18 @@ class Slurm(AnyLauncher):
 
     def __post_init__(self) -> None:
         """Refuse options that are not the user's to set, or that are none."""
-        for name, value in self.additional_parameters.items():
-            if name in _OWN_PARAMETERS:
-                own = ", ".join(_OWN_PARAMETERS)
-                msg = (
-                    f"additional_parameters sets {name}, but the launcher sets these itself: {own}"
-                )
+        for name, value in self.sbatch.items():
+            shown = f"sbatch: {{{name}: {value}}}"
+            if name in _INSTEAD:
+                msg = f"the launcher sets --{name} of sbatch; got {shown}, use {_INSTEAD[name]}"
                 raise ValueError(msg)
             if not re.fullmatch(r"[a-z][a-z0-9-]+", name):
-                msg = (
-                    f"additional_parameters has long names of options of sbatch, such as "
-                    f"exclusive or gpus-per-node, got {name!r}"
-                )
+                long_name = name.lstrip("-").replace("_", "-")
+                meant = long_name if len(long_name) > 1 else "partition or mem"
+                msg = f"sbatch takes long names of its options; got {shown}, use {meant}"
                 raise ValueError(msg)
             if isinstance(value, str) and not value.isprintable():
-                msg = f"additional_parameters.{name} has a line break, or the like: {value!r}"
+                msg = f"an option of sbatch is one line of text; got {name}: {value!r}"
                 raise ValueError(msg)
 
 
@@ -213,7 +203,7 @@ class WandbTracker:
     """Weights & Biases, mirrored from the run folders by a process of its own."""
 
     name: Annotated[Literal["wandb"], Affects.NOTHING]
-    mode: Annotated[Literal["auto", "online", "offline", "disabled"], Affects.NOTHING] = "auto"
+    mode: Annotated[Literal["auto", "online", "offline"], Affects.NOTHING] = "auto"
     """`auto` is online with an API key and offline without."""
     project: Annotated[str, Affects.NOTHING] = "batchscape"
     """Project that the runs go to."""

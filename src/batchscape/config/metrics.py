@@ -44,7 +44,7 @@ GEOMETRY_NAMES = (
 """What a program may log about the batch that it really uses."""
 _NAMES = tuple(dict.fromkeys(STEP_COLUMNS + EVALUATION_COLUMNS + GEOMETRY_NAMES))
 
-LossOf = Literal["global_batch", "rank", "micro_batch", "window"]
+LossOf = Literal["global_batch", "other"]
 TimeUnit = Literal["s", "ms", "us", "min", "h"]
 
 
@@ -82,26 +82,30 @@ class LitGptCsvMetrics:
         _check_path(self.path)
 
 
-@dataclass(frozen=True, config=STRICT)
-class JsonlMetrics:
-    """A file with one JSON object a line."""
+@dataclass(frozen=True, config=STRICT, kw_only=True)
+class _LoggedMetrics:
+    """What logs have whose columns the user names."""
 
-    kind: Annotated[Literal["jsonl"], Affects.TIME | Affects.RECORD]
-    path: Annotated[str, Affects.TIME | Affects.RECORD]
-    """The file, relative to the folder of the run."""
-    columns: Annotated[dict[str, str], Affects.TIME | Affects.RECORD]
-    """Our name to the program's key, such as `{optimizer_step: iter, loss: train/loss}`."""
+    path: Annotated[str, Affects.TIME | Affects.RECORD] = "log.txt"
+    """The file, relative to the folder of the run; `log.txt` is what the program printed."""
     units: Annotated[dict[str, TimeUnit], Affects.TIME | Affects.RECORD] = Field(
         default_factory=dict
     )
-    """Unit of every time among the columns: s, ms, us, min or h."""
+    """Unit of every time that is read: s, ms, us, min or h."""
     loss_of: Annotated[LossOf | None, Affects.TIME | Affects.RECORD] = None
-    """What the program's loss is a mean over: `global_batch`, the micro-batches of one `rank`, one
-    `micro_batch`, or the `window` since the last line. Needed for a loss."""
+    """What the program's loss is a mean over: `global_batch`, or `other`, such as the part of one
+    rank, one micro-batch, or several steps. Needed for a loss."""
     first_step: Annotated[int, Affects.TIME | Affects.RECORD] = 1
     """Number that the program gives to its first optimizer step."""
-    initial_step: Annotated[int, Affects.TIME | Affects.RECORD] = 0
-    """Number that it gives to an evaluation before the first optimizer step."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class JsonlMetrics(_LoggedMetrics):
+    """A file with one JSON object a line."""
+
+    kind: Annotated[Literal["jsonl"], Affects.TIME | Affects.RECORD]
+    columns: Annotated[dict[str, str], Affects.TIME | Affects.RECORD]
+    """Our name to the program's key, such as `{optimizer_step: iter, loss: train/loss}`."""
 
     def __post_init__(self) -> None:
         """Check the rules between settings."""
@@ -115,7 +119,7 @@ class JsonlMetrics:
 
 
 @dataclass(frozen=True, config=STRICT)
-class RegexMetrics:
+class RegexMetrics(_LoggedMetrics):
     r"""Regular expressions over the text that the program prints.
 
     The groups of a pattern are named like the columns that they fill:
@@ -129,18 +133,6 @@ class RegexMetrics:
     """Matches a line about an evaluation."""
     geometry_pattern: Annotated[str | None, Affects.TIME | Affects.RECORD] = None
     """Matches a line about the batch that the program uses, such as `world_size`."""
-    path: Annotated[str, Affects.TIME | Affects.RECORD] = "log.txt"
-    """The text, relative to the folder of the run; `log.txt` is what it printed."""
-    units: Annotated[dict[str, TimeUnit], Affects.TIME | Affects.RECORD] = Field(
-        default_factory=dict
-    )
-    """Unit of every time among the groups: s, ms, us, min or h."""
-    loss_of: Annotated[LossOf | None, Affects.TIME | Affects.RECORD] = None
-    """What the program's loss is a mean over, see `jsonl`. Needed for a loss."""
-    first_step: Annotated[int, Affects.TIME | Affects.RECORD] = 1
-    """Number that the program gives to its first optimizer step."""
-    initial_step: Annotated[int, Affects.TIME | Affects.RECORD] = 0
-    """Number that it gives to an evaluation before the first optimizer step."""
 
     def __post_init__(self) -> None:
         """Check the rules between settings."""
@@ -210,8 +202,8 @@ def _check_loss(names: set[str] | dict[str, str], loss_of: LossOf | None) -> Non
         msg = f"loss_of={loss_of} is given, but no loss is read"
     else:
         msg = (
-            "loss_of must say what the program's loss is a mean over: global_batch, the "
-            "micro-batches of one rank, one micro_batch, or the window since its last line"
+            "loss_of must say what the program's loss is a mean over: global_batch, or other (the "
+            "part of one rank, one micro-batch, several steps)"
         )
     raise ValueError(msg)
 

@@ -20,25 +20,29 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, config=STRICT)
-class Gpt:
-    """A decoder-only transformer: pre-norm, learned positions, tied embeddings, SDPA."""
+@dataclass(frozen=True, config=STRICT, kw_only=True)
+class _Decoder:
+    """What both built-in language models have."""
 
-    name: Annotated[Literal["gpt"], Affects.ALL]
     n_layers: Annotated[Count, Affects.ALL]
     """Transformer blocks."""
     n_heads: Annotated[Count, Affects.ALL]
-    """Attention heads; must divide `d_model`."""
+    """Attention heads (of `llama` those of queries); must divide `d_model`."""
     d_model: Annotated[Count, Affects.ALL]
     """Width of the residual stream."""
     vocabulary_size: Annotated[Count | None, Affects.ALL] = None
-    """Tokens of the embedding, at least the data's vocabulary; null: the data's."""
-    padded_vocabulary: Annotated[bool, Affects.ALL] = False
-    """Round the rows of the embedding up to a multiple of 64, which suits matrix kernels; the rows
-    added have no probability and stay zero."""
+    """Rows of the embedding, at least the data's vocabulary; null: the data's. Matrix kernels are
+    at their best with multiples of 64."""
     loss_chunk: Annotated[Count | None, Affects.ALL] = None
     """Labels whose logits exist at the same time, such as 1024; null: all of the micro-batch. A
     loss and gradient part by part take less memory."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Gpt(_Decoder):
+    """A decoder-only transformer: pre-norm, learned positions, tied embeddings, SDPA."""
+
+    name: Annotated[Literal["gpt"], Affects.ALL]
     dropout: Annotated[Fraction, Affects.ALL] = 0.0
     """Dropout probability; above 0 a run is not decomposition-invariant."""
 
@@ -53,35 +57,19 @@ class Gpt:
 
 
 @dataclass(frozen=True, config=STRICT)
-class Llama:
+class Llama(_Decoder):
     """A decoder-only transformer in the style of Llama.
 
     RMSNorm, rotary positions, SwiGLU, grouped key-value heads, untied embeddings, no biases.
     """
 
     name: Annotated[Literal["llama"], Affects.ALL]
-    n_layers: Annotated[Count, Affects.ALL]
-    """Transformer blocks."""
-    n_heads: Annotated[Count, Affects.ALL]
-    """Query heads; must divide `d_model`."""
     n_kv_heads: Annotated[Count, Affects.ALL]
     """Key and value heads; must divide `n_heads`."""
-    d_model: Annotated[Count, Affects.ALL]
-    """Width of the residual stream."""
     d_ff: Annotated[Count, Affects.ALL]
     """Width of the feed-forward layer."""
     rope_base: Annotated[Positive, Affects.LOSS] = 10000.0
     """Base of the wavelengths of the rotary positions."""
-    vocabulary_size: Annotated[Count | None, Affects.ALL] = None
-    """Tokens of the embedding, at least the data's vocabulary; null: the data's."""
-    padded_vocabulary: Annotated[bool, Affects.ALL] = False
-    """Round the rows of the embedding up to a multiple of 64, which suits matrix kernels; the rows
-    added have no probability and stay zero."""
-    loss_chunk: Annotated[Count | None, Affects.ALL] = None
-    """Labels whose logits exist at the same time, such as 1024; null: all of the micro-batch. A
-    loss and gradient part by part take less memory."""
-    tie_embeddings: Annotated[bool, Affects.ALL] = False
-    """Whether the last layer is the embedding's transpose."""
 
     def __post_init__(self) -> None:
         """Check the rules that no single field can state."""
@@ -113,8 +101,6 @@ class Transformers:
     settings: Annotated[dict[str, Any], Affects.ALL] = Field(default_factory=dict)
     """Entries of the model's configuration, over those of the folder; without a folder,
     `model_type` among them."""
-    attention: Annotated[Literal["sdpa", "eager"], Affects.ALL] = "sdpa"
-    """Implementation of attention."""
 
     def __post_init__(self) -> None:
         """Check the rules that no single field can state."""

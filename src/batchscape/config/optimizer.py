@@ -22,67 +22,62 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, config=STRICT)
-class AdamW:
-    """AdamW with decoupled weight decay (matrices only), PyTorch's fused kernel."""
+@dataclass(frozen=True, config=STRICT, kw_only=True)
+class _Rule:
+    """What every optimizer has."""
 
-    name: Annotated[Literal["adamw"], Affects.ALL]
     learning_rate: Annotated[Positive, Affects.LOSS]
-    """Peak learning rate."""
-    beta1: Annotated[Fraction, Affects.LOSS] = 0.9
-    """Decay of the first moment, an optimizer step."""
-    beta2: Annotated[Fraction, Affects.LOSS] = 0.95
-    """Decay of the second moment, an optimizer step."""
-    epsilon: Annotated[Positive, Affects.LOSS] = 1e-8
-    """Added to the denominator."""
+    """Peak learning rate; of `muon` that of its matrices."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False), Affects.LOSS] = 0.1
-    """Decoupled weight decay of matrices; vectors have none."""
+    """Weight decay of matrices, decoupled (of `sgd` an L2 penalty); vectors have none."""
     gradient_clip_norm: Annotated[Positive | None, Affects.LOSS | Affects.TIME] = 1.0
     """Largest norm of the whole gradient; null: no clipping."""
 
 
+@dataclass(frozen=True, config=STRICT, kw_only=True)
+class _Moments(_Rule):
+    """What AdamW has, alone and beside Muon."""
+
+    beta1: Annotated[Fraction, Affects.LOSS] = 0.9
+    """Decay of AdamW's first moment, an optimizer step."""
+    beta2: Annotated[Fraction, Affects.LOSS] = 0.95
+    """Decay of AdamW's second moment, an optimizer step."""
+    epsilon: Annotated[Positive, Affects.LOSS] = 1e-8
+    """Added to AdamW's denominator."""
+
+
 @dataclass(frozen=True, config=STRICT)
-class Sgd:
+class AdamW(_Moments):
+    """AdamW with decoupled weight decay (matrices only), PyTorch's fused kernel."""
+
+    name: Annotated[Literal["adamw"], Affects.ALL]
+
+
+@dataclass(frozen=True, config=STRICT, kw_only=True)
+class Sgd(_Rule):
     """Stochastic gradient descent with momentum."""
 
     name: Annotated[Literal["sgd"], Affects.ALL]
-    learning_rate: Annotated[Positive, Affects.LOSS]
-    """Peak learning rate."""
     momentum: Annotated[Fraction, Affects.ALL] = 0.9
     """Momentum, an optimizer step."""
     nesterov: Annotated[bool, Affects.ALL] = False
     """Nesterov's variant."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False), Affects.LOSS] = 0.0
-    """L2 penalty on matrices; vectors have none."""
     gradient_clip_norm: Annotated[Positive | None, Affects.LOSS | Affects.TIME] = None
-    """Largest norm of the whole gradient; null: no clipping."""
 
 
 @dataclass(frozen=True, config=STRICT)
-class Muon:
-    """Muon for the matrices of hidden layers; AdamW for embeddings, last layer and vectors."""
+class Muon(_Moments):
+    """Muon with Nesterov's momentum for the matrices of hidden layers; AdamW for the rest."""
 
     name: Annotated[Literal["muon"], Affects.ALL]
-    learning_rate: Annotated[Positive, Affects.LOSS]
-    """Peak learning rate of Muon."""
     momentum: Annotated[Fraction, Affects.ALL] = 0.95
     """Momentum of Muon, an optimizer step."""
-    nesterov: Annotated[bool, Affects.ALL] = True
-    """Nesterov's variant."""
     newton_schulz_steps: Annotated[int, Field(ge=1, lt=100), Affects.LOSS | Affects.TIME] = 5
     """Iterations of the orthogonalisation."""
     adamw_learning_rate: Annotated[Positive, Affects.LOSS] = 3e-4
-    """Peak learning rate of AdamW; both follow one schedule."""
-    beta1: Annotated[Fraction, Affects.LOSS] = 0.9
-    """AdamW's decay of the first moment, an optimizer step."""
-    beta2: Annotated[Fraction, Affects.LOSS] = 0.95
-    """AdamW's decay of the second moment, an optimizer step."""
-    epsilon: Annotated[Positive, Affects.LOSS] = 1e-8
-    """Added to AdamW's denominator."""
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False), Affects.LOSS] = 0.1
-    """Decoupled weight decay of matrices; vectors have none."""
-    gradient_clip_norm: Annotated[Positive | None, Affects.LOSS | Affects.TIME] = 1.0
-    """Largest norm of the whole gradient; null: no clipping."""
+    """Peak learning rate of AdamW, of embeddings, last layer and vectors; both follow one
+    schedule."""
 
 
 Optimizer = Annotated[AdamW | Sgd | Muon, Field(discriminator="name")]
@@ -116,22 +111,26 @@ class Scaling:
             raise ValueError(msg)
 
 
+@dataclass(frozen=True, config=STRICT, kw_only=True)
+class _Warmup:
+    """What every schedule begins with."""
+
+    warmup_samples: Annotated[NonNegative, Affects.LOSS] = 0
+    """Samples over which the learning rate rises from zero."""
+
+
 @dataclass(frozen=True, config=STRICT)
-class Constant:
+class Constant(_Warmup):
     """A linear warm-up to the peak learning rate, constant after it."""
 
     name: Annotated[Literal["constant"], Affects.LOSS]
-    warmup_samples: Annotated[NonNegative, Affects.LOSS] = 0
-    """Samples over which the learning rate rises from zero."""
 
 
 @dataclass(frozen=True, config=STRICT)
-class Cosine:
+class Cosine(_Warmup):
     """A linear warm-up, then half a cosine down to `final_fraction` of the peak."""
 
     name: Annotated[Literal["cosine"], Affects.LOSS]
-    warmup_samples: Annotated[NonNegative, Affects.LOSS] = 0
-    """Samples over which the learning rate rises from zero."""
     decay_samples: Annotated[Count | None, Affects.LOSS] = None
     """Samples at which the decay ends; null: the end of the budget."""
     final_fraction: Annotated[float, Field(ge=0, le=1), Affects.LOSS] = 0.1
@@ -139,14 +138,12 @@ class Cosine:
 
 
 @dataclass(frozen=True, config=STRICT)
-class WarmupStableDecay:
+class WarmupStableDecay(_Warmup):
     """A linear warm-up, a constant peak, and a decay at the end of the budget."""
 
     name: Annotated[Literal["wsd"], Affects.LOSS]
     decay_samples: Annotated[Count, Affects.LOSS]
     """Samples of the decay, the last ones of the budget."""
-    warmup_samples: Annotated[NonNegative, Affects.LOSS] = 0
-    """Samples over which the learning rate rises from zero."""
     shape: Annotated[Literal["linear", "sqrt"], Affects.LOSS] = "linear"
     """Decay by a line, or by one minus the root of the part done."""
     final_fraction: Annotated[float, Field(ge=0, le=1), Affects.LOSS] = 0.0

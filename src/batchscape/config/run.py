@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 from batchscape.config.batch import Batch, Budget, Evaluation
 from batchscape.config.cluster import Cluster
 from batchscape.config.command import Command, ExternalData, ExternalModel
-from batchscape.config.data import CustomData, Data, Digits, Documents, StandardLibrary, TextFiles
+from batchscape.config.data import CustomData, Data, Digits, Documents, TextFiles
 from batchscape.config.engine import Engine, InProcess
 from batchscape.config.engine_rules import engine_cannot
 from batchscape.config.execution import Checkpoint, Device, Launcher, Loader, Measure, Tracker
@@ -150,7 +150,7 @@ class RunConfig:
     @property
     def is_packed(self) -> bool:
         """Whether every sample has `sequence_length` tokens."""
-        if isinstance(self.data, StandardLibrary | TextFiles | Documents):
+        if isinstance(self.data, TextFiles | Documents):
             return self.data.layout == "packed"
         return self.sequence_length is not None
 

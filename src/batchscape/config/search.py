@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from batchscape.config.types import STRICT, Affects, Count, NonNegative, Positive, Seed
+from batchscape.config.types import STRICT, Affects, Count, NonNegative
 
 __all__ = ["NoSearch", "Objective", "Sampler", "Search"]
 
@@ -47,28 +47,16 @@ class Sampler:
     seeds: Annotated[Count, Affects.NOTHING] = 1
     """Runs of a trial with seeds of their own, from `seed` upwards; their mean counts."""
     over: Annotated[list[str], Affects.NOTHING] = Field(default_factory=list)
-    """Keys of axes whose values are searched too, beside all intervals."""
-    per: Annotated[list[str] | None, Affects.NOTHING] = None
-    """Keys of axes each value of which has a study of its own; the mean over other axes counts.
-    Null: all axes that are not searched."""
+    """Keys of axes whose values are searched too, beside all intervals; every combination of the
+    other axes has a study of its own."""
     pruner: Annotated[Literal["none", "median"], Affects.NOTHING] = "none"
     """`median`: a trial is cut whose held-out loss is above the median of the trials of its study
     at as many samples. Only a rule that is fair: one objective, one seed, a constant schedule."""
-    max_memory_gib: Annotated[Positive | None, Affects.NOTHING] = None
-    """Peak of allocated memory of a device that the best may have; null: any."""
-    storage: Annotated[str | None, Affects.NOTHING] = None
-    """URL of a database of Optuna's, such as `sqlite:///trials.db`; null: a journal in the folder
-    of the search."""
-    sampler_seed: Annotated[Seed, Affects.NOTHING] = 0
-    """Seed of what is drawn."""
     grid_points: Annotated[NonNegative, Affects.NOTHING] = 5
     """Values of each interval that are measured around the best of each study, and more where it is
     the last of them; 1: the best alone; 0: no grid."""
     grid_seeds: Annotated[Count, Affects.NOTHING] = 3
     """Runs of each of them, with seeds that no trial had."""
-    grid_ratio: Annotated[Annotated[float, Field(gt=1, allow_inf_nan=False)], Affects.NOTHING] = 1.5
-    """Between two such values of an interval that is tagged log; those of others are a tenth of
-    their interval apart."""
 
 
 Search = Annotated[NoSearch | Sampler, Field(discriminator="name")]

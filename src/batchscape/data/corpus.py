@@ -11,7 +11,6 @@ from batchscape.config import (
     Digits,
     Documents,
     ExternalData,
-    StandardLibrary,
     TextFiles,
     TokenFiles,
 )
@@ -32,7 +31,6 @@ _BY_KIND: dict[type, Callable[[Any], DataIdentity]] = {
     Digits: prepare_digits,
     Documents: prepare_documents,
     ExternalData: prepare_external,
-    StandardLibrary: prepare_text,
     TextFiles: prepare_text,
     TokenFiles: prepare_tokens,
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from batchscape.config import StandardLibrary, TextFiles
+from batchscape.config import TextFiles
 from batchscape.data.held_out import choose, draw
 from batchscape.errors import ConfigError
 from batchscape.record.folder import SweepFolder
@@ -24,7 +24,7 @@ _NOT_LIBRARY = {
 _TEXT_SUFFIXES = {".txt", ".md", ".rst", ".py", ".c", ".h", ".cpp", ".js", ".json", ".csv", ".tex"}
 
 
-def text_sources(config: StandardLibrary | TextFiles) -> Iterator[tuple[str, bytes, str]]:
+def text_sources(config: TextFiles) -> Iterator[tuple[str, bytes, str]]:
     """Yield (name, content, part) of each source file, in a fixed order.
 
     Raises
@@ -32,7 +32,7 @@ def text_sources(config: StandardLibrary | TextFiles) -> Iterator[tuple[str, byt
     ConfigError
         If there is no text, or a folder holds a single file.
     """
-    if isinstance(config, StandardLibrary):
+    if config.path is None:
         root = Path(sysconfig.get_path("stdlib"))
         found = []
         # What is left out is not walked: installed packages are many times the library.

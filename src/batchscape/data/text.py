@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchscape.config import StandardLibrary, TextFiles
+from batchscape.config import TextFiles
 from batchscape.data.coding import ByteCoder, Coder, FolderCoder, tokenizer_hash
 from batchscape.data.cutting import split_blocks, split_documents, split_packed
 from batchscape.data.progress import reading
@@ -23,7 +23,7 @@ __all__ = ["prepare_text"]
 Arrays = dict[str, NDArray[Any]]
 
 
-def prepare_text(config: StandardLibrary | TextFiles) -> DataIdentity:
+def prepare_text(config: TextFiles) -> DataIdentity:
     """Read the files, cut them into samples, and keep the arrays.
 
     Raises
@@ -61,9 +61,7 @@ def prepare_text(config: StandardLibrary | TextFiles) -> DataIdentity:
     )
 
 
-def _arrays(
-    parts: dict[str, list[bytes]], config: StandardLibrary | TextFiles, coder: Coder
-) -> Arrays:
+def _arrays(parts: dict[str, list[bytes]], config: TextFiles, coder: Coder) -> Arrays:
     """Encode files, or where they are padded their blocks between blank lines, one by one."""
     arrays: Arrays = {}
     total = sum(len(content) for contents in parts.values() for content in contents)

@@ -2,7 +2,8 @@
 
 Three layouts are known, all little-endian:
 
-- raw (nanoGPT, `data/*/prepare.py`): tokens and nothing else;
+- raw (nanoGPT, `data/*/prepare.py`): tokens and nothing else, uint16 or, where every other 16 bits
+  are next to nothing, uint32;
 - LitGPT (`packed_dataset.py`): `LITPKDS`, a uint64 version 1, a uint8 code of the type, a uint64
   count, tokens;
 - llm.c (`dev/data/data_common.py`), also of modded-nanoGPT: 256 int32, of which the first are
@@ -46,9 +47,7 @@ _OTHERS = {
     b"PK\x03\x04": "a zip archive; extract it",
 }
 
-_WRITE = (
-    "Write the tokens with array.astype('uint16').tofile(path), or as uint32 with data.dtype=uint32"
-)
+_WRITE = "Write the tokens with array.astype('uint16').tofile(path), or as uint32"
 
 _JUDGED = 1024
 """Tokens that a guess about a wrong type needs at least."""
@@ -68,7 +67,7 @@ class TokenFile:
     """Bytes before the first token."""
     tokens: int
     raw: bool
-    """Whether there is no header, so that the settings alone tell the type."""
+    """Whether there is no header, so that the values alone tell the type."""
 
     def map(self) -> NDArray[Any]:
         """Map the tokens into memory."""
@@ -89,14 +88,12 @@ class ScannedFile:
     one."""
 
 
-def recognise(path: Path, dtype: str) -> TokenFile:
-    """Read the header of a file, where it has one.
+def recognise(path: Path) -> TokenFile:
+    """Read the header of a file, where it has one, or judge the type of the tokens by its begin.
 
     Parameters
     ----------
     path : Path
-    dtype : str
-        Type of the tokens where there is no header.
 
     Raises
     ------
@@ -120,14 +117,15 @@ def recognise(path: Path, dtype: str) -> TokenFile:
         return _litgpt(path, head, size)
     if len(head) >= 12 and int.from_bytes(head[:4], "little") in _LLMC_DTYPES:
         return _llmc(path, head, size)
-    width = np.dtype(dtype).itemsize
-    if size % width or size == 0:
-        other = "a uint16 one" if width == 4 and size and size % 2 == 0 else "complete"
+    if size % 2 or size == 0:
         msg = (
-            f"{path} has {size} bytes, which is not a whole number of {dtype} tokens of {width} "
-            f"bytes each; is it {other}? data.dtype names the type"
+            f"{path} has {size} bytes, which is not a whole number of uint16 tokens of 2 bytes "
+            "each; is it complete?"
         )
         raise ConfigError(msg)
+    begin = np.fromfile(path, "<u2", _BLOCK // 2)
+    width = 4 if size % 4 == 0 and _merged(begin) == 2 else 2
+    dtype = "uint16" if width == 2 else "uint32"
     return TokenFile(path, dtype, 0, size // width, raw=True)
 
 
@@ -152,18 +150,6 @@ def scan(file: TokenFile, advance: Callable[[int], object]) -> ScannedFile:
         msg = (
             f"{file.path} looks like int64, numpy's default: read as {file.dtype}, each token is "
             f"{scanned.merged} numbers, of which the upper ones are 0. {_WRITE}"
-        )
-        raise ConfigError(msg)
-    if file.raw and file.dtype == "uint16" and scanned.merged == 2:
-        msg = (
-            f"{file.path} looks like uint32: read as uint16, every other token is next to nothing; "
-            "use data.dtype=uint32"
-        )
-        raise ConfigError(msg)
-    if file.raw and file.dtype == "uint32" and scanned.largest >= _NO_VOCABULARY:
-        msg = (
-            f"{file.path} does not look like uint32: its largest token would be {scanned.largest}; "
-            "use data.dtype=uint16"
         )
         raise ConfigError(msg)
     return scanned
@@ -230,8 +216,9 @@ def _merged(tokens: NDArray[Any]) -> int:
         return 1
     if not (tokens[2::4].any() or tokens[3::4].any()) and int(tokens[1::4].max()) < most:
         return 4
-    pairs = len(tokens) >= _JUDGED and int(tokens[1::2].max()) < most <= int(tokens[::2].max())
-    return 2 if pairs else 1
+    upper = int(tokens[1::2].max())
+    pairs = len(tokens) >= _JUDGED and upper < most <= int(tokens[::2].max())
+    return 2 if upper == 0 or pairs else 1
 
 
 def _lists_chunks(index: Path) -> bool:

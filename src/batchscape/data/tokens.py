@@ -50,9 +50,9 @@ def prepare_tokens(config: TokenFiles) -> DataIdentity:
         If there are no files, one is of another kind or in both parts, a token is not in the
         vocabulary, or a part has no sample.
     """
-    files = {"train": _token_files("path", config.path, config.dtype)}
+    files = {"train": _token_files("path", config.path)}
     if config.held_out_path is not None:
-        files["held_out"] = _token_files("held_out_path", config.held_out_path, config.dtype)
+        files["held_out"] = _token_files("held_out_path", config.held_out_path)
         _refuse_shared(files)
     everything = [file for several in files.values() for file in several]
     with reading("hashing", sum(file.path.stat().st_size for file in everything)) as advance:
@@ -128,10 +128,10 @@ def segments(folder: Path, part: str) -> list[Segment]:
     return found
 
 
-def _token_files(setting: str, path: str, dtype: str) -> list[TokenFile]:
+def _token_files(setting: str, path: str) -> list[TokenFile]:
     root = Path(path).expanduser().absolute()
     if root.is_file():
-        return [recognise(root, dtype)]
+        return [recognise(root)]
     folder, pattern = (root, "*.bin") if root.is_dir() else (root.parent, root.name)
     shards = sorted(folder.glob(pattern))
     # A pipe or a device has no end, and a link that leads nowhere is a shard that is missing.
@@ -145,7 +145,7 @@ def _token_files(setting: str, path: str, dtype: str) -> list[TokenFile]:
             "pattern such as folder/train_*.bin"
         )
         raise ConfigError(msg)
-    return [recognise(shard, dtype) for shard in shards]
+    return [recognise(shard) for shard in shards]
 
 
 def _refuse_shared(files: dict[str, list[TokenFile]]) -> None:

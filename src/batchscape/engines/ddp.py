@@ -46,9 +46,7 @@ class DdpEngine(ReplicatedEngine):
             module.compile(dynamic=False)
         super().__init__(module, optimizer, precision)
         if geometry.data_parallel_size > 1:
-            wrapped = DistributedDataParallel(
-                module, bucket_cap_mb=config.bucket_cap_mb, gradient_as_bucket_view=True
-            )
+            wrapped = DistributedDataParallel(module, gradient_as_bucket_view=True)
             self._exchange_through(wrapped)
 
     def micro_step(self, inputs: Tensor, labels: Tensor, weight: float, *, last: bool) -> Tensor:

@@ -63,9 +63,8 @@ class FsdpEngine(PlainEngine):
     their first dimension, padded where ranks do not divide it, and the padding is exchanged like
     gradients are. The exchange sums: it does not average over ranks.
 
-    Gradients are reduced in the last micro-step, and until then every rank accumulates whole ones;
-    with `exchange_every_micro_step` they are reduced in each, and only parts are accumulated. A
-    parameter without a gradient takes part in the exchange with zeros (from PyTorch 2.13 on;
+    Gradients are reduced in the last micro-step, and until then every rank accumulates whole ones.
+    A parameter without a gradient takes part in the exchange with zeros (from PyTorch 2.13 on;
     before, the run ends). Blocks are gathered by all ranks together, so that every rank must enter
     every block in every forward.
 
@@ -115,7 +114,6 @@ class FsdpEngine(PlainEngine):
             for p in module.parameters()
             if p.requires_grad
         )
-        self.exchanges_every_micro_step = config.exchange_every_micro_step
         self._exchanges_last = False
         self._exchanged_last = 0
         self._begins = True
@@ -142,7 +140,7 @@ class FsdpEngine(PlainEngine):
         if self._begins:
             follow_first_rank(self.module)
         self._begins = last
-        _root(self.module).set_requires_gradient_sync(last or self.exchanges_every_micro_step)
+        _root(self.module).set_requires_gradient_sync(last)
         self._exchanges_last, self._exchanged_last = last, 0
         with autocast(self._device_type, self._precision), casts_dropped():
             loss: Tensor = self.module(inputs, labels)[0]

@@ -241,7 +241,7 @@ def _muon(config: MuonConfig, parameters: list[nn.Parameter]) -> Optimizer:
     built: Optimizer = muon(
         [{"params": parameters, "decays": True, "is_muon": True}],
         momentum=config.momentum,
-        nesterov=config.nesterov,
+        nesterov=True,
         ns_steps=config.newton_schulz_steps,
     )
     return built

@@ -2,10 +2,10 @@
 
 The rule: a run hangs when none of its ranks has told of progress for
 
-* `max(hang_least_s, 20 x step time)` while all of them are within optimizer steps, where
+* `max(hang_s, 20 x step time)` while all of them are within optimizer steps, where
   the step time is the mean of this attempt so far (evaluations and checkpoints included, which
   makes it longer);
-* `hang_outside_s`, or the above if that is longer, while any of them is elsewhere: at its start, in
+* `6 x hang_s`, or the above if that is longer, while any of them is elsewhere: at its start, in
   its first step, in a compilation, an evaluation or a checkpoint.
 
 Ranks tell of every micro-step and of every batch of an evaluation (`record.heartbeat`). One that
@@ -140,17 +140,17 @@ class HangWatch:
 
     def _limit(self) -> tuple[float | None, str]:
         """Return how long the ranks may be silent now, and the rule in words."""
-        least_s, outside_s = self._settings.hang_least_s, self._settings.hang_outside_s
-        if least_s is None:
+        launcher, step_s = self._settings, self._step_time_s
+        least_s, outside_s = launcher.hang_s, launcher.hang_outside_s
+        if least_s is None or outside_s is None or (step_s is None and self.is_program):
             return None, ""
-        step_s = self._step_time_s
+        name = "hang_s"
         within = all(beat.phase in _WITHIN_STEPS for beat in self._beats)
+        if step_s is None or self.is_program or not within:
+            name, least_s = "6 x hang_s", outside_s
         if step_s is None:
-            return (None if self.is_program else outside_s), f"hang_outside_s = {outside_s:g} s"
-        name = "hang_least_s"
-        if outside_s > least_s and (self.is_program or not within):
-            name, least_s = "hang_outside_s", outside_s
-        rule = f"{FACTOR:g} x step time {step_s:.3g} s, at least {name} {least_s:g} s"
+            return least_s, f"{name} = {least_s:g} s"
+        rule = f"{FACTOR:g} x step time {step_s:.3g} s, at least {name} = {least_s:g} s"
         return max(least_s, FACTOR * step_s), rule
 
     def _described(self, limit_s: float, rule: str) -> Hang:

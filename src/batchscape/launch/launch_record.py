@@ -22,7 +22,7 @@ _EARLIER = "an earlier attempt: "
 def launch_record(spec: RunSpec, lease: Lease, machine: Machine, *, others: bool) -> dict[str, Any]:
     """Describe how a run is placed, and whether its times can be compared."""
     concurrent = spec.config.launcher.concurrent_runs
-    sharing = min(concurrent, spec.config.launcher.max_runs_per_device)
+    sharing = min(concurrent, spec.config.launcher.runs_per_device)
     # Numbers of the devices of a CPU are cores.
     leased = [d for d in machine.cuda_devices if d.index in lease.devices]
     leased = leased if spec.device_type == "cuda" else []

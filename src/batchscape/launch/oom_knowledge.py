@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from batchscape.config import Affects, Local, that_affect
+from batchscape.config import Affects, that_affect
 from batchscape.errors import BatchscapeError
 from batchscape.launch.launch_record import OTHER_LAUNCHER
 from batchscape.plan.room import room_gib
@@ -185,10 +185,8 @@ def _had_its_device(spec: RunSpec, launch: dict[str, Any]) -> bool:
         return True
     others = OTHER_LAUNCHER in (launch.get("timing_invalid_reason") or "")
     if spec.device_type == "cuda":
-        # Other launchers are kept off a device, unless that was not asked for.
-        launcher = spec.config.launcher
-        shared = others and isinstance(launcher, Local) and not launcher.exclusive_devices
-        return launch.get("runs_per_device", 1) == 1 and not shared
+        # Other launchers are kept off a device.
+        return bool(launch.get("runs_per_device", 1) == 1)
     return launch.get("concurrent_runs", 1) == 1 and not others
 
 

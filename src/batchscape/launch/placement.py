@@ -67,9 +67,9 @@ class Placement:
             self._noun = "CUDA devices"
         self._launcher = launcher
         # In an allocation nobody else has the devices.
-        exclusive = isinstance(launcher, Local) and launcher.exclusive_devices
-        self._locks = DeviceLocks(device_type, names, warn) if exclusive else None
-        self._pool = DevicePool(names, launcher.max_runs_per_device, self._locks)
+        is_local = isinstance(launcher, Local)
+        self._locks = DeviceLocks(device_type, names, warn) if is_local else None
+        self._pool = DevicePool(names, launcher.runs_per_device, self._locks)
         self._leases: dict[str, Lease] = {}
         self.waiting: RunSpec | None = None
         """The run at the head of the queue, for which there is no room."""
@@ -137,7 +137,7 @@ class Placement:
             runs,
             len(self._pool.devices),
             self._launcher.concurrent_runs,
-            self._launcher.max_runs_per_device,
+            self._launcher.runs_per_device,
         )
 
     def _order(self, spec: RunSpec) -> float:
@@ -162,7 +162,7 @@ class Placement:
         return (
             f"Waiting for {self._noun} that another launcher holds (`lslocks` shows who locks "
             f"files in {self._locks.folder}); this one gives up after {_GIVE_UP_S / 3600:g} h "
-            "without a run; launcher.exclusive_devices=false would share them"
+            "without a run"
         )
 
     def release(self, spec: RunSpec) -> None:

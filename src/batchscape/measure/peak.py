@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from batchscape.config.cluster import datasheet_of
+from batchscape.config.cluster import Cluster, datasheet_of
 
 __all__ = ["Peak", "copy_gb_per_s", "peak_flops", "product_tflops"]
 
@@ -32,9 +32,7 @@ _ENOUGH_S, _MOST_S = 0.05, 0.2
 """Time spent on it: `_ENOUGH_S` for three products or more, `_MOST_S` for fewer."""
 
 
-def peak_flops(
-    device: torch.device, precision: str, float32_matmul: str, given: float | None
-) -> Peak:
+def peak_flops(device: torch.device, precision: str, float32_matmul: str, cluster: Cluster) -> Peak:
     """Return the peak that MFU refers to.
 
     Parameters
@@ -44,33 +42,32 @@ def peak_flops(
         `float32`, `bfloat16`, `float16` or `float64`.
     float32_matmul : str
         `high` where products of float32 matrices may be in TF32, else `highest`.
-    given : float or None
-        The user's own figure, in 10^12 FLOP/s, which wins.
+    cluster : Cluster
+        Whose figures stand for those of the device's file, unless it declares another device.
 
     Returns
     -------
     Peak
         Dense peak of the kind of product that this precision uses.
     """
-    if given is not None:
-        return Peak(given, "given")
-    if device.type == "cpu":
-        # Measured, it would be another one in each run: what else runs there moves it by half.
-        return Peak(None, "none: no datasheet of a processor is known; give measure.peak_tflops")
-    if device.type == "cuda":
-        return _listed(torch.cuda.get_device_name(device), precision, float32_matmul)
-    return Peak(None, f"none: no datasheet of a {device.type} device is known")
+    # Measured, that of a CPU would be another one in each run: what else runs moves it by half.
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a processor"
+    return _listed(name, precision, float32_matmul, cluster)
 
 
-def _listed(name: str, precision: str, float32_matmul: str) -> Peak:
+def _listed(name: str, precision: str, float32_matmul: str, cluster: Cluster) -> Peak:
     """Look a device up by the name that its driver gives."""
+    given = cluster if cluster.device is None or cluster.is_called(name) else Cluster()
     sheet = datasheet_of(name)
+    figures = given if sheet is None else given.over(sheet)
+    kind, tflops = figures.peak_tflops(precision, float32_matmul)
+    if tflops is not None:
+        if given.device is None and given.tflops.get(kind):
+            return Peak(tflops, "given")
+        return Peak(tflops, f"datasheet of {figures.device}, dense {kind}")
     if sheet is None:
-        return Peak(None, f"none: no datasheet of {name} is known; give measure.peak_tflops")
-    kind, tflops = sheet.peak_tflops(precision, float32_matmul)
-    if tflops is None:
-        return Peak(None, f"none: the datasheet of {name} lists no {kind}: {sheet.source}")
-    return Peak(tflops, f"datasheet, dense {kind}: {sheet.source}")
+        return Peak(None, f"none: no datasheet of {name} is known; give cluster.tflops.{kind}")
+    return Peak(None, f"none: the datasheet of {name} lists no {kind}; give cluster.tflops.{kind}")
 
 
 def product_tflops(precision: str) -> float:

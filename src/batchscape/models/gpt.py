@@ -11,7 +11,6 @@ from batchscape.config import Gpt
 from batchscape.models.attention import causal_attention
 from batchscape.models.drawing import Undrawn
 from batchscape.models.next_token import NextTokenModel
-from batchscape.models.vocabulary import table_rows
 
 __all__ = ["GptModel"]
 
@@ -60,18 +59,16 @@ class GptModel(NextTokenModel):
     """
 
     def __init__(self, config: Gpt, vocabulary: int, sequence_length: int) -> None:
-        rows = table_rows(config, vocabulary)
-        super().__init__(vocabulary, rows)
+        super().__init__()
         with Undrawn():
-            self.tokens = nn.Embedding(rows, config.d_model)
+            self.tokens = nn.Embedding(vocabulary, config.d_model)
             self.positions = nn.Embedding(sequence_length, config.d_model)
             self.dropout = nn.Dropout(config.dropout)
             self.blocks = nn.ModuleList(_Block(config) for _ in range(config.n_layers))
             self.norm = nn.LayerNorm(config.d_model)
-        self.draw(self.tokens.weight)
         into_residual = 0.02 / math.sqrt(2 * config.n_layers)
         for name, module in self.named_modules():
-            if isinstance(module, nn.Linear | nn.Embedding) and module is not self.tokens:
+            if isinstance(module, nn.Linear | nn.Embedding):
                 ends_branch = name.endswith(("projection", "contract"))
                 nn.init.normal_(module.weight, std=into_residual if ends_branch else 0.02)
             if isinstance(module, nn.Linear):

@@ -30,8 +30,8 @@ _DECIDED_ELSEWHERE = {
     "architectures": "what the data are for",
     "dtype": "engine.precision",
     "torch_dtype": "engine.precision",
-    "attn_implementation": "model.attention",
-    "_attn_implementation": "model.attention",
+    "attn_implementation": "batchscape, which counts the operations of sdpa",
+    "_attn_implementation": "batchscape, which counts the operations of sdpa",
     "use_cache": "the training, which has no use for it",
     "return_dict": "the training, which reads the logits",
     "output_hidden_states": "the training, which reads the logits",
@@ -245,7 +245,7 @@ def _network(
     if plain.is_encoder_decoder:
         msg = f"{plain.model_type} is an encoder with a decoder; model=hf trains neither"
         raise ConfigError(msg)
-    options = {"attn_implementation": config.attention, "dtype": torch.float32}
+    options = {"attn_implementation": "sdpa", "dtype": torch.float32}
     loading: dict[str, Any] = {}
     try:
         if config.pretrained and config.path is not None:

@@ -10,7 +10,6 @@ from batchscape.config import Llama
 from batchscape.models.attention import causal_attention
 from batchscape.models.drawing import Undrawn
 from batchscape.models.next_token import NextTokenModel
-from batchscape.models.vocabulary import table_rows
 
 __all__ = ["LlamaModel"]
 
@@ -65,19 +64,14 @@ class LlamaModel(NextTokenModel):
     """
 
     def __init__(self, config: Llama, vocabulary: int, sequence_length: int) -> None:
-        rows = table_rows(config, vocabulary)
-        super().__init__(vocabulary, rows)
+        super().__init__()
         with Undrawn():
-            self.tokens = nn.Embedding(rows, config.d_model)
+            self.tokens = nn.Embedding(vocabulary, config.d_model)
             self.blocks = nn.ModuleList(_Block(config) for _ in range(config.n_layers))
             self.norm = nn.RMSNorm(config.d_model, eps=_EPSILON)
-            self.head = nn.Linear(config.d_model, rows, bias=False)
-        if config.tie_embeddings:
-            self.head.weight = self.tokens.weight
+            self.head = nn.Linear(config.d_model, vocabulary, bias=False)
         for parameter in self.parameters():
-            if parameter is self.tokens.weight or parameter is self.head.weight:
-                self.draw(parameter)
-            elif parameter.ndim == 2:
+            if parameter.ndim == 2:
                 nn.init.normal_(parameter, std=0.02)
         angles = _angles(sequence_length, config.d_model // config.n_heads, config.rope_base)
         self.register_buffer("cosine", angles.cos().float(), persistent=False)

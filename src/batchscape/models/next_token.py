@@ -17,40 +17,12 @@ IGNORED = -100
 
 
 class NextTokenModel(nn.Module, ABC):
-    """Token ids of shape (samples, length) to logits of shape (samples, length, rows).
-
-    Rows beyond the vocabulary are zero. Their logits are minus infinity, so that they bear no
-    probability and no gradient, and stay zero. The other weights are those of a model without.
-
-    Parameters
-    ----------
-    vocabulary : int
-    rows : int
-        Of the tables, at least the vocabulary.
-    """
-
-    mask: Tensor | None
-    """Added to the logits; None where no row is padding."""
-
-    def __init__(self, vocabulary: int, rows: int) -> None:
-        super().__init__()
-        self.vocabulary = vocabulary
-        mask = None
-        if rows > vocabulary:
-            mask = torch.zeros(rows)
-            mask[vocabulary:] = -torch.inf
-        self.register_buffer("mask", mask, persistent=False)
+    """Token ids of shape (samples, length) to logits of shape (samples, length, vocabulary)."""
 
     @property
     @abstractmethod
     def output_weight(self) -> Tensor:
-        """Last matrix, of shape (rows, width)."""
-
-    @property
-    def padding_flops_per_token(self) -> int:
-        """Operations on rows that are padding, forward and backward: none that the model needs."""
-        rows, width = self.output_weight.shape
-        return 6 * (rows - self.vocabulary) * width
+        """Last matrix, of shape (vocabulary, width)."""
 
     @abstractmethod
     def hidden(self, tokens: Tensor) -> Tensor:
@@ -58,7 +30,7 @@ class NextTokenModel(nn.Module, ABC):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits of the next token at every position."""
-        return functional.linear(self.hidden(tokens), self.output_weight, self.mask)
+        return functional.linear(self.hidden(tokens), self.output_weight)
 
     def chunked_loss_sum(self, tokens: Tensor, labels: Tensor, chunk: int) -> Tensor:
         """Return the sum of the cross-entropies, whose logits exist for a part of the labels.
@@ -73,24 +45,15 @@ class NextTokenModel(nn.Module, ABC):
             Labels at a time.
         """
         hidden = self.hidden(tokens).flatten(0, -2)
-        loss: Tensor = _cross_entropy_sum(
-            hidden, self.output_weight, self.mask, labels.flatten(), chunk
-        )
+        loss: Tensor = _cross_entropy_sum(hidden, self.output_weight, labels.flatten(), chunk)
         return loss
-
-    def draw(self, table: Tensor) -> None:
-        """Draw a table as one without padding is drawn."""
-        nn.init.normal_(table[: self.vocabulary], std=0.02)
-        nn.init.zeros_(table[self.vocabulary :])
 
 
 # What is compiled goes around it.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _cross_entropy_sum(
-    hidden: Tensor, weight: Tensor, mask: Tensor | None, labels: Tensor, chunk: int
-) -> Tensor:
+def _cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int) -> Tensor:
     loss: Tensor = _CrossEntropySum.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, mask, labels, chunk, torch.is_grad_enabled()
+        hidden, weight, labels, chunk, torch.is_grad_enabled()
     )
     return loss
 
@@ -107,7 +70,6 @@ class _CrossEntropySum(torch.autograd.Function):
         ctx: Any,  # noqa: ANN401  (torch has no type for it)
         hidden: Tensor,
         weight: Tensor,
-        mask: Tensor | None,
         labels: Tensor,
         chunk: int,
         with_gradient: bool,
@@ -119,7 +81,7 @@ class _CrossEntropySum(torch.autograd.Function):
         parts = []
         for start in range(0, len(hidden), chunk):
             here = slice(start, start + chunk)
-            logits = functional.linear(hidden[here], weight, mask)
+            logits = functional.linear(hidden[here], weight)
             product = logits.dtype
             logits = logits.to(torch.promote_types(product, torch.float32))
             log_p = functional.log_softmax(logits, -1)
@@ -146,4 +108,4 @@ class _CrossEntropySum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, given: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         of_hidden, of_weight = ctx.saved_tensors
-        return of_hidden * given, of_weight * given, None, None, None, None
+        return of_hidden * given, of_weight * given, None, None, None

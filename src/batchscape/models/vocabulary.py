@@ -6,11 +6,7 @@ from batchscape.config import Gpt, Llama
 from batchscape.errors import ConfigError
 from batchscape.record.spec import DataIdentity
 
-__all__ = ["check_classes", "check_vocabulary", "data_vocabulary", "table_rows", "vocabulary_size"]
-
-_MULTIPLE = 64
-"""Of rows that fill the tiles of matrix kernels. Source: NVIDIA, "Matrix Multiplication Background
-User's Guide", table 1: 128 bytes on A100, which are 64 numbers of 16 bits."""
+__all__ = ["check_classes", "check_vocabulary", "data_vocabulary", "vocabulary_size"]
 
 
 def check_classes(model: str, data: DataIdentity) -> None:
@@ -47,11 +43,6 @@ def vocabulary_size(model: Gpt | Llama, data: DataIdentity) -> int:
         return data_vocabulary(data)
     check_vocabulary("model.vocabulary_size", model.vocabulary_size, data)
     return model.vocabulary_size
-
-
-def table_rows(model: Gpt | Llama, vocabulary: int) -> int:
-    """Return the rows of a model's embedding: its vocabulary, and padding where it is asked for."""
-    return vocabulary + (-vocabulary % _MULTIPLE if model.padded_vocabulary else 0)
 
 
 def check_vocabulary(name: str, rows: int, data: DataIdentity) -> None:

@@ -221,7 +221,7 @@ def _makespan(timed: list[tuple[int, Figure]], spec: RunSpec, machine: Machine) 
         if launcher.concurrent_runs > 1:
             runs.sort(key=lambda run: -run[1])
         devices = machine.devices(spec.device_type)
-        return makespan_s(runs, devices, launcher.concurrent_runs, launcher.max_runs_per_device)
+        return makespan_s(runs, devices, launcher.concurrent_runs, launcher.runs_per_device)
 
     values = [figure.value for _, figure in timed if figure.value is not None]
     low, high = makespan([f.low for _, f in timed]), makespan([f.high for _, f in timed])

@@ -20,7 +20,7 @@ from batchscape.config import (
     that_affect,
 )
 from batchscape.errors import ConfigError
-from batchscape.models.vocabulary import table_rows, vocabulary_size
+from batchscape.models.vocabulary import vocabulary_size
 from batchscape.record.placeholders import (
     CUT_PLACEHOLDERS,
     placeholder_values,
@@ -81,10 +81,7 @@ def trajectory_id(
     named = {**asdict(data), "folder": None}
     model, schedule, engine = settings["model"], settings["schedule"], settings["engine"]
     if isinstance(config.model, Gpt | Llama):
-        tokens = vocabulary_size(config.model, data)
-        # A vocabulary that is a multiple already is not padded, whatever was asked for.
-        padded = table_rows(config.model, tokens) > tokens
-        model = {**model, "vocabulary_size": tokens, "padded_vocabulary": padded}
+        model = {**model, "vocabulary_size": vocabulary_size(config.model, data)}
     if "decay_samples" in schedule and schedule["decay_samples"] is None:
         schedule = {**schedule, "decay_samples": sum(stage.samples for stage in stages)}
     content = {

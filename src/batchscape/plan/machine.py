@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,11 +115,10 @@ class Machine:
             found = cls.detect()
             names = {device.name for device in found.cuda_devices}
             sheet = datasheet_of(names.pop()) if len(names) == 1 else None
-            given = {name: value for name, value in asdict(cluster).items() if value is not None}
             if sheet is not None:
-                unknown = {"device": None, "devices_per_node": None, "nodes": None}
-                given = asdict(sheet) | unknown | given
-            return replace(found, cluster=Cluster(**given))
+                sheet = replace(sheet, device=None, devices_per_node=None, nodes=None)
+                cluster = cluster.over(sheet)
+            return replace(found, cluster=cluster)
         major, minor = divmod(round(10 * (cluster.compute_capability or 0)), 10)
         nodes, each = cluster.nodes or 1, cluster.devices_per_node or 1
         devices = tuple(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 
 from batchscape.config import Gpt, Llama, Mlp, RunConfig
-from batchscape.models.vocabulary import table_rows
 from batchscape.record.spec import DataIdentity
 
 __all__ = ["count_parameters"]
@@ -26,8 +25,7 @@ def count_parameters(config: RunConfig, data: DataIdentity) -> int | None:
         return sum((wide_in + 1) * wide_out for wide_in, wide_out in pairwise(widths))
     if not isinstance(model, Gpt | Llama):
         return None
-    vocabulary = model.vocabulary_size or data.vocabulary or data.classes
-    rows = table_rows(model, vocabulary)
+    rows = model.vocabulary_size or data.vocabulary or data.classes
     if isinstance(model, Llama):
         return _llama(model, rows)
     return _gpt(model, rows, config.sequence_length or 0)
@@ -45,5 +43,4 @@ def _llama(model: Llama, rows: int) -> int:
     width = model.d_model
     shared = width * (width // model.n_heads) * model.n_kv_heads
     block = 2 * width * width + 2 * shared + 3 * width * model.d_ff + 2 * width
-    embeddings = rows * width * (1 if model.tie_embeddings else 2)
-    return embeddings + model.n_layers * block + width
+    return 2 * rows * width + model.n_layers * block + width

@@ -68,18 +68,15 @@ def placement_problem(geometry: BatchGeometry, config: RunConfig, machine: Machi
         )
     ranks = geometry.data_parallel_size
     devices = machine.devices(device_type)
-    if device_type == "cuda":
-        name, setting = "CUDA devices", "max_ranks_per_device"
-    else:
-        name, setting = "cores", "max_ranks_per_core"
-    each: int = getattr(config.launcher, setting)
+    name = "CUDA devices" if device_type == "cuda" else "cores"
+    each = config.launcher.ranks_per_device(device_type)
     if ranks <= devices * each:
         return None
     return (
-        f"data_parallel_size may be at most {name} x launcher.{setting} = "
+        f"data_parallel_size may be at most {name} x ranks that share one = "
         f"{devices} x {each} = {devices * each}; data_parallel_size={ranks}; "
-        f"launcher.{setting}={-(-ranks // devices)} would let ranks share {name}, so that no time "
-        "of theirs is valid"
+        f"launcher.oversubscribe={-(-ranks // devices)} would let ranks share {name}, so that "
+        "no time of theirs is valid"
     )
 
 

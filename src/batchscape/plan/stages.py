@@ -30,7 +30,6 @@ def solve_geometries(config: RunConfig) -> tuple[BatchGeometry, ...]:
     batch = config.batch
     last = solve(
         nodes=batch.nodes,
-        devices_per_node=batch.devices_per_node,
         data_parallel_size=batch.data_parallel_size,
         micro_batch_size=batch.micro_batch_size,
         gradient_accumulation_steps=batch.gradient_accumulation_steps,

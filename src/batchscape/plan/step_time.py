@@ -175,7 +175,7 @@ class StepTimes:
             *(model := (repr(config.model), repr(config.data), spec.precision)),
             repr(config.engine),
             repr(replace(config.optimizer, learning_rate=1.0)),
-            *(ranks, nodes, config.measure.peak_tflops),
+            *(ranks, nodes),
         )
         if key not in self._coefficients:
             if model not in self._facts:
@@ -191,10 +191,10 @@ class StepTimes:
     ) -> Coefficients | str:
         config, kind, precision = spec.config, spec.device_type, spec.precision
         engine, cluster = config.in_process, self._machine.cluster
-        peak = config.measure.peak_tflops or self._peak(kind, precision, engine.float32_matmul)
+        peak = self._peak(kind, precision, engine.float32_matmul)
         memory = cluster.memory_gb_per_s or self._measured(kind, "memory")
         links = self._links(kind, ranks, nodes)
-        missing = {f"cluster.{precision}_tflops": peak, "cluster.memory_gb_per_s": memory} | links
+        missing = {f"cluster.tflops.{precision}": peak, "cluster.memory_gb_per_s": memory} | links
         if unknown := [name for name, value in missing.items() if value is None]:
             return f"no datasheet here has it: give {', '.join(unknown)}"
         per_s, moved = 1e12 * (peak or 0), 1e9 * (memory or 0)
@@ -294,7 +294,7 @@ def rings(config: RunConfig) -> tuple[float, float]:
     engine = config.engine
     if isinstance(engine, Fsdp):
         gathered = 1.0 if engine.reshard_after_forward else 0.5
-        return (0.0, gathered + 0.5) if engine.exchange_every_micro_step else (0.5, gathered)
+        return 0.5, gathered
     if isinstance(engine, DeepSpeed) and engine.zero_stage == 3:
         return 0.0, 1.5
     if isinstance(engine, DeepSpeed) and engine.zero_stage == 2:
@@ -375,12 +375,11 @@ def _facts(config: RunConfig, data: DataIdentity, precision: str) -> ModelFacts 
 
     trained = [p for p in module.parameters() if p.requires_grad]
     flops = line(fewer.flops, more.flops)
-    padding = getattr(module.model, "padding_flops_per_token", 0) * batch[0][0].numel()
     return ModelFacts(
         flops=flops,
         traffic_bytes=line(fewer.traffic_bytes, more.traffic_bytes),
         kernels=fewer.kernels,
-        model_flops=flops[1] - padding,
+        model_flops=flops[1],
         gradient_bytes=sum(p.nbytes for p in trained),
         tensors=len(trained),
         orthogonalised_flops=sum(_newton_schulz(p) for p in trained),

@@ -51,7 +51,7 @@ _READ_SHARE = 0.01
 _READ_AFTER_S = 1.0
 _IDLE_END_S = 60.0
 """Silence after the last optimizer step that is an end, where the processes do nothing; less where
-`launcher.hang_least_s` is less."""
+`launcher.hang_s` is less."""
 _IDLE_SHARE = 0.05
 """Share of the cores of the training that processes which do nothing are on: they poll."""
 _LEAST_CORES = 0.05
@@ -221,7 +221,7 @@ class Supervision:
         Neither its log nor its metrics have grown, and its processes are on a small share of the
         cores that they were on before.
         """
-        least_s = self._spec.config.launcher.hang_least_s
+        least_s = self._spec.config.launcher.hang_s
         now_s = time.monotonic()
         limit_s = _IDLE_END_S if least_s is None else min(_IDLE_END_S, least_s)
         if least_s is None or now_s - self._grown_s < limit_s:

@@ -54,8 +54,7 @@ CAUSE_ADVICE: dict[Cause, str] = {
     "add --retry failed",
     Cause.DIVERGENCE: STATUS_ADVICE[Status.DIVERGED],
     Cause.HANG: "read the stacks of all ranks in its log.txt; where it is only that slow, raise "
-    "the setting that its reason names (launcher.hang_least_s or hang_outside_s); "
-    "add --retry failed",
+    "launcher.hang_s; add --retry failed",
     Cause.TIME_LIMIT: STATUS_ADVICE[Status.TIMEOUT],
     Cause.EXCEPTION: STATUS_ADVICE[Status.FAILED],
     Cause.SIGNAL: "a native library crashed: read the stack in its log.txt; add --retry failed",

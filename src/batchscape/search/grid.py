@@ -22,6 +22,8 @@ from batchscape.search.words import count_text, point_text
 
 __all__ = ["Found", "measure_around"]
 
+_RATIO = 1.5
+"""Between two values of an interval that is tagged log."""
 _MOST_WIDENED = 4
 """Times that a grid grows on the side where its best is the last."""
 
@@ -34,7 +36,7 @@ class Found(NamedTuple):
     values: tuple[float, ...]
     """Of each objective."""
     seeds: Mapping[int, tuple[float, ...]] = MappingProxyType({})
-    """The same, by seed: means over the runs of an averaged axis."""
+    """The same, by seed."""
 
 
 class _Best(NamedTuple):
@@ -58,14 +60,14 @@ class _Around:
         self._space, self._of = space, of
         self.points: list[dict[str, Any]] = []
         for one in best if count else ():
-            near = around(space.intervals, one.point, count, sampler.grid_ratio)
+            near = around(space.intervals, one.point, count, _RATIO)
             self.points += [point for point in near if point not in self.points]
 
     def cells(self) -> list[list[Cell]]:
         """Return the cells of each point."""
-        return [list(itertools.chain(*self._by_seed(point).values())) for point in self.points]
+        return [list(self._by_seed(point).values()) for point in self.points]
 
-    def _by_seed(self, point: Mapping[str, Any]) -> dict[int, list[Cell]]:
+    def _by_seed(self, point: Mapping[str, Any]) -> dict[int, Cell]:
         first = self._space.first_seed + self._space.sampler.seeds
         seeds = range(first, first + self._space.sampler.grid_seeds)
         return {seed: self._of.at(point, seed) for seed in seeds}
@@ -77,10 +79,8 @@ class _Around:
         found = []
         for point in self.points:
             seeds = {}
-            for seed, cells in self._by_seed(point).items():
-                outcome = outcome_of(
-                    [runs[key_of(cell)] for cell in cells], sweep, self._space.sampler.objective
-                )
+            for seed, cell in self._by_seed(point).items():
+                outcome = outcome_of([runs[key_of(cell)]], sweep, self._space.sampler.objective)
                 if outcome.values is None:
                     again = "; the same command with --retry failed,timeout goes on"
                     return f"{outcome.reason}{'' if outcome.is_over else again}"
@@ -112,7 +112,7 @@ class _Around:
                     "on_front": is_best,
                     "runs": [
                         run.run_id
-                        for cell in itertools.chain(*self._by_seed(one.point).values())
+                        for cell in self._by_seed(one.point).values()
                         if not isinstance(run := runs[key_of(cell)], str)
                     ],
                 }
@@ -140,10 +140,10 @@ class _Around:
 
     def widen(self, found: Sequence[Found]) -> bool:
         """Add points where a bracket is open; whether there are any."""
-        before, ratio = len(self.points), self._space.sampler.grid_ratio
+        before = len(self.points)
         for interval, of, value, _ in self.brackets(found):
             # Where nothing has a value there is no side to go to.
-            for further in beyond(interval, of, ratio) if math.isfinite(value) else ():
+            for further in beyond(interval, of, _RATIO) if math.isfinite(value) else ():
                 point = {**self.points[0], interval.key: further}
                 if point not in self.points:
                     self.points.append(point)

@@ -30,8 +30,6 @@ class Outcome(NamedTuple):
     values: tuple[float, ...] | None
     """Mean over its runs of each objective, infinite where one of them has none; None: the trial
     is not over, or tells nothing."""
-    memory_gib: float | None
-    """Largest peak of allocated memory of its runs; None: not measured."""
     reason: str | None = None
     """Why it has no value, or an infinite one."""
 
@@ -57,30 +55,28 @@ def outcome_of(
     specs = [run for run in runs if not isinstance(run, str)]
     if len(specs) < len(runs):
         reason = next(run for run in runs if isinstance(run, str))
-        return Outcome(str(Status.REJECTED), (math.inf,) * len(objectives), None, reason)
+        return Outcome(str(Status.REJECTED), (math.inf,) * len(objectives), reason)
     rows: list[tuple[float, ...]] = []
-    state, why, memory = str(Status.COMPLETED), None, list[float]()
+    state, why = str(Status.COMPLETED), None
     for spec in specs:
         folder = sweep.run(spec.run_id)
         status = RunStatus.read(folder.status)
         if status.status is Status.PRUNED:
-            return Outcome(str(Status.PRUNED), None, None, status.reason)
+            return Outcome(str(Status.PRUNED), None, status.reason)
         if status.status in _CANNOT:
             state, why = str(status.status), status.reason
             rows.append((math.inf,) * len(objectives))
             continue
         if status.status is not Status.COMPLETED:
-            return Outcome(str(status.status), None, None, status.reason)
-        peak = status.summary.get("peak_allocated_gib")
-        memory += [] if peak is None else [peak]
+            return Outcome(str(status.status), None, status.reason)
         untimed = why_run_untimed(folder, status)
         values = [objective_of(name, spec, status, timed=untimed is None) for name in objectives]
         if None in values:
             lacks = objectives[values.index(None)]
-            return Outcome(NOT_MEASURED, None, None, f"{spec.run_id} has no {lacks}: {untimed}")
+            return Outcome(NOT_MEASURED, None, f"{spec.run_id} has no {lacks}: {untimed}")
         rows.append(tuple(value for value in values if value is not None))
     means = tuple(math.fsum(column) / len(rows) for column in zip(*rows, strict=True))
-    return Outcome(state, means, max(memory, default=None), why)
+    return Outcome(state, means, why)
 
 
 def unbeaten(rows: Sequence[Sequence[float]]) -> list[bool]:

@@ -23,15 +23,13 @@ Curve = Mapping[int, float]
 """Held-out losses by samples."""
 
 
-def check_fair(sampler: Sampler, configs: Sequence[RunConfig], runs: int) -> None:
+def check_fair(sampler: Sampler, configs: Sequence[RunConfig]) -> None:
     """Refuse to cut trials where a loss on the way says nothing fair of the end.
 
     Parameters
     ----------
     sampler : Sampler
     configs : sequence of RunConfig
-    runs : int
-        Runs of a trial.
 
     Raises
     ------
@@ -48,11 +46,8 @@ def check_fair(sampler: Sampler, configs: Sequence[RunConfig], runs: int) -> Non
             "by more; use search.pruner=none"
         )
         raise ConfigError(msg)
-    if runs > 1:
-        msg = (
-            f"{said} cuts single runs, and a trial has {runs}; use search.seeds=1, and a study for "
-            "each value of every axis (search.per=null)"
-        )
+    if sampler.seeds > 1:
+        msg = f"{said} cuts single runs, and a trial has {sampler.seeds}; use search.seeds=1"
         raise ConfigError(msg)
     for config in configs:
         if not isinstance(config.schedule, Constant) or config.batch.ramp:

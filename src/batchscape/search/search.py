@@ -77,10 +77,8 @@ def search(
     sweep = SweepFolder(sweep_dir)
     with _alone(sweep.search):
         _check_space(space, sweep.search)
-        storage = storage_of(space.sampler, sweep.search.path)
-        # A database may have the studies of many folders, a journal lies in its own.
-        place = "" if space.sampler.storage is None else f"{sweep_dir.resolve()}: "
-        studies = {of.name: Study(space, of.name, storage, place) for of in space.studies}
+        storage = storage_of(sweep.search.path)
+        studies = {of.name: Study(space, of.name, storage) for of in space.studies}
         result = run_trials(space, studies, sweep.search, launching)
         is_whole = all(study.trials and not study.untold() for study in studies.values())
         if not result.interrupted and result.stopped is None:
@@ -140,6 +138,6 @@ def _refuse_another(sweep: SweepFolder, asked: Mapping[str, Any]) -> None:
 
 def _lines(content: Mapping[str, Any]) -> dict[str, str]:
     """Flatten what was searched for a comparison."""
-    nested = {k: content[k] for k in ("searched", "settings", "averaged")}
-    plain = {k: json.dumps(content[k]) for k in ("objective", "seeds", "max_memory_gib")}
+    nested = {k: content[k] for k in ("searched", "settings")}
+    plain = {k: json.dumps(content[k]) for k in ("objective", "seeds")}
     return plain | {k: json.dumps(v) for group in nested.values() for k, v in group.items()}

@@ -36,15 +36,16 @@ class StudyCells:
     cells: tuple[Cell, ...]
     """Every combination of the other axes, those that are searched included."""
 
-    def at(self, point: Mapping[str, Any], seed: int) -> list[Cell]:
-        """Return the cells of one point with one seed: one for each value of an averaged axis."""
-        found = []
-        for cell in self.cells:
-            if all(cell.swept[key] == value for key, value in point.items() if key in cell.swept):
-                values = {**point, "seed": seed}
-                own = {key: value for key, value in values.items() if key not in cell.swept}
-                found.append(Cell(set_values(cell.settings, own), {**cell.swept, **values}))
-        return found
+    def at(self, point: Mapping[str, Any], seed: int) -> Cell:
+        """Return the cell of one point with one seed."""
+        cell = next(
+            cell
+            for cell in self.cells
+            if all(cell.swept.get(key, value) == value for key, value in point.items())
+        )
+        values = {**point, "seed": seed}
+        own = {key: value for key, value in values.items() if key not in cell.swept}
+        return Cell(set_values(cell.settings, own), {**cell.swept, **values})
 
 
 @dataclass(frozen=True)
@@ -74,17 +75,10 @@ class Space:
             "searched": ends | {key: list(values) for key, values in self.choices.items()},
             "objective": list(self.sampler.objective),
             "seeds": [self.first_seed, self.sampler.seeds],
-            "max_memory_gib": self.sampler.max_memory_gib,
             "settings": {
                 key: value
                 for key, value in settings.items()
                 if affects_of(key) and key not in free | axes
-            },
-            "averaged": {
-                key: sorted(
-                    {setting_text(cell.swept[key]) for s in self.studies for cell in s.cells}
-                )
-                for key in sorted(axes - set(self.choices) - set(self.studies[0].values))
             },
         }
 
@@ -120,7 +114,7 @@ def space_of(grid: SweepCells) -> Space:
     for config in configs:
         _check_objective(sampler, config)
     choices = {key: tuple(axes[key]) for key in sampler.over}
-    per = [key for key in axes if key not in choices] if sampler.per is None else sampler.per
+    per = [key for key in axes if key not in choices]
     groups: dict[str, list[Cell]] = {}
     for cell in grid.cells:
         plain = {k: v for k, v in cell.swept.items() if k in axes}
@@ -134,8 +128,7 @@ def space_of(grid: SweepCells) -> Space:
             "sampler, such as search=gp, which chooses among them"
         )
         raise ConfigError(msg)
-    most = max(len(cells) for cells in groups.values()) // points
-    check_fair(sampler, configs, most * sampler.seeds)
+    check_fair(sampler, configs)
     return Space(
         sampler,
         grid.intervals,
@@ -198,15 +191,11 @@ def _check_keys(
         )
         raise ConfigError(msg)
     known = ", ".join(axes) or "none"
-    for setting, keys in (("over", sampler.over), ("per", sampler.per or [])):
-        if absent := [key for key in keys if key not in axes]:
-            msg = (
-                f"search.{setting}={keys}: {absent[0]} is no axis of this command line (axes with "
-                f"lists of values: {known})"
-            )
-            raise ConfigError(msg)
-    if both := set(sampler.over) & set(sampler.per or []):
-        msg = f"search.over and search.per: {', '.join(sorted(both))} cannot be both"
+    if absent := [key for key in sampler.over if key not in axes]:
+        msg = (
+            f"search.over={sampler.over}: {absent[0]} is no axis of this command line (axes with "
+            f"lists of values: {known})"
+        )
         raise ConfigError(msg)
     if not intervals and not sampler.over:
         msg = (
@@ -255,8 +244,7 @@ def _check_objective(sampler: Sampler, config: RunConfig) -> None:
             "budget.target_loss=null"
         )
         raise ConfigError(msg)
-    needs_memory = "peak_allocated_gib" in asked or sampler.max_memory_gib is not None
-    if needs_memory and not config.measure.memory:
+    if "peak_allocated_gib" in asked and not config.measure.memory:
         msg = "a search for memory needs measure.memory=true"
         raise ConfigError(msg)
     if config.init_seed is not None and config.data_seed is not None:

@@ -48,12 +48,11 @@ def stand_ins(grid: SweepCells, machine: Machine, prepare: Prepare) -> StandIns:
     point = corner.point | {key: values[0] for key, values in space.choices.items()}
     first = space.first_seed
     cells = [
-        cell
+        study.at(point, seed)
         for study in space.studies
         for seed in range(first, first + asked + measured)
-        for cell in study.at(point, seed)
     ]
-    each = len(cells) // (asked + measured)
+    each = len(space.studies)
     after = "the grid around the best" if len(sampler.objective) == 1 else "a trial of each front"
     text = (
         f"{search_text(space)}.\nIn all {count_text(len(cells), 'run')}: {each * asked} of trials, "

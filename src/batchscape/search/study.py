@@ -21,11 +21,10 @@ from optuna.distributions import (
     IntDistribution,
 )
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
-from optuna.storages import BaseStorage, JournalStorage, get_storage
+from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from batchscape.config import Sampler
 from batchscape.errors import ConfigError
 from batchscape.plan.expand import Interval
 from batchscape.search.objective import Outcome, unbeaten
@@ -39,7 +38,6 @@ _ASKED_AGAIN = 4
 """Times that a sampler may name a point that a trial has, before one is drawn at random."""
 _FINER = 16
 """Times as many trials of a grid that are tried for one that keeps those there."""
-_MEMORY = "peak_allocated_gib"
 
 
 @dataclass(frozen=True)
@@ -52,33 +50,15 @@ class Asked:
     """Its searched values, by key."""
 
 
-def storage_of(sampler: Sampler, folder: Path) -> BaseStorage:
-    """Open what keeps the trials.
-
-    Parameters
-    ----------
-    sampler : Sampler
-    folder : Path
-        Of the search; nobody else works in it.
-
-    Raises
-    ------
-    ConfigError
-        If the database cannot be opened.
-    """
-    if sampler.storage is None:
-        journal = folder / "optuna.journal"
-        # Whoever held it was killed: the folder is ours alone.
-        journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
-        if journal.exists() and not (content := journal.read_bytes()).endswith(b"\n"):
-            # A line that was torn by a full disk or a crash was never read by anybody.
-            os.truncate(journal, content.rfind(b"\n") + 1)
-        return JournalStorage(JournalFileBackend(str(journal)))
-    try:
-        return get_storage(sampler.storage)
-    except Exception as error:  # noqa: BLE001  (each kind of database has its own)
-        msg = f"search.storage={sampler.storage} cannot be opened: {error}"
-        raise ConfigError(msg) from None
+def storage_of(folder: Path) -> BaseStorage:
+    """Open the journal that keeps the trials of a search; nobody else works in its folder."""
+    journal = folder / "optuna.journal"
+    # Whoever held it was killed: the folder is ours alone.
+    journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
+    if journal.exists() and not (content := journal.read_bytes()).endswith(b"\n"):
+        # A line that was torn by a full disk or a crash was never read by anybody.
+        os.truncate(journal, content.rfind(b"\n") + 1)
+    return JournalStorage(JournalFileBackend(str(journal)))
 
 
 def _distributions_of(space: Space) -> dict[str, BaseDistribution]:
@@ -120,23 +100,20 @@ class Study:
     name : str
         Of the study, unlike any other of the search.
     storage : BaseStorage
-    place : str
-        What its name in the storage begins with.
     """
 
-    def __init__(self, space: Space, name: str, storage: BaseStorage, place: str = "") -> None:
+    def __init__(self, space: Space, name: str, storage: BaseStorage) -> None:
         self._space, self._name = space, name
         self._distributions = _distributions_of(space)
-        self._limit_gib = space.sampler.max_memory_gib
         with _quiet():
             self._study = optuna.create_study(
                 storage=storage,
                 sampler=RandomSampler(seed=0),
-                study_name=f"{place}{name}",
+                study_name=name,
                 directions=["minimize"] * len(space.sampler.objective),
                 load_if_exists=True,
             )
-        self._seed = zlib.crc32(f"{space.sampler.sampler_seed} {name}".encode())
+        self._seed = zlib.crc32(f"{space.first_seed} {name}".encode())
         self._first: list[dict[str, Any]] = []
         """Points that are asked before a sampler is."""
         if space.sampler.name == "grid":
@@ -201,13 +178,6 @@ class Study:
         trial.set_user_attr("runs", list(runs))
         if outcome.reason is not None:
             trial.set_user_attr("reason", outcome.reason)
-        if outcome.memory_gib is not None:
-            trial.set_user_attr(_MEMORY, outcome.memory_gib)
-        if self._limit_gib is not None:
-            # What was never measured did not fit.
-            taken_gib = math.inf if outcome.memory_gib is None else outcome.memory_gib
-            with _quiet():
-                trial.set_constraint(_MEMORY, taken_gib - self._limit_gib)
         state, values = TrialState.COMPLETE, outcome.values
         if outcome.state == "pruned":
             state = TrialState.PRUNED
@@ -222,12 +192,7 @@ class Study:
         done = [
             trial
             for trial in self.trials
-            if trial.state is TrialState.COMPLETE
-            and all(map(math.isfinite, trial.values))
-            and (
-                self._limit_gib is None
-                or trial.user_attrs.get(_MEMORY, math.inf) <= self._limit_gib
-            )
+            if trial.state is TrialState.COMPLETE and all(map(math.isfinite, trial.values))
         ]
         if len(self._space.sampler.objective) == 1:
             return sorted(done, key=lambda trial: trial.values)[:1]

@@ -78,15 +78,7 @@ class _Trials:
     @property
     def runs(self) -> int:
         """Runs of all trials that are not told yet, unless some cannot be built."""
-        seeds, choices = self._space.sampler.seeds, self._space.choices.values()
-        combinations = math.prod(map(len, choices))
-        return sum(
-            (self._studies[of.name].wanted - self._studies[of.name].told)
-            * seeds
-            * len(of.cells)
-            // combinations
-            for of in self._space.studies
-        )
+        return sum(s.wanted - s.told for s in self._studies.values()) * self._space.sampler.seeds
 
     def more(self, over: Collection[str]) -> list[RunSpec]:
         """Tell what is over, and return the runs of the trials that are asked for next."""
@@ -139,7 +131,7 @@ class _Trials:
             for asked in open_ones:
                 key = of.name, asked.number
                 if key not in self._open:
-                    cells = [c for s in range(first, first + seeds) for c in of.at(asked.point, s)]
+                    cells = [of.at(asked.point, seed) for seed in range(first, first + seeds)]
                     self._open[key] = _Trial(of.name, asked, cells)
                     yield self._open[key]
 

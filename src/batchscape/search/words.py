@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -39,21 +38,20 @@ def search_text(space: Space) -> str:
         ),
     ]
     trials = count_text(trials_of(space), "trial")
-    averaged = len(space.studies[0].cells) // math.prod(map(len, space.choices.values()))
-    if (runs := sampler.seeds * averaged) > 1:
-        trials += f" of {runs} runs"
+    if sampler.seeds > 1:
+        trials += f" of {sampler.seeds} runs"
     if axes := list(space.studies[0].values):
         what = "value" if len(axes) == 1 else "combination"
         trials += f" for each of {count_text(len(space.studies), what)} of {', '.join(axes)}"
     return (
         f"Search of {', '.join(searched)}: {trials}, by {sampler.name}, for the least "
-        f"{' and '.join(sampler.objective)}{_afterwards(space, averaged)}"
+        f"{' and '.join(sampler.objective)}{_afterwards(space)}"
     )
 
 
-def _afterwards(space: Space, averaged: int) -> str:
+def _afterwards(space: Space) -> str:
     values = grid_values_of(space)
-    runs = count_text(space.sampler.grid_seeds * averaged, "run")
+    runs = count_text(space.sampler.grid_seeds, "run")
     if not values:
         return ""
     if values > 1:

@@ -29,7 +29,7 @@ def may_mirror_live(specs: Sequence[RunSpec], cpu_cores: int) -> bool:
 
 
 class Mirror:
-    """The mirror of one launch; nothing at all without a tracker, or with a disabled one.
+    """The mirror of one launch; nothing at all without a tracker.
 
     What goes wrong here is told, and stops no training. Nobody waits for it before `finish`, so
     nobody looks after it before: a live one that has ended on the way is started again then.
@@ -43,9 +43,7 @@ class Mirror:
     """
 
     def __init__(self, tracker: Tracker, sweep: SweepFolder, *, live: bool) -> None:
-        self._tracker = (
-            tracker if isinstance(tracker, WandbTracker) and tracker.mode != "disabled" else None
-        )
+        self._tracker = tracker if isinstance(tracker, WandbTracker) else None
         self._sweep_dir = sweep.path.resolve()
         self._worker: Worker | None = None
         self._problems: list[str] = []

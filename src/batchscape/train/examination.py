@@ -70,8 +70,6 @@ def examine(
     indices = np.arange(PROBED_SAMPLES, dtype=np.int64) % dataset.num_samples
     batch = to_device(dataset.batch(indices), device, precision)
     operations = model_flops(outline or module, *batch)
-    if operations is not None:
-        operations -= getattr(module.model, "padding_flops_per_token", 0) * batch[0].numel()
     return ModelFacts(
         not_invariant=why_not_invariant(module, batch, forward),
         model_flops_per_sample=None if operations is None else operations / PROBED_SAMPLES,

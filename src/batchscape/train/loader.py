@@ -34,6 +34,8 @@ Batch = tuple[Tensor, Tensor]
 
 _STOPS = {signal.SIGTERM, signal.SIGINT}
 _PR_SET_PDEATHSIG = 1
+_AHEAD = 2
+"""Micro-batches that each worker is ahead."""
 _DEATH_S = 1.0
 """For how long a process may be dying whose sockets are closed already."""
 
@@ -101,8 +103,8 @@ class WorkerLoader:
     device : torch.device
     precision : str
         That real-valued inputs take.
-    workers, prefetch : int
-        Processes, and micro-batches that each is ahead.
+    workers : int
+        Processes.
     steps : range
         Optimizer steps, counted from 0, in which `step` will be called.
     """
@@ -115,7 +117,6 @@ class WorkerLoader:
         precision: str,
         *,
         workers: int,
-        prefetch: int,
         steps: range,
     ) -> None:
         self._stream = stream
@@ -131,7 +132,7 @@ class WorkerLoader:
             with warnings.catch_warnings():
                 # More workers than cores are right where samples are waited for, not computed.
                 warnings.filterwarnings("ignore", "This DataLoader will create")
-                self._batches = self._start(dataset, workers, prefetch)
+                self._batches = self._start(dataset, workers)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
         self._workers = set(multiprocessing.active_children()) - others
@@ -154,7 +155,7 @@ class WorkerLoader:
                 worker.kill()
                 worker.join()
 
-    def _start(self, dataset: Dataset, workers: int, prefetch: int) -> Iterator[Batch]:
+    def _start(self, dataset: Dataset, workers: int) -> Iterator[Batch]:
         return iter(
             DataLoader(
                 _Fetcher(dataset),
@@ -163,7 +164,7 @@ class WorkerLoader:
                 num_workers=workers,
                 # Python's default is a server from 3.14 on, whose children are not this rank's.
                 multiprocessing_context="fork" if sys.platform == "linux" else None,
-                prefetch_factor=prefetch,
+                prefetch_factor=_AHEAD,
                 pin_memory=self._device.type == "cuda",
                 worker_init_fn=_WorkerStart(os.getpid()),
                 # It draws a seed: not from the generator that the training's dropout uses.
@@ -243,6 +244,5 @@ def build_loader(
         device,
         precision,
         workers=config.workers,
-        prefetch=config.prefetch,
         steps=steps,
     )

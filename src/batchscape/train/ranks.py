@@ -42,7 +42,7 @@ def write_rank_row(
         device,
         training.spec.precision,
         config.in_process.float32_matmul,
-        config.measure.peak_tflops,
+        config.cluster,
     )
     row: dict[str, Any] = {
         "rank": rank,

@@ -100,7 +100,7 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> O
     device = progress.device = _device(launch, rank % on_node)
     torch.set_num_threads(launch["threads_per_rank"])
     _set_precision_of_products(spec.config.in_process.float32_matmul)
-    timeout_s = max(_COLLECTIVE_TIMEOUT_S, 2 * spec.config.launcher.hang_outside_s)
+    timeout_s = max(_COLLECTIVE_TIMEOUT_S, 2 * (spec.config.launcher.hang_outside_s or 0))
     with _process_group(launch, rank, device, timeout_s), ExitStack() as limits:
         training = Training(spec, folder, rank, device, launch["attempt"])
         progress.training = training

@@ -233,7 +233,7 @@ def test_long_names_are_wrapped_and_many_cells_are_cut(build: Any) -> None:
     for rate in range(MAX_BARS + 3):
         sweep.run(
             optimizer_steps=6,
-            loader__prefetch=1 + rate,
+            loader__workers=1 + rate,
             hardware="A processor with quite a long name @ 3.20 GHz",
         )
     figure = bar_figure(sweep, draw_throughput)

@@ -40,7 +40,7 @@ def test_what_varied_and_what_was_fixed_are_told_apart_by_sweep(build: Any) -> N
         "optimizer learning rate 0.004, 0.02, 0.1; seed 0, 7." in text["Runs"]
     )
     assert "Model: gpt (n layers 2, n heads 4, d model 128" in text["Held fixed"]
-    assert "Data: stdlib (sequence length 64" in text["Held fixed"]
+    assert "Data: stdlib (held out pct 5, sequence length 64" in text["Held fixed"]
     assert "learning rate" not in text["Held fixed"]
     # 40 optimizer steps of 32 and of 8 samples.
     assert "A run was to see 320, 1280 samples, in 40 optimizer steps." in text["Held fixed"]

@@ -328,7 +328,8 @@ def _end_of_run(job: Job, *, alone: bool) -> RunEnd:
     }.get(job.state, f"without a word ({job.reason or job.state})")
     reason = f"job {job.id} ended {said}"
     if job.state is JobState.OUT_OF_MEMORY and alone:
-        return RunEnd(Status.OOM, reason=f"{reason}; launcher.mem_gb", cause=Cause.OUT_OF_MEMORY)
+        reason += "; launcher.sbatch.mem"
+        return RunEnd(Status.OOM, reason=reason, cause=Cause.OUT_OF_MEMORY)
     return RunEnd(
         Status.INTERRUPTED,
         reason=f"{reason}; the same command goes on",

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 
 from batchscape.config import Slurm
-from batchscape.config.execution import Parameter
+from batchscape.config.execution import SbatchValue
 from batchscape.launch.slurm.order import POOL, QUEUE_AGAIN, Shape
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
@@ -84,15 +84,11 @@ def script(sweep: SweepFolder, spec: RunSpec, launcher: Slurm) -> str:
     )
 
 
-def _options(sweep: SweepFolder, spec: RunSpec, launcher: Slurm) -> dict[str, Parameter]:
+def _options(sweep: SweepFolder, spec: RunSpec, launcher: Slurm) -> dict[str, SbatchValue]:
     """Return what a job asks for, by the long names of the options of `sbatch`."""
-    shape, cluster = Shape.of(spec), spec.config.cluster
+    shape, devices = Shape.of(spec), spec.config.cluster.devices_per_node
     is_cpu = spec.device_type == "cpu"
-    gpus = launcher.gpus_per_node if is_cpu else launcher.gpus_per_node or cluster.devices_per_node
-    if gpus is not None and shape != POOL:
-        gpus = shape.devices_per_node
-    cores = launcher.cpus_per_task or (cluster.devices_per_node if is_cpu else None)
-    return {
+    options = {
         "job-name": job_name(sweep, shape),
         # Slurm reads a percent sign of the folder's own as it reads "%j".
         "output": str(sweep.slurm.resolve()).replace("%", "%%") + "/job-%j.txt",
@@ -102,19 +98,16 @@ def _options(sweep: SweepFolder, spec: RunSpec, launcher: Slurm) -> dict[str, Pa
         "ntasks-per-node": 1,
         "time": launcher.timeout_min,
         "signal": f"B:USR1@{launcher.signal_delay_s}",
-        "partition": launcher.partition,
-        "account": launcher.account,
-        "qos": launcher.qos,
-        "constraint": launcher.constraint,
-        "reservation": launcher.reservation,
-        "gpus-per-node": gpus,
-        "cpus-per-task": cores,
-        "mem": None if launcher.mem_gb is None else f"{round(launcher.mem_gb * 1024)}M",
-        **launcher.additional_parameters,
+        "cpus-per-task" if is_cpu else "gpus-per-node": devices,
+        **launcher.sbatch,
     }
+    # A number is what pool jobs ask for; a job over nodes takes whole nodes of its shape.
+    if shape != POOL and isinstance(options.get("gpus-per-node"), int):
+        options["gpus-per-node"] = shape.devices_per_node
+    return options
 
 
-def _comments(options: Mapping[str, Parameter]) -> list[str]:
+def _comments(options: Mapping[str, SbatchValue]) -> list[str]:
     """Write options as `sbatch` reads them from a script."""
     return [
         f"#SBATCH --{name}" + ("" if value is True else f"={shlex.quote(str(value))}")

@@ -140,7 +140,6 @@ class ColumnReader(ABC):
                 row["optimizer_step"] += 1 - self._config.first_step
                 self._steps.add(row, least=1)
             else:
-                row["optimizer_step"] -= self._config.initial_step
                 self._evals.add(row, least=0)
 
     def _log(self) -> Log:
@@ -149,8 +148,12 @@ class ColumnReader(ABC):
             for count in counts:
                 batch.put(name, count, self._name)
         sources: dict[str, str] = {}
-        if missing := settle_loss(steps, self._config.loss_of, batch, self._geometry):
-            sources["loss"] = missing
+        if self._config.loss_of == "other":
+            ranks = batch.value("world_size") or self._geometry.data_parallel_size
+            micro_steps = batch.value("gradient_accumulation_steps")
+            parts = ranks * (micro_steps or self._geometry.gradient_accumulation_steps)
+            if missing := settle_loss(steps, parts):
+                sources["loss"] = missing
         if any("step_time_s" in row for row in steps):
             sources["step_time_s"] = f"as {self._name} has it"
         return finish(

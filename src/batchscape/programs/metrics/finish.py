@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import assert_never
 
-from batchscape.config.metrics import LossOf
 from batchscape.geometry import BatchGeometry
 from batchscape.programs.metrics.inference import ObservedBatch
 from batchscape.programs.metrics.log import Log
@@ -58,9 +56,7 @@ def finish(
     return Log(steps, evals, observed, batch.problems, sources)
 
 
-def settle_loss(
-    steps: list[Row], loss_of: LossOf | None, batch: ObservedBatch, geometry: BatchGeometry
-) -> str | None:
+def settle_loss(steps: list[Row], parts: int = 1) -> str | None:
     """Take away every loss that is not the mean over the global batch of its step.
 
     One that is not finite stays: the training diverged, whatever the mean is over.
@@ -69,43 +65,23 @@ def settle_loss(
     ----------
     steps : list of dict
         Changed in place.
-    loss_of : str or None
-        What a loss is a mean over.
-    batch : ObservedBatch
-        What was read of it.
-    geometry : BatchGeometry
-        As planned; used where nothing was read.
+    parts : int
+        Micro-batches of a global batch, over all ranks; 1 where a loss is a mean over all of them.
 
     Returns
     -------
     str or None
         Why losses are missing; None where none is.
     """
-    ranks = batch.value("world_size") or geometry.data_parallel_size
-    parts = batch.value("gradient_accumulation_steps") or geometry.gradient_accumulation_steps
-    before = 0
-    removed = 0
+    before = removed = 0
     for row in steps:
         if "loss" not in row:
             continue
         step = int(row["optimizer_step"])
-        if not _is_whole(loss_of, ranks, parts, step - before) and math.isfinite(row["loss"]):
+        if (parts > 1 or step - before > 1) and math.isfinite(row["loss"]):
             del row["loss"]
             removed += 1
         before = step
     if not removed:
         return None
-    return f"missing in {removed} rows: the program logs that of a {loss_of}, not of the step"
-
-
-def _is_whole(loss_of: LossOf | None, ranks: int, parts: int, window: int) -> bool:
-    match loss_of:
-        case None | "global_batch":
-            return True
-        case "rank":
-            return ranks == 1
-        case "micro_batch":
-            return ranks * parts == 1
-        case "window":
-            return window == 1
-    assert_never(loss_of)
+    return f"missing in {removed} rows: the program may log that of a part, or of several steps"

@@ -100,7 +100,7 @@ class TrainerStateReader:
         _see_through_the_filter(rows)
         batch = self._batch(state, history, path)
         sources = {"loss": "mean over ranks of the means that the Trainer takes"}
-        if missing := settle_loss(rows, "window", batch, self._geometry):
+        if missing := settle_loss(rows):
             sources["loss"] = f"{missing}; set logging_steps=1 to have it"
         if state["global_step"] > (rows[-1]["optimizer_step"] if rows else 0):
             rows.append({"optimizer_step": state["global_step"]})

@@ -432,7 +432,7 @@ OWN_PROGRAM = {"name": "command", "argv": ["a"]}
         ("tracker.tags", {"tracker": {"name": "wandb", "tags": [""]}}),
         *(
             ("engine.metrics", {"engine": {**OWN_PROGRAM, "metrics": {"kind": kind, "path": path}}})
-            for kind, path in (("trainer_state", "../x"), ("litgpt_csv", "/x"))
+            for kind, path in (("trainer_state", "../x"), ("trainer_state", "/x"))
         ),
     ],
 )

@@ -51,7 +51,6 @@ from batchscape.config.execution import (
 )
 from batchscape.config.metrics import (
     JsonlMetrics,
-    LitGptCsvMetrics,
     Metrics,
     RecorderMetrics,
     RegexMetrics,
@@ -120,7 +119,6 @@ __all__ = [
     "InProcess",
     "JsonlMetrics",
     "Launcher",
-    "LitGptCsvMetrics",
     "Llama",
     "Loader",
     "Local",

@@ -16,7 +16,6 @@ __all__ = [
     "GEOMETRY_NAMES",
     "STEP_COLUMNS",
     "JsonlMetrics",
-    "LitGptCsvMetrics",
     "LossOf",
     "Metrics",
     "RecorderMetrics",
@@ -70,19 +69,6 @@ class TrainerStateMetrics:
 
 
 @dataclass(frozen=True, config=STRICT)
-class LitGptCsvMetrics:
-    """The `metrics.csv` and `hparams.yaml` that LitGPT's CSV logger writes."""
-
-    kind: Annotated[Literal["litgpt_csv"], Affects.TIME | Affects.RECORD]
-    path: Annotated[str, Affects.TIME | Affects.RECORD] = "."
-    """The file, or a folder that holds one at any depth; relative to the folder of the run."""
-
-    def __post_init__(self) -> None:
-        """Check the path."""
-        _check_path(self.path)
-
-
-@dataclass(frozen=True, config=STRICT)
 class JsonlMetrics:
     """A file with one JSON object a line."""
 
@@ -126,7 +112,7 @@ class RegexMetrics:
     pattern: Annotated[str, Affects.TIME | Affects.RECORD]
     """Matches a line about an optimizer step; searched in every line."""
     evaluation_pattern: Annotated[str | None, Affects.TIME | Affects.RECORD] = None
-    """Matches a line about an evaluation."""
+    """Matches a line about an evaluation; one without its step is of the step printed last."""
     geometry_pattern: Annotated[str | None, Affects.TIME | Affects.RECORD] = None
     """Matches a line about the batch that the program uses, such as `world_size`."""
     path: Annotated[str, Affects.TIME | Affects.RECORD] = "log.txt"
@@ -146,14 +132,14 @@ class RegexMetrics:
         """Check the rules between settings."""
         _check_path(self.path)
         names: set[str] = set()
-        for setting, known, needs_step in (
-            ("pattern", STEP_COLUMNS, True),
-            ("evaluation_pattern", EVALUATION_COLUMNS, True),
-            ("geometry_pattern", GEOMETRY_NAMES, False),
+        for setting, known in (
+            ("pattern", STEP_COLUMNS),
+            ("evaluation_pattern", EVALUATION_COLUMNS),
+            ("geometry_pattern", GEOMETRY_NAMES),
         ):
             pattern = getattr(self, setting)
             if pattern is not None:
-                names |= _groups_of(pattern, setting, known, needs_step=needs_step)
+                names |= _groups_of(pattern, setting, known)
         _check_units(names, self.units)
         _check_loss(names, self.loss_of)
 
@@ -168,14 +154,14 @@ def _check_path(path: str) -> None:
         raise ValueError(msg)
 
 
-def _groups_of(pattern: str, setting: str, known: tuple[str, ...], *, needs_step: bool) -> set[str]:
+def _groups_of(pattern: str, setting: str, known: tuple[str, ...]) -> set[str]:
     try:
         groups = set(re.compile(pattern).groupindex)
     except (re.error, OverflowError, RecursionError) as error:
         msg = f"{setting} is no regular expression: {error}; got {pattern!r}"
         raise ValueError(msg) from None
     _check_names(groups, setting, known)
-    if needs_step and "optimizer_step" not in groups:
+    if setting == "pattern" and "optimizer_step" not in groups:
         msg = rf"{setting} must have a group (?P<optimizer_step>\d+); its groups: {sorted(groups)}"
         raise ValueError(msg)
     if not groups - {"optimizer_step"}:
@@ -217,6 +203,6 @@ def _check_loss(names: set[str] | dict[str, str], loss_of: LossOf | None) -> Non
 
 
 Metrics = Annotated[
-    RecorderMetrics | TrainerStateMetrics | LitGptCsvMetrics | JsonlMetrics | RegexMetrics,
+    RecorderMetrics | TrainerStateMetrics | JsonlMetrics | RegexMetrics,
     Field(discriminator="kind"),
 ]

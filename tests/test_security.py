@@ -34,7 +34,7 @@ from batchscape.outgoing import redact, redact_json, refuse_secrets
 from batchscape.record.containment import refuse_links
 from batchscape.record.environment import environment
 from batchscape.record.files import JsonLines, sha256_of, write_json
-from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
+from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.gradient_sketch import read_sketch, write_sketch
 from batchscape.record.status import RunStatus, Status, StopReason
 from batchscape.record.tables import read_table
@@ -432,7 +432,7 @@ OWN_PROGRAM = {"name": "command", "argv": ["a"]}
         ("tracker.tags", {"tracker": {"name": "wandb", "tags": [""]}}),
         *(
             ("engine.metrics", {"engine": {**OWN_PROGRAM, "metrics": {"kind": kind, "path": path}}})
-            for kind, path in (("trainer_state", "../x"), ("litgpt_csv", "/x"))
+            for kind, path in (("trainer_state", "../x"), ("trainer_state", "/x"))
         ),
     ],
 )
@@ -486,7 +486,6 @@ LINKS: dict[str, Callable[[SweepFolder], Path]] = {
     "a damaged run": lambda sweep: sweep.damaged / "a-1",
     "the mirror's log": lambda sweep: sweep.wandb / "mirror.log",
     "the mirror's lock": lambda sweep: sweep.wandb / "mirror.lock",
-    "a mark of W&B": lambda sweep: sweep.wandb / "offline-run-1" / "run-1.wandb.synced",
     "the logs of W&B": lambda sweep: sweep.wandb / "cache" / "wandb" / "logs",
     "a temporary file": lambda sweep: sweep.run("a").path / ".status.json.1.tmp",
 }
@@ -625,15 +624,6 @@ def test_links_inside_and_the_sweep_folder_itself_may_be(tmp_path: Path) -> None
     os.mkfifo(real.run("a").lines("steps"))
     with pytest.raises(LaunchError, match="neither a file nor a folder"):
         refuse_links(real)
-
-
-@pytest.mark.parametrize("name", ["offline-run-1/../../../precious", "offline-*", "..", "", 3])
-def test_a_note_of_others_marks_nothing(name: object, tmp_path: Path) -> None:
-    """Segments are marked as uploaded; their names come from a file."""
-    folder = SweepFolder(tmp_path / "sweep").run("a")
-    content = {"project": "p", "entity": None, "segments": [name]}
-    write_json(folder.mirror, {"format_version": FORMAT_VERSION, **content})
-    assert MirrorState.read(folder) is None
 
 
 # Code of others

@@ -635,7 +635,7 @@ def _sync(arguments: list[str]) -> int:
         metavar="SECONDS",
         type=_seconds,
         default=600.0,
-        help="longest time that one run may take; default: 600",
+        help="longest time without news of a run; default: 600",
     )
     parsed = parser.parse_args(arguments)
     from batchscape.tracking.sync import sync

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import shlex
 from pathlib import Path
 
@@ -37,14 +38,14 @@ def test_live_only_beside_idle_cores(
 def test_nothing_is_mirrored_unasked(tmp_path: Path) -> None:
     mirror = Mirror(NoTracker(name="none"), SweepFolder(tmp_path), live=True)
     for interrupted in (True, False):
-        assert mirror.finish(3, interrupted=interrupted) is None
+        assert mirror.finish(interrupted=interrupted) is None
     assert mirror.standing() is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_interrupted_user_does_not_wait(tmp_path: Path) -> None:
     sweep = ended(tmp_path)
-    note = str(Mirror(WandbTracker(name="wandb"), sweep, live=False).finish(1, interrupted=True))
+    note = str(Mirror(WandbTracker(name="wandb"), sweep, live=False).finish(interrupted=True))
     assert note.startswith(
         "Weights & Biases was not updated: it lacks 1 of 1 runs (a), because the sweep was "
         f"interrupted. `batchscape sync {shlex.quote(str(tmp_path))}` sends what it lacks."
@@ -52,12 +53,29 @@ def test_the_interrupted_user_does_not_wait(tmp_path: Path) -> None:
     assert not sweep.wandb.exists()
 
 
+def test_run_folders_that_cannot_be_read_stop_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = ended(tmp_path)
+    mirror = Mirror(WandbTracker(name="wandb"), sweep, live=False)
+
+    def fail(_: SweepFolder) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(SweepFolder, "run_folders", fail)
+    assert mirror.finish(interrupted=True) == (
+        f"What Weights & Biases lacks is not known: [Errno {errno.ESTALE}] Stale file handle. "
+        f"`batchscape sync {shlex.quote(str(sweep.path))}` sends it."
+    )
+    assert mirror.standing() is None
+
+
 def test_a_mirror_that_cannot_start_stops_nothing(tmp_path: Path) -> None:
     sweep = ended(tmp_path)
     sweep.wandb.write_text("a file where the mirror wants a folder")
     for live in (True, False):
         mirror = Mirror(WandbTracker(name="wandb"), sweep, live=live)
-        note = str(mirror.finish(1, interrupted=False))
+        note = str(mirror.finish(interrupted=False))
         assert "it lacks 1 of 1 runs (a), because its mirror cannot start (" in note
         assert f"batchscape sync {shlex.quote(str(tmp_path))}" in note
 

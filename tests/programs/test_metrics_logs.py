@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
@@ -89,6 +90,42 @@ def test_nanogpt_on_one_rank_without_accumulation(tmp_path: Path) -> None:
     assert log.observed.tokens_per_optimizer_step == 16384
     assert log.observed.global_batch_size == 16
     assert log.problems == []
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_what_litgpt_prints_is_read_by_the_patterns_of_its_example(tmp_path: Path) -> None:
+    """Printed by litgpt 0.5.13: 18 samples in micro-batches of 4 were asked for, 16 are trained."""
+    study = ROOT / "examples" / "litgpt_pretrain" / "sweeps" / "litgpt_pretrain.yaml"
+    config = yaml.safe_load(study.read_text())["engine"]["metrics"]
+    printed = Path(__file__).parent / "litgpt_18" / "log.txt"
+    log = opened(config, tmp_path, 1, 4, 4, printed=printed).read(final=True)
+    assert [row["optimizer_step"] for row in log.steps] == [1, 2, 3, 4, 5, 6]
+    assert [row["loss"] for row in log.steps] == [5.842, 5.154, 4.927, 4.955, 4.786, 4.682]
+    assert [row["optimizer_step"] for row in log.evals] == [2, 4, 6]
+    assert [row["eval_loss"] for row in log.evals] == [5.0493, 4.8269, 4.7702]
+    assert [row["evaluation_s"] for row in log.evals] == pytest.approx([0.17772, 0.13342, 0.13018])
+    # What it prints as `iter time` is that of the last micro-step.
+    assert not any("step_time_s" in row for row in log.steps)
+    assert log.observed.gradient_accumulation_steps == 4
+    assert log.problems == []
+
+
+def test_an_evaluation_without_its_step_needs_every_step(tmp_path: Path) -> None:
+    config = {
+        "kind": "regex",
+        "pattern": r"step (?P<optimizer_step>\d+) loss (?P<loss>\S+)",
+        "evaluation_pattern": r"held out (?P<eval_loss>\S+)",
+        "loss_of": "global_batch",
+    }
+    path = tmp_path / "log.txt"
+    path.write_text("held out 9\nstep 1 loss 3\nstep 2 loss 2\nheld out 2.5\n")
+    evals = opened(config, tmp_path).read(final=True).evals
+    assert [(row["optimizer_step"], row["eval_loss"]) for row in evals] == [(0, 9.0), (2, 2.5)]
+    path.write_text("step 2 loss 3\nstep 4 loss 2\nheld out 2.5\n")
+    with pytest.raises(RecordError, match="only 2 of 4 steps were printed; let the program print"):
+        opened(config, tmp_path).read()
 
 
 @pytest.mark.parametrize("sizes", [(1, 8, 2), (2, 8, 1)])
@@ -274,7 +311,6 @@ garbage = st.lists(
         (NANOGPT, "log.txt"),
         ({"kind": "recorder"}, "recorder/rank_0.jsonl"),
         ({"kind": "trainer_state"}, "trainer_state.json"),
-        ({"kind": "litgpt_csv"}, "logs/csv/version_0/metrics.csv"),
     ],
 )
 @given(lines=garbage)
@@ -350,7 +386,7 @@ def test_every_rank_writing_is_found_after_a_restart(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("path", ["", "..", "../other/train.jsonl", "/data/train.jsonl"])
-@pytest.mark.parametrize("kind", ["jsonl", "regex", "trainer_state", "litgpt_csv"])
+@pytest.mark.parametrize("kind", ["jsonl", "regex", "trainer_state"])
 def test_metrics_of_elsewhere_are_refused(kind: str, path: str) -> None:
     config = {"jsonl": JSONL, "regex": NANOGPT}.get(kind, {"kind": kind})
     with pytest.raises(ValidationError, match="below it"):
@@ -363,7 +399,6 @@ PLACES = {
     "printed": (NANOGPT, "log.txt"),
     "regex": (NANOGPT | {"path": "out.txt"}, "out.txt"),
     "trainer_state": ({"kind": "trainer_state", "path": "out"}, "out/trainer_state.json"),
-    "litgpt_csv": ({"kind": "litgpt_csv", "path": "out"}, "out/version_0/metrics.csv"),
 }
 
 

@@ -41,7 +41,6 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ExternalData": ({}, {"sequence_length": 16, "files": ["a.py"]}),
     "RecorderMetrics": ({"kind": "recorder"}, {"kind": "trainer_state"}),
     "TrainerStateMetrics": ({"kind": "trainer_state"}, {"kind": "recorder", "path": "b"}),
-    "LitGptCsvMetrics": ({"kind": "litgpt_csv"}, {"kind": "recorder", "path": "b"}),
     "JsonlMetrics": (
         JSONL,
         {

@@ -1,4 +1,4 @@
-"""`litgpt pretrain` as it is; the oracle is its metrics.csv, read by Python's csv module."""
+"""`litgpt pretrain` as it is: what it prints is read, and its own metrics.csv is the oracle."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def swept(sweep):
 
 def test_cuts_of_one_batch_train_alike(swept, cuts):
     assert swept.code == 0, swept.printed
-    cuts(swept, {(1, 8, 1), (1, 4, 2), (1, 2, 4)}, loss=1e-4)
+    # The losses are printed with three digits.
+    cuts(swept, {(1, 8, 1), (1, 4, 2), (1, 2, 4)}, loss=1.1e-3)
     assert len(swept.tables.steps) == 3 * 30
 
 
@@ -44,6 +45,7 @@ def test_tables_are_what_litgpt_logged(swept):
     for run in swept.tables.runs.query("status == 'completed'").itertuples():
         with swept.output(run.run_id, "metrics.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))
+        # It prints three digits of a loss, four of a held-out one.
         logged = [row for row in rows if row["loss"]]
         steps = swept.steps(run.run_id)
         # LitGPT's `step` is its iteration, less one.
@@ -51,12 +53,12 @@ def test_tables_are_what_litgpt_logged(swept):
         assert [int(row["iter"]) for row in logged] == [accumulation * k for k in range(1, 31)]
         assert [int(row["step"]) for row in logged] == [int(row["iter"]) - 1 for row in logged]
         assert steps["optimizer_step"].tolist() == list(range(1, 31))
-        assert steps["loss"].tolist() == [float(row["loss"]) for row in logged]
+        losses = [float(row["loss"]) for row in logged]
+        assert steps["loss"].tolist() == pytest.approx(losses, abs=5.1e-4)
         assert steps["tokens"].tolist() == [int(row["total_tokens"]) for row in logged]
         assert steps["samples"].tolist() == [int(row["samples"]) for row in logged]
-        assert set(steps["learning_rate"]) == {0.001}
         (evaluated,) = (float(row["val_loss"]) for row in rows if row["val_loss"])
-        assert swept.evaluation(run.run_id)["eval_loss"] == evaluated
+        assert swept.evaluation(run.run_id)["eval_loss"] == pytest.approx(evaluated, abs=5.1e-5)
         assert int(logged[-1]["total_tokens"]) == 30 * 8 * 64
 
 
@@ -68,5 +70,5 @@ def test_a_batch_that_litgpt_floors_is_found(sweep):
     assert swept.code != 0
     (run,) = swept.tables.runs.itertuples()
     assert run.status == "failed"
-    assert "global_batch_size=16" in run.reason
-    assert "the plan says 8" in run.reason
+    assert "gradient_accumulation_steps=4" in run.reason
+    assert "the plan says 2" in run.reason

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -33,7 +33,6 @@ from batchscape.record.status import Attempt, RunStatus, Status, StopReason
 from batchscape.record.tables import read_table, seal
 from batchscape.tracking.mirror import Mirror
 from batchscape.tracking.names import AXES, CURVES
-from batchscape.tracking.state import MirrorState
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 EVERY = 4  # optimizer steps between evaluations
@@ -201,9 +200,9 @@ def segment_in(path: Path) -> Segment:
 
 
 def segments(folder: RunFolder) -> list[Segment]:
-    state = MirrorState.read(folder)
-    assert state is not None
-    return [segment_in(SweepFolder(folder.path.parents[1]).wandb / name) for name in state.segments]
+    """Read what W&B wrote offline for a run."""
+    wandb = SweepFolder(folder.path.parents[1]).wandb
+    return [segment_in(path) for path in sorted(wandb.glob(f"offline-run-*-{folder.path.name}-*"))]
 
 
 def expected_history(folder: RunFolder) -> list[dict[str, Any]]:
@@ -211,13 +210,10 @@ def expected_history(folder: RunFolder) -> list[dict[str, Any]]:
     rows = []
     for table, names in CURVES.items():
         frame = read_table(folder, table)
-        labels = frame["tokens"].diff().fillna(frame["tokens"])
-        for row, fresh in zip(frame.to_dict("records"), labels, strict=True):
+        for row in frame.to_dict("records"):
             kept = {name: row[name] for name in AXES}
             kept |= {new: row[old] for old, new in names.items()}
             if table == "steps":
-                kept["data/labels"] = fresh
-                kept["throughput/tokens_per_s"] = fresh / row["step_time_s"]
                 kept["throughput/samples_per_s"] = row["global_batch_size"] / row["step_time_s"]
             present = {name: value for name, value in kept.items() if not pd.isna(value)}
             rows.append(((row["optimizer_step"], table == "evals"), present))
@@ -225,18 +221,17 @@ def expected_history(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 def curves_of(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows without what W&B adds, and without the figures of the run that the last one carries."""
-    names = {*AXES, *(name for names in CURVES.values() for name in names.values())}
-    names |= {"data/labels", "throughput/tokens_per_s", "throughput/samples_per_s"}
-    return [{name: value for name, value in row.items() if name in names} for row in rows]
+    """Rows without what W&B adds."""
+    return [
+        {name: value for name, value in row.items() if not name.startswith("_")} for row in rows
+    ]
 
 
-def check_history(folder: RunFolder) -> list[Segment]:
-    """Compare all rows in W&B with the folder's; return the segments that they are in."""
-    found = segments(folder)
-    history = curves_of(row for segment in found for row in segment.history)
-    assert history == expected_history(folder)
-    return found
+def check_history(folder: RunFolder) -> Segment:
+    """Compare all rows in W&B with the folder's; return the segment that they are in."""
+    (segment,) = segments(folder)
+    assert curves_of(segment.history) == expected_history(folder)
+    return segment
 
 
 @pytest.fixture
@@ -287,17 +282,6 @@ class FakeRun:
 
 
 @dataclass
-class Fault:
-    """What the server does instead of its work."""
-
-    kinds: Sequence[int | str]
-    """One a request, the last one ever after. An HTTP status, or `hang`: never an answer,
-    `garbage`: one that is not JSON, `cut`: a connection that is closed."""
-    of: str = ""
-    """Only requests that contain it, in path or content: `graphql`, `UpsertBucket`."""
-
-
-@dataclass
 class FakeArtifact:
     """What the server has of one version of an artifact."""
 
@@ -320,31 +304,14 @@ class FakeServer(ThreadingHTTPServer):
         """Saved workspaces."""
         self.contents: list[bytes] = []
         """Of files, as they arrived."""
-        self.latency_s = 0.0
-        """Wait before each answer."""
-        self.known_key = KEY
-        self.deleted: set[str] = set()
-        """Ids of runs that were, and that cannot be again."""
+        self.hangs = False
+        """Whether no request is answered."""
         self.refused: dict[str, int] = {}
         """HTTP status for rows of runs whose id has the given beginning."""
-        self.fault: Fault | None = None
-        self.faults_met = 0
         self.is_over = threading.Event()
         """Lets go of those who hang."""
         self.on_complete: Callable[[str], None] | None = None
         """Called with the name of a run whose end has just arrived, before that is answered."""
-        self.on_operation: Callable[[str], None] | None = None
-        """Called with the name of each operation before it is answered."""
-
-    def fault_of(self, path: str, content: bytes) -> int | str | None:
-        """What meets a request, counted."""
-        if b"UpsertBucket" in content and any(name.encode() in content for name in self.deleted):
-            return 409
-        fault = self.fault
-        if fault is None or (fault.of not in path and fault.of.encode() not in content):
-            return None
-        self.faults_met += 1
-        return fault.kinds[min(self.faults_met, len(fault.kinds)) - 1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that is killed leaves connections behind."""
@@ -355,8 +322,6 @@ class FakeServer(ThreadingHTTPServer):
         return found
 
     def answer(self, operation: str, given: dict[str, Any]) -> dict[str, Any]:
-        if self.on_operation is not None:
-            self.on_operation(operation)
         entity = {"id": "E", "name": given.get("entity") or "me"}
         project = {"id": "P", "name": given.get("project"), "entity": entity}
         viewer = {"viewer": {"id": "U", "name": "me", "username": "me", "entity": "me"}}
@@ -490,27 +455,15 @@ class _Answers(BaseHTTPRequestHandler):
         if self.headers.get("Content-Encoding") == "gzip":
             content = gzip.decompress(content)
         answer, status = {}, 200
-        time.sleep(self.server.latency_s)
         if self.command == "PUT":
             self.server.contents.append(content)
-        if (fault := self.server.fault_of(self.path, content)) is not None:
-            if isinstance(fault, int):
-                self.send_response(fault)
-                self.end_headers()
-                self.wfile.write(b'{"errors": [{"message": "a fault"}]}')
-                return
-            if fault == "hang":
-                self.server.is_over.wait()
-            if fault in {"hang", "cut"}:
-                self.close_connection = True
-                return
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"<html>{not JSON")
+        if self.server.hangs:
+            self.server.is_over.wait()
+            self.close_connection = True
             return
         if self.path == "/graphql":
             key = base64.b64decode(self.headers["Authorization"].split()[-1]).decode()
-            if key == f"api:{self.server.known_key}":
+            if key == f"api:{KEY}":
                 asked = json.loads(content)
                 (operation,) = re.findall(r"^\s*(?:query|mutation)\s+(\w+)", asked["query"], re.M)
                 answer = {"data": self.server.answer(operation, asked.get("variables") or {})}
@@ -542,12 +495,6 @@ def server(sweep: SweepFolder, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake
 
 
 @pytest.fixture
-def fault_of() -> type[Fault]:
-    """Makes faults of the server."""
-    return Fault
-
-
-@pytest.fixture
 def fake_training(sweep: SweepFolder) -> Callable[..., FakeTraining]:
     """Makes run folders with numbers of their own, of one sweep."""
 
@@ -562,8 +509,7 @@ def mirrored(sweep: SweepFolder) -> Callable[[WandbTracker], str | None]:
     """Mirrors all runs as at the end of a launch; returns its note."""
 
     def mirror(tracker: WandbTracker) -> str | None:
-        runs = len(sweep.run_folders())
-        return Mirror(tracker, sweep, live=False).finish(10 * runs, interrupted=False)
+        return Mirror(tracker, sweep, live=False).finish(interrupted=False)
 
     return mirror
 
@@ -599,14 +545,8 @@ def open_rows() -> Callable[[RunFolder], list[dict[str, Any]]]:
 
 
 @pytest.fixture
-def offline_segments() -> Callable[[RunFolder], list[Segment]]:
-    """Reads what W&B wrote for a run."""
-    return segments
-
-
-@pytest.fixture
-def checked_segments() -> Callable[[RunFolder], list[Segment]]:
-    """The same, and compares all their rows with the folder's."""
+def checked_segment() -> Callable[[RunFolder], Segment]:
+    """Reads what W&B wrote offline for a run, and compares all its rows with the folder's."""
     return check_history
 
 

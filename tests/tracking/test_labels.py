@@ -1,23 +1,15 @@
-"""What runs are called in W&B, and when W&B says that their rows came to be."""
+"""What runs are called in W&B."""
 
 from __future__ import annotations
 
-import json
 import re
 
-import pandas as pd
 import pytest
 
-from batchscape.config import WandbTracker
 from batchscape.errors import DamageError
-from batchscape.record.columns import COLUMNS, RESIDENT
 from batchscape.record.files import read_json, write_json
-from batchscape.record.status import Attempt, Status
+from batchscape.record.status import Attempt
 from batchscape.tracking.labels import label_of, sweep_id_of, told_settings
-from batchscape.tracking.mirror import Mirror
-from batchscape.tracking.times import row_times, run_time_s
-
-OFFLINE = WandbTracker(name="wandb", mode="offline", project="geometry")
 
 
 @pytest.fixture
@@ -118,67 +110,3 @@ def test_what_a_program_was_never_told_is_no_setting_of_its_run(fake_training) -
     assert {"seed", "loader"} & told.keys() == set()
     assert "learning_rate" not in told["optimizer"]
     assert told["model"] == content["config"]["model"]
-
-
-def test_rows_have_the_times_of_the_training() -> None:
-    """Two attempts: what came before the first step, steps, gaps, evaluations; never too late."""
-
-    def table(name, **columns):
-        return pd.DataFrame(columns).reindex(columns=list(COLUMNS[name]))
-
-    steps = table(
-        "steps",
-        optimizer_step=[1, 2, 3],
-        attempt=[0, 0, 1],
-        step_time_s=[1.0, 2.0, 400.0],
-        gap_s=[None, 0.5, None],
-    )
-    evals = table("evals", optimizer_step=[0, 2], attempt=[0, 0], evaluation_s=[10.0, 20.0])
-    ranks = table("ranks", rank=[0, 1], attempt=[0, 0], startup_s=[3.0, 4.0], compile_s=[6.0, 5.0])
-    attempts = [Attempt(1000.0, 0, ended_at=1100.0), Attempt(2000.0, 2, ended_at=2050.0)]
-    first = 1000.0 + 4.0 + 6.0
-    assert row_times(steps, evals, ranks, attempts) == {
-        1: first + 10,
-        2: first + 11,
-        4: first + 13.5,
-        5: first + 33.5,
-        6: 2050.0,
-    }
-    assert run_time_s([*attempts, Attempt(3000.0, 3)]) == 150.0
-    assert row_times(steps, evals, ranks, attempts[:1]).keys() == {1, 2, 4, 5}
-
-
-@pytest.mark.slow
-def test_what_is_not_known_of_a_program_is_not_in_wandb(
-    sweep, fake_training, offline_segments
-) -> None:
-    """Resident memory does not pass for allocated memory, nor a setting for one that it had."""
-    training = fake_training("run-a")
-    content = read_json(training.folder.config)
-    lacking = ["seed", "init_seed", "data_seed", "optimizer.learning_rate"]
-    content["resolved"]["not_passed"] = lacking
-    write_json(training.folder.config, content)
-    training.begin()
-    training.train(range(1, 5))
-    training.folder.lines("ranks").write_text(
-        json.dumps({"rank": 0, "attempt": 0, "memory_method": RESIDENT, "uss_gib": 0.2}) + "\n"
-    )
-    training.end(Status.COMPLETED)
-    assert training.status.summary["peak_allocated_gib"] == 0.5
-    assert Mirror(OFFLINE, sweep, live=False).finish(10, interrupted=False) is None
-    (segment,) = offline_segments(training.folder)
-    assert "memory/peak_allocated_gib" not in segment.summary
-    assert not [row for row in segment.history if "memory/peak_allocated_gib" in row]
-    assert segment.summary["memory/uss_gib"] == 0.2
-    run = segment.of("run")[0]
-    assert re.fullmatch("2x8x2 ddp gpt adamw [0-9a-f]{6}", run["display_name"])
-    config = run["config"]["update"]
-    assert not {"not_passed", "seed", "init_seed", "data_seed"} & config.keys()
-    (stage,) = config["stages"]
-    for optimizer in (config["optimizer"], stage["optimizer"]):
-        assert optimizer["name"] == "adamw"
-        assert "learning_rate" not in optimizer
-    # When the training wrote them, not when they were mirrored.
-    (attempt,) = training.status.attempts
-    for row in segment.history:
-        assert attempt.started_at <= row["_timestamp"] <= attempt.ended_at

@@ -116,26 +116,21 @@ def test_the_report_is_sent_once_and_anew_when_it_changed(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("report")
-@pytest.mark.parametrize("moment", ["CreateArtifactFiles", "CommitArtifact", "complete"])
-def test_killed_on_the_way_and_called_again(sweep, server, moment, capsys) -> None:
-    """Nothing of it is there twice, whether or not the server had all of it by then."""
+def test_killed_before_its_end_was_noted_and_called_again(sweep, server, capsys) -> None:
+    """The server has all of it, the folder does not know: nothing is sent again."""
     command = [sys.executable, "-m", "batchscape", "sync", str(sweep.path)]
     command += ["--project", "geometry"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
 
-        def kill(reached: str) -> None:
-            if reached.startswith(("fixed_global_batch-", moment)):
-                server.on_operation = server.on_complete = None
+        def kill(name: str) -> None:
+            if name.startswith("fixed_global_batch-"):
+                server.on_complete = None
                 family = psutil.Process(process.pid).children(recursive=True)
                 for member in (*family, process):
                     member.kill()
 
-        if moment == "complete":
-            server.on_complete = kill
-        else:
-            server.on_operation = kill
+        server.on_complete = kill
     assert process.returncode < 0
-    assert server.on_operation is server.on_complete is None
     assert not sweep.mirror.exists()
     assert "uploaded 1 report" in sync(sweep, capsys)
     check(server, sweep)

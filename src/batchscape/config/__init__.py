@@ -50,7 +50,6 @@ from batchscape.config.execution import (
 )
 from batchscape.config.metrics import (
     JsonlMetrics,
-    LitGptCsvMetrics,
     Metrics,
     RecorderMetrics,
     RegexMetrics,
@@ -119,7 +118,6 @@ __all__ = [
     "InProcess",
     "JsonlMetrics",
     "Launcher",
-    "LitGptCsvMetrics",
     "Llama",
     "Loader",
     "Local",

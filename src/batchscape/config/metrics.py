@@ -16,7 +16,6 @@ __all__ = [
     "GEOMETRY_NAMES",
     "STEP_COLUMNS",
     "JsonlMetrics",
-    "LitGptCsvMetrics",
     "LossOf",
     "Metrics",
     "RecorderMetrics",
@@ -63,19 +62,6 @@ class TrainerStateMetrics:
     path: Annotated[str, Affects.TIME | Affects.RECORD] = "."
     """The file, or the output folder: its own file, else that of its latest checkpoint; relative
     to the folder of the run."""
-
-    def __post_init__(self) -> None:
-        """Check the path."""
-        _check_path(self.path)
-
-
-@dataclass(frozen=True, config=STRICT)
-class LitGptCsvMetrics:
-    """The `metrics.csv` and `hparams.yaml` that LitGPT's CSV logger writes."""
-
-    kind: Annotated[Literal["litgpt_csv"], Affects.TIME | Affects.RECORD]
-    path: Annotated[str, Affects.TIME | Affects.RECORD] = "."
-    """The file, or a folder that holds one at any depth; relative to the folder of the run."""
 
     def __post_init__(self) -> None:
         """Check the path."""
@@ -130,7 +116,7 @@ class RegexMetrics(_LoggedMetrics):
     pattern: Annotated[str, Affects.TIME | Affects.RECORD]
     """Matches a line about an optimizer step; searched in every line."""
     evaluation_pattern: Annotated[str | None, Affects.TIME | Affects.RECORD] = None
-    """Matches a line about an evaluation."""
+    """Matches a line about an evaluation; one without its step is of the step printed last."""
     geometry_pattern: Annotated[str | None, Affects.TIME | Affects.RECORD] = None
     """Matches a line about the batch that the program uses, such as `world_size`."""
 
@@ -138,14 +124,14 @@ class RegexMetrics(_LoggedMetrics):
         """Check the rules between settings."""
         _check_path(self.path)
         names: set[str] = set()
-        for setting, known, needs_step in (
-            ("pattern", STEP_COLUMNS, True),
-            ("evaluation_pattern", EVALUATION_COLUMNS, True),
-            ("geometry_pattern", GEOMETRY_NAMES, False),
+        for setting, known in (
+            ("pattern", STEP_COLUMNS),
+            ("evaluation_pattern", EVALUATION_COLUMNS),
+            ("geometry_pattern", GEOMETRY_NAMES),
         ):
             pattern = getattr(self, setting)
             if pattern is not None:
-                names |= _groups_of(pattern, setting, known, needs_step=needs_step)
+                names |= _groups_of(pattern, setting, known)
         _check_units(names, self.units)
         _check_loss(names, self.loss_of)
 
@@ -160,14 +146,14 @@ def _check_path(path: str) -> None:
         raise ValueError(msg)
 
 
-def _groups_of(pattern: str, setting: str, known: tuple[str, ...], *, needs_step: bool) -> set[str]:
+def _groups_of(pattern: str, setting: str, known: tuple[str, ...]) -> set[str]:
     try:
         groups = set(re.compile(pattern).groupindex)
     except (re.error, OverflowError, RecursionError) as error:
         msg = f"{setting} is no regular expression: {error}; got {pattern!r}"
         raise ValueError(msg) from None
     _check_names(groups, setting, known)
-    if needs_step and "optimizer_step" not in groups:
+    if setting == "pattern" and "optimizer_step" not in groups:
         msg = rf"{setting} must have a group (?P<optimizer_step>\d+); its groups: {sorted(groups)}"
         raise ValueError(msg)
     if not groups - {"optimizer_step"}:
@@ -209,6 +195,6 @@ def _check_loss(names: set[str] | dict[str, str], loss_of: LossOf | None) -> Non
 
 
 Metrics = Annotated[
-    RecorderMetrics | TrainerStateMetrics | LitGptCsvMetrics | JsonlMetrics | RegexMetrics,
+    RecorderMetrics | TrainerStateMetrics | JsonlMetrics | RegexMetrics,
     Field(discriminator="kind"),
 ]

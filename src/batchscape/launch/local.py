@@ -146,7 +146,7 @@ def run_sweep(
             )
         interrupted = interrupts.count > 0
     with presence:
-        note = mirror.finish(len(standing.specs), interrupted=interrupted)
+        note = mirror.finish(interrupted=interrupted)
     done = standing.settled | launched.done
     runs = tuple(done.get(spec.run_id) or _left(spec, sweep) for spec in standing.specs)
     result = SweepResult(runs, interrupted, launched.stopped, note, mirror.standing())

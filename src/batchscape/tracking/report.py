@@ -18,8 +18,6 @@ not made.
 
 from __future__ import annotations
 
-import math
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ import pandas as pd
 import wandb
 
 from batchscape.record.folder import SweepFolder
-from batchscape.tracking.server import quiet_settings, shows
+from batchscape.tracking.run import finish, quiet_settings
 from batchscape.tracking.state import MirrorState, report_content, report_files
 
 __all__ = ["send_report"]
@@ -36,40 +34,36 @@ _TABLES = ("comparison", "targets", "claims")
 _DIGEST = "report_sha256"
 
 
-def send_report(sweep: SweepFolder, state: MirrorState, patience_s: float) -> bool:
-    """Send the report of a sweep, if there is one that the server does not have.
+def send_report(sweep: SweepFolder, state: MirrorState) -> None:
+    """Send the report of a sweep, unless the server has it as it is.
 
     Parameters
     ----------
     sweep : SweepFolder
     state : MirrorState
         What W&B has of it; `sweep_id` is the id of its W&B run. It is noted when all has arrived.
-    patience_s : float
-        Time that W&B has to open the run, and to show its end.
 
-    Returns
-    -------
-    bool
-        Whether the server has it.
+    Raises
+    ------
+    TimeoutError
+        If the server does not show its end.
     """
     content = report_content(sweep)
-    if content is None:
-        return True
-    if not _has(state, content, patience_s):
-        run = wandb.init(
-            id=state.sweep_id,
-            name=f"report of {state.sweep_id}",
-            group=state.sweep_id,
-            job_type="report",
-            project=state.project,
-            entity=state.entity,
-            config={"sweep_id": state.sweep_id},
-            dir=str(sweep.path),
-            mode="online",
-            resume="allow",
-            reinit="create_new",
-            settings=quiet_settings(patience_s),
-        )
+    run = wandb.init(
+        id=state.sweep_id,
+        name=f"report of {state.sweep_id}",
+        group=state.sweep_id,
+        job_type="report",
+        project=state.project,
+        entity=state.entity,
+        config={"sweep_id": state.sweep_id},
+        dir=str(sweep.path),
+        mode="online",
+        resume="allow",
+        reinit="create_new",
+        settings=quiet_settings(),
+    )
+    if run.summary.get(_DIGEST) != content:  # type: ignore[no-untyped-call]  # wandb's
         artifact = wandb.Artifact(f"report-{state.sweep_id}", type="report")
         for file in report_files(sweep):
             name = file.relative_to(sweep.report.resolve()).as_posix()
@@ -79,23 +73,9 @@ def send_report(sweep: SweepFolder, state: MirrorState, patience_s: float) -> bo
         artifact.wait()
         run.log(_row(sweep), step=run.starting_step)
         run.summary[_DIGEST] = content
-        path = run.path
-        run.finish()
-        if not shows(path, "finished", patience_s):
-            return False
+    finish(run, "finished")
     state.mode, state.content = "online", content
     state.write(sweep)
-    return True
-
-
-def _has(state: MirrorState, content: str, patience_s: float) -> bool:
-    """Whether the server shows this very report, whole."""
-    with suppress(Exception):  # W&B raises errors of many families; there may be no such run
-        api = wandb.Api(timeout=math.ceil(patience_s))
-        run = api.run(f"{state.entity or api.default_entity}/{state.project}/{state.sweep_id}")
-        shown = dict(run.summary_metrics)
-        return bool(run.state == "finished" and shown.get(_DIGEST) == content)
-    return False
 
 
 def _row(sweep: SweepFolder) -> dict[str, Any]:

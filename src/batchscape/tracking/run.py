@@ -8,68 +8,51 @@ name            geometry, engine, model, optimizer, learning rate, a hash of the
 group           the cell: the same for all seeds, so that W&B draws their mean and range
 config          geometry, identity and resolved settings as columns; all settings that the
                 program was told, nested; how it was launched (`launch.devices`, ...)
-history         one row an optimizer step, one an evaluation; every row carries all axes, the
-                last one also the figures of the run, each of which so makes a panel of bars
+history         one row an optimizer step, one an evaluation; every row carries all axes
 axes            `samples` for losses, `optimizer_step` for times; `tokens` and
                 `train_time_s` to choose from
-summary         the summary of `status.json`, each figure once, under the name of its panel where
-                it has one, with status, stop reason and reason; times only where they count, and
-                `timing_valid` and `timing_invalid_reason` beside them; of a run of a search
-                `objective/...`, what it makes small
-`_timestamp`    when the row came to be, by the times in the record
-`_runtime`      in the summary at the server: how long the processes of the run ran
-tags            those of the tracker, the status, and `timing_invalid` where no time counts
-state           finished for a completed or pruned run, else failed
+summary         the summary of `status.json`, with status, stop reason and reason; times only where
+                they count, and `timing_valid` and `timing_invalid_reason` beside them
 ==============  =====================================================================
 
-Names in W&B are in `tracking.names`. Missing values are left out of rows; as in the tables, a loss
-that is not a number is missing.
+Names of curves are in `tracking.names`, those of figures in `record.summary`. Missing values are
+left out of rows; as in the tables, a loss that is not a number is missing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+import time
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-import pandas as pd
 import wandb
 
-from batchscape.config import Sampler, WandbTracker
+from batchscape.config import WandbTracker
 from batchscape.outgoing import outgoing, outgoing_json
 from batchscape.record.columns import RESIDENT
 from batchscape.record.files import read_json
-from batchscape.record.folder import RunFolder
-from batchscape.record.objective import objective_of
-from batchscape.record.spec import RunSpec
+from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.status import RunStatus, Status
-from batchscape.record.summary import SUMMARY, counts_tokens
+from batchscape.record.summary import SUMMARY
 from batchscape.record.tables import read_table, verify_seal
 from batchscape.record.tail import Tail
-from batchscape.record.timing import TIMES, VERDICT, timed_figures, why_run_untimed
+from batchscape.record.timing import VERDICT, timed_figures, why_run_untimed
 from batchscape.tracking.labels import Label, told_settings
-from batchscape.tracking.names import (
-    AXES,
-    CURVES,
-    FIGURES,
-    Row,
-    axis_of,
-    curve_points,
-    figure_points,
-    mirrored_names,
-)
-from batchscape.tracking.server import quiet_settings, shows
+from batchscape.tracking.mirror import patience_s
+from batchscape.tracking.names import AXES, CURVES, Row, curve_points, section_axes
 from batchscape.tracking.state import MirrorState, content_of, id_of
-from batchscape.tracking.times import row_times, run_time_s, wandb_step
 
-__all__ = ["WandbRun"]
+__all__ = ["WandbRun", "finish", "quiet_settings"]
 
-_TIMESTAMP = "_timestamp"
-"""W&B's own name for when a row came to be, which it takes from the row where that has one."""
-_ONLY_ESTIMATED = frozenset({"peak_allocated_gib"})
+_LOOK_S = 0.2
 _UNTIMED = "timing_invalid"
 """Tag of a run whose times do not count."""
+_Keyed = tuple[int, str, Row]
+"""A row with its number in W&B, 2k for optimizer step k and 2k + 1 for the evaluation then."""
 
 
 class WandbRun:
@@ -89,8 +72,6 @@ class WandbRun:
         What it is called.
     sweep_id : str
         What W&B calls its sweep.
-    patience_s : float
-        Time that W&B has to open the run, which it keeps to loosely, and to show its end.
     """
 
     def __init__(
@@ -103,50 +84,44 @@ class WandbRun:
         status: RunStatus,
         label: Label,
         sweep_id: str,
-        patience_s: float,
     ) -> None:
-        config = _config(folder) | {"sweep_id": sweep_id}
-        id_ = id_of(folder.path.name, status)
         self._folder = folder
-        self._sweep_dir = sweep_dir
         self._tracker = tracker
-        self._mode = mode
-        self._patience_s = patience_s
         self._tails = {table: Tail(folder.lines(table)) for table in CURVES}
-        self._waiting: list[tuple[int, str, Row]] = []
-        self._state = state = MirrorState.read(folder) or MirrorState(
-            project=tracker.project, entity=tracker.entity
-        )
-        state.remove_strays(sweep_dir, id_)
+        self._waiting: list[_Keyed] = []
+        noted = MirrorState.read(folder)
+        self._state = noted or MirrorState(project=tracker.project, entity=tracker.entity)
+        self._offline = SweepFolder(sweep_dir).wandb, f"-{id_of(folder.path.name, status)}"
+        if mode == "offline":
+            self._remove_offline()
         self._run = wandb.init(
-            id=id_,
+            id=id_of(folder.path.name, status),
             name=outgoing(label.name),
             group=outgoing(label.group),
             job_type="train",
-            project=state.project,
-            entity=state.entity,
+            project=self._state.project,
+            entity=self._state.entity,
             tags=self._tags(status),
-            config=config,
+            config=_config(folder) | {"sweep_id": sweep_id},
             dir=str(sweep_dir),
             mode=mode,
             resume="allow",
             reinit="create_new",
             allow_val_change=True,
-            settings=quiet_settings(patience_s),
+            settings=quiet_settings(),
         )
-        if mode == "online":
-            # From here on rows may arrive that are not noted yet: the server is asked for them,
-            # and for those that are only on the disk, which are mirrored again, in order.
-            known = state.last_step if state.is_at_server(sweep_dir) else -1
-            state.last_step = max(known, self._run.starting_step - 1)
-            state.mode, state.content = "online", None
-            state.write(folder)
-        self._last_step = state.last_step
-        self._tokens: int | None = 0
-        self._steps_with_tokens = 0
-        self._counts_tokens = counts_tokens(read_json(folder.config))
-        self._may_add_figures = False
-        self._define_axes()
+        self._state.mode, self._state.content = mode, None
+        self._state.write(folder)
+        # What the server has; offline, all is written anew.
+        self._last_step = self._run.starting_step - 1
+        for axis in AXES:
+            # Their last values belong to the summary of the run folder, not to the last row.
+            self._run.define_metric(axis, hidden=True, summary="none")
+        for section, axis in section_axes().items():
+            # Nor does the end of a curve, which is one step's.
+            self._run.define_metric(
+                f"{section}/*", step_metric=axis, step_sync=False, summary="none"
+            )
 
     def follow(self) -> None:
         """Mirror the rows that were written since the last call, while the run runs."""
@@ -158,111 +133,105 @@ class WandbRun:
         self._log(row for row in self._waiting if row[0] <= ready)
         self._waiting = [row for row in self._waiting if row[0] > ready]
 
-    def close(self, status: RunStatus) -> bool:
+    def close(self, status: RunStatus) -> None:
         """Mirror all the rest of a run that has ended, and how it ended.
-
-        Returns
-        -------
-        bool
-            Whether all of it has arrived: on the disk, or at the server.
 
         Raises
         ------
         RecordError
             If what was sealed is damaged.
+        TimeoutError
+            If the server does not show the end of the run.
         """
-        verify_seal(self._folder, status)
-        untimed = why_run_untimed(self._folder, status)
-        tables = {name: read_table(self._folder, name) for name in (*CURVES, "ranks")}
-        times = row_times(tables["steps"], tables["evals"], tables["ranks"], status.attempts)
+        folder = self._folder
+        verify_seal(folder, status)
+        untimed = why_run_untimed(folder, status)
         self._log(
-            (row for table in CURVES for row in _keyed(table, self._new_rows(table, tables))), times
+            row
+            for table in CURVES
+            for row in _keyed(table, read_table(folder, table).to_dict("records"))
         )
-        ranks = tables["ranks"]
-        unknown = _ONLY_ESTIMATED if _is_resident(ranks) else frozenset()
-        if self._may_add_figures:
-            # W&B takes what else is logged at the latest step as a part of its row.
-            known = {name: v for name, v in status.summary.items() if name not in unknown}
-            points = figure_points(timed_figures(known, untimed))
-            if (at := times.get(self._last_step)) is not None:
-                points[_TIMESTAMP] = at
-            self._run.log(points, step=self._last_step)
-        figures = {name: status.summary.get(name) for name in SUMMARY if name not in unknown}
-        figures = timed_figures(figures, untimed)
+        figures = timed_figures(status.summary, untimed)
+        if read_table(folder, "ranks")["memory_method"].eq(RESIDENT).any():
+            # Resident memory stands for allocated memory, which only a program could tell.
+            figures["peak_allocated_gib"] = None
         self._run.summary.update(
             {
-                **{FIGURES.get(name, name): value for name, value in figures.items()},
+                # All of them: an attempt that ended before may have left another.
+                **{name: figures.get(name) for name in SUMMARY},
                 **dict(zip(VERDICT, (untimed is None, untimed), strict=True)),
-                **_objectives(self._folder, status, timed=untimed is None),
                 "status": str(status.status),
                 "stop_reason": None if status.stop_reason is None else str(status.stop_reason),
                 "reason": None if status.reason is None else outgoing(status.reason),
                 "attempts": len(status.attempts),
             }
         )
-        for name in (TIMES if untimed is not None else frozenset()) | unknown:
-            # An attempt that ended before may have left them there.
-            del self._run.summary[FIGURES.get(name, name)]  # type: ignore[no-untyped-call]  # of wandb
         self._run.tags = self._tags(status)
-        path, written = self._run.path, Path(self._run.dir).parent.name
         ended_well = status.status in {Status.COMPLETED, Status.PRUNED}
-        self._run.finish(exit_code=0 if ended_well else 1)
-        state = self._state
-        if self._mode == "online":
-            # W&B's own finish returns in silence when an upload was refused for good.
-            ran_s = run_time_s(status.attempts)
-            own = {"_runtime": ran_s, "_wandb": {"runtime": round(ran_s)}}
-            if not shows(path, "finished" if ended_well else "failed", self._patience_s, own):
-                return False
-            state.mark_sent(self._sweep_dir)
-        else:
-            state.segments.append(written)
-        state.mode, state.last_step = self._mode, self._last_step
-        state.content = content_of(status)
-        state.write(self._folder)
-        return True
+        finish(self._run, "finished" if ended_well else "failed")
+        if self._state.mode == "online":
+            self._remove_offline()
+        self._state.content = content_of(status)
+        self._state.write(folder)
 
-    def _log(
-        self, rows: Iterable[tuple[int, str, Row]], times: Mapping[int, float] | None = None
-    ) -> None:
-        """Log rows that W&B lacks; the time of a row that is not given is now."""
+    def _log(self, rows: Iterable[_Keyed]) -> None:
+        """Log rows that W&B lacks: a resumed run writes again what came after its checkpoint."""
         for step, table, row in sorted(rows, key=lambda keyed: keyed[0]):
-            tokens_before = None
-            if table == "steps":
-                # A program may log every n-th step: the labels between are no single step's.
-                if row["optimizer_step"] == self._steps_with_tokens + 1:
-                    tokens_before = self._tokens
-                self._tokens, self._steps_with_tokens = row.get("tokens"), row["optimizer_step"]
-            # A resumed run writes again what came after its checkpoint.
-            if step <= self._last_step:
-                continue
-            points = curve_points(table, row, tokens_before, counts_tokens=self._counts_tokens)
-            if times is not None and step in times:
-                points[_TIMESTAMP] = times[step]
-            self._run.log(points, step=step)
-            self._last_step = step
-            self._may_add_figures = True
+            if step > self._last_step:
+                self._run.log(curve_points(table, row), step=step)
+                self._last_step = step
 
-    def _new_rows(self, table: str, tables: Mapping[str, pd.DataFrame]) -> list[Row]:
-        rows = tables[table]
-        known = int((wandb_step(table, rows["optimizer_step"]) <= self._last_step).sum())
-        # With the last known row: the next one's tokens are counted from there.
-        new = rows.iloc[max(known - 1, 0) :].to_dict("records")
-        return [{str(name): value for name, value in row.items()} for row in new]
-
-    def _define_axes(self) -> None:
-        for axis in AXES:
-            # Their last values belong to the summary of the run folder, not to the last row.
-            self._run.define_metric(axis, hidden=True, summary="none")
-        for name in mirrored_names():
-            # Nor does the end of a curve, which a figure of the run says, or which is one step's.
-            last = None if name in FIGURES.values() else "none"
-            self._run.define_metric(name, step_metric=axis_of(name), step_sync=False, summary=last)
+    def _remove_offline(self) -> None:
+        """Remove what was written offline: all of it is written anew, or at the server."""
+        folder, end = self._offline
+        for path in folder.glob("offline-run-*"):
+            if path.name.endswith(end) and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
 
     def _tags(self, status: RunStatus) -> tuple[str, ...]:
         untimed = [_UNTIMED] if why_run_untimed(self._folder, status) is not None else []
         tags = [*map(outgoing, self._tracker.tags), str(status.status), *untimed]
         return tuple(dict.fromkeys(tags))
+
+
+def quiet_settings() -> wandb.Settings:
+    """Return settings by which W&B gets what it is given: no console, code, git, machine."""
+    return wandb.Settings(
+        silent=True,
+        console="off",
+        disable_git=True,
+        disable_code=True,
+        save_code=False,
+        init_timeout=patience_s(),
+        x_disable_stats=True,
+        x_disable_meta=True,
+        x_disable_machine_info=True,
+        x_save_requirements=False,
+    )
+
+
+def finish(run: wandb.Run, state: Literal["finished", "failed"]) -> None:
+    """Finish a W&B run, and wait until the server shows that it has its end.
+
+    W&B's own finish returns in silence when an upload was refused for good.
+
+    Raises
+    ------
+    TimeoutError
+        If the server does not show it.
+    """
+    path, is_offline = run.path, run.offline
+    run.finish(exit_code=0 if state == "finished" else 1)
+    deadline = time.monotonic() + patience_s()
+    while not is_offline:
+        with suppress(Exception):  # W&B raises errors of many families
+            # Anew each time: it answers from memory.
+            if wandb.Api(timeout=math.ceil(patience_s())).run(path).state == state:
+                return
+        if time.monotonic() >= deadline:
+            msg = f"the server does not show the end of {path}"
+            raise TimeoutError(msg)
+        time.sleep(_LOOK_S)
 
 
 def _config(folder: RunFolder) -> dict[str, Any]:
@@ -303,24 +272,5 @@ def _config(folder: RunFolder) -> dict[str, Any]:
     return leaving
 
 
-def _objectives(folder: RunFolder, status: RunStatus, *, timed: bool) -> dict[str, float]:
-    """Return what a search made small, of a run of it that has a value; seeds of a trial differ."""
-    spec = RunSpec.read(folder.config)
-    search = spec.config.search
-    if status.status is not Status.COMPLETED or not isinstance(search, Sampler):
-        return {}
-    values = {name: objective_of(name, spec, status, timed=timed) for name in search.objective}
-    return {
-        f"objective/{name}": value
-        for name, value in values.items()
-        if value is not None and math.isfinite(value)
-    }
-
-
-def _keyed(table: str, rows: Sequence[Row]) -> list[tuple[int, str, Row]]:
-    return [(wandb_step(table, row["optimizer_step"]), table, row) for row in rows]
-
-
-def _is_resident(ranks: pd.DataFrame) -> bool:
-    """Whether resident memory stands for allocated memory, which only a program could tell."""
-    return bool(ranks["memory_method"].eq(RESIDENT).any())
+def _keyed(table: str, rows: Iterable[Row]) -> list[_Keyed]:
+    return [(2 * row["optimizer_step"] + (table == "evals"), table, row) for row in rows]

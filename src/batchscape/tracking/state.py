@@ -6,21 +6,19 @@ import hashlib
 import importlib.util
 import json
 import shlex
-import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from batchscape.errors import DamageError, RecordError
-from batchscape.record.containment import is_plain_name
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.status import RunStatus, Status, check_version
 from batchscape.tracking.labels import sweep_id_of
 
 __all__ = [
-    "MIRRORED_STATUSES",
+    "ENDS",
     "MirrorState",
     "Uploads",
     "content_of",
@@ -31,63 +29,27 @@ __all__ = [
     "sync_command",
 ]
 
-MIRRORED_STATUSES = frozenset(Status) - {Status.PENDING, Status.RUNNING, Status.REJECTED}
-"""Ends of a run that was launched: these are mirrored for good."""
+ENDS = frozenset(Status) - {Status.PENDING, Status.RUNNING, Status.REJECTED}
+"""Of a run that was launched: these are mirrored for good."""
 
 
 @dataclass
 class MirrorState:
-    """Content of `wandb.json`: what W&B has of one run, or of the report of a sweep.
-
-    Rows are named by their W&B step, 2k for optimizer step k and 2k + 1 for the evaluation after
-    it: one number says which ones were mirrored, however often a run was resumed.
-    """
+    """Content of `wandb.json`: what W&B has of one run, or of the report of a sweep."""
 
     project: str
     """Project that the W&B run is in, for good."""
     entity: str | None
     """User or team that it belongs to; null: the key's default."""
     mode: Literal["online", "offline"] = "offline"
-    """Where the rows up to `last_step` are: at the server, or in `segments`."""
-    last_step: int = -1
-    """W&B step of the last row that is certain to be there."""
-    segments: list[str] = field(default_factory=list)
-    """Folders that W&B wrote for the run offline, each whole, one after the other."""
+    """Where `content` is: at the server, or in a folder of W&B's own."""
     content: str | None = None
     """Digest of the end of the run, or of the report, that was mirrored last; null: none, or the
-    upload was cut."""
+    upload was cut. Which rows the server has, it tells."""
     sweep_id: str | None = None
     """Of a sweep: what W&B calls it, which is the id of the W&B run of its report."""
     workspace: str | None = None
     """Of a sweep: address of the workspace that was saved for it."""
-
-    @property
-    def is_cut_short_online(self) -> bool:
-        """Whether only the server knows which rows it has."""
-        return self.mode == "online" and self.content is None
-
-    def covers(self, status: RunStatus) -> bool:
-        """Whether W&B has, or has on disk, all there is of a run that ended with `status`."""
-        return self.content == content_of(status)
-
-    def is_at_server(self, sweep_dir: Path) -> bool:
-        """Whether the server has the rows up to `last_step`."""
-        # Uploaded by hand: W&B marks each segment then. One that is gone proves nothing.
-        segments = self._folders(sweep_dir)
-        return self.mode == "online" or (bool(segments) and all(map(_is_marked, segments)))
-
-    def mark_sent(self, sweep_dir: Path) -> None:
-        """Mark the offline segments as uploaded, as `wandb sync` does and heeds."""
-        for folder in self._folders(sweep_dir):
-            for file in folder.glob("*.wandb"):
-                file.with_name(f"{file.name}.synced").touch()
-
-    def remove_strays(self, sweep_dir: Path, id_: str) -> None:
-        """Remove offline segments that were cut short: their rows are written again, once."""
-        for path in SweepFolder(sweep_dir).wandb.glob("offline-run-*"):
-            is_ours = path.name.endswith(f"-{id_}") and not path.is_symlink()
-            if is_ours and path.name not in self.segments and not _is_marked(path):
-                shutil.rmtree(path, ignore_errors=True)
 
     def write(self, folder: RunFolder | SweepFolder) -> None:
         """Replace the state of a run, or of a report.
@@ -107,9 +69,7 @@ class MirrorState:
     def read(cls, folder: RunFolder | SweepFolder) -> MirrorState | None:
         """Read the state of a run, or of a report.
 
-        None if nothing of it was mirrored, or the file is damaged.
-
-        Without a state the run goes on where the server stands, so that nothing is sent twice.
+        None if nothing of it was mirrored, or the file is damaged: the same W&B run goes on then.
 
         Raises
         ------
@@ -122,14 +82,9 @@ class MirrorState:
             content = read_json(folder.mirror)
             check_version(folder.mirror, content)
             content.pop("format_version")
-            state = cls(**content)
-            # Files are written into folders of these names.
-            return state if all(map(is_plain_name, state.segments)) else None
+            return cls(**content)
         except (DamageError, TypeError):
             return None
-
-    def _folders(self, sweep_dir: Path) -> list[Path]:
-        return [SweepFolder(sweep_dir).wandb / name for name in self.segments]
 
 
 @dataclass
@@ -140,7 +95,7 @@ class Uploads:
     uploaded: list[str] = field(default_factory=list)
     """The server has them as they ended."""
     offline: list[str] = field(default_factory=list)
-    """Written offline as they ended, and not uploaded."""
+    """Written offline as they ended, and not uploaded by `batchscape sync`."""
     lacking: list[str] = field(default_factory=list)
     """Ended, and neither of the two; damaged ones are among them."""
     open: list[str] = field(default_factory=list)
@@ -179,23 +134,23 @@ class Uploads:
         runs = len(self.uploaded) + len(self.offline)
         if not runs:
             return ""
-        said = f"Weights & Biases: {runs} runs in project {', '.join(sorted(self.projects))}"
+        where = f"Weights & Biases: {runs} runs in project {', '.join(sorted(self.projects))}"
         upload = f"; {len(self.offline)} offline, upload: {sync_command(self.sweep_dir)}"
-        return said + upload if self.offline else said
+        return where + upload if self.offline else where
 
 
 def standing_of(sweep_dir: Path) -> Uploads:
     """Find out what W&B has of a sweep, by the notes in its folder and its run folders."""
-    found = Uploads(sweep_dir)
+    uploads = Uploads(sweep_dir)
     sweep = SweepFolder(sweep_dir)
     noted = None
     with suppress(RecordError):  # told by whoever sends it
         noted = MirrorState.read(sweep)
-    content = report_content(sweep)
     if (noted is not None and noted.sweep_id) or sweep_id_of(sweep.run_folders()):
-        found.lacks_report = content is not None and (noted is None or noted.content != content)
+        sent = None if noted is None else noted.content
+        uploads.lacks_report = report_content(sweep) not in {None, sent}
         has_view = noted is not None and noted.workspace is not None
-        found.lacks_workspace = _can_save_workspaces() and not has_view
+        uploads.lacks_workspace = _can_save_workspaces() and not has_view
     for folder in sweep.run_folders():
         name = folder.path.name
         if not folder.status.exists():
@@ -204,19 +159,19 @@ def standing_of(sweep_dir: Path) -> Uploads:
             status = RunStatus.read(folder.status)
             state = MirrorState.read(folder)
         except (RecordError, OSError) as error:
-            found.damaged[name] = str(error)
-            found.lacking.append(name)
+            uploads.damaged[name] = str(error)
+            uploads.lacking.append(name)
             continue
         if status.status in {Status.PENDING, Status.RUNNING}:
-            found.open.append(name)
-        if status.status not in MIRRORED_STATUSES:
+            uploads.open.append(name)
+        if status.status not in ENDS:
             continue
-        if state is None or not state.covers(status):
-            found.lacking.append(name)
+        if state is None or state.content != content_of(status):
+            uploads.lacking.append(name)
             continue
-        found.projects.add(state.project)
-        (found.uploaded if state.is_at_server(sweep_dir) else found.offline).append(name)
-    return found
+        uploads.projects.add(state.project)
+        (uploads.uploaded if state.mode == "online" else uploads.offline).append(name)
+    return uploads
 
 
 def content_of(status: RunStatus) -> str:
@@ -264,10 +219,6 @@ def id_of(run_id: str, status: RunStatus) -> str:
 def sync_command(sweep_dir: Path) -> str:
     """Return the command that sends what W&B lacks of a sweep."""
     return shlex.join(["batchscape", "sync", str(sweep_dir)])
-
-
-def _is_marked(segment: Path) -> bool:
-    return any(segment.glob("*.wandb.synced"))
 
 
 def _can_save_workspaces() -> bool:

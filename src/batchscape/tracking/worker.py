@@ -1,17 +1,15 @@
 """The process that talks to Weights & Biases: `python -m batchscape.tracking.worker ORDER`.
 
-It mirrors run folders, several at a time where that is asked for, then the report of the sweep, and
-says on its standard output where it is. W&B may fail, refuse or hang whenever it is called: who
-started this process then starts another one, since a fresh start is the only state of the W&B
-library that is known to work. What one run's own files or the server make impossible leaves the
-others alone.
+It mirrors run folders, several at a time, then the report of the sweep, and says on its standard
+output what it has done. What one run's own files or the server make impossible leaves the others
+alone. W&B may fail or hang whenever it is called: who started this process then starts
+another one, since a fresh start is the only state of the W&B library that is known to work.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import select
 import sys
@@ -33,21 +31,16 @@ from batchscape.record.locks import has_no_locks
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 from batchscape.tracking.labels import label_of, sweep_id_of
+from batchscape.tracking.mirror import Event, Order, kill_tree, patience_s
 from batchscape.tracking.report import send_report
 from batchscape.tracking.run import WandbRun
-from batchscape.tracking.state import MIRRORED_STATUSES, MirrorState, report_content
-from batchscape.tracking.watch import (
-    REPORT,
-    WORKSPACE,
-    Event,
-    Order,
-    kill_tree,
-    patience_s,
-)
+from batchscape.tracking.state import ENDS, MirrorState, content_of
 
 __all__ = ["main"]
 
 _POLL_S = 2.0
+_AT_ONCE = 8
+"""Runs that are mirrored at a time: nearly all of it is waiting for W&B."""
 _TELLING = threading.Lock()
 """One line at a time."""
 _NO_KEY = "no API key is known; `wandb login` or WANDB_API_KEY gives one"
@@ -67,31 +60,25 @@ def main(text: str) -> None:
         An `Order`, as JSON.
     """
     order = Order(**json.loads(text))
-    asked = threading.Event()
-    threading.Thread(target=_listen, args=(asked,), daemon=True).start()
-    with (SweepFolder(Path(order.sweep_dir)).wandb / "mirror.lock").open("w") as lock:
-        try:
-            _hold(lock, waits=order.waits)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    try:
+        with (SweepFolder(Path(order.sweep_dir)).wandb / "mirror.lock").open("w") as lock:
+            _hold(lock, waits=order.work != "sync")
             mirror = _Mirror(order, _mode(order))
-            while True:
-                is_last = asked.is_set() or not order.live
+            while order.work == "live" and not select.select([sys.stdin], [], [], _POLL_S)[0]:
                 mirror.look()
-                mirror.look_beside()
-                if is_last:
-                    break
-                asked.wait(_POLL_S)
-            if mirror.has_failed:
-                _tell(Event("end"))
-                kill_tree(os.getpid())  # what is left of W&B could hang
-            # Runs of another launcher that still run are left: its own mirror goes on with them.
-            wandb.teardown(exit_code=1)
-        except _RefusedError as error:
-            _tell(Event("refused", reason=str(error)))
-        except Exception as error:  # noqa: BLE001  (W&B raises errors of many families)
-            _tell(Event("failed", reason=_said(error)))
-            kill_tree(os.getpid())
-        else:
-            _tell(Event("end"))
+            mirror.look()
+            mirror.look_beside()
+            if not mirror.has_failed:  # else what is left of W&B could hang
+                # Runs of another launcher that still run are left: its own mirror goes on.
+                wandb.teardown(exit_code=1)
+    except _RefusedError as error:
+        _tell(Event("refused", reason=str(error)))
+    except Exception as error:  # noqa: BLE001  (W&B raises errors of many families)
+        _tell(Event("refused", reason=_in_a_line(error)))
+    else:
+        _tell(Event("end"))
+    kill_tree(os.getpid())
 
 
 class _Mirror:
@@ -109,102 +96,79 @@ class _Mirror:
 
     def look(self) -> None:
         """Mirror what is new in every run folder."""
+        folders = [folder for folder in self._sweep.run_folders() if folder.status.exists()]
         if not self._sweep_id:
             state = MirrorState.read(self._sweep)
             noted = None if state is None else state.sweep_id
-            self._sweep_id = noted or sweep_id_of(self._sweep.run_folders())
-        folders = [folder for folder in self._sweep.run_folders() if folder.status.exists()]
-        with ThreadPoolExecutor(self._order.at_once) as pool:
-            for look in [pool.submit(self._look_at, folder) for folder in folders]:
-                look.result()
+            self._sweep_id = noted or sweep_id_of(folders)
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(self._look_at, folders))
 
     def look_beside(self) -> None:
-        """Send what is asked for of the sweep itself, if W&B lacks it."""
+        """Send what is asked for of the sweep itself, if a run of it has begun."""
         wanted, state = self._order.beside, MirrorState.read(self._sweep)
         if not wanted or not self._sweep_id:
-            return  # or no run of it has begun
+            return
         if state is None:
             place = self._place()
             state = MirrorState(place.project, place.entity, sweep_id=self._sweep_id)
-        if REPORT in wanted and report_content(self._sweep) not in {None, state.content}:
-            _tell(Event("begin", REPORT))
-            if not send_report(self._sweep, state, patience_s()):
-                msg = "the server does not show the end of the report"
-                raise TimeoutError(msg)
-            _tell(Event("done", REPORT))
-        if WORKSPACE in wanted and state.workspace is None:
+        if "report" in wanted:
+            send_report(self._sweep, state)
+            _tell(Event("done", "report"))
+        if "workspace" in wanted:
             from batchscape.tracking.workspace import save_workspace
 
-            _tell(Event("begin", WORKSPACE))
             state.workspace = save_workspace(state)
             state.write(self._sweep)
-            _tell(Event("done", WORKSPACE))
+            _tell(Event("done", "workspace"))
 
-    def _place(self) -> WandbTracker:
+    def _place(self) -> MirrorState | WandbTracker:
         """Return where the report belongs: to the runs that W&B has, else where they would go."""
         folders = self._sweep.run_folders()
-        for folder in folders:
-            if (state := MirrorState.read(folder)) is not None:
-                return WandbTracker(name="wandb", project=state.project, entity=state.entity)
-        return self._tracker_of(next(f for f in folders if f.config.exists()))
+        states = (MirrorState.read(folder) for folder in folders)
+        noted = next((state for state in states if state is not None), None)
+        return noted or self._tracker_of(next(f for f in folders if f.config.exists()))
 
     def _look_at(self, folder: RunFolder) -> None:
-        written = folder.status.stat().st_mtime_ns
+        """Mirror what is new in one run folder, if it has changed since that was all."""
+        written, name = folder.status.stat().st_mtime_ns, folder.path.name
         # Most runs of a long sweep are over: their files are read once.
         if self._settled.get(folder.path) == written:
             return
         try:
-            is_settled = self._visit(folder)
+            status = RunStatus.read(folder.status)
+            if status.status is Status.RUNNING and self._order.work == "live":
+                self._opened(folder, status).follow()
+                return
+            if status.status in ENDS and self._lacks(folder, status):
+                self._opened(folder, status).close(status)
+                _tell(Event("done", name))
         except RecordError as error:
-            _tell(Event("damaged", folder.path.name, str(error)))
-            is_settled = True
-        except Exception as error:
-            if self._order.live:
-                raise  # a fresh process goes on with the runs that are open
-            _tell(Event("damaged", folder.path.name, _said(error)))
-            is_settled = self.has_failed = True
-        if is_settled:
-            self._settled[folder.path] = written
-
-    def _visit(self, folder: RunFolder) -> bool:
-        """Mirror what is new in one run folder; return whether that is all until it changes."""
-        status, name = RunStatus.read(folder.status), folder.path.name
-        if status.status is Status.RUNNING and self._order.live:
-            if folder.path not in self._open:
-                self._open[folder.path] = self._opened(folder, status)
-            self._open[folder.path].follow()
-            return False
-        if status.status not in MIRRORED_STATUSES or not self._lacks(folder, status):
-            return True
-        _tell(Event("begin", name))
-        run = self._open.pop(folder.path, None) or self._opened(folder, status)
-        if not run.close(status):
-            msg = f"the server does not show the end of {name}"
-            raise TimeoutError(msg)
-        _tell(Event("done", name))
-        return True
+            _tell(Event("failed", name, str(error)))
+        except Exception as error:  # noqa: BLE001  (W&B raises errors of many families)
+            _tell(Event("failed", name, _in_a_line(error)))
+            self.has_failed = True
+        self._open.pop(folder.path, None)
+        self._settled[folder.path] = written
 
     def _lacks(self, folder: RunFolder, status: RunStatus) -> bool:
         state = MirrorState.read(folder)
-        if state is None or not state.covers(status):
+        if state is None or state.content != content_of(status):
             return True
-        return self._mode == "online" and not state.is_at_server(self._sweep.path)
+        return self._mode == "online" and state.mode == "offline"
 
     def _opened(self, folder: RunFolder, status: RunStatus) -> WandbRun:
-        state = MirrorState.read(folder)
-        if self._mode == "offline" and state is not None and state.is_cut_short_online:
-            msg = f"{folder.path.name} was cut short online: W&B must be reachable to go on"
-            raise RecordError(msg)
-        return WandbRun(
-            folder,
-            self._sweep.path,
-            self._tracker_of(folder),
-            mode=self._mode,
-            status=status,
-            label=label_of(folder, self._sweep_id),
-            sweep_id=self._sweep_id,
-            patience_s=patience_s(),
-        )
+        if folder.path not in self._open:
+            self._open[folder.path] = WandbRun(
+                folder,
+                self._sweep.path,
+                self._tracker_of(folder),
+                mode=self._mode,
+                status=status,
+                label=label_of(folder, self._sweep_id),
+                sweep_id=self._sweep_id,
+            )
+        return self._open[folder.path]
 
     def _tracker_of(self, folder: RunFolder) -> WandbTracker:
         tracker = RunSpec.read(folder.config).config.tracker
@@ -242,30 +206,25 @@ def _mode(order: Order) -> Literal["online", "offline"]:
             return "offline"
         raise _RefusedError(_NO_KEY)
     try:
-        wandb.Api(timeout=math.ceil(patience_s()))
+        wandb.Api(timeout=round(patience_s()) or 1)
     except Exception as error:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         msg = (
-            f"Weights & Biases cannot be used: {said}. Check the network, WANDB_BASE_URL, and the "
-            "key (`wandb login --relogin`)"
+            f"Weights & Biases cannot be used: {reason}. Check the network, WANDB_BASE_URL, and "
+            "the key (`wandb login --relogin`)"
         )
         raise _RefusedError(msg) from error
-    _tell(Event("online"))
     return "online"
 
 
-def _listen(asked: threading.Event) -> None:
-    """Note that the end is asked for; end at once where who would ask is gone, and all waits."""
-    parent = os.getppid()
+def _end_with(parent: int) -> None:
+    """End once the parent is gone."""
     while os.getppid() == parent:
-        if asked.is_set():
-            time.sleep(1.0)
-        elif select.select([sys.stdin], [], [], 1.0)[0]:
-            asked.set()
+        time.sleep(1.0)
     kill_tree(os.getpid())
 
 
-def _said(error: Exception) -> str:
+def _in_a_line(error: Exception) -> str:
     first = f"{type(error).__name__}: {error}".splitlines()[0]
     return f"W&B cannot be written to: {first}"
 

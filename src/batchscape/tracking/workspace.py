@@ -21,7 +21,7 @@ _GEOMETRY = (
     "gradient_accumulation_steps",
     "global_batch_size",
 )
-_COSTS = ("loss/final_eval", "time/median_step_time_s", "memory/peak_allocated_gib")
+_COSTS = ("final_eval_loss", "step_time_s", "peak_allocated_gib")
 
 
 def save_workspace(state: MirrorState) -> str:
@@ -62,7 +62,7 @@ def workspace_of(entity: str, project: str, sweep_id: str) -> workspaces.Workspa
         panels.ScatterPlot(
             title=f"{figure} against micro-batch", x=micro, y=panels.SummaryMetric(figure)
         )
-        for figure in ("memory/peak_allocated_gib", "time/median_step_time_s")
+        for figure in ("peak_allocated_gib", "step_time_s")
     ]
     columns = [panels.Config(name) for name in _GEOMETRY]
     columns += [panels.SummaryMetric(name) for name in _COSTS]

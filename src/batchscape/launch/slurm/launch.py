@@ -109,7 +109,7 @@ def run_on_slurm(
             detached = False
         except KeyboardInterrupt:
             detached = True
-        note = mirror.finish(len(standing.specs), interrupted=detached)
+        note = mirror.finish(interrupted=detached)
     done = standing.settled | follower.done
     runs = tuple(done.get(spec.run_id) or _left(spec, sweep) for spec in standing.specs)
     result = SweepResult(runs, detached, follower.stopped, note, mirror.standing())

@@ -7,7 +7,6 @@ from typing import assert_never
 
 from batchscape.config.metrics import (
     JsonlMetrics,
-    LitGptCsvMetrics,
     Metrics,
     RecorderMetrics,
     RegexMetrics,
@@ -15,7 +14,6 @@ from batchscape.config.metrics import (
 )
 from batchscape.geometry import BatchGeometry
 from batchscape.programs.metrics.jsonl import JsonlReader
-from batchscape.programs.metrics.litgpt import LitGptReader
 from batchscape.programs.metrics.log import Reader
 from batchscape.programs.metrics.printed import RegexReader
 from batchscape.programs.metrics.recorded import RecorderReader
@@ -62,8 +60,6 @@ def open_reader(
             return RecorderReader(run_dir, geometry, sequence_length)
         case TrainerStateMetrics(path=path):
             return TrainerStateReader(run_dir / path, geometry, sequence_length)
-        case LitGptCsvMetrics(path=path):
-            return LitGptReader(run_dir / path, printed, geometry, sequence_length)
         case JsonlMetrics(path=path):
             where = run_dir / path
             return JsonlReader(config, where, geometry, sequence_length, may_go_back=restarted)

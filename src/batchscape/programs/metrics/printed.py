@@ -7,6 +7,7 @@ import re
 from batchscape.config.metrics import RegexMetrics
 from batchscape.errors import RecordError
 from batchscape.programs.metrics.collected import ColumnReader
+from batchscape.programs.metrics.numbers import as_row
 
 __all__ = ["RegexReader"]
 
@@ -35,11 +36,16 @@ class RegexReader(ColumnReader):
         for setting, pattern in self._patterns.items():
             for match in pattern.finditer(line):
                 self._matched.add(setting)
-                values = {
+                values: dict[str, object] = {
                     name: text for name, text in match.groupdict().items() if text is not None
                 }
                 where = f"{self._path}, {line[:60]!r}"
-                self._add(values, _PATTERNS[setting], where)
+                if setting == "evaluation_pattern" and "optimizer_step" not in values:
+                    row = as_row(values, self._config.units, where)
+                    row["optimizer_step"] = self._steps.last_of_all(where)
+                    self._evals.add(row, least=0)
+                else:
+                    self._add(values, _PATTERNS[setting], where)
 
     def _is_whole(self, line: str) -> bool:  # noqa: ARG002  (a number may be cut off)
         return False

@@ -78,6 +78,24 @@ class Rows:
         while self._rows and self._rows[-1]["optimizer_step"] >= step:
             self._rows.pop()
 
+    def last_of_all(self, where: str) -> int:
+        """Return the last optimizer step, 0 where there is none yet.
+
+        Raises
+        ------
+        RecordError
+            If not every step has a row: what comes after the last one may be of a later step.
+        """
+        last = int(self._rows[-1]["optimizer_step"]) if self._rows else 0
+        if last != len(self._rows):
+            msg = (
+                f"{where}: an evaluation without its optimizer step is of the one printed last, "
+                f"but only {len(self._rows)} of {last} steps were printed; let the program print "
+                "every step, or the step of an evaluation"
+            )
+            raise RecordError(msg)
+        return last
+
     def get(self) -> list[Row]:
         """Return copies of the rows."""
         return [dict(row) for row in self._rows]

@@ -28,13 +28,12 @@ from batchscape.cli import main
 from batchscape.compose import _settings
 from batchscape.config import RunConfig
 from batchscape.data.store import load_array
-from batchscape.errors import BatchscapeError, ConfigError, LaunchError, RecordError
+from batchscape.errors import BatchscapeError, ConfigError, RecordError
 from batchscape.launch.lock import sweep_lock
 from batchscape.outgoing import redact, redact_json, refuse_secrets
-from batchscape.record.containment import refuse_links
 from batchscape.record.environment import environment
 from batchscape.record.files import JsonLines, sha256_of, write_json
-from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
+from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.gradient_sketch import read_sketch, write_sketch
 from batchscape.record.status import RunStatus, Status, StopReason
 from batchscape.record.tables import read_table
@@ -469,171 +468,6 @@ def test_no_other_setting_names_a_place() -> None:
     named = {key for key in texts if re.search(r"(path|dir|folder|file|name|cwd)s?$", key)}
     names = {key for key in named if key.endswith(".name")}
     assert named - names - written <= READ, sorted(named - names - written - READ)
-
-
-LINKS: dict[str, Callable[[SweepFolder], Path]] = {
-    "a run": lambda sweep: sweep.run("b").path,
-    "rows": lambda sweep: sweep.run("a").lines("steps"),
-    "a log": lambda sweep: sweep.run("a").log,
-    "checkpoints": lambda sweep: sweep.run("a").checkpoints,
-    "a checkpoint": lambda sweep: sweep.run("a").path / "parts" / "step-5.pt",
-    "all runs": lambda sweep: sweep.runs,
-    "the lock": lambda sweep: sweep.path / ".lock",
-    "the plan": lambda sweep: sweep.plan,
-    "the report": lambda sweep: sweep.report,
-    "what W&B writes": lambda sweep: sweep.wandb,
-    "damaged runs": lambda sweep: sweep.damaged,
-    "a damaged run": lambda sweep: sweep.damaged / "a-1",
-    "the mirror's log": lambda sweep: sweep.wandb / "mirror.log",
-    "the mirror's lock": lambda sweep: sweep.wandb / "mirror.lock",
-    "a mark of W&B": lambda sweep: sweep.wandb / "offline-run-1" / "run-1.wandb.synced",
-    "the logs of W&B": lambda sweep: sweep.wandb / "cache" / "wandb" / "logs",
-    "a temporary file": lambda sweep: sweep.run("a").path / ".status.json.1.tmp",
-}
-
-
-def planted(what: str, folder: Path) -> tuple[SweepFolder, Path, Path]:
-    """A sweep with a link, the link, and the folder that it leads to."""
-    sweep, elsewhere = SweepFolder(folder / "sweep"), folder / "elsewhere"
-    elsewhere.mkdir()
-    if what != "all runs":
-        (sweep.run("a").path / "parts").mkdir(parents=True)
-    link = LINKS[what](sweep)
-    link.parent.mkdir(parents=True, exist_ok=True)
-    link.symlink_to(elsewhere / "target" if link.suffix else elsewhere)
-    return sweep, link, elsewhere
-
-
-@pytest.mark.parametrize("what", LINKS)
-def test_a_link_out_of_the_folder_is_refused(
-    what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    sweep, link, elsewhere = planted(what, tmp_path)
-    for verb in ("sync", "report"):
-        assert main([verb, str(sweep.path)]) == 2
-        assert f"{link} is a link to {elsewhere}" in capfd.readouterr().err
-    before = sorted(sweep.path.rglob("*"))
-    main(["status", str(sweep.path)])
-    assert sorted(sweep.path.rglob("*")) == before
-    assert list(elsewhere.iterdir()) == []
-
-
-@pytest.mark.parametrize("what", LINKS)
-@pytest.mark.slow
-def test_nothing_is_launched_where_a_link_leads_out(
-    what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    sweep, link, elsewhere = planted(what, tmp_path)
-    verb = "run" if what == "a run" else "sweep"
-    assert main([verb, *RUN, *OFFLINE, f"sweep_dir='{sweep.path}'"]) == 2
-    assert f"{link} is a link to {elsewhere}" in capfd.readouterr().err
-    assert list(elsewhere.iterdir()) == []
-
-
-PAGES = {"report": "report.md", "report --out": "report.md", "analyze --out": "analysis.md"}
-STEPS = "batch_size,steps\n64,46000\n128,23000\n256,13282\n512,7000\n"
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("the page", "tables", "figures", "tables/claims.csv", "figures/memory.png", "paper"),
-        *("paper/methods.tex", "paper/paper.tex", "paper/tables", "paper/figures/memory.pdf"),
-    ],
-)
-@pytest.mark.parametrize("verb", PAGES)
-def test_a_page_is_not_written_through_a_link(
-    verb: str, name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    sweep, elsewhere, table = tmp_path / "sweep", tmp_path / "elsewhere", tmp_path / "steps.csv"
-    SweepFolder(sweep).run("a").path.mkdir(parents=True)
-    elsewhere.mkdir()
-    table.write_text(STEPS)
-    for file in ("claims.csv", "memory.png", "memory.pdf", "page"):
-        (elsewhere / file).write_text("precious")
-    out = tmp_path / "paper" if "--out" in verb else sweep / "report"
-    link = out / (PAGES[verb] if name == "the page" else name)
-    link.parent.mkdir(parents=True)
-    link.symlink_to(elsewhere / "page" if link.suffix else elsewhere)
-    (out / "notes").symlink_to(elsewhere)
-    source = table if verb.startswith("analyze") else sweep
-    chosen = ["--out", str(out)] if "--out" in verb else []
-    assert main([verb.removesuffix(" --out"), str(source), *chosen]) == 2
-    assert f"{link} is a link to {elsewhere}" in capfd.readouterr().err
-    assert {file.read_text() for file in elsewhere.iterdir()} == {"precious"}
-    assert len(list(elsewhere.iterdir())) == 4
-
-
-def test_the_list_of_a_report_is_not_written_through_a_link(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    sweep, elsewhere = SweepFolder(tmp_path / "sweep"), tmp_path / "precious"
-    sweep.run("a").path.mkdir(parents=True)
-    sweep.report.mkdir()
-    link = sweep.report / "report_files.txt"
-    link.symlink_to(elsewhere)
-    assert main(["report", str(sweep.path)]) == 2
-    assert f"{link} is a link to {elsewhere}" in capfd.readouterr().err
-    assert not elsewhere.exists()
-
-
-def test_links_of_other_names_and_the_folder_of_a_page_may_be(tmp_path: Path) -> None:
-    elsewhere, table, out = tmp_path / "elsewhere", tmp_path / "steps.csv", tmp_path / "out"
-    (elsewhere / "tables").mkdir(parents=True)
-    table.write_text(STEPS)
-    out.symlink_to(elsewhere)
-    for name in ("notes", "tables/notes.txt", "tables/figures"):
-        (out / name).symlink_to(tmp_path / "nowhere")
-    (out / "analysis.md").symlink_to(elsewhere / "older.md")
-    assert main(["analyze", str(table), "--out", str(out)]) == 0
-    assert "64" in (elsewhere / "older.md").read_text()
-    assert not (tmp_path / "nowhere").exists()
-
-
-def test_links_that_wandb_makes_may_be(tmp_path: Path) -> None:
-    """Its core's log is named by its whole path, which leads outside once the sweep is moved."""
-    sweep = SweepFolder(tmp_path / "sweep")
-    segment = sweep.wandb / "offline-run-1-a"
-    (segment / "logs").mkdir(parents=True)
-    (segment / "logs" / "debug.log").touch()
-    (segment / "logs" / "debug-core.log").symlink_to(tmp_path / "before" / "core-debug.log")
-    (sweep.wandb / "latest-run").symlink_to(segment.name)
-    (sweep.wandb / "debug.log").symlink_to(Path(segment.name, "logs", "debug.log"))
-    refuse_links(sweep)
-
-
-@pytest.mark.parametrize("verb", ["sync", "report"])
-def test_a_pipe_does_not_stop_a_verb(
-    verb: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    pipe = SweepFolder(tmp_path).run("a").status
-    pipe.parent.mkdir(parents=True)
-    os.mkfifo(pipe)
-    assert main([verb, str(tmp_path)]) == 2
-    assert f"{pipe} is neither a file nor a folder" in capfd.readouterr().err
-
-
-def test_links_inside_and_the_sweep_folder_itself_may_be(tmp_path: Path) -> None:
-    real = SweepFolder(tmp_path / "disk" / "sweep")
-    real.run("a").path.mkdir(parents=True)
-    (real.path / "latest").symlink_to(real.run("a").path)
-    (real.run("a").program / "deep").mkdir(parents=True)
-    (real.run("a").program / "best").symlink_to(tmp_path)
-    (tmp_path / "here").symlink_to(real.path)
-    refuse_links(SweepFolder(tmp_path / "here"))
-    refuse_links(SweepFolder(tmp_path / "nowhere"))
-    os.mkfifo(real.run("a").lines("steps"))
-    with pytest.raises(LaunchError, match="neither a file nor a folder"):
-        refuse_links(real)
-
-
-@pytest.mark.parametrize("name", ["offline-run-1/../../../precious", "offline-*", "..", "", 3])
-def test_a_note_of_others_marks_nothing(name: object, tmp_path: Path) -> None:
-    """Segments are marked as uploaded; their names come from a file."""
-    folder = SweepFolder(tmp_path / "sweep").run("a")
-    content = {"project": "p", "entity": None, "segments": [name]}
-    write_json(folder.mirror, {"format_version": FORMAT_VERSION, **content})
-    assert MirrorState.read(folder) is None
 
 
 # Code of others

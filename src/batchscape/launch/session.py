@@ -30,7 +30,7 @@ from batchscape.launch.progress import Progress
 from batchscape.launch.result import RunResult
 from batchscape.record.causes import Cause
 from batchscape.record.claims import RunClaim
-from batchscape.record.disk import disk_trouble
+from batchscape.record.disk import explained
 from batchscape.record.environment import environment
 from batchscape.record.files import write_json
 from batchscape.record.folder import SweepFolder
@@ -276,10 +276,6 @@ class Session:
 
     def _begun(self, spec: RunSpec, lease: Lease) -> ActiveRun | None:
         """Begin a run; None if another launcher has it, if it is over, or if it cannot begin."""
-        trouble = disk_trouble(self._sweep.path)
-        if trouble is not None:
-            self._stop_for_the_disk(trouble)
-            return None
         try:
             claim = self._claims.take(spec)
             if claim is not None and not isinstance(claim, RunResult):
@@ -295,8 +291,9 @@ class Session:
             return None
         except (BatchscapeError, OSError) as error:
             self._claims.release(spec.run_id, Status.FAILED)
-            if isinstance(error, DiskError):
-                self._stop_for_the_disk(str(error))  # the run is as open as it was
+            told = explained(error, self._sweep.path)
+            if isinstance(told, DiskError):
+                self._stop_for_the_disk(str(told))  # the run is as open as it was
             else:
                 self._refuse(spec, error)
             return None

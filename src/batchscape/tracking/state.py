@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Literal
 
 from batchscape.errors import DamageError, RecordError
-from batchscape.record.containment import is_plain_name
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.status import RunStatus, Status, check_version
@@ -122,9 +121,7 @@ class MirrorState:
             content = read_json(folder.mirror)
             check_version(folder.mirror, content)
             content.pop("format_version")
-            state = cls(**content)
-            # Files are written into folders of these names.
-            return state if all(map(is_plain_name, state.segments)) else None
+            return cls(**content)
         except (DamageError, TypeError):
             return None
 

@@ -168,7 +168,6 @@ class Session:
     def run(self, queue: deque[RunSpec]) -> dict[str, RunResult]:
         """Run what is queued, until it is done or a signal stops it."""
         self._oom = OomKnowledge(queue, self._sweep, self._machine, self._predictions)
-        queue = deque(self._oom.first_the_witnesses(queue))
         while True:
             goes_on = not self._must_stop()
             if goes_on:
@@ -281,7 +280,6 @@ class Session:
             if claim is not None and not isinstance(claim, RunResult):
                 refusal = self._oom.refusal(spec)
                 if refusal is None:
-                    self._oom.begun(spec)
                     return self._begin(spec, lease, claim)
                 self._reject(spec, refusal)
                 return None

@@ -6,13 +6,12 @@ import json
 import os
 import platform
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +21,18 @@ from batchscape.cli import main
 from batchscape.config import RunConfig
 from batchscape.record.advice import (
     CAUSE_ADVICE,
-    DAMAGED,
-    DAMAGED_ADVICE,
     STATUS_ADVICE,
     UNREADABLE,
     UNREADABLE_ADVICE,
     advice,
 )
 from batchscape.record.causes import Cause
-from batchscape.record.folder import TABLES, SweepFolder
+from batchscape.record.folder import SweepFolder
 from batchscape.record.next_step import Next
 from batchscape.record.overview import STATES, Overview
 from batchscape.record.progress import RunProgress
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Attempt, RunStatus, Status
-from batchscape.record.tables import load, seal
 
 PAGE = Path(__file__).parents[1] / "docs" / "statuses.md"
 
@@ -50,7 +46,7 @@ def table_under(title: str) -> dict[str, list[str]]:
 
 def test_every_status_is_explained_with_what_to_do() -> None:
     rows = table_under("Statuses")
-    told = {DAMAGED: DAMAGED_ADVICE, UNREADABLE: UNREADABLE_ADVICE}
+    told = {UNREADABLE: UNREADABLE_ADVICE}
     told |= {str(status): text for status, text in STATUS_ADVICE.items()}
     assert {name: cells[-1] for name, cells in rows.items()} == told
 
@@ -83,7 +79,7 @@ def test_every_name_of_the_json_is_explained() -> None:
     assert names >= {*map(str, Next), *STATES}
     assert names >= {field.name for field in fields(RunProgress)} | {"next", "advice"}
     run = RunProgress("a", "pending", None, None, None, None, None)
-    content = json.loads(Overview(Path("x"), "finished", (), (run,), (), {}).as_json())
+    content = json.loads(Overview(Path("x"), "finished", (), (run,)).as_json())
     assert names >= set(content) | set(content["runs"][0])
 
 
@@ -91,7 +87,6 @@ def test_faults_are_told_by_their_cause() -> None:
     assert advice(Status.FAILED, Cause.HANG) == CAUSE_ADVICE[Cause.HANG]
     assert advice(Status.FAILED) == STATUS_ADVICE[Status.FAILED]
     assert advice(Status.COMPLETED) == STATUS_ADVICE[Status.COMPLETED]
-    assert advice(DAMAGED) == DAMAGED_ADVICE
     assert advice(UNREADABLE) == UNREADABLE_ADVICE
 
 
@@ -106,7 +101,9 @@ def sweep(tmp_path: Path, spec_of: Callable[..., RunSpec]) -> SweepFolder:
             Status.FAILED, reason="rank 1 is gone", cause=Cause.KILLED, rank=1, phase="forward",
             attempts=[ended, ended],
         ),
-        "full": RunStatus(Status.FAILED, reason="no room", cause=Cause.DISK, attempts=[ended]),
+        "full": RunStatus(
+            Status.INTERRUPTED, reason="no room", cause=Cause.DISK, attempts=[ended]
+        ),
         "large": RunStatus(Status.OOM, reason="out", cause=Cause.OUT_OF_MEMORY, attempts=[ended]),
         "lost": RunStatus(Status.RUNNING, attempts=[ended]),
         "waiting": RunStatus(Status.PENDING),
@@ -124,18 +121,15 @@ def sweep(tmp_path: Path, spec_of: Callable[..., RunSpec]) -> SweepFolder:
 def test_status_of_every_kind_of_run(
     sweep: SweepFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep.damaged.mkdir()
-    (sweep.damaged / "older-1").mkdir()
     sweep.plan.write_text("run_id,planned\nunborn,launch\nwrong,rejected\n")
     assert main(["status", str(sweep.path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["state"] == "interrupted"
     assert told["launchers"] == []
-    assert told["set_aside"] == ["older-1"]
     assert {run["run_id"]: (run["status"], run["next"]) for run in told["runs"]} == {
-        "broken": ("damaged", "set_aside"),
+        "broken": ("unreadable", "leave"),
         "exploded": ("diverged", "skip"),
-        "full": ("failed", "begin"),
+        "full": ("interrupted", "begin"),
         "killed": ("failed", "leave"),
         "large": ("oom", "leave"),
         "lost": ("interrupted", "begin"),
@@ -145,40 +139,13 @@ def test_status_of_every_kind_of_run(
     }
     assert main(["status", str(sweep.path)]) == 0
     text = capsys.readouterr().out
-    assert (
-        "8 runs: 2 pending, 1 oom, 1 diverged, 2 failed, 1 interrupted, 1 damaged; 1 cell" in text
-    )
+    counts = "2 pending, 1 oom, 1 diverged, 1 failed, 2 interrupted, 1 unreadable; 1 cell"
+    assert f"8 runs: {counts}" in text
     assert "Failed: killed (1)" in text
     assert "Out of memory (1)" in text
     assert "killed  rank 1 in forward, 2 attempts" in text
-    assert f"What to do: {CAUSE_ADVICE[Cause.DISK]}" in text
+    assert "without a checkpoint: it begins again; no room" in text
     assert "add --retry failed,oom" in text
-
-
-def test_copies_and_links_count_where_a_report_counts_them(
-    sweep: SweepFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of a sealed run its copy is left out, of an open one the link alone."""
-    for name in ("broken", "wrong", "killed", "full", "large"):
-        shutil.rmtree(sweep.run(name).path)
-    spec = RunSpec.read(sweep.run("lost").config)
-    replace(spec, run_id="exploded").write(sweep.run("exploded").config)
-    for table in TABLES:
-        sweep.run("exploded").lines(table).touch()
-    seal(sweep.run("exploded"), RunStatus.read(sweep.run("exploded").status), data_parallel_size=1)
-    for copy, original in (("a copy", "exploded"), ("another", "waiting")):
-        shutil.copytree(sweep.run(original).path, sweep.run(copy).path)
-    sweep.run("a link").path.symlink_to(sweep.run("waiting").path)
-    sweep.plan.write_text("run_id,planned\nexploded,launch\nwaiting,launch\n")
-    assert main(["status", str(sweep.path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [run["run_id"] for run in told["runs"]] == ["another", "exploded", "lost", "waiting"]
-    assert told["copies"] == {"a copy": "exploded", "a link": "waiting"}
-    tables = load(sweep.path)
-    assert len(tables.runs) == sum(told["counts"].values()) == 4
-    assert {Path(f).name: Path(o).name for f, o in tables.copies.items()} == told["copies"]
-    assert main(["status", str(sweep.path)]) == 0
-    assert "a copy of exploded" in capsys.readouterr().out
 
 
 def test_a_sweep_that_has_begun_and_has_no_run_yet(

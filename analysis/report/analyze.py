@@ -20,7 +20,6 @@ from batchscape.analysis.learning_rate.topic import learning_rate_section
 from batchscape.analysis.report.grids import escape_markdown
 from batchscape.analysis.report.sections import (
     begin_figures,
-    check_place,
     make_folders,
     section_files,
     section_lines,
@@ -80,13 +79,7 @@ class Analysis:
         -------
         list of Path
             The files written, the page `analysis.md` first.
-
-        Raises
-        ------
-        LaunchError
-            If a link in the place of what is written leads out of the folder.
         """
-        check_place(out, "analysis.md")
         make_folders(out)
         name = "reaches" if "steps_to_target" in self.runs else "runs"
         page, runs = out / "analysis.md", out / "tables" / f"{name}.csv"

@@ -25,17 +25,13 @@ _NOTICEABLE_PCT = 10.0
 """Share of the peak above which what does not grow with the micro-batch is told apart."""
 
 
-def find_notes(
-    cells: Cells, damaged: Mapping[str, str], copies: Mapping[str, str] | None = None
-) -> list[str]:
+def find_notes(cells: Cells, damaged: Mapping[str, str]) -> list[str]:
     """Say what was left out of the comparison, and what its numbers cannot carry.
 
     Parameters
     ----------
     damaged : mapping of str to str
         Run folders that could not be read, and why.
-    copies : mapping of str to str, optional
-        Run folders that were left out as copies, and of which ones.
 
     Returns
     -------
@@ -44,7 +40,6 @@ def find_notes(
     """
     return [
         *_damaged(damaged),
-        *_copies(copies or {}),
         *_statuses(cells.runs),
         *_limits(cells.runs),
         *_times(cells.runs),
@@ -59,15 +54,6 @@ def _damaged(damaged: Mapping[str, str]) -> Iterator[str]:
         yield f"Damaged, and in no table: {folder} ({reason})."
     if len(damaged) > _MAX_NAMED:
         yield f"{len(damaged) - _MAX_NAMED} more run folders are damaged, and in no table."
-
-
-def _copies(copies: Mapping[str, str]) -> Iterator[str]:
-    if copies:
-        folder, original = next(iter(copies.items()))
-        yield (
-            f"{_counted(len(copies), 'run folder')} left out, with the content of another one "
-            f"({folder} is a copy of {original})."
-        )
 
 
 def _statuses(runs: pd.DataFrame) -> Iterator[str]:

@@ -15,14 +15,12 @@ from batchscape.analysis.report.tables import write_csv
 from batchscape.analysis.report.topic import Section
 from batchscape.drawing import Drawing
 from batchscape.errors import AnalysisError
-from batchscape.record.containment import refuse_links_at
 from batchscape.record.files import write_atomically
 
 __all__ = [
     "WRITTEN",
     "announce",
     "begin_figures",
-    "check_place",
     "in_short",
     "make_folders",
     "remove_stale",
@@ -34,10 +32,10 @@ __all__ = [
     "write_sections",
 ]
 
-_FOLDERS = {"tables": ("csv",), "figures": ("png",)}
-"""Folders beside the page, and the endings of the files that are written there."""
+_FOLDERS = ("tables", "figures")
+"""Folders beside the page."""
 _PAPER = "paper"
-_OF_PAPER = {"tables": ("tex",), "figures": ("pdf",)}
+_OF_PAPER = ("tables", "figures")
 """Likewise in the folder of the paper."""
 
 WRITTEN = "report_files.txt"
@@ -45,25 +43,6 @@ WRITTEN = "report_files.txt"
 
 _SENTENCES = 5
 """Sentences of the first screen."""
-
-
-def check_place(out: Path, *pages: str) -> None:
-    """Refuse a folder where a page, its tables or figures would be written somewhere else.
-
-    Parameters
-    ----------
-    out : Path
-        Folder to write to; need not exist, and may be a link.
-    pages : str
-        Names of the pages.
-
-    Raises
-    ------
-    LaunchError
-        If a link is in the place of what is to be written, and leads out of the folder.
-    """
-    refuse_links_at(out, (*pages, _PAPER), _FOLDERS)
-    refuse_links_at(out / _PAPER, (DOCUMENT, *PARTS), _OF_PAPER)
 
 
 def make_folders(out: Path) -> list[Path]:

@@ -31,10 +31,8 @@ from batchscape.analysis.report.notes import find_notes
 from batchscape.analysis.report.page import FIGURES, page
 from batchscape.analysis.report.provenance import provenance
 from batchscape.analysis.report.sections import (
-    WRITTEN,
     announce,
     begin_figures,
-    check_place,
     in_short,
     make_folders,
     remove_stale,
@@ -49,7 +47,6 @@ from batchscape.drawing import Drawing, paper_style
 from batchscape.errors import RecordError
 from batchscape.outgoing import visible
 from batchscape.record.columns import COLUMNS
-from batchscape.record.containment import refuse_links
 from batchscape.record.folder import SweepFolder
 from batchscape.record.noise_scale import SAMPLED
 from batchscape.record.tables import Tables, load
@@ -122,8 +119,7 @@ def write_report(
     Parameters
     ----------
     sweep_dirs : sequence of Path
-        Sweep folders; runs on different hardware are set side by side, never pooled, and copies
-        of a run count once.
+        Sweep folders; runs on different hardware are set side by side, never pooled.
     out : Path, optional
         Folder to write to; by default `report` in the first sweep folder. Files of an earlier
         report are replaced or removed, and no others.
@@ -138,16 +134,11 @@ def write_report(
         If no folder is given, a folder holds no runs, or none of them can be read.
     AnalysisError
         If a target is no number, or was met before the training began.
-    LaunchError
-        If something in a sweep folder, or in the place of what is written, leads out of there.
     """
     if not sweep_dirs:
         msg = "a report needs at least one sweep folder"
         raise RecordError(msg)
     out = SweepFolder(sweep_dirs[0]).report if out is None else out
-    for sweep_dir in sweep_dirs:
-        refuse_links(SweepFolder(sweep_dir))
-    check_place(out, "report.md", "report.html", WRITTEN)
     # Texts as objects: Arrow's are made for more rows than a table here has, and take longer.
     texts = pd.option_context("mode.string_storage", "python")
     with texts, Drawing() if figures else nullcontext() as drawing:
@@ -181,7 +172,7 @@ def _written(
             begin_figures(section, drawing)
         sections.append(section)
     everything = [whole, *sections]
-    notes = find_notes(cells, tables.damaged, tables.copies)
+    notes = find_notes(cells, tables.damaged)
     make_folders(out)
     origins = provenance(cells.runs)
     files = [out / "report.md", out / "report.html"]

@@ -8,12 +8,9 @@ from pathlib import Path
 from fake_workers import Rank
 
 
-def fill_disk(rank: Rank, *, reserve_too: bool) -> None:
+def fill_disk(rank: Rank) -> None:
     """Take all that is left of the disk that the sweep is on."""
     sweep = rank.folder.path.parents[1]
-    if reserve_too:
-        (reserve,) = sweep.glob(".reserve.*.tmp")
-        reserve.unlink()
     found = os.statvfs(sweep)
     with (sweep / "filler").open("wb") as file:
         file.write(bytes(found.f_bavail * found.f_frsize))
@@ -24,25 +21,18 @@ def writes(rank: Rank) -> int:
     if rank.attempt:
         return rank.complete()
     rank.rows(1, 2)
-    fill_disk(rank, reserve_too=False)
+    fill_disk(rank)
     for k in range(3, 1000):
         rank.rows(k, k)
     return rank.outcome("failed", "the disk was never full")
 
 
-def ends(rank: Rank) -> int:
-    """Complete, and leave a full disk to the launcher."""
-    code = rank.complete()
-    fill_disk(rank, reserve_too=False)
-    return code
-
-
 def seals(rank: Rank) -> int:
-    """The same, and nothing in reserve; to be sealed without being trained again."""
+    """Complete, and leave a full disk to the launcher; to be sealed without being trained again."""
     if rank.attempt:
         return rank.outcome("failed", "it was done already")
     code = rank.complete()
-    fill_disk(rank, reserve_too=True)
+    fill_disk(rank)
     return code
 
 
@@ -53,5 +43,5 @@ def completes(rank: Rank) -> int:
 
 def main(run_dir: str, rank: int) -> int:
     """Behave as the run's name says."""
-    behaviour = {"writes": writes, "ends": ends, "seals": seals, "completes": completes}
+    behaviour = {"writes": writes, "seals": seals, "completes": completes}
     return behaviour[Path(run_dir).name.split("-")[0]](Rank(run_dir, rank))

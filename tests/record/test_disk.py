@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import errno
-import json
-import os
 import resource
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -16,12 +13,10 @@ import pytest
 from batchscape.errors import DiskError
 from batchscape.record import disk
 from batchscape.record.disk import (
-    Reserve,
     disk_error,
     disk_trouble,
     explained,
     free_bytes,
-    make_room,
     read_each,
 )
 from batchscape.record.files import JsonLines, read_json, read_json_lines, write_json
@@ -58,9 +53,9 @@ def test_rows_on_a_full_disk_are_whole_and_go_on_after(tmp_path: Path) -> None:
     message, whole, written = with_small_disk(place, SIZE, grow_until_full, place)
     assert whole == list(range(written))
     assert written > 0
-    assert message.startswith(f"no space left on {place}: ")
-    assert "free, needed about 3" in message
-    assert message.endswith(f"for {place / 'rows.jsonl'}")
+    full = f"{place / 'rows.jsonl'} cannot be written: No space left on device, "
+    assert message.startswith(full)
+    assert message.endswith(" free there")
 
 
 def replace_when_full(folder: Path) -> tuple[str, dict[str, int], list[str], int]:
@@ -79,48 +74,8 @@ def test_a_file_that_cannot_be_replaced_is_the_one_before(tmp_path: Path) -> Non
     assert content == {"a": 1}
     assert names == ["filler", "status.json"]
     assert free == 0
-    assert message.startswith(f"no space left on {place}: 0 bytes free, needed about 97.8 KiB")
-
-
-def trouble_and_reserve(folder: Path) -> list[str | bool | None]:
-    found: list[str | bool | None] = [disk_trouble(folder)]
-    with Reserve(folder):
-        fill(folder)
-        found.append(disk_trouble(folder))
-        found.append(make_room(folder))
-        write_json(folder / "status.json", {"ended": True})
-        found.append(disk_trouble(folder))
-        found.append(make_room(folder))
-    return found
-
-
-def test_the_reserve_has_room_for_what_the_launcher_must_write(tmp_path: Path) -> None:
-    place = tmp_path / "disk"
-    before, full, had, after, twice = with_small_disk(place, SIZE, trouble_and_reserve, place)
-    assert before is None
-    assert full.startswith(f"no space left on {place}: 0 bytes free, needed about 64.0 KiB")
-    assert had is True
-    assert after is None
-    assert twice is False
-
-
-RESERVES = """
-import sys
-from pathlib import Path
-from batchscape.record.disk import Reserve
-with Reserve(Path(sys.argv[1])):
-    print(len(list(Path(sys.argv[1]).iterdir())))
-"""
-
-
-def test_each_launcher_has_a_reserve_of_its_own(tmp_path: Path) -> None:
-    with Reserve(tmp_path):
-        other = [sys.executable, "-c", RESERVES, str(tmp_path)]
-        assert subprocess.run(other, check=True, capture_output=True, text=True).stdout == "2\n"
-        (own,) = tmp_path.iterdir()
-        assert (own.name, own.stat().st_size) == (f".reserve.{os.getpid()}.tmp", 1 << 18)
-        assert make_room(tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    full = "cannot be written: No space left on device, 0 bytes free there"
+    assert message == f"{place / 'status.json'} {full}"
 
 
 def write_where_nothing_may_be_written(folder: Path) -> list[str]:
@@ -136,7 +91,7 @@ def write_where_nothing_may_be_written(folder: Path) -> list[str]:
 def test_a_read_only_disk_is_named(tmp_path: Path) -> None:
     for message in in_child(write_where_nothing_may_be_written, tmp_path):
         assert message.startswith(str(tmp_path))
-        assert message.endswith(" is on a read-only disk and cannot be written")
+        assert " cannot be written: Read-only file system, " in message
 
 
 def write_beyond_a_limit(folder: Path) -> tuple[str, int]:
@@ -155,8 +110,7 @@ def write_beyond_a_limit(folder: Path) -> tuple[str, int]:
 
 def test_a_limit_on_file_sizes_is_named(tmp_path: Path) -> None:
     message, count = in_child(write_beyond_a_limit, tmp_path)
-    assert "needed about 3" in message
-    assert message.endswith("a limit on the size of files (ulimit -f) is met")
+    assert message.startswith(f"{tmp_path / 'rows.jsonl'} cannot be written: File too large, ")
     assert 5 < count < 4096 / 300
 
 
@@ -166,19 +120,20 @@ def test_a_device_that_is_always_full() -> None:
         pytest.raises(OSError, match="28") as raised,
     ):
         file.write(b"a")
-    assert str(disk_error(raised.value, Path("/dev/full"), 1)).startswith("no space left on /dev")
+    said = str(disk_error(raised.value, Path("/dev/full")))
+    assert said.startswith("/dev/full cannot be written: No space left on device")
 
 
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (errno.EDQUOT, "the disk quota at"),
-        (errno.EIO, "failed to write"),
-        (errno.ENOSPC, "no space left on"),
+        (errno.EDQUOT, "Disk quota exceeded"),
+        (errno.EIO, "Input/output error"),
+        (errno.ENOSPC, "No space left on device"),
     ],
 )
 def test_errors_of_disks_are_told_from_others(tmp_path: Path, number: int, said: str) -> None:
-    error = disk_error(OSError(number, "of the system"), tmp_path / "a", 2048)
+    error = disk_error(OSError(number, "of the system"), tmp_path / "a")
     assert isinstance(error, DiskError)
     assert said in str(error)
     assert error.errno == number
@@ -192,11 +147,6 @@ def test_errors_of_others_are_what_they_are(tmp_path: Path) -> None:
         assert disk_error(error, tmp_path) is error
     other = ValueError("no disk")
     assert explained(other, tmp_path) is other
-
-
-def test_the_check_of_a_file_is_plain_json(tmp_path: Path) -> None:
-    write_json(tmp_path / "a.json", {"a": [1, {"b": None}]})
-    assert set(json.loads((tmp_path / "a.json").read_text())) == {"a", "sha256"}
 
 
 def test_many_are_read_at_once_where_several_machines_share_the_file_system(

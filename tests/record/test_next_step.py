@@ -54,7 +54,7 @@ def test_every_status(folder: RunFolder, status: Status, cause: Cause | None) ->
             expected = Next.WAIT
         elif status is Status.REJECTED:
             expected = Next.REJECT
-        elif status in FAULTS - set(retry) and cause in {None, Cause.EXCEPTION}:
+        elif status in FAULTS - set(retry):
             expected = Next.LEAVE
         else:
             expected = Next.GO_ON if has_checkpoint else Next.BEGIN

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 
 import pandas as pd
 import pytest
@@ -94,22 +93,6 @@ def test_lines_count_where_a_launcher_died_while_it_sealed_a_run(sweep):
     assert tables.steps["run_id"].eq("run-5").sum() == 5
 
 
-def test_a_run_that_goes_on_while_it_is_read_is_not_damaged(sweep, monkeypatch):
-    folder = SweepFolder(sweep).run("run-5")
-    stopped = RunStatus(Status.INTERRUPTED, rows={"steps": 9})
-    stopped.write(folder.status)
-    check = reading.check_rows
-
-    def meanwhile(folder, status, table, found):
-        RunStatus(Status.RUNNING, rows=stopped.rows).write(folder.status)
-        check(folder, status, table, found)
-
-    monkeypatch.setattr(reading, "check_rows", meanwhile)
-    tables = load(sweep)
-    assert str(folder.path) not in tables.damaged
-    assert tables.runs.set_index("run_id").loc["run-5", "status"] == "running"
-
-
 def test_only_the_wanted_columns_are_read_and_damage_is_found_all_the_same(sweep):
     tables = load(sweep, columns={"steps": ["loss", "small_batch_size"], "ranks": []})
     every = rows_by_pandas(sweep, "steps")
@@ -123,20 +106,6 @@ def test_only_the_wanted_columns_are_read_and_damage_is_found_all_the_same(sweep
     for broken in (sweep / "runs" / "run-0", sweep / "runs" / "run-4"):
         RunFolder(broken).parquet("ranks").unlink()
     assert len(load(sweep, columns={"ranks": []}).damaged) == 3
-
-
-def test_rows_of_copies_are_left_out(sweep, tmp_path_factory):
-    copy = tmp_path_factory.mktemp("copy")
-    shutil.copytree(sweep / "runs" / "run-1", copy / "runs" / "run-1")
-    shutil.copytree(sweep / "runs" / "run-5", copy / "runs" / "run-5")
-    tables = load(copy, sweep)
-    assert list(tables.copies.values()) == [str(copy / "runs" / "run-1")]
-    # An open run may go on differently, so that both count.
-    assert tables.steps["run_id"].astype(str).value_counts().to_dict() == {
-        "run-0": 4, "run-1": 1, "run-4": 3, "run-5": 10,
-    }  # fmt: skip
-    own = tables.steps[tables.steps["run_id"] == "run-5"]
-    assert own["sweep_dir"].astype(str).tolist() == [str(copy)] * 5 + [str(sweep)] * 5
 
 
 @pytest.mark.parametrize(
@@ -157,46 +126,6 @@ def change_sealed(folder, table, change):
     change(pd.read_parquet(path)).to_parquet(path, index=False)
     status.seal[path.name]["sha256"] = sha256_of(path)
     status.write(folder.status)
-
-
-@pytest.mark.parametrize(
-    ("table", "change", "reason"),
-    [
-        ("steps", lambda rows: rows.assign(loss="low"), "column loss: incoming: String"),
-        ("steps", lambda rows: rows.astype({"tokens": "Float64"}), "column tokens: incoming: Fl"),
-        (
-            "ranks",
-            lambda rows: rows.astype({"attempt": "Int32"}),
-            "column attempt: incoming: Int32",
-        ),
-        ("steps", lambda rows: rows[:-1], "it holds 3 rows, and 4 were sealed"),
-    ],
-)
-def test_a_table_that_does_not_fit_is_named_and_costs_no_other_run(sweep, table, change, reason):
-    whole, folder = load(sweep), SweepFolder(sweep).run("run-0")
-    change_sealed(folder, table, change)
-    tables = load(sweep)
-    said = tables.damaged.pop(str(folder.path))
-    assert said.startswith(f"{folder.parquet(table)} is damaged")
-    assert reason in said
-    assert tables.damaged == whole.damaged
-    for name in TABLES:
-        rows = getattr(whole, name)
-        assert_same_rows(
-            getattr(tables, name).astype(TEXTS), rows[rows["run_id"] != "run-0"].astype(TEXTS)
-        )
-
-
-def test_a_file_that_was_sealed_and_is_no_table_is_named(sweep):
-    folder = SweepFolder(sweep).run("run-4")
-    folder.parquet("ranks").write_bytes(b"no table at all")
-    status = RunStatus.read(folder.status)
-    status.seal["ranks.parquet"]["sha256"] = sha256_of(folder.parquet("ranks"))
-    status.write(folder.status)
-    tables = load(sweep)
-    assert "ranks.parquet is damaged" in tables.damaged[str(folder.path)]
-    counts = tables.steps["run_id"].value_counts()
-    assert counts.to_dict() == {"run-5": 5, "run-0": 4, "run-1": 1, "run-2": 0}
 
 
 def test_columns_that_nobody_knows_are_left_out_and_those_that_lack_are_missing(sweep):

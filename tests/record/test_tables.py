@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from batchscape.errors import RecordError
 from batchscape.record import disk
-from batchscape.record.checked import ROW_CHECK
 from batchscape.record.commands import Launched, time_again
 from batchscape.record.files import JsonLines, keep_json_lines, read_json_lines, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
@@ -31,11 +30,8 @@ from batchscape.record.timing import (
 )
 from exact import assert_same_rows
 
-_NAMES = st.text().filter(lambda name: name != ROW_CHECK)
-"""That of the check is no name for anything else."""
 
-
-@given(st.lists(st.dictionaries(_NAMES, st.floats(allow_nan=False) | st.text())), st.data())
+@given(st.lists(st.dictionaries(st.text(), st.floats(allow_nan=False) | st.text())), st.data())
 def test_a_torn_last_line_is_dropped_and_never_glued_to_the_next(tmp_path_factory, rows, data):
     path = tmp_path_factory.mktemp("lines") / "rows.jsonl"
     lines = JsonLines(path)
@@ -50,13 +46,6 @@ def test_a_torn_last_line_is_dropped_and_never_glued_to_the_next(tmp_path_factor
     lines.append([{"new": 1}])
     lines.close()
     assert list(read_json_lines(path)) == [*rows[:whole], {"new": 1}]
-
-
-def test_a_row_cannot_carry_a_check_of_its_own(tmp_path):
-    lines = JsonLines(tmp_path / "rows.jsonl")
-    lines.append([{"loss": 1.5, ROW_CHECK: 0.0}])
-    lines.close()
-    assert list(read_json_lines(tmp_path / "rows.jsonl")) == [{"loss": 1.5}]
 
 
 def test_damage_before_the_last_line_is_an_error(tmp_path):
@@ -463,10 +452,9 @@ def test_a_folder_named_twice_is_read_once(run, tmp_path, monkeypatch):
     tables = load(tmp_path, tmp_path, tmp_path / "runs" / "..", Path(tmp_path.name))
     assert len(tables.runs) == 1
     assert len(tables.steps) == 5
-    assert tables.copies == {}
 
 
-def test_a_copied_run_is_counted_once_and_another_training_is_not(run, tmp_path):
+def test_a_copied_run_is_refused_and_another_training_is_not(run, tmp_path):
     one, copy, again = (tmp_path / name for name in ("one", "copy", "again"))
     for place in (one, again):
         shutil.copytree(run.path.parent, place / "runs")
@@ -476,19 +464,20 @@ def test_a_copied_run_is_counted_once_and_another_training_is_not(run, tmp_path)
         rows[2]["step_time_s"] += 0.1
     for place in (one, again):
         seal(folders[place], completed(), data_parallel_size=2)
-    shutil.copytree(one / "runs", copy / "runs")
-    tables = load(one, copy, again)
+    tables = load(one, again)
     assert tables.runs["sweep_dir"].tolist() == [str(one), str(again)]
     assert len(tables.steps) == 10
-    assert tables.copies == {str(folders[copy].path): str(folders[one].path)}
+    shutil.copytree(one / "runs", copy / "runs")
+    with pytest.raises(RecordError) as raised:
+        load(one, copy, again)
+    said = f"{folders[copy].path} is a copy of {folders[one].path}, and would count twice"
+    assert str(raised.value).startswith(said)
 
 
 def test_open_runs_are_never_taken_for_copies(run, tmp_path):
     RunStatus(Status.RUNNING).write(run.status)
     shutil.copytree(run.path.parent, tmp_path / "other" / "runs")
-    tables = load(tmp_path, tmp_path / "other")
-    assert len(tables.runs) == 2
-    assert tables.copies == {}
+    assert len(load(tmp_path, tmp_path / "other").runs) == 2
 
 
 def test_the_meeting_point_of_the_ranks_is_no_setting(run, tmp_path):

@@ -59,7 +59,7 @@ def test_a_search_is_at_work_between_its_launches(sweep: SweepFolder) -> None:
     assert overview(sweep).state == "interrupted"
 
 
-@pytest.mark.parametrize("damage", ["{", {"format_version": 3}, {"trials": None}, None])
+@pytest.mark.parametrize("damage", ["{", {"format_version": 4}, {"trials": None}, None])
 def test_what_cannot_be_read_is_not_told(sweep: SweepFolder, damage: Any) -> None:
     if damage is None:
         sweep.search.space.unlink()

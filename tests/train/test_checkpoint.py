@@ -81,7 +81,6 @@ def save_until_full(folder):
 def test_a_full_disk_is_named_and_the_one_before_stays(tmp_path):
     place = tmp_path / "disk"
     message, names, step = with_small_disk(place, 1 << 20, save_until_full, place)
-    assert message.startswith(f"no space left on {place}: ")
-    assert "free, needed about 1.9 MiB for" in message
+    assert message.startswith(f"{place} cannot be written: No space left on device, ")
     assert len(names) == 1
     assert step == 3

@@ -17,7 +17,7 @@ from batchscape.launch.processes import Processes
 from batchscape.measure.oom_kills import oom_kills
 from batchscape.record import instants
 from batchscape.record.causes import Cause
-from batchscape.record.disk import disk_trouble, make_room
+from batchscape.record.disk import disk_trouble
 from batchscape.record.files import end_of, last_row, write_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.outcome import Outcome, RankExit, RunEnd, Stop, decide
@@ -148,7 +148,11 @@ class ActiveRun:
         said = self.outcomes.get(rank)
         if said is None or not said.status.is_sealed:
             # Ranks that somebody has asked to stop wait for nobody; one writes the checkpoint.
-            is_asked = said is not None and said.status is Status.INTERRUPTED
+            is_asked = (
+                said is not None
+                and said.status is Status.INTERRUPTED
+                and said.cause is not Cause.DISK
+            )
             self._kill_within(self.stop_grace_s if is_asked else PEER_GRACE_S)
         elif self._watching_end_since is None:
             # Also after a crash in the teardown, which takes nothing from the training.
@@ -201,18 +205,13 @@ class ActiveRun:
         if self._stacks_at is not None:
             self._keep_stacks()
         try:
-            run_end = self._judge()
-            try:
-                self._write(run_end)
-            except DiskError:
-                if not make_room(self.folder.path.parents[1]):
-                    raise
-                self._write(run_end)
+            self._write(self._judge())
+        except DiskError as error:
+            self.abandon(str(error), Cause.DISK, Status.INTERRUPTED)
         except RecordError as error:
             self.abandon(f"its records are damaged: {error}", Cause.DAMAGED_RECORDS)
         except OSError as error:
-            cause = Cause.DISK if isinstance(error, DiskError) else Cause.INFRASTRUCTURE
-            self.abandon(f"its end cannot be recorded: {error}", cause)
+            self.abandon(f"its end cannot be recorded: {error}")
         self.hangs.close()
         return self.status
 
@@ -222,9 +221,14 @@ class ActiveRun:
         ended_at, ranks = self._ended_at(), self.lease.ranks
         write_end(self.folder, self.status, run_end, ranks, ended_at=ended_at)
 
-    def abandon(self, reason: str, cause: Cause = Cause.INFRASTRUCTURE) -> None:
-        """Write that the run failed by no word of its ranks, if anything can be written."""
-        run_end = RunEnd(Status.FAILED, reason=reason, cause=cause)
+    def abandon(
+        self,
+        reason: str,
+        cause: Cause = Cause.INFRASTRUCTURE,
+        status: Status = Status.FAILED,
+    ) -> None:
+        """Write that the run ended by no word of its ranks, if anything can be written."""
+        run_end = RunEnd(status, reason=reason, cause=cause)
         note_end(self.status, run_end, self._ended_at())
         self.status.seal = {}
         with contextlib.suppress(OSError):
@@ -255,5 +259,5 @@ class ActiveRun:
             # A rank that meets a full disk cannot say so: neither its outcome nor its log is taken.
             trouble = disk_trouble(self.folder.path)
             if trouble is not None:
-                return replace(run_end, reason=f"{trouble}; {run_end.reason}", cause=Cause.DISK)
+                return replace(run_end, status=Status.INTERRUPTED, reason=trouble, cause=Cause.DISK)
         return run_end

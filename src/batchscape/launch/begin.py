@@ -116,7 +116,6 @@ def begin(
             Status.RUNNING,
             attempts=[*attempts, Attempt(began, 0)],
             summary=standing.summary,
-            notes=standing.notes,
         )
         status.write(folder.status)
         active = ActiveRun(

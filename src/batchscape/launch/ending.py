@@ -95,7 +95,7 @@ def clear_away(folder: RunFolder) -> None:
     nothing from the record.
     """
     shutil.rmtree(folder.checkpoints, ignore_errors=True)
-    remove_if_possible(*map(folder.lines, TABLES), folder.notes, *folder.outcomes())
+    remove_if_possible(*map(folder.lines, TABLES), *folder.outcomes())
     remove_dead_writes(folder)
 
 

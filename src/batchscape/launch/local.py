@@ -30,7 +30,6 @@ from batchscape.launch.schedule import launch_order
 from batchscape.launch.scratch import scratch_folder
 from batchscape.launch.session import Session, Steering
 from batchscape.launch.standing import Standing, repeated
-from batchscape.record.disk import Reserve
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus
@@ -115,7 +114,7 @@ def run_sweep(
         return SweepResult((), interrupted=False)
     console = OutgoingConsole() if console is None else console
     ordered = launch_order(specs)
-    check_usable(sweep, run_ids)
+    check_usable(sweep)
     with sweep_lock(sweep), ExitStack() as stack:
         remove_dead_writes(sweep)
         standing = Standing(ordered, sweep, repeated(specs[0].config.launcher.retry))
@@ -124,12 +123,9 @@ def run_sweep(
         mirror = Mirror(tracker, sweep, live=live)
         progress = Progress(console, len(specs) if steering is None else steering.runs, values)
         progress.stand_still(list(standing.settled.values()))
-        for renewed in standing.notes:
-            progress.note(renewed, "yellow")
         presence = Presence()
         if standing.missing:
             stack.enter_context(presence)
-            stack.enter_context(Reserve(sweep.path))
         with Interrupts() as interrupts:
             launched = _launched(
                 standing,

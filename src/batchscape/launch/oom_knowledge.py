@@ -1,17 +1,15 @@
-"""Which runs cannot fit: by what is predicted of them, and by others that are out of memory.
+"""Which runs are not launched, as they cannot fit.
 
-A run whose tensors alone are predicted to take more than there is need not be tried.
+A run whose tensors alone are predicted to take more than there is: `plan.room`.
 
-A run out of memory is a witness for every run with all else alike that decides memory: devices,
-model, data, engine, precision, optimizer, limit of memory, evaluation batch and so on. It rules out
-those with a larger micro-batch. One of the same micro-batch (another seed, say) is still run: the
-witness may have been just too large. Neither does a witness that accumulates rule out a run that
-does not, however large: gradients that are kept between micro-steps take memory too, as much as a
-whole model with some engines.
+And a run with a larger micro-batch than one that ran out of memory, with the same settings on the
+same device, by the word of the allocator (on a CPU also of the cgroup), where nobody shared that
+device. One of the same micro-batch (another seed, say) is still run: the other may have been just
+too large. Neither does a run that accumulates say anything of one that does not, however large:
+gradients that are kept between micro-steps take memory too, as much as a whole model with some
+engines.
 
-Only an allocator's own word makes a witness (and on a CPU the cgroup's), never a process that was
-killed for reasons unknown; and only a run that had its device to itself, or its own limit of
-memory. Where the memory that ran out is not that of the training (an evaluation's, the host's of a
+Where the memory that ran out is not that of the training (an evaluation's, the host's of a
 device, or of a device that others share), the run is no `oom` in the first place:
 `train.failures`.
 """
@@ -20,13 +18,13 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from batchscape.config import Affects, that_affect
 from batchscape.errors import BatchscapeError
 from batchscape.launch.launch_record import OTHER_LAUNCHER
-from batchscape.plan.room import room_gib
+from batchscape.plan.room import room_gib, why_too_large
 from batchscape.record.causes import Cause
 from batchscape.record.disk import read_each
 from batchscape.record.files import read_json
@@ -41,12 +39,12 @@ __all__ = ["OomKnowledge", "ran_on", "reject"]
 
 
 class OomKnowledge:
-    """What the runs of one sweep folder, on one machine, tell of the runs that are still to go.
+    """What is known of the memory of the runs of one sweep folder, on one machine.
 
     Parameters
     ----------
     queue : sequence of RunSpec
-        Runs to launch. One among them that ran out of memory before is no witness until it has
+        Runs to launch. One among them that ran out of memory before tells nothing until it has
         ended again.
     sweep : SweepFolder
         Runs of earlier launches count.
@@ -66,25 +64,12 @@ class OomKnowledge:
         self._sweep = sweep
         self._predictions = predictions
         self._machine = machine
-        self._witnesses: defaultdict[str, dict[str, RunSpec]] = defaultdict(dict)
-        self._reconsidered: set[str] = set()
-        queued = {spec.run_id: spec for spec in queue}
-        if not any(spec.config.launcher.skip_unfit for spec in queue):
-            return
-        for spec in read_each(self._witness_in, sweep.run_folders(), sweep.path):
-            if spec is not None and spec.run_id in queued:
-                self._reconsidered.add(spec.run_id)
-            elif spec is not None:
-                self._witnesses[_memory_key(spec)][spec.run_id] = spec
-
-    def first_the_witnesses(self, queue: Iterable[RunSpec]) -> list[RunSpec]:
-        """Put runs ahead that were out of memory and are tried again, the smallest first."""
-
-        def key(spec: RunSpec) -> int:
-            again = spec.run_id in self._reconsidered
-            return spec.geometry.micro_batch_size if again else 2**63
-
-        return sorted(queue, key=key)
+        self._ran_out: defaultdict[str, list[RunSpec]] = defaultdict(list)
+        queued = {spec.run_id for spec in queue}
+        folders = [run for run in sweep.run_folders() if run.path.name not in queued]
+        for spec in read_each(self._out_of_memory, folders, sweep.path):
+            if spec is not None:
+                self._ran_out[_memory_key(spec)].append(spec)
 
     def refusal(self, spec: RunSpec) -> str | None:
         """Say why a run need not be launched; None where it is to be tried.
@@ -101,59 +86,41 @@ class OomKnowledge:
         """
         if not spec.config.launcher.skip_unfit:
             return None
-        witnesses = self._witnesses.get(_memory_key(spec), {}).values()
-        larger_than = [witness for witness in witnesses if _needs_more(spec, witness)]
-        predicted = self._unfit(spec)
-        if not (predicted or larger_than):
-            return None
         if RunStatus.read(self._sweep.run(spec.run_id).status).attempts:
             return None
-        if predicted:
-            return predicted
-        witness = min(larger_than, key=lambda found: (_micro(found), found.run_id))
-        return (
-            f"not launched: micro_batch_size {_micro(witness)} ran out of memory with "
-            f"{_described(witness)} (run {witness.run_id}), and {_micro(spec)} is larger; "
-            "launcher.skip_unfit=false launches it"
-        )
-
-    def _unfit(self, spec: RunSpec) -> str | None:
-        """Say that a run's tensors alone take more than there is; None where they may fit."""
-        said = self._predictions.get(spec.run_id, {}).get("peak_allocated_gib")
-        room = room_gib(spec, self._machine)
-        if said is None or room is None or said["low"] <= room:
+        peak = self._predictions.get(spec.run_id, {}).get("peak_allocated_gib", {})
+        reason = why_too_large(spec, peak.get("low"), room_gib(spec, self._machine))
+        if reason is not None:
+            return f"not launched: {reason}"
+        ran_out = self._ran_out.get(_memory_key(spec), ())
+        smaller = [other for other in ran_out if _needs_more(spec, other)]
+        if not smaller:
             return None
+        other = min(smaller, key=lambda run: (_micro(run), run.run_id))
         return (
-            f"not launched: its tensors are predicted to take {said['value']:.4g} GiB on each "
-            f"device ({said['method']}), and there are {room:.4g}; "
+            f"not launched: micro_batch_size {_micro(other)} ran out of memory with "
+            f"{_described(other)} (run {other.run_id}), and {_micro(spec)} is larger; "
             "launcher.skip_unfit=false launches it"
         )
-
-    def begun(self, spec: RunSpec) -> None:
-        """Take back what a run told: it is tried again."""
-        self._witnesses[_memory_key(spec)].pop(spec.run_id, None)
 
     def ended(self, spec: RunSpec) -> None:
         """Look at what the end of a run tells, whoever launched it."""
-        self.begun(spec)
-        if self._witness_in(self._sweep.run(spec.run_id)) is not None:
-            self._witnesses[_memory_key(spec)][spec.run_id] = spec
+        if self._out_of_memory(self._sweep.run(spec.run_id)) is not None:
+            self._ran_out[_memory_key(spec)].append(spec)
 
-    def _witness_in(self, folder: RunFolder) -> RunSpec | None:
-        """Return the run of a folder if it is a witness; a damaged one tells nothing."""
+    def _out_of_memory(self, folder: RunFolder) -> RunSpec | None:
+        """Return the run of a folder if its memory was out; a damaged one tells nothing."""
         try:
-            if not folder.status.exists():
-                return None
             status = RunStatus.read(folder.status)
             if status.status is not Status.OOM:
                 return None
             spec, launch = RunSpec.read(folder.config), read_json(folder.launch)
         except (BatchscapeError, OSError):
             return None
-        told = _by_an_allocator(status) or spec.device_type == "cpu"
-        is_memory = status.cause in {None, Cause.OUT_OF_MEMORY}
-        alike = ran_on(self._machine, spec, launch) and _had_its_device(spec, launch)
-        return spec if told and is_memory and alike else None
+        # Without a phase no rank has said so, but the system: of the memory of the host.
+        is_told = status.phase is not None or spec.device_type == "cpu"
+        is_like = ran_on(self._machine, spec, launch) and _had_its_device(spec, launch)
+        return spec if is_told and is_like else None
 
 
 def reject(folder: RunFolder, reason: str) -> RunStatus:
@@ -174,20 +141,16 @@ def reject(folder: RunFolder, reason: str) -> RunStatus:
     return status
 
 
-def _by_an_allocator(status: RunStatus) -> bool:
-    """Whether a rank said so itself; a process that was killed says nothing."""
-    return status.phase is not None or status.cause is None
-
-
 def _had_its_device(spec: RunSpec, launch: dict[str, Any]) -> bool:
     """Whether nobody else took of the memory that ran out."""
     if spec.config.device.memory_limit_gib is not None:
         return True
-    others = OTHER_LAUNCHER in (launch.get("timing_invalid_reason") or "")
     if spec.device_type == "cuda":
-        # Other launchers are kept off a device.
-        return bool(launch.get("runs_per_device", 1) == 1)
-    return launch.get("concurrent_runs", 1) == 1 and not others
+        # Other launchers are kept off a device. Of processes that are not ours `train.failures` has
+        # asked the driver.
+        return bool(launch.get("runs_per_device") == 1)
+    others = OTHER_LAUNCHER in (launch.get("timing_invalid_reason") or "")
+    return launch.get("concurrent_runs") == 1 and not others
 
 
 def ran_on(machine: Machine, spec: RunSpec, launch: dict[str, Any]) -> bool:
@@ -215,10 +178,10 @@ def _memory_key(spec: RunSpec) -> str:
     return json.dumps([kept, resolved], sort_keys=True)
 
 
-def _needs_more(spec: RunSpec, witness: RunSpec) -> bool:
-    """Whether a run takes more memory than a witness, in some stage than in each of its stages."""
+def _needs_more(spec: RunSpec, other: RunSpec) -> bool:
+    """Whether a run takes more memory than another, in some stage than in each of its stages."""
     ours = [stage.geometry for stage in spec.stages]
-    theirs = [stage.geometry for stage in witness.stages]
+    theirs = [stage.geometry for stage in other.stages]
     return all(
         any(
             our.micro_batch_size > their.micro_batch_size
@@ -234,8 +197,8 @@ def _micro(spec: RunSpec) -> int:
     return max(stage.geometry.micro_batch_size for stage in spec.stages)
 
 
-def _described(witness: RunSpec) -> str:
-    ranks = witness.geometry.data_parallel_size
-    limit = witness.config.device.memory_limit_gib
+def _described(spec: RunSpec) -> str:
+    ranks = spec.geometry.data_parallel_size
+    limit = spec.config.device.memory_limit_gib
     of = "" if limit is None else f" of {limit:g} GiB each"
     return f"all else alike on {ranks} {'device' if ranks == 1 else 'devices'}{of}"

@@ -30,7 +30,7 @@ from batchscape.launch.progress import Progress
 from batchscape.launch.result import RunResult
 from batchscape.record.causes import Cause
 from batchscape.record.claims import RunClaim
-from batchscape.record.disk import disk_trouble
+from batchscape.record.disk import explained
 from batchscape.record.environment import environment
 from batchscape.record.files import write_json
 from batchscape.record.folder import SweepFolder
@@ -168,7 +168,6 @@ class Session:
     def run(self, queue: deque[RunSpec]) -> dict[str, RunResult]:
         """Run what is queued, until it is done or a signal stops it."""
         self._oom = OomKnowledge(queue, self._sweep, self._machine, self._predictions)
-        queue = deque(self._oom.first_the_witnesses(queue))
         while True:
             goes_on = not self._must_stop()
             if goes_on:
@@ -276,16 +275,11 @@ class Session:
 
     def _begun(self, spec: RunSpec, lease: Lease) -> ActiveRun | None:
         """Begin a run; None if another launcher has it, if it is over, or if it cannot begin."""
-        trouble = disk_trouble(self._sweep.path)
-        if trouble is not None:
-            self._stop_for_the_disk(trouble)
-            return None
         try:
             claim = self._claims.take(spec)
             if claim is not None and not isinstance(claim, RunResult):
                 refusal = self._oom.refusal(spec)
                 if refusal is None:
-                    self._oom.begun(spec)
                     return self._begin(spec, lease, claim)
                 self._reject(spec, refusal)
                 return None
@@ -295,8 +289,9 @@ class Session:
             return None
         except (BatchscapeError, OSError) as error:
             self._claims.release(spec.run_id, Status.FAILED)
-            if isinstance(error, DiskError):
-                self._stop_for_the_disk(str(error))  # the run is as open as it was
+            told = explained(error, self._sweep.path)
+            if isinstance(told, DiskError):
+                self._stop_for_the_disk(str(told))  # the run is as open as it was
             else:
                 self._refuse(spec, error)
             return None

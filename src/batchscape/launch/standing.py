@@ -7,7 +7,6 @@ from contextlib import suppress
 
 from batchscape.errors import RecordError
 from batchscape.launch.ending import clear_away, seal_from_rows
-from batchscape.launch.renewal import begin_anew_if_damaged
 from batchscape.launch.result import RunResult
 from batchscape.record.claims import CLAIMS
 from batchscape.record.disk import read_each
@@ -16,6 +15,7 @@ from batchscape.record.locks import exclusively
 from batchscape.record.next_step import Next, what_next
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import FAULTS, RunStatus, Status
+from batchscape.record.tables import verify_seal
 
 __all__ = ["Standing", "repeated"]
 
@@ -43,8 +43,6 @@ class Standing:
         All of them.
     settled : dict of str to RunResult
         Runs that are not to be launched, by name.
-    notes : list of str
-        Runs whose folder was damaged and that begin anew.
     missing : list of RunSpec
         The others, in their order.
     """
@@ -56,7 +54,6 @@ class Standing:
         self._retry = retry
         self.specs: list[RunSpec] = []
         self._attempts: dict[str, int] = {}
-        self.notes: list[str] = []
         self.settled: dict[str, RunResult] = {}
         self.missing = self.add(specs)
 
@@ -72,15 +69,13 @@ class Standing:
     def _settled_before(self, spec: RunSpec) -> RunResult | None:
         folder = self._sweep.run(spec.run_id)
         try:
-            note = begin_anew_if_damaged(spec, self._sweep)
-            if note is not None:
-                self.notes.append(f"{spec.run_id} {note}")
             status = RunStatus.read(folder.status) if folder.status.exists() else None
             if status is None or status.status is Status.REJECTED:
                 status = _made_pending(spec, folder, self._sweep)
             self._attempts[spec.run_id] = len(status.attempts)
             what = self._next(spec, folder, status)
             if what is Next.SKIP:
+                verify_seal(folder, status)
                 _clear_away(folder)
             if what in {Next.SKIP, Next.LEAVE}:
                 return RunResult.of(folder, status, skipped=True)

@@ -12,7 +12,7 @@ from batchscape.plan.forecast import NOT_KNOWN, Figure, MemoryForecast
 from batchscape.plan.machine import Machine
 from batchscape.record.spec import RunSpec
 
-__all__ = ["memory_forecast", "room_gib", "why_not_launched"]
+__all__ = ["memory_forecast", "room_gib", "why_not_launched", "why_too_large"]
 
 _OFF = {"cpu": (0.03, 0.03, 0.0), "cuda": (0.10, 0.10, 0.125)}
 """Shares that a predicted peak of tensors may be too high and too low, and GiB that it may be too
@@ -102,10 +102,18 @@ def memory_forecast(
 
 def why_not_launched(spec: RunSpec, memory: MemoryForecast | None) -> str | None:
     """Return why a run is rejected for its memory; None where it is launched."""
-    if memory is None or memory.fits != "does not fit" or not spec.config.launcher.skip_unfit:
+    if memory is None or memory.peak_allocated_gib is None:
         return None
-    least = 0.0 if memory.peak_allocated_gib is None else memory.peak_allocated_gib.low
+    return why_too_large(spec, memory.peak_allocated_gib.low, memory.room_gib)
+
+
+def why_too_large(spec: RunSpec, least_gib: float | None, room: float | None) -> str | None:
+    """Return why a run is rejected whose tensors take so much at least; None: it is launched."""
+    if least_gib is None or room is None or least_gib <= room:
+        return None
+    if not spec.config.launcher.skip_unfit:
+        return None
     return (
-        f"its tensors are predicted to take at least {least:.4g} GiB on each device, and there are "
-        f"{memory.room_gib:.4g}; launcher.skip_unfit=false launches it"
+        f"its tensors are predicted to take at least {least_gib:.4g} GiB on each device, and there "
+        f"are {room:.4g}; launcher.skip_unfit=false launches it"
     )

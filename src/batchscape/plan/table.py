@@ -261,7 +261,7 @@ def _not_logged(plan: Plan) -> list[str]:
 def write_plan(plan: Plan) -> None:
     """Write `plan.csv`, and a run folder for each rejected cell."""
     sweep = SweepFolder(plan.sweep_dir)
-    check_usable(sweep, [cell.run_id for cell in plan.cells])
+    check_usable(sweep)
     rows = plan_rows(plan)
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")

@@ -82,7 +82,7 @@ def main(run_dir: str, rank: int) -> int:
         signal.signal(signal.SIGTERM, supervision.request_stop)
         status, cause, reason = supervision.run()
     except Exception as error:  # noqa: BLE001  (a run ends with a status, whatever happened)
-        status, (cause, reason) = Status.FAILED, _failure(error, folder)
+        status, cause, reason = _failure(error, folder)
     Outcome(
         status,
         0 if supervision is None else supervision.optimizer_step,
@@ -93,17 +93,17 @@ def main(run_dir: str, rank: int) -> int:
     return 0 if status in {Status.COMPLETED, Status.DIVERGED} else 1
 
 
-def _failure(error: Exception, folder: RunFolder) -> tuple[Cause, str]:
-    """Say what an error of this process means for the run: its cause, and one line of reason."""
+def _failure(error: Exception, folder: RunFolder) -> Ending:
+    """Say what an error of this process means for the run."""
     told = error if isinstance(error, BatchscapeError) else explained(error, folder.path)
     if isinstance(told, DiskError):
-        return Cause.DISK, str(told)
+        return Ending(Status.INTERRUPTED, Cause.DISK, str(told))
     if isinstance(told, BatchscapeError):
-        return Cause.EXCEPTION, str(told)
+        return Ending(Status.FAILED, Cause.EXCEPTION, str(told))
     with contextlib.suppress(OSError):  # the log may be on a full disk
         sys.stderr.write(redact("".join(traceback.format_exception(error))))
     cause = Cause.INFRASTRUCTURE if is_fault_of_the_machine(error) else Cause.EXCEPTION
-    return cause, f"{type(error).__name__}: {error}".splitlines()[0]
+    return Ending(Status.FAILED, cause, f"{type(error).__name__}: {error}".splitlines()[0])
 
 
 class Supervision:

@@ -7,8 +7,6 @@ from batchscape.record.status import Status
 
 __all__ = [
     "CAUSE_ADVICE",
-    "DAMAGED",
-    "DAMAGED_ADVICE",
     "SEAL_ADVICE",
     "STATUS_ADVICE",
     "UNREADABLE",
@@ -16,14 +14,8 @@ __all__ = [
     "advice",
 ]
 
-DAMAGED = "damaged"
-"""Shown in place of a status that cannot be read, or whose files are not what was written."""
-DAMAGED_ADVICE = (
-    "look for the cause (disk, other programs); the same command moves the folder to damaged/ "
-    "and runs it again"
-)
 UNREADABLE = "unreadable"
-"""Shown in place of a status that cannot be read for another reason: its format, or its rights."""
+"""Shown in place of a status that cannot be read: damage, another format, or its rights."""
 UNREADABLE_ADVICE = (
     "mend what the reason says, use the version of batchscape that wrote it, or delete the folder "
     "to run it again"
@@ -65,8 +57,8 @@ CAUSE_ADVICE: dict[Cause, str] = {
     "--retry failed",
     Cause.DISK: "make room on the disk, or lift what forbids writing; the same command goes on",
     Cause.INTERRUPTED: STATUS_ADVICE[Status.INTERRUPTED],
-    Cause.DAMAGED_RECORDS: "look for the cause of the damage (disk, other programs); the same "
-    "command begins it again",
+    Cause.DAMAGED_RECORDS: "look for the cause of the damage (disk, other programs), and delete "
+    "the folder to run it again",
     Cause.CONTRADICTION: "compare what the reason says with the settings or the command, mend it, "
     "and add --retry failed",
 }
@@ -86,7 +78,7 @@ def advice(status: Status | str, cause: Cause | None = None) -> str:
     Parameters
     ----------
     status : Status or str
-        Or `DAMAGED`, or `UNREADABLE`.
+        Or `UNREADABLE`.
     cause : Cause, optional
         What ended it; None where it has not ended, or completed.
 
@@ -95,8 +87,6 @@ def advice(status: Status | str, cause: Cause | None = None) -> str:
     str
         One line.
     """
-    if status == DAMAGED:
-        return DAMAGED_ADVICE
     if status == UNREADABLE:
         return UNREADABLE_ADVICE
     status = Status(status)

@@ -58,12 +58,12 @@ class Cause(StrEnum):
     INFRASTRUCTURE = "infrastructure"
     """The machine: the fork server died, a file system fails, no process can be started."""
     DISK = "disk"
-    """The disk of the sweep is full, over a quota, read-only, or fails. Launched again by the next
-    call of the same command, without being asked: no more runs are begun until then."""
+    """The disk of the sweep is full, over a quota, read-only, or fails. The run is interrupted, and
+    no more are begun: the next call of the same command goes on."""
     INTERRUPTED = "interrupted"
     """Ctrl-C, a signal to the launcher or to a rank, or the death of the launcher."""
     DAMAGED_RECORDS = "damaged_records"
-    """What the ranks left cannot be read, or is not what was written."""
+    """What the ranks left cannot be read."""
     CONTRADICTION = "contradiction"
     """The training contradicts the plan: ranks that ended differently, a program that used another
     batch or ended early."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 import psutil
@@ -17,13 +15,11 @@ import psutil
 from batchscape.errors import DiskError
 
 __all__ = [
-    "Reserve",
     "disk_error",
     "disk_trouble",
     "explained",
     "free_bytes",
     "is_of_this_machine",
-    "make_room",
     "read_each",
     "size_text",
 ]
@@ -37,8 +33,6 @@ _LONGEST_CHAIN = 10
 _READERS = 16
 _Folder = TypeVar("_Folder")
 _Read = TypeVar("_Read")
-_RESERVE_BYTES = 1 << 18
-_NO_DISK_HAS = 2**70
 _LOCAL = frozenset({"apfs", "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "hfs", "jfs"}) | {
     *("nilfs2", "overlay", "ramfs", "tmpfs", "xfs", "zfs")
 }
@@ -89,8 +83,6 @@ def read_each(
 
 def size_text(size: float) -> str:
     """Write a number of bytes as a person reads it."""
-    if size > _NO_DISK_HAS:
-        return "more than any disk has"
     for unit in ("bytes", "KiB", "MiB"):
         if abs(size) < 1024:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
@@ -98,7 +90,7 @@ def size_text(size: float) -> str:
     return f"{size:.1f} GiB"
 
 
-def disk_error(error: OSError, path: Path, needed: int | None = None) -> OSError:
+def disk_error(error: OSError, path: Path) -> OSError:
     """Return what to raise for a write that failed.
 
     Parameters
@@ -106,20 +98,22 @@ def disk_error(error: OSError, path: Path, needed: int | None = None) -> OSError
     error : OSError
     path : Path
         What was written to.
-    needed : int, optional
-        What the write needed, in bytes.
 
     Returns
     -------
     OSError
-        A `DiskError` that names the disk, what is free and what was needed, where the disk is the
-        cause; else the error itself.
+        A `DiskError` that says what is free, where the disk is the cause; else the error itself.
     """
-    if isinstance(error, DiskError) or error.errno not in _CAUSES:
+    number = error.errno
+    if isinstance(error, DiskError) or number is None or number not in _CAUSES:
         return error
-    explained = DiskError(_explained(error, path, needed))
-    explained.errno = error.errno
-    return explained
+    try:
+        free = size_text(free_bytes(path))
+    except OSError:
+        free = "nothing known to be"
+    of_disk = DiskError(f"{path} cannot be written: {os.strerror(number)}, {free} free there")
+    of_disk.errno = number
+    return of_disk
 
 
 def explained(error: Exception, path: Path) -> Exception:
@@ -132,35 +126,15 @@ def explained(error: Exception, path: Path) -> Exception:
     path : Path
         What was most likely written to, where the exception names no file.
     """
-    found: BaseException | None = error
+    cause: BaseException | None = error
     for _ in range(_LONGEST_CHAIN):
-        if isinstance(found, DiskError):
-            return found
-        if isinstance(found, OSError) and found.errno in _CAUSES:
-            named = Path(found.filename) if isinstance(found.filename, str) else path
-            return disk_error(found, named if named.is_absolute() else path)
-        found = None if found is None else found.__cause__ or found.__context__
+        if isinstance(cause, DiskError):
+            return cause
+        if isinstance(cause, OSError) and cause.errno in _CAUSES:
+            named = Path(cause.filename) if isinstance(cause.filename, str) else path
+            return disk_error(cause, named if named.is_absolute() else path)
+        cause = None if cause is None else cause.__cause__ or cause.__context__
     return error
-
-
-def _explained(error: OSError, path: Path, needed: int | None) -> str:
-    if error.errno == errno.EROFS:
-        return f"{path} is on a read-only disk and cannot be written"
-    mount = _mount_of(path)
-    if error.errno == errno.EIO:
-        return f"the disk at {mount} failed to write {path} (input/output error); check the disk"
-    about = "" if needed is None else f", needed about {size_text(needed)}"
-    if error.errno == errno.EFBIG:
-        return (
-            f"{path} may not grow further{about}: a limit on the size of files (ulimit -f) is met"
-        )
-    if error.errno == errno.EDQUOT:
-        return f"the disk quota at {mount} is used up{about} for {path}"
-    try:
-        free = size_text(free_bytes(path))
-    except OSError:
-        free = "nothing known to be"
-    return f"no space left on {mount}: {free} free{about} for {path}"
 
 
 def disk_trouble(folder: Path) -> str | None:
@@ -185,68 +159,12 @@ def disk_trouble(folder: Path) -> str | None:
             os.close(descriptor)
             path.unlink(missing_ok=True)
     except OSError as error:
-        found = disk_error(error, folder, _PROBE_BYTES)
-        return str(found) if isinstance(found, DiskError) else f"{folder} cannot be used: {error}"
+        return str(disk_error(error, folder))
     return None
-
-
-class Reserve:
-    """Space that a launcher keeps in its sweep folder, to write how runs ended on a full disk.
-
-    Each has its own; that of one that was killed goes with its unfinished files.
-
-    Parameters
-    ----------
-    folder : Path
-        Of the sweep.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._path = _reserve(folder)
-
-    def __enter__(self) -> Reserve:
-        # A disk that has no room for it is found out by the first run.
-        with contextlib.suppress(OSError):
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
-            try:
-                # Written, not allocated: some file systems promise what they do not keep.
-                os.write(descriptor, bytes(_RESERVE_BYTES))
-            finally:
-                os.close(descriptor)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        with contextlib.suppress(OSError):
-            self._path.unlink(missing_ok=True)
-
-
-def make_room(sweep_dir: Path) -> bool:
-    """Give the reserve of this launcher back to a full disk; return whether there was one."""
-    try:
-        _reserve(sweep_dir).unlink()
-    except OSError:
-        return False
-    return True
-
-
-def _reserve(sweep_dir: Path) -> Path:
-    return sweep_dir / f".reserve.{os.getpid()}.tmp"
 
 
 def _existing(path: Path) -> Path:
     path = path.absolute()
     while not path.exists() and path != path.parent:
-        path = path.parent
-    return path
-
-
-def _mount_of(path: Path) -> Path:
-    path = _existing(path).resolve()
-    while not path.is_mount() and path != path.parent:
         path = path.parent
     return path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 
 from batchscape.errors import DamageError, RecordError
 from batchscape.outgoing import redact_json
-from batchscape.record.checked import checked_row, checked_text, row_of, text_of, torn
 from batchscape.record.disk import disk_error
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "keep_json_lines",
     "last_row",
     "link_or_copy",
+    "parsed_row",
     "read_json",
     "read_json_lines",
     "remove_if_possible",
@@ -64,7 +65,7 @@ def write_atomically(path: Path, content: bytes, *, replaces: bool = True) -> No
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise disk_error(error, path, len(content)) from error
+            raise disk_error(error, path) from error
         raise
 
 
@@ -94,7 +95,7 @@ def link_or_copy(whole: Path, path: Path) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, replaces: bool = True) -> None:
-    """Write a JSON object with its check, atomically. NaN and infinities are refused.
+    """Write a JSON object, atomically. NaN and infinities are refused.
 
     Raises
     ------
@@ -104,23 +105,24 @@ def write_json(path: Path, content: Mapping[str, Any], *, replaces: bool = True)
         If the disk takes no more.
     """
     # Settings with secrets were refused long before; what a library says may still quote one.
-    write_atomically(path, checked_text(redact_json(content)), replaces=replaces)
+    text = json.dumps(redact_json(content), indent=2, allow_nan=False)
+    write_atomically(path, f"{text}\n".encode(), replaces=replaces)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object, and verify the check that `write_json` gave it.
+    """Read a JSON object.
 
     Raises
     ------
     DamageError
-        If the file is missing, is not one whole JSON object, or not the one that was written.
+        If the file is missing, or is not one whole JSON object.
     RecordError
         If it cannot be read.
     """
     try:
         # Tens of thousands of small files are read at once: a buffer for each takes time.
         with path.open("rb", buffering=0) as file:
-            return text_of(file.read())
+            return parsed_row(file.read())
     except FileNotFoundError:
         msg = f"{path} is missing"
         raise DamageError(msg) from None
@@ -130,6 +132,21 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         msg = f"{path} cannot be read: {error.strerror}"
         raise RecordError(msg) from None
+
+
+def parsed_row(text: bytes) -> dict[str, Any]:
+    """Parse one JSON object.
+
+    Raises
+    ------
+    ValueError
+        If it is not one whole JSON object.
+    """
+    content = json.loads(text)
+    if not isinstance(content, dict):
+        msg = f"a JSON object is expected, found {type(content).__name__}"
+        raise ValueError(msg)
+    return content
 
 
 def remove_if_possible(*paths: Path) -> None:
@@ -179,7 +196,7 @@ class JsonLines:
                 # Rows of another rank may follow, once there is space again.
                 with contextlib.suppress(OSError):
                     os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
-            raise disk_error(error, self._path, len(text)) from error
+            raise disk_error(error, self._path) from error
 
     def flush(self) -> None:
         """Wait until every row is on the disk."""
@@ -209,24 +226,19 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                yield from _row(path, number, line)
+                if not line.endswith(b"\n"):
+                    return
+                try:
+                    row = parsed_row(line)
+                except (ValueError, RecursionError) as error:
+                    msg = f"{path} is damaged in line {number}: {error}"
+                    raise DamageError(msg) from None
+                yield row
     except FileNotFoundError:
         return
     except OSError as error:
         msg = f"{path} cannot be read: {error.strerror}"
         raise RecordError(msg) from None
-
-
-def _row(path: Path, number: int, line: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the row of a line; nothing for a torn one."""
-    is_whole = line.endswith(b"\n")
-    if not is_whole and torn(line):
-        return
-    try:
-        yield row_of(line[:-1] if is_whole else line)
-    except (ValueError, RecursionError) as error:
-        msg = f"{path} is damaged in line {number}: {error}"
-        raise DamageError(msg) from None
 
 
 def last_row(path: Path, tail_bytes: int = _TAIL_BYTES) -> dict[str, Any]:
@@ -252,7 +264,7 @@ def last_row(path: Path, tail_bytes: int = _TAIL_BYTES) -> dict[str, Any]:
     end = end_of(path, tail_bytes)
     lines = end.split(b"\n")[1 if len(end) == tail_bytes else 0 : -1]
     try:
-        return row_of(lines[-1]) if lines else {}
+        return parsed_row(lines[-1]) if lines else {}
     except ValueError as error:
         msg = f"{path} is damaged in its last line: {error}"
         raise DamageError(msg) from None
@@ -278,8 +290,8 @@ def end_of(path: Path, most_bytes: int, since: int = 0) -> bytes:
 
 
 def json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """Return rows as lines, each with its check."""
-    return b"".join(map(checked_row, rows))
+    """Return rows as lines; NaN and infinities as Python writes them."""
+    return b"".join(json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in rows)
 
 
 def keep_json_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:

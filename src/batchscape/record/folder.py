@@ -15,7 +15,6 @@
         evals.jsonl          one row an evaluation         -> evals.parquet
         ranks.jsonl          one row a rank and attempt    -> ranks.parquet
         outcome-<rank>.json  how a rank ended; folded into status.json by the launcher
-        notes.jsonl          what ranks found odd about their files; folded into status.json
         log.txt              what its processes printed
         checkpoints/         state to go on from
         wandb.json           what was mirrored to Weights & Biases
@@ -32,7 +31,7 @@ from pathlib import Path
 
 __all__ = ["CHECKPOINT", "CHECKPOINTS_KEPT", "FORMAT_VERSION", "TABLES", "RunFolder", "SweepFolder"]
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Version of the layout and of the columns; a reader refuses another one."""
 
 CHECKPOINTS_KEPT = 2
@@ -82,11 +81,6 @@ class RunFolder:
         return self.path / "command.json"
 
     @property
-    def beside(self) -> tuple[Path, ...]:
-        """JSON files beside what the run is and how it stands, where there are such."""
-        return self.launch, self.environment, self.command
-
-    @property
     def program(self) -> Path:
         """Folder that the program of `engine=command` writes to."""
         return self.path / "program"
@@ -95,11 +89,6 @@ class RunFolder:
     def log(self) -> Path:
         """What its processes printed."""
         return self.path / "log.txt"
-
-    @property
-    def notes(self) -> Path:
-        """What ranks have to say about their files, until it is in the status."""
-        return self.path / "notes.jsonl"
 
     @property
     def checkpoints(self) -> Path:
@@ -166,11 +155,6 @@ class SweepFolder:
     def writing(self) -> Path:
         """Lock that is held for moments: to write the plan, or to add run folders."""
         return self.path / ".writing.lock"
-
-    @property
-    def damaged(self) -> Path:
-        """Folder of the run folders that were damaged, and set aside when their runs began anew."""
-        return self.path / "damaged"
 
     @property
     def plan(self) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
 from io import BytesIO
 
 import numpy as np
@@ -13,8 +12,6 @@ from batchscape.record.files import write_atomically
 from batchscape.record.folder import RunFolder
 
 __all__ = ["read_sketch", "write_sketch"]
-
-_DIGEST_BYTES = 32
 
 
 def write_sketch(folder: RunFolder, sketch: NDArray[np.float64]) -> None:
@@ -28,9 +25,7 @@ def write_sketch(folder: RunFolder, sketch: NDArray[np.float64]) -> None:
     """
     content = BytesIO()
     np.save(content, sketch)
-    array = content.getvalue()
-    # Readers of arrays stop where the array ends.
-    write_atomically(folder.gradient_sketch, array + sha256(array).digest())
+    write_atomically(folder.gradient_sketch, content.getvalue())
 
 
 def read_sketch(folder: RunFolder) -> NDArray[np.float64] | None:
@@ -59,12 +54,8 @@ def read_sketch(folder: RunFolder) -> NDArray[np.float64] | None:
     except OSError as error:
         msg = f"{path} cannot be read: {error.strerror}"
         raise RecordError(msg) from None
-    array, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
-    if sha256(array).digest() != digest:
-        msg = f"{path} is damaged: the array does not match the SHA-256 behind it"
-        raise DamageError(msg)
     try:
-        sketch = np.load(BytesIO(array), allow_pickle=False)
+        sketch = np.load(BytesIO(content), allow_pickle=False)
     except Exception as error:  # noqa: BLE001  (a header is parsed as Python: all kinds are raised)
         msg = f"{path} is damaged: {error}"
         raise DamageError(msg) from None

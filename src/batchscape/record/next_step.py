@@ -6,17 +6,12 @@ from collections.abc import Collection, Mapping
 from enum import StrEnum
 
 from batchscape.errors import RecordError
-from batchscape.record.causes import Cause
 from batchscape.record.files import last_row
 from batchscape.record.folder import RunFolder
 from batchscape.record.outcome import Outcome, decide
 from batchscape.record.status import FAULTS, RunStatus, Status
 
 __all__ = ["Next", "final_outcomes", "goes_on", "is_tried_again", "what_next"]
-
-_REPEATED = {Cause.DISK, Cause.DAMAGED_RECORDS}
-"""Causes of faults that are repeated without being asked: the disk has space again, or says anew
-that it has none; the damage has been set aside."""
 
 
 class Next(StrEnum):
@@ -34,15 +29,13 @@ class Next(StrEnum):
     """Goes on from its newest checkpoint; or starts a program that goes on by itself."""
     LEAVE = "leave"
     """Leaves it as it is; a fault is repeated where `--retry` names its status."""
-    SET_ASIDE = "set_aside"
-    """Moves its damaged folder to `damaged/`, and starts it anew."""
     REJECT = "reject"
     """Lists it."""
 
     @property
     def is_work(self) -> bool:
         """Whether the same command would do anything."""
-        return self in {Next.SEAL, Next.BEGIN, Next.GO_ON, Next.SET_ASIDE}
+        return self in {Next.SEAL, Next.BEGIN, Next.GO_ON}
 
 
 def what_next(
@@ -69,11 +62,6 @@ def what_next(
         Whether somebody else has the lock of the run.
     retry : collection of Status
         Faults that are repeated.
-
-    Returns
-    -------
-    Next
-        `SET_ASIDE` never: that a folder is damaged shows before its status can be trusted.
     """
     if status.status.is_sealed:
         return Next.SKIP
@@ -83,8 +71,7 @@ def what_next(
         return Next.REJECT
     if status.attempts and final_outcomes(folder, processes) is not None:
         return Next.SEAL
-    stands = status.status in FAULTS and status.status not in retry
-    if stands and status.cause not in _REPEATED:
+    if status.status in FAULTS and status.status not in retry:
         return Next.LEAVE
     return Next.GO_ON if goes_on(folder, status, resumable=resumable) else Next.BEGIN
 
@@ -129,8 +116,7 @@ def is_tried_again(status: RunStatus, retries_left: int) -> bool:
 
     It does where the machine may have ended the run: a hang, a rank that was killed, crashed or
     lost its connection, a fork server that died. What the same run would meet again is not tried
-    again: an exception, memory that is out, divergence, a time limit, damaged records; nor is a
-    run that met a full disk, which the next launch goes on with.
+    again: an exception, memory that is out, divergence, a time limit, damaged records.
     """
     if status.status is not Status.FAILED or status.cause is None:
         return False

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from batchscape.outgoing import outgoing_json
-from batchscape.record.advice import DAMAGED, SEAL_ADVICE, UNREADABLE, advice
+from batchscape.record.advice import SEAL_ADVICE, UNREADABLE, advice
 from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import is_held
@@ -41,18 +41,14 @@ class Overview:
     """The launchers that have runs now: process ids and machines."""
     runs: tuple[RunProgress, ...]
     """By name; those that the latest plan has and no folder are pending."""
-    set_aside: tuple[str, ...]
-    """Damaged folders of earlier attempts, in `damaged/`."""
-    copies: dict[str, str]
-    """Run folders that are copies of another one, or links to it, which alone counts."""
     trials: TrialCounts | None = None
     """Of a search, whether the runs are its trials' or its grid's."""
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of runs of each status that occurs, `damaged` and `unreadable` among them."""
+        """Number of runs of each status that occurs, `unreadable` among them."""
         found = Counter(run.status for run in self.runs)
-        order = [*map(str, Status), DAMAGED, UNREADABLE]
+        order = [*map(str, Status), UNREADABLE]
         return {status: found[status] for status in order if found[status]}
 
     @property
@@ -73,8 +69,6 @@ class Overview:
             "launchers": list(self.launchers),
             "counts": self.counts,
             "next": self.next_steps,
-            "set_aside": list(self.set_aside),
-            "copies": self.copies,
             "trials": None if self.trials is None else asdict(self.trials),
             "runs": [{**asdict(run), "advice": advice_of(run)} for run in self.runs],
         }
@@ -90,16 +84,12 @@ def overview(sweep: SweepFolder) -> Overview:
         If the folder is no sweep.
     """
     planned = _planned(sweep)
-    runs: list[RunProgress] = []
-    copies: dict[str, str] = {}
-    if sweep.run_folders() or not planned:
-        runs, copies = sweep_progress(sweep)
-    known = {*copies, *(run.run_id for run in runs)}
+    runs = sweep_progress(sweep) if sweep.run_folders() or not planned else []
+    known = {run.run_id for run in runs}
     runs += [RunProgress(name, str(Status.PENDING)) for name in planned if name not in known]
     # A search works between its launches too, and on its trials in a folder of their own.
     locks = (sweep.lock, sweep.search.search_lock, sweep.search_lock)
     at_work = any(map(is_held, locks)) or any(run.status == Status.RUNNING for run in runs)
-    aside = sweep.damaged.iterdir() if sweep.damaged.is_dir() else ()
     trials = count_trials(sweep)
     is_searching = trials is not None and (trials.left or trials.grid_is_left)
     left = is_searching or any(run.next.is_work for run in runs)
@@ -108,8 +98,6 @@ def overview(sweep: SweepFolder) -> Overview:
         state="running" if at_work else "interrupted" if left else "finished",
         launchers=tuple(sorted({run.launcher for run in runs if run.launcher is not None})),
         runs=tuple(sorted(runs, key=lambda run: run.run_id)),
-        set_aside=tuple(sorted(path.name for path in aside)),
-        copies=copies,
         trials=trials,
     )
 

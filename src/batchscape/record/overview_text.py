@@ -12,7 +12,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from batchscape.record.advice import DAMAGED, UNREADABLE
+from batchscape.record.advice import UNREADABLE
+from batchscape.record.causes import Cause
 from batchscape.record.commands import Launched, time_again
 from batchscape.record.folder import SweepFolder
 from batchscape.record.instants import duration_text
@@ -39,10 +40,9 @@ def overview_text(found: Overview) -> RenderableType:
     if running := found.with_status(Status.RUNNING):
         parts += [_title("Running now"), _running(running)]
     parts += _faults(found)
-    for title, status in (("Damaged", DAMAGED), ("Cannot be read", UNREADABLE)):
-        if unread := found.with_status(status):
-            parts += _section(title, [f"{run.run_id}: {run.reason}" for run in unread])
-            parts.append(_listed(f"What to do: {advice_of(unread[0])}"))
+    if unread := found.with_status(UNREADABLE):
+        parts += _section("Cannot be read", [f"{run.run_id}: {run.reason}" for run in unread])
+        parts.append(_listed(f"What to do: {advice_of(unread[0])}"))
     stopped = found.with_status(Status.INTERRUPTED)
     over = found.with_status(Status.DIVERGED, Status.PRUNED)
     rejected = by_reason(found.with_status(Status.REJECTED))
@@ -55,11 +55,6 @@ def overview_text(found: Overview) -> RenderableType:
         ),
         ("Rejected runs", [f"{count}: {reason}" for reason, count in rejected.items()]),
         ("Completed", [_completed(run) for run in completed]),
-        ("Set aside in damaged/, and done anew", found.set_aside),
-        (
-            "Copies of another run folder, not counted",
-            [f"{name} of {original}" for name, original in found.copies.items()],
-        ),
     ):
         parts += _section(title, lines)
     return Group(*parts, Text(""), Text(_next(found)))
@@ -178,10 +173,11 @@ def _completed(run: RunProgress) -> str:
 def _interrupted(run: RunProgress) -> str:
     if run.next is Next.SEAL:
         return f"{run.run_id}  step {_step(run)}, trained to its end: it is sealed from its rows"
+    why = f"; {run.reason}" if run.cause == Cause.DISK else ""
     if run.next is Next.BEGIN:
-        return f"{run.run_id}  step {_step(run)}, without a checkpoint: it begins again"
+        return f"{run.run_id}  step {_step(run)}, without a checkpoint: it begins again{why}"
     where = "" if run.checkpoint_step is None else f" from step {run.checkpoint_step}"
-    return f"{run.run_id}  step {_step(run)}, goes on{where}"
+    return f"{run.run_id}  step {_step(run)}, goes on{where}{why}"
 
 
 def _next(found: Overview) -> str:
@@ -190,7 +186,6 @@ def _next(found: Overview) -> str:
         "seal": "seals {} that only lacks its seal",
         "begin": "begins {}",
         "go_on": "goes on with {}",
-        "set_aside": "sets aside and repeats {} damaged",
         "wait": "leaves {} running to their launcher",
         "leave": "leaves {} alone",
         "skip": "skips {} done",

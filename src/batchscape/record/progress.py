@@ -7,14 +7,12 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from batchscape.errors import DamageError, RecordError
-from batchscape.record.advice import DAMAGED, UNREADABLE
+from batchscape.errors import RecordError
+from batchscape.record.advice import UNREADABLE
 from batchscape.record.causes import Cause
 from batchscape.record.claims import CLAIMS
-from batchscape.record.copies import Content, content_of_run, copies_among
 from batchscape.record.disk import read_each
 from batchscape.record.files import last_row, read_json
 from batchscape.record.folder import RunFolder, SweepFolder
@@ -40,7 +38,7 @@ class RunProgress:
 
     run_id: str
     status: str
-    """A `Status`; `damaged`, or `unreadable` where the folder cannot be read for another reason."""
+    """A `Status`, or `unreadable`."""
     optimizer_step: int | None = None
     """Optimizer steps done."""
     optimizer_steps: int | None = None
@@ -76,17 +74,10 @@ class RunProgress:
     """What the same command would do with it."""
 
 
-def sweep_progress(sweep: SweepFolder) -> tuple[list[RunProgress], dict[str, str]]:
-    """Return the progress of every run of a sweep, by name, and the folders that are copies.
+def sweep_progress(sweep: SweepFolder) -> list[RunProgress]:
+    """Return the progress of every run of a sweep, by name.
 
     A run that claims to be running while no launcher is at work is shown as interrupted.
-
-    Returns
-    -------
-    runs : list of RunProgress
-    copies : dict of str to str
-        Names of the folders that are left out as a report leaves them out, each with that of the
-        run folder that it is a copy of, or a link to.
 
     Raises
     ------
@@ -97,35 +88,23 @@ def sweep_progress(sweep: SweepFolder) -> tuple[list[RunProgress], dict[str, str
     if not folders:
         msg = no_runs(sweep.path)
         raise RecordError(msg)
-    paths = [str(folder.path) for folder in folders]
-    found = dict(zip(paths, read_each(_looked_at, folders, sweep.path), strict=True))
-    copies = copies_among({path: content for path, (_, content) in found.items()})
-    runs = [progress for path, (progress, _) in found.items() if path not in copies]
-    return runs, {Path(path).name: Path(original).name for path, original in copies.items()}
+    return read_each(run_progress, folders, sweep.path)
 
 
 def run_progress(folder: RunFolder) -> RunProgress:
-    """Look at a run, and again where what was found may be the doing of its launcher meanwhile."""
-    return _looked_at(folder)[0]
-
-
-def _looked_at(folder: RunFolder) -> tuple[RunProgress, Content | None]:
+    """Look at a run, and again where what was read may be the doing of its launcher meanwhile."""
     with contextlib.suppress(RecordError, OSError):
         return _progress(folder)
     try:
         return _progress(folder)
-    except DamageError as error:
-        found = DAMAGED, Next.SET_ASIDE, str(error)
     except (RecordError, OSError) as error:
-        found = UNREADABLE, Next.LEAVE, str(error)
-    status, what, reason = found
-    return RunProgress(folder.path.name, status, reason=reason, next=what), None
+        return RunProgress(folder.path.name, UNREADABLE, reason=str(error), next=Next.LEAVE)
 
 
-def _progress(folder: RunFolder) -> tuple[RunProgress, Content | None]:
+def _progress(folder: RunFolder) -> RunProgress:
     if not any(path.exists() for path in (folder.config, folder.status, folder.launch)):
         # A launcher makes it right now, or died while it did.
-        return RunProgress(folder.path.name, str(Status.PENDING)), None
+        return RunProgress(folder.path.name, str(Status.PENDING))
     config = read_json(folder.config)
     check_version(folder.config, config)
     # A launcher that has begun a run has left its status; one that made its folder, perhaps not.
@@ -148,13 +127,12 @@ def _progress(folder: RunFolder) -> tuple[RunProgress, Content | None]:
     is_program = engine.get("name") == "command"
     ranks = 1 if is_program else (config.get("geometry") or {}).get("data_parallel_size", 1)
     row = {} if status.seal else last_row(folder.lines("steps"))
-    _check_at_a_glance(folder, status, row)
     loss = status.summary.get("final_loss") if status.seal else row.get("loss")
     is_completed = state is Status.COMPLETED
     has_launch = status.status in {Status.COMPLETED, Status.RUNNING} and folder.launch.exists()
     launch = read_json(folder.launch) if has_launch else {}
     steps = (config.get("resolved") or {}).get("optimizer_steps")
-    progress = RunProgress(
+    return RunProgress(
         run_id=folder.path.name,
         status=str(state),
         optimizer_step=(
@@ -184,7 +162,6 @@ def _progress(folder: RunFolder) -> tuple[RunProgress, Content | None]:
             is_held=held,
         ),
     )
-    return progress, content_of_run(str(config.get("run_id")), status)
 
 
 def _doing(folder: RunFolder, ranks: int) -> str | None:
@@ -221,27 +198,3 @@ def remaining_s(row: Mapping[str, Any], optimizer_steps: int | None) -> float | 
     # The mean, where a program tells no more, has its slow first step.
     step_s = row.get("step_time_s") or spent_s / done
     return max(0.0, float(step_s) * (optimizer_steps - int(done)))
-
-
-def _check_at_a_glance(folder: RunFolder, status: RunStatus, row: dict[str, Any]) -> None:
-    """Check what costs nothing: the sizes of sealed files, the last row of a run at rest.
-
-    Raises
-    ------
-    DamageError
-        If it is not what was written.
-    """
-    for name, sealed in status.seal.items():
-        path = folder.path / name
-        try:
-            found = path.stat().st_size
-        except FileNotFoundError:
-            found = None
-        if found != sealed["bytes"]:
-            msg = f"{path} is missing or differs from what was sealed"
-            raise DamageError(msg)
-    if not status.seal and status.rows.get("steps") and status.status is not Status.RUNNING:
-        left, found = status.summary.get("optimizer_steps"), row.get("optimizer_step")
-        if found != left:
-            msg = f"{folder.lines('steps')} is damaged: it ends at step {found}, and had {left}"
-            raise DamageError(msg)

@@ -16,12 +16,11 @@ from pandas.api.extensions import ExtensionArray
 
 from batchscape.errors import DamageError, RecordError
 from batchscape.record.columns import COLUMNS
-from batchscape.record.copies import Content, content_of_run
 from batchscape.record.disk import read_each
 from batchscape.record.files import read_json_lines
 from batchscape.record.folder import RunFolder
 from batchscape.record.run_row import run_row
-from batchscape.record.status import RunStatus, Status
+from batchscape.record.status import RunStatus
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     # where sweeps are read.
     import polars as pl
 
-__all__ = ["Columns", "RunRead", "Wanted", "check_rows", "open_rows", "read_folders", "read_sealed"]
+__all__ = ["Columns", "RunRead", "Wanted", "open_rows", "read_folders", "read_sealed"]
 
 Wanted = Mapping[str, Sequence[str]]
 """Columns to read, by table."""
@@ -49,8 +48,8 @@ class RunRead:
     folder: str
     row: dict[str, Any] = field(default_factory=dict)
     """As `run_row` returns it; empty for a damaged folder."""
-    content: Content | None = None
-    """None where the run is open."""
+    content: tuple[str, ...] | None = None
+    """Its name and the hashes of its tables: equal for copies only; None where it is open."""
     counts: dict[str, int] = field(default_factory=dict)
     """Rows by table."""
     damage: str | None = None
@@ -150,42 +149,15 @@ def read_sealed(path: Path, sealed: Mapping[str, Any]) -> bytes:
     return content
 
 
-def check_rows(folder: RunFolder, status: RunStatus, table: str, found: int) -> None:
-    """Check that an open run that is at rest has all rows that its last attempt left.
-
-    Raises
-    ------
-    DamageError
-        If some are gone.
-    """
-    left = status.rows.get(table, 0)
-    if found < left and status.status is not Status.RUNNING:
-        msg = f"{folder.lines(table)} is damaged: {found} rows are left of {left}"
-        raise DamageError(msg)
-
-
 def _opened(folders: Sequence[RunFolder], wanted: Wanted) -> list[_Opened]:
     return read_each(partial(_read_twice, wanted=wanted), folders, folders[0].path)
 
 
 def _scanned(opened: Sequence[_Opened], schemas: Mapping[str, pl.Schema]) -> _Scanned:
-    """Scan each table once for all runs; where that fails, find the run that it fails for."""
-    try:
-        return [run for run, _ in opened], {
-            table: _rows(table, opened, schema) for table, schema in schemas.items()
-        }
-    except DamageError as error:
-        if len(opened) == 1:
-            folder = opened[0].run.folder
-            damaged = _Opened(RunRead(folder, damage=f"{folder}/{error}"), {})
-            return _scanned([damaged], schemas)
-    import polars as pl
-
-    half = len(opened) // 2
-    (runs, rows), (more_runs, more_rows) = (
-        _scanned(part, schemas) for part in (opened[:half], opened[half:])
-    )
-    return runs + more_runs, {table: pl.concat([rows[table], more_rows[table]]) for table in rows}
+    """Scan each table once for all runs."""
+    return [run for run, _ in opened], {
+        table: _rows(table, opened, schema) for table, schema in schemas.items()
+    }
 
 
 def _rows(table: str, opened: Sequence[_Opened], schema: pl.Schema) -> pl.DataFrame:
@@ -243,21 +215,22 @@ def _read_twice(folder: RunFolder, wanted: Wanted) -> _Opened:
 def _read(folder: RunFolder, wanted: Wanted) -> _Opened:
     status = RunStatus.read(folder.status)
     row = run_row(folder, status)
-    run = RunRead(str(folder.path), row, content_of_run(row["run_id"], status))
+    hashes = [of_file["sha256"] for _, of_file in sorted(status.seal.items())]
+    content = (row["run_id"], *hashes) if hashes else None
+    run = RunRead(str(folder.path), row, content)
     sealed = {name: read_sealed(folder.path / name, seal) for name, seal in status.seal.items()}
     sources: dict[str, bytes | pd.DataFrame] = {}
     for table in (table for table, names in wanted.items() if names):
-        content = sealed.get(folder.parquet(table).name)
-        if content is not None:
-            run.counts[table] = status.rows.get(table, 0)
-            sources[table] = content
+        file = sealed.get(folder.parquet(table).name)
+        if file is not None:
+            run.counts[table] = status.rows[table]
+            sources[table] = file
             continue
         rows = open_rows(folder, table) if folder.lines(table).exists() else None
         if rows is None and folder.parquet(table).exists():
             msg = f"{folder.parquet(table)} is not sealed, and its lines are gone"
             raise DamageError(msg)  # it is being sealed right now, if it is read again
         run.counts[table] = 0 if rows is None else len(rows)
-        check_rows(folder, status, table, run.counts[table])
         if rows is not None:
             sources[table] = rows
     return _Opened(run, sources)

@@ -85,11 +85,11 @@ def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dic
     for name, value in resolved.items():
         # What was planned must not pass for what was done.
         row[f"planned_{name}" if name in SUMMARY else name] = value
-    if folder.launch.exists() or folder.launch.name in status.files:
+    if folder.launch.exists():
         launch = read_json(folder.launch)
         launch.pop("rendezvous", None)  # a temporary path, gone when the run ends
         row |= _flatten(launch, "launch.")
-    if folder.environment.exists() or folder.environment.name in status.files:
+    if folder.environment.exists():
         row |= _flatten(read_json(folder.environment), "environment.")
     if folder.prediction.exists():
         with suppress(RecordError):  # a run is no worse for what was said of it before
@@ -103,7 +103,7 @@ def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dic
     settings |= dict.fromkeys(key for key in not_passed if "." in key)
     if "optimizer.learning_rate" in not_passed:
         row["learning_rate"] = None
-    if folder.command.exists() or folder.command.name in status.files:
+    if folder.command.exists():
         observed = read_json(folder.command).get("observed", {})
         row |= _flatten(observed, "observed.")
     # What was resolved, such as a seed or the sweep's name, stays before what was asked for.

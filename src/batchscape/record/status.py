@@ -92,11 +92,7 @@ class RunStatus:
     seal: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Size in bytes and SHA-256 of each sealed file, by name."""
     rows: dict[str, int] = field(default_factory=dict)
-    """Rows of each table when the last attempt ended, so that none is lost unseen."""
-    files: list[str] = field(default_factory=list)
-    """JSON files beside this one when the last attempt ended, for the same reason."""
-    notes: list[str] = field(default_factory=list)
-    """What went wrong with its files and was made good: damage, and what was done about it."""
+    """Rows of each sealed table."""
     updated_at: float = field(default_factory=time.time)
     """Seconds since the epoch."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,11 @@ from numpy.typing import NDArray
 
 from batchscape.errors import DamageError, RecordError
 from batchscape.record.columns import COLUMNS
-from batchscape.record.copies import copies_among
 from batchscape.record.disk import disk_error
 from batchscape.record.files import read_json, remove_if_possible, sha256_of
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder
-from batchscape.record.gradient_sketch import read_sketch
 from batchscape.record.neighbours import no_runs
-from batchscape.record.notes import fold_notes
-from batchscape.record.reading import open_rows, read_folders, read_sealed
+from batchscape.record.reading import RunRead, open_rows, read_folders, read_sealed
 from batchscape.record.status import RunStatus
 from batchscape.record.summary import OF_TOKENS, counts_tokens, summarise
 
@@ -43,8 +40,6 @@ class Tables:
     """One row a rank and attempt, with `run_id`."""
     damaged: dict[str, str]
     """Run folders that could not be read, and why. They are in no table."""
-    copies: dict[str, str] = field(default_factory=dict)
-    """Run folders with the sealed content of another one, and which. Only that one is counted."""
 
 
 def read_table(folder: RunFolder, table: str) -> pd.DataFrame:
@@ -92,22 +87,21 @@ def seal(folder: RunFolder, status: RunStatus, data_parallel_size: int) -> None:
         Data-parallel ranks of the run.
     """
     tables = note_rows(folder, status, data_parallel_size)
-    read_sketch(folder)  # what is sealed must be what was written
     write_sealed(folder, status, tables)
     # It is sealed: what cannot be removed now, on a disk that fails, takes nothing from it.
-    remove_if_possible(*map(folder.lines, TABLES), folder.notes)
+    remove_if_possible(*map(folder.lines, TABLES))
 
 
 def note_rows(
     folder: RunFolder, status: RunStatus, data_parallel_size: int
 ) -> dict[str, pd.DataFrame]:
-    """Note in the status what the rows of an ended attempt come to, and what files there are.
+    """Note in the status what the rows of an ended attempt come to.
 
     Parameters
     ----------
     folder : RunFolder
     status : RunStatus
-        Its `summary`, `rows` and `files` are filled in.
+        Its `summary` is filled in.
     data_parallel_size : int
         Data-parallel ranks of the run.
 
@@ -129,9 +123,6 @@ def note_rows(
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         msg = f"the rows of {folder.path} are damaged: they cannot be summarised ({error!r})"
         raise DamageError(msg) from error
-    status.rows = {table: len(rows) for table, rows in tables.items()}
-    fold_notes(folder, status)
-    status.files = [path.name for path in folder.beside if path.exists()]
     return tables
 
 
@@ -166,7 +157,7 @@ def write_sealed(folder: RunFolder, status: RunStatus, tables: Mapping[str, pd.D
             temporary.replace(path)
         except OSError as error:
             temporary.unlink(missing_ok=True)
-            raise disk_error(error, path, int(rows.memory_usage(deep=True).sum())) from error
+            raise disk_error(error, path) from error
         status.seal[path.name] = _seal_of(path)
     if folder.gradient_sketch.exists():
         status.seal[folder.gradient_sketch.name] = _seal_of(folder.gradient_sketch)
@@ -203,8 +194,7 @@ def load(*sweep_dirs: str | Path, columns: Mapping[str, Sequence[str]] | None = 
     Parameters
     ----------
     *sweep_dirs : str or Path
-        Sweep folders, each with a `runs` folder. One that is named twice is read once, and a
-        sealed run that was copied to another folder, or any that is linked, is counted once.
+        Sweep folders, each with a `runs` folder. One that is named twice is read once.
     columns : mapping of str to sequence of str, optional
         Columns to read of some tables, as in `{"steps": ["optimizer_step", "loss"], "ranks": []}`,
         for thousands of runs at a time; by default all. Sealed files are verified all the same.
@@ -217,7 +207,7 @@ def load(*sweep_dirs: str | Path, columns: Mapping[str, Sequence[str]] | None = 
     Raises
     ------
     RecordError
-        If a folder holds no runs, or a table has no such column.
+        If a folder holds no runs, a table has no such column, or a run folder is a copy of another.
     """
     wanted = _wanted(columns or {})
     distinct: dict[Path, Path] = {}
@@ -233,8 +223,8 @@ def load(*sweep_dirs: str | Path, columns: Mapping[str, Sequence[str]] | None = 
         folders += found
         sweeps += [str(sweep_dir)] * len(found)
     runs, columns_read = read_folders(folders, wanted)
-    copies = copies_among({run.folder: run.content for run in runs})
-    kept = [run.damage is None and run.folder not in copies for run in runs]
+    _refuse_copies(runs)
+    kept = [run.damage is None for run in runs]
     rows = [
         {"sweep_dir": sweep, **run.row}
         for run, sweep, keep in zip(runs, sweeps, kept, strict=True)
@@ -243,7 +233,6 @@ def load(*sweep_dirs: str | Path, columns: Mapping[str, Sequence[str]] | None = 
     return Tables(
         runs=pd.DataFrame(rows),
         damaged={run.folder: run.damage for run in runs if run.damage is not None},
-        copies=copies,
         **{
             table: _joined(
                 columns_read[table], [run.counts.get(table, 0) for run in runs], kept, rows
@@ -251,6 +240,20 @@ def load(*sweep_dirs: str | Path, columns: Mapping[str, Sequence[str]] | None = 
             for table in TABLES
         },
     )
+
+
+def _refuse_copies(runs: Sequence[RunRead]) -> None:
+    """Refuse run folders that hold the same run: it would count twice."""
+    originals: dict[tuple[str, ...], str] = {}
+    for run in runs:
+        if run.content is not None and run.content in originals:
+            msg = (
+                f"{run.folder} is a copy of {originals[run.content]}, and would count twice: "
+                "remove one of them, or leave its sweep folder out"
+            )
+            raise RecordError(msg)
+        if run.content is not None:
+            originals[run.content] = run.folder
 
 
 def _wanted(columns: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from batchscape.errors import DamageError
-from batchscape.record.checked import row_of
+from batchscape.record.files import parsed_row
 
 __all__ = ["Tail"]
 
@@ -46,7 +46,7 @@ class Tail:
         whole = content[: content.rfind(b"\n") + 1]
         self._offset += len(whole)
         try:
-            return [row_of(line) for line in whole.split(b"\n")[:-1]]
+            return [parsed_row(line) for line in whole.split(b"\n")[:-1]]
         except ValueError as error:
             msg = f"{self._path} is damaged: {error}"
             raise DamageError(msg) from None

@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from batchscape.errors import LaunchError, RecordError
-from batchscape.record.containment import refuse_links
 from batchscape.record.folder import SweepFolder
 from batchscape.record.neighbours import no_runs
 from batchscape.tracking.mirror import Event, Order, Worker
@@ -84,7 +83,6 @@ def sync(
 
 def _standing(sweep_dir: Path) -> Uploads:
     sweep = SweepFolder(sweep_dir)
-    refuse_links(sweep)
     if not sweep.run_folders():
         raise RecordError(no_runs(sweep_dir))
     return standing_of(sweep_dir)

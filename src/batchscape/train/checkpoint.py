@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from batchscape.errors import CheckpointError
-from batchscape.record.disk import disk_error
+from batchscape.record.disk import explained
 from batchscape.record.files import sha256_of
 from batchscape.record.folder import CHECKPOINT, CHECKPOINTS_KEPT
 
@@ -57,7 +57,7 @@ def save_checkpoint(folder: Path, optimizer_step: int, state: Mapping[str, Any])
         path = folder / f"step-{optimizer_step:09d}-{sha256_of(temporary)[:16]}.pt"
         temporary.replace(path)
     except (OSError, RuntimeError) as error:
-        raise _failure(error, folder, state) from error
+        raise explained(error, folder) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -90,25 +90,6 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         msg = f"{path} cannot be loaded: {said}"
         raise CheckpointError(msg) from None
     return state
-
-
-def _failure(error: Exception, folder: Path, state: Mapping[str, Any]) -> Exception:
-    """Return what to raise for a write that failed: torch hides what the file said in its own."""
-    found: BaseException | None = error
-    while found is not None and not isinstance(found, OSError):
-        found = found.__cause__ or found.__context__
-    return error if found is None else disk_error(found, folder, _size_of(state))
-
-
-def _size_of(value: Any) -> int:  # noqa: ANN401  (whatever a state holds)
-    """Return the bytes of all tensors in a state."""
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, Mapping):
-        return sum(map(_size_of, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(_size_of, value))
-    return 0
 
 
 def _remove_left(folder: Path) -> None:

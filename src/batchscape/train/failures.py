@@ -96,8 +96,9 @@ def failure_of(
         )
     chain = list(_chain(error))
     texts = [str(e) for e in chain if isinstance(e, RuntimeError)]
+    status = Status.FAILED
     if isinstance(error, DiskError):
-        cause = Cause.DISK
+        status, cause = Status.INTERRUPTED, Cause.DISK
     elif any(_KILLED in text for text in texts):
         cause = Cause.KILLED
     elif any(isinstance(e, dist.DistNetworkError | dist.DistStoreError) for e in chain) or _says(
@@ -111,7 +112,7 @@ def failure_of(
     else:
         cause = Cause.EXCEPTION
     return Outcome(
-        Status.FAILED, optimizer_step, reason=reason, cause=cause, phase=str(where.phase), at=at
+        status, optimizer_step, reason=reason, cause=cause, phase=str(where.phase), at=at
     )
 
 

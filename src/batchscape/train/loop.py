@@ -29,7 +29,6 @@ from batchscape.record.files import JsonLines, keep_json_lines
 from batchscape.record.folder import RunFolder
 from batchscape.record.gradient_sketch import write_sketch
 from batchscape.record.heartbeat import Phase, beat
-from batchscape.record.notes import add_note
 from batchscape.record.outcome import Outcome
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status, StopReason
@@ -45,7 +44,7 @@ from batchscape.train.loader import BatchLoader, InlineLoader, build_loader
 from batchscape.train.random_state import gather_random_states, set_random_state
 from batchscape.train.recorder import Agreement, StepRecorder
 from batchscape.train.rehearsal import rehearse
-from batchscape.train.resumable import Resumable, agree_on, find_resumable, set_aside
+from batchscape.train.resumable import Resumable, agree_on, find_resumable
 from batchscape.train.schedule import schedule_factor
 from batchscape.train.stream import SampleStream
 from batchscape.train.timeline import Timeline
@@ -467,8 +466,8 @@ class Training:
         if self._rank == 0:
             for note in found.notes:
                 print(f"batchscape: {note}", file=sys.stderr)  # noqa: T201  (run log)
-                add_note(self._folder, self._attempt, note)
-            set_aside(found.passed_over)
+            for path in found.passed_over:
+                path.unlink()
             # Rows after the checkpoint will be written again, by this attempt.
             for table in ("steps", "evals"):
                 keep_json_lines(

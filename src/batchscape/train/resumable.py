@@ -14,7 +14,7 @@ from batchscape.record.files import read_json_lines
 from batchscape.record.folder import RunFolder
 from batchscape.train.checkpoint import checkpoints, load_checkpoint
 
-__all__ = ["Resumable", "agree_on", "find_resumable", "set_aside"]
+__all__ = ["Resumable", "agree_on", "find_resumable"]
 
 
 class Resumable(NamedTuple):
@@ -81,12 +81,6 @@ def agree_on(done: int, world_size: int, device: torch.device) -> None:
     if most != least:
         msg = f"ranks would go on after different optimizer steps, {least} to {most}"
         raise CheckpointError(msg)
-
-
-def set_aside(passed_over: tuple[Path, ...]) -> None:
-    """Rename checkpoints that nothing can go on from, so that they are not kept for good ones."""
-    for path in passed_over:
-        path.replace(path.with_suffix(".damaged"))
 
 
 def _check_rows(folder: RunFolder, done: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from typing import Any
 
@@ -142,19 +141,6 @@ def test_further_seeds_in_another_folder_are_no_second_side(build: Callable[...,
     assert find_axis(cells) == ()
     assert compare_sweeps(cells) is None
     assert len(cells.table) == 1
-
-
-@pytest.mark.slow
-def test_the_same_run_in_two_folders_counts_once(build: Callable[..., Any]) -> None:
-    first = build("first").fork()
-    copy = build("copy")
-    shutil.copytree(first.path, copy.path)
-    tables = load(first.path, copy.path)
-    cells = find_cells(tables.runs)
-    assert len(tables.copies) > 0
-    assert compare_sweeps(cells) is None
-    alone = find_cells(load(first.path).runs)
-    assert len(cells.runs) == len(alone.runs)
 
 
 def test_models_are_sides_and_budgets_are_not(build: Callable[..., Any]) -> None:

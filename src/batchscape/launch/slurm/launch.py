@@ -86,14 +86,12 @@ def run_on_slurm(
         msg = "only launcher=slurm has jobs"
         raise AssertionError(msg)
     ordered = launch_order(specs)
-    check_usable(sweep, [spec.run_id for spec in specs])
+    check_usable(sweep)
     with sweep_lock(sweep):
         retry = repeated(launcher.retry)
         standing = Standing(ordered, sweep, retry)
         progress = Progress(console, len(specs))
         progress.stand_still(list(standing.settled.values()))
-        for renewed in standing.notes:
-            progress.note(renewed, "yellow")
         # Nothing is timed here.
         mirror = Mirror(specs[0].config.tracker, sweep, live=bool(standing.missing))
         follower = _Follower(standing, sweep, progress)

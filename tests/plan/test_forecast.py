@@ -18,6 +18,7 @@ from batchscape.config import Cluster, RunConfig
 from batchscape.config.cluster import datasheets
 from batchscape.data.corpus import prepare
 from batchscape.errors import ConfigError
+from batchscape.measure.memory_report import GIB
 from batchscape.plan.build import Plan, make_plan
 from batchscape.plan.forecast import Figure, SweepForecast, forecast
 from batchscape.plan.forecast_text import COUNTS, TIMES, forecast_text, span
@@ -31,6 +32,11 @@ BEGIN = datetime(2030, 1, 1, 12, tzinfo=UTC)
 SMALL = ("data=digits", "model=mlp", "tracker=none", "budget.samples=640", "evaluation.samples=64")
 CONF = Path(__file__).parents[2] / "conf" / "cluster"
 FILES = sorted(path.stem for path in CONF.glob("*.yaml"))
+LLAMA_70B = (
+    *("model=llama_1b", "model.n_layers=80", "model.d_model=8192", "model.d_ff=28672"),
+    *("model.n_heads=64", "model.n_kv_heads=8", "data.sequence_length=4096"),
+)
+"""Sizes of Llama 2 70B: Touvron et al. 2023, arXiv 2307.09288, and its `config.json`."""
 
 
 def planned(*arguments: str) -> tuple[Plan, Machine]:
@@ -310,6 +316,33 @@ def test_json_holds_all_of_it(
     assert told["machine"]["devices"] == 8
     assert told["machine"]["memory_gib"] == 80
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("nodes", "planned"), [(64, "launch"), (1, "rejected")])
+def test_70_billion_parameters_fit_on_64_nodes_and_not_on_one(
+    nodes: int, planned: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = 8 * nodes
+    asked = (
+        *(*LLAMA_70B, "engine=fsdp", "engine.activation_checkpointing=true"),
+        *("cluster=h100_80g", f"cluster.nodes={nodes}", f"batch.nodes={nodes}"),
+        *(f"batch.data_parallel_size={ranks}", f"batch.global_batch_size={ranks}", MICRO),
+        *("budget.samples=1024", "evaluation.every_samples=null", "evaluation.samples=32"),
+    )
+    main(["plan", "--json", *asked])
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert run["planned"] == planned
+    assert run["memory"]["fits"] == ("fits" if planned == "launch" else "does not fit")
+    width, inner, keys, tokens = 8192, 28672, 1024, 4096
+    block = 2 * width * (width + keys) + 3 * width * inner + 2 * width
+    parameters = 80 * block + 2 * 32000 * width + width
+    assert parameters == 68_976_648_192
+    # Parameter, gradient and two moments; and the inputs of all blocks, in float32.
+    held = 16 * parameters / ranks + 80 * 4 * tokens * width
+    # One block is gathered and has whole gradients; others are fetched and exchanged beside it.
+    peak = GIB * run["memory"]["peak_allocated_gib"]["value"]
+    assert held + 2 * 4 * block < peak < held + 6 * 4 * block
 
 
 def test_geometries_of_a_global_batch(capsys: pytest.CaptureFixture[str]) -> None:

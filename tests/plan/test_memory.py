@@ -141,17 +141,14 @@ def product_bytes():
     return max(0, sum(size for size in taken if size > 0) - product.nbytes)
 
 
-def padded_bytes_of_gpt(ranks):
-    """What the first rank has of `GPT`, each parameter cut by rows and rounded up.
-
-    And the list of the ranks, which a device mesh holds as int32.
-    """
-    width, vectors = 32, [32] * 4 + [32, 32, 96, 128]
-    matrices = [(96, width), (32, width), (128, width), (32, 4 * width)]
+def padded_bytes_of_gpt(ranks, width=32):
+    """What the first rank has of `GPT`, each parameter cut by rows and rounded up."""
+    vectors = [width] * 6 + [3 * width, 4 * width]
+    matrices = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)]
     block = sum(-(-rows // ranks) * columns for rows, columns in matrices)
     block += sum(-(-rows // ranks) for rows in vectors)
     tables = sum(-(-rows // ranks) * width for rows in (256, 32))
-    return 4 * (2 * block + tables + 2 * -(-width // ranks) + ranks)
+    return 4 * (2 * block + tables + 2 * -(-width // ranks))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -388,7 +385,8 @@ def test_further_ranks_of_ddp_change_nothing_and_those_of_fsdp_cut_further(run_o
     assert predict_memory(two) == predict_memory(thousand)
     # Large enough that threads of gloo do not make the peak.
     few, many = (predict_memory(run_of((ranks, 32, 1), engine=FSDP)) for ranks in (2, 1024))
-    parts = [padded_bytes_of_gpt(few_or_many) for few_or_many in (2, 1024)]
+    # A device mesh holds the list of the ranks as int32.
+    parts = [padded_bytes_of_gpt(ranks) + 4 * ranks for ranks in (2, 1024)]
     for report, part in zip((few, many), parts, strict=True):
         assert bytes_of(report)["allocated_after_model_gib"] == pytest.approx(part, abs=SCALARS)
     assert memory_key(run_of((2, 4, 1), engine=FSDP)) != memory_key(two)
@@ -551,3 +549,19 @@ def test_under_fsdp_no_device_is_given_the_whole_model(run_of):
         for kind in ("cuda", "cpu")
     )
     assert on_cuda < whole / 2 < whole <= on_cpu
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_under_fsdp_an_update_takes_parts_of_the_model_alone(clip, run_of):
+    """By counting: parameters, gradients and two moments, of each the part of one of 64 ranks.
+
+    Widths are those of no other test: of a shape that it has met, torch remembers the answers.
+    """
+    ranks, width = 64, 40 if clip else 48
+    optimizer = ADAMW | {"gradient_clip_norm": clip}
+    spec = run_of((ranks, 1, 1), engine=FSDP, model=GPT | {"d_model": width}, optimizer=optimizer)
+    trace = memory_trace.trace(spec, memory_trace.sample_of(spec), spec.geometry)
+    held = 4 * padded_bytes_of_gpt(ranks, width) + 4 * ranks
+    # Each of 28 parameters has a step counter, and norms of its gradient.
+    slack = SCALARS + 28 * 4 * 4
+    assert trace.allocated("cpu")["first_optimizer_step"].peak == pytest.approx(held, abs=slack)

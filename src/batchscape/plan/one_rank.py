@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import _disable_current_modes
 
 from batchscape.config import DeepSpeed, Fsdp
 from batchscape.engines.environment import environment
@@ -79,9 +80,7 @@ def one_rank(spec: RunSpec, ranks: int) -> Iterator[Callable[[nn.Module], None]]
             if isinstance(engine, DeepSpeed):
                 _open_deepspeed(undone)
             elif isinstance(engine, Fsdp):
-                from torch.distributed.fsdp._fully_shard import _fsdp_param
-
-                _replace(undone, _fsdp_param, "_chunk_with_empty", _first_chunk)
+                _open_fsdp(undone)
             else:
                 owner = import_module(_WRAPPED_IN[engine.name])
                 _replace(undone, owner, "DistributedDataParallel", _Buckets)
@@ -135,6 +134,25 @@ def _open_deepspeed(undone: ExitStack) -> None:
     undone.enter_context(warnings.catch_warnings())
     # Stages 1 and 2 look whether parts are aligned: fake ones begin at 0.
     warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+
+
+def _open_fsdp(undone: ExitStack) -> None:
+    """Let FSDP cut for the first rank, and distributed tensors ask for shapes where no mode looks.
+
+    To know the shape that an operator gives, they call it on fake tensors of the whole size, which
+    take no memory on any rank.
+    """
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    shape_of = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def unseen(*arguments: Any) -> Any:  # noqa: ANN401  (torch's)
+        with _disable_current_modes():
+            return shape_of(*arguments)
+
+    _replace(undone, _fsdp_param, "_chunk_with_empty", _first_chunk)
+    _replace(undone, ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen)
 
 
 def _first_chunk(tensor: Tensor, ranks: int, dim: int) -> list[Tensor]:

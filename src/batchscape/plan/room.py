@@ -17,8 +17,8 @@ __all__ = ["memory_forecast", "room_gib", "why_not_launched", "why_too_large"]
 _OFF = {"cpu": (0.03, 0.03, 0.0), "cuda": (0.10, 0.10, 0.125)}
 """Shares that a predicted peak of tensors may be too high and too low, and GiB that it may be too
 low besides: docs/planning.md. On CUDA 64 MiB are what cuBLAS works in on Hopper, and four settings
-of GPT-2 on an H200 were 21 to 39 MiB above their predictions, 0.1 to 1.5 % (docs/gpu.md). They are
-few and of one model, hence the share."""
+of GPT-2 on one H200 were 21 to 39 MiB above their predictions, 0.1 to 1.5 % (docs/gpu.md). They are
+few, of one model and of one device, hence the share."""
 _CGROUP = Path("/sys/fs/cgroup")
 _BESIDE = {"cpu": (2.5, 0.05), "cuda": (1.2, 1.0)}
 """What a process takes for its tensors at most, as a multiple and in GiB. CPU: private memory, of

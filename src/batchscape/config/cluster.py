@@ -75,7 +75,7 @@ class Cluster:
         bare = name.removeprefix("NVIDIA ").removeprefix("Tesla ")
         return self.known_as is not None and bool(re.fullmatch(self.known_as, bare))
 
-    def peak_tflops(self, precision: str, float32_matmul: str) -> tuple[str, float | None]:
+    def peak_tflops(self, precision: str, float32_matmul: str) -> tuple[Product, float | None]:
         """Return which kind of product a precision uses, and its peak in 10^12 FLOP/s.
 
         Parameters

@@ -16,7 +16,6 @@ __all__ = ["run_row"]
 
 _ASKED = (
     "nodes",
-    "devices_per_node",
     "data_parallel_size",
     "micro_batch_size",
     "gradient_accumulation_steps",
@@ -71,7 +70,10 @@ def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dic
     # Part of the device, and in the table by the name that figures of memory have.
     row["memory_limit_gib"] = settings.pop("device.memory_limit_gib", None)
     # A rejected cell has no solved geometry: it shows what was asked for.
-    row |= config["geometry"] or {name: settings[f"batch.{name}"] for name in _ASKED}
+    row |= config["geometry"] or {
+        "devices_per_node": None,
+        **{name: settings[f"batch.{name}"] for name in _ASKED},
+    }
     resolved = dict(config["resolved"] or {})
     stages = resolved.pop("stages", [])
     not_passed = resolved.pop("not_passed", [])

@@ -11,7 +11,6 @@ and only links are asked where they lead.
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,16 +18,10 @@ from pathlib import Path
 from batchscape.errors import LaunchError
 from batchscape.record.folder import SweepFolder
 
-__all__ = ["is_plain_name", "refuse_links", "refuse_links_at"]
+__all__ = ["refuse_links", "refuse_links_at"]
 
 _OF_OTHERS = frozenset({"program"})
 """Folders of a run whose content programs write, which may link as they like."""
-_NAME = re.compile(r"\w[\w.-]*")
-
-
-def is_plain_name(name: object) -> bool:
-    """Whether a text is the name of one file or folder: no separators, no `..`, no wildcards."""
-    return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
 def refuse_links(sweep: SweepFolder) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 import psutil
@@ -66,9 +66,7 @@ class FakeTraining:
 
     sweep: SweepFolder
     run_id: str
-    config: RunConfig | None = None
     core_wait_s: float = 0.001
-    task: Literal["next_token", "class"] = "next_token"
 
     def __post_init__(self) -> None:
         self.folder = self.sweep.run(self.run_id)
@@ -81,8 +79,8 @@ class FakeTraining:
             device_type="cpu",
             precision="float32",
             evaluation_every_samples=EVERY * 32,
-            data=DataIdentity("hash", "/data", 1000, 100, 256, task=self.task),
-            config=self.config or run_config(),
+            data=DataIdentity("hash", "/data", 1000, 100, 256),
+            config=run_config(),
         ).write(self.folder.config)
         self.status.write(self.folder.status)
 

@@ -14,7 +14,6 @@ from batchscape.programs.metrics import Log
 from batchscape.programs.tree import RankMemory
 from batchscape.record.columns import RESIDENT
 from batchscape.record.files import (
-    JsonLines,
     json_lines,
     read_json,
     read_json_lines,
@@ -64,23 +63,16 @@ class RowWriter:
         self._written: dict[str, list[dict[str, Any]]] = {"steps": [], "evals": []}
 
     def write(self, log: Log) -> None:
-        """Bring both tables up to date; rows that are there already are not written again."""
+        """Bring both tables up to date."""
         begin = self._kept(log.steps)
         if self.waits is not None:
             self._note_waits(log, begin, self.waits)
         steps = [self._step(row, begin) for row in log.steps]
         evals = [{**row, "attempt": self._attempt_of(row, begin)} for row in log.evals]
         for table, rows in (("steps", steps), ("evals", evals)):
-            written = self._written[table]
-            if _same(rows[: len(written)], written):
-                if len(rows) > len(written):
-                    lines = JsonLines(self._folder.lines(table))
-                    lines.append(rows[len(written) :])
-                    lines.close()
-            else:
-                # What a program logged of earlier steps has changed; there are few such readers.
+            if rows != self._written[table]:
                 write_atomically(self._folder.lines(table), json_lines(rows))
-            self._written[table] = rows
+                self._written[table] = rows
 
     def clear(self) -> None:
         """Take everything back: the rows are of another batch than their columns say."""
@@ -132,7 +124,10 @@ class RowWriter:
         for row in steps:
             before = self._before.get(row["optimizer_step"])
             # Steps beyond its checkpoint are done once more, and are of this attempt then.
-            if before is None or not _same([{name: before.get(name) for name in row}], [row]):
+            if before is None:
+                return last
+            # As they are written: what is not a number is the same.
+            if json.dumps({name: before.get(name) for name in row}) != json.dumps(dict(row)):
                 return last
             last = int(row["optimizer_step"])
         return max(self._before, default=0)
@@ -167,11 +162,6 @@ class RowWriter:
         if step > kept or step not in self._before:
             return self._attempt
         return int(self._before[step]["attempt"])
-
-
-def _same(rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> bool:
-    """Compare rows as they are written: NaN is NaN."""
-    return json.dumps(list(rows)) == json.dumps(list(others))
 
 
 def diverged_at(log: Log) -> str | None:

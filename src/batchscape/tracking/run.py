@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -272,5 +272,5 @@ def _config(folder: RunFolder) -> dict[str, Any]:
     return leaving
 
 
-def _keyed(table: str, rows: Iterable[Row]) -> list[_Keyed]:
+def _keyed(table: str, rows: Iterable[Mapping[Any, Any]]) -> list[_Keyed]:
     return [(2 * row["optimizer_step"] + (table == "evals"), table, row) for row in rows]

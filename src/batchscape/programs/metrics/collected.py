@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
 from batchscape.programs.metrics.finish import finish, settle_loss
 from batchscape.programs.metrics.inference import ObservedBatch
-from batchscape.programs.metrics.lines import Lines
+from batchscape.programs.metrics.lines import content_of, lines_of, whole_lines
 from batchscape.programs.metrics.log import Log
 from batchscape.programs.metrics.numbers import as_count, as_row
 from batchscape.programs.metrics.rows import Rows
@@ -27,7 +26,7 @@ __all__ = ["ColumnReader"]
 
 
 class ColumnReader(ABC):
-    """Follows a text; a format says what is in a line of it.
+    """Reads a text; a format says what is in a line of it.
 
     Parameters
     ----------
@@ -59,41 +58,44 @@ class ColumnReader(ABC):
         self._geometry = geometry
         self._sequence_length = sequence_length
         self._may_go_back = may_go_back
-        self._lines = Lines(path, begin)
+        self._begin = begin
+        # The program is not started yet: this is what earlier starts left.
+        self._earlier = whole_lines(self._content()) if may_go_back else b""
         self._start_anew()
-        if may_go_back:
-            # The program is not started yet: this is what earlier starts left.
-            with contextlib.suppress(RecordError):
-                self.read()
-            self._steps.begin_start()
-            self._evals.begin_start()
+
+    def _content(self) -> bytes:
+        return (content_of(self._path) or b"")[self._begin :]
 
     def _start_anew(self) -> None:
         self._steps = Rows(self._name, may_go_back=self._may_go_back)
         self._evals = Rows(self._name, may_go_back=self._may_go_back)
         self._told: dict[str, dict[int, None]] = {}
         self._seen: set[str] = set()
-        self._broken: str | None = None
 
     def read(self, *, final: bool = False) -> Log:
         """Return what the text holds by now."""
-        lines, anew = self._lines.read(final=final)
-        if anew:
-            self._start_anew()
-        if self._lines.is_torn and not self._is_whole(lines[-1]):
-            lines.pop()
-        if self._broken is not None:
-            raise RecordError(self._broken)
-        try:
-            for line in lines:
-                self._take(line)
-        except RecordError as error:
-            # The lines are read once, and what is wrong with one is wrong for good.
-            self._broken = str(error)
-            raise
+        self._start_anew()
+        content = self._content()
+        whole = whole_lines(content)
+        if self._may_go_back:
+            if whole.startswith(self._earlier):
+                self._take_all(self._earlier)
+                whole = whole[len(self._earlier) :]
+            self._steps.begin_start()
+            self._evals.begin_start()
+        self._take_all(whole)
         if final:
+            torn = lines_of(content[content.rfind(b"\n") + 1 :])
+            if torn and not self._is_whole(torn[-1]):
+                torn.pop()
+            for line in torn:
+                self._take(line)
             self._check_end()
         return self._log()
+
+    def _take_all(self, content: bytes) -> None:
+        for line in lines_of(content):
+            self._take(line)
 
     @abstractmethod
     def _take(self, line: str) -> None:

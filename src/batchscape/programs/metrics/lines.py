@@ -1,70 +1,24 @@
-"""Following a text that another process appends to."""
+"""A text that another process appends to, as it is now."""
 
 from __future__ import annotations
 
-import os
 import stat
 from pathlib import Path
 
 from batchscape.errors import RecordError
 
-__all__ = ["Lines", "content_of"]
+__all__ = ["content_of", "lines_of", "whole_lines"]
 
 
-class Lines:
-    """The whole lines of a file, each of them once.
+def lines_of(content: bytes) -> list[str]:
+    """Return the lines of a text that are not empty; a bare carriage return ends one too."""
+    text = content.decode(errors="replace").replace("\r", "\n")
+    return [line for line in text.split("\n") if line]
 
-    Parameters
-    ----------
-    path : Path
-        Need not exist yet.
-    begin : int
-        Bytes at its begin that are not read.
-    """
 
-    def __init__(self, path: Path, begin: int = 0) -> None:
-        self.path = path
-        self._identity: tuple[int, int] | None = None
-        self._offset = begin
-        self.is_torn = False
-        """Whether the last line that was returned had no end."""
-
-    def read(self, *, final: bool = False) -> tuple[list[str], bool]:
-        """Return the new lines, and whether they are those of another file than before.
-
-        Parameters
-        ----------
-        final : bool
-            The writer has ended: a last line without its end is returned as well.
-
-        Raises
-        ------
-        RecordError
-            If it is no file, or cannot be read.
-        """
-        try:
-            _refuse_others(self.path)
-            with self.path.open("rb") as file:
-                found = os.fstat(file.fileno())
-                identity = (found.st_dev, found.st_ino)
-                anew = self._identity is not None and (
-                    identity != self._identity or found.st_size < self._offset
-                )
-                if anew:
-                    self._offset = 0
-                self._identity = identity
-                file.seek(self._offset)
-                content = file.read()
-        except FileNotFoundError:
-            return [], False
-        except OSError as error:
-            msg = f"{self.path} cannot be read: {error.strerror}"
-            raise RecordError(msg) from None
-        whole = content if final else content[: content.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        self.is_torn = bool(whole) and not whole.endswith(b"\n")
-        text = whole.decode(errors="replace").replace("\r", "\n")
-        return [line for line in text.split("\n") if line], anew
+def whole_lines(content: bytes) -> bytes:
+    """Return a text without a last line that has no end: its writer may be in the midst of it."""
+    return content[: content.rfind(b"\n") + 1]
 
 
 def content_of(path: Path) -> bytes | None:

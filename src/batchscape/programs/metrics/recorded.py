@@ -13,7 +13,7 @@ from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
 from batchscape.programs.metrics.finish import finish
 from batchscape.programs.metrics.inference import ObservedBatch
-from batchscape.programs.metrics.lines import Lines
+from batchscape.programs.metrics.lines import content_of, lines_of, whole_lines
 from batchscape.programs.metrics.log import Log
 from batchscape.programs.metrics.numbers import as_count, as_row
 from batchscape.programs.metrics.rows import Rows
@@ -48,7 +48,6 @@ class RecorderReader:
         self._folder = run_dir / FOLDER
         self._geometry = geometry
         self._sequence_length = sequence_length
-        self._lines: dict[Path, Lines] = {}
         self._start_anew()
 
     def _start_anew(self) -> None:
@@ -57,26 +56,13 @@ class RecorderReader:
         self._steps = Rows("the recorder", may_go_back=True)
         self._evals = Rows("the recorder", may_go_back=True)
         self._windows: set[int] = set()
-        self._broken: str | None = None
 
     def read(self, *, final: bool = False) -> Log:
         """Return what was recorded by now."""
-        paths = sorted(self._folder.glob("rank_*.jsonl"))
-        new = {path: self._lines.setdefault(path, Lines(path)).read() for path in paths}
-        if any(anew for _, anew in new.values()):
-            self._lines = {path: Lines(path) for path in new}
-            self._start_anew()
-            new = {path: lines.read() for path, lines in self._lines.items()}
-        if self._broken is not None:
-            raise RecordError(self._broken)
-        try:
-            for path, (lines, _) in new.items():
-                for line in lines:
-                    self._take(path, line)
-        except RecordError as error:
-            # The lines are read once, and what is wrong with one is wrong for good.
-            self._broken = str(error)
-            raise
+        self._start_anew()
+        for path in sorted(self._folder.glob("rank_*.jsonl")):
+            for line in lines_of(whole_lines(content_of(path) or b"")):
+                self._take(path, line)
         if final and not any(rank.begins for rank in self._ranks.values()):
             msg = (
                 f"{self._folder} is empty: the program made no batchscape.recorder.Recorder (or "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import subprocess
 import sys
 import threading
@@ -70,133 +69,116 @@ def test_what_is_told_is_what_the_system_counts():
     waits.close()
 
 
-class Proc:
-    """A folder in place of /proc, and a clock; waits are in milliseconds."""
+class Tree:
+    """What the processes of a program have taken, by a clock that is set; waits in seconds."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder = folder
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0
-        self.spent_s = 0.0
-        monkeypatch.setattr(contention, "_PROC", folder)
+        self.spent_s, self.cost_s = 0.0, 0.001
+        self.waited_s: dict[str, float] = {}
+        monkeypatch.setattr(contention, "_taken_below", self.taken_below)
         monkeypatch.setattr(contention.time, "monotonic", lambda: self.now_s)
         monkeypatch.setattr(contention.time, "thread_time", self.thread_time)
 
+    def taken_below(self, root: int) -> dict[str, contention._Taken]:
+        assert root == 1
+        return {name: contention._Taken(s, 4 * s) for name, s in self.waited_s.items()}
+
     def thread_time(self) -> float:
-        self.spent_s += 0.001
+        self.spent_s += self.cost_s
         return self.spent_s
 
-    def process(self, pid: int, threads: dict[int, int], below: tuple[int, ...] = ()) -> None:
-        for number, (thread, waited_ms) in enumerate(threads.items()):
-            task = self.folder / str(pid) / "task" / str(thread)
-            task.mkdir(parents=True, exist_ok=True)
-            (task / "schedstat").write_text(f"{4_000_000 * waited_ms} {waited_ms * 1_000_000} 17\n")
-            # The children of a process are those of its threads; here all are of the last.
-            is_last = number == len(threads) - 1
-            (task / "children").write_text(" ".join(map(str, below)) + " " if is_last else "")
-        (self.folder / str(pid) / "schedstat").write_text("1 2 3\n")
 
-    def end(self, pid: int) -> None:
-        shutil.rmtree(self.folder / str(pid))
+@pytest.fixture
+def tree(monkeypatch: pytest.MonkeyPatch) -> Tree:
+    return Tree(monkeypatch)
 
 
-def test_the_thread_that_waited_longest_counts_between_two_looks(tmp_path, monkeypatch):
-    proc = Proc(tmp_path, monkeypatch)
-    # The guard 1 above the program 10, whose second thread started 20, which started 30.
-    proc.process(1, {1: 50_000}, (10,))
-    proc.process(10, {10: 40, 11: 90}, (20,))
-    proc.process(20, {20: 0}, (30,))
-    proc.process(30, {30: 10})
+def test_the_process_that_waited_longest_counts_between_two_looks(tree: Tree) -> None:
     waits = TreeWaits(1)
     assert waits.share_since(0.0) is None, "nobody has looked"
 
-    proc.now_s = 101.0
+    tree.now_s = 101.0
+    tree.waited_s = {"launcher": 0.04, "rank": 0.09}
     waits.look()
     assert waits.share_since(0.0) == pytest.approx(0.09)
     assert waits.share_since(100.5) == pytest.approx(0.09), "between two looks it is even"
 
-    # 20 waits; a loader of data, 40, has slept; 50 began, and has waited more than anybody.
-    proc.now_s = 103.0
-    proc.process(20, {20: 400}, (30, 40, 50))
-    proc.process(40, {40: 1})
-    proc.process(50, {50: 600, 51: 2})
+    # One begins, and has waited more than anybody; another sleeps.
+    tree.now_s = 103.0
+    tree.waited_s |= {"rank": 0.4, "loader": 0.0, "late": 0.6}
     waits.look()
     assert waits.share_since(101.0) == pytest.approx(0.6 / 2)
-    assert waits.share_since(0.0) == pytest.approx(0.6 / 3)
-    assert waits.processors_since(101.0) == pytest.approx(4 * (0.4 + 0.001 + 0.6 + 0.002) / 2)
+    assert waits.share_since(102.0) == pytest.approx(0.6 / 2), "the last but one at the latest"
+    assert waits.share_since(0.0) == pytest.approx((0.09 + 0.6) / 3)
+    assert waits.processors_since(101.0) == pytest.approx(4 * (0.31 + 0.6) / 2)
 
-    # 50 has ended, and its number is that of another process now, which has waited less.
-    proc.now_s = 104.0
-    proc.end(50)
-    proc.process(20, {20: 410}, (30, 40, 50))
-    proc.process(50, {50: 300})
+    # What has ended is part of what was before, and of nothing after it.
+    tree.now_s = 104.0
+    del tree.waited_s["late"]
+    tree.waited_s["rank"] = 0.5
     waits.look()
-    assert waits.share_since(103.0) == pytest.approx(0.3)
-    assert waits.share_since(102.0) == pytest.approx(0.3 / 2), "50 was two threads"
-    assert waits.share_since(0.0) == pytest.approx(0.6 / 4), "which has ended"
+    assert waits.share_since(103.0) == pytest.approx(0.1)
+    assert waits.share_since(0.0) == pytest.approx((0.09 + 0.6 + 0.1) / 4)
 
-    # What is listed and has ended since is passed over; the guard's own wait is nobody's.
-    proc.now_s = 105.0
-    proc.end(50)
-    proc.process(1, {1: 90_000}, (10,))
+    # All have ended: nothing is known of after that.
+    tree.now_s = 105.0
+    tree.waited_s.clear()
     waits.look()
-    assert waits.share_since(104.0) == 0.0
-    proc.now_s = 900.0
-    assert waits.share_since(899.0) == 0.0, "after the last look nothing is known: that one counts"
+    assert waits.share_since(103.0) == pytest.approx(0.1)
 
     # A wait counts once it is over, and there is no more of it than time.
-    proc.now_s = 105.5
-    proc.process(10, {10: 40, 11: 5000}, (20,))
+    tree.waited_s["rank"] = 5.0
+    tree.now_s = 106.0
     waits.look()
     assert waits.share_since(105.0) == 1.0
 
 
-def test_threads_that_wait_in_turn_are_no_slow_rank(tmp_path, monkeypatch):
-    """Ten threads that wait 1 % each, one after another, however many looks are kept."""
+def test_what_is_forgotten_of_long_ago_changes_no_sum(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(contention, "_MOST_LOOKS", 8)
-    proc = Proc(tmp_path, monkeypatch)
-    proc.process(1, {1: 0}, (10, 20))
-    waited_ms = dict.fromkeys(range(10, 20), 0)
-    proc.process(20, {20: 0})
     waits = TreeWaits(1)
-    for number in range(100):
-        proc.now_s += 1
-        waited_ms[10 + number % 10] += 100
-        proc.process(10, waited_ms)
-        if number == 49:
-            proc.process(20, {20: 5000})
-            waits.look()
-            proc.process(1, {1: 0}, (10,))
+    for number in range(1, 101):
+        tree.now_s += 1
+        tree.waited_s["rank"] = 0.1 * number
         waits.look()
-    assert waits.share_since(199.0) == pytest.approx(0.1)
-    assert waits.processors_since(100.0) == pytest.approx(4 * (100 * 0.1 + 5) / 100)
-    assert waits.share_since(100.0) == pytest.approx(0.05), "that of 20, which has ended"
+    for begin_s in (100.0, 150.0, 199.0):
+        assert waits.share_since(begin_s) == pytest.approx(0.1)
     assert len(waits._looks) <= 8
 
 
-def test_looking_takes_a_hundredth_of_the_time_at_most(tmp_path, monkeypatch):
-    proc = Proc(tmp_path, monkeypatch)
-    proc.process(1, {1: 0}, (10,))
+@pytest.mark.parametrize(("cost_s", "looks"), [(0.0001, 500), (0.01, 50)])
+def test_looking_takes_a_hundredth_of_the_time_at_most(
+    tree: Tree, cost_s: float, looks: int
+) -> None:
+    """In 50 s, polled every 50 ms; ten looks a second at most."""
+    tree.cost_s = cost_s
+    tree.waited_s["rank"] = 0.0
     waits = TreeWaits(1)
-    looks = 0
-    for number in range(200):
-        proc.now_s += 0.05
-        proc.process(10, {10: number**2 // 8})
-        before = waits.share_since(0.0)
+    for _ in range(1000):
+        tree.now_s += 0.05
         waits.look()
-        looks += waits.share_since(0.0) != before
-    # A look costs a millisecond of the clock above, and there are 10 s.
-    assert 60 < looks <= 100
+    assert 0.75 * looks <= len(waits._looks) - 1 <= looks
 
 
-def test_a_system_that_tells_no_waits_is_not_taken_for_a_calm_one(tmp_path, monkeypatch):
-    proc = Proc(tmp_path, monkeypatch)
-    proc.process(1, {1: 0}, (10,))
-    proc.process(10, {10: 0})
-    (tmp_path / "1" / "schedstat").unlink()
-    waits = TreeWaits(1)
-    proc.now_s += 1
-    waits.look()
-    assert waits.share_since(0.0) is None
+@pytest.mark.skipif(not SCHEDSTAT.exists(), reason="the system does not tell")
+def test_processes_below_are_asked_and_the_one_above_is_not() -> None:
+    child = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', sys.argv[1]])"
+    work = "sum(range(3_000_000)); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", child, work], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        taken = contention._taken_below(os.getpid())
+        below = contention._taken_below(program.pid)
+        program.communicate(b"\n")
+    (worker,) = below
+    assert {process.pid for process in taken} == {program.pid, worker.pid}
+    assert below[worker].processor_s > 0
+    assert below[worker].waited_s >= 0
+    assert contention._taken_below(program.pid) == {}
 
 
 def test_processor_time_is_that_of_all_threads_and_of_no_wait() -> None:

@@ -6,33 +6,37 @@ import contextlib
 import os
 import resource
 import time
-from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
+import psutil
 
 __all__ = ["Contention", "CoreWaits", "TreeWaits"]
 
 _PROC = Path("/proc")
 _SCHEDSTAT = "schedstat"
-"""Nanoseconds on a core, nanoseconds ready and without one, and time slices: of the main thread in
-the folder of a process, of each thread in those below its `task`.
+"""Nanoseconds on a core, nanoseconds ready and without one, and time slices of the main thread.
 Source: https://docs.kernel.org/scheduler/sched-stats.html, section "/proc/<pid>/schedstat"."""
 _LARGEST_SHARE = 0.01
 """Share of the time that looking at other processes may take: it takes a core from them."""
+_SHORTEST_S = 0.1
+"""Time between two looks at least."""
+_MOST_LOOKS = 1024
+"""Looks that are kept: all of the last ones, fewer of what is longer ago."""
 
 
-_MOST_LOOKS = 256
-"""Looks that are kept: all of the last seconds, fewer of what is longer ago."""
-_Thread = tuple[int, int]
-"""Number of a thread, and how many have had it before."""
+class _Taken(NamedTuple):
+    """What a process has taken since its begin."""
+
+    waited_s: float
+    """Of its main thread."""
+    processor_s: float
+    """Of all its threads."""
 
 
-class _Schedstat(NamedTuple):
-    """What a thread has taken since its begin."""
-
-    processor_ns: int
-    waited_ns: int
+_NOTHING = _Taken(0.0, 0.0)
 
 
 class Contention(NamedTuple):
@@ -54,26 +58,26 @@ class CoreWaits:
             self._schedstat: int | None = os.open(_PROC / "self" / _SCHEDSTAT, os.O_RDONLY)
         except OSError:
             self._schedstat = None
-        self._switches, self._waited_ns = self._read()
+        self._switches, self._waited_s = self._read()
         self._processor_s = time.process_time()
 
     def since_last(self) -> Contention:
         """Return what has happened since the last call, or since the start."""
-        switches, waited_ns = self._read()
+        switches, waited_s = self._read()
         lost = None
-        if waited_ns is not None and self._waited_ns is not None:
-            lost = (waited_ns - self._waited_ns) / 1e9
+        if waited_s is not None and self._waited_s is not None:
+            lost = waited_s - self._waited_s
         processor_s = time.process_time()
         found = Contention(switches - self._switches, lost, processor_s - self._processor_s)
-        self._switches, self._waited_ns = switches, waited_ns
+        self._switches, self._waited_s = switches, waited_s
         self._processor_s = processor_s
         return found
 
-    def _read(self) -> tuple[int, int | None]:
+    def _read(self) -> tuple[int, float | None]:
         switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
         if self._schedstat is None:
             return switches, None
-        return switches, _schedstat(os.pread(self._schedstat, 128, 0)).waited_ns
+        return switches, _waited_s(os.pread(self._schedstat, 128, 0))
 
     def close(self) -> None:
         """Give the file back."""
@@ -82,23 +86,11 @@ class CoreWaits:
             self._schedstat = None
 
 
-class _Look(NamedTuple):
-    """What was so at one instant."""
-
-    at_s: float
-    waited_ns: dict[_Thread, int]
-    """Of each thread, since its begin."""
-    processor_ns: int
-    """Of all threads so far, added up."""
-
-
 class TreeWaits:
     """How much of the time the processes below another one waited for a core, and were on one.
 
-    Of the waits within the time that is asked about counts that of the thread that waited longest:
-    ranks and their threads wait for the slowest of them, and one that sleeps waits for no core. A
-    thread that begins between two looks counts from its begin, one that ends up to the last look
-    at it.
+    Between two looks the process counts that waited longest: ranks wait for the slowest of them at
+    every step, and one that sleeps waits for no core.
 
     Parameters
     ----------
@@ -108,48 +100,28 @@ class TreeWaits:
 
     def __init__(self, root: int) -> None:
         self._root = root
-        self._known: dict[_Thread, _Schedstat] = {}
-        self._generation: dict[int, int] = {}
+        self._taken: dict[psutil.Process, _Taken] = {}
         self._due = 0.0
-        self._looks = [_Look(time.monotonic(), {}, 0)]
+        self._looks = [(time.monotonic(), 0.0, 0.0)]
+        """Instant, and until then the longest waits and the time on cores, added up."""
 
     def look(self) -> None:
-        """Read what every thread has waited, no oftener than costs a hundredth of the time."""
+        """Ask what every process has taken, no oftener than costs a hundredth of the time."""
         if time.monotonic() < self._due:
             return
         spent = time.thread_time()
-        try:
-            own = _PROC / str(self._root)
-            _schedstat((own / _SCHEDSTAT).read_bytes())
-            read = dict(_threads_below(own))
-        except OSError:
-            return  # it has ended, or the system does not tell
-        found: dict[_Thread, _Schedstat] = {}
-        processor_ns = self._looks[-1].processor_ns
-        for number, told in read.items():
-            thread = number, self._generation.get(number, 0)
-            before = self._known.get(thread, _Schedstat(0, 0))
-            if told.waited_ns < before.waited_ns or told.processor_ns < before.processor_ns:
-                # The number of a thread that has ended may be that of a new one.
-                self._generation[number] = thread[1] + 1
-                thread, before = (number, thread[1] + 1), _Schedstat(0, 0)
-            found[thread] = told
-            processor_ns += told.processor_ns - before.processor_ns
-        self._known |= found
+        taken = _taken_below(self._root)
         now = time.monotonic()
-        waited_ns = {thread: told.waited_ns for thread, told in found.items()}
-        self._looks.append(_Look(now, waited_ns, processor_ns))
+        if taken:
+            before = {process: self._taken.get(process, _NOTHING) for process in taken}
+            waits_s = (taken[p].waited_s - before[p].waited_s for p in taken)
+            cores_s = (taken[p].processor_s - before[p].processor_s for p in taken)
+            _, waited_s, on_cores_s = self._looks[-1]
+            self._looks.append((now, waited_s + max(waits_s), on_cores_s + sum(cores_s)))
+            self._taken |= taken
         if len(self._looks) > _MOST_LOOKS:
-            self._thin_out()
-        self._due = now + (time.thread_time() - spent) / _LARGEST_SHARE
-
-    def _thin_out(self) -> None:
-        """Forget every second look of the older half; what only it saw is seen by the next."""
-        for index in range(1, _MOST_LOOKS // 4):
-            waited_ns, after = self._looks[index].waited_ns, self._looks[index + 1]
-            ended = [item for item in waited_ns.items() if item[0] not in after.waited_ns]
-            after.waited_ns.update([max(ended, key=lambda item: item[1])] if ended else [])
-            del self._looks[index]
+            del self._looks[1 : _MOST_LOOKS // 2 : 2]
+        self._due = now + max((time.thread_time() - spent) / _LARGEST_SHARE, _SHORTEST_S)
 
     def share_since(self, begin_s: float) -> float | None:
         """Return the share of the time that was waited, up to the last look.
@@ -164,52 +136,45 @@ class TreeWaits:
         float or None
             None where no look has told anything.
         """
-        if len(self._looks) == 1:
-            return None
-        begin_s, after, part = self._begin(begin_s)
-        early, late = self._looks[after - 1 : after + 1]
-        at_end: dict[_Thread, int] = {}
-        for look in self._looks[after:]:
-            at_end |= look.waited_ns
-        longest_ns = 0.0
-        for thread, waited_ns in at_end.items():
-            before_ns = early.waited_ns.get(thread, 0)
-            at_begin_ns = before_ns + part * (late.waited_ns.get(thread, before_ns) - before_ns)
-            longest_ns = max(longest_ns, waited_ns - at_begin_ns)
+        share = self._rate_since(begin_s, 1)
         # A wait counts once it is over, and may have begun before.
-        return min(longest_ns / 1e9 / (self._looks[-1].at_s - begin_s), 1.0)
+        return None if share is None else min(share, 1.0)
 
     def processors_since(self, begin_s: float) -> float | None:
-        """Return how many cores all threads were on, in the mean; as `share_since`."""
+        """Return how many cores all processes were on, in the mean; as `share_since`."""
+        return self._rate_since(begin_s, 2)
+
+    def _rate_since(self, begin_s: float, column: int) -> float | None:
         if len(self._looks) == 1:
             return None
-        begin_s, after, part = self._begin(begin_s)
-        early, late = self._looks[after - 1 : after + 1]
-        at_begin_ns = early.processor_ns + part * (late.processor_ns - early.processor_ns)
-        last = self._looks[-1]
-        return (last.processor_ns - at_begin_ns) / 1e9 / (last.at_s - begin_s)
-
-    def _begin(self, begin_s: float) -> tuple[float, int, float]:
-        """Return an instant that was looked at, the look after it, and its part of the way."""
-        begin_s = max(min(begin_s, self._looks[-2].at_s), self._looks[0].at_s)
-        after = max(bisect_left(self._looks, begin_s, key=lambda look: look.at_s), 1)
-        early, late = self._looks[after - 1 : after + 1]
-        return begin_s, after, (begin_s - early.at_s) / (late.at_s - early.at_s)
+        at_s = [look[0] for look in self._looks]
+        so_far_s = [look[column] for look in self._looks]
+        begin_s = max(min(begin_s, at_s[-2]), at_s[0])
+        at_begin_s = float(np.interp(begin_s, at_s, so_far_s))
+        return (so_far_s[-1] - at_begin_s) / (at_s[-1] - begin_s)
 
 
-def _schedstat(content: bytes) -> _Schedstat:
-    processor_ns, waited_ns = content.split()[:2]
-    return _Schedstat(int(processor_ns), int(waited_ns))
+def _taken_below(root: int) -> dict[psutil.Process, _Taken]:
+    """Return what each process below one has taken; nothing where the system does not tell."""
+    taken = {}
+    for pid in _below(root):
+        # Processes end while they are looked at.
+        with contextlib.suppress(psutil.Error, OSError):
+            process = psutil.Process(pid)
+            waited_s = _waited_s((_PROC / str(pid) / _SCHEDSTAT).read_bytes())
+            times = process.cpu_times()
+            taken[process] = _Taken(waited_s, times.user + times.system)
+    return taken
 
 
-def _threads_below(process: Path) -> Iterator[tuple[int, _Schedstat]]:
-    """Yield each thread of the processes below one, with what it has taken."""
-    for task in (process / "task").iterdir():
-        for pid in (task / "children").read_bytes().split():
-            child = process.parent / pid.decode()
-            # Processes and threads end while they are looked at.
-            with contextlib.suppress(OSError):
-                for thread in (child / "task").iterdir():
-                    with contextlib.suppress(OSError):
-                        yield int(thread.name), _schedstat((thread / _SCHEDSTAT).read_bytes())
-                yield from _threads_below(child)
+def _below(pid: int) -> Iterator[int]:
+    # psutil would look at every process of the machine for it.
+    with contextlib.suppress(OSError):
+        for task in (_PROC / str(pid) / "task").iterdir():
+            for child in map(int, (task / "children").read_bytes().split()):
+                yield child
+                yield from _below(child)
+
+
+def _waited_s(schedstat: bytes) -> float:
+    return int(schedstat.split()[1]) / 1e9

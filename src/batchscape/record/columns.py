@@ -70,8 +70,8 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "involuntary_switches": Column("Int64", "times the system took the core away in the step"),
         "core_wait_s": Column(
             "Float64",
-            "time in the step that rank 0 was ready and had no core; of a program of your own, the "
-            "thread of all its processes that waited longest while the step came",
+            "time in the step that rank 0 was ready and had no core; of a program of your own, "
+            "that of the process that waited longest, look by look",
         ),
         "processor_time_s": Column(
             "Float64",

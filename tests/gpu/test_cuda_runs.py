@@ -62,9 +62,7 @@ def test_decompositions_agree_also_of_ranks_that_share_the_device(cuda_spec, lau
     """Law 2 and 3 on CUDA; the ranks of one device exchange through gloo."""
     settings = {"checkpoint__every_s": 0.0, "evaluation__every_samples": 320}
     geometries = [(1, 32, 1), (1, 8, 4), (2, 8, 2), (4, 8, 1)]
-    specs = [
-        cuda_spec(geometry, launcher__oversubscribe=4, **settings) for geometry in geometries
-    ]
+    specs = [cuda_spec(geometry, launcher__oversubscribe=4, **settings) for geometry in geometries]
     devices = torch.cuda.device_count()
     one, *others = launch(*specs)
     for run in (one, *others):

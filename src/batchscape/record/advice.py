@@ -57,8 +57,8 @@ CAUSE_ADVICE: dict[Cause, str] = {
     "--retry failed",
     Cause.DISK: "make room on the disk, or lift what forbids writing; the same command goes on",
     Cause.INTERRUPTED: STATUS_ADVICE[Status.INTERRUPTED],
-    Cause.DAMAGED_RECORDS: "look for the cause of the damage (disk, other programs), and delete "
-    "the folder to run it again",
+    Cause.DAMAGED_RECORDS: "mend what its reason says, and add --retry failed; where its rows are "
+    "damaged, delete its folder to run it again",
     Cause.CONTRADICTION: "compare what the reason says with the settings or the command, mend it, "
     "and add --retry failed",
 }

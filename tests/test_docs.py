@@ -357,7 +357,9 @@ def test_every_sweep_that_is_shown_is_planned(capsys: pytest.CaptureFixture[str]
     def prepare(data: Data) -> DataIdentity:
         if data.name == "digits":
             held = round(1797 * data.held_out_pct / 100)
-            return DataIdentity(data.name, "nowhere", 1797 - held, held, 10, task="class", features=64)
+            return DataIdentity(
+                data.name, "nowhere", 1797 - held, held, 10, task="class", features=64
+            )
         return DataIdentity(data.name, "nowhere", 10**6, 10**4, 256, task="next_token")
 
     planned = {}

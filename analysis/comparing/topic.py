@@ -41,14 +41,11 @@ def comparing_section(cells: Cells, reaches: pd.DataFrame | None = None) -> Sect
     sides = compare_sweeps(cells, reaches)
     if sides is None:
         return None
+    answer = list(_answer(sides))
+    if sides.table.empty:
+        return Section("Side by side", answer, warnings=[_NO_PAIRS])
     view = TableView("sides", "Side by side", sides.table, _grid(sides.table))
-    has_pairs = len(sides.table) > 0
-    return Section(
-        title="Side by side",
-        answer=list(_answer(sides)),
-        tables=[view] if has_pairs else [],
-        warnings=[] if has_pairs else [_NO_PAIRS],
-    )
+    return Section("Side by side", answer, [view])
 
 
 _NO_PAIRS = (

@@ -199,6 +199,12 @@ def test_the_section_says_what_was_compared(build: Callable[..., Any]) -> None:
     assert f"a difference from {least} to {most} % on would be found with 80% chance" in time
     for view in section.tables:
         assert all(len(row) == len(view.grid.headers) for row in view.grid.rows)
+    # Sides without a cut in common.
+    is_slow = runs["launch.device_model"].eq("Slow CPU")
+    apart = comparing_section(find_cells(runs[is_slow == runs["micro_batch_size"].eq(32)]))
+    assert apart is not None
+    assert apart.tables == ()
+    assert apart.warnings[0].startswith("The sweep folders share no geometry")
     alone = build("alone")
     alone.run((1, 32, 1))
     assert comparing_section(find_cells(load(alone.path).runs)) is None

@@ -174,9 +174,11 @@ def test_each_program_ends_by_itself(sweep):
         ),
         "pipe": (Status.FAILED, "damaged_records", "metrics.jsonl is no regular file"),
     }
-    settings = {"launcher__retries": 0, "launcher__hang_s": 1.5}
-    result = sweep.run(*[cell(sweep, how, **settings) for how in expected], method="spawn")
-    assert len(result.runs) == len(expected)
+    others = [how for how in expected if how != "stalls"]
+    runs = [cell(sweep, how, launcher__retries=0) for how in others]
+    assert len(sweep.run(*runs, method="spawn").runs) == len(others)
+    # Only here may silence be short: a slow machine is silent too.
+    sweep.run(cell(sweep, "stalls", launcher__retries=0, launcher__hang_s=1.5), method="spawn")
     for how, (status, cause, reason) in expected.items():
         found = by_behaviour(sweep)[how]
         assert (found.status, found.cause) == (status, cause), (how, found.reason)

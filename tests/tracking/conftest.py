@@ -79,7 +79,7 @@ class FakeTraining:
             device_type="cpu",
             precision="float32",
             evaluation_every_samples=EVERY * 32,
-            data=DataIdentity("hash", "/data", 1000, 100, 256),
+            data=DataIdentity("hash", "/data", 1000, 100, 256, "next_token"),
             config=run_config(),
         ).write(self.folder.config)
         self.status.write(self.folder.status)

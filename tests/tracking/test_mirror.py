@@ -337,6 +337,22 @@ def test_a_mirror_that_does_not_answer_is_ended(sweep, server, fake_training, mo
     assert "it lacks 1 of 1 runs (run-a), because it did not answer for 20 s" in note
 
 
+@pytest.mark.slow
+def test_a_long_run_is_no_silence(sweep, fake_training) -> None:
+    """However long W&B takes for all its rows, the mirror is heard of in between."""
+    training = fake_training("run-a")
+    training.begin()
+    training.train(range(1, 601))
+    training.end(Status.COMPLETED)
+    worker = mirrors.Worker(mirrors.Order(str(sweep.path), "offline", "rest"))
+    try:
+        kinds = [event.kind for event in worker.events(600.0)]
+    finally:
+        worker.close()
+    assert kinds.count("rows") >= 2
+    assert kinds[-2:] == ["done", "end"]
+
+
 def test_every_wait_has_a_bound(monkeypatch) -> None:
     monkeypatch.delenv("WANDB_INIT_TIMEOUT", raising=False)
     assert patience_s() == 20

@@ -68,8 +68,9 @@ class Order:
 class Event:
     """What the process says."""
 
-    kind: Literal["done", "failed", "refused", "end"]
-    """The last two are its last: nothing can be mirrored in this mode; all was looked at."""
+    kind: Literal["rows", "done", "failed", "refused", "end"]
+    """`rows`: W&B takes the rows of a long run. The last two are its last: nothing can be mirrored
+    in this mode; all was looked at."""
     run: str | None = None
     """A run, or `report`, or `workspace`; None: all of them."""
     reason: str | None = None

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -46,8 +46,9 @@ from batchscape.tracking.mirror import patience_s
 from batchscape.tracking.names import AXES, CURVES, Row, curve_points, section_axes
 from batchscape.tracking.state import MirrorState, content_of, id_of
 
-__all__ = ["WandbRun", "finish", "quiet_settings"]
+__all__ = ["ROWS_TOLD", "WandbRun", "finish", "quiet_settings"]
 
+ROWS_TOLD = 256
 _LOOK_S = 0.2
 _UNTIMED = "timing_invalid"
 """Tag of a run whose times do not count."""
@@ -72,6 +73,8 @@ class WandbRun:
         What it is called.
     sweep_id : str
         What W&B calls its sweep.
+    tell_rows : callable
+        Called once in a while as W&B takes rows: a long run is no silence.
     """
 
     def __init__(
@@ -84,8 +87,10 @@ class WandbRun:
         status: RunStatus,
         label: Label,
         sweep_id: str,
+        tell_rows: Callable[[], None],
     ) -> None:
         self._folder = folder
+        self._tell_rows = tell_rows
         self._tracker = tracker
         self._tails = {table: Tail(folder.lines(table)) for table in CURVES}
         self._waiting: list[_Keyed] = []
@@ -176,10 +181,12 @@ class WandbRun:
 
     def _log(self, rows: Iterable[_Keyed]) -> None:
         """Log rows that W&B lacks: a resumed run writes again what came after its checkpoint."""
-        for step, table, row in sorted(rows, key=lambda keyed: keyed[0]):
+        for number, (step, table, row) in enumerate(sorted(rows, key=lambda keyed: keyed[0])):
             if step > self._last_step:
                 self._run.log(curve_points(table, row), step=step)
                 self._last_step = step
+                if number % ROWS_TOLD == 0:
+                    self._tell_rows()
 
     def _remove_offline(self) -> None:
         """Remove what was written offline: all of it is written anew, or at the server."""

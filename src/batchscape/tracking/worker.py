@@ -167,6 +167,7 @@ class _Mirror:
                 status=status,
                 label=label_of(folder, self._sweep_id),
                 sweep_id=self._sweep_id,
+                tell_rows=lambda: _tell(Event("rows")),
             )
         return self._open[folder.path]
 

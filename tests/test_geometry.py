@@ -117,7 +117,7 @@ def test_sequence_length_alone_takes_no_part() -> None:
     ("values", "words"),
     [
         ({}, ["too few values", "add any 3 of", "given nothing"]),
-        ({"nodes": 4}, ["add any 3 of", "devices_per_node", "nodes=4"]),
+        ({"nodes": 4}, ["add any 3 of", "data_parallel_size", "nodes=4"]),
         ({"data_parallel_size": 4}, ["add any 2 of micro_batch_size, gradient_acc"]),
         ({"devices_per_node": 4, "micro_batch_size": 2}, ["add any 1 of gradient_acc"]),
         (

@@ -9,7 +9,8 @@
     |-- RecordError                  a run folder cannot be read: of another format version, say
     |   `-- DamageError              a file of it is not what was written
     |-- DiskError (OSError)          a disk takes no more: full, over a quota, read-only, failing
-    |-- CheckpointError              a checkpoint is missing, damaged, or belongs to another run
+    |-- CheckpointError              a checkpoint cannot be loaded, or belongs to another run
+    |   `-- DamagedCheckpointError   it, or the rows before it, are not what was written
     `-- LaunchError                  processes or devices could not be had
         `-- SchedulerError           the scheduler of a cluster is not there, or does not answer
 
@@ -33,6 +34,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DamageError",
+    "DamagedCheckpointError",
     "DiskError",
     "GeometryError",
     "LaunchError",
@@ -83,7 +85,11 @@ class DiskError(BatchscapeError, OSError):
 
 
 class CheckpointError(BatchscapeError):
-    """A checkpoint is missing, damaged, or belongs to another run."""
+    """A checkpoint cannot be loaded here, or belongs to another run."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint is not what was written, or rows before it are gone: nobody can go on from it."""
 
 
 class LaunchError(BatchscapeError):

@@ -225,6 +225,38 @@ def test_the_type_is_read_off_the_values(tmp_path, largest):
     assert everything(dataset)[0].flatten().tolist() == tokens[: 112 * 16].tolist()
 
 
+def test_a_vocabulary_that_uint16_does_not_hold_is_of_uint32(tmp_path):
+    tokens = tokens_of(2000, largest=1_400_000)
+    (tmp_path / "train.bin").write_bytes(raw(tokens, "<u4"))
+    dataset, _ = opened(settings_of(tmp_path / "train.bin", vocabulary_size=1_500_000), "train")
+    assert everything(dataset)[0].flatten().tolist() == tokens[: 112 * 16].tolist()
+
+
+def test_a_short_shard_is_of_the_type_of_the_others(tmp_path):
+    """A few tokens alone do not tell; read as uint16 they would be twice as many."""
+    long, short = tokens_of(2000, largest=128_255), tokens_of(400, seed=1, largest=128_255)
+    for name, tokens in (("train_000.bin", long), ("train_001.bin", short)):
+        (tmp_path / name).write_bytes(raw(tokens, "<u4"))
+    (tmp_path / "held").mkdir()
+    (tmp_path / "held" / "other.bin").write_bytes(raw(tokens_of(500, seed=2), "<u4"))
+    whole = settings_of(
+        tmp_path, sequence_length=399, held_out_path=str(tmp_path / "held" / "other.bin")
+    )
+    samples = everything(opened(whole, "train")[0])[0].tolist()
+    assert short[:399].tolist() in samples
+    assert len(samples) == 5 + 1
+
+
+def test_raw_files_of_two_types_are_refused(tmp_path):
+    (tmp_path / "a.bin").write_bytes(raw(tokens_of(2000, largest=128_255), "<u4"))
+    (tmp_path / "b.bin").write_bytes(raw(tokens_of(2000)))
+    with pytest.raises(ConfigError, match=r"b\.bin holds the token \d+, read as uint32 as other"):
+        prepare(settings_of(tmp_path))
+    (tmp_path / "b.bin").write_bytes(raw(tokens_of(2001)))
+    with pytest.raises(ConfigError, match=r"a\.bin asks for uint32, and .*b\.bin is no whole"):
+        prepare(settings_of(tmp_path))
+
+
 def test_true_uint16_tokens_are_not_taken_for_another_type(tmp_path):
     """Neither rare large tokens, nor small vocabularies, nor many zeros make a uint32."""
     tokens = tokens_of(4000)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from batchscape.errors import DamageError
+from batchscape.errors import CheckpointError, DamageError
 from batchscape.record.files import JsonLines
 from batchscape.record.folder import RunFolder
 from batchscape.train.checkpoint import checkpoints, save_checkpoint
@@ -87,6 +87,23 @@ def test_damaged_rows_are_no_rows_to_go_on_from(folder: RunFolder) -> None:
     folder.lines("steps").write_bytes(b"[1]\n")
     with pytest.raises(DamageError, match="damaged in line 1"):
         find_resumable(folder, "r")
+
+
+def test_a_whole_checkpoint_that_cannot_be_loaded_here_is_kept(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too little memory on this machine is no damage: the work of the run is not thrown away."""
+
+    def no_memory(*_: object, **__: object) -> None:
+        raise MemoryError("can't allocate 4 GB")
+
+    kept = checkpoints(folder.checkpoints)
+    monkeypatch.setattr(torch, "load", no_memory)
+    with pytest.raises(CheckpointError, match="cannot be loaded: can't allocate"):
+        find_resumable(folder, "r")
+    assert checkpoints(folder.checkpoints) == kept
+    monkeypatch.undo()
+    assert find_resumable(folder, "r").passed_over == ()
 
 
 def test_checkpoints_of_another_run_are_for_the_caller_to_refuse(folder: RunFolder) -> None:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from batchscape.data.fingerprints import remembered
 from batchscape.errors import ConfigError
 
-__all__ = ["ScannedFile", "TokenFile", "recognise", "scan"]
+__all__ = ["NO_VOCABULARY", "ScannedFile", "TokenFile", "recognise", "scan"]
 
 _BLOCK = 1 << 24
 
@@ -53,7 +53,7 @@ _JUDGED = 1024
 """Tokens that a guess about a wrong type needs at least."""
 _JUDGED_ZEROS = 128
 """The same where the guess is that parts of the tokens are all 0."""
-_NO_VOCABULARY = 2**20
+NO_VOCABULARY = 2**20
 """Larger than vocabularies are: tokens above it are two 16-bit ones, read as one."""
 
 
@@ -209,7 +209,7 @@ def _merged(tokens: NDArray[Any]) -> int:
     """
     if len(tokens) < _JUDGED_ZEROS or not tokens[::2].any():
         return 1
-    most = _NO_VOCABULARY >> 16
+    most = NO_VOCABULARY >> 16
     if tokens.dtype.itemsize == 4:
         return 1 if tokens[1::2].any() else 2
     if tokens.dtype.itemsize != 2:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from batchscape.data.cache import cache_folder
 from batchscape.data.fingerprints import file_state
 from batchscape.data.progress import reading
 from batchscape.data.store import PARTS, manifest_hash
-from batchscape.data.token_files import ScannedFile, TokenFile, recognise, scan
+from batchscape.data.token_files import NO_VOCABULARY, ScannedFile, TokenFile, recognise, scan
 from batchscape.errors import BatchscapeError, ConfigError, RecordError
 from batchscape.record.files import read_json, write_json
 from batchscape.record.spec import DataIdentity
@@ -20,6 +20,7 @@ __all__ = ["Segment", "prepare_tokens", "segments"]
 
 _LISTING = "files.json"
 
+_IN_16_BITS = 1 << 16
 _UNLIKELY = 65_000
 """Largest tokens from here on fill 16 bits, as those of another type read as uint16 do."""
 
@@ -54,6 +55,7 @@ def prepare_tokens(config: TokenFiles) -> DataIdentity:
     if config.held_out_path is not None:
         files["held_out"] = _token_files("held_out_path", config.held_out_path)
         _refuse_shared(files)
+    files = _of_one_type(files, config.vocabulary_size)
     everything = [file for several in files.values() for file in several]
     with reading("hashing", sum(file.path.stat().st_size for file in everything)) as advance:
         scanned = {file: scan(file, advance) for file in everything}
@@ -61,8 +63,7 @@ def prepare_tokens(config: TokenFiles) -> DataIdentity:
         _refuse_copies(files, scanned)
     fullest = max(everything, key=lambda file: scanned[file].largest)
     largest = scanned[fullest].largest
-    if config.vocabulary_size is None:
-        _refuse_unlikely(everything, scanned)
+    _refuse_other_types(everything, scanned, config.vocabulary_size)
     vocabulary = config.vocabulary_size or largest + 1
     if largest >= vocabulary:
         msg = (
@@ -171,9 +172,49 @@ def _refuse_copies(
             raise ConfigError(msg)
 
 
-def _refuse_unlikely(files: list[TokenFile], scanned: dict[TokenFile, ScannedFile]) -> None:
+def _of_one_type(
+    files: dict[str, list[TokenFile]], vocabulary_size: int | None
+) -> dict[str, list[TokenFile]]:
+    """Read raw files as uint32 where one of them is: a short one alone does not tell.
+
+    So does a vocabulary that uint16 does not hold.
+    """
+    raw = [file for several in files.values() for file in several if file.raw]
+    wide = [file for file in raw if file.dtype == "uint32"]
+    is_large = vocabulary_size is not None and vocabulary_size > _IN_16_BITS
+    if not wide and not is_large:
+        return files
+    if odd := [file for file in raw if file.path.stat().st_size % 4]:
+        because = f"data.vocabulary_size={vocabulary_size}" if is_large else f"{wide[0].path}"
+        msg = (
+            f"raw tokens must be of one type: {because} asks for uint32, and {odd[0].path} is no "
+            "whole number of these; write all with array.astype('uint32').tofile(path)"
+        )
+        raise ConfigError(msg)
+
+    def widened(file: TokenFile) -> TokenFile:
+        if not file.raw or file.dtype == "uint32":
+            return file
+        return replace(file, dtype="uint32", tokens=file.tokens // 2)
+
+    return {part: [widened(file) for file in several] for part, several in files.items()}
+
+
+def _refuse_other_types(
+    files: list[TokenFile], scanned: dict[TokenFile, ScannedFile], vocabulary_size: int | None
+) -> None:
+    """Refuse raw files whose values speak against the type that they are read as."""
+    if vocabulary_size is not None:
+        return
     for file in files:
         largest = scanned[file].largest
+        if file.raw and file.dtype == "uint32" and largest >= NO_VOCABULARY:
+            msg = (
+                f"{file.path} holds the token {largest}, read as uint32 as other files are. If "
+                "these are tokens, give data.vocabulary_size, above all of them; else write all "
+                "files with array.astype('uint32').tofile(path)"
+            )
+            raise ConfigError(msg)
         if file.raw and file.dtype == "uint16" and largest >= _UNLIKELY:
             msg = (
                 f"{file.path} holds the token {largest}, read as uint16; floats and big-endian "

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from batchscape.errors import CheckpointError
+from batchscape.errors import CheckpointError, DamagedCheckpointError
 from batchscape.record.disk import explained
 from batchscape.record.files import sha256_of
 from batchscape.record.folder import CHECKPOINT, CHECKPOINTS_KEPT
@@ -71,16 +71,18 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
     Raises
     ------
+    DamagedCheckpointError
+        If the content is not what was written.
     CheckpointError
-        If the content is not what was written, or holds anything but plain data.
+        If it holds anything but plain data, or cannot be loaded here, as for lack of memory.
     """
     match = CHECKPOINT.fullmatch(path.name)
     if match is None or sha256_of(path)[:16] != match[2]:
         msg = f"{path} is damaged: its content does not match the digest in its name"
-        raise CheckpointError(msg)
+        raise DamagedCheckpointError(msg)
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # noqa: BLE001  (pickle and zip raise many kinds; all mean damage)
+    except Exception as error:  # noqa: BLE001  (pickle, zip and the allocator raise many kinds)
         said = str(error)
         if isinstance(error, pickle.UnpicklingError) or "weights_only" in said:
             # Torch's own words are how to load it all the same, with what it may run.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from batchscape.errors import CheckpointError
+from batchscape.errors import CheckpointError, DamagedCheckpointError
 from batchscape.record.files import read_json_lines
 from batchscape.record.folder import RunFolder
 from batchscape.train.checkpoint import checkpoints, load_checkpoint
@@ -45,6 +45,8 @@ def find_resumable(folder: RunFolder, run_id: str) -> Resumable:
     ------
     DamageError
         If the rows themselves are damaged.
+    CheckpointError
+        If a whole checkpoint cannot be loaded here: it may be elsewhere, and nothing is lost.
     """
     notes: list[str] = []
     passed_over: list[Path] = []
@@ -53,7 +55,7 @@ def find_resumable(folder: RunFolder, run_id: str) -> Resumable:
             state = load_checkpoint(path)
             if state["run_id"] == run_id:
                 _check_rows(folder, int(state["optimizer_step"]))
-        except (CheckpointError, KeyError, TypeError, ValueError) as error:
+        except DamagedCheckpointError as error:
             notes.append(f"checkpoint {path.name} was passed over: {error}")
             passed_over.append(path)
             continue
@@ -88,7 +90,7 @@ def _check_rows(folder: RunFolder, done: int) -> None:
     if found != list(range(1, done + 1)):
         path = folder.lines("steps")
         msg = f"{path} has {len(found)} of the {done} rows before it"
-        raise CheckpointError(msg)
+        raise DamagedCheckpointError(msg)
 
 
 def _steps(folder: RunFolder, done: int) -> Iterator[int]:

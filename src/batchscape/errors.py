@@ -89,7 +89,7 @@ class CheckpointError(BatchscapeError):
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A checkpoint is not what was written, or rows before it are gone: nobody can go on from it."""
+    """A checkpoint, or the rows before it, are not what was written."""
 
 
 class LaunchError(BatchscapeError):

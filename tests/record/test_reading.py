@@ -8,7 +8,7 @@ import json
 import pandas as pd
 import pytest
 
-from batchscape.errors import RecordError
+from batchscape.errors import DamageError, RecordError
 from batchscape.record import reading
 from batchscape.record.columns import COLUMNS
 from batchscape.record.files import JsonLines, sha256_of, write_json
@@ -137,6 +137,13 @@ def test_columns_that_nobody_knows_are_left_out_and_those_that_lack_are_missing(
     own = tables.steps[tables.steps["run_id"] == "run-0"]
     assert own["loss"].isna().all()
     assert own["tokens"].tolist() == [40, 80, 120, 160]
+
+
+def test_a_table_of_other_types_is_named_among_many(sweep):
+    folder = SweepFolder(sweep).run("run-1")
+    change_sealed(folder, "steps", lambda rows: rows.assign(loss=rows["loss"].astype(str)))
+    with pytest.raises(DamageError, match=rf"{folder.path}: steps\.parquet does not fit"):
+        load(sweep)
 
 
 def test_the_bytes_that_were_verified_are_those_that_are_parsed(sweep, monkeypatch):

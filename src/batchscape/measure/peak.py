@@ -62,7 +62,7 @@ def _listed(name: str, precision: str, float32_matmul: str, cluster: Cluster) ->
     figures = given if sheet is None else given.over(sheet)
     kind, tflops = figures.peak_tflops(precision, float32_matmul)
     if tflops is not None:
-        if given.device is None and given.tflops.get(kind):
+        if sheet is None or sheet.tflops.get(kind) != tflops:
             return Peak(tflops, "given")
         return Peak(tflops, f"datasheet of {figures.device}, dense {kind}")
     if sheet is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -49,7 +50,8 @@ class RunRead:
     row: dict[str, Any] = field(default_factory=dict)
     """As `run_row` returns it; empty for a damaged folder."""
     content: tuple[str, ...] | None = None
-    """Its name and the hashes of its tables: equal for copies only; None where it is open."""
+    """Its name and the hashes of its tables, or where it lies while it is open: equal for copies
+    and links only."""
     counts: dict[str, int] = field(default_factory=dict)
     """Rows by table."""
     damage: str | None = None
@@ -184,11 +186,20 @@ def _rows(table: str, opened: Sequence[_Opened], schema: pl.Schema) -> pl.DataFr
                 lines = cast("list[pd.DataFrame]", list(some))
                 parts += [pl.from_pandas(rows[list(schema)]).cast(schema) for rows in lines]
     except pl.exceptions.PolarsError as error:
-        msg = f"{table}.parquet is damaged: {error}"
+        if len(opened) > 1:
+            for one in opened:
+                _rows(table, [one], schema)  # the run that does not fit is named
+        msg = f"{opened[0].run.folder}: {table}.parquet does not fit: {error}"
         raise DamageError(msg) from None
     rows, counted = pl.concat(parts), sum(run.counts.get(table, 0) for run, _ in opened)
     if len(rows) != counted:
-        msg = f"{table}.parquet is damaged: it holds {len(rows)} rows, and {counted} were sealed"
+        if len(opened) > 1:
+            for one in opened:
+                _rows(table, [one], schema)
+        msg = (
+            f"{opened[0].run.folder}: {table}.parquet holds {len(rows)} rows, and {counted} were "
+            "sealed"
+        )
         raise DamageError(msg)
     return rows
 
@@ -216,7 +227,8 @@ def _read(folder: RunFolder, wanted: Wanted) -> _Opened:
     status = RunStatus.read(folder.status)
     row = run_row(folder, status)
     hashes = [of_file["sha256"] for _, of_file in sorted(status.seal.items())]
-    content = (row["run_id"], *hashes) if hashes else None
+    # Of an open run a link is told, and no copy.
+    content = (row["run_id"], *hashes) if hashes else (os.path.realpath(folder.path),)
     run = RunRead(str(folder.path), row, content)
     sealed = {name: read_sealed(folder.path / name, seal) for name, seal in status.seal.items()}
     sources: dict[str, bytes | pd.DataFrame] = {}

@@ -38,7 +38,7 @@ from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.summary import SUMMARY
-from batchscape.record.tables import read_table, verify_seal
+from batchscape.record.tables import read_table
 from batchscape.record.tail import Tail
 from batchscape.record.timing import VERDICT, timed_figures, why_run_untimed
 from batchscape.tracking.labels import Label, told_settings
@@ -96,11 +96,15 @@ class WandbRun:
         self._waiting: list[_Keyed] = []
         noted = MirrorState.read(folder)
         self._state = noted or MirrorState(project=tracker.project, entity=tracker.entity)
-        self._offline = SweepFolder(sweep_dir).wandb, f"-{id_of(folder.path.name, status)}"
-        if mode == "offline":
-            self._remove_offline()
+        wandb_id = id_of(folder.path.name, status)
+        self._before = [
+            path
+            for path in SweepFolder(sweep_dir).wandb.glob("offline-run-*")
+            if path.name.endswith(f"-{wandb_id}") and not path.is_symlink()
+        ]
+        """Where it was written offline before: all of that is written anew now."""
         self._run = wandb.init(
-            id=id_of(folder.path.name, status),
+            id=wandb_id,
             name=outgoing(label.name),
             group=outgoing(label.group),
             job_type="train",
@@ -143,13 +147,10 @@ class WandbRun:
 
         Raises
         ------
-        RecordError
-            If what was sealed is damaged.
         TimeoutError
             If the server does not show the end of the run.
         """
         folder = self._folder
-        verify_seal(folder, status)
         untimed = why_run_untimed(folder, status)
         self._log(
             row
@@ -174,8 +175,8 @@ class WandbRun:
         self._run.tags = self._tags(status)
         ended_well = status.status in {Status.COMPLETED, Status.PRUNED}
         finish(self._run, "finished" if ended_well else "failed")
-        if self._state.mode == "online":
-            self._remove_offline()
+        for path in self._before:
+            shutil.rmtree(path, ignore_errors=True)
         self._state.content = content_of(status)
         self._state.write(folder)
 
@@ -187,13 +188,6 @@ class WandbRun:
                 self._last_step = step
                 if number % ROWS_TOLD == 0:
                     self._tell_rows()
-
-    def _remove_offline(self) -> None:
-        """Remove what was written offline: all of it is written anew, or at the server."""
-        folder, end = self._offline
-        for path in folder.glob("offline-run-*"):
-            if path.name.endswith(end) and not path.is_symlink():
-                shutil.rmtree(path, ignore_errors=True)
 
     def _tags(self, status: RunStatus) -> tuple[str, ...]:
         untimed = [_UNTIMED] if why_run_untimed(self._folder, status) is not None else []

@@ -14,7 +14,7 @@ from typing import Literal
 from batchscape.errors import DamageError, RecordError
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
-from batchscape.record.status import RunStatus, Status, check_version
+from batchscape.record.status import RunStatus, Status
 from batchscape.tracking.labels import sweep_id_of
 
 __all__ = [
@@ -69,21 +69,20 @@ class MirrorState:
     def read(cls, folder: RunFolder | SweepFolder) -> MirrorState | None:
         """Read the state of a run, or of a report.
 
-        None if nothing of it was mirrored, or the file is damaged: the same W&B run goes on then.
+        None if nothing of it was mirrored, or the file is damaged or of another format version:
+        the same W&B run goes on then.
 
         Raises
         ------
         RecordError
-            If the file cannot be read, or is of another format version.
+            If the file cannot be read.
         """
         if not folder.mirror.exists():
             return None
         try:
             content = read_json(folder.mirror)
-            check_version(folder.mirror, content)
-            content.pop("format_version")
-            return cls(**content)
-        except (DamageError, TypeError):
+            return cls(**content) if content.pop("format_version") == FORMAT_VERSION else None
+        except (DamageError, KeyError, TypeError):
             return None
 
 
@@ -160,7 +159,9 @@ def standing_of(sweep_dir: Path) -> Uploads:
             state = MirrorState.read(folder)
         except (RecordError, OSError) as error:
             uploads.damaged[name] = str(error)
-            uploads.lacking.append(name)
+            # What another version wrote is that version's to send.
+            if isinstance(error, DamageError | OSError):
+                uploads.lacking.append(name)
             continue
         if status.status in {Status.PENDING, Status.RUNNING}:
             uploads.open.append(name)

@@ -53,8 +53,7 @@ def sync(
     RecordError
         If a folder holds no runs.
     LaunchError
-        If nothing can be uploaded: no key, no network, or another process is at it; or if
-        something in a folder leads out of it.
+        If nothing can be uploaded: no key, no network, or another process is at it.
     """
     # One folder, one name: the lock and the log of its mirror lie in it.
     sweeps = [_standing(path) for path in dict.fromkeys(path.resolve() for path in sweep_dirs)]

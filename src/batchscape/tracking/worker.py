@@ -30,6 +30,7 @@ from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.locks import has_no_locks
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
+from batchscape.record.tables import verify_seal
 from batchscape.tracking.labels import label_of, sweep_id_of
 from batchscape.tracking.mirror import Event, Order, kill_tree, patience_s
 from batchscape.tracking.report import send_report
@@ -63,7 +64,10 @@ def main(text: str) -> None:
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     try:
         with (SweepFolder(Path(order.sweep_dir)).wandb / "mirror.lock").open("w") as lock:
-            _hold(lock, waits=order.work != "sync")
+            while not _hold(lock):
+                # The mirror of another launcher, or a sync, sends what there is meanwhile.
+                if order.work != "live" or select.select([sys.stdin], [], [], _POLL_S)[0]:
+                    raise _RefusedError(_BUSY)
             mirror = _Mirror(order, _mode(order))
             while order.work == "live" and not select.select([sys.stdin], [], [], _POLL_S)[0]:
                 mirror.look()
@@ -101,17 +105,20 @@ class _Mirror:
             state = MirrorState.read(self._sweep)
             noted = None if state is None else state.sweep_id
             self._sweep_id = noted or sweep_id_of(folders)
+            if not self._sweep_id:
+                return
+            if noted is None:
+                # For good: the run that it is named by may be deleted.
+                place = self._place()
+                MirrorState(place.project, place.entity, sweep_id=self._sweep_id).write(self._sweep)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(self._look_at, folders))
 
     def look_beside(self) -> None:
         """Send what is asked for of the sweep itself, if a run of it has begun."""
         wanted, state = self._order.beside, MirrorState.read(self._sweep)
-        if not wanted or not self._sweep_id:
+        if not wanted or state is None:
             return
-        if state is None:
-            place = self._place()
-            state = MirrorState(place.project, place.entity, sweep_id=self._sweep_id)
         if "report" in wanted:
             send_report(self._sweep, state)
             _tell(Event("done", "report"))
@@ -141,6 +148,7 @@ class _Mirror:
                 self._opened(folder, status).follow()
                 return
             if status.status in ENDS and self._lacks(folder, status):
+                verify_seal(folder, status)  # before anything of it is opened anew
                 self._opened(folder, status).close(status)
                 _tell(Event("done", name))
         except RecordError as error:
@@ -183,15 +191,16 @@ class _Mirror:
         )
 
 
-def _hold(lock: IO[str], *, waits: bool) -> None:
+def _hold(lock: IO[str]) -> bool:
     """Hold the lock of what mirrors a sweep; it goes with the process, however that ends."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise _RefusedError(_BUSY) from None
+        return False
     except OSError as error:
         if not has_no_locks(error):  # else nobody can be kept out
             raise
+    return True
 
 
 def _mode(order: Order) -> Literal["online", "offline"]:

@@ -38,6 +38,7 @@ from batchscape.train.ranks import write_rank_row
 __all__ = ["main"]
 
 _COLLECTIVE_TIMEOUT_S = 1800.0
+_NEVER_S = 30 * 86_400.0
 """A rank that waits longer for the others gives up, if nobody has ended it: where one has died or
 hangs, the launcher is faster."""
 
@@ -100,7 +101,9 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> O
     device = progress.device = _device(launch, rank % on_node)
     torch.set_num_threads(launch["threads_per_rank"])
     _set_precision_of_products(spec.config.in_process.float32_matmul)
-    timeout_s = max(_COLLECTIVE_TIMEOUT_S, 2 * (spec.config.launcher.hang_outside_s or 0))
+    outside_s = spec.config.launcher.hang_outside_s
+    # Where no hang is looked for, no collective ends a run either.
+    timeout_s = _NEVER_S if outside_s is None else max(_COLLECTIVE_TIMEOUT_S, 2 * outside_s)
     with _process_group(launch, rank, device, timeout_s), ExitStack() as limits:
         training = Training(spec, folder, rank, device, launch["attempt"])
         progress.training = training

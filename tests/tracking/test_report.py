@@ -15,7 +15,7 @@ import pytest
 
 from batchscape.cli import main
 from batchscape.record.status import Status
-from batchscape.tracking.state import report_content, standing_of
+from batchscape.tracking.state import MirrorState, report_content, standing_of
 
 TABLES = ("comparison", "targets", "claims")
 SENT = {
@@ -131,7 +131,8 @@ def test_killed_before_its_end_was_noted_and_called_again(sweep, server, capsys)
 
         server.on_complete = kill
     assert process.returncode < 0
-    assert not sweep.mirror.exists()
+    noted = MirrorState.read(sweep)
+    assert noted is None or noted.content is None
     assert "uploaded 1 report" in sync(sweep, capsys)
     check(server, sweep)
 

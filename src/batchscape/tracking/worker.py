@@ -105,20 +105,22 @@ class _Mirror:
             state = MirrorState.read(self._sweep)
             noted = None if state is None else state.sweep_id
             self._sweep_id = noted or sweep_id_of(folders)
-            if not self._sweep_id:
-                return
-            if noted is None:
-                # For good: the run that it is named by may be deleted.
-                place = self._place()
-                MirrorState(place.project, place.entity, sweep_id=self._sweep_id).write(self._sweep)
+        if not self._sweep_id:
+            return
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(self._look_at, folders))
+        if MirrorState.read(self._sweep) is None and (run := self._run_noted()) is not None:
+            # For good: the run that the sweep is named by may be deleted.
+            MirrorState(run.project, run.entity, sweep_id=self._sweep_id).write(self._sweep)
 
     def look_beside(self) -> None:
         """Send what is asked for of the sweep itself, if a run of it has begun."""
         wanted, state = self._order.beside, MirrorState.read(self._sweep)
-        if not wanted or state is None:
+        if not wanted or not self._sweep_id:
             return
+        if state is None:
+            place = self._place()
+            state = MirrorState(place.project, place.entity, sweep_id=self._sweep_id)
         if "report" in wanted:
             send_report(self._sweep, state)
             _tell(Event("done", "report"))
@@ -132,9 +134,12 @@ class _Mirror:
     def _place(self) -> MirrorState | WandbTracker:
         """Return where the report belongs: to the runs that W&B has, else where they would go."""
         folders = self._sweep.run_folders()
-        states = (MirrorState.read(folder) for folder in folders)
-        noted = next((state for state in states if state is not None), None)
-        return noted or self._tracker_of(next(f for f in folders if f.config.exists()))
+        return self._run_noted() or self._tracker_of(next(f for f in folders if f.config.exists()))
+
+    def _run_noted(self) -> MirrorState | None:
+        """Return what is noted of the first run that W&B has anything of."""
+        states = (MirrorState.read(folder) for folder in self._sweep.run_folders())
+        return next((state for state in states if state is not None), None)
 
     def _look_at(self, folder: RunFolder) -> None:
         """Mirror what is new in one run folder, if it has changed since that was all."""

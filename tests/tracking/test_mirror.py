@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -335,6 +336,23 @@ def test_a_mirror_that_does_not_answer_is_ended(sweep, server, fake_training, mo
     note = mirror.finish(interrupted=False)
     assert note is not None
     assert "it lacks 1 of 1 runs (run-a), because it did not answer for 20 s" in note
+
+
+@pytest.mark.slow
+def test_a_sweep_keeps_its_name_without_the_run_that_began_first(
+    sweep, fake_training, mirrored, checked_segment
+) -> None:
+    """Deleting a damaged run moves no other one to another group."""
+    groups = {}
+    for name in ("run-a", "run-b"):
+        training = fake_training(name)
+        training.begin()
+        training.train(range(1, 4))
+        training.end(Status.COMPLETED)
+        assert mirrored(OFFLINE) is None
+        groups[name] = checked_segment(training.folder).of("run")[0]["run_group"]
+        shutil.rmtree(training.folder.path)
+    assert groups["run-a"] == groups["run-b"]
 
 
 @pytest.mark.slow

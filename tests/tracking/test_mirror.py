@@ -340,7 +340,7 @@ def test_a_mirror_that_does_not_answer_is_ended(sweep, server, fake_training, mo
 
 @pytest.mark.slow
 def test_a_sweep_keeps_its_name_without_the_run_that_began_first(
-    sweep, fake_training, mirrored, checked_segment
+    fake_training, mirrored, checked_segment
 ) -> None:
     """Deleting a damaged run moves no other one to another group."""
     groups = {}

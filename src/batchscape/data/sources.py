@@ -43,6 +43,9 @@ def text_sources(config: TextFiles) -> Iterator[tuple[str, bytes, str]]:
             msg = f"data=stdlib: no Python source in {root}; use data=text data.path=..."
             raise ConfigError(msg)
     else:
+        if "\0" in config.path:
+            msg = f"data.path must name a file or a folder; given {config.path!r}"
+            raise ConfigError(msg)
         root = Path(config.path).expanduser()
         if root.is_file():
             yield from _one_file(root, config.held_out_pct)

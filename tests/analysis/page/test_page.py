@@ -244,37 +244,6 @@ def test_claims_of_joined_folders_open_the_runs_of_their_machine(joined: Tables)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("targets", [[2.4], [0.1]])
-def test_best_rates_of_joined_folders_open_the_runs_that_count(build: Any, targets: Any) -> None:
-    sweeps = [build("one"), build("two")]
-    for sweep, hardware in zip(sweeps, ("Example CPU", "Other CPU"), strict=True):
-        for rate, floor in ((1e-3, 2.0), (3e-3, 1.5), (9e-3, 1.8)):
-            # Runs of another machine are no copies: their last digits differ.
-            floor = floor if hardware == "Example CPU" else floor + 1e-7  # noqa: PLW2901
-
-            def loss(step: np.ndarray, floor: float = floor) -> np.ndarray:
-                return floor + 3 * np.exp(-step / 5)
-
-            optimizer = {"name": "adamw", "learning_rate": rate}
-            for batch in (16, 32):
-                sweep.run(
-                    (1, batch, 1), optimizer=optimizer, loss=loss, held_out=loss, hardware=hardware
-                )
-    tables = load(*(sweep.path for sweep in sweeps))
-    cells = find_cells(tables.runs)
-    sections = find_sections(Material(cells, tables, targets))
-    (view,) = (v for s in sections for v in s.tables if v.name == "learning_rates")
-    index = RunIndex(cells)
-    for record in view.table.to_dict("records"):
-        runs = cells.runs.iloc[index.of_row(record)]
-        assert runs["global_batch_size"].eq(record["global_batch_size"]).all()
-        # Of the runs of one trajectory one counts.
-        assert sorted(runs["learning_rate"]) == [1e-3, 3e-3, 9e-3]
-        assert sorted(runs["run_id"]) == record["run_ids"].split(";")
-        assert set(runs["sweep_dir"]) == {record["sweep_dirs"]}
-
-
-@pytest.mark.slow
 def test_other_settings_have_a_table_of_their_own(build: Any) -> None:
     sweep = build()
     for seed in (0, 1):

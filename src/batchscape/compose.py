@@ -21,7 +21,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from batchscape.config import RunConfig
 from batchscape.config.execution import Repeated
 from batchscape.errors import BatchscapeError, ConfigError
-from batchscape.outgoing import outgoing
+from batchscape.outgoing import outgoing, redact_json
 from batchscape.plan.expand import SweepCells
 from batchscape.record.commands import hydra_text
 
@@ -90,12 +90,22 @@ def compose(arguments: Sequence[str], program: str) -> SweepCells | None:
             raise
         raise ConfigError(_message(error)) from None
     if shows:
-        sys.stdout.write(outgoing(told.getvalue()))
+        lines = map(_without_secret, told.getvalue().splitlines(keepends=True))
+        sys.stdout.write(outgoing("".join(lines)))
         return None
     if len(received) != 1 or not isinstance(received[0], SweepCells):
         msg = "the primary configuration must have `override hydra/sweeper: grid` in its defaults"
         raise ConfigError(msg)
     return received[0]
+
+
+def _without_secret(line: str) -> str:
+    """Replace what a line of YAML holds under the name of a secret."""
+    name, colon, value = line.partition(": ")
+    if not colon:
+        return line
+    (shown,) = redact_json({name.strip(): value.rstrip("\n")}).values()
+    return f"{name}: {shown}\n"
 
 
 @contextmanager

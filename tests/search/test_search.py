@@ -437,7 +437,7 @@ def test_a_target_is_searched_for_by_time(tmp_path: Path) -> None:
     lines = (
         *(SEARCH[0], "search=tpe", "search.trials=5", "search.grid_points=0"),
         *("budget=target", "budget.samples=5120", "budget.target_loss=0.8"),
-        *("search.objective=[time_to_target_s]"),
+        "search.objective=[time_to_target_s]",
     )
     folder = tmp_path / "s"
     assert main(["sweep", *alone, f"sweep_dir={folder}", *lines]) == 0

@@ -262,7 +262,7 @@ def _evidence(
     tradeoff, target_warnings = None, list[str]()
     is_program = bool(runs.reindex(columns=["engine.name"])["engine.name"].eq(PROGRAMS).any())
     if reaches is not None and len(reaches):
-        hardest = reaches[reaches["target_loss"] == reaches["target_loss"].min()]
+        hardest, target_warnings = _hardest(reaches)
         # Of one global batch nothing is compared that a learning rate could favour.
         several = hardest["global_batch_size"].nunique() > 1
         untuned = tuning_warning(hardest) if several else None
@@ -270,7 +270,7 @@ def _evidence(
         every = _every_cut(hardest, reaches, runs)
         table = _with_recorded_times(table, every)
         warnings = [*warnings, *([untuned] if untuned else [])]
-        target_warnings = _of_target(reaches, runs)
+        target_warnings += _of_target(reaches, runs)
         reaches = _one_rate(every if is_program else reaches)
         try:
             tradeoff = fit_tradeoff(reaches)
@@ -302,6 +302,24 @@ def _evidence(
         warnings=warnings,
         target_warnings=target_warnings,
     )
+
+
+def _hardest(reaches: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Keep the lowest target that most runs of a global batch and learning rate reached.
+
+    Where there is none, the lowest. Those that are lower are named.
+    """
+    by = [reaches[name] for name in ("target_loss", "global_batch_size", "learning_rate")]
+    share = reaches["outcome"].eq("reached").groupby(by, dropna=False).mean()
+    reached = share.index[share > 0.5].get_level_values("target_loss")
+    chosen = reached.min() if len(reached) else reaches["target_loss"].min()
+    missed = sorted(reaches.loc[reaches["target_loss"] < chosen, "target_loss"].unique())
+    names = " or ".join(f"{target:.4g}" for target in missed)
+    lower = [
+        f"in no global batch most runs reached a held-out loss of {names}: the choice is for "
+        f"{chosen:.4g}"
+    ]
+    return reaches[reaches["target_loss"] == chosen], lower if missed else []
 
 
 def _with_recorded_times(table: pd.DataFrame, every: pd.DataFrame) -> pd.DataFrame:

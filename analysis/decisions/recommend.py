@@ -270,9 +270,11 @@ def _unnamed(
     elif not rows["step_time_s"].notna().any():
         reason = f"no valid step time. {again}"
     elif not rows["steps"].map(math.isfinite).any():
+        loss = evidence.target_loss
+        target = "the target" if math.isnan(loss) else f"a held-out loss of {loss:.4g}"
         reason = (
-            "no global batch reached the target. Train longer (budget), or ask for a higher loss "
-            "(--target)"
+            f"in no global batch most runs reached {target}. Train longer (budget), or ask for a "
+            "higher loss (--target)"
         )
     else:
         reason = (

@@ -8,7 +8,7 @@ import pytest
 
 from batchscape.analysis.cells import find_cells
 from batchscape.analysis.cost.table import cost_table
-from batchscape.analysis.decisions.evidence import gather
+from batchscape.analysis.decisions.evidence import evidence_of, gather
 from batchscape.analysis.decisions.recommend import Needs, recommend
 from batchscape.analysis.decisions.show import candidates_grid, geometry_text
 from batchscape.analysis.decisions.topic import decision_section
@@ -137,6 +137,31 @@ def test_a_target_that_one_batch_misses_leaves_it_out_and_is_answered(build):
     assert math.isinf(missed["time_s"])
     assert (missed["n_reached"], missed["n_seeds"]) == (0, 3)
     assert math.isnan(missed["learning_rate"])
+
+
+def test_the_lowest_target_that_a_run_reached_is_chosen_for(build):
+    """Of several targets one that nobody reached leaves the others their answer."""
+    sweep = build("two_targets")
+    for seed in range(3):
+        for cut in ((1, 32, 1), (1, 32, 4)):
+            sweep.run(cut, seed=seed, loss=np.exp, held_out=falling(0.1))
+    tables = load(sweep.path)
+    cells = find_cells(tables.runs)
+    curves = curves_of(cells, tables)
+    low = float(curves["loss"].min())
+    targets = [2 * low, 0.5 * low]
+    (basis,) = evidence_of(cells, tables, reaches=steps_to_target(curves, targets))
+    found = recommend(basis, Needs())
+    assert found.target_loss == targets[0]
+    assert found.geometry is not None
+    assert (
+        f"in no global batch most runs reached a held-out loss of {targets[1]:.4g}: the choice is "
+        f"for {targets[0]:.4g}"
+    ) in found.warnings
+    (missed,) = evidence_of(cells, tables, reaches=steps_to_target(curves, targets[1:]))
+    assert f"in no global batch most runs reached a held-out loss of {targets[1]:.4g}" in str(
+        recommend(missed, Needs()).why_not
+    )
 
 
 def test_one_rate_of_several_is_named_though_it_is_the_best_of_every_batch(build):

@@ -7,7 +7,7 @@ import json
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import yaml
 from pydantic import Field, TypeAdapter
@@ -86,7 +86,7 @@ class Cluster:
             `high` where products of float32 matrices may be in TF32, else `highest`.
         """
         is_tf32 = precision == "float32" and float32_matmul == "high" and self.tflops.get("tf32")
-        kind: Product = "tf32" if is_tf32 else precision  # type: ignore[assignment]
+        kind = cast("Product", "tf32" if is_tf32 else precision)
         return kind, self.tflops.get(kind)
 
     def over(self, sheet: Cluster) -> Cluster:

@@ -80,7 +80,8 @@ class _LoggedMetrics:
     """Unit of every time that is read: s, ms, us, min or h."""
     loss_of: Annotated[LossOf | None, Affects.TIME | Affects.RECORD] = None
     """What the program's loss is a mean over: `global_batch`, or `other`, such as the part of one
-    rank, one micro-batch, or several steps. Needed for a loss."""
+    rank, one micro-batch, or the steps since the last line. Needed for a loss. One that is smoothed
+    over more steps than that is the loss of no step: leave it out."""
     first_step: Annotated[int, Affects.TIME | Affects.RECORD] = 1
     """Number that the program gives to its first optimizer step."""
 

@@ -21,8 +21,8 @@ __all__ = ["Segment", "prepare_tokens", "segments"]
 _LISTING = "files.json"
 
 _IN_16_BITS = 1 << 16
-_UNLIKELY = 65_000
-"""Largest tokens from here on fill 16 bits, as those of another type read as uint16 do."""
+_UNLIKELY = {"uint16": 65_000, "uint32": NO_VOCABULARY}
+"""Largest tokens from here on fill the type, as those of another one do that are read as it."""
 
 
 @dataclass(frozen=True)
@@ -208,18 +208,12 @@ def _refuse_other_types(
         return
     for file in files:
         largest = scanned[file].largest
-        if file.raw and file.dtype == "uint32" and largest >= NO_VOCABULARY:
+        if file.raw and largest >= _UNLIKELY[file.dtype]:
             msg = (
-                f"{file.path} holds the token {largest}, read as uint32 as other files are. If "
+                f"{file.path} holds the token {largest}, read as {file.dtype}; tokens of another "
+                "type than those of other files, floats and big-endian numbers read so too. If "
                 "these are tokens, give data.vocabulary_size, above all of them; else write all "
-                "files with array.astype('uint32').tofile(path)"
-            )
-            raise ConfigError(msg)
-        if file.raw and file.dtype == "uint16" and largest >= _UNLIKELY:
-            msg = (
-                f"{file.path} holds the token {largest}, read as uint16; floats and big-endian "
-                "numbers read so too. If these are tokens, give data.vocabulary_size, above all of "
-                "them; else write them as little-endian uint16 or uint32"
+                "files as little-endian uint16, or all as uint32"
             )
             raise ConfigError(msg)
 

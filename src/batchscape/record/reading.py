@@ -235,6 +235,9 @@ def _read(folder: RunFolder, wanted: Wanted) -> _Opened:
     for table in (table for table, names in wanted.items() if names):
         file = sealed.get(folder.parquet(table).name)
         if file is not None:
+            if table not in status.rows:
+                msg = f"{folder.status} is damaged: it counts no rows of {table}"
+                raise DamageError(msg)
             run.counts[table] = status.rows[table]
             sources[table] = file
             continue

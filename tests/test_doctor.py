@@ -38,7 +38,6 @@ def test_the_whole_examination_of_this_machine(tmp_path, monkeypatch, capsys) ->
     found = {line["what"]: line for line in told["findings"]}
     assert found["torch"]["detail"].startswith(metadata.version("torch"))
     assert found["gloo"]["status"] == "ok"
-    assert found["fork server"]["status"] == "ok"
     assert "tracker.mode=auto is online" in found["W&B"]["detail"]
     assert found["memory"]["detail"].startswith(f"{psutil.virtual_memory().total / 2**30:.1f} GiB")
     for line in told["findings"]:
@@ -73,9 +72,9 @@ def test_a_probe_that_fails_is_a_line_and_the_order_stays(monkeypatch, tmp_path)
         time.sleep(0.2)
         return [OK]
 
-    for name in ("fork_server", "tracker", "torch_and_devices"):
+    for name in ("tracker", "torch_and_devices"):
         monkeypatch.setattr(doctor, name, lambda *_: [])
-    monkeypatch.setattr(doctor, "packages", slow)
+    monkeypatch.setattr(doctor, "processor", lambda _: slow())
     monkeypatch.setattr(doctor, "gloo", broken)
     found = doctor.examine(tmp_path)
     assert found[0] == OK
@@ -206,15 +205,6 @@ def test_wandb_without_a_key_goes_offline(tmp_path, monkeypatch) -> None:
     assert (library.status, library.repair) == ("ok", "wandb login")
     assert metadata.version("wandb") in library.detail
     assert "no key" in library.detail
-
-
-def test_packages_that_are_always_needed(monkeypatch) -> None:
-    assert doctor.packages()[0].status == "ok"
-    wanted = ["torch>=2.6", "no-such-package<2", "absent-extra>=1; extra == 'hf'"]
-    monkeypatch.setattr(doctor.metadata, "requires", lambda _: wanted)
-    (found,) = doctor.packages()
-    assert (found.detail, found.repair) == ("no-such-package", "pip install no-such-package")
-    assert found.is_obstacle
 
 
 def test_disks_that_are_full_or_cannot_be_written_to(tmp_path, monkeypatch) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -22,7 +21,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,7 +32,7 @@ from rich.text import Text
 
 from batchscape import scheduler
 from batchscape.data.cache import cache_folder
-from batchscape.errors import LaunchError, SchedulerError
+from batchscape.errors import SchedulerError
 from batchscape.outgoing import outgoing_json
 from batchscape.plan.machine import Machine
 from batchscape.record.disk import is_of_this_machine
@@ -51,7 +49,6 @@ _LEAST_SHARED_GIB = 1.0
 troubleshooting of the NCCL user guide."""
 _ANSWER_S = 60.0
 _TORCH_INSTALL = "install torch for this driver: https://pytorch.org/get-started/locally"
-_UNUSABLE = ("down", "drain", "fail", "maint", "unknown", "no_respond", "power")
 _STYLES = {"ok": "green", "missing": "yellow", "broken": "red", "not needed": "dim"}
 
 
@@ -84,14 +81,12 @@ def examine(outputs: Path) -> list[Finding]:
     """
     machine = Machine.detect()
     probes: dict[str, Callable[[], list[Finding]]] = {
-        "packages": packages,
         "processor": partial(processor, machine),
         "shared memory": shared_memory,
         "disk": partial(disk, outputs),
         "driver": partial(driver, machine),
         "torch": partial(torch_and_devices, machine),
         "gloo": gloo,
-        "fork server": fork_server,
         "W&B": tracker,
         "Slurm": partial(slurm, outputs),
     }
@@ -134,22 +129,6 @@ def _findings(what: str, probe: Callable[[], list[Finding]]) -> list[Finding]:
 def _in_one_line(error: Exception) -> str:
     first = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {first}".rstrip(": ")
-
-
-def packages() -> list[Finding]:
-    """Examine what this package depends on without any extra."""
-    wanted = [line for line in metadata.requires("batchscape") or [] if "extra ==" not in line]
-    names = [match[0] for line in wanted if (match := re.match(r"[A-Za-z0-9._-]+", line))]
-    installed = {_normal(one.metadata["Name"]) for one in metadata.distributions()}
-    missing = [name for name in names if _normal(name) not in installed]
-    if missing:
-        repair = f"pip install {' '.join(missing)}"
-        return [Finding("packages", "missing", ", ".join(missing), repair, needed=True)]
-    return [Finding("packages", "ok", f"all {len(names)}, {sys.executable}", needed=True)]
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def processor(machine: Machine) -> list[Finding]:
@@ -255,26 +234,6 @@ def gloo() -> list[Finding]:
     return [Finding("gloo", "ok", detail, needed=True)]
 
 
-def fork_server() -> list[Finding]:
-    """Boot the server that forks ranks."""
-    from batchscape.launch.child import WORKER
-    from batchscape.launch.processes import open_processes
-
-    what, started = "fork server", time.monotonic()
-    try:
-        processes = open_processes(WORKER, lambda: time.monotonic() - started > _ANSWER_S, None)
-    except LaunchError as error:
-        said = str(error).splitlines()[-1]
-        return [Finding(what, "broken", said, _TORCH_INSTALL, needed=True)]
-    if processes is None:
-        return [Finding(what, "broken", f"not ready within {_ANSWER_S:.0f} s", needed=True)]
-    processes.close()
-    if processes.method != "fork":
-        detail = processes.note or "ranks are started one by one, which takes seconds"
-        return [Finding(what, "broken" if processes.note else "not needed", detail)]
-    return [Finding(what, "ok", f"ready in {time.monotonic() - started:.1f} s")]
-
-
 def tracker() -> list[Finding]:
     """Ask W&B whether it knows a key, and say what follows from that."""
     try:
@@ -301,15 +260,9 @@ def slurm(outputs: Path) -> list[Finding]:
         )
         return [Finding("Slurm", "broken", str(error), repair)]
     names = ", ".join(f"{one.name}{'*' * one.is_default}" for one in partitions)
-    groups = {group.nodes: group for one in partitions for group in one.groups}.values()
-    lost = [g for g in groups if not g.is_responding or g.state.startswith(_UNUSABLE)]
-    total, away = sum(g.count for g in groups), sum(g.count for g in lost)
-    detail = f"partitions: {names or 'none is up'}; {total - away} of {total} nodes can be used"
-    for group in lost:
-        detail += f"; {group.nodes} {group.state}{f' ({group.reason})' if group.reason else ''}"
-    found = [Finding("Slurm", "ok", detail)]
-    if lost or not names:
-        found = [Finding("Slurm", "broken", detail, "ask who runs the cluster; sinfo -R")]
+    found = [Finding("Slurm", "ok", f"partitions: {names}")]
+    if not names:
+        found = [Finding("Slurm", "broken", "no partition is up", "ask who runs it; sinfo -R")]
     place = _standing(outputs)
     if is_of_this_machine(place):
         detail = f"{place} is on a disk of this machine"

@@ -95,19 +95,12 @@ class Job:
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes of a partition that are alike and in the same state."""
+    """Nodes of a partition that are alike."""
 
-    nodes: str
-    """As a list of hosts: `node[1-3]`."""
     count: int
-    state: str
-    """`idle`, `mixed`, `allocated`, `down`, `drained`, ..."""
-    is_responding: bool
     cpus: int
     gpus: int
     """GPUs of each node, of all kinds."""
-    reason: str
-    """Why they are down or drained; empty otherwise."""
 
 
 @dataclass(frozen=True)
@@ -215,19 +208,11 @@ def partitions() -> list[Partition]:
     SchedulerError
         If there is no Slurm here, or it does not answer.
     """
-    answer = _ask("sinfo", "--noheader", "--exact", "--format=%P|%a|%D|%T|%c|%G|%N|%E")
+    answer = _ask("sinfo", "--noheader", "--exact", "--format=%P|%a|%D|%c|%G")
     found: dict[str, Partition] = {}
     for line in answer.splitlines():
-        name, up, count, state, cpus, gres, nodes, reason = line.split("|", maxsplit=7)
-        group = NodeGroup(
-            nodes=nodes,
-            count=int(count),
-            state=re.sub(r"\W+$", "", state),
-            is_responding="*" not in state,
-            cpus=int(cpus),
-            gpus=_gpus(gres),
-            reason="" if reason == "none" else reason,
-        )
+        name, up, count, cpus, gres = line.split("|")
+        group = NodeGroup(int(count), int(cpus), _gpus(gres))
         own = name.removesuffix("*")
         before = found[own].groups if own in found else ()
         groups = (*before, group) if group.count else before

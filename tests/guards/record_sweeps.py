@@ -17,7 +17,12 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SHORT = ("budget.optimizer_steps=40", "evaluation.samples=64", "evaluation.batch_size=64")
+SHORT = (
+    "budget=optimizer_steps",
+    "budget.optimizer_steps=40",
+    "evaluation.samples=64",
+    "evaluation.batch_size=64",
+)
 TRAINED: dict[str, list[tuple[str, list[str]]]] = {
     "demo": [
         ("fixed_global_batch_digits", ["sweeps=fixed_global_batch_digits"]),
@@ -35,8 +40,8 @@ TRAINED: dict[str, list[tuple[str, list[str]]]] = {
         )
     ],
     "examples": [
-        ("own_model", ["--config-dir", "examples/own_model", "sweeps=own_model"]),
-        ("own_study", ["--config-dir", "examples/own_study", "sweeps=wide_or_deep"]),
+        ("own_model", ["--config-dir", ".", "sweeps=own_model"]),
+        ("own_study", ["--config-dir", ".", "sweeps=wide_or_deep"]),
     ],
 }
 
@@ -88,13 +93,13 @@ def main() -> int:
     codes = {}
     for kind, sweeps in TRAINED.items():
         for name, arguments in sweeps if kind in asked.kinds else ():
-            there = [str(ROOT / a) if a.startswith("examples/") else a for a in arguments]
-            command = [sys.executable, "-m", "batchscape", "sweep", *there]
+            place = ROOT / "examples" / name if kind == "examples" else folder
+            command = [sys.executable, "-m", "batchscape", "sweep", *arguments]
             command.append(f"sweep_dir={folder / name}")
             own = str(ROOT / "src")
             environment = os.environ | {"PYTHONPATH": own, "OMP_NUM_THREADS": "1"}
             codes[name] = subprocess.run(
-                command, cwd=folder, env=environment, check=False
+                command, cwd=place, env=environment, check=False
             ).returncode
     sys.stdout.writelines(f"{name}: exit code {code}\n" for name, code in codes.items())
     return 1 if any(codes.values()) else 0

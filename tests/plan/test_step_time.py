@@ -150,6 +150,17 @@ def test_one_device_exchanges_nothing() -> None:
     )
 
 
+def test_gathers_of_every_micro_step_count_as_often_as_there_are_micro_steps() -> None:
+    """FSDP over 4 devices: half a ring an optimizer step and one a micro-step, of 2 * 3/4 each."""
+    none = Range(0.0, 0.0, 0.0)
+    terms = dict.fromkeys(("micro_step_fixed_s", "per_sample_s", "optimizer_s"), none)
+    coefficients = Coefficients(terms | {"exchange_s": Range(1.0, 2.0, 4.0)}, (0.5, 1.0))
+    for accumulation in (1, 3):
+        rings = 1.5 * (0.5 + accumulation)
+        expected = (rings, 2 * rings, 4 * rings)
+        assert coefficients.step_time_s(4, 8, accumulation) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -209,6 +209,17 @@ def test_who_was_taken_over_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert claims._last(run)[0] == 2  # the other one's stays
 
 
+def test_of_two_who_found_the_same_one_has_the_run(tmp_path: Path) -> None:
+    """Both saw that nobody holds it; the second finds the claim of the first in its place."""
+    run = RunFolder(tmp_path / "a")
+    run.path.mkdir()
+    first = claims._Holder.here(has_lock=False)
+    second = replace(first, mark="another")
+    assert claims._follows(run, 0, None, first)
+    assert not claims._follows(run, 0, None, second)
+    assert claims._last(run) == (1, first)
+
+
 def test_who_was_taken_over_sees_it_after_the_run_is_over(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "a")
     claim = CLAIMS.claim(run)

@@ -146,6 +146,15 @@ def test_summary_by_hand(run):
     assert (figures["allocator_retries"], figures["workspace_gib"]) == (3, 0.25)
 
 
+def test_the_step_time_is_a_median_and_the_throughput_a_mean(run):
+    """One step of five is late: the step time is as before, the rate is not."""
+    with rows_again(run, "steps") as rows:
+        rows[4]["step_time_s"] = 2.1
+    figures = figures_of(run)
+    assert figures["step_time_s"] == pytest.approx((0.5 + 0.6) / 2)  # of 0.4 0.6 0.5 2.1
+    assert figures["samples_per_s"] == pytest.approx(4 * 4 / 3.6)
+
+
 def test_devices_of_two_nodes_are_two_though_each_is_the_first_of_its_node(run):
     """Two ranks a node share its only device, which the first of them reports the energy of."""
     with rows_again(run, "ranks") as rows:

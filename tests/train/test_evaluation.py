@@ -136,6 +136,17 @@ def test_a_loss_that_looks_at_other_samples_has_its_whole_batch(spec_of):
     assert found[1] == found[8] == found[32]
 
 
+def test_ranks_evaluate_each_batch_once_the_last_ones_too(spec_of, monkeypatch):
+    """Batches of 8, 8 and 5 on two ranks; each looks at 4 samples first, whether it may slice."""
+    sums = []
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor: sums.append(tensor.clone()))
+    spec = spec_of((2, 8, 1), evaluation__samples=21, evaluation__batch_size=8)
+    for rank in range(2):
+        evaluated(spec, Predicts(), rank)
+    labels = [int(found[2]) // spec.config.data.sequence_length for found in sums]
+    assert labels == [8 + 5, 8]
+
+
 def test_ranks_that_forward_together_do_so_equally_often(spec_of, monkeypatch):
     """Batches of 8, 8 and 5 in slices of 2: four forwards, four, and three and one."""
     monkeypatch.setattr(dist, "all_reduce", lambda *_: None)

@@ -39,6 +39,20 @@ _OURS = {
 }
 """What Hydra would do and batchscape does."""
 _FROM_HYDRA = frozenset({"antlr4", "hydra", "omegaconf", "yaml"})
+_OF_OTHERS = {
+    "batch.micro_batch_size": "b bs mbs batch_size train_batch_size micro_batch "
+    "per_device_train_batch_size per_gpu_train_batch_size train_micro_batch_size_per_gpu",
+    "batch.global_batch_size": "bs gbs batch_size train_batch_size total_batch_size",
+    "batch.gradient_accumulation_steps": "accum grad_accum accumulate_grad_batches",
+    "batch.data_parallel_size": "gpus num_gpus devices world_size num_processes nproc_per_node",
+    "optimizer.learning_rate": "lr",
+    "optimizer.weight_decay": "wd",
+    "budget.optimizer_steps": "steps max_steps train_steps num_steps max_iters iterations",
+    "budget.samples": "epochs max_epochs num_epochs num_train_epochs",
+    "data.sequence_length": "seq_len seq_length block_size context_length max_seq_length",
+    "schedule.warmup_samples": "warmup warmup_steps",
+}
+"""What settings are called elsewhere."""
 
 
 def compose(arguments: Sequence[str], program: str) -> SweepCells | None:
@@ -157,6 +171,9 @@ def _refuse_mistakes(arguments: Sequence[str]) -> None:
             continue
         if not equals and argument[:1] != "~" and before not in _TAKE_A_VALUE:
             msg = f"{argument}: settings are given as key=value; a sweep file as sweeps={argument}"
+            if "=" in before:
+                both = shlex.quote(f"{before} {argument}")
+                msg += f"; if it belongs to what stands before it, quote both: {both}"
             raise ConfigError(msg)
         if key == "sweep" or (key == "sweeps" and prefixed != key):
             msg = f"{argument}: a sweep file is chosen with sweeps={value or 'NAME'}"
@@ -195,6 +212,12 @@ def _message(error: Exception) -> str:
     told = str(error).split("\nConfig search path:")[0].strip()
     if isinstance(error, MissingConfigException) and error.options:
         group, _, given = str(error.missing_cfg_file).rpartition("/")
+        if given.endswith(".yaml"):
+            group, given = group.partition("/")[0], given.removesuffix(".yaml")
+            said = (
+                f"{group} takes the name of an option, without folder and ending: {group}={given}"
+            )
+            return f"{said}\n{_of_ones_own(group, given)}"
         hint = _hint(given, error.options)
         said = f"{group} has no option {given}{hint} Options: {', '.join(error.options)}"
         return f"{said}\n{_of_ones_own(group, given)}"
@@ -221,8 +244,10 @@ def _of_ones_own(group: str, given: str) -> str:
 
 
 def _hint(given: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(given, known, n=1)
-    return f"; did you mean {close[0]}?" if close else "."
+    """Name what begins as what was given, else what is spelled nearly so."""
+    near = [name for name in known if given and name.startswith(given)]
+    near = near or difflib.get_close_matches(given, known, n=1)
+    return f"; did you mean {' or '.join(near)}?" if near else "."
 
 
 def _unread(override: str) -> str:
@@ -256,7 +281,8 @@ def _unknown_key(key: str, there: list[str]) -> str:
     if key in known:
         return f"{key} is no setting of the chosen option of {group}; another option has it"
     groups = [] if group else sorted({k.partition(".")[0] for k in known})
-    meant = difflib.get_close_matches(key, groups, n=1)
+    meant = [k for k in known if last in _OF_OTHERS.get(k, "").split()]
+    meant = meant or difflib.get_close_matches(key, groups, n=1)
     if not meant:
         close = difflib.get_close_matches(last, [k.rpartition(".")[2] for k in known], n=1)
         meant = [k for k in known if close and k.rpartition(".")[2] == close[0]]

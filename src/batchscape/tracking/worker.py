@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 import wandb
+from wandb.errors import AuthenticationError
 
 from batchscape.config import WandbTracker
 from batchscape.errors import RecordError
@@ -213,9 +214,14 @@ def _mode(order: Order) -> Literal["online", "offline"]:
     if order.mode == "offline":
         return "offline"
     knows_a_key = False
-    with suppress(wandb.Error):
+    try:
         # In the environment, in netrc, or in W&B's settings; nobody is asked.
         knows_a_key = bool(wandb.login(verify=False))
+    except AuthenticationError as error:
+        msg = f"{error} `wandb login` or WANDB_API_KEY gives another"
+        raise _RefusedError(msg) from None
+    except wandb.Error:
+        pass
     if not knows_a_key:
         if order.mode == "auto":
             return "offline"

@@ -193,7 +193,10 @@ class _Check:
         ):
             kinds = [type(one).__name__ for one in batch] if isinstance(batch, tuple) else batch
             self._breach(
-                "batch must return a tuple of two tensors, inputs and labels", f"{kinds!r:.100}"
+                "batch must return a tuple of two tensors, inputs and labels; inputs of several "
+                "parts, such as source and target, are joined along a dimension here, and split "
+                "by the model",
+                f"{kinds!r:.100}",
             )
         inputs, labels = batch
         devices = [inputs.device, labels.device]

@@ -71,7 +71,7 @@ def planted(fault: Fault, root: Path) -> str:
     return before
 
 
-def verdict(tests: str, root: Path, timeout_s: float) -> str:
+def verdict(tests: list[str], root: Path, timeout_s: float) -> str:
     """Run short tests in a tree, then slow ones: `caught`, `survived`, or why none could tell."""
     return next(
         (
@@ -83,7 +83,7 @@ def verdict(tests: str, root: Path, timeout_s: float) -> str:
     )
 
 
-def _run(tests: str, marks: str, root: Path, timeout_s: float) -> str:
+def _run(tests: list[str], marks: str, root: Path, timeout_s: float) -> str:
     printed = root.parent / "printed.txt"
     child = os.fork()
     if not child:
@@ -101,11 +101,11 @@ def _run(tests: str, marks: str, root: Path, timeout_s: float) -> str:
         return "survived"
     if code == pytest.ExitCode.TESTS_FAILED:
         failed = [line for line in text.splitlines() if line.startswith(("FAILED", "ERROR"))]
-        return f"caught   {failed[0].split(' - ')[0].split()[1]}"
+        return f"caught   {failed[0].split(' - ')[0].partition(' ')[2]}"
     return f"pytest ended with {code}: {text[-300:]}"
 
 
-def _become_pytest(tests: str, marks: str, root: Path, printed: Path) -> NoReturn:
+def _become_pytest(tests: list[str], marks: str, root: Path, printed: Path) -> NoReturn:
     """Run tests in this forked process, which has imported what takes long, and none of ours."""
     os.setsid()
     output = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -117,7 +117,7 @@ def _become_pytest(tests: str, marks: str, root: Path, printed: Path) -> NoRetur
     sys.path.insert(0, str(root / "src"))
     code = int(pytest.ExitCode.INTERNAL_ERROR)
     try:
-        arguments = [*tests.split(), "-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
+        arguments = [*tests, "-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
         code = pytest.main([*arguments, "-m", f"{marks} and not gpu and not systems"])
     except BaseException:  # noqa: BLE001  (this process must not go on as its parent would)
         traceback.print_exc()
@@ -157,11 +157,12 @@ def main() -> int:
             if number < asked.first or asked.only not in f"{fault.file} {fault.kind}":
                 continue
             before = planted(fault, root)
-            said = verdict(fault.tests, root, asked.timeout)
+            said = verdict(fault.tests.split(), root, asked.timeout)
             (root / fault.file).write_text(before, encoding="utf-8")
-            if said.startswith("caught") and said.split()[1] not in sound:
-                test = said.split()[1]
-                again = verdict(test, root, asked.timeout)
+            word, _, test = said.partition("   ")
+            if word == "caught" and test not in sound:
+                # With all its cases: the name of one may hold what ends a name.
+                again = verdict([test.partition("[")[0]], root, asked.timeout)
                 if again != "survived":
                     said = f"fails without the fault, too: {test}"
                 sound.add(test)

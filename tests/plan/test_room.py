@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from batchscape.measure.memory_report import MemoryReport
+from batchscape.plan import room
 from batchscape.plan.machine import CudaDevice, Machine
-from batchscape.plan.room import memory_forecast
+from batchscape.plan.room import memory_forecast, room_gib
 from batchscape.record.spec import RunSpec
 
 H200 = Machine(16, "a CPU", (CudaDevice(0, "NVIDIA H200", (9, 0), "GPU-0", 139.8),))
@@ -56,3 +57,13 @@ def test_what_takes_a_tenth_more_than_there_is_does_not_fit(
 def test_what_was_learned_has_the_workspaces_in_it(spec_of: Callable[..., RunSpec]) -> None:
     low, high, _ = forecast(spec_of, 10.0, seen=(0.98, 1.02, 3))
     assert (low, high) == pytest.approx((9.0, 10.2))
+
+
+def test_ranks_on_cores_share_the_memory_and_each_has_the_limit_that_is_emulated(
+    spec_of: Callable[..., RunSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "_host_gib", lambda: 24.0)
+    cpu = Machine(2, "a CPU", ())
+    assert [room_gib(spec_of((ranks, 8, 1)), cpu) for ranks in (1, 2, 4)] == [24.0, 12.0, 6.0]
+    limited = [spec_of((ranks, 8, 1), device={"memory_limit_gib": 0.3}) for ranks in (1, 4)]
+    assert [room_gib(spec, cpu) for spec in limited] == [0.3, 0.3]

@@ -64,6 +64,17 @@ def test_names_tell_the_settings_and_groups_are_cells(sweep, cell) -> None:
         assert label.name.startswith(label.group.removesuffix(f" ({sweep_id})"))
 
 
+def test_a_seed_of_the_order_alone_is_in_the_name(cell) -> None:
+    names = set()
+    for number in (3, 4):
+        folder = cell("a" * number)
+        content = read_json(folder.config)
+        content["config"]["data_seed"] = content["resolved"]["data_seed"] = number
+        write_json(folder.config, content)
+        names.add(label_of(folder, "s").name.rpartition(" ")[2])
+    assert names == {"s3", "s3.4"}
+
+
 def test_no_cell_that_is_added_moves_a_run_to_another_group(sweep, cell) -> None:
     first = cell("a")
     before = label_of(first, sweep_id_of(sweep.run_folders()))

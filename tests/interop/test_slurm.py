@@ -224,7 +224,8 @@ def test_own_arguments_stand_for_what_the_user_says(capsys) -> None:
     wrong = ["--flag", "total=global_batch_size", "--", *OWN.split(), "--total", "32"]
     assert main(["check-config", *flags, *wrong]) == 1
     told = " ".join(capsys.readouterr().out.split())
-    assert "total 32 is not devices x micro-batch x accumulation" in told
+    assert "total 32, " in told
+    assert "(32 is not 64)" in told
     assert "batch_size 4" in told, "the user's own word"
 
 

@@ -9,7 +9,7 @@ from batchscape.geometry import BatchGeometry, solve
 from batchscape.interop.gather import Setup
 from batchscape.interop.statements import Statement, Value
 
-__all__ = ["AccelerateMode", "Fact", "Running", "accelerate_mode", "resolve"]
+__all__ = ["AccelerateMode", "Fact", "Running", "accelerate_mode", "first_fact", "resolve"]
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Running:
     total: Fact | None
     """Samples per optimizer step that a file asks for."""
     geometry: BatchGeometry | None
-    unsolved: str = ""
-    """The rule that the numbers break; empty where they are too few, or solved."""
+    refusal: GeometryError | None = None
+    """The rule that the numbers break, with the nearest that would not."""
 
 
 def resolve(setup: Setup) -> Running:
@@ -63,26 +63,33 @@ def resolve(setup: Setup) -> Running:
     system = _system(setup)
     devices = _devices(setup)
     micro, accumulation, total = _parts(system, setup, devices)
-    given: dict[str, int] = {}
-    for name, fact in (
-        ("data_parallel_size", devices),
-        ("micro_batch_size", micro),
-        ("gradient_accumulation_steps", accumulation),
-    ):
-        if fact is not None:
-            given[name] = fact.value
-    if total is not None and len(given) < 3:
-        given["global_batch_size"] = total.value
-    geometry, unsolved = None, ""
-    if len(given) >= 3:
-        nodes = _nodes(setup)
-        if nodes is not None and devices is not None and devices.value % nodes == 0:
-            given["nodes"] = nodes
-        try:
-            geometry = solve(**given)
-        except GeometryError as error:
-            unsolved = str(error)
-    return Running(system, devices, micro, accumulation, total, geometry, unsolved)
+    facts = {
+        "data_parallel_size": devices,
+        "micro_batch_size": micro,
+        "gradient_accumulation_steps": accumulation,
+        "global_batch_size": total,
+    }
+    numbers = {name: fact.value for name, fact in facts.items() if fact is not None}
+    nodes = first_fact("nodes", setup.launcher, setup.accelerate, *setup.programs)
+    if nodes is not None and devices is not None and devices.value % nodes.value == 0:
+        numbers["nodes"] = nodes.value
+    geometry = refusal = None
+    try:
+        # Three of the four say the fourth; all four may contradict each other.
+        if sum(fact is not None for fact in facts.values()) >= 3:
+            geometry = solve(**numbers)
+    except GeometryError as error:
+        refusal = error
+    return Running(system, devices, micro, accumulation, total, geometry, refusal)
+
+
+def first_fact(name: str, *statements: Statement | None) -> Fact | None:
+    """Return the first number that is stated, in the order of precedence."""
+    for statement in statements:
+        value = getattr(statement, name, None)
+        if statement is not None and isinstance(value, Value) and value.value is not None:
+            return Fact(value.value, statement.name(value))
+    return None
 
 
 def accelerate_mode(setup: Setup) -> AccelerateMode:
@@ -132,39 +139,20 @@ def _devices(setup: Setup) -> Fact | None:
     if setup.launcher is not None and setup.launcher.on("uncounted"):
         pass
     elif launcher == "accelerate":
-        fact = _first((setup.launcher, "devices"), (setup.accelerate, "devices"))
+        fact = first_fact("devices", *setup.of_accelerate)
         mode = accelerate_mode(setup)
         if not mode.starts_many and (fact is None or fact.value > 1):
             fact = Fact(1, mode.reason)
     elif launcher in {None, "litgpt"}:
         # LitGPT counts those of one node; file and command may each give one of the two.
-        fact, nodes = (_of_programs(setup, name) for name in ("devices", "nodes"))
+        fact, nodes = (first_fact(name, *setup.programs) for name in ("devices", "nodes"))
         if fact is not None and nodes is not None:
             fact = Fact(fact.value * nodes.value, f"{fact.origin}, {nodes.origin}")
     else:
-        fact = _first((setup.launcher, "devices"))
+        fact = first_fact("devices", setup.launcher)
     if fact is None and setup.devices is not None:
         fact = Fact(setup.devices, "--devices")
     return fact
-
-
-def _nodes(setup: Setup) -> int | None:
-    fact = _first((setup.launcher, "nodes"), (setup.accelerate, "nodes"))
-    fact = fact or _of_programs(setup, "nodes")
-    return None if fact is None else fact.value
-
-
-def _of_programs(setup: Setup, name: str) -> Fact | None:
-    return _first(*((statement, name) for statement in setup.programs))
-
-
-def _first(*places: tuple[Statement | None, str]) -> Fact | None:
-    """Return the first number that is given, in the order of precedence."""
-    for statement, name in places:
-        value = getattr(statement, name, None)
-        if statement is not None and isinstance(value, Value) and value.value is not None:
-            return Fact(value.value, statement.name(value))
-    return None
 
 
 Parts = tuple[Fact | None, Fact | None, Fact | None]
@@ -177,7 +165,7 @@ def _parts(system: str, setup: Setup, devices: Fact | None) -> Parts:
     # The Trainer does its accumulation itself, whatever a DeepSpeed JSON says.
     places = (setup.deepspeed,) if system == "deepspeed" else setup.programs
     micro, accumulation, total = (
-        _first(*((place, name) for place in places)) for name in ("micro", "accumulation", "total")
+        first_fact(name, *places) for name in ("micro", "accumulation", "total")
     )
     trainer = setup.trainer
     if micro is not None and trainer is not None and trainer.on("split_batches"):
@@ -191,18 +179,11 @@ def _parts(system: str, setup: Setup, devices: Fact | None) -> Parts:
 
 def _of_accelerate(setup: Setup) -> Parts:
     """Return what `Accelerator` takes: the launcher's accumulation goes before the script's."""
-    micro = _first((setup.program, "micro"), (setup.deepspeed, "micro"))
-    # That of a DeepSpeed JSON is held against the product; it decides nothing.
-    total = _first((setup.program, "total"))
-    launched = [(setup.launcher, "accumulation"), (setup.accelerate, "accumulation")]
-    if not accelerate_mode(setup).deepspeed:
-        launched = []
-    if setup.deepspeed is not None:
-        stated = setup.deepspeed.accumulation
-        if stated is None:
-            origin = (
-                f"{setup.deepspeed.source}: no gradient_accumulation_steps, so accelerate says 1"
-            )
-            return micro, Fact(1, origin), total
-        launched = [(setup.deepspeed, "accumulation"), *launched]
-    return micro, _first(*launched, (setup.program, "accumulation")), total
+    json, program = setup.deepspeed, setup.program
+    # The total of a DeepSpeed JSON is held against the product; it decides nothing.
+    micro, total = first_fact("micro", program, json), first_fact("total", program)
+    if json is not None and json.accumulation is None:
+        origin = f"{json.source}: no gradient_accumulation_steps, so accelerate says 1"
+        return micro, Fact(1, origin), total
+    launched = setup.of_accelerate if accelerate_mode(setup).deepspeed else ()
+    return micro, first_fact("accumulation", json, *launched, program), total

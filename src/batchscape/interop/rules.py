@@ -9,12 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from batchscape.errors import GeometryError
-from batchscape.geometry import solve
 from batchscape.interop.gather import Setup
 from batchscape.interop.readers import FLAG_WORDS
-from batchscape.interop.resolve import Fact, Running, accelerate_mode
-from batchscape.interop.slurm import Job
+from batchscape.interop.resolve import Running, accelerate_mode, first_fact
 from batchscape.interop.statements import KINDS, Statement, Value, differ
 
 __all__ = ["Disagreement", "findings_of"]
@@ -49,14 +46,14 @@ def findings_of(setup: Setup, running: Running) -> list[Disagreement]:
 def _one_process(setup: Setup, _: Running) -> Iterator[Disagreement]:
     if setup.launched_by != "accelerate":
         return
-    mode, wanted = accelerate_mode(setup), _wanted(setup)
-    if wanted is None or (wanted[1].value or 1) < 2:
+    mode, wanted = accelerate_mode(setup), first_fact("devices", *setup.of_accelerate)
+    if wanted is None or wanted.value < 2:
         return
     if not mode.starts_many:
         yield Disagreement(
             "one-process",
             "error",
-            f"{wanted[0].name(wanted[1])}, and one process runs, without a word: {mode.reason}",
+            f"{wanted.origin}, and one process runs, without a word: {mode.reason}",
             "start with torchrun --nproc_per_node, or with --multi_gpu or distributed_type "
             "MULTI_GPU on GPUs",
         )
@@ -64,69 +61,49 @@ def _one_process(setup: Setup, _: Running) -> Iterator[Disagreement]:
         yield Disagreement(
             "one-process",
             "warning",
-            f"{wanted[0].name(wanted[1])}: {mode.reason}; else one process runs",
+            f"{wanted.origin}: {mode.reason}; else one process runs",
             "add --multi_gpu",
         )
-
-
-def _wanted(setup: Setup) -> tuple[Statement, Value[int]] | None:
-    """Return the number of processes that accelerate is told to start."""
-    for statement in setup.of_accelerate:
-        if statement.devices is not None:
-            return statement, statement.devices
-    return None
 
 
 def _per_machine(setup: Setup, _: Running) -> Iterator[Disagreement]:
     if setup.launched_by != "accelerate":
         return
-    wanted = _wanted(setup)
-    nodes = next((said.nodes for said in setup.of_accelerate if said.nodes), None)
-    if wanted is None or nodes is None or not wanted[1].value or not nodes.value:
+    wanted, nodes = (first_fact(name, *setup.of_accelerate) for name in ("devices", "nodes"))
+    if wanted is None or nodes is None or wanted.value % nodes.value == 0:
         return
-    remainder = wanted[1].value % nodes.value
-    if remainder:
-        each = wanted[1].value // nodes.value
-        yield Disagreement(
-            "processes-per-machine",
-            "error",
-            f"{wanted[0].name(wanted[1])} does not divide over {nodes}: num_processes counts all "
-            f"machines, and accelerate starts {each} on each, {each * nodes.value} in all",
-            f"set num_processes to a multiple of {nodes.value}",
-        )
+    each = wanted.value // nodes.value
+    yield Disagreement(
+        "processes-per-machine",
+        "error",
+        f"{wanted.origin} does not divide over {nodes.origin}: num_processes counts all machines, "
+        f"and accelerate starts {each} on each, {each * nodes.value} in all",
+        f"set num_processes to a multiple of {nodes.value}",
+    )
 
 
 def _visible(setup: Setup, _: Running) -> Iterator[Disagreement]:
     """More ranks on one machine than devices that they may see."""
-    job = _job_of(setup.launcher)
     # An accelerate config beside another launcher is not read.
     readers = setup.of_accelerate if setup.launched_by == "accelerate" else (setup.launcher,)
-    counts: list[tuple[object, str]] = [
-        (said.others.get("gpu_ids"), f"{said.source}: gpu_ids") for said in readers if said
-    ]
+    counts = [(said.others.get("gpu_ids"), f"{said.source}: gpu_ids") for said in readers if said]
     if setup.launcher is not None:
-        counts.append((setup.launcher.others["visible"], "CUDA_VISIBLE_DEVICES"))
-    counts.append((job.gpus_on_node if job is not None else None, "the job"))
+        others = setup.launcher.others
+        counts += [(others["visible"], "CUDA_VISIBLE_DEVICES")]
+        counts += [(others["job"].gpus_on_node, "the job")]
     count, origin = next(((one, name) for one, name in counts if one is not None), (None, ""))
-    wanted = _wanted(setup)
-    if not isinstance(count, int) or wanted is None or not wanted[1].value:
+    wanted, nodes = (first_fact(name, *setup.of_accelerate) for name in ("devices", "nodes"))
+    if count is None or wanted is None:
         return
-    told = (said.nodes.value for said in setup.of_accelerate if said.nodes is not None)
-    nodes = next((count for count in told if count), 1)
-    here = wanted[1].value // nodes
+    here = wanted.value // (nodes.value if nodes is not None else 1)
     if here > count:
         yield Disagreement(
             "visible-devices",
             "error",
-            f"{wanted[0].name(wanted[1])} starts {here} processes on a machine where {origin} "
+            f"{wanted.origin} starts {here} processes on a machine where {origin} "
             f"names {count} devices",
             "start one process per visible device, or make more visible",
         )
-
-
-def _job_of(launcher: Statement | None) -> Job | None:
-    job = launcher.others.get("job") if launcher is not None else None
-    return job if isinstance(job, Job) else None
 
 
 def _unread_config(setup: Setup, _: Running) -> Iterator[Disagreement]:
@@ -160,10 +137,10 @@ def _told(setup: Setup, running: Running) -> Iterator[Disagreement]:
 
 def _job(setup: Setup, _: Running) -> Iterator[Disagreement]:
     """A launcher that starts processes itself, in a job that has nodes and tasks of its own."""
-    launcher, job = setup.launcher, _job_of(setup.launcher)
-    if launcher is None or job is None or launcher.others["launcher"] == "python":
+    launcher = setup.launcher
+    if launcher is None or launcher.others["launcher"] == "python":
         return
-    under, nodes = launcher.others["under"], launcher.nodes
+    job, under, nodes = launcher.others["job"], launcher.others["under"], launcher.nodes
     if job.nodes is not None and nodes is not None and nodes.value not in {None, job.nodes}:
         # One launcher alone may be meant for one of the nodes; one on each node is not.
         alone = under is None and (nodes.value or 1) < job.nodes
@@ -198,14 +175,12 @@ def _shell_floor(setup: Setup, _: Running) -> Iterator[Disagreement]:
 
 def _misspelt(setup: Setup, _: Running) -> Iterator[Disagreement]:
     """DeepSpeed passes over a key that it does not know, without a word."""
-    names = None if setup.deepspeed is None else setup.deepspeed.others["misspelt"]
-    if setup.deepspeed is None or not isinstance(names, dict):
-        return
-    for key, nearest in names.items():
+    json = setup.deepspeed
+    for key, nearest in json.others["misspelt"].items() if json is not None else ():
         yield Disagreement(
             "unknown-key",
             "warning",
-            f"{setup.deepspeed.source}: DeepSpeed knows no key {key} and passes over it; the "
+            f"{json.source if json else ''}: DeepSpeed knows no key {key} and passes over it; the "
             f"nearest that it knows is {nearest}",
             f"write {nearest}, or remove {key}",
         )
@@ -214,14 +189,12 @@ def _misspelt(setup: Setup, _: Running) -> Iterator[Disagreement]:
 def _auto_without_source(setup: Setup, running: Running) -> Iterator[Disagreement]:
     """DeepSpeed itself knows no "auto": transformers and accelerate fill it in before."""
     json = setup.deepspeed
-    if json is None or running.system == "trainer":
+    # accelerate takes DataLoader and Accelerator, which a script may set from anything.
+    if json is None or running.system in {"trainer", "accelerate"}:
         return
-    values = [value for value in (json.micro, json.accumulation, json.total) if value is not None]
-    autos = [value.key for value in values if value.is_auto]
+    values = (json.micro, json.accumulation, json.total)
+    autos = [value.key for value in values if value is not None and value.is_auto]
     if not autos:
-        return
-    if running.system == "accelerate":
-        # Filled from the DataLoader and the Accelerator, which a script may set from anything.
         return
     yield Disagreement(
         "auto-without-source",
@@ -250,7 +223,7 @@ def _pairs(setup: Setup, running: Running) -> Iterator[Pair]:
     plugin = next((said for said in setup.of_accelerate if said.clipping), None)
     clips = program
     if program is not None and is_trainer and program.clipping is None:
-        clips = replace(program, clipping=Value(1.0, "max_grad_norm, where none is given,"))
+        clips = replace(program, clipping=Value(1.0, "max_grad_norm (default)"))
     source = json or (plugin if mode.deepspeed else None)
     yield "clipping", source, clips, refuses if is_trainer else "DeepSpeed goes by the first"
     first, second = (*setup.of_accelerate, None, None)[:2]
@@ -354,77 +327,53 @@ def _accumulation_missing(setup: Setup, running: Running) -> Iterator[Disagreeme
 
 def _total(setup: Setup, running: Running) -> Iterator[Disagreement]:
     """Every stated number of samples per optimizer step against devices x micro x accumulation."""
-    if running.unsolved:
+    if running.refusal is not None:
         facts = (running.total, running.micro, running.accumulation, running.devices)
         stated = ", ".join(fact.origin for fact in facts if fact is not None)
+        nearest = ", ".join(map(str, running.refusal.nearest))
         yield Disagreement(
             "global-batch",
             "error",
-            f"{stated}: {running.unsolved.partition('; given')[0]}{_floor(running)}",
-            f"change one of the numbers{_nearest(running)}",
+            f"{stated}: {str(running.refusal).partition('; given')[0]}{_floor(running)}",
+            "change one of the numbers"
+            + (
+                f"; devices x micro-batch x accumulation that would work: {nearest}" * bool(nearest)
+            ),
         )
         return
-    for statement in (setup.deepspeed, *setup.programs):
-        total = None if statement is None else statement.total
-        if statement is None or total is None or total.value is None:
-            continue
-        product = _product(running)
-        if product is not None and product != total.value:
-            yield Disagreement(
-                "global-batch",
-                "error",
-                f"{statement.name(total)} is not devices x micro-batch x accumulation = "
-                f"{running.devices} x {running.micro} x {running.accumulation} = {product}"
-                + _namesake(setup, statement),
-                f"set {total.key} to {product}, or change the others"
-                + _nearest(replace(running, total=Fact(total.value, ""))),
-            )
-        elif running.devices is None and running.micro:
-            steps = running.accumulation
-            inner = running.micro.value * (steps.value if steps is not None else 1)
-            if total.value % inner:
-                yield Disagreement(
-                    "global-batch",
-                    "error",
-                    f"{statement.name(total)} is no multiple of micro-batch x accumulation = "
-                    f"{running.micro} x {steps or 'any'}: no number of devices fits",
-                    f"set {total.key} to a multiple of {inner}",
-                )
+    json, geometry, micro = setup.deepspeed, running.geometry, running.micro
+    total = first_fact("total", json, *setup.programs)
+    if total is None or micro is None:
+        return
+    if geometry is not None and geometry.global_batch_size != total.value:
+        yield Disagreement(
+            "global-batch",
+            "error",
+            f"{total.origin} is not devices x micro-batch x accumulation = {geometry}"
+            + _namesake(setup),
+            f"set it to {geometry.global_batch_size}, or change the others",
+        )
+    steps = running.accumulation
+    inner = micro.value * (steps.value if steps is not None else 1)
+    if running.devices is None and total.value % inner:
+        yield Disagreement(
+            "global-batch",
+            "error",
+            f"{total.origin} is no multiple of micro-batch x accumulation = {micro} x "
+            f"{steps or 'any'}: no number of devices fits",
+            f"set it to a multiple of {inner}",
+        )
 
 
-def _product(running: Running) -> int | None:
-    if running.devices is None or running.micro is None or running.accumulation is None:
-        return None
-    return running.devices.value * running.micro.value * running.accumulation.value
-
-
-def _namesake(setup: Setup, statement: Statement) -> str:
+def _namesake(setup: Setup) -> str:
     """Explain `train_batch_size`, which is global in DeepSpeed and per device elsewhere."""
     micro = setup.program.micro if setup.program is not None else None
-    total = statement.total
-    if statement.kind != "deepspeed" or micro is None or total is None:
+    if micro is None or micro.key != "train_batch_size":
         return ""
-    if micro.key == "train_batch_size" and micro.value == total.value:
-        return (
-            "; train_batch_size is the global batch in a DeepSpeed JSON, and the micro-batch of a "
-            "device in arguments of accelerate scripts"
-        )
-    return ""
-
-
-def _nearest(running: Running) -> str:
-    given = {
-        "data_parallel_size": running.devices,
-        "micro_batch_size": running.micro,
-        "gradient_accumulation_steps": running.accumulation,
-        "global_batch_size": running.total,
-    }
-    try:
-        solve(**{name: fact.value for name, fact in given.items() if fact is not None})
-    except GeometryError as error:
-        shown = ", ".join(str(geometry) for geometry in error.nearest)
-        return f": devices x micro-batch x accumulation that would work: {shown}" if shown else ""
-    return ""
+    return (
+        "; train_batch_size is the global batch in a DeepSpeed JSON, and the micro-batch of a "
+        "device in arguments of accelerate scripts"
+    )
 
 
 def _floor(running: Running) -> str:
@@ -448,7 +397,7 @@ def _both_precisions(setup: Setup, _: Running) -> Iterator[Disagreement]:
             )
 
 
-def _precisions(setup: Setup, running: Running) -> Iterator[Disagreement]:
+def _precisions(setup: Setup, _: Running) -> Iterator[Disagreement]:
     """Arithmetic that two sides state, and state differently."""
     json, trainer = setup.deepspeed, setup.trainer
     if any(s is not None and s.on("both_precisions") for s in (json, trainer)):
@@ -456,8 +405,7 @@ def _precisions(setup: Setup, running: Running) -> Iterator[Disagreement]:
     is_auto = trainer is not None and trainer.precision is not None and trainer.precision.is_auto
     if json is not None and trainer is not None and not is_auto:
         ours = trainer.precision.value if trainer.precision is not None else None
-        stated = json.others["enabled"]
-        for name, enabled in stated.items() if isinstance(stated, dict) else ():
+        for name, enabled in json.others["enabled"].items():
             if enabled is None or enabled == (name == ours):
                 continue
             yield Disagreement(
@@ -480,9 +428,9 @@ def _fields_of_the_json(setup: Setup, _: Running) -> Iterator[Disagreement]:
     )
     fields = config.others["deepspeed_fields"]
     on_command = setup.launcher is not None and setup.launcher.precision is not None
-    if isinstance(fields, tuple) and on_command:
+    if on_command:
         fields = tuple(name for name in fields if name != "mixed_precision")
-    if not named or not isinstance(fields, tuple) or not fields:
+    if not named or not fields:
         return
     yield Disagreement(
         "fields-of-the-json",

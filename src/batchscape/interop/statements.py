@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from batchscape.errors import ConfigError
 
@@ -80,7 +80,7 @@ class Statement:
     clipping: Value[float] | None = None
     unused: tuple[Value[int], ...] = ()
     """Numbers whose names speak of the batch, and whose meaning is not known."""
-    others: Mapping[str, object] = field(default_factory=dict)
+    others: Mapping[str, Any] = field(default_factory=dict)
     """Switches that decide what the values above mean; names as in the library."""
 
     def on(self, name: str) -> bool:

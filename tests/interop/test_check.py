@@ -225,6 +225,9 @@ UNCOUNTED = {
     "deepspeed --num_nodes $N --num_gpus 8 t.py": "num_nodes",
     "deepspeed --include $HOSTS t.py": "include",
     "python -m paddle.distributed.launch --gpus $G t.py": "gpus",
+    "litgpt pretrain x --devices $N --train.micro_batch_size 4 --train.global_batch_size 128": (
+        "devices"
+    ),
 }
 
 
@@ -237,6 +240,15 @@ def test_devices_answers_for_a_count_that_only_running_would_tell(command, tmp_p
         check_configs([path])
     checked = check_configs([path], devices=16)
     assert "16 x 4 x 2 = 128" in verdict_of(checked)
+
+
+def test_devices_answers_for_tasks_that_only_running_would_tell(tmp_path) -> None:
+    path = tmp_path / "train.sh"
+    batch = "--micro_batch_size 4 --gradient_accumulation_steps 2"
+    path.write_text(f"#SBATCH --ntasks=4\nsrun -n $N python t.py {batch}\n")
+    with pytest.raises(ConfigError, match="-n must be an int"):
+        check_configs([path])
+    assert "16 x 4 x 2 = 128" in verdict_of(check_configs([path], devices=16))
 
 
 DEEP = 100_000
@@ -367,6 +379,11 @@ UNREADABLE = {
     "no.yaml": (
         "distributed_type: 'NO'\nmixed_precision: no\n",
         "in YAML no without quotes means false",
+    ),
+    "dynamic.yaml": (
+        "train_dataset: x\nmicro_batch_size: 2\nglobal_batch_size: 8\n"
+        "batching_strategy: dynamic_batching\n",
+        "dynamic_batching fills a batch by tokens",
     ),
     "megatron.yaml": ("distributed_type: MEGATRON_LM\n", "only data parallelism is covered"),
     "none.sh": ("echo hello\n", "no launch command found"),

@@ -138,7 +138,7 @@ CASES = {
         f"torchrun --nproc_per_node gpu {TRAINER} --deepspeed ds.json",
         {"train_batch_size": 20},
         None,
-        [("error", "global-batch", "no number of devices fits")],
+        [("error", "global-batch", "is no multiple of 2 (command line (script)")],
     ),
     "litgpt below one micro-batch": (
         "litgpt pretrain x --devices 8 --train.global_batch_size 16 --train.micro_batch_size 4",

@@ -224,7 +224,8 @@ def _read(
     visible = command.variables.get("CUDA_VISIBLE_DEVICES")
     starter = starter_of(command.words[:start])
     if starter is not None:
-        job = job_of(name, starter, job)
+        is_told = counts_told and any(map(_is_unknown, starter[1]))
+        job = Job() if is_told else job_of(name, starter, job)
     under = None if starter is None else starter[0]
     statement = read_launcher(launcher, Source(name, options, is_text=True), visible, under, job)
     if uncounted:

@@ -1,7 +1,7 @@
 """One reader per kind of configuration: its keys as a `Statement`, and the keys that tell the kind.
 
 What is not stated stays unknown: no default of a library is filled in. Keys and rules are those of
-DeepSpeed 0.19, accelerate 1.15, transformers 5, LitGPT 0.5, axolotl 0.12, torchtune 0.6 and
+DeepSpeed 0.19, accelerate 1.15, transformers 5, LitGPT 0.5, axolotl 0.18, torchtune 0.7 and
 LLaMA-Factory v1 (its older files are TrainingArguments).
 """
 
@@ -372,6 +372,10 @@ def read_program(source: Source, kind: Kind, flags: Mapping[str, str] | None = N
         A value breaks a rule.
     """
     flat = replace(source, content=dict(_flat(source.content)))
+    strategy = str(source.content.get("batching_strategy"))
+    if kind == "llamafactory" and strategy.startswith("dynamic"):
+        msg = f"{source.name}: batching_strategy {strategy} fills a batch by tokens, not by samples"
+        raise ConfigError(msg)
     is_litgpt = kind == "litgpt"
     has_count = is_litgpt and source.content.get("devices") != "auto"
     return Statement(

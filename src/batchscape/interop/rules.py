@@ -5,6 +5,7 @@ A rule takes what is said and what runs of it, and yields what is wrong.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -248,7 +249,7 @@ def _differences(setup: Setup, running: Running) -> Iterator[Disagreement]:
     """Two that state one part of a run, and state it differently."""
     for part, left, right, makes in _pairs(setup, running):
         one, other = getattr(left, part, None), getattr(right, part, None)
-        if left is not None and right is not None and differ(one, other):
+        if left is not None and right is not None and one and other and differ(one, other):
             yield Disagreement(
                 "micro-batch" if part == "micro" else part,
                 # Of the two sides of accelerate itself one is meant to win.
@@ -341,9 +342,12 @@ def _total(setup: Setup, running: Running) -> Iterator[Disagreement]:
             ),
         )
         return
-    json, geometry, micro = setup.deepspeed, running.geometry, running.micro
-    total = first_fact("total", json, *setup.programs)
-    if total is None or micro is None:
+    geometry, total = running.geometry, first_fact("total", setup.deepspeed, *setup.programs)
+    factors = [
+        fact for fact in (running.devices, running.micro, running.accumulation) if fact is not None
+    ]
+    product = math.prod(fact.value for fact in factors)
+    if total is None:
         return
     if geometry is not None and geometry.global_batch_size != total.value:
         yield Disagreement(
@@ -353,15 +357,13 @@ def _total(setup: Setup, running: Running) -> Iterator[Disagreement]:
             + _namesake(setup),
             f"set it to {geometry.global_batch_size}, or change the others",
         )
-    steps = running.accumulation
-    inner = micro.value * (steps.value if steps is not None else 1)
-    if running.devices is None and total.value % inner:
+    elif geometry is None and total.value % product:
         yield Disagreement(
             "global-batch",
             "error",
-            f"{total.origin} is no multiple of micro-batch x accumulation = {micro} x "
-            f"{steps or 'any'}: no number of devices fits",
-            f"set it to a multiple of {inner}",
+            f"{total.origin} is no multiple of {' x '.join(map(str, factors))} = {product}, "
+            "whatever the others are",
+            f"set it to a multiple of {product}",
         )
 
 

@@ -684,7 +684,7 @@ def _check_config(arguments: list[str]) -> int:
         "accumulation and global batch, what really runs, and how to mend what disagrees. FILE is "
         "a DeepSpeed JSON, an accelerate config, TrainingArguments, a config of axolotl, "
         "LLaMA-Factory v1, torchtune or LitGPT (.json, .yaml), or a script with a launch command; "
-        "files that a command names are read too. Nothing is guessed: what nothing states is named. "
+        "files that a command names are read too. Nothing is guessed: what is missing is named. "
         "Exit code: 0, also where it cannot tell; 1 if they disagree; 2 if one cannot be read.",
         epilog="Example: batchscape check-config ds.json -- torchrun --nproc_per_node 8 train.py "
         "--per_device_train_batch_size 2 --deepspeed ds.json",

@@ -192,6 +192,12 @@ def test_a_number_of_the_batch_that_is_not_used_is_a_finding(argument, is_of_bat
     command = f"torchrun --nproc_per_node 8 t.py --micro_batch_size 4 --{argument} 2"
     checked = check_configs([], command.split())
     assert [found.rule for found in checked.findings] == ["unused-number"] * is_of_batch
+    unknown = f"{command[:-1]}$N".split()
+    if is_of_batch:
+        with pytest.raises(ConfigError, match=r"is \$N, which only running the script would tell"):
+            check_configs([], unknown)
+    else:
+        assert check_configs([], unknown).findings == ()
     checked = check_configs([], [*command.split(), "--gradient_accumulation_steps", "2"])
     assert ("They agree" in verdict_of(checked)) != is_of_batch
     assert "8 x 4 x 2 = 64" in verdict_of(checked)

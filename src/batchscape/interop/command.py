@@ -19,6 +19,7 @@ from batchscape.interop.launchers import (
 from batchscape.interop.readers import (
     BATCH_KEYS,
     FLAG_WORDS,
+    is_of_batch,
     is_parallelism,
     read_program,
     read_trainer,
@@ -35,12 +36,11 @@ _COUNTS = {
     *("include", "devices", "gpus", "ips"),
 }
 """Options of launchers that say how many processes start."""
-_READ = frozenset(
-    {name for keys in BATCH_KEYS.values() for names in keys.values() for name in names}
-    | {"mixed_precision", "deepspeed", "deepspeed_config", "config", "config_file"}
-    | {"deepspeed_config_file", "train_batch_size"}
-)
-"""Options that must be known; others may well be left to the machine."""
+_READ = {
+    *("mixed_precision", "deepspeed", "deepspeed_config", "config", "config_file"),
+    "deepspeed_config_file",
+}
+"""Other options that must be known; what says nothing of a batch may be left to the machine."""
 _GIVE = "give the command with its values after --"
 _CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
 
@@ -210,7 +210,7 @@ def _read(
     counted = script_options if launcher == "litgpt" else options
     uncounted = [key for key in counted if key in _COUNTS and _is_unknown(counted[key])]
     for key, value in {**options, **script_options}.items():
-        is_read = key in _READ or key in flags.values() or is_parallelism(key)
+        is_read = key in {*_READ, *flags.values()} or is_of_batch(key) or is_parallelism(key)
         if _is_unknown(value) and (is_read or (key in uncounted and not counts_told)):
             by_slurm = ", or its #SBATCH line" if "SLURM_" in value else ""
             or_told = "add --devices N, " if key in uncounted else ""

@@ -23,6 +23,7 @@ __all__ = [
     "FLAG_WORDS",
     "READERS",
     "count_ids",
+    "is_of_batch",
     "is_parallelism",
     "kind_of",
     "marks_of_kinds",
@@ -94,7 +95,6 @@ _BATCH = re.compile(
     rf"(?:(?:{'|'.join(_BATCH_WORDS.split())})_)*(?:(?:mini|micro)?batch(?:size)?|bsz?|accum[a-z]*)"
     rf"(?:_(?:{'|'.join(_BATCH_WORDS.split())}))*"
 )
-"""Names that speak of the batch of training, and of nothing else."""
 _CUTS = re.compile(
     r"(?:^|_)(?:tensor|model|pipe|pipeline|context|sequence|sep|ulysses)(?:_model|_sequence)?"
     r"_parallel(?:ism)?(?:_world)?_(?:size|degree|dim)$|autotp_size$|ring_attn_size$"
@@ -223,11 +223,14 @@ def _numbers(
     unused = (
         Value(_whole(value), str(key))
         for key, value in source.content.items()
-        if key not in keys.values()
-        and _BATCH.fullmatch(str(key).rpartition(".")[2].lower())
-        and _whole(value)
+        if key not in keys.values() and is_of_batch(str(key)) and _whole(value)
     )
     return {**numbers, "unused": () if kind == "deepspeed" else tuple(unused)}
+
+
+def is_of_batch(key: str) -> bool:
+    """Return whether a name speaks of the batch of training, and of nothing else."""
+    return bool(_BATCH.fullmatch(key.rpartition(".")[2].replace("-", "_").lower()))
 
 
 def _whole(value: object) -> int:

@@ -53,13 +53,7 @@ class Running:
 
 
 def resolve(setup: Setup) -> Running:
-    """Say what runs.
-
-    Returns
-    -------
-    Running
-        Of the DeepSpeed library, the numbers before its own check, which is that of `geometry`.
-    """
+    """Say what runs: of three numbers the fourth follows, and all four may refuse each other."""
     system = _system(setup)
     devices = _devices(setup)
     micro, accumulation, total = _parts(system, setup, devices)
@@ -75,7 +69,6 @@ def resolve(setup: Setup) -> Running:
         numbers["nodes"] = nodes.value
     geometry = refusal = None
     try:
-        # Three of the four say the fourth; all four may contradict each other.
         if sum(fact is not None for fact in facts.values()) >= 3:
             geometry = solve(**numbers)
     except GeometryError as error:

@@ -141,6 +141,24 @@ def test_the_trainer_refuses_what_we_refuse(
     assert geometry.gradient_accumulation_steps == args.gradient_accumulation_steps
 
 
+def test_nobody_fills_in_a_batch_that_the_json_does_not_have(deepspeed_parser, tmp_path) -> None:
+    """The Trainer replaces "auto", and adds no key; DeepSpeed then stops."""
+    transformers = pytest.importorskip("transformers")
+    integration = importlib.import_module("transformers.integrations.deepspeed")
+    path = HERE / "faulty" / "no_batch" / "ds_without_batch.json"
+    batch = ["--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2"]
+    parser = transformers.HfArgumentParser(transformers.TrainingArguments)
+    (args,) = parser.parse_args_into_dataclasses(["--output_dir", str(tmp_path), *batch])
+    theirs = integration.HfTrainerDeepSpeedConfig(json.loads(path.read_text()))
+    theirs.trainer_config_process(args)
+    with pytest.raises(AssertionError, match="train_micro_batch_size_per_gpu needs to be provided"):
+        deepspeed_parser(theirs.config, 1)
+    command = ["torchrun", "--nproc_per_node", "2", "run.py", "--deepspeed", str(path), *batch]
+    (found,) = check_configs([], command).findings
+    assert found.rule == "no-batch"
+    assert found.fix == 'add "train_micro_batch_size_per_gpu": 4 to the DeepSpeed JSON'
+
+
 def test_our_flags_are_those_of_the_launchers() -> None:
     accelerate = pytest.importorskip("accelerate.commands.launch").launch_command_parser()
     torchrun = importlib.import_module("torch.distributed.run").get_args_parser()

@@ -165,6 +165,8 @@ def test_a_division_with_a_remainder_is_told() -> None:
         ("python -m train", "python", None),
         ("CUDA_VISIBLE_DEVICES=3 python t.py", "python", 1),
         ("CUDA_VISIBLE_DEVICES=0,1 python t.py", "python", None),
+        ("CUDA_VISIBLE_DEVICES=3 python submit.py -- sh run.sh", "python", None),
+        ("horovodrun -np 4 python t.py", "python", None),
         ("python submit.py --nodes 2 -- torchrun --nproc_per_node 4 t.py", "torchrun", 4),
         ("python submit.py torchrun --nnodes 2 --nproc_per_node 4 t.py", "torchrun", 8),
         (

@@ -221,7 +221,8 @@ def _read(
             raise ConfigError(msg)
     for key in uncounted:
         del counted[key]
-    visible = command.variables.get("CUDA_VISIBLE_DEVICES")
+    # What stands behind -- is a command of its own, and may run elsewhere.
+    visible = None if "--" in rest else command.variables.get("CUDA_VISIBLE_DEVICES")
     starter = starter_of(command.words[:start])
     if starter is not None:
         is_told = counts_told and any(map(_is_unknown, starter[1]))

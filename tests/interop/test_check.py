@@ -203,6 +203,22 @@ def test_a_number_of_the_batch_that_is_not_used_is_a_finding(argument, is_of_bat
     assert "8 x 4 x 2 = 64" in verdict_of(checked)
 
 
+def test_a_total_beside_a_length_may_be_tokens() -> None:
+    command = "torchrun --nproc_per_node 1 t.py --micro_batch_size 4 --max-seq-len 256 --total 512"
+    (found,) = check_configs([], command.split(), flags=["total=global_batch_size"]).findings
+    assert (found.rule, found.severity) == ("samples-or-tokens", "warning")
+    assert found.fix == (
+        "if so: --flag total=global_batch_tokens --flag max_seq_len=sequence_length"
+    )
+    tokens = ["total=global_batch_tokens", "max_seq_len=sequence_length"]
+    (found,) = check_configs([], command.split(), flags=tokens).findings
+    assert "2 / 4 leaves 2" in found.message
+    with pytest.raises(ConfigError, match="total 500 tokens are no multiple of max_seq_len 256"):
+        check_configs([], [*command.split()[:-1], "500"], flags=tokens)
+    own = command.replace("--total", "--global_batch_size")
+    assert check_configs([], own.split()).findings == ()
+
+
 NAMES = {
     "torchrun --nproc_per_node 8 t.py --batch_size 32 --gradient_accumulation_steps 2": None,
     "torchrun --nproc_per_node 8 t.py --per_device_train_batch_size 4": None,

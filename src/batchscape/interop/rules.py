@@ -6,6 +6,7 @@ A rule takes what is said and what runs of it, and yields what is wrong.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -286,6 +287,20 @@ def _unused(setup: Setup, _: Running) -> Iterator[Disagreement]:
         )
 
 
+def _tokens(setup: Setup, _: Running) -> Iterator[Disagreement]:
+    """A global batch that the user counts in samples, beside the length of a sequence."""
+    total = setup.program.total if setup.program is not None else None
+    options = setup.launch.options if setup.launch is not None else {}
+    length = next((key for key in options if re.search(r"seq.*len|block_size", key)), None)
+    if total is not None and total.key in options and length and total.key != "global_batch_size":
+        yield Disagreement(
+            "samples-or-tokens",
+            "warning",
+            f"{total} is read in samples, and programs with {length} may count tokens there",
+            f"if so: --flag {total.key}=global_batch_tokens --flag {length}=sequence_length",
+        )
+
+
 def _no_batch(setup: Setup, _: Running) -> Iterator[Disagreement]:
     """DeepSpeed asks for one of the two, and nobody fills in a key that is not there."""
     json, program = setup.deepspeed, setup.program
@@ -534,6 +549,7 @@ _RULES: tuple[Callable[[Setup, Running], Iterator[Disagreement]], ...] = (
     _differences,
     _unread_file,
     _unused,
+    _tokens,
     _no_batch,
     _accumulation_missing,
     _total,

@@ -46,7 +46,7 @@ batchscape: how should I cut my batch? devices x micro-batch x accumulation, mea
   batchscape recommend  which geometry to use, why, and what a wrong choice costs; also before a run
   batchscape sync     upload runs that Weights & Biases does not have yet
   batchscape doctor   what this machine has, what is missing, and how to repair it
-  batchscape check-config  whether files of DeepSpeed, accelerate, Trainer and LitGPT agree
+  batchscape check-config  whether files and launch command agree on the batch
   batchscape configs  write such files from one geometry
   batchscape geometry  list every way to cut a global batch
 
@@ -682,15 +682,19 @@ def _check_config(arguments: list[str]) -> int:
         "[-- COMMAND ...]",
         description="Say whether files that are used together agree on devices, micro-batch, "
         "accumulation and global batch, what really runs, and how to mend what disagrees. FILE is "
-        "a DeepSpeed JSON, an accelerate config, TrainingArguments or a LitGPT config (.json, "
-        ".yaml), or a script with a launch command; files that a command names are read too. Exit "
-        "code: 0; 1 if they disagree; 2 if one cannot be read.",
+        "a DeepSpeed JSON, an accelerate config, TrainingArguments, a config of axolotl, "
+        "LLaMA-Factory v1, torchtune or LitGPT (.json, .yaml), or a script with a launch command; "
+        "files that a command names are read too. Nothing is guessed: what is missing is named. "
+        "Exit code: 0, also where it cannot tell; 1 if they disagree; 2 if one cannot be read.",
         epilog="Example: batchscape check-config ds.json -- torchrun --nproc_per_node 8 train.py "
         "--per_device_train_batch_size 2 --deepspeed ds.json",
     )
     parser.add_argument("files", metavar="FILE", nargs="*", type=Path)
     parser.add_argument(
-        "--devices", metavar="N", type=int, help="processes in all, where no file tells"
+        "--devices",
+        metavar="N",
+        type=int,
+        help="processes in all, where nothing tells, or only running would",
     )
     parser.add_argument(
         _FLAG,
@@ -698,7 +702,8 @@ def _check_config(arguments: list[str]) -> int:
         action="append",
         default=[],
         help="an argument of your own script, and what it stands for: micro_batch_size, "
-        "gradient_accumulation_steps or global_batch_size; once for each",
+        "gradient_accumulation_steps or global_batch_size (samples); for one in tokens "
+        "global_batch_tokens and sequence_length; once for each",
     )
     parser.add_argument("--json", action="store_true", help="print the same as JSON")
     # What follows -- is a command with options of its own.

@@ -74,13 +74,14 @@ def test_deepspeed_refuses_what_we_refuse(
     try:
         theirs = deepspeed_parser(content, world_size)
     except AssertionError:
-        # The one case that stays open with us: neither batch size is given.
-        undetermined = checked.running.geometry is None
-        assert not checked.is_consistent or (undetermined and total is None and micro is None)
+        assert not checked.is_consistent
         return
     assert checked.is_consistent
     ours = checked.running.geometry
-    assert ours is not None
+    if ours is None:
+        # DeepSpeed takes 1 for what one number alone leaves open, and we take nothing.
+        assert (total, micro, steps).count(None) == 2
+        return
     assert ours.global_batch_size == theirs.train_batch_size
     assert ours.micro_batch_size == theirs.train_micro_batch_size_per_gpu
     assert ours.gradient_accumulation_steps == theirs.gradient_accumulation_steps
@@ -128,11 +129,34 @@ def test_the_trainer_refuses_what_we_refuse(
     four_ranks = SimpleNamespace(**{**vars(args), "world_size": 4})
     theirs = integration.HfTrainerDeepSpeedConfig(content)
     theirs.trainer_config_process(four_ranks)
-    assert bool(theirs.mismatches) == bool(refused or total_wrong), theirs.mismatches
     geometry = checked.running.geometry
+    if None in arguments:
+        # What is refused is; a default of the Trainer is none of our numbers.
+        assert geometry is None
+        assert theirs.mismatches or not refused
+        return
+    assert bool(theirs.mismatches) == bool(refused or total_wrong), theirs.mismatches
     assert geometry is not None
     assert geometry.micro_batch_size == args.per_device_train_batch_size
     assert geometry.gradient_accumulation_steps == args.gradient_accumulation_steps
+
+
+def test_nobody_fills_in_a_batch_that_the_json_does_not_have(deepspeed_parser, tmp_path) -> None:
+    """The Trainer replaces "auto", and adds no key; DeepSpeed then stops."""
+    transformers = pytest.importorskip("transformers")
+    integration = importlib.import_module("transformers.integrations.deepspeed")
+    path = HERE / "faulty" / "no_batch" / "ds_without_batch.json"
+    batch = ["--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2"]
+    parser = transformers.HfArgumentParser(transformers.TrainingArguments)
+    (args,) = parser.parse_args_into_dataclasses(["--output_dir", str(tmp_path), *batch])
+    theirs = integration.HfTrainerDeepSpeedConfig(json.loads(path.read_text()))
+    theirs.trainer_config_process(args)
+    with pytest.raises(AssertionError, match="train_micro_batch_size_per_gpu needs to be provided"):
+        deepspeed_parser(theirs.config, 1)
+    command = ["torchrun", "--nproc_per_node", "2", "run.py", "--deepspeed", str(path), *batch]
+    (found,) = check_configs([], command).findings
+    assert found.rule == "no-batch"
+    assert found.fix == 'add "train_micro_batch_size_per_gpu": 4 to the DeepSpeed JSON'
 
 
 def test_our_flags_are_those_of_the_launchers() -> None:

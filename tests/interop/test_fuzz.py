@@ -20,7 +20,8 @@ KEY_NAMES = """
     per_device_train_batch_size output_dir accelerator_config split_batches deepspeed max_steps
     distributed_type num_processes num_machines mixed_precision deepspeed_config gpu_ids use_cpu
     deepspeed_config_file mpirun_config parallelism_config tp_size train devices num_nodes
-    global_batch_size micro_batch_size auto_find_batch_size"""
+    global_batch_size micro_batch_size auto_find_batch_size
+    batch_size base_model datasets train_dataset model _component_ batching_strategy"""
 KEYS = st.sampled_from(KEY_NAMES.split())
 SCALARS = st.one_of(
     st.none(),

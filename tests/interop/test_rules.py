@@ -60,7 +60,7 @@ CASES = {
         [("error", "accumulation-missing", "accelerate then takes 1")],
     ),
     "json against a script without accelerate": (
-        f"{TORCHRUN} {SCRIPT} --deepspeed_config ds.json",
+        f"{TORCHRUN} {SCRIPT} --deepspeed_config ds.json".replace("--train_", "--micro_"),
         {"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4},
         None,
         [("error", "micro-batch", "DeepSpeed goes by the JSON")],
@@ -138,26 +138,20 @@ CASES = {
         f"torchrun --nproc_per_node gpu {TRAINER} --deepspeed ds.json",
         {"train_batch_size": 20},
         None,
-        [("error", "global-batch", "no number of devices fits")],
+        [("error", "global-batch", "is no multiple of 2 (command line (script)")],
     ),
     "litgpt below one micro-batch": (
         "litgpt pretrain x --devices 8 --train.global_batch_size 16 --train.micro_batch_size 4",
         None,
         None,
-        [("error", "litgpt-floor", "stops at an assertion")],
-    ),
-    "litgpt has defaults": (
-        "litgpt pretrain x --devices 3",
-        None,
-        None,
-        [("error", "litgpt-floor", "default of litgpt pretrain")],
+        [("error", "global-batch", "stops at an assertion")],
     ),
     "gradient accumulation in a script of transformers without its Trainer": (
         f"{ACCELERATE} run_clm_no_trainer.py --per_device_train_batch_size 2 "
         "--gradient_accumulation_steps 4",
         None,
         {"deepspeed_config": {"gradient_accumulation_steps": 2}},
-        [("error", "accumulation", "the launcher's goes before")],
+        [("error", "accumulation", "the first goes before the second")],
     ),
 }
 
@@ -208,7 +202,8 @@ WINNERS = {
         "4 x 2 x 1 = 8",
     ),
     "nodes of litgpt": (
-        "litgpt pretrain x --devices 4 --num_nodes 2 --train.global_batch_size 64",
+        "litgpt pretrain x --devices 4 --num_nodes 2 --train.global_batch_size 64 "
+        "--train.micro_batch_size 4",
         None,
         None,
         "8 x 4 x 2 = 64 (2 nodes x 4 devices)",

@@ -15,6 +15,7 @@ from rich.text import Text
 from batchscape.errors import ConfigError
 from batchscape.interop.command import read_flags
 from batchscape.interop.gather import Setup, gather
+from batchscape.interop.readers import BATCH_KEYS
 from batchscape.interop.resolve import Running, resolve
 from batchscape.interop.rules import Disagreement, findings_of
 from batchscape.interop.statements import KINDS, Statement, Value
@@ -96,24 +97,26 @@ class Consistency:
         if count:
             return f"{count} disagreement{'s' if count > 1 else ''} found."
         geometry = self.running.geometry
-        if geometry is not None:
-            return f"They agree: devices x micro-batch x accumulation = {geometry}."
-        return f"No disagreement found, but the geometry is not determined: {self._missing()}."
+        unused = [finding for finding in self.findings if finding.rule == "unused-number"]
+        if geometry is None:
+            return f"Cannot tell what would run: {self._missing()}."
+        product = f"devices x micro-batch x accumulation = {geometry}"
+        if unused:
+            return f"Cannot tell whether they agree: a number is not used. Without it, {product}."
+        return f"They agree: {product}."
 
     def _missing(self) -> str:
-        asked = {
-            "devices": "devices (add --devices N, or the launch command)",
-            "micro": "micro-batch",
-            "accumulation": "accumulation",
-        }
-        names = [text for name, text in asked.items() if getattr(self.running, name) is None]
-        told = f"nothing here tells {' and '.join(names)}"
-        launch = self.setup.launch
-        if launch is None or launch.launcher == "litgpt" or not launch.options:
+        running, program = self.running, self.setup.program
+        kind = running.system if program is None else program.kind
+        keys = BATCH_KEYS.get(kind, BATCH_KEYS["script"])
+        missing = ["devices (add --devices N)"] if running.devices is None else []
+        for part, name in (("micro", "micro-batch"), ("accumulation", "accumulation")):
+            if getattr(running, part) is None:
+                missing.append(f"{name} ({(keys.get(part) or keys['total'])[0]})")
+        told = f"nothing here states {', '.join(missing)}"
+        if len(missing) == (running.devices is None) or self.setup.launch is None:
             return told
-        return (
-            f"{told}; where an argument of the script does, name it: --flag NAME=micro_batch_size"
-        )
+        return f"{told}; where another argument of the script does: --flag NAME=micro_batch_size"
 
 
 _NUMBERS = ("devices", "micro", "accumulation", "total")
@@ -163,12 +166,11 @@ def _as_dict(statement: Statement) -> dict[str, object]:
         value = getattr(statement, name)
         if isinstance(value, Value):
             shown = "auto" if value.is_auto else value.value
-            content[name] = {"key": value.key, "value": shown, "default": value.is_default}
+            content[name] = {"key": value.key, "value": shown}
     return content
 
 
 def _cell(value: object) -> str:
     if not isinstance(value, Value):
         return ""
-    shown = "auto" if value.is_auto else str(value.value)
-    return f"{shown} (default)" if value.is_default else shown
+    return "auto" if value.is_auto else str(value.value)

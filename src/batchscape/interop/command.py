@@ -16,28 +16,31 @@ from batchscape.interop.launchers import (
     read_launcher,
     starter_of,
 )
-from batchscape.interop.readers import read_litgpt, read_trainer
+from batchscape.interop.readers import (
+    BATCH_KEYS,
+    FLAG_WORDS,
+    is_of_batch,
+    is_parallelism,
+    read_program,
+    read_trainer,
+    refuse_parallelism,
+)
 from batchscape.interop.shell import ShellCommand, commands_of
 from batchscape.interop.slurm import Job, read_directives
 from batchscape.interop.statements import Kind, Source, Statement
 
 __all__ = ["Launch", "read_command", "read_flags", "read_script"]
 
-_SCRIPT_MICRO = ("train_batch_size", "micro_batch_size", "train_micro_batch_size_per_gpu")
-_SCRIPT_TOTAL = ("global_batch_size", "total_batch_size")
-_FLAG_WORDS = ("micro_batch_size", "gradient_accumulation_steps", "global_batch_size")
-"""What an argument of a script of the user's own may stand for."""
-_READ = frozenset(
-    (
-        *_SCRIPT_MICRO,
-        *_SCRIPT_TOTAL,
-        "per_device_train_batch_size",
-        *("gradient_accumulation_steps", "mixed_precision", "deepspeed", "deepspeed_config"),
-        *("nnodes", "nproc_per_node", "num_processes", "num_machines", "num_gpus", "num_nodes"),
-        *("include", "devices", "config", "config_file", "deepspeed_config_file"),
-    )
-)
-"""Options that must be known; others may well be left to the machine."""
+_COUNTS = {
+    *("nnodes", "nproc_per_node", "num_processes", "num_machines", "num_gpus", "num_nodes"),
+    *("include", "devices", "gpus", "ips"),
+}
+"""Options of launchers that say how many processes start."""
+_READ = {
+    *("mixed_precision", "deepspeed", "deepspeed_config", "config", "config_file"),
+    "deepspeed_config_file",
+}
+"""Other options that must be known; what says nothing of a batch may be left to the machine."""
 _GIVE = "give the command with its values after --"
 _CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
 
@@ -53,8 +56,8 @@ class Launch:
     """Of the launcher."""
     script: Statement | None
     """Of the arguments behind the script; None where they say nothing of the batch."""
-    files: tuple[tuple[str, Kind], ...]
-    """Configuration files that the command names, and what they are read as."""
+    files: tuple[tuple[str, Kind | None], ...]
+    """Configuration files that the command names, and what they are; None: their keys tell."""
     floors: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     """Arguments of the script, without the leading dashes."""
@@ -82,20 +85,33 @@ def read_flags(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         name, _, word = text.partition("=")
         name = _key(name)
-        if not name or word not in _FLAG_WORDS:
+        if not name or word not in FLAG_WORDS:
             msg = (
                 f"--flag is NAME=WORD, an argument of your script and one of "
-                f"{', '.join(_FLAG_WORDS)}, as in batch-size=micro_batch_size; given {text!r}"
+                f"{', '.join(FLAG_WORDS)}, as in batch-size=micro_batch_size; given {text!r}"
             )
             raise ConfigError(msg)
         if word in flags or name in flags.values():
             msg = f"--flag names each argument and each word once; given again: {text!r}"
             raise ConfigError(msg)
         flags[word] = name
+    both = flags.keys() & {"global_batch_tokens", "sequence_length"}
+    if len(both) == 1 or (both and "global_batch_size" in flags):
+        msg = (
+            "--flag takes global_batch_tokens and sequence_length together, in place of "
+            f"global_batch_size, which counts samples; given {', '.join(texts)}"
+        )
+        raise ConfigError(msg)
     return flags
 
 
-def read_script(name: str, text: str, flags: Mapping[str, str] | None = None) -> Launch:
+def read_script(
+    name: str,
+    text: str,
+    flags: Mapping[str, str] | None = None,
+    *,
+    counts_told: bool = False,
+) -> Launch:
     """Read the launch command of a shell script.
 
     Parameters
@@ -104,6 +120,8 @@ def read_script(name: str, text: str, flags: Mapping[str, str] | None = None) ->
         Of the file.
     flags : mapping of str to str, optional
         As `read_flags` returns it.
+    counts_told : bool
+        Whether the user says how many processes start, so that the command need not.
 
     Raises
     ------
@@ -136,16 +154,14 @@ def read_script(name: str, text: str, flags: Mapping[str, str] | None = None) ->
         )
         raise ConfigError(msg)
     ((command, launcher),) = chosen
-    return _read(f"{name}:{command.line}", command, *launcher, job=job, flags=flags or {})
+    where = f"{name}:{command.line}"
+    return _read(where, command, *launcher, job=job, flags=flags or {}, counts_told=counts_told)
 
 
-def read_command(words: Sequence[str], flags: Mapping[str, str] | None = None) -> Launch:
-    """Read a launch command that is given as words.
-
-    Parameters
-    ----------
-    flags : mapping of str to str, optional
-        As `read_flags` returns it.
+def read_command(
+    words: Sequence[str], flags: Mapping[str, str] | None = None, *, counts_told: bool = False
+) -> Launch:
+    """Read a launch command that is given as words; parameters as of `read_script`.
 
     Raises
     ------
@@ -165,7 +181,8 @@ def read_command(words: Sequence[str], flags: Mapping[str, str] | None = None) -
             "launch, deepspeed, litgpt or python"
         )
         raise ConfigError(msg)
-    return _read("command line", command, *launcher, job=Job(), flags=flags or {})
+    where = "command line"
+    return _read(where, command, *launcher, job=Job(), flags=flags or {}, counts_told=counts_told)
 
 
 def _read(
@@ -176,6 +193,7 @@ def _read(
     *,
     job: Job,
     flags: Mapping[str, str],
+    counts_told: bool,
 ) -> Launch:
     for word in command.words:
         if re.match(r"\$\{\w+:?\+", word):
@@ -183,24 +201,50 @@ def _read(
             raise ConfigError(msg)
     options, rest = _leading(command.words[start:], FLAGS[launcher])
     script_options = _options(rest if launcher == "litgpt" else rest[1:], flags)
-    _check_flags(name, launcher, flags, script_options)
+    for key in flags.values():
+        if key not in script_options:
+            there = ", ".join(f"--{option}" for option in script_options) or "none"
+            msg = f"{name}: --flag names --{key}, and the command has no such; it has {there}"
+            raise ConfigError(msg)
+    refuse_parallelism(name, {**options, **script_options})
+    counted = script_options if launcher == "litgpt" else options
+    uncounted = [key for key in counted if key in _COUNTS and _is_unknown(counted[key])]
     for key, value in {**options, **script_options}.items():
-        if key in _READ or key in flags.values() or key.startswith("train."):
-            _refuse_unknown(name, key, value)
-    visible = command.variables.get("CUDA_VISIBLE_DEVICES")
+        is_read = key in {*_READ, *flags.values()} or is_of_batch(key) or is_parallelism(key)
+        if _is_unknown(value) and (is_read or (key in uncounted and not counts_told)):
+            by_slurm = ", or its #SBATCH line" if "SLURM_" in value else ""
+            or_told = "add --devices N, " if key in uncounted else ""
+            msg = (
+                f"{name}: --{key} is {value}, which only running the script would tell; {or_told}"
+                f"set the variable in the script{by_slurm}, or {_GIVE}"
+            )
+            raise ConfigError(msg)
+    for key in uncounted:
+        del counted[key]
+    # What stands behind -- is a command of its own, and may run elsewhere.
+    visible = None if "--" in rest else command.variables.get("CUDA_VISIBLE_DEVICES")
     starter = starter_of(command.words[:start])
     if starter is not None:
-        job = job_of(name, starter, job)
+        is_told = counts_told and any(map(_is_unknown, starter[1]))
+        job = Job() if is_told else job_of(name, starter, job)
     under = None if starter is None else starter[0]
+    statement = read_launcher(launcher, Source(name, options, is_text=True), visible, under, job)
+    if uncounted:
+        others = {**statement.others, "uncounted": True}
+        statement = replace(statement, devices=None, nodes=None, others=others)
     return Launch(
         name,
         launcher,
-        read_launcher(launcher, Source(name, options, is_text=True), visible, under, job),
+        statement,
         _script_statement(f"{name} (script)", launcher, rest, script_options, flags),
         files=_files(launcher, options, script_options, rest),
         floors=command.floors,
         options=script_options,
     )
+
+
+def _is_unknown(value: str) -> bool:
+    return bool(re.search(r"\$[\w({]|`", value))
 
 
 def _script_statement(
@@ -211,43 +255,21 @@ def _script_statement(
     flags: Mapping[str, str],
 ) -> Statement | None:
     """Return what the arguments of the script say, in the words of whose script it seems to be."""
-    if launcher == "litgpt":
-        train = {
-            key.removeprefix("train."): value
-            for key, value in options.items()
-            if key.startswith("train.")
-        }
-        shared = {key: options[key] for key in ("devices", "num_nodes") if key in options}
-        content: dict[str, object] = {**shared, "train": train, "subcommand": rest[0:1]}
-        found = read_litgpt(Source(name, content, is_text=True))
-        return replace(found, others={"subcommand": rest[0] if rest else ""})
-    is_trainer = any(key.startswith("per_device_") for key in options) or bool(
-        "do_train" in options or options.get("deepspeed")
-    )
-    script = Path(rest[0]).name if rest else ""
-    if is_trainer and "no_trainer" not in script and not flags:
-        return read_trainer(Source(name, options, is_text=True))
     source = Source(name, options, is_text=True)
-    # What the user names stands for its word alone, whatever it is called.
-    names = [key for key in options if key not in flags.values()]
-
-    def one_of(word: str, *known: str) -> str | None:
-        return flags.get(word) or next((key for key in known if key in names), None)
-
-    micro = one_of("micro_batch_size", "per_device_train_batch_size", *_SCRIPT_MICRO)
-    total = one_of("global_batch_size", *_SCRIPT_TOTAL)
-    accumulation = one_of("gradient_accumulation_steps", "gradient_accumulation_steps")
-    if micro is None and total is None and accumulation is None:
-        return None
-    return Statement(
-        "script",
-        name,
-        micro=source.count(micro) if micro else None,
-        accumulation=source.count(accumulation) if accumulation else None,
-        total=source.count(total) if total else None,
-        precision=source.precision("mixed_precision"),
-        clipping=source.number("max_grad_norm"),
-    )
+    script = Path(rest[0]).name if rest else ""
+    names_json = options.get("deepspeed", "").endswith(_CONFIG_SUFFIXES)
+    is_trainer = "per_device_train_batch_size" in options or (names_json and not flags)
+    if launcher == "litgpt":
+        return read_program(source, "litgpt", flags)
+    if is_trainer and "no_trainer" not in script:
+        return read_trainer(source, "trainer", flags)
+    if launcher == "accelerate" and not options.keys() & BATCH_KEYS["script"]["micro"]:
+        # What scripts of accelerate and diffusers call it; elsewhere it may be the global batch.
+        taken = "train_batch_size" in flags.values() or "train_batch_size" not in options
+        flags = flags if taken else {"micro_batch_size": "train_batch_size", **flags}
+    statement = read_program(source, "script", flags)
+    numbers = (statement.micro, statement.accumulation, statement.total, statement.unused)
+    return statement if any(numbers) else None
 
 
 def _files(
@@ -255,8 +277,8 @@ def _files(
     options: Mapping[str, str],
     script: Mapping[str, str],
     rest: Sequence[str],
-) -> tuple[tuple[str, Kind], ...]:
-    found: list[tuple[str, Kind]] = []
+) -> tuple[tuple[str, Kind | None], ...]:
+    found: list[tuple[str, Kind | None]] = []
     if launcher == "accelerate":
         found += [(options["config_file"], "accelerate")] if options.get("config_file") else []
         named = options.get("deepspeed_config_file")
@@ -268,7 +290,7 @@ def _files(
         found.append((script["config"], "litgpt"))
     elif launcher != "litgpt" and len(rest) == 2 and rest[1].endswith(_CONFIG_SUFFIXES):
         # The way of transformers' own parser: one file in place of all arguments.
-        found.append((rest[1], "trainer"))
+        found.append((rest[1], None))
     return tuple(found)
 
 
@@ -292,50 +314,21 @@ def _leading(words: Sequence[str], flags: frozenset[str]) -> tuple[dict[str, str
 def _options(words: Sequence[str], flags: Mapping[str, str]) -> dict[str, str]:
     """Read the arguments of a script; the last of several wins, as argparse has it.
 
-    What the user names may have one dash (`-b 8`) or, as Hydra has it, none (`batch=8`).
+    `--name value`, `--name=value`, and as Hydra has it `name=value`; what the user names may have
+    one dash (`-b 8`).
     """
     options: dict[str, str] = {}
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
-        key = _key(name)
-        is_named = key in flags.values() and (bool(equals) or word.startswith("-"))
-        if not word.startswith("--") and not is_named:
+        is_short = word.startswith("-") and _key(name) in flags.values()
+        if not (word.startswith("--") or is_short or (equals and re.match(r"[+\w]", name))):
             continue
         following = words[index + 1] if index + 1 < len(words) else "--"
         if not equals and not following.startswith("--"):
             value = following
-        options[key] = value
+        options[_key(name)] = value
     return options
 
 
 def _key(name: str) -> str:
     return name.lstrip("-+").replace("-", "_")
-
-
-def _check_flags(
-    name: str, launcher: Launcher, flags: Mapping[str, str], options: Mapping[str, str]
-) -> None:
-    """Refuse what names nothing, or an argument of somebody else's script."""
-    for key in flags.values():
-        if key not in options:
-            there = ", ".join(f"--{option}" for option in options) or "none"
-            msg = f"{name}: --flag names --{key}, and the command has no such; it has {there}"
-            raise ConfigError(msg)
-    known = ("per_device_", "train.") if launcher == "litgpt" else ("per_device_",)
-    theirs = [key for key in options if key.startswith(known)]
-    if flags and theirs:
-        msg = (
-            f"{name}: --flag is for a script of your own; --{theirs[0]} is known, and says what "
-            "the script is"
-        )
-        raise ConfigError(msg)
-
-
-def _refuse_unknown(name: str, key: str, value: str) -> None:
-    if re.search(r"\$[\w({]|`", value):
-        by_slurm = ", or its #SBATCH line" if "SLURM_" in value else ""
-        msg = (
-            f"{name}: --{key} is {value}, which only running the script would tell; set the "
-            f"variable in the script{by_slurm}, or {_GIVE}"
-        )
-        raise ConfigError(msg)

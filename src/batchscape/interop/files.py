@@ -9,43 +9,13 @@ from pathlib import Path
 import yaml
 
 from batchscape.errors import ConfigError
-from batchscape.interop.readers import READERS
-from batchscape.interop.statements import KINDS, Kind, Source, Statement
+from batchscape.interop.readers import READERS, kind_of, marks_of_kinds, refuse_parallelism
+from batchscape.interop.statements import Kind, Source, Statement
 
 __all__ = ["is_script", "read_file", "read_text"]
 
 _LARGEST_BYTES = 2**20
 """No configuration is larger; a checkpoint given by mistake is not read whole."""
-
-# Keys that only one kind has. DeepSpeed's JSON and TrainingArguments share some names.
-_MARKS: dict[Kind, frozenset[str]] = {
-    "accelerate": frozenset(
-        {"distributed_type", "num_processes", "compute_environment", "num_machines"}
-    ),
-    "trainer": frozenset(
-        {
-            "per_device_train_batch_size",
-            "output_dir",
-            "num_train_epochs",
-            "max_steps",
-            "max_grad_norm",
-            "auto_find_batch_size",
-            "deepspeed",
-        }
-    ),
-    "deepspeed": frozenset(
-        {
-            "train_batch_size",
-            "train_micro_batch_size_per_gpu",
-            "zero_optimization",
-            "gradient_clipping",
-            "gradient_accumulation_steps",
-            "fp16",
-            "bf16",
-        }
-    ),
-    "litgpt": frozenset({"train"}),
-}
 
 
 def is_script(path: Path) -> bool:
@@ -74,14 +44,12 @@ def read_file(path: Path, kind: Kind | None = None) -> Statement:
         It cannot be read, is none of the known kinds, or has a value that breaks a rule.
     """
     content = _parse(path, read_text(path))
-    found = kind or _kind_of(content)
-    if found is None:
-        known = "; ".join(
-            f"{KINDS[name]}: {', '.join(sorted(marks))}" for name, marks in _MARKS.items()
-        )
-        msg = f"{path}: cannot tell what file this is; keys that would tell: {known}"
+    kind = kind or kind_of(content, is_json=path.suffix.lower() == ".json")
+    if kind is None:
+        msg = f"{path}: cannot tell what file this is; keys that would tell: {marks_of_kinds()}"
         raise ConfigError(msg)
-    return READERS[found](Source(str(path), content))
+    refuse_parallelism(str(path), content)
+    return READERS[kind](Source(str(path), content))
 
 
 def read_text(path: Path) -> str:
@@ -145,10 +113,3 @@ def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
         msg = f"key {twice!r} is given twice"
         raise ValueError(msg)
     return content
-
-
-def _kind_of(content: Mapping[str, object]) -> Kind | None:
-    if isinstance(content.get("train"), dict):
-        return "litgpt"
-    # In this order: a file with a key of TrainingArguments alone is no DeepSpeed JSON.
-    return next((kind for kind, marks in _MARKS.items() if marks & content.keys()), None)

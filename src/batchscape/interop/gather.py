@@ -21,17 +21,12 @@ class Setup:
 
     launch: Launch | None = None
     launcher: Statement | None = None
-    script: Statement | None = None
-    """Arguments of a script that is not the Trainer's."""
-    trainer: Statement | None = None
-    """`TrainingArguments` in force."""
-    unread_trainer: Statement | None = None
-    """A file of them that the command does not name."""
+    programs: tuple[Statement, ...] = ()
+    """Arguments of the script and its file, in the order of precedence."""
+    unread: Statement | None = None
+    """A file of the script that the command does not name."""
     deepspeed: Statement | None = None
     accelerate: Statement | None = None
-    litgpt: Statement | None = None
-    litgpt_arguments: Statement | None = None
-    """What the command line sets over the LitGPT file."""
     devices: int | None = None
     """Told by the user, for what only the machine knows."""
 
@@ -48,19 +43,28 @@ class Setup:
         return tuple(s for s in (self.launcher, self.accelerate) if s is not None)
 
     @property
+    def program(self) -> Statement | None:
+        """What cuts the batch: arguments or file of the script; None where nothing tells."""
+        return self.programs[0] if self.programs else None
+
+    @property
+    def trainer(self) -> Statement | None:
+        """The program, where it is transformers' Trainer."""
+        program = self.program
+        is_trainer = program is not None and program.kind in {"trainer", "axolotl"}
+        return program if is_trainer else None
+
+    @property
     def statements(self) -> tuple[Statement, ...]:
         """All of them, in the order in which a table shows them."""
-        found = (
+        all_of_them = (
             self.launcher,
             self.accelerate,
-            self.trainer,
-            self.unread_trainer,
-            self.script,
+            *self.programs,
+            self.unread,
             self.deepspeed,
-            self.litgpt,
-            self.litgpt_arguments,
         )
-        return tuple(statement for statement in found if statement is not None)
+        return tuple(statement for statement in all_of_them if statement is not None)
 
 
 def gather(
@@ -93,9 +97,10 @@ def gather(
         raise ConfigError(msg)
     launch = None
     if scripts:
-        launch = read_script(str(scripts[0]), read_text(scripts[0]), flags)
+        text = read_text(scripts[0])
+        launch = read_script(str(scripts[0]), text, flags, counts_told=devices is not None)
     elif command:
-        launch = read_command(command, flags)
+        launch = read_command(command, flags, counts_told=devices is not None)
     elif flags:
         msg = "--flag names arguments of a script: give its launch command, or the file with it"
         raise ConfigError(msg)
@@ -104,23 +109,24 @@ def gather(
     for name, kind in launch.files if launch is not None else ():
         shelf.take(name, kind, base)
     shelf.take_rest()
-    found = shelf.found
 
-    script = launch.script if launch is not None else None
-    from_arguments = script if script is not None and script.kind == "trainer" else None
-    trainer = from_arguments or found.get("trainer")
-    shelf.follow(trainer)
-    shelf.follow(found.get("accelerate"))
+    arguments, file = None if launch is None else launch.script, shelf.statements.get("program")
+    is_over = arguments is not None and arguments.kind == "litgpt"
+    is_stated = arguments is not None and any(
+        (arguments.micro, arguments.accumulation, arguments.total)
+    )
+    unread = file if is_stated and not is_over else None
+    order = (arguments, file) if is_over or is_stated else (file, arguments)
+    programs = tuple(one for one in order if one is not None and one is not unread)
+    for statement in (*programs, shelf.statements.get("accelerate")):
+        shelf.follow(statement)
     return Setup(
         launch=launch,
         launcher=launch.statement if launch is not None else None,
-        script=script if script is not None and script.kind == "script" else None,
-        trainer=trainer,
-        unread_trainer=found.get("trainer") if from_arguments is not None else None,
-        deepspeed=found.get("deepspeed"),
-        accelerate=found.get("accelerate"),
-        litgpt=found.get("litgpt"),
-        litgpt_arguments=script if script is not None and script.kind == "litgpt" else None,
+        programs=programs,
+        unread=unread,
+        deepspeed=shelf.statements.get("deepspeed"),
+        accelerate=shelf.statements.get("accelerate"),
         devices=devices,
     )
 
@@ -130,22 +136,21 @@ class _Shelf:
 
     def __init__(self, given: Sequence[Path]) -> None:
         self.given = list(given)
-        self.found: dict[Kind, Statement] = {}
-        self.paths: dict[Kind, Path] = {}
+        self.statements: dict[str, Statement] = {}
+        self.paths: dict[str, Path] = {}
 
-    def take(self, name: str, kind: Kind, base: Path) -> None:
+    def take(self, name: str, kind: Kind | None, base: Path) -> None:
         """Read a file that a command or another file names."""
         path = self._locate(name, base)
         if path in self.given:
             self.given.remove(path)
-        if kind in self.paths and self.paths[kind].resolve() == path.resolve():
-            return
-        self._keep(read_file(path, kind), path)
+        if not self._has(path):
+            self._keep(read_file(path, kind), path)
 
     def take_rest(self) -> None:
         """Read what was given and not named."""
         for path in self.given:
-            if not any(path.resolve() == other.resolve() for other in self.paths.values()):
+            if not self._has(path):
                 self._keep(read_file(path), path)
         self.given.clear()
 
@@ -161,7 +166,7 @@ class _Shelf:
         if isinstance(named, str) and named.endswith(".json"):
             path = self.paths.get("deepspeed")
             if path is None or path.name != Path(named).name:
-                base = self.paths.get(statement.kind, Path())
+                base = self.paths.get(_role(statement), Path())
                 self.take(named, "deepspeed", base.parent)
 
     def _locate(self, name: str, base: Path) -> Path:
@@ -175,19 +180,19 @@ class _Shelf:
         )
         raise ConfigError(msg)
 
+    def _has(self, path: Path) -> bool:
+        return any(path.resolve() == other.resolve() for other in self.paths.values())
+
     def _keep(self, statement: Statement, path: Path) -> None:
-        earlier = self.found.get(statement.kind)
+        earlier = self.statements.get(_role(statement))
         if earlier is not None:
-            msg = (
-                f"{earlier.source} and {statement.source} are both {_one(statement.kind)}; "
-                "check one set of files at a time"
-            )
+            both = " and ".join(f"{one.source} ({KINDS[one.kind]})" for one in (earlier, statement))
+            msg = f"{both} cannot both be in force; check one set of files at a time"
             raise ConfigError(msg)
-        self.found[statement.kind] = statement
-        self.paths[statement.kind] = path
+        self.statements[_role(statement)] = statement
+        self.paths[_role(statement)] = path
 
 
-def _one(kind: Kind) -> str:
-    name = KINDS[kind]
-    # What is called by a plural has no article.
-    return name if name.endswith("s") else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+def _role(statement: Statement) -> str:
+    """Return what a file is for; of each there is one."""
+    return statement.kind if statement.kind in {"deepspeed", "accelerate"} else "program"

@@ -8,12 +8,13 @@ from pathlib import PurePath
 from typing import Literal
 
 from batchscape.errors import ConfigError
+from batchscape.interop.readers import count_ids
 from batchscape.interop.slurm import Job, read_options, read_step
 from batchscape.interop.statements import Source, Statement, Value
 
 __all__ = ["FLAGS", "Launcher", "job_of", "launcher_of", "read_launcher", "starter_of"]
 
-Launcher = Literal["torchrun", "accelerate", "deepspeed", "litgpt", "python"]
+Launcher = Literal["torchrun", "paddle", "accelerate", "deepspeed", "litgpt", "python"]
 
 
 def _words(text: str) -> frozenset[str]:
@@ -23,6 +24,7 @@ def _words(text: str) -> frozenset[str]:
 # Options without a value: they tell where the launcher's options end and the script begins.
 FLAGS: dict[Launcher, frozenset[str]] = {
     "torchrun": _words("h help m module no_python run_path standalone use_env virtual_local_rank"),
+    "paddle": _words("h help"),
     "accelerate": _words(
         "cpu debug downcast_bf16 dynamo_use_dynamic dynamo_use_fullgraph "
         "dynamo_use_regional_compilation enable_cpu_affinity fp8_use_autocast_during_eval h help "
@@ -40,6 +42,7 @@ FLAGS: dict[Launcher, frozenset[str]] = {
 _MODULES: dict[str, Launcher] = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
+    "paddle.distributed.launch": "paddle",
     "accelerate.commands.launch": "accelerate",
     "deepspeed.launcher.runner": "deepspeed",
     "litgpt": "litgpt",
@@ -60,38 +63,47 @@ def launcher_of(words: Sequence[str]) -> tuple[Launcher, int] | None:
     Parameters
     ----------
     words : sequence of str
-        A command; programs in front of the launcher (srun, nohup, env) are passed over.
+        A command; programs in front of the launcher (srun, nohup, a Python program that starts
+        what stands behind its arguments) are passed over.
     """
     if not words or words[0] in _NOT_LAUNCHING:
         return None
+    python: tuple[Launcher, int] | None = None
     for index, word in enumerate(words):
-        program = PurePath(word).name
-        if program == "ds" and any(after.endswith(".py") for after in words[index + 1 :]):
-            # Short for deepspeed, and as short for a folder.
-            return "deepspeed", index + 1
-        if program in _PROGRAMS:
-            return _PROGRAMS[program], index + 1
-        if program == "accelerate":
-            return (
-                ("accelerate", index + 2) if words[index + 1 : index + 2] == ("launch",) else None
-            )
-        if program.startswith("python") and not program.endswith(".py"):
-            return _of_python(words, index)
-    return None
+        before = words[index - 1] if index else ""
+        is_value = before.startswith("-") and before != "--"
+        if python and (is_value or not _has_script(words[index:])):
+            # The value of an option of the script, and no launcher that it starts.
+            continue
+        launcher = _launcher_at(words, index, PurePath(word).name)
+        if launcher is not None and launcher[0] != "python":
+            return launcher
+        python = python or launcher
+    return python
 
 
-def _of_python(words: Sequence[str], index: int) -> tuple[Launcher, int] | None:
+def _has_script(words: Sequence[str]) -> bool:
+    return "-m" in words or any(word.endswith(".py") for word in words[1:])
+
+
+def _launcher_at(words: Sequence[str], index: int, program: str) -> tuple[Launcher, int] | None:
+    if program == "ds" and _has_script(words[index:]):
+        # Short for deepspeed, and as short for a folder.
+        return "deepspeed", index + 1
+    if program in _PROGRAMS:
+        return _PROGRAMS[program], index + 1
+    if program == "accelerate" and words[index + 1 : index + 2] == ("launch",):
+        return "accelerate", index + 2
+    if not program.startswith("python") or program.endswith(".py"):
+        return None
     at = index + 1
     while at < len(words) and words[at].startswith("-") and words[at] not in {"-m", "-c", "-"}:
         at += 1
     following = list(words[at : at + 2])
-    if following[:1] == ["-m"] and following[1:] and following[1] in _MODULES:
-        return _MODULES[following[1]], at + 2
     if following[:1] == ["-m"] and len(following) == 2:
-        return "python", at + 1
-    if following and following[0].endswith(".py"):
-        return "python", at
-    return None
+        module = _MODULES.get(following[1])
+        return ("python", at + 1) if module is None else (module, at + 2)
+    return ("python", at) if following and following[0].endswith(".py") else None
 
 
 def starter_of(words: Sequence[str]) -> tuple[str, Sequence[str]] | None:
@@ -161,16 +173,16 @@ def read_launcher(
     """
     others: dict[str, object] = {
         "launcher": launcher,
-        "visible": _ids(visible),
+        "visible": count_ids(visible),
         "under": under,
         "job": job,
     }
     devices = nodes = accumulation = clipping = precision = None
-    if launcher == "torchrun":
+    if launcher in {"torchrun", "paddle"}:
         nodes, per_node = _fixed_nodes(source), _per_node(source, job)
-        if per_node is not None and per_node.value and nodes and nodes.value:
-            key = per_node.key if nodes.value == 1 else "nproc_per_node x nnodes"
-            devices = Value(per_node.value * nodes.value, key, is_default=per_node.is_default)
+        if per_node is not None and per_node.value and nodes.value:
+            key = per_node.key if nodes.value == 1 else f"{per_node.key} x {nodes.key}"
+            devices = Value(per_node.value * nodes.value, key)
     elif launcher == "deepspeed":
         nodes, devices = _deepspeed_devices(source)
     elif launcher == "accelerate":
@@ -180,7 +192,7 @@ def read_launcher(
         precision = source.precision("mixed_precision")
         others["config_file"] = source.content.get("config_file")
         others["deepspeed_config_file"] = source.content.get("deepspeed_config_file")
-        others["gpu_ids"] = source.content.get("gpu_ids")
+        others["gpu_ids"] = count_ids(source.content.get("gpu_ids"))
         others["mpirun"] = bool(source.content.get("mpirun_hostfile"))
         for name in ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm"):
             others[name] = name in source.content
@@ -192,8 +204,9 @@ def read_launcher(
     elif launcher == "python" and under is not None:
         nodes = None if job.nodes is None else Value(job.nodes, "nodes")
         devices = None if job.all_tasks is None else Value(job.all_tasks, f"tasks of {under}")
-    elif launcher == "python":
-        devices = Value(1, "python", is_default=True)
+    elif launcher == "python" and others["visible"] == 1:
+        # Else the script may start others, or spread its batches over all devices that it sees.
+        devices = Value(1, "CUDA_VISIBLE_DEVICES names")
     return Statement(
         "launcher",
         f"{source.name} ({_TITLES[launcher]})",
@@ -208,6 +221,7 @@ def read_launcher(
 
 _TITLES: dict[Launcher, str] = {
     "torchrun": "torchrun",
+    "paddle": "paddle.distributed.launch",
     "accelerate": "accelerate launch",
     "deepspeed": "deepspeed",
     "litgpt": "litgpt",
@@ -215,30 +229,32 @@ _TITLES: dict[Launcher, str] = {
 }
 
 
-def _fixed_nodes(source: Source) -> Value[int] | None:
-    given = source.content.get("nnodes")
-    if given is None:
-        return Value(1, "nnodes", is_default=True)
-    least, _, most = str(given).partition(":")
+def _fixed_nodes(source: Source) -> Value[int]:
+    hosts = count_ids(source.content.get("ips"))
+    if hosts is not None:
+        return Value(hosts, "ips")
+    least, _, most = str(source.content.get("nnodes", 1)).partition(":")
     if most and most != least:
         # An elastic job has no one global batch.
         msg = (
-            f"{source.name}: nnodes {given} lets the number of nodes change, and the global batch "
-            "with it; give one number"
+            f"{source.name}: nnodes {least}:{most} lets the number of nodes change, and the global "
+            "batch with it; give one number"
         )
         raise ConfigError(msg)
-    return Source(source.name, {"nnodes": least}, is_text=True).count("nnodes")
+    nodes = Source(source.name, {"nnodes": least}, is_text=True).count("nnodes")
+    return nodes or Value(1, "nnodes")
 
 
 def _per_node(source: Source, job: Job) -> Value[int] | None:
     given = source.content.get("nproc_per_node")
-    if given is None:
-        return Value(1, "nproc_per_node", is_default=True)
     if given in {"auto", "cpu", "gpu", "xpu"}:
         # Counted on the machine when it starts.
         count = None if given in {"cpu", "xpu"} else job.gpus_on_node
         return None if count is None else Value(count, f"nproc_per_node {given}: GPUs of the job")
-    return source.count("nproc_per_node")
+    # Of paddle: the devices themselves. Where nothing is given, variables may say it.
+    lists = ((name, count_ids(source.content.get(name))) for name in ("gpus", "devices"))
+    ids = next((Value(count, name) for name, count in lists if count is not None), None)
+    return source.count("nproc_per_node") or ids
 
 
 def _deepspeed_devices(source: Source) -> tuple[Value[int] | None, Value[int] | None]:
@@ -258,10 +274,3 @@ def _deepspeed_devices(source: Source) -> tuple[Value[int] | None, Value[int] | 
     count = nodes.value if nodes is not None and nodes.value else 1
     key = "num_gpus" if count == 1 else "num_gpus x num_nodes"
     return nodes, Value(per_node.value * count, key)
-
-
-def _ids(text: str | None) -> int | None:
-    """Return how many devices a list of ids names; None where there is no list."""
-    if text is None or not text.strip() or "$" in text:
-        return None
-    return len([part for part in text.split(",") if part.strip()])

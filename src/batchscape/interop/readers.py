@@ -1,21 +1,107 @@
-"""One reader per kind of configuration: its keys as a `Statement`.
+"""One reader per kind of configuration: its keys as a `Statement`, and the keys that tell the kind.
 
-Defaults are those of the libraries: DeepSpeed 0.19, accelerate 1.15, transformers 5, LitGPT 0.5.
+What is not stated stays unknown: no default of a library is filled in. Keys and rules are those of
+DeepSpeed 0.19, accelerate 1.15, transformers 5, LitGPT 0.5, axolotl 0.18, torchtune 0.7 and
+LLaMA-Factory v1 (its older files are TrainingArguments).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from batchscape.errors import ConfigError
-from batchscape.interop.statements import Kind, Source, Statement, Value
+from batchscape.interop.statements import KINDS, Kind, Source, Statement, Value
 
-__all__ = ["DEEPSPEED_FIELDS", "READERS", "read_deepspeed", "read_litgpt", "read_trainer"]
+__all__ = [
+    "BATCH_KEYS",
+    "DEEPSPEED_FIELDS",
+    "FLAG_WORDS",
+    "READERS",
+    "count_ids",
+    "is_of_batch",
+    "is_parallelism",
+    "kind_of",
+    "marks_of_kinds",
+    "read_deepspeed",
+    "read_program",
+    "read_trainer",
+    "refuse_parallelism",
+]
 
 T = TypeVar("T")
+
+_STEPS = ("gradient_accumulation_steps",)
+BATCH_KEYS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "deepspeed": {
+        "micro": ("train_micro_batch_size_per_gpu",),
+        "accumulation": _STEPS,
+        "total": ("train_batch_size",),
+    },
+    "trainer": {
+        "micro": ("per_device_train_batch_size", "per_gpu_train_batch_size"),
+        "accumulation": _STEPS,
+    },
+    "axolotl": {"micro": ("micro_batch_size",), "accumulation": _STEPS},
+    "torchtune": {"micro": ("batch_size",), "accumulation": _STEPS},
+    "llamafactory": {"micro": ("micro_batch_size",), "total": ("global_batch_size",)},
+    "litgpt": {"micro": ("train.micro_batch_size",), "total": ("train.global_batch_size",)},
+    # Names that say for themselves what they count, whosever script it is.
+    "script": {
+        "micro": (
+            "per_device_train_batch_size",
+            "per_device_training_batch_size",
+            "per_gpu_train_batch_size",
+            "micro_batch_size",
+            "train_micro_batch_size_per_gpu",
+        ),
+        "accumulation": _STEPS,
+        "total": ("global_batch_size",),
+    },
+}
+"""What each kind calls micro-batch, accumulation and global batch in samples."""
+FLAG_WORDS = {
+    "micro_batch_size": "micro",
+    "gradient_accumulation_steps": "accumulation",
+    "global_batch_size": "total",
+    "global_batch_tokens": "tokens",
+    "sequence_length": "length",
+}
+"""What an argument of a script of the user's own may stand for."""
+
+_MARKS: tuple[tuple[Kind, frozenset[str]], ...] = (
+    ("accelerate", frozenset({"distributed_type"})),
+    ("accelerate", frozenset({"compute_environment"})),
+    ("trainer", frozenset({"per_device_train_batch_size"})),
+    ("axolotl", frozenset({"base_model", "micro_batch_size"})),
+    ("axolotl", frozenset({"base_model", "datasets"})),
+    ("llamafactory", frozenset({"train_dataset", "micro_batch_size"})),
+    ("torchtune", frozenset({"model._component_", "batch_size"})),
+    ("litgpt", frozenset({"train.micro_batch_size"})),
+    ("litgpt", frozenset({"train.global_batch_size"})),
+    ("deepspeed", frozenset({"zero_optimization"})),
+    ("deepspeed", frozenset({"train_micro_batch_size_per_gpu"})),
+)
+"""Keys that together tell a kind; a name that several systems share tells none."""
+
+_BATCH_WORDS = r"""per each devices? gpu node rank worker local global total effective real train
+    training micro mini macro world forward ppo sft dpo grpo grad gradients? steps? of size batches
+    """
+_BATCH = re.compile(
+    rf"(?:(?:{'|'.join(_BATCH_WORDS.split())})_)*(?:(?:mini|micro)?batch(?:size)?|bsz?|accum[a-z]*)"
+    rf"(?:_(?:{'|'.join(_BATCH_WORDS.split())}))*"
+)
+_CUTS = re.compile(
+    r"(?:^|_)(?:tensor|model|pipe|pipeline|context|sequence|sep|ulysses)(?:_model|_sequence)?"
+    r"_parallel(?:ism)?(?:_world)?_(?:size|degree|dim)$|autotp_size$|ring_attn_size$"
+    r"|(?:^|_)(?:tp|pp|cp|sp|mp)_(?:size|degree|dim)$|^(?:tp|pp|cp|sp)$"
+)
+_OTHER_WORK = re.compile(r"vllm|sglang|infer|rollout|generat|eval")
+"""Parts of a program that do not train, and have devices of their own."""
 
 DEEPSPEED_FIELDS = frozenset(
     {
@@ -62,16 +148,114 @@ _NEAR = 0.85
 """Share of letters in common, by `difflib`, from which a key is taken for another's misspelling."""
 
 
+def kind_of(content: Mapping[str, object], *, is_json: bool) -> Kind | None:
+    """Return whose configuration this is; None where its keys do not tell."""
+    keys = {key for key, _ in _flat(content)} | set(content)
+    for kind, marks in _MARKS:
+        if marks <= keys:
+            return kind
+    # A few names are DeepSpeed's where no other is beside them; it reads JSON alone.
+    return "deepspeed" if is_json and content and content.keys() <= {*_DEEPSPEED_KEYS} else None
+
+
+def marks_of_kinds() -> str:
+    """Return the keys that tell each kind, for a message."""
+    return "; ".join(f"{KINDS[kind]}: {' and '.join(sorted(marks))}" for kind, marks in _MARKS)
+
+
+def count_ids(ids: object) -> int | None:
+    """Return how many devices a list of ids names; None where there is no list."""
+    text = "" if isinstance(ids, bool) or ids is None else str(ids)
+    parts = [part for part in text.split(",") if part.strip()]
+    return len(parts) if parts and text != "all" and "$" not in text else None
+
+
+def is_parallelism(key: str) -> bool:
+    """Return whether a key says how many devices share the samples of one rank, or the model."""
+    last = key.rpartition(".")[2].replace("-", "_")
+    return bool(_CUTS.search(last)) and not _OTHER_WORK.search(key)
+
+
+def refuse_parallelism(name: str, content: Mapping[str, object]) -> None:
+    """Refuse what cuts the model or a sample, wherever it stands in a file or a command.
+
+    Raises
+    ------
+    ConfigError
+        A size of it is above 1.
+    """
+    cuts = [
+        f"{key} {value}"
+        for key, value in _flat(content)
+        if is_parallelism(key) and _whole(value) > 1
+    ]
+    if cuts:
+        msg = (
+            f"{name}: {', '.join(sorted(cuts))}: the model or a sample is cut over devices, so "
+            "that they are not data-parallel ranks; only data parallelism is covered"
+        )
+        raise ConfigError(msg)
+
+
+def _flat(content: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Yield what stands at the ends of a nested mapping, with its dotted key."""
+    rest: list[tuple[str, object]] = list(content.items())
+    while rest:
+        key, value = rest.pop(0)
+        if isinstance(value, dict):
+            rest += ((f"{key}.{name}", one) for name, one in value.items())
+        else:
+            yield str(key), value
+
+
+def _numbers(
+    source: Source, kind: Kind, flags: Mapping[str, str], *, auto: bool = False
+) -> dict[str, Any]:
+    """Read the numbers of a batch: names that the user gives go before those of the kind."""
+    keys = {FLAG_WORDS[word]: name for word, name in flags.items()}
+    for part, names in BATCH_KEYS[kind].items():
+        present = [key for key in names if key in source.content and key not in flags.values()]
+        if part not in keys and present:
+            keys[part] = present[0]
+    numbers: dict[str, Any] = {part: source.count(key, auto=auto) for part, key in keys.items()}
+    if "tokens" in numbers:
+        numbers["total"] = _samples(source, numbers.pop("tokens"), numbers.pop("length"))
+    unused = (
+        Value(_whole(value), str(key))
+        for key, value in source.content.items()
+        if key not in keys.values() and is_of_batch(str(key)) and _whole(value)
+    )
+    return {**numbers, "unused": () if kind == "deepspeed" else tuple(unused)}
+
+
+def is_of_batch(key: str) -> bool:
+    """Return whether a name speaks of the batch of training, and of nothing else."""
+    return bool(_BATCH.fullmatch(key.rpartition(".")[2].replace("-", "_").lower()))
+
+
+def _whole(value: object) -> int:
+    """Return a whole number, of a file or a command; 0 where it is none."""
+    if isinstance(value, str):
+        return int(value) if re.fullmatch(r"[0-9]{1,18}", value) else 0
+    return value if type(value) is int else 0
+
+
+def _samples(source: Source, tokens: Value[int], length: Value[int]) -> Value[int]:
+    """Return how many samples a global batch is that counts tokens."""
+    if tokens.value is None or length.value is None or tokens.value % length.value:
+        msg = f"{source.name}: {tokens} tokens are no multiple of {length}: no whole samples"
+        raise ConfigError(msg)
+    return Value(tokens.value // length.value, f"{tokens} tokens / {length} = samples")
+
+
 def read_deepspeed(source: Source) -> Statement:
     """Read a DeepSpeed JSON.
 
     Raises
     ------
     ConfigError
-        A value breaks a rule, or the file cuts models and not only batches.
+        A value breaks a rule.
     """
-    _refuse_parallelism(source, source.section("tensor_parallel"), "autotp_size")
-    _refuse_parallelism(source, source, "sequence_parallel_size")
     stated = {
         name: enabled.value
         for name in ("fp16", "bf16")
@@ -87,14 +271,13 @@ def read_deepspeed(source: Source) -> Statement:
     return Statement(
         "deepspeed",
         source.name,
-        micro=source.count("train_micro_batch_size_per_gpu", auto=True),
-        accumulation=source.count("gradient_accumulation_steps", auto=True),
-        total=source.count("train_batch_size", auto=True),
+        **_numbers(source, "deepspeed", {}, auto=True),
         precision=precision,
         clipping=source.number("gradient_clipping", auto=True),
         others={
             "both_precisions": len(on) == 2,
             "enabled": stated,
+            "enabled_precision": bool(on),
             "optimizer_max_grad_norm": optimizer.number("max_grad_norm", auto=True),
             "misspelt": _misspelt(source),
         },
@@ -118,20 +301,13 @@ def read_accelerate(source: Source) -> Statement:
             "devices are not data-parallel ranks; only data parallelism is covered"
         )
         raise ConfigError(msg)
-    parallelism = source.section("parallelism_config")
-    for name in ("tp_size", "cp_size", "sp_size"):
-        for key in (name, f"parallelism_config_{name}"):
-            _refuse_parallelism(source, parallelism, key)
     plugin = source.section("deepspeed_config")
-    devices = source.count("num_processes")
-    if devices is None and distributed == "NO":
-        devices = Value(1, "num_processes", is_default=True)
     accumulation = plugin.count("gradient_accumulation_steps", auto=True)
     clipping = plugin.number("gradient_clipping", auto=True)
     return Statement(
         "accelerate",
         source.name,
-        devices=devices,
+        devices=source.count("num_processes"),
         nodes=source.count("num_machines"),
         accumulation=_below("deepspeed_config", accumulation),
         precision=source.precision("mixed_precision"),
@@ -139,7 +315,7 @@ def read_accelerate(source: Source) -> Statement:
         others={
             "distributed_type": distributed,
             "use_cpu": _is_on(source, "use_cpu"),
-            "gpu_ids": source.content.get("gpu_ids"),
+            "gpu_ids": count_ids(source.content.get("gpu_ids")),
             "mpirun": bool(source.section("mpirun_config").content.get("mpirun_hostfile")),
             "deepspeed_config_file": _text(plugin, "deepspeed_config_file"),
             "deepspeed_fields": tuple(
@@ -150,29 +326,38 @@ def read_accelerate(source: Source) -> Statement:
     )
 
 
-def read_trainer(source: Source) -> Statement:
-    """Read `TrainingArguments`, from a file or from the arguments of a command.
+def read_trainer(
+    source: Source, kind: Kind = "trainer", flags: Mapping[str, str] | None = None
+) -> Statement:
+    """Read `TrainingArguments`, from a file or a command, or what axolotl hands on to them.
 
     Raises
     ------
     ConfigError
         A value breaks a rule.
     """
-    both = [name for name in ("fp16", "bf16") if _is_on(source, name)]
-    micro = source.count("per_device_train_batch_size")
+    # axolotl asks the device; its "full" has no autocast.
+    is_axolotl = kind == "axolotl"
+    content = {key: value for key, value in source.content.items() if value != "full"}
+    switches = {
+        name: Source(source.name, content if is_axolotl else source.content).flag(
+            name, auto=is_axolotl
+        )
+        for name in ("fp16", "bf16")
+    }
+    on = [name for name, switch in switches.items() if switch is not None and switch.value]
+    is_auto = any(switch is not None and switch.is_auto for switch in switches.values())
     config = source.content.get("accelerator_config")
     split = isinstance(config, dict) and _is_on(Source(source.name, config), "split_batches")
     deepspeed = source.content.get("deepspeed")
     return Statement(
-        "trainer",
+        kind,
         source.name,
-        micro=micro or Value(8, "per_device_train_batch_size", is_default=True),
-        accumulation=source.count("gradient_accumulation_steps")
-        or Value(1, "gradient_accumulation_steps", is_default=True),
-        precision=Value(both[0], both[0]) if both else None,
-        clipping=source.number("max_grad_norm") or Value(1.0, "max_grad_norm", is_default=True),
+        **_numbers(source, kind, flags or {}),
+        precision=Value(on[0], on[0]) if on else Value(None, "bf16") if is_auto else None,
+        clipping=source.number("max_grad_norm"),
         others={
-            "both_precisions": len(both) == 2,
+            "both_precisions": len(on) == 2,
             "split_batches": split,
             "auto_find_batch_size": _is_on(source, "auto_find_batch_size"),
             "deepspeed": deepspeed if isinstance(deepspeed, str) and deepspeed else None,
@@ -181,32 +366,30 @@ def read_trainer(source: Source) -> Statement:
     )
 
 
-def read_litgpt(source: Source) -> Statement:
-    """Read a LitGPT YAML, or the same keys from a command line.
+def read_program(source: Source, kind: Kind, flags: Mapping[str, str] | None = None) -> Statement:
+    """Read the file of a training program that cuts the batch itself, or its arguments.
 
     Raises
     ------
     ConfigError
         A value breaks a rule.
     """
-    train = source.section("train")
-    train = Source(source.name, train.content, source.is_text)
-    per_node = None
-    if source.content.get("devices") != "auto":
-        per_node = source.count("devices")
-    nodes = source.count("num_nodes")
-    devices = None
-    if per_node is not None and per_node.value is not None:
-        count = nodes.value if nodes is not None and nodes.value is not None else 1
-        key = "devices" if count == 1 else "devices x num_nodes"
-        devices = Value(per_node.value * count, key)
+    flat = replace(source, content=dict(_flat(source.content)))
+    strategy = str(source.content.get("batching_strategy"))
+    if kind == "llamafactory" and strategy.startswith("dynamic"):
+        msg = f"{source.name}: batching_strategy {strategy} fills a batch by tokens, not by samples"
+        raise ConfigError(msg)
+    is_litgpt = kind == "litgpt"
+    has_count = is_litgpt and source.content.get("devices") != "auto"
     return Statement(
-        "litgpt",
+        kind,
         source.name,
-        devices=devices,
-        nodes=nodes,
-        micro=train.count("micro_batch_size", shown="train.micro_batch_size"),
-        total=train.count("global_batch_size", shown="train.global_batch_size"),
+        # Of one node, as LitGPT counts them.
+        devices=source.count("devices") if has_count else None,
+        nodes=source.count("num_nodes") if is_litgpt else None,
+        **_numbers(flat, kind, flags or {}),
+        precision=None if is_litgpt else source.precision("mixed_precision"),
+        clipping=source.number("max_grad_norm"),
     )
 
 
@@ -218,16 +401,6 @@ def _misspelt(source: Source) -> dict[str, str]:
             near = get_close_matches(key, _DEEPSPEED_KEYS, n=1, cutoff=_NEAR)
             found |= dict.fromkeys([key] if near else [], "".join(near))
     return found
-
-
-def _refuse_parallelism(source: Source, section: Source, key: str) -> None:
-    size = section.count(key)
-    if size is not None and size.value != 1:
-        msg = (
-            f"{source.name}: {key} {size.value} cuts samples or the model over devices, so that "
-            "devices are not data-parallel ranks; only data parallelism is covered"
-        )
-        raise ConfigError(msg)
 
 
 def _below(section: str, value: Value[T] | None) -> Value[T] | None:
@@ -248,5 +421,8 @@ READERS: dict[Kind, Callable[[Source], Statement]] = {
     "deepspeed": read_deepspeed,
     "accelerate": read_accelerate,
     "trainer": read_trainer,
-    "litgpt": read_litgpt,
+    "axolotl": partial(read_trainer, kind="axolotl"),
+    "llamafactory": partial(read_program, kind="llamafactory"),
+    "torchtune": partial(read_program, kind="torchtune"),
+    "litgpt": partial(read_program, kind="litgpt"),
 }

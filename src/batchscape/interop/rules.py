@@ -5,20 +5,18 @@ A rule takes what is said and what runs of it, and yields what is wrong.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from batchscape.errors import GeometryError
-from batchscape.geometry import solve
 from batchscape.interop.gather import Setup
-from batchscape.interop.resolve import Running, accelerate_mode
-from batchscape.interop.slurm import Job
-from batchscape.interop.statements import Statement, Value, differ
+from batchscape.interop.readers import FLAG_WORDS
+from batchscape.interop.resolve import Running, accelerate_mode, first_fact
+from batchscape.interop.statements import KINDS, Statement, Value, differ
 
 __all__ = ["Disagreement", "findings_of"]
-
-_SEVERAL = "the command wins; give the number in one place"
 
 
 @dataclass(frozen=True)
@@ -50,14 +48,14 @@ def findings_of(setup: Setup, running: Running) -> list[Disagreement]:
 def _one_process(setup: Setup, _: Running) -> Iterator[Disagreement]:
     if setup.launched_by != "accelerate":
         return
-    mode, wanted = accelerate_mode(setup), _wanted(setup)
-    if wanted is None or (wanted[1].value or 1) < 2:
+    mode, wanted = accelerate_mode(setup), first_fact("devices", *setup.of_accelerate)
+    if wanted is None or wanted.value < 2:
         return
     if not mode.starts_many:
         yield Disagreement(
             "one-process",
             "error",
-            f"{wanted[0].name(wanted[1])}, and one process runs, without a word: {mode.reason}",
+            f"{wanted.origin}, and one process runs, without a word: {mode.reason}",
             "start with torchrun --nproc_per_node, or with --multi_gpu or distributed_type "
             "MULTI_GPU on GPUs",
         )
@@ -65,87 +63,49 @@ def _one_process(setup: Setup, _: Running) -> Iterator[Disagreement]:
         yield Disagreement(
             "one-process",
             "warning",
-            f"{wanted[0].name(wanted[1])}: {mode.reason}; else one process runs",
+            f"{wanted.origin}: {mode.reason}; else one process runs",
             "add --multi_gpu",
         )
-
-
-def _wanted(setup: Setup) -> tuple[Statement, Value[int]] | None:
-    """Return the number of processes that accelerate is told to start."""
-    for statement in setup.of_accelerate:
-        if statement.devices is not None:
-            return statement, statement.devices
-    return None
 
 
 def _per_machine(setup: Setup, _: Running) -> Iterator[Disagreement]:
     if setup.launched_by != "accelerate":
         return
-    wanted = _wanted(setup)
-    nodes = next((said.nodes for said in setup.of_accelerate if said.nodes), None)
-    if wanted is None or nodes is None or not wanted[1].value or not nodes.value:
+    wanted, nodes = (first_fact(name, *setup.of_accelerate) for name in ("devices", "nodes"))
+    if wanted is None or nodes is None or wanted.value % nodes.value == 0:
         return
-    remainder = wanted[1].value % nodes.value
-    if remainder:
-        each = wanted[1].value // nodes.value
-        yield Disagreement(
-            "processes-per-machine",
-            "error",
-            f"{wanted[0].name(wanted[1])} does not divide over {nodes}: num_processes counts all "
-            f"machines, and accelerate starts {each} on each, {each * nodes.value} in all",
-            f"set num_processes to a multiple of {nodes.value}",
-        )
+    each = wanted.value // nodes.value
+    yield Disagreement(
+        "processes-per-machine",
+        "error",
+        f"{wanted.origin} does not divide over {nodes.origin}: num_processes counts all machines, "
+        f"and accelerate starts {each} on each, {each * nodes.value} in all",
+        f"set num_processes to a multiple of {nodes.value}",
+    )
 
 
 def _visible(setup: Setup, _: Running) -> Iterator[Disagreement]:
     """More ranks on one machine than devices that they may see."""
-    launcher = setup.launcher
-    ids = launcher.others.get("gpu_ids") if launcher is not None else None
-    origin = "--gpu_ids"
-    if ids is None and setup.accelerate is not None and setup.launched_by == "accelerate":
-        ids, origin = setup.accelerate.others.get("gpu_ids"), f"{setup.accelerate.source}: gpu_ids"
-    count = None
-    if isinstance(ids, (str, int)) and not isinstance(ids, bool) and str(ids) != "all":
-        count = len([part for part in str(ids).split(",") if part.strip()])
-    elif launcher is not None and isinstance(launcher.others.get("visible"), int):
-        count, origin = int(str(launcher.others["visible"])), "CUDA_VISIBLE_DEVICES"
-    elif (job := _job_of(launcher)) is not None:
-        count, origin = job.gpus_on_node, "the job"
-    wanted = _wanted(setup)
-    if count is None or wanted is None or not wanted[1].value:
+    # An accelerate config beside another launcher is not read.
+    readers = setup.of_accelerate if setup.launched_by == "accelerate" else (setup.launcher,)
+    counts = [(said.others.get("gpu_ids"), f"{said.source}: gpu_ids") for said in readers if said]
+    if setup.launcher is not None:
+        others = setup.launcher.others
+        counts += [(others["visible"], "CUDA_VISIBLE_DEVICES")]
+        counts += [(others["job"].gpus_on_node, "the job")]
+    count, origin = next(((one, name) for one, name in counts if one is not None), (None, ""))
+    wanted, nodes = (first_fact(name, *setup.of_accelerate) for name in ("devices", "nodes"))
+    if count is None or wanted is None:
         return
-    told = (said.nodes.value for said in setup.of_accelerate if said.nodes is not None)
-    nodes = next((count for count in told if count), 1)
-    here = wanted[1].value // nodes
+    here = wanted.value // (nodes.value if nodes is not None else 1)
     if here > count:
         yield Disagreement(
             "visible-devices",
             "error",
-            f"{wanted[0].name(wanted[1])} starts {here} processes on a machine where {origin} "
+            f"{wanted.origin} starts {here} processes on a machine where {origin} "
             f"names {count} devices",
             "start one process per visible device, or make more visible",
         )
-
-
-def _job_of(launcher: Statement | None) -> Job | None:
-    job = launcher.others.get("job") if launcher is not None else None
-    return job if isinstance(job, Job) else None
-
-
-def _two_counts(setup: Setup, _: Running) -> Iterator[Disagreement]:
-    """A count on the command line goes before that of the file."""
-    launcher, config = setup.launcher, setup.accelerate
-    if setup.launched_by != "accelerate" or launcher is None or config is None:
-        return
-    left, right = launcher.devices, config.devices
-    if left is None or right is None or right.is_default or left.value == right.value:
-        return
-    yield Disagreement(
-        "devices",
-        "warning",
-        f"{launcher.name(left)} goes before {config.name(right)}",
-        "give the number in one place",
-    )
 
 
 def _unread_config(setup: Setup, _: Running) -> Iterator[Disagreement]:
@@ -154,7 +114,7 @@ def _unread_config(setup: Setup, _: Running) -> Iterator[Disagreement]:
     if config is None or launcher is None or launcher.others["launcher"] == "accelerate":
         return
     left, right = config.devices, launcher.devices
-    differs = left is not None and right is not None and left.value != right.value
+    differs = differ(left, right)
     yield Disagreement(
         "unread-config",
         "error" if differs else "warning",
@@ -179,10 +139,10 @@ def _told(setup: Setup, running: Running) -> Iterator[Disagreement]:
 
 def _job(setup: Setup, _: Running) -> Iterator[Disagreement]:
     """A launcher that starts processes itself, in a job that has nodes and tasks of its own."""
-    launcher, job = setup.launcher, _job_of(setup.launcher)
-    if launcher is None or job is None or launcher.others["launcher"] == "python":
+    launcher = setup.launcher
+    if launcher is None or launcher.others["launcher"] == "python":
         return
-    under, nodes = launcher.others["under"], launcher.nodes
+    job, under, nodes = launcher.others["job"], launcher.others["under"], launcher.nodes
     if job.nodes is not None and nodes is not None and nodes.value not in {None, job.nodes}:
         # One launcher alone may be meant for one of the nodes; one on each node is not.
         alone = under is None and (nodes.value or 1) < job.nodes
@@ -217,14 +177,12 @@ def _shell_floor(setup: Setup, _: Running) -> Iterator[Disagreement]:
 
 def _misspelt(setup: Setup, _: Running) -> Iterator[Disagreement]:
     """DeepSpeed passes over a key that it does not know, without a word."""
-    names = None if setup.deepspeed is None else setup.deepspeed.others["misspelt"]
-    if setup.deepspeed is None or not isinstance(names, dict):
-        return
-    for key, nearest in names.items():
+    json = setup.deepspeed
+    for key, nearest in json.others["misspelt"].items() if json is not None else ():
         yield Disagreement(
             "unknown-key",
             "warning",
-            f"{setup.deepspeed.source}: DeepSpeed knows no key {key} and passes over it; the "
+            f"{json.source if json else ''}: DeepSpeed knows no key {key} and passes over it; the "
             f"nearest that it knows is {nearest}",
             f"write {nearest}, or remove {key}",
         )
@@ -233,14 +191,12 @@ def _misspelt(setup: Setup, _: Running) -> Iterator[Disagreement]:
 def _auto_without_source(setup: Setup, running: Running) -> Iterator[Disagreement]:
     """DeepSpeed itself knows no "auto": transformers and accelerate fill it in before."""
     json = setup.deepspeed
-    if json is None or running.system == "trainer":
+    # accelerate takes DataLoader and Accelerator, which a script may set from anything.
+    if json is None or running.system in {"trainer", "accelerate"}:
         return
-    values = [value for value in (json.micro, json.accumulation, json.total) if value is not None]
-    autos = [value.key for value in values if value.is_auto]
+    values = (json.micro, json.accumulation, json.total)
+    autos = [value.key for value in values if value is not None and value.is_auto]
     if not autos:
-        return
-    if running.system == "accelerate":
-        # Filled from the DataLoader and the Accelerator, which a script may set from anything.
         return
     yield Disagreement(
         "auto-without-source",
@@ -252,37 +208,118 @@ def _auto_without_source(setup: Setup, running: Running) -> Iterator[Disagreemen
     )
 
 
-def _numbers(setup: Setup, running: Running) -> Iterator[Disagreement]:
-    """Two that state micro-batch or accumulation, and state them differently."""
-    reader = "accelerate" if running.system == "accelerate" else "DeepSpeed"
-    unread = "make both equal, or give the file as the only argument of the script"
-    pairs = (
-        (setup.deepspeed, setup.trainer, "the Trainer refuses to start", None),
-        (setup.deepspeed, setup.script, f"{reader} goes by the JSON", None),
-        (setup.unread_trainer, setup.trainer, "the command does not name the file", unread),
-    )
-    for left, right, makes, fix in pairs:
-        for rule, name in (("micro-batch", "micro"), ("accumulation", "accumulation")):
-            one, other = getattr(left, name, None), getattr(right, name, None)
-            if left is not None and right is not None and differ(one, other):
-                said = f"{left.name(one)} is not {right.name(other)}; {makes}"
-                yield Disagreement(rule, "error", said, fix or _equal(one, other))
+Pair = tuple[str, Statement | None, Statement | None, str]
+"""What two may state differently, the two, and what comes of it."""
+_FIRST_WINS = "the first goes before the second, without a word"
 
 
-def _equal(json: Value[int] | None, other: Value[int] | None) -> str:
-    """Return how to make two numbers one; "auto" would let any flag of a command line decide."""
-    if json is None or other is None:
-        return "make both equal"
-    return (
-        f"make both equal: {json.key} {other.value} in the DeepSpeed JSON, or {other.key} "
-        f"{json.value}"
+def _pairs(setup: Setup, running: Running) -> Iterator[Pair]:
+    """Yield who may state the same part of a run, and who wins."""
+    json, program, is_trainer = setup.deepspeed, setup.program, setup.trainer is not None
+    is_accelerate, mode = running.system == "accelerate", accelerate_mode(setup)
+    refuses = "the Trainer refuses to start"
+    reader = "accelerate" if is_accelerate else "DeepSpeed"
+    for part in ("micro", "accumulation"):
+        yield part, json, program, refuses if is_trainer else f"{reader} goes by the JSON"
+        yield part, setup.unread, program, "the command does not name the file"
+    plugin = next((said for said in setup.of_accelerate if said.clipping), None)
+    clips = program
+    if program is not None and is_trainer and program.clipping is None:
+        clips = replace(program, clipping=Value(1.0, "max_grad_norm (default)"))
+    source = json or (plugin if mode.deepspeed else None)
+    yield "clipping", source, clips, refuses if is_trainer else "DeepSpeed goes by the first"
+    first, second = (*setup.of_accelerate, None, None)[:2]
+    if setup.launched_by == "accelerate":
+        yield "devices", first, second, _FIRST_WINS
+    if not is_accelerate and not is_trainer:
+        return
+    yield "accumulation", first, second, _FIRST_WINS
+    first = next((said for said in setup.of_accelerate if said.accumulation), None)
+    makes = refuses if is_trainer else _FIRST_WINS
+    if not mode.deepspeed:
+        makes = "accelerate passes it on only with DeepSpeed, so that it has no effect"
+    yield "accumulation", first, program, makes
+    first = next((said for said in setup.of_accelerate if said.precision), None)
+    if first is not None and first.precision is not None and first.precision.value != "no":
+        yield "precision", first, program, "the arguments decide"
+        if is_accelerate and json is not None and json.on("enabled_precision"):
+            yield "precision", first, json, "accelerate refuses to start"
+
+
+def _differences(setup: Setup, running: Running) -> Iterator[Disagreement]:
+    """Two that state one part of a run, and state it differently."""
+    for part, left, right, makes in _pairs(setup, running):
+        one, other = getattr(left, part, None), getattr(right, part, None)
+        if left is not None and right is not None and one and other and differ(one, other):
+            yield Disagreement(
+                "micro-batch" if part == "micro" else part,
+                # Of the two sides of accelerate itself one is meant to win.
+                "warning" if right is setup.accelerate else "error",
+                f"{left.name(one)} is not {right.name(other)}; {makes}",
+                f"make both equal: {one.key} {other.value} in the {KINDS[left.kind]}, or "
+                f"{other.key} {one.value}",
+            )
+
+
+def _unread_file(setup: Setup, _: Running) -> Iterator[Disagreement]:
+    if setup.unread is not None:
+        yield Disagreement(
+            "unread-file",
+            "warning",
+            f"{setup.unread.source}: the command does not name the file, and states numbers "
+            "itself; those of the file are not used",
+            "give it as the only argument of the script, or leave it out",
+        )
+
+
+def _unused(setup: Setup, _: Running) -> Iterator[Disagreement]:
+    """Numbers whose names speak of the batch, and do not say what they count."""
+    for program in setup.programs:
+        if not program.unused:
+            continue
+        way = f"--flag {program.unused[0].key}=WORD, one of {', '.join(FLAG_WORDS)}"
+        yield Disagreement(
+            "unused-number",
+            "warning",
+            f"{program.source}: {', '.join(map(str, program.unused))}: not used, since the name "
+            "does not tell what is counted (samples or tokens, of a device or of all)",
+            f"say it: {way}" if setup.launch is not None else "remove what the program ignores",
+        )
+
+
+def _tokens(setup: Setup, _: Running) -> Iterator[Disagreement]:
+    """A global batch that the user counts in samples, beside the length of a sequence."""
+    total = setup.program.total if setup.program is not None else None
+    options = setup.launch.options if setup.launch is not None else {}
+    length = next((key for key in options if re.search(r"seq.*len|block_size", key)), None)
+    if total is not None and total.key in options and length and total.key != "global_batch_size":
+        yield Disagreement(
+            "samples-or-tokens",
+            "warning",
+            f"{total} is read in samples, and programs with {length} may count tokens there",
+            f"if so: --flag {total.key}=global_batch_tokens --flag {length}=sequence_length",
+        )
+
+
+def _no_batch(setup: Setup, _: Running) -> Iterator[Disagreement]:
+    """DeepSpeed asks for one of the two, and nobody fills in a key that is not there."""
+    json, program = setup.deepspeed, setup.program
+    if json is None or json.micro is not None or json.total is not None:
+        return
+    stated = program.micro if program is not None else None
+    yield Disagreement(
+        "no-batch",
+        "error",
+        f"{json.source}: has neither train_batch_size nor train_micro_batch_size_per_gpu, and "
+        "DeepSpeed does not start without one of them; what is not there is filled in by none",
+        'add "train_micro_batch_size_per_gpu": '
+        f"{'N' if stated is None or stated.value is None else stated.value} to the DeepSpeed JSON",
     )
 
 
 def _accumulation_missing(setup: Setup, running: Running) -> Iterator[Disagreement]:
     json = setup.deepspeed
-    script = setup.script if running.system == "accelerate" else None
-    said = setup.trainer or script
+    said = setup.program if running.system in {"accelerate", "trainer"} else None
     steps = said.accumulation if said is not None else None
     if (
         json is None
@@ -304,159 +341,70 @@ def _accumulation_missing(setup: Setup, running: Running) -> Iterator[Disagreeme
     )
 
 
-def _accumulation_of_launcher(setup: Setup, running: Running) -> Iterator[Disagreement]:
-    """The launcher carries an accumulation of its own, and only into DeepSpeed."""
-    said = [statement for statement in setup.of_accelerate if statement.accumulation]
-    if not said or running.system not in {"accelerate", "trainer"}:
-        return
-    if len(said) == 2 and differ(said[0].accumulation, said[1].accumulation):
-        yield Disagreement(
-            "accumulation",
-            "warning",
-            f"{said[0].name(said[0].accumulation)} goes before "
-            f"{said[1].name(said[1].accumulation)}",
-            _SEVERAL,
-        )
-    first = said[0]
-    script = setup.trainer or setup.script
-    theirs = script.accumulation if script is not None else None
-    if script is None or not differ(first.accumulation, theirs):
-        return
-    if not accelerate_mode(setup).deepspeed:
-        makes = "accelerate passes it on only with DeepSpeed, so that it has no effect"
-    elif running.system == "trainer":
-        makes = "the Trainer refuses to start"
-    else:
-        makes = "the launcher's goes before the script's, without a word"
-    yield Disagreement(
-        "accumulation",
-        "error",
-        f"{first.name(first.accumulation)} is not {script.name(theirs)}; {makes}",
-        "remove it from the accelerate side, or make both equal",
-    )
-
-
 def _total(setup: Setup, running: Running) -> Iterator[Disagreement]:
     """Every stated number of samples per optimizer step against devices x micro x accumulation."""
-    if running.system == "litgpt":
-        return
-    if running.unsolved:
+    if running.refusal is not None:
         facts = (running.total, running.micro, running.accumulation, running.devices)
         stated = ", ".join(fact.origin for fact in facts if fact is not None)
+        nearest = ", ".join(map(str, running.refusal.nearest))
         yield Disagreement(
             "global-batch",
             "error",
-            f"{stated}: {running.unsolved.partition('; given')[0]}",
-            _nearest(running) or "change one of the numbers so that it divides",
+            f"{stated}: {str(running.refusal).partition('; given')[0]}{_floor(running)}",
+            "change one of the numbers"
+            + (
+                f"; devices x micro-batch x accumulation that would work: {nearest}" * bool(nearest)
+            ),
         )
         return
-    for statement in (setup.deepspeed, setup.script):
-        total = None if statement is None else statement.total
-        if statement is None or total is None or total.value is None:
-            continue
-        product = _product(running)
-        if product is not None and product != total.value:
-            yield Disagreement(
-                "global-batch",
-                "error",
-                f"{statement.name(total)} is not devices x micro-batch x accumulation = "
-                f"{running.devices} x {running.micro} x {running.accumulation} = {product}"
-                + _namesake(setup, statement),
-                f"set {total.key} to {product}" + _alternatives(running, total.value),
-            )
-        elif running.devices is None and running.micro and running.accumulation:
-            inner = running.micro.value * running.accumulation.value
-            if total.value % inner:
-                yield Disagreement(
-                    "global-batch",
-                    "error",
-                    f"{statement.name(total)} is no multiple of micro-batch x accumulation = "
-                    f"{running.micro} x {running.accumulation} = {inner}: no number of devices "
-                    "fits",
-                    f"set {total.key} to a multiple of {inner}",
-                )
-
-
-def _product(running: Running) -> int | None:
-    if running.devices is None or running.micro is None or running.accumulation is None:
-        return None
-    return running.devices.value * running.micro.value * running.accumulation.value
-
-
-def _namesake(setup: Setup, statement: Statement) -> str:
-    """Explain `train_batch_size`, which is global in DeepSpeed and per device elsewhere."""
-    micro = setup.script.micro if setup.script is not None else None
-    total = statement.total
-    if statement.kind != "deepspeed" or micro is None or total is None:
-        return ""
-    if micro.key == "train_batch_size" and micro.value == total.value:
-        return (
-            "; train_batch_size is the global batch in a DeepSpeed JSON, and the micro-batch of a "
-            "device in arguments of accelerate scripts"
-        )
-    return ""
-
-
-def _alternatives(running: Running, total: int) -> str:
-    """Return geometries of the global batch that was asked for, on the devices there are."""
-    devices, micro, steps = running.devices, running.micro, running.accumulation
-    if devices is None or micro is None or steps is None:
-        return ""
-    per_device, remainder = divmod(total, devices.value)
-    if remainder:
-        return f" ({total} does not divide over {devices.value} devices)"
-    if per_device % micro.value == 0:
-        return f", or accumulation to {per_device // micro.value}"
-    if per_device % steps.value == 0:
-        return f", or the micro-batch to {per_device // steps.value}"
-    return ""
-
-
-def _nearest(running: Running) -> str:
-    given = {
-        "data_parallel_size": running.devices,
-        "micro_batch_size": running.micro,
-        "gradient_accumulation_steps": running.accumulation,
-        "global_batch_size": running.total,
-    }
-    try:
-        solve(**{name: fact.value for name, fact in given.items() if fact is not None})
-    except GeometryError as error:
-        shown = ", ".join(str(geometry) for geometry in error.nearest)
-        return f"devices x micro-batch x accumulation that would work: {shown}" if shown else ""
-    return ""
-
-
-def _litgpt(_: Setup, running: Running) -> Iterator[Disagreement]:
-    """LitGPT floors twice, without a word: global // devices // micro-batch."""
-    devices, micro, total = running.devices, running.micro, running.total
-    if running.system != "litgpt" or micro is None or total is None:
+    geometry, total = running.geometry, first_fact("total", setup.deepspeed, *setup.programs)
+    factors = [
+        fact for fact in (running.devices, running.micro, running.accumulation) if fact is not None
+    ]
+    product = math.prod(fact.value for fact in factors)
+    if total is None:
         return
-    count = devices.value if devices is not None else 1
-    unit = count * micro.value
-    if total.value % unit == 0:
-        return
-    steps = total.value // count // micro.value
-    said = f"global batch {total} is no multiple of devices {count} x micro-batch {micro}"
-    below, above = total.value // unit * unit, (total.value // unit + 1) * unit
-    if steps == 0:
+    if geometry is not None and geometry.global_batch_size != total.value:
         yield Disagreement(
-            "litgpt-floor",
+            "global-batch",
             "error",
-            f"{said}, and smaller; LitGPT stops at an assertion",
-            f"set train.global_batch_size to {above}",
+            f"{total.origin} is not devices x micro-batch x accumulation = {geometry}"
+            + _namesake(setup),
+            f"set it to {geometry.global_batch_size}, or change the others",
         )
-        return
-    yield Disagreement(
-        "litgpt-floor",
-        "error",
-        f"{said}; LitGPT drops the remainder and trains with {count * micro.value * steps}",
-        f"set train.global_batch_size to {below} or {above}",
+    elif geometry is None and total.value % product:
+        yield Disagreement(
+            "global-batch",
+            "error",
+            f"{total.origin} is no multiple of {' x '.join(map(str, factors))} = {product}, "
+            "whatever the others are",
+            f"set it to a multiple of {product}",
+        )
+
+
+def _namesake(setup: Setup) -> str:
+    """Explain `train_batch_size`, which is global in DeepSpeed and per device elsewhere."""
+    micro = setup.program.micro if setup.program is not None else None
+    if micro is None or micro.key != "train_batch_size":
+        return ""
+    return (
+        "; train_batch_size is the global batch in a DeepSpeed JSON, and the micro-batch of a "
+        "device in arguments of accelerate scripts"
     )
 
 
+def _floor(running: Running) -> str:
+    """Say what LitGPT makes of a remainder: global // devices // micro-batch, without a word."""
+    total, micro, devices = running.total, running.micro, running.devices
+    if running.system != "litgpt" or total is None or micro is None or devices is None:
+        return ""
+    steps = total.value // devices.value // micro.value
+    batch = devices.value * micro.value * steps
+    return f"; LitGPT {f'trains with {batch}' if steps else 'stops at an assertion'}"
+
+
 def _both_precisions(setup: Setup, _: Running) -> Iterator[Disagreement]:
-    for statement in (setup.trainer, setup.deepspeed):
+    for statement in (setup.program, setup.deepspeed):
         if statement is not None and statement.on("both_precisions"):
             yield Disagreement(
                 "precision",
@@ -466,15 +414,15 @@ def _both_precisions(setup: Setup, _: Running) -> Iterator[Disagreement]:
             )
 
 
-def _precisions(setup: Setup, running: Running) -> Iterator[Disagreement]:
+def _precisions(setup: Setup, _: Running) -> Iterator[Disagreement]:
     """Arithmetic that two sides state, and state differently."""
     json, trainer = setup.deepspeed, setup.trainer
     if any(s is not None and s.on("both_precisions") for s in (json, trainer)):
         return
-    if json is not None and trainer is not None:
+    is_auto = trainer is not None and trainer.precision is not None and trainer.precision.is_auto
+    if json is not None and trainer is not None and not is_auto:
         ours = trainer.precision.value if trainer.precision is not None else None
-        stated = json.others["enabled"]
-        for name, enabled in stated.items() if isinstance(stated, dict) else ():
+        for name, enabled in json.others["enabled"].items():
             if enabled is None or enabled == (name == ours):
                 continue
             yield Disagreement(
@@ -485,31 +433,6 @@ def _precisions(setup: Setup, running: Running) -> Iterator[Disagreement]:
                 f"set {name}.enabled to {str(not enabled).lower()} in the DeepSpeed JSON, or "
                 f"change the arguments",
             )
-    first = next((said for said in setup.of_accelerate if said.precision), None)
-    if first is None or first.precision is None or first.precision.value in {None, "no"}:
-        return
-    theirs, sets = (trainer or setup.script), first.precision.value
-    mine = theirs.precision if theirs is not None else None
-    if mine is not None and theirs is not None and mine.value not in {None, sets}:
-        winner = (
-            "arguments decide" if running.system == "trainer" else "script's own setting decides"
-        )
-        yield Disagreement(
-            "precision",
-            "error",
-            f"{first.name(first.precision)} is not {theirs.name(mine)}; the {winner}",
-            "state it in one place",
-        )
-    said = json.precision if json is not None else None
-    uses_json = running.system == "accelerate" and json is not None
-    if uses_json and said is not None and said.value not in {None, "no", sets} and json:
-        yield Disagreement(
-            "precision",
-            "error",
-            f"{first.name(first.precision)}, and {json.source}: {said.key} is on; accelerate "
-            "refuses to start",
-            "state it in the DeepSpeed JSON alone",
-        )
 
 
 def _fields_of_the_json(setup: Setup, _: Running) -> Iterator[Disagreement]:
@@ -522,9 +445,9 @@ def _fields_of_the_json(setup: Setup, _: Running) -> Iterator[Disagreement]:
     )
     fields = config.others["deepspeed_fields"]
     on_command = setup.launcher is not None and setup.launcher.precision is not None
-    if isinstance(fields, tuple) and on_command:
+    if on_command:
         fields = tuple(name for name in fields if name != "mixed_precision")
-    if not named or not isinstance(fields, tuple) or not fields:
+    if not named or not fields:
         return
     yield Disagreement(
         "fields-of-the-json",
@@ -535,44 +458,28 @@ def _fields_of_the_json(setup: Setup, _: Running) -> Iterator[Disagreement]:
     )
 
 
-def _clipping(setup: Setup, running: Running) -> Iterator[Disagreement]:
+def _clipping(setup: Setup, _: Running) -> Iterator[Disagreement]:
     """With DeepSpeed the gradient is clipped by its own value alone."""
-    json = setup.deepspeed
-    optimizer = json.others.get("optimizer_max_grad_norm") if json is not None else None
-    if json is not None and optimizer is not None:
+    json, program = setup.deepspeed, setup.program
+    if json is None:
+        return
+    if json.others.get("optimizer_max_grad_norm") is not None:
         yield Disagreement(
             "clipping",
             "warning",
             f"{json.source}: optimizer.params.max_grad_norm clips nothing in DeepSpeed",
             "use gradient_clipping",
         )
-    script = setup.trainer or setup.script
-    theirs = script.clipping if script is not None else None
-    if script is None or theirs is None or theirs.value is None:
+    norm = program.clipping if program is not None else None
+    if program is None or norm is None or json.clipping is not None or norm.value == 1.0:
         return
-    plugin = next((said for said in setup.of_accelerate if said.clipping), None)
-    by_plugin = running.system in {"trainer", "accelerate"} and json is None and plugin is not None
-    source = plugin if by_plugin and accelerate_mode(setup).deepspeed else json
-    if source is None:
-        return
-    ours = source.clipping
-    if ours is not None and ours.value is not None and ours.value != theirs.value:
-        makes = "the Trainer refuses to start" if setup.trainer else "DeepSpeed goes by the first"
-        yield Disagreement(
-            "clipping",
-            "error",
-            f"{source.name(ours)} is not {script.name(theirs)}; {makes}",
-            f"make both equal: {ours.key} {theirs.value} in the DeepSpeed JSON, or {theirs.key} "
-            f"{ours.value}",
-        )
-    elif ours is None and source is json and theirs.value != 1.0:
-        yield Disagreement(
-            "clipping",
-            "error",
-            f"{source.source}: has no gradient_clipping, so DeepSpeed clips at its default of 1.0, "
-            f"and {script.name(theirs)} has no effect",
-            f'add "gradient_clipping": {theirs.value} to the DeepSpeed JSON',
-        )
+    yield Disagreement(
+        "clipping",
+        "error",
+        f"{json.source}: has no gradient_clipping, so DeepSpeed clips at its default of 1.0, and "
+        f"{program.name(norm)} has no effect",
+        f'add "gradient_clipping": {norm.value} to the DeepSpeed JSON',
+    )
 
 
 def _split_batches(setup: Setup, running: Running) -> Iterator[Disagreement]:
@@ -613,7 +520,7 @@ def _finds_batch_size(setup: Setup, _: Running) -> Iterator[Disagreement]:
 def _schedule(setup: Setup, running: Running) -> Iterator[Disagreement]:
     """A scheduler that `Accelerator.prepare` wraps steps once per process."""
     launch = setup.launch
-    if running.system != "accelerate" or launch is None or setup.script is None:
+    if running.system != "accelerate" or launch is None or setup.program is None:
         return
     devices = running.devices.value if running.devices is not None else 1
     warmup = launch.options.get("lr_warmup_steps", launch.options.get("num_warmup_steps", "0"))
@@ -633,18 +540,19 @@ _RULES: tuple[Callable[[Setup, Running], Iterator[Disagreement]], ...] = (
     _one_process,
     _per_machine,
     _visible,
-    _two_counts,
     _unread_config,
     _told,
     _job,
     _shell_floor,
     _misspelt,
     _auto_without_source,
-    _numbers,
+    _differences,
+    _unread_file,
+    _unused,
+    _tokens,
+    _no_batch,
     _accumulation_missing,
-    _accumulation_of_launcher,
     _total,
-    _litgpt,
     _both_precisions,
     _precisions,
     _fields_of_the_json,

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from batchscape.errors import ConfigError
 
@@ -14,12 +14,25 @@ __all__ = ["KINDS", "Kind", "Source", "Statement", "Value", "differ"]
 
 T = TypeVar("T")
 
-Kind = Literal["deepspeed", "accelerate", "trainer", "litgpt", "launcher", "script"]
+Kind = Literal[
+    "deepspeed",
+    "accelerate",
+    "trainer",
+    "axolotl",
+    "llamafactory",
+    "torchtune",
+    "litgpt",
+    "launcher",
+    "script",
+]
 
 KINDS: dict[Kind, str] = {
     "deepspeed": "DeepSpeed JSON",
     "accelerate": "accelerate config",
     "trainer": "TrainingArguments",
+    "axolotl": "axolotl config",
+    "llamafactory": "LLaMA-Factory v1 config",
+    "torchtune": "torchtune config",
     "litgpt": "LitGPT config",
     "launcher": "launcher",
     "script": "script arguments",
@@ -38,8 +51,6 @@ class Value(Generic[T]):
     value: T | None
     """None where the file says "auto": another file decides."""
     key: str
-    is_default: bool = False
-    """Whether nobody wrote it, and the library takes it by itself."""
 
     @property
     def is_auto(self) -> bool:
@@ -47,8 +58,7 @@ class Value(Generic[T]):
         return self.value is None
 
     def __str__(self) -> str:
-        shown = "auto" if self.value is None else str(self.value)
-        return f"{self.key} {shown}" + (" (default)" if self.is_default else "")
+        return f"{self.key} {'auto' if self.value is None else self.value}"
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,9 @@ class Statement:
     precision: Value[str] | None = None
     """One of no, fp16, bf16, fp8."""
     clipping: Value[float] | None = None
-    others: Mapping[str, object] = field(default_factory=dict)
+    unused: tuple[Value[int], ...] = ()
+    """Numbers whose names speak of the batch, and whose meaning is not known."""
+    others: Mapping[str, Any] = field(default_factory=dict)
     """Switches that decide what the values above mean; names as in the library."""
 
     def on(self, name: str) -> bool:
@@ -205,8 +217,8 @@ class Source:
         return ConfigError(f"{self.name}: {key} must be {rule}; given {_shown(given)}")
 
 
-def differ(left: Value[int] | None, right: Value[int] | None) -> bool:
-    """Return whether both are numbers, and not the same one."""
+def differ(left: Value[T] | None, right: Value[T] | None) -> bool:
+    """Return whether both are values, and not the same one."""
     values = [None if side is None else side.value for side in (left, right)]
     return None not in values and values[0] != values[1]
 

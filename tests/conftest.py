@@ -34,6 +34,9 @@ from batchscape.record.tables import read_table
 # For what several folders of tests share, such as `exact`.
 sys.path.append(str(Path(__file__).parent))
 
+# Until all tests are collected: imports and items make no garbage worth looking for.
+gc.disable()
+
 settings.register_profile("batchscape", deadline=None, max_examples=50)
 settings.load_profile("batchscape")
 
@@ -59,6 +62,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

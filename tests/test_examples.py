@@ -24,6 +24,7 @@ def test_own_study_is_found_and_planned(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_ranks")
 def test_own_study_ends_with_a_recommendation(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     study = ["--config-dir", str(EXAMPLE), "sweeps=wide_or_deep", "tracker=none"]

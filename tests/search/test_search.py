@@ -23,6 +23,8 @@ from batchscape.record.overview import overview
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import read_table
 
+pytestmark = pytest.mark.usefixtures("warm_ranks")
+
 SMALL = (
     *("data=digits", "model=mlp", "optimizer=sgd", "schedule.warmup_samples=0"),
     *("batch.micro_batch_size=null", "batch.gradient_accumulation_steps=1"),

@@ -270,14 +270,14 @@ def test_status_shows_the_trials_until_there_is_a_grid(tmp_path: Path, capsys) -
 @pytest.mark.slow
 def test_what_the_median_rule_cuts_is_pruned_and_says_why(tmp_path: Path) -> None:
     lines = ("search.pruner=median", "search.trials=10", "search.grid_points=0")
-    assert swept(tmp_path / "s", SEARCH[0], "search=random", *lines, "budget.samples=12800") == 0
+    assert swept(tmp_path / "s", SEARCH[0], "search=random", *lines, "budget.samples=51200") == 0
     found = statuses(SweepFolder(tmp_path / "s").search)
     cut = {run: status for run, status in found.items() if status.status is Status.PRUNED}
     assert cut
     for run, status in cut.items():
         assert status.reason is not None
         assert "the median of the trials before it" in status.reason
-        assert status.summary["samples"] < 12800
+        assert status.summary["samples"] < 51200
         assert (tmp_path / "s" / "search" / "runs" / run / "evals.parquet").exists()
     trials = trials_of(tmp_path / "s").set_index("runs")
     assert set(trials.index[trials["outcome"].eq("pruned")]) == set(cut)

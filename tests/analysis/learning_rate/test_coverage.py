@@ -163,7 +163,7 @@ def test_a_few_sweeps_hold_the_truth():
     ("curve", "depth", "noise", "n", "truth", "rates"),
     [
         (bowl, 0.1, 0.05, 3, 0.0, 3),
-        (bowl, 1, 0.1, 5, 0.5, 5),
+        (bowl, 1, 0.1, 5, 0.5, 3),
         (slope, 1, 0.2, 5, 0.0, 3),
         (slope, 1, 0.2, 3, 0.5, 5),
     ],

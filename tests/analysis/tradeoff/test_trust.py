@@ -140,7 +140,7 @@ def test_overhead_interval_of_a_free_exponent_covers(exponent):
     samples = sizes * (1 + (CRITICAL / sizes) ** exponent)
     truth = sizes[np.flatnonzero(samples <= 1.2 * samples[0])[-1]]
     held = []
-    for seed in range(100):
+    for seed in range(200):
         largest = fit_tradeoff(table(exponent, batches=batches, seed=seed)).overhead_batch_size
         held.append(largest.low <= truth <= largest.high)
     assert 0.9 <= np.mean(held) <= 0.99

@@ -174,10 +174,10 @@ def test_regret_is_of_the_seeds_that_a_search_did_not_see():
 
 @pytest.mark.slow
 def test_search_regret():
-    printed = printed_by("search_regret.py", "--repeats", "1", "--trials", "2", "4")
+    printed = printed_by("search_regret.py", "--repeats", "2", "--trials", "3", "6")
     told = r"^ *(\w+(?: \w+)?)(?: +\d+\.\d(?: \[\d+\.\d, \d+\.\d\])?){2}$"
     assert re.findall(told, printed, re.MULTILINE) == ["grid", "any grid", "random", "tpe", "gp"]
-    assert re.search(r"gp with half the trials is as good as grid\? 2 against 4: (yes|no)", printed)
+    assert re.search(r"gp with half the trials is as good as grid\? 3 against 6: (yes|no)", printed)
     assert re.search(r"on 15 studies .* the best trial was cut in \d+\.\d %", printed)
 
 

@@ -5,7 +5,7 @@ then called on them in a process of its own: time, and the peak of its memory. C
 released one after the other. Then runs are read once more as from a network file system whose
 cache is cold: a shim lets each call that opens, looks at, lists or reads wait for an answer.
 
-    python benchmarks/growth.py [--runs 1000 10000] [--round-trip-ms 0.5]
+    python benchmarks/growth.py [--runs 1000 10000] [--seeds 10] [--round-trip-ms 0.5]
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ from batchscape.record.tables import write_sealed
 
 POINTS = 100
 """Optimizer steps of a run."""
-SEEDS = 10
 SHIM = r"""
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -103,14 +102,14 @@ CALL = "import sys; from batchscape.cli import main; sys.exit(main(sys.argv[1:])
 LOAD = f"import sys; from batchscape.record.tables import load; load(sys.argv[1], columns={READ!r})"
 
 
-def arguments_of(runs: int, folder: Path) -> list[str]:
+def arguments_of(runs: int, seeds: int, folder: Path) -> list[str]:
     """Return a grid of so many cells: batches x cuts x learning rates x seeds."""
-    rates = runs // (len(BATCHES) * len(CUTS) * SEEDS)
+    rates = runs // (len(BATCHES) * len(CUTS) * seeds)
     learning_rates = ",".join(f"{1e-4 * 1000 ** (n / rates):.6g}" for n in range(rates))
     return [
         *("batch=hold_global", f"batch.global_batch_size={','.join(map(str, BATCHES))}"),
         *("batch.data_parallel_size=1,2", "batch.micro_batch_size=4,8"),
-        *(f"optimizer.learning_rate={learning_rates}", f"seed=range(0,{SEEDS})"),
+        *(f"optimizer.learning_rate={learning_rates}", f"seed=range(0,{seeds})"),
         *("budget=optimizer_steps", f"budget.optimizer_steps={POINTS}"),
         *("model=gpt_micro", "evaluation.every_samples=256", "tracker=none", f"sweep_dir={folder}"),
     ]
@@ -165,9 +164,10 @@ def built(shim: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, nargs="+", default=[1000, 10_000])
+    parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--round-trip-ms", type=float, default=0.5)
     options = parser.parse_args()
-    of_a_rate = len(BATCHES) * len(CUTS) * SEEDS
+    of_a_rate = len(BATCHES) * len(CUTS) * options.seeds
     if any(runs < of_a_rate or runs % of_a_rate for runs in options.runs):
         parser.error(f"--runs are multiples of {of_a_rate}")
     with tempfile.TemporaryDirectory() as name:
@@ -175,7 +175,7 @@ def main() -> None:
         shim = built(scratch / "shim.so")
         for runs in options.runs:
             sweep, out = SweepFolder(scratch / str(runs)), scratch / "report"
-            arguments = arguments_of(runs, sweep.path)
+            arguments = arguments_of(runs, options.seeds, sweep.path)
             names = make_up(sweep, arguments)
             print(f"{len(names)} runs", flush=True)
             folder = str(sweep.path)

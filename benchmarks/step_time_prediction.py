@@ -6,7 +6,7 @@ between) the cost model is fitted as `batchscape plan` fits it, and the step tim
 cuts are predicted. The interval should cover 95 % of them. Beside it stands how far two runs of one
 cut are apart, which no prediction can know.
 
-    python benchmarks/step_time_prediction.py [--repeats 3] [--models gpt_micro mlp]
+    python benchmarks/step_time_prediction.py [--repeats 3] [--models gpt_micro mlp] [--steps N]
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _DATA = {"mlp": ["data=digits", "optimizer=sgd"]}
 _LEAST = 5
 
 
-def trained(model: str, repeats: int, folder: Path) -> pd.DataFrame:
+def trained(model: str, optimizer_steps: int, repeats: int, folder: Path) -> pd.DataFrame:
     """Train every cut; return one row a run with valid times."""
     words = [
         *("batchscape", "sweep", f"model={model}", *_DATA.get(model, ())),
         *("batch.micro_batch_size=1,2,4,8,16,32,64", f"batch.global_batch_size={_BATCH}"),
-        f"budget.samples={_BATCH * _STEPS[model]}",
+        f"budget.samples={_BATCH * optimizer_steps}",
         "evaluation.every_samples=null",
         f"seed=range(0,{repeats})",
         "measure.noise_scale_every=null",
@@ -90,10 +90,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--models", nargs="+", choices=_STEPS, default=list(_STEPS))
+    parser.add_argument("--steps", type=int, help="optimizer steps a run; default: some seconds")
     parsed = parser.parse_args()
     for model in parsed.models:
         with tempfile.TemporaryDirectory() as folder:
-            every = trained(model, parsed.repeats, Path(folder) / "sweep")
+            steps = parsed.steps or _STEPS[model]
+            every = trained(model, steps, parsed.repeats, Path(folder) / "sweep")
         runs = every[every["timing_valid"]].reset_index(drop=True)
         print(f"{model}: {len(runs)} of {len(every)} runs have valid times")
         if runs["micro_batch_size"].nunique() < _LEAST:

@@ -24,6 +24,7 @@ from hypothesis import settings
 from batchscape.config import RunConfig
 from batchscape.data.corpus import prepare
 from batchscape.geometry import solve
+from batchscape.launch import local
 from batchscape.launch.child import WORKER, Start
 from batchscape.launch.processes import Forked
 from batchscape.record.files import write_json
@@ -33,6 +34,9 @@ from batchscape.record.tables import read_table
 
 # For what several folders of tests share, such as `exact`.
 sys.path.append(str(Path(__file__).parent))
+
+# Until all tests are collected: imports and items make no garbage worth looking for.
+gc.disable()
 
 settings.register_profile("batchscape", deadline=None, max_examples=50)
 settings.load_profile("batchscape")
@@ -59,6 +63,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -176,6 +181,15 @@ class Trainer:
 
     def __init__(self) -> None:
         self._processes = Forked(WORKER)
+        self._with_deepspeed: Forked | None = None
+
+    def _server_of(self, spec: RunSpec) -> Forked:
+        """Return the server of a run; that of DeepSpeed has imported it, which takes seconds."""
+        if spec.config.engine.name != "deepspeed":
+            return self._processes
+        if self._with_deepspeed is None:
+            self._with_deepspeed = Forked(WORKER, also_preload="deepspeed_on_cpu")
+        return self._with_deepspeed
 
     def start(
         self, spec: RunSpec, root: Path, attempt: int = 0, entry: str = WORKER, **settings: str
@@ -199,7 +213,7 @@ class Trainer:
             "rendezvous": str(rendezvous),
         }
         write_json(folder.launch, launch)
-        self._processes.start(
+        self._server_of(spec).start(
             Start(
                 run=spec.run_id,
                 run_dir=str(folder.path),
@@ -217,7 +231,7 @@ class Trainer:
         deadline = time.monotonic() + 300
         while len(codes) < spec.geometry.data_parallel_size:
             assert time.monotonic() < deadline, "the ranks hang"
-            codes += [ended.code for ended in self._processes.wait(1.0)]
+            codes += [ended.code for ended in self._server_of(spec).wait(1.0)]
         return codes
 
     def train(self, spec: RunSpec, root: Path, **options: Any) -> RunFolder:
@@ -229,12 +243,35 @@ class Trainer:
 
     def kill(self, spec: RunSpec, number: int = signal.SIGKILL) -> list[int]:
         """Send a signal to all ranks of a run and wait for their end."""
-        self._processes.signal(spec.run_id, number)
+        self._server_of(spec).signal(spec.run_id, number)
         return self.wait(spec)
 
     def close(self) -> None:
-        """End the server."""
+        """End the servers."""
         self._processes.close()
+        if self._with_deepspeed is not None:
+            self._with_deepspeed.close()
+
+    def lend(self) -> _Lent:
+        """Return the server to a launcher, which has all of it until it closes it."""
+        return _Lent(self._processes)
+
+
+class _Lent:
+    """A fork server that stays when it is closed."""
+
+    def __init__(self, server: Forked) -> None:
+        self._server = server
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._server, name)
+
+    def close(self) -> None:
+        """Leave no rank behind."""
+        while self._server._living:
+            for run in self._server._living:
+                self._server.signal(run, signal.SIGKILL)
+            self._server.wait(0.1)
 
 
 def steps_of(folder: RunFolder) -> pd.DataFrame:
@@ -256,6 +293,20 @@ def trainer() -> Iterator[Trainer]:
     yield running
     running.close()
     sys.path.pop(0)
+
+
+@pytest.fixture
+def warm_ranks(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the ranks of sweeps of this process from a server that is warm: booting takes seconds.
+
+    Its modules are those of its own start, so it is for models and data of the product.
+    """
+
+    def lent(entry: str, *_: object) -> _Lent:
+        assert entry == WORKER
+        return trainer.lend()
+
+    monkeypatch.setattr(local, "open_processes", lent)
 
 
 @pytest.fixture

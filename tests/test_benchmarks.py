@@ -95,8 +95,8 @@ def test_plan_at_scale():
 
 @pytest.mark.slow
 def test_growth():
-    printed = printed_by("growth.py", "--runs", "200")
-    assert printed.startswith("200 runs\n")
+    printed = printed_by("growth.py", "--runs", "20", "--seeds", "1")
+    assert printed.startswith("20 runs\n")
     for what in ("plan", "resume", "status", "load", "report"):
         assert re.search(rf"^  {what}: \d+\.\d s, \d\.\d\d GiB$", printed, re.MULTILINE)
     for what in ("resume", "status", "load"):
@@ -143,7 +143,8 @@ def test_peers():
 
 @pytest.mark.slow
 def test_step_time_prediction():
-    printed = printed_by("step_time_prediction.py", "--models", "mlp", "--repeats", "1")
+    small = ("--models", "mlp", "--repeats", "1", "--steps", "40")
+    printed = printed_by("step_time_prediction.py", *small)
     assert re.search(r"mlp: \d of 7 runs have valid times", printed)
     told = r"\d+ predictions of held-out .* worst \d+\.\d %; the 95 % interval covers \d+ %"
     assert re.search(told, printed) or "too few cuts with valid times" in printed

@@ -21,7 +21,7 @@ SETTINGS = (
     "batch=vary_global",
     "batch.gradient_accumulation_steps=1",
     "budget=samples",
-    "budget.samples=4032",
+    "budget.samples=1640",
     "evaluation.every_samples=null",
     "evaluation.samples=16",
     "measure.noise_scale_every=null",
@@ -41,7 +41,7 @@ def batchscape(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_sweep_finds_the_frontier_and_the_report_shows_it(tmp_path: Path) -> None:
     sweep = tmp_path / "sweep"
-    planned = batchscape("plan", "--json", *SETTINGS, "batch.micro_batch_size=63")
+    planned = batchscape("plan", "--json", *SETTINGS, "batch.micro_batch_size=40")
     (run,) = json.loads(planned.stdout)["runs"]
     # Too little for these tensors, and too near to them to be refused before it is tried.
     limit = round(0.995 * run["memory"]["peak_allocated_gib"]["value"], 4)
@@ -51,25 +51,25 @@ def test_a_sweep_finds_the_frontier_and_the_report_shows_it(tmp_path: Path) -> N
         swept = (f"batch.micro_batch_size={sizes}", f"sweep_dir='{sweep}'")
         return batchscape("sweep", *SETTINGS, f"device.memory_limit_gib={limit}", *swept)
 
-    first = launch(32, 63)
+    first = launch(20, 40)
     assert first.returncode == 1, first.stderr
     runs = load(sweep).runs.set_index("micro_batch_size")
-    assert runs["status"].to_dict() == {32: "completed", 63: "oom"}
-    assert runs.loc[63, "cause"] == "out_of_memory"
-    assert "out of memory in " in runs.loc[63, "reason"]
+    assert runs["status"].to_dict() == {20: "completed", 40: "oom"}
+    assert runs.loc[40, "cause"] == "out_of_memory"
+    assert "out of memory in " in runs.loc[40, "reason"]
     assert (runs["memory_limit_gib"] == limit).all()
-    assert runs.loc[32, "peak_allocated_gib"] < runs.loc[32, "peak_taken_gib"] < limit
+    assert runs.loc[20, "peak_allocated_gib"] < runs.loc[20, "peak_taken_gib"] < limit
 
     # A cell more: what was learnt rules it out, and nothing else is launched.
-    second = launch(32, 63, 64)
+    second = launch(20, 40, 41)
     assert second.returncode == 1, second.stderr
     runs = load(sweep).runs.set_index("micro_batch_size")
-    assert runs["status"].to_dict() == {32: "completed", 63: "oom", 64: "rejected"}
-    assert runs["attempts"].to_dict() == {32: 1, 63: 1, 64: 0}
-    witness = runs.loc[63, "run_id"]
-    assert runs.loc[64, "reason"] == (
-        "not launched: micro_batch_size 63 ran out of memory with all else alike on 1 device of "
-        f"{limit:g} GiB each (run {witness}), and 64 is larger; launcher.skip_unfit=false "
+    assert runs["status"].to_dict() == {20: "completed", 40: "oom", 41: "rejected"}
+    assert runs["attempts"].to_dict() == {20: 1, 40: 1, 41: 0}
+    witness = runs.loc[40, "run_id"]
+    assert runs.loc[41, "reason"] == (
+        "not launched: micro_batch_size 40 ran out of memory with all else alike on 1 device of "
+        f"{limit:g} GiB each (run {witness}), and 41 is larger; launcher.skip_unfit=false "
         "launches it"
     )
 
@@ -77,10 +77,10 @@ def test_a_sweep_finds_the_frontier_and_the_report_shows_it(tmp_path: Path) -> N
     assert shown.returncode == 0, shown.stderr
     table = pd.read_csv(sweep / "report" / "tables" / "memory_frontier.csv")
     (row,) = table.to_dict("records")
-    assert (row["last_fit"], row["first_out"]) == (32, 63)
+    assert (row["last_fit"], row["first_out"]) == (20, 40)
     assert (row["n_fit"], row["n_out"], row["n_skipped"]) == (1, 1, 1)
-    assert row["margin_gib"] == pytest.approx(limit - runs.loc[32, "peak_taken_gib"])
-    assert "micro-batch 32 is the last that fit, 63 the first that ran out" in shown.stdout
+    assert row["margin_gib"] == pytest.approx(limit - runs.loc[20, "peak_taken_gib"])
+    assert "micro-batch 20 is the last that fit, 40 the first that ran out" in shown.stdout
     page = (sweep / "report" / "report.md").read_text()
     left_out = page.split("## Left out, and to be kept in mind")[1].split("\n## ")[0]
     assert "1 run had" not in left_out

@@ -56,7 +56,6 @@ def test_the_p_value_is_that_of_the_hardest_rival() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("candidates", "tied"), [(2, 2), (4, 2), (4, 4)])
 @pytest.mark.parametrize("seeds", [3, 5])
-@pytest.mark.slow
 def test_a_tie_is_seldom_called_a_win(candidates: int, tied: int, seeds: int) -> None:
     """Choosing the best by its mean first does not raise the error above its level."""
     rng = np.random.default_rng(1)

@@ -24,6 +24,7 @@ class Peak(NamedTuple):
     """Where it comes from, or why there is none."""
 
 
+_PROCESSOR = "a processor"
 _SIDE = 512
 """Rows of the matrices whose product is timed on a CPU; they fit a core's cache."""
 _COPIED_BYTES = 64 * 2**20
@@ -51,14 +52,15 @@ def peak_flops(device: torch.device, precision: str, float32_matmul: str, cluste
         Dense peak of the kind of product that this precision uses.
     """
     # Measured, that of a CPU would be another one in each run: what else runs moves it by half.
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a processor"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _PROCESSOR
     return _listed(name, precision, float32_matmul, cluster)
 
 
 def _listed(name: str, precision: str, float32_matmul: str, cluster: Cluster) -> Peak:
     """Look a device up by the name that its driver gives."""
     given = cluster if cluster.device is None or cluster.is_called(name) else Cluster()
-    sheet = datasheet_of(name)
+    # Reading all files takes a rank a quarter of a second, and none is of a processor.
+    sheet = None if name == _PROCESSOR else datasheet_of(name)
     figures = given if sheet is None else given.over(sheet)
     kind, tflops = figures.peak_tflops(precision, float32_matmul)
     if tflops is not None:

@@ -68,6 +68,7 @@ def test_the_page_of_a_sweep(varied: Any, browser: Any) -> None:
     _points_open_their_runs(page)
     page.click("#theme")
     page.click("#theme")
+    _fits_a_telephone_and_the_dark(browser(out / "report.html"))
 
 
 def _loss_shows_the_reaches(page: Any, out: Path) -> None:
@@ -198,11 +199,8 @@ def _points_open_their_runs(page: Any) -> None:
     assert page.locator("dialog#runs[open]").count() == 0
 
 
-@pytest.mark.slow
-def test_narrow_and_dark(varied: Any, browser: Any) -> None:
+def _fits_a_telephone_and_the_dark(page: Any) -> None:
     """Nothing is wider than a telephone but what scrolls by itself; every control has a name."""
-    out = write_report([varied.path], figures=False).out
-    page = browser(out / "report.html")
     page.set_viewport_size({"width": 400, "height": 800})
     page.emulate_media(color_scheme="dark")
     page.click("#open-all")

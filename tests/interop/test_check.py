@@ -120,11 +120,32 @@ def test_the_command_may_follow_the_files(tmp_path, monkeypatch, capsys) -> None
     )
     assert main(["check-config", "--json", "--", *command, "2"]) == 1
     told = json.loads(capsys.readouterr().out)
-    assert told["consistent"] is False
+    assert told["verdict"] == "disagree"
     assert told["geometry"]["global_batch_size"] == 32
     assert [found["rule"] for found in told["findings"]] == ["global-batch"]
     assert told["says"][0]["devices"] == {"key": "nproc_per_node", "value": 8}
     assert [entry["kind"] for entry in told["says"]] == ["launcher", "trainer", "deepspeed"]
+
+
+def test_the_trainer_may_split_a_batch_over_devices() -> None:
+    """Of 16 for all 8 devices each has 2; what a file that is not read says nobody guesses."""
+    command = ["torchrun", "--nproc_per_node", "8", "run.py", "--per_device_train_batch_size", "16"]
+    command += ["--gradient_accumulation_steps", "2"]
+    for split, batch in (("false", 256), ("true", 32)):
+        told = [*command, "--accelerator_config", f'{{"split_batches": {split}}}']
+        geometry = check_configs([], told).running.geometry
+        assert geometry is not None
+        assert geometry.global_batch_size == batch
+    with pytest.raises(ConfigError, match=r"accelerator_config accelerator\.json is not read"):
+        check_configs([], [*command, "--accelerator_config", "accelerator.json"])
+
+
+def test_a_number_that_is_no_plain_one_is_not_used_and_said() -> None:
+    for value in ("8.0", "4,8", "1k"):
+        command = f"torchrun --nproc_per_node 2 train.py --micro_batch_size 4 --batch_size {value}"
+        found = check_configs([], [*command.split(), "--gradient_accumulation_steps", "1"])
+        assert found.verdict == "cannot tell"
+        assert f"batch_size {value}" in found.findings[0].message
 
 
 def test_devices_may_be_told(tmp_path) -> None:
@@ -149,6 +170,7 @@ CUTS = (
     *("tensor-model-parallel-size", "pipeline-model-parallel-size", "context_parallel_size"),
     *("sp_size", "tp", "model_parallel_size", "sequence_parallel_degree", "tensor_parallel_degree"),
     *("ulysses_sequence_parallel_size", "megatron_lm_tp_degree", "parallelism.pp_degree"),
+    *("tensor_parallel", "pipeline-model-parallel", "mp", "num_stages", "ulysses_size"),
 )
 
 
@@ -181,6 +203,10 @@ def test_what_cuts_the_model_is_refused_in_files_and_arguments_alike(name: str, 
         ("trainer.accumulate_grad_batches", True),
         ("micro_train_batch_size", True),
         ("bs", True),
+        ("update_freq", True),
+        ("grad_acc", True),
+        ("num_micro_batches", True),
+        ("samples_per_gpu", True),
         ("per_device_eval_batch_size", False),
         ("rollout_batch_size", False),
         ("val_batch_size", False),

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from rich import box
 from rich.console import Group
@@ -35,16 +36,24 @@ class Consistency:
     findings: tuple[Disagreement, ...]
 
     @property
+    def verdict(self) -> Literal["agree", "disagree", "cannot tell"]:
+        """Whether all that is stated is one batch."""
+        if not self.is_consistent:
+            return "disagree"
+        is_used = all(finding.rule != "unused-number" for finding in self.findings)
+        return "agree" if is_used and self.running.geometry is not None else "cannot tell"
+
+    @property
     def is_consistent(self) -> bool:
         """Whether there is no error; warnings may be there."""
         return all(finding.severity != "error" for finding in self.findings)
 
     def as_json(self) -> str:
-        """Return the same as JSON: `consistent`, `says`, `runs`, `geometry`, `findings`."""
+        """Return the same as JSON: `verdict`, `says`, `runs`, `geometry`, `findings`."""
         geometry = self.running.geometry
         facts = {name: getattr(self.running, name) for name in _NUMBERS}
         content = {
-            "consistent": self.is_consistent,
+            "verdict": self.verdict,
             "says": [_as_dict(statement) for statement in self.setup.statements],
             "runs": {
                 "rules_of": self.running.system,
@@ -97,13 +106,12 @@ class Consistency:
         if count:
             return f"{count} disagreement{'s' if count > 1 else ''} found."
         geometry = self.running.geometry
-        unused = [finding for finding in self.findings if finding.rule == "unused-number"]
         if geometry is None:
             return f"Cannot tell what would run: {self._missing()}."
         product = f"devices x micro-batch x accumulation = {geometry}"
-        if unused:
-            return f"Cannot tell whether they agree: a number is not used. Without it, {product}."
-        return f"They agree: {product}."
+        if self.verdict == "agree":
+            return f"They agree: {product}."
+        return f"Cannot tell whether they agree: a number is not used. Without it, {product}."
 
     def _missing(self) -> str:
         running, program = self.running, self.setup.program

@@ -7,6 +7,7 @@ LLaMA-Factory v1 (its older files are TrainingArguments).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -92,13 +93,16 @@ _BATCH_WORDS = r"""per each devices? gpu node rank worker local global total eff
     training micro mini macro world forward ppo sft dpo grpo grad gradients? steps? of size batches
     """
 _BATCH = re.compile(
-    rf"(?:(?:{'|'.join(_BATCH_WORDS.split())})_)*(?:(?:mini|micro)?batch(?:size)?|bsz?|accum[a-z]*)"
+    rf"(?:(?:{'|'.join(_BATCH_WORDS.split())})_)*"
+    r"(?:(?:mini|micro)?batch(?:size)?|bsz?|acc(?:um[a-z]*)?|(?:samples|ims|tokens)_per_(?:gpu|batch))"
     rf"(?:_(?:{'|'.join(_BATCH_WORDS.split())}))*"
+    r"|update_freq|ga_steps|gas|iter_size|n(?:um)?_micro_?batch(?:es)?"
 )
 _CUTS = re.compile(
     r"(?:^|_)(?:tensor|model|pipe|pipeline|context|sequence|sep|ulysses)(?:_model|_sequence)?"
-    r"_parallel(?:ism)?(?:_world)?_(?:size|degree|dim)$|autotp_size$|ring_attn_size$"
-    r"|(?:^|_)(?:tp|pp|cp|sp|mp)_(?:size|degree|dim)$|^(?:tp|pp|cp|sp)$"
+    r"_parallel(?:ism)?(?:_world)?(?:_(?:size|degree|dim))?$|autotp_size$|ring_attn_size$"
+    r"|(?:^|_)(?:tp|pp|cp|sp|mp|ulysses)_(?:size|degree|dim)$|^(?:tp|pp|cp|sp|mp)$"
+    r"|^num_(?:pipeline_)?stages$"
 )
 _OTHER_WORK = re.compile(r"vllm|sglang|infer|rollout|generat|eval")
 """Parts of a program that do not train, and have devices of their own."""
@@ -221,9 +225,9 @@ def _numbers(
     if "tokens" in numbers:
         numbers["total"] = _samples(source, numbers.pop("tokens"), numbers.pop("length"))
     unused = (
-        Value(_whole(value), str(key))
+        Value(str(value), str(key))
         for key, value in source.content.items()
-        if key not in keys.values() and is_of_batch(str(key)) and _whole(value)
+        if key not in keys.values() and is_of_batch(str(key)) and re.search(r"[1-9]", str(value))
     )
     return {**numbers, "unused": () if kind == "deepspeed" else tuple(unused)}
 
@@ -347,8 +351,7 @@ def read_trainer(
     }
     on = [name for name, switch in switches.items() if switch is not None and switch.value]
     is_auto = any(switch is not None and switch.is_auto for switch in switches.values())
-    config = source.content.get("accelerator_config")
-    split = isinstance(config, dict) and _is_on(Source(source.name, config), "split_batches")
+    split = _is_on(Source(source.name, _accelerator(source)), "split_batches")
     deepspeed = source.content.get("deepspeed")
     return Statement(
         kind,
@@ -364,6 +367,21 @@ def read_trainer(
             "deepspeed_inline": deepspeed if isinstance(deepspeed, dict) else None,
         },
     )
+
+
+def _accelerator(source: Source) -> Mapping[str, object]:
+    """Return what stands under accelerator_config, a mapping in a file and JSON in a command."""
+    config = source.content.get("accelerator_config")
+    if isinstance(config, str):
+        try:
+            config = json.loads(config)
+        except ValueError:
+            msg = (
+                f"{source.name}: accelerator_config {config} is not read, and its split_batches "
+                "decides what a batch is: write the JSON itself in its place"
+            )
+            raise ConfigError(msg) from None
+    return config if isinstance(config, dict) else source.content
 
 
 def read_program(source: Source, kind: Kind, flags: Mapping[str, str] | None = None) -> Statement:

@@ -78,7 +78,7 @@ class Statement:
     precision: Value[str] | None = None
     """One of no, fp16, bf16, fp8."""
     clipping: Value[float] | None = None
-    unused: tuple[Value[int], ...] = ()
+    unused: tuple[Value[str], ...] = ()
     """Numbers whose names speak of the batch, and whose meaning is not known."""
     others: Mapping[str, Any] = field(default_factory=dict)
     """Switches that decide what the values above mean; names as in the library."""

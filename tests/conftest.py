@@ -24,7 +24,6 @@ from hypothesis import settings
 from batchscape.config import RunConfig
 from batchscape.data.corpus import prepare
 from batchscape.geometry import solve
-from batchscape.launch import local
 from batchscape.launch.child import WORKER, Start
 from batchscape.launch.processes import Forked
 from batchscape.record.files import write_json
@@ -252,27 +251,6 @@ class Trainer:
         if self._with_deepspeed is not None:
             self._with_deepspeed.close()
 
-    def lend(self) -> _Lent:
-        """Return the server to a launcher, which has all of it until it closes it."""
-        return _Lent(self._processes)
-
-
-class _Lent:
-    """A fork server that stays when it is closed."""
-
-    def __init__(self, server: Forked) -> None:
-        self._server = server
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._server, name)
-
-    def close(self) -> None:
-        """Leave no rank behind."""
-        while self._server._living:
-            for run in self._server._living:
-                self._server.signal(run, signal.SIGKILL)
-            self._server.wait(0.1)
-
 
 def steps_of(folder: RunFolder) -> pd.DataFrame:
     """Return the optimizer steps of a run."""
@@ -293,20 +271,6 @@ def trainer() -> Iterator[Trainer]:
     yield running
     running.close()
     sys.path.pop(0)
-
-
-@pytest.fixture
-def warm_ranks(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork the ranks of sweeps of this process from a server that is warm: booting takes seconds.
-
-    Its modules are those of its own start, so it is for models and data of the product.
-    """
-
-    def lent(entry: str, *_: object) -> _Lent:
-        assert entry == WORKER
-        return trainer.lend()
-
-    monkeypatch.setattr(local, "open_processes", lent)
 
 
 @pytest.fixture

@@ -148,7 +148,6 @@ def test_settings_can_be_shown(capsys: Captured) -> None:
     assert left_behind() == set()
 
 
-@pytest.mark.usefixtures("warm_ranks")
 def test_sweep_then_status_then_report(capsys: Captured) -> None:
     axes = ["batch.data_parallel_size=1,2", "batch.micro_batch_size=16,32"]
     assert main(["sweep", *axes, *QUICK]) == 0
@@ -183,7 +182,6 @@ def test_sweep_then_status_then_report(capsys: Captured) -> None:
     assert (Path("here") / "tables" / "comparison.csv").exists()
 
 
-@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.slow
 def test_a_failed_run_is_code_1(capsys: Captured) -> None:
     long = ["budget.samples=320000", "launcher.timeout_s=0.5"]
@@ -195,7 +193,6 @@ def test_a_failed_run_is_code_1(capsys: Captured) -> None:
     assert main(["status", str(folder)]) == 0
 
 
-@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.slow
 def test_a_cell_that_diverges_leaves_the_others_alone(capsys: Captured) -> None:
     """A rate of 1e30 makes every parameter so large that the second loss is not a number."""

@@ -24,11 +24,11 @@ def test_own_study_is_found_and_planned(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("warm_ranks")
 def test_own_study_ends_with_a_recommendation(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     study = ["--config-dir", str(EXAMPLE), "sweeps=wide_or_deep", "tracker=none"]
     assert main(["sweep", *study]) == 0
+    assert main(["report", "outputs/wide_or_deep"]) == 0
     assert load(Path("outputs/wide_or_deep")).runs["status"].tolist() == ["completed"] * 8
     capsys.readouterr()
     assert main(["recommend", "outputs/wide_or_deep"]) == 0

@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from batchscape.analysis import write_report
 from batchscape.cli import main
 from batchscape.record.tables import load
 
@@ -53,7 +52,7 @@ def swept(*overrides, trajectories, cuts, optimizer_steps=10, tolerance=1e-9):
     All that holds for every sweep is checked here.
     """
     assert main(["sweep", "--config-dir", ".", *BASE, *overrides, "sweep_name=here"]) == 0
-    write_report([Path("outputs/here")], figures=False)
+    assert main(["report", "outputs/here"]) == 0
     tables = load(Path("outputs/here"))
     assert tables.runs["status"].tolist() == ["completed"] * (trajectories * cuts)
     assert tables.runs["trajectory_id"].nunique() == trajectories
@@ -126,7 +125,6 @@ def test_models_by_optimizers():
     assert len(found[["model.name", "optimizer.name"]].drop_duplicates()) == 6
 
 
-@pytest.mark.usefixtures("warm_ranks")
 def test_rules():
     """They are written for 32 samples, so that at 16 all but none lower the rate."""
     found, _, tables = swept(
@@ -142,7 +140,6 @@ def test_rules():
     assert sorted(peaks) == pytest.approx(sorted(expected), rel=1e-12)
 
 
-@pytest.mark.usefixtures("warm_ranks")
 def test_a_ramp_with_decay_and_average():
     """64 samples in steps of 8, then 96 in steps of 16."""
     found, _, tables = swept(
@@ -167,7 +164,6 @@ def test_a_ramp_with_decay_and_average():
         assert np.ptp(last[name].astype(float)) < 1e-9 * last[name].max()
 
 
-@pytest.mark.usefixtures("warm_ranks")
 def test_files_of_tokens_documents_and_text():
     """Each named by an option in the user's folder."""
     from pyarrow import json as reader
@@ -247,7 +243,6 @@ def test_what_is_not_invariant_is_labelled():
     assert f"Not decomposition-invariant ({reason}): 2 runs" in text
 
 
-@pytest.mark.usefixtures("warm_ranks")
 def test_dropout_is_labelled():
     found, text, _ = swept(
         SHORT, TWO_RANKS, "model=gpt_micro", "model.dropout=0.0,0.1", trajectories=2, cuts=4

@@ -1,6 +1,6 @@
 """Kill what runs a sweep, again and again, and look at what is left: `make chaos`.
 
-A sweep of 12 short runs of one and two ranks is launched by the real command. At random moments the
+A sweep of 24 short runs of one and two ranks is launched by the real command. At random moments the
 launcher, the fork server, a worker or a rank is killed with SIGKILL, and the same command is given
 again. In the end every cell has one sealed record with the curve of an undisturbed sweep, bit for
 bit, and nothing else is left: no process, no held lock, no scratch, no half-written file.
@@ -49,7 +49,7 @@ SWEEP = (
     "batch.data_parallel_size=1,2",
     "batch.micro_batch_size=4,8",
     "batch.gradient_accumulation_steps=null",
-    "seed=range(0,3)",
+    "seed=range(0,6)",
     "budget.samples=384",
     "evaluation.every_samples=64",
     "evaluation.samples=16",
@@ -63,8 +63,8 @@ SWEEP = (
     "--retry",
     "failed",
 )
-"""12 runs of 24 optimizer steps, with a checkpoint every four."""
-RUNS = 12
+"""24 runs of 24 optimizer steps, with a checkpoint every four."""
+RUNS = 24
 CURVES = {
     "steps": ["optimizer_step", "samples", "tokens", "loss", "learning_rate", "gradient_norm"],
     "evals": ["optimizer_step", "samples", "eval_loss", "eval_accuracy", "eval_labels"],

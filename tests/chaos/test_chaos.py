@@ -28,5 +28,5 @@ def test_a_sweep_survives_kills_at_random_moments(tmp_path: Path) -> None:
     print(counts)
     assert sum(counts["kills"].values()) == KILLS
     assert sum(counts["moments"].values()) == KILLS
-    assert counts["sealed_runs"] == 12 * counts["sweeps"]
+    assert counts["sealed_runs"] == 24 * counts["sweeps"]
     assert sum(int(n) * runs for n, runs in counts["attempts"].items()) > counts["sealed_runs"]

@@ -48,6 +48,12 @@ def test_more_held_out_digits_hold_out_the_fewer_ones():
     assert held_out[0] < held_out[1]
 
 
+def test_a_library_without_the_file_is_named(monkeypatch):
+    monkeypatch.setattr("batchscape.data.images.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match="of scikit-learn, which is not there"):
+        prepare(Digits(name="digits", held_out_pct=30.0))
+
+
 def test_a_share_that_leaves_no_digit_is_refused():
     for pct, part in ((0.01, "held_out"), (99.99, "train")):
         with pytest.raises(ConfigError, match=f"the {part} part holds no sample"):

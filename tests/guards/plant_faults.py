@@ -17,8 +17,7 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
-import traceback
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -85,17 +84,15 @@ def verdict(tests: list[str], root: Path, timeout_s: float) -> str:
 
 def _run(tests: list[str], marks: str, root: Path, timeout_s: float) -> str:
     printed = root.parent / "printed.txt"
-    child = os.fork()
-    if not child:
-        _become_pytest(tests, marks, root, printed)
-    deadline = time.monotonic() + timeout_s
-    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
-        if time.monotonic() > deadline:
-            os.killpg(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return f"no answer in {timeout_s:g} s"
-        time.sleep(0.1)
-    code = os.waitstatus_to_exitcode(ended[1])
+    # Forked: it has imported what takes long, and nothing of the product.
+    child = get_context("fork").Process(target=_ask_pytest, args=(tests, marks, root, printed))
+    child.start()
+    child.join(timeout_s)
+    if child.is_alive():
+        os.killpg(child.pid or 0, signal.SIGKILL)
+        child.join()
+        return f"no answer in {timeout_s:g} s"
+    code = child.exitcode
     text = printed.read_text(encoding="utf-8", errors="replace")
     if code in {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}:
         return "survived"
@@ -105,8 +102,8 @@ def _run(tests: list[str], marks: str, root: Path, timeout_s: float) -> str:
     return f"pytest ended with {code}: {text[-300:]}"
 
 
-def _become_pytest(tests: list[str], marks: str, root: Path, printed: Path) -> NoReturn:
-    """Run tests in this forked process, which has imported what takes long, and none of ours."""
+def _ask_pytest(tests: list[str], marks: str, root: Path, printed: Path) -> NoReturn:
+    """Become a process group that runs tests, and end with the code of pytest."""
     os.setsid()
     output = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
@@ -115,16 +112,8 @@ def _become_pytest(tests: list[str], marks: str, root: Path, printed: Path) -> N
     os.environ |= {"PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     sys.dont_write_bytecode = True
     sys.path.insert(0, str(root / "src"))
-    code = int(pytest.ExitCode.INTERNAL_ERROR)
-    try:
-        arguments = [*tests, "-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
-        code = pytest.main([*arguments, "-m", f"{marks} and not gpu and not systems"])
-    except BaseException:  # noqa: BLE001  (this process must not go on as its parent would)
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    arguments = [*tests, "-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    raise SystemExit(pytest.main([*arguments, "-m", f"{marks} and not gpu and not systems"]))
 
 
 def main() -> int:
@@ -163,9 +152,10 @@ def main() -> int:
             if word == "caught" and test not in sound:
                 # With all its cases: the name of one may hold what ends a name.
                 again = verdict([test.partition("[")[0]], root, asked.timeout)
-                if again != "survived":
+                if again == "survived":
+                    sound.add(test)
+                else:
                     said = f"fails without the fault, too: {test}"
-                sound.add(test)
             word = said.split()[0] if said.startswith(("caught", "survived")) else "unclear"
             counts[word] = counts.get(word, 0) + 1
             sys.stdout.write(f"{number:2} {fault.kind:24} {fault.file}: {said}\n")

@@ -236,33 +236,27 @@ def test_predictions_are_what_ranks_allocate(geometry, settings, run_of, trainer
         assert predicted[name] - SCALARS <= size <= most[name] + SCALARS + within, name
 
 
-# Each engine, and each stage of DeepSpeed, with each geometry, precision, optimizer and model.
 @of_libraries
+@pytest.mark.parametrize("geometry", [(1, 8, 2), (2, 8, 1), (2, 8, 2)])
 @pytest.mark.parametrize(
-    ("library", "geometry", "engine", "optimizer", "model"),
+    ("library", "engine", "optimizer", "model"),
     [
-        ("accelerate", (1, 8, 2), ACCELERATE, ADAMW, GPT),
-        ("accelerate", (2, 8, 1), {**ACCELERATE, "precision": "bfloat16"}, SGD, GPT),
-        ("accelerate", (2, 8, 2), ACCELERATE, ADAMW, GPT),
-        ("lightning_fabric", (1, 8, 2), {**FABRIC, "precision": "bfloat16"}, SGD, LLAMA),
-        ("lightning_fabric", (2, 8, 1), FABRIC, ADAMW, GPT),
-        ("lightning_fabric", (2, 8, 2), {**FABRIC, "precision": "bfloat16"}, SGD, LLAMA),
-        ("deepspeed", (1, 8, 2), zero(0), ADAMW, GPT),
-        ("deepspeed", (2, 8, 1), zero(0, "bfloat16"), SGD, LLAMA),
-        ("deepspeed", (2, 8, 2), zero(0), ADAMW, GPT),
-        ("deepspeed", (1, 8, 2), zero(1, "bfloat16"), SGD, LLAMA),
-        ("deepspeed", (2, 8, 1), zero(1), ADAMW, GPT),
-        ("deepspeed", (2, 8, 2), zero(1, "bfloat16"), SGD, LLAMA),
-        ("deepspeed", (1, 8, 2), zero(2), SGD, GPT),
-        ("deepspeed", (2, 8, 1), zero(2, "bfloat16"), ADAMW, LLAMA),
-        ("deepspeed", (2, 8, 2), zero(2), SGD, GPT),
-        ("deepspeed", (1, 8, 2), zero(3, "bfloat16"), SGD, GPT),
-        ("deepspeed", (2, 8, 1), zero(3), ADAMW, LLAMA),
-        ("deepspeed", (2, 8, 2), zero(3, "bfloat16"), SGD, GPT),
+        ("accelerate", ACCELERATE, ADAMW, GPT),
+        ("accelerate", {**ACCELERATE, "precision": "bfloat16"}, SGD, GPT),
+        ("lightning_fabric", FABRIC, ADAMW, GPT),
+        ("lightning_fabric", {**FABRIC, "precision": "bfloat16"}, SGD, LLAMA),
+        ("deepspeed", zero(0), ADAMW, GPT),
+        ("deepspeed", zero(0, "bfloat16"), SGD, LLAMA),
+        ("deepspeed", zero(1), ADAMW, GPT),
+        ("deepspeed", zero(1, "bfloat16"), SGD, LLAMA),
+        ("deepspeed", zero(2), SGD, GPT),
+        ("deepspeed", zero(2, "bfloat16"), ADAMW, LLAMA),
+        ("deepspeed", zero(3), ADAMW, LLAMA),
+        ("deepspeed", zero(3, "bfloat16"), SGD, GPT),
     ],
 )
 def test_predictions_are_what_libraries_allocate(
-    library, geometry, engine, optimizer, model, run_of, trainer, tmp_path
+    library, engine, optimizer, model, geometry, run_of, trainer, tmp_path
 ):
     pytest.importorskip(library)
     spec = run_of(geometry, engine=engine, optimizer=optimizer, model=model)

@@ -18,7 +18,6 @@ from batchscape.analysis.cells import Cells, find_cells
 from batchscape.analysis.claims.declared import judge_claims
 from batchscape.analysis.claims.evidence import Evidence
 from batchscape.analysis.decisions.topic import decision_section
-from batchscape.cli import main
 from batchscape.record.tables import Tables, load
 
 ROOT = Path(__file__).parents[2]
@@ -73,14 +72,10 @@ Sweep = Callable[..., Swept]
 
 @pytest.fixture(scope="session")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    """Copy an example, perhaps with an edited study, sweep it and perhaps report it."""
+    """Copy an example, perhaps with an edited study, sweep it and report it."""
 
     def run(
-        example: str,
-        *settings: str,
-        study: str | None = None,
-        edit: tuple[str, str] = ("", ""),
-        reports: bool = False,
+        example: str, *settings: str, study: str | None = None, edit: tuple[str, str] = ("", "")
     ) -> Swept:
         folder = tmp_path_factory.mktemp("systems") / example
         shutil.copytree(ROOT / "examples" / example, folder, ignore=_OUTPUTS)
@@ -92,10 +87,12 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
         outputs = folder / "outputs" / "swept"
         options = ["--config-dir", ".", f"sweeps={study}", "tracker=none", f"sweep_dir='{outputs}'"]
         swept = batchscape(folder, "sweep", *options, *settings)
-        if reports and swept.returncode == 0:
+        printed = swept.stdout
+        if swept.returncode == 0:
             reported = batchscape(folder, "report", str(outputs))
             assert reported.returncode == 0, reported.stdout
-        return Swept(swept.returncode, swept.stdout, outputs, load(outputs))
+            printed += reported.stdout
+        return Swept(swept.returncode, printed, outputs, load(outputs))
 
     return run
 
@@ -125,7 +122,8 @@ def timed(swept: Swept) -> Cells:
 
 def check_recommendation(swept: Swept, geometries: str) -> None:
     """Check that a geometry that ran is recommended, with the time to a loss."""
-    assert main(["recommend", str(swept.folder)]) == 0
+    recommended = batchscape(swept.folder, "recommend", str(swept.folder))
+    assert recommended.returncode == 0, recommended.stdout
     decided = decision_section(timed(swept), swept.tables)
     assert decided is not None
     assert re.search(rf"Use ({geometries}) = 8 ", decided.answer[0])

@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 
 @pytest.fixture(scope="module")
 def swept(sweep):
-    return sweep("hf_trainer", "seed=0", reports=True)
+    return sweep("hf_trainer", "seed=0")
 
 
 def check_against_trainer_state(swept):

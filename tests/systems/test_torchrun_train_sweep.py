@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.systems, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def swept(sweep):
-    return sweep("torchrun_train", reports=True)
+    return sweep("torchrun_train")
 
 
 def test_cuts_of_one_batch_train_alike(swept, cuts):

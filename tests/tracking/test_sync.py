@@ -217,6 +217,17 @@ def test_without_a_key_nothing_is_marked(sweep, three_runs, silent_server, capsy
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("three_runs")
+def test_a_key_that_is_none_is_said_to_be(sweep, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "short")
+    code, said = sync(sweep, capsys)
+    assert code == 2
+    assert "WANDB_API_KEY invalid" in said
+    assert "gives another" in said
+    assert waiting(sweep) == ["run-a", "run-b"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("three_runs")
 def test_a_silent_server_is_told_within_a_bound(sweep, server, monkeypatch, capsys) -> None:
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1")
     server.hangs = True

@@ -18,6 +18,7 @@ from batchscape.record.spec import DataIdentity
 
 __all__ = ["prepare_digits"]
 
+_FILE = Path("datasets/data/digits.csv.gz")
 _PIXELS = 64
 _CLASSES = 10
 
@@ -55,10 +56,10 @@ def prepare_digits(config: Digits) -> DataIdentity:
 
 
 def _table() -> NDArray[np.float64]:
-    """Read the file of scikit-learn's `load_digits`, whose import takes seconds."""
+    """Read the file of scikit-learn's `load_digits` (1.9), whose import takes seconds."""
     package = find_spec("sklearn")
-    if package is None or package.origin is None:
-        msg = "data=digits is a file of scikit-learn, which is not installed"
-        raise ConfigError(msg)
-    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    file = Path((package and package.origin) or "").parent / _FILE
+    if not file.is_file():
+        msg = f"data=digits is read from {_FILE} of scikit-learn, which is not there: {file}"
+        raise ConfigError(f"{msg}; pip install scikit-learn")
     return np.loadtxt(file, delimiter=",")

@@ -24,7 +24,6 @@ class Peak(NamedTuple):
     """Where it comes from, or why there is none."""
 
 
-_PROCESSOR = "a processor"
 _SIDE = 512
 """Rows of the matrices whose product is timed on a CPU; they fit a core's cache."""
 _COPIED_BYTES = 64 * 2**20
@@ -52,15 +51,15 @@ def peak_flops(device: torch.device, precision: str, float32_matmul: str, cluste
         Dense peak of the kind of product that this precision uses.
     """
     # Measured, that of a CPU would be another one in each run: what else runs moves it by half.
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _PROCESSOR
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return _listed(name, precision, float32_matmul, cluster)
 
 
-def _listed(name: str, precision: str, float32_matmul: str, cluster: Cluster) -> Peak:
-    """Look a device up by the name that its driver gives."""
-    given = cluster if cluster.device is None or cluster.is_called(name) else Cluster()
-    # Reading all files takes a rank a quarter of a second, and none is of a processor.
-    sheet = None if name == _PROCESSOR else datasheet_of(name)
+def _listed(name: str | None, precision: str, float32_matmul: str, cluster: Cluster) -> Peak:
+    """Look a device up by the name that its driver gives; None: a processor, which has no file."""
+    is_given = cluster.device is None or (name is not None and cluster.is_called(name))
+    given = cluster if is_given else Cluster()
+    sheet = None if name is None else datasheet_of(name)
     figures = given if sheet is None else given.over(sheet)
     kind, tflops = figures.peak_tflops(precision, float32_matmul)
     if tflops is not None:
@@ -68,7 +67,8 @@ def _listed(name: str, precision: str, float32_matmul: str, cluster: Cluster) ->
             return Peak(tflops, "given")
         return Peak(tflops, f"datasheet of {figures.device}, dense {kind}")
     if sheet is None:
-        return Peak(None, f"none: no datasheet of {name} is known; give cluster.tflops.{kind}")
+        called = name or "a processor"
+        return Peak(None, f"none: no datasheet of {called} is known; give cluster.tflops.{kind}")
     return Peak(None, f"none: the datasheet of {name} lists no {kind}; give cluster.tflops.{kind}")
 
 

@@ -284,14 +284,18 @@ def test_cells_that_were_measured_can_always_be_predicted():
 
 
 @pytest.mark.slow
-def test_intervals_cover_the_truth():
-    """Of cells that depart from the form and whose runs differ; cells are the units in any case."""
+@pytest.mark.parametrize(
+    ("repeats", "noise"),
+    [(3, (0.05, 0.02)), (3, (0.0, 0.03))],
+    ids=["cells depart-3", "runs only-3"],
+)
+def test_intervals_cover_the_truth(repeats, noise):
     rng = np.random.default_rng(7)
     names = dict(zip(("micro_step_fixed_s", "per_sample_s"), ("alpha", "beta"), strict=True))
     names |= {"exchange_s": "exchange", "optimizer_s": "optimizer"}
     hits = {name: [] for name in names}
-    for _ in range(200):
-        rows = table(MANY, 3, 0.02, rng, 0.05)
+    for _ in range(400):
+        rows = table(MANY, repeats, noise[1], rng, noise[0])
         estimates = fit_step_time(rows).estimates
         for name, truth in names.items():
             hits[name].append(estimates[name].low <= TIME[truth] <= estimates[name].high)

@@ -221,7 +221,7 @@ def _pairs(setup: Setup, running: Running) -> Iterator[Pair]:
     reader = "accelerate" if is_accelerate else "DeepSpeed"
     for part in ("micro", "accumulation"):
         yield part, json, program, refuses if is_trainer else f"{reader} goes by the JSON"
-        yield part, setup.unread, program, "the command does not name the file"
+        yield part, setup.unread, program, "which of the two the script takes is not known"
     plugin = next((said for said in setup.of_accelerate if said.clipping), None)
     clips = program
     if program is not None and is_trainer and program.clipping is None:
@@ -266,9 +266,9 @@ def _unread_file(setup: Setup, _: Running) -> Iterator[Disagreement]:
         yield Disagreement(
             "unread-file",
             "warning",
-            f"{setup.unread.source}: the command does not name the file, and states numbers "
-            "itself; those of the file are not used",
-            "give it as the only argument of the script, or leave it out",
+            f"{setup.unread.source}: the command states numbers itself, and whether the script "
+            "takes those of the file is not known; they are not used here",
+            "state them in one of the two",
         )
 
 

@@ -160,6 +160,7 @@ IN_PIN_THREAD = RuntimeError(
     "Caught AcceleratorError in pin memory thread for device 0.\nOriginal Traceback (most recent "
     "call last):\ntorch.AcceleratorError: CUDA error: out of memory"
 )
+ONEDNN = RuntimeError("could not create a primitive")
 HOST, OUTSIDE = "; it is the memory of the host", "; no optimizer step asked for it"
 
 
@@ -196,6 +197,8 @@ def pinned(error):
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "cuda:0", "data", 0, None, HOST),
         (MemoryError(), "cpu", "forward", 0, None, None),  # there the host is the device
         (MemoryError(), "cpu", "evaluation", 0, 1.0, OUTSIDE),
+        (ONEDNN, "cpu", "forward", 0, 1.0, None),
+        (ONEDNN, "cpu", "evaluation", 0, 1.0, OUTSIDE),
     ],
 )
 def test_memory_that_is_out_is_the_trainings_end_only_where_it_is_the_trainings(
@@ -222,6 +225,12 @@ def test_memory_that_is_out_is_the_trainings_end_only_where_it_is_the_trainings(
         assert (ended.status, ended.cause, ended.phase) == ("failed", "other_memory", phase)
         assert f"{counted}{said}" in ended.reason
     assert set(asked) <= {("cuda:0", 2)}
+
+
+def test_what_onednn_cannot_make_is_for_want_of_memory_only_under_a_limit(spec_of):
+    """It says the same of an error of its own."""
+    ended = failures.failure_of(ONEDNN, 3, torch.device("cpu"), spec_of((1, 16, 1)))
+    assert (ended.status, ended.cause) == ("failed", "exception")
 
 
 def test_an_error_of_pinning_that_is_not_of_memory_stays_what_it_is():

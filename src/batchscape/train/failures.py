@@ -35,6 +35,10 @@ _HOST_MEMORY = re.compile(
 """What libraries say in a plain RuntimeError where the memory of the host is out. Pinned memory is
 the host's, and CUDA says of it the same as of its own; torch's loader says that it was pinning."""
 
+_ONEDNN = re.compile(r"could not (?:create|execute) a primitive")
+"""What oneDNN says where memory is out, for code of its kernels too; also of an error of its own,
+so that it counts only in a process that is held to a limit."""
+
 _LOST_CONNECTION = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -79,7 +83,7 @@ def failure_of(
     """
     at, where = now(), last_beat()
     reason = _first_line(error)
-    if is_out_of_memory(error):
+    if is_out_of_memory(error, spec):
         is_of_host = _is_of_host(error, device)
         peak_gib, method = _peak_memory(None if is_of_host else device)
         known = "" if peak_gib is None else f"; peak until then: {peak_gib:.3g} GiB {method}"
@@ -116,14 +120,17 @@ def failure_of(
     )
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception, or one that it was raised from, says that memory is out."""
+def is_out_of_memory(error: BaseException, spec: RunSpec | None = None) -> bool:
+    """Return whether an exception of a run, or what it was raised from, says that memory is out."""
+    limited = spec is not None and spec.config.device.memory_limit_gib is not None
     for e in _chain(error):
         if isinstance(e, torch.OutOfMemoryError | MemoryError):
             return True
         if isinstance(e, OSError) and e.errno == errno.ENOMEM:
             return True
         if isinstance(e, RuntimeError) and OUT_OF_MEMORY.search(str(e)):
+            return True
+        if limited and isinstance(e, RuntimeError) and _ONEDNN.search(str(e)):
             return True
     return False
 

@@ -195,7 +195,7 @@ class Training:
             )
         except Exception as error:
             # A rank that goes on alone would leave the others waiting.
-            if in_parts or not is_out_of_memory(error):
+            if in_parts or not is_out_of_memory(error, self.spec):
                 raise
             # Whether a training fits is for its own steps to say.
             self.facts = ModelFacts(not_invariant="not examined: memory was out for it")
@@ -371,7 +371,7 @@ class Training:
         try:
             result = self._evaluator.evaluate(self._engine, self._average)
         except Exception as error:
-            if not is_out_of_memory(error):
+            if not is_out_of_memory(error, self.spec):
                 raise
             hungry = error.with_traceback(None)  # which holds what the forward has made
         if hungry is not None:

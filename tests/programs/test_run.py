@@ -374,7 +374,7 @@ def test_a_run_that_failed_does_not_pass_the_second_time(sweep):
         "    for rank in (0, 1):\n"
         "        print(f'step {step}: loss {step + rank}', flush=True)\n"
     )
-    mapping = sweep.settings("{run_dir}", launcher__retry=["failed"])
+    mapping = sweep.settings("{run_dir}", batch__data_parallel_size=2, launcher__retry=["failed"])
     mapping["engine"] |= {
         "metrics": {
             "kind": "regex",
@@ -387,7 +387,7 @@ def test_a_run_that_failed_does_not_pass_the_second_time(sweep):
         assert run.status == Status.FAILED
         (folder,) = sweep.folder.run_folders()
         status = RunStatus.read(folder.status)
-        assert "comes twice" in str(status.reason)
+        assert "comes again" in str(status.reason)
         assert len(status.attempts) == attempts
     assert (folder.program / "log.txt").is_file()
     assert "step 4" in folder.log.read_text()

@@ -45,6 +45,8 @@ _FOOTER = re.compile(
     r"^[WE]\d{4} .*torch/distributed/elastic/.*(closing signal|failed \(exitcode)", re.MULTILINE
 )
 """Where the agent of torchrun begins to tell of a rank that has failed."""
+_FAILED = re.compile(r"^E\d{4} .*torch/distributed/elastic/.*failed \(exitcode.*$", re.MULTILINE)
+"""What that agent says once of each start that failed."""
 _ROOT_CAUSE = re.compile(
     r"^Root Cause \(first observed failure\):$.*?"
     r"^\s*rank\s*:\s*(\d+).*?^\s*exitcode\s*:\s*(-?\d+)",
@@ -160,7 +162,13 @@ def _summary(text: str) -> str | None:
 
 
 def _own_lines(text: str) -> list[str]:
-    """Return what a program printed itself: no lines, traceback or summary of its launcher."""
+    """Return what a program printed itself: no lines, traceback or summary of its launcher.
+
+    Where torchrun has started it several times, what its last start printed.
+    """
+    if _root_cause(text):
+        for failed in list(_FAILED.finditer(text))[-2:-1]:
+            text = text[failed.end() :]
     footer = _FOOTER.search(text)
     if footer is not None and _root_cause(text):
         text = text[: footer.start()]

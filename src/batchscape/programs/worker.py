@@ -159,7 +159,6 @@ class Supervision:
             folder.program,
             spec.geometry,
             spec.config.sequence_length,
-            restarted=goes_on,
             printed=folder.log,
             printed_before=0 if goes_on else self._log_offset,
         )
@@ -298,7 +297,8 @@ class Supervision:
         diverged = diverged_at(log)
         cut = unfinished(self._spec, log.steps)
         badly = ending(ended.code, self._folder.log, self._log_offset, is_trained=cut is None)
-        notes = [note] if (note := begins_late(log.steps)) else []
+        told = (begins_late(log.steps), log.sources.get("optimizer_step"))
+        notes = [note for note in told if note is not None]
         if self._idle_s is not None and cut is None:
             badly = None
             notes.append(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +22,7 @@ from batchscape.programs.metrics.inference import ObservedBatch
 from batchscape.programs.metrics.lines import content_of, lines_of, whole_lines
 from batchscape.programs.metrics.log import Log
 from batchscape.programs.metrics.numbers import as_count, as_row
-from batchscape.programs.metrics.rows import Rows
+from batchscape.programs.metrics.rows import Row, Rows
 
 __all__ = ["ColumnReader"]
 
@@ -36,8 +38,6 @@ class ColumnReader(ABC):
         As planned.
     sequence_length : int or None
         Tokens a sample, where every sample is full.
-    may_go_back : bool
-        Whether the next start of the program may repeat steps of earlier ones.
     begin : int
         Bytes of the text that are none of this program's.
     """
@@ -49,7 +49,6 @@ class ColumnReader(ABC):
         geometry: BatchGeometry,
         sequence_length: int | None,
         *,
-        may_go_back: bool,
         begin: int = 0,
     ) -> None:
         self._config = config
@@ -57,33 +56,28 @@ class ColumnReader(ABC):
         self._name = path.name
         self._geometry = geometry
         self._sequence_length = sequence_length
-        self._may_go_back = may_go_back
         self._begin = begin
-        # The program is not started yet: this is what earlier starts left.
-        self._earlier = whole_lines(self._content()) if may_go_back else b""
+        self._before: tuple[list[Row], list[Row]] = [], []
+        """Steps and evaluations of the last look: a program may write its log over."""
         self._start_anew()
-
-    def _content(self) -> bytes:
-        return (content_of(self._path) or b"")[self._begin :]
+        # The program is not started yet: what earlier starts left it may write over.
+        with contextlib.suppress(RecordError):
+            self.read()
 
     def _start_anew(self) -> None:
-        self._steps = Rows(self._name, may_go_back=self._may_go_back)
-        self._evals = Rows(self._name, may_go_back=self._may_go_back)
+        ranks = self._geometry.data_parallel_size
+        self._steps = Rows(self._name, writers=ranks)
+        self._evals = Rows(self._name, writers=ranks)
         self._told: dict[str, dict[int, None]] = {}
         self._seen: set[str] = set()
+        self._no_times: dict[str, int] = {}
 
     def read(self, *, final: bool = False) -> Log:
         """Return what the text holds by now."""
         self._start_anew()
-        content = self._content()
-        whole = whole_lines(content)
-        if self._may_go_back:
-            if whole.startswith(self._earlier):
-                self._take_all(self._earlier)
-                whole = whole[len(self._earlier) :]
-            self._steps.begin_start()
-            self._evals.begin_start()
-        self._take_all(whole)
+        content = (content_of(self._path) or b"")[self._begin :]
+        for line in lines_of(whole_lines(content)):
+            self._take(line)
         if final:
             torn = lines_of(content[content.rfind(b"\n") + 1 :])
             if torn and not self._is_whole(torn[-1]):
@@ -92,10 +86,6 @@ class ColumnReader(ABC):
                 self._take(line)
             self._check_end()
         return self._log()
-
-    def _take_all(self, content: bytes) -> None:
-        for line in lines_of(content):
-            self._take(line)
 
     @abstractmethod
     def _take(self, line: str) -> None:
@@ -109,7 +99,9 @@ class ColumnReader(ABC):
     def _check_end(self) -> None:
         """Raise a RecordError where the whole text lacks what the configuration names."""
 
-    def _add(self, values: Mapping[str, object], tables: tuple[str, ...], where: str) -> None:
+    def _add(
+        self, values: Mapping[str, object], tables: tuple[str, ...], where: str, line: str
+    ) -> None:
         """Add what one line says.
 
         Parameters
@@ -124,7 +116,7 @@ class ColumnReader(ABC):
         Raises
         ------
         RecordError
-            If a value is no number, or the step is missing, repeats or goes back.
+            If a value is no number, the step is missing, or comes again in another kind of line.
         """
         self._seen |= values.keys()
         for name in GEOMETRY_NAMES:
@@ -138,18 +130,24 @@ class ColumnReader(ABC):
                 msg = f"{where} has {', '.join(sorted(chosen))}, but no optimizer_step"
                 raise RecordError(msg)
             row = as_row(chosen, self._config.units, where)
+            for name in chosen.keys() - row.keys():
+                self._no_times[name] = self._no_times.get(name, 0) + 1
             if table == "steps":
                 row["optimizer_step"] += 1 - self._config.first_step
-                self._steps.add(row, least=1)
+                if self._steps.goes_back(row, line):
+                    self._evals.cut(int(row["optimizer_step"]))
+                self._steps.add(row, 1, line)
             else:
-                self._evals.add(row, least=0)
+                self._evals.add(row, 0, line)
 
     def _log(self) -> Log:
-        steps, evals, batch = self._steps.get(), self._evals.get(), ObservedBatch()
+        (steps, evals), batch = self._with_overwritten(), ObservedBatch()
         for name, counts in self._told.items():
             for count in counts:
                 batch.put(name, count, self._name)
         sources: dict[str, str] = {}
+        if repeats := self._steps.repeats():
+            sources["optimizer_step"] = repeats
         if self._config.loss_of == "other":
             ranks = batch.value("world_size") or self._geometry.data_parallel_size
             micro_steps = batch.value("gradient_accumulation_steps")
@@ -158,6 +156,8 @@ class ColumnReader(ABC):
                 sources["loss"] = missing
         if any("step_time_s" in row for row in steps):
             sources["step_time_s"] = f"as {self._name} has it"
+        for name, count in self._no_times.items():
+            sources[name] = f"missing in {count} rows: {self._name} has no finite number there"
         return finish(
             steps,
             evals,
@@ -167,3 +167,17 @@ class ColumnReader(ABC):
             sources=sources,
             source=self._name,
         )
+
+    def _with_overwritten(self) -> tuple[list[Row], list[Row]]:
+        """Return the rows, and before them those of the last look that the text has no more."""
+        steps, evals = self._steps.get(), self._evals.get()
+        first = steps[0]["optimizer_step"] if steps else math.inf
+        there = {row["optimizer_step"] for row in evals}
+        lost_steps, lost_evals = (
+            [row for row in rows if row["optimizer_step"] < first] for rows in self._before
+        )
+        steps = lost_steps + steps
+        evals = [row for row in lost_evals if row["optimizer_step"] not in there] + evals
+        evals.sort(key=lambda row: row["optimizer_step"])
+        self._before = [dict(row) for row in steps], [dict(row) for row in evals]
+        return steps, evals

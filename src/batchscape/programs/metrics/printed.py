@@ -43,9 +43,9 @@ class RegexReader(ColumnReader):
                 if setting == "evaluation_pattern" and "optimizer_step" not in values:
                     row = as_row(values, self._config.units, where)
                     row["optimizer_step"] = self._steps.last_of_all(where)
-                    self._evals.add(row, least=0)
+                    self._evals.add(row, 0, line)
                 else:
-                    self._add(values, _PATTERNS[setting], where)
+                    self._add(values, _PATTERNS[setting], where, line)
 
     def _is_whole(self, line: str) -> bool:  # noqa: ARG002  (a number may be cut off)
         return False

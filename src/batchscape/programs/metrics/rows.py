@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from batchscape.errors import RecordError
@@ -11,31 +12,36 @@ __all__ = ["Row", "Rows", "fill_counts", "fill_train_time"]
 
 Row = dict[str, int | float]
 
+_SHOWN = 100
+"""Characters of a line that a message quotes."""
+_WORD = re.compile(r"[A-Za-z]+")
+_NUMBER = re.compile(r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?")
+_NO_NUMBERS = {"nan", "NaN", "inf", "Infinity", "null", "None", "NAN", "INF"}
+
 
 class Rows:
-    """Rows by increasing optimizer step.
+    """Rows by increasing optimizer step; what comes again replaces what was there before.
 
     Parameters
     ----------
     source : str
         Begins a message.
-    may_go_back : bool
-        Whether a step that was there before replaces it and all after it: the program was
-        started again and went on from a checkpoint.
+    writers : int
+        Ranks that may have written it.
     """
 
-    def __init__(self, source: str, *, may_go_back: bool = False) -> None:
+    def __init__(self, source: str, *, writers: int = 1) -> None:
         self._source = source
-        self._may_go_back = may_go_back
-        self._is_first = False
-        self._rows: list[Row] = []
+        self._writers = writers
+        self._rows: dict[int, Row] = {}
+        self._lines: dict[int, list[str]] = {}
+        self._last = -1
+        self._replaced: dict[int, Row] = {}
+        self._again: set[int] = set()
+        self._differs = ""
 
-    def begin_start(self) -> None:
-        """Take what follows for that of one start, which may go back with its first row alone."""
-        self._may_go_back, self._is_first = False, True
-
-    def add(self, row: Row, least: int) -> None:
-        """Add a row; one of the last step adds to it the columns that it does not have.
+    def add(self, row: Row, least: int, line: str = "") -> None:
+        """Add a row; one of a step that is there adds to it, or replaces what comes again.
 
         Parameters
         ----------
@@ -43,11 +49,13 @@ class Rows:
             With `optimizer_step`.
         least : int
             Lowest step that there is.
+        line : str
+            Where it was read.
 
         Raises
         ------
         RecordError
-            If the step is too low, or is behind the last one, or repeats it.
+            If the step is too low, or comes again in a line of another kind.
         """
         step = int(row["optimizer_step"])
         if step < least:
@@ -57,26 +65,38 @@ class Rows:
                 "regex), or tells the recorder one more"
             )
             raise RecordError(msg)
-        last = int(self._rows[-1]["optimizer_step"]) if self._rows else -1
-        adds = step == last and row.keys() & self._rows[-1].keys() == {"optimizer_step"}
-        may_go_back, self._is_first = self._may_go_back or self._is_first, False
-        if step <= last and may_go_back and not adds:
-            self.cut(step)
-        elif step < last:
-            msg = (
-                f"{self._source}: optimizer step {step} comes after {last}; is it the log of one "
-                f"program, and of one start of it?"
-            )
-            raise RecordError(msg)
-        elif step == last:
-            self._merge(row)
-            return
-        self._rows.append(dict(row))
+        there = self._rows.get(step, {})
+        if there.keys() & row.keys() - {"optimizer_step"}:
+            self._refuse_another_kind(step, step, line)
+        self._note(there or self._replaced.get(step, {}), row)
+        self._rows[step] = there | row
+        self._lines.setdefault(step, []).append(line)
+        self._last = max(self._last, step)
+
+    def goes_back(self, row: Row, line: str = "") -> bool:
+        """Drop the steps from a row's on, where the training goes back to it; say whether it does.
+
+        A program that was started again goes on from a checkpoint, and trains them once more.
+
+        Raises
+        ------
+        RecordError
+            If the row is of a line of another kind.
+        """
+        step = int(row["optimizer_step"])
+        there = self._rows.get(step)
+        if step >= self._last or (there and not there.keys() & row.keys() - {"optimizer_step"}):
+            return False
+        self._refuse_another_kind(step, step if there else self._last, line)
+        self._replaced |= {k: was for k, was in self._rows.items() if k >= step}
+        self.cut(step)
+        return True
 
     def cut(self, step: int) -> None:
         """Drop the rows from an optimizer step on."""
-        while self._rows and self._rows[-1]["optimizer_step"] >= step:
-            self._rows.pop()
+        for later in [k for k in self._rows if k >= step]:
+            del self._rows[later], self._lines[later]
+        self._last = max(self._rows, default=-1)
 
     def last_of_all(self, where: str) -> int:
         """Return the last optimizer step, 0 where there is none yet.
@@ -86,7 +106,7 @@ class Rows:
         RecordError
             If not every step has a row: what comes after the last one may be of a later step.
         """
-        last = int(self._rows[-1]["optimizer_step"]) if self._rows else 0
+        last = max(self._last, 0)
         if last != len(self._rows):
             msg = (
                 f"{where}: an evaluation without its optimizer step is of the one printed last, "
@@ -97,18 +117,56 @@ class Rows:
         return last
 
     def get(self) -> list[Row]:
-        """Return copies of the rows."""
-        return [dict(row) for row in self._rows]
+        """Return copies of the rows.
 
-    def _merge(self, row: Row) -> None:
-        last = self._rows[-1]
-        if twice := sorted(row.keys() & last.keys() - {"optimizer_step"}):
+        Raises
+        ------
+        RecordError
+            If every step came again with other numbers, where several ranks may have written it.
+        """
+        if self._writers > 1 and self._differs and self._again >= self._rows.keys():
             msg = (
-                f"{self._source}: {', '.join(twice)} of optimizer step {row['optimizer_step']} "
-                f"comes twice; let one rank alone write it"
+                f"{self._source}: every optimizer step comes again with other numbers "
+                f"({self._differs}): {self._writers} ranks write, and may train, each for itself, "
+                "or one prints a step several times; let rank 0 alone write every step once"
             )
             raise RecordError(msg)
-        last |= row
+        return [dict(row) for _, row in sorted(self._rows.items())]
+
+    def repeats(self) -> str | None:
+        """Say which optimizer steps come again; None where none does."""
+        if not self._again:
+            return None
+        return (
+            f"optimizer steps {min(self._again)} to {max(self._again)} come again in its metrics, "
+            "as after a restart: the last lines count"
+        )
+
+    def _note(self, before: Row, row: Row) -> None:
+        """Note where a step comes again, and what of it is another number."""
+        step = int(row["optimizer_step"])
+        for name in sorted(before.keys() & row.keys() - {"optimizer_step"}):
+            self._again.add(step)
+            # Each rank has times of its own.
+            if not name.endswith("_s") and repr(before[name]) != repr(row[name]):
+                told = f"{name} of step {step} is {before[name]:g}, then {row[name]:g}"
+                self._differs = self._differs or told
+
+    def _refuse_another_kind(self, step: int, place: int, line: str) -> None:
+        """Refuse a line with other words than those that the step at a place was read in."""
+        before = self._lines[place]
+        if _words(line) not in [_words(other) for other in before]:
+            msg = (
+                f"{self._source}: two kinds of lines are read as optimizer steps: "
+                f"{before[-1].strip()[:_SHOWN]!r} (step {place}) and {line.strip()[:_SHOWN]!r} "
+                f"(step {step}); let engine.metrics name what only one of them has"
+            )
+            raise RecordError(msg)
+
+
+def _words(line: str) -> set[str]:
+    """Return the words of a line, which tell its kind: without numbers, as nan and null are."""
+    return set(_WORD.findall(_NUMBER.sub(" ", line))) - _NO_NUMBERS
 
 
 def fill_counts(rows: list[Row], global_batch_size: int, sequence_length: int | None) -> None:

@@ -130,6 +130,8 @@ class TrainerStateReader:
             where = f"{path}, log_history[{number}]"
             trained |= "train_loss" in entry
             if row := _row(entry, "loss", _STEP, where):
+                if steps.goes_back(row):
+                    evals.cut(int(row["optimizer_step"]))
                 steps.add(row | _counts(entry, evaluated_s, where), least=1)
             # After the training the best model may be loaded, which is not that of the last step;
             # and a model that was evaluated may be evaluated once more.

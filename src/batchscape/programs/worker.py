@@ -297,8 +297,8 @@ class Supervision:
         diverged = diverged_at(log)
         cut = unfinished(self._spec, log.steps)
         badly = ending(ended.code, self._folder.log, self._log_offset, is_trained=cut is None)
-        told = (begins_late(log.steps), log.sources.get("optimizer_step"))
-        notes = [note for note in told if note is not None]
+        told = (log.sources.get(name) for name in ("optimizer_step", "eval_loss"))
+        notes = [note for note in (begins_late(log.steps), *told) if note is not None]
         if self._idle_s is not None and cut is None:
             badly = None
             notes.append(

@@ -54,8 +54,8 @@ def open_reader(
     match config:
         case RecorderMetrics():
             return RecorderReader(run_dir, geometry, sequence_length)
-        case TrainerStateMetrics(path=path):
-            return TrainerStateReader(run_dir / path, geometry, sequence_length)
+        case TrainerStateMetrics(path=path, eval_loss=key):
+            return TrainerStateReader(run_dir / path, geometry, sequence_length, eval_loss=key)
         case JsonlMetrics(path=path):
             return JsonlReader(config, run_dir / path, geometry, sequence_length)
         case RegexMetrics(path=path):

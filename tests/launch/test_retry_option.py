@@ -149,3 +149,21 @@ def test_what_cannot_be_repeated_is_refused(arguments: list[str]) -> None:
 def test_settings_are_checked(key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"launcher.{key}"):
         spec_named("completes", **{key: value})
+
+
+def test_a_sweep_whose_first_runs_fail_alike_is_stopped(sweep: Sweep) -> None:
+    names = [f"exits7-{number}" for number in range(5)]
+    result = sweep.run(*names)
+    assert [run.status for run in result.runs] == [Status.FAILED] * 3 + [Status.PENDING] * 2
+    assert result.stopped is not None
+    assert result.stopped.startswith("all 3 runs failed alike (")
+    assert str(result.runs[0].reason) in result.stopped
+    # The same command goes on with the others, of which too few are left to tell.
+    assert sweep.run(*names).stopped is None
+    assert sweep.attempts(*names) == [1] * 5
+
+
+def test_runs_that_fail_otherwise_or_in_between_stop_nothing(sweep: Sweep) -> None:
+    names = ("exits7-0", "exits7-1", "completes", "exits7-2", "exits7-3", "completes-later")
+    assert sweep.run(*names).stopped is None
+    assert sweep.attempts(*names) == [1] * 6

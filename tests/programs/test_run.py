@@ -158,9 +158,9 @@ def test_each_program_ends_by_itself(sweep):
             "killed",
             "killed, probably out of memory: the program was killed by SIGKILL",
         ),
-        "garbage": (Status.FAILED, "damaged_records", "metrics cannot be read"),
+        "garbage": (Status.FAILED, "contradiction", "metrics cannot be read"),
         "short": (Status.FAILED, "contradiction", "did 3 optimizer steps, the plan says 4"),
-        "silent": (Status.FAILED, "damaged_records", "metrics"),
+        "silent": (Status.FAILED, "contradiction", "metrics"),
         "stalls": (
             Status.FAILED,
             "hang",
@@ -172,7 +172,7 @@ def test_each_program_ends_by_itself(sweep):
             None,
             "begin with optimizer step 2: optimizer step 1 is missing",
         ),
-        "pipe": (Status.FAILED, "damaged_records", "metrics.jsonl is no regular file"),
+        "pipe": (Status.FAILED, "contradiction", "metrics.jsonl is no regular file"),
     }
     others = [how for how in expected if how != "stalls"]
     runs = [cell(sweep, how, launcher__retries=0) for how in others]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -66,6 +67,9 @@ class Steering(Protocol):
         """Return why a run at work is cut before its end; None: it goes on."""
 
 
+_ALIKE = 3
+"""Runs that fail alike before any ends otherwise: the next ones would, too."""
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _POLL_S = 0.5
 """Longest time that a signal or a time limit waits to be seen; ends of ranks are seen at once."""
 _LOOK_S = 3.0
@@ -264,6 +268,8 @@ class Session:
         if waiting is not None and waiting in queue and self._claims.is_elsewhere(waiting):
             # Nobody waits for devices for a run that another launcher has.
             queue.remove(waiting)
+        if queue and (alike := self._failed_alike()):
+            self._stop(alike)
         while self.stopped is None and (placed := self._placement.next(queue)) is not None:
             spec, lease = placed
             run = self._begun(spec, lease)
@@ -272,6 +278,22 @@ class Session:
                 continue
             self._active[spec.run_id] = run
             self._progress.run_started(run)
+
+    def _failed_alike(self) -> str | None:
+        """Say why the first runs failed, where all that ended did so alike; None elsewhere."""
+        ended = [
+            run
+            for run in self._done.values()
+            if run.status is not Status.REJECTED and not run.by_another
+        ]
+        if self._max_failures is not None or len(ended) < _ALIKE:
+            return None
+        if any(run.status is not Status.FAILED for run in ended):
+            return None
+        reasons = {_NUMBER.sub("", str(run.reason).replace(run.run_id, "")) for run in ended}
+        return (
+            None if len(reasons) > 1 else f"all {len(ended)} runs failed alike ({ended[0].reason})"
+        )
 
     def _begun(self, spec: RunSpec, lease: Lease) -> ActiveRun | None:
         """Begin a run; None if another launcher has it, if it is over, or if it cannot begin."""

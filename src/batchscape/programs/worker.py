@@ -316,7 +316,7 @@ class Supervision:
             return badly
         if unread is not None:
             said = f"the program's metrics cannot be read: {unread}"
-            return Ending(Status.FAILED, Cause.DAMAGED_RECORDS, said)
+            return Ending(Status.FAILED, Cause.CONTRADICTION, said)
         completed = Ending(Status.COMPLETED, None, "; ".join(notes) or None)
         return completed if cut is None else Ending(Status.FAILED, Cause.CONTRADICTION, cut)
 

@@ -275,6 +275,54 @@ def test_the_best_model_is_not_that_of_the_last_step(tmp_path: Path, best, evalu
     assert [row["optimizer_step"] for row in log.evals] == evaluated
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"step": 3, "test_loss": 9.0, "test_runtime": 1.0},
+        {"step": 2, "eval_x_loss": 7.0, "eval_x_runtime": 1.0},
+    ],
+)
+@pytest.mark.parametrize("runtime", [{}, {"eval_runtime": 1.0}])
+def test_the_loss_of_another_set_is_not_the_held_out_one(
+    tmp_path: Path, other: dict[str, float], runtime: dict[str, float]
+) -> None:
+    held_out = [{"step": k, "eval_loss": loss} | runtime for k, loss in ((1, 2.0), (3, 1.0))]
+    state(tmp_path, *({"step": k, "loss": 3.0} for k in (1, 2, 3)), *held_out, other)
+    log = read(STATE, tmp_path, 1, 4, 2)
+    assert [(row["optimizer_step"], row["eval_loss"]) for row in log.evals] == [(1, 2.0), (3, 1.0)]
+    assert "eval_loss" not in log.sources
+
+
+@pytest.mark.parametrize(
+    ("key", "evaluated", "told"),
+    [
+        ("test", [], None),
+        ("predict", [], None),
+        ("eval_x", [7.0], "the held-out loss is eval_x_loss, of the only evaluation set"),
+    ],
+)
+def test_the_only_loss_is_the_held_out_one_where_its_name_says_so(
+    tmp_path: Path, key: str, evaluated: list[float], told: str | None
+) -> None:
+    only = {"step": 2, f"{key}_loss": 7.0, f"{key}_runtime": 1.0}
+    state(tmp_path, {"step": 1, "loss": 3.0}, {"step": 2, "loss": 3.0}, only)
+    log = read(STATE, tmp_path, 1, 4, 2)
+    assert [row["eval_loss"] for row in log.evals] == evaluated
+    assert log.sources.get("eval_loss") == told
+
+
+def test_a_step_that_is_logged_twice_has_one_loss(tmp_path: Path) -> None:
+    """A script that logs a `loss` of its own in each micro-batch has no step's."""
+    entries = [{"step": k, "loss": 3.0} for k in (1, 1, 2)]
+    state(tmp_path, *entries)
+    log = read(STATE, tmp_path, 1, 4, 2)
+    assert [row["loss"] for row in log.steps] == [3.0, 3.0]
+    assert log.sources["optimizer_step"].startswith("optimizer steps 1 to 1 come again")
+    state(tmp_path, *entries, {"step": 2, "loss": 4.0})
+    with pytest.raises(RecordError, match="step 2 comes again with another loss, 3 and then 4"):
+        read(STATE, tmp_path, 1, 4, 2)
+
+
 def test_accumulation_that_is_no_whole_number_is_a_problem(tmp_path: Path) -> None:
     rates = {"train_loss": 1.0, "train_samples_per_second": 90.0, "train_steps_per_second": 5.0}
     state(tmp_path, {"step": 2, "loss": 2.0}, {"step": 2, **rates})

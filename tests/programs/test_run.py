@@ -393,6 +393,28 @@ def test_a_run_that_failed_does_not_pass_the_second_time(sweep):
     assert "step 4" in folder.log.read_text()
 
 
+RECORDS = """
+import os, sys
+from batchscape.recorder import Recorder
+recorder = Recorder(world_size=1, micro_batch_size=2, gradient_accumulation_steps=2)
+for step in range(1, 5):
+    recorder.step(step, loss=1.0)
+with open(os.path.join(sys.argv[1], "recorder", "rank_0.jsonl"), "a") as file:
+    file.write("garbage\\n")
+"""
+
+
+@pytest.mark.slow
+def test_a_damaged_record_is_no_contradiction(sweep):
+    sweep.script(RECORDS)
+    mapping = sweep.settings("{run_dir}", launcher__retries=0)
+    mapping["engine"] |= {"metrics": {"kind": "recorder"}}
+    (run,) = sweep.run(mapping).runs
+    status = RunStatus.read(sweep.folder.run(run.run_id).status)
+    assert (status.status, status.cause) == (Status.FAILED, "damaged_records")
+    assert "'garbage' is none of the recorder's lines" in str(status.reason)
+
+
 @pytest.mark.slow
 def test_steps_that_are_done_once_more_are_of_the_later_attempt(sweep):
     """It goes on from a checkpoint of step 1: steps 2 and 3 are trained twice."""

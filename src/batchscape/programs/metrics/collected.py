@@ -19,10 +19,10 @@ from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
 from batchscape.programs.metrics.finish import finish, settle_loss
 from batchscape.programs.metrics.inference import ObservedBatch
-from batchscape.programs.metrics.lines import content_of, lines_of, whole_lines
+from batchscape.programs.metrics.lines import content_of, drawn_lines_of, whole_lines
 from batchscape.programs.metrics.log import Log
 from batchscape.programs.metrics.numbers import as_count, as_row
-from batchscape.programs.metrics.rows import Row, Rows
+from batchscape.programs.metrics.rows import Row, Rows, drop_counts_since_start
 
 __all__ = ["ColumnReader"]
 
@@ -59,33 +59,50 @@ class ColumnReader(ABC):
         self._begin = begin
         self._before: tuple[list[Row], list[Row]] = [], []
         """Steps and evaluations of the last look: a program may write its log over."""
+        self._left = b""
+        """What earlier starts left: the program is not started yet, and may write it over."""
         self._start_anew()
-        # The program is not started yet: what earlier starts left it may write over.
         with contextlib.suppress(RecordError):
             self.read()
+        with contextlib.suppress(RecordError):
+            self._left = whole_lines((content_of(path) or b"")[begin:])
 
     def _start_anew(self) -> None:
-        ranks = self._geometry.data_parallel_size
-        self._steps = Rows(self._name, writers=ranks)
-        self._evals = Rows(self._name, writers=ranks)
+        self._steps, self._evals = Rows(self._name), Rows(self._name)
+        self._is_redrawn = False
         self._told: dict[str, dict[int, None]] = {}
         self._seen: set[str] = set()
         self._no_times: dict[str, int] = {}
+        self._since_start: dict[str, int] = {}
 
     def read(self, *, final: bool = False) -> Log:
         """Return what the text holds by now."""
         self._start_anew()
         content = (content_of(self._path) or b"")[self._begin :]
-        for line in lines_of(whole_lines(content)):
-            self._take(line)
+        left = self._left if content.startswith(self._left) else b""
+        self._take_all(drawn_lines_of(left))
+        if left:
+            self._starts_again()
+        self._take_all(drawn_lines_of(whole_lines(content)[len(left) :]))
         if final:
-            torn = lines_of(content[content.rfind(b"\n") + 1 :])
-            if torn and not self._is_whole(torn[-1]):
+            torn = drawn_lines_of(content[content.rfind(b"\n") + 1 :])
+            if torn and not self._is_whole(torn[-1][0]):
                 torn.pop()
-            for line in torn:
-                self._take(line)
+            self._take_all(torn)
             self._check_end()
         return self._log()
+
+    def _take_all(self, lines: list[tuple[str, bool]]) -> None:
+        # Of several micro-batches or ranks each may have drawn it.
+        one = self._geometry.global_batch_size == self._geometry.micro_batch_size
+        for line, is_redrawn in lines:
+            self._is_redrawn = is_redrawn and one
+            self._take(line)
+
+    def _starts_again(self) -> None:
+        """Note that what comes now is of another start of the program."""
+        self._steps.starts_again()
+        self._evals.starts_again()
 
     @abstractmethod
     def _take(self, line: str) -> None:
@@ -116,7 +133,7 @@ class ColumnReader(ABC):
         Raises
         ------
         RecordError
-            If a value is no number, the step is missing, or comes again in another kind of line.
+            If a value is no number, the step is missing, or comes again with other numbers.
         """
         self._seen |= values.keys()
         for name in GEOMETRY_NAMES:
@@ -136,7 +153,7 @@ class ColumnReader(ABC):
                 row["optimizer_step"] += 1 - self._config.first_step
                 if self._steps.goes_back(row, line):
                     self._evals.cut(int(row["optimizer_step"]))
-                self._steps.add(row, 1, line)
+                self._steps.add(row, 1, line, is_redrawn=self._is_redrawn)
             else:
                 self._evals.add(row, 0, line)
 
@@ -148,6 +165,8 @@ class ColumnReader(ABC):
         sources: dict[str, str] = {}
         if repeats := self._steps.repeats():
             sources["optimizer_step"] = repeats
+        if repeats := self._evals.repeats("evaluations of optimizer steps"):
+            sources["eval_loss"] = repeats
         if self._config.loss_of == "other":
             ranks = batch.value("world_size") or self._geometry.data_parallel_size
             micro_steps = batch.value("gradient_accumulation_steps")
@@ -158,6 +177,11 @@ class ColumnReader(ABC):
             sources["step_time_s"] = f"as {self._name} has it"
         for name, count in self._no_times.items():
             sources[name] = f"missing in {count} rows: {self._name} has no finite number there"
+        for name, begin in self._since_start.items():
+            sources[name] = (
+                f"not read from optimizer step {begin} on: the program was started again, and may "
+                "count from there"
+            )
         return finish(
             steps,
             evals,
@@ -171,11 +195,18 @@ class ColumnReader(ABC):
     def _with_overwritten(self) -> tuple[list[Row], list[Row]]:
         """Return the rows, and before them those of the last look that the text has no more."""
         steps, evals = self._steps.get(), self._evals.get()
+        if self._steps.come_again_alike:
+            # Another rank printed the same steps, but perhaps no evaluation.
+            evals = self._evals.get_with_dropped()
         first = steps[0]["optimizer_step"] if steps else math.inf
         there = {row["optimizer_step"] for row in evals}
         lost_steps, lost_evals = (
             [row for row in rows if row["optimizer_step"] < first] for rows in self._before
         )
+        begin = int(first) if lost_steps and steps else self._steps.continued_from
+        if begin is not None:
+            for name in drop_counts_since_start(steps, evals, begin):
+                self._since_start[name] = begin
         steps = lost_steps + steps
         evals = [row for row in lost_evals if row["optimizer_step"] not in there] + evals
         evals.sort(key=lambda row: row["optimizer_step"])

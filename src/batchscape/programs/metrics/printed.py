@@ -6,6 +6,7 @@ import re
 
 from batchscape.config.metrics import RegexMetrics
 from batchscape.errors import RecordError
+from batchscape.programs.endings import FAILED_START
 from batchscape.programs.metrics.collected import ColumnReader
 from batchscape.programs.metrics.numbers import as_row
 
@@ -33,6 +34,8 @@ class RegexReader(ColumnReader):
         }
 
     def _take(self, line: str) -> None:
+        if FAILED_START.match(line):
+            self._starts_again()
         for setting, pattern in self._patterns.items():
             for match in pattern.finditer(line):
                 self._matched.add(setting)

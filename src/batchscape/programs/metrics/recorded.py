@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from batchscape.config.metrics import EVALUATION_COLUMNS, GEOMETRY_NAMES, STEP_COLUMNS
-from batchscape.errors import RecordError
+from batchscape.errors import DamageError, RecordError
 from batchscape.geometry import BatchGeometry
 from batchscape.programs.metrics.finish import finish
 from batchscape.programs.metrics.inference import ObservedBatch
@@ -77,7 +77,7 @@ class RecorderReader:
             kind = event.pop("event")
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             msg = f"{path} is damaged: {line[:60]!r} is none of the recorder's lines"
-            raise RecordError(msg) from None
+            raise DamageError(msg) from None
         rank = self._ranks.setdefault(path, _Rank())
         if kind == "begin":
             self._begin(rank, event, str(path))
@@ -112,7 +112,7 @@ class RecorderReader:
     ) -> dict[str, int | float]:
         if "optimizer_step" not in event:
             msg = f"{where} is damaged: an event has no optimizer_step"
-            raise RecordError(msg)
+            raise DamageError(msg)
         values = {name: event[name] for name in columns if name in event}
         row = as_row(values, {}, where)
         if rank.time_before_s < 0:

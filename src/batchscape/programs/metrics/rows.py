@@ -1,47 +1,57 @@
-"""Rows of steps and evaluations, as they are read."""
+"""Rows of steps and evaluations, as they are read.
+
+A training counts its optimizer steps up and logs each of them once. It goes back to a lower step
+where it was started again and goes on from a checkpoint: what it did beyond is dropped. What looks
+alike is refused: micro-batches, ranks or two losses that have a line each (the step comes again at
+once, with other numbers), ranks one after the other or epochs that count anew (it goes back to its
+first step, with other numbers), and a line of something else (steps that were dropped never come).
+"""
 
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 from batchscape.errors import RecordError
 
-__all__ = ["Row", "Rows", "fill_counts", "fill_train_time"]
+__all__ = ["Row", "Rows", "drop_counts_since_start", "fill_counts", "fill_train_time"]
 
 Row = dict[str, int | float]
 
 _SHOWN = 100
 """Characters of a line that a message quotes."""
-_WORD = re.compile(r"[A-Za-z]+")
-_NUMBER = re.compile(r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?")
-_NO_NUMBERS = {"nan", "NaN", "inf", "Infinity", "null", "None", "NAN", "INF"}
+_STEP = "optimizer_step"
+_SINCE_START = ("samples", "tokens", "train_time_s")
+"""Columns that a program may count from its last start."""
 
 
 class Rows:
-    """Rows by increasing optimizer step; what comes again replaces what was there before.
+    """Rows by increasing optimizer step.
 
     Parameters
     ----------
     source : str
         Begins a message.
-    writers : int
-        Ranks that may have written it.
     """
 
-    def __init__(self, source: str, *, writers: int = 1) -> None:
+    def __init__(self, source: str) -> None:
         self._source = source
-        self._writers = writers
         self._rows: dict[int, Row] = {}
-        self._lines: dict[int, list[str]] = {}
+        self._lines: dict[int, str] = {}
         self._last = -1
-        self._replaced: dict[int, Row] = {}
+        self._dropped: dict[int, Row] = {}
+        self._due: set[int] = set()
         self._again: set[int] = set()
-        self._differs = ""
+        self._differs = False
+        self._starts = False
+        self._continued: int | None = None
 
-    def add(self, row: Row, least: int, line: str = "") -> None:
-        """Add a row; one of a step that is there adds to it, or replaces what comes again.
+    def starts_again(self) -> None:
+        """Note that the program was started again: it may do its last steps once more."""
+        self._starts = True
+
+    def add(self, row: Row, least: int, line: str = "", *, is_redrawn: bool = False) -> None:
+        """Add a row; one of a step that is there adds columns to it.
 
         Parameters
         ----------
@@ -51,13 +61,15 @@ class Rows:
             Lowest step that there is.
         line : str
             Where it was read.
+        is_redrawn : bool
+            It stands where the line before it stood, as a bar of progress does, and counts.
 
         Raises
         ------
         RecordError
-            If the step is too low, or comes again in a line of another kind.
+            If the step is too low, comes again with other numbers, or passes one that was dropped.
         """
-        step = int(row["optimizer_step"])
+        step = int(row[_STEP])
         if step < least:
             msg = (
                 f"{self._source}: an optimizer step should be at least {least}, got {step}; a "
@@ -65,37 +77,52 @@ class Rows:
                 "regex), or tells the recorder one more"
             )
             raise RecordError(msg)
+        self._due.discard(step)
+        if passed := [due for due in self._due if due < step]:
+            msg = (
+                f"{self._source}: optimizer step {min(passed)} was logged, then a lower one, and "
+                f"now {step}, as if it never was: {line.strip()[:_SHOWN]!r}; lines of something "
+                "else are read as optimizer steps, let engine.metrics name what only theirs have"
+            )
+            raise RecordError(msg)
         there = self._rows.get(step, {})
-        if there.keys() & row.keys() - {"optimizer_step"}:
-            self._refuse_another_kind(step, step, line)
-        self._note(there or self._replaced.get(step, {}), row)
+        if not is_redrawn and not self._starts:
+            self._refuse_other_numbers(row, line)
+        self._starts = False
+        before = there or self._dropped.get(step, {})
+        if _shared(before, row) and not is_redrawn:
+            self._again.add(step)
+        self._differs |= bool(_other(before, row))
         self._rows[step] = there | row
-        self._lines.setdefault(step, []).append(line)
+        self._lines[step] = line
         self._last = max(self._last, step)
 
     def goes_back(self, row: Row, line: str = "") -> bool:
         """Drop the steps from a row's on, where the training goes back to it; say whether it does.
 
-        A program that was started again goes on from a checkpoint, and trains them once more.
-
         Raises
         ------
         RecordError
-            If the row is of a line of another kind.
+            If it goes back to its first step, with other numbers, and was not started again.
         """
-        step = int(row["optimizer_step"])
+        step = int(row[_STEP])
         there = self._rows.get(step)
-        if step >= self._last or (there and not there.keys() & row.keys() - {"optimizer_step"}):
+        if step > self._last or (step == self._last and not self._starts):
             return False
-        self._refuse_another_kind(step, step if there else self._last, line)
-        self._replaced |= {k: was for k, was in self._rows.items() if k >= step}
+        if there and not _shared(there, row):
+            return False
+        if step == min(self._rows) and not self._starts:
+            self._refuse_other_numbers(row, line)
+        self._due |= {later for later in self._rows if later > step}
         self.cut(step)
+        begin = step if self._continued is None else min(step, self._continued)
+        self._continued = begin if self._rows else None
         return True
 
     def cut(self, step: int) -> None:
         """Drop the rows from an optimizer step on."""
         for later in [k for k in self._rows if k >= step]:
-            del self._rows[later], self._lines[later]
+            self._dropped[later] = self._rows.pop(later)
         self._last = max(self._rows, default=-1)
 
     def last_of_all(self, where: str) -> int:
@@ -117,56 +144,77 @@ class Rows:
         return last
 
     def get(self) -> list[Row]:
-        """Return copies of the rows.
-
-        Raises
-        ------
-        RecordError
-            If every step came again with other numbers, where several ranks may have written it.
-        """
-        if self._writers > 1 and self._differs and self._again >= self._rows.keys():
-            msg = (
-                f"{self._source}: every optimizer step comes again with other numbers "
-                f"({self._differs}): {self._writers} ranks write, and may train, each for itself, "
-                "or one prints a step several times; let rank 0 alone write every step once"
-            )
-            raise RecordError(msg)
+        """Return copies of the rows."""
         return [dict(row) for _, row in sorted(self._rows.items())]
 
-    def repeats(self) -> str | None:
-        """Say which optimizer steps come again; None where none does."""
+    def get_with_dropped(self) -> list[Row]:
+        """Return copies of the rows, and of the dropped ones of which none came again."""
+        return [dict(row) for _, row in sorted((self._dropped | self._rows).items())]
+
+    @property
+    def come_again_alike(self) -> bool:
+        """Whether all that was dropped came again, with the same numbers."""
+        return not self._differs and self._dropped.keys() <= self._rows.keys()
+
+    @property
+    def continued_from(self) -> int | None:
+        """The lowest step of a later start that goes on with the steps of an earlier one."""
+        return self._continued
+
+    def repeats(self, what: str = "optimizer steps") -> str | None:
+        """Say of which optimizer steps rows come again; None where none does."""
         if not self._again:
             return None
         return (
-            f"optimizer steps {min(self._again)} to {max(self._again)} come again in its metrics, "
+            f"{what} {min(self._again)} to {max(self._again)} come again in its metrics, "
             "as after a restart: the last lines count"
         )
 
-    def _note(self, before: Row, row: Row) -> None:
-        """Note where a step comes again, and what of it is another number."""
-        step = int(row["optimizer_step"])
-        for name in sorted(before.keys() & row.keys() - {"optimizer_step"}):
-            self._again.add(step)
-            # Each rank has times of its own.
-            if not name.endswith("_s") and repr(before[name]) != repr(row[name]):
-                told = f"{name} of step {step} is {before[name]:g}, then {row[name]:g}"
-                self._differs = self._differs or told
-
-    def _refuse_another_kind(self, step: int, place: int, line: str) -> None:
-        """Refuse a line with other words than those that the step at a place was read in."""
-        before = self._lines[place]
-        if _words(line) not in [_words(other) for other in before]:
+    def _refuse_other_numbers(self, row: Row, line: str) -> None:
+        """Refuse a row of a step that is there with other numbers."""
+        step = int(row[_STEP])
+        there = self._rows.get(step, {})
+        for name in _other(there, row):
+            lines = [text.strip()[:_SHOWN] for text in (self._lines[step], line)]
+            shown = f", in {lines[0]!r} and {lines[1]!r}" if any(lines) else ""
             msg = (
-                f"{self._source}: two kinds of lines are read as optimizer steps: "
-                f"{before[-1].strip()[:_SHOWN]!r} (step {place}) and {line.strip()[:_SHOWN]!r} "
-                f"(step {step}); let engine.metrics name what only one of them has"
+                f"{self._source}: optimizer step {step} comes again with another {name}, "
+                f"{there[name]:g} and then {row[name]:g}{shown}: micro-batches, ranks, epochs that "
+                "count anew or two kinds of lines are read as optimizer steps; let the program "
+                "log each step and each evaluation once, or engine.metrics name what only one "
+                "kind has"
             )
             raise RecordError(msg)
 
 
-def _words(line: str) -> set[str]:
-    """Return the words of a line, which tell its kind: without numbers, as nan and null are."""
-    return set(_WORD.findall(_NUMBER.sub(" ", line))) - _NO_NUMBERS
+def _shared(before: Row, row: Row) -> list[str]:
+    """Return the columns beside the step that two rows have."""
+    return sorted(before.keys() & row.keys() - {_STEP})
+
+
+def _other(before: Row, row: Row) -> list[str]:
+    """Return the columns of which two rows have other numbers; each rank has its own times."""
+    return [
+        name
+        for name in _shared(before, row)
+        if not name.endswith("_s") and repr(before[name]) != repr(row[name])
+    ]
+
+
+def drop_counts_since_start(steps: list[Row], evals: list[Row], begin: int) -> list[str]:
+    """Drop what a program may count from its last start, of which `begin` is the first step.
+
+    Returns
+    -------
+    list of str
+        Columns that were dropped.
+    """
+    later = [row for row in (*steps, *evals) if row[_STEP] >= begin]
+    dropped = [name for name in _SINCE_START if any(name in row for row in later)]
+    for row in later:
+        for name in dropped:
+            row.pop(name, None)
+    return dropped
 
 
 def fill_counts(rows: list[Row], global_batch_size: int, sequence_length: int | None) -> None:

@@ -106,7 +106,7 @@ class TrainerStateReader:
         sources = {"loss": "mean over ranks of the means that the Trainer takes"}
         held_out = self._held_out(history, path, sources)
         is_best = state.get("best_model_checkpoint") is not None
-        rows, evals = self._rows(history, path, held_out, best=is_best)
+        rows, evals = self._rows(history, path, held_out, sources, best=is_best)
         _see_through_the_filter(rows)
         batch = self._batch(state, history, path)
         if missing := settle_loss(rows):
@@ -135,11 +135,12 @@ class TrainerStateReader:
             key
             for entry in history
             for key in entry
-            if key.endswith("_loss") and f"{key[:-5]}_runtime" in entry
+            if re.fullmatch("eval_(.*_)?loss", key)
+            # A metric may have such a name, too.
+            if key == "eval_loss" or f"{key[:-5]}_runtime" in entry
         )
-        keys.pop("train_loss", None)
         if self._eval_loss is not None:
-            if keys and self._eval_loss not in keys:
+            if keys and not any(self._eval_loss in entry for entry in history):
                 msg = f"{path} has no {self._eval_loss}, but {', '.join(keys)}"
                 raise RecordError(msg)
             return self._eval_loss
@@ -152,11 +153,17 @@ class TrainerStateReader:
             )
             return "eval_loss"
         (only,) = keys
+        sources["eval_loss"] = f"the held-out loss is {only}, of the only evaluation set"
         return only
 
     @staticmethod
     def _rows(
-        history: list[dict[str, Any]], path: Path, held_out: str, *, best: bool
+        history: list[dict[str, Any]],
+        path: Path,
+        held_out: str,
+        sources: dict[str, str],
+        *,
+        best: bool,
     ) -> tuple[list[Row], list[Row]]:
         steps, evals = Rows(str(path)), Rows(str(path))
         evaluated_s, last, trained = 0.0, -1, False
@@ -165,8 +172,6 @@ class TrainerStateReader:
             where = f"{path}, log_history[{number}]"
             trained |= "train_loss" in entry
             if row := _row(entry, "loss", _STEP, where):
-                if steps.goes_back(row):
-                    evals.cut(int(row["optimizer_step"]))
                 steps.add(row | _counts(entry, evaluated_s, where), least=1)
             # After the training the best model may be loaded, which is not that of the last step;
             # and a model that was evaluated may be evaluated once more.
@@ -175,6 +180,8 @@ class TrainerStateReader:
                 last = int(row["optimizer_step"])
                 evals.add(row, least=0)
             evaluated_s += _evaluated_s(entry)
+        if repeats := steps.repeats():
+            sources["optimizer_step"] = repeats
         return steps.get(), evals.get()
 
     def _batch(

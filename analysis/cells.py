@@ -85,6 +85,7 @@ _NOT_SETTINGS = {
     "rank",
     "reason",
     "run_id",
+    "started_at",
     "status",
     "stop_reason",
     "task",
@@ -115,8 +116,8 @@ class Cells:
     """Those shown that do not follow from the global batch, or tell machines apart. Cells that
     agree in them are set side by side."""
     replaced: pd.DataFrame
-    """Failed runs that are among none of these, for the same settings and seeds completed with
-    other files of the program."""
+    """Failed runs that are among none of these, for the same settings and seeds completed later
+    with other files of the program."""
 
     def context_of(self) -> pd.Series[int]:
         """Number the cells by the settings in `contexts`; indexed by `cell`."""
@@ -237,7 +238,10 @@ def find_cells(runs: pd.DataFrame) -> Cells:
 
 
 def _replaced(runs: pd.DataFrame, candidates: Sequence[str]) -> pd.Series[bool]:
-    """Tell the failed runs that completed with other files of the program, all else alike."""
+    """Tell the failed runs that were started, and completed, later with other files.
+
+    What fails now and completed with older files is a finding.
+    """
     versions = runs.reindex(columns=["source_hash"])["source_hash"]
     failed = runs["status"].eq("failed") & versions.notna()
     completed = runs["status"].eq("completed") & versions.notna()
@@ -247,7 +251,9 @@ def _replaced(runs: pd.DataFrame, candidates: Sequence[str]) -> pd.Series[bool]:
     names = [*GEOMETRY, *(name for name in others if name in runs), *candidates]
     texts = pd.DataFrame({name: plain_texts(runs[name]) for name in names}, index=runs.index)
     alike = texts.groupby(names, dropna=False, sort=False).ngroup()
-    return failed & alike.isin(alike[completed])
+    started = pd.to_numeric(runs.reindex(columns=["started_at"])["started_at"], errors="coerce")
+    last = started[completed].groupby(alike[completed]).max()
+    return failed & started.lt(alike.map(last))
 
 
 def _scaled_rates(runs: pd.DataFrame) -> pd.Series[float] | None:

@@ -395,7 +395,9 @@ def test_the_calls_of_log_are_no_optimizer_steps(tmp_path: Path) -> None:
 def test_a_table_with_nothing_but_the_calls_of_log_is_refused(tmp_path: Path) -> None:
     table = pd.read_csv(FOREIGN / "wandb_history_hf.csv").drop(columns="train/global_step")
     table.to_csv(tmp_path / "t.csv", index=False)
-    with pytest.raises(AnalysisError, match=r"_step counts calls of its log, .* --column"):
+    with pytest.raises(
+        AnalysisError, match=r"_step, or Step, counts calls of its log, .* --column"
+    ):
         analyze(tmp_path / "t.csv", columns={"loss": "eval/loss"})
     chosen = {"loss": "eval/loss", "optimizer_step": "_step"}
     assert analyze(tmp_path / "t.csv", columns=chosen, first_step=1).sections

@@ -62,7 +62,7 @@ def _replaced(runs: pd.DataFrame) -> Iterator[str]:
         first = runs.iloc[0]
         yield (
             f"In no table: {_counted(len(runs), 'failed run')} of which the same settings and "
-            f"seeds completed with other files of the program ({first['run_id']}: "
+            f"seeds completed later with other files of the program ({first['run_id']}: "
             f"{first['reason']})."
         )
 

@@ -79,7 +79,8 @@ def recognise(
         or not there, or a name is there twice.
     """
     _refuse_twice(table, given or {})
-    names = {plain(str(column)): str(column) for column in table.columns}
+    # W&B writes its own count of calls as `Step`.
+    names = {plain(str(column)): str(column) for column in table.columns if column != "Step"}
     table = table.set_axis([str(column) for column in table.columns], axis=1)
     taken = _given(table, given or {})
     has_loss = "loss" in taken or any(n in names for n in ("loss", *ALIASES["loss"]))

@@ -74,7 +74,7 @@ STATUS_WORDS: dict[Status, tuple[str, ...]] = {
         *("complete", "finished", "finish", "done", "success", "succeeded", "successful"),
     ),
     Status.DIVERGED: (),
-    Status.PRUNED: ("early_stopped",),
+    Status.PRUNED: (),
     Status.FAILED: (
         *("fail", "failure", "error", "errored", "crashed", "crash", "node_fail", "boot_fail"),
     ),
@@ -89,7 +89,8 @@ STATUS_WORDS: dict[Status, tuple[str, ...]] = {
     Status.REJECTED: (),
 }
 """Beside our own words those of W&B, Optuna, MLflow, Slurm, Ax and NNI, each of one meaning in all
-of them. What is `TERMINATED` to Ray or `stopped` to ClearML is not."""
+of them. What is `TERMINATED` to Ray, `stopped` to ClearML or
+`early_stopped` to Ax is not."""
 _STATUS_OF = {
     word: status for status, words in STATUS_WORDS.items() for word in (status.value, *words)
 }
@@ -223,7 +224,7 @@ def as_table(
         msg = (
             "a table of curves needs optimizer_step or samples: how far a run was at each loss. "
             "One of final losses has one row a run; tell runs apart by a column `seed` or `run`"
-        ) + (_LOG_CALLS if "_step" in table else "")
+        ) + (_LOG_CALLS if {"_step", "Step"} & set(table) else "")
         raise AnalysisError(msg)
     _refuse_steps_from_0(found, first_step)
     curves = tidy_curves(found)
@@ -235,8 +236,9 @@ def as_table(
 
 
 _LOG_CALLS = (
-    ". W&B's _step counts calls of its log, of which a step may have several or none: add the "
-    "column that counts optimizer steps, or say --column optimizer_step=_step if it does"
+    ". W&B's _step, or Step, counts calls of its log, of which a step may have several or none: "
+    "add the column that counts optimizer steps, or say --column optimizer_step=_step (or Step) if "
+    "it does"
 )
 _FINAL = (
     "one loss a run: taken for the final losses, of which the lowest is sought; --minimise steps "
@@ -439,6 +441,9 @@ def _steps_done(found: pd.DataFrame, first_step: int | None) -> pd.DataFrame:
     """Count optimizer steps from 1 where the table says that it does otherwise."""
     if first_step is None:
         return found
+    if first_step not in {0, 1}:
+        msg = f"--first-step is 0 or 1, the number of the first optimizer step; got {first_step}"
+        raise AnalysisError(msg)
     if "optimizer_step" not in found:
         msg = f"--first-step {first_step} is of optimizer_step, which the table does not have"
         raise AnalysisError(msg)
@@ -449,35 +454,41 @@ def _refuse_steps_from_0(found: pd.DataFrame, first_step: int | None) -> None:
     """Refuse steps of which each is one less than a multiple, as where they are counted from 0.
 
     Where a run is measured every n-th step, the first of them has the number n, or n - 1. A last
-    measurement, at the end of the training, may be anywhere.
+    measurement, at the end of the training, may be anywhere, and one at 0 may be of no step. Where
+    every number from 0 on is there, nothing tells which it is.
     """
     if first_step is not None or "optimizer_step" not in found:
         return
     widest, shown = 1.0, None
     for _, steps in found.groupby("run", sort=False)["optimizer_step"]:
-        own = np.sort(steps.to_numpy())
-        if len(own) < _LEAST_ROWS:
+        own = np.unique(steps.to_numpy())
+        grid = own[own > 0]
+        if len(grid) < _LEAST_ROWS:
             continue
-        grid = own[:-1]
+        if own[0] == 0 and (np.diff(own) == 1).all():
+            shown = own if shown is None else shown
+            continue
+        grid = grid[: max(_LEAST_ROWS, len(grid) - 1)]
         every = grid[0] + 1
         if ((grid + 1) % every).any():
-            return
+            continue
         if every > widest and (every == _EVERY_SECOND or (grid % grid[0]).any()):
             widest, shown = every, grid
     if shown is not None:
         said = ", ".join(f"{step:g}" for step in shown[:3])
+        each = f", each one less than a multiple of {widest:g}" if shown[0] else ""
         msg = (
-            f"optimizer_step counts what is done, and a run was measured at {said}, each one less "
-            f"than a multiple of {widest:g}: is its first optimizer step number 0? Say so by "
-            "--first-step 0, or --first-step 1 if that many were done"
+            f"optimizer_step counts what is done, and a run was measured at {said}{each}: is its "
+            "first optimizer step number 0? Say so by --first-step 0, or --first-step 1 if that "
+            "many were done"
         )
         raise AnalysisError(msg)
 
 
 _EVERY_SECOND = 2
 """Such runs are at 1, 3, 5 either way, and those of other batches tell."""
-_LEAST_ROWS = 4
-"""Measurements of a run that show at which steps it is measured."""
+_LEAST_ROWS = 3
+"""Measurements of a run, beside one at 0, that show at which steps it is measured."""
 
 
 def _measured(

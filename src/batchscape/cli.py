@@ -501,10 +501,10 @@ def _analyze(arguments: list[str]) -> int:
     )
     parser.add_argument(
         "--first-step",
-        metavar="N",
+        choices=(0, 1),
         type=int,
         help="number of the first optimizer step in the table; default: 1, asked about where runs "
-        "show another",
+        "may show 0",
     )
     parser.add_argument(
         "--crossing",

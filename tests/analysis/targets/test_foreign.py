@@ -352,7 +352,7 @@ def test_the_page_has_all_words_of_a_status(status: str) -> None:
     assert f"| `{status}` | {words}".strip() in page.read_text()
 
 
-@pytest.mark.parametrize("word", ["TERMINATED", "stopped", "CA"])
+@pytest.mark.parametrize("word", ["TERMINATED", "stopped", "CA", "EARLY_STOPPED"])
 def test_a_word_of_status_that_is_not_known_is_asked_about(word: str) -> None:
     curves = pd.DataFrame({"bs": 8, "step": [1, 2], "val_loss": [3.0, 2.0], "state": word})
     with pytest.raises(AnalysisError, match=rf"status '{word}' \(2 rows\).* completed, oom, "):
@@ -405,8 +405,45 @@ def test_a_chart_of_wandb_is_told_from_a_table() -> None:
 
 
 @pytest.mark.parametrize(
-    "steps", [[0, 50, 100, 150, 199], [50, 100, 150, 199], [0, 1, 2, 3], [1, 10, 20, 30], [9, 19]]
+    "steps", [[0, 50, 100, 150, 199], [50, 100, 150, 199], [1, 2, 3, 4], [1, 10, 20, 30], [9, 19]]
 )
 def test_steps_that_may_be_what_was_done_are_taken_as_they_are(steps: list[int]) -> None:
     curves = pd.DataFrame({"bs": 8, "step": steps, "val_loss": 1.0 / (1 + np.array(steps))})
     assert as_table(curves).table["optimizer_step"].tolist() == steps
+
+
+@pytest.mark.parametrize(
+    ("runs", "shown"),
+    [
+        ([[0, 49, 99, 149, 199]], "49, 99, 149, each one less than a multiple of 50"),
+        ([[99, 199, 299]], "99, 199, 299, each one less than a multiple of 100"),
+        ([[9, 19, 29, 39], [23, 29, 39, 49]], "9, 19, 29, each one less than a multiple of 10"),
+        ([[23, 29, 39, 49], [9, 19, 29, 35]], "9, 19, 29, each one less than a multiple of 10"),
+        ([[0, 1, 2, 3]], "0, 1, 2: is its first optimizer step number 0"),
+    ],
+)
+def test_steps_that_may_be_numbers_from_0_are_asked_about(
+    runs: list[list[int]], shown: str
+) -> None:
+    """That of 0 may be of no step; one run that was resumed does not speak for the others."""
+    rows = [(8 * 2**k, step, 1 / (1 + step)) for k, run in enumerate(runs) for step in run]
+    curves = pd.DataFrame(rows, columns=["bs", "step", "val_loss"])
+    with pytest.raises(AnalysisError, match=f"a run was measured at {shown}"):
+        as_table(curves)
+    for first in (0, 1):
+        found = as_table(curves, first_step=first).table["optimizer_step"]
+        assert found.tolist() == (curves["step"] + 1 - first).tolist()
+    with pytest.raises(AnalysisError, match=r"--first-step is 0 or 1, the number of .*; got -5"):
+        as_table(curves, first_step=-5)
+
+
+def test_the_step_of_a_file_of_wandb_is_asked_about() -> None:
+    curves = pd.DataFrame({"bs": 8, "Step": [2, 4, 6], "val_loss": [3.0, 2.0, 1.0]})
+    with pytest.raises(
+        AnalysisError, match=r"needs optimizer_step .* or Step, counts calls of its"
+    ):
+        as_table(curves)
+    named = as_table(curves, columns={"optimizer_step": "Step"})
+    assert named.table["optimizer_step"].tolist() == [2, 4, 6]
+    both = as_table(curves.assign(global_step=[1, 2, 3]))
+    assert both.table["optimizer_step"].tolist() == [1, 2, 3]

@@ -85,6 +85,7 @@ _NOT_SETTINGS = {
     "rank",
     "reason",
     "run_id",
+    "started_at",
     "status",
     "stop_reason",
     "task",
@@ -114,6 +115,9 @@ class Cells:
     contexts: list[str]
     """Those shown that do not follow from the global batch, or tell machines apart. Cells that
     agree in them are set side by side."""
+    replaced: pd.DataFrame
+    """Failed runs that are among none of these, for the same settings and seeds completed later
+    with other files of the program."""
 
     def context_of(self) -> pd.Series[int]:
         """Number the cells by the settings in `contexts`; indexed by `cell`."""
@@ -211,6 +215,8 @@ def find_cells(runs: pd.DataFrame) -> Cells:
     runs = known_where(runs)
     runs = runs.assign(**{name: runs[name].astype("Int64") for name in GEOMETRY})
     candidates = [name for name in runs.columns if _is_setting(name) and tells_apart(name)]
+    replaced = _replaced(runs, candidates)
+    left_out, runs = runs[replaced], runs[~replaced]
     plain = pd.DataFrame({name: plain_texts(runs[name]) for name in candidates}, index=runs.index)
     where = [name for name in WHERE if name in runs and runs[name].nunique() > 1]
     settings = where + [name for name in candidates if plain[name].nunique() > 1]
@@ -228,7 +234,26 @@ def find_cells(runs: pd.DataFrame) -> Cells:
         settings = [*settings, _SCALED]
         table[_SCALED] = plain_texts(rates.groupby(cell).first().reindex(table.index))
     # A copy has columns of a type in one piece: parts of it are taken in less time.
-    return Cells(runs.assign(cell=cell).copy(), table, settings, shown, contexts)
+    return Cells(runs.assign(cell=cell).copy(), table, settings, shown, contexts, left_out)
+
+
+def _replaced(runs: pd.DataFrame, candidates: Sequence[str]) -> pd.Series[bool]:
+    """Tell the failed runs that were started, and completed, later with other files.
+
+    What fails now and completed with older files is a finding.
+    """
+    versions = runs.reindex(columns=["source_hash"])["source_hash"]
+    failed = runs["status"].eq("failed") & versions.notna()
+    completed = runs["status"].eq("completed") & versions.notna()
+    if not failed.any() or not completed.any() or versions.nunique() < 2:
+        return pd.Series(False, index=runs.index)
+    others = (*SEEDS, "timing_repeat", "device_type", "hardware")
+    names = [*GEOMETRY, *(name for name in others if name in runs), *candidates]
+    texts = pd.DataFrame({name: plain_texts(runs[name]) for name in names}, index=runs.index)
+    alike = texts.groupby(names, dropna=False, sort=False).ngroup()
+    started = pd.to_numeric(runs.reindex(columns=["started_at"])["started_at"], errors="coerce")
+    last = started[completed].groupby(alike[completed]).max()
+    return failed & started.lt(alike.map(last))
 
 
 def _scaled_rates(runs: pd.DataFrame) -> pd.Series[float] | None:

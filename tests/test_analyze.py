@@ -339,6 +339,80 @@ def test_ties_and_unequal_lengths_are_said(tmp_path: Path) -> None:
 def test_a_table_of_runs_that_all_ended_early_is_refused(tmp_path: Path) -> None:
     table = pd.DataFrame({"batch_size": [8, 16, 32], "seed": 0, "val_loss": [2.0, 2.1, None]})
     table.assign(state=["crashed", "running", "finished"]).to_csv(tmp_path / "t.csv", index=False)
-    with pytest.raises(AnalysisError, match=r"2 of 3 runs did not end \(crashed, running\)") as got:
+    with pytest.raises(AnalysisError, match=r"2 of 3 runs did not end \(failed, running\)") as got:
         analyze(tmp_path / "t.csv")
     assert "1 of 3 runs have no final loss" in str(got.value)
+
+
+FOREIGN = Path(__file__).parent / "foreign_tables"
+OPTUNA = {
+    "loss": "value",
+    "global_batch_size": "params_batch_size",
+    "learning_rate": "params_learning_rate",
+}
+
+
+def views_of(found: Analysis) -> dict[str, pd.DataFrame]:
+    return {view.name: view.table for section in found.sections for view in section.tables}
+
+
+def critical(found: Analysis) -> list[float]:
+    return views_of(found)["critical_batch"]["critical_batch_size"].tolist()
+
+
+def test_a_pruned_trial_of_optuna_has_no_final_loss() -> None:
+    """Written by Optuna: trial 5 was pruned at a loss of 1.0, below all that ended."""
+    found = analyze(FOREIGN / "optuna_trials.csv", columns=OPTUNA)
+    table = pd.read_csv(FOREIGN / "optuna_trials.csv")
+    ended = table[table["state"].eq("COMPLETE")]
+    assert len(found.runs) == len(ended) == 13
+    assert sorted(found.runs["final_eval_loss"]) == sorted(ended["value"])
+    assert "2 of 15 runs did not end (failed, pruned) and are left out" in found.notes
+    assert "of status, COMPLETE for completed, FAIL for failed is taken" in found.notes
+
+
+def with_three_seeds(name: str, tmp_path: Path) -> Path:
+    """Write a table of one seed as one of three that are alike; return its path."""
+    table = pd.read_csv(FOREIGN / name)
+    parts = [
+        table.assign(seed=k, run_name=f"{k}-" + table["batch_size"].astype(str)) for k in "123"
+    ]
+    pd.concat(parts).to_csv(tmp_path / name, index=False)
+    return tmp_path / name
+
+
+def test_the_calls_of_log_are_no_optimizer_steps(tmp_path: Path) -> None:
+    """Curves of a Trainer, to a loss of 2.6 in 400 (1 + 64 / B) steps, as W&B exports them."""
+    path = with_three_seeds("wandb_history_hf.csv", tmp_path)
+    found = analyze(path, targets=[2.6], columns={"loss": "eval/loss"}, form="two_term")
+    assert critical(found) == pytest.approx([64.0], rel=0.005)
+    assert "train/global_step is taken for optimizer_step" in found.notes
+    steps = found.runs.groupby("global_batch_size")["steps_to_target"].mean()
+    right = {batch: 400 * (1 + 64 / batch) for batch in (8, 32, 128, 512)}
+    assert steps.to_dict() == pytest.approx(right, rel=0.005)
+
+
+def test_a_table_with_nothing_but_the_calls_of_log_is_refused(tmp_path: Path) -> None:
+    table = pd.read_csv(FOREIGN / "wandb_history_hf.csv").drop(columns="train/global_step")
+    table.to_csv(tmp_path / "t.csv", index=False)
+    with pytest.raises(
+        AnalysisError, match=r"_step, or Step, counts calls of its log, .* --column"
+    ):
+        analyze(tmp_path / "t.csv", columns={"loss": "eval/loss"})
+    chosen = {"loss": "eval/loss", "optimizer_step": "_step"}
+    assert analyze(tmp_path / "t.csv", columns=chosen, first_step=1).sections
+
+
+def test_steps_that_are_counted_from_0_are_asked_about(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lightning's: 1600 samples an epoch, evaluated behind it; S = a (1 + 400 / B)."""
+    path = with_three_seeds("lightning_epochs.csv", tmp_path)
+    command = ["analyze", str(path), "--column", "loss=val_loss"]
+    assert main(command) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "measured at 15, 31, 47, each one less than a multiple of 16" in said
+    found = analyze(path, columns={"loss": "val_loss"}, first_step=0)
+    assert critical(found) == pytest.approx([400.0] * 5, rel=0.005)
+    assert min(critical(analyze(path, columns={"loss": "val_loss"}, first_step=1))) > 410
+    assert main([*command, "--first-step", "0"]) == 0

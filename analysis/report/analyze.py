@@ -109,6 +109,7 @@ def analyze(
     columns: Mapping[str, str] | None = None,
     minimise: Minimised | None = None,
     nan: NotANumber | None = None,
+    first_step: int | None = None,
     crossing: Crossing = "sustained",
     margin: float | None = None,
     below: float | None = None,
@@ -123,7 +124,7 @@ def analyze(
         Losses to reach; by default chosen from curves, or all of a table of steps to target.
     form, overhead, reference_batch_size
         As for `fit_tradeoff`.
-    group, columns, minimise, nan
+    group, columns, minimise, nan, first_step
         As for `read_table`.
     crossing : str
         As for `steps_to_target`; of curves.
@@ -138,7 +139,9 @@ def analyze(
         If the table is refused, a target is not in it, or an option asks for what it has not.
     """
     table = read_file(path)
-    read = as_table(table, group=group, columns=columns, minimise=minimise, nan=nan)
+    read = as_table(
+        table, group=group, columns=columns, minimise=minimise, nan=nan, first_step=first_step
+    )
     _refuse_unfit(read, targets, crossing, below)
     if read.kind == "final losses":
         final = _of_final_losses(read, margin, below)

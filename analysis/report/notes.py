@@ -40,6 +40,7 @@ def find_notes(cells: Cells, damaged: Mapping[str, str]) -> list[str]:
     """
     return [
         *_damaged(damaged),
+        *_replaced(cells.replaced),
         *_statuses(cells.runs),
         *_limits(cells.runs),
         *_times(cells.runs),
@@ -54,6 +55,16 @@ def _damaged(damaged: Mapping[str, str]) -> Iterator[str]:
         yield f"Damaged, and in no table: {folder} ({reason})."
     if len(damaged) > _MAX_NAMED:
         yield f"{len(damaged) - _MAX_NAMED} more run folders are damaged, and in no table."
+
+
+def _replaced(runs: pd.DataFrame) -> Iterator[str]:
+    if len(runs):
+        first = runs.iloc[0]
+        yield (
+            f"In no table: {_counted(len(runs), 'failed run')} of which the same settings and "
+            f"seeds completed later with other files of the program ({first['run_id']}: "
+            f"{first['reason']})."
+        )
 
 
 def _statuses(runs: pd.DataFrame) -> Iterator[str]:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from batchscape.errors import AnalysisError
 
-__all__ = ["ALIASES", "numbers_of", "recognise", "refuse_rows"]
+__all__ = ["ALIASES", "numbers_of", "plain", "recognise", "refuse_rows"]
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "global_batch_size": ("batch_size", "global_batch", "batch", "bs", "batchsize"),
@@ -27,7 +27,10 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "samples_to_target": ("examples_to_target", "sequences_to_target"),
     "tokens_to_target": (),
     "time_to_target_s": ("seconds_to_target",),
-    "optimizer_step": ("step", "global_step", "iteration", "iter", "update"),
+    "optimizer_step": (
+        *("step", "global_step", "iteration", "iter", "update"),
+        *("train_global_step", "trainer_global_step"),
+    ),
     "samples": ("examples", "sequences", "samples_seen", "examples_seen"),
     "tokens": ("tokens_seen",),
     "train_time_s": ("time_s", "seconds"),
@@ -42,6 +45,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "trajectory_id": (),
 }
 """Names of `docs/analysis_tables.md`, and the others that are taken for them."""
+
+_NOT_NEEDED = {"samples_to_target", "time_to_target_s", "tokens", "train_time_s"}
+"""Columns that an analysis does without, where several could be one."""
 
 # Without a loss, a column of steps can only be what it took.
 _WITHOUT_LOSS = {"steps_to_target": ("steps", "iterations", "updates")}
@@ -72,12 +78,14 @@ def recognise(
         If two columns answer to one name, a batch is in tokens, a name is given that is not ours
         or not there, or a name is there twice.
     """
-    _refuse_twice(table)
-    names = {_plain(str(column)): str(column) for column in table.columns}
+    _refuse_twice(table, given or {})
+    # W&B writes its own count of calls as `Step`.
+    names = {plain(str(column)): str(column) for column in table.columns if column != "Step"}
     table = table.set_axis([str(column) for column in table.columns], axis=1)
     taken = _given(table, given or {})
     has_loss = "loss" in taken or any(n in names for n in ("loss", *ALIASES["loss"]))
     extra = _WITH_LOSS if has_loss else _WITHOUT_LOSS
+    unused = []
     for name, aliases in ALIASES.items():
         if name in taken:
             continue
@@ -87,7 +95,12 @@ def recognise(
         possible = [*aliases, *extra.get(name, ())]
         found = [names[alias] for alias in possible if alias in names]
         found = [column for column in found if column not in taken.values()]
+        if name == "run" and len(found) > 1 and _name_alike(table[found]):
+            del found[1:]
         if len(found) > 1:
+            if name in _NOT_NEEDED or (name == "samples" and "optimizer_step" in taken):
+                unused.append(f"not used, for several could be {name}: {', '.join(found)}")
+                continue
             msg = (
                 f"several columns could be {name}: {', '.join(found)}; say which with "
                 f"--column {name}={found[0]}, or rename it"
@@ -97,6 +110,7 @@ def recognise(
             taken[name] = found[0]
     _refuse_tokens(taken, names)
     said = [f"{theirs} is taken for {name}" for name, theirs in taken.items() if theirs != name]
+    said += unused
     # A column of the same name as ours that another was given for keeps out of the way.
     shadowed = {name: f"{name} (not used)" for name in taken if name in table}
     renamed = table.rename(columns={**shadowed, **{old: new for new, old in taken.items()}})
@@ -137,8 +151,10 @@ def refuse_rows(wrong: ArrayLike, name: str, column: pd.Series[Any], rule: str) 
         raise AnalysisError(msg)
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "_", name.strip().lower()).strip("_")
+def plain(name: str) -> str:
+    """Return a name in small letters and underscores; W&B's own begin with one, as `_step`."""
+    of_wandb = "_" if name.startswith("_") else ""
+    return of_wandb + re.sub(r"[^a-z0-9]+", "_", name.strip().lower()).strip("_")
 
 
 def _given(table: pd.DataFrame, given: Mapping[str, str]) -> dict[str, str]:
@@ -158,13 +174,25 @@ def _given(table: pd.DataFrame, given: Mapping[str, str]) -> dict[str, str]:
     return dict(given)
 
 
-def _refuse_twice(table: pd.DataFrame) -> None:
+def _name_alike(table: pd.DataFrame) -> bool:
+    """Tell whether columns tell the same runs apart."""
+    first, *others = (pd.factorize(table[name])[0] for name in table)
+    return all(np.array_equal(first, other) for other in others)
+
+
+def _refuse_twice(table: pd.DataFrame, given: Mapping[str, str]) -> None:
+    """Refuse a name that two columns have, where it is one of ours and not given."""
     columns = [str(column) for column in table.columns]
     # pandas reads a second `loss` as `loss.1`.
     bases = [re.sub(r"\.\d+$", "", column) for column in columns]
-    names = [_plain(b if b in columns else c) for b, c in zip(bases, columns, strict=True)]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
+    names = [plain(b if b in columns else c) for b, c in zip(bases, columns, strict=True)]
+    extra = (*_WITH_LOSS.values(), *_WITHOUT_LOSS.values())
+    known = set(ALIASES).union(*ALIASES.values(), *extra)
+    known -= {plain(column) for column in given.values()}
+    for name in given:
+        known -= {name, *ALIASES.get(name, ())}
+    again = {name for name in names if names.count(name) > 1}
+    if twice := sorted(again & known) or sorted({c for c in columns if columns.count(c) > 1}):
         msg = f"columns have names of their own; these are there more than once: {', '.join(twice)}"
         raise AnalysisError(msg)
 

@@ -15,6 +15,7 @@ and Parquet that it wrote has a null for both. There a loss without a number is 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,16 +26,17 @@ import pandas as pd
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from batchscape.analysis.targets.columns import recognise, refuse_rows
+from batchscape.analysis.targets.columns import plain, recognise, refuse_rows
 from batchscape.analysis.targets.crossings import OUTCOMES, TO_TARGET
 from batchscape.analysis.targets.curves import PROGRESS
 from batchscape.analysis.targets.ends import cut, last_losses
 from batchscape.analysis.targets.summary import tidy_reaches
 from batchscape.analysis.targets.tidy import refuse_missing, tidy_curves
 from batchscape.errors import AnalysisError
+from batchscape.record.status import Status
 
 __all__ = [
-    "EARLY",
+    "STATUS_WORDS",
     "ForeignTable",
     "Minimised",
     "NotANumber",
@@ -67,18 +69,31 @@ _MISSING = {"", "na", "n/a", "#n/a", "#n/a n/a", "#na", "<na>", "null", "none"}
 """Texts that stand for no value, in small letters."""
 _NAN = {sign + text for text in ("nan", "1.#ind", "1.#qnan") for sign in ("", "-", "+")}
 """Texts that programs write for a number that is none."""
-EARLY = (
-    "crashed",
-    "failed",
-    "interrupted",
-    "killed",
-    "oom",
-    "pending",
-    "rejected",
-    "running",
-    "timeout",
-)
-"""Statuses, ours and of W&B, of runs whose last loss is not that of a whole training."""
+STATUS_WORDS: dict[Status, tuple[str, ...]] = {
+    Status.COMPLETED: (
+        *("complete", "finished", "finish", "done", "success", "succeeded", "successful"),
+    ),
+    Status.DIVERGED: (),
+    Status.PRUNED: (),
+    Status.FAILED: (
+        *("fail", "failure", "error", "errored", "crashed", "crash", "node_fail", "boot_fail"),
+    ),
+    Status.OOM: ("out_of_memory",),
+    Status.TIMEOUT: ("timed_out", "time_out", "deadline"),
+    Status.INTERRUPTED: (
+        *("killed", "cancelled", "canceled", "aborted", "preempted", "preempting"),
+        *("user_canceled", "sys_canceled"),
+    ),
+    Status.RUNNING: ("in_progress", "completing"),
+    Status.PENDING: ("waiting", "queued", "scheduled", "not_started", "paused", "suspended"),
+    Status.REJECTED: (),
+}
+"""Beside our own words those of W&B, Optuna, MLflow, Slurm, Ax and NNI, each of one meaning in all
+of them. What is `TERMINATED` to Ray, `stopped` to ClearML or
+`early_stopped` to Ax is not."""
+_STATUS_OF = {
+    word: status for status, words in STATUS_WORDS.items() for word in (status.value, *words)
+}
 _LARGEST_BATCH = 2**53
 _SAME_UNIT = 0.01
 _NAMED = 6
@@ -104,6 +119,7 @@ def read_table(
     columns: Mapping[str, str] | None = None,
     minimise: Minimised | None = None,
     nan: NotANumber | None = None,
+    first_step: int | None = None,
 ) -> ForeignTable:
     """Read a file of curves, of steps to target, or of final losses.
 
@@ -121,13 +137,23 @@ def read_table(
     nan : {"missing", "diverged"}, optional
         What a loss of NaN stands for; needed where the table cannot tell (see above), and decides
         where it can.
+    first_step : int, optional
+        Number that the table gives to the first optimizer step; by default 1, where no run shows
+        another.
 
     Raises
     ------
     AnalysisError
         If the file cannot be read as its ending says, or the table is refused by `as_table`.
     """
-    return as_table(read_file(path), group=group, columns=columns, minimise=minimise, nan=nan)
+    return as_table(
+        read_file(path),
+        group=group,
+        columns=columns,
+        minimise=minimise,
+        nan=nan,
+        first_step=first_step,
+    )
 
 
 def as_table(
@@ -137,6 +163,7 @@ def as_table(
     columns: Mapping[str, str] | None = None,
     minimise: Minimised | None = None,
     nan: NotANumber | None = None,
+    first_step: int | None = None,
 ) -> ForeignTable:
     """Understand a DataFrame as curves, as steps to target, or as final losses.
 
@@ -145,14 +172,15 @@ def as_table(
     table : DataFrame
         With a column of losses: curves, or final losses where every run has one; with one of
         steps to target: reaches.
-    group, columns, minimise, nan
+    group, columns, minimise, nan, first_step
         As for `read_table`.
 
     Raises
     ------
     AnalysisError
         If columns are missing or ambiguous, units are mixed, values are not what they must be, one
-        run is there twice, a NaN may stand for two things, or of final losses none is left.
+        run is there twice, a NaN, a status or the number of a step may stand for two things, or of
+        final losses none is left.
     """
     for name in group:
         if name not in table:
@@ -162,15 +190,14 @@ def as_table(
     given, (table, notes) = table, recognise(table, columns)
     group, labels, numbers = _groups(given, table, group)
     has_loss = _has_loss(table, minimise)
-    if has_loss:
-        refuse_missing(table, ["global_batch_size"], "a table of losses")
-    else:
-        needed = ["global_batch_size", "steps_to_target"]
-        refuse_missing(table, needed, "a table without a loss is one of steps to target and")
+    _refuse_lacking(table, has_loss=has_loss)
     known = _CURVE_NUMBERS if has_loss else _REACH_NUMBERS
     found = _numbers(table, ("global_batch_size", "learning_rate", *known)).assign(group=numbers)
     names = ("status", "outcome", "trajectory_id")
     found = found.assign(**{n: table[n].to_numpy(dtype=object) for n in names if n in table})
+    found, said = _statuses(found)
+    notes += said
+    found = _steps_done(found, first_step)
     found["global_batch_size"] = found["global_batch_size"].astype("int64")
     found["seed"], said = _seeds(table)
     notes += said
@@ -197,8 +224,9 @@ def as_table(
         msg = (
             "a table of curves needs optimizer_step or samples: how far a run was at each loss. "
             "One of final losses has one row a run; tell runs apart by a column `seed` or `run`"
-        )
+        ) + (_LOG_CALLS if {"_step", "Step"} & set(table) else "")
         raise AnalysisError(msg)
+    _refuse_steps_from_0(found, first_step)
     curves = tidy_curves(found)
     if minimise == "steps" or (minimise is None and not alone):
         return ForeignTable("curves", curves, labels, tuple(notes))
@@ -207,6 +235,11 @@ def as_table(
     return ForeignTable("final losses", finals, labels, tuple(notes))
 
 
+_LOG_CALLS = (
+    ". W&B's _step, or Step, counts calls of its log, of which a step may have several or none: "
+    "add the column that counts optimizer steps, or say --column optimizer_step=_step (or Step) if "
+    "it does"
+)
 _FINAL = (
     "one loss a run: taken for the final losses, of which the lowest is sought; --minimise steps "
     "takes them for curves"
@@ -226,6 +259,31 @@ def _has_loss(table: pd.DataFrame, minimise: Minimised | None) -> bool:
         )
         raise AnalysisError(msg)
     return minimise == "loss"
+
+
+def _refuse_lacking(table: pd.DataFrame, *, has_loss: bool) -> None:
+    """Refuse a table without the columns that one of its kind needs."""
+    charts = [str(name) for name in table if _OF_CHART.search(str(name))]
+    if "global_batch_size" not in table and charts:
+        msg = (
+            f"the table is that of a chart, as W&B exports it: one column a run ({charts[0]}), and "
+            "nothing says its global batch. The analysis reads one row a measurement (run, "
+            "global_batch_size, optimizer_step, loss): write the history of each run with its "
+            "batch from its config (wandb.Api().runs(...), run.history())"
+        )
+        raise AnalysisError(msg)
+    if has_loss:
+        refuse_missing(table, ["global_batch_size"], "a table of losses")
+    else:
+        needed = ["global_batch_size", "steps_to_target"]
+        what = (
+            "a table without a loss (--column loss=COLUMN names it) is one of steps to target and"
+        )
+        refuse_missing(table, needed, what)
+
+
+_OF_CHART = re.compile(r" - .*(?<!__MIN)(?<!__MAX)$")
+"""How W&B names the column of a run in a chart: `b8s0 - eval/loss`."""
 
 
 def read_file(path: Path) -> pd.DataFrame:
@@ -357,6 +415,82 @@ def _numbers(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
+def _statuses(found: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Write how runs ended in our words; refuse words that are not known to have one meaning."""
+    if "status" not in found:
+        return found, []
+    texts = found["status"].dropna().astype(str)
+    # `TrialState.FAIL` of Optuna, `CANCELLED by 1000` of Slurm.
+    words = {text: text.rpartition(".")[2].partition(" by ")[0] for text in texts.unique()}
+    unknown = [text for text, word in words.items() if plain(word) not in _STATUS_OF]
+    if unknown:
+        msg = (
+            f"status {unknown[0]!r} ({texts.eq(unknown[0]).sum()} rows) may be that of a run that "
+            f"ended, or was cut off; write what it was: {', '.join(Status)}. If the column says "
+            "something else, rename it"
+        )
+        raise AnalysisError(msg)
+    ours = {text: _STATUS_OF[plain(word)].value for text, word in words.items()}
+    other = [f"{text} for {own}" for text, own in ours.items() if text.lower() != own]
+    said = [f"of status, {', '.join(other)} is taken"] if other else []
+    mapped = found["status"].map(lambda text: ours[str(text)], na_action="ignore")
+    return found.assign(status=mapped.astype(object)), said
+
+
+def _steps_done(found: pd.DataFrame, first_step: int | None) -> pd.DataFrame:
+    """Count optimizer steps from 1 where the table says that it does otherwise."""
+    if first_step is None:
+        return found
+    if first_step not in {0, 1}:
+        msg = f"--first-step is 0 or 1, the number of the first optimizer step; got {first_step}"
+        raise AnalysisError(msg)
+    if "optimizer_step" not in found:
+        msg = f"--first-step {first_step} is of optimizer_step, which the table does not have"
+        raise AnalysisError(msg)
+    return found.assign(optimizer_step=found["optimizer_step"] + 1 - first_step)
+
+
+def _refuse_steps_from_0(found: pd.DataFrame, first_step: int | None) -> None:
+    """Refuse steps of which each is one less than a multiple, as where they are counted from 0.
+
+    Where a run is measured every n-th step, the first of them has the number n, or n - 1. A last
+    measurement, at the end of the training, may be anywhere, and one at 0 may be of no step. Where
+    every number from 0 on is there, nothing tells which it is.
+    """
+    if first_step is not None or "optimizer_step" not in found:
+        return
+    widest, shown = 1.0, None
+    for _, steps in found.groupby("run", sort=False)["optimizer_step"]:
+        own = np.unique(steps.to_numpy())
+        grid = own[own > 0]
+        if len(grid) < _LEAST_ROWS:
+            continue
+        if own[0] == 0 and (np.diff(own) == 1).all():
+            shown = own if shown is None else shown
+            continue
+        grid = grid[: max(_LEAST_ROWS, len(grid) - 1)]
+        every = grid[0] + 1
+        if ((grid + 1) % every).any():
+            continue
+        if every > widest and (every == _EVERY_SECOND or (grid % grid[0]).any()):
+            widest, shown = every, grid
+    if shown is not None:
+        said = ", ".join(f"{step:g}" for step in shown[:3])
+        each = f", each one less than a multiple of {widest:g}" if shown[0] else ""
+        msg = (
+            f"optimizer_step counts what is done, and a run was measured at {said}{each}: is its "
+            "first optimizer step number 0? Say so by --first-step 0, or --first-step 1 if that "
+            "many were done"
+        )
+        raise AnalysisError(msg)
+
+
+_EVERY_SECOND = 2
+"""Such runs are at 1, 3, 5 either way, and those of other batches tell."""
+_LEAST_ROWS = 3
+"""Measurements of a run, beside one at 0, that show at which steps it is measured."""
+
+
 def _measured(
     found: pd.DataFrame, losses: pd.Series[Any], nan: NotANumber | None
 ) -> tuple[pd.DataFrame, list[str]]:
@@ -447,7 +581,7 @@ def _finals(curves: pd.DataFrame, *, has_progress: bool) -> tuple[pd.DataFrame, 
     if has_progress:
         last = curves.loc[cut(curves).last, list(PROGRESS)].reset_index(drop=True)
         finals = finals.assign(**{name: last[name] for name in PROGRESS})
-    early = finals["status"].isin(EARLY)
+    early = ~finals["status"].isin([Status.COMPLETED, Status.DIVERGED]) & finals["status"].notna()
     missing = finals["final_eval_loss"].isna() & ~early
     said = []
     if early.any():

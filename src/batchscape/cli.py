@@ -500,6 +500,13 @@ def _analyze(arguments: list[str]) -> int:
         help="what a loss of NaN is; default: text and JSON say, and what does not is asked about",
     )
     parser.add_argument(
+        "--first-step",
+        choices=(0, 1),
+        type=int,
+        help="number of the first optimizer step in the table; default: 1, asked about where runs "
+        "may show 0",
+    )
+    parser.add_argument(
         "--crossing",
         choices=("sustained", "first", "first_evaluation"),
         default="sustained",
@@ -551,6 +558,7 @@ def _analyze(arguments: list[str]) -> int:
         columns=dict(parsed.column),
         minimise=parsed.minimise,
         nan=parsed.nan,
+        first_step=parsed.first_step,
         crossing=parsed.crossing,
         margin=parsed.margin,
         below=parsed.below,

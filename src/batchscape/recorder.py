@@ -118,6 +118,8 @@ class Recorder:
                 "rank": rank,
                 "pid": os.getpid(),
                 "attempt": _environment_number(ATTEMPT_VARIABLE),
+                # How often torchrun has started the ranks again.
+                "restart": _environment_number("TORCHELASTIC_RESTART_COUNT"),
                 **counts,
             },
         )

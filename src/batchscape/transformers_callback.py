@@ -15,6 +15,7 @@ It switches `logging_nan_inf_filter` off, which would log a made-up loss for one
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sized
 from typing import Any
 
@@ -33,14 +34,23 @@ __all__ = ["BatchscapeCallback"]
 
 
 class BatchscapeCallback(TrainerCallback):
-    """Records what a `Trainer` does, see the module."""
+    """Records what a `Trainer` does, see the module.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    eval_loss : str
+        Key of the held-out loss: `eval_<name>_loss` of one of several evaluation sets.
+    """
+
+    def __init__(self, eval_loss: str = "eval_loss") -> None:
+        self._eval_loss = eval_loss
         self._recorder: Recorder | None = None
         self._micro_steps = 0
         self._recorded = 0
         self._logged = 0
         self._reported: set[str] = set()
+        self._others: set[str] = set()
+        self._is_evaluated = False
 
     @override
     def on_train_begin(
@@ -143,12 +153,18 @@ class BatchscapeCallback(TrainerCallback):
         **kwargs: object,
     ) -> None:
         """Record an evaluation, with all that the Trainer does around it."""
-        if self._recorder is None or not metrics or "eval_loss" not in metrics:
+        if self._recorder is None or not metrics:
             return
+        if self._eval_loss not in metrics:
+            # The time of another evaluation set is no training's either.
+            self._recorder.exclude()
+            self._others |= {key for key in metrics if key.endswith("_loss")}
+            return
+        self._is_evaluated = True
         self._recorder.evaluation(
             state.global_step,
-            eval_loss=metrics["eval_loss"],
-            eval_accuracy=metrics.get("eval_accuracy"),
+            eval_loss=metrics[self._eval_loss],
+            eval_accuracy=metrics.get(f"{self._eval_loss[:-5]}_accuracy"),
         )
 
     @override
@@ -196,6 +212,12 @@ class BatchscapeCallback(TrainerCallback):
         """Record the last step, where nothing was logged of it."""
         if self._recorder is not None and state.global_step > self._recorded:
             self._recorder.step(state.global_step)
+        if self._others and not self._is_evaluated:
+            warnings.warn(
+                f"batchscape records no held-out loss: the Trainer has {', '.join(self._others)}, "
+                f"and no {self._eval_loss}; say which by BatchscapeCallback(eval_loss=...)",
+                stacklevel=2,
+            )
 
     def _problem(self, kind: str, problem: str) -> None:
         # One of a kind is enough: every epoch has the same end.

@@ -12,6 +12,7 @@ from batchscape.analysis import compare, find_cells, load
 from batchscape.analysis.cells import plain_texts, where_they_differ
 from batchscape.analysis.cost.table import cost_groups
 from batchscape.analysis.numbers import TIMES
+from batchscape.analysis.report.notes import find_notes
 from batchscape.analysis.report.tables import comparison_grid
 from batchscape.errors import RecordError
 
@@ -236,3 +237,24 @@ def test_long_values_are_shortened_to_where_they_differ() -> None:
 def test_different_values_stay_different(values: list[list[str]]) -> None:
     texts = pd.Series([json.dumps(value) for value in values], dtype=str)
     assert where_they_differ(texts).nunique() == texts.nunique()
+
+
+def test_failed_runs_of_replaced_files_are_left_out_in_one_note(build: Any) -> None:
+    """Seed 0 completed later with other files; seed 1, which only failed, stays."""
+    sweep = build()
+    for seed in (0, 1):
+        sweep.run(seed=seed)
+    done = load(sweep.path).runs.assign(source_hash="new", started_at=200.0)
+    tried = done.assign(
+        source_hash="old", status="failed", reason="KeyError: 'x'", run_id=done["run_id"] + "-old"
+    ).assign(started_at=100.0)
+    runs = pd.concat([done[done["seed"].eq(0)], tried], ignore_index=True)
+    cells = find_cells(runs)
+    assert sorted(cells.runs["run_id"]) == sorted([done["run_id"][0], tried["run_id"][1]])
+    assert cells.replaced["run_id"].tolist() == [tried["run_id"][0]]
+    (note,) = [note for note in find_notes(cells, {}) if "other files of the program" in note]
+    assert note.startswith("In no table: 1 failed run of which the same settings and seeds")
+    # What completed before it failed says nothing of the files that fail.
+    assert find_cells(pd.concat([done, tried.assign(started_at=300.0)])).replaced.empty
+    # What fails with the newer files, where another seed completed, is a finding.
+    assert find_cells(pd.concat([done[done["seed"].eq(0)], tried[1:]])).replaced.empty

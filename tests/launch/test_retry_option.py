@@ -30,7 +30,11 @@ class Sweep:
     def run(self, *names: str, **launcher: Any) -> SweepResult:
         output = io.StringIO()
         result = run_sweep(
-            [spec_named(name, **launcher) for name in names],
+            [
+                # One whose name ends in `-other` has another setting.
+                spec_named(name, **launcher, **({"hang_s": 99.0} if "-other" in name else {}))
+                for name in names
+            ],
             self.folder,
             MACHINE,
             entry=ENTRY,
@@ -149,3 +153,54 @@ def test_what_cannot_be_repeated_is_refused(arguments: list[str]) -> None:
 def test_settings_are_checked(key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"launcher.{key}"):
         spec_named("completes", **{key: value})
+
+
+def test_a_sweep_whose_first_runs_fail_alike_is_stopped(sweep: Sweep) -> None:
+    names = [f"exits7-{number}" for number in range(5)]
+    result = sweep.run(*names)
+    assert [run.status for run in result.runs] == [Status.FAILED] * 3 + [Status.PENDING] * 2
+    assert result.stopped is not None
+    assert result.stopped.startswith("all 3 runs failed alike (")
+    assert str(result.runs[0].reason) in result.stopped
+    assert "--retry failed runs these again, and launcher.max_failures=1000" in result.stopped
+    # The same command goes on with the others, of which too few are left to tell.
+    assert sweep.run(*names).stopped is None
+    assert sweep.attempts(*names) == [1] * 5
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("exits7-0", "exits7-1", "completes", "exits7-2", "exits7-3", "completes-later"),
+        # Another exit code is another failure.
+        ("exits7-0", "exits7-1", "exits9-0", "exits9-1", "completes-later"),
+        # All that failed have one value of a setting, and what is open has another.
+        ("exits7-0", "exits7-1", "exits7-2", "completes-other-later"),
+    ],
+)
+def test_runs_that_fail_otherwise_or_in_between_stop_nothing(
+    sweep: Sweep, names: tuple[str, ...]
+) -> None:
+    assert sweep.run(*names).stopped is None
+    assert sweep.attempts(*names) == [1] * len(names)
+
+
+def test_a_failure_of_another_cell_tells_that_the_rest_fails_too(sweep: Sweep) -> None:
+    open_names = ("completes-later", "completes-other-later")
+    result = sweep.run("exits7-0", "exits7-1", "exits7-other", *open_names)
+    assert str(result.stopped).startswith("all 3 runs failed alike (")
+    assert {run.run_id for run in result.runs if run.status is Status.PENDING} == {*open_names}
+
+
+def test_failures_where_a_run_has_completed_before_stop_nothing(sweep: Sweep) -> None:
+    sweep.run("completes")
+    names = [f"exits7-{number}" for number in range(4)]
+    assert sweep.run("completes", *names).stopped is None
+    assert sweep.attempts(*names) == [1] * 4
+
+
+def test_how_a_run_at_work_ends_decides(sweep: Sweep) -> None:
+    """The long one completes once `exits7` has failed, which is the third."""
+    names = ("outlasts", "exits7-2", "exits7-3", "exits7", "exits7-later", "completes-later")
+    assert sweep.run(*names, concurrent_runs=2).stopped is None
+    assert sweep.attempts(*names) == [1] * 6

@@ -7,6 +7,9 @@ import json
 import pytest
 
 from batchscape.cli import main
+from batchscape.config.metrics import RecorderMetrics
+from batchscape.geometry import BatchGeometry
+from batchscape.programs.metrics import open_reader
 from batchscape.programs.settings import unlogged
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import load
@@ -189,3 +192,90 @@ def test_a_plan_says_before_the_launch_what_is_not_told(tmp_path, monkeypatch, c
     assert "the program will not tell the time of an optimizer step" in printed
     assert "--include_num_input_tokens_seen=yes" in printed
     assert "BatchscapeCallback" in printed
+
+
+RESTARTED = """
+import os, sys, torch, torch.distributed as dist
+from batchscape.recorder import Recorder
+
+run_dir, steps, failing = sys.argv[1], int(sys.argv[2]), sys.argv[3].split(",")
+start = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+# A store of its own for each start: the addresses of the first one stay in torchrun's.
+store = "file://" + os.path.join(run_dir, f"store{start}")
+rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size)
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+snapshot, done = os.path.join(run_dir, "snapshot.pt"), 0
+if os.path.exists(snapshot):
+    saved = torch.load(snapshot)
+    model.module.load_state_dict(saved["model"])
+    done = saved["step"]
+recorder = Recorder(world_size=world_size, micro_batch_size=4, gradient_accumulation_steps=1)
+for step in range(done + 1, steps + 1):
+    generator = torch.Generator().manual_seed(step * 10 + rank)
+    x = torch.randn(4, 4, generator=generator)
+    loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    mean = loss.detach().clone()
+    dist.all_reduce(mean)
+    mean /= world_size
+    recorder.step(step, loss=mean.item(), samples=step * 4 * world_size)
+    if rank == 0:
+        # What is done again is told apart: it would have the same loss.
+        print(f"step {step} loss {mean.item() + start:.5f}", flush=True)
+    if step % 5 == 0 and rank == 0:
+        torch.save({"model": model.module.state_dict(), "step": step}, snapshot)
+    dist.barrier()
+    if step == 6 + start and start < len(failing):
+        raise RuntimeError(failing[start])
+dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def restarted(sweep, failing: str):
+    """Run it by torchrun, which starts it again once; return the row of its run."""
+    sweep.script(RESTARTED)
+    torchrun = ["{python}", "-m", "torch.distributed.run", "--nproc_per_node={devices}"]
+    torchrun += ["--master_port={port}", "--max_restarts=1"]
+    mapping = sweep.settings(
+        batch={"data_parallel_size": 2, "micro_batch_size": 4, "global_batch_size": 8},
+        budget={"optimizer_steps": 12},
+        launcher__retries=0,
+    )
+    argv = [*torchrun, "train.py", "{run_dir}", "{optimizer_steps}", failing]
+    mapping["engine"] |= {"metrics": STEP_LOSS, "argv": argv}
+    sweep.run(mapping)
+    (run,) = load(sweep.folder.path).runs.to_dict("records")
+    return run
+
+
+@pytest.mark.slow
+def test_a_run_that_torchrun_starts_again_is_one_run(sweep) -> None:
+    """It fails once after step 6, and goes on from its snapshot of step 5."""
+    run = restarted(sweep, "node lost")
+    assert run["status"] == Status.COMPLETED, run["reason"]
+    assert run["reason"].startswith("optimizer steps 6 to 6 come again in its metrics")
+    steps = load(sweep.folder.path).steps
+    assert steps["optimizer_step"].tolist() == list(range(1, 13))
+    (folder,) = sweep.folder.run_folders()
+    recorded = open_reader(
+        RecorderMetrics("recorder"), folder.program, BatchGeometry(1, 2, 4, 1), None
+    )
+    log = recorded.read(final=True)
+    assert log.problems == []
+    assert log.observed.world_size == 2
+    told = [row["loss"] + (row["optimizer_step"] > 5) for row in log.steps]
+    assert steps["loss"].tolist() == pytest.approx(told, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_the_reason_of_a_restart_that_fails_is_that_of_the_last_start(sweep) -> None:
+    run = restarted(sweep, "CUDA out of memory,the disk is gone")
+    assert run["status"] == Status.FAILED
+    assert run["reason"].endswith("its log ends: RuntimeError: the disk is gone")

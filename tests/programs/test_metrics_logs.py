@@ -8,6 +8,8 @@ import math
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -189,12 +191,35 @@ def test_json_lines_of_several_kinds(tmp_path: Path) -> None:
         ([{"iter": 1, "train/loss": [1]}], "loss should be a number"),
         ([{"iter": 1, "train/loss": True}], "loss should be a number"),
         ([{"iter": 1, "ms": -1}], "step_time_s should be a time"),
-        ([{"iter": 1, "ms": math.nan}], "step_time_s should be a time"),
         ([{"iter": 10**400, "ms": 1}], "should be a whole number"),
         ([{"iter": 0, "train/loss": 1}], "an optimizer step should be at least 1, got 0"),
         ([{"train/loss": 1}], "line 1 has loss, but no optimizer_step"),
-        ([{"iter": 2, "ms": 1}, {"iter": 1, "ms": 1}], "optimizer step 1 comes after 2"),
-        ([{"iter": 1, "ms": 1}, {"iter": 1, "ms": 2}], "comes twice; let one rank alone write it"),
+        (
+            [
+                {"iter": 5, "train/loss": 1, "set": "train"},
+                {"iter": 5, "train/loss": 2, "set": "x"},
+            ],
+            "optimizer step 5 comes again with another loss, 1 and then 2, in "
+            """'{"iter": 5, "train/loss": 1, "set": "train"}' and """
+            """'{"iter": 5, "train/loss": 2, "set": "x"}': micro-batches, ranks, epochs that """
+            "count anew or two kinds of lines",
+        ),
+        (
+            [{"iter": k, "train/loss": loss} for k, loss in ((1, 3), (2, 3), (1, 2), (2, 2))],
+            "optimizer step 1 comes again with another loss, 3 and then 2",
+        ),
+        (
+            [
+                {"iter": k, "train/loss": loss}
+                for k, loss in ((1, 3), (2, 2), (3, 1), (2, 9), (4, 1))
+            ],
+            "optimizer step 3 was logged, then a lower one, and now 4, as if it never was: "
+            """'{"iter": 4, "train/loss": 1}'""",
+        ),
+        (
+            [{"iter": 1, "val/loss": 2, "set": "val"}, {"iter": 1, "val/loss": 9, "set": "test"}],
+            "optimizer step 1 comes again with another eval_loss, 2 and then 9",
+        ),
     ],
 )
 def test_lines_that_cannot_be_right(tmp_path: Path, entries: list[Any], match: str) -> None:
@@ -222,16 +247,195 @@ def test_what_never_came_is_an_error_only_at_the_end(tmp_path: Path) -> None:
         opened(NANOGPT, tmp_path).read(final=True)
 
 
-def test_every_rank_printing_is_found(tmp_path: Path) -> None:
-    (tmp_path / "log.txt").write_text(NANOGPT_LOG + NANOGPT_LOG.splitlines()[-1] + "\n")
-    with pytest.raises(RecordError, match="let one rank alone write it"):
-        opened(NANOGPT, tmp_path).read()
+STEP = {
+    "kind": "regex",
+    "pattern": r"step (?P<optimizer_step>\d+) loss (?P<loss>\S+)",
+    "loss_of": "global_batch",
+}
+
+
+def losses(log: Log) -> dict[int, float]:
+    return {int(row["optimizer_step"]): row["loss"] for row in log.steps}
+
+
+def test_steps_that_every_rank_prints_for_itself_are_refused(tmp_path: Path) -> None:
+    """Rank 1 has other losses; a second line with the same numbers says nothing else."""
+    path = tmp_path / "log.txt"
+    path.write_text("".join(f"step {k} loss {k + r}\n" for k in (1, 2, 3) for r in (0, 1)))
+    with pytest.raises(RecordError, match="1 comes again with another loss, 1 and then 2, in"):
+        opened(STEP, tmp_path, 2, 4, 1).read()
+    path.write_text("".join(f"step {k} loss {k}\n" * 2 for k in (1, 2, 3)))
+    assert losses(opened(STEP, tmp_path, 2, 4, 1).read()) == {1: 1.0, 2: 2.0, 3: 3.0}
+
+
+TORCHRUN = (
+    "E1128 17:00:00.000000 9 torch/distributed/elastic/multiprocessing/api.py:984] failed "
+    "(exitcode: 1) local_rank: 0 (pid: 11) of binary: python\n"
+)
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        "step 2 loss 5\nstep 3 loss 6\n",
+        f"{TORCHRUN}step 3 loss 6\n",
+        f"{TORCHRUN}step 1 loss 4\nstep 2 loss 5\nstep 3 loss 6\n",
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_steps_that_come_again_replace_those_before(tmp_path: Path, again: str, ranks: int) -> None:
+    (tmp_path / "log.txt").write_text(f"step 1 loss 9\nstep 2 loss 5\nstep 3 loss 3\n{again}")
+    log = opened(STEP, tmp_path, ranks, 4, 1).read(final=True)
+    assert losses(log) == {1: 4.0 if "loss 4" in again else 9.0, 2: 5.0, 3: 6.0}
+    assert "come again in its metrics" in log.sources["optimizer_step"]
+
+
+def test_the_last_step_once_more_is_that_of_the_next_start(tmp_path: Path) -> None:
+    """What an earlier attempt left ends at step 2, which this one trains again."""
+    first = (
+        '{"iter": 1, "train/loss": 3}\n{"iter": 2, "train/loss": 2}\n{"iter": 2, "val/loss": 4}\n'
+    )
+    (tmp_path / "train.jsonl").write_text(first)
+    reader = opened(JSONL, tmp_path)
+    again = first + '{"iter": 2, "train/loss": 1}\n{"iter": 2, "val/loss": 5}\n'
+    (tmp_path / "train.jsonl").write_text(again)
+    log = reader.read()
+    assert losses(log) == {1: 3.0, 2: 1.0}
+    assert [(row["optimizer_step"], row["eval_loss"]) for row in log.evals] == [(2, 5.0)]
+    assert log.sources["eval_loss"].startswith("evaluations of optimizer steps 2 to 2 come again")
+    with pytest.raises(RecordError, match="step 2 comes again with another loss, 2 and then 1"):
+        opened(JSONL, tmp_path).read()
+
+
+@pytest.mark.parametrize("words", [("eta 1h2m", "eta 52m"), ("1.2k", "999"), ("[node-a]", "[n7]")])
+def test_a_restart_may_print_other_words_beside_the_numbers(tmp_path: Path, words: Any) -> None:
+    lines = [f"{words[0]} step {k} loss {10 - k} {words[0]}\n" for k in (1, 2, 3)]
+    lines += [f"{words[1]} step {k} loss {20 - k} {words[1]}\n" for k in (2, 3, 4)]
+    (tmp_path / "log.txt").write_text("".join(lines))
+    log = opened(STEP, tmp_path, 1, 4, 1).read(final=True)
+    assert losses(log) == {1: 9.0, 2: 18.0, 3: 17.0, 4: 16.0}
+
+
+def test_what_another_rank_prints_once_more_costs_no_evaluation(tmp_path: Path) -> None:
+    """Both ranks print the mean over both, one after the other; rank 0 alone evaluates."""
+    config = STEP | {"evaluation_pattern": r"eval (?P<optimizer_step>\d+): (?P<eval_loss>\S+)"}
+    text = "".join(f"step {k} loss {9 - k}\neval {k}: {12 - k}\n" for k in (1, 2, 3))
+    text += "".join(f"step {k} loss {9 - k}\n" for k in (1, 2, 3))
+    (tmp_path / "log.txt").write_text(text)
+    log = opened(config, tmp_path, 2, 4, 1).read(final=True)
+    assert losses(log) == {1: 8.0, 2: 7.0, 3: 6.0}
+    found = [(row["optimizer_step"], row["eval_loss"]) for row in log.evals]
+    assert found == [(1, 11.0), (2, 10.0), (3, 9.0)]
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        "held out 2\nheld out 9\n",
+        "held out 2\nstep 2 loss 2\nheld out 1.5\nbest: held out 1\n",
+    ],
+)
+def test_a_second_evaluation_of_a_step_is_refused(tmp_path: Path, printed: str) -> None:
+    """Of a validation and a test set; of the last and of the best model."""
+    config = STEP | {"evaluation_pattern": r"held out (?P<eval_loss>\S+)"}
+    (tmp_path / "log.txt").write_text(f"step 1 loss 3\n{printed}")
+    with pytest.raises(RecordError, match=r"comes again with another eval_loss, [\d.]+ and then"):
+        opened(config, tmp_path, 1, 4, 1).read(final=True)
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_counts_since_a_start_are_none_of_the_run(tmp_path: Path, is_over: bool) -> None:
+    """Batch 4: a restart at step 4 counts samples, and its clock, from there; it may write over."""
+    clock = {"columns": JSONL["columns"] | {"train_time_s": "t"}}
+    clock["units"] = JSONL["units"] | {"train_time_s": "s"}
+    first = [{"iter": k, "train/loss": 9 - k, "seen": 4 * k, "t": 2 * k} for k in (1, 2, 3, 4, 5)]
+    later = [{"iter": k, "train/loss": 9, "seen": 4 * (k - 3), "t": 30 + k} for k in (4, 5, 6)]
+    later.append({"iter": 6, "val/loss": 3.0, "seen": 12, "t": 36})
+    texts = ["".join(f"{json.dumps(entry)}\n" for entry in part) for part in (first, later)]
+    (tmp_path / "train.jsonl").write_text(texts[0])
+    reader = opened(JSONL | clock, tmp_path)
+    (tmp_path / "train.jsonl").write_text(texts[1] if is_over else "".join(texts))
+    log = reader.read()
+    assert [row["samples"] for row in log.steps] == [4, 8, 12, 16, 20, 24]
+    assert [row.get("train_time_s") for row in log.steps] == [2.0, 4.0, 6.0, None, None, None]
+    (evaluation,) = log.evals
+    assert (evaluation["samples"], evaluation.get("train_time_s")) == (24, None)
+    assert log.problems == []
+    assert log.sources["train_time_s"].startswith("not read from optimizer step 4 on")
+
+
+def test_what_lies_beyond_the_checkpoint_of_a_restart_is_dropped(tmp_path: Path) -> None:
+    """By hand: from 4 it goes on at 3; the evaluation of 4 is of another training."""
+    entries = [
+        *({"iter": k, "train/loss": 10.0 - k} for k in (1, 2, 3, 4)),
+        *({"iter": k, "val/loss": 20.0 - k} for k in (2, 4)),
+        *({"iter": k, "train/loss": 5.0} for k in (3, 4, 5)),
+    ]
+    log = read_lines(tmp_path, entries)
+    assert losses(log) == {1: 9.0, 2: 8.0, 3: 5.0, 4: 5.0, 5: 5.0}
+    assert [(row["optimizer_step"], row["eval_loss"]) for row in log.evals] == [(2, 18.0)]
+
+
+def test_a_late_column_of_an_earlier_step_is_no_restart(tmp_path: Path) -> None:
+    entries = [{"iter": 1, "train/loss": 3.0}, {"iter": 2, "train/loss": 2.0}, {"iter": 1, "ms": 5}]
+    first, second = read_lines(tmp_path, entries).steps
+    assert (first["step_time_s"], second["loss"]) == (0.005, 2.0)
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_log_that_is_written_over_keeps_the_steps_before(tmp_path: Path, goes_on: bool) -> None:
+    """Of one program, looked at while it runs, and of one that a next attempt starts again."""
+    begin = [{"iter": k, "train/loss": 9.0 - k} for k in (1, 2, 3, 4)]
+    text = "".join(f"{json.dumps(entry)}\n" for entry in begin)
+    (tmp_path / "train.jsonl").write_text(text + '{"iter": 1, "val/loss": 3.5}\n')
+    reader = opened(JSONL, tmp_path)
+    if not goes_on:
+        reader.read()
+    (tmp_path / "train.jsonl").write_text("")
+    reader.read()
+    later = "".join(f'{{"iter": {k}, "train/loss": 1.0}}\n' for k in (3, 4, 5))
+    (tmp_path / "train.jsonl").write_text(later)
+    log = reader.read()
+    assert losses(log) == {1: 8.0, 2: 7.0, 3: 1.0, 4: 1.0, 5: 1.0}
+    assert [(row["optimizer_step"], row["eval_loss"]) for row in log.evals] == [(1, 3.5)]
+
+
+def test_one_time_that_is_no_number_is_missing(tmp_path: Path) -> None:
+    entries = [{"iter": k, "train/loss": 1.0, "ms": ms} for k, ms in ((1, math.nan), (2, 500))]
+    log = read_lines(tmp_path, entries)
+    assert [row.get("step_time_s") for row in log.steps] == [None, 0.5]
+    assert log.sources["step_time_s"].startswith("missing in 1 rows: train.jsonl has no finite")
+
+
+BAR = """
+import sys, time
+from tqdm import tqdm
+bar = tqdm(range(int(sys.argv[1])))
+for step in bar:
+    time.sleep(0.13)
+    bar.set_postfix(loss=f"{3 - step * 0.01:.4f}")
+"""
+BAR_PATTERN = r"(?P<optimizer_step>\d+)/(?!(?P=optimizer_step) )\d+ \[.*loss=(?P<loss>[\d.]+)"
+
+
+def test_a_bar_of_tqdm_is_read(tmp_path: Path) -> None:
+    """A real one: `3/8 [.., loss=L]` comes with the loss of the third step and of the fourth."""
+    with (tmp_path / "log.txt").open("wb") as file:
+        subprocess.run([sys.executable, "-c", BAR, "8"], stderr=file, check=True)
+    config = STEP | {"pattern": BAR_PATTERN, "first_step": 0}
+    log = opened(config, tmp_path).read(final=True)
+    assert losses(log) == {k + 1: pytest.approx(3 - k * 0.01) for k in range(8)}
+    assert "optimizer_step" not in log.sources
+    # Of two micro-batches or ranks each may have drawn it.
+    for sizes in ((1, 4, 2), (2, 4, 1)):
+        with pytest.raises(RecordError, match="comes again with another loss"):
+            opened(config, tmp_path, *sizes).read(final=True)
 
 
 def test_an_earlier_start_in_the_same_text_is_replaced(tmp_path: Path) -> None:
     again = NANOGPT_LOG.splitlines(keepends=True)
     (tmp_path / "log.txt").write_text("".join([*again, again[0], again[1], again[2]]))
-    log = opened(NANOGPT, tmp_path, 1, 16, 1, restarted=True).read()
+    log = opened(NANOGPT, tmp_path, 1, 16, 1).read()
     assert [row["optimizer_step"] for row in log.steps] == [1]
     assert [row["optimizer_step"] for row in log.evals] == [0]
 
@@ -365,24 +569,6 @@ def test_what_was_printed_before_this_start_is_not_its_metrics(tmp_path: Path) -
     assert reader.read().steps == []
     with pytest.raises(RecordError, match="matches no line"):
         reader.read(final=True)
-
-
-@pytest.mark.parametrize("name", ["log.txt", "train.jsonl"])
-def test_every_rank_writing_is_found_after_a_restart(name: str, tmp_path: Path) -> None:
-    config = NANOGPT if name == "log.txt" else JSONL
-    entries = [{"iter": step, "train/loss": 1 / step} for step in (1, 2, 3)]
-    lines = (
-        NANOGPT_LOG.splitlines(keepends=True)
-        if name == "log.txt"
-        else [f"{json.dumps(entry)}\n" for entry in entries]
-    )
-    (tmp_path / name).write_text("".join(lines))
-    reader = opened(config, tmp_path, restarted=True)
-    assert reader.read().steps
-    with (tmp_path / name).open("a") as file:
-        file.write("".join(line for line in lines[-2:] for _ in range(2)))
-    with pytest.raises(RecordError, match=r"comes (twice|after)"):
-        reader.read()
 
 
 @pytest.mark.parametrize("path", ["", "..", "../other/train.jsonl", "/data/train.jsonl"])

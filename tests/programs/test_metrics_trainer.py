@@ -32,7 +32,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 from batchscape.transformers_callback import BatchscapeCallback
 
-def train(run_dir, samples, poison=False, **settings):
+def train(run_dir, samples, poison=False, sets=(), held_out="eval_loss", **settings):
     os.environ[sys.argv[2]] = run_dir
     torch.manual_seed(0)
     tokens = torch.randint(0, 64, (samples, 16))
@@ -47,11 +47,14 @@ def train(run_dir, samples, poison=False, **settings):
         output_dir=os.path.join(run_dir, "out"), use_cpu=True, report_to=[], disable_tqdm=True,
         save_strategy="no", **settings,
     )
-    callbacks = [BatchscapeCallback()]
-    trainer = Trainer(
-        model, arguments, train_dataset=data, eval_dataset=data[:8], callbacks=callbacks
-    )
-    trainer.train()
+    held = {name: data[k : k + 8] for k, name in enumerate(sets)} or data[:8]
+    callbacks = [BatchscapeCallback(eval_loss=held_out)]
+    trainer = Trainer(model, arguments, train_dataset=data, eval_dataset=held, callbacks=callbacks)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trainer.train()
+    said = [str(warning.message) for warning in told if "batchscape" in str(warning.message)]
+    open(os.path.join(run_dir, "told.json"), "w").write(json.dumps(said))
     trainer.save_state()
 
 for settings in json.loads(sys.argv[1]):
@@ -63,12 +66,21 @@ os._exit(0)  # threads of a wrapped model may abort an interpreter that is taken
 """
 USUAL = {"logging_steps": 1, "samples": 64, "gradient_accumulation_steps": 2}
 USUAL["per_device_train_batch_size"] = 4
+EVALUATED = {
+    "max_steps": 3,
+    "eval_strategy": "steps",
+    "eval_steps": 1,
+    "include_num_input_tokens_seen": "all",
+}
 ALONE: dict[str, dict[str, Any]] = {
     # 5 micro-batches an epoch: the third optimizer step has one of them, and half the samples.
     "ends within": {"samples": 20, "num_train_epochs": 1},
     "not full": {"samples": 18, "num_train_epochs": 1, "gradient_accumulation_steps": 1},
     "means": {"max_steps": 5, "logging_steps": 2},
     "no number": {"max_steps": 2, "poison": True},
+    "two sets": {"sets": ["easy", "hard"], "held_out": "eval_hard_loss", **EVALUATED},
+    "not named": {"sets": ["easy", "hard"], **EVALUATED},
+    "one set": {"sets": ["only"], **EVALUATED},
 }
 
 
@@ -172,6 +184,43 @@ def test_a_loss_that_is_no_number_is_seen_through_the_filter(alone: Path) -> Non
         assert all(math.isnan(row["loss"]) for row in log.steps)
 
 
+def state_of(eval_loss: str) -> Any:
+    text = {"kind": "trainer_state", "path": "out", "eval_loss": eval_loss}
+    return ADAPTER.validate_json(json.dumps(text))
+
+
+def history_of(run_dir: Path, key: str) -> list[float]:
+    told = json.loads((run_dir / "out" / "trainer_state.json").read_text())["log_history"]
+    return [entry[key] for entry in told if key in entry]
+
+
+@pytest.mark.systems
+def test_the_held_out_loss_of_one_of_several_sets(alone: Path) -> None:
+    run_dir = alone / "two sets"
+    hard = history_of(run_dir, "eval_hard_loss")
+    assert len(hard) == 3
+    assert hard != history_of(run_dir, "eval_easy_loss")
+    named = state_of("eval_hard_loss")
+    for config in (named, RECORDER):
+        log = read(config, run_dir, 1, 4, 2)
+        assert [row["eval_loss"] for row in log.evals] == hard
+    with pytest.raises(RecordError, match="has no eval_x, but eval_easy_loss, eval_hard_loss"):
+        read(state_of("eval_x"), run_dir, 1, 4, 2)
+
+
+@pytest.mark.systems
+def test_several_sets_of_which_none_is_named_are_told(alone: Path) -> None:
+    log = read(STATE, alone / "not named", 1, 4, 2)
+    assert log.evals == []
+    assert "several, eval_easy_loss, eval_hard_loss; say which" in log.sources["eval_loss"]
+    (told,) = json.loads((alone / "not named" / "told.json").read_text())
+    assert "say which by BatchscapeCallback(eval_loss=...)" in told
+    only = read(STATE, alone / "one set", 1, 4, 2)
+    assert [row["eval_loss"] for row in only.evals] == history_of(
+        alone / "one set", "eval_only_loss"
+    )
+
+
 def state(run_dir: Path, *history: dict[str, Any], **fields: Any) -> None:
     (run_dir / "out").mkdir(exist_ok=True)
     step = max((entry.get("step", 0) for entry in history), default=0)
@@ -204,6 +253,19 @@ def test_a_checkpoint_is_in_no_time_of_a_step(tmp_path: Path) -> None:
     assert timed == [1.0] * 4
 
 
+def test_the_time_of_every_evaluation_set_is_none_of_the_training(tmp_path: Path) -> None:
+    """By hand: of 10 s until step 2, one set took 2 s and the other 3 s."""
+    state(
+        tmp_path,
+        {"step": 1, "loss": 2.0, "train_runtime": 1.0},
+        {"step": 1, "eval_a_loss": 1.0, "eval_a_runtime": 2.0},
+        {"step": 1, "eval_b_loss": 1.0, "eval_b_runtime": 3.0},
+        {"step": 2, "loss": 2.0, "train_runtime": 10.0},
+    )
+    timed = [row["train_time_s"] for row in read(state_of("eval_b_loss"), tmp_path, 1, 4, 2).steps]
+    assert timed == [1.0, 5.0]
+
+
 @pytest.mark.parametrize(("best", "evaluated"), [("out/checkpoint-2", [2]), (None, [2, 4])])
 def test_the_best_model_is_not_that_of_the_last_step(tmp_path: Path, best, evaluated) -> None:
     end = {"step": 4, "train_loss": 1.0}
@@ -211,6 +273,54 @@ def test_the_best_model_is_not_that_of_the_last_step(tmp_path: Path, best, evalu
     state(tmp_path, *entries, best_model_checkpoint=best)
     log = read(STATE, tmp_path, 1, 4, 2)
     assert [row["optimizer_step"] for row in log.evals] == evaluated
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"step": 3, "test_loss": 9.0, "test_runtime": 1.0},
+        {"step": 2, "eval_x_loss": 7.0, "eval_x_runtime": 1.0},
+    ],
+)
+@pytest.mark.parametrize("runtime", [{}, {"eval_runtime": 1.0}])
+def test_the_loss_of_another_set_is_not_the_held_out_one(
+    tmp_path: Path, other: dict[str, float], runtime: dict[str, float]
+) -> None:
+    held_out = [{"step": k, "eval_loss": loss} | runtime for k, loss in ((1, 2.0), (3, 1.0))]
+    state(tmp_path, *({"step": k, "loss": 3.0} for k in (1, 2, 3)), *held_out, other)
+    log = read(STATE, tmp_path, 1, 4, 2)
+    assert [(row["optimizer_step"], row["eval_loss"]) for row in log.evals] == [(1, 2.0), (3, 1.0)]
+    assert "eval_loss" not in log.sources
+
+
+@pytest.mark.parametrize(
+    ("key", "evaluated", "told"),
+    [
+        ("test", [], None),
+        ("predict", [], None),
+        ("eval_x", [7.0], "the held-out loss is eval_x_loss, of the only evaluation set"),
+    ],
+)
+def test_the_only_loss_is_the_held_out_one_where_its_name_says_so(
+    tmp_path: Path, key: str, evaluated: list[float], told: str | None
+) -> None:
+    only = {"step": 2, f"{key}_loss": 7.0, f"{key}_runtime": 1.0}
+    state(tmp_path, {"step": 1, "loss": 3.0}, {"step": 2, "loss": 3.0}, only)
+    log = read(STATE, tmp_path, 1, 4, 2)
+    assert [row["eval_loss"] for row in log.evals] == evaluated
+    assert log.sources.get("eval_loss") == told
+
+
+def test_a_step_that_is_logged_twice_has_one_loss(tmp_path: Path) -> None:
+    """A script that logs a `loss` of its own in each micro-batch has no step's."""
+    entries = [{"step": k, "loss": 3.0} for k in (1, 1, 2)]
+    state(tmp_path, *entries)
+    log = read(STATE, tmp_path, 1, 4, 2)
+    assert [row["loss"] for row in log.steps] == [3.0, 3.0]
+    assert log.sources["optimizer_step"].startswith("optimizer steps 1 to 1 come again")
+    state(tmp_path, *entries, {"step": 2, "loss": 4.0})
+    with pytest.raises(RecordError, match="step 2 comes again with another loss, 3 and then 4"):
+        read(STATE, tmp_path, 1, 4, 2)
 
 
 def test_accumulation_that_is_no_whole_number_is_a_problem(tmp_path: Path) -> None:
@@ -253,10 +363,6 @@ def test_the_latest_checkpoint_is_read_where_there_is_no_last_state(tmp_path: Pa
         ({"log_history": [1]}, "log_history should be a list of objects"),
         ({"log_history": [{"loss": 1.0}]}, r"log_history\[0\] has no step"),
         ({"log_history": [{"step": 1, "loss": "x"}]}, "loss should be a number, got 'x'"),
-        (
-            {"log_history": [{"step": 2, "loss": 1.0}, {"step": 1, "loss": 1.0}]},
-            "optimizer step 1 comes after 2",
-        ),
         ({"global_step": "x"}, "is no state of a Trainer: global_step should be a number"),
     ],
 )

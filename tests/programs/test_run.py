@@ -158,9 +158,9 @@ def test_each_program_ends_by_itself(sweep):
             "killed",
             "killed, probably out of memory: the program was killed by SIGKILL",
         ),
-        "garbage": (Status.FAILED, "damaged_records", "metrics cannot be read"),
+        "garbage": (Status.FAILED, "contradiction", "metrics cannot be read"),
         "short": (Status.FAILED, "contradiction", "did 3 optimizer steps, the plan says 4"),
-        "silent": (Status.FAILED, "damaged_records", "metrics"),
+        "silent": (Status.FAILED, "contradiction", "metrics"),
         "stalls": (
             Status.FAILED,
             "hang",
@@ -172,7 +172,7 @@ def test_each_program_ends_by_itself(sweep):
             None,
             "begin with optimizer step 2: optimizer step 1 is missing",
         ),
-        "pipe": (Status.FAILED, "damaged_records", "metrics.jsonl is no regular file"),
+        "pipe": (Status.FAILED, "contradiction", "metrics.jsonl is no regular file"),
     }
     others = [how for how in expected if how != "stalls"]
     runs = [cell(sweep, how, launcher__retries=0) for how in others]
@@ -374,7 +374,7 @@ def test_a_run_that_failed_does_not_pass_the_second_time(sweep):
         "    for rank in (0, 1):\n"
         "        print(f'step {step}: loss {step + rank}', flush=True)\n"
     )
-    mapping = sweep.settings("{run_dir}", launcher__retry=["failed"])
+    mapping = sweep.settings("{run_dir}", batch__data_parallel_size=2, launcher__retry=["failed"])
     mapping["engine"] |= {
         "metrics": {
             "kind": "regex",
@@ -387,10 +387,32 @@ def test_a_run_that_failed_does_not_pass_the_second_time(sweep):
         assert run.status == Status.FAILED
         (folder,) = sweep.folder.run_folders()
         status = RunStatus.read(folder.status)
-        assert "comes twice" in str(status.reason)
+        assert "comes again" in str(status.reason)
         assert len(status.attempts) == attempts
     assert (folder.program / "log.txt").is_file()
     assert "step 4" in folder.log.read_text()
+
+
+RECORDS = """
+import os, sys
+from batchscape.recorder import Recorder
+recorder = Recorder(world_size=1, micro_batch_size=2, gradient_accumulation_steps=2)
+for step in range(1, 5):
+    recorder.step(step, loss=1.0)
+with open(os.path.join(sys.argv[1], "recorder", "rank_0.jsonl"), "a") as file:
+    file.write("garbage\\n")
+"""
+
+
+@pytest.mark.slow
+def test_a_damaged_record_is_no_contradiction(sweep):
+    sweep.script(RECORDS)
+    mapping = sweep.settings("{run_dir}", launcher__retries=0)
+    mapping["engine"] |= {"metrics": {"kind": "recorder"}}
+    (run,) = sweep.run(mapping).runs
+    status = RunStatus.read(sweep.folder.run(run.run_id).status)
+    assert (status.status, status.cause) == (Status.FAILED, "damaged_records")
+    assert "'garbage' is none of the recorder's lines" in str(status.reason)
 
 
 @pytest.mark.slow

@@ -40,7 +40,10 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "ExternalData": ({}, {"sequence_length": 16, "files": ["a.py"]}),
     "RecorderMetrics": ({"kind": "recorder"}, {"kind": "trainer_state"}),
-    "TrainerStateMetrics": ({"kind": "trainer_state"}, {"kind": "recorder", "path": "b"}),
+    "TrainerStateMetrics": (
+        {"kind": "trainer_state"},
+        {"kind": "recorder", "path": "b", "eval_loss": "eval_b_loss"},
+    ),
     "JsonlMetrics": (
         JSONL,
         {

@@ -106,7 +106,8 @@ class AnyLauncher:
     run goes on from its checkpoint where it has one. The option `--retry` sets it."""
     max_failures: Annotated[Count | None, Affects.NOTHING] = None
     """Once this many runs of one launch have ended by a fault, no more are started; those that
-    run are finished. null: no limit."""
+    run are finished. null: once all have failed alike, three at least, and none has trained in
+    the folder; a large number never stops for that."""
     skip_unfit: Annotated[bool, Affects.NOTHING] = True
     """Reject a run that is predicted to need more memory than there is, or whose micro-batch is
     larger than that of a run that ran out of memory with all else that decides memory alike; false:

@@ -62,6 +62,9 @@ class TrainerStateMetrics:
     path: Annotated[str, Affects.TIME | Affects.RECORD] = "."
     """The file, or the output folder: its own file, else that of its latest checkpoint; relative
     to the folder of the run."""
+    eval_loss: Annotated[str | None, Affects.TIME | Affects.RECORD] = None
+    """Key of the held-out loss, such as `eval_validation_loss` of a Trainer with several evaluation
+    sets; null: `eval_loss`, or that of the only set."""
 
     def __post_init__(self) -> None:
         """Check the path."""

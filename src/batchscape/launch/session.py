@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -66,6 +68,12 @@ class Steering(Protocol):
         """Return why a run at work is cut before its end; None: it goes on."""
 
 
+_ALIKE = 3
+"""Runs that fail alike before any ends otherwise: the next ones would, too."""
+_NUMBER = re.compile(r"(?<!code )\b\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+"""A number in a reason that may differ between runs that fail alike: not an exit code."""
+_TRAINED = {Status.COMPLETED, Status.DIVERGED, Status.PRUNED}
+"""How runs end whose program works."""
 _POLL_S = 0.5
 """Longest time that a signal or a time limit waits to be seen; ends of ranks are seen at once."""
 _LOOK_S = 3.0
@@ -163,6 +171,8 @@ class Session:
         self._again: list[RunSpec] = []
         self._active: dict[str, ActiveRun] = {}
         self._done: dict[str, RunResult] = {}
+        self._failed: dict[str, RunSpec] = {}
+        self._judged_at, self._alike = 0, ""
         self._foreseen = _Foreseen(None, math.nan, -math.inf)
 
     def run(self, queue: deque[RunSpec]) -> dict[str, RunResult]:
@@ -264,6 +274,10 @@ class Session:
         if waiting is not None and waiting in queue and self._claims.is_elsewhere(waiting):
             # Nobody waits for devices for a run that another launcher has.
             queue.remove(waiting)
+        if queue and (alike := self._why_all_fail(queue)):
+            if self._active:
+                return  # how these end decides
+            self._stop(alike)
         while self.stopped is None and (placed := self._placement.next(queue)) is not None:
             spec, lease = placed
             run = self._begun(spec, lease)
@@ -272,6 +286,45 @@ class Session:
                 continue
             self._active[spec.run_id] = run
             self._progress.run_started(run)
+
+    def _why_all_fail(self, queue: Iterable[RunSpec]) -> str:
+        """Say why the next runs would fail as all did so far; empty where they may not."""
+        if self._judged_at != len(self._done):
+            self._judged_at = len(self._done)
+            self._alike = self._failed_alike(queue)
+        return self._alike
+
+    def _failed_alike(self, queue: Iterable[RunSpec]) -> str:
+        ended = [run for run in self._done.values() if run.status is not Status.REJECTED]
+        reasons = {
+            _NUMBER.sub("", str(run.reason).replace(run.run_id, ""))
+            for run in ended
+            if run.run_id in self._failed
+        }
+        if (
+            self._max_failures is not None
+            or len(self._failed) < _ALIKE
+            or len(reasons) > 1
+            or any(run.status is not Status.FAILED for run in ended)
+            or self._has_trained_before()
+        ):
+            return ""
+        # What they have in common may be why they fail.
+        shared = set.intersection(*map(_settings, self._failed.values()))
+        if not all(shared <= _settings(spec) for spec in queue):
+            return ""
+        return (
+            f"all {len(self._failed)} runs failed alike ({ended[0].reason}); --retry failed runs "
+            "these again, and launcher.max_failures=1000 stops for a thousand failures alone"
+        )
+
+    def _has_trained_before(self) -> bool:
+        """Tell whether a run of the folder has ever trained, whoever launched it."""
+        for folder in self._sweep.run_folders():
+            with contextlib.suppress(BatchscapeError, OSError):
+                if RunStatus.read(folder.status).status in _TRAINED:
+                    return True
+        return False
 
     def _begun(self, spec: RunSpec, lease: Lease) -> ActiveRun | None:
         """Begin a run; None if another launcher has it, if it is over, or if it cannot begin."""
@@ -357,6 +410,8 @@ class Session:
             return
         self._claims.release(run.spec.run_id, status.status)
         self._oom.ended(run.spec)
+        if status.status is Status.FAILED:
+            self._failed[run.spec.run_id] = run.spec
         self._settle(RunResult.of(run.folder, status))
         self._progress.run_ended(run, status)
 
@@ -404,3 +459,13 @@ class Session:
         if self._max_failures is not None and self._failures >= self._max_failures:
             count = "1 run has" if self._failures == 1 else f"{self._failures} runs have"
             self._stop(f"{count} failed, and launcher.max_failures is {self._max_failures}")
+
+
+def _settings(spec: RunSpec) -> set[str]:
+    """Return the settings of a run, as texts; a seed is none that makes it fail."""
+    return {
+        f"{group}.{name}={value!r}"
+        for group, values in spec.config.to_mapping().items()
+        if isinstance(values, Mapping)
+        for name, value in values.items()
+    }

@@ -137,7 +137,8 @@ def _command_trajectory_id(
 def run_id(config: RunConfig, trajectory: str, stages: Sequence[Stage], device_type: str) -> str:
     """Name a run: a trajectory, on one layout of devices, measured once.
 
-    A device whose memory is not limited has no part in the name.
+    A device whose memory is not limited has no part in the name, nor a held-out loss that is not
+    chosen.
     """
     content: dict[str, Any] = {
         "trajectory_id": trajectory,
@@ -155,6 +156,9 @@ def run_id(config: RunConfig, trajectory: str, stages: Sequence[Stage], device_t
     content["measure_memory"] = content.pop("memory")
     if content["memory_limit_gib"] is None:
         del content["memory_limit_gib"]
+    metrics = content.get("metrics", {})
+    if metrics.get("eval_loss", "") is None:
+        del metrics["eval_loss"]
     geometry = stages[-1].geometry
     return "-".join(
         (

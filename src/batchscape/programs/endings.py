@@ -13,7 +13,7 @@ from batchscape.record.files import end_of
 from batchscape.record.outcome import killed_by
 from batchscape.record.status import Status
 
-__all__ = ["HELPS_THE_END", "Ending", "ending", "last_words"]
+__all__ = ["FAILED_START", "HELPS_THE_END", "Ending", "ending", "last_words"]
 
 HELPS_THE_END = (
     "end main() by sys.stdout.flush(); os._exit(0) once all is written, see docs/own_script.md"
@@ -45,6 +45,10 @@ _FOOTER = re.compile(
     r"^[WE]\d{4} .*torch/distributed/elastic/.*(closing signal|failed \(exitcode)", re.MULTILINE
 )
 """Where the agent of torchrun begins to tell of a rank that has failed."""
+FAILED_START = re.compile(
+    r"^E\d{4} .*torch/distributed/elastic/.*failed \(exitcode.*$", re.MULTILINE
+)
+"""What that agent says once of each start that failed."""
 _ROOT_CAUSE = re.compile(
     r"^Root Cause \(first observed failure\):$.*?"
     r"^\s*rank\s*:\s*(\d+).*?^\s*exitcode\s*:\s*(-?\d+)",
@@ -160,7 +164,13 @@ def _summary(text: str) -> str | None:
 
 
 def _own_lines(text: str) -> list[str]:
-    """Return what a program printed itself: no lines, traceback or summary of its launcher."""
+    """Return what a program printed itself: no lines, traceback or summary of its launcher.
+
+    Where torchrun has started it several times, what its last start printed.
+    """
+    if _root_cause(text):
+        for failed in list(FAILED_START.finditer(text))[-2:-1]:
+            text = text[failed.end() :]
     footer = _FOOTER.search(text)
     if footer is not None and _root_cause(text):
         text = text[: footer.start()]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from batchscape.config import Command
-from batchscape.errors import BatchscapeError, DiskError, RecordError
+from batchscape.errors import BatchscapeError, DamageError, DiskError, RecordError
 from batchscape.measure.contention import TreeWaits
 from batchscape.outgoing import redact
 from batchscape.programs.agreement import (
@@ -159,7 +159,6 @@ class Supervision:
             folder.program,
             spec.geometry,
             spec.config.sequence_length,
-            restarted=goes_on,
             printed=folder.log,
             printed_before=0 if goes_on else self._log_offset,
         )
@@ -257,12 +256,12 @@ class Supervision:
         line: CommandLine,
     ) -> Ending:
         """Record what the program did, and judge it."""
-        unread: str | None = None
+        unread: BatchscapeError | None = None
         try:
             is_whole = ended.code == 0 or self._idle_s is not None
             self._log = reader.read(final=is_whole and not self._stop)
         except BatchscapeError as error:
-            unread = str(error)
+            unread = error
         log = self._log
         observed = observed_batch(log, memory.world_size)
         wrong = contradictions(self._spec, log, observed)
@@ -293,12 +292,15 @@ class Supervision:
             return Ending(Status.FAILED, Cause.OTHER_MEMORY, reason)
         return judged
 
-    def _judged(self, ended: Ended, log: Log, unread: str | None, wrong: list[str]) -> Ending:
+    def _judged(
+        self, ended: Ended, log: Log, unread: BatchscapeError | None, wrong: list[str]
+    ) -> Ending:
         """Say how the run ended, by the first of its troubles."""
         diverged = diverged_at(log)
         cut = unfinished(self._spec, log.steps)
         badly = ending(ended.code, self._folder.log, self._log_offset, is_trained=cut is None)
-        notes = [note] if (note := begins_late(log.steps)) else []
+        told = (log.sources.get(name) for name in ("optimizer_step", "eval_loss"))
+        notes = [note for note in (begins_late(log.steps), *told) if note is not None]
         if self._idle_s is not None and cut is None:
             badly = None
             notes.append(
@@ -316,9 +318,13 @@ class Supervision:
             return badly
         if unread is not None:
             said = f"the program's metrics cannot be read: {unread}"
-            return Ending(Status.FAILED, Cause.DAMAGED_RECORDS, said)
-        completed = Ending(Status.COMPLETED, None, "; ".join(notes) or None)
-        return completed if cut is None else Ending(Status.FAILED, Cause.CONTRADICTION, cut)
+            is_damaged = isinstance(unread, DamageError)
+            cause = Cause.DAMAGED_RECORDS if is_damaged else Cause.CONTRADICTION
+            return Ending(Status.FAILED, cause, said)
+        told_of = "; ".join([*([] if cut is None else [cut]), *notes]) or None
+        if cut is not None:
+            badly = Ending(Status.FAILED, Cause.CONTRADICTION, told_of)
+        return badly or Ending(Status.COMPLETED, None, told_of)
 
     def _described(self, line: CommandLine) -> dict[str, Any]:
         return {

@@ -66,7 +66,7 @@ class Cause(StrEnum):
     """What the ranks left cannot be read."""
     CONTRADICTION = "contradiction"
     """The training contradicts the plan: ranks that ended differently, a program that used another
-    batch or ended early."""
+    batch, ended early, or logged what its `metrics` do not describe."""
 
     @property
     def is_of_the_machine(self) -> bool:

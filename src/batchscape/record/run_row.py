@@ -65,6 +65,7 @@ def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dic
         "cause": None if status.cause is None else str(status.cause),
         "rank": status.rank,
         "attempts": len(status.attempts),
+        "started_at": status.attempts[-1].started_at if status.attempts else None,
     }
     settings = _flatten(config["config"])
     # Part of the device, and in the table by the name that figures of memory have.

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from batchscape.analysis.targets.columns import ALIASES
 from batchscape.analysis.targets.crossings import steps_to_target
-from batchscape.analysis.targets.foreign import as_table, read_table
+from batchscape.analysis.targets.foreign import STATUS_WORDS, as_table, read_table
 from batchscape.analysis.targets.summary import reaches_table
 from batchscape.errors import AnalysisError
 
@@ -324,3 +324,126 @@ def test_the_last_losses_of_curves_are_minimised_where_asked() -> None:
     both = table(STEPS).assign(loss=2.0)
     with pytest.raises(AnalysisError, match="both a loss and steps"):
         as_table(both.rename(columns={"steps": "steps_to_target"}))
+
+
+@pytest.mark.parametrize(
+    ("word", "status"),
+    [
+        ("COMPLETE", "completed"),
+        ("TrialState.PRUNED", "pruned"),
+        ("Finished", "completed"),
+        ("CRASHED", "failed"),
+        ("KILLED", "interrupted"),
+        ("TIMEOUT", "timeout"),
+        ("OUT_OF_MEMORY", "oom"),
+        ("CANCELLED by 1000", "interrupted"),
+        ("Diverged", "diverged"),
+    ],
+)
+def test_words_of_status_of_others(word: str, status: str) -> None:
+    curves = pd.DataFrame({"bs": 8, "step": [1, 2], "val_loss": [3.0, 2.0], "state": [word] * 2})
+    assert set(as_table(curves).table["status"]) == {status}
+
+
+@pytest.mark.parametrize("status", STATUS_WORDS)
+def test_the_page_has_all_words_of_a_status(status: str) -> None:
+    page = Path(__file__).parents[3] / "docs" / "analysis_tables.md"
+    words = ", ".join(f"`{word}`" for word in STATUS_WORDS[status])
+    assert f"| `{status}` | {words}".strip() in page.read_text()
+
+
+@pytest.mark.parametrize("word", ["TERMINATED", "stopped", "CA", "EARLY_STOPPED"])
+def test_a_word_of_status_that_is_not_known_is_asked_about(word: str) -> None:
+    curves = pd.DataFrame({"bs": 8, "step": [1, 2], "val_loss": [3.0, 2.0], "state": word})
+    with pytest.raises(AnalysisError, match=rf"status '{word}' \(2 rows\).* completed, oom, "):
+        as_table(curves)
+
+
+def test_columns_that_clash_and_are_not_needed_do_not_matter() -> None:
+    curves = pd.DataFrame(
+        {
+            "bs": 8,
+            "step": [1, 2],
+            "val_loss": [3.0, 2.0],
+            "system/gpu.0": 1.0,
+            "system/gpu_0": 2.0,
+            "time_s": 1.0,
+            "seconds": 2.0,
+            "examples": 1.0,
+            "sequences": 1.0,
+            "run_id": "a7x",
+            "run_name": "small",
+        }
+    )
+    found = as_table(curves)
+    assert set(found.table["run_id"]) == {"a7x"}
+    assert "not used, for several could be train_time_s: time_s, seconds" in found.notes
+    assert "not used, for several could be samples: examples, sequences" in found.notes
+    assert found.table["train_time_s"].isna().all()
+    assert found.table["samples"].tolist() == [8, 16]
+
+
+def test_runs_that_two_columns_tell_apart_otherwise_are_asked_about() -> None:
+    curves = pd.DataFrame({"bs": 8, "step": [1, 2], "val_loss": 3.0, "run_name": "small"})
+    with pytest.raises(AnalysisError, match="several columns could be run: run_id, run_name"):
+        as_table(curves.assign(run_id=["a", "b"]))
+
+
+def test_a_clash_that_matters_is_refused_unless_one_is_named() -> None:
+    curves = pd.DataFrame({"bs": 8, "step": [1, 2], "val/loss": [3.0, 2.0], "val_loss": [9.0, 8.0]})
+    with pytest.raises(AnalysisError, match="more than once: val_loss"):
+        as_table(curves)
+    assert as_table(curves, columns={"loss": "val/loss"}).table["loss"].tolist() == [3.0, 2.0]
+
+
+def test_a_chart_of_wandb_is_told_from_a_table() -> None:
+    chart = pd.DataFrame(
+        {"Step": [100, 200]} | {f"b8s0 - eval/loss{end}": 1.0 for end in ("", "__MIN", "__MAX")}
+    )
+    with pytest.raises(AnalysisError, match=r"one column a run \(b8s0 - eval/loss\), and nothing"):
+        as_table(chart)
+
+
+@pytest.mark.parametrize(
+    "steps", [[0, 50, 100, 150, 199], [50, 100, 150, 199], [1, 2, 3, 4], [1, 10, 20, 30], [9, 19]]
+)
+def test_steps_that_may_be_what_was_done_are_taken_as_they_are(steps: list[int]) -> None:
+    curves = pd.DataFrame({"bs": 8, "step": steps, "val_loss": 1.0 / (1 + np.array(steps))})
+    assert as_table(curves).table["optimizer_step"].tolist() == steps
+
+
+@pytest.mark.parametrize(
+    ("runs", "shown"),
+    [
+        ([[0, 49, 99, 149, 199]], "49, 99, 149, each one less than a multiple of 50"),
+        ([[99, 199, 299]], "99, 199, 299, each one less than a multiple of 100"),
+        ([[9, 19, 29, 39], [23, 29, 39, 49]], "9, 19, 29, each one less than a multiple of 10"),
+        ([[23, 29, 39, 49], [9, 19, 29, 35]], "9, 19, 29, each one less than a multiple of 10"),
+        ([[0, 1, 2, 3]], "0, 1, 2: is its first optimizer step number 0"),
+    ],
+)
+def test_steps_that_may_be_numbers_from_0_are_asked_about(
+    runs: list[list[int]], shown: str
+) -> None:
+    """That of 0 may be of no step; one run that was resumed does not speak for the others."""
+    rows = [(8 * 2**k, step, 1 / (1 + step)) for k, run in enumerate(runs) for step in run]
+    curves = pd.DataFrame(rows, columns=["bs", "step", "val_loss"])
+    with pytest.raises(AnalysisError, match=f"a run was measured at {shown}"):
+        as_table(curves)
+    for first in (0, 1):
+        found = as_table(curves, first_step=first).table["optimizer_step"]
+        assert found.tolist() == (curves["step"] + 1 - first).tolist()
+    with pytest.raises(AnalysisError, match=r"--first-step is 0 or 1, the number of .*; got -5"):
+        as_table(curves, first_step=-5)
+
+
+def test_the_step_of_a_file_of_wandb_is_asked_about() -> None:
+    curves = pd.DataFrame({"bs": 8, "Step": [2, 4, 6], "val_loss": [3.0, 2.0, 1.0]})
+    with pytest.raises(
+        AnalysisError, match=r"needs optimizer_step .* or Step, counts calls of its"
+    ):
+        as_table(curves)
+    named = as_table(curves, columns={"optimizer_step": "Step"})
+    assert named.table["optimizer_step"].tolist() == [2, 4, 6]
+    both = as_table(curves.assign(global_step=[1, 2, 3]))
+    assert both.table["optimizer_step"].tolist() == [1, 2, 3]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,10 +19,10 @@ from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
 from batchscape.programs.metrics.finish import finish, settle_loss
 from batchscape.programs.metrics.inference import ObservedBatch
-from batchscape.programs.metrics.lines import content_of, lines_of, whole_lines
+from batchscape.programs.metrics.lines import content_of, drawn_lines_of, whole_lines
 from batchscape.programs.metrics.log import Log
 from batchscape.programs.metrics.numbers import as_count, as_row
-from batchscape.programs.metrics.rows import Rows
+from batchscape.programs.metrics.rows import Row, Rows, drop_counts_since_start
 
 __all__ = ["ColumnReader"]
 
@@ -36,8 +38,6 @@ class ColumnReader(ABC):
         As planned.
     sequence_length : int or None
         Tokens a sample, where every sample is full.
-    may_go_back : bool
-        Whether the next start of the program may repeat steps of earlier ones.
     begin : int
         Bytes of the text that are none of this program's.
     """
@@ -49,7 +49,6 @@ class ColumnReader(ABC):
         geometry: BatchGeometry,
         sequence_length: int | None,
         *,
-        may_go_back: bool,
         begin: int = 0,
     ) -> None:
         self._config = config
@@ -57,45 +56,53 @@ class ColumnReader(ABC):
         self._name = path.name
         self._geometry = geometry
         self._sequence_length = sequence_length
-        self._may_go_back = may_go_back
         self._begin = begin
-        # The program is not started yet: this is what earlier starts left.
-        self._earlier = whole_lines(self._content()) if may_go_back else b""
+        self._before: tuple[list[Row], list[Row]] = [], []
+        """Steps and evaluations of the last look: a program may write its log over."""
+        self._left = b""
+        """What earlier starts left: the program is not started yet, and may write it over."""
         self._start_anew()
-
-    def _content(self) -> bytes:
-        return (content_of(self._path) or b"")[self._begin :]
+        with contextlib.suppress(RecordError):
+            self.read()
+        with contextlib.suppress(RecordError):
+            self._left = whole_lines((content_of(path) or b"")[begin:])
 
     def _start_anew(self) -> None:
-        self._steps = Rows(self._name, may_go_back=self._may_go_back)
-        self._evals = Rows(self._name, may_go_back=self._may_go_back)
+        self._steps, self._evals = Rows(self._name), Rows(self._name)
+        self._is_redrawn = False
         self._told: dict[str, dict[int, None]] = {}
         self._seen: set[str] = set()
+        self._no_times: dict[str, int] = {}
+        self._since_start: dict[str, int] = {}
 
     def read(self, *, final: bool = False) -> Log:
         """Return what the text holds by now."""
         self._start_anew()
-        content = self._content()
-        whole = whole_lines(content)
-        if self._may_go_back:
-            if whole.startswith(self._earlier):
-                self._take_all(self._earlier)
-                whole = whole[len(self._earlier) :]
-            self._steps.begin_start()
-            self._evals.begin_start()
-        self._take_all(whole)
+        content = (content_of(self._path) or b"")[self._begin :]
+        left = self._left if content.startswith(self._left) else b""
+        self._take_all(drawn_lines_of(left))
+        if left:
+            self._starts_again()
+        self._take_all(drawn_lines_of(whole_lines(content)[len(left) :]))
         if final:
-            torn = lines_of(content[content.rfind(b"\n") + 1 :])
-            if torn and not self._is_whole(torn[-1]):
+            torn = drawn_lines_of(content[content.rfind(b"\n") + 1 :])
+            if torn and not self._is_whole(torn[-1][0]):
                 torn.pop()
-            for line in torn:
-                self._take(line)
+            self._take_all(torn)
             self._check_end()
         return self._log()
 
-    def _take_all(self, content: bytes) -> None:
-        for line in lines_of(content):
+    def _take_all(self, lines: list[tuple[str, bool]]) -> None:
+        # Of several micro-batches or ranks each may have drawn it.
+        one = self._geometry.global_batch_size == self._geometry.micro_batch_size
+        for line, is_redrawn in lines:
+            self._is_redrawn = is_redrawn and one
             self._take(line)
+
+    def _starts_again(self) -> None:
+        """Note that what comes now is of another start of the program."""
+        self._steps.starts_again()
+        self._evals.starts_again()
 
     @abstractmethod
     def _take(self, line: str) -> None:
@@ -109,7 +116,9 @@ class ColumnReader(ABC):
     def _check_end(self) -> None:
         """Raise a RecordError where the whole text lacks what the configuration names."""
 
-    def _add(self, values: Mapping[str, object], tables: tuple[str, ...], where: str) -> None:
+    def _add(
+        self, values: Mapping[str, object], tables: tuple[str, ...], where: str, line: str
+    ) -> None:
         """Add what one line says.
 
         Parameters
@@ -124,7 +133,7 @@ class ColumnReader(ABC):
         Raises
         ------
         RecordError
-            If a value is no number, or the step is missing, repeats or goes back.
+            If a value is no number, the step is missing, or comes again with other numbers.
         """
         self._seen |= values.keys()
         for name in GEOMETRY_NAMES:
@@ -138,18 +147,26 @@ class ColumnReader(ABC):
                 msg = f"{where} has {', '.join(sorted(chosen))}, but no optimizer_step"
                 raise RecordError(msg)
             row = as_row(chosen, self._config.units, where)
+            for name in chosen.keys() - row.keys():
+                self._no_times[name] = self._no_times.get(name, 0) + 1
             if table == "steps":
                 row["optimizer_step"] += 1 - self._config.first_step
-                self._steps.add(row, least=1)
+                if self._steps.goes_back(row, line):
+                    self._evals.cut(int(row["optimizer_step"]))
+                self._steps.add(row, 1, line, is_redrawn=self._is_redrawn)
             else:
-                self._evals.add(row, least=0)
+                self._evals.add(row, 0, line)
 
     def _log(self) -> Log:
-        steps, evals, batch = self._steps.get(), self._evals.get(), ObservedBatch()
+        (steps, evals), batch = self._with_overwritten(), ObservedBatch()
         for name, counts in self._told.items():
             for count in counts:
                 batch.put(name, count, self._name)
         sources: dict[str, str] = {}
+        if repeats := self._steps.repeats():
+            sources["optimizer_step"] = repeats
+        if repeats := self._evals.repeats("evaluations of optimizer steps"):
+            sources["eval_loss"] = repeats
         if self._config.loss_of == "other":
             ranks = batch.value("world_size") or self._geometry.data_parallel_size
             micro_steps = batch.value("gradient_accumulation_steps")
@@ -158,6 +175,13 @@ class ColumnReader(ABC):
                 sources["loss"] = missing
         if any("step_time_s" in row for row in steps):
             sources["step_time_s"] = f"as {self._name} has it"
+        for name, count in self._no_times.items():
+            sources[name] = f"missing in {count} rows: {self._name} has no finite number there"
+        for name, begin in self._since_start.items():
+            sources[name] = (
+                f"not read from optimizer step {begin} on: the program was started again, and may "
+                "count from there"
+            )
         return finish(
             steps,
             evals,
@@ -167,3 +191,24 @@ class ColumnReader(ABC):
             sources=sources,
             source=self._name,
         )
+
+    def _with_overwritten(self) -> tuple[list[Row], list[Row]]:
+        """Return the rows, and before them those of the last look that the text has no more."""
+        steps, evals = self._steps.get(), self._evals.get()
+        if self._steps.come_again_alike:
+            # Another rank printed the same steps, but perhaps no evaluation.
+            evals = self._evals.get_with_dropped()
+        first = steps[0]["optimizer_step"] if steps else math.inf
+        there = {row["optimizer_step"] for row in evals}
+        lost_steps, lost_evals = (
+            [row for row in rows if row["optimizer_step"] < first] for rows in self._before
+        )
+        begin = int(first) if lost_steps and steps else self._steps.continued_from
+        if begin is not None:
+            for name in drop_counts_since_start(steps, evals, begin):
+                self._since_start[name] = begin
+        steps = lost_steps + steps
+        evals = [row for row in lost_evals if row["optimizer_step"] not in there] + evals
+        evals.sort(key=lambda row: row["optimizer_step"])
+        self._before = [dict(row) for row in steps], [dict(row) for row in evals]
+        return steps, evals

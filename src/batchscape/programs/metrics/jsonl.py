@@ -56,7 +56,7 @@ class JsonlReader(ColumnReader):
             tables += ["steps"] if rest else []
         if rest & _EVALUATION_ONLY:
             tables += ["evals"]
-        self._add(values, tuple(tables), where)
+        self._add(values, tuple(tables), where, line)
 
     def _check_end(self) -> None:
         if not self._count:

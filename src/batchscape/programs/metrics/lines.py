@@ -7,13 +7,22 @@ from pathlib import Path
 
 from batchscape.errors import RecordError
 
-__all__ = ["content_of", "lines_of", "whole_lines"]
+__all__ = ["content_of", "drawn_lines_of", "lines_of", "whole_lines"]
 
 
 def lines_of(content: bytes) -> list[str]:
     """Return the lines of a text that are not empty; a bare carriage return ends one too."""
-    text = content.decode(errors="replace").replace("\r", "\n")
-    return [line for line in text.split("\n") if line]
+    return [line for line, _ in drawn_lines_of(content)]
+
+
+def drawn_lines_of(content: bytes) -> list[tuple[str, bool]]:
+    """Return the lines of a text, and whether a carriage return alone goes before each."""
+    return [
+        (part, number > 0)
+        for line in content.decode(errors="replace").split("\n")
+        for number, part in enumerate(line.split("\r"))
+        if part
+    ]
 
 
 def whole_lines(content: bytes) -> bytes:

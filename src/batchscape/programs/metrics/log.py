@@ -59,6 +59,6 @@ class Reader(Protocol):
         ------
         RecordError
             If the metrics cannot be read as configured: a missing column, a value that is no
-            number, steps that repeat or go back, damaged lines.
+            number, steps that come again with other numbers, damaged lines.
         """
         ...

@@ -71,6 +71,8 @@ def as_row(
 ) -> dict[str, int | float]:
     """Return the values of columns as numbers of the columns' units.
 
+    A time that is nan or infinite is left out.
+
     Parameters
     ----------
     values : dict
@@ -83,7 +85,7 @@ def as_row(
     Raises
     ------
     RecordError
-        If a value is no number, or a time is negative or no finite number.
+        If a value is no number, or a time is negative.
     """
     row: dict[str, int | float] = {}
     for name, value in values.items():
@@ -94,9 +96,11 @@ def as_row(
         number = as_float(value, place)
         if name.endswith("_s"):
             number *= _SECONDS[units.get(name, "s")]
-            if not 0 <= number < math.inf:
+            if number < 0:
                 msg = f"{place} should be a time, got {_short(value)}"
                 raise RecordError(msg)
+            if not math.isfinite(number):
+                continue
         row[name] = number
     return row
 

@@ -30,7 +30,6 @@ def open_reader(
     geometry: BatchGeometry,
     sequence_length: int | None,
     *,
-    restarted: bool = False,
     printed: Path | None = None,
     printed_before: int = 0,
 ) -> Reader:
@@ -46,9 +45,6 @@ def open_reader(
         As planned. It fills in what the program leaves out, and is never taken for observed.
     sequence_length : int or None
         Tokens a sample; None where samples are not sequences.
-    restarted : bool
-        Whether the program, which is still to start, goes on from an earlier start: its first step
-        may then go back, and what it replaces does not count.
     printed : Path, optional
         What the program prints; `log.txt` in the folder of the run where it is left out.
     printed_before : int
@@ -58,11 +54,10 @@ def open_reader(
     match config:
         case RecorderMetrics():
             return RecorderReader(run_dir, geometry, sequence_length)
-        case TrainerStateMetrics(path=path):
-            return TrainerStateReader(run_dir / path, geometry, sequence_length)
+        case TrainerStateMetrics(path=path, eval_loss=key):
+            return TrainerStateReader(run_dir / path, geometry, sequence_length, eval_loss=key)
         case JsonlMetrics(path=path):
-            where = run_dir / path
-            return JsonlReader(config, where, geometry, sequence_length, may_go_back=restarted)
+            return JsonlReader(config, run_dir / path, geometry, sequence_length)
         case RegexMetrics(path=path):
             is_printed = Path(path) == Path(_PRINTED)
             return RegexReader(
@@ -70,7 +65,6 @@ def open_reader(
                 printed if is_printed else run_dir / path,
                 geometry,
                 sequence_length,
-                may_go_back=restarted,
                 begin=printed_before if is_printed else 0,
             )
     assert_never(config)

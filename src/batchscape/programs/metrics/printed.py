@@ -6,6 +6,7 @@ import re
 
 from batchscape.config.metrics import RegexMetrics
 from batchscape.errors import RecordError
+from batchscape.programs.endings import FAILED_START
 from batchscape.programs.metrics.collected import ColumnReader
 from batchscape.programs.metrics.numbers import as_row
 
@@ -33,6 +34,8 @@ class RegexReader(ColumnReader):
         }
 
     def _take(self, line: str) -> None:
+        if FAILED_START.match(line):
+            self._starts_again()
         for setting, pattern in self._patterns.items():
             for match in pattern.finditer(line):
                 self._matched.add(setting)
@@ -43,9 +46,9 @@ class RegexReader(ColumnReader):
                 if setting == "evaluation_pattern" and "optimizer_step" not in values:
                     row = as_row(values, self._config.units, where)
                     row["optimizer_step"] = self._steps.last_of_all(where)
-                    self._evals.add(row, least=0)
+                    self._evals.add(row, 0, line)
                 else:
-                    self._add(values, _PATTERNS[setting], where)
+                    self._add(values, _PATTERNS[setting], where, line)
 
     def _is_whole(self, line: str) -> bool:  # noqa: ARG002  (a number may be cut off)
         return False

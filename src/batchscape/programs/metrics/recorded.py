@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from batchscape.config.metrics import EVALUATION_COLUMNS, GEOMETRY_NAMES, STEP_COLUMNS
-from batchscape.errors import RecordError
+from batchscape.errors import DamageError, RecordError
 from batchscape.geometry import BatchGeometry
 from batchscape.programs.metrics.finish import finish
 from batchscape.programs.metrics.inference import ObservedBatch
@@ -26,7 +26,8 @@ __all__ = ["RecorderReader"]
 class _Rank:
     """What one rank wrote in its last start."""
 
-    attempt: int = -1
+    start: tuple[int, int] = (-1, 0)
+    """Which attempt at the run, and which start within it by a launcher that restarts."""
     begins: list[dict[str, Any]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     time_before_s: float = 0.0
@@ -52,9 +53,8 @@ class RecorderReader:
 
     def _start_anew(self) -> None:
         self._ranks: dict[Path, _Rank] = {}
-        # A later start goes on from a checkpoint, or from nothing.
-        self._steps = Rows("the recorder", may_go_back=True)
-        self._evals = Rows("the recorder", may_go_back=True)
+        self._steps = Rows("the recorder")
+        self._evals = Rows("the recorder")
         self._windows: set[int] = set()
 
     def read(self, *, final: bool = False) -> Log:
@@ -77,7 +77,7 @@ class RecorderReader:
             kind = event.pop("event")
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             msg = f"{path} is damaged: {line[:60]!r} is none of the recorder's lines"
-            raise RecordError(msg) from None
+            raise DamageError(msg) from None
         rank = self._ranks.setdefault(path, _Rank())
         if kind == "begin":
             self._begin(rank, event, str(path))
@@ -89,9 +89,11 @@ class RecorderReader:
             self._evals.add(self._row(rank, event, EVALUATION_COLUMNS, str(path)), least=0)
 
     def _begin(self, rank: _Rank, event: dict[str, Any], where: str) -> None:
-        attempt = as_count(event.get("attempt", 0), f"{where}: attempt")
-        if attempt != rank.attempt:
-            rank.attempt, rank.begins, rank.problems = attempt, [], []
+        attempt, restart = (
+            as_count(event.get(name, 0), f"{where}: {name}") for name in ("attempt", "restart")
+        )
+        if (attempt, restart) != rank.start:
+            rank.start, rank.begins, rank.problems = (attempt, restart), [], []
             rank.time_before_s = -1.0
         rank.begins.append(event)
 
@@ -110,7 +112,7 @@ class RecorderReader:
     ) -> dict[str, int | float]:
         if "optimizer_step" not in event:
             msg = f"{where} is damaged: an event has no optimizer_step"
-            raise RecordError(msg)
+            raise DamageError(msg)
         values = {name: event[name] for name in columns if name in event}
         row = as_row(values, {}, where)
         if rank.time_before_s < 0:
@@ -127,8 +129,8 @@ class RecorderReader:
 
     def _log(self) -> Log:
         steps, evals, batch = self._steps.get(), self._evals.get(), ObservedBatch()
-        attempt = max((rank.attempt for rank in self._ranks.values()), default=-1)
-        now = {path: rank for path, rank in self._ranks.items() if rank.attempt == attempt}
+        start = max((rank.start for rank in self._ranks.values()), default=None)
+        now = {path: rank for path, rank in self._ranks.items() if rank.start == start}
         for path, rank in now.items():
             batch.problems += [f"{path.stem}: {problem}" for problem in rank.problems]
             if len(rank.begins) > 1:

@@ -1,4 +1,11 @@
-"""Rows of steps and evaluations, as they are read."""
+"""Rows of steps and evaluations, as they are read.
+
+A training counts its optimizer steps up and logs each of them once. It goes back to a lower step
+where it was started again and goes on from a checkpoint: what it did beyond is dropped. What looks
+alike is refused: micro-batches, ranks or two losses that have a line each (the step comes again at
+once, with other numbers), ranks one after the other or epochs that count anew (it goes back to its
+first step, with other numbers), and a line of something else (steps that were dropped never come).
+"""
 
 from __future__ import annotations
 
@@ -7,9 +14,15 @@ from typing import Any
 
 from batchscape.errors import RecordError
 
-__all__ = ["Row", "Rows", "fill_counts", "fill_train_time"]
+__all__ = ["Row", "Rows", "drop_counts_since_start", "fill_counts", "fill_train_time"]
 
 Row = dict[str, int | float]
+
+_SHOWN = 100
+"""Characters of a line that a message quotes."""
+_STEP = "optimizer_step"
+_SINCE_START = ("samples", "tokens", "train_time_s")
+"""Columns that a program may count from its last start."""
 
 
 class Rows:
@@ -19,23 +32,26 @@ class Rows:
     ----------
     source : str
         Begins a message.
-    may_go_back : bool
-        Whether a step that was there before replaces it and all after it: the program was
-        started again and went on from a checkpoint.
     """
 
-    def __init__(self, source: str, *, may_go_back: bool = False) -> None:
+    def __init__(self, source: str) -> None:
         self._source = source
-        self._may_go_back = may_go_back
-        self._is_first = False
-        self._rows: list[Row] = []
+        self._rows: dict[int, Row] = {}
+        self._lines: dict[int, str] = {}
+        self._last = -1
+        self._dropped: dict[int, Row] = {}
+        self._due: set[int] = set()
+        self._again: set[int] = set()
+        self._differs = False
+        self._starts = False
+        self._continued: int | None = None
 
-    def begin_start(self) -> None:
-        """Take what follows for that of one start, which may go back with its first row alone."""
-        self._may_go_back, self._is_first = False, True
+    def starts_again(self) -> None:
+        """Note that the program was started again: it may do its last steps once more."""
+        self._starts = True
 
-    def add(self, row: Row, least: int) -> None:
-        """Add a row; one of the last step adds to it the columns that it does not have.
+    def add(self, row: Row, least: int, line: str = "", *, is_redrawn: bool = False) -> None:
+        """Add a row; one of a step that is there adds columns to it.
 
         Parameters
         ----------
@@ -43,13 +59,17 @@ class Rows:
             With `optimizer_step`.
         least : int
             Lowest step that there is.
+        line : str
+            Where it was read.
+        is_redrawn : bool
+            It stands where the line before it stood, as a bar of progress does, and counts.
 
         Raises
         ------
         RecordError
-            If the step is too low, or is behind the last one, or repeats it.
+            If the step is too low, comes again with other numbers, or passes one that was dropped.
         """
-        step = int(row["optimizer_step"])
+        step = int(row[_STEP])
         if step < least:
             msg = (
                 f"{self._source}: an optimizer step should be at least {least}, got {step}; a "
@@ -57,26 +77,53 @@ class Rows:
                 "regex), or tells the recorder one more"
             )
             raise RecordError(msg)
-        last = int(self._rows[-1]["optimizer_step"]) if self._rows else -1
-        adds = step == last and row.keys() & self._rows[-1].keys() == {"optimizer_step"}
-        may_go_back, self._is_first = self._may_go_back or self._is_first, False
-        if step <= last and may_go_back and not adds:
-            self.cut(step)
-        elif step < last:
+        self._due.discard(step)
+        if passed := [due for due in self._due if due < step]:
             msg = (
-                f"{self._source}: optimizer step {step} comes after {last}; is it the log of one "
-                f"program, and of one start of it?"
+                f"{self._source}: optimizer step {min(passed)} was logged, then a lower one, and "
+                f"now {step}, as if it never was: {line.strip()[:_SHOWN]!r}; lines of something "
+                "else are read as optimizer steps, let engine.metrics name what only theirs have"
             )
             raise RecordError(msg)
-        elif step == last:
-            self._merge(row)
-            return
-        self._rows.append(dict(row))
+        there = self._rows.get(step, {})
+        if not is_redrawn and not self._starts:
+            self._refuse_other_numbers(row, line)
+        self._starts = False
+        before = there or self._dropped.get(step, {})
+        if _shared(before, row) and not is_redrawn:
+            self._again.add(step)
+        self._differs |= bool(_other(before, row))
+        self._rows[step] = there | row
+        self._lines[step] = line
+        self._last = max(self._last, step)
+
+    def goes_back(self, row: Row, line: str = "") -> bool:
+        """Drop the steps from a row's on, where the training goes back to it; say whether it does.
+
+        Raises
+        ------
+        RecordError
+            If it goes back to its first step, with other numbers, and was not started again.
+        """
+        step = int(row[_STEP])
+        there = self._rows.get(step)
+        if step > self._last or (step == self._last and not self._starts):
+            return False
+        if there and not _shared(there, row):
+            return False
+        if step == min(self._rows) and not self._starts:
+            self._refuse_other_numbers(row, line)
+        self._due |= {later for later in self._rows if later > step}
+        self.cut(step)
+        begin = step if self._continued is None else min(step, self._continued)
+        self._continued = begin if self._rows else None
+        return True
 
     def cut(self, step: int) -> None:
         """Drop the rows from an optimizer step on."""
-        while self._rows and self._rows[-1]["optimizer_step"] >= step:
-            self._rows.pop()
+        for later in [k for k in self._rows if k >= step]:
+            self._dropped[later] = self._rows.pop(later)
+        self._last = max(self._rows, default=-1)
 
     def last_of_all(self, where: str) -> int:
         """Return the last optimizer step, 0 where there is none yet.
@@ -86,7 +133,7 @@ class Rows:
         RecordError
             If not every step has a row: what comes after the last one may be of a later step.
         """
-        last = int(self._rows[-1]["optimizer_step"]) if self._rows else 0
+        last = max(self._last, 0)
         if last != len(self._rows):
             msg = (
                 f"{where}: an evaluation without its optimizer step is of the one printed last, "
@@ -98,17 +145,76 @@ class Rows:
 
     def get(self) -> list[Row]:
         """Return copies of the rows."""
-        return [dict(row) for row in self._rows]
+        return [dict(row) for _, row in sorted(self._rows.items())]
 
-    def _merge(self, row: Row) -> None:
-        last = self._rows[-1]
-        if twice := sorted(row.keys() & last.keys() - {"optimizer_step"}):
+    def get_with_dropped(self) -> list[Row]:
+        """Return copies of the rows, and of the dropped ones of which none came again."""
+        return [dict(row) for _, row in sorted((self._dropped | self._rows).items())]
+
+    @property
+    def come_again_alike(self) -> bool:
+        """Whether all that was dropped came again, with the same numbers."""
+        return not self._differs and self._dropped.keys() <= self._rows.keys()
+
+    @property
+    def continued_from(self) -> int | None:
+        """The lowest step of a later start that goes on with the steps of an earlier one."""
+        return self._continued
+
+    def repeats(self, what: str = "optimizer steps") -> str | None:
+        """Say of which optimizer steps rows come again; None where none does."""
+        if not self._again:
+            return None
+        return (
+            f"{what} {min(self._again)} to {max(self._again)} come again in its metrics, "
+            "as after a restart: the last lines count"
+        )
+
+    def _refuse_other_numbers(self, row: Row, line: str) -> None:
+        """Refuse a row of a step that is there with other numbers."""
+        step = int(row[_STEP])
+        there = self._rows.get(step, {})
+        for name in _other(there, row):
+            lines = [text.strip()[:_SHOWN] for text in (self._lines[step], line)]
+            shown = f", in {lines[0]!r} and {lines[1]!r}" if any(lines) else ""
             msg = (
-                f"{self._source}: {', '.join(twice)} of optimizer step {row['optimizer_step']} "
-                f"comes twice; let one rank alone write it"
+                f"{self._source}: optimizer step {step} comes again with another {name}, "
+                f"{there[name]:g} and then {row[name]:g}{shown}: micro-batches, ranks, epochs that "
+                "count anew or two kinds of lines are read as optimizer steps; let the program "
+                "log each step and each evaluation once, or engine.metrics name what only one "
+                "kind has"
             )
             raise RecordError(msg)
-        last |= row
+
+
+def _shared(before: Row, row: Row) -> list[str]:
+    """Return the columns beside the step that two rows have."""
+    return sorted(before.keys() & row.keys() - {_STEP})
+
+
+def _other(before: Row, row: Row) -> list[str]:
+    """Return the columns of which two rows have other numbers; each rank has its own times."""
+    return [
+        name
+        for name in _shared(before, row)
+        if not name.endswith("_s") and repr(before[name]) != repr(row[name])
+    ]
+
+
+def drop_counts_since_start(steps: list[Row], evals: list[Row], begin: int) -> list[str]:
+    """Drop what a program may count from its last start, of which `begin` is the first step.
+
+    Returns
+    -------
+    list of str
+        Columns that were dropped.
+    """
+    later = [row for row in (*steps, *evals) if row[_STEP] >= begin]
+    dropped = [name for name in _SINCE_START if any(name in row for row in later)]
+    for row in later:
+        for name in dropped:
+            row.pop(name, None)
+    return dropped
 
 
 def fill_counts(rows: list[Row], global_batch_size: int, sequence_length: int | None) -> None:

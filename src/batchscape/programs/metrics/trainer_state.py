@@ -28,11 +28,8 @@ __all__ = ["TrainerStateReader"]
 
 _FILE = "trainer_state.json"
 _STEP = {"loss": "loss", "grad_norm": "gradient_norm", "learning_rate": "learning_rate"}
-_EVALUATION = {
-    "eval_loss": "eval_loss",
-    "eval_accuracy": "eval_accuracy",
-    "eval_runtime": "evaluation_s",
-}
+_EVALUATION = {"loss": "eval_loss", "accuracy": "eval_accuracy", "runtime": "evaluation_s"}
+"""Behind the prefix of an evaluation set: `eval`, or `eval_<name>` of one of several."""
 
 
 class TrainerStateReader:
@@ -46,9 +43,19 @@ class TrainerStateReader:
         As planned.
     sequence_length : int or None
         Tokens a sample, where every sample is full.
+    eval_loss : str, optional
+        Key of the held-out loss, where there are several.
     """
 
-    def __init__(self, path: Path, geometry: BatchGeometry, sequence_length: int | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        geometry: BatchGeometry,
+        sequence_length: int | None,
+        *,
+        eval_loss: str | None = None,
+    ) -> None:
+        self._eval_loss = eval_loss
         self._path = path
         self._geometry = geometry
         self._sequence_length = sequence_length
@@ -96,10 +103,12 @@ class TrainerStateReader:
         if not isinstance(history, list) or not all(isinstance(entry, dict) for entry in history):
             msg = f"{path}: log_history should be a list of objects"
             raise RecordError(msg)
-        rows, evals = self._rows(history, path, best=state.get("best_model_checkpoint") is not None)
+        sources = {"loss": "mean over ranks of the means that the Trainer takes"}
+        held_out = self._held_out(history, path, sources)
+        is_best = state.get("best_model_checkpoint") is not None
+        rows, evals = self._rows(history, path, held_out, sources, best=is_best)
         _see_through_the_filter(rows)
         batch = self._batch(state, history, path)
-        sources = {"loss": "mean over ranks of the means that the Trainer takes"}
         if missing := settle_loss(rows):
             sources["loss"] = f"{missing}; set logging_steps=1 to have it"
         if state["global_step"] > (rows[-1]["optimizer_step"] if rows else 0):
@@ -120,12 +129,45 @@ class TrainerStateReader:
             log.sources["tokens"] = "missing: the Trainer counts inputs, padding perhaps included"
         return log
 
+    def _held_out(self, history: list[dict[str, Any]], path: Path, sources: dict[str, str]) -> str:
+        """Return the key of the held-out loss; note where there are several."""
+        keys = dict.fromkeys(
+            key
+            for entry in history
+            for key in entry
+            if re.fullmatch("eval_(.*_)?loss", key)
+            # A metric may have such a name, too.
+            if key == "eval_loss" or f"{key[:-5]}_runtime" in entry
+        )
+        if self._eval_loss is not None:
+            if keys and not any(self._eval_loss in entry for entry in history):
+                msg = f"{path} has no {self._eval_loss}, but {', '.join(keys)}"
+                raise RecordError(msg)
+            return self._eval_loss
+        if "eval_loss" in keys or not keys:
+            return "eval_loss"
+        if len(keys) > 1:
+            sources["eval_loss"] = (
+                f"there is no held-out loss: the Trainer has several, {', '.join(keys)}; say which "
+                "with engine.metrics.eval_loss"
+            )
+            return "eval_loss"
+        (only,) = keys
+        sources["eval_loss"] = f"the held-out loss is {only}, of the only evaluation set"
+        return only
+
     @staticmethod
     def _rows(
-        history: list[dict[str, Any]], path: Path, *, best: bool
+        history: list[dict[str, Any]],
+        path: Path,
+        held_out: str,
+        sources: dict[str, str],
+        *,
+        best: bool,
     ) -> tuple[list[Row], list[Row]]:
         steps, evals = Rows(str(path)), Rows(str(path))
         evaluated_s, last, trained = 0.0, -1, False
+        columns = {held_out[:-4] + end: ours for end, ours in _EVALUATION.items()}
         for number, entry in enumerate(history):
             where = f"{path}, log_history[{number}]"
             trained |= "train_loss" in entry
@@ -133,11 +175,13 @@ class TrainerStateReader:
                 steps.add(row | _counts(entry, evaluated_s, where), least=1)
             # After the training the best model may be loaded, which is not that of the last step;
             # and a model that was evaluated may be evaluated once more.
-            row = _row(entry, "eval_loss", _EVALUATION, where)
+            row = _row(entry, held_out, columns, where)
             if row is not None and row["optimizer_step"] != last and not (trained and best):
                 last = int(row["optimizer_step"])
                 evals.add(row, least=0)
-                evaluated_s += row.get("evaluation_s", math.nan)
+            evaluated_s += _evaluated_s(entry)
+        if repeats := steps.repeats():
+            sources["optimizer_step"] = repeats
         return steps.get(), evals.get()
 
     def _batch(
@@ -167,6 +211,15 @@ def _row(
         raise RecordError(msg)
     values = {ours: entry[key] for key, ours in columns.items() if entry.get(key) is not None}
     return as_row({"optimizer_step": entry["step"], **values}, {}, where)
+
+
+def _evaluated_s(entry: Mapping[str, Any]) -> float:
+    """Return the time of an evaluation of any set; 0 where the entry is none, NaN where unknown."""
+    of_sets = [key for key in entry if key.startswith("eval_")]
+    if not of_sets:
+        return 0.0
+    times = [as_float(entry[key], key) for key in of_sets if key.endswith("_runtime")]
+    return sum(times) if times else math.nan
 
 
 def _counts(entry: Mapping[str, Any], evaluated_s: float, where: str) -> Row:

@@ -26,7 +26,7 @@ from batchscape.analysis.page.chart import (
     shade,
     size_axis,
 )
-from batchscape.analysis.page.settings import setting_names
+from batchscape.analysis.page.settings import cell_names, setting_names
 
 __all__ = [
     "OfRow",
@@ -322,7 +322,7 @@ def cost_chart(
     known = known.sort_values("micro_batch_size", kind="stable")
     series = list(known.groupby([context.loc[known.index], *keys], sort=True))
     traces = []
-    settings = _with_settings(cells)
+    settings = setting_names(cells, context)
     for index, ((number, devices, accumulation), own) in enumerate(series):
         counted = "1 device" if devices == 1 else f"{devices} devices"
         values, bars = (
@@ -332,7 +332,7 @@ def cost_chart(
         drawn = {n: {"type": "data", "array": [bar or 0 for bar in bars[n]]} for n in figures}
         traces.append(
             scatter(
-                f"{counted}, accumulation {accumulation}{settings[int(str(number))]}",
+                f"{counted}, accumulation {accumulation}{_behind(settings[int(str(number))])}",
                 own["micro_batch_size"],
                 by("figure", values),
                 "micro-batch %{x}: %{y:.5g}",
@@ -431,7 +431,8 @@ def heat_map(
 
 def _layers(places: pd.DataFrame, cells: Cells) -> tuple[str, dict[str, tuple[str, pd.DataFrame]]]:
     """Part cells so that one has a field of its own, by what takes the fewest parts."""
-    context, settings = cells.context_of().loc[places.index], _with_settings(cells)
+    context = cells.context_of().loc[places.index]
+    settings, trained = setting_names(cells, cells.context_of()), cell_names(cells)
     titles = {"global_batch_size": "Global batch", "gradient_accumulation_steps": "Accumulation"}
     counts = {name: places.groupby([context, name]).ngroups for name in titles}
     if not any(counts.values()):
@@ -443,7 +444,9 @@ def _layers(places: pd.DataFrame, cells: Cells) -> tuple[str, dict[str, tuple[st
     for (number, size), own in places.groupby([context, name], sort=True):
         shown = pd.concat([own, everywhere[number]]) if number in everywhere else own
         shown = shown[~shown.duplicated(["data_parallel_size", "micro_batch_size"])]
-        layers[f"l{len(layers)}"] = (f"{size}{settings[int(str(number))]}", shown)
+        names = trained[shown.index].unique()
+        said = names[0] if len(names) == 1 else settings[int(str(number))]
+        layers[f"l{len(layers)}"] = (f"{size}{_behind(said)}", shown)
     return titles[name], layers
 
 
@@ -775,10 +778,9 @@ def _each(rows: pd.DataFrame, found: OfRow) -> list[list[int]]:
 
 
 def _cell_names(cells: Cells) -> pd.Series[str]:
-    return geometry_label(cells.table) + cells.context_of().map(_with_settings(cells))
+    return geometry_label(cells.table) + cell_names(cells).map(_behind)
 
 
-def _with_settings(cells: Cells) -> dict[int, str]:
-    """What stands behind a geometry to tell settings apart, by context."""
-    names = setting_names(cells, cells.context_of())
-    return {number: f", {name}" if name else "" for number, name in names.items()}
+def _behind(name: str) -> str:
+    """What stands behind a geometry, or a size, to tell settings apart."""
+    return f", {name}" if name else ""

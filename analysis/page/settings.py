@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from textwrap import shorten
 
 import pandas as pd
 
-from batchscape.analysis.cells import Cells
+from batchscape.analysis.cells import Cells, setting_label, setting_texts
 from batchscape.analysis.numbers import MISSING
 
-__all__ = ["setting_names"]
+__all__ = ["cell_names", "setting_names"]
 
 _LETTERS = 48
 _FIRST = ("model.", "data.", "engine.", "optimizer.")
@@ -30,15 +32,46 @@ def setting_names(cells: Cells, number: pd.Series[int]) -> dict[int, str]:
         By number: the name of the sweep where every part is one; else the first of the settings,
         beginning with those of the model, that tell all parts apart. Empty for a single part.
     """
-    numbers = sorted(number.unique())
-    if len(numbers) < 2:
-        return dict.fromkeys(numbers, "")
-    parted = cells.runs[cells.runs["cell"].isin(number.index)]
-    sweeps = parted["sweep_name"].astype(str).groupby(parted["cell"].map(number)).unique()
-    if sweeps.str.len().eq(1).all() and sweeps.str[0].is_unique:
-        return {int(str(n)): str(names[0]) for n, names in sweeps.items()}
+
+    def base(name: str) -> pd.Series[str]:
+        values = cells.table[name].astype(object).fillna(MISSING)
+        return cells.label_of(name) + " " + values.astype(str)
+
     firsts = number.drop_duplicates().sort_values()
-    table = cells.table.loc[firsts.index, cells.contexts].astype(object).fillna(MISSING)
+    names = _parted(cells, number, base)[firsts.index]
+    return dict(zip(firsts, names, strict=True))
+
+
+def cell_names(cells: Cells) -> pd.Series[str]:
+    """Name what tells the contexts of cells apart, with what each cell was trained with.
+
+    A learning rate that follows the global batch is another in each cell of a context.
+
+    Returns
+    -------
+    Series of str
+        Indexed by `cell`; empty where there is one context.
+    """
+    return _parted(
+        cells,
+        cells.context_of(),
+        lambda name: setting_label(name) + " " + setting_texts(cells.table, name),
+    )
+
+
+def _parted(
+    cells: Cells, number: pd.Series[int], write: Callable[[str], pd.Series[str]]
+) -> pd.Series[str]:
+    """Name the part of each cell; `write` returns the texts of a setting, by cell."""
+    parts = number.nunique()
+    if parts < 2:
+        return pd.Series("", index=number.index)
+    of_runs = cells.runs["cell"].map(number)
+    sweeps = cells.runs["sweep_name"].astype(str).groupby(of_runs).unique()
+    if sweeps.str.len().eq(1).all() and sweeps.str[0].is_unique:
+        return number.map(sweeps.str[0])
+    firsts = number.drop_duplicates().index
+    table = cells.table.loc[firsts, cells.contexts].astype(object).fillna(MISSING)
     chosen: list[str] = []
     told = 1
     for name in sorted(cells.contexts, key=lambda name: not name.startswith(_FIRST)):
@@ -46,9 +79,8 @@ def setting_names(cells: Cells, number: pd.Series[int]) -> dict[int, str]:
         if apart > told:
             chosen.append(name)
             told = apart
-    texts = [
-        ", ".join(f"{cells.label_of(str(name))} {row[name]}" for name in row)
-        for row in table[chosen].to_dict("records")
-    ]
-    shown = [shorten(text, _LETTERS, placeholder=" ...") for text in texts]
-    return dict(zip(firsts, shown, strict=True))
+    names = pd.Series("", index=number.index)
+    for name in chosen:
+        names = names + ", " + write(name)[number.index]
+    short = partial(shorten, width=_LETTERS, placeholder=" ...")
+    return names.str.removeprefix(", ").map(short)

@@ -28,6 +28,7 @@ __all__ = [
     "fit_widths",
     "group_column",
     "lettered",
+    "printed",
     "shorten",
     "show",
     "to_markdown",
@@ -37,6 +38,8 @@ GEOMETRY_HEADER = f"devices {TIMES} micro {TIMES} accumulation = global"
 """Header of a column of geometries."""
 
 _N = re.compile(r" \((n ?= ?\d+)\)$")
+_UNIT = re.compile(r"( \(.*\))?(, n ?= ?\d+)?$")
+"""What stands behind the name of a figure in a header."""
 
 _SHORT = {
     GEOMETRY_HEADER: "geometry",
@@ -51,6 +54,8 @@ Column = tuple[str, Iterable[str]]
 
 MAX_ROWS = 40
 """Rows of a long table that page, Markdown and LaTeX show: about what one printed page holds."""
+_PRINTED_ROWS = 20
+"""Rows of a wide table, which is set as two, of which a printed page has room for all."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,9 @@ class Grid:
     """Cells set in bold, as (row, column) from zero; a note must say what bold means."""
     lead: Sequence[int] = ()
     """Rows that are shown first where there is no room for all; a note must say which."""
+    spare: Collection[str] = ()
+    """Headers without unit of columns that a paper leaves out, with the notes that begin with them;
+    of those on the left, where all rows say the same."""
 
     def __post_init__(self) -> None:
         """Clean the texts here, once for all formats: later they are cut and escaped."""
@@ -99,6 +107,7 @@ def columns_grid(
     footnoted: tuple[Sequence[Sequence[str]], dict[str, str]] = ((), {}),
     bold: Collection[tuple[int, int]] = (),
     lead: Sequence[int] = (),
+    spare: Collection[str] = (),
 ) -> Grid:
     """Put columns side by side, without those on the right that hold nothing in any row.
 
@@ -108,7 +117,7 @@ def columns_grid(
     ----------
     left, right : sequence of Column
         Those that are set flush left, of which there is one at least, and the others.
-    notes, bold, lead
+    notes, bold, lead, spare
         As in `Grid`.
     footnoted : tuple
         As `lettered` returns it.
@@ -128,6 +137,7 @@ def columns_grid(
         notes=notes,
         bold=frozenset((row, kept.index(column)) for row, column in bold),
         lead=lead,
+        spare=spare,
     )
 
 
@@ -255,7 +265,6 @@ def shorten(grid: Grid, max_rows: int = MAX_ROWS) -> Grid:
         kept.sort()
     rows = grid.marked_rows()
     used = {mark for row in kept for mark in rows[row][1]}
-    place = {row: index for index, row in enumerate(kept)}
     which = "those with a bold figure, and the first of the others" if marked else "the first ones"
     if grid.lead:
         best = "those at the best settings of the update"
@@ -263,16 +272,51 @@ def shorten(grid: Grid, max_rows: int = MAX_ROWS) -> Grid:
         which = f"{best}, one of each global batch first" if len(grid.lead) > max_rows else which
     note = f"{max_rows} of {total} rows are shown: {which}. The CSV file of this table has all."
     columns = _filled(zip(*(rows[row][0] for row in kept), strict=True), grid.n_left)
-    bold = [(place[row], columns.index(column)) for row, column in grid.bold if row in place]
+    return _taken(
+        replace(
+            grid,
+            footnotes={mark: text for mark, text in grid.footnotes.items() if mark in used},
+            notes=[note, *grid.notes],
+            lead=(),
+        ),
+        kept,
+        columns,
+    )
+
+
+def printed(grid: Grid) -> Grid:
+    """Keep what a paper has room for: the leading rows of a long table, and no spare column."""
+    long = len(grid.rows) > _PRINTED_ROWS
+    short = shorten(grid, min(len(grid.lead), MAX_ROWS) if long and grid.lead else MAX_ROWS)
+    names = [_UNIT.sub("", header) for header in short.headers]
+    left_out = [
+        index
+        for index, name in enumerate(names)
+        if name in grid.spare
+        if index >= short.n_left or len({row[index] for row in short.rows}) < 2
+    ]
+    gone = [names[index] for index in left_out]
+    notes = [note for note in short.notes if not note.startswith(tuple(f"{n}:" for n in gone))]
+    if figures := [names[index] for index in left_out if index >= short.n_left]:
+        notes.append(f"In the CSV file alone: {', '.join(figures)}.")
+    columns = [index for index in range(len(names)) if index not in left_out]
+    return _taken(replace(short, notes=notes), range(len(short.rows)), columns)
+
+
+def _taken(grid: Grid, rows: Sequence[int], columns: Sequence[int]) -> Grid:
+    """Keep some rows and columns; what is bold or marked stays so."""
+    place = {row: index for index, row in enumerate(rows)}
     return replace(
         grid,
         headers=[grid.headers[column] for column in columns],
-        rows=[[rows[row][0][column] for column in columns] for row in kept],
-        marks=[rows[row][1] for row in kept],
-        footnotes={mark: text for mark, text in grid.footnotes.items() if mark in used},
-        notes=[note, *grid.notes],
-        bold=frozenset(bold),
-        lead=(),
+        rows=[[grid.rows[row][column] for column in columns] for row in rows],
+        n_left=sum(column < grid.n_left for column in columns),
+        marks=[grid.marks[row] for row in rows] if grid.marks else (),
+        bold=frozenset(
+            (place[row], columns.index(column))
+            for row, column in grid.bold
+            if row in place and column in columns
+        ),
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.figures.style import COLUMN_IN
-from batchscape.analysis.report.grids import shorten
+from batchscape.analysis.report.grids import printed
 from batchscape.analysis.report.latex import escape_long, to_latex
 from batchscape.analysis.report.macros import CAPTION, FOLDER, TABLE, headline_rows, macros
 from batchscape.analysis.report.topic import Picture, Section, TableView
@@ -67,7 +67,7 @@ def write_paper(
     }
     for section in sections:
         for view in section.tables:
-            texts[f"tables/{view.name}.tex"] = to_latex(shorten(view.grid))
+            texts[f"tables/{view.name}.tex"] = to_latex(printed(view.grid))
     for name, text in texts.items():
         (folder / name).write_text(outgoing(text), encoding="utf-8")
     document = folder / DOCUMENT

@@ -80,6 +80,7 @@ def comparison_grid(comparison: pd.DataFrame, cells: Cells, at_best: Collection[
         rule_of_bold(marks, cells),
     ]
     bold: set[tuple[int, int]] = set()
+    spare = {"status", "throughput ratio"}
     for name, label, scale in _figures(comparison):
         # What no cell has is no column; the notes below say why there are no times.
         if comparison[f"{name}_n"].eq(0).all():
@@ -94,6 +95,7 @@ def comparison_grid(comparison: pd.DataFrame, cells: Cells, at_best: Collection[
         header = f"{label} ({scale.unit})" if scale.unit else label
         right.append((header, _spread_texts(comparison, name, scale)))
         if name == DISTURBED:
+            spare.add(label)
             definitions.append(_OF_DISTURBED)
         elif name == "peak_allocated_gib":
             definitions += _of_memory(label, cells)
@@ -110,6 +112,7 @@ def comparison_grid(comparison: pd.DataFrame, cells: Cells, at_best: Collection[
         footnoted=footnotes(comparison, cells),
         bold=frozenset(bold),
         lead=_at_best_update(comparison, cells, at_best),
+        spare=spare,
     )
 
 

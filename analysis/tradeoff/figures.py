@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import (
     FixedLocator,
+    MaxNLocator,
     NullLocator,
     StrMethodFormatter,
 )
@@ -96,6 +97,8 @@ def draw_critical_batches(
             name = f"noise scale, {label}" if label else "gradient noise scale"
             axes.axhline(scale, color=colour, linestyle=(0, (5, 2)), linewidth=0.9, label=name)
     axes.invert_xaxis()
+    # Numbers of targets that are close are long.
+    axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.set_xlabel("target loss")
     axes.set_ylabel("critical batch size (samples)")
     plain_ticks(axes.yaxis)

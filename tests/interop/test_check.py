@@ -410,6 +410,11 @@ UNREADABLE = {
     "tab.yaml": ("a:\n\t- 1", "no valid YAML"),
     "date.yaml": ("train_batch_size: 2020-13-45", "no valid YAML: month must be"),
     "other.json": ('{"a": 1}', "cannot tell what file this is"),
+    # Sizes under `train` are anybody's.
+    "train.yaml": (
+        "train: {global_batch_size: 64, micro_batch_size: 4}",
+        "cannot tell what file this is",
+    ),
     "text.json": ('{"train_batch_size": "many"}', "train_batch_size must be an int .*'many'"),
     "quoted.json": ('{"train_batch_size": "32"}', "train_batch_size must be an int .*'32'"),
     "negative.json": ('{"train_batch_size": -4}', "from 1 to .* given -4"),

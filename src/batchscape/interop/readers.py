@@ -82,8 +82,8 @@ _MARKS: tuple[tuple[Kind, frozenset[str]], ...] = (
     ("axolotl", frozenset({"base_model", "datasets"})),
     ("llamafactory", frozenset({"train_dataset", "micro_batch_size"})),
     ("torchtune", frozenset({"model._component_", "batch_size"})),
-    ("litgpt", frozenset({"train.micro_batch_size"})),
-    ("litgpt", frozenset({"train.global_batch_size"})),
+    ("litgpt", frozenset({"train.global_batch_size", "devices"})),
+    ("litgpt", frozenset({"train.global_batch_size", "train.max_tokens"})),
     ("deepspeed", frozenset({"zero_optimization"})),
     ("deepspeed", frozenset({"train_micro_batch_size_per_gpu"})),
 )

@@ -19,6 +19,7 @@ from batchscape.analysis.labels import setting_headers
 from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.page.charts import learning_rate_charts
 from batchscape.analysis.page.loss import loss_chart
+from batchscape.analysis.page.settings import cell_names, setting_names
 from batchscape.analysis.report.tables import comparison_grid
 from batchscape.analysis.report.topics import Material, find_sections
 
@@ -149,8 +150,12 @@ def test_a_scaled_rate_is_the_one_that_was_trained_with(build: Any) -> None:
     assert cells.table["optimizer.learning_rate"].tolist() == ["0.001", "0.001", "0.002", "0.002"]
     trained = ["0.001", "0.002", "0.002", "0.004"]
     assert [label.rpartition(" ")[2] for label in cells.labels()] == trained
+    names = [f"learning rate {rate}" for rate in trained]
+    assert cell_names(cells).tolist() == names
     # Cells of several global batches share a setting, not a rate.
     assert cells.label_of("optimizer.learning_rate") == "base learning rate"
+    bases = ["base learning rate 0.001", "base learning rate 0.002"]
+    assert list(setting_names(cells, cells.context_of()).values()) == bases
     comparison = compare(cells)
     grid = comparison_grid(comparison, cells)
     position = list(grid.headers).index("learning rate")

@@ -21,6 +21,7 @@ from batchscape.analysis.report.grids import (
     escape_markdown,
     group_column,
     lettered,
+    printed,
     shorten,
     show,
     to_markdown,
@@ -183,6 +184,15 @@ def test_a_short_comparison_has_every_cut_at_the_best_learning_rate_of_its_batch
     assert shown == [("8", "0.004"), ("32", "0.016"), ("32", "0.016")]
     assert len(grid.lead) == 3
     assert "3 of 9 rows are shown: those at the best settings of the update" in short.notes[0]
+    # A paper has room for all nine; of a long table the best are printed.
+    assert len(printed(grid).rows) == 9
+    long = replace(grid, rows=[*grid.rows, *[grid.rows[0]] * 20], marks=())
+    paper = printed(long)
+    assert [(row[0].rpartition("=")[2], row[1]) for row in paper.rows] == shown
+    assert {"status", "throughput ratio"} <= set(grid.headers)
+    assert not {"status", "throughput ratio"} & set(paper.headers)
+    assert not any(note.startswith("throughput ratio:") for note in paper.notes)
+    assert paper.notes[-1] == "In the CSV file alone: throughput ratio."
     # Of survivors the mean says less: two of three seeds were lost at the rate with the lowest.
     for seed in (1, 2):
         sweep.run((1, 8, 1), seed=seed, status="diverged", optimizer__learning_rate=best[8])

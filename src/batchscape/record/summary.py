@@ -73,11 +73,13 @@ _REDUCTIONS: dict[How, Callable[[Any], Any]] = {
     "median": lambda values: values.median(),
     "max": lambda values: values.max(),
     "min": lambda values: values.min(skipna=False),
-    "any": lambda values: values.any() if values.notna().any() else None,
+    "any": lambda values: bool(values.any()) if values.notna().any() else None,
     "first": lambda values: next(iter(values.dropna()), None),
     "each": lambda values: "; ".join(sorted(values.dropna().unique())) or None,
 }
 """What the rows of a column come to."""
+_TELLING = ("any", "first", "each")
+"""Those that are no number."""
 
 
 def _reduced(table: str, rows: pd.DataFrame, *hows: How) -> dict[str, Any]:
@@ -87,9 +89,11 @@ def _reduced(table: str, rows: pd.DataFrame, *hows: How) -> dict[str, Any]:
         figure = column.figure
         if figure is not None and figure.how in (hows or _REDUCTIONS):
             value = _REDUCTIONS[figure.how](rows[name])
-            # A median of counts need not be one.
-            write = _number if figure.how == "median" else _AS[column.dtype]
-            figures[figure.name or name] = write(value)
+            if figure.how not in _TELLING:
+                # A median of counts need not be one.
+                is_count = column.dtype != "Float64" and figure.how != "median"
+                value = _whole(value) if is_count else _number(value)
+            figures[figure.name or name] = value
     return figures
 
 
@@ -193,12 +197,3 @@ def _number(value: Any) -> float | None:  # noqa: ANN401  (a pandas scalar, perh
     if value is None or pd.isna(value) or math.isinf(value):
         return None
     return float(value)
-
-
-_AS: dict[str, Callable[[Any], Any]] = {
-    "Int64": _whole,
-    "Float64": _number,
-    "boolean": lambda value: None if pd.isna(value) else bool(value),
-    "string": lambda value: value,
-}
-"""What JSON gets of a value, by the type of its column."""

@@ -364,6 +364,11 @@ COLUMNS: dict[str, dict[str, Column]] = {
                 "memory",
             ),
         ),
+        "parameters": Column(
+            "Int64",
+            "trained parameters of the model, tied ones counted once",
+            Figure("trained parameters of the model, tied ones counted once", "max"),
+        ),
         "model_flops_per_sample": Column(
             "Float64", "operations of the model on a sample, forward and backward"
         ),

@@ -22,7 +22,7 @@ from batchscape.analysis.comparing.samples import (
     pooled_spread,
 )
 from batchscape.analysis.comparing.sides import compare_sweeps
-from batchscape.analysis.comparison import QUANTITIES, compare, throughput_ratios, valid_figures
+from batchscape.analysis.comparison import compare, throughput_ratios, valid_figures
 from batchscape.analysis.cost.memory_model import MemoryModel, fit_memory
 from batchscape.analysis.cost.scaling import scaling_efficiency
 from batchscape.analysis.cost.step_time import StepTimeModel, fit_step_time
@@ -63,7 +63,6 @@ from batchscape.analysis.tradeoff.targets import critical_batch_curve
 from batchscape.record.tables import Tables, load
 
 __all__ = [
-    "QUANTITIES",
     "Analysis",
     "Cells",
     "Estimate",

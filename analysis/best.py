@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,9 @@ from scipy.special import stdtr
 from batchscape.analysis.cells import SEEDS, Cells
 from batchscape.analysis.estimates import FEWEST
 from batchscape.analysis.multiplicity import holm
+from batchscape.record.figures import COMPARED, FIGURES
 
-__all__ = ["BEST", "SIGNIFICANCE", "Contest", "mark_best", "p_of_best"]
+__all__ = ["SIGNIFICANCE", "mark_best", "p_of_best"]
 
 SIGNIFICANCE = 0.05
 """A best is marked where its adjusted p value lies below."""
@@ -24,29 +25,6 @@ _TIE = 1e-6
 _SAME_TASK = ("model.", "data.", "evaluation.")
 
 Floats = npt.NDArray[np.float64]
-
-
-class Contest(NamedTuple):
-    """A figure in which cells are compared for the best."""
-
-    name: str
-    better: Literal["lower", "higher"]
-    kind: Literal["loss", "memory", "time"]
-
-
-BEST = (
-    Contest("peak_allocated_gib", "lower", "memory"),
-    Contest("step_time_s", "lower", "time"),
-    Contest("tokens_per_s", "higher", "time"),
-    Contest("samples_per_s", "higher", "time"),
-    Contest("mfu_pct", "higher", "time"),
-    Contest("energy_j_per_token", "lower", "time"),
-    Contest("final_loss", "lower", "loss"),
-    Contest("final_eval_loss", "lower", "loss"),
-    Contest("final_eval_accuracy", "higher", "loss"),
-)
-"""Figures that have a best. Samples a second only count where there are no tokens a second: the
-same comparison twice would only cost power."""
 
 
 def mark_best(cells: Cells, figures: pd.DataFrame) -> pd.DataFrame:
@@ -68,17 +46,17 @@ def mark_best(cells: Cells, figures: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Indexed by `cell`, for each figure of `BEST`: `_best` (bool: marked) and `_best_p` (float:
+        Indexed by `cell`, for each of `COMPARED`: `_best` (bool: marked) and `_best_p` (float:
         largest p value of the best against the others, adjusted by Holm's method; missing for
         other cells). `best_comparisons` counts the p values adjusted together, in every row.
     """
     found: list[tuple[str, list[int], float, bool]] = []
-    for contest in BEST:
-        entries = _entries(cells, figures, contest)
-        found += [(contest.name, *outcome) for outcome in _outcomes(entries, contest)]
+    for name in COMPARED:
+        outcomes = _outcomes(_entries(cells, figures, name), FIGURES[name].kind == "loss")
+        found += [(name, *outcome) for outcome in outcomes]
     adjusted = holm(np.array([p for *_, p, _ in found]))
-    p_values: dict[str, dict[int, float]] = {contest.name: {} for contest in BEST}
-    marked: dict[str, set[int]] = {contest.name: set() for contest in BEST}
+    p_values: dict[str, dict[int, float]] = {name: {} for name in COMPARED}
+    marked: dict[str, set[int]] = {name: set() for name in COMPARED}
     for (name, members, _, whole), p in zip(found, adjusted, strict=True):
         p_values[name].update(dict.fromkeys(members, float(p)))
         if whole and p < SIGNIFICANCE:
@@ -123,15 +101,15 @@ def p_of_best(values: Floats, best: int) -> float:
     return float(np.max(2 * stdtr(counts - 1, -t)))
 
 
-def _entries(cells: Cells, figures: pd.DataFrame, contest: Contest) -> pd.DataFrame:
+def _entries(cells: Cells, figures: pd.DataFrame, name: str) -> pd.DataFrame:
     """One row a run that was launched: its contest, candidate, pair and value (lower is better)."""
     runs = cells.runs[cells.runs["status"].ne("rejected")]
-    value = figures[contest.name]
+    value, figure = figures[name], FIGURES[name]
     same = [n for n in cells.settings if n in cells.contexts or n.startswith(_SAME_TASK)]
-    keys: dict[str, Any] = {name: runs["cell"].map(cells.table[name]) for name in same}
-    pair = [name for name in SEEDS if name in runs]
+    keys: dict[str, Any] = {key: runs["cell"].map(cells.table[key]) for key in same}
+    pair = [seed for seed in SEEDS if seed in runs]
     candidate = runs["cell"]
-    if contest.kind == "loss":
+    if figure.kind == "loss":
         table = cells.table.assign(program=cells.table.index)
         table["program"] = table["program"].where(cells.of_programs())
         alike = ["global_batch_size", "program", *cells.settings]
@@ -143,19 +121,20 @@ def _entries(cells: Cells, figures: pd.DataFrame, contest: Contest) -> pd.DataFr
         keys["samples"] = seen.groupby(candidate).transform("max")
     elif "timing_repeat" in runs:
         pair.append("timing_repeat")
-    if contest.name == "step_time_s":
+    if name == "step_time_s":
         keys["global_batch_size"] = runs["global_batch_size"]
-    if contest.name == "samples_per_s":
+    # The same comparison twice would only cost power.
+    if name == "samples_per_s":
         value = value.where(figures["tokens_per_s"].isna())
     # Running out of memory says nothing about a loss, which other decompositions have too.
-    fine = ["completed", "oom"] if contest.kind == "loss" else ["completed"]
+    fine = ["completed", "oom"] if figure.kind == "loss" else ["completed"]
     return pd.DataFrame(
         {
             "contest": _numbered(pd.DataFrame(keys, index=runs.index)),
             "candidate": candidate,
             "pair": _numbered(runs[pair]),
             "cell": runs["cell"],
-            "value": (1.0 if contest.better == "lower" else -1.0) * value.reindex(runs.index),
+            "value": (1.0 if figure.better == "lower" else -1.0) * value.reindex(runs.index),
             "whole": runs["status"].isin(fine),
         }
     )
@@ -168,14 +147,14 @@ def _numbered(keys: pd.DataFrame) -> pd.Series[int]:
     return keys.groupby(list(keys.columns), dropna=False).ngroup()
 
 
-def _outcomes(entries: pd.DataFrame, contest: Contest) -> Iterator[tuple[list[int], float, bool]]:
+def _outcomes(entries: pd.DataFrame, is_loss: bool) -> Iterator[tuple[list[int], float, bool]]:
     """Cells of the best candidate of each contest, its p value, and whether all runs completed."""
     measured = entries.dropna(subset="value")
     rivals = measured.groupby("contest")["candidate"].transform("nunique")
     measured = measured[rivals.gt(1)]
     paired = measured.groupby(["contest", "candidate", "pair"], as_index=False)[["value"]].mean()
     # Means as the table shows them: over seeds for a loss, over runs for the others.
-    shown = paired if contest.kind == "loss" else measured
+    shown = paired if is_loss else measured
     means = shown.groupby(["contest", "candidate"])["value"].mean()
     whole = entries.groupby("candidate")["whole"].all().to_dict()
     members = measured.groupby("candidate")["cell"].unique().to_dict()

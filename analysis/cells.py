@@ -15,7 +15,7 @@ from batchscape.analysis.hardware import known_where, was_started
 from batchscape.analysis.numbers import MISSING, TIMES
 from batchscape.config import Affects, affects_of, tells_apart
 from batchscape.errors import RecordError
-from batchscape.record.summary import SUMMARY
+from batchscape.record.figures import FIGURES
 
 __all__ = [
     "GEOMETRY",
@@ -75,7 +75,7 @@ WHERE = ("hardware", "device_type", "precision", "nodes", _DATA, "source_hash")
 _NOT_SETTINGS = {
     *GEOMETRY,
     *SEEDS,
-    *SUMMARY,
+    *FIGURES,
     *WHERE,
     "attempts",
     "cause",

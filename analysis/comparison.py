@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from pandas.api.typing import DataFrameGroupBy
 
-from batchscape.analysis.best import BEST
 from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells, geometry_label
 from batchscape.analysis.commands import untimed_cells
 from batchscape.analysis.estimates import half_widths
+from batchscape.record.figures import COMPARED, FIGURES
 
 __all__ = [
     "DISTURBED",
-    "QUANTITIES",
-    "Quantity",
     "compare",
     "recorded_columns",
     "throughput_ratios",
@@ -28,32 +26,10 @@ DISTURBED = "disturbed_processor_time_s"
 no time, and in no ratio, test or claim."""
 
 
-class Quantity(NamedTuple):
-    """One figure of a run, defined by `record.summary.SUMMARY`."""
+_MEASURED = {name: figure.kind for name, figure in FIGURES.items() if figure.kind}
+"""What each figure that cells are compared by depends on."""
 
-    name: str
-    kind: Literal["loss", "memory", "time"]
-    """What it depends on: a loss only on the trajectory, so that repeats of one trajectory count
-    once; a time only counts where it was measured on a free machine."""
-
-
-QUANTITIES = (
-    *(Quantity(contest.name, contest.kind) for contest in BEST),
-    Quantity("uss_gib", "memory"),
-    Quantity("data_s", "time"),
-    Quantity("forward_backward_s", "time"),
-    Quantity("exchange_s", "time"),
-    Quantity("optimizer_s", "time"),
-    Quantity("allocated_after_model_gib", "memory"),
-    Quantity("peak_allocated_first_backward_gib", "memory"),
-    Quantity("peak_allocated_first_optimizer_step_gib", "memory"),
-    Quantity("peak_allocated_steady_gib", "memory"),
-    Quantity("peak_reserved_gib", "memory"),
-    Quantity("device_used_gib", "memory"),
-)
-"""Figures of runs that count for the analysis: those of the comparison, then those of topics."""
-
-_SHOWN = (*(contest.name for contest in BEST), DISTURBED)
+_SHOWN = (*COMPARED, DISTURBED)
 """Figures of the comparison."""
 
 
@@ -67,7 +43,7 @@ def compare(cells: Cells) -> pd.DataFrame:
         differ), the settings that tell cells apart, `n`, `n_completed` (runs), `reason` (of runs
         that did not complete), `timing_note` (why times of completed runs are left out),
         `not_invariant` (why decompositions of these runs may train unlike one another); for each
-        figure of `best.BEST` its `_mean`, `_ci95` (half-width of the t-interval of the mean, from 3
+        figure of `COMPARED` its `_mean`, `_ci95` (half-width of the t-interval of the mean, from 3
         values on) and `_n`; the same of `DISTURBED` for cells of which no time counts;
         `throughput_ratio` with its ends and n, as in `throughput_ratios`; `run_ids` and
         `sweep_dirs`, joined by semicolons. Figures come from completed runs only.
@@ -132,16 +108,16 @@ def valid_figures(runs: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        `cell`, `trajectory_id`, and a float column for each of `QUANTITIES`, NaN where missing.
+        `cell`, `trajectory_id`, and a float column for each figure of a kind, NaN where missing.
     """
-    names = [quantity.name for quantity in QUANTITIES]
+    names = list(_MEASURED)
     completed = runs[runs["status"].eq("completed")]
     found = completed.reindex(columns=names)
     if len(texts := found.select_dtypes(object).columns):
         found[texts] = found[texts].apply(pd.to_numeric)
     figures = found.to_numpy(dtype=float, na_value=np.nan, copy=True)
     figures[~np.isfinite(figures)] = np.nan
-    times = np.array([quantity.kind == "time" for quantity in QUANTITIES])
+    times = np.array([kind == "time" for kind in _MEASURED.values()])
     valid = completed["timing_valid"].eq(True).fillna(value=False).to_numpy(dtype=bool)
     figures[np.ix_(~valid, times)] = np.nan
     table = pd.DataFrame(figures, index=completed.index, columns=names)
@@ -187,8 +163,8 @@ def throughput_ratios(cells: Cells) -> pd.DataFrame:
 
 def _spreads(runs: pd.DataFrame) -> pd.DataFrame:
     figures = valid_figures(runs)
-    losses = [contest.name for contest in BEST if contest.kind == "loss"]
-    others = [contest.name for contest in BEST if contest.kind != "loss"]
+    losses = [name for name in COMPARED if FIGURES[name].kind == "loss"]
+    others = [name for name in COMPARED if name not in losses]
     trained = figures.groupby(["cell", "trajectory_id"])[losses].mean()
     # Processor time stands where no time counts; it is in no other table.
     own = untimed_cells(runs)

@@ -7,7 +7,16 @@ from collections.abc import Iterable
 from decimal import ROUND_HALF_EVEN, Decimal
 from typing import NamedTuple
 
-__all__ = ["MISSING", "TIMES", "Scale", "memory_scale", "significant", "time_scale", "with_spread"]
+__all__ = [
+    "MISSING",
+    "TIMES",
+    "Scale",
+    "memory_scale",
+    "scale_of",
+    "significant",
+    "time_scale",
+    "with_spread",
+]
 
 MISSING = "—"
 """Stands where there is no number."""
@@ -37,6 +46,16 @@ def memory_scale(values_gib: Iterable[float]) -> Scale:
 def time_scale(values_s: Iterable[float]) -> Scale:
     """Choose ms or s for numbers recorded in seconds; one unit serves a whole column."""
     return Scale("s", 1.0) if _largest(values_s) >= 10 else Scale("ms", 1000.0)
+
+
+def scale_of(figure: str, values: Iterable[float]) -> Scale:
+    """Choose the unit of a figure's column, which the end of its name tells."""
+    if figure.endswith("_gib"):
+        return memory_scale(values)
+    if figure.endswith("_s") and not figure.endswith("_per_s"):
+        return time_scale(values)
+    units = {"pct": "%", "token": "J"}
+    return Scale(units.get(figure.rpartition("_")[2], ""), 1.0)
 
 
 def significant(value: float | None, digits: int = 4) -> str:

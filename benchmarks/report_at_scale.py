@@ -32,8 +32,8 @@ from short_run import make_run
 from batchscape.analysis.report.write import READ
 from batchscape.config import RunConfig
 from batchscape.geometry import BatchGeometry
-from batchscape.record.columns import COLUMNS
 from batchscape.record.environment import environment as environment_here
+from batchscape.record.figures import COLUMNS
 from batchscape.record.files import write_json
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder
 from batchscape.record.spec import RunSpec, Stage

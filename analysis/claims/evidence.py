@@ -54,8 +54,8 @@ class Context:
     """One row a run of any status but `rejected`, with its geometry, `learning_rate`,
     `seed_block` (runs of one sweep and equal seeds) and `block` (of equal timing repeat, too)."""
     figures: pd.DataFrame
-    """The same columns for completed runs, with the figures of `comparison.QUANTITIES`; times only
-    where they are valid."""
+    """The same columns for completed runs, with what `comparison.valid_figures` returns: times
+    only where they are valid."""
     reaches: pd.DataFrame
     """Rows of the runs of this context; empty where there are none."""
     margins: tuple[float, ...]

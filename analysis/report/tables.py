@@ -17,7 +17,7 @@ from batchscape.analysis.numbers import (
     MISSING,
     TIMES,
     Scale,
-    memory_scale,
+    scale_of,
     significant,
     time_scale,
     with_spread,
@@ -36,7 +36,7 @@ from batchscape.analysis.report.grids import (
     lettered,
 )
 from batchscape.outgoing import outgoing_cell
-from batchscape.record.summary import SUMMARY
+from batchscape.record.figures import COMPARED, FIGURES
 
 __all__ = [
     "comparison_grid",
@@ -47,9 +47,9 @@ __all__ = [
 ]
 
 _OF_DISTURBED = (
-    f"disturbed: processor time: {SUMMARY['processor_time_s']}, of cells of which no time counts. "
-    "A hint, and no step time: waits for a core, for samples and for other ranks are not in it, "
-    "and it is longer where other work shares caches. It is in no ratio, test or claim."
+    f"disturbed: processor time: {FIGURES['processor_time_s'].meaning}, of cells of which no time "
+    "counts. A hint, and no step time: waits for a core, for samples and for other ranks are not "
+    "in it, and it is longer where other work shares caches. It is in no ratio, test or claim."
 )
 
 
@@ -100,7 +100,7 @@ def comparison_grid(comparison: pd.DataFrame, cells: Cells, at_best: Collection[
         elif name == "peak_allocated_gib":
             definitions += _of_memory(label, cells)
         else:
-            definitions.append(f"{label}: {SUMMARY[name]}.")
+            definitions.append(f"{label}: {FIGURES[name].meaning}.")
         if name == "mfu_pct":
             definitions.append(peaks(cells))
     if unshown := cells.unshown():
@@ -148,7 +148,7 @@ def _of_memory(label: str, cells: Cells) -> Iterator[str]:
     """Say what the peak of memory is: of a program no allocator can be asked."""
     of_programs = cells.of_programs()
     if not of_programs.all():
-        yield f"{label}: {SUMMARY['peak_allocated_gib']}."
+        yield f"{label}: {FIGURES['peak_allocated_gib'].meaning}."
     if of_programs.any():
         yield (
             f"{label} of a program: what all its processes hold on a device, or on a processor "
@@ -229,30 +229,18 @@ def _is_text(cell: object) -> bool:
     return isinstance(cell, str)
 
 
-def _figures(comparison: pd.DataFrame) -> list[tuple[str, str, Scale]]:
-    """Name, label and unit of the figures that this comparison shows."""
-    plain = Scale("", 1.0)
-    memory = memory_scale(comparison["peak_allocated_gib_mean"])
-    figures = [("peak_allocated_gib", "peak memory", memory)]
-    figures += [("step_time_s", "step time", time_scale(comparison["step_time_s_mean"]))]
-    if comparison[f"{DISTURBED}_n"].gt(0).any():
-        scale = time_scale(comparison[f"{DISTURBED}_mean"])
-        figures.append((DISTURBED, "disturbed: processor time", scale))
-    counts_tokens = comparison["tokens_per_s_n"].gt(0)
-    if counts_tokens.any():
-        figures.append(("tokens_per_s", "tokens/s", plain))
-    if not counts_tokens.any() or (comparison["samples_per_s_n"].gt(0) & ~counts_tokens).any():
-        figures.append(("samples_per_s", "samples/s", plain))
-    # The first cell of its settings has ratio 1: alone, it says nothing.
-    if comparison["throughput_ratio"].dropna().ne(1).any():
-        figures.append(("throughput_ratio", "ratio", plain))
-    for name, label in (("mfu_pct", "MFU"), ("energy_j_per_token", "energy a token")):
-        if comparison[f"{name}_n"].gt(0).any():
-            figures.append((name, label, Scale("%" if name == "mfu_pct" else "J", 1.0)))
-    figures += [("final_loss", "final loss", plain), ("final_eval_loss", "eval loss", plain)]
-    if comparison["final_eval_accuracy_n"].gt(0).any():
-        figures.append(("final_eval_accuracy", "eval accuracy", plain))
-    return figures
+def _figures(comparison: pd.DataFrame) -> Iterator[tuple[str, str, Scale]]:
+    """Yield name, label and unit of the figures that this comparison shows."""
+    without_tokens = comparison["samples_per_s_n"].gt(0) & comparison["tokens_per_s_n"].eq(0)
+    for name in COMPARED:
+        if name != "samples_per_s" or without_tokens.any():
+            yield name, FIGURES[name].label, scale_of(name, comparison[f"{name}_mean"])
+        if name == "step_time_s":
+            scale = time_scale(comparison[f"{DISTURBED}_mean"])
+            yield DISTURBED, "disturbed: processor time", scale
+        # The first cell of its settings has ratio 1: alone, it says nothing.
+        if name == "samples_per_s" and comparison["throughput_ratio"].dropna().ne(1).any():
+            yield "throughput_ratio", "ratio", Scale("", 1.0)
 
 
 def _spread_texts(comparison: pd.DataFrame, name: str, scale: Scale) -> list[str]:

@@ -46,7 +46,7 @@ from batchscape.analysis.report.topics import Material, find_sections
 from batchscape.drawing import Drawing, paper_style
 from batchscape.errors import RecordError
 from batchscape.outgoing import visible
-from batchscape.record.columns import COLUMNS
+from batchscape.record.figures import COLUMNS
 from batchscape.record.folder import SweepFolder
 from batchscape.record.noise_scale import SAMPLED
 from batchscape.record.tables import Tables, load

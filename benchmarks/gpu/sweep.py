@@ -12,10 +12,10 @@ import pandas as pd
 from intervals import ratio
 
 from batchscape.analysis.hardware import known_where
+from batchscape.record.figures import TIMES
 from batchscape.record.folder import SweepFolder
 from batchscape.record.run_row import run_row
 from batchscape.record.status import RunStatus
-from batchscape.record.timing import TIMES
 
 FIGURES = ("step_time_s", "tokens_per_s", "mfu_pct", "peak_allocated_gib", "peak_reserved_gib")
 RUN_FAILED, INTERRUPTED = 1, 130

@@ -9,9 +9,10 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests  # type: ignore[import-untyped]
 
 from batchscape.analysis import compare, find_cells, load
-from batchscape.analysis.best import BEST, SIGNIFICANCE, mark_best, p_of_best
+from batchscape.analysis.best import SIGNIFICANCE, mark_best, p_of_best
 from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.report.tables import comparison_grid
+from batchscape.record.figures import COMPARED, FIGURES
 
 CUTS = {8: (1, 8, 1), 16: (1, 16, 1), 32: (1, 32, 1)}
 
@@ -83,20 +84,20 @@ def test_p_values_are_adjusted_together(build: Any) -> None:
     figures = valid_figures(cells.runs)
     marks = mark_best(cells, figures)
     raw = {}
-    for contest in BEST:
-        if marks[f"{contest.name}_best_p"].isna().all():
+    for name in COMPARED:
+        if marks[f"{name}_best_p"].isna().all():
             continue
         by_seed = (
-            figures[contest.name]
+            figures[name]
             .astype(float)
             .groupby([cells.runs["seed"], cells.runs["global_batch_size"]])
         )
         wide = by_seed.mean().unstack()
         best, other = (wide[8], wide[16])
-        if (best.mean() > other.mean()) == (contest.better == "lower"):
+        if (best.mean() > other.mean()) == (FIGURES[name].better == "lower"):
             best, other = other, best
         constant = (best - other).nunique() == 1
-        raw[contest.name] = 0.0 if constant else stats.ttest_rel(best, other).pvalue
+        raw[name] = 0.0 if constant else stats.ttest_rel(best, other).pvalue
     assert marks["best_comparisons"].eq(len(raw)).all()
     assert len(raw) > 2
     adjusted = dict(zip(raw, multipletests(list(raw.values()), method="holm")[1], strict=True))

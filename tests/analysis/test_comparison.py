@@ -9,14 +9,12 @@ import pytest
 from scipy import stats
 
 from batchscape.analysis import (
-    QUANTITIES,
     compare,
     find_cells,
     load,
     throughput_ratios,
     valid_figures,
 )
-from batchscape.analysis.best import BEST
 from batchscape.analysis.comparison import DISTURBED, recorded_columns
 from batchscape.analysis.figures.bars import draw_processor_time
 from batchscape.analysis.figures.style import looks
@@ -24,11 +22,9 @@ from batchscape.analysis.hardware import known_where
 from batchscape.analysis.numbers import MISSING, TIMES
 from batchscape.analysis.report.tables import comparison_grid
 from batchscape.drawing import paper_style
-from batchscape.record import timing
-from batchscape.record.columns import COLUMNS
+from batchscape.record.figures import COLUMNS, COMPARED, FIGURES
 from batchscape.record.folder import SweepFolder
 from batchscape.record.status import RunStatus
-from batchscape.record.summary import SUMMARY
 from batchscape.record.timing import why_run_untimed
 
 
@@ -59,7 +55,6 @@ def test_the_table_of_a_study(build: Any) -> None:
     assert list(recorded_columns(comparison))[9:] == [
         *("not_invariant", *expected, "run_ids", "sweep_dirs"),
     ]
-    assert {quantity.name for quantity in QUANTITIES} <= set(SUMMARY)
     assert {"loss", "step_time_s"} <= set(COLUMNS["steps"])
     # Four decompositions complete, and two cells are rejected.
     assert comparison["status"].tolist() == ["completed"] * 4 + ["rejected"] * 2
@@ -69,13 +64,13 @@ def test_the_table_of_a_study(build: Any) -> None:
     assert rejected["reason"].str.contains("must be a multiple").all()
     figures = [name for name in map(str, comparison) if name.endswith(("_mean", "_ci95"))]
     assert rejected[figures].isna().all(axis=None)
-    assert rejected[[f"{contest.name}_n" for contest in BEST]].eq(0).all(axis=None)
+    assert rejected[[f"{name}_n" for name in COMPARED]].eq(0).all(axis=None)
     # Times of oversubscribed runs are left out, and nothing else.
     row = comparison.iloc[3]
     assert row["data_parallel_size"] == 4
     assert row["timing_note"] == "oversubscribed: 4 ranks on 2 cores"
-    for name, _, kind in BEST:
-        if kind == "time":
+    for name in COMPARED:
+        if FIGURES[name].kind == "time":
             assert math.isnan(row[f"{name}_mean"])
             assert row[f"{name}_n"] == 0
     assert row["peak_allocated_gib_n"] == row["final_loss_n"] == 3
@@ -163,14 +158,6 @@ def test_what_is_not_known_to_be_valid_is_no_time(build: Any) -> None:
         assert figures["peak_allocated_gib"].notna().all()
         assert figures["final_loss"].tolist()[:1] == [2.5]
         assert figures["final_loss"].isna().tolist() == [False, True, True, True]
-
-
-def test_times_are_the_same_for_all_who_leave_them_out() -> None:
-    names = {quantity.name for quantity in QUANTITIES}
-    assert {quantity.name for quantity in QUANTITIES if quantity.kind == "time"} == (
-        timing.TIMES & names
-    )
-    assert set(SUMMARY) >= timing.TIMES
 
 
 def test_the_report_asks_what_the_others_ask(build: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from batchscape.plan.parameters import count_parameters
 from batchscape.record.folder import RunFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.tables import read_table
@@ -85,6 +86,8 @@ def check_geometry(spec: RunSpec, folder: RunFolder) -> None:
         wanted.data_parallel_size
     ] * wanted.data_parallel_size
     assert (steps["samples"].diff().dropna() == wanted.global_batch_size).all()
+    # The whole model's, however it is sharded.
+    assert ranks["parameters"].max() == count_parameters(spec.config, spec.data)
     # Those of a billion parameters take many seconds to draw; the first rank always draws.
     drawn = [seen["models_drawn"] for seen in witnesses(spec, folder)]
     assert drawn[0] == 1

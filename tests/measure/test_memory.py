@@ -29,7 +29,7 @@ from batchscape.measure.memory_cpu import CpuProbe
 from batchscape.measure.memory_cuda import CudaMemory
 from batchscape.measure.memory_process import process_memory
 from batchscape.measure.memory_report import MemoryReport
-from batchscape.record.columns import COLUMNS
+from batchscape.record.figures import COLUMNS
 
 GIB = 2**30
 WIDTH, CONTEXT, VOCABULARY, LAYERS = 64, 16, 128, 4

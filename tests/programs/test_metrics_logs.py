@@ -24,7 +24,7 @@ from batchscape.config.metrics import EVALUATION_COLUMNS, STEP_COLUMNS
 from batchscape.errors import BatchscapeError, RecordError
 from batchscape.geometry import BatchGeometry
 from batchscape.programs.metrics import Log, Reader, open_reader
-from batchscape.record.columns import COLUMNS
+from batchscape.record.figures import COLUMNS
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Metrics)
 NANOGPT = {

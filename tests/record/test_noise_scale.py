@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchscape.record.columns import COLUMNS
+from batchscape.record.figures import COLUMNS
 from batchscape.record.noise_scale import SAMPLED, estimate, noise_samples
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from batchscape.errors import DamageError, RecordError
 from batchscape.record import reading
-from batchscape.record.columns import COLUMNS
+from batchscape.record.figures import COLUMNS
 from batchscape.record.files import JsonLines, sha256_of, write_json
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder
 from batchscape.record.status import RunStatus, Status

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from batchscape.errors import RecordError
 from batchscape.record import disk
 from batchscape.record.commands import Launched, time_again
+from batchscape.record.figures import FIGURES
 from batchscape.record.files import JsonLines, keep_json_lines, read_json_lines, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Attempt, RunStatus, Status, StopReason
-from batchscape.record.summary import SUMMARY
 from batchscape.record.tables import load, read_table, seal
 from batchscape.record.timing import (
     SHARED_DEVICE,
@@ -121,7 +121,7 @@ def rows_again(run, table):
 
 def test_summary_by_hand(run):
     figures = figures_of(run)
-    assert set(figures) == set(SUMMARY)
+    assert set(figures) == set(FIGURES)
     assert figures["optimizer_steps"] == 5
     assert figures["step_time_s"] == 0.5  # of 0.4 0.6 0.5 0.5: the warm-up is out
     assert figures["measured_optimizer_steps"] == 4

@@ -22,13 +22,12 @@ from batchscape.cli import main
 from batchscape.config import WandbTracker
 from batchscape.launch import local
 from batchscape.launch.launch_record import OTHER_LAUNCHER
-from batchscape.record.columns import COLUMNS, RESIDENT
+from batchscape.record.figures import COLUMNS, FIGURES, RESIDENT, TIMES
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.status import RunStatus, Status
-from batchscape.record.summary import SUMMARY
 from batchscape.record.tables import read_table
-from batchscape.record.timing import BUSY, TIMES
+from batchscape.record.timing import BUSY
 from batchscape.tracking import mirror as mirrors
 from batchscape.tracking.mirror import Mirror, patience_s
 from batchscape.tracking.names import AXES, CURVES, curve_points, section_axes
@@ -113,8 +112,8 @@ def test_offline_mirror_holds_what_the_run_folders_hold(
 def _check_figures(segment, status: RunStatus) -> None:
     """The summary has each figure by its name in the record, and no end of a curve."""
     summary = segment.summary
-    assert {name: summary[name] for name in SUMMARY} == {
-        name: status.summary.get(name) for name in SUMMARY
+    assert {name: summary[name] for name in FIGURES} == {
+        name: status.summary.get(name) for name in FIGURES
     }
     assert not [name for name in summary if "/" in name]
     assert summary["status"] == str(status.status)

@@ -13,9 +13,10 @@ import pytest
 
 from batchscape.cli import main
 from batchscape.config import WandbTracker
+from batchscape.record.figures import TIMES
 from batchscape.record.folder import FORMAT_VERSION
 from batchscape.record.status import RunStatus, Status
-from batchscape.record.timing import BUSY, TIMES
+from batchscape.record.timing import BUSY
 from batchscape.tracking.mirror import Mirror
 from batchscape.tracking.state import MirrorState, content_of, id_of, standing_of
 

@@ -12,7 +12,7 @@ from typing import Any
 from batchscape.measure.contention import TreeWaits
 from batchscape.programs.metrics import Log
 from batchscape.programs.tree import RankMemory
-from batchscape.record.columns import RESIDENT
+from batchscape.record.figures import RESIDENT
 from batchscape.record.files import (
     json_lines,
     read_json,

@@ -16,8 +16,8 @@ import pandas as pd
 from pandas.api.extensions import ExtensionArray
 
 from batchscape.errors import DamageError, RecordError
-from batchscape.record.columns import COLUMNS
 from batchscape.record.disk import read_each
+from batchscape.record.figures import COLUMNS
 from batchscape.record.files import read_json_lines
 from batchscape.record.folder import RunFolder
 from batchscape.record.run_row import run_row

@@ -7,10 +7,10 @@ from contextlib import suppress
 from typing import Any
 
 from batchscape.errors import DamageError, RecordError
+from batchscape.record.figures import FIGURES
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.status import RunStatus, check_version
-from batchscape.record.summary import SUMMARY
 
 __all__ = ["run_row"]
 
@@ -87,7 +87,7 @@ def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dic
     row["learning_rate"] = stages[-1]["optimizer"]["learning_rate"] if stages else None
     for name, value in resolved.items():
         # What was planned must not pass for what was done.
-        row[f"planned_{name}" if name in SUMMARY else name] = value
+        row[f"planned_{name}" if name in FIGURES else name] = value
     if folder.launch.exists():
         launch = read_json(folder.launch)
         launch.pop("rendezvous", None)  # a temporary path, gone when the run ends
@@ -101,7 +101,7 @@ def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dic
         row["data.manifest_hash"] = config["data"]["manifest_hash"]
         row["task"] = config["data"]["task"]
         row["train_samples"] = config["data"].get("train_samples")
-    row |= {name: status.summary.get(name) for name in SUMMARY}
+    row |= {name: status.summary.get(name) for name in FIGURES}
     # What a program was never told must not look as if it had applied.
     settings |= dict.fromkeys(key for key in not_passed if "." in key)
     if "optimizer.learning_rate" in not_passed:

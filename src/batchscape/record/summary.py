@@ -3,112 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
 from pandas.core.groupby import DataFrameGroupBy
 
 from batchscape.record import noise_scale
+from batchscape.record.figures import COLUMNS, FIGURES, How
 
-__all__ = [
-    "FINAL_FRACTION",
-    "OF_TOKENS",
-    "SUMMARY",
-    "counts_tokens",
-    "summarise",
-]
+__all__ = ["FINAL_FRACTION", "counts_tokens", "summarise"]
 
 FINAL_FRACTION = 0.1
 """Share of the samples, at the end of a run, that `final_loss` averages over."""
-
-SUMMARY: dict[str, str] = {
-    "optimizer_steps": "optimizer steps done",
-    "samples": "training samples seen",
-    "tokens": "labels seen, padding excluded",
-    "final_loss": "training loss over the last tenth of the samples, weighted by labels",
-    "final_eval_loss": "held-out loss of the last evaluation",
-    "final_eval_accuracy": "held-out accuracy of the last evaluation; classification only",
-    "train_time_s": "time in optimizer steps, evaluation and checkpoints excluded",
-    "measured_optimizer_steps": "optimizer steps behind times: no warm-up, no sampled noise; "
-    "null: none is logged",
-    "step_time_s": "median time of a measured optimizer step, of a ramp's last global batch",
-    "step_time_p10_s": "10th percentile of the same",
-    "step_time_p90_s": "90th percentile of the same",
-    "data_s": "median time of waiting for samples, a measured optimizer step",
-    "forward_backward_s": "median time in forward and backward",
-    "exchange_s": "median time of gradient exchange that backward did not hide, rank 0's wait for "
-    "the slowest rank included",
-    "optimizer_s": "median time of clipping, update and averaging of weights",
-    "exchange_span_s": "median time from the first bucket exchanged until all are back",
-    "gap_pct": "share of the time on the wall between measured optimizer steps: in no step time, "
-    "rate or MFU",
-    "tokens_per_s": "tokens over the time in measured optimizer steps, all devices; "
-    "null where samples are no sequences",
-    "samples_per_s": "samples over the time in measured optimizer steps, all devices",
-    "tokens_per_s_per_device": "the same tokens a second, over data_parallel_size",
-    "model_tflops_per_s_per_device": "operations of the model a second and device, in 10^12",
-    "mfu_pct": "model FLOP/s of a device over its peak, in percent",
-    "peak_tflops": "peak of a device that mfu_pct refers to, minimum over ranks",
-    "peak_source": "where that peak comes from",
-    "attention_kernel": "kernels of scaled_dot_product_attention; null: none",
-    "power_w": "energy over time of measured optimizer steps and gaps, sum over devices; CUDA only",
-    "energy_j_per_token": "the same energy over their tokens, all devices; CUDA only",
-    "skipped_optimizer_steps": "updates left out, a gradient having overflowed in float16",
-    "gradient_noise_scale": "gradient noise scale in samples, over all sampled steps of the run",
-    "not_invariant": "why decompositions may train unlike one another; null where they may not",
-    "exchanged_bytes": "median gradient bytes a rank exchanged, an optimizer step",
-    "involuntary_switches": "times the system took the core away, all measured optimizer steps",
-    "core_wait_pct": "share of the measured step time in which rank 0 was ready and had no core",
-    "processor_time_s": "median of the steps' processor_time_s, measured ones alone; CPU only",
-    "peak_allocated_gib": "peak of allocated memory, maximum over ranks",
-    "peak_reserved_gib": "peak of reserved memory, maximum over ranks; CUDA only",
-    "allocated_after_model_gib": "allocated memory after the model, maximum over ranks",
-    "peak_allocated_first_backward_gib": "peak up to the first update, maximum over ranks",
-    "peak_allocated_first_optimizer_step_gib": "peak in the first update, maximum over ranks",
-    "peak_allocated_steady_gib": "peak of a later optimizer step, maximum over ranks",
-    "device_used_gib": "device memory as NVML sees it, maximum over ranks",
-    "workspace_gib": "part of the peaks that cuBLAS works in, maximum over ranks; CUDA only",
-    "allocator_retries": "times that the allocator gave back cached memory, all ranks; CUDA only",
-    "uss_gib": "resident memory, shared pages excluded, maximum over ranks",
-    "peak_rss_gib": "highest resident memory, maximum over ranks",
-    "peak_taken_gib": "private memory above that before the model, maximum over ranks; CPU only",
-    "startup_s": "process start to first step, evaluation and compile apart, maximum over ranks",
-    "memory_probe_s": "part of it in the memory probe, maximum over ranks",
-    "clock_mhz": "clock right after the last step, minimum over ranks",
-    "throttled": "whether heat or the hardware's protection held a rank's clock down; CUDA only",
-    "power_capped": "whether the power limit held the clock of a rank down; CUDA only",
-    "device_limits": "what somebody set devices below their defaults, power limit and clocks; "
-    "CUDA only",
-    "foreign_processes": "processes outside of the run that computed on a device of it, maximum "
-    "over ranks; CUDA only",
-    "compile_s": "time of the first compilation, in no step, maximum over ranks",
-    "checkpoint_s": "time in checkpoints of the last attempt, maximum over ranks",
-    "evaluation_s": "time in evaluations, on rank 0, all attempts",
-}
-"""Columns of the summary and their definitions."""
-
-OF_TOKENS = ("tokens_per_s", "tokens_per_s_per_device", "energy_j_per_token")
-"""Figures that a run lacks whose samples are no sequences of tokens."""
-
-_OVER_RANKS = (
-    "peak_allocated_gib",
-    "peak_reserved_gib",
-    "allocated_after_model_gib",
-    "peak_allocated_first_backward_gib",
-    "peak_allocated_first_optimizer_step_gib",
-    "peak_allocated_steady_gib",
-    "device_used_gib",
-    "workspace_gib",
-    "uss_gib",
-    "peak_rss_gib",
-    "peak_taken_gib",
-    "startup_s",
-    "memory_probe_s",
-    "compile_s",
-    "checkpoint_s",
-)
-"""Figures that are the maximum over the ranks of the last attempt."""
 
 
 def counts_tokens(config: Mapping[str, Any]) -> bool:
@@ -135,62 +42,70 @@ def summarise(
     Parameters
     ----------
     steps, evals, ranks : DataFrame
-        Rows of one run, with the columns of `record.columns`.
+        Rows of one run, with the columns of `record.figures`.
     data_parallel_size : int
         Data-parallel ranks of the run.
 
     Returns
     -------
     dict
-        One value for each name in `SUMMARY`; None where there is nothing to compute it from.
+        One value for each name in `FIGURES`; None where there is nothing to compute it from.
     """
-    figures: dict[str, Any] = dict.fromkeys(SUMMARY)
+    figures: dict[str, Any] = dict.fromkeys(FIGURES)
     if len(steps):
-        figures |= _progress(steps) | _times(steps, data_parallel_size)
+        figures |= _reduced("steps", steps, "last", "sum") | _times(steps, data_parallel_size)
+        figures["final_loss"] = _final_loss(steps)
         figures["gradient_noise_scale"] = noise_scale.estimate(steps)
     if len(evals):
-        last = evals.iloc[-1]
-        figures["final_eval_loss"] = _number(last["eval_loss"])
-        figures["final_eval_accuracy"] = _number(last["eval_accuracy"])
-        figures["evaluation_s"] = _number(evals["evaluation_s"].sum(min_count=1))
+        figures |= _reduced("evals", evals)
     if len(ranks):
         latest = ranks[ranks["attempt"] == ranks["attempt"].max()]
-        figures |= {name: _number(latest[name].max()) for name in _OVER_RANKS}
-        figures["clock_mhz"] = _number(latest["clock_mhz"].min())
-        for reason in ("throttled", "power_capped"):
-            told = latest[reason].dropna()
-            figures[reason] = bool(told.any()) if len(told) else None
-        limits = latest["device_limits"].dropna().unique()
-        figures["device_limits"] = "; ".join(sorted(map(str, limits))) or None
-        figures["foreign_processes"] = _whole(latest["foreign_processes"].max())
-        figures["allocator_retries"] = _whole(latest["allocator_retries"].sum(min_count=1))
-        kernels = latest["attention_kernel"].dropna()
-        figures["attention_kernel"] = str(kernels.iloc[0]) if len(kernels) else None
-        labels = latest["not_invariant"].dropna()
-        figures["not_invariant"] = str(labels.iloc[0]) if len(labels) else None
+        figures |= _reduced("ranks", latest)
         if noise_scale.has_no_noise_scale(figures["not_invariant"]):
             figures["gradient_noise_scale"] = None
-        figures |= _hardware_use(steps, latest, figures["samples_per_s"])
+        figures |= _hardware_use(steps, latest, figures["samples_per_s"], figures["peak_tflops"])
     return figures
 
 
-def _progress(steps: pd.DataFrame) -> dict[str, Any]:
-    last = steps.iloc[-1]
+_REDUCTIONS: dict[How, Callable[[Any], Any]] = {
+    "last": lambda values: values.iloc[-1],
+    "sum": lambda values: values.sum(min_count=1),
+    "median": lambda values: values.median(),
+    "max": lambda values: values.max(),
+    "min": lambda values: values.min(skipna=False),
+    "any": lambda values: bool(values.any()) if values.notna().any() else None,
+    "first": lambda values: next(iter(values.dropna()), None),
+    "each": lambda values: "; ".join(sorted(values.dropna().unique())) or None,
+}
+"""What the rows of a column come to."""
+_TELLING = ("any", "first", "each")
+"""Those that are no number."""
+
+
+def _reduced(table: str, rows: pd.DataFrame, *hows: How) -> dict[str, Any]:
+    """Compute the figures that follow from one column each, by these reductions or by any."""
+    figures = {}
+    for name, column in COLUMNS[table].items():
+        figure = column.figure
+        if figure is not None and figure.how in (hows or _REDUCTIONS):
+            value = _REDUCTIONS[figure.how](rows[name])
+            if figure.how not in _TELLING:
+                # A median of counts need not be one.
+                is_count = column.dtype != "Float64" and figure.how != "median"
+                value = _whole(value) if is_count else _number(value)
+            figures[figure.name or name] = value
+    return figures
+
+
+def _final_loss(steps: pd.DataFrame) -> float | None:
+    seen = steps["samples"].iloc[-1]
+    if pd.isna(seen):
+        return None
     # A program that is not ours may count samples alone; they then weigh alike.
     counted = steps["samples" if steps["tokens"].isna().any() else "tokens"]
     labels = counted.diff().fillna(counted)
-    weighted = None
-    if not pd.isna(last["samples"]):
-        final = steps["samples"] > (1 - FINAL_FRACTION) * float(last["samples"])
-        weighted = (steps["loss"] * labels)[final].sum(skipna=False) / labels[final].sum()
-    return {
-        "optimizer_steps": _whole(last["optimizer_step"]),
-        "samples": _whole(last["samples"]),
-        "tokens": _whole(last["tokens"]),
-        "train_time_s": _number(last["train_time_s"]),
-        "final_loss": _number(weighted),
-        "skipped_optimizer_steps": _whole(steps["skipped"].sum()),
-    }
+    final = steps["samples"] > (1 - FINAL_FRACTION) * float(seen)
+    return _number((steps["loss"] * labels)[final].sum(skipna=False) / labels[final].sum())
 
 
 def _times(steps: pd.DataFrame, data_parallel_size: int) -> dict[str, Any]:
@@ -212,26 +127,18 @@ def _times(steps: pd.DataFrame, data_parallel_size: int) -> dict[str, Any]:
     wait_s = _number((timed["core_wait_s"] * steps_of_row).sum(min_count=1))
     done = increments.loc[timed.index].sum(skipna=False)
     tokens = _number(done["tokens"])
-    return {
+    return _reduced("steps", last, "median") | {
         "measured_optimizer_steps": len(measured),
-        "step_time_s": _number(last["step_time_s"].median()),
         "step_time_p10_s": _number(last["step_time_s"].quantile(0.1)),
         "step_time_p90_s": _number(last["step_time_s"].quantile(0.9)),
-        "data_s": _number(last["data_s"].median()),
-        "forward_backward_s": _number(last["forward_backward_s"].median()),
-        "exchange_s": _number(last["exchange_s"].median()),
-        "optimizer_s": _number(last["optimizer_s"].median()),
-        "exchange_span_s": _number(last["exchange_span_s"].median()),
         "gap_pct": _gap_pct(measured),
         "tokens_per_s": None if tokens is None else tokens / total_s,
         "samples_per_s": float(done["samples"]) / total_s,
         "tokens_per_s_per_device": None
         if tokens is None
         else tokens / total_s / data_parallel_size,
-        "exchanged_bytes": _number(last["exchanged_bytes"].median()),
         "involuntary_switches": _whole(measured["involuntary_switches"].sum(min_count=1)),
         "core_wait_pct": None if wait_s is None else 100 * wait_s / total_s,
-        "processor_time_s": _number(last["processor_time_s"].median()),
     }
 
 
@@ -244,19 +151,20 @@ def _gap_pct(measured: pd.DataFrame) -> float | None:
 
 
 def _hardware_use(
-    steps: pd.DataFrame, ranks: pd.DataFrame, samples_per_s: float | None
+    steps: pd.DataFrame,
+    ranks: pd.DataFrame,
+    samples_per_s: float | None,
+    peak_tflops: float | None,
 ) -> dict[str, Any]:
     """Compute what the devices attained, and what it took; `ranks` are those of one attempt."""
-    figures: dict[str, Any] = {"peak_tflops": _number(ranks["peak_tflops"].min(skipna=False))}
-    sources = ranks["peak_source"].dropna().unique()
-    figures["peak_source"] = "; ".join(sources) if len(sources) else None
+    figures: dict[str, Any] = {}
     devices = _devices(ranks)
     flops = _number(ranks["model_flops_per_sample"].max())
     if flops is not None and samples_per_s is not None:
         attained = flops * samples_per_s / len(devices) / 1e12
         figures["model_tflops_per_s_per_device"] = attained
-        if figures["peak_tflops"]:
-            figures["mfu_pct"] = 100 * attained / figures["peak_tflops"]
+        if peak_tflops:
+            figures["mfu_pct"] = 100 * attained / peak_tflops
     # Ranks that share a device report its energy once.
     energy_j = _number(devices["energy_j"].max().sum(skipna=False))
     attempt = steps[steps["attempt"].eq(ranks["attempt"].iloc[0])]

@@ -14,14 +14,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from batchscape.errors import DamageError, RecordError
-from batchscape.record.columns import COLUMNS
 from batchscape.record.disk import disk_error
+from batchscape.record.figures import COLUMNS, OF_TOKENS
 from batchscape.record.files import read_json, remove_if_possible, sha256_of
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder
 from batchscape.record.neighbours import no_runs
 from batchscape.record.reading import RunRead, open_rows, read_folders, read_sealed
 from batchscape.record.status import RunStatus
-from batchscape.record.summary import OF_TOKENS, counts_tokens, summarise
+from batchscape.record.summary import counts_tokens, summarise
 
 __all__ = ["Tables", "load", "note_rows", "read_table", "seal", "verify_seal", "write_sealed"]
 
@@ -54,7 +54,7 @@ def read_table(folder: RunFolder, table: str) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        With exactly the columns of `record.columns`, missing ones filled with NA.
+        With exactly the columns of `record.figures`, missing ones filled with NA.
 
     Raises
     ------
@@ -135,7 +135,7 @@ def write_sealed(folder: RunFolder, status: RunStatus, tables: Mapping[str, pd.D
     status : RunStatus
         The final status with its summary; its `seal` and `rows` are filled in.
     tables : mapping of str to DataFrame
-        Rows of each table, with the columns of `record.columns`.
+        Rows of each table, with the columns of `record.figures`.
     """
     status.seal = {}
     status.rows = {table: len(rows) for table, rows in tables.items()}

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from batchscape.record.figures import TIMES
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.status import RunStatus
@@ -17,7 +18,6 @@ __all__ = [
     "SEEN_BETWEEN_ROWS",
     "SHARED_DEVICE",
     "THROTTLED",
-    "TIMES",
     "VERDICT",
     "invalidate_times",
     "is_beside_others",
@@ -61,34 +61,6 @@ _RUNS_SHARE = " runs" + _SHARE
 
 VERDICT = ("timing_valid", "timing_invalid_reason")
 """Of `launch.json`: what was known of the machine while the run ran. Part of the answer only."""
-
-TIMES = frozenset(
-    {
-        "train_time_s",
-        "step_time_s",
-        "step_time_p10_s",
-        "step_time_p90_s",
-        "data_s",
-        "forward_backward_s",
-        "exchange_s",
-        "optimizer_s",
-        "exchange_span_s",
-        "gap_pct",
-        "tokens_per_s",
-        "samples_per_s",
-        "tokens_per_s_per_device",
-        "model_tflops_per_s_per_device",
-        "mfu_pct",
-        "power_w",
-        "energy_j_per_token",
-        "startup_s",
-        "memory_probe_s",
-        "compile_s",
-        "checkpoint_s",
-        "evaluation_s",
-    }
-)
-"""Figures of a summary that count only where the run had the machine to itself."""
 
 
 def why_untimed(launch: Mapping[str, Any] | None, summary: Mapping[str, Any]) -> str | None:

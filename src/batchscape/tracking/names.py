@@ -11,7 +11,7 @@
 =============  ==================================================================
 
 A curve has a point an optimizer step or an evaluation. The figures of a run are in its summary,
-under the names of `record.summary`.
+under the names of `record.figures`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from typing import Any
 
 import pandas as pd
 
+from batchscape.record.figures import COLUMNS
+
 __all__ = ["AXES", "CURVES", "Row", "curve_points", "section_axes"]
 
 Row = Mapping[str, Any]
@@ -30,34 +32,8 @@ AXES = ("optimizer_step", "samples", "tokens", "train_time_s")
 """Columns that every row of the history carries under their own names."""
 
 CURVES: dict[str, dict[str, str]] = {
-    "steps": {
-        "loss": "loss/train",
-        "gradient_norm": "gradient/norm",
-        "small_gradient_square": "gradient/small_gradient_square",
-        "small_batch_size": "gradient/small_batch_size",
-        "skipped": "gradient/skipped",
-        "exchanged_bytes": "gradient/exchanged_bytes",
-        "learning_rate": "optimizer/learning_rate",
-        "global_batch_size": "data/global_batch_size",
-        "step_time_s": "time/step_time_s",
-        "data_s": "time/data_s",
-        "forward_backward_s": "time/forward_backward_s",
-        "exchange_s": "time/exchange_s",
-        "optimizer_s": "time/optimizer_s",
-        "exchange_span_s": "time/exchange_span_s",
-        "gap_s": "time/gap_s",
-        "power_w": "system/power_w",
-        "clock_mhz": "system/clock_mhz",
-        "involuntary_switches": "system/involuntary_switches",
-        "core_wait_s": "system/core_wait_s",
-        "processor_time_s": "system/processor_time_s",
-    },
-    "evals": {
-        "eval_loss": "loss/eval",
-        "raw_eval_loss": "loss/raw_eval",
-        "eval_accuracy": "loss/eval_accuracy",
-        "evaluation_s": "time/evaluation_s",
-    },
+    table: {name: column.curve for name, column in COLUMNS[table].items() if column.curve}
+    for table in ("steps", "evals")
 }
 """Name in W&B of each mirrored column, by table."""
 

@@ -33,11 +33,10 @@ import wandb
 
 from batchscape.config import WandbTracker
 from batchscape.outgoing import outgoing, outgoing_json
-from batchscape.record.columns import RESIDENT
+from batchscape.record.figures import FIGURES, RESIDENT
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.status import RunStatus, Status
-from batchscape.record.summary import SUMMARY
 from batchscape.record.tables import read_table
 from batchscape.record.tail import Tail
 from batchscape.record.timing import VERDICT, timed_figures, why_run_untimed
@@ -164,7 +163,7 @@ class WandbRun:
         self._run.summary.update(
             {
                 # All of them: an attempt that ended before may have left another.
-                **{name: figures.get(name) for name in SUMMARY},
+                **{name: figures.get(name) for name in FIGURES},
                 **dict(zip(VERDICT, (untimed is None, untimed), strict=True)),
                 "status": str(status.status),
                 "stop_reason": None if status.stop_reason is None else str(status.stop_reason),
@@ -248,7 +247,7 @@ def _config(folder: RunFolder) -> dict[str, Any]:
         if name in lacking or name == "not_passed":
             continue
         # What was planned must not pass for what was done.
-        config[f"planned_{name}" if name in SUMMARY else name] = value
+        config[f"planned_{name}" if name in FIGURES else name] = value
     config["stages"] = [
         {
             **stage,

@@ -28,6 +28,8 @@ class ModelFacts(NamedTuple):
 
     not_invariant: str | None = None
     """Why decompositions may train unlike one another."""
+    parameters: int | None = None
+    """Trained parameters."""
     model_flops_per_sample: float | None = None
     """Operations on a sample, forward and backward, padding included."""
     attention_kernel: str | None = None
@@ -69,9 +71,11 @@ def examine(
     """
     indices = np.arange(PROBED_SAMPLES, dtype=np.int64) % dataset.num_samples
     batch = to_device(dataset.batch(indices), device, precision)
-    operations = model_flops(outline or module, *batch)
+    whole = outline or module
+    operations = model_flops(whole, *batch)
     return ModelFacts(
         not_invariant=why_not_invariant(module, batch, forward),
+        parameters=sum(p.numel() for p in whole.parameters() if p.requires_grad),
         model_flops_per_sample=None if operations is None else operations / PROBED_SAMPLES,
         attention_kernel=_attention_kernel(
             module, tuple(tensor[:micro_batch_size] for tensor in batch), precision, forward

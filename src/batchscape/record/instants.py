@@ -1,4 +1,4 @@
-"""The time of day by a clock that never jumps, the same in all processes of a launch; durations.
+"""The time of day by a clock that never jumps, the same in all processes of a launch.
 
 What ended a run first is found by comparing times of several processes. The clock of the wall may
 be set back or ahead at any moment; the clock of the machine only runs. A launcher reads both once,
@@ -7,13 +7,10 @@ and hands the difference to every process that it starts.
 
 from __future__ import annotations
 
-import math
 import os
 import time
 
-__all__ = ["duration_text", "now"]
-
-_UNITS = {"d": 86400.0, "h": 3600.0, "min": 60.0}
+__all__ = ["now"]
 
 _VARIABLE = "BATCHSCAPE_CLOCK_OFFSET_S"
 # Counts on while the machine sleeps, where the system has such a clock.
@@ -29,16 +26,6 @@ def now() -> float:
         Never less than what any process of the same launch was given before.
     """
     return _OFFSET_S + time.clock_gettime(_RUNNING)
-
-
-def duration_text(seconds: float) -> str:
-    """Write a duration in the unit that fits it, with three significant digits."""
-    if math.isinf(seconds):
-        return "∞"
-    for unit, size in _UNITS.items():
-        if abs(seconds) >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
 
 
 def _offset_s() -> float:

@@ -38,6 +38,7 @@ from batchscape.record.spec import RunSpec
 from batchscape.record.status import FAULTS, RunStatus, Status
 from batchscape.record.usable import check_usable
 from batchscape.scheduler import Job, JobState, jobs, named, partitions, submit
+from batchscape.text import count_text
 from batchscape.tracking.mirror import Mirror
 
 __all__ = ["cancel", "describe_jobs", "run_on_slurm"]
@@ -195,7 +196,7 @@ def _submit_missing(
             where = "one node" if shape == POOL else f"{shape.nodes} nodes"
             told = [f"{live[name]} there already"] if live[name] else []
             told += [f"submitted {', '.join(submitted)}"] if submitted else []
-            runs = "1 run" if len(specs) == 1 else f"{len(specs)} runs"
+            runs = count_text(len(specs), "run")
             progress.note(f"Jobs for {runs} on {where}: {'; '.join(told)}")
             found += submitted
     return found
@@ -307,7 +308,7 @@ class _Follower:
         return noted == sum(map(len, lost.values()))
 
     def _why_none_is_left(self) -> str:
-        count = "1 run is" if len(self._open) == 1 else f"{len(self._open)} runs are"
+        count = count_text(len(self._open), "run is", "runs are")
         ended = [f"{job.id} {job.reason or job.state}" for job in self._asked.values()]
         jobs_text = f"the jobs ended ({', '.join(ended)})" if ended else "no job is left"
         logs = self._sweep.slurm / "job-*.txt"

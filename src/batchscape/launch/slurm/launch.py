@@ -19,7 +19,6 @@ from batchscape import scheduler
 from batchscape.config import Slurm
 from batchscape.errors import BatchscapeError, LaunchError, RecordError, SchedulerError
 from batchscape.launch.ending import write_end
-from batchscape.launch.lock import sweep_lock
 from batchscape.launch.progress import Progress
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.schedule import launch_order
@@ -32,7 +31,7 @@ from batchscape.record.disk import read_each
 from batchscape.record.files import read_json, write_atomically
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.instants import now
-from batchscape.record.locks import exclusively
+from batchscape.record.locks import hold, sweep_lock
 from batchscape.record.outcome import RunEnd
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import FAULTS, RunStatus, Status
@@ -183,7 +182,7 @@ def _submit_missing(
     """Submit the jobs that there are too few of; return their ids."""
     found = []
     # Two commands at the same time would each find no job.
-    with exclusively(sweep.slurm / "submitting.lock"):
+    with hold(sweep.slurm / "submitting.lock"):
         live = Counter(_live(sweep).values())
         (order.extended(sweep) if live else order).write(sweep)
         for shape, specs in shapes(missing).items():

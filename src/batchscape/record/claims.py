@@ -44,6 +44,7 @@ from typing import NamedTuple, Protocol
 from batchscape.record.disk import is_of_this_machine
 from batchscape.record.files import link_or_copy
 from batchscape.record.folder import RunFolder
+from batchscape.record.instants import file_age_s
 from batchscape.record.locks import Lock, is_held, take
 
 __all__ = ["CLAIMS", "RunClaim", "RunClaims"]
@@ -224,7 +225,7 @@ class _Claims:
                 return None
             if isinstance(found, _Holder) and found.is_earlier_self:
                 return None
-            if self._is_left(run, number, found) or _age_s(_path(run, number)) >= _SILENT_S:
+            if self._is_left(run, number, found) or file_age_s(_path(run, number)) >= _SILENT_S:
                 return None
         return str(found) if isinstance(found, _Holder) else "an unknown process"
 
@@ -262,13 +263,6 @@ def _job() -> str | None:
 
 def _path(run: RunFolder, number: int) -> Path:
     return run.path / f".claim.{number}"
-
-
-def _age_s(path: Path) -> float:
-    try:
-        return time.time() - path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def _last(run: RunFolder) -> tuple[int, _Claimed]:

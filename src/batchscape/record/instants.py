@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
-__all__ = ["now"]
+__all__ = ["file_age_s", "now"]
 
 _VARIABLE = "BATCHSCAPE_CLOCK_OFFSET_S"
 # Counts on while the machine sleeps, where the system has such a clock.
@@ -26,6 +27,14 @@ def now() -> float:
         Never less than what any process of the same launch was given before.
     """
     return _OFFSET_S + time.clock_gettime(_RUNNING)
+
+
+def file_age_s(path: Path) -> float:
+    """Return how long ago a file was written; 0 where it is gone, or the clock has gone back."""
+    try:
+        return max(0.0, time.time() - path.stat().st_mtime)
+    except OSError:
+        return 0.0
 
 
 def _offset_s() -> float:

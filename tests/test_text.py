@@ -73,6 +73,8 @@ def test_a_duration_is_written_in_the_unit_that_fits(seconds: float, text: str) 
         (list_text("abc", "and"), "a, b and c"),
         (list_text("abcde", "or", 3), "a, b, c and 2 more"),
         (list_text("abc", "or", 3), "a, b or c"),
+        (list_text("abc", "", 3), "a, b, c"),
+        (list_text("abcd", "", 3), "a, b, c and 1 more"),
         (near_multiples(100, 32), "96 or 128"),
         (near_multiples(5, 32), "32"),
     ],

@@ -251,7 +251,7 @@ def _values(column: pd.Series[Any]) -> str:
         texts = [texts[place] for place in numbers.astype(float).argsort()]
         if len(texts) > _MOST_VALUES:
             return f"{len(texts)} values from {texts[0]} to {texts[-1]}"
-    return list_text(texts, "and", _MOST_VALUES) or "unknown"
+    return list_text(texts, "", _MOST_VALUES) or "unknown"
 
 
 def _words(name: str) -> str:

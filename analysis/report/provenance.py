@@ -129,6 +129,6 @@ def _environment(runs: pd.DataFrame) -> Grid:
     for name in sorted(name for name in map(str, runs) if name.startswith("environment.")):
         values = [text for text in plain_texts(runs[name]).unique() if text not in {"null", "[]"}]
         if values:
-            shown = list_text(values, "and", _MAX_VALUES)
+            shown = list_text(values, "", _MAX_VALUES)
             rows.append([name.removeprefix("environment."), shown])
     return Grid(headers=["what", "found"], rows=rows, n_left=2)

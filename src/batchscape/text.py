@@ -30,11 +30,15 @@ def count_text(count: float, one: str, more: str = "") -> str:
 
 
 def list_text(words: Iterable[object], last: str = "or", most: int | None = None) -> str:
-    """Write a list: `a, b or c`; of more words than `most` the first ones: `a, b and 3 more`."""
+    """Write a list: `a, b or c`; of more words than `most` the first ones: `a, b and 3 more`.
+
+    An empty `last` is for values: `a, b, c`.
+    """
     texts = [*map(str, words)]
     if most is not None and len(texts) > most:
         texts, last = [*texts[:most], f"{len(texts) - most} more"], "and"
-    return f" {last} ".join([", ".join(texts[:-1]), *texts[-1:]] if texts[1:] else texts)
+    end = f" {last} " if last else ", "
+    return end.join([", ".join(texts[:-1]), *texts[-1:]] if texts[1:] else texts)
 
 
 def near_names(name: str, known: Iterable[str], most: int = 1, alike: float = 0.6) -> list[str]:

@@ -21,7 +21,7 @@ ROOT = Path(batchscape.__file__).parent
 LAYERS = (
     {
         *("drawing", "errors", "geometry", "outgoing", "step_time"),
-        *("scheduler", "terminal", "user_code"),
+        *("scheduler", "terminal", "text", "user_code"),
     },
     {"config", "interop", "recorder"},
     {"record", "measure", "models", "data", "transformers_callback"},
@@ -40,6 +40,8 @@ WITHIN_A_LAYER = {
     ("scheduler", "errors"),
     ("outgoing", "errors"),  # a setting with a secret is refused
     ("terminal", "outgoing"),
+    ("text", "errors"),
+    ("user_code", "text"),
     ("data", "record"),  # the identity of data is part of a run's record
     ("models", "record"),
     ("measure", "record"),
@@ -118,6 +120,7 @@ def test_analysis_reads_records_and_asks_what_settings_decide() -> None:
             "outgoing",
             "step_time",
             "terminal",
+            "text",
         }
         assert own_parts(path) <= {"analysis", "terminal", *below}, path
         roots = {name.split(".")[0] for name in imported(path)}

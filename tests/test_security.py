@@ -29,12 +29,12 @@ from batchscape.compose import _settings
 from batchscape.config import RunConfig
 from batchscape.data.store import load_array
 from batchscape.errors import BatchscapeError, ConfigError, RecordError
-from batchscape.launch.lock import sweep_lock
 from batchscape.outgoing import redact, redact_json, refuse_secrets
 from batchscape.record.environment import environment
 from batchscape.record.files import JsonLines, sha256_of, write_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.gradient_sketch import read_sketch, write_sketch
+from batchscape.record.locks import sweep_lock
 from batchscape.record.status import RunStatus, Status, StopReason
 from batchscape.record.tables import read_table
 from batchscape.recorder import Recorder

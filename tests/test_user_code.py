@@ -177,8 +177,8 @@ def test_a_name_that_its_module_does_not_bind_is_refused_unlaunched(folder):
     with pytest.raises(ConfigError) as refused:
         source_hash("tu_module.Modell")
     assert str(refused.value) == (
-        "_target_=tu_module.Modell: module tu_module has no 'Modell'; it has torch, Model; "
-        "did you mean Model?"
+        "_target_=tu_module.Modell: module tu_module has no 'Modell'; "
+        "did you mean Model? Known here: torch, Model"
     )
     for name in ("Mode", "other"):  # an attribute is no name of the module
         with pytest.raises(ConfigError, match=f"has no '{name}'"):

@@ -23,6 +23,7 @@ from batchscape.analysis.claims.contrasts import (
 from batchscape.analysis.claims.evidence import Context
 from batchscape.analysis.claims.rates import best_rates, loss_of
 from batchscape.analysis.comparing.pairs import logarithm
+from batchscape.text import list_text
 
 __all__ = [
     "accumulation_equals_large_batch",
@@ -298,4 +299,4 @@ def _costs(context: Context, contrasts: list[Contrast]) -> str:
         if len(means) > 1:
             spans = means.groupby(level=0).agg(lambda values: values.max() / values.min())
             said_of.append(f"{words} by a factor of up to {spans.max():.2f}")
-    return f"Among them differ {' and '.join(said_of)}." if said_of else ""
+    return f"Among them differ {list_text(said_of, 'and')}." if said_of else ""

@@ -25,6 +25,7 @@ from batchscape.analysis.multiplicity import holm
 from batchscape.analysis.targets.columns import numbers_of
 from batchscape.analysis.targets.tidy import refuse_missing
 from batchscape.errors import AnalysisError
+from batchscape.text import count_text
 
 __all__ = [
     "OneSided",
@@ -362,7 +363,7 @@ def _open(values: NDArray[np.float64], definition: str) -> Estimate:
     if infinite:
         return Estimate.unknown(f"{infinite} of {n} runs have no finite value", n, definition)
     mean = float(values.mean())
-    why = f"{n} {'run' if n == 1 else 'runs'}; an interval needs 2"
+    why = f"{count_text(n, 'run')}; an interval needs 2"
     return Estimate(mean, missing, missing, n, "", "none", definition, why)
 
 

@@ -11,6 +11,7 @@ from matplotlib.ticker import NullLocator
 
 from batchscape.analysis.cost.frontier import FIT, OUT, SKIPPED
 from batchscape.analysis.figures.style import COLUMN_IN
+from batchscape.text import count_text
 
 __all__ = ["draw_frontier"]
 
@@ -85,5 +86,5 @@ def draw_frontier(rows: pd.DataFrame, table: pd.DataFrame) -> Figure | None:
 
 def _name(row: pd.Series[Any], *, labelled: bool) -> str:
     devices = int(row["data_parallel_size"])
-    text = f"{devices} {'device' if devices == 1 else 'devices'}"
+    text = count_text(devices, "device")
     return f"{fill(row['group_label'], _LETTERS)}\n{text}" if labelled else text

@@ -16,6 +16,7 @@ from batchscape.analysis.estimates import NOT_IDENTIFIED
 from batchscape.analysis.numbers import MISSING, Scale, memory_scale, significant
 from batchscape.analysis.report.grids import Grid, columns_grid, group_column, lettered
 from batchscape.analysis.report.topic import Picture, Section, TableView
+from batchscape.text import count_text
 
 __all__ = ["frontier_section"]
 
@@ -75,7 +76,7 @@ def _told(row: pd.Series[Any]) -> str:
 
 def _where(row: pd.Series[Any]) -> str:
     devices = int(row["data_parallel_size"])
-    text = f"On {devices} {'device' if devices == 1 else 'devices'}"
+    text = f"On {count_text(devices, 'device')}"
     return f"{text}, {row['group_label']}" if row["group_label"] else text
 
 

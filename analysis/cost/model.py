@@ -13,6 +13,7 @@ import pandas as pd
 from batchscape.analysis.cost.linear import Combination, Floats, LinearFit, fit_linear
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
+from batchscape.text import list_text
 
 __all__ = ["CostFit", "Cuts", "Term", "Terms", "fit_cost", "outside", "runs_of"]
 
@@ -204,8 +205,8 @@ def _why_not(term: Term, cells: pd.DataFrame) -> str:
     names = {**_NAMES, "data_parallel_size": "number of devices"}
     constant = [names[name] for name in term.needs if cells[name].nunique() == 1]
     if constant:
-        return f"the measured cells are all of one {' and one '.join(constant)}"
-    needs = " and ".join(names[name] for name in term.needs)
+        return f"the measured cells are all of one {list_text(constant, 'and one')}"
+    needs = list_text((names[name] for name in term.needs), "and")
     return f"{needs} vary only together with other terms" if needs else "too few cells"
 
 

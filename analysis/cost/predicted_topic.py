@@ -15,6 +15,7 @@ from batchscape.analysis.figures.style import COLUMN_IN, PALETTE, plain_ticks
 from batchscape.analysis.numbers import Scale, memory_scale, significant, time_scale
 from batchscape.analysis.report.grids import columns_grid
 from batchscape.analysis.report.topic import Picture, Section, TableView
+from batchscape.text import count_text
 
 __all__ = ["predicted_section"]
 
@@ -55,14 +56,10 @@ def _answer(errors: pd.DataFrame) -> Iterable[str]:
             text += f", by {median} % in the median of {row['cells']} cells"
         if row["n_ranged"]:
             text += (
-                f"; {row['n_within']} of {_count(row['n_ranged'], 'run')} measured within the "
+                f"; {row['n_within']} of {count_text(row['n_ranged'], 'run')} measured within the "
                 "stated range"
             )
         yield f"{text}."
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _scales(table: pd.DataFrame) -> Mapping[str, Scale]:

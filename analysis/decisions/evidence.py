@@ -30,6 +30,7 @@ from batchscape.analysis.tradeoff.fit import TradeoffFit, fit_tradeoff
 from batchscape.errors import AnalysisError
 from batchscape.record.tables import Tables, load
 from batchscape.record.trials import refuse_trials
+from batchscape.text import count_text, list_text
 
 __all__ = ["Basis", "evidence_of", "gather", "more_than_tensors"]
 
@@ -314,7 +315,7 @@ def _hardest(reaches: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     reached = share.index[share > 0.5].get_level_values("target_loss")
     chosen = reached.min() if len(reached) else reaches["target_loss"].min()
     missed = sorted(reaches.loc[reaches["target_loss"] < chosen, "target_loss"].unique())
-    names = " or ".join(f"{target:.4g}" for target in missed)
+    names = list_text(f"{target:.4g}" for target in missed)
     lower = [
         f"in no global batch most runs reached a held-out loss of {names}: the choice is for "
         f"{chosen:.4g}"
@@ -355,8 +356,8 @@ def _of_target(reaches: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
         rates = own["learning_rate"].nunique()
         at = f" at {rates} learning rates" if rates > 1 else ""
         found.append(
-            f"no run of global batch {batch} reached a held-out loss of {target} ({len(own)} "
-            f"run{'s' if len(own) > 1 else ''}{at}): it is left out of the choice"
+            f"no run of global batch {batch} reached a held-out loss of {target} ("
+            f"{count_text(len(own), 'run')}{at}): it is left out of the choice"
         )
     names = ["sweep_dir", "run_id", "optimizer_steps", "stop_reason"]
     told = reaches[["sweep_dir", "run_id", "global_batch_size", "steps_to_target"]].merge(

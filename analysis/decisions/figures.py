@@ -16,6 +16,7 @@ from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.figures.style import COLUMN_IN, PALETTE, name_group, plain_ticks
 from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.report.topic import Picture
+from batchscape.text import count_text
 
 __all__ = ["draw_pareto"]
 
@@ -69,7 +70,7 @@ def draw_pareto(candidates: pd.DataFrame, label: str = "", name: str = "pareto")
             markersize=4,
             elinewidth=0.7,
             color=PALETTE[index % len(PALETTE)],
-            label=f"{devices:g} device" + ("s" if devices > 1 else ""),
+            label=count_text(int(devices), "device"),
         )
         derived = own[own["derived"]]
         axes.plot(

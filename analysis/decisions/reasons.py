@@ -26,7 +26,7 @@ from batchscape.analysis.decisions.candidates import (
 from batchscape.analysis.decisions.evidence import Basis
 from batchscape.analysis.estimates import FEWEST, interval_text, too_few
 from batchscape.analysis.numbers import significant
-from batchscape.record.instants import duration_text
+from batchscape.text import count_text, duration_text
 
 __all__ = [
     "cut_text",
@@ -128,8 +128,7 @@ def missing_evidence(evidence: Basis) -> list[str]:
     else:
         untimed = untimed_cells(evidence.runs) if len(evidence.runs) else evidence.runs
         if len(untimed) and for_times(untimed, evidence.same_sweeps) is not None:
-            count = untimed["cell"].nunique()
-            what = f"the time of {count} cut{'s' if count > 1 else ''}"
+            what = f"the time of {count_text(untimed['cell'].nunique(), 'cut')}"
             found.append(f"Not identified: {what}. {measured_again(evidence)}")
         if not times.estimates["per_sample_s"].is_identified:
             found.append(_settle("how time grows with the micro-batch", "vary_micro_batch"))
@@ -338,7 +337,7 @@ def _accumulation(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:
         & (others["micro_batch_size"] > chosen["micro_batch_size"])
     ]
     if others.empty:
-        on = "one device" if devices == 1 else f"{devices} devices"
+        on = count_text(devices, "device")
         return f"{text}; on {on}, no cut with less accumulation that fits was timed."
     best, ratio = _fastest(others, chosen)
     return f"{text}; with less of it, {cut_text(best)} takes {ratio:.3g} times as long."
@@ -387,7 +386,7 @@ def _time(evidence: Basis, chosen: pd.Series[Any]) -> str:
     target = float(evidence.reaches["target_loss"].iloc[0])
     where = f"to a held-out loss of {significant(target, 4)}"
     reached, n = int(chosen["n_reached"]), int(chosen["n_seeds"])
-    seeds = f"{reached} of {n} seed{'s' if n > 1 else ''} reached it"
+    seeds = f"{reached} of {count_text(n, 'seed')} reached it"
     if not math.isfinite(chosen["time_s"]):
         return f"Time {where}: not identified; {seeds}."
     ends = ""

@@ -33,7 +33,7 @@ from batchscape.analysis.estimates import FEWEST, interval_text, too_few
 from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
 from batchscape.geometry import BatchGeometry
-from batchscape.record.instants import duration_text
+from batchscape.text import duration_text, list_text
 
 __all__ = ["Needs", "Recommendation", "recommend"]
 
@@ -256,7 +256,7 @@ def _alone(rows: pd.DataFrame, pool: pd.DataFrame) -> str:
     is_only = rows["source"].eq("measured").sum() == 1 and pool["source"].eq("measured").any()
     if not is_only or not untimed.any():
         return ""
-    others = _named([cut_text(row) for _, row in rows[untimed].iterrows()])
+    others = _cuts_text(rows[untimed])
     return f"{cut_text(pool.iloc[0])} alone has a valid time ({others} completed without one)"
 
 
@@ -387,7 +387,7 @@ def _regret(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
     else:
         lines = [_best_rival(known), *_costliest(compared, chosen)]
     if len(known) and len(unknown):
-        cuts = _named([cut_text(row) for _, row in unknown.iterrows()])
+        cuts = _cuts_text(unknown)
         lines.append(
             f"Not compared, which takes {FEWEST} seeds that reach and {FEWEST} valid times, and so "
             f"not among those that may be faster: {cuts}."
@@ -432,10 +432,10 @@ def _doubt(compared: pd.DataFrame, chosen: pd.Series[Any]) -> str:
             f"these runs do not tell its time from any of the {len(rivals)} others measured"
         )
     elif len(alike):
-        cuts = _named([cut_text(row) for _, row in alike.iterrows()])
+        cuts = _cuts_text(alike)
         doubts.append(f"these runs do not tell its time from that of {cuts}")
     if len(few):
-        cuts = _named([cut_text(row) for _, row in few.iterrows()])
+        cuts = _cuts_text(few)
         doubts.append(
             f"too few seeds or valid times to compare it with {cuts} "
             f"(n = {int(few['times_slower_n'].max())})"
@@ -456,12 +456,9 @@ def _no_rival(compared: pd.DataFrame, chosen: pd.Series[Any]) -> str:
     return "no other geometry that fits was measured"
 
 
-def _named(cuts: list[str]) -> str:
-    """Join the first few, and count the others."""
-    if len(cuts) > _MOST_NAMED:
-        cuts = [*cuts[:_MOST_NAMED], f"{len(cuts) - _MOST_NAMED} more"]
-    *head, last = cuts
-    return f"{', '.join(head)} and {last}" if head else last
+def _cuts_text(rows: pd.DataFrame) -> str:
+    """Name the first few cuts, and count the others."""
+    return list_text((cut_text(row) for _, row in rows.iterrows()), "and", _MOST_NAMED)
 
 
 def _best_rival(others: pd.DataFrame) -> str:

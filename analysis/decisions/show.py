@@ -17,7 +17,7 @@ from batchscape.analysis.decisions.recommend import Recommendation
 from batchscape.analysis.numbers import TIMES, significant
 from batchscape.analysis.report.grids import GEOMETRY_HEADER, Grid, columns_grid, show
 from batchscape.outgoing import outgoing_json
-from batchscape.record.instants import duration_text
+from batchscape.text import count_text, duration_text
 
 __all__ = [
     "as_json",
@@ -153,7 +153,7 @@ def held_against(candidates: pd.DataFrame) -> list[str]:
     ends = low if low == high else f"{low} to {high}"
     return [
         f"Recorded times held against derived ones: steps times the mean time of a step is {ends} "
-        f"times what was recorded ({len(share)} cut{'s' if len(share) > 1 else ''})."
+        f"times what was recorded ({count_text(len(share), 'cut')})."
     ]
 
 

@@ -16,6 +16,7 @@ from batchscape.analysis.cost.table import FACTORS, Geometry, one_group
 from batchscape.analysis.estimates import FEWEST, TWO_SIDED
 from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
+from batchscape.text import count_text
 
 __all__ = ["pareto_front", "step_times", "steps_by_batch", "time_to_target"]
 
@@ -292,9 +293,9 @@ def _note(row: pd.Series[Any]) -> str:
     if row["n_reached"] < row["n_seeds"]:
         notes.append(f"{row['n_seeds'] - row['n_reached']} of {row['n_seeds']} did not reach")
     if 0 < row["n_seeds"] < FEWEST:
-        notes.append("one seed" if row["n_seeds"] == 1 else f"{row['n_seeds']} seeds")
+        notes.append(count_text(row["n_seeds"], "seed"))
     if row["source"] == "measured" and row["n_runs"] < FEWEST:
-        notes.append("one valid time" if row["n_runs"] == 1 else f"{row['n_runs']} valid times")
+        notes.append(count_text(row["n_runs"], "valid time"))
     if row["source"] != "measured":
         notes.append(f"step time {row['source']}")
     if row["ends_apart"] > WIDEST:

@@ -47,6 +47,7 @@ from batchscape.analysis.report.topic import Picture, Section, TableView
 from batchscape.analysis.targets.tidy import at_common_target
 from batchscape.drawing import paper_style
 from batchscape.record.tables import Tables
+from batchscape.text import list_text
 
 __all__ = ["equivalence_section"]
 
@@ -164,7 +165,7 @@ def _verdicts(cells: Cells, judged: pd.DataFrame) -> Iterator[str]:
     families = family_verdicts(own)
     counts = own["verdict"].value_counts()
     what = "held-out loss" if quantity == "final_eval_loss" else "training loss"
-    margins = " or ".join(dict.fromkeys(f"{m:g}" for m in own["margin"].dropna()))
+    margins = list_text(dict.fromkeys(f"{m:g}" for m in own["margin"].dropna()))
     said = ", ".join(
         f"{counts[verdict]} {verdict}"
         for verdict in ("equivalent", "different", "not identified")

@@ -20,6 +20,7 @@ from scipy.special import chdtri, gammaln, ndtr, stdtr, stdtrit
 
 from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
+from batchscape.text import count_text
 
 __all__ = [
     "ALPHA",
@@ -96,7 +97,7 @@ def tost(differences: ArrayLike, margin: float, alpha: float = ALPHA) -> Tost:
     n = len(values)
     infinite = int(np.isinf(values).sum())
     if n < 2 or infinite:
-        reason = f"{n} pairs; a spread needs 2" if n != 1 else "1 pair; a spread needs 2"
+        reason = f"{count_text(n, 'pair')}; a spread needs 2"
         if infinite:
             reason = f"{infinite} of {n} pairs have no finite difference"
         mean = float(values[0]) if n == 1 and not infinite else math.nan

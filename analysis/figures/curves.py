@@ -12,6 +12,7 @@ from batchscape.analysis.cells import Cells, counted, launched_batches
 from batchscape.analysis.equivalence.decompositions import loss_differences, seed_spread
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.numbers import significant
+from batchscape.text import list_text
 
 __all__ = ["MAX_POINTS", "LossCurves", "diverged_curves", "loss_curves", "mean_curves", "with_room"]
 
@@ -86,7 +87,7 @@ def with_room(
         rates: dict[int, dict[str, None]] = {}
         for cell in sorted(best, key=lambda cell: at_best[cell]):
             rates.setdefault(batch[cell], {})[significant(at_best[cell], 3)] = None
-        named = (f"{' or '.join(rates[size])} at B = {size}" for size in sorted(rates))
+        named = (f"{list_text(rates[size])} at B = {size}" for size in sorted(rates))
         said += f": {', '.join(named)}"
         if others:
             said += (

@@ -53,6 +53,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from batchscape.analysis.estimates import TWO_SIDED, Estimate
+from batchscape.text import count_text, list_text
 
 __all__ = [
     "exponent_of",
@@ -84,8 +85,8 @@ def exponent_of(best: pd.DataFrame) -> Estimate:
     reach = np.abs(np.log(ends) - rate[:, None]).max(axis=1, initial=0.0)
     n = len(batch)
     if n < _FEWEST:
-        batches = "global batch has" if n == 1 else "global batches have"
-        why = f"{n} {batches} an optimum bounded on both sides by worse rates, {_FEWEST} needed"
+        batches = count_text(n, "global batch has", "global batches have")
+        why = f"{batches} an optimum bounded on both sides by worse rates, {_FEWEST} needed"
         return Estimate.unknown(why, n, _DEFINITION)
     centred = batch - batch.mean()
     slope = float(centred @ rate / (centred @ centred))
@@ -144,5 +145,5 @@ def left_out_reason(row: pd.Series[Any]) -> str:
     if pd.notna(row["learning_rate"]):
         sides = ["below"] * bool(row.get("low") == 0)
         sides += ["above"] * bool(row.get("high") == math.inf)
-        text = f"no rate is worse beyond the noise {' or '.join(sides)} the best one"
+        text = f"no rate is worse beyond the noise {list_text(sides)} the best one"
     return f"{row['global_batch_size']:g}: {text}"

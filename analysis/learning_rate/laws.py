@@ -36,6 +36,7 @@ from batchscape.analysis.learning_rate.exponent import (
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.tradeoff.forms import aicc
 from batchscape.errors import AnalysisError
+from batchscape.text import list_text
 
 __all__ = ["LAWS", "LearningRateLaws", "learning_rate_laws", "predict"]
 
@@ -157,7 +158,7 @@ def _verdict(table: pd.DataFrame, exponent: Estimate) -> str:
     if not near:
         return f"The exponent's interval holds none of the laws that could be compared.{rest}"
     if len(near) > 1:
-        return f"AICc does not tell {' and '.join(near)} apart.{rest}"
+        return f"AICc does not tell {list_text(near, 'and')} apart.{rest}"
     if len(order) == 1:
         return f"The exponent's interval holds {near[0]} alone of the laws compared.{rest}"
     margin = significant(float(order["delta_aicc"].iloc[1]), 2)
@@ -169,7 +170,7 @@ def _verdict_of_grid(table: pd.DataFrame, exponent: Estimate) -> str:
     is_inside = table["exponent"].between(exponent.low, exponent.high)
     inside, outside = table.loc[is_inside, "law"], table.loc[~is_inside, "law"]
     rest = f" Outside the exponent's interval: {', '.join(outside)}." if len(outside) else ""
-    names = " and ".join(inside)
+    names = list_text(inside, "and")
     if len(inside) == 1:
         return f"The exponent's interval holds {names} alone of the laws compared.{rest}"
     apart = f"does not tell {names} apart" if names else "holds none of the laws"

@@ -59,6 +59,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from batchscape.analysis.estimates import FEWEST, NOT_IDENTIFIED, TWO_SIDED
+from batchscape.text import count_text
 
 __all__ = ["Optimum", "optimum_of"]
 
@@ -129,7 +130,7 @@ def optimum_of(points: NDArray[np.float64], costs: NDArray[np.float64]) -> Optim
     curve = _curve(points, mean, (left, right), best)
     value = curve.lowest
     if n < FEWEST:
-        few = "one seed" if n == 1 else f"{n} seeds"
+        few = count_text(n, "seed")
         return Optimum(best, points[best] + value, math.nan, math.nan, few, None)
     low, high = _fieller(*curve.slopes(costs))
     if math.isinf(low):

@@ -27,6 +27,7 @@ from batchscape.analysis.page.chart import (
     size_axis,
 )
 from batchscape.analysis.page.settings import cell_names, setting_names
+from batchscape.text import count_text
 
 __all__ = [
     "OfRow",
@@ -324,7 +325,7 @@ def cost_chart(
     traces = []
     settings = setting_names(cells, context)
     for index, ((number, devices, accumulation), own) in enumerate(series):
-        counted = "1 device" if devices == 1 else f"{devices} devices"
+        counted = count_text(int(str(devices)), "device")
         values, bars = (
             {n: numbers(own[f"{n}_{end}"] * factor) for n, (_, factor) in figures.items()}
             for end in ("mean", "ci95")

@@ -48,7 +48,7 @@ from batchscape.analysis.report.sections import in_short
 from batchscape.analysis.report.topic import Section
 from batchscape.analysis.report.topics import Material
 from batchscape.outgoing import outgoing, outgoing_json
-from batchscape.record.instants import duration_text
+from batchscape.text import duration_text, list_text
 
 __all__ = ["html_page"]
 
@@ -143,7 +143,7 @@ def html_page(
     script, library = _text("page.js"), _text(_LIBRARY)
     recommended = list(_recommended(sections))
     return _template().render(
-        title=" and ".join(names),
+        title=list_text(names, "and"),
         questions=list(questions(names)),
         answers=in_short(sections),
         recommended=recommended[:_MOST_CARDS],

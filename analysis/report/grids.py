@@ -17,6 +17,7 @@ from rich.text import Text
 from batchscape.analysis.estimates import NOT_IDENTIFIED
 from batchscape.analysis.numbers import MISSING, TIMES
 from batchscape.outgoing import outgoing
+from batchscape.text import count_text
 
 __all__ = [
     "GEOMETRY_HEADER",
@@ -222,7 +223,7 @@ def show(console: Console, grid: Grid, title: str, max_rows: int = 50) -> None:
     options = console.options.update(width=sum(widths) + len(headers))
     console.print(Segments(console.render(table, options)), crop=False, soft_wrap=True, end="")
     if more := len(grid.rows[max_rows:]):
-        console.print(f"... and {more} more row{'s' if more > 1 else ''} in the files")
+        console.print(f"... and {count_text(more, 'more row')} in the files")
     used = {mark for _, marks in rows for mark in marks}
     for mark, text in grid.footnotes.items():
         if mark in used:

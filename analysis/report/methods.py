@@ -13,6 +13,7 @@ from batchscape.analysis.estimates import FEWEST, LEVEL
 from batchscape.analysis.hardware import was_started
 from batchscape.analysis.report.provenance import trained
 from batchscape.analysis.report.topic import Section
+from batchscape.text import count_text, list_text
 
 __all__ = ["methods"]
 
@@ -75,7 +76,7 @@ def methods(cells: Cells, sections: Sequence[Section]) -> dict[str, list[str]]:
 
 def _counted(cells: Cells) -> str:
     return (
-        f"{_number(len(cells.runs), 'run')} in {_number(len(cells.table), 'cell')} "
+        f"{count_text(len(cells.runs), 'run')} in {count_text(len(cells.table), 'cell')} "
         f"({_statuses(cells.runs)}); the runs of a cell differ in no setting that decides loss, "
         "memory or time but seed and timing repeat."
     )
@@ -92,7 +93,7 @@ def _of_sweeps(runs: pd.DataFrame, launched: pd.DataFrame) -> Iterator[str]:
     for sweep, own in runs.groupby("sweep_name", sort=False):
         began = own[own.index.isin(launched.index)]
         if began.empty:
-            yield f"{sweep}: none of its {_number(len(own), 'run')} was launched."
+            yield f"{sweep}: none of its {count_text(len(own), 'run')} was launched."
             continue
         known = began.columns[began.notna().any()]
         what = {**_CUT, **{name: _words(name) for name in varying}, "seed": "seed"}
@@ -140,7 +141,7 @@ def _rescaled(cells: Cells, launched: pd.DataFrame) -> Iterator[str]:
     kinds = texts.value_counts(sort=False)
     for values, count in kinds.items():
         said = "; ".join(_rules(*map(str, values))) if isinstance(values, tuple) else ""
-        yield f"{said}." if count == len(launched) else f"In {_number(count, 'run')}: {said}."
+        yield f"{said}." if count == len(launched) else f"In {count_text(count, 'run')}: {said}."
     if ruled := _ruled(launched):
         parts = [f"{_words(name.partition('.')[2])} {_values(launched[name])}" for name in ruled]
         yield f"As written, before any rule: {'; '.join(parts)}."
@@ -183,8 +184,8 @@ def _intervals(cells: Cells, launched: pd.DataFrame, sections: Sequence[Section]
     )
     if lost := int(launched["status"].isin(["diverged", "pruned"]).sum()):
         yield (
-            f"{_number(lost, 'run')} diverged or {'was' if lost == 1 else 'were'} pruned: counted "
-            "as reaching no target."
+            f"{count_text(lost, 'run')} diverged or {'was' if lost == 1 else 'were'} pruned: "
+            "counted as reaching no target."
         )
     by_method: dict[str, list[str]] = {}
     for section in sections:
@@ -193,8 +194,7 @@ def _intervals(cells: Cells, launched: pd.DataFrame, sections: Sequence[Section]
             if estimate.is_identified and not name.startswith(_CLAIMS):
                 by_method.setdefault(estimate.method, []).append(_words(name))
     for method, names in by_method.items():
-        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-        yield f"Interval of {', '.join(names[:_MOST_NAMED])}{more}: {method}."
+        yield f"Interval of {list_text(names, 'and', _MOST_NAMED)}: {method}."
 
 
 def _times(launched: pd.DataFrame) -> Iterator[str]:
@@ -211,9 +211,9 @@ def _times(launched: pd.DataFrame) -> Iterator[str]:
     together = pd.to_numeric(launched.get("launch.concurrent_runs", pd.Series(dtype=float)))
     if together.notna().any():
         most = int(together.max())
-        yield f"Each launcher ran {'one run' if most == 1 else f'up to {most} runs'} at a time."
+        yield f"Each launcher ran {'up to ' * (most > 1)}{count_text(most, 'run')} at a time."
     valid = int(completed["timing_valid"].sum())
-    yield f"The times of {valid} of {_number(len(completed), 'completed run')} count."
+    yield f"The times of {valid} of {count_text(len(completed), 'completed run')} count."
     notes = completed.loc[~completed["timing_valid"], "timing_note"].value_counts()
     for note, count in notes.items():
         yield f"Those of {count} do not: {note}."
@@ -227,7 +227,7 @@ def _machines(launched: pd.DataFrame) -> Iterator[str]:
         threads = known.pop("launch.threads_per_rank", "null")
         beside = "" if threads == "null" else f", threads per rank: {threads}"
         machine = ", ".join(text for text in known.values() if text != "null")
-        yield f"{_number(count, 'run')} on {machine}{beside}."
+        yield f"{count_text(count, 'run')} on {machine}{beside}."
     software = [
         f"{name} {_values(launched[column])}"
         for column, name in _SOFTWARE.items()
@@ -240,7 +240,7 @@ def _machines(launched: pd.DataFrame) -> Iterator[str]:
         yield f"Software: {', '.join(software)}."
     dirty = launched.get("environment.git.dirty", pd.Series(dtype=object)).eq(True).sum()
     if dirty:
-        yield f"{_number(int(dirty), 'run')} came from a working tree with uncommitted changes."
+        yield f"{count_text(int(dirty), 'run')} came from a working tree with uncommitted changes."
 
 
 def _values(column: pd.Series[Any]) -> str:
@@ -251,12 +251,7 @@ def _values(column: pd.Series[Any]) -> str:
         texts = [texts[place] for place in numbers.astype(float).argsort()]
         if len(texts) > _MOST_VALUES:
             return f"{len(texts)} values from {texts[0]} to {texts[-1]}"
-    more = f" and {len(texts) - _MOST_VALUES} more" if len(texts) > _MOST_VALUES else ""
-    return ", ".join(texts[:_MOST_VALUES]) + more if texts else "unknown"
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+    return list_text(texts, "", _MOST_VALUES) or "unknown"
 
 
 def _words(name: str) -> str:

@@ -11,6 +11,7 @@ from batchscape.analysis.cells import SEEDS, Cells, plain_texts
 from batchscape.analysis.commands import for_times, untimed_cells
 from batchscape.analysis.cost.capacity import LIMITED
 from batchscape.record.noise_scale import has_no_noise_scale
+from batchscape.text import count_text
 
 __all__ = ["find_notes"]
 
@@ -61,7 +62,7 @@ def _replaced(runs: pd.DataFrame) -> Iterator[str]:
     if len(runs):
         first = runs.iloc[0]
         yield (
-            f"In no table: {_counted(len(runs), 'failed run')} of which the same settings and "
+            f"In no table: {count_text(len(runs), 'failed run')} of which the same settings and "
             f"seeds completed later with other files of the program ({first['run_id']}: "
             f"{first['reason']})."
         )
@@ -81,12 +82,12 @@ def _statuses(runs: pd.DataFrame) -> Iterator[str]:
             yield f"{len(found) - _MAX_NAMED} more runs are {status}; tables/runs.csv has them all."
     noted = runs[runs["status"].eq("completed") & runs["reason"].notna()]
     for reason, of in noted.groupby("reason"):
-        yield f"Of {_counted(len(of), 'completed run')} ({of['run_id'].iloc[0]}): {reason!s}."
+        yield f"Of {count_text(len(of), 'completed run')} ({of['run_id'].iloc[0]}): {reason!s}."
     rejected = runs.loc[runs["status"].eq("rejected"), "cell"]
     if len(rejected):
         yield (
             f"Rejected, and never launched, for the reasons under the table: "
-            f"{_counted(rejected.nunique(), 'cell')} ({_counted(len(rejected), 'run')})."
+            f"{count_text(rejected.nunique(), 'cell')} ({count_text(len(rejected), 'run')})."
         )
     if not runs["status"].eq("completed").any():
         yield "No run has completed, so there is nothing to compare."
@@ -97,7 +98,7 @@ def _limits(runs: pd.DataFrame) -> Iterator[str]:
     if len(limits):
         sizes = ", ".join(f"{limit:g}" for limit in sorted(limits.unique()))
         yield (
-            f"{_counted(len(limits), 'run')} had a device of less memory, emulated by a limit "
+            f"{count_text(len(limits), 'run')} had a device of less memory, emulated by a limit "
             f"(device.memory_limit_gib {sizes}): losses and memory are those of the hardware "
             "named, but a run near its limit may take longer than without."
         )
@@ -107,7 +108,7 @@ def _times(runs: pd.DataFrame) -> Iterator[str]:
     invalid = runs[runs["status"].eq("completed") & ~runs["timing_valid"]]
     for note, count in invalid["timing_note"].value_counts().items():
         yield (
-            f"Times and throughput of {_counted(count, 'run')} are left out ({note}); "
+            f"Times and throughput of {count_text(count, 'run')} are left out ({note}); "
             "their losses and memory are valid."
         )
     if (command := for_times(untimed_cells(runs), runs)) is not None:
@@ -120,9 +121,9 @@ def _times(runs: pd.DataFrame) -> Iterator[str]:
     busy = timed[timed > _FREE_PCT]
     if len(busy):
         yield (
-            f"The machine was not free: in {len(busy)} of {_counted(len(timed), 'run')} with valid "
-            f"times the training waited for a core during more than {_FREE_PCT:g} % of the step "
-            f"time (at most {busy.max():.0f} %). Their times are too long by about as much."
+            f"The machine was not free: in {len(busy)} of {count_text(len(timed), 'run')} with "
+            f"valid times the training waited for a core during more than {_FREE_PCT:g} % of the "
+            f"step time (at most {busy.max():.0f} %). Their times are too long by about as much."
         )
     timed_runs = runs[runs["status"].eq("completed") & runs["timing_valid"]]
     for column, reason in (
@@ -131,7 +132,7 @@ def _times(runs: pd.DataFrame) -> Iterator[str]:
     ):
         count = timed_runs.reindex(columns=[column])[column].eq(True).sum()
         if count:
-            yield f"{reason} held the clock of a device down in {_counted(count, 'run')}."
+            yield f"{reason} held the clock of a device down in {count_text(count, 'run')}."
     yield from _starved(timed_runs)
     yield from _gaps(timed_runs)
 
@@ -141,7 +142,7 @@ def _gaps(timed: pd.DataFrame) -> Iterator[str]:
     long = share[share > _FREE_PCT]
     if len(long):
         yield (
-            f"In {len(long)} of {_counted(len(share), 'run')} more than {_FREE_PCT:g} % of the "
+            f"In {len(long)} of {count_text(len(share), 'run')} more than {_FREE_PCT:g} % of the "
             f"time on the wall is between optimizer steps (at most {long.max():.0f} %; gap_pct): "
             "step times, throughput and MFU leave it out, and by the wall throughput and MFU are "
             "lower by that share."
@@ -154,7 +155,7 @@ def _starved(timed: pd.DataFrame) -> Iterator[str]:
     slow = share[share > _FREE_PCT]
     if len(slow):
         yield (
-            f"In {len(slow)} of {_counted(len(share), 'run')} the training waited for samples "
+            f"In {len(slow)} of {count_text(len(share), 'run')} the training waited for samples "
             f"during more than {_FREE_PCT:g} % of the step time (at most {slow.max():.0f} %); "
             "loader.workers fetches them ahead."
         )
@@ -168,17 +169,17 @@ def _memory(runs: pd.DataFrame) -> Iterator[str]:
     large = share[share > _NOTICEABLE_PCT]
     if len(large):
         yield (
-            f"In {len(large)} of {_counted(len(share), 'run')} cuBLAS's own workspace is more than "
-            f"{_NOTICEABLE_PCT:g} % of the peak of allocated memory (at most {large.max():.0f} %, "
-            f"{1024 * of['workspace_gib'].max():.0f} MiB). It is the same for every micro-batch "
-            "(workspace_gib)."
+            f"In {len(large)} of {count_text(len(share), 'run')} cuBLAS's own workspace is more "
+            f"than {_NOTICEABLE_PCT:g} % of the peak of allocated memory (at most "
+            f"{large.max():.0f} %, {1024 * of['workspace_gib'].max():.0f} MiB). It is the same for "
+            "every micro-batch (workspace_gib)."
         )
     retried = of["allocator_retries"].gt(0).sum()
     if retried:
         yield (
-            f"In {_counted(retried, 'run')} the allocator had no room left and gave cached memory "
-            "back during the training (allocator_retries): such a run is at the end of its memory, "
-            "and its steps may take longer."
+            f"In {count_text(retried, 'run')} the allocator had no room left and gave cached "
+            "memory back during the training (allocator_retries): such a run is at the end of its "
+            "memory, and its steps may take longer."
         )
 
 
@@ -188,31 +189,31 @@ def _samples(runs: pd.DataFrame) -> Iterator[str]:
         yield "Every cell has one completed run, so no spread can be given."
     if "stop_reason" in completed and (stopped := completed["stop_reason"].eq("target").sum()):
         yield (
-            f"{_counted(stopped, 'run')} stopped at a target loss, so final losses are those at "
+            f"{count_text(stopped, 'run')} stopped at a target loss, so final losses are those at "
             "the target, not at the end of the budget."
         )
     for name, what in (("final_loss", "final loss"), ("final_eval_loss", "final eval loss")):
         lost = completed[name].isna().sum() if name in completed else 0
         if lost:
-            runs_lost = _counted(lost, "run")
+            runs_lost = count_text(lost, "run")
             yield f"{runs_lost} completed without a finite {what}; figures of it leave them out."
     for why, count in completed.get("not_invariant", pd.Series(dtype=str)).value_counts().items():
         yield (
-            f"Not decomposition-invariant ({why}): {_counted(count, 'run')}. Decompositions of one "
-            "global batch may train unlike one another."
+            f"Not decomposition-invariant ({why}): {count_text(count, 'run')}. Decompositions of "
+            "one global batch may train unlike one another."
         )
     barred = completed.get("not_invariant", pd.Series(dtype=str)).map(has_no_noise_scale)
     if barred.any():
         yield (
-            f"The gradient noise scale of {_counted(int(barred.sum()), 'run')} is left out: their "
-            "small batches have another objective than their large ones."
+            f"The gradient noise scale of {count_text(int(barred.sum()), 'run')} is left out: "
+            "their small batches have another objective than their large ones."
         )
     yield from _short_warmup(completed)
     skipped = pd.to_numeric(completed.get("skipped_optimizer_steps", pd.Series(dtype=float)))
     if skipped.gt(0).any():
         yield (
-            f"{skipped.sum():.0f} updates of {_counted(skipped.gt(0).sum(), 'run')} were left out: "
-            "a gradient overflowed in float16."
+            f"{skipped.sum():.0f} updates of {count_text(skipped.gt(0).sum(), 'run')} were left "
+            "out: a gradient overflowed in float16."
         )
 
 
@@ -227,8 +228,8 @@ def _short_warmup(completed: pd.DataFrame) -> Iterator[str]:
     cut = int(seen["schedule.warmup_samples"].ge(seen["samples"]).sum())
     if cut:
         yield (
-            f"In {_counted(cut, 'run')} the warm-up lasts as long as the training, or longer: the "
-            "peak learning rate was never reached."
+            f"In {count_text(cut, 'run')} the warm-up lasts as long as the training, or longer: "
+            "the peak learning rate was never reached."
         )
 
 
@@ -254,15 +255,12 @@ def _mixtures(runs: pd.DataFrame) -> Iterator[str]:
     differ = kernels.groupby("trajectory_id")["attention_kernel"].transform("nunique").gt(1)
     if differ.any():
         counts = kernels.loc[differ, "attention_kernel"].value_counts()
-        shown = ", ".join(f"{kernel} in {_counted(n, 'run')}" for kernel, n in counts.items())
+        shown = ", ".join(f"{kernel} in {count_text(n, 'run')}" for kernel, n in counts.items())
         yield (
             f"Cuts of one training ran on different kernels of attention ({shown}): they round "
             "differently."
         )
     repeated = runs[["run_id", "sweep_dir"]].drop_duplicates()["run_id"].duplicated().sum()
     if repeated:
-        yield f"{_counted(repeated, 'run')} of the same identity are in more than one sweep folder."
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+        again = count_text(repeated, "run")
+        yield f"{again} of the same identity are in more than one sweep folder."

@@ -12,6 +12,7 @@ from batchscape.analysis.report.grids import Grid, escape_markdown, to_markdown
 from batchscape.analysis.report.provenance import questions
 from batchscape.analysis.report.sections import in_short, section_lines, sentence_markdown
 from batchscape.analysis.report.topic import Section
+from batchscape.text import list_text
 
 __all__ = ["FIGURES", "page"]
 
@@ -79,7 +80,7 @@ def page(
         Markdown; paths are relative to the folder of the page.
     """
     names = list(dict.fromkeys(cells.runs["sweep_name"].astype(str)))
-    lines = [f"# {escape_markdown(' and '.join(names))}"]
+    lines = [f"# {escape_markdown(list_text(names, 'and'))}"]
     lines += [f"> {escape_markdown(question)}" for question in questions(names)]
     lines.append(_overview(cells))
     if said := in_short(sections):

@@ -11,6 +11,7 @@ import pandas as pd
 from batchscape.analysis.cells import plain_texts
 from batchscape.analysis.hardware import was_started
 from batchscape.analysis.report.grids import Grid
+from batchscape.text import list_text
 
 __all__ = ["provenance", "questions", "trained"]
 
@@ -127,8 +128,7 @@ def _environment(runs: pd.DataFrame) -> Grid:
     rows = []
     for name in sorted(name for name in map(str, runs) if name.startswith("environment.")):
         values = [text for text in plain_texts(runs[name]).unique() if text not in {"null", "[]"}]
-        shown = ", ".join(values[:_MAX_VALUES])
-        more = f", and {len(values) - _MAX_VALUES} more" if len(values) > _MAX_VALUES else ""
         if values:
-            rows.append([name.removeprefix("environment."), shown + more])
+            shown = list_text(values, "", _MAX_VALUES)
+            rows.append([name.removeprefix("environment."), shown])
     return Grid(headers=["what", "found"], rows=rows, n_left=2)

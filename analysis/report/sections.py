@@ -16,6 +16,7 @@ from batchscape.analysis.report.topic import Section
 from batchscape.drawing import Drawing
 from batchscape.errors import AnalysisError
 from batchscape.record.files import write_atomically
+from batchscape.text import count_text
 
 __all__ = [
     "WRITTEN",
@@ -111,7 +112,7 @@ def in_short(sections: Iterable[Section]) -> list[str]:
     said = []
     for section in sections:
         count = len(section.warnings)
-        warned = f" ({count} warning{'s' if count > 1 else ''})" if count else ""
+        warned = f" ({count_text(count, 'warning')})" if count else ""
         said += [text if part_command(text)[1] else text + warned for text in _short(section)]
     return said[:_SENTENCES]
 

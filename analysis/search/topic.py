@@ -22,6 +22,7 @@ from batchscape.analysis.search.measured import best_measured, means_along, sett
 from batchscape.record.folder import SweepFolder
 from batchscape.record.trial_counts import UNTOLD
 from batchscape.record.trials import TRIALS, read_measured, read_trials
+from batchscape.text import count_text, list_text
 
 __all__ = ["search_section"]
 
@@ -118,9 +119,9 @@ class _Search:
         """What was searched."""
         studies = self.trials["study"].nunique()
         return (
-            f"{_listed(self.keys)} {'was' if len(self.keys) == 1 else 'were'} searched for the "
-            f"least {_listed([_LABELS[name] for name in self.objectives])}: {self.done} trials in "
-            f"{studies} {'study' if studies == 1 else 'studies'}."
+            f"{list_text(self.keys, 'and')} {'was' if len(self.keys) == 1 else 'were'} searched "
+            f"for the least {list_text([_LABELS[name] for name in self.objectives], 'and')}: "
+            f"{count_text(self.done, 'trial')} in {count_text(studies, 'study', 'studies')}."
         )
 
     @property
@@ -134,7 +135,7 @@ class _Search:
         at = {study: _at(own) for study, own in values.items()}
         rows = self.measured.to_dict("records")
         seeds = int(self.measured["n"].max())
-        fresh = f"{seeds} new seeds" if seeds > 1 else "one new seed"
+        fresh = count_text(seeds, "new seed")
         around = f"the best of {self._trials_text()}"
         is_of_one = len(self.keys) == 1
         said = [
@@ -165,10 +166,9 @@ class _Search:
             f"{row['held']} ({self._values_text(row)})" for row in ends.to_dict("records")
         )
         said = said or f"in {front['study'].nunique()} studies, see the table"
-        count = f"{len(front)} point{'s' if len(front) > 1 else ''}"
-        of = _listed([_LABELS[name] for name in self.objectives])
-        seeds = int(front["n"].max())
-        return f"Front of {of}, by {seeds} new seed{'s' if seeds > 1 else ''}: {count}, {said}."
+        of = list_text([_LABELS[name] for name in self.objectives], "and")
+        fresh = count_text(int(front["n"].max()), "new seed")
+        return f"Front of {of}, by {fresh}: {count_text(len(front), 'point')}, {said}."
 
     def _values_text(self, row: Mapping[Any, Any]) -> str:
         return ", ".join(with_spread(row[name], row[f"{name}_ci95"]) for name in self.objectives)
@@ -260,10 +260,6 @@ def _measured_grid(measured: pd.DataFrame, objectives: Sequence[str]) -> Grid:
             "where a seed has no result."
         )
     return columns_grid([("study", measured["study"])], columns, notes=notes)
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _grid(

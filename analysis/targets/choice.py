@@ -29,6 +29,7 @@ from batchscape.analysis.labels import group_name
 from batchscape.analysis.targets.ends import crossing_rows, cut, last_losses, progress_at
 from batchscape.analysis.targets.tidy import tidy_curves
 from batchscape.errors import AnalysisError
+from batchscape.text import count_text, list_text
 
 __all__ = [
     "EARLIER",
@@ -223,7 +224,7 @@ def _why_none(cell: pd.DataFrame) -> str:
     parts = [(losses.eq(np.inf), "diverged"), (losses.isna(), "measured no loss")]
     counts = [f"{int(which.sum())} {what}" for which, what in parts if which.any()]
     where = "at every learning rate some run is lost: " if cell["rate"].nunique() > 1 else ""
-    return f"{where}of {len(cell)} run{'s' if len(cell) > 1 else ''}, {' and '.join(counts)}"
+    return f"{where}of {count_text(len(cell), 'run')}, {list_text(counts, 'and')}"
 
 
 def _range(runs: pd.DataFrame) -> _Range:

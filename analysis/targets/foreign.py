@@ -34,6 +34,7 @@ from batchscape.analysis.targets.summary import tidy_reaches
 from batchscape.analysis.targets.tidy import refuse_missing, tidy_curves
 from batchscape.errors import AnalysisError
 from batchscape.record.status import Status
+from batchscape.text import list_text
 
 __all__ = [
     "STATUS_WORDS",
@@ -208,9 +209,8 @@ def as_table(
         found["run_id"] = table["run"].reset_index(drop=True).astype(str)
     _refuse_mixed_units(found, "curves" if has_loss else "reaches")
     if len(labels) > 1:
-        shown = list(labels.values())
-        rest = f" and {len(shown) - _NAMED} more" if len(shown) > _NAMED else ""
-        notes.append(f"{len(labels)} groups, never pooled: {', '.join(shown[:_NAMED])}{rest}")
+        shown = list_text(labels.values(), "and", _NAMED)
+        notes.append(f"{len(labels)} groups, never pooled: {shown}")
     notes += _unused(table, found, group)
     if not has_loss:
         return ForeignTable("reaches", _reaches(found), labels, tuple(notes))
@@ -380,7 +380,7 @@ def _groups(
         return names, {0: ""}, np.zeros(len(table), dtype=np.int64)
     missing = table[list(names)].isna().any(axis=1)
     if missing.any():
-        msg = f"each row says its group; {missing.sum()} rows lack {' or '.join(names)}"
+        msg = f"each row says its group; {missing.sum()} rows lack {list_text(names)}"
         raise AnalysisError(msg)
     texts = table[list(names)].astype(str)
     joined = [", ".join(row) for row in texts.itertuples(index=False)]

@@ -22,6 +22,7 @@ from batchscape.analysis.report.topic import Section, TableView
 from batchscape.analysis.targets.crossings import OUTCOMES
 from batchscape.analysis.targets.summary import reaches_table, tidy_reaches
 from batchscape.analysis.targets.tidy import distinct_trajectories
+from batchscape.text import list_text
 
 __all__ = ["coarse_warnings", "reaches_grid", "targets_section"]
 
@@ -211,7 +212,7 @@ def _what_it_took(known: pd.DataFrame, target: str, *, alone: bool) -> str:
 def _statistics(*rows: pd.Series[Any]) -> str:
     """Say what numbers of rows of the table are."""
     names = dict.fromkeys(f"{row['statistic']}s" for row in rows)
-    return f"{' and '.join(names)} over runs"
+    return f"{list_text(names, 'and')} over runs"
 
 
 def _warnings(

@@ -77,9 +77,9 @@ from batchscape.analysis.tradeoff.quantities import (
     largest_batch,
     least_samples,
     least_steps,
-    seeds_text,
 )
 from batchscape.errors import AnalysisError
+from batchscape.text import count_text
 
 __all__ = ["TradeoffFit", "fit_tradeoff"]
 
@@ -331,7 +331,7 @@ def _doubts(fit: TradeoffFit) -> list[str]:
         return doubts
     if fit.n_seeds < FEWEST:
         doubts.append(
-            f"{seeds_text(fit.n_seeds).capitalize()} a batch size: an interval needs {FEWEST}. The "
+            f"{count_text(fit.n_seeds, 'seed')} a batch size: an interval needs {FEWEST}. The "
             "range over left-out batch sizes is no measure of the spread between seeds."
         )
     if fit.misfit is not None:

@@ -18,6 +18,7 @@ from batchscape.analysis.tradeoff.forms import FORMULAS, Data, Floats, Form, fit
 from batchscape.analysis.tradeoff.intervals import PATHS, influence, intervals
 from batchscape.analysis.tradeoff.measurements import Measurements
 from batchscape.analysis.tradeoff.noise import Noise, noise_of
+from batchscape.text import count_text
 
 __all__ = [
     "LEAST_BATCHES",
@@ -271,7 +272,7 @@ def _not_preferred(fit: Fitted) -> str | None:
     """Say why few seeds do not do, by AICc."""
     criteria = fit.forms["aicc"]
     own = float(criteria[fit.form])
-    few = seeds_text(fit.found.n_seeds)
+    few = count_text(fit.found.n_seeds, "seed")
     if not math.isfinite(own):
         return (
             f"{few}, and {len(fit.found.batches)} batch sizes are too few to prefer "
@@ -305,13 +306,8 @@ def _extrapolated(what: str, value: float, which: str, size: float) -> str:
 
 def _range_note(fit: Fitted, values: pd.Series[float]) -> str:
     least, most = significant(values.min(), 3), significant(values.max(), 3)
-    few = seeds_text(fit.found.n_seeds)
+    few = count_text(fit.found.n_seeds, "seed")
     return f"{few}: no interval; leaving out one batch size gives {least} to {most}"
-
-
-def seeds_text(n: int) -> str:
-    """Write how many seeds there are."""
-    return "one seed" if n == 1 else f"{n} seeds"
 
 
 def _overhead_root(theta: Floats, reference: float, factor: float) -> float:

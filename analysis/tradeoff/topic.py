@@ -28,6 +28,7 @@ from batchscape.analysis.tradeoff.measurements import ends_of_range
 from batchscape.analysis.tradeoff.tables import GroupFits, fitted_curves, tradeoff_tables
 from batchscape.analysis.tradeoff.targets import curve_of_fits, fit_targets
 from batchscape.errors import AnalysisError
+from batchscape.text import count_text
 
 __all__ = ["noise_scale_sentence", "tradeoff_section"]
 
@@ -239,8 +240,8 @@ def _short(found: Sequence[GroupFits]) -> list[str]:
     if first.unsettled is None:
         said[0] += _left_out(fit)
     if others:
-        more_groups = "group of runs is" if len(others) == 1 else "groups of runs are"
-        said[-1] += f" {len(others)} more {more_groups} in the tables."
+        rest = count_text(len(others), "more group of runs is", "more groups of runs are")
+        said[-1] += f" {rest} in the tables."
     return said
 
 

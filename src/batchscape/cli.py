@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import difflib
 import gc
 import io
 import json
@@ -21,6 +20,7 @@ from batchscape.errors import BatchscapeError, ConfigError, LaunchError
 from batchscape.launch.interrupts import terminations_as_interrupts
 from batchscape.outgoing import outgoing
 from batchscape.record.commands import command_of
+from batchscape.text import parse_duration, suggest
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -172,9 +172,7 @@ def _dispatch(argv: list[str]) -> int:
         # Hydra's own way to call an application.
         with terminations_as_interrupts():
             return _sweep(argv) if {"--multirun", "-m"} & set(argv) else _run(argv)
-    close = difflib.get_close_matches(first, _VERBS, n=1)
-    hint = f"; did you mean {close[0]}?" if close else "."
-    msg = f"unknown verb {first!r}{hint} Verbs: {', '.join(_VERBS)}; batchscape --help"
+    msg = f"unknown verb {first!r}{suggest(first, _VERBS)}; batchscape --help"
     raise ConfigError(msg)
 
 
@@ -407,7 +405,6 @@ def _recommend(arguments: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the same as JSON")
     parsed = parser.parse_args(arguments)
-    from batchscape.analysis.decisions.duration import parse_duration
     from batchscape.analysis.decisions.evidence import gather
     from batchscape.analysis.decisions.recommend import Needs, recommend
     from batchscape.analysis.decisions.show import as_json, show_recommendation
@@ -791,10 +788,7 @@ class _Parser(argparse.ArgumentParser):
         unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0]
         option = unknown.partition("=")[0]
         known = [name for name in self._option_string_actions if name.startswith("--")]
-        close = difflib.get_close_matches(option, known, n=1)
-        hint = f"; did you mean {close[0]}?" if close else "." if unknown else ""
-        if unknown:
-            hint += f" Options: {', '.join(known)}"
+        hint = suggest(option, known) if unknown else ""
         msg = f"{self.format_usage()}{self.prog}: {message}{hint}"
         raise ConfigError(msg)
 

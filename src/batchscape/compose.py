@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import io
 import os
 import re
@@ -24,6 +23,7 @@ from batchscape.errors import BatchscapeError, ConfigError
 from batchscape.outgoing import outgoing, redact_json
 from batchscape.plan.expand import SweepCells
 from batchscape.record.commands import hydra_text
+from batchscape.text import did_you_mean, near_names, suggest
 
 __all__ = ["MULTIRUN_FLAGS", "compose"]
 
@@ -166,8 +166,8 @@ def _refuse_mistakes(arguments: Sequence[str]) -> None:
         if prefixed.startswith("-"):
             if prefixed not in _OPTIONS and before not in _TAKE_A_VALUE:
                 known = sorted(o for o in (*_OPTIONS, "--retry") if o.startswith("--"))
-                msg = f"there is no option {prefixed}{_hint(prefixed, known)}"
-                raise ConfigError(f"{msg} Options: {', '.join(known)}; settings have no dashes")
+                msg = f"there is no option {prefixed}{suggest(prefixed, known)}"
+                raise ConfigError(f"{msg}; settings have no dashes")
             continue
         if not equals and argument[:1] != "~" and before not in _TAKE_A_VALUE:
             msg = f"{argument}: settings are given as key=value; a sweep file as sweeps={argument}"
@@ -218,7 +218,9 @@ def _message(error: Exception) -> str:
                 f"{group} takes the name of an option, without folder and ending: {group}={given}"
             )
             return f"{said}\n{_of_ones_own(group, given)}"
-        hint = _hint(given, error.options)
+        # What begins as what was given, else what is spelled nearly so.
+        near = [name for name in error.options if given and name.startswith(given)]
+        hint = did_you_mean(near or near_names(given, error.options))
         said = f"{group} has no option {given}{hint} Options: {', '.join(error.options)}"
         return f"{said}\n{_of_ones_own(group, given)}"
     if told.startswith("Config group override must be"):
@@ -243,13 +245,6 @@ def _of_ones_own(group: str, given: str) -> str:
     return f"One of your own is found with --config-dir DIR, as DIR/{name}"
 
 
-def _hint(given: str, known: Sequence[str]) -> str:
-    """Name what begins as what was given, else what is spelled nearly so."""
-    near = [name for name in known if given and name.startswith(given)]
-    near = near or difflib.get_close_matches(given, known, n=1)
-    return f"; did you mean {' or '.join(near)}?" if near else "."
-
-
 def _unread(override: str) -> str:
     """Tell how a text is written whose signs Hydra's grammar gives another meaning, or none."""
     key, _, value = override.partition("=")
@@ -265,7 +260,7 @@ def _unknown_key(key: str, there: list[str]) -> str:
     hints = dict(_settings(RunConfig, ""))
     known = sorted(hints)
     group, _, last = key.rpartition(".")
-    misspelt = difflib.get_close_matches(last, there, n=1)
+    misspelt = near_names(last, there)
     if misspelt and get_origin(hints.get(group)) is dict:
         return (
             f"{key} is no entry of the chosen option; did you mean {group}.{misspelt[0]}? "
@@ -282,20 +277,17 @@ def _unknown_key(key: str, there: list[str]) -> str:
         return f"{key} is no setting of the chosen option of {group}; another option has it"
     groups = [] if group else sorted({k.partition(".")[0] for k in known})
     meant = [k for k in known if last in _OF_OTHERS.get(k, "").split()]
-    meant = meant or difflib.get_close_matches(key, groups, n=1)
+    meant = meant or near_names(key, groups)
     if not meant:
-        close = difflib.get_close_matches(last, [k.rpartition(".")[2] for k in known], n=1)
-        meant = [k for k in known if close and k.rpartition(".")[2] == close[0]]
+        close = near_names(last, (k.rpartition(".")[2] for k in known))
+        meant = [k for k in known if k.rpartition(".")[2] in close]
     # A misspelt group is near to the right one.
-    meant = [k for k in meant if _is_near(k.rpartition(".")[0], group)] or meant
-    hint = f"; did you mean {' or '.join(meant)}?" if meant else ""
+    meant = [k for k in meant if near_names(group, [k.rpartition(".")[0]])] or meant
     here = [k for k in known if group and k.startswith(f"{group}.")]
     listed = f"\nKnown there: {', '.join(here)}" if here else ""
-    return f"{key} is no setting{hint}{listed}\nAll settings: batchscape run --cfg job"
-
-
-def _is_near(group: str, given: str) -> bool:
-    return bool(difflib.get_close_matches(given, [group], n=1))
+    return (
+        f"{key} is no setting{did_you_mean(meant)}{listed}\nAll settings: batchscape run --cfg job"
+    )
 
 
 def _settings(owner: Any, prefix: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401  (any dataclass)

@@ -20,12 +20,9 @@ exception is a defect of ours and keeps its traceback.
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from batchscape.geometry import BatchGeometry
 
 __all__ = [
@@ -40,7 +37,6 @@ __all__ = [
     "LaunchError",
     "RecordError",
     "SchedulerError",
-    "suggest",
 ]
 
 
@@ -98,12 +94,3 @@ class LaunchError(BatchscapeError):
 
 class SchedulerError(LaunchError):
     """The scheduler of a cluster is not there, does not answer, or refuses."""
-
-
-def suggest(key: str, known: Sequence[str]) -> str:
-    """End a message about an unknown name with the one that was meant, and all there are."""
-    if not known:
-        return ""
-    close = difflib.get_close_matches(key, known, n=1)
-    hint = f"; did you mean {close[0]}?" if close else "."
-    return f"{hint} Known here: {', '.join(known)}"

@@ -14,12 +14,12 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib.machinery import all_suffixes
 from pathlib import Path
 from typing import Any
 
 from batchscape.errors import ConfigError
+from batchscape.text import suggest
 
 __all__ = ["call_by_path", "named_files", "source_hash"]
 
@@ -269,11 +269,7 @@ def _refuse_unbound(path: str, files: Mapping[str, Path]) -> None:
 def _lacks(path: str, names: Iterable[str]) -> ConfigError:
     module, name = _split(path)
     known = [own for own in names if not own.startswith("_")]
-    near = "".join(f"; did you mean {own}?" for own in get_close_matches(name, known, 1))
-    msg = (
-        f"_target_={path}: module {module} has no {name!r}; it has {', '.join(known) or 'nothing'}"
-    )
-    return ConfigError(f"{msg}{near}")
+    return ConfigError(f"_target_={path}: module {module} has no {name!r}{suggest(name, known)}")
 
 
 def _split(path: str) -> tuple[str, str]:

@@ -346,7 +346,7 @@ def test_waiting_is_given_up_after_the_stated_time(
         )
     said = output.getvalue()
     assert "cores that another launcher holds (`lslocks` shows who locks files in " in said
-    assert "gives up after 0.0005 h without a run" in said
+    assert "gives up after 1.8 s without a run" in said
     assert result.stopped is not None
     assert result.stopped.startswith("given up: Waiting for cores")
     assert [run.status for run in result.runs] == [Status.PENDING]

@@ -19,7 +19,7 @@ from batchscape.launch import run_sweep
 from batchscape.launch.interrupts import Interrupts
 from batchscape.record.claims import CLAIMS
 from batchscape.record.folder import SweepFolder
-from batchscape.record.locks import exclusively, is_held
+from batchscape.record.locks import hold, is_held
 from batchscape.record.status import Status
 from batchscape.record.tables import verify_seal
 
@@ -146,7 +146,7 @@ def test_a_signal_while_planning(tmp_path: Path) -> None:
     """The plan waits for another launcher that writes its own."""
     sweep = SweepFolder(tmp_path / "sweep")
     command = [sys.executable, "-m", "batchscape", "run", f"sweep_dir='{sweep.path}'", *SMALL]
-    with exclusively(sweep.writing):
+    with hold(sweep.writing):
         planning = subprocess.Popen(
             command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -207,7 +207,7 @@ def test_a_signal_in_the_mirror(
     """The runs are done, and only Weights & Biases lacks them."""
     wandb = tmp_path / "sweep" / "wandb"
     wandb.mkdir(parents=True)
-    with exclusively(wandb / "mirror.lock"):
+    with hold(wandb / "mirror.lock"):
         monkeypatch.setenv("LAUNCH_WITH_MIRROR", "offline")
         launcher = launch("spawn", "completes")
         wait_until((wandb / "mirror.log").exists, "the mirror does not start")

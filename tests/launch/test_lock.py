@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from batchscape.launch.lock import sweep_lock
 from batchscape.record.claims import CLAIMS, RunClaim
 from batchscape.record.folder import RunFolder, SweepFolder
-from batchscape.record.locks import Lock, exclusively, is_held, take
+from batchscape.record.locks import Lock, hold, is_held, sweep_lock, take
 
 HOLDS = """
 import sys, time
@@ -120,10 +119,10 @@ def test_a_removed_lock_is_no_lock(path: Path) -> None:
 def test_short_turns_are_taken_one_after_the_other(path: Path, tmp_path: Path) -> None:
     script = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from batchscape.record.locks import exclusively\n"
+        "from batchscape.record.locks import hold\n"
         "counter = Path(sys.argv[2])\n"
         "for _ in range(50):\n"
-        "    with exclusively(Path(sys.argv[1])):\n"
+        "    with hold(Path(sys.argv[1])):\n"
         "        counter.write_text(str(int(counter.read_text()) + 1))\n"
     )
     counter = tmp_path / "counter"
@@ -133,7 +132,7 @@ def test_short_turns_are_taken_one_after_the_other(path: Path, tmp_path: Path) -
     ]
     assert [adder.wait(60) for adder in adders] == [0, 0, 0]
     assert counter.read_text() == "150"
-    with exclusively(tmp_path / "new" / ".lock"):
+    with hold(tmp_path / "new" / ".lock"):
         assert is_held(tmp_path / "new" / ".lock")
     assert not is_held(tmp_path / "new" / ".lock")
 

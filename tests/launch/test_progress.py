@@ -24,7 +24,6 @@ from batchscape.launch.progress import Progress
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.record.files import JsonLines, last_row, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
-from batchscape.record.instants import duration_text
 from batchscape.record.overview import overview
 from batchscape.record.overview_text import overview_text
 from batchscape.record.status import Attempt, RunStatus, Status
@@ -244,23 +243,6 @@ def test_the_summary_counts_and_explains() -> None:
         "  log: runs/b/log.txt",
         "1 run is not mirrored",
     ]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0 s"),
-        (0.25, "0.25 s"),
-        (59, "59 s"),
-        (60, "1 min"),
-        (3599, "60 min"),
-        (5400, "1.5 h"),
-        (86400, "1 d"),
-        (float("inf"), "∞"),
-    ],
-)
-def test_a_duration_is_written_in_the_unit_that_fits(seconds: float, text: str) -> None:
-    assert duration_text(seconds) == text
 
 
 def test_an_interrupted_run_is_a_fault_where_the_sweep_was_not() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,7 +21,7 @@ from batchscape.launch.claims import ClaimedRuns
 from batchscape.launch.standing import Standing
 from batchscape.record import claims
 from batchscape.record.folder import RunFolder, SweepFolder
-from batchscape.record.locks import is_held
+from batchscape.record.locks import Lock, is_held
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import verify_seal
 
@@ -172,7 +173,8 @@ def test_who_lost_a_run_writes_no_end(tmp_path: Path, is_over: bool) -> None:
         status.reason = "the other one's"
         status.write(run.status)
         if is_over:
-            claims._Claim(run, number + 1, own, None).release(is_over=True)
+            lock = Lock(run.lock, os.open(run.lock, os.O_RDWR), keeps_out=False)
+            claims._Claim(run, number + 1, own, lock).release(is_over=True)
         written = run.status.read_bytes()
         open_gate(sweep)
         return written

@@ -76,7 +76,7 @@ def test_a_loss_and_a_count_of_its_own(build, vectors):
         ("nothing_to_train", "without parameters to train"),
         ("elsewhere", "must build its module on the CPU.*is on meta"),
         ("halved", "must have float32 parameters.*is bfloat16"),
-        ("Missing", "has no 'Missing'; it has .*Bigram"),
+        ("Missing", "has no 'Missing'.* Known here: .*Bigram"),
     ],
 )
 def test_what_is_no_model_is_refused(build, text, name, message):

@@ -17,6 +17,7 @@ import pytest
 from batchscape.record import claims
 from batchscape.record.claims import CLAIMS, _Claims
 from batchscape.record.folder import RunFolder
+from batchscape.record.locks import Lock
 
 CLAIMING = Path(__file__).with_name("claiming.py")
 
@@ -231,7 +232,8 @@ def test_who_was_taken_over_sees_it_after_the_run_is_over(tmp_path: Path) -> Non
     assert claims._follows(run, 1, own, other)
     assert claim.renew(), "it has just looked"
     assert not claim.renew(at_once=True)
-    claims._Claim(run, 2, other, None).release(is_over=True)
+    lock = Lock(run.lock, os.open(run.lock, os.O_RDWR), keeps_out=False)
+    claims._Claim(run, 2, other, lock).release(is_over=True)
     assert not list(run.path.glob(".claim*"))
     assert not claim.renew(at_once=True)
     # Opened again meanwhile, as by `--retry`: the first claim there now is not its own.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
@@ -12,7 +11,7 @@ from typing import get_args, get_type_hints
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from batchscape.errors import suggest
+from batchscape.text import near_names, suggest
 
 __all__ = ["explain"]
 
@@ -83,7 +82,7 @@ def _written_otherwise(key: str, problem: ErrorDetails) -> str:
         allowed = re.findall(r"'([^']+)'", problem["ctx"]["expected"])
         meant = [_ALSO[str(given).lower()]] if str(given).lower() in _ALSO else []
         meant = [word for word in meant if word in allowed]
-        close = meant or difflib.get_close_matches(str(given).lower(), allowed, n=1)
+        close = meant or near_names(str(given).lower(), allowed)
         return f"; write {close[0]}" if close else ""
     if kind not in {"int_type", "int_from_float", "float_type"} or isinstance(given, bool):
         return ""

@@ -14,6 +14,7 @@ from batchscape.engines.precision import autocast
 from batchscape.engines.reach import unreached
 from batchscape.errors import BatchscapeError
 from batchscape.models.undisturbed import undisturbed
+from batchscape.text import list_text
 
 __all__ = ["ReplicatedEngine"]
 
@@ -127,9 +128,9 @@ def _plus_zeros(loss: Tensor, module: nn.Module) -> Tensor:
 
 
 def _not_exchanged(names: list[str]) -> BatchscapeError:
-    some = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return BatchscapeError(
         "with several ranks, parameters that the first samples used must have a part in the loss "
-        f"of the last micro-step of every optimizer step; on this rank these have none: {some}. "
+        "of the last micro-step of every optimizer step; on this rank these have none: "
+        f"{list_text(names, 'and', 5)}. "
         "Add zero times their sum to the model's loss, or train on one rank"
     )

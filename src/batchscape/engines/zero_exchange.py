@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from batchscape.errors import BatchscapeError
+from batchscape.text import list_text
 
 __all__ = ["Arrivals", "bytes_of_exchange", "seen"]
 
@@ -68,11 +69,10 @@ class Arrivals:
         missing = [name for name in self._names if name not in self._arrived]
         self._arrived.clear()
         if missing:
-            more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
             msg = (
                 f"with zero_stage={self._stage} every trained parameter must have a part in the "
                 "loss of every micro-step on every rank; on this rank these have none: "
-                f"{', '.join(missing[:5])}{more}. Add zero times their sum to the model's loss, "
+                f"{list_text(missing, 'and', 5)}. Add zero times their sum to the model's loss, "
                 "or use engine.zero_stage=0 or 1"
             )
             raise BatchscapeError(msg)

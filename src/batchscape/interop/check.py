@@ -21,6 +21,7 @@ from batchscape.interop.resolve import Running, resolve
 from batchscape.interop.rules import Disagreement, findings_of
 from batchscape.interop.statements import KINDS, Statement, Value
 from batchscape.outgoing import outgoing_json
+from batchscape.text import count_text
 
 __all__ = ["Consistency", "check_configs"]
 
@@ -104,7 +105,7 @@ class Consistency:
     def _verdict(self) -> str:
         count = sum(finding.severity == "error" for finding in self.findings)
         if count:
-            return f"{count} disagreement{'s' if count > 1 else ''} found."
+            return f"{count_text(count, 'disagreement')} found."
         geometry = self.running.geometry
         if geometry is None:
             return f"Cannot tell what would run: {self._missing()}."

@@ -11,6 +11,7 @@ from batchscape.interop.command import Launch, read_command, read_script
 from batchscape.interop.files import is_script, read_file, read_text
 from batchscape.interop.readers import read_deepspeed
 from batchscape.interop.statements import KINDS, Kind, Source, Statement
+from batchscape.text import list_text
 
 __all__ = ["Setup", "gather"]
 
@@ -186,7 +187,9 @@ class _Shelf:
     def _keep(self, statement: Statement, path: Path) -> None:
         earlier = self.statements.get(_role(statement))
         if earlier is not None:
-            both = " and ".join(f"{one.source} ({KINDS[one.kind]})" for one in (earlier, statement))
+            both = list_text(
+                (f"{one.source} ({KINDS[one.kind]})" for one in (earlier, statement)), "and"
+            )
             msg = f"{both} cannot both be in force; check one set of files at a time"
             raise ConfigError(msg)
         self.statements[_role(statement)] = statement

@@ -11,12 +11,12 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import partial
 from typing import Any, TypeVar
 
 from batchscape.errors import ConfigError
 from batchscape.interop.statements import KINDS, Kind, Source, Statement, Value
+from batchscape.text import list_text, near_names
 
 __all__ = [
     "BATCH_KEYS",
@@ -149,7 +149,7 @@ _DEEPSPEED_KEYS = (
 )
 """Keys at the top of a DeepSpeed JSON. Source: `deepspeed.runtime.config`, DeepSpeed 0.19.8."""
 _NEAR = 0.85
-"""Share of letters in common, by `difflib`, from which a key is taken for another's misspelling."""
+"""Share of letters in common from which a key is taken for another's misspelling."""
 
 
 def kind_of(content: Mapping[str, object], *, is_json: bool) -> Kind | None:
@@ -164,7 +164,7 @@ def kind_of(content: Mapping[str, object], *, is_json: bool) -> Kind | None:
 
 def marks_of_kinds() -> str:
     """Return the keys that tell each kind, for a message."""
-    return "; ".join(f"{KINDS[kind]}: {' and '.join(sorted(marks))}" for kind, marks in _MARKS)
+    return "; ".join(f"{KINDS[kind]}: {list_text(sorted(marks), 'and')}" for kind, marks in _MARKS)
 
 
 def count_ids(ids: object) -> int | None:
@@ -413,12 +413,8 @@ def read_program(source: Source, kind: Kind, flags: Mapping[str, str] | None = N
 
 def _misspelt(source: Source) -> dict[str, str]:
     """Return keys that DeepSpeed does not know and passes over, each with the nearest known."""
-    found: dict[str, str] = {}
-    for key in map(str, source.content):
-        if key not in _DEEPSPEED_KEYS:
-            near = get_close_matches(key, _DEEPSPEED_KEYS, n=1, cutoff=_NEAR)
-            found |= dict.fromkeys([key] if near else [], "".join(near))
-    return found
+    unknown = [key for key in map(str, source.content) if key not in _DEEPSPEED_KEYS]
+    return {key: near for key in unknown for near in near_names(key, _DEEPSPEED_KEYS, alike=_NEAR)}
 
 
 def _below(section: str, value: Value[T] | None) -> Value[T] | None:

@@ -99,7 +99,7 @@ def begin(
             leftover.unlink(missing_ok=True)
         if attempts and attempts[-1].ended_at is None:
             lost = attempts[-1]
-            # The clock of the wall may have been set back meanwhile.
+            # An attempt begins after those before it, even where its launcher's clock is behind.
             lost.ended_at = max(lost.started_at, standing.updated_at)
             lost.status, lost.reason = str(Status.INTERRUPTED), "the launcher died"
             lost.cause = str(Cause.INTERRUPTED)

@@ -16,6 +16,7 @@ from batchscape.record.claims import CLAIMS, RunClaim
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status
+from batchscape.text import count_text, list_text
 
 __all__ = ["ClaimedRuns"]
 
@@ -162,7 +163,8 @@ class ClaimedRuns:
         held = {name: run.holder for name, run in self._elsewhere.items() if run.holder is not None}
         if not held:
             return ""
-        count = "1 run" if len(held) == 1 else f"{len(held)} runs"
         holders = ", ".join(sorted(set(held.values())))
-        shown = ", ".join(list(held)[:3]) + (", ..." if len(held) > 3 else "")
-        return f"Waiting for {count} of another launcher ({holders}, or what it left): {shown}"
+        return (
+            f"Waiting for {count_text(len(held), 'run')} of another launcher ({holders}, or what "
+            f"it left): {list_text(held, 'and', 3)}"
+        )

@@ -16,12 +16,11 @@ see each other.
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from batchscape.record.locks import Lock, is_held, public_folder, take_public
+from batchscape.record.locks import AT_ONCE, BESIDE, Lock, is_held, public_folder, take
 
 __all__ = ["DeviceLocks", "DevicePool", "Lease"]
 
@@ -65,7 +64,7 @@ class DeviceLocks:
 
     def take(self, device: int) -> bool:
         """Take a device; False while another launcher holds it."""
-        lock = self._try(self.names[device], fcntl.LOCK_EX)
+        lock = self._try(self.names[device], AT_ONCE)
         if lock is not None:
             self._held[device] = lock
         return lock is not None or not self._usable
@@ -85,7 +84,7 @@ class DeviceLocks:
             self._waiting.release()
             self._waiting = None
         elif self._waiting is None and is_waiting:
-            self._waiting = self._try("waiting", fcntl.LOCK_SH)
+            self._waiting = self._try("waiting", BESIDE)
 
     @property
     def others_wait(self) -> bool:
@@ -99,7 +98,7 @@ class DeviceLocks:
         if not self._usable:
             return None
         try:
-            return take_public(self._path(name), kind)
+            return take(self._path(name), kind, is_public=True)
         except OSError as error:
             self._usable = False
             self._warn(

@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 from batchscape.config import Launcher
 from batchscape.record.heartbeat import Beat, Heartbeat, Phase, beats_path, stacks_path
+from batchscape.text import list_text
 
 __all__ = ["Hang", "HangWatch"]
 
@@ -166,5 +167,4 @@ class HangWatch:
         waiting = f"; the others wait in {', '.join(ahead)}" if ahead else ""
         if len(behind) == 1:
             return Hang(f"rank {behind[0]} hangs in {where}: {silence}{waiting}", behind[0])
-        ranks = ", ".join(map(str, behind[:-1])) + f" and {behind[-1]}"
-        return Hang(f"ranks {ranks} hang in {where}: {silence}{waiting}", None)
+        return Hang(f"ranks {list_text(behind, 'and')} hang in {where}: {silence}{waiting}", None)

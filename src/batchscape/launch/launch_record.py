@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from batchscape.launch.devices import Lease
 from batchscape.record.spec import RunSpec
 from batchscape.record.timing import invalidate_times, processes_share, runs_share
+from batchscape.text import count_text
 
 if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
@@ -28,8 +29,8 @@ def launch_record(spec: RunSpec, lease: Lease, machine: Machine, *, others: bool
     leased = leased if spec.device_type == "cuda" else []
     why = []
     if lease.oversubscribed and spec.device_type == "cuda":
-        noun = "CUDA device" if len(lease.devices) == 1 else "CUDA devices"
-        why.append(processes_share(f"{lease.ranks} ranks", f"{len(lease.devices)} {noun}"))
+        devices = count_text(len(lease.devices), "CUDA device")
+        why.append(processes_share(f"{lease.ranks} ranks", devices))
     if lease.ranks > machine.cpu_cores:
         why.append(processes_share(f"{lease.ranks} ranks", f"{machine.cpu_cores} cores"))
     if sharing > 1:
@@ -37,11 +38,11 @@ def launch_record(spec: RunSpec, lease: Lease, machine: Machine, *, others: bool
     oversubscribed = bool(why)
     workers = spec.config.loader.workers
     if workers and lease.ranks <= machine.cpu_cores < (processes := lease.ranks * (1 + workers)):
-        ranks, each = ("1 rank", "") if lease.ranks == 1 else (f"{lease.ranks} ranks", " each")
-        noun = "worker" if workers == 1 else "workers"
+        ranks, each = count_text(lease.ranks, "rank"), " each" * (lease.ranks > 1)
         why.append(
             processes_share(
-                f"{ranks} with {workers} loader {noun}{each}, {processes} processes,",
+                f"{ranks} with {count_text(workers, 'loader worker')}{each}, "
+                f"{processes} processes,",
                 f"{machine.cpu_cores} cores",
             )
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from itertools import chain
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import psutil
 from batchscape.record.claims import CLAIMS
 from batchscape.record.disk import is_of_this_machine, read_each
 from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.instants import file_age_s
 
 __all__ = ["remove_dead_writes"]
 
@@ -46,7 +46,7 @@ def remove_dead_writes(place: SweepFolder | RunFolder) -> None:
                 written_at = path.stat().st_mtime
                 if _is_being_written(int(match[1]), written_at):
                     continue
-                if is_ours or time.time() - written_at > _DAY_S:
+                if is_ours or file_age_s(path) > _DAY_S:
                     path.unlink(missing_ok=True)
             except FileNotFoundError:
                 continue

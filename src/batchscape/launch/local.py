@@ -19,7 +19,6 @@ from batchscape.launch.durations import Durations
 from batchscape.launch.forked import ServerKilledError
 from batchscape.launch.interrupts import Interrupts
 from batchscape.launch.leftovers import remove_dead_writes
-from batchscape.launch.lock import sweep_lock
 from batchscape.launch.placement import Placement
 from batchscape.launch.predictions import alike, foretold_s, predict
 from batchscape.launch.presence import Presence
@@ -31,6 +30,7 @@ from batchscape.launch.scratch import scratch_folder
 from batchscape.launch.session import Session, Steering
 from batchscape.launch.standing import Standing, repeated
 from batchscape.record.folder import SweepFolder
+from batchscape.record.locks import sweep_lock
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus
 from batchscape.record.usable import check_usable

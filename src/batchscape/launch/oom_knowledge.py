@@ -31,6 +31,7 @@ from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
+from batchscape.text import count_text
 
 if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
@@ -201,4 +202,4 @@ def _described(spec: RunSpec) -> str:
     ranks = spec.geometry.data_parallel_size
     limit = spec.config.device.memory_limit_gib
     of = "" if limit is None else f" of {limit:g} GiB each"
-    return f"all else alike on {ranks} {'device' if ranks == 1 else 'devices'}{of}"
+    return f"all else alike on {count_text(ranks, 'device')}{of}"

@@ -20,6 +20,7 @@ from batchscape.launch.durations import Durations
 from batchscape.launch.schedule import makespan_s
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus
+from batchscape.text import duration_text
 
 if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
@@ -161,8 +162,8 @@ class Placement:
             return None
         return (
             f"Waiting for {self._noun} that another launcher holds (`lslocks` shows who locks "
-            f"files in {self._locks.folder}); this one gives up after {_GIVE_UP_S / 3600:g} h "
-            "without a run"
+            f"files in {self._locks.folder}); this one gives up after "
+            f"{duration_text(_GIVE_UP_S)} without a run"
         )
 
     def release(self, spec: RunSpec) -> None:

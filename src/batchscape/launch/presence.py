@@ -6,15 +6,13 @@ process, however that ends; files without one are left from launchers that were 
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from uuid import uuid4
 
-from batchscape.record.locks import public_folder
+from batchscape.record.locks import BESIDE, Lock, public_folder, take
 
 __all__ = ["Presence"]
 
@@ -28,8 +26,7 @@ class Presence:
 
     def __init__(self) -> None:
         self._folder = public_folder("batchscape-launchers")
-        self._own: Path | None = None
-        self._descriptor = -1
+        self._lock: Lock | None = None
         self._looked_at = float("-inf")
         self._found = False
 
@@ -47,17 +44,17 @@ class Presence:
 
     def show(self) -> None:
         """Let others know that this launcher is at work, if they do not."""
-        if self._own is None:
-            with contextlib.suppress(OSError):
-                self._announce()
+        with suppress(OSError):
+            # Whoever looks holds a file for an instant: then it is another one.
+            while self._lock is None:
+                self._lock = take(self._folder / uuid4().hex, is_public=True)
 
     def hide(self) -> None:
         """Let others know that this launcher does nothing."""
-        if self._own is not None:
-            with contextlib.suppress(OSError):
-                self._own.unlink()
-            os.close(self._descriptor)
-            self._own = None
+        if self._lock is not None:
+            with suppress(OSError):
+                self._lock.release(remove=True)
+            self._lock = None
 
     def others(self, max_age_s: float = 0.0) -> bool:
         """Return whether another launcher is at work.
@@ -72,46 +69,19 @@ class Presence:
             self._looked_at, self._found = now, self._look()
         return self._found
 
-    def _announce(self) -> None:
-        with contextlib.suppress(FileExistsError):
-            self._folder.mkdir()
-            # As the folder above it: everybody may add files, nobody may remove those of others.
-            self._folder.chmod(0o1777)
-        descriptor, hidden = tempfile.mkstemp(prefix=".", dir=self._folder)
-        try:
-            os.fchmod(descriptor, 0o644)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Seen only with its lock: without one it would be taken for left over.
-            own = Path(hidden).with_name(Path(hidden).name.removeprefix("."))
-            Path(hidden).rename(own)
-        except OSError:
-            os.close(descriptor)
-            Path(hidden).unlink(missing_ok=True)
-            raise
-        self._own, self._descriptor = own, descriptor
-
     def _look(self) -> bool:
+        own = None if self._lock is None else self._lock.path
         try:
-            paths = [path for path in self._folder.iterdir() if not path.name.startswith(".")]
+            return any(_is_held(path) for path in list(self._folder.iterdir()) if path != own)
         except OSError:
             return False
-        return any(_is_held(path) for path in paths if path != self._own)
 
 
 def _is_held(path: Path) -> bool:
     """Whether a launcher lives that holds the file; one that nobody holds is removed."""
-    try:
-        # Whatever lies there: links are not followed, and a pipe must not block.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        path.unlink()
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
+    with suppress(OSError):
+        lock = take(path, BESIDE, is_public=True)
+        if lock is None:
+            return True
+        lock.release(remove=True)
     return False

@@ -18,11 +18,11 @@ from rich.live import Live
 from rich.text import Text
 
 from batchscape.launch.result import RunResult, SweepResult
-from batchscape.record.instants import duration_text
 from batchscape.record.progress import remaining_s
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import FAULTS, RunStatus, Status, StopReason
 from batchscape.record.timing import why_untimed
+from batchscape.text import count_text, duration_text
 
 if TYPE_CHECKING:
     from batchscape.launch.active import ActiveRun
@@ -88,12 +88,12 @@ class Progress:
         self._done += len(skipped)
         self._failed += faults.total()
         if sealed:
-            self.note(f"{sealed} of {_runs_text(self._total)} done already, not run again")
+            self.note(f"{sealed} of {count_text(self._total, 'run')} done already, not run again")
         if faults:
             counts = ", ".join(f"{count} {status}" for status, count in sorted(faults.items()))
             self.note(
-                f"{_runs_text(faults.total())} ended by a fault before, not run again ({counts}); "
-                f"to run them again, add --retry {','.join(sorted(faults))}",
+                f"{count_text(faults.total(), 'run')} ended by a fault before, not run again "
+                f"({counts}); to run them again, add --retry {','.join(sorted(faults))}",
                 "yellow",
             )
         for result in results:
@@ -121,7 +121,7 @@ class Progress:
             return
         attempt = len(run.status.attempts)
         again = f", attempt {attempt}" if attempt > 1 else ""
-        ranks = f"{run.lease.ranks} rank{'s' if run.lease.ranks > 1 else ''}"
+        ranks = count_text(run.lease.ranks, "rank")
         named = self._named(run.spec.run_id)
         self.note(f"[{self._done + 1}/{self._total}] {named} started ({ranks}{again})")
 
@@ -198,7 +198,7 @@ class Progress:
     def summary(self, result: SweepResult) -> None:
         """Write how the sweep ended: counts, and each failure with its cause and its log."""
         counts = ", ".join(f"{count} {status}" for status, count in result.counts.items())
-        self.note(f"{_runs_text(len(result.runs))}: {counts}")
+        self.note(f"{count_text(len(result.runs), 'run')}: {counts}")
         for run in result.failed:
             self.note(f"{self._named(run.run_id)} {run.status}: {run.reason}", "red")
             self.note(f"  log: {run.log}")
@@ -248,11 +248,6 @@ def _ended_text(status: RunStatus, counted: str | None) -> str:
     if status.reason is not None:
         parts.append(status.reason)
     return ", ".join(parts) or "no steps"
-
-
-def _runs_text(count: int) -> str:
-    """Count runs."""
-    return f"{count} run" if count == 1 else f"{count} runs"
 
 
 @contextmanager

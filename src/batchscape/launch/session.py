@@ -41,6 +41,7 @@ from batchscape.record.outcome import RankExit
 from batchscape.record.progress import remaining_s
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import FAULTS, RunStatus, Status
+from batchscape.text import count_text
 
 if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
@@ -457,7 +458,7 @@ class Session:
         self._done[result.run_id] = result
         self._failures += result.status in FAULTS and not result.by_another
         if self._max_failures is not None and self._failures >= self._max_failures:
-            count = "1 run has" if self._failures == 1 else f"{self._failures} runs have"
+            count = count_text(self._failures, "run has", "runs have")
             self._stop(f"{count} failed, and launcher.max_failures is {self._max_failures}")
 
 

@@ -11,7 +11,7 @@ from batchscape.launch.result import RunResult
 from batchscape.record.claims import CLAIMS
 from batchscape.record.disk import read_each
 from batchscape.record.folder import RunFolder, SweepFolder
-from batchscape.record.locks import exclusively
+from batchscape.record.locks import hold
 from batchscape.record.next_step import Next, what_next
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import FAULTS, RunStatus, Status
@@ -144,7 +144,7 @@ def _clear_away(folder: RunFolder) -> None:
 
 def _made_pending(spec: RunSpec, folder: RunFolder, sweep: SweepFolder) -> RunStatus:
     """Give a run its folder, unless another launcher has done so meanwhile, and begun."""
-    with exclusively(sweep.writing):
+    with hold(sweep.writing):
         status = RunStatus.read(folder.status) if folder.status.exists() else None
         if status is not None and status.status is not Status.REJECTED:
             return status

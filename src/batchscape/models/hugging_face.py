@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from batchscape.errors import ConfigError
 from batchscape.models.source import config_file, weight_files
 from batchscape.models.vocabulary import check_vocabulary, data_vocabulary
 from batchscape.record.spec import DataIdentity
+from batchscape.text import count_text, did_you_mean, list_text, near_names, suggest
 
 __all__ = ["HuggingFaceModel", "build_hugging_face", "nothing_packed"]
 
@@ -164,7 +164,7 @@ def _plain_config(transformers: Any, config: Transformers) -> Any:  # noqa: ANN4
         known_types = list(transformers.CONFIG_MAPPING)
         if model_type not in known_types:
             msg = f"model.settings.model_type={model_type!r} is unknown to transformers"
-            raise ConfigError(msg + _close(str(model_type), known_types))
+            raise ConfigError(msg + did_you_mean(near_names(str(model_type), known_types, 3)))
         _check_known(settings, transformers.AutoConfig.for_model(model_type), model_type)
         # The class's own special tokens are those of a vocabulary that is not in use.
         unused = {"bos_token_id": None, "eos_token_id": None}
@@ -182,12 +182,7 @@ def _check_known(settings: dict[str, Any], plain: Any, model_type: str) -> None:
     for name in settings:
         if name not in known:
             msg = f"model.settings.{name} is no setting of {model_type}"
-            raise ConfigError(msg + _close(name, sorted(known)))
-
-
-def _close(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=3)
-    return f"; did you mean {' or '.join(close)}?" if close else f"; known: {', '.join(known)}"
+            raise ConfigError(msg + suggest(name, sorted(known)))
 
 
 def _vocabulary(
@@ -269,8 +264,8 @@ def _network(
     # A classifier's head is new; a body with random parts would pass for a pretrained model.
     missing = [n for n in loading.get("missing_keys", ()) if not classifies or n.startswith(body)]
     if missing:
-        shown = ", ".join(sorted(missing)[:3])
-        msg = f"the weights in {config.path} lack {len(missing)} parameters: {shown}, ..."
+        shown = list_text(sorted(missing), "and", 3)
+        msg = f"the weights in {config.path} lack {count_text(len(missing), 'parameter')}: {shown}"
         raise ConfigError(msg)
     trained: nn.Module = network.train()
     return trained

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from batchscape.errors import ConfigError, suggest
+from batchscape.errors import ConfigError
+from batchscape.text import suggest
 
 __all__ = [
     "MOST_CELLS",
@@ -140,8 +141,7 @@ def set_values(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[s
                 node = holder.get(part)
                 copied[path] = holder[part] = dict(node) if isinstance(node, Mapping) else {}
         if last not in copied[path]:
-            known = suggest(last, list(copied[path])) or ". Known here: nothing"
-            msg = f"{key} is no setting, so it cannot be swept{known}"
+            msg = f"{key} is no setting, so it cannot be swept{suggest(last, copied[path])}"
             raise ConfigError(msg)
         copied[path][last] = value
     return changed

@@ -12,6 +12,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from batchscape.plan.forecast import NOT_KNOWN, Figure, MemoryForecast, RunForecast, SweepForecast
+from batchscape.text import count_text
 
 __all__ = ["COUNTS", "TIMES", "forecast_text", "memory_text", "span"]
 
@@ -43,7 +44,7 @@ def forecast_text(
     for way in dict.fromkeys(forecast.way for _, forecast in lines):
         of_way = {line: count for line, count in lines.items() if line[1].way == way}
         if way.startswith(NOT_KNOWN):
-            parts.append(Text(f"Time {way} ({_runs(sum(of_way.values()))})"))
+            parts.append(Text(f"Time {way} ({count_text(sum(of_way.values()), 'run')})"))
         else:
             parts.append(_table(way, of_way))
     parts += [Text(line) for line in _about_memory(found)]
@@ -61,7 +62,7 @@ def _about_memory(found: SweepForecast) -> Iterator[str]:
         sizes = f"{'-'.join(ends)} GiB" if known_rooms else f"memory that is {NOT_KNOWN}"
         counts = Counter(str(memory.fits) for memory in known)
         told = ", ".join(
-            f"{_runs(counts[word])} {text}"
+            f"{count_text(counts[word], 'run')} {text}"
             for word, text in (("does not fit", "too big"), ("unsure", "unsure"))
             if counts[word]
         )
@@ -70,7 +71,7 @@ def _about_memory(found: SweepForecast) -> Iterator[str]:
             f"{': ' if told else ''}{told}."
         )
     for way, count in Counter(memory.way for memory in known if memory.fits is None).items():
-        yield f"Memory {way} ({_runs(count)})"
+        yield f"Memory {way} ({count_text(count, 'run')})"
 
 
 def _table(way: str, lines: Mapping[tuple[str, RunForecast], int]) -> Table:
@@ -138,22 +139,22 @@ def _dearest(line: tuple[tuple[str, RunForecast], int]) -> float:
 def _totals(found: SweepForecast, begin: datetime) -> str:
     if not found.left:
         return "Time: nothing is left to run."
-    missing = f"; not counted: {_runs(found.unknown)} of unknown time" if found.unknown else ""
+    missing = (
+        f"; not counted: {count_text(found.unknown, 'run')} of unknown time"
+        if found.unknown
+        else ""
+    )
     ends = found.ends_at(begin)
     if found.device_hours is None or found.makespan_s is None or ends is None:
-        return f"Time: {NOT_KNOWN} for {_runs(found.left)}."
+        return f"Time: {NOT_KNOWN} for {count_text(found.left, 'run')}."
     first, last = (end.strftime("%Y-%m-%d %H:%M") for end in ends)
     until = first if first == last else f"{first} to {last}"
     return (
-        f"Time: {_runs(found.left - found.unknown)}, "
+        f"Time: {count_text(found.left - found.unknown, 'run')}, "
         f"{span(found.device_hours, ((1.0, ''),))} device-hours, "
         f"{span(found.makespan_s, TIMES)} from first start to last end; begun now it ends "
         f"{until}. Start, compilation and checkpoints come on top{missing}."
     )
-
-
-def _runs(count: int) -> str:
-    return "1 run" if count == 1 else f"{count} runs"
 
 
 def _span(figure: Figure | None, units: tuple[tuple[float, str], ...]) -> str:

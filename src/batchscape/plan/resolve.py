@@ -21,6 +21,7 @@ from batchscape.plan.identity import run_id, trajectory_id
 from batchscape.plan.machine import Machine
 from batchscape.plan.stages import check_evaluations, make_stages
 from batchscape.record.spec import DataIdentity, RunSpec
+from batchscape.text import near_multiples
 
 __all__ = [
     "check_multiples",
@@ -187,7 +188,7 @@ def check_multiples(config: RunConfig, global_batches: Collection[int]) -> None:
         sizes = sorted(global_batches)
         if common > reach:
             shared, said = _out_of_reach(sizes, reach)
-            nearest = _nearest(value, shared * unit)
+            nearest = near_multiples(value, shared * unit)
             problems.append(
                 f"{name} must be a multiple of every global batch{tokens}; given {value}. {said}: "
                 f"use those with {name}={nearest}, or {_UNCOUNTED[name]}"
@@ -198,7 +199,7 @@ def check_multiples(config: RunConfig, global_batches: Collection[int]) -> None:
             if len(sizes) == 1
             else f"{common}, the least common multiple of the global batches {_some(sizes)}"
         )
-        nearest = _nearest(value, common * unit)
+        nearest = near_multiples(value, common * unit)
         problems.append(
             f"{name} must be a multiple of {rule}{tokens}; given {value}; use {nearest}"
         )
@@ -227,11 +228,6 @@ def _out_of_reach(sizes: Sequence[int], reach: int) -> tuple[int, str]:
         f"The {len(sizes)} of this sweep share none up to {reach} samples: {_some(against)} share "
         f"none below {math.lcm(*against)}. {len(kept)} of them divide {shared} ({_some(kept)})"
     )
-
-
-def _nearest(value: int, unit: int) -> str:
-    below = value // unit * unit
-    return " or ".join(str(near) for near in (below, below + unit) if near)
 
 
 def _some(sizes: Sequence[int]) -> str:

@@ -10,6 +10,7 @@ from batchscape.errors import ConfigError, GeometryError
 from batchscape.geometry import BatchGeometry, solve
 from batchscape.plan.scaling import scaled
 from batchscape.record.spec import Stage
+from batchscape.text import list_text, near_multiples
 
 __all__ = ["check_evaluations", "make_stages", "solve_geometries"]
 
@@ -114,7 +115,7 @@ def check_evaluations(every_samples: int | None, stages: Sequence[Stage]) -> Non
         for near in (below, below + common)
         if 0 < near <= samples and _evaluation_within_a_step(near, stages) is None
     ]
-    way_out = " or ".join(works) or (
+    way_out = list_text(works) or (
         f"stages that are multiples of {common}, the least common multiple of the global batches, "
         "and a multiple of it here"
     )
@@ -151,11 +152,9 @@ def _samples_of_last(config: RunConfig, geometries: Sequence[BatchGeometry]) -> 
     elif budget.tokens is not None:
         length = config.sequence_length or 1
         if budget.tokens % length:
-            below = budget.tokens // length * length
-            nearest = " or ".join(str(near) for near in (below, below + length) if near)
             msg = (
                 f"budget.tokens must be whole samples of {length} tokens; given {budget.tokens}; "
-                f"use {nearest}"
+                f"use {near_multiples(budget.tokens, length)}"
             )
             raise ConfigError(msg)
         left = budget.tokens // length - sum(stage.samples for stage in ramp)
@@ -177,10 +176,8 @@ def _samples_of_last(config: RunConfig, geometries: Sequence[BatchGeometry]) -> 
 def _check_whole(what: str, samples: int, geometry: BatchGeometry) -> None:
     size = geometry.global_batch_size
     if samples % size:
-        below = samples // size * size
-        nearest = " or ".join(str(near) for near in (below, below + size) if near)
         rule = f"must be a multiple of the global batch {size}"
-        msg = f"{what} {rule}; given {samples}; use {nearest}"
+        msg = f"{what} {rule}; given {samples}; use {near_multiples(samples, size)}"
         raise ConfigError(msg)
 
 

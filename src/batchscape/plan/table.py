@@ -29,7 +29,7 @@ from batchscape.programs.settings import unlogged
 from batchscape.record.causes import Cause
 from batchscape.record.files import write_atomically, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
-from batchscape.record.locks import exclusively
+from batchscape.record.locks import hold
 from batchscape.record.placeholders import not_passed
 from batchscape.record.progress import run_progress
 from batchscape.record.spec import RunSpec
@@ -269,7 +269,7 @@ def write_plan(plan: Plan) -> None:
     for row in rows:
         writer.writerow({k: outgoing_cell(v) if isinstance(v, str) else v for k, v in row.items()})
     # Another launcher may be about to begin a run that this plan rejects.
-    with exclusively(sweep.writing):
+    with hold(sweep.writing):
         for rejection in plan.rejections:
             _write_rejection(sweep.run(rejection.run_id), plan.sweep_name, rejection)
         write_atomically(sweep.plan, text.getvalue().encode())

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
-from difflib import get_close_matches
 from pathlib import Path
 
 from batchscape.config import Command
 from batchscape.config.template import fill, placeholders, written
 from batchscape.errors import ConfigError
 from batchscape.record.content import hash_of_files
+from batchscape.text import near_names
 
 __all__ = ["check_program", "command_source_hash"]
 
@@ -78,8 +78,7 @@ def _nearest(script: Path) -> str:
     if not script.parent.is_dir():
         return f" (nor a folder {script.parent.absolute()})"
     names = sorted(path.name for path in script.parent.glob("*.py"))
-    close = get_close_matches(script.name, names, n=1)
-    return f", but there is {close[0]}" if close else ""
+    return "".join(f", but there is {name}" for name in near_names(script.name, names))
 
 
 def command_source_hash(command: Command) -> str | None:

@@ -19,6 +19,7 @@ from batchscape.record.placeholders import (
 )
 from batchscape.record.timing import LET_IT_LOG
 from batchscape.recorder import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE
+from batchscape.text import list_text
 
 __all__ = [
     "check_commands",
@@ -225,7 +226,7 @@ def _check_engine(command: Command, swept: Collection[str], fixed: Collection[st
     for key in sorted(name.lstrip("+~") for name in swept):
         names = _OF_SWEPT.get(key) or _OF_SWEPT.get(key.partition(".")[0])
         if names is not None and not set(names) & set(used):
-            told = " or ".join(f"{{{name}}}" for name in names)
+            told = list_text(f"{{{name}}}" for name in names)
             msg = (
                 f"{key} is swept, but the program is not told: {told} is nowhere in engine.argv or "
                 "engine.environment"

@@ -44,7 +44,8 @@ from typing import NamedTuple, Protocol
 from batchscape.record.disk import is_of_this_machine
 from batchscape.record.files import link_or_copy
 from batchscape.record.folder import RunFolder
-from batchscape.record.locks import Lock, has_no_locks, is_held, take
+from batchscape.record.instants import file_age_s
+from batchscape.record.locks import Lock, is_held, take
 
 __all__ = ["CLAIMS", "RunClaim", "RunClaims"]
 
@@ -150,13 +151,13 @@ _Claimed = _Holder | str | None
 
 
 class _Claim:
-    def __init__(self, run: RunFolder, number: int, own: _Holder, lock: Lock | None) -> None:
+    def __init__(self, run: RunFolder, number: int, own: _Holder, lock: Lock) -> None:
         self._run, self._number, self._own, self._lock = run, number, own, lock
         self._beat_at = time.monotonic() + _BEAT_S
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        return () if self._lock is None else (self._lock.descriptor,)
+        return (self._lock.descriptor,) if self._lock.keeps_out else ()
 
     def renew(self, *, at_once: bool = False) -> bool:
         now = time.monotonic()
@@ -181,10 +182,7 @@ class _Claim:
             if is_there and _add(self._run, self._number + 1, None) and is_over:
                 for number in range(self._number + 1, 0, -1):
                     _path(self._run, number).unlink(missing_ok=True)
-                if self._lock is None:
-                    self._run.lock.unlink(missing_ok=True)
-        if self._lock is not None:
-            self._lock.release(remove=is_over)
+        self._lock.release(remove=is_over)
 
 
 class _Seen(NamedTuple):
@@ -207,22 +205,16 @@ class _Claims:
         number, found = _last(run)
         if number and found != _RELEASED and not self._is_left(run, number, found):
             return None
-        lock = None
-        try:
-            lock = take(run.lock)
-        except OSError as error:
-            if not has_no_locks(error):
-                raise
-        else:
-            if lock is None:
-                return None
+        lock = take(run.lock, is_needed=False)
+        if lock is None:
+            return None
         claim = None
         try:
-            own = _Holder.here(has_lock=lock is not None)
+            own = _Holder.here(has_lock=lock.keeps_out)
             if _follows(run, number, found, own):
                 claim = _Claim(run, number + 1, own, lock)
         finally:
-            if claim is None and lock is not None:
+            if claim is None:
                 lock.release()
         return claim
 
@@ -233,7 +225,7 @@ class _Claims:
                 return None
             if isinstance(found, _Holder) and found.is_earlier_self:
                 return None
-            if self._is_left(run, number, found) or _age_s(_path(run, number)) >= _SILENT_S:
+            if self._is_left(run, number, found) or file_age_s(_path(run, number)) >= _SILENT_S:
                 return None
         return str(found) if isinstance(found, _Holder) else "an unknown process"
 
@@ -271,13 +263,6 @@ def _job() -> str | None:
 
 def _path(run: RunFolder, number: int) -> Path:
     return run.path / f".claim.{number}"
-
-
-def _age_s(path: Path) -> float:
-    try:
-        return time.time() - path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def _last(run: RunFolder) -> tuple[int, _Claimed]:

@@ -148,7 +148,7 @@ class SweepFolder:
 
     @property
     def lock(self) -> Path:
-        """Shared by the launchers that are at work; see `launch.lock`."""
+        """Shared by the launchers that are at work; see `record.locks`."""
         return self.path / ".lock"
 
     @property

@@ -1,4 +1,4 @@
-"""The time of day by a clock that never jumps, the same in all processes of a launch; durations.
+"""The time of day by a clock that never jumps, the same in all processes of a launch.
 
 What ended a run first is found by comparing times of several processes. The clock of the wall may
 be set back or ahead at any moment; the clock of the machine only runs. A launcher reads both once,
@@ -7,13 +7,11 @@ and hands the difference to every process that it starts.
 
 from __future__ import annotations
 
-import math
 import os
 import time
+from pathlib import Path
 
-__all__ = ["duration_text", "now"]
-
-_UNITS = {"d": 86400.0, "h": 3600.0, "min": 60.0}
+__all__ = ["file_age_s", "now"]
 
 _VARIABLE = "BATCHSCAPE_CLOCK_OFFSET_S"
 # Counts on while the machine sleeps, where the system has such a clock.
@@ -31,14 +29,12 @@ def now() -> float:
     return _OFFSET_S + time.clock_gettime(_RUNNING)
 
 
-def duration_text(seconds: float) -> str:
-    """Write a duration in the unit that fits it, with three significant digits."""
-    if math.isinf(seconds):
-        return "∞"
-    for unit, size in _UNITS.items():
-        if abs(seconds) >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
+def file_age_s(path: Path) -> float:
+    """Return how long ago a file was written; 0 where it is gone, or the clock has gone back."""
+    try:
+        return max(0.0, time.time() - path.stat().st_mtime)
+    except OSError:
+        return 0.0
 
 
 def _offset_s() -> float:

@@ -11,18 +11,21 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Lock", "exclusively", "has_no_locks", "is_held", "public_folder", "take", "take_public"]
+from batchscape.errors import LaunchError
+from batchscape.record.folder import SweepFolder
 
+__all__ = ["AT_ONCE", "BESIDE", "Lock", "hold", "is_held", "public_folder", "sweep_lock", "take"]
+
+AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
+"""For one alone, and only if nobody else has it now."""
+BESIDE = fcntl.LOCK_SH | fcntl.LOCK_NB
+"""Beside others who have it so, and only if nobody has it alone."""
 _WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
-
-
-def has_no_locks(error: OSError) -> bool:
-    """Whether a lock failed as its file system has none: Lustre without `flock`, some of NFS."""
-    return error.errno in _WITHOUT_LOCKS
+"""What a lock fails with where its file system has none: Lustre without `flock`, some of NFS."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +37,13 @@ class Lock:
     path : Path
     descriptor : int
         Open file that carries the lock; to be passed to processes that shall prolong it.
+    keeps_out : bool
+        Whether others are kept out; not where the file system has no locks.
     """
 
     path: Path
     descriptor: int
+    keeps_out: bool = True
 
     def release(self, *, remove: bool = False) -> None:
         """Give the lock up, also for processes that have inherited it.
@@ -47,20 +53,31 @@ class Lock:
         remove : bool
             Whether to remove the file too: nobody will need this lock again.
         """
-        # A folder that was moved has taken the file along: the one that is there now is another's.
-        if remove and _is_at(self.path, self.descriptor):
-            self.path.unlink(missing_ok=True)
-        fcntl.flock(self.descriptor, fcntl.LOCK_UN)
-        os.close(self.descriptor)
+        try:
+            # A folder that was moved has taken the file along: the one there now is another's.
+            if remove and _is_at(self.path, self.descriptor):
+                self.path.unlink(missing_ok=True)
+        finally:
+            with suppress(OSError):
+                fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+            os.close(self.descriptor)
 
 
-def take(path: Path) -> Lock | None:
+def take(
+    path: Path, kind: int = AT_ONCE, *, is_public: bool = False, is_needed: bool = True
+) -> Lock | None:
     """Take a lock, if nobody else holds it.
 
     Parameters
     ----------
     path : Path
-        Made if it does not exist; its folder must.
+        Made if it does not exist; its folder must, unless it is a `public_folder`.
+    kind : int
+        `AT_ONCE` or `BESIDE`; `fcntl.LOCK_EX` and `fcntl.LOCK_SH` wait for others.
+    is_public : bool
+        Whether processes of all users take it.
+    is_needed : bool
+        Whether a file system that has no locks is an error; else the lock keeps nobody out.
 
     Returns
     -------
@@ -70,22 +87,24 @@ def take(path: Path) -> Lock | None:
     Raises
     ------
     OSError
-        If the file cannot be opened, or its file system has no locks.
+        If the file cannot be opened or locked.
     """
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = (
+            _open_public(path) if is_public else os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        )
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, kind)
             # The file that was opened may have been removed since.
-            is_there = _is_at(path, descriptor)
-        except BlockingIOError:
+            if _is_at(path, descriptor):
+                return Lock(path, descriptor)
+        except BaseException as error:
+            if not is_needed and getattr(error, "errno", None) in _WITHOUT_LOCKS:
+                return Lock(path, descriptor, keeps_out=False)
             os.close(descriptor)
-            return None
-        except BaseException:
-            os.close(descriptor)
+            if isinstance(error, BlockingIOError):
+                return None
             raise
-        if is_there:
-            return Lock(path, descriptor)
         os.close(descriptor)
 
 
@@ -94,53 +113,26 @@ def public_folder(name: str) -> Path:
     return Path(tempfile.gettempdir()) / name
 
 
-def take_public(path: Path, kind: int = fcntl.LOCK_EX) -> Lock | None:
-    """Take a lock on a file that launchers of all users share and nobody removes.
-
-    Parameters
-    ----------
-    path : Path
-        In a `public_folder`; made if it does not exist, with its folder.
-    kind : int
-        `fcntl.LOCK_EX`, or `fcntl.LOCK_SH` beside others.
-
-    Returns
-    -------
-    Lock or None
-        None while others hold it.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be opened, or its file system has no locks.
-    """
-    descriptor = _open_public(path)
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return Lock(path, descriptor)
-
-
 def _open_public(path: Path) -> int:
-    # Reading is enough to lock, and is all that other users may do with it. Links are not followed,
-    # and a pipe must not block.
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     with suppress(FileNotFoundError):
-        return os.open(path, flags)
+        return _open(path)
     with suppress(FileExistsError):
         path.parent.mkdir()
         # As the folder above it: everybody may add files, nobody may remove another's.
         path.parent.chmod(0o1777)
     with suppress(FileExistsError):
-        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         os.fchmod(descriptor, 0o644)
         return descriptor
-    return os.open(path, flags)
+    return _open(path)
+
+
+def _open(path: Path) -> int:
+    """Open whatever is there: links are not followed, and a pipe must not block."""
+    # Network file systems lock only what may be written to; else reading is enough to lock, and is
+    # all that other users may do.
+    mode = os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY
+    return os.open(path, mode | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def is_held(path: Path) -> bool:
@@ -149,23 +141,21 @@ def is_held(path: Path) -> bool:
     Nobody does where there is no such file, or its file system has no locks.
     """
     try:
-        # Network file systems lock only what may be written to.
-        mode = os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY
-        descriptor = os.open(path, mode | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = _open(path)
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, AT_ONCE)
     except OSError as error:
-        return not has_no_locks(error)
+        return error.errno not in _WITHOUT_LOCKS
     finally:
         os.close(descriptor)
     return False
 
 
 @contextmanager
-def exclusively(path: Path) -> Iterator[None]:
-    """Hold a lock for a short time, waiting for others who do the same.
+def hold(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Hold a lock for a time, waiting for others who do the same.
 
     Where the file system has no locks nobody waits.
 
@@ -173,23 +163,41 @@ def exclusively(path: Path) -> Iterator[None]:
     ----------
     path : Path
         Made if it does not exist, with its folder.
+    kind : int
+        `fcntl.LOCK_EX`, or `fcntl.LOCK_SH` beside others.
 
     Raises
     ------
     OSError
-        If the file cannot be opened.
+        If the file cannot be opened or locked.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    lock = take(path, kind, is_needed=False)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError as error:
-            if not has_no_locks(error):
-                raise
         yield
     finally:
-        os.close(descriptor)
+        if lock is not None:
+            lock.release()
+
+
+@contextmanager
+def sweep_lock(sweep: SweepFolder) -> Iterator[None]:
+    """Show that a launcher is at work in a sweep, beside others if there are any.
+
+    `status` asks for it; where the file system has no locks, a launcher is seen by its runs.
+
+    Raises
+    ------
+    LaunchError
+        If the folder cannot be written to.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(hold(sweep.lock, fcntl.LOCK_SH))
+        except OSError as error:
+            msg = f"{sweep.path} cannot be used ({error}); give a sweep_dir that can be written to"
+            raise LaunchError(msg) from None
+        yield
 
 
 def _is_at(path: Path, descriptor: int) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
+
+from batchscape.text import did_you_mean, near_names
 
 __all__ = ["no_runs"]
 
@@ -26,11 +27,7 @@ def no_runs(sweep_dir: Path) -> str:
     what = what if sweep_dir.exists() else "does not exist"
     text = f"{sweep_dir} {what}; a sweep folder has a 'runs' folder with runs in it"
     near = [str(sweep_dir.with_name(name)) for name in _near(sweep_dir)]
-    if not near:
-        return text
-    *head, last = near
-    said = f"{', '.join(head)} or {last}" if head else last
-    return f"{text}; did you mean {said}?"
+    return text + did_you_mean(near).removesuffix(".")
 
 
 def _near(sweep_dir: Path) -> list[str]:
@@ -42,5 +39,5 @@ def _near(sweep_dir: Path) -> list[str]:
         return []
     names = [name for name in names if name != sweep_dir.name]
     longer = [name for name in names if name.startswith(f"{sweep_dir.name}-")]
-    alike = get_close_matches(sweep_dir.name, names, n=_MOST_NAMED)
+    alike = near_names(sweep_dir.name, names, _MOST_NAMED)
     return list(dict.fromkeys([*longer, *alike]))[:_MOST_NAMED]

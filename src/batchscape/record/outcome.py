@@ -18,6 +18,7 @@ from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.instants import now
 from batchscape.record.status import Status, StopReason
+from batchscape.text import count_text
 
 __all__ = ["SIGNAL_LAG_S", "Outcome", "RankExit", "RunEnd", "Stop", "decide", "killed_by"]
 
@@ -248,7 +249,7 @@ def _with_kills_counted(run_end: RunEnd, oom_kills: int, device_type: str) -> Ru
     if not oom_kills:
         reason = f"killed, probably out of memory: {run_end.reason}"
         return replace(run_end, reason=reason)
-    kills = "a kill" if oom_kills == 1 else f"{oom_kills} kills"
+    kills = count_text(oom_kills, "kill")
     reason = f"{run_end.reason}; its cgroup counted {kills} by the out-of-memory killer meanwhile"
     if device_type != "cpu":
         reason = f"{reason}; it is the memory of the host, which says nothing of the device's"

@@ -16,13 +16,13 @@ from batchscape.record.advice import UNREADABLE
 from batchscape.record.causes import Cause
 from batchscape.record.commands import Launched, time_again
 from batchscape.record.folder import SweepFolder
-from batchscape.record.instants import duration_text
 from batchscape.record.next_step import Next
 from batchscape.record.overview import Overview, advice_of, by_reason
 from batchscape.record.progress import RunProgress
 from batchscape.record.status import FAULTS, Status, StopReason
 from batchscape.record.timing import untimed_text
 from batchscape.record.trial_counts import TrialCounts
+from batchscape.text import count_text, duration_text
 
 __all__ = ["overview_text"]
 
@@ -75,11 +75,9 @@ def _headline(found: Overview) -> Text:
 def _counts(found: Overview) -> str:
     counts = dict(found.counts)
     rejected = counts.pop(str(Status.REJECTED), 0)
-    total = sum(counts.values())
-    runs = "1 run" if total == 1 else f"{total} runs"
-    text = f"{runs}: {', '.join(f'{n} {status}' for status, n in counts.items()) or 'none'}"
-    cells = "1 cell" if rejected == 1 else f"{rejected} cells"
-    return f"{text}; {cells} rejected" if rejected else text
+    listed = ", ".join(f"{n} {status}" for status, n in counts.items()) or "none"
+    text = f"{count_text(sum(counts.values()), 'run')}: {listed}"
+    return f"{text}; {count_text(rejected, 'cell')} rejected" if rejected else text
 
 
 def _trials(found: TrialCounts) -> Iterator[str]:
@@ -198,8 +196,8 @@ def _next(found: Overview) -> str:
     if not parts and not is_searching:
         return "The same command would do nothing."
     if trials is not None and is_searching:
-        counts = "1 trial is" if trials.left == 1 else f"{trials.left} trials are"
-        of = [f"{counts} left"] if trials.left else []
+        count = count_text(trials.left, "trial is", "trials are")
+        of = [f"{count} left"] if trials.left else []
         of += ["the grid around the best is to be measured"] if trials.grid_is_left else []
         goes_on = "It goes on" if parts else "The same command goes on"
         text = f"{text} {goes_on} with the search: {', and '.join(of)}.".lstrip()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from batchscape.config import OUR_GROUPS, Command, RunConfig, is_of_our_loop
 from batchscape.config.template import placeholders
 from batchscape.errors import ConfigError
+from batchscape.text import did_you_mean, near_multiples, near_names
 
 if TYPE_CHECKING:
     from batchscape.record.spec import Stage
@@ -196,11 +196,9 @@ def _in_steps(name: str, key: str, samples: int | None, batch: int) -> int | Non
     if samples is None:
         return None
     if samples % batch:
-        below = samples // batch * batch
-        nearest = " or ".join(str(near) for near in (below, below + batch) if near)
         msg = (
             f"{{{name}}} needs {key} to be a multiple of the global batch {batch}; given "
-            f"{samples}; use {nearest}"
+            f"{samples}; use {near_multiples(samples, batch)}"
         )
         raise ConfigError(msg)
     return samples // batch
@@ -209,8 +207,7 @@ def _in_steps(name: str, key: str, samples: int | None, batch: int) -> int | Non
 def _check_known(used: Iterable[str], known: Sequence[str]) -> None:
     for name in used:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {{{close[0]}}}?" if close else "."
+            hint = did_you_mean([f"{{{near}}}" for near in near_names(name, known)])
             shown = ", ".join(n for n in dict.fromkeys((*PLACEHOLDERS, *known)) if "." not in n)
             msg = (
                 f"engine.argv: there is no placeholder {{{name}}}{hint} Known: {shown}; settings "

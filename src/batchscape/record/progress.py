@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from batchscape.record.disk import read_each
 from batchscape.record.files import last_row, read_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.heartbeat import Heartbeat, beats_path
+from batchscape.record.instants import file_age_s
 from batchscape.record.neighbours import no_runs
 from batchscape.record.next_step import Next, what_next
 from batchscape.record.status import RunStatus, Status, check_version
@@ -140,8 +140,7 @@ def _progress(folder: RunFolder) -> RunProgress:
         ),
         optimizer_steps=steps,
         loss=None if loss is None or math.isnan(loss) else loss,
-        # Not below 0 where the clock has gone back since it was written.
-        age_s=max(0.0, time.time() - folder.lines("steps").stat().st_mtime) if row else None,
+        age_s=file_age_s(folder.lines("steps")) if row else None,
         reason=reason,
         cause=cause,
         stop_reason=status.stop_reason,

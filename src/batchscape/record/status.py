@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -13,6 +12,7 @@ from batchscape.errors import DamageError, RecordError
 from batchscape.record.causes import Cause
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import FORMAT_VERSION
+from batchscape.record.instants import now
 
 __all__ = ["FAULTS", "Attempt", "RunStatus", "Status", "StopReason"]
 
@@ -93,12 +93,12 @@ class RunStatus:
     """Size in bytes and SHA-256 of each sealed file, by name."""
     rows: dict[str, int] = field(default_factory=dict)
     """Rows of each sealed table."""
-    updated_at: float = field(default_factory=time.time)
+    updated_at: float = field(default_factory=now)
     """Seconds since the epoch."""
 
     def write(self, path: Path, *, replaces: bool = True) -> None:
         """Write the file at `path`, as `write_atomically` does."""
-        self.updated_at = time.time()
+        self.updated_at = now()
         content = {"format_version": FORMAT_VERSION, **asdict(self)}
         write_json(path, content, replaces=replaces)
 

@@ -10,6 +10,7 @@ from batchscape.record.figures import TIMES
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.status import RunStatus
+from batchscape.text import count_text
 
 __all__ = [
     "BUSY",
@@ -142,9 +143,8 @@ def why_run_untimed(folder: RunFolder, status: RunStatus) -> str | None:
 def untimed_text(reasons: Counter[str], completed: int) -> str:
     """Say how many of the completed runs have no times that count, and why."""
     listed = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common())
-    have = "has" if completed == 1 else "have"
-    runs = "run" if completed == 1 else "runs"
-    return f"{reasons.total()} of {completed} completed {runs} {have} no times that count: {listed}"
+    have = count_text(completed, "completed run has", "completed runs have")
+    return f"{reasons.total()} of {have} no times that count: {listed}"
 
 
 def timed_figures(summary: Mapping[str, Any], untimed: str | None) -> dict[str, Any]:

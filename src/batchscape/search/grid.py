@@ -18,7 +18,8 @@ from batchscape.search.around import Bracket, around, beyond, bracket
 from batchscape.search.launching import Launching, key_of
 from batchscape.search.objective import outcome_of, unbeaten
 from batchscape.search.space import Space, StudyCells
-from batchscape.search.words import count_text, point_text
+from batchscape.search.words import point_text
+from batchscape.text import count_text, list_text
 
 __all__ = ["Found", "measure_around"]
 
@@ -270,7 +271,7 @@ def _front_text(name: str, space: Space, found: Sequence[Found], how: str) -> st
     valid = [one for one in found if all(map(math.isfinite, one.values))]
     kept = itertools.compress(valid, unbeaten([one.values for one in valid]))
     front = sorted(kept, key=lambda one: one.values)
-    told = f"{name}: front of {' and '.join(space.sampler.objective)} ({how})"
+    told = f"{name}: front of {list_text(space.sampler.objective, 'and')} ({how})"
     if not front:
         return f"{told}: no point has a result"
     ends = dict.fromkeys(

@@ -11,7 +11,8 @@ from batchscape.plan.machine import Machine
 from batchscape.search.launching import REJECTS, plan_at_corner
 from batchscape.search.points import grid_values_of, trials_of
 from batchscape.search.space import space_of
-from batchscape.search.words import count_text, point_text, search_text
+from batchscape.search.words import point_text, search_text
+from batchscape.text import count_text
 
 __all__ = ["StandIns", "stand_ins"]
 

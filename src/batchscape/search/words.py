@@ -7,8 +7,9 @@ from typing import Any
 
 from batchscape.search.points import grid_values_of, trials_of
 from batchscape.search.space import Space, setting_text
+from batchscape.text import count_text, list_text
 
-__all__ = ["count_text", "point_text", "search_text"]
+__all__ = ["point_text", "search_text"]
 
 
 def point_text(point: Mapping[str, Any]) -> str:
@@ -17,11 +18,6 @@ def point_text(point: Mapping[str, Any]) -> str:
         f"{key}={f'{value:.4g}' if isinstance(value, float) else setting_text(value)}"
         for key, value in point.items()
     )
-
-
-def count_text(number: int, what: str) -> str:
-    """Write how many there are."""
-    return f"{number} {what if number == 1 else f'{what}s'}"
 
 
 def search_text(space: Space) -> str:
@@ -45,7 +41,7 @@ def search_text(space: Space) -> str:
         trials += f" for each of {count_text(len(space.studies), what)} of {', '.join(axes)}"
     return (
         f"Search of {', '.join(searched)}: {trials}, by {sampler.name}, for the least "
-        f"{' and '.join(sampler.objective)}{_afterwards(space)}"
+        f"{list_text(sampler.objective, 'and')}{_afterwards(space)}"
     )
 
 

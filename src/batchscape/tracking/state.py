@@ -15,6 +15,7 @@ from batchscape.errors import DamageError, RecordError
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.status import RunStatus, Status
+from batchscape.text import list_text
 from batchscape.tracking.labels import sweep_id_of
 
 __all__ = [
@@ -119,11 +120,10 @@ class Uploads:
         ended = len(self.uploaded) + len(self.offline) + len(self.lacking)
         if not self.lacking:
             return None
-        shown = ", ".join(self.lacking[:3]) + (", ..." if len(self.lacking) > 3 else "")
         why = because or "; ".join(self.damaged.values()) or "it could not go on there"
         return (
             f"Weights & Biases was not updated: it lacks {len(self.lacking)} of {ended} runs "
-            f"({shown}), because {why}. "
+            f"({list_text(self.lacking, 'and', 3)}), because {why}. "
             f"`{sync_command(self.sweep_dir)}` sends what it lacks. "
             f"Details: {SweepFolder(self.sweep_dir).wandb / 'mirror.log'}"
         )

@@ -8,7 +8,6 @@ another one, since a fresh start is the only state of the W&B library that is kn
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import select
@@ -16,10 +15,10 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 import wandb
 from wandb.errors import AuthenticationError
@@ -28,7 +27,7 @@ from batchscape.config import WandbTracker
 from batchscape.errors import RecordError
 from batchscape.outgoing import redact, visible
 from batchscape.record.folder import RunFolder, SweepFolder
-from batchscape.record.locks import has_no_locks
+from batchscape.record.locks import take
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import verify_seal
@@ -64,11 +63,13 @@ def main(text: str) -> None:
     order = Order(**json.loads(text))
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     try:
-        with (SweepFolder(Path(order.sweep_dir)).wandb / "mirror.lock").open("w") as lock:
-            while not _hold(lock):
+        with ExitStack() as stack:
+            path = SweepFolder(Path(order.sweep_dir)).wandb / "mirror.lock"
+            while (lock := take(path, is_needed=False)) is None:
                 # The mirror of another launcher, or a sync, sends what there is meanwhile.
                 if order.work != "live" or select.select([sys.stdin], [], [], _POLL_S)[0]:
                     raise _RefusedError(_BUSY)
+            stack.callback(lock.release)
             mirror = _Mirror(order, _mode(order))
             while order.work == "live" and not select.select([sys.stdin], [], [], _POLL_S)[0]:
                 mirror.look()
@@ -195,18 +196,6 @@ class _Mirror:
             entity=chosen.entity or stored.entity,
             tags=stored.tags if chosen.tags is None else chosen.tags,
         )
-
-
-def _hold(lock: IO[str]) -> bool:
-    """Hold the lock of what mirrors a sweep; it goes with the process, however that ends."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if not has_no_locks(error):  # else nobody can be kept out
-            raise
-    return True
 
 
 def _mode(order: Order) -> Literal["online", "offline"]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from batchscape.errors import BatchscapeError
+from batchscape.text import count_text
 
 __all__ = ["code_for_each_size"]
 
@@ -47,10 +48,10 @@ def code_for_each_size(sizes: int) -> Iterator[None]:
         try:
             yield
         except FailOnRecompileLimitHit as error:
-            noun = "size of micro-batches" if sizes == 1 else "sizes of micro-batches"
+            each = count_text(sizes, "size of micro-batches", "sizes of micro-batches")
             msg = (
                 f"engine.compile: a function of the model would be compiled more than {limit} "
-                f"times, {_VARIANTS} for {sizes} {noun}, as its inputs or settings differ from "
+                f"times, {_VARIANTS} for {each}, as its inputs or settings differ from "
                 "step to step (TORCH_LOGS=recompiles says how); let them be the same, or use "
                 "engine.compile=false"
             )

@@ -19,6 +19,7 @@ from batchscape.record.instants import now
 from batchscape.record.outcome import Outcome
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status
+from batchscape.text import count_text
 
 __all__ = ["failure_of", "is_out_of_memory"]
 
@@ -163,8 +164,8 @@ def _why_not_the_limit(
     others = foreign_processes(device, spec.geometry.devices_per_node)
     if not others:
         return None
-    are = "process of others holds" if others == 1 else "processes of others hold"
-    return f"; {others} {are} memory of the device, so that it says nothing of what a run takes"
+    hold = count_text(others, "process of others holds", "processes of others hold")
+    return f"; {hold} memory of the device, so that it says nothing of what a run takes"
 
 
 def _peak_memory(device: torch.device | None) -> tuple[float | None, str | None]:

@@ -101,8 +101,8 @@ def test_one_seed_or_one_time_has_a_value_without_interval():
     found = time_to_target(steps_by_batch(reaches([10.0])), step_times(table, [(1, 32, 1)])).iloc[0]
     assert found["time_s"] == pytest.approx(20)
     assert math.isnan(found["time_low_s"])
-    assert "one seed" in found["note"]
-    assert "one valid time" in found["note"]
+    assert "1 seed" in found["note"]
+    assert "1 valid time" in found["note"]
 
 
 def test_what_was_not_measured_is_predicted_and_flagged():

@@ -49,7 +49,7 @@ def test_what_varied_and_what_was_fixed_are_told_apart_by_sweep(build: Any) -> N
     assert "Completed runs of a cell: 2, 3." in text["Seeds and intervals"]
     assert "runs of equal seed are paired" in text["Seeds and intervals"]
     # What two launchers did at the same time is in no setting of theirs.
-    assert "Each launcher ran one run at a time." in text["Times"]
+    assert "Each launcher ran 1 run at a time." in text["Times"]
 
 
 def test_a_setting_that_some_runs_lack_is_not_held_fixed(build: Any) -> None:

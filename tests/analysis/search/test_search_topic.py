@@ -218,7 +218,7 @@ def test_a_best_at_the_end_of_its_grid_is_no_optimum(tmp_path: Path) -> None:
     grid = grid_of("all", points, brackets=[bracket(0.002, 0.004, None)])
     section = with_grids(tmp_path, [grid], ("samples_to_target",))
     assert section.answer[0] == (
-        "Least samples to target: learning rate 0.00400 (250.0); one new seed, in a grid around "
+        "Least samples to target: learning rate 0.00400 (250.0); 1 new seed, in a grid around "
         "the best of 2 trials; not bracketed, where it is the last value of the grid."
     )
     (row,) = section.tables[0].grid.rows

@@ -63,8 +63,8 @@ def test_free_exponents_are_near_one():
 def test_one_seed_gives_no_interval_and_says_so():
     for fit in fits().values():
         assert math.isnan(fit.critical_batch_size.low)
-        assert "one seed" in fit.critical_batch_size.note
-        assert any("One seed" in text for text in fit.warnings)
+        assert "1 seed" in fit.critical_batch_size.note
+        assert any("1 seed" in text for text in fit.warnings)
         without = fit.fitted.leave_one_out["critical_batch_size"]
         assert without.min() < fit.critical_batch_size.value < without.max()
 

@@ -121,8 +121,8 @@ def test_table_without_targets_or_intervals(reaches):
     own = reaches[(reaches["target_loss"] == 2) & (reaches["seed"] == 0)]
     with paper_style():
         found = tradeoff_section(own.drop(columns=["target_loss", "run_id"]))
-    assert "one seed: no interval" in found.answer[0]
-    assert any("One seed" in text for text in found.warnings)
+    assert "1 seed: no interval" in found.answer[0]
+    assert any("1 seed" in text for text in found.warnings)
 
 
 @pytest.mark.slow

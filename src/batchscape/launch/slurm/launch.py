@@ -19,7 +19,6 @@ from batchscape import scheduler
 from batchscape.config import Slurm
 from batchscape.errors import BatchscapeError, LaunchError, RecordError, SchedulerError
 from batchscape.launch.ending import write_end
-from batchscape.launch.lock import sweep_lock
 from batchscape.launch.progress import Progress
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.schedule import launch_order
@@ -32,12 +31,13 @@ from batchscape.record.disk import read_each
 from batchscape.record.files import read_json, write_atomically
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.instants import now
-from batchscape.record.locks import exclusively
+from batchscape.record.locks import hold, sweep_lock
 from batchscape.record.outcome import RunEnd
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import FAULTS, RunStatus, Status
 from batchscape.record.usable import check_usable
 from batchscape.scheduler import Job, JobState, jobs, named, partitions, submit
+from batchscape.text import count_text
 from batchscape.tracking.mirror import Mirror
 
 __all__ = ["cancel", "describe_jobs", "run_on_slurm"]
@@ -182,7 +182,7 @@ def _submit_missing(
     """Submit the jobs that there are too few of; return their ids."""
     found = []
     # Two commands at the same time would each find no job.
-    with exclusively(sweep.slurm / "submitting.lock"):
+    with hold(sweep.slurm / "submitting.lock"):
         live = Counter(_live(sweep).values())
         (order.extended(sweep) if live else order).write(sweep)
         for shape, specs in shapes(missing).items():
@@ -195,7 +195,7 @@ def _submit_missing(
             where = "one node" if shape == POOL else f"{shape.nodes} nodes"
             told = [f"{live[name]} there already"] if live[name] else []
             told += [f"submitted {', '.join(submitted)}"] if submitted else []
-            runs = "1 run" if len(specs) == 1 else f"{len(specs)} runs"
+            runs = count_text(len(specs), "run")
             progress.note(f"Jobs for {runs} on {where}: {'; '.join(told)}")
             found += submitted
     return found
@@ -307,7 +307,7 @@ class _Follower:
         return noted == sum(map(len, lost.values()))
 
     def _why_none_is_left(self) -> str:
-        count = "1 run is" if len(self._open) == 1 else f"{len(self._open)} runs are"
+        count = count_text(len(self._open), "run is", "runs are")
         ended = [f"{job.id} {job.reason or job.state}" for job in self._asked.values()]
         jobs_text = f"the jobs ended ({', '.join(ended)})" if ended else "no job is left"
         logs = self._sweep.slurm / "job-*.txt"

@@ -1,0 +1,93 @@
+"""Words of messages: counts, lists, durations, and what a name that is not known may mean."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Sequence
+from difflib import get_close_matches
+
+from batchscape.errors import ConfigError
+
+__all__ = [
+    "count_text",
+    "did_you_mean",
+    "duration_text",
+    "list_text",
+    "near_multiples",
+    "near_names",
+    "parse_duration",
+    "suggest",
+]
+
+_SECONDS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)([dhms])")
+
+
+def count_text(count: float, one: str, more: str = "") -> str:
+    """Write how many there are: `1 run`, `3 runs`; `more` is the plural that takes no s."""
+    return f"{count} {one if count == 1 else more or f'{one}s'}"
+
+
+def list_text(words: Iterable[object], last: str = "or", most: int | None = None) -> str:
+    """Write a list: `a, b or c`; of more words than `most` the first ones: `a, b and 3 more`.
+
+    An empty `last` is for values: `a, b, c`.
+    """
+    texts = [*map(str, words)]
+    if most is not None and len(texts) > most:
+        texts, last = [*texts[:most], f"{len(texts) - most} more"], "and"
+    end = f" {last} " if last else ", "
+    return end.join([", ".join(texts[:-1]), *texts[-1:]] if texts[1:] else texts)
+
+
+def near_names(name: str, known: Iterable[str], most: int = 1, alike: float = 0.6) -> list[str]:
+    """Return the names that are spelled most like another, `alike` the least share of letters."""
+    return get_close_matches(name, [*known], most, alike)
+
+
+def did_you_mean(names: Sequence[str]) -> str:
+    """End what a message says of an unknown name with those that may be meant."""
+    return f"; did you mean {list_text(names)}?" if names else "."
+
+
+def suggest(name: str, known: Collection[str]) -> str:
+    """End a message about an unknown name with the one that may be meant, and all there are."""
+    listed = f" Known here: {', '.join(known)}" if known else ""
+    return did_you_mean(near_names(name, known)) + listed
+
+
+def near_multiples(value: int, unit: int) -> str:
+    """Write the multiples of a unit next to a value, but 0."""
+    below = value // unit * unit
+    return list_text(near for near in (below, below + unit) if near)
+
+
+def duration_text(seconds: float) -> str:
+    """Write a duration in the unit that fits it, with three significant digits."""
+    if math.isinf(seconds):
+        return "∞"
+    fits = (unit for unit, size in _SECONDS.items() if abs(seconds) >= size)
+    unit = next(fits, "s")
+    return f"{seconds / _SECONDS[unit]:.3g} {unit}"
+
+
+def parse_duration(text: str) -> float:
+    """Read a duration that people write as numbers with d, h, m or s, as in `1h30m`.
+
+    Returns
+    -------
+    float
+        Seconds, above zero.
+
+    Raises
+    ------
+    ConfigError
+        If it is anything else.
+    """
+    parts = _PART.findall(text)
+    seconds = sum(float(number) * _SECONDS[unit.replace("m", "min")] for number, unit in parts)
+    if "".join(map("".join, parts)) != text or not 0 < seconds < math.inf:
+        msg = f"a duration is numbers with d, h, m or s, as 90s, 30m, 2h or 1h30m; got {text!r}"
+        raise ConfigError(msg)
+    return seconds

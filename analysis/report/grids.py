@@ -296,11 +296,11 @@ def printed(grid: Grid) -> Grid:
         if name in grid.spare
         if index >= short.n_left or len({row[index] for row in short.rows}) < 2
     ]
-    gone = [names[index] for index in left_out]
-    notes = [note for note in short.notes if not note.startswith(tuple(f"{n}:" for n in gone))]
+    columns = [index for index in range(len(names)) if index not in left_out]
+    gone = tuple(f"{name}:" for name in set(grid.spare) - {names[index] for index in columns})
+    notes = [note for note in short.notes if not note.startswith(gone)]
     if figures := [names[index] for index in left_out if index >= short.n_left]:
         notes.append(f"In the CSV file alone: {', '.join(figures)}.")
-    columns = [index for index in range(len(names)) if index not in left_out]
     return _taken(replace(short, notes=notes), range(len(short.rows)), columns)
 
 

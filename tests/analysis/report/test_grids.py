@@ -186,12 +186,20 @@ def test_a_short_comparison_has_every_cut_at_the_best_learning_rate_of_its_batch
     assert "3 of 9 rows are shown: those at the best settings of the update" in short.notes[0]
     # A paper has room for all nine; of a long table the best are printed.
     assert len(printed(grid).rows) == 9
-    long = replace(grid, rows=[*grid.rows, *[grid.rows[0]] * 20], marks=())
+    unseen = "of others: what no row that is printed has"
+    long = replace(
+        grid,
+        rows=[*grid.rows, *[grid.rows[0]] * 20],
+        marks=(),
+        notes=[*grid.notes, unseen],
+        spare={*grid.spare, "of others"},
+    )
     paper = printed(long)
     assert [(row[0].rpartition("=")[2], row[1]) for row in paper.rows] == shown
     assert {"status", "throughput ratio"} <= set(grid.headers)
     assert not {"status", "throughput ratio"} & set(paper.headers)
     assert not any(note.startswith("throughput ratio:") for note in paper.notes)
+    assert unseen not in paper.notes
     assert paper.notes[-1] == "In the CSV file alone: throughput ratio."
     # Of survivors the mean says less: two of three seeds were lost at the rate with the lowest.
     for seed in (1, 2):

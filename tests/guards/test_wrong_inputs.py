@@ -31,7 +31,7 @@ INPUTS = {
     "plan cluster=h1000": ["no option h1000", "did you mean h100_80g"],
     "run budget.epochs=-2": ["budget.epochs is no setting", "budget.samples"],
     "run target_loss=2": ["target_loss is no setting", "did you mean budget.target_loss"],
-    "plan cluster=h100": ["no option h100", "did you mean h100_80g or h100_nvl or h100_pcie"],
+    "plan cluster=h100": ["no option h100", "did you mean h100_80g, h100_nvl or h100_pcie"],
     "plan model=gpt2": ["no option gpt2", "did you mean gpt2_124m or gpt2_350m?"],
     "plan sweeps=sweeps/cnn.yaml": ["sweeps=cnn", "--config-dir DIR, as DIR/sweeps/cnn.yaml"],
     # Words of other systems

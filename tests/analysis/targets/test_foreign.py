@@ -274,7 +274,7 @@ def test_a_column_of_groups_is_used() -> None:
     found = as_table(two)
     assert found.groups == {0: "a", 1: "b"}
     assert found.table["group"].tolist() == [0] * 6 + [1] * 6
-    assert "2 groups, never pooled: a, b" in found.notes
+    assert "2 groups, never pooled: a and b" in found.notes
     assert as_table(two.assign(size=1), group=["size"]).groups == {0: "a, 1", 1: "b, 1"}
     assert as_table(two, group=["group"]).groups == {0: "a", 1: "b"}
     named = two.rename(columns={"group": "model"})

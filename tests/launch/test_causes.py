@@ -213,7 +213,7 @@ def test_a_rank_that_the_system_kills_for_memory_is_out_of_memory(
     hungry = found["hungry"]
     assert (hungry.status, hungry.cause, hungry.rank) == (Status.OOM, Cause.OUT_OF_MEMORY, 0)
     assert hungry.reason == (
-        "rank 0 was killed by SIGKILL, which the launcher did not send; its cgroup counted a kill "
+        "rank 0 was killed by SIGKILL, which the launcher did not send; its cgroup counted 1 kill "
         "by the out-of-memory killer meanwhile"
     )
     # The count of before says nothing of this one.

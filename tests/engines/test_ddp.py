@@ -339,7 +339,9 @@ def test_an_exchange_that_is_not_whole_is_refused_by_name(spec_of):
     engine.optimizer_step(SETTINGS, 1.0)
     before = engine.exchanged_bytes
     inputs[:, 0] = engine.module.model.chosen + 1
-    with pytest.raises(BatchscapeError, match=r"model\.expert\.weight and model\.expert\.bias\. Add"):
+    with pytest.raises(
+        BatchscapeError, match=r"model\.expert\.weight and model\.expert\.bias\. Add"
+    ):
         engine.micro_step(inputs, labels, 1.0, last=True)
     assert before > 0
     engine.close()

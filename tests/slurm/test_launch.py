@@ -161,14 +161,20 @@ def test_the_same_command_goes_on_and_jobs_are_added(
     cluster: Cluster,
     sweep: SweepFolder,
     started: list[subprocess.Popen[str]],
+    tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     before = set(jobs(cluster))
-    settings = ("budget.optimizer_steps=300", "seed=0,1,2,3")
-    killed = in_background(started, sweep, *settings)
-    until(lambda: at_work(sweep))
+    # Jobs begin no run before the gate is open: however long a command takes, they are there.
+    gate = tmp_path / "gate"
+    held = f"launcher.setup=['until [ -e {gate} ]; do sleep 0.1; done']"
+    settings = ("budget.optimizer_steps=300", held)
+    killed = in_background(started, sweep, *settings, "seed=0,1,2,3")
+    until(lambda: set(jobs(cluster)) - before)
+    (job,) = set(jobs(cluster)) - before
+    until(lambda: f"{job} RUNNING" in jobs(cluster, "%i %T"))
     killed.kill()
-    detached = in_background(started, sweep, *settings)
+    detached = in_background(started, sweep, *settings, "seed=0,1,2,3")
     assert detached.stdout is not None
     until(lambda: "there already" in detached.stdout.readline())
     detached.send_signal(signal.SIGINT)
@@ -180,9 +186,12 @@ def test_the_same_command_goes_on_and_jobs_are_added(
     assert main(["status", str(sweep.path)]) == 0
     assert "Jobs: 1 running" in capfd.readouterr().out
     # One more job, and one more run, which those at work see too.
-    assert main(arguments(sweep, settings[0], "seed=0,1,2,3,4", "launcher.jobs=2")) == 0
-    assert "1 there already; submitted" in capfd.readouterr().out
-    assert len(set(jobs(cluster)) - before) == 2
+    adding = in_background(started, sweep, *settings, "seed=0,1,2,3,4", "launcher.jobs=2")
+    until(lambda: len(set(jobs(cluster)) - before) == 2)
+    gate.touch()
+    told = adding.communicate(timeout=240)[0]
+    assert adding.returncode == 0, told
+    assert "1 there already; submitted" in told
     found = statuses(sweep)
     assert [status.status for status in found.values()] == [Status.COMPLETED] * 5
     assert [len(status.attempts) for status in found.values()] == [1] * 5, "none was done twice"

@@ -368,7 +368,7 @@ def test_several_sweeps_side_by_side(build: Any, tmp_path: Path) -> None:
     header = comparison_of(report).splitlines()[0]
     assert "tokens/s" in header
     assert "samples/s" in header
-    assert report.files[0].read_text().startswith("# fixed\\_global\\_batch and other and digits")
+    assert report.files[0].read_text().startswith("# fixed\\_global\\_batch, other and digits")
 
 
 @pytest.mark.slow

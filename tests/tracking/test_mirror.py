@@ -312,7 +312,7 @@ def test_no_key_and_a_damaged_run(sweep, fake_training, mirrored, checked_segmen
     training.folder.parquet("steps").write_bytes(b"not what was sealed")
     note = mirrored(ONLINE)
     assert note is not None
-    assert "it lacks 2 of 2 runs (run-a, run-b), because no API key is known" in note
+    assert "it lacks 2 of 2 runs (run-a and run-b), because no API key is known" in note
     note = mirrored(WandbTracker(name="wandb"))  # auto: offline
     assert note is not None
     assert "it lacks 1 of 2 runs (run-b), because" in note

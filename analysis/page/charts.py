@@ -445,7 +445,8 @@ def _layers(places: pd.DataFrame, cells: Cells) -> tuple[str, dict[str, tuple[st
     for (number, size), own in places.groupby([context, name], sort=True):
         shown = pd.concat([own, everywhere[number]]) if number in everywhere else own
         shown = shown[~shown.duplicated(["data_parallel_size", "micro_batch_size"])]
-        names = trained[shown.index].unique()
+        # What was rejected was trained with nothing.
+        names = trained[shown.index[shown["status"].ne("rejected")]].unique()
         said = names[0] if len(names) == 1 else settings[int(str(number))]
         layers[f"l{len(layers)}"] = (f"{size}{_behind(said)}", shown)
     return titles[name], layers

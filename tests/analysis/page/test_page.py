@@ -29,6 +29,7 @@ from batchscape.analysis.page.charts import (
     claims_chart,
     cost_chart,
     decompositions_chart,
+    heat_map,
     pareto_chart,
     steps_chart,
 )
@@ -409,6 +410,26 @@ def test_cuts_of_two_experiments_are_not_on_one_line(build: Any) -> None:
             own = cells.runs.iloc[behind]
             assert own["learning_rate"].eq(float(rate)).all()
             assert len(own) == 2
+
+
+def test_a_layer_of_the_map_has_the_rate_that_its_cells_trained_with(build: Any) -> None:
+    """A rule doubles the rates at B = 32; what was rejected there was trained with none."""
+    sweep = build()
+    for rate in (1e-3, 3e-3):
+        for cut in ((1, 8, 1), (1, 4, 2), (1, 32, 1), (1, 8, 4)):
+            sweep.run(cut, optimizer={"name": "adamw", "learning_rate": rate})
+    sweep.reject((2, 32, None), 32, "global_batch_size must be a multiple of 64")
+    runs = load(sweep.path).runs
+    factor = runs["global_batch_size"].map({8: 1.0, 32: 2.0})
+    scaled = runs["optimizer.learning_rate"].astype(float) * factor
+    cells = find_cells(runs.assign(learning_rate=scaled.where(runs["status"].ne("rejected"))))
+    chart = heat_map(compare(cells), cells, RunIndex(cells).of_cell)
+    assert chart is not None
+    layers = next(choice.options for choice in chart.choices if choice.name == "layer")
+    assert sorted(layers.values()) == [
+        *("32, learning rate 0.002", "32, learning rate 0.006"),
+        *("8, learning rate 0.001", "8, learning rate 0.003"),
+    ]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from batchscape.errors import RecordError
 from batchscape.record import disk
 from batchscape.record.commands import Launched, time_again
-from batchscape.record.figures import FIGURES
+from batchscape.record.figures import FIGURES, TIMES
 from batchscape.record.files import JsonLines, keep_json_lines, read_json_lines, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.spec import RunSpec
@@ -495,3 +496,19 @@ def test_the_meeting_point_of_the_ranks_is_no_setting(run, tmp_path):
     runs = load(tmp_path).runs
     assert runs["launch.attempt"].tolist() == [0]
     assert not [name for name in runs if "rendezvous" in name]
+
+
+def test_a_figure_counts_as_its_unit_says():
+    """What is of seconds is a time, and may not count; but processor time, which is no step's."""
+    of_seconds = re.compile(r"_s$|_per_s|_w$|_j_per_token$|^mfu_pct$|^gap_pct$")
+    times = {name for name in FIGURES if of_seconds.search(name)} - {"processor_time_s"}
+    kinds = {
+        kind: {name for name, figure in FIGURES.items() if figure.kind == kind}
+        for kind in ("time", "memory", "loss")
+    }
+    assert kinds == {
+        "time": times,
+        "memory": {name for name in FIGURES if name.endswith("_gib")},
+        "loss": {"final_loss", "final_eval_loss", "final_eval_accuracy"},
+    }
+    assert times == TIMES

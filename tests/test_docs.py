@@ -41,11 +41,12 @@ def named(pages: Sequence[Path]) -> pytest.MarkDecorator:
 
 def test_columns_and_figures_are_documented_as_they_are():
     """`python docs/record_reference.py` writes them."""
-    assert runpy.run_path(str(DOCS / "record_reference.py"))["page"]() == RECORD
+    written = runpy.run_path(str(DOCS / "record_reference.py"))["page"]()
+    assert (DOCS / "columns.md").read_text() == written
 
 
 def test_every_status_is_documented():
-    said = RECORD.split("## Statuses")[1].split("## Columns")[0]
+    said = RECORD.split("## Statuses")[1].split("## Causes")[0]
     assert all(f"`{status}`" in said for status in Status if status != Status.PRUNED)
 
 

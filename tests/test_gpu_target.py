@@ -151,7 +151,7 @@ def test_figures_are_written_by_device_and_the_page_has_their_tables(tmp_path, m
     file = tmp_path / "nvidia-h100-80gb-hbm3" / "part.json"
     assert json.loads(file.read_text()) | known == json.loads(file.read_text())
     table = [
-        "### part: NVIDIA H100 80GB HBM3",
+        "## part: NVIDIA H100 80GB HBM3",
         "",
         "driver unknown, torch 2.11.0, cudnn unknown, nccl unknown, date 2026-11-23, "
         "commit abc-dirty.",
@@ -166,7 +166,7 @@ def test_figures_are_written_by_device_and_the_page_has_their_tables(tmp_path, m
         "",
     ]
     assert capsys.readouterr().out.endswith("\n".join(table) + "\n")
-    assert results.section() == results.HEADING + "\n" + "\n".join(table)
+    assert results.page() == results.HEADING + "\n" + "\n".join(table)
 
 
 @pytest.mark.usefixtures("of_benchmarks")
@@ -246,8 +246,7 @@ def test_a_sweep_that_does_not_end_is_killed_and_has_no_runs(tmp_path, monkeypat
 def test_the_page_shows_all_results_that_there_are():
     import results
 
-    _, _, shown = results.PAGE.read_text().partition(results.HEADING)
-    assert results.HEADING + shown == results.section()
+    assert results.PAGE.read_text() == results.page()
 
 
 @pytest.mark.slow

@@ -56,6 +56,12 @@ def test_the_configuration_is_documented_as_it_is():
     assert (DOCS / "configuration.md").read_text() == written
 
 
+def test_the_claims_are_documented_as_they_are():
+    """`python docs/claims_reference.py` writes them."""
+    written = runpy.run_path(str(DOCS / "claims_reference.py"))["page"]()
+    assert (DOCS / "claims.md").read_text() == written
+
+
 # Links
 
 
@@ -173,6 +179,7 @@ RUN_BY = {
     "python benchmarks/search_regret.py": "tests/test_benchmarks.py",
     "python benchmarks/slurm_throughput.py": "tests/test_benchmarks.py",
     "python benchmarks/step_time_prediction.py": "tests/test_benchmarks.py",
+    "python docs/claims_reference.py": "tests/test_docs.py",
     "python docs/config_reference.py": "tests/test_docs.py",
     "python docs/record_reference.py": "tests/test_docs.py",
     "python examples/gpt2_tokens/build.py": "tests/data/test_gpt2_tokens.py",

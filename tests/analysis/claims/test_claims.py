@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from scipy import stats
 
 from batchscape.analysis.cells import find_cells
-from batchscape.analysis.claims.claim import Claim, Verdict
+from batchscape.analysis.claims.claim import Verdict
 from batchscape.analysis.claims.declared import CLAIMS, judge_claims
 from batchscape.analysis.claims.evidence import Evidence
 from batchscape.analysis.claims.stability import held_out_at, largest_rise
@@ -260,25 +259,6 @@ def test_a_planted_effect_is_found_and_turns_with_its_sign(
         assert verdict.effect.low <= verdict.effect.value <= verdict.effect.high
         assert verdict.n_runs >= len(SEEDS)
         assert verdict.context.startswith("Example, 16 cores; float32; gpt")
-
-
-def test_the_docs_follow_the_declarations() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "claims.md").read_text(encoding="utf-8")
-    for claim in CLAIMS:
-        assert f"\n\n{as_documented(claim)}\n" in text, as_documented(claim)
-
-
-def as_documented(claim: Claim) -> str:
-    return "\n".join(
-        [
-            f"## {claim.id}\n",
-            f"> {claim.statement}. ({claim.source})\n",
-            f"* Needs: {claim.needs}.",
-            f"* Effect: {claim.effect}.",
-            f"* Rule: {claim.rule}.",
-            f"* To settle it: `{claim.settle}`",
-        ]
-    )
 
 
 @pytest.mark.parametrize("name", LISTED)

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -475,6 +476,7 @@ def test_a_report_after_a_killed_one_has_the_files_of_a_fresh_one(
     with subprocess.Popen([sys.executable, "-c", code, str(more.path), str(out)]) as process:
         while not (out / reached).exists():
             assert process.poll() is None
+            time.sleep(0.001)
         process.kill()
     assert process.returncode == -signal.SIGKILL
     torn = {path for path in out.rglob("*") if path.is_file()}

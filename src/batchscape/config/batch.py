@@ -20,9 +20,9 @@ __all__ = [
 class RampStage:
     """A part of the training with a global batch of its own."""
 
-    samples: Annotated[Count, Affects.LOSS]
+    samples: Count
     """Samples of this stage, a multiple of its global batch."""
-    global_batch_size: Annotated[Count, Affects.ALL]
+    global_batch_size: Count
     """Samples per optimizer step in this stage."""
 
 
@@ -42,7 +42,7 @@ class Batch:
     """Samples per optimizer step."""
     global_batch_tokens: Annotated[Count | None, Affects.LOSS | Affects.TIME] = None
     """The same in tokens, a multiple of `data.sequence_length`."""
-    ramp: Annotated[tuple[RampStage, ...], Affects.ALL] = ()
+    ramp: tuple[RampStage, ...] = ()
     """Stages before the global batch above is reached, each cut by the same rule: what is given of
     devices, micro-batch and accumulation holds in every stage."""
 
@@ -51,13 +51,13 @@ class Batch:
 class Budget:
     """How long to train: exactly one of the three sizes, perhaps a target, and when to give up."""
 
-    samples: Annotated[Count | None, Affects.LOSS] = None
+    samples: Count | None = None
     """Samples in all, a multiple of the global batch."""
-    tokens: Annotated[Count | None, Affects.LOSS] = None
+    tokens: Count | None = None
     """Tokens in all, a multiple of global batch x sequence length (packed data)."""
-    optimizer_steps: Annotated[Count | None, Affects.LOSS] = None
+    optimizer_steps: Count | None = None
     """Parameter updates in all."""
-    target_loss: Annotated[Positive | None, Affects.LOSS] = None
+    target_loss: Positive | None = None
     """Stop at the first evaluation whose loss is at most this."""
 
     def __post_init__(self) -> None:
@@ -84,6 +84,6 @@ class Evaluation:
     """Held-out samples, the same ones at every evaluation."""
     batch_size: Annotated[Count, Affects.LOSS | Affects.MEMORY] = 64
     """Samples of a batch, which passes through the model in slices of a micro-batch at most."""
-    ema_half_life_tokens: Annotated[Positive | None, Affects.ALL] = None
+    ema_half_life_tokens: Positive | None = None
     """Evaluate an exponential moving average of the weights in which a weight counts half after so
     many training tokens; null: the weights themselves."""

@@ -7,13 +7,13 @@ import json
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Literal, cast
 
 import yaml
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from batchscape.config.types import STRICT, Affects, Count, Positive
+from batchscape.config.types import STRICT, Count, Positive
 
 __all__ = ["Cluster", "datasheet_of", "datasheets", "known_devices"]
 
@@ -30,29 +30,29 @@ class Cluster:
     float64 uses tensor cores where there are such. Bandwidths are of one direction.
     """
 
-    device: Annotated[str | None, Affects.NOTHING] = None
+    device: str | None = None
     """Name of a declared device; null: the devices of this machine."""
-    known_as: Annotated[str | None, Affects.NOTHING] = None
+    known_as: str | None = None
     """Regular expression of the name that a driver gives such a device, without its maker: by it
     the figures of a device that was found are looked up."""
-    compute_capability: Annotated[Positive | None, Affects.NOTHING] = None
+    compute_capability: Positive | None = None
     """NVIDIA's number of what a device can compute; from 8.0 on bfloat16."""
-    memory_gib: Annotated[Positive | None, Affects.NOTHING] = None
+    memory_gib: Positive | None = None
     """Memory of one device, of which driver and CUDA context take their part."""
-    tflops: Annotated[dict[Product, Positive | None], Affects.NOTHING] = Field(default_factory=dict)
+    tflops: dict[Product, Positive | None] = Field(default_factory=dict)
     """Peak by the kind of products, in 10^12 FLOP/s: `float64`, `float32`, `tf32` (of
     `engine.float32_matmul=high`; null: it has none, float32 counts), `float16`, `bfloat16`. MFU
     refers to it; null: of the device's file, or not listed. Finished runs keep theirs."""
-    memory_gb_per_s: Annotated[Positive | None, Affects.NOTHING] = None
+    memory_gb_per_s: Positive | None = None
     """Bandwidth of the device's memory, 10^9 bytes a second."""
-    link_gb_per_s: Annotated[Positive | None, Affects.NOTHING] = None
+    link_gb_per_s: Positive | None = None
     """Bandwidth of a device to the others of its node, 10^9 bytes a second in one direction."""
-    network_gb_per_s: Annotated[Positive | None, Affects.NOTHING] = None
+    network_gb_per_s: Positive | None = None
     """Bandwidth of one network card to other nodes, likewise; null: not known. Each CUDA device has
     one, and all send at a time; the cores of a CPU node share one."""
-    devices_per_node: Annotated[Count | None, Affects.NOTHING] = None
+    devices_per_node: Count | None = None
     """Devices of a node of the declared machine; with `launcher=slurm` and no device, its cores."""
-    nodes: Annotated[Count | None, Affects.NOTHING] = None
+    nodes: Count | None = None
     """Nodes of the declared machine."""
 
     def __post_init__(self) -> None:

@@ -25,24 +25,22 @@ class Command:
     `docs/own_script.md` lists them. Settings that no placeholder names do not reach the program.
     """
 
-    name: Annotated[Literal["command"], Affects.ALL]
-    argv: Annotated[list[str], Field(min_length=1), Affects.ALL]
+    name: Literal["command"]
+    argv: Annotated[list[str], Field(min_length=1)]
     """The command, one text an argument; there is no shell. The content of the files that it
     names counts too."""
-    metrics: Metrics
+    metrics: Annotated[Metrics, Affects.TIME | Affects.RECORD]
     """Where the program leaves its losses and times."""
-    cwd: Annotated[str | None, Affects.ALL] = None
+    cwd: str | None = None
     """Folder in which the program starts; null: that of batchscape."""
-    environment: Annotated[dict[str, str], Affects.ALL] = Field(default_factory=dict)
+    environment: dict[str, str] = Field(default_factory=dict)
     """Environment variables, over those of batchscape."""
-    values: Annotated[dict[str, Value], Affects.ALL] = Field(default_factory=dict)
+    values: dict[str, Value] = Field(default_factory=dict)
     """Placeholders of your own."""
-    files: Annotated[list[str], Affects.ALL] = Field(default_factory=list)
+    files: list[str] = Field(default_factory=list)
     """Files and folders that decide the training beside those in argv, such as modules that the
     script imports; relative to `cwd`. Their content counts."""
-    precision: Annotated[
-        Literal["program", "float32", "bfloat16", "float16", "float64"], Affects.LOSS
-    ] = "program"
+    precision: Literal["program", "float32", "bfloat16", "float16", "float64"] = "program"
     """Arithmetic, as a label of tables and as `{precision}`; `program`: whatever the program
     does."""
     max_devices: Annotated[Count | None, Affects.NOTHING] = None
@@ -64,17 +62,17 @@ class Command:
 class ExternalModel:
     """The model that the program of `engine=command` builds for itself."""
 
-    name: Annotated[Literal["external"], Affects.ALL]
+    name: Literal["external"]
 
 
 @dataclass(frozen=True, config=STRICT)
 class ExternalData:
     """The data that the program of `engine=command` reads for itself."""
 
-    name: Annotated[Literal["external"], Affects.ALL]
-    sequence_length: Annotated[Annotated[int, Field(ge=2)] | None, Affects.ALL] = None
+    name: Literal["external"]
+    sequence_length: Annotated[int, Field(ge=2)] | None = None
     """Tokens a sample, where every sample is full: tokens are then counted, and `{sequence_length}`
     is known. Null: samples alone are counted."""
-    files: Annotated[list[str], Affects.ALL] = Field(default_factory=list)
+    files: list[str] = Field(default_factory=list)
     """Files and folders that the program reads, relative to the folder in which batchscape is
     called. Their content counts."""

@@ -36,7 +36,7 @@ class _HeldOut:
 class _Sequences(_HeldOut):
     """Data for language models."""
 
-    sequence_length: Annotated[SequenceLength, Affects.ALL] = 64
+    sequence_length: SequenceLength = 64
     """Tokens a sample; longer documents are continued in further samples, or cut where they have a
     label."""
 
@@ -45,9 +45,9 @@ class _Sequences(_HeldOut):
 class _Text(_Sequences):
     """Data whose tokens are made here."""
 
-    tokenizer: Annotated[str | None, Affects.ALL] = None
+    tokenizer: str | None = None
     """Folder of a `transformers` tokenizer; null: bytes are the tokens. Its content counts."""
-    layout: Annotated[Layout, Affects.ALL] = "packed"
+    layout: Layout = "packed"
     """`packed`: every sample is full; `padded`: a sample is one document, or one block of text, of
     its own length, padded to `sequence_length`, and only its real tokens count."""
 
@@ -56,7 +56,7 @@ class _Text(_Sequences):
 class TextFiles(_Text):
     """A plain-text file, or all text files under a folder; `stdlib`: Python's own source."""
 
-    name: Annotated[Literal["text", "stdlib"], Affects.ALL]
+    name: Literal["text", "stdlib"]
     path: Annotated[str | None, Affects.LOSS] = None
     """The file or folder; null: the source of Python's standard library, real text that is always
     there. A single file is split by position. Its content counts."""
@@ -76,7 +76,7 @@ class TextFiles(_Text):
 class Digits(_HeldOut):
     """scikit-learn's 1797 images of handwritten digits, 8 x 8 pixels, 10 classes."""
 
-    name: Annotated[Literal["digits"], Affects.ALL]
+    name: Literal["digits"]
     held_out_pct: Annotated[Percent, Affects.LOSS] = 20.0
 
 
@@ -84,16 +84,16 @@ class Digits(_HeldOut):
 class TokenFiles(_Sequences):
     """Token files (`.bin`) as nanoGPT, LitGPT and llm.c write them; mapped, never copied."""
 
-    name: Annotated[Literal["tokens"], Affects.ALL]
+    name: Literal["tokens"]
     path: Annotated[str, Affects.LOSS]
     """A file, or shards, which are read in the order of their names: a folder, or a pattern such as
     `folder/train_*.bin`. Its content counts."""
     held_out_path: Annotated[str | None, Affects.LOSS] = None
     """The same for evaluation; null: the last `held_out_pct` percent of each file. Its content
     counts."""
-    vocabulary_size: Annotated[Count | None, Affects.ALL] = None
+    vocabulary_size: Count | None = None
     """Above every token; null: the largest token + 1."""
-    sequence_length: Annotated[SequenceLength, Affects.ALL] = 1024
+    sequence_length: SequenceLength = 1024
     held_out_pct: Annotated[Percent, Affects.LOSS] = 1.0
 
 
@@ -101,12 +101,12 @@ class TokenFiles(_Sequences):
 class Documents(_Text):
     """Records with a text: JSON Lines, Parquet, or a folder that `datasets` has saved."""
 
-    name: Annotated[Literal["documents"], Affects.ALL]
+    name: Literal["documents"]
     path: Annotated[str, Affects.LOSS]
     """A file, a folder of such files, or a folder of `Dataset.save_to_disk`. Its content counts."""
     text_field: Annotated[str, Affects.LOSS] = "text"
     """Field that holds the text."""
-    label_field: Annotated[str | None, Affects.ALL] = None
+    label_field: str | None = None
     """Field that holds a class: the data are then for sequence classification, one padded document
     a sample. Null: for language modelling."""
 
@@ -124,12 +124,12 @@ class Documents(_Text):
 class CustomData:
     """Data of your own: `_target_` is called with `part` and the arguments and returns them."""
 
-    name: Annotated[Literal["custom"], Affects.ALL]
-    target: Annotated[str, Field(alias="_target_"), Affects.ALL]
+    name: Literal["custom"]
+    target: Annotated[str, Field(alias="_target_")]
     """Import path of a callable, `package.module.name`. Its source counts too."""
-    arguments: Annotated[dict[str, Any], Affects.ALL] = Field(default_factory=dict)
+    arguments: dict[str, Any] = Field(default_factory=dict)
     """Its keyword arguments."""
-    sequence_length: Annotated[SequenceLength | None, Affects.ALL] = None
+    sequence_length: SequenceLength | None = None
     """Tokens a sample, where samples are full sequences; null: they are not. Given to `_target_`
     where it is not null."""
 

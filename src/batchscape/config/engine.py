@@ -17,15 +17,13 @@ __all__ = ["Accelerate", "Command", "Ddp", "DeepSpeed", "Engine", "Fabric", "Fsd
 class _InProcess:
     """What every engine of our own loop has."""
 
-    precision: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16", "float64"], Affects.ALL
-    ] = "auto"
+    precision: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     """Arithmetic: `bfloat16` and `float16` are mixed precision (autocast) over float32 parameters,
     `float16` with a scaled loss; `auto` is bfloat16 where the accelerator computes it natively and
     float32 elsewhere. `fsdp` has no `float16`, `deepspeed` neither that nor `float64`."""
     float32_matmul: Annotated[Literal["highest", "high"], Affects.LOSS | Affects.TIME] = "highest"
     """Products of float32 matrices: in float32, or `high`: in TF32 where the device has it."""
-    compile: Annotated[bool, Affects.ALL] = False
+    compile: bool = False
     """Compile the model; the time it takes is recorded apart. `deepspeed` is never compiled."""
     activation_checkpointing: Annotated[bool, Affects.COST] = False
     """Keep only the inputs of each block and compute the rest anew in the backward."""
@@ -35,14 +33,14 @@ class _InProcess:
 class Ddp(_InProcess):
     """PyTorch DistributedDataParallel; one rank trains without the wrapper."""
 
-    name: Annotated[Literal["ddp"], Affects.ALL]
+    name: Literal["ddp"]
 
 
 @dataclass(frozen=True, config=STRICT)
 class Fsdp(_InProcess):
     """PyTorch FSDP2 (`fully_shard`): parameters, gradients and optimizer state are sharded."""
 
-    name: Annotated[Literal["fsdp"], Affects.ALL]
+    name: Literal["fsdp"]
     reshard_after_forward: Annotated[bool, Affects.COST] = True
     """Free the gathered parameters of a block between its forward and its backward."""
 
@@ -51,14 +49,14 @@ class Fsdp(_InProcess):
 class Accelerate(_InProcess):
     """Hugging Face accelerate: `Accelerator.prepare`, `accumulate`, `backward`."""
 
-    name: Annotated[Literal["accelerate"], Affects.ALL]
+    name: Literal["accelerate"]
 
 
 @dataclass(frozen=True, config=STRICT)
 class DeepSpeed(_InProcess):
     """DeepSpeed with ZeRO; its configuration is generated from the geometry."""
 
-    name: Annotated[Literal["deepspeed"], Affects.ALL]
+    name: Literal["deepspeed"]
     zero_stage: Annotated[Literal[0, 1, 2, 3], Affects.COST] = 1
     """What is sharded: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too; 2 and 3
     exchange gradients in every micro-step."""
@@ -68,7 +66,7 @@ class DeepSpeed(_InProcess):
 class Fabric(_InProcess):
     """Lightning Fabric: `Fabric.setup`, `no_backward_sync`, `backward`."""
 
-    name: Annotated[Literal["fabric"], Affects.ALL]
+    name: Literal["fabric"]
 
 
 InProcess = Ddp | Fsdp | Accelerate | DeepSpeed | Fabric

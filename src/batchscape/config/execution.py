@@ -52,9 +52,7 @@ class Device:
 class Checkpoint:
     """When the state of a run is written, so that it can go on after an interruption."""
 
-    every_s: Annotated[
-        Annotated[float, Field(ge=0, allow_inf_nan=False)] | None, Affects.NOTHING
-    ] = 120.0
+    every_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = 120.0
     """Least time between checkpoints, in seconds; 0: at every drain of the recorder; null: only
     when interrupted."""
 
@@ -81,34 +79,34 @@ class Measure:
 class AnyLauncher:
     """What every launcher does with the devices that it has."""
 
-    name: Annotated[str, Affects.NOTHING]
+    name: str
     device: Annotated[Literal["auto", "cpu", "cuda"], Affects.COST] = "auto"
     """`auto` takes CUDA devices where there are any. Its outcome is part of a run."""
-    concurrent_runs: Annotated[Count, Affects.NOTHING] = 1
+    concurrent_runs: Count = 1
     """Runs at the same time; above 1 their times stay out of comparisons."""
-    oversubscribe: Annotated[Count | None, Affects.NOTHING] = None
+    oversubscribe: Count | None = None
     """Ranks of a run that may share a core or, through gloo, a CUDA device, and runs, where
     `concurrent_runs` allows several; times of those that share stay out of comparisons. Wider runs
     are rejected. Null: two ranks of a run a core, one a CUDA device, and no two runs."""
-    timeout_s: Annotated[Positive | None, Affects.NOTHING] = None
+    timeout_s: Positive | None = None
     """Longest time a run may take; null: no limit."""
-    hang_s: Annotated[Positive | None, Affects.NOTHING] = 300.0
+    hang_s: Positive | None = 300.0
     """A run hangs, and is ended, once no rank has made progress for 20 of its optimizer steps, and
     at least for so many seconds; for six times as many outside of steps (start, compilation,
     evaluation, checkpoint, all of a program of `engine=command`). Null: it never does. The rule is
     in `launch.hangs`."""
-    retries: Annotated[NonNegative, Affects.NOTHING] = 1
+    retries: NonNegative = 1
     """Times that one launch tries a run again that the machine may have ended: a hang, a rank that
     was killed or lost, a fork server that died. What would happen again is never tried again: an
     exception, memory that is out, divergence, a time limit."""
-    retry: Annotated[list[Repeated], Affects.NOTHING] = Field(default_factory=list)
+    retry: list[Repeated] = Field(default_factory=list)
     """Statuses of runs that ended by a fault in an earlier launch and are launched again; such a
     run goes on from its checkpoint where it has one. The option `--retry` sets it."""
-    max_failures: Annotated[Count | None, Affects.NOTHING] = None
+    max_failures: Count | None = None
     """Once this many runs of one launch have ended by a fault, no more are started; those that
     run are finished. null: once all have failed alike, three at least, and none has trained in
     the folder; a large number never stops for that."""
-    skip_unfit: Annotated[bool, Affects.NOTHING] = True
+    skip_unfit: bool = True
     """Reject a run that is predicted to need more memory than there is, or whose micro-batch is
     larger than that of a run that ran out of memory with all else that decides memory alike; false:
     try each."""
@@ -132,7 +130,7 @@ class AnyLauncher:
 class Local(AnyLauncher):
     """Runs on this machine."""
 
-    name: Annotated[Literal["local"], Affects.NOTHING]
+    name: Literal["local"]
 
 
 SbatchValue = str | int | float | bool | None
@@ -158,24 +156,24 @@ _INSTEAD = {
 class Slurm(AnyLauncher):
     """Runs in jobs of a Slurm cluster, each a launcher inside its allocation."""
 
-    name: Annotated[Literal["slurm"], Affects.NOTHING]
-    jobs: Annotated[Count, Affects.NOTHING] = 1
+    name: Literal["slurm"]
+    jobs: Count = 1
     """Pool jobs: each takes one node, or a part of it, and shares the runs of one node with the
     others. Runs over several nodes have a job for each shape beside them."""
-    timeout_min: Annotated[Count, Affects.NOTHING] = 60
+    timeout_min: Count = 60
     """Time limit of a job, in minutes."""
-    signal_delay_s: Annotated[Count, Affects.NOTHING] = 120
+    signal_delay_s: Count = 120
     """Seconds before that limit at which runs are asked for a checkpoint and their end."""
-    max_num_timeout: Annotated[NonNegative, Affects.NOTHING] = 10
+    max_num_timeout: NonNegative = 10
     """Times that a job is queued again at its time limit while runs are left."""
-    sbatch: Annotated[dict[str, SbatchValue], Affects.NOTHING] = Field(default_factory=dict)
+    sbatch: dict[str, SbatchValue] = Field(default_factory=dict)
     """Options of `sbatch` by their long names, such as `{partition: gpu, mem: 400G}`. They replace
     what a job asks for otherwise, and null takes that out: `gpus-per-node`, of a pool job
     `cluster.devices_per_node`, of a job over nodes one a rank; `cpus-per-task`, where runs are on
     CPUs, `cluster.devices_per_node`; `requeue`."""
-    setup: Annotated[list[str], Affects.NOTHING] = Field(default_factory=list)
+    setup: list[str] = Field(default_factory=list)
     """Lines of shell before a job starts Python, such as `module load cuda`."""
-    python: Annotated[str | None, Affects.NOTHING] = None
+    python: str | None = None
     """Command that starts Python in a job, such as `apptainer exec --nv image.sif python`; null:
     the interpreter of this command."""
 
@@ -203,16 +201,14 @@ Launcher = Annotated[Local | Slurm, Field(discriminator="name")]
 class WandbTracker:
     """Weights & Biases, mirrored from the run folders by a process of its own."""
 
-    name: Annotated[Literal["wandb"], Affects.NOTHING]
-    mode: Annotated[Literal["auto", "online", "offline"], Affects.NOTHING] = "auto"
+    name: Literal["wandb"]
+    mode: Literal["auto", "online", "offline"] = "auto"
     """`auto` is online with an API key and offline without."""
-    project: Annotated[str, Affects.NOTHING] = "batchscape"
+    project: str = "batchscape"
     """Project that the runs go to."""
-    entity: Annotated[str | None, Affects.NOTHING] = None
+    entity: str | None = None
     """User or team; null: the key's default."""
-    tags: Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Affects.NOTHING] = (
-        Field(default_factory=list)
-    )
+    tags: list[Annotated[str, Field(min_length=1, max_length=64)]] = Field(default_factory=list)
     """Tags of every run, 1 to 64 characters each."""
 
     def __post_init__(self) -> None:
@@ -227,7 +223,7 @@ class WandbTracker:
 class NoTracker:
     """The run folders alone."""
 
-    name: Annotated[Literal["none"], Affects.NOTHING]
+    name: Literal["none"]
 
 
 Tracker = Annotated[WandbTracker | NoTracker, Field(discriminator="name")]

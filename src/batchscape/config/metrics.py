@@ -9,7 +9,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from batchscape.config.types import STRICT, Affects
+from batchscape.config.types import STRICT
 
 __all__ = [
     "EVALUATION_COLUMNS",
@@ -51,18 +51,18 @@ TimeUnit = Literal["s", "ms", "us", "min", "h"]
 class RecorderMetrics:
     """The program calls `batchscape.recorder` or `batchscape.transformers_callback`."""
 
-    kind: Annotated[Literal["recorder"], Affects.TIME | Affects.RECORD]
+    kind: Literal["recorder"]
 
 
 @dataclass(frozen=True, config=STRICT)
 class TrainerStateMetrics:
     """The `trainer_state.json` of a Hugging Face `Trainer`."""
 
-    kind: Annotated[Literal["trainer_state"], Affects.TIME | Affects.RECORD]
-    path: Annotated[str, Affects.TIME | Affects.RECORD] = "."
+    kind: Literal["trainer_state"]
+    path: str = "."
     """The file, or the output folder: its own file, else that of its latest checkpoint; relative
     to the folder of the run."""
-    eval_loss: Annotated[str | None, Affects.TIME | Affects.RECORD] = None
+    eval_loss: str | None = None
     """Key of the held-out loss, such as `eval_validation_loss` of a Trainer with several evaluation
     sets; null: `eval_loss`, or that of the only set."""
 
@@ -75,17 +75,15 @@ class TrainerStateMetrics:
 class _LoggedMetrics:
     """What logs have whose columns the user names."""
 
-    path: Annotated[str, Affects.TIME | Affects.RECORD] = "log.txt"
+    path: str = "log.txt"
     """The file, relative to the folder of the run; `log.txt` is what the program printed."""
-    units: Annotated[dict[str, TimeUnit], Affects.TIME | Affects.RECORD] = Field(
-        default_factory=dict
-    )
+    units: dict[str, TimeUnit] = Field(default_factory=dict)
     """Unit of every time that is read: s, ms, us, min or h."""
-    loss_of: Annotated[LossOf | None, Affects.TIME | Affects.RECORD] = None
+    loss_of: LossOf | None = None
     """What the program's loss is a mean over: `global_batch`, or `other`, such as the part of one
     rank, one micro-batch, or the steps since the last line. Needed for a loss. One that is smoothed
     over more steps than that is the loss of no step: leave it out."""
-    first_step: Annotated[int, Affects.TIME | Affects.RECORD] = 1
+    first_step: int = 1
     """Number that the program gives to its first optimizer step."""
 
 
@@ -93,8 +91,8 @@ class _LoggedMetrics:
 class JsonlMetrics(_LoggedMetrics):
     """A file with one JSON object a line."""
 
-    kind: Annotated[Literal["jsonl"], Affects.TIME | Affects.RECORD]
-    columns: Annotated[dict[str, str], Affects.TIME | Affects.RECORD]
+    kind: Literal["jsonl"]
+    columns: dict[str, str]
     """Our name to the program's key, such as `{optimizer_step: iter, loss: train/loss}`."""
 
     def __post_init__(self) -> None:
@@ -116,12 +114,12 @@ class RegexMetrics(_LoggedMetrics):
     `iter (?P<optimizer_step>\d+): loss (?P<loss>\S+), time (?P<step_time_s>\S+)ms`.
     """
 
-    kind: Annotated[Literal["regex"], Affects.TIME | Affects.RECORD]
-    pattern: Annotated[str, Affects.TIME | Affects.RECORD]
+    kind: Literal["regex"]
+    pattern: str
     """Matches a line about an optimizer step; searched in every line."""
-    evaluation_pattern: Annotated[str | None, Affects.TIME | Affects.RECORD] = None
+    evaluation_pattern: str | None = None
     """Matches a line about an evaluation; one without its step is of the step printed last."""
-    geometry_pattern: Annotated[str | None, Affects.TIME | Affects.RECORD] = None
+    geometry_pattern: str | None = None
     """Matches a line about the batch that the program uses, such as `world_size`."""
 
     def __post_init__(self) -> None:

@@ -24,16 +24,16 @@ __all__ = [
 class _Decoder:
     """What both built-in language models have."""
 
-    n_layers: Annotated[Count, Affects.ALL]
+    n_layers: Count
     """Transformer blocks."""
-    n_heads: Annotated[Count, Affects.ALL]
+    n_heads: Count
     """Attention heads (of `llama` those of queries); must divide `d_model`."""
-    d_model: Annotated[Count, Affects.ALL]
+    d_model: Count
     """Width of the residual stream."""
-    vocabulary_size: Annotated[Count | None, Affects.ALL] = None
+    vocabulary_size: Count | None = None
     """Rows of the embedding, at least the data's vocabulary; null: the data's. Matrix kernels are
     at their best with multiples of 64."""
-    loss_chunk: Annotated[Count | None, Affects.ALL] = None
+    loss_chunk: Count | None = None
     """Labels whose logits exist at the same time, such as 1024; null: all of the micro-batch. A
     loss and gradient part by part take less memory."""
 
@@ -42,8 +42,8 @@ class _Decoder:
 class Gpt(_Decoder):
     """A decoder-only transformer: pre-norm, learned positions, tied embeddings, SDPA."""
 
-    name: Annotated[Literal["gpt"], Affects.ALL]
-    dropout: Annotated[Fraction, Affects.ALL] = 0.0
+    name: Literal["gpt"]
+    dropout: Fraction = 0.0
     """Dropout probability; above 0 a run is not decomposition-invariant."""
 
     def __post_init__(self) -> None:
@@ -63,10 +63,10 @@ class Llama(_Decoder):
     RMSNorm, rotary positions, SwiGLU, grouped key-value heads, untied embeddings, no biases.
     """
 
-    name: Annotated[Literal["llama"], Affects.ALL]
-    n_kv_heads: Annotated[Count, Affects.ALL]
+    name: Literal["llama"]
+    n_kv_heads: Count
     """Key and value heads; must divide `n_heads`."""
-    d_ff: Annotated[Count, Affects.ALL]
+    d_ff: Count
     """Width of the feed-forward layer."""
     rope_base: Annotated[Positive, Affects.LOSS] = 10000.0
     """Base of the wavelengths of the rotary positions."""
@@ -93,12 +93,12 @@ class Transformers:
     A causal language model, or a sequence classifier where the data have labels.
     """
 
-    name: Annotated[Literal["transformers"], Affects.ALL]
-    path: Annotated[str | None, Affects.ALL] = None
+    name: Literal["transformers"]
+    path: str | None = None
     """Folder with a `config.json`, as `save_pretrained` writes it. Its content counts."""
     pretrained: Annotated[bool, Affects.LOSS] = False
     """Start from the weights in the folder instead of random ones."""
-    settings: Annotated[dict[str, Any], Affects.ALL] = Field(default_factory=dict)
+    settings: dict[str, Any] = Field(default_factory=dict)
     """Entries of the model's configuration, over those of the folder; without a folder,
     `model_type` among them."""
 
@@ -124,10 +124,10 @@ class Transformers:
 class CustomModel:
     """A module of your own: `_target_` is called with the arguments and returns it."""
 
-    name: Annotated[Literal["custom"], Affects.ALL]
-    target: Annotated[str, Field(alias="_target_"), Affects.ALL]
+    name: Literal["custom"]
+    target: Annotated[str, Field(alias="_target_")]
     """Import path of a callable, `package.module.name`. Its source counts too."""
-    arguments: Annotated[dict[str, Any], Affects.ALL] = Field(default_factory=dict)
+    arguments: dict[str, Any] = Field(default_factory=dict)
     """Its keyword arguments."""
 
 
@@ -135,10 +135,10 @@ class CustomModel:
 class Mlp:
     """A multi-layer perceptron with GELU, for classification."""
 
-    name: Annotated[Literal["mlp"], Affects.ALL]
-    hidden_sizes: Annotated[list[Count], Affects.ALL]
+    name: Literal["mlp"]
+    hidden_sizes: list[Count]
     """Width of each hidden layer."""
-    dropout: Annotated[Fraction, Affects.ALL] = 0.0
+    dropout: Fraction = 0.0
     """Dropout probability; above 0 a run is not decomposition-invariant."""
 
 

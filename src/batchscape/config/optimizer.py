@@ -50,17 +50,17 @@ class _Moments(_Rule):
 class AdamW(_Moments):
     """AdamW with decoupled weight decay (matrices only), PyTorch's fused kernel."""
 
-    name: Annotated[Literal["adamw"], Affects.ALL]
+    name: Literal["adamw"]
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
 class Sgd(_Rule):
     """Stochastic gradient descent with momentum."""
 
-    name: Annotated[Literal["sgd"], Affects.ALL]
-    momentum: Annotated[Fraction, Affects.ALL] = 0.9
+    name: Literal["sgd"]
+    momentum: Fraction = 0.9
     """Momentum, an optimizer step."""
-    nesterov: Annotated[bool, Affects.ALL] = False
+    nesterov: bool = False
     """Nesterov's variant."""
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False), Affects.LOSS] = 0.0
     gradient_clip_norm: Annotated[Positive | None, Affects.LOSS | Affects.TIME] = None
@@ -70,8 +70,8 @@ class Sgd(_Rule):
 class Muon(_Moments):
     """Muon with Nesterov's momentum for the matrices of hidden layers; AdamW for the rest."""
 
-    name: Annotated[Literal["muon"], Affects.ALL]
-    momentum: Annotated[Fraction, Affects.ALL] = 0.95
+    name: Literal["muon"]
+    momentum: Fraction = 0.95
     """Momentum of Muon, an optimizer step."""
     newton_schulz_steps: Annotated[int, Field(ge=1, lt=100), Affects.LOSS | Affects.TIME] = 5
     """Iterations of the orthogonalisation."""
@@ -87,14 +87,14 @@ Optimizer = Annotated[AdamW | Sgd | Muon, Field(discriminator="name")]
 class Scaling:
     """How the optimizer's settings follow the global batch B, from a reference batch B0."""
 
-    reference_global_batch_size: Annotated[Count | None, Affects.LOSS] = None
+    reference_global_batch_size: Count | None = None
     """B0, the global batch for which the optimizer's settings are written; null: no rule is
     applied."""
-    learning_rate: Annotated[Literal["none", "linear", "sqrt"], Affects.LOSS] = "none"
+    learning_rate: Literal["none", "linear", "sqrt"] = "none"
     """Learning rate times B / B0, or its root."""
-    betas: Annotated[Literal["none", "half_life"], Affects.LOSS] = "none"
+    betas: Literal["none", "half_life"] = "none"
     """Adam's betas to the power B / B0: their half-lives in tokens are held."""
-    weight_decay: Annotated[Literal["none", "timescale"], Affects.LOSS] = "none"
+    weight_decay: Literal["none", "timescale"] = "none"
     """Weight decay such that its timescale in tokens, B / (learning rate x weight decay), is
     held."""
 
@@ -115,7 +115,7 @@ class Scaling:
 class _Warmup:
     """What every schedule begins with."""
 
-    warmup_samples: Annotated[NonNegative, Affects.LOSS] = 0
+    warmup_samples: NonNegative = 0
     """Samples over which the learning rate rises from zero."""
 
 
@@ -123,17 +123,17 @@ class _Warmup:
 class Constant(_Warmup):
     """A linear warm-up to the peak learning rate, constant after it."""
 
-    name: Annotated[Literal["constant"], Affects.LOSS]
+    name: Literal["constant"]
 
 
 @dataclass(frozen=True, config=STRICT)
 class Cosine(_Warmup):
     """A linear warm-up, then half a cosine down to `final_fraction` of the peak."""
 
-    name: Annotated[Literal["cosine"], Affects.LOSS]
-    decay_samples: Annotated[Count | None, Affects.LOSS] = None
+    name: Literal["cosine"]
+    decay_samples: Count | None = None
     """Samples at which the decay ends; null: the end of the budget."""
-    final_fraction: Annotated[float, Field(ge=0, le=1), Affects.LOSS] = 0.1
+    final_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Last learning rate over the peak."""
 
 
@@ -141,12 +141,12 @@ class Cosine(_Warmup):
 class WarmupStableDecay(_Warmup):
     """A linear warm-up, a constant peak, and a decay at the end of the budget."""
 
-    name: Annotated[Literal["wsd"], Affects.LOSS]
-    decay_samples: Annotated[Count, Affects.LOSS]
+    name: Literal["wsd"]
+    decay_samples: Count
     """Samples of the decay, the last ones of the budget."""
-    shape: Annotated[Literal["linear", "sqrt"], Affects.LOSS] = "linear"
+    shape: Literal["linear", "sqrt"] = "linear"
     """Decay by a line, or by one minus the root of the part done."""
-    final_fraction: Annotated[float, Field(ge=0, le=1), Affects.LOSS] = 0.0
+    final_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Last learning rate over the peak."""
 
 

@@ -34,19 +34,19 @@ class RunConfig:
     model: Model
     data: Data
     optimizer: Annotated[Optimizer, OUR_LOOP]
-    schedule: Annotated[Schedule, OUR_LOOP]
-    scaling: Annotated[Scaling, OUR_LOOP]
-    budget: Budget
+    schedule: Annotated[Schedule, Affects.LOSS, OUR_LOOP]
+    scaling: Annotated[Scaling, Affects.LOSS, OUR_LOOP]
+    budget: Annotated[Budget, Affects.LOSS]
     evaluation: Annotated[Evaluation, OUR_LOOP]
     engine: Engine
     loader: Annotated[Loader, OUR_LOOP]
-    checkpoint: Annotated[Checkpoint, OUR_LOOP]
+    checkpoint: Annotated[Checkpoint, Affects.NOTHING, OUR_LOOP]
     measure: Measure
-    launcher: Launcher
-    tracker: Tracker
+    launcher: Annotated[Launcher, Affects.NOTHING]
+    tracker: Annotated[Tracker, Affects.NOTHING]
     device: Device = Field(default_factory=Device)
-    cluster: Cluster = Field(default_factory=Cluster)
-    search: Search = Field(default_factory=NoSearch)
+    cluster: Annotated[Cluster, Affects.NOTHING] = Field(default_factory=Cluster)
+    search: Annotated[Search, Affects.NOTHING] = Field(default_factory=NoSearch)
     seed: Annotated[Seed, Affects.LOSS, OUR_LOOP] = 0
     """Sets `init_seed` and `data_seed` where they are null."""
     init_seed: Annotated[Seed | None, Affects.LOSS, OUR_LOOP] = None

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from batchscape.config.types import STRICT, Affects, Count, NonNegative
+from batchscape.config.types import STRICT, Count, NonNegative
 
 __all__ = ["NoSearch", "Objective", "Sampler", "Search"]
 
@@ -30,32 +30,32 @@ def _loss() -> list[Objective]:
 class NoSearch:
     """Every combination of the values that are given."""
 
-    name: Annotated[Literal["none"], Affects.NOTHING] = "none"
+    name: Literal["none"] = "none"
 
 
 @dataclass(frozen=True, config=STRICT)
 class Sampler:
     """Trials, one after the other, then a small grid around the best."""
 
-    name: Annotated[Literal["tpe", "gp", "random", "grid"], Affects.NOTHING]
-    objective: Annotated[list[Objective], Field(min_length=1, max_length=2), Affects.NOTHING] = (
-        Field(default_factory=_loss)
+    name: Literal["tpe", "gp", "random", "grid"]
+    objective: Annotated[list[Objective], Field(min_length=1, max_length=2)] = Field(
+        default_factory=_loss
     )
     """What is to be small: one, or two at once, of which the front is found."""
-    trials: Annotated[Count, Affects.NOTHING] = 8
+    trials: Count = 8
     """Trials of each study."""
-    seeds: Annotated[Count, Affects.NOTHING] = 1
+    seeds: Count = 1
     """Runs of a trial with seeds of their own, from `seed` upwards; their mean counts."""
-    over: Annotated[list[str], Affects.NOTHING] = Field(default_factory=list)
+    over: list[str] = Field(default_factory=list)
     """Keys of axes whose values are searched too, beside all intervals; every combination of the
     other axes has a study of its own."""
-    pruner: Annotated[Literal["none", "median"], Affects.NOTHING] = "none"
+    pruner: Literal["none", "median"] = "none"
     """`median`: a trial is cut whose held-out loss is above the median of the trials of its study
     at as many samples. Only a rule that is fair: one objective, one seed, a constant schedule."""
-    grid_points: Annotated[NonNegative, Affects.NOTHING] = 5
+    grid_points: NonNegative = 5
     """Values of each interval that are measured around the best of each study, and more where it is
     the last of them; 1: the best alone; 0: no grid."""
-    grid_seeds: Annotated[Count, Affects.NOTHING] = 3
+    grid_seeds: Count = 3
     """Runs of each of them, with seeds that no trial had."""
 
 

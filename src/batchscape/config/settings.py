@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, NamedTuple, get_args, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from batchscape.config.run import RunConfig
 from batchscape.config.types import OUR_LOOP, Affects
@@ -19,6 +20,7 @@ __all__ = [
     "Setting",
     "affects_of",
     "is_of_our_loop",
+    "members_of",
     "settings_of",
     "tells_apart",
     "that_affect",
@@ -37,36 +39,52 @@ class Setting(NamedTuple):
     """Names of the fields that lead to it, where the key may have another one."""
 
 
-def settings_of(
-    owner: type, prefix: str = "", *, is_ours: bool = False, within: tuple[str, ...] = ()
-) -> Iterator[Setting]:
+def settings_of(owner: type) -> Iterator[Setting]:
     """Yield the settings of a dataclass, with those of the dataclasses within.
+
+    What a setting decides stands in its type, else in that of the group around it, else it is
+    `Affects.ALL`.
 
     Parameters
     ----------
     owner : type
-    prefix : str
-        What their keys begin with, such as `engine.`.
-    is_ours : bool
-        Whether all of them are read by our own loop only.
-    within : tuple of str
-        Names of the fields that lead to the dataclass.
     """
+    yield from _settings_within(owner, Setting("", Affects.ALL, is_of_our_loop=False, path=()))
+
+
+def _settings_within(owner: type, group: Setting) -> Iterator[Setting]:
+    """Yield the settings of a dataclass that is a group of settings."""
     # A name of pydantic's dataclasses, of which there is no type.
     infos: Mapping[str, Any] = owner.__pydantic_fields__  # type: ignore[attr-defined]
     hints = get_type_hints(owner, include_extras=True)
     for field in fields(owner):
         hint = hints[field.name]
         marks = getattr(hint, "__metadata__", ())
-        key = f"{prefix}{infos[field.name].alias or field.name}"
-        path = (*within, field.name)
-        ours = is_ours or OUR_LOOP in marks
-        affects = [mark for mark in marks if isinstance(mark, Affects)]
-        if affects:
-            yield Setting(key, affects[0], ours, path)
-            continue
-        for member in _members(hint):
-            yield from settings_of(member, f"{key}.", is_ours=ours, within=path)
+        found = Setting(
+            ".".join(filter(None, (group.key, infos[field.name].alias or field.name))),
+            next((mark for mark in marks if isinstance(mark, Affects)), group.affects),
+            is_of_our_loop=group.is_of_our_loop or OUR_LOOP in marks,
+            path=(*group.path, field.name),
+        )
+        members = members_of(hint)
+        for member in members:
+            yield from _settings_within(member, found)
+        if not members:
+            yield found
+
+
+def members_of(hint: Any) -> list[type]:  # noqa: ANN401  (a type)
+    """Return the dataclasses that a group of settings may be; of a single setting none.
+
+    Parameters
+    ----------
+    hint : type
+        A dataclass, or a union of them; a list of dataclasses is a value, so a setting.
+    """
+    if isinstance(hint, type):
+        return [hint] if is_dataclass(hint) else []
+    inner = get_args(hint) if get_origin(hint) in {Annotated, Union, UnionType} else ()
+    return [member for one in inner for member in members_of(one)]
 
 
 def affects_of(key: str) -> Affects | None:
@@ -142,13 +160,6 @@ def _fields(what: Affects, but: Affects, *, told: bool) -> dict[str, Any]:
                 inner = inner.setdefault(group, {})
             inner[name] = True
     return found
-
-
-def _members(hint: Any) -> list[type]:  # noqa: ANN401  (a type)
-    """Return the dataclasses of a type: itself, or the members of a union."""
-    if isinstance(hint, type) and is_dataclass(hint):
-        return [hint]
-    return [member for inner in get_args(hint) for member in _members(inner)]
 
 
 _SETTINGS = tuple(settings_of(RunConfig))

@@ -25,9 +25,11 @@ STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 class Affects(Flag):
-    """What a setting decides of a run. Each field of a configuration says it in its type.
+    """What a setting decides of a run: its type says it, else the type of its group, else ALL.
 
-    Names of runs, and what is pooled or told apart, follow from it: `config.settings` is asked.
+    ALL and not NOTHING, since a setting that nobody thought of may repeat a run that it does not
+    change, and must never give two different runs one name. Names of runs, and what is pooled or
+    told apart, follow from it: `config.settings` is asked.
     """
 
     NOTHING = 0

@@ -14,8 +14,8 @@ __all__ = ["Accelerate", "Command", "Ddp", "DeepSpeed", "Engine", "Fabric", "Fsd
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
-class _InProcess:
-    """What every engine of our own loop has."""
+class InProcess:
+    """What every engine has that executes our own loop."""
 
     precision: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     """Arithmetic: `bfloat16` and `float16` are mixed precision (autocast) over float32 parameters,
@@ -30,14 +30,14 @@ class _InProcess:
 
 
 @dataclass(frozen=True, config=STRICT)
-class Ddp(_InProcess):
+class Ddp(InProcess):
     """PyTorch DistributedDataParallel; one rank trains without the wrapper."""
 
     name: Literal["ddp"]
 
 
 @dataclass(frozen=True, config=STRICT)
-class Fsdp(_InProcess):
+class Fsdp(InProcess):
     """PyTorch FSDP2 (`fully_shard`): parameters, gradients and optimizer state are sharded."""
 
     name: Literal["fsdp"]
@@ -46,14 +46,14 @@ class Fsdp(_InProcess):
 
 
 @dataclass(frozen=True, config=STRICT)
-class Accelerate(_InProcess):
+class Accelerate(InProcess):
     """Hugging Face accelerate: `Accelerator.prepare`, `accumulate`, `backward`."""
 
     name: Literal["accelerate"]
 
 
 @dataclass(frozen=True, config=STRICT)
-class DeepSpeed(_InProcess):
+class DeepSpeed(InProcess):
     """DeepSpeed with ZeRO; its configuration is generated from the geometry."""
 
     name: Literal["deepspeed"]
@@ -63,13 +63,12 @@ class DeepSpeed(_InProcess):
 
 
 @dataclass(frozen=True, config=STRICT)
-class Fabric(_InProcess):
+class Fabric(InProcess):
     """Lightning Fabric: `Fabric.setup`, `no_backward_sync`, `backward`."""
 
     name: Literal["fabric"]
 
 
-InProcess = Ddp | Fsdp | Accelerate | DeepSpeed | Fabric
-"""Engines that execute our own loop."""
-
-Engine = Annotated[InProcess | Command, Field(discriminator="name")]
+Engine = Annotated[
+    Ddp | Fsdp | Accelerate | DeepSpeed | Fabric | Command, Field(discriminator="name")
+]

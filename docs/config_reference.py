@@ -6,19 +6,18 @@ Run it after a change of a setting, an option or a study: `python docs/config_re
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
-import annotated_types
 import yaml
 from pydantic.fields import FieldInfo
 
-from batchscape.config import OUR_GROUPS, Affects, RunConfig
+from batchscape.config import OUR_GROUPS, RunConfig
+from batchscape.config.explain import DECIDED, meaning_of, plain, values_of
+from batchscape.config.settings import members_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "configuration.md"
@@ -61,20 +60,13 @@ and those below in a study too.
 """
 NEEDED = "???"
 """How Hydra writes a value that the user has to give."""
-WORDS = {
-    int: "integer",
-    float: "number",
-    bool: "`true`, `false`",
-    str: "text",
-    NoneType: "`null`",
-}
 COLUMNS = "| setting | values | default | decides | meaning |\n| --- | --- | --- | --- | --- |"
 
 
 def page() -> str:
     """Return the page."""
     hints = get_type_hints(RunConfig, include_extras=True)
-    groups = {name: members(hint) for name, hint in hints.items() if members(hint)}
+    groups = {name: owners for name, hint in hints.items() if (owners := members_of(hint))}
     of_the_run = [field for field in fields(RunConfig) if field.name not in groups]
     top = yaml.safe_load((ROOT / "conf" / "config.yaml").read_text())
     default = {key: option for entry in top["defaults"] for key, option in entry_of(entry)}
@@ -116,7 +108,7 @@ def part(owner: type, group: str, options: Mapping[str, Any], *, several: bool) 
         yield table(owner, shown, f"{group}.", options) + "\n"
     hints = get_type_hints(owner, include_extras=True)
     for field in shown:
-        for member in [] if decides(hints[field.name]) else members(hints[field.name]):
+        for member in members_of(hints[field.name]):
             key = f"{group}.{field.name}"
             kind = get_args(get_type_hints(member)["kind"])[0]
             yield f"#### `{key}.kind={kind}`\n\n{inspect.cleandoc(member.__doc__ or '')}\n"
@@ -154,22 +146,16 @@ def table(
         key = info.alias or field.name
         given = {plain(option[key]) for option in options.values()} or {default_of(field)}
         default = f"`{given.pop()}`" if len(given) == 1 else "by option"
-        own = decides(hint)
+        is_group = bool(members_of(hint))
         cells = (
             f"`{prefix}{key}`",
-            values_of(hint) if own is not None else "one of those below",
+            "one of those below" if is_group else values_of(hint),
             "needed" if default == f"`{NEEDED}`" else default,
-            str(own) if own is not None else "",
-            " ".join(described(owner, field.name).split()),
+            DECIDED.get((owner, field.name), ""),
+            meaning_of(owner, field.name),
         )
         rows.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
     return "\n".join(rows)
-
-
-def described(owner: type, name: str) -> str:
-    """Return the text below a field, in the dataclass itself or the one that it stands on."""
-    found = (getattr(base, "__pydantic_fields__", {}).get(name) for base in owner.__mro__)
-    return next((info.description for info in found if info and info.description), "")
 
 
 def default_of(field: Field[Any]) -> str:
@@ -178,68 +164,6 @@ def default_of(field: Field[Any]) -> str:
     if isinstance(default, FieldInfo):
         default = default.get_default(call_default_factory=True)
     return NEEDED if default is MISSING else plain(default)
-
-
-def plain(value: object) -> str:
-    """Write a value as on the command line."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {plain(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(plain, value)) + "]"
-    return json.dumps(value)
-
-
-def decides(hint: object) -> Affects | None:
-    """Return what a setting decides; None of a group of settings."""
-    return next((m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Affects)), None)
-
-
-def members(hint: object) -> list[type]:
-    """Return the dataclasses that a type consists of."""
-    if isinstance(hint, type):
-        return [hint] if is_dataclass(hint) else []
-    if get_origin(hint) is Annotated:
-        return [] if decides(hint) is not None else members(get_args(hint)[0])
-    is_union = get_origin(hint) in {Union, UnionType}
-    return [member for inner in get_args(hint) for member in members(inner)] if is_union else []
-
-
-def values_of(hint: Any) -> str:  # noqa: ANN401  (a type)
-    """Say in words which values a type takes."""
-    inner = get_args(hint)
-    match get_origin(hint):
-        case origin if origin is Annotated:
-            bounds = [bound for mark in inner[1:] for bound in bounds_of(mark)]
-            said = " ".join([values_of(inner[0]), " and ".join(bounds)]).rstrip()
-        case origin if origin in {Union, UnionType}:
-            said = " or ".join(values_of(member) for member in inner)
-        case origin if origin is Literal:
-            said = ", ".join(f"`{plain(value)}`" for value in inner)
-        case origin if origin in {list, tuple}:
-            said = f"list of {values_of(inner[0])}"
-        case origin if origin is dict:
-            said = "mapping"
-        case _ if is_dataclass(hint):
-            said = "{" + ", ".join(field.name for field in fields(hint)) + "}"
-        case _:
-            said = WORDS.get(hint, "any value")
-    return said
-
-
-def bounds_of(mark: object) -> Iterator[str]:
-    """Yield the bounds that a mark of a type sets."""
-    for inner in mark.metadata if isinstance(mark, FieldInfo) else ():
-        match inner:
-            case annotated_types.Ge(ge=bound):
-                yield f"≥ {bound}"
-            case annotated_types.Gt(gt=bound):
-                yield f"> {bound}"
-            case annotated_types.Le(le=bound):
-                yield f"≤ {bound}"
-            case annotated_types.Lt(lt=bound):
-                yield f"< {bound}"
 
 
 def options_of(group: str) -> dict[str, dict[str, Any]]:

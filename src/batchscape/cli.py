@@ -51,8 +51,8 @@ batchscape: how should I cut my batch? devices x micro-batch x accumulation, mea
   batchscape geometry  list every way to cut a global batch
 
 Each verb has its --help. Settings are Hydra overrides: key=value, group=option; `python -m
-batchscape --multirun ...` is the same as `batchscape sweep ...`. All settings:
-batchscape run --cfg job; the folder conf/ of the source has them with comments.
+batchscape --multirun ...` is the same as `batchscape sweep ...`. All settings, each with what it
+means and what it takes: batchscape run --cfg job
 
 Example:
   batchscape sweep sweeps=fixed_global_batch
@@ -66,7 +66,7 @@ Settings:
                           evaluation, engine, device, cluster, loader, checkpoint, measure,
                           search, launcher, tracker
   --config-dir DIR        a folder with options and sweeps of your own
-  --cfg job               show the settings instead
+  --cfg job               show the settings instead, each with what it means and takes
 """
 
 _VERB_HELP = {

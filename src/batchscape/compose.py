@@ -10,15 +10,16 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import get_args, get_origin
 
 import hydra
+import yaml
 from hydra.errors import MissingConfigException, OverrideParseException
 
-from batchscape.config import RunConfig
 from batchscape.config.execution import Repeated
+from batchscape.config.explain import below_comments, comments_of
+from batchscape.config.settings import SETTINGS
 from batchscape.errors import BatchscapeError, ConfigError
 from batchscape.outgoing import outgoing, redact_json
 from batchscape.plan.expand import SweepCells
@@ -105,7 +106,8 @@ def compose(arguments: Sequence[str], program: str) -> SweepCells | None:
         raise ConfigError(_message(error)) from None
     if shows:
         lines = map(_without_secret, told.getvalue().splitlines(keepends=True))
-        sys.stdout.write(outgoing("".join(lines)))
+        explained = below_comments(lines, comments_of(yaml.safe_load(told.getvalue())))
+        sys.stdout.write(outgoing("".join(explained)))
         return None
     if len(received) != 1 or not isinstance(received[0], SweepCells):
         msg = "the primary configuration must have `override hydra/sweeper: grid` in its defaults"
@@ -257,7 +259,7 @@ def _unread(override: str) -> str:
 
 
 def _unknown_key(key: str, there: list[str]) -> str:
-    hints = dict(_settings(RunConfig, ""))
+    hints = {setting.key: setting.hint for setting in SETTINGS}
     known = sorted(hints)
     group, _, last = key.rpartition(".")
     misspelt = near_names(last, there)
@@ -288,16 +290,3 @@ def _unknown_key(key: str, there: list[str]) -> str:
     return (
         f"{key} is no setting{did_you_mean(meant)}{listed}\nAll settings: batchscape run --cfg job"
     )
-
-
-def _settings(owner: Any, prefix: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401  (any dataclass)
-    """Yield the dotted key and the type of every setting of every option."""
-    hints = get_type_hints(owner)
-    for field in fields(owner):
-        hint = hints[field.name]
-        holders = [member for member in (hint, *get_args(hint)) if is_dataclass(member)]
-        for holder in holders:
-            yield from _settings(holder, f"{prefix}{field.name}.")
-        if not holders:
-            written = owner.__pydantic_fields__[field.name].alias or field.name
-            yield f"{prefix}{written}", hint

@@ -40,7 +40,9 @@ class Command:
     files: list[str] = Field(default_factory=list)
     """Files and folders that decide the training beside those in argv, such as modules that the
     script imports; relative to `cwd`. Their content counts."""
-    precision: Literal["program", "float32", "bfloat16", "float16", "float64"] = "program"
+    precision: Annotated[
+        Literal["program", "float32", "bfloat16", "float16", "float64"], Affects.LOSS
+    ] = "program"
     """Arithmetic, as a label of tables and as `{precision}`; `program`: whatever the program
     does."""
     max_devices: Annotated[Count | None, Affects.NOTHING] = None

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from batchscape.text import near_names, suggest
 
-__all__ = ["explain"]
+__all__ = ["explain", "tags_of"]
 
 _LONGEST_VALUE = 200
 _LONGEST_RULE = 2000
@@ -109,7 +109,7 @@ def _locate(location: Sequence[int | str], root: type) -> tuple[list[str], type 
     owner: type | None = root
     inner: list[type] = [root]
     for part in location:
-        tagged = [c for c in inner if len(inner) > 1 and part in _tags(c)]
+        tagged = [c for c in inner if len(inner) > 1 and part in tags_of(c)]
         if tagged:
             inner = tagged
             continue
@@ -126,7 +126,13 @@ def _written(owner: type) -> list[str]:
     return [getattr(infos.get(f.name), "alias", None) or f.name for f in fields(owner)]
 
 
-def _tags(member: type) -> tuple[object, ...]:
+def tags_of(member: type) -> tuple[object, ...]:
+    """Return the values of `name`, or of `kind`, that choose a dataclass among others; mostly one.
+
+    Parameters
+    ----------
+    member : type
+    """
     hints = get_type_hints(member)
     return get_args(hints.get("name", hints.get("kind")))
 

@@ -17,11 +17,11 @@ from batchscape.config.types import OUR_LOOP, Affects
 
 __all__ = [
     "OUR_GROUPS",
+    "SETTINGS",
     "Setting",
     "affects_of",
     "is_of_our_loop",
     "members_of",
-    "settings_of",
     "tells_apart",
     "that_affect",
 ]
@@ -32,6 +32,10 @@ class Setting(NamedTuple):
 
     key: str
     """Dotted key, as a user writes it."""
+    owner: type
+    """The dataclass, of several models or engines the one that has it."""
+    hint: Any
+    """Its type, with all that is said of it there."""
     affects: Affects
     is_of_our_loop: bool
     """Whether a program of others is told of it by a placeholder or not at all."""
@@ -39,21 +43,8 @@ class Setting(NamedTuple):
     """Names of the fields that lead to it, where the key may have another one."""
 
 
-def settings_of(owner: type) -> Iterator[Setting]:
-    """Yield the settings of a dataclass, with those of the dataclasses within.
-
-    What a setting decides stands in its type, else in that of the group around it, else it is
-    `Affects.ALL`.
-
-    Parameters
-    ----------
-    owner : type
-    """
-    yield from _settings_within(owner, Setting("", Affects.ALL, is_of_our_loop=False, path=()))
-
-
-def _settings_within(owner: type, group: Setting) -> Iterator[Setting]:
-    """Yield the settings of a dataclass that is a group of settings."""
+def _settings_of(owner: type, group: Setting) -> Iterator[Setting]:
+    """Yield the settings of a group that a dataclass is, with those of the dataclasses within."""
     # A name of pydantic's dataclasses, of which there is no type.
     infos: Mapping[str, Any] = owner.__pydantic_fields__  # type: ignore[attr-defined]
     hints = get_type_hints(owner, include_extras=True)
@@ -62,13 +53,15 @@ def _settings_within(owner: type, group: Setting) -> Iterator[Setting]:
         marks = getattr(hint, "__metadata__", ())
         found = Setting(
             ".".join(filter(None, (group.key, infos[field.name].alias or field.name))),
+            owner,
+            hint,
             next((mark for mark in marks if isinstance(mark, Affects)), group.affects),
             is_of_our_loop=group.is_of_our_loop or OUR_LOOP in marks,
             path=(*group.path, field.name),
         )
         members = members_of(hint)
         for member in members:
-            yield from _settings_within(member, found)
+            yield from _settings_of(member, found)
         if not members:
             yield found
 
@@ -152,7 +145,8 @@ def that_affect(
 def _fields(what: Affects, but: Affects, *, told: bool) -> dict[str, Any]:
     """Return the fields that decide something, nested; a group of them is a mapping."""
     found: dict[str, Any] = {}
-    for key, _, _, (*groups, name) in _SETTINGS:
+    for setting in SETTINGS:
+        key, (*groups, name) = setting.key, setting.path
         affects = _AFFECTS[key]
         if affects & what and not affects & but and not (told and key in _OURS):
             inner = found
@@ -162,16 +156,19 @@ def _fields(what: Affects, but: Affects, *, told: bool) -> dict[str, Any]:
     return found
 
 
-_SETTINGS = tuple(settings_of(RunConfig))
-_OURS = frozenset(setting.key for setting in _SETTINGS if setting.is_of_our_loop)
+_ALL_OF_IT = Setting("", RunConfig, RunConfig, Affects.ALL, is_of_our_loop=False, path=())
+SETTINGS = tuple(_settings_of(RunConfig, _ALL_OF_IT))
+"""All settings of all options. What each decides stands in its type, else in that of the group
+around it, else it is `Affects.ALL`."""
+_OURS = frozenset(setting.key for setting in SETTINGS if setting.is_of_our_loop)
 _AFFECTS: dict[str, Affects] = {}
 """What every setting and every group decides, by its key."""
-for _setting in _SETTINGS:
+for _setting in SETTINGS:
     _key, _dot = _setting.key, "."
     while _dot:
         _AFFECTS[_key] = _AFFECTS.get(_key, Affects.NOTHING) | _setting.affects
         _key, _dot, _ = _key.rpartition(".")
-_GROUPS = frozenset(_AFFECTS) - {setting.key for setting in _SETTINGS}
+_GROUPS = frozenset(_AFFECTS) - {setting.key for setting in SETTINGS}
 OUR_GROUPS = tuple(
     name
     for name, hint in get_type_hints(RunConfig, include_extras=True).items()

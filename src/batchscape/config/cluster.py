@@ -26,8 +26,9 @@ Product = Literal["float64", "float32", "tf32", "float16", "bfloat16"]
 class Cluster:
     """Devices and links that a plan is made for.
 
-    Peaks are dense, at boost clock; products of halves accumulate in float32, as PyTorch's do;
-    float64 uses tensor cores where there are such. Bandwidths are of one direction.
+    Peaks are dense, at boost clock: half of what a datasheet lists with sparsity only; products of
+    halves accumulate in float32, as PyTorch's do; float64 uses tensor cores where there are such.
+    Bandwidths are of one direction.
     """
 
     device: str | None = None
@@ -36,7 +37,8 @@ class Cluster:
     """Regular expression of the name that a driver gives such a device, without its maker: by it
     the figures of a device that was found are looked up."""
     compute_capability: Positive | None = None
-    """NVIDIA's number of what a device can compute; from 8.0 on bfloat16."""
+    """NVIDIA's number of what a device can compute (https://developer.nvidia.com/cuda-gpus); from
+    8.0 on bfloat16."""
     memory_gib: Positive | None = None
     """Memory of one device, of which driver and CUDA context take their part."""
     tflops: dict[Product, Positive | None] = Field(default_factory=dict)
@@ -46,7 +48,8 @@ class Cluster:
     memory_gb_per_s: Positive | None = None
     """Bandwidth of the device's memory, 10^9 bytes a second."""
     link_gb_per_s: Positive | None = None
-    """Bandwidth of a device to the others of its node, 10^9 bytes a second in one direction."""
+    """Bandwidth of a device to the others of its node, 10^9 bytes a second in one direction; null:
+    not known."""
     network_gb_per_s: Positive | None = None
     """Bandwidth of one network card to other nodes, likewise; null: not known. Each CUDA device has
     one, and all send at a time; the cores of a CPU node share one."""

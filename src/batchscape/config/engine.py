@@ -20,7 +20,8 @@ class InProcess:
     precision: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     """Arithmetic: `bfloat16` and `float16` are mixed precision (autocast) over float32 parameters,
     `float16` with a scaled loss; `auto` is bfloat16 where the accelerator computes it natively and
-    float32 elsewhere. `fsdp` has no `float16`, `deepspeed` neither that nor `float64`."""
+    float32 elsewhere. `fsdp` has no `float16`, `accelerate` none on a CPU, `deepspeed` neither that
+    nor `float64`."""
     float32_matmul: Annotated[Literal["highest", "high"], Affects.LOSS | Affects.TIME] = "highest"
     """Products of float32 matrices: in float32, or `high`: in TF32 where the device has it."""
     compile: bool = False

@@ -12,11 +12,15 @@ import numpy as np
 import pandas as pd
 import psutil
 import pytest
+import yaml
 
 import batchscape.conf
 from batchscape import __version__
 from batchscape.cli import main
 from batchscape.compose import compose
+from batchscape.config import Batch, Budget, Command, JsonlMetrics, Local, RunConfig
+from batchscape.config.explain import meaning_of, values_of
+from batchscape.config.settings import SETTINGS
 from batchscape.record.causes import Cause
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
@@ -146,6 +150,23 @@ def test_settings_can_be_shown(capsys: Captured) -> None:
     assert "d_model: 32" in shown
     assert "seed: 3" in shown
     assert left_behind() == set()
+
+
+def test_settings_are_shown_with_what_they_mean(capsys: Captured) -> None:
+    read = ["engine.metrics.kind=jsonl", "+engine.metrics.columns={loss: nll}"]
+    assert main(["run", "--cfg", "job", "engine=command", "engine.argv=[train]", *read]) == 0
+    shown = capsys.readouterr().out
+    assert yaml.safe_load(shown)["engine"]["metrics"] == {
+        "kind": "jsonl",
+        "columns": {"loss": "nll"},
+    }
+    text = " ".join(line.strip().removeprefix("# ") for line in shown.splitlines())
+    assert f"{meaning_of(JsonlMetrics, 'columns')} (mapping; time, record) columns:" in text
+    for setting in SETTINGS:
+        name = setting.path[-1]
+        if setting.owner in {RunConfig, Batch, Budget, Command, Local} and name != "name":
+            about = f"{values_of(setting.hint)}; {setting.affects}"
+            assert f"{meaning_of(setting.owner, name)} ({about}) {name}:" in text
 
 
 def test_sweep_then_status_then_report(capsys: Captured) -> None:

@@ -20,7 +20,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from batchscape.cli import main
 from batchscape.compose import compose
 from batchscape.config import Data, RunConfig
-from batchscape.config.settings import settings_of
+from batchscape.config.settings import SETTINGS
 from batchscape.plan.build import make_plan
 from batchscape.plan.expand import SweepCells
 from batchscape.plan.machine import CudaDevice, Machine
@@ -267,7 +267,7 @@ def test_every_setting_of_a_command_exists():
     """Without composing them, which takes half a second each."""
     asked = [shown for shown in commands() if takes_settings(shown.words)]
     assert len(asked) > 60
-    known = [f"{setting.key}." for setting in settings_of(RunConfig)]
+    known = [f"{setting.key}." for setting in SETTINGS]
     for shown in asked:
         words = [word for word in shown.words[2:] if "=" in word and "..." not in word]
         options = dict(zip(shown.words, shown.words[1:], strict=False))

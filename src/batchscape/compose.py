@@ -18,7 +18,7 @@ import yaml
 from hydra.errors import MissingConfigException, OverrideParseException
 
 from batchscape.config.execution import Repeated
-from batchscape.config.explain import below_comments, comments_of
+from batchscape.config.explain import explained
 from batchscape.config.settings import SETTINGS
 from batchscape.errors import BatchscapeError, ConfigError
 from batchscape.outgoing import outgoing, redact_json
@@ -105,23 +105,13 @@ def compose(arguments: Sequence[str], program: str) -> SweepCells | None:
             raise
         raise ConfigError(_message(error)) from None
     if shows:
-        lines = map(_without_secret, told.getvalue().splitlines(keepends=True))
-        explained = below_comments(lines, comments_of(yaml.safe_load(told.getvalue())))
-        sys.stdout.write(outgoing("".join(explained)))
+        shown = redact_json(yaml.safe_load(told.getvalue()))
+        sys.stdout.write(outgoing("\n".join(explained(shown)) + "\n"))
         return None
     if len(received) != 1 or not isinstance(received[0], SweepCells):
         msg = "the primary configuration must have `override hydra/sweeper: grid` in its defaults"
         raise ConfigError(msg)
     return received[0]
-
-
-def _without_secret(line: str) -> str:
-    """Replace what a line of YAML holds under the name of a secret."""
-    name, colon, value = line.partition(": ")
-    if not colon:
-        return line
-    (shown,) = redact_json({name.strip(): value.rstrip("\n")}).values()
-    return f"{name}: {shown}\n"
 
 
 @contextmanager

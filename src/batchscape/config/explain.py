@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import annotated_types
+import yaml
 from pydantic.fields import FieldInfo
 
 from batchscape.config.messages import tags_of
 from batchscape.config.run import RunConfig
 from batchscape.config.settings import SETTINGS, members_of
 
-__all__ = ["DECIDED", "below_comments", "comments_of", "meaning_of", "plain", "values_of"]
+__all__ = ["DECIDED", "explained", "meaning_of", "plain", "values_of"]
 
 DECIDED = {(setting.owner, setting.path[-1]): str(setting.affects) for setting in SETTINGS}
 """What a setting decides in words, by its dataclass and its field; groups are not in it."""
@@ -29,8 +29,6 @@ _WORDS = {
     str: "text",
     NoneType: "`null`",
 }
-_KEY = re.compile(r"( *)([A-Za-z_]\w*):")
-_WIDTH = 100
 
 
 def meaning_of(owner: type, name: str) -> str:
@@ -90,63 +88,52 @@ def values_of(hint: Any) -> str:  # noqa: ANN401  (a type)
     return said
 
 
-def comments_of(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return what each setting and each group of a run means, by its dotted key.
+def explained(settings: Mapping[str, Any], owner: type = RunConfig) -> Iterator[str]:
+    """Yield lines of YAML: each setting below what it means, takes and decides.
 
     Parameters
     ----------
     settings : mapping
         As composed; nothing has looked through them yet, so that anything may stand there.
+    owner : type
+        The dataclass that they are of.
     """
-    return dict(_comments(RunConfig, settings, ""))
-
-
-def _comments(owner: type, settings: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
     # A name of pydantic's dataclasses, of which there is no type.
     infos: Mapping[str, Any] = owner.__pydantic_fields__  # type: ignore[attr-defined]
-    for field, hint in get_type_hints(owner, include_extras=True).items():
-        name = infos[field].alias or field
-        key, value = f"{prefix}{name}", settings.get(name)
-        said = meaning_of(owner, field)
-        members = members_of(hint)
-        if not members and said:
-            yield key, f"{said} ({values_of(hint)}; {DECIDED[owner, field]})"
-        if isinstance(value, Mapping):
-            tag = value.get("name", value.get("kind"))
-            for member in members:
-                if len(members) == 1 or tag in tags_of(member):
-                    about = inspect.cleandoc(member.__doc__ or "").partition("\n\n")[0]
-                    yield key, " ".join(about.split())
-                    yield from _comments(member, value, f"{key}.")
+    names = {infos[name].alias or name: name for name in infos}
+    hints = get_type_hints(owner, include_extras=True)
+    for key, value in settings.items():
+        name = names.get(key, "")
+        member = _chosen(hints.get(name), value)
+        if member is not None:
+            about = inspect.cleandoc(member.__doc__ or "").partition("\n\n")[0]
+            yield from [*_comment(about), f"{key}:"]
+            yield from textwrap.indent("\n".join(explained(value, member)), "  ").splitlines()
+            continue
+        if (owner, name) in DECIDED and (said := meaning_of(owner, name)):
+            yield from _comment(f"{said} ({values_of(hints[name])}; {DECIDED[owner, name]})")
+        yield from yaml.safe_dump(
+            {key: value}, allow_unicode=True, sort_keys=False, width=10**6
+        ).splitlines()
 
 
-def below_comments(lines: Iterable[str], comments: Mapping[str, str]) -> Iterator[str]:
-    """Yield lines of YAML, each key that has a comment below it.
+def _chosen(hint: object, value: object) -> type | None:
+    """Return the dataclass that settings choose; None where there is none, or no group."""
+    members = members_of(hint) if isinstance(value, Mapping) else []
+    if isinstance(value, Mapping) and len(members) > 1:
+        tag = value.get("name", value.get("kind"))
+        members = [member for member in members if tag in tags_of(member)]
+    return members[0] if members else None
 
-    Parameters
-    ----------
-    lines : iterable of str
-        With their ends, in blocks and not in braces.
-    comments : mapping
-        By dotted key.
-    """
-    above: list[tuple[int, str]] = []
-    for line in lines:
-        if match := _KEY.match(line):
-            indent, name = len(match[1]), match[2]
-            above = [(column, key) for column, key in above if column < indent]
-            key = ".".join([*(key for _, key in above), name])
-            above.append((indent, name))
-            start = f"{match[1]}# "
-            for part in textwrap.wrap(
-                comments.get(key, ""),
-                _WIDTH,
-                initial_indent=start,
-                subsequent_indent=start,
-                break_on_hyphens=False,
-            ):
-                yield f"{part}\n"
-        yield line
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(
+        " ".join(text.split()),
+        96,  # of 100 columns, the deepest settings being indented by four
+        initial_indent="# ",
+        subsequent_indent="# ",
+        break_on_hyphens=False,
+    )
 
 
 def _bounds_of(mark: object) -> Iterator[str]:

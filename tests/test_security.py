@@ -25,8 +25,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from batchscape.cli import main
-from batchscape.compose import _settings
 from batchscape.config import RunConfig
+from batchscape.config.explain import values_of
+from batchscape.config.settings import SETTINGS
 from batchscape.data.store import load_array
 from batchscape.errors import BatchscapeError, ConfigError, RecordError
 from batchscape.outgoing import redact, redact_json, refuse_secrets
@@ -460,9 +461,9 @@ READ = {
 def test_no_other_setting_names_a_place() -> None:
     """Whoever adds a text setting decides here whether something is written by it."""
     texts = {
-        key
-        for key, hint in _settings(RunConfig, "")
-        if hint is str or str in getattr(hint, "__args__", ()) or hint == list[str]
+        setting.key
+        for setting in SETTINGS
+        if values_of(setting.hint).removesuffix(" or `null`") in {"text", "list of text"}
     }
     written = {"sweep_dir", "sweep_name"}  # the first is the user's choice, the other a plain name
     named = {key for key in texts if re.search(r"(path|dir|folder|file|name|cwd)s?$", key)}

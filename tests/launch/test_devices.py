@@ -320,7 +320,7 @@ def test_a_sweep_waits_for_cores_and_says_so(tmp_path: Path) -> None:
             status = RunStatus.read(SweepFolder(tmp_path / "sweep").run("completes-d2").status)
             assert status.status is Status.PENDING
             other.send_signal(signal.SIGKILL)
-            assert launcher.wait(60) == 0
+            assert launcher.wait() == 0
     printed = " ".join(said.read_text().split())
     waits = "Waiting for cores that another launcher holds ("
     assert printed.count(waits) == 1
@@ -364,7 +364,7 @@ def test_nobody_waits_for_devices_for_a_run_that_another_launcher_has(
         wait_until(lambda: "completes-1-later completed" in launcher.printed, "it waits")
         assert "completes-d2 started" not in launcher.printed
         claim.release()
-    assert launcher.process.wait(60) == 0
+    assert launcher.process.wait() == 0
     assert launcher.status("completes-d2").status is Status.COMPLETED
 
 
@@ -449,7 +449,7 @@ def test_processes_killed_at_random_never_share_a_device() -> None:
         for process in going:
             assert process.stdout is not None
             said += process.stdout.read().split("\n")
-            assert process.wait(60) == 0
+            assert process.wait() == 0
     assert said.count("done") == 3
     assert said.count("leased") > 3 * 150
     assert [line for line in said if line not in {"leased", "done", ""}] == []

@@ -52,7 +52,7 @@ def test_one_signal_asks_the_ranks_to_stop(
     pids = launcher.wait_for_pids("polite-d2", 2)
     # As a terminal does it: to the whole foreground group, which the ranks are not in.
     os.killpg(launcher.process.pid, number)
-    assert launcher.process.wait(60) == 130
+    assert launcher.process.wait() == 130
     assert "2 runs: 1 pending, 1 interrupted" in launcher.printed
     status = launcher.status("polite-d2")
     assert (status.status, status.reason) == (Status.INTERRUPTED, f"stopped by {number.name}")
@@ -74,7 +74,7 @@ def test_what_the_shell_ignores_stays_ignored_and_sigterm_stops(
     for number in ignored:
         os.killpg(launcher.process.pid, number)
     launcher.process.terminate()
-    assert launcher.process.wait(60) == 130
+    assert launcher.process.wait() == 130
     # The first signal that was heeded, and one only: ranks had their time for a checkpoint.
     status = launcher.status("polite")
     assert (status.status, status.reason) == (Status.INTERRUPTED, "stopped by SIGTERM")
@@ -170,7 +170,7 @@ def test_a_signal_while_waiting_for_another_launcher(
     wait_until(lambda: "Waiting for 1 run of another" in launcher.printed, "it does not wait")
     assert f"launcher (process {os.getpid()} on" in launcher.printed
     launcher.process.send_signal(signal.SIGTERM)
-    assert launcher.process.wait(60) == 130
+    assert launcher.process.wait() == 130
     assert "1 run: 1 pending" in launcher.printed
     assert "Stopped before the end; the same command goes on" in launcher.printed
     assert "Traceback" not in launcher.printed
@@ -191,7 +191,7 @@ def test_a_signal_while_sealing(launch: Callable[..., Launcher]) -> None:
     empty.touch()
     empty.replace(folder.lines("evals"))
     os.close(end)
-    assert launcher.process.wait(60) == 130
+    assert launcher.process.wait() == 130
     assert "2 runs: 1 pending, 1 completed" in launcher.printed
     assert "Traceback" not in launcher.printed
     status = launcher.status("blocks")
@@ -213,7 +213,7 @@ def test_a_signal_in_the_mirror(
         wait_until((wandb / "mirror.log").exists, "the mirror does not start")
         mirrors = psutil.Process(launcher.process.pid).children(recursive=True)
         launcher.process.send_signal(signal.SIGINT)
-        launcher.process.wait(60)
+        launcher.process.wait()
     assert "Weights & Biases" in launcher.printed
     assert "1 run: 1 completed" in launcher.printed
     assert "Traceback" not in launcher.printed

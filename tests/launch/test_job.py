@@ -155,6 +155,6 @@ def test_a_job_over_nodes_is_queued_again_for_runs_that_were_added(
         added = other.submit(add)
         assert job.main(str(sweep.path), str(Shape(2, 1)), str(meeting), *names) == QUEUE_AGAIN
     added.result()
-    assert [process.wait(20) for process in started] == [0, 0]
+    assert [process.wait() for process in started] == [0, 0]
     assert status(sweep, "gated-1").status is Status.COMPLETED
     assert status(sweep, "gated-2").status is Status.PENDING

@@ -55,7 +55,7 @@ def nodes(tmp_path: Path) -> Iterator[tuple[Nodes, list[subprocess.Popen[bytes]]
     assert opened is not None
     yield opened, started
     opened.close()
-    assert [process.wait(20) for process in started] == [0, 0], "they end with their launcher"
+    assert [process.wait() for process in started] == [0, 0], "they end with their launcher"
 
 
 def start_of(tmp_path: Path, ranks: int = 4) -> Start:

@@ -104,8 +104,8 @@ def test_two_launchers_share_the_runs(launch: Launch) -> None:
     wait_for_begun(one.sweep, 2)
     assert is_held(one.sweep.lock)
     open_gate(one.sweep)
-    assert one.process.wait(60) == 0
-    assert two.process.wait(60) == 0
+    assert one.process.wait() == 0
+    assert two.process.wait() == 0
     assert_done_once(one.sweep, names)
     assert sorted(started_by(one) + started_by(two)) == sorted(names)
     assert started_by(one)
@@ -134,7 +134,7 @@ def test_what_a_killed_launcher_had_is_taken_over(launch: Launch) -> None:
     # Begun only once nobody was left.
     assert not any(map(is_alive, ranks.values()))
     open_gate(one.sweep)
-    assert two.process.wait(60) == 0
+    assert two.process.wait() == 0
     attempts = two.status("gated-1").attempts
     assert [(a.status, a.reason) for a in attempts] == [
         ("interrupted", "the launcher died"),
@@ -150,8 +150,8 @@ def test_what_an_interrupted_launcher_had_is_taken_over(launch: Launch) -> None:
     two = launch("spawn", "polite")
     wait_until(lambda: "Waiting for 1 run" in two.printed, "the second launcher does not wait")
     one.process.terminate()
-    assert one.process.wait(60) == 130
-    assert two.process.wait(60) == 0
+    assert one.process.wait() == 130
+    assert two.process.wait() == 0
     attempts = two.status("polite").attempts
     assert [a.status for a in attempts] == ["interrupted", "completed"]
 
@@ -211,7 +211,7 @@ def test_a_failure_of_the_other_launcher_is_not_repeated(launch: Launch) -> None
         method="spawn",
         console=Console(file=printed),
     )
-    assert one.process.wait(60) == 1
+    assert one.process.wait() == 1
     assert [run.run_id for run in result.failed] == ["exits7-later"]
     assert [a.status for a in one.status("exits7-later").attempts] == ["failed"]
     assert [a.status for a in one.status("gated-1").attempts] == ["completed"]

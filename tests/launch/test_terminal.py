@@ -165,7 +165,7 @@ def test_a_closed_terminal_lets_runs_stop_in_order(
     terminal = begun(terminals, tmp_path / "sweep", "polite")
     pids = pids_in(terminal.sweep.path)
     terminal.hang_up()
-    terminal.process.wait(60)
+    terminal.process.wait()
     status = RunStatus.read(terminal.sweep.run("polite").status)
     assert (status.status, status.reason) == (Status.INTERRUPTED, "stopped by SIGHUP")
     assert_left_alone(terminal, pids)
@@ -182,6 +182,6 @@ def test_a_pipe_that_closes_ends_no_run(tmp_path: Path) -> None:
     assert b"gated-1 started" in launcher.stdout.readline()
     launcher.stdout.close()
     (sweep.path / "go").touch()
-    launcher.wait(60)
+    launcher.wait()
     for name in names:
         assert RunStatus.read(sweep.run(name).status).status is Status.COMPLETED

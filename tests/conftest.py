@@ -25,7 +25,7 @@ from batchscape.config import RunConfig
 from batchscape.data.corpus import prepare
 from batchscape.geometry import solve
 from batchscape.launch.child import WORKER, Start
-from batchscape.launch.processes import Forked
+from batchscape.launch.forked import Forked
 from batchscape.record.files import write_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.spec import RunSpec, Stage

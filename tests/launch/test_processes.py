@@ -16,8 +16,8 @@ from sweeps_of_fakes import ENTRY, is_alive, pids_in, wait_until
 from batchscape.errors import LaunchError
 from batchscape.launch import forked
 from batchscape.launch.child import Start
-from batchscape.launch.forked import ServerKilledError
-from batchscape.launch.processes import Forked, Processes, Spawned, open_processes
+from batchscape.launch.forked import Forked, ServerKilledError, open_processes
+from batchscape.launch.processes import Processes, Spawned
 from batchscape.record.files import write_json
 from batchscape.record.outcome import RankExit
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from batchscape.launch.child import WORKER
-from batchscape.launch.processes import Forked
+from batchscape.launch.forked import Forked
 from batchscape.record.tables import read_table
 
 GPT = {"name": "gpt", "n_layers": 2, "n_heads": 2, "d_model": 32}

@@ -19,7 +19,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -97,15 +97,6 @@ class Start:
         """Numbers of the ranks that are started here."""
         return range(self.first_rank, self.first_rank + self.ranks)
 
-    def to_json(self) -> str:
-        """Return a text that `from_json` accepts."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Start:
-        """Return what `to_json` was called on."""
-        return cls(**json.loads(text))
-
 
 def resolve(entry: str) -> Callable[[str, int], int]:
     """Import the function that `module:function` names."""
@@ -144,7 +135,7 @@ def main(text: str, rank: str) -> NoReturn:
     """Be a spawned rank. Standard input is a pipe whose other end only the launcher holds."""
     life_line = os.dup(0)
     threading.Thread(target=_die_with_launcher, args=(life_line,), daemon=True).start()
-    live(Start.from_json(text), int(rank))
+    live(Start(**json.loads(text)), int(rank))
 
 
 def _die_with_launcher(life_line: int) -> None:

@@ -1,4 +1,4 @@
-"""Ranks forked by a warm server."""
+"""Ranks forked by a warm server, where that is safe, and the choice between that and spawning."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
+
+import psutil
 
 from batchscape.errors import LaunchError
 from batchscape.launch.child import (
@@ -22,10 +25,11 @@ from batchscape.launch.child import (
     Start,
     start_interpreter,
 )
+from batchscape.launch.processes import Processes, Spawned
 from batchscape.record.instants import now
 from batchscape.record.outcome import RankExit
 
-__all__ = ["Forked", "ServerError", "ServerKilledError", "UnsafeToForkError"]
+__all__ = ["Forked", "ServerError", "ServerKilledError", "open_processes"]
 
 _BOOTS = 3
 """Times that a server is started which is killed while it imports: by the system, mostly because
@@ -34,7 +38,7 @@ _BOOT_LIMIT_S = 600.0
 """Longest time for a new server to import everything; a slow file system takes a minute or two."""
 
 
-class UnsafeToForkError(LaunchError):
+class _UnsafeToForkError(LaunchError):
     """The fork server has threads or a CUDA context, which its children could not use."""
 
 
@@ -46,19 +50,17 @@ class ServerKilledError(ServerError):
     """The machine lets no fork server live: nothing is wrong with what was asked for."""
 
 
-class Forked:
+class Forked(Processes):
     """Ranks forked by a server process that has imported everything, in milliseconds."""
 
     method = "fork"
-    note: str | None = None
 
     def __init__(self, entry: str, also_preload: str = "") -> None:
+        self.note: str | None = None
         self._entry = entry
         self._also_preload = also_preload
         self._living: dict[str, set[int]] = {}
-        self._groups: dict[str, int] = {}
         self._unreported: list[RankExit] = []
-        self._is_gone = False
         self._killed = 0
         self._boot()
 
@@ -86,7 +88,7 @@ class Forked:
         ------
         ServerError
             If it died instead; one that was killed is replaced first.
-        UnsafeToForkError
+        _UnsafeToForkError
             If it booted and must not fork.
         """
         if not self._ready and self._readable(timeout_s):
@@ -95,7 +97,7 @@ class Forked:
                 self._boot_again()
                 return False
             if message["unsafe"]:
-                raise UnsafeToForkError(str(message["unsafe"]))
+                raise _UnsafeToForkError(str(message["unsafe"]))
             self._ready = True
             self._killed = 0
         return self._ready
@@ -123,10 +125,6 @@ class Forked:
         except OSError as error:
             msg = f"the fork server cannot be started again: {error}"
             raise ServerKilledError(msg) from None
-
-    def place(self) -> dict[str, Any]:
-        """See `Processes`: this machine."""
-        return {}
 
     def start(self, start: Start, keep_open: Sequence[int] = ()) -> None:
         """See `Processes`; a server that has died is replaced.
@@ -167,11 +165,10 @@ class Forked:
             message = self._receive()
             if message is None:
                 return exits + self._bury_all()
-            if message["event"] == "started" and message["group"] is not None:
-                self._groups[message["run"]] = message["group"]
-            elif message["event"] == "exit":
-                del message["event"]
-                exits.append(self._note(RankExit(**message)))
+            if "run" in message:
+                ended = RankExit(**message)
+                self._living[ended.run].discard(ended.rank)
+                exits.append(ended)
         return exits
 
     def signal(self, run: str, number: int) -> None:
@@ -187,20 +184,15 @@ class Forked:
         self._server.wait()
         self._errors.close()
 
-    def _note(self, ended: RankExit) -> RankExit:
-        self._living[ended.run].discard(ended.rank)
-        if not self._living[ended.run]:
-            del self._living[ended.run]
-            self._groups.pop(ended.run, None)
-        return ended
-
     def _bury_all(self) -> list[RankExit]:
         """Report the ranks of a dead server: the system has killed them with it."""
-        code = self._server.wait()
         self._is_gone = True
-        for group in self._groups.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(group, signal.SIGKILL)
+        # What the ranks have started does not die with the server; all of them are in its session.
+        for process in psutil.process_iter():
+            with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+                if os.getsid(process.pid) == self._server.pid:
+                    process.kill()
+        code = self._server.wait()
         at = now()
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}: {self._printed()}"
         lost = f"the fork server died ({how}), and the ranks of the run with it"
@@ -210,7 +202,6 @@ class Forked:
             for rank in sorted(ranks)
         ]
         self._living.clear()
-        self._groups.clear()
         return ended
 
     def _printed(self) -> str:
@@ -230,3 +221,51 @@ class Forked:
     def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         with contextlib.suppress(ConnectionError):
             socket.send_fds(self._channel, [json.dumps(message).encode()], descriptors)
+
+
+def open_processes(
+    entry: str,
+    should_stop: Callable[[], bool],
+    method: str | None,
+    also_preload: str = "",
+) -> Processes | None:
+    """Choose and prepare the way of starting ranks.
+
+    Parameters
+    ----------
+    entry : str
+        What the ranks will call; preloaded where they are forked.
+    should_stop : callable
+        Asked while the fork server boots.
+    method : str or None
+        `fork` or `spawn`; None: fork where that is safe.
+    also_preload : str
+        Module that a fork server imports beside the usual ones; empty: none.
+
+    Returns
+    -------
+    Processes or None
+        None if `should_stop` said so.
+
+    Raises
+    ------
+    LaunchError
+        If the fork server cannot boot, or forking was asked for and is unsafe.
+    """
+    if method is None:
+        method = "fork" if sys.platform == "linux" else "spawn"
+    if method == "spawn":
+        return Spawned()
+    server = Forked(entry, also_preload)
+    try:
+        while not server.is_ready(0.1):
+            if should_stop():
+                server.close()
+                return None
+    except _UnsafeToForkError as error:
+        server.close()
+        return Spawned(f"every rank imports for itself, which takes seconds: {error}")
+    except BaseException:
+        server.close()
+        raise
+    return server

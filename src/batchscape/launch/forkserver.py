@@ -1,8 +1,9 @@
 """A process that has imported everything, and forks one process for each rank of a run.
 
 It is started once a sweep, with a socket to the launcher. A message in is a run to start, or a
-signal for the process group of a run; a message out tells that a rank has ended. When the socket
-closes, all groups are killed and the server ends; when the server ends, its ranks die with it.
+signal for the process group of a run; the first message out says that it is ready, each other that
+a rank has ended. When the socket closes, all groups are killed and the server ends; when the server
+ends, its ranks die with it.
 
 Forking is only safe from a process with one thread and without a CUDA context, so the server
 imports but never computes, and reports when that was not enough. Linux only: it needs
@@ -131,7 +132,7 @@ class _Server:
 
     def serve(self) -> None:
         """Answer until the launcher closes its end or dies."""
-        self._send(event="ready", unsafe=_why_unsafe_to_fork())
+        self._send(unsafe=_why_unsafe_to_fork())
         self._woken, waker = socket.socketpair()
         self._woken.setblocking(False)
         waker.setblocking(False)
@@ -178,7 +179,7 @@ class _Server:
                 with contextlib.suppress(OSError), Path(start.log).open("a") as log:
                     log.write(f"batchscape: cannot fork: {error}\n")
                 lost = f"rank {rank} could not be forked: {error}"
-                self._send(event="exit", run=start.run, rank=rank, code=1, lost=lost, at=now())
+                self._send(run=start.run, rank=rank, code=1, lost=lost, at=now())
                 continue
             if pid == 0:
                 self._become_rank(start, rank, group.leader if group else 0, held)
@@ -189,7 +190,6 @@ class _Server:
             with contextlib.suppress(OSError):
                 os.setpgid(pid, group.leader)
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
-        self._send(event="started", run=start.run, group=group.leader if group else None)
 
     def _become_rank(self, start: Start, rank: int, leader: int, held: set[Any]) -> NoReturn:
         try:
@@ -238,7 +238,7 @@ class _Server:
             del self._groups[group.run]
             if not self._groups:
                 _kill_descendants()
-        self._send(event="exit", run=group.run, rank=rank, code=code, at=at)
+        self._send(run=group.run, rank=rank, code=code, at=at)
 
     def _end(self) -> None:
         for group in self._groups.values():

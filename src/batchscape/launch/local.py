@@ -16,13 +16,13 @@ from batchscape.errors import LaunchError
 from batchscape.launch.child import COMMAND_WORKER, WORKER
 from batchscape.launch.claims import ClaimedRuns
 from batchscape.launch.durations import Durations
-from batchscape.launch.forked import ServerKilledError
+from batchscape.launch.forked import ServerKilledError, open_processes
 from batchscape.launch.interrupts import Interrupts
 from batchscape.launch.leftovers import remove_dead_writes
 from batchscape.launch.placement import Placement
 from batchscape.launch.predictions import alike, foretold_s, predict
 from batchscape.launch.presence import Presence
-from batchscape.launch.processes import Processes, open_processes
+from batchscape.launch.processes import Processes
 from batchscape.launch.progress import Progress
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.schedule import launch_order

@@ -1,17 +1,26 @@
-"""The launcher's side of starting ranks: forked from a warm server, or spawned one by one."""
+"""What starts the ranks of runs, and the plain way: a fresh interpreter for each of them."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, Protocol
 
-from batchscape.launch.child import Start
-from batchscape.launch.forked import Forked, UnsafeToForkError
-from batchscape.launch.spawned import Spawned
+from batchscape.errors import LaunchError
+from batchscape.launch.child import Start, start_interpreter
+from batchscape.record.instants import now
 from batchscape.record.outcome import RankExit
 
-__all__ = ["Forked", "Processes", "Spawned", "open_processes"]
+__all__ = ["Processes", "Spawned"]
+
+_POLL_S = 0.02
+"""Time between looks at the processes."""
 
 
 class Processes(Protocol):
@@ -27,6 +36,7 @@ class Processes(Protocol):
 
         `nodes` are their names, and `master` is where the ranks meet, as torch takes it.
         """
+        return {}
 
     def start(self, start: Start, keep_open: Sequence[int] = ()) -> None:
         """Start one process for each rank, all in one new process group.
@@ -53,49 +63,74 @@ class Processes(Protocol):
         """Kill whatever still runs and wait for its end."""
 
 
-def open_processes(
-    entry: str,
-    should_stop: Callable[[], bool],
-    method: str | None,
-    also_preload: str = "",
-) -> Processes | None:
-    """Choose and prepare the way of starting ranks.
+class Spawned(Processes):
+    """Ranks started as fresh interpreters; each pays for its own imports, seconds."""
 
-    Parameters
-    ----------
-    entry : str
-        What the ranks will call; preloaded where they are forked.
-    should_stop : callable
-        Asked while the fork server boots.
-    method : str or None
-        `fork` or `spawn`; None: fork where that is safe.
-    also_preload : str
-        Module that a fork server imports beside the usual ones; empty: none.
+    method = "spawn"
 
-    Returns
-    -------
-    Processes or None
-        None if `should_stop` said so.
+    def __init__(self, note: str | None = None) -> None:
+        self.note = note
+        self._living: dict[str, dict[int, subprocess.Popen[bytes]]] = {}
+        self._groups: dict[str, int] = {}
+        # The ranks read its one end, and end when nobody holds the other.
+        self._life_line, self._held = os.pipe()
 
-    Raises
-    ------
-    LaunchError
-        If the fork server cannot boot, or forking was asked for and is unsafe.
-    """
-    if method is None:
-        method = "fork" if sys.platform == "linux" else "spawn"
-    if method == "spawn":
-        return Spawned()
-    server = Forked(entry, also_preload)
-    try:
-        while not server.is_ready(0.1):
-            if should_stop():
-                server.close()
-                return None
-    except UnsafeToForkError as error:
-        server.close()
-        return Spawned(f"every rank imports for itself, which takes seconds: {error}")
-    except BaseException:
-        server.close()
-        raise
-    return server
+    def start(self, start: Start, keep_open: Sequence[int] = ()) -> None:
+        """See `Processes`."""
+        living = self._living[start.run] = {}
+        for rank in start.numbers:
+            try:
+                with open(start.log, "ab") as log:  # noqa: PTH123  (a path as text, like the rest)
+                    living[rank] = start_interpreter(
+                        "child",
+                        (json.dumps(asdict(start)), str(rank)),
+                        keep_open,
+                        stdin=self._life_line,
+                        output=log,
+                        environment=start.environment,
+                        process_group=self._groups.get(start.run, 0),
+                    )
+            except OSError as error:
+                self._kill(start.run)
+                msg = f"rank {rank} of {start.run} cannot be started: {error}"
+                raise LaunchError(msg) from None
+            self._groups.setdefault(start.run, living[rank].pid)
+
+    def wait(self, timeout_s: float) -> list[RankExit]:
+        """See `Processes`."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            exits = [
+                RankExit(run, rank, process.returncode, now())
+                for run, living in self._living.items()
+                for rank, process in living.items()
+                if process.poll() is not None
+            ]
+            if exits or time.monotonic() >= deadline:
+                break
+            time.sleep(_POLL_S)
+        for ended in exits:
+            del self._living[ended.run][ended.rank]
+            if not self._living[ended.run]:
+                # What the ranks have started in their group ends with them.
+                self._kill(ended.run)
+        return exits
+
+    def signal(self, run: str, number: int) -> None:
+        """See `Processes`."""
+        if run in self._groups:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._groups[run], number)
+
+    def close(self) -> None:
+        """See `Processes`."""
+        for run in list(self._living):
+            self._kill(run)
+        os.close(self._life_line)
+        os.close(self._held)
+
+    def _kill(self, run: str) -> None:
+        self.signal(run, signal.SIGKILL)
+        self._groups.pop(run, None)
+        for process in self._living.pop(run).values():
+            process.wait()

@@ -18,7 +18,8 @@ from typing import Any
 
 from batchscape.errors import LaunchError
 from batchscape.launch.child import Start
-from batchscape.launch.processes import Processes, open_processes
+from batchscape.launch.forked import open_processes
+from batchscape.launch.processes import Processes
 from batchscape.launch.scratch import scratch_folder
 from batchscape.record.heartbeat import Beat, Heartbeat, beats_path, stacks_path
 from batchscape.record.instants import now

@@ -21,7 +21,7 @@ ROOT = Path(batchscape.__file__).parent
 LAYERS = (
     {
         *("drawing", "errors", "geometry", "outgoing", "step_time"),
-        *("scheduler", "terminal", "text", "user_code"),
+        *("scheduler", "system", "terminal", "text", "user_code"),
     },
     {"config", "interop", "recorder"},
     {"record", "measure", "models", "data", "transformers_callback"},

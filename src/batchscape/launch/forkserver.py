@@ -13,7 +13,6 @@ imports but never computes, and reports when that was not enough. Linux only: it
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -37,6 +36,7 @@ from batchscape.launch.child import (
     live,
 )
 from batchscape.record.instants import now
+from batchscape.system import adopt_orphans, end_with_parent
 
 __all__ = ["PRELOADED", "main"]
 
@@ -50,9 +50,6 @@ PRELOADED = (
     "torch._dynamo",
 )
 """Modules that every rank needs, slow to import."""
-
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass
@@ -126,9 +123,8 @@ class _Server:
         self._channel = channel
         self._groups: dict[str, _Group] = {}
         self._pid = os.getpid()
-        self._libc = ctypes.CDLL(None)
         # What a rank leaves behind becomes a child of the server, and is found.
-        self._libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        adopt_orphans()
 
     def serve(self) -> None:
         """Answer until the launcher closes its end or dies."""
@@ -194,7 +190,7 @@ class _Server:
     def _become_rank(self, start: Start, rank: int, leader: int, held: set[Any]) -> NoReturn:
         try:
             os.setpgid(0, leader)
-            self._libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+            end_with_parent()
             if os.getppid() != self._pid:
                 os._exit(1)
             # Where memory runs out, the system should pick a rank before the launcher.

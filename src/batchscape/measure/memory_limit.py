@@ -37,16 +37,15 @@ from __future__ import annotations
 import ctypes
 import importlib
 import mmap
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
 from batchscape.errors import ConfigError
 from batchscape.measure.memory_report import GIB
+from batchscape.system import reported_memory
 
 if sys.platform != "win32":
     import resource
@@ -176,11 +175,11 @@ def _check_enforced(limit: int) -> None:
 
 def _private_bytes() -> int:
     """Return what `RLIMIT_DATA` is held against."""
-    found = re.search(r"^VmData:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    found = reported_memory().get("VmData")
     if found is None:
         msg = f"{_NAME}: this system does not tell the memory of a process in /proc/self/status"
         raise ConfigError(msg)
-    return int(found[1]) * 1024
+    return found
 
 
 def _at_most(value: int, limit: int) -> int:

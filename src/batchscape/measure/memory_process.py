@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from batchscape.measure.memory_report import GIB
+from batchscape.system import reported_memory
 
 __all__ = ["PrivatePeak", "ProcessMemory", "process_memory"]
 
@@ -111,15 +111,11 @@ class _Status:
 
     @classmethod
     def read(cls) -> _Status | None:
-        try:
-            text = Path("/proc/self/status").read_text()
-        except OSError:
-            return None
-        found = dict(re.findall(r"^(Vm\w+):\s+(\d+) kB$", text, re.MULTILINE))
+        found = reported_memory()
         names = ("VmData", "VmRSS", "VmHWM", "VmSize", "VmPeak")
         if not found.keys() >= set(names):
             return None
-        return cls(*(int(found[name]) * 1024 for name in names))
+        return cls(*(found[name] for name in names))
 
     @property
     def highest_data(self) -> int:

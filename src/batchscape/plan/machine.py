@@ -6,7 +6,6 @@ This one is looked up without torch or a CUDA context.
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from batchscape.config import Cluster, Launcher, Slurm
 from batchscape.config.cluster import datasheet_of, known_devices
 from batchscape.errors import ConfigError
 from batchscape.plan.visible_devices import hides_all, names_mig, visible_indices, visible_problem
+from batchscape.system import processor_name
 
 __all__ = ["CudaDevice", "Machine", "cgroup_cores", "is_sliced"]
 
@@ -141,7 +141,7 @@ class Machine:
         devices, problem = _cuda_devices(visible)
         return cls(
             cpu_cores=len(cores),
-            cpu_name=_cpu_name(),
+            cpu_name=processor_name(),
             cuda_devices=devices,
             asked_for_mig=names_mig(visible),
             cores=cores,
@@ -217,14 +217,6 @@ def _read(path: Path) -> str:
         return path.read_text().strip()
     except OSError:
         return ""
-
-
-def _cpu_name() -> str:
-    for line in _read(Path("/proc/cpuinfo")).splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == "model name":
-            return value.strip()
-    return platform.processor() or platform.machine()
 
 
 def _memory_gib(handle: Any) -> float | None:  # noqa: ANN401  (of the driver)

@@ -2,8 +2,8 @@
 
 It starts the program in a session of its own, adopts whatever the program leaves behind, and ends
 all of it when told, when the program has ended, or when its own standard input closes: that is,
-whenever the process that watches the run is gone, however it went. It is started as a file and
-imports nothing of batchscape, so that it is there in a blink.
+whenever the process that watches the run is gone, however it went. It imports
+next to nothing, so that it is there in a blink.
 
 Standard input takes one letter a message: `t` asks the program to end (SIGTERM to its process
 group), `k` kills everything. Standard output gives one JSON object a line: `{"pid": ...}` once the
@@ -14,7 +14,6 @@ exit code (negative: a signal) and how many processes it left that had to be kil
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -25,21 +24,13 @@ import time
 
 import psutil
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
+from batchscape.system import adopt_orphans, end_with_parent
+
 _POLL_S = 0.05
 _END_GRACE_S = 2.0
 """Time for other processes of the program once it has ended itself: some flush to a disk."""
 _KILL_LIMIT_S = 10.0
 """Longest time to wait for killed processes; one that waits for a device may not die at all."""
-
-_LIBC = ctypes.CDLL(None)
-
-
-def _prctl(option: int, value: int) -> None:
-    # Linux only; elsewhere the program's process group is all that can be ended.
-    if sys.platform == "linux":
-        _LIBC.prctl(option, value, 0, 0, 0)
 
 
 def _tell(**message: object) -> None:
@@ -123,7 +114,8 @@ def main(argv: list[str]) -> int:
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    # Where the system lets nobody adopt, the program's process group is all that can be ended.
+    adopt_orphans()
     try:
         program = subprocess.Popen(
             argv,
@@ -146,7 +138,7 @@ def main(argv: list[str]) -> int:
 def _start_child() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
 
 
 if __name__ == "__main__":

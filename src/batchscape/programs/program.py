@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from batchscape.errors import LaunchError
-from batchscape.programs import guard
 
 __all__ = ["Ended", "Program"]
 
@@ -50,7 +49,7 @@ class Program:
     def __init__(self, argv: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
         try:
             self._guard = subprocess.Popen(
-                [sys.executable, "-P", str(guard.__file__), *argv],
+                [sys.executable, "-P", "-m", "batchscape.programs.guard", *argv],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 cwd=folder,

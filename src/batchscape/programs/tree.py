@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from batchscape.measure.memory_report import GIB
+from batchscape.system import reported_memory
 
 __all__ = ["RankMemory", "TreeMemory", "driver_memory"]
 
@@ -157,7 +156,7 @@ class TreeMemory:
                 rss += memory.rss / GIB
                 uss += memory.uss / GIB
                 counted += 1
-                marks[process.pid] = _high_water_gib(process.pid) or memory.rss / GIB
+                marks[process.pid] = reported_memory(process.pid).get("VmHWM", memory.rss) / GIB
                 device += (on_devices or {}).get(process.pid, 0)
         if not counted:
             return
@@ -173,16 +172,6 @@ class TreeMemory:
 
 _UNRANKED = -1
 """Stands for the rank of processes that were told none."""
-
-
-def _high_water_gib(pid: int) -> float | None:
-    """Return the kernel's high-water mark of resident memory, `VmHWM` of proc_pid_status(5)."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return None
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
-    return None if found is None else int(found[1]) * 1024 / GIB
 
 
 def driver_memory() -> Callable[[], Mapping[int, int]] | None:

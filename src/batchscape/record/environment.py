@@ -17,6 +17,7 @@ import pynvml
 
 import batchscape
 from batchscape.record.folder import FORMAT_VERSION
+from batchscape.system import processor_name
 
 __all__ = ["KERNEL_VARIABLES", "PACKAGES", "THREAD_VARIABLES", "environment"]
 
@@ -109,7 +110,7 @@ def environment(
         "git": _git(Path.cwd()),
         "batchscape_git": _source_git(Path(batchscape.__file__)),
         "cpu": {
-            "name": _cpu_name(),
+            "name": processor_name(),
             "logical_cores": psutil.cpu_count(logical=True),
             "physical_cores": psutil.cpu_count(logical=False),
             "usable_cores": _usable_cores() if usable_cores is None else usable_cores,
@@ -168,15 +169,6 @@ def _git_output(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-def _cpu_name() -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        return platform.processor() or None
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, None) or platform.processor() or None
 
 
 def _usable_cores() -> int | None:

@@ -7,7 +7,6 @@ samples, and batches are handed out in its order.
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -25,6 +24,7 @@ from torch.utils.data import Dataset as TorchDataset
 from batchscape.config import Loader
 from batchscape.data.datasets import Dataset, Indices
 from batchscape.measure.memory_limit import lift_memory_limit
+from batchscape.system import end_with_parent
 from batchscape.train.batches import to_device
 from batchscape.train.stream import SampleStream
 
@@ -33,7 +33,6 @@ __all__ = ["BatchLoader", "InlineLoader", "StepBatches", "WorkerLoader", "build_
 Batch = tuple[Tensor, Tensor]
 
 _STOPS = {signal.SIGTERM, signal.SIGINT}
-_PR_SET_PDEATHSIG = 1
 _AHEAD = 2
 """Micro-batches that each worker is ahead."""
 _DEATH_S = 1.0
@@ -216,8 +215,7 @@ class _WorkerStart:
         self._rank_pid = rank_pid
 
     def __call__(self, _worker: int) -> None:
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        end_with_parent()
         if os.getppid() != self._rank_pid:
             os._exit(1)
         lift_memory_limit()

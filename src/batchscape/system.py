@@ -1,0 +1,66 @@
+"""What the operating system does for processes and tells of them and of the processor.
+
+Only Linux has it all; elsewhere nothing is done, and nothing is told of memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import re
+import signal
+import sys
+from pathlib import Path
+
+__all__ = ["adopt_orphans", "end_with_parent", "processor_name", "reported_memory"]
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def end_with_parent() -> None:
+    """Let the system kill this process when its parent ends; `PR_SET_PDEATHSIG` of prctl(2)."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what descendants leave behind; `PR_SET_CHILD_SUBREAPER` of prctl(2)."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def reported_memory(pid: int | None = None) -> dict[str, int]:
+    """Return what proc_pid_status(5) tells of the memory of a process.
+
+    Parameters
+    ----------
+    pid : int, optional
+        By default this process.
+
+    Returns
+    -------
+    dict
+        Bytes by name (`VmData`, `VmHWM`, ...); empty where the process has ended or the system
+        does not tell.
+    """
+    try:
+        status = Path(f"/proc/{pid or 'self'}/status").read_text()
+    except OSError:
+        return {}
+    found = re.findall(r"^(Vm\w+):\s+(\d+) kB$", status, re.MULTILINE)
+    return {name: int(kib) * 1024 for name, kib in found}
+
+
+def processor_name() -> str:
+    """Return the model of the processor, or at least its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    pairs = (line.partition(":") for line in lines)
+    named = (value.strip() for key, _, value in pairs if key.strip() == "model name")
+    return next(named, "") or platform.processor() or platform.machine()

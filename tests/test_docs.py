@@ -21,9 +21,10 @@ from batchscape.cli import main
 from batchscape.compose import compose
 from batchscape.config import Data, RunConfig
 from batchscape.config.settings import SETTINGS
+from batchscape.cuda_devices import CudaDevice
 from batchscape.plan.build import make_plan
 from batchscape.plan.expand import SweepCells
-from batchscape.plan.machine import CudaDevice, Machine
+from batchscape.plan.machine import Machine
 from batchscape.record.spec import DataIdentity
 from batchscape.record.status import Status
 from batchscape.search.stand_ins import stand_ins

@@ -249,7 +249,7 @@ def test_devices_whose_driver_tells_nothing_are_an_obstacle_as_they_are_to_a_swe
         raise pynvml.NVMLError(getattr(pynvml, error))
 
     monkeypatch.setattr(pynvml, "nvmlInit", start)
-    monkeypatch.setattr("batchscape.plan.machine._DEVICE_FILES", tmp_path)
+    monkeypatch.setattr("batchscape.cuda_devices._DEVICE_FILES", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert doctor.driver(Machine.detect())[0].status == "not needed"
     (tmp_path / "nvidia3").touch()  # a container's only device need not be the first

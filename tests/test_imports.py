@@ -20,7 +20,7 @@ ROOT = Path(batchscape.__file__).parent
 # its own one only where it is listed.
 LAYERS = (
     {
-        *("drawing", "errors", "geometry", "outgoing", "step_time"),
+        *("cuda_devices", "device", "drawing", "errors", "geometry", "outgoing", "step_time"),
         *("scheduler", "system", "terminal", "text", "user_code"),
     },
     {"config", "interop", "recorder"},
@@ -33,6 +33,7 @@ LAYERS = (
 )
 WITHIN_A_LAYER = {
     ("geometry", "errors"),  # a refusal is an error
+    ("device", "cuda_devices"),
     ("user_code", "errors"),
     ("errors", "geometry"),  # for type checking only: an error carries what would work
     ("drawing", "errors"),

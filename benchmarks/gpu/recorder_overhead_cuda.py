@@ -22,7 +22,7 @@ from rich.progress import track
 from batchscape.config import AdamW, Ddp, Gpt
 from batchscape.engines.ddp import DdpEngine
 from batchscape.geometry import BatchGeometry
-from batchscape.measure.clock import CudaClock, NoMarks
+from batchscape.measure.clock import DeviceClock, NoMarks
 from batchscape.models.build import LossModule
 from batchscape.models.gpt import GptModel
 from batchscape.record.folder import RunFolder
@@ -42,7 +42,7 @@ class Steps:
         alone = BatchGeometry(1, 1, SAMPLES, 1)
         self._engine = DdpEngine(model, Ddp(name="ddp"), SETTINGS, "bfloat16", alone)
         self._tokens = torch.randint(CLASSES, (2, SAMPLES, LENGTH), device=device)
-        self._clock = CudaClock()
+        self._clock = DeviceClock(torch.device("cuda"))
         self._recorder = StepRecorder(
             folder,
             0,

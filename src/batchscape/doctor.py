@@ -193,6 +193,9 @@ def driver(machine: Machine) -> list[Finding]:
     if machine.cuda_problem is not None:
         problem, _, repair = machine.cuda_problem.partition("; ")
         return [Finding("CUDA driver", "broken", problem, repair, needed=True)]
+    if machine.unmeasured is not None:
+        problem, _, repair = machine.unmeasured.partition("; ")
+        return [Finding("accelerator", "broken", problem, repair, needed=True)]
     count = len(machine.cuda_devices)
     if not count:
         return [Finding("CUDA driver", "not needed", "no device: runs use CPU cores")]

@@ -13,7 +13,7 @@ from batchscape.config import AdamW
 from batchscape.engines.ddp import DdpEngine
 from batchscape.engines.precision import autocast
 from batchscape.geometry import BatchGeometry
-from batchscape.measure.clock import CudaClock
+from batchscape.measure.clock import DeviceClock
 from batchscape.models.build import build_model
 from unwaiting import no_waiting
 
@@ -50,7 +50,7 @@ def test_a_step_never_waits_for_the_device(cuda_spec, device, precision, optimiz
     )
     engine = engine_of(spec, device)
     inputs, labels = batch(device)
-    clock = CudaClock()
+    clock = DeviceClock(torch.device("cuda"))
     engine.marks = clock
 
     def step():
@@ -105,7 +105,7 @@ def test_nccl_with_a_single_rank_changes_nothing(cuda_spec, device, tmp_path):
     )
     try:
         alone, wrapped = engine_of(spec, device), engine_of(spec, device, world_size=2)
-        clock = CudaClock()
+        clock = DeviceClock(torch.device("cuda"))
         wrapped.marks = clock
         for _ in range(3):
             clock.begin()

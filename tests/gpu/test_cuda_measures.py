@@ -10,9 +10,9 @@ import time
 import pytest
 import torch
 
-from batchscape.measure.clock import CudaClock
+from batchscape.device import foreign_processes
+from batchscape.measure.clock import DeviceClock
 from batchscape.measure.memory_cuda import CudaMemory
-from batchscape.measure.nvml import foreign_processes
 from batchscape.measure.telemetry import CudaTelemetry, _Integral
 
 pytestmark = pytest.mark.gpu
@@ -38,7 +38,7 @@ def test_parts_are_those_of_the_kernels():
     """Kernels of known ratio: parts add up to the step and stand in that ratio, within half."""
     sleep(1)
     torch.cuda.synchronize()
-    clock = CudaClock()
+    clock = DeviceClock(torch.device("cuda"))
     clock.begin()
     sleep(2)
     clock.exchange_begins()
@@ -61,7 +61,7 @@ def test_parts_are_those_of_the_kernels():
 
 @pytest.mark.usefixtures("device")
 def test_marking_waits_for_nothing_and_reading_for_its_own_steps_only():
-    clock = CudaClock()
+    clock = DeviceClock(torch.device("cuda"))
     later = torch.cuda.Event()
     for length in (1, 400):
         clock.begin()
@@ -107,7 +107,7 @@ def test_peaks_are_those_of_tensors_of_known_size(device):
 
 @pytest.mark.usefixtures("device")
 def test_a_gap_is_what_the_host_keeps_the_device_waiting():
-    clock = CudaClock()
+    clock = DeviceClock(torch.device("cuda"))
     for host_s in (0.0, 0.1):
         time.sleep(host_s)
         clock.begin()

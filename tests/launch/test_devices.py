@@ -21,9 +21,10 @@ from placing import Launcher
 from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, is_alive, pids_in, spec_named, wait_until
 
+from batchscape.cuda_devices import CudaDevice
 from batchscape.launch import placement, run_sweep
 from batchscape.launch.devices import DeviceLocks, DevicePool
-from batchscape.plan.machine import CudaDevice, Machine
+from batchscape.plan.machine import Machine
 from batchscape.record.claims import CLAIMS
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder

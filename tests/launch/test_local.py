@@ -16,12 +16,13 @@ import pytest
 from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, renamed, spec_named
 
+from batchscape.cuda_devices import CudaDevice
 from batchscape.errors import LaunchError
 from batchscape.launch import SweepResult, active, run_sweep
 from batchscape.launch.child import Start
 from batchscape.launch.processes import Spawned
 from batchscape.launch.schedule import launch_order
-from batchscape.plan.machine import CudaDevice, Machine
+from batchscape.plan.machine import Machine
 from batchscape.record.causes import Cause
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder, SweepFolder

@@ -13,10 +13,11 @@ from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, spec_named
 
 from batchscape.config import RunConfig
+from batchscape.cuda_devices import CudaDevice
 from batchscape.geometry import BatchGeometry
 from batchscape.launch import SweepResult, run_sweep
 from batchscape.launch.oom_knowledge import OomKnowledge
-from batchscape.plan.machine import CudaDevice, Machine
+from batchscape.plan.machine import Machine
 from batchscape.record.causes import Cause
 from batchscape.record.files import write_json
 from batchscape.record.folder import SweepFolder

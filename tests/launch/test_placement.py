@@ -11,8 +11,9 @@ from placing import Launcher
 from rich.console import Console
 from sweeps_of_fakes import ENTRY, renamed, spec_named
 
+from batchscape.cuda_devices import CudaDevice
 from batchscape.launch import run_sweep
-from batchscape.plan.machine import CudaDevice, Machine
+from batchscape.plan.machine import Machine
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.status import RunStatus, Status

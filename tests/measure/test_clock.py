@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchscape.measure import clock as clock_module
-from batchscape.measure.clock import CpuClock, CudaClock, build_clock
+from batchscape.measure.clock import CpuClock, DeviceClock, build_clock
 
 
 class Time:
@@ -195,7 +195,7 @@ def test_marks_made_on_an_exchanges_own_stream_are_those_of_the_computation(monk
     current = [computing]
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[0])
-    clock = CudaClock()
+    clock = DeviceClock(torch.device("cuda"))
     clock.begin()
     computing.now_ms, exchanging.now_ms, current[0] = 4.0, 5.0, exchanging
     clock.exchange_begins()

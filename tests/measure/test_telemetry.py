@@ -14,8 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchscape.measure import nvml, telemetry
-from batchscape.measure.nvml import ask_driver, foreign_processes
+from batchscape import cuda_devices
+from batchscape.device import ask_driver, foreign_processes
+from batchscape.measure import telemetry
 from batchscape.measure.telemetry import CpuTelemetry, CudaTelemetry, build_telemetry
 
 CUDA = torch.device("cuda", 0)
@@ -117,17 +118,17 @@ def machine(monkeypatch):
         moved = Time()
         driver = Driver(moved, **has)
         monkeypatch.setattr(telemetry, "time", moved)
-        monkeypatch.setitem(__import__("sys").modules, "pynvml", driver)
+        monkeypatch.setattr(cuda_devices, "pynvml", driver)
+        cuda_devices.handle_of.cache_clear()
         monkeypatch.setattr(
             torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="1234")
         )
         monkeypatch.setattr(torch.cuda, "synchronize", made.append)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-        nvml._handle.cache_clear()
         return driver
 
     yield make
-    nvml._handle.cache_clear()
+    cuda_devices.handle_of.cache_clear()
 
 
 def test_power_and_clock_at_most_once_a_second(machine):

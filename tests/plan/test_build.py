@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchscape.config import Data, RunConfig
+from batchscape.cuda_devices import CudaDevice
 from batchscape.errors import ConfigError
 from batchscape.plan import resolve as resolve_module
 from batchscape.plan.build import Plan, make_plan
 from batchscape.plan.expand import Cell, SweepCells
-from batchscape.plan.machine import CudaDevice, Machine
+from batchscape.plan.machine import Machine
 from batchscape.plan.resolve import check_multiples
 from batchscape.record.spec import DataIdentity
 

@@ -16,13 +16,14 @@ from batchscape.cli import main
 from batchscape.compose import compose
 from batchscape.config import Cluster, RunConfig
 from batchscape.config.cluster import datasheets
+from batchscape.cuda_devices import CudaDevice
 from batchscape.data.corpus import prepare
 from batchscape.errors import ConfigError
 from batchscape.measure.memory_report import GIB
 from batchscape.plan.build import Plan, make_plan
 from batchscape.plan.forecast import Figure, SweepForecast, forecast
 from batchscape.plan.forecast_text import COUNTS, TIMES, forecast_text, span
-from batchscape.plan.machine import CudaDevice, Machine
+from batchscape.plan.machine import Machine
 from batchscape.plan.table import plan_json
 from batchscape.predictor import predict
 from batchscape.record.folder import SweepFolder

@@ -14,10 +14,11 @@ import pytest
 
 from batchscape.analysis.cost.capacity import device_memory, memory_of_ranks
 from batchscape.config import Local
+from batchscape.cuda_devices import CudaDevice
 from batchscape.errors import ConfigError
 from batchscape.launch.devices import Lease
 from batchscape.launch.launch_record import launch_record
-from batchscape.plan.machine import CudaDevice, Machine, cgroup_cores
+from batchscape.plan.machine import Machine, cgroup_cores
 from batchscape.record.spec import RunSpec
 
 
@@ -216,7 +217,7 @@ def test_devices_that_the_driver_does_not_tell_of_are_no_reason_to_train_on_the_
 ) -> None:
     nvml = Nvml(monkeypatch, closed=closed)
     nvml.broken = not closed
-    monkeypatch.setattr("batchscape.plan.machine._DEVICE_FILES", tmp_path)
+    monkeypatch.setattr("batchscape.cuda_devices._DEVICE_FILES", tmp_path)
     (tmp_path / "nvidiactl").touch()
     auto, cpu = (Local("local", device=d) for d in ("auto", "cpu"))
     assert Machine.detect().device_type(auto) == "cpu", "no device file, no device"

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from batchscape.cuda_devices import CudaDevice
 from batchscape.measure.memory_report import MemoryReport
 from batchscape.plan import room
-from batchscape.plan.machine import CudaDevice, Machine
+from batchscape.plan.machine import Machine
 from batchscape.plan.room import memory_forecast, room_gib
 from batchscape.record.spec import RunSpec
 

@@ -47,12 +47,13 @@ from batchscape.config import (
     WarmupStableDecay,
 )
 from batchscape.config.settings import SETTINGS, Setting, members_of
+from batchscape.cuda_devices import CudaDevice
 from batchscape.data.corpus import prepare
 from batchscape.errors import BatchscapeError
 from batchscape.plan.build import make_plan
 from batchscape.plan.expand import Cell, SweepCells
 from batchscape.plan.identity import content_hash
-from batchscape.plan.machine import CudaDevice, Machine
+from batchscape.plan.machine import Machine
 from batchscape.record.spec import DataIdentity
 
 Settings = dict[str, Any]

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from batchscape.config import AdamW
+from batchscape.cuda_devices import CudaDevice
 from batchscape.errors import ConfigError
 from batchscape.geometry import BatchGeometry
 from batchscape.plan.build import Plan
 from batchscape.plan.forecast import forecast
-from batchscape.plan.machine import CudaDevice, Machine
+from batchscape.plan.machine import Machine
 from batchscape.plan.resolve import placement_problem
 from batchscape.plan.stages import check_evaluations
 from batchscape.plan.table import plan_rows, plan_table, write_plan

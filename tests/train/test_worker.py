@@ -38,17 +38,6 @@ def test_ranks_that_share_a_device_exchange_through_gloo(launch, backend):
     assert worker._backend(launch) == backend
 
 
-def test_ranks_take_the_devices_of_their_run_in_turn(monkeypatch):
-    chosen = []
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    launch = launched("cuda", 5, 2)
-    devices = [worker._device(launch, rank) for rank in range(5)]
-    # Numbers within CUDA_VISIBLE_DEVICES, not those of the machine.
-    assert [device.index for device in devices] == [0, 1, 0, 1, 0]
-    assert chosen == devices
-    assert worker._device(launched("cpu", 2, 2), 1) == torch.device("cpu")
-
-
 @pytest.mark.parametrize(("precision", "in_tf32"), [("high", True), ("highest", False)])
 def test_all_products_of_float32_are_in_the_precision_asked_for(precision, in_tf32):
     """Those of convolutions too, which cuDNN allows in TF32 by a flag of its own, by default."""

@@ -81,7 +81,8 @@ class AnyLauncher:
 
     name: str
     device: Annotated[Literal["auto", "cpu", "cuda"], Affects.COST] = "auto"
-    """`auto` takes CUDA devices where there are any. Its outcome is part of a run."""
+    """`auto` takes CUDA devices where there are any, and refuses accelerators that are none (ROCm,
+    XPU, MPS): nothing is measured on those. Its outcome is part of a run."""
     concurrent_runs: Count = 1
     """Runs at the same time; above 1 their times stay out of comparisons."""
     oversubscribe: Count | None = None

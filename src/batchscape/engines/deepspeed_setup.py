@@ -49,7 +49,7 @@ def deepspeed_on(device: torch.device, *, alone: bool) -> Iterator[Any]:
         if device.type == "cpu":
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         if made:
-            backend = "nccl" if device.type == "cuda" else "gloo"
+            backend = dist.get_default_backend_for_device(device.type)
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         # Otherwise it looks for NUMA nodes in a process of its own, in every exchange of stage 3.
         os.environ["LOCAL_SIZE"] = str(dist.get_world_size())

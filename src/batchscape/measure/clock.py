@@ -12,14 +12,24 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-__all__ = ["CpuClock", "CudaClock", "NoMarks", "StepClock", "StepMarks", "StepTimes", "build_clock"]
+from batchscape.device import is_accelerator, module_of
+
+__all__ = [
+    "CpuClock",
+    "DeviceClock",
+    "NoMarks",
+    "StepClock",
+    "StepMarks",
+    "StepTimes",
+    "build_clock",
+]
 
 
 class StepTimes(NamedTuple):
     """Seconds of one optimizer step, on one rank.
 
-    On the CPU the step is the sum of data, forward and backward, exchange and optimizer; on CUDA
-    the same without data, which the host fetches while the device computes.
+    On the CPU the step is the sum of data, forward and backward, exchange and optimizer; on a
+    device the same without data, which the host fetches while the device computes.
     """
 
     step_time_s: float
@@ -168,8 +178,8 @@ class CpuClock:
         return taken
 
 
-class CudaClock:
-    """CUDA events on the stream that computes; reading waits only for the steps it reads.
+class DeviceClock:
+    """Events on the stream of the device that computes; reading waits only for the steps it reads.
 
     The host fetches samples while the device computes, so `data_s` is host time that
     `forward_backward_s` may contain or hide. All marks are events of the stream that is current
@@ -179,18 +189,19 @@ class CudaClock:
     because the host had not come so far.
     """
 
-    def __init__(self) -> None:
-        self._open: dict[str, torch.cuda.Event] = {}
-        self._steps: list[tuple[dict[str, torch.cuda.Event], float]] = []
+    def __init__(self, device: torch.device) -> None:
+        self._module = module_of(device)
+        self._open: dict[str, torch.Event] = {}
+        self._steps: list[tuple[dict[str, torch.Event], float]] = []
         self._data_s = 0.0
-        self._ended: torch.cuda.Event | None = None
+        self._ended: torch.Event | None = None
         """The end of the step before; None where that is no begin of a gap."""
 
     def begin(self) -> None:
         """Start a step."""
         self._data_s = 0.0
         self._open = {} if self._ended is None else {"before": self._ended}
-        self._stream = torch.cuda.current_stream()
+        self._stream = self._module.current_stream()
         self._mark("begin")
 
     def add_data(self, seconds: float) -> None:
@@ -230,15 +241,15 @@ class CudaClock:
     def read(self, count: int) -> list[StepTimes]:
         """Return the times of the oldest `count` steps that were not read yet."""
         taken, self._steps = self._steps[:count], self._steps[count:]
-        return [_cuda_times(events, data_s) for events, data_s in taken]
+        return [_times(events, data_s) for events, data_s in taken]
 
     def _mark(self, name: str) -> None:
-        event = torch.cuda.Event(enable_timing=True)
+        event = self._module.Event(enable_timing=True)
         event.record(self._stream)
         self._open[name] = event
 
 
-def _cuda_times(events: dict[str, torch.cuda.Event], data_s: float) -> StepTimes:
+def _times(events: dict[str, torch.Event], data_s: float) -> StepTimes:
     begin, ready, end = events["begin"], events["ready"], events["end"]
     end.synchronize()
     exchanged = events.get("exchanged", ready)
@@ -254,10 +265,10 @@ def _cuda_times(events: dict[str, torch.cuda.Event], data_s: float) -> StepTimes
     )
 
 
-def _seconds(first: torch.cuda.Event, second: torch.cuda.Event) -> float:
+def _seconds(first: torch.Event, second: torch.Event) -> float:
     return 0.0 if first is second else first.elapsed_time(second) / 1e3
 
 
 def build_clock(device: torch.device) -> StepClock:
     """Return the clock that suits a device."""
-    return CudaClock() if device.type == "cuda" else CpuClock()
+    return DeviceClock(device) if is_accelerator(device) else CpuClock()

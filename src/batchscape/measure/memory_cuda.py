@@ -6,13 +6,13 @@ import os
 
 import torch
 
+from batchscape.device import processes_on
 from batchscape.measure.memory_report import (
     OUTSIDE,
     AllocatedBytes,
     MemoryReport,
     check_phase,
 )
-from batchscape.measure.nvml import ask_driver
 
 __all__ = ["CudaMemory"]
 
@@ -135,15 +135,8 @@ def _used_by_this_process(device: torch.device) -> int | None:
 
     In a container NVML may number processes as the host does; then this process is not found, or
     another one is, which is told by holding less than our allocator does.
-
-    Notes
-    -----
-    Source: `nvmlDeviceGetComputeRunningProcesses`, NVML API reference,
-    https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html.
     """
-    processes = ask_driver(
-        device, lambda nvml, handle: nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    )
+    processes = processes_on(device)
     reserved = torch.cuda.memory_reserved(device)
     used = [process.usedGpuMemory for process in processes or () if process.pid == os.getpid()]
     told = [count for count in used if count is not None and count >= reserved]

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from batchscape.config.cluster import Cluster, datasheet_of
+from batchscape.device import is_accelerator, module_of
 
 __all__ = ["Peak", "copy_gb_per_s", "peak_flops", "product_tflops"]
 
@@ -51,7 +52,7 @@ def peak_flops(device: torch.device, precision: str, float32_matmul: str, cluste
         Dense peak of the kind of product that this precision uses.
     """
     # Measured, that of a CPU would be another one in each run: what else runs moves it by half.
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    name = module_of(device).get_device_name(device) if is_accelerator(device) else None
     return _listed(name, precision, float32_matmul, cluster)
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import psutil
 import torch
 
-from batchscape.measure.nvml import ask_driver, foreign_processes
+from batchscape.device import ask_driver, foreign_processes, synchronize
 
 __all__ = [
     "CpuTelemetry",
@@ -168,13 +168,13 @@ class CudaTelemetry:
             self._look()
         if self._energy is not None and not self._energy.running:
             # What was asked of the device before must not be done on the measured steps' account.
-            torch.cuda.synchronize(self._device)
+            synchronize(self._device)
             self._energy.resume()
 
     def pause(self) -> None:
         """See `Telemetry`."""
         if self._energy is not None and self._energy.running:
-            torch.cuda.synchronize(self._device)
+            synchronize(self._device)
             self._energy.pause()
 
     def totals(self) -> DeviceTotals:

@@ -5,40 +5,27 @@ This one is looked up without torch or a CUDA context.
 
 from __future__ import annotations
 
+import importlib.util
 import os
-from collections.abc import Sequence
+import runpy
+import subprocess
+import sys
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
-
-import pynvml
 
 from batchscape.config import Cluster, Launcher, Slurm
 from batchscape.config.cluster import datasheet_of, known_devices
+from batchscape.cuda_devices import CudaDevice, names_mig, visible_cuda_devices
 from batchscape.errors import ConfigError
-from batchscape.plan.visible_devices import hides_all, names_mig, visible_indices, visible_problem
 from batchscape.system import processor_name
 
-__all__ = ["CudaDevice", "Machine", "cgroup_cores", "is_sliced"]
+__all__ = ["Machine", "cgroup_cores", "seen_by_torch"]
 
 _CGROUP = Path("/sys/fs/cgroup")
-_DEVICE_FILES = Path("/dev")
-
-
-@dataclass(frozen=True)
-class CudaDevice:
-    """One CUDA device that is visible to this process."""
-
-    index: int
-    """Number in the driver's order (by PCI bus), among those that this process may open."""
-    name: str
-    compute_capability: tuple[int, int]
-    uuid: str
-    """What `CUDA_VISIBLE_DEVICES` takes, whatever the order of numbers."""
-    memory_gib: float | None = None
-    """All of its memory, as NVML tells."""
-    is_sliced: bool = False
-    """Whether MIG is switched on for it."""
+_ANSWER_S = 60.0
+"""Time that importing torch may take."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +47,8 @@ class Machine:
     """Nodes, with as many devices each."""
     cluster: Cluster = field(default_factory=Cluster)
     """Figures of its devices and links, as far as they are known."""
+    is_found: bool = False
+    """Whether it is the machine that this process runs on."""
 
     @property
     def is_declared(self) -> bool:
@@ -72,6 +61,18 @@ class Machine:
             return hardware == f"{self.cpu_name}, {self.cpu_cores} cores"
         names = {device.name for device in self.cuda_devices}
         return hardware in names or self.cluster.is_called(hardware)
+
+    @property
+    def unmeasured(self) -> str | None:
+        """Say that there is an accelerator that is no CUDA device; None where there is none."""
+        seen = seen_by_torch() if self.is_found and not self.cuda_devices else None
+        if seen is None:
+            return None
+        return (
+            f"torch sees {seen} here, on which this tool cannot measure: it reads peaks of memory "
+            "off CUDA's allocator, step times off CUDA's events, and power, clocks and foreign "
+            "processes off NVIDIA's driver (NVML); launcher.device=cpu trains on the CPU"
+        )
 
     @property
     def core_numbers(self) -> tuple[int, ...]:
@@ -138,7 +139,7 @@ class Machine:
         # A job that Slurm binds to no cores sees all of the node, and has so many of them.
         cores = cores[: int(os.environ.get("SLURM_CPUS_ON_NODE", len(cores)))]
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        devices, problem = _cuda_devices(visible)
+        devices, problem = visible_cuda_devices(visible)
         return cls(
             cpu_cores=len(cores),
             cpu_name=processor_name(),
@@ -146,6 +147,7 @@ class Machine:
             asked_for_mig=names_mig(visible),
             cores=cores,
             cuda_problem=problem,
+            is_found=True,
         )
 
     def device_type(self, launcher: Launcher) -> str:
@@ -156,8 +158,9 @@ class Machine:
         ConfigError
             If CUDA is asked for and there is none, a MIG slice would be taken,
             `CUDA_VISIBLE_DEVICES` does not say which devices are meant, or there are devices
-            that the driver's library (NVML) does not tell of: training on the CPU instead would
-            be a guess. Or a CPU is asked for, and the declared machine has other devices.
+            that the driver's library (NVML) does not tell of, or that are no CUDA devices:
+            training on the CPU instead would be a guess. Or a CPU is asked for, and the
+            declared machine has other devices.
         """
         if self.asked_for_mig and launcher.device != "cpu":
             msg = (
@@ -168,6 +171,8 @@ class Machine:
         if self.cuda_problem is not None and launcher.device != "cpu":
             raise ConfigError(self.cuda_problem)
         if launcher.device == "auto":
+            if self.unmeasured is not None:
+                raise ConfigError(self.unmeasured)
             return "cuda" if self.cuda_devices else "cpu"
         if launcher.device == "cpu" and self.is_declared:
             msg = (
@@ -212,93 +217,34 @@ def _allowed_cores() -> tuple[int, ...]:
     return tuple(range(os.cpu_count() or 1))
 
 
+@cache
+def seen_by_torch() -> str | None:
+    """Say what accelerator torch sees beside CUDA devices, asked in a process of its own.
+
+    Not asked where its build knows no other than CUDA's, which the driver has told of.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    build = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+    if build["cuda"] is not None or build["__version__"].endswith("+cpu"):
+        return None
+    with suppress(OSError, subprocess.SubprocessError):
+        told = subprocess.run(
+            # -P: a module in the current folder must not stand in for one of a library.
+            [sys.executable, "-P", "-m", "batchscape.device"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=True,
+            text=True,
+            timeout=_ANSWER_S,
+        )
+        return told.stdout.strip() or None
+    return None
+
+
 def _read(path: Path) -> str:
     try:
         return path.read_text().strip()
     except OSError:
         return ""
-
-
-def _memory_gib(handle: Any) -> float | None:  # noqa: ANN401  (of the driver)
-    try:
-        return float(pynvml.nvmlDeviceGetMemoryInfo(handle).total) / 2**30
-    except pynvml.NVMLError:
-        # Of a device that is cut into slices the driver may not tell.
-        return None
-
-
-def _open(index: int) -> CudaDevice | None:
-    """Return a device; None where this process may not open it, or it has fallen off the bus.
-
-    CUDA counts the others as if it were not there.
-    """
-    try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-        return CudaDevice(
-            index=index,
-            name=str(pynvml.nvmlDeviceGetName(handle)),
-            compute_capability=(major, minor),
-            uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
-            memory_gib=_memory_gib(handle),
-            is_sliced=is_sliced(handle),
-        )
-    except pynvml.NVMLError:
-        return None
-
-
-def _cuda_devices(variable: str | None) -> tuple[tuple[CudaDevice, ...], str | None]:
-    """Return the visible devices, and why it is not known which to take."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return (), _unseen_problem(variable, str(error))
-    try:
-        opened = [_open(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError as error:
-        return (), _unseen_problem(variable, str(error))
-    finally:
-        pynvml.nvmlShutdown()
-    there = [device for device in opened if device is not None]
-    if opened and not there:
-        return (), _unseen_problem(variable, "it opens none of them")
-    devices = [replace(device, index=index) for index, device in enumerate(there)]
-    uuids = [device.uuid for device in devices]
-    visible = tuple(devices[index] for index in visible_indices(variable, uuids))
-    cut = [there[device.index].index for device in visible if device.is_sliced]
-    if cut:
-        return visible, _slices_problem(cut)
-    order = os.environ.get("CUDA_DEVICE_ORDER")
-    names = [device.name for device in devices]
-    return visible, visible_problem(variable, names, uuids, order)
-
-
-def _slices_problem(numbers: Sequence[int]) -> str:
-    """Say that visible devices are cut into slices, of which CUDA takes the first one alone."""
-    listed = ",".join(map(str, numbers))
-    return (
-        f"MIG is switched on for device {listed}, and slices of devices are not supported: CUDA "
-        "would take one of them; name whole devices in CUDA_VISIBLE_DEVICES, or switch it off "
-        f"(nvidia-smi -i {listed} -mig 0, as root), or use launcher.device=cpu"
-    )
-
-
-def is_sliced(handle: Any) -> bool:  # noqa: ANN401  (of the driver)
-    """Whether MIG is switched on for a device of NVML."""
-    try:
-        current, _ = pynvml.nvmlDeviceGetMigMode(handle)
-    except pynvml.NVMLError:  # the device knows no slices
-        return False
-    return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
-
-
-def _unseen_problem(variable: str | None, error: str) -> str | None:
-    """Say that there are devices which NVML does not tell of; None where there are none."""
-    files = sorted(path.name for path in _DEVICE_FILES.glob("nvidia[0-9]*"))
-    if not files or hides_all(variable):
-        return None
-    return (
-        f"this machine has NVIDIA devices ({', '.join(files)}), but the driver's library NVML "
-        f"does not tell of them: {error}; mend the driver (nvidia-smi must list the devices), "
-        "or use launcher.device=cpu"
-    )

@@ -13,10 +13,10 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import psutil
 
+from batchscape.cuda_devices import handle_of, processes_on
 from batchscape.measure.memory_report import GIB
 from batchscape.system import reported_memory
 
@@ -181,24 +181,13 @@ def driver_memory() -> Callable[[], Mapping[int, int]] | None:
     does not tell.
     """
     uuids = [u for u in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if u]
-    if not uuids:
-        return None
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
-    except pynvml.NVMLError:
+    if not uuids or any(handle_of(uuid) is None for uuid in uuids):
         return None
 
     def ask() -> dict[int, int]:
         found: dict[int, int] = {}
-        for handle in handles:
-            try:
-                processes: list[Any] = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-            except pynvml.NVMLError:
-                continue
-            for process in processes:
+        for uuid in uuids:
+            for process in processes_on(uuid) or ():
                 found[process.pid] = found.get(process.pid, 0) + (process.usedGpuMemory or 0)
         return found
 

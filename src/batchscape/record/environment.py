@@ -16,6 +16,7 @@ import psutil
 import pynvml
 
 import batchscape
+from batchscape.cuda_devices import every_cuda_device, open_nvml
 from batchscape.record.folder import FORMAT_VERSION
 from batchscape.system import processor_name
 
@@ -178,24 +179,11 @@ def _usable_cores() -> int | None:
 
 
 def _cuda() -> dict[str, Any]:
-    """Ask NVML, which makes no CUDA context; a device that it may not open has no name."""
+    """Ask the driver; a device that it does not let us open has no name."""
     try:
-        pynvml.nvmlInit()
-        driver = _text(pynvml.nvmlSystemGetDriverVersion())
-        names = [_device_name(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        pynvml.nvmlShutdown()
+        with open_nvml() as nvml:
+            version = nvml.nvmlSystemGetDriverVersion()
+        names = [None if one is None else one.name for one in every_cuda_device()]
     except pynvml.NVMLError:
         return {"driver": None, "devices": []}
-    return {"driver": driver, "devices": names}
-
-
-def _device_name(index: int) -> str | None:
-    try:
-        return _text(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index)))
-    except pynvml.NVMLError:
-        return None
-
-
-def _text(value: bytes | str) -> str:
-    # Older bindings return bytes.
-    return value.decode() if isinstance(value, bytes) else value
+    return {"driver": version, "devices": names}

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from batchscape.device import is_accelerator
 from batchscape.record.causes import OUT_OF_MEMORY
 
 __all__ = ["pinning", "to_device"]
@@ -38,7 +39,7 @@ def to_device(
     inputs, labels = batch
     if inputs.is_floating_point() and precision == "float64":
         inputs = inputs.double()
-    if device.type == "cuda":
+    if is_accelerator(device):
         with pinning():
             inputs, labels = inputs.pin_memory(), labels.pin_memory()
         return inputs.to(device, non_blocking=True), labels.to(device, non_blocking=True)

@@ -10,9 +10,9 @@ from contextlib import suppress
 import torch
 import torch.distributed as dist
 
+from batchscape.device import foreign_processes, is_accelerator, module_of
 from batchscape.errors import BatchscapeError, CheckpointError, DiskError, RecordError
 from batchscape.measure.memory_process import process_memory
-from batchscape.measure.nvml import foreign_processes
 from batchscape.record.causes import OUT_OF_MEMORY, Cause, is_fault_of_the_machine
 from batchscape.record.heartbeat import Phase, last_beat
 from batchscape.record.instants import now
@@ -138,7 +138,7 @@ def is_out_of_memory(error: BaseException, spec: RunSpec | None = None) -> bool:
 
 def _is_of_host(error: BaseException, device: torch.device | None) -> bool:
     """Whether the memory that is out is that of the host of a device."""
-    if device is None or device.type == "cpu":
+    if device is None or not is_accelerator(device):
         return False
     return any(
         isinstance(e, MemoryError)
@@ -157,7 +157,7 @@ def _why_not_the_limit(
     """Say why memory that is out is no end of the training's; None where it is."""
     if phase in {Phase.EVALUATION, Phase.CHECKPOINT}:
         return "; no optimizer step asked for it, so that it says nothing of what a training takes"
-    if device is None or device.type == "cpu" or spec is None:
+    if device is None or not is_accelerator(device) or spec is None:
         return None
     if spec.config.device.memory_limit_gib is not None:
         return None  # its own, whoever is beside it
@@ -175,8 +175,8 @@ def _peak_memory(device: torch.device | None) -> tuple[float | None, str | None]
     even asking takes too much memory.
     """
     with suppress(Exception):
-        if device is not None and device.type == "cuda":
-            return torch.cuda.max_memory_allocated(device) / _GIB, "allocated"
+        if device is not None and is_accelerator(device):
+            return module_of(device).max_memory_allocated(device) / _GIB, "allocated"
         return process_memory().peak_rss_gib, "resident"
     return None, None
 

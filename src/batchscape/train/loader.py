@@ -23,6 +23,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from batchscape.config import Loader
 from batchscape.data.datasets import Dataset, Indices
+from batchscape.device import is_accelerator
 from batchscape.measure.memory_limit import lift_memory_limit
 from batchscape.system import end_with_parent
 from batchscape.train.batches import to_device
@@ -164,7 +165,7 @@ class WorkerLoader:
                 # Python's default is a server from 3.14 on, whose children are not this rank's.
                 multiprocessing_context="fork" if sys.platform == "linux" else None,
                 prefetch_factor=_AHEAD,
-                pin_memory=self._device.type == "cuda",
+                pin_memory=is_accelerator(self._device),
                 worker_init_fn=_WorkerStart(os.getpid()),
                 # It draws a seed: not from the generator that the training's dropout uses.
                 generator=torch.Generator(),

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from batchscape.data.datasets import open_dataset
+from batchscape.device import empty_cache, synchronize
 from batchscape.engines import Engine, begins_in_parts, build_engine, model_outline
 from batchscape.engines.declared import check_exchanged, declaration
 from batchscape.engines.precision import autocast
@@ -275,8 +276,7 @@ class Training:
                 batch = to_device(micro_batch, self._device, self.spec.precision)
                 self._engine.micro_step(*batch, 0.0, last=last)
         self._engine.forget_gradients()
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        synchronize(self._device)
         self.compilations_s.append(time.perf_counter() - began)
 
     def _build(self, clock: StepClock, examine: Callable[[nn.Module], None] | None = None) -> None:
@@ -404,8 +404,7 @@ class Training:
         module, size = self._engine.module.train(), max(self._stream.micro_batch_sizes)
         indices = np.resize(self._stream.step(0, sampling=False).indices.ravel(), size)
         beat(Phase.FORWARD)
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        empty_cache(self._device)
         batch = to_device(self._dataset.batch(indices), self._device, self.spec.precision)
         with undisturbed(module):
             with autocast(self._device.type, self.spec.precision):

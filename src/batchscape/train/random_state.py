@@ -6,14 +6,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from batchscape.device import is_accelerator, module_of
+
 __all__ = ["gather_random_states", "random_state", "set_random_state"]
 
 
 def random_state(device: torch.device) -> Tensor:
-    """Return the state of this rank's generators, of the CPU and of a CUDA device: bytes."""
+    """Return the state of this rank's generators, of the CPU and of a device: bytes."""
     state = torch.get_rng_state()
-    if device.type == "cuda":
-        return torch.cat([state, torch.cuda.get_rng_state(device)])
+    if is_accelerator(device):
+        return torch.cat([state, module_of(device).get_rng_state(device)])
     return state
 
 
@@ -21,8 +23,8 @@ def set_random_state(device: torch.device, state: Tensor) -> None:
     """Take back what `random_state` gave."""
     size = len(torch.get_rng_state())
     torch.set_rng_state(state[:size].clone())
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state[size:].clone(), device)
+    if is_accelerator(device):
+        module_of(device).set_rng_state(state[size:].clone(), device)
 
 
 def gather_random_states(device: torch.device, world_size: int) -> Tensor:

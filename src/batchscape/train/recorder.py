@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from batchscape.device import is_accelerator, module_of
 from batchscape.measure.clock import StepClock
 from batchscape.measure.contention import CoreWaits
 from batchscape.measure.noise_scale import NoiseSample
@@ -97,7 +98,7 @@ class _Pending:
     norms: Tensor
     """Of each step; then, where updates may be skipped, whether each was."""
     work: dist.Work | None
-    copied: torch.cuda.Event | None
+    copied: torch.Event | None
 
     def wait(self) -> None:
         if self.copied is not None:
@@ -243,7 +244,7 @@ class StepRecorder:
             self._skipped.append(skipped.to(gradient_norm.dtype))
         self.tokens += labels
         contention = self._core_waits.since_last()
-        if self._device.type == "cuda":
+        if is_accelerator(self._device):
             # The host spends it on waiting for the device as well.
             contention = contention._replace(processor_time_s=None)
         self._rows.append(
@@ -306,7 +307,7 @@ class StepRecorder:
             interval = min(max(int(wanted), 1), LARGEST_INTERVAL)
         # In the order of `_Told`, as is what follows.
         asked = torch.tensor([stop, checkpoint, interval], dtype=torch.float64)
-        if self._device.type == "cuda":
+        if is_accelerator(self._device):
             # From pageable memory the copy would wait for all that the device has yet to do.
             with pinning():
                 asked = asked.pin_memory()
@@ -321,12 +322,12 @@ class StepRecorder:
             told = mine.new_empty(self._world_size, len(mine))
             work = dist.all_gather(list(told), mine, async_op=True)
         copied = None
-        if self._device.type == "cuda":
+        if is_accelerator(self._device):
             if work is not None:
                 work.wait()  # orders the streams; over NCCL the host goes on
             told = _to_pinned(told)
             norms = _to_pinned(norms)
-            copied = torch.cuda.Event()
+            copied = module_of(self._device).Event()
             copied.record()
         self._pending = _Pending(self._rows, self._labels, self._noise, told, norms, work, copied)
         self._start_rows()

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from batchscape.device import device_of_rank, is_accelerator
 from batchscape.errors import BatchscapeError
 from batchscape.measure.memory_limit import memory_limit
 from batchscape.outgoing import redact
@@ -98,7 +99,9 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> O
     spec = progress.spec = RunSpec.read(folder.config)
     launch = read_json(folder.launch)
     on_node = spec.geometry.devices_per_node
-    device = progress.device = _device(launch, rank % on_node)
+    device = progress.device = device_of_rank(
+        launch["device_type"], rank % on_node, len(launch["devices"])
+    )
     torch.set_num_threads(launch["threads_per_rank"])
     _set_precision_of_products(spec.config.in_process.float32_matmul)
     outside_s = spec.config.launcher.hang_outside_s
@@ -157,21 +160,12 @@ def _set_precision_of_products(float32: str) -> None:
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
-def _device(launch: dict[str, Any], rank_on_node: int) -> torch.device:
-    if launch["device_type"] == "cuda":
-        # The launcher narrowed CUDA_VISIBLE_DEVICES to the devices of this run.
-        device = torch.device("cuda", rank_on_node % len(launch["devices"]))
-        torch.cuda.set_device(device)
-        return device
-    return torch.device("cpu")
-
-
 def _memory_limit(
     spec: RunSpec, launch: dict[str, Any], device: torch.device
 ) -> AbstractContextManager[None]:
     """Limit this rank to its part of what the run may take of a device."""
     sharing = 1
-    if device.type == "cuda":
+    if is_accelerator(device):
         on_node = range(spec.geometry.devices_per_node)
         sharing = [rank % len(launch["devices"]) for rank in on_node].count(device.index)
     return memory_limit(device, spec.config.device.memory_limit_gib, ranks_on_device=sharing)
@@ -213,7 +207,7 @@ def _backend(launch: dict[str, Any]) -> str:
     NCCL refuses ranks that share a device; gloo takes their gradients over the host.
     """
     own_devices = launch["world_size"] <= len(launch["devices"])
-    return "nccl" if launch["device_type"] == "cuda" and own_devices else "gloo"
+    return dist.get_default_backend_for_device(launch["device_type"]) if own_devices else "gloo"
 
 
 if __name__ == "__main__":

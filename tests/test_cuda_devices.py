@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from batchscape.plan.visible_devices import visible_indices, visible_problem
+from batchscape.cuda_devices import visible_indices, visible_problem
 
 UUIDS = ["GPU-aa11", "GPU-aa22", "GPU-bb33"]
 

@@ -1,0 +1,325 @@
+"""CUDA devices as the driver tells of them, and which of them are visible: without torch or CUDA.
+
+The driver's library (NVML) is opened for a look at all devices and closed after it, as a launcher
+forks processes that look as well. Who asks about one device (a rank, the watcher of a program)
+opens it once and until its end, so that a question costs no more than the driver's answer.
+
+What `CUDA_VISIBLE_DEVICES` means is read as CUDA reads it. Source: CUDA C++ Programming Guide,
+section "CUDA Environment Variables"; where it is silent (numbers with something behind them,
+numbers beside UUIDs, repeated entries) what torch makes of it: `_parse_visible_devices` in
+https://github.com/pytorch/pytorch/blob/main/torch/cuda/__init__.py
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pynvml
+
+__all__ = [
+    "CudaDevice",
+    "ask_driver",
+    "every_cuda_device",
+    "handle_of",
+    "hides_all",
+    "names_mig",
+    "open_nvml",
+    "processes_on",
+    "visible_cuda_devices",
+    "visible_indices",
+    "visible_problem",
+]
+
+T = TypeVar("T")
+
+_DEVICE_FILES = Path("/dev")
+_NUMBER = re.compile(r"[+-]?[0-9]+")
+_NONE_ON_PURPOSE = {"", "-1", "none", "void", "nodevfiles"}
+"""Values by which people and schedulers hide every device."""
+
+
+@dataclass(frozen=True)
+class CudaDevice:
+    """One CUDA device that is visible to this process."""
+
+    index: int
+    """Number in the driver's order (by PCI bus), among those that this process may open."""
+    name: str
+    compute_capability: tuple[int, int]
+    uuid: str
+    """What `CUDA_VISIBLE_DEVICES` takes, whatever the order of numbers."""
+    memory_gib: float | None = None
+    """All of its memory, as NVML tells."""
+    is_sliced: bool = False
+    """Whether MIG is switched on for it."""
+
+
+@contextmanager
+def open_nvml() -> Iterator[Any]:
+    """Yield `pynvml` with the driver's library open.
+
+    Raises
+    ------
+    pynvml.NVMLError
+        If there is no driver, or it does not work.
+    """
+    pynvml.nvmlInit()
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+@cache
+def handle_of(uuid: str) -> Any:  # noqa: ANN401
+    """Return NVML's handle of a device; None, and never asked again, where there is none to have.
+
+    Parameters
+    ----------
+    uuid : str
+        `GPU-` and what follows, as `CUDA_VISIBLE_DEVICES` takes it.
+    """
+    with suppress(Exception):
+        pynvml.nvmlInit()
+        return pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    return None
+
+
+def ask_driver(uuid: str, question: Callable[[Any, Any], T]) -> T | None:
+    """Ask NVML about a device.
+
+    Parameters
+    ----------
+    uuid : str
+    question : callable
+        Of the `pynvml` module and the device's handle.
+
+    Returns
+    -------
+    object or None
+        The answer; None where the driver does not tell: without permission, in slices of a
+        device (MIG), on some systems, and where the bindings or the driver are too old or too new
+        to know the question. What is not told ends no run.
+    """
+    with suppress(Exception):
+        handle = handle_of(uuid)
+        return None if handle is None else question(pynvml, handle)
+    return None
+
+
+def processes_on(uuid: str) -> list[Any] | None:
+    """Return the processes that compute on a device (`pid`, `usedGpuMemory`); None: not told.
+
+    Source: `nvmlDeviceGetComputeRunningProcesses`, NVML API reference,
+    https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html.
+    """
+    return ask_driver(uuid, lambda nvml, h: list(nvml.nvmlDeviceGetComputeRunningProcesses(h)))
+
+
+def every_cuda_device() -> list[CudaDevice | None]:
+    """Return all devices of this machine, by PCI bus; None stands for one that cannot be opened.
+
+    Raises
+    ------
+    pynvml.NVMLError
+        If the driver does not tell of them.
+    """
+    with open_nvml() as nvml:
+        return [_open_device(index) for index in range(nvml.nvmlDeviceGetCount())]
+
+
+def visible_cuda_devices(variable: str | None) -> tuple[tuple[CudaDevice, ...], str | None]:
+    """Return the visible devices, and why it is not known which to take.
+
+    Parameters
+    ----------
+    variable : str or None
+        Value of `CUDA_VISIBLE_DEVICES`; None where it is not set.
+    """
+    try:
+        opened = every_cuda_device()
+    except pynvml.NVMLError as error:
+        return (), _unseen_problem(variable, str(error))
+    there = [device for device in opened if device is not None]
+    if opened and not there:
+        return (), _unseen_problem(variable, "it opens none of them")
+    devices = [replace(device, index=index) for index, device in enumerate(there)]
+    uuids = [device.uuid for device in devices]
+    visible = tuple(devices[index] for index in visible_indices(variable, uuids))
+    cut = [there[device.index].index for device in visible if device.is_sliced]
+    if cut:
+        return visible, _slices_problem(cut)
+    order = os.environ.get("CUDA_DEVICE_ORDER")
+    names = [device.name for device in devices]
+    return visible, visible_problem(variable, names, uuids, order)
+
+
+def _memory_gib(handle: Any) -> float | None:  # noqa: ANN401  (of the driver)
+    try:
+        return float(pynvml.nvmlDeviceGetMemoryInfo(handle).total) / 2**30
+    except pynvml.NVMLError:
+        # Of a device that is cut into slices the driver may not tell.
+        return None
+
+
+def _open_device(index: int) -> CudaDevice | None:
+    """Return a device; None where this process may not open it, or it has fallen off the bus.
+
+    CUDA counts the others as if it were not there.
+    """
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+        return CudaDevice(
+            index=index,
+            name=str(pynvml.nvmlDeviceGetName(handle)),
+            compute_capability=(major, minor),
+            uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
+            memory_gib=_memory_gib(handle),
+            is_sliced=_is_sliced(handle),
+        )
+    except pynvml.NVMLError:
+        return None
+
+
+def _slices_problem(numbers: Sequence[int]) -> str:
+    """Say that visible devices are cut into slices, of which CUDA takes the first one alone."""
+    listed = ",".join(map(str, numbers))
+    return (
+        f"MIG is switched on for device {listed}, and slices of devices are not supported: CUDA "
+        "would take one of them; name whole devices in CUDA_VISIBLE_DEVICES, or switch it off "
+        f"(nvidia-smi -i {listed} -mig 0, as root), or use launcher.device=cpu"
+    )
+
+
+def _is_sliced(handle: Any) -> bool:  # noqa: ANN401  (of the driver)
+    """Whether MIG is switched on for a device of NVML."""
+    try:
+        current, _ = pynvml.nvmlDeviceGetMigMode(handle)
+    except pynvml.NVMLError:  # the device knows no slices
+        return False
+    return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+
+def _unseen_problem(variable: str | None, error: str) -> str | None:
+    """Say that there are devices which NVML does not tell of; None where there are none."""
+    files = sorted(path.name for path in _DEVICE_FILES.glob("nvidia[0-9]*"))
+    if not files or hides_all(variable):
+        return None
+    return (
+        f"this machine has NVIDIA devices ({', '.join(files)}), but the driver's library NVML "
+        f"does not tell of them: {error}; mend the driver (nvidia-smi must list the devices), "
+        "or use launcher.device=cpu"
+    )
+
+
+def visible_indices(variable: str | None, uuids: Sequence[str]) -> list[int]:
+    """Return which devices `CUDA_VISIBLE_DEVICES` leaves visible, in its order.
+
+    Parameters
+    ----------
+    variable : str or None
+        Its value; None where it is not set.
+    uuids : sequence of str
+        UUID of every device, in the driver's order.
+
+    Returns
+    -------
+    list of int
+        Positions in `uuids`.
+
+    Notes
+    -----
+    Entries are all numbers, or all unambiguous beginnings of a UUID; what is behind a number is
+    passed over. The list ends at the first entry that names no device. A repeated device leaves
+    none visible.
+    """
+    if variable is None:
+        return list(range(len(uuids)))
+    if variable.startswith("GPU-"):
+        return _by_uuid(variable.split(","), uuids)
+    named: list[int] = []
+    for entry in variable.split(","):
+        number = _NUMBER.match(entry.strip())
+        if number is None or int(number[0]) < 0:
+            break
+        if int(number[0]) in named:
+            return []
+        named.append(int(number[0]))
+    unknown = next((i for i, number in enumerate(named) if number >= len(uuids)), len(named))
+    return named[:unknown]
+
+
+def _by_uuid(entries: Sequence[str], uuids: Sequence[str]) -> list[int]:
+    found: list[int] = []
+    for position, entry in enumerate(entries):
+        if entry in entries[:position]:
+            return []
+        if not entry.startswith("GPU-"):
+            break
+    for entry in entries:
+        matches = [i for i, uuid in enumerate(uuids) if uuid.startswith(entry)]
+        if not entry.startswith("GPU-") or len(matches) != 1:
+            break
+        if matches[0] in found:
+            return []
+        found += matches
+    return found
+
+
+def hides_all(variable: str | None) -> bool:
+    """Whether `CUDA_VISIBLE_DEVICES` hides every device on purpose."""
+    return variable is not None and variable.strip().lower() in _NONE_ON_PURPOSE
+
+
+def names_mig(variable: str | None) -> bool:
+    """Whether `CUDA_VISIBLE_DEVICES` names slices of devices."""
+    return any(part.strip().startswith("MIG-") for part in (variable or "").split(","))
+
+
+def visible_problem(
+    variable: str | None, models: Sequence[str], uuids: Sequence[str], order: str | None
+) -> str | None:
+    """Say why devices cannot be chosen as `CUDA_VISIBLE_DEVICES` has it; None where they can.
+
+    Parameters
+    ----------
+    variable : str or None
+        Its value; None where it is not set.
+    models : sequence of str
+        Model of every device, in the driver's order, by PCI bus.
+    uuids : sequence of str
+        UUID of every device.
+    order : str or None
+        Value of `CUDA_DEVICE_ORDER`.
+
+    Returns
+    -------
+    str or None
+        None too where all devices are hidden on purpose, or slices are named.
+    """
+    if variable is None or not uuids or names_mig(variable):
+        return None
+    found = visible_indices(variable, uuids)
+    if not found and not hides_all(variable):
+        last = len(uuids) - 1
+        numbers = "is 0" if last == 0 else f"are 0 to {last}"
+        return (
+            f"CUDA_VISIBLE_DEVICES={variable} names no CUDA device of this machine (their numbers "
+            f"{numbers}; a repeated one hides all); name some, unset it, or use launcher.device=cpu"
+        )
+    by_number = not variable.startswith("GPU-")
+    if by_number and order != "PCI_BUS_ID" and 0 < len(found) < len(uuids) and len(set(models)) > 1:
+        return (
+            f"CUDA_VISIBLE_DEVICES={variable} counts devices by their speed, and there are several "
+            f"models here ({', '.join(dict.fromkeys(models))}); set CUDA_DEVICE_ORDER=PCI_BUS_ID "
+            "to count as nvidia-smi does, or name UUIDs (nvidia-smi -L), or use launcher.device=cpu"
+        )
+    return None

@@ -8,7 +8,8 @@ wide, and its logarithmic intervals end at 0 and in the millions.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import overload
 
 import numpy as np
 import pandas as pd
@@ -26,6 +27,7 @@ __all__ = [
     "half_width",
     "half_widths",
     "interval_text",
+    "t_reach",
     "too_few",
 ]
 
@@ -74,6 +76,42 @@ class Estimate:
         note = f"{NOT_IDENTIFIED}: {why}"
         return cls(math.nan, math.nan, math.nan, n, unit, method, definition, note)
 
+    @classmethod
+    def of_mean(
+        cls,
+        values: NDArray[np.float64],
+        definition: str,
+        method: str,
+        *,
+        unit: str = "",
+        note: str | None = None,
+    ) -> Estimate:
+        """Estimate a mean, as of paired differences, with its t-interval.
+
+        Parameters
+        ----------
+        values : array, shape (n,)
+            One a unit; without any the mean is NaN, and below two of them its ends are.
+        """
+        mean = float(values.mean()) if len(values) else math.nan
+        half = half_width(values)
+        return cls(mean, mean - half, mean + half, len(values), unit, method, definition, note)
+
+    @classmethod
+    def of_ratio(
+        cls,
+        logs: NDArray[np.float64],
+        definition: str,
+        method: str,
+        *,
+        unit: str = "",
+        note: str | None = None,
+    ) -> Estimate:
+        """Estimate a geometric mean, as of ratios, of logarithms of shape (n,)."""
+        found = cls.of_mean(logs, definition, method, unit=unit, note=note)
+        value, low, high = np.exp([found.value, found.low, found.high]).tolist()
+        return replace(found, value=value, low=low, high=high)
+
     @property
     def is_identified(self) -> bool:
         """Whether there is a finite value."""
@@ -106,12 +144,49 @@ def too_few(n: int, what: str, fewest: int = FEWEST) -> str:
     return f"too few {what} (n = {n}; {fewest} needed)"
 
 
+@overload
+def t_reach(error: float, degrees: float, level: float = LEVEL) -> float: ...
+
+
+@overload
+def t_reach(
+    error: NDArray[np.float64], degrees: NDArray[np.float64], level: float = LEVEL
+) -> NDArray[np.float64]: ...
+
+
+@overload
+def t_reach(
+    error: pd.Series[float], degrees: pd.Series[float], level: float = LEVEL
+) -> pd.Series[float]: ...
+
+
+def t_reach(error, degrees, level=LEVEL):  # type: ignore[no-untyped-def]
+    """Return how far Student's t-interval reaches to each side.
+
+    Parameters
+    ----------
+    error : float, or array or Series, shape (n,)
+        Standard error of what the interval is of; 1 gives the quantile itself.
+    degrees : float, or array or Series, shape (n,)
+        Degrees of freedom of the standard error.
+    level : float
+        Coverage of the two-sided interval.
+
+    Returns
+    -------
+    float, or array or Series, shape (n,)
+        NaN where there are no degrees of freedom.
+    """
+    reach = stdtrit(degrees, (1 + level) / 2) * error
+    return float(reach) if np.ndim(reach) == 0 else reach
+
+
 def half_width(values: NDArray[np.float64], level: float = LEVEL) -> float:
     """Return the half-width of the t-interval of a mean; NaN for fewer than two values."""
     n = len(values)
     if n < 2:
         return math.nan
-    return float(stdtrit(n - 1, (1 + level) / 2) * values.std(ddof=1) / math.sqrt(n))
+    return t_reach(float(values.std(ddof=1)), n - 1, level) / math.sqrt(n)
 
 
 def half_widths(sd: pd.Series[float], n: pd.Series[int]) -> pd.Series[float]:
@@ -122,8 +197,7 @@ def half_widths(sd: pd.Series[float], n: pd.Series[int]) -> pd.Series[float]:
     sd, n : Series, shape (means,)
         Standard deviation of the values behind each mean, and their number.
     """
-    quantile = stdtrit((n - 1).where(n >= FEWEST), TWO_SIDED)
-    return pd.Series(quantile, index=n.index) * sd / np.sqrt(n)
+    return t_reach(sd, (n - 1).where(n >= FEWEST).astype(float)) / np.sqrt(n)
 
 
 def interval_text(value: float, low: float, high: float, n: int, digits: int = 3) -> str:

@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 from scipy import optimize, special
 
+from batchscape.analysis.estimates import t_reach
 from batchscape.errors import AnalysisError
 
 __all__ = ["ALPHA", "POWER", "smallest_detectable_effect"]
@@ -70,7 +71,7 @@ _legendre = cache(np.polynomial.legendre.leggauss)
 
 @cache
 def _noncentrality(degrees: int, power: float, alpha: float) -> float:
-    critical = float(special.stdtrit(degrees, 1 - alpha / 2))
+    critical = t_reach(1, degrees, 1 - alpha)
 
     # The noncentral t given its scale is normal. Its own distribution function has no value for
     # few degrees of freedom far out, so the density of the scale is integrated (Gauss-Legendre).

@@ -17,10 +17,10 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.special import betaincinv, chdtri, stdtr, stdtrit
+from scipy.special import betaincinv, chdtri, stdtr
 
 from batchscape.analysis.equivalence.tost import Tost, tost_unpaired, welch
-from batchscape.analysis.estimates import LEVEL, TWO_SIDED, Estimate
+from batchscape.analysis.estimates import LEVEL, TWO_SIDED, Estimate, t_reach
 from batchscape.analysis.multiplicity import holm
 from batchscape.analysis.targets.columns import numbers_of
 from batchscape.analysis.targets.tidy import refuse_missing
@@ -188,7 +188,7 @@ def one_sided_test(
             _open(values, definition), constant, alternative, math.nan, "not identified"
         )
     mean, error = float(values.mean()), float(values.std(ddof=1)) / math.sqrt(n)
-    reach = float(stdtrit(n - 1, LEVEL)) * error
+    reach = t_reach(error, n - 1, 2 * LEVEL - 1)
     is_less = alternative == "less"
     bound = mean + reach if is_less else mean - reach
     low, high = (-math.inf, bound) if is_less else (bound, math.inf)
@@ -350,7 +350,7 @@ def _two_samples(
             estimate = replace(estimate, value=difference, note=counts)
     else:
         mean, error, freedom = welch(own, base)
-        half = float(stdtrit(freedom, TWO_SIDED)) * error
+        half = t_reach(error, freedom)
         p = 2 * float(stdtr(freedom, -abs(mean) / error)) if error else float(mean == 0)
         method = f"Welch's t with {freedom:.3g} degrees of freedom"
         estimate = Estimate(mean, mean - half, mean + half, len(both), "", method, definition)

@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from batchscape.analysis.cost.step_time import WIDEST, StepTimeModel, fit_step_time
 from batchscape.analysis.cost.table import FACTORS, TIME_PARTS
-from batchscape.analysis.estimates import FEWEST, TWO_SIDED, Estimate, half_width
+from batchscape.analysis.estimates import FEWEST, Estimate, t_reach
 from batchscape.analysis.hardware import known_where
 from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
@@ -88,12 +87,8 @@ class MeasuredSteps:
         if n < FEWEST:
             return None
         logs = np.log(times.to_numpy(dtype=float))
-        half = half_width(logs)
-        value, low, high = np.exp(logs.mean() + np.array([0.0, -half, half])).tolist()
         method = f"t-interval of the mean logarithm of {n} runs"
-        return Estimate(
-            value, low, high, n, "s", method, "step time of runs of this geometry", None
-        )
+        return Estimate.of_ratio(logs, "step time of runs of this geometry", method, unit="s")
 
     def _fitted(
         self, spec: RunSpec, table: pd.DataFrame, geometry: BatchGeometry
@@ -123,7 +118,7 @@ class MeasuredSteps:
         if n < FEWEST:
             return None
         logs = np.log(shares)
-        half = stdtrit(n - 1, TWO_SIDED) * logs.std(ddof=1) * math.sqrt(1 + 1 / n)
+        half = t_reach(float(logs.std(ddof=1)), n - 1) * math.sqrt(1 + 1 / n)
         low, high = np.exp(logs.mean() - half), np.exp(logs.mean() + half)
         return min(float(low), 1 - _LEAST_OFF), max(float(high), 1 + _LEAST_OFF), n
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cost.table import FACTORS, Geometry, one_group
-from batchscape.analysis.estimates import Estimate, half_width
+from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.numbers import TIMES
 
 __all__ = ["scaling_efficiency"]
@@ -104,18 +104,12 @@ def _compare(
         sides.append(side.groupby(keys, dropna=False)["log"].mean())
     factor = math.log(base[0] / cell[0]) if kind == "strong" else 0.0
     logs = (sides[0] - sides[1]).dropna() + factor
-    n, mean = len(logs), float(logs.mean()) if len(logs) else math.nan
-    half = half_width(logs.to_numpy(dtype=float))
-    value, low, high = (math.exp(end) for end in (mean, mean - half, mean + half))
-    estimate = Estimate(
-        value,
-        low,
-        high,
-        n,
-        "",
-        f"t-interval of the mean log ratio over {n} pairs of runs",
+    n = len(logs)
+    estimate = Estimate.of_ratio(
+        logs.to_numpy(dtype=np.float64),
         _DEFINITIONS[kind].format(held=held),
-        None if n > 1 else "no interval: one pair",
+        f"t-interval of the mean log ratio over {n} pairs of runs",
+        note=None if n > 1 else "no interval: one pair",
     )
     involved = rows[
         (rows[names] == list(cell)).all(axis=1) | (rows[names] == list(base)).all(axis=1)
@@ -127,11 +121,11 @@ def _compare(
         "devices": cell[0],
         "geometry": TIMES.join(map(str, cell)),
         "reference": TIMES.join(map(str, base)),
-        "efficiency": value,
-        "low": low,
-        "high": high,
+        "efficiency": estimate.value,
+        "low": estimate.low,
+        "high": estimate.high,
         "n": n,
-        "speedup": value * cell[0] / base[0] if kind == "strong" else math.nan,
+        "speedup": estimate.value * cell[0] / base[0] if kind == "strong" else math.nan,
         "estimate": estimate,
         "run_ids": ids,
     }

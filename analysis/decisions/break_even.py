@@ -6,11 +6,11 @@ import math
 from typing import Literal
 
 from scipy import optimize
-from scipy.special import expit, stdtrit
+from scipy.special import expit
 
 from batchscape.analysis.cost.linear import Combination
 from batchscape.analysis.cost.step_time import StepTimeModel
-from batchscape.analysis.estimates import TWO_SIDED, Estimate
+from batchscape.analysis.estimates import Estimate, t_reach
 from batchscape.analysis.tradeoff.fit import TradeoffFit
 from batchscape.analysis.tradeoff.forms import FORMULAS, Floats
 from batchscape.analysis.tradeoff.quantities import log_reach
@@ -97,9 +97,10 @@ def break_even_batch(
     slope = (_log_cheapest(theta, ratio + _STEP) - _log_cheapest(theta, ratio - _STEP)) / (
         2 * _STEP
     )
-    for part in (fixed, per_sample):
-        quantile = stdtrit(part.degrees, TWO_SIDED) if part.degrees > 0 else math.nan
-        reaches.append(slope * float(quantile) * math.sqrt(part.variance) / part.value)
+    reaches += [
+        slope * t_reach(math.sqrt(part.variance), part.degrees) / part.value
+        for part in (fixed, per_sample)
+    ]
     reach = math.hypot(*reaches)
     if reach > math.log(_WIDEST):
         return unknown(f"these steps and times leave it open by more than {_WIDEST:g} times")

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from batchscape.analysis.cost.step_time import WIDEST, StepTimeModel
 from batchscape.analysis.cost.table import FACTORS, Geometry, one_group
-from batchscape.analysis.estimates import FEWEST, TWO_SIDED
+from batchscape.analysis.estimates import FEWEST, t_reach
 from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
 from batchscape.text import count_text
@@ -147,7 +146,7 @@ def time_to_target(steps: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
     degrees = (variance**2 / shares).where(shares > 0, rows["steps_degrees"])
     rows["log"] = rows["steps_log"] + rows["time_log"]
     rows["log_variance"], rows["degrees"] = variance, degrees
-    half = stdtrit(degrees, TWO_SIDED) * np.sqrt(variance)
+    half = t_reach(variance**0.5, degrees)
     every = rows["n_reached"] == rows["n_seeds"]
     bound = rows["least_steps"] * rows["step_time_s"]
     rows["time_s"] = rows["steps"] * rows["step_time_s"]
@@ -268,7 +267,7 @@ def _step_time(
             if found.degrees > 0:
                 variance, degrees = found.variance / found.value**2, found.degrees
                 with np.errstate(over="ignore"):
-                    span = float(np.exp(2 * stdtrit(degrees, TWO_SIDED) * math.sqrt(variance)))
+                    span = float(np.exp(2 * t_reach(math.sqrt(variance), degrees)))
             if span > WIDEST:
                 variance = degrees = math.nan
             else:

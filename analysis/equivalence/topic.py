@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtrit
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.equivalence.decompositions import (
@@ -39,7 +38,7 @@ from batchscape.analysis.equivalence.tables import (
     with_cells,
 )
 from batchscape.analysis.equivalence.tost import ALPHA, POWER
-from batchscape.analysis.estimates import LEVEL, TWO_SIDED, Estimate
+from batchscape.analysis.estimates import LEVEL, Estimate, t_reach
 from batchscape.analysis.figures.style import looks
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.tables import decomposition_grid
@@ -256,8 +255,7 @@ def _headlines(judged: pd.DataFrame, gradients: pd.DataFrame) -> dict[str, Estim
         own = judged[judged["quantity"].eq(_primary(judged)) & judged["smallest_margin"].notna()]
         for row in own.nlargest(1, "smallest_margin").to_dict("records"):
             # A headline has the level of all others; the verdict rests on the narrower interval.
-            half = float(stdtrit(row["n"] - 1, TWO_SIDED)) * row["sd_difference"]
-            half /= math.sqrt(row["n"])
+            half = t_reach(row["sd_difference"], row["n"] - 1) / math.sqrt(row["n"])
             found["decomposition_loss_difference"] = Estimate(
                 value=row["mean_difference"],
                 low=row["mean_difference"] - half,

@@ -16,8 +16,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq
-from scipy.special import chdtri, gammaln, ndtr, stdtr, stdtrit
+from scipy.special import chdtri, gammaln, ndtr, stdtr
 
+from batchscape.analysis.estimates import t_reach
 from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
 from batchscape.text import count_text
@@ -167,7 +168,7 @@ def _judged(
 ) -> Tost:
     """Judge a mean difference, given with its standard error and degrees of freedom."""
     mean, error, freedom = found
-    half = _quantile(1 - alpha, freedom) * error
+    half = t_reach(error, freedom, 1 - 2 * alpha)
     low, high = mean - half, mean + half
     verdict: Equivalence = "not identified"
     unclear: str | None = None
@@ -253,11 +254,6 @@ def _survival(distance: float, error: float, freedom: float) -> float:
 
 
 @lru_cache(maxsize=256)
-def _quantile(probability: float, freedom: float) -> float:
-    return float(stdtrit(freedom, probability))
-
-
-@lru_cache(maxsize=256)
 def _standard_margin(freedom: float, alpha: float, power: float) -> float:
     """Return the margin, in units of the standard error, that is shown with some power.
 
@@ -265,7 +261,7 @@ def _standard_margin(freedom: float, alpha: float, power: float) -> float:
     within margin - t s / sqrt(n) of zero with a probability known in closed form; this is
     integrated over the chi distribution of s (Gauss-Legendre).
     """
-    quantile = float(stdtrit(freedom, 1 - alpha))
+    quantile = t_reach(1, freedom, 1 - 2 * alpha)
     half = freedom / 2
     height = math.log(2) + half * math.log(half) - gammaln(half)
     low, high = map(float, np.sqrt(chdtri(freedom, (1 - 1e-15, 1e-15)) / freedom))
@@ -282,4 +278,4 @@ def _standard_margin(freedom: float, alpha: float, power: float) -> float:
     upper = 2.0
     while excess(upper) < 0:
         upper *= 2
-    return brentq(excess, 0.0, upper)
+    return float(brentq(excess, 0.0, upper))

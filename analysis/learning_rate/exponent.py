@@ -50,9 +50,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
-from batchscape.analysis.estimates import TWO_SIDED, Estimate
+from batchscape.analysis.estimates import Estimate, t_reach
 from batchscape.text import count_text, list_text
 
 __all__ = [
@@ -95,7 +94,7 @@ def exponent_of(best: pd.DataFrame) -> Estimate:
     if _lacks_ends(used):
         return Estimate(slope, math.nan, math.nan, n, "", "none", _DEFINITION, _UNBOUNDED)
     # No interval is narrower than what the grid leaves open.
-    half = math.hypot(float(stdtrit(n - 2, TWO_SIDED)) * error, _grid_half(used))
+    half = math.hypot(t_reach(error, n - 2), _grid_half(used))
     method = f"t with {n - 2} degrees of freedom over {n} global batches, and their grids of rates"
     # Which batches stay depends on the grid, and so does their scatter.
     if not known.all():

@@ -60,9 +60,8 @@ from functools import cache
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtrit
 
-from batchscape.analysis.estimates import FEWEST, LEVEL, TWO_SIDED, Estimate
+from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate, t_reach
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.tradeoff.checks import lack_of_fit, residuals
 from batchscape.analysis.tradeoff.forms import FORMULAS, Floats, Form, predicted
@@ -191,7 +190,7 @@ class TradeoffFit:
             if fit.noise is not None:
                 n = _n_parameters(self.form)
                 error, degrees = band(fit.data, fit.noise, fit.theta, np.log(sizes), n)
-                reach = (stdtrit(degrees, TWO_SIDED) * error)[0]
+                reach = t_reach(error, degrees)[0]
         logs = {"steps": log_steps, "low": log_steps - reach, "high": log_steps + reach}
         curves = {name: np.exp(values) for name, values in logs.items()}
         return pd.DataFrame({"global_batch_size": sizes, **curves})

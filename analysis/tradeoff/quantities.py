@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 from scipy import optimize
-from scipy.special import stdtrit
 
-from batchscape.analysis.estimates import FEWEST, LEVEL, NOT_IDENTIFIED, TWO_SIDED, Estimate
+from batchscape.analysis.estimates import FEWEST, LEVEL, NOT_IDENTIFIED, Estimate, t_reach
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.tradeoff.checks import form_table, leave_one_out
 from batchscape.analysis.tradeoff.forms import FORMULAS, Data, Floats, Form, fit_form
@@ -209,7 +208,7 @@ def log_reach(fit: Fitted, quantity: Callable[[Floats], float]) -> float:
         [(quantity(theta + step * w) - quantity(theta - step * w)) / (2 * step) for w in ways]
     )
     variance, degrees = fit.noise.variance(influence(fit.data, fit.theta, slope[None, None])[:, 0])
-    return float(stdtrit(degrees[0], TWO_SIDED) * math.sqrt(variance[0]))
+    return t_reach(math.sqrt(variance[0]), degrees[0])
 
 
 def _estimate(fit: Fitted, quantity: str, log_value: float, unit: str, definition: str) -> Estimate:
@@ -257,7 +256,7 @@ def _no_plateau(fit: Fitted) -> str:
     slope, half = -float(weights @ fit.data.y[0]), math.nan
     if fit.noise is not None:
         variance, degrees = fit.noise.variance(weights[None])
-        half = float(stdtrit(degrees[0], TWO_SIDED) * math.sqrt(variance[0]))
+        half = t_reach(math.sqrt(variance[0]), degrees[0])
     if not slope + half < 1:
         return "the runs are compatible with perfect scaling, S = b/B: add larger batch sizes"
     fewer = significant(2**slope, 3)

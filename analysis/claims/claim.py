@@ -5,12 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from batchscape.analysis.claims.contrasts import OPEN, Answer, Contrast, effect, run_ids_of
+from batchscape.analysis.claims.contrasts import (
+    OPEN,
+    Answer,
+    Contrast,
+    Decision,
+    effect,
+    run_ids_of,
+    said,
+)
 from batchscape.analysis.claims.evidence import Context, Evidence, View
 from batchscape.analysis.commands import for_more_seeds, for_times
 from batchscape.analysis.estimates import FEWEST, Estimate, too_few
 
-__all__ = ["Claim", "ClaimResult", "Verdict", "few_pairs", "found", "nothing", "undecided"]
+__all__ = [
+    "Claim",
+    "ClaimResult",
+    "Verdict",
+    "by_rule",
+    "few_pairs",
+    "found",
+    "nothing",
+    "undecided",
+]
 
 _SWEEP = "batchscape sweep sweeps="
 _ON_DIGITS = ("fixed_global_batch", "learning_rate", "vary_global_batch")
@@ -168,6 +185,39 @@ class Claim:
             finding.contrasts,
             is_own=own is not None,
         )
+
+
+def by_rule(
+    contrasts: Sequence[Contrast],
+    rule: Callable[[Sequence[Contrast]], Decision | None],
+    definition: str,
+    explain: Callable[[str], str],
+) -> ClaimResult | None:
+    """Judge ratios by one rule.
+
+    Parameters
+    ----------
+    contrasts : sequence of Contrast
+        Of logarithms.
+    rule : callable
+        One of the questions of `contrasts`, with its threshold.
+    definition : str
+        Of the effect.
+    explain : callable
+        Makes the explanation of the size that decides.
+
+    Returns
+    -------
+    ClaimResult or None
+        None without any contrast.
+    """
+    if not contrasts:
+        return None
+    decision = rule(contrasts)
+    if decision is None:
+        return undecided(contrasts, definition)
+    explanation = explain(said(decision.deciding, "ratio"))
+    return found(decision.answer, decision.deciding, contrasts, explanation, definition, ratio=True)
 
 
 def found(

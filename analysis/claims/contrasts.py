@@ -17,14 +17,15 @@ only where every comparison has so many. Equivalence alone asks for two, as in t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate, half_width, interval_text
+from batchscape.analysis.equivalence.tost import tost
+from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate, half_width
 from batchscape.record.noise_scale import has_no_noise_scale
 
 __all__ = [
@@ -54,9 +55,6 @@ Answer = Literal["supported", "contradicted", "not identified"]
 SUPPORTED: Answer = "supported"
 CONTRADICTED: Answer = "contradicted"
 OPEN: Answer = "not identified"
-
-_TOST_LEVEL = 0.90
-"""Level of the interval that has to lie inside a margin: 1 - 2 alpha, at alpha = 5 %."""
 
 EQUIVALENCE_FEWEST = 2
 """Pairs from which two sides may be found equivalent, or not: a margin set beforehand leaves no
@@ -90,8 +88,12 @@ class Contrast:
     def interval(self, level: float) -> tuple[float, float]:
         """Return the t-interval of the mean difference; NaN for fewer than two pairs."""
         half = half_width(self.values, level)
-        is_open = self.bounds_below and len(self.values) > 1
-        return self.mean - half, np.inf if is_open else self.mean + half
+        return self.mean - half, np.inf if self.is_open else self.mean + half
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its interval has no upper end."""
+        return self.bounds_below and len(self.values) > 1
 
 
 class Decision(NamedTuple):
@@ -255,14 +257,13 @@ def all_within(
     usable = _usable(contrasts, fewest)
     if not usable:
         return None
-    ends = [contrast.interval(_TOST_LEVEL) for contrast in usable]
-    reach = [max(-low, high) for low, high in ends]
+    wide = [tost(c.values, margin, (1 - LEVEL) / 2 / len(usable)) for c in usable]
+    if any(test.verdict == "different" for test in wide):
+        beyond = [max(test.low, -test.high) for test in wide]
+        return Decision(CONTRADICTED, usable[int(np.argmax(beyond))])
+    reach = [tost(c.values, margin).smallest_margin for c in usable]
     every = len(usable) == len(contrasts)
     answer = SUPPORTED if every and max(reach) < margin else OPEN
-    wide = [contrast.interval(_shared(len(usable))) for contrast in usable]
-    beyond = [max(low - margin, -margin - high) for low, high in wide]
-    if max(beyond) > 0:
-        return Decision(CONTRADICTED, usable[int(np.argmax(beyond))])
     return Decision(answer, usable[int(np.argmax(reach))])
 
 
@@ -324,10 +325,13 @@ def effect(
     note : str, optional
         What weakens it.
     """
-    value, low, high = _numbers(contrast, ratio=ratio)
     n = len(contrast.values)
     method = f"t over {n} paired differences" if n > 1 else "one pair, no interval"
-    return Estimate(value, low, high, n, unit, method, f"{definition}: {contrast.name}", note)
+    estimate = Estimate.of_ratio if ratio else Estimate.of_mean
+    found = estimate(
+        contrast.values, f"{definition}: {contrast.name}", method, unit=unit, note=note
+    )
+    return replace(found, high=np.inf) if contrast.is_open else found
 
 
 def run_ids_of(contrasts: Sequence[Contrast]) -> tuple[str, ...]:
@@ -337,16 +341,7 @@ def run_ids_of(contrasts: Sequence[Contrast]) -> tuple[str, ...]:
 
 def said(contrast: Contrast, kind: Literal["ratio", "difference", "exponent", "share"]) -> str:
     """Write a contrast as half a sentence: its mean, its 95 % interval, and what it compares."""
-    numbers = _numbers(contrast, ratio=kind == "ratio")
-    text = interval_text(*numbers, len(contrast.values), digits=4)
-    return f"{kind} {text} for {contrast.name}"
-
-
-def _numbers(contrast: Contrast, *, ratio: bool) -> tuple[float, float, float]:
-    """Return the mean and its 95 % interval; of logarithms the ratios."""
-    numbers = np.array([contrast.mean, *contrast.interval(LEVEL)])
-    mean, low, high = map(float, np.exp(numbers) if ratio else numbers)
-    return mean, low, high
+    return f"{kind} {effect(contrast, kind, ratio=kind == 'ratio').text(4)} for {contrast.name}"
 
 
 def _usable(contrasts: Sequence[Contrast], fewest: int = FEWEST) -> list[Contrast]:

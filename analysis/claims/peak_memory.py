@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
-from batchscape.analysis.claims.claim import ClaimResult, found, undecided
+from batchscape.analysis.claims.claim import ClaimResult, by_rule, found, undecided
 from batchscape.analysis.claims.contrasts import (
     CONTRADICTED,
     OPEN,
@@ -60,17 +62,15 @@ def accumulation_costs_memory(context: Context) -> ClaimResult | None:
     """Accumulation holds gradients between micro-steps, so A > 1 peaks higher than A = 1."""
     figures = context.logs(context.figures[_PEAK])
     contrasts = pair(figures, "value", _STEPS, only_doubled=True)
-    if not contrasts:
-        return None
-    definition = "ratio of peak allocated memory"
-    decision = all_above(contrasts, _LEAST)
-    if decision is None:
-        return undecided(contrasts, definition)
-    explanation = (
-        f"Least of {len(contrasts)}: {said(decision.deciding, 'ratio')}; a cost is more than "
-        f"0.5 %. {_in_models(context)}{_phases(context)}"
+    return by_rule(
+        contrasts,
+        partial(all_above, threshold=_LEAST),
+        "ratio of peak allocated memory",
+        lambda least: (
+            f"Least of {len(contrasts)}: {least}; a cost is more than 0.5 %. "
+            f"{_in_models(context)}{_phases(context)}"
+        ),
     )
-    return found(decision.answer, decision.deciding, contrasts, explanation, definition, ratio=True)
 
 
 def rank0_costs_memory(context: Context) -> ClaimResult | None:

@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.claims.evidence import Context
+from batchscape.analysis.learning_rate.aim import LOSS, STEPS
+from batchscape.analysis.learning_rate.choice import at_best_learning_rate
 
 __all__ = ["Chosen", "best_rates", "loss_of", "score_of"]
 
@@ -38,37 +40,34 @@ def loss_of(context: Context) -> pd.Series[float]:
 def score_of(context: Context) -> pd.Series[float]:
     """Return what a learning rate is chosen by: low is good, infinite is out of the question.
 
-    It is the final loss; where runs stopped at a target, the samples that they needed for it.
+    It is the final loss; where runs stopped at a target, the samples that they needed for it. Its
+    name is the column by which `at_best_learning_rate` knows the one from the other.
     """
     stopped = context.runs["stop_reason"].eq("target")
     if not stopped.any():
-        return loss_of(context)
+        return loss_of(context).rename(LOSS)
     samples = pd.to_numeric(context.runs["samples"]).astype(float).where(stopped, np.inf)
     ended = context.runs["status"].isin(["completed", "diverged"])
-    return samples.where(ended)
+    return samples.where(ended).rename(STEPS)
 
 
-def best_rates(runs: pd.DataFrame, value: pd.Series[float]) -> Chosen:
-    """Keep the runs at the learning rate with the lowest mean value, for every global batch.
+def best_rates(runs: pd.DataFrame, score: pd.Series[float]) -> Chosen:
+    """Keep the runs at the learning rate that is best for their global batch.
+
+    It is chosen as in the report's section on learning rates; a seed's cuts count by their mean.
 
     Parameters
     ----------
     runs : DataFrame
-        With `global_batch_size` and `learning_rate`.
-    value : Series
-        What is to be low, aligned with `runs`; infinite where a run never gets there.
+        With `global_batch_size`, `learning_rate` and `seed_block`.
+    score : Series
+        Aligned with `runs` and named as by `score_of`.
     """
-    table = runs[[_BATCH, "learning_rate"]].assign(value=value.to_numpy(dtype=float))
-    table = table.dropna(subset=["value"])
-    means = table.groupby([_BATCH, "learning_rate"], dropna=False)["value"].mean()
-    best, tuned = {}, True
-    for batch, own in means.groupby(level=0):
-        rates = own.droplevel(0).sort_index()
-        position = int(np.argmin(rates.to_numpy()))
-        best[batch] = rates.index[position]
-        tuned &= len(rates) > 2 and 0 < position < len(rates) - 1
-    wanted = runs[_BATCH].map(best)
-    rate = runs["learning_rate"]
-    kept = runs[_BATCH].isin(list(best)) & (rate.eq(wanted) | (rate.isna() & wanted.isna()))
-    note = None if tuned else "learning rates were not tuned for each global batch"
+    name, columns = str(score.name), [_BATCH, "learning_rate"]
+    table = runs[columns].assign(seed=runs["seed_block"], **{name: score.to_numpy(dtype=float)})
+    table = table.dropna(subset=[name])
+    means = table.groupby([*columns, "seed"], dropna=False)[name].mean().reset_index()
+    best = at_best_learning_rate(means, name)
+    kept = pd.MultiIndex.from_frame(runs[columns]).isin(pd.MultiIndex.from_frame(best[columns]))
+    note = None if best["tuned"].all() else "learning rates were not tuned for each global batch"
     return Chosen(runs[kept], note)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
-from batchscape.analysis.claims.claim import ClaimResult, found, undecided
+from batchscape.analysis.claims.claim import ClaimResult, by_rule, found, undecided
 from batchscape.analysis.claims.contrasts import (
     all_above,
     all_within,
@@ -59,34 +61,27 @@ def global_batch_is_free_per_iteration(context: Context) -> ClaimResult | None:
     figures = context.figures
     figures = context.logs(figures["step_time_s"] / figures[_STEPS])
     contrasts = pair(figures, "value", _STEPS)
-    if not contrasts:
-        return None
-    definition = "ratio of the time of an iteration (step time over accumulation)"
-    decision = all_within(contrasts, _SAME)
-    if decision is None:
-        return undecided(contrasts, definition)
-    explanation = (
-        f"Worst of {len(contrasts)}: {said(decision.deciding, 'ratio')}; alone means within "
-        "10 %. An update comes once in a step, so that its share falls as accumulation grows."
+    return by_rule(
+        contrasts,
+        partial(all_within, margin=_SAME),
+        "ratio of the time of an iteration (step time over accumulation)",
+        lambda worst: (
+            f"Worst of {len(contrasts)}: {worst}; alone means within 10 %. An update comes once in "
+            "a step, so that its share falls as accumulation grows."
+        ),
     )
-    return found(decision.answer, decision.deciding, contrasts, explanation, definition, ratio=True)
 
 
 def micro_before_accumulation(context: Context) -> ClaimResult | None:
     """At a fixed global batch the cut with most accumulation is slower than that with least."""
     figures = context.logs(context.figures["step_time_s"])
     contrasts = pair(figures, "value", _STEPS, at_one_batch=True, only_ends=True)
-    if not contrasts:
-        return None
-    definition = "ratio of the step time at a fixed global batch"
-    decision = all_above(contrasts, _FASTER)
-    if decision is None:
-        return undecided(contrasts, definition)
-    explanation = (
-        f"Least of {len(contrasts)}: {said(decision.deciding, 'ratio')}; slower means by more "
-        "than 2 %."
+    return by_rule(
+        contrasts,
+        partial(all_above, threshold=_FASTER),
+        "ratio of the step time at a fixed global batch",
+        lambda least: f"Least of {len(contrasts)}: {least}; slower means by more than 2 %.",
     )
-    return found(decision.answer, decision.deciding, contrasts, explanation, definition, ratio=True)
 
 
 def devices_scale_batch_linearly(context: Context) -> ClaimResult | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -241,11 +240,13 @@ def _more_often(diverged: pd.DataFrame, ends: _Ends) -> float:
         return 1.0
     counts = diverged.loc[[ends.end, ends.middle]].to_numpy(dtype=int).tolist()
     (here, of_end), (there, of_middle) = counts
-    drawn = here + there
-    ways = sum(
-        math.comb(of_end, k) * math.comb(of_middle, drawn - k) for k in range(here, drawn + 1)
-    )
-    return ways / math.comb(of_end + of_middle, drawn)
+    if not here:
+        return 1.0
+    # It loads in a second, which reports of sweeps in which nothing diverged do not wait for.
+    from scipy.stats import fisher_exact
+
+    table = np.array([[here, of_end - here], [there, of_middle - there]])
+    return float(fisher_exact(table, alternative="greater").pvalue)
 
 
 def _diverges(

@@ -23,6 +23,7 @@ from batchscape.analysis.claims.contrasts import (
 from batchscape.analysis.claims.evidence import Context
 from batchscape.analysis.claims.rates import best_rates, loss_of
 from batchscape.analysis.comparing.pairs import logarithm
+from batchscape.analysis.learning_rate.aim import STEPS
 from batchscape.text import list_text
 
 __all__ = [
@@ -156,7 +157,8 @@ def _at_one_target(reaches: pd.DataFrame) -> tuple[float, pd.DataFrame, str | No
     for target in reaches["target_loss"].astype(float).unique().tolist():
         own = reaches[reaches["target_loss"].eq(target)]
         samples = own["samples_to_target"].astype(float)
-        chosen[target] = best_rates(own, samples.where(own["outcome"].eq("reached"), np.inf))
+        needed = samples.where(own["outcome"].eq("reached"), np.inf)
+        chosen[target] = best_rates(own, needed.rename(STEPS))
     reached = [t for t, pick in chosen.items() if pick.runs["outcome"].eq("reached").all()]
     target = min(reached, default=max(chosen))
     return target, chosen[target].runs, chosen[target].note

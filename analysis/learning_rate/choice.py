@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 
-def at_best_learning_rate(reaches: pd.DataFrame) -> pd.DataFrame:
+def at_best_learning_rate(reaches: pd.DataFrame, value: str = "steps_to_target") -> pd.DataFrame:
     """Select the runs at the best learning rate of each global batch.
 
     The best of the grid is taken, for there are runs at no other; its steps are the lowest of
@@ -28,8 +28,10 @@ def at_best_learning_rate(reaches: pd.DataFrame) -> pd.DataFrame:
     Parameters
     ----------
     reaches : DataFrame
-        One row a run and target: `global_batch_size`, `seed`, `steps_to_target`; where there are
-        any, `learning_rate`, `group`, `target_loss`, `outcome`, `trajectory_id`.
+        One row a run and target: `global_batch_size`, `seed` and the column `value`; where there
+        are any, `learning_rate`, `group`, `target_loss`, `outcome`, `trajectory_id`.
+    value : str
+        What is to be low: the steps to a target, or a loss, of which no logarithm is taken.
 
     Returns
     -------
@@ -51,8 +53,8 @@ def at_best_learning_rate(reaches: pd.DataFrame) -> pd.DataFrame:
     if "learning_rate" not in reaches or reaches["learning_rate"].isna().all():
         return reaches.assign(tuned=False, edge=False, n_learning_rates=1)
     known = reaches[reaches["learning_rate"].notna()]
-    costs = costs_by_rate(known, "steps_to_target")
-    best = best_learning_rates(known, "steps_to_target")
+    costs = costs_by_rate(known, value)
+    best = best_learning_rates(known, value)
     keys = [*SERIES, "global_batch_size"]
     columns = [*keys, "grid_learning_rate", "tuned", "edge", "n_learning_rates"]
     chosen = costs.merge(best[columns], on=keys, how="left", validate="many_to_one")

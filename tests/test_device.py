@@ -61,11 +61,16 @@ def test_a_device_is_asked_by_its_number_and_a_processor_nothing(
     assert len(random_state(CUDA)) == len(random_state(CPU)) + 3
 
 
-def torch_that_sees(folder: Path, kind: str, *, build: str, hip: str | None = None) -> Path:
+def torch_that_sees(
+    folder: Path, kind: str, *, build: str, cuda: str | None = None, hip: str | None = None
+) -> Path:
     """Write what stands for torch: its build, and the accelerator that it sees."""
     package = folder / "torch"
     package.mkdir()
-    (package / "version.py").write_text(f"__version__, cuda, hip = {build!r}, None, {hip!r}\n")
+    (package / "version.py").write_text(
+        "from typing import Optional\n\n"
+        f"__version__ = {build!r}\ncuda: Optional[str] = {cuda!r}\nhip: Optional[str] = {hip!r}\n"
+    )
     (package / "__init__.py").write_text("from torch import accelerator, version\n")
     (package / "accelerator.py").write_text(
         "from pathlib import Path\nfrom types import SimpleNamespace\n\n\n"
@@ -111,16 +116,17 @@ def test_a_device_that_cannot_be_measured_is_refused_by_name(
 
 @needs_no_device
 @pytest.mark.parametrize(
-    ("build", "settings"),
+    ("build", "cuda", "settings"),
     [
-        ("2.9.0+xpu", ["launcher.device=cpu"]),
-        ("2.9.0+cpu", []),
-        ("2.9.0+xpu", ["cluster=h100_80g"]),
+        ("2.9.0+xpu", None, ["launcher.device=cpu"]),
+        ("2.9.0+cpu", None, []),
+        ("2.9.0", "13.0", []),
+        ("2.9.0+xpu", None, ["cluster=h100_80g"]),
     ],
 )
 def test_torch_is_not_asked_where_the_answer_changes_nothing(
-    tmp_path: Path, build: str, settings: list[str]
+    tmp_path: Path, build: str, cuda: str | None, settings: list[str]
 ) -> None:
-    done = plan(torch_that_sees(tmp_path, "xpu", build=build), *settings)
+    done = plan(torch_that_sees(tmp_path, "xpu", build=build, cuda=cuda), *settings)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "asked").exists()

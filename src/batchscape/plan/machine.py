@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import runpy
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -226,8 +226,8 @@ def seen_by_torch() -> str | None:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
-    build = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
-    if build["cuda"] is not None or build["__version__"].endswith("+cpu"):
+    build = _read(Path(spec.origin).with_name("version.py"))
+    if re.search(r"^(?:cuda\b.*= '|__version__ = '.*\+cpu')", build, re.MULTILINE):
         return None
     with suppress(OSError, subprocess.SubprocessError):
         told = subprocess.run(

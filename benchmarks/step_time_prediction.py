@@ -3,8 +3,9 @@
 All cuts of one global batch on one device train, several times each. Of every choice of three
 trainings that leaves others within their range (the smallest micro-batch, the largest and one
 between) the cost model is fitted as `batchscape plan` fits it, and the step times of the other
-cuts are predicted. The interval should cover 95 % of them. Beside it stands how far two runs of one
-cut are apart, which no prediction can know.
+cuts are predicted. The interval should cover 95 % of them. Where the three do not identify the time
+of a cut there is no prediction, which is counted. Beside it stands how far two runs of one cut are
+apart, which no prediction can know.
 
     python benchmarks/step_time_prediction.py [--repeats 3] [--models gpt_micro mlp] [--steps N]
 """
@@ -55,7 +56,8 @@ def predicted(runs: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        `error_pct` and `covered` of each prediction of one run.
+        `error_pct` (NaN where the time is not identified) and `covered` of each run that each
+        three trainings are asked for.
     """
     by_micro = dict(iter(runs.groupby("micro_batch_size")))
     sizes = sorted(by_micro)
@@ -101,13 +103,18 @@ def main() -> None:
         if runs["micro_batch_size"].nunique() < _LEAST:
             print("  too few cuts with valid times: the machine was busy")
             continue
-        error = predicted(runs)
+        asked = predicted(runs)
+        error = asked[asked["error_pct"].notna()]
+        unknown = len(asked) - len(error)
+        if error.empty:
+            print(f"  none of {len(asked)} times of held-out cuts is identified by three trainings")
+            continue
         size = error["error_pct"].abs()
         print(
             f"  {len(error)} predictions of held-out cuts by three trainings: median error "
             f"{size.median():.1f} %, 90 % within {np.percentile(size, 90):.1f} %, worst "
             f"{size.max():.1f} %; the 95 % interval covers {100 * error['covered'].mean():.0f} %"
-            f"{apart(runs)}"
+            f"; {unknown} further times are not identified{apart(runs)}"
         )
 
 

@@ -71,7 +71,7 @@ class _Shown:
     """The page and its tables, by path."""
 
 
-class _Server(ThreadingHTTPServer):
+class _PageServer(ThreadingHTTPServer):
     shown: _Shown
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401  (socketserver's)
@@ -83,7 +83,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     """Answers with what is held in memory: no path of a request is ever one of a file."""
 
-    server: _Server
+    server: _PageServer
     timeout = 30
 
     def do_GET(self) -> None:
@@ -152,7 +152,7 @@ def view(sweep_dirs: Sequence[Path], port: int, console: Console) -> None:
     sweeps = [SweepFolder(sweep_dir) for sweep_dir in sweep_dirs]
     found = [overview(sweep) for sweep in sweeps]
     try:
-        server = _Server((_ADDRESS, port), _Handler)
+        server = _PageServer((_ADDRESS, port), _Handler)
     except (OSError, OverflowError) as error:
         msg = (
             f"port {port} of {_ADDRESS} cannot be had ({error}); leave out --port, and a free one "
@@ -173,7 +173,7 @@ def view(sweep_dirs: Sequence[Path], port: int, console: Console) -> None:
             server.shutdown()
 
 
-def _follow(sweeps: Sequence[SweepFolder], server: _Server) -> None:
+def _follow(sweeps: Sequence[SweepFolder], server: _PageServer) -> None:
     drawn: frozenset[tuple[str, ...]] = frozenset()
     next_page_s, problem = 0.0, ""
     while True:

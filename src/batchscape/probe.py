@@ -31,7 +31,7 @@ from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 
-__all__ = ["Found", "known_of", "probe", "show_found"]
+__all__ = ["LargestMicroBatch", "known_of", "probe", "show_found"]
 
 _STEPS = 3
 """Optimizer steps of a training: the first makes the optimizer's state, later ones are steady."""
@@ -55,7 +55,7 @@ _SHORT: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Found:
+class LargestMicroBatch:
     """The largest micro-batch that fits, and what was tried to find it."""
 
     candidates: tuple[BatchGeometry, ...]
@@ -74,7 +74,7 @@ class Found:
         return max(fitting, key=lambda geometry: geometry.micro_batch_size, default=None)
 
 
-def probe(grid: SweepCells, machine: Machine, console: Console) -> Found:
+def probe(grid: SweepCells, machine: Machine, console: Console) -> LargestMicroBatch:
     """Train a few steps with some micro-batches, each in processes of its own.
 
     Parameters
@@ -132,7 +132,7 @@ def probe(grid: SweepCells, machine: Machine, console: Console) -> Found:
         return outcome
 
     tried = seek_largest(candidates, expected, attempt)
-    return Found(candidates, predicted, unpredicted, limit_gib, tuple(tried))
+    return LargestMicroBatch(candidates, predicted, unpredicted, limit_gib, tuple(tried))
 
 
 def known_of(
@@ -154,7 +154,7 @@ def known_of(
     return known
 
 
-def show_found(console: Console, found: Found) -> None:
+def show_found(console: Console, found: LargestMicroBatch) -> None:
     """Print what was tried, and the answer."""
     table = Table("micro-batch", "accumulation", box=box.SIMPLE_HEAD)
     for header in ("tensors, predicted (GiB)", "taken (GiB)", "outcome"):
@@ -175,7 +175,7 @@ def show_found(console: Console, found: Found) -> None:
     console.print(_answer(found), soft_wrap=True)
 
 
-def as_json(found: Found) -> str:
+def as_json(found: LargestMicroBatch) -> str:
     """Write the same as JSON."""
 
     def entry(geometry: BatchGeometry) -> dict[str, int]:
@@ -206,7 +206,7 @@ def as_json(found: Found) -> str:
     )
 
 
-def _answer(found: Found) -> str:
+def _answer(found: LargestMicroBatch) -> str:
     count = f"{len(found.tried)} training{'s' * (len(found.tried) != 1)}"
     of = f"of {found.limit_gib:.4g} GiB, by {count} with {len(found.candidates)} to choose from"
     if found.largest is None:

@@ -26,7 +26,7 @@ from batchscape.interop.readers import (
     refuse_parallelism,
 )
 from batchscape.interop.shell import ShellCommand, commands_of
-from batchscape.interop.slurm import Job, read_directives
+from batchscape.interop.slurm import JobResources, read_directives
 from batchscape.interop.statements import Kind, Source, Statement
 
 __all__ = ["Launch", "read_command", "read_flags", "read_script"]
@@ -182,7 +182,9 @@ def read_command(
         )
         raise ConfigError(msg)
     where = "command line"
-    return _read(where, command, *launcher, job=Job(), flags=flags or {}, counts_told=counts_told)
+    return _read(
+        where, command, *launcher, job=JobResources(), flags=flags or {}, counts_told=counts_told
+    )
 
 
 def _read(
@@ -191,7 +193,7 @@ def _read(
     launcher: Launcher,
     start: int,
     *,
-    job: Job,
+    job: JobResources,
     flags: Mapping[str, str],
     counts_told: bool,
 ) -> Launch:
@@ -226,7 +228,7 @@ def _read(
     starter = starter_of(command.words[:start])
     if starter is not None:
         is_told = counts_told and any(map(_is_unknown, starter[1]))
-        job = Job() if is_told else job_of(name, starter, job)
+        job = JobResources() if is_told else job_of(name, starter, job)
     under = None if starter is None else starter[0]
     statement = read_launcher(launcher, Source(name, options, is_text=True), visible, under, job)
     if uncounted:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from batchscape.errors import ConfigError
 from batchscape.interop.readers import count_ids
-from batchscape.interop.slurm import Job, read_options, read_step
+from batchscape.interop.slurm import JobResources, read_options, read_step
 from batchscape.interop.statements import Source, Statement, Value
 
 __all__ = ["FLAGS", "Launcher", "job_of", "launcher_of", "read_launcher", "starter_of"]
@@ -120,7 +120,7 @@ def starter_of(words: Sequence[str]) -> tuple[str, Sequence[str]] | None:
     return None
 
 
-def job_of(name: str, starter: tuple[str, Sequence[str]], job: Job) -> Job:
+def job_of(name: str, starter: tuple[str, Sequence[str]], job: JobResources) -> JobResources:
     """Return a job as the options of what starts the tasks leave it.
 
     Parameters
@@ -129,7 +129,7 @@ def job_of(name: str, starter: tuple[str, Sequence[str]], job: Job) -> Job:
         Begins a message.
     starter : tuple
         As `starter_of` returns it.
-    job : Job
+    job : JobResources
         Of the `#SBATCH` lines.
 
     Raises
@@ -142,11 +142,11 @@ def job_of(name: str, starter: tuple[str, Sequence[str]], job: Job) -> Job:
         return read_step(f"{name} (srun)", options, job)
     given = [after for before, after in pairwise(options) if before in _MPI_COUNTS]
     tasks = [f"--ntasks={count}" for count in given]
-    return read_options(f"{name} ({program})", tasks, Job(nodes=job.nodes))
+    return read_options(f"{name} ({program})", tasks, JobResources(nodes=job.nodes))
 
 
 def read_launcher(
-    launcher: Launcher, source: Source, visible: str | None, under: str | None, job: Job
+    launcher: Launcher, source: Source, visible: str | None, under: str | None, job: JobResources
 ) -> Statement:
     """Read the options of a launcher.
 
@@ -158,7 +158,7 @@ def read_launcher(
         CUDA_VISIBLE_DEVICES in front of the command.
     under : str or None
         What starts it once for each task.
-    job : Job
+    job : JobResources
         Nodes, tasks and GPUs that it has.
 
     Returns
@@ -245,7 +245,7 @@ def _fixed_nodes(source: Source) -> Value[int]:
     return nodes or Value(1, "nnodes")
 
 
-def _per_node(source: Source, job: Job) -> Value[int] | None:
+def _per_node(source: Source, job: JobResources) -> Value[int] | None:
     given = source.content.get("nproc_per_node")
     if given in {"auto", "cpu", "gpu", "xpu"}:
         # Counted on the machine when it starts.

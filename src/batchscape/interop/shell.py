@@ -91,7 +91,7 @@ def commands_of(
 
 
 @dataclass(frozen=True)
-class _Statement:
+class _ShellStatement:
     """A piece of a script that ends at `;`, `&`, `|`, `&&`, `||` or with its line."""
 
     text: str
@@ -101,7 +101,7 @@ class _Statement:
     after: str
 
 
-def _statements(name: str, text: str) -> Iterator[_Statement]:
+def _statements(name: str, text: str) -> Iterator[_ShellStatement]:
     """Yield the statements of a script, without comments and redirections."""
     piece, at, line, before = "", 0, 1, ""
     started = line
@@ -110,7 +110,7 @@ def _statements(name: str, text: str) -> Iterator[_Statement]:
         separator = re.match(r"\n|;|&&|\|\||\|&?|&(?!>)|\Z", text[at:])
         if separator:
             if piece.strip():
-                yield _Statement(piece.strip(), started, before, separator[0])
+                yield _ShellStatement(piece.strip(), started, before, separator[0])
             piece, before = "", separator[0]
             at += max(len(separator[0]), 1)
         elif here == "#" and (not piece or piece[-1].isspace()):
@@ -175,7 +175,7 @@ class _Script:
     arrays: dict[str, list[str]] = field(default_factory=dict)
     floors: list[str] = field(default_factory=list)
 
-    def read(self, statement: _Statement) -> Iterator[ShellCommand]:
+    def read(self, statement: _ShellStatement) -> Iterator[ShellCommand]:
         """Take what a statement assigns; yield the command that it is."""
         line, rest = statement.line, statement.text
         if found := _SETTING_EXPANSION.search(rest):

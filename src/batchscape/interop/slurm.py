@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from batchscape.errors import ConfigError
 
-__all__ = ["Job", "read_directives", "read_options", "read_step"]
+__all__ = ["JobResources", "read_directives", "read_options", "read_step"]
 
 _DIRECTIVE = "#SBATCH"
 _NAMES = {
@@ -27,8 +27,8 @@ _NAMES = {
 
 
 @dataclass(frozen=True)
-class Job:
-    """What a job has, or one of its steps; None where nobody says it."""
+class JobResources:
+    """Nodes, tasks and GPUs of a job or of one of its steps; None where nobody says it."""
 
     nodes: int | None = None
     tasks: int | None = None
@@ -79,7 +79,7 @@ class Job:
         return {name: str(value) for name, value in found.items() if value is not None}
 
 
-def read_directives(name: str, text: str) -> Job:
+def read_directives(name: str, text: str) -> JobResources:
     """Read the `#SBATCH` lines of a script: those before its first command.
 
     Parameters
@@ -92,7 +92,7 @@ def read_directives(name: str, text: str) -> Job:
     ConfigError
         A number of nodes, tasks or GPUs is none.
     """
-    job = Job()
+    job = JobResources()
     for number, line in enumerate(text.splitlines(), start=1):
         if line.startswith(_DIRECTIVE):
             where = f"{name}:{number}: {_DIRECTIVE}"
@@ -107,7 +107,7 @@ def read_directives(name: str, text: str) -> Job:
     return job
 
 
-def read_options(where: str, words: Sequence[str], job: Job) -> Job:
+def read_options(where: str, words: Sequence[str], job: JobResources) -> JobResources:
     """Return a job with what options of sbatch or srun set anew.
 
     Parameters
@@ -133,7 +133,7 @@ def read_options(where: str, words: Sequence[str], job: Job) -> Job:
     return job
 
 
-def read_step(where: str, words: Sequence[str], job: Job) -> Job:
+def read_step(where: str, words: Sequence[str], job: JobResources) -> JobResources:
     """Return what a step has that srun starts in a job; as `read_options`."""
     fields = {_NAMES[option] for option, _ in _options(words)}
     if "tasks" in fields and "tasks_per_node" not in fields:

@@ -11,7 +11,13 @@ from rich.console import RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from batchscape.plan.forecast import NOT_KNOWN, Figure, MemoryForecast, RunForecast, SweepForecast
+from batchscape.plan.forecast import (
+    NOT_KNOWN,
+    MemoryForecast,
+    PredictedRange,
+    RunForecast,
+    SweepForecast,
+)
 from batchscape.text import count_text
 
 __all__ = ["COUNTS", "TIMES", "forecast_text", "memory_text", "span"]
@@ -157,7 +163,7 @@ def _totals(found: SweepForecast, begin: datetime) -> str:
     )
 
 
-def _span(figure: Figure | None, units: tuple[tuple[float, str], ...]) -> str:
+def _span(figure: PredictedRange | None, units: tuple[tuple[float, str], ...]) -> str:
     """Write a figure with its range below it in one unit, or the range alone."""
     if figure is None:
         return ""
@@ -176,12 +182,12 @@ def _unit(number: float, units: tuple[tuple[float, str], ...]) -> tuple[float, s
     return size, f" {name}" if name else ""
 
 
-def span(figure: Figure | None, units: tuple[tuple[float, str], ...]) -> str:
+def span(figure: PredictedRange | None, units: tuple[tuple[float, str], ...]) -> str:
     """Write a figure with its range behind it, or the range alone.
 
     Parameters
     ----------
-    figure : Figure
+    figure : PredictedRange
     units : tuple of (float, str)
         `TIMES`, `COUNTS`, or one without a name: size and name, the largest first.
     """

@@ -24,6 +24,7 @@ from batchscape.analysis.report.write import write_report
 from batchscape.errors import BatchscapeError, ConfigError
 from batchscape.outgoing import outgoing
 from batchscape.record.folder import SweepFolder
+from batchscape.record.instants import now
 from batchscape.record.overview import Overview, overview
 from batchscape.record.overview_text import overview_text
 from batchscape.record.status import Status
@@ -201,7 +202,7 @@ def _follow(sweeps: Sequence[SweepFolder], server: _PageServer) -> None:
             else:
                 drawn, problem = ended, ""
                 gc.collect()  # which a command does at a million objects
-                page = round(time.time() * 1000)
+                page = round(now() * 1000)
                 server.shown = replace(server.shown, page=page, note="", files=files)
             next_page_s = time.monotonic() + _PAUSES * (time.process_time() - began_s)
         time.sleep(max(_LEAST_PAUSE_S, pause_s))

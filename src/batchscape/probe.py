@@ -30,6 +30,7 @@ from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
+from batchscape.text import count_text
 
 __all__ = ["LargestMicroBatch", "known_of", "probe", "show_found"]
 
@@ -207,7 +208,7 @@ def as_json(found: LargestMicroBatch) -> str:
 
 
 def _answer(found: LargestMicroBatch) -> str:
-    count = f"{len(found.tried)} training{'s' * (len(found.tried) != 1)}"
+    count = count_text(len(found.tried), "training")
     of = f"of {found.limit_gib:.4g} GiB, by {count} with {len(found.candidates)} to choose from"
     if found.largest is None:
         return (
@@ -221,7 +222,7 @@ def _answer(found: LargestMicroBatch) -> str:
     )
     return (
         f"Of the micro-batches of global batch {best.global_batch_size} on "
-        f"{best.data_parallel_size} device{'s' * (best.data_parallel_size != 1)} {of}, {which} "
+        f"{count_text(best.data_parallel_size, 'device')} {of}, {which} "
         f"{best.micro_batch_size}:\n  batch.micro_batch_size={best.micro_batch_size} "
         f"batch.gradient_accumulation_steps={best.gradient_accumulation_steps}"
     )

@@ -19,7 +19,6 @@ from batchscape.config.cluster import datasheets
 from batchscape.cuda_devices import CudaDevice
 from batchscape.data.corpus import prepare
 from batchscape.errors import ConfigError
-from batchscape.measure.memory_report import GIB
 from batchscape.plan.build import Plan, make_plan
 from batchscape.plan.forecast import PredictedRange, SweepForecast, forecast
 from batchscape.plan.forecast_text import COUNTS, TIMES, forecast_text, span
@@ -27,6 +26,7 @@ from batchscape.plan.machine import Machine
 from batchscape.plan.table import plan_json
 from batchscape.predictor import predict
 from batchscape.record.folder import SweepFolder
+from batchscape.system import GIB
 
 MICRO = "batch.micro_batch_size=1"
 BEGIN = datetime(2030, 1, 1, 12, tzinfo=UTC)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from batchscape.measure.memory_report import GIB
-from batchscape.system import reported_memory
+from batchscape.system import GIB, reported_memory
 
 __all__ = ["PrivatePeak", "ProcessMemory", "process_memory"]
 

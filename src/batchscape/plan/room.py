@@ -7,10 +7,11 @@ from pathlib import Path
 
 import psutil
 
-from batchscape.measure.memory_report import GIB, MemoryReport
+from batchscape.measure.memory_report import MemoryReport
 from batchscape.plan.forecast import NOT_KNOWN, MemoryForecast, PredictedRange
 from batchscape.plan.machine import Machine
 from batchscape.record.spec import RunSpec
+from batchscape.system import GIB
 
 __all__ = ["memory_forecast", "room_gib", "why_not_launched", "why_too_large"]
 

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from batchscape.errors import LaunchError, RecordError
 from batchscape.record.folder import SweepFolder
 from batchscape.record.neighbours import no_runs
+from batchscape.text import count_text
 from batchscape.tracking.mirror import Event, MirrorRequest, Worker
 from batchscape.tracking.state import MirrorState, Uploads, standing_of
 
@@ -122,7 +123,7 @@ def _events(
 
 def _summary(sweeps: Sequence[Uploads], done: Counter[str], failed: int) -> str:
     kinds = [kind for kind in ("run", "report", "workspace") if done[kind]]
-    sent = [f"{done[kind]} {kind}" + "s" * (done[kind] > 1) for kind in kinds]
+    sent = [count_text(done[kind], kind) for kind in kinds]
     parts = [f"uploaded {', '.join(sent)}"] if sent else []
     if failed:
         parts.append(f"{failed} not uploaded: the same command tries again")

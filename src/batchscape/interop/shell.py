@@ -16,7 +16,7 @@ from pathlib import PurePath
 
 from batchscape.errors import ConfigError
 
-__all__ = ["ShellCommand", "commands_of"]
+__all__ = ["ShellCommand", "commands_of", "is_unknown"]
 
 _FLOW = frozenset(
     {
@@ -88,6 +88,11 @@ def commands_of(
     except RecursionError:
         msg = f"{name}: nested too deeply for a script; {_GIVE}"
         raise ConfigError(msg) from None
+
+
+def is_unknown(word: str) -> bool:
+    """Whether a word holds what only running its script would tell."""
+    return bool(re.search(r"\$[\w({]|`", word))
 
 
 @dataclass(frozen=True)

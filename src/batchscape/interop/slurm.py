@@ -5,12 +5,13 @@ Source: https://slurm.schedmd.com/sbatch.html, `OPTIONS` and `OUTPUT ENVIRONMENT
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from batchscape.errors import ConfigError
+from batchscape.geometry import is_count
+from batchscape.interop.statements import whole
 
 __all__ = ["JobResources", "read_directives", "read_options", "read_step"]
 
@@ -126,10 +127,11 @@ def read_options(where: str, words: Sequence[str], job: JobResources) -> JobReso
         count = _gpus(option, value) if _NAMES[option].startswith("gpus") else value
         if count is None:
             continue
-        if not re.fullmatch(r"[1-9]\d{0,8}", count):
-            msg = f"{where} {option} must be an int from 1 to 999999999; given {value[:60]!r}"
+        number = whole(count)
+        if not is_count(number):
+            msg = f"{where} {option} must be an int from 1 to 2**63 - 1; given {value[:60]!r}"
             raise ConfigError(msg)
-        job = replace(job, **{_NAMES[option]: int(count)})
+        job = replace(job, **{_NAMES[option]: number})
     return job
 
 
@@ -161,8 +163,9 @@ def _gpus(option: str, value: str) -> str | None:
         # A resource without a number is one of it.
         is_one = option == "--gres" and (not words or (len(words) == 1 and words[0][:1].isalpha()))
         counts.append("1" if is_one else words[-1])
-    if len(counts) > 1 and all(re.fullmatch(r"[1-9]\d{0,8}", count) for count in counts):
-        return str(sum(map(int, counts)))
+    numbers = [number for number in map(whole, counts) if is_count(number)]
+    if len(numbers) == len(counts) > 1:
+        return str(sum(numbers))
     # Of several, one is no number, and is refused with the rest.
     return ",".join(counts) if counts else None
 

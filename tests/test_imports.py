@@ -33,6 +33,7 @@ LAYERS = (
 )
 WITHIN_A_LAYER = {
     ("geometry", "errors"),  # a refusal is an error
+    ("cuda_devices", "system"),
     ("device", "cuda_devices"),
     ("user_code", "errors"),
     ("errors", "geometry"),  # for type checking only: an error carries what would work

@@ -13,6 +13,7 @@ from batchscape.text import (
     near_multiples,
     near_names,
     parse_duration,
+    size_text,
     suggest,
 )
 
@@ -47,7 +48,8 @@ def test_near_misses_are_refused(text):
     ("seconds", "text"),
     [
         (0, "0 s"),
-        (0.25, "0.25 s"),
+        (0.25, "250 ms"),
+        (2000 * 86400, "2,000 d"),
         (59, "59 s"),
         (60, "1 min"),
         (3599, "60 min"),
@@ -58,6 +60,21 @@ def test_near_misses_are_refused(text):
 )
 def test_a_duration_is_written_in_the_unit_that_fits(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 bytes"),
+        (1000, "1,000 bytes"),
+        (1536, "1.5 KiB"),
+        (1023.6 * 2**20, "1,024 MiB"),
+        (2**30, "1 GiB"),
+        (1234 * 2**30, "1,234 GiB"),
+    ],
+)
+def test_a_size_is_written_in_the_unit_that_fits(size: float, text: str) -> None:
+    assert size_text(size) == text
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from batchscape.analysis.claims.contrasts import (
 )
 from batchscape.analysis.claims.evidence import Context
 from batchscape.analysis.estimates import FEWEST
+from batchscape.text import count_text
 
 __all__ = ["accumulation_4_or_8", "musev_224"]
 
@@ -58,7 +59,7 @@ def accumulation_4_or_8(context: Context) -> ClaimResult | None:
     answer = next((a for a in (CONTRADICTED, OPEN) if a in answers), SUPPORTED)
     deciding = next(contrast for a, contrast in judged if a == answer)
     explanation = (
-        f"In {len(judged)} combination{'s' * (len(judged) > 1)} of devices and global batch, the "
+        f"In {count_text(len(judged), 'combination')} of devices and global batch, the "
         f"better of 4 and 8 against the fastest other: {said(deciding, 'ratio')}. Good means "
         "slower by less than 5 %; time alone is compared: whether the cuts train alike is a claim "
         "of its own. To be contradicted in one of several places is tested at the level over "

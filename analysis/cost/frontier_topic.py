@@ -39,7 +39,8 @@ def frontier_section(cells: Cells) -> Section | None:
     table = memory_frontier(rows)
     answer = [_told(row) for _, row in table.head(_MOST_TOLD).iterrows()]
     if len(table) > _MOST_TOLD:
-        answer.append(f"{len(table) - _MOST_TOLD} more settings are in the table.")
+        are = count_text(len(table) - _MOST_TOLD, "more setting is", "more settings are")
+        answer.append(f"{are} in the table.")
     warnings = [
         f"{_where(row)}: {row['note']}." for _, row in table[~table["is_monotone"]].iterrows()
     ]

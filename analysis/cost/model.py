@@ -13,7 +13,7 @@ import pandas as pd
 from batchscape.analysis.cost.linear import Combination, Floats, LinearFit, fit_linear
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
-from batchscape.text import list_text
+from batchscape.text import count_text, list_text
 
 __all__ = ["CostFit", "Cuts", "Term", "Terms", "fit_cost", "outside", "runs_of"]
 
@@ -212,7 +212,7 @@ def _why_not(term: Term, cells: pd.DataFrame) -> str:
 
 def _method(fit: LinearFit, cells: int, runs: int) -> str:
     weighted = "least squares of relative errors" if fit.relative else "least squares"
-    over = f"{weighted} over the means of {cells} cell{'s' * (cells > 1)} ({runs} runs)"
+    over = f"{weighted} over the means of {count_text(cells, 'cell')} ({count_text(runs, 'run')})"
     if fit.from_repeats:
         return f"{over}, t-interval of {fit.degrees:g} degrees from repeats within cells"
     if fit.degrees > 0:

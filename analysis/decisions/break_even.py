@@ -14,6 +14,7 @@ from batchscape.analysis.estimates import Estimate, t_reach
 from batchscape.analysis.tradeoff.fit import TradeoffFit
 from batchscape.analysis.tradeoff.forms import FORMULAS, Floats
 from batchscape.analysis.tradeoff.quantities import log_reach
+from batchscape.text import count_text
 
 __all__ = ["Growth", "break_even_batch"]
 
@@ -63,7 +64,7 @@ def break_even_batch(
     independent.
     """
     definition = (
-        f"global batch of least time to target on {devices} device{'s' * (devices > 1)}, growing "
+        f"global batch of least time to target on {count_text(devices, 'device')}, growing "
         f"by {growth}: where S (c0 + c1 B) is least, by {FORMULAS[fit.form]}, the "
         "fixed time c0 of a step and the time c1 that a sample adds"
     )

@@ -26,7 +26,7 @@ from batchscape.analysis.decisions.candidates import (
 from batchscape.analysis.decisions.evidence import Basis
 from batchscape.analysis.estimates import FEWEST, interval_text, too_few
 from batchscape.analysis.numbers import significant
-from batchscape.text import count_text, duration_text
+from batchscape.text import SIZES, count_text, duration_text, size_text
 
 __all__ = [
     "cut_text",
@@ -231,7 +231,8 @@ def _micro_batch(
     if source == "predicted" and evidence.memory is not None:
         found = evidence.memory.peak(*(int(chosen[name]) for name in FACTORS))
         source += " without an interval" if math.isnan(found.high) else ", upper end"
-    text += f": it takes {_memory(chosen['memory_gib'])} ({source}, and {MEMORY_MARGIN:.0%} margin)"
+    needed = size_text(chosen["memory_gib"] * SIZES["GiB"])
+    text += f": it takes {needed} ({source}, and {MEMORY_MARGIN:.0%} margin)"
     if math.isnan(memory_gib):
         return f"{text}; the memory of a device is not recorded, so give --memory-gib to check it."
     if memory_given:
@@ -240,7 +241,7 @@ def _micro_batch(
         whose = "the machine's, shared by its ranks"
     else:
         whose = "that of a device of these runs"
-    text += f" of {_memory(memory_gib)} ({whose})."
+    text += f" of {size_text(memory_gib * SIZES['GiB'])} ({whose})."
     if evidence.memory is None:
         return text
     share = int(chosen["global_batch_size"]) // devices
@@ -404,7 +405,3 @@ def _time(evidence: Basis, chosen: pd.Series[Any]) -> str:
 def cut_text(row: pd.Series[Any]) -> str:
     """Write the geometry of a candidate."""
     return " x ".join(str(int(row[name])) for name in FACTORS)
-
-
-def _memory(gib: float) -> str:
-    return f"{gib:.3g} GiB" if gib >= 1 else f"{gib * 1024:.3g} MiB"

@@ -9,6 +9,7 @@ from batchscape.analysis.learning_rate.aim import find_optima
 from batchscape.analysis.learning_rate.optimum import best_learning_rates, tried_often
 from batchscape.analysis.learning_rate.table import SERIES, costs_by_rate, told
 from batchscape.analysis.numbers import significant
+from batchscape.text import list_text
 
 __all__ = [
     "at_best_learning_rate",
@@ -216,10 +217,10 @@ def tied_warning(table: pd.DataFrame, value: str) -> str | None:
     tied = means[np.isfinite(least) & np.isclose(means["cost"], least, rtol=1e-12, atol=0)]
     said = []
     for _, own in tied.groupby(keys, dropna=False):
-        *others, last = [significant(rate, 3) for rate in own["learning_rate"]]
-        if others:
+        if len(own) > 1:
+            rates = list_text((significant(rate, 3) for rate in own["learning_rate"]), "and")
             batch = own["global_batch_size"].iloc[0]
-            said.append(f"B = {batch:g}: {', '.join(others)} and {last}")
+            said.append(f"B = {batch:g}: {rates}")
     if not said:
         return None
     return f"TIES: learning rates of equally low cost, of which none is the best: {'; '.join(said)}"

@@ -21,6 +21,7 @@ from batchscape.analysis.numbers import MISSING, significant
 from batchscape.analysis.report.grids import Grid, columns_grid, group_column, lettered
 from batchscape.analysis.report.topic import Picture, Section, TableView
 from batchscape.errors import AnalysisError
+from batchscape.text import list_text
 
 __all__ = ["learning_rate_section"]
 
@@ -203,7 +204,7 @@ def _optimum_text(row: pd.Series[Any]) -> str:
         return estimate.text(2)
     ends = [(estimate.low, "≥", 0.0), (estimate.high, "≤", np.inf)]
     known = [f"{sign} {significant(end, 2)}" for end, sign, none in ends if end != none]
-    return " and ".join(known) or MISSING
+    return list_text(known, "and") or MISSING
 
 
 def _laws_grid(table: pd.DataFrame, labels: Sequence[str]) -> Grid:

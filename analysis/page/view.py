@@ -24,6 +24,7 @@ from batchscape.analysis.report.write import write_report
 from batchscape.errors import BatchscapeError, ConfigError
 from batchscape.outgoing import outgoing
 from batchscape.record.folder import SweepFolder
+from batchscape.record.instants import now
 from batchscape.record.overview import Overview, overview
 from batchscape.record.overview_text import overview_text
 from batchscape.record.status import Status
@@ -71,7 +72,7 @@ class _Shown:
     """The page and its tables, by path."""
 
 
-class _Server(ThreadingHTTPServer):
+class _PageServer(ThreadingHTTPServer):
     shown: _Shown
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401  (socketserver's)
@@ -83,7 +84,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     """Answers with what is held in memory: no path of a request is ever one of a file."""
 
-    server: _Server
+    server: _PageServer
     timeout = 30
 
     def do_GET(self) -> None:
@@ -152,7 +153,7 @@ def view(sweep_dirs: Sequence[Path], port: int, console: Console) -> None:
     sweeps = [SweepFolder(sweep_dir) for sweep_dir in sweep_dirs]
     found = [overview(sweep) for sweep in sweeps]
     try:
-        server = _Server((_ADDRESS, port), _Handler)
+        server = _PageServer((_ADDRESS, port), _Handler)
     except (OSError, OverflowError) as error:
         msg = (
             f"port {port} of {_ADDRESS} cannot be had ({error}); leave out --port, and a free one "
@@ -173,7 +174,7 @@ def view(sweep_dirs: Sequence[Path], port: int, console: Console) -> None:
             server.shutdown()
 
 
-def _follow(sweeps: Sequence[SweepFolder], server: _Server) -> None:
+def _follow(sweeps: Sequence[SweepFolder], server: _PageServer) -> None:
     drawn: frozenset[tuple[str, ...]] = frozenset()
     next_page_s, problem = 0.0, ""
     while True:
@@ -201,7 +202,7 @@ def _follow(sweeps: Sequence[SweepFolder], server: _Server) -> None:
             else:
                 drawn, problem = ended, ""
                 gc.collect()  # which a command does at a million objects
-                page = round(time.time() * 1000)
+                page = round(now() * 1000)
                 server.shown = replace(server.shown, page=page, note="", files=files)
             next_page_s = time.monotonic() + _PAUSES * (time.process_time() - began_s)
         time.sleep(max(_LEAST_PAUSE_S, pause_s))

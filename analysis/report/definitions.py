@@ -9,6 +9,7 @@ from batchscape.analysis.cells import RATE, Cells
 from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.labels import setting_headers
 from batchscape.analysis.report.grids import lettered
+from batchscape.text import count_text
 
 __all__ = ["footnotes", "peaks", "ratio_definition", "rule_of_bold"]
 
@@ -34,8 +35,8 @@ def rule_of_bold(marks: pd.DataFrame, cells: Cells) -> str:
     return (
         f"Bold: best in its column among {_compared_cells(cells)}, and told from each of them: "
         "two-sided t-tests of differences paired by seed, of which the largest p value counts, "
-        f"below {SIGNIFICANCE:g} after Holm's adjustment for {count} such "
-        f"comparison{'s' * (count > 1)} in this table. Step times "
+        f"below {SIGNIFICANCE:g} after Holm's adjustment for "
+        f"{count_text(count, 'such comparison')} in this table. Step times "
         "are compared at one global batch size, losses after equal samples, with the "
         "decompositions of one global batch as one candidate (but for those of a program of "
         "others). Where the best cell has runs that did not complete, "

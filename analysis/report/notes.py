@@ -55,7 +55,8 @@ def _damaged(damaged: Mapping[str, str]) -> Iterator[str]:
     for folder, reason in islice(damaged.items(), _MAX_NAMED):
         yield f"Damaged, and in no table: {folder} ({reason})."
     if len(damaged) > _MAX_NAMED:
-        yield f"{len(damaged) - _MAX_NAMED} more run folders are damaged, and in no table."
+        are = count_text(len(damaged) - _MAX_NAMED, "more run folder is", "more run folders are")
+        yield f"{are} damaged, and in no table."
 
 
 def _replaced(runs: pd.DataFrame) -> Iterator[str]:
@@ -79,7 +80,8 @@ def _statuses(runs: pd.DataFrame) -> Iterator[str]:
         for run_id, reason in found[["run_id", "reason"]].head(_MAX_NAMED).itertuples(index=False):
             yield f"{run_id} is {status}: {reason if isinstance(reason, str) else 'no reason'}."
         if len(found) > _MAX_NAMED:
-            yield f"{len(found) - _MAX_NAMED} more runs are {status}; tables/runs.csv has them all."
+            are = count_text(len(found) - _MAX_NAMED, "more run is", "more runs are")
+            yield f"{are} {status}; tables/runs.csv has them all."
     noted = runs[runs["status"].eq("completed") & runs["reason"].notna()]
     for reason, of in noted.groupby("reason"):
         yield f"Of {count_text(len(of), 'completed run')} ({of['run_id'].iloc[0]}): {reason!s}."

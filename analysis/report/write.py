@@ -51,6 +51,7 @@ from batchscape.record.folder import SweepFolder
 from batchscape.record.noise_scale import SAMPLED
 from batchscape.record.tables import Tables, load
 from batchscape.record.trials import refuse_trials
+from batchscape.text import count_text
 
 __all__ = ["READ", "Report", "write_report"]
 
@@ -100,9 +101,9 @@ class Report:
         # One may weaken the answers of several topics.
         warnings = len({text for section in self.sections for text in section.warnings})
         behind = ["definitions", "tables", "figures"]
-        behind += [f"{warnings} warning{'s' * (warnings > 1)}"] if warnings else []
+        behind += [count_text(warnings, "warning")] if warnings else []
         left = len(self.notes) - _MOST_NOTES
-        behind += [f"{left} more note{'s' * (left > 1)}"] if left > 0 else []
+        behind += [count_text(left, "more note")] if left > 0 else []
         _say(console, f"\nReport: {self.files[0]} ({', '.join(behind)})", in_one_piece=True)
         _say(console, f"Page: {self.out / 'report.html'}", in_one_piece=True)
 

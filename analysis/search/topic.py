@@ -56,7 +56,9 @@ def search_section(cells: Cells) -> Section | None:
         None where nothing was searched.
     """
     folders = [SweepFolder(Path(of)) for of in sorted({*cells.runs["sweep_dir"]})]
-    searches = [_Search(f, trials) for f in folders if (trials := read_trials(f)) is not None]
+    searches = [
+        _SearchResults(f, trials) for f in folders if (trials := read_trials(f)) is not None
+    ]
     if not searches:
         return None
     several = len(searches) > 1
@@ -102,7 +104,7 @@ def search_section(cells: Cells) -> Section | None:
     return replace(section, tables=tables, pictures=pictures, curves=curves)
 
 
-class _Search:
+class _SearchResults:
     """The trials of one folder, and the best of what was measured around them."""
 
     def __init__(self, folder: SweepFolder, trials: pd.DataFrame) -> None:
@@ -286,7 +288,7 @@ def _texts(values: pd.Series) -> list[str]:
     return [str(value) for value in values]
 
 
-def _draw_trials(one: _Search, names: Sequence[str], colours: Mapping[str, str]) -> Figure:
+def _draw_trials(one: _SearchResults, names: Sequence[str], colours: Mapping[str, str]) -> Figure:
     """Draw the objective against each searched setting that is a number, and the grids over it."""
     trials = one.trials
     shown = [key for key in one.keys if pd.api.types.is_numeric_dtype(trials[key])] or one.keys[:1]
@@ -306,7 +308,7 @@ def _draw_trials(one: _Search, names: Sequence[str], colours: Mapping[str, str])
     return figure
 
 
-def _draw_front(one: _Search, names: Sequence[str], colours: Mapping[str, str]) -> Figure:
+def _draw_front(one: _SearchResults, names: Sequence[str], colours: Mapping[str, str]) -> Figure:
     """Draw one objective against the other."""
     figure = Figure(figsize=(4.2, 2.8), layout="constrained")
     axes = figure.subplots()

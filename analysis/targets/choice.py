@@ -68,7 +68,7 @@ class ChosenTargets:
 
 
 @dataclass(frozen=True)
-class _Range:
+class _LossRange:
     easiest: float
     hardest: float
     stop: float
@@ -99,7 +99,7 @@ def choose_targets(
         raise AnalysisError(msg)
     curves = tidy_curves(curves)
     finals = last_losses(curves)
-    ranges: dict[int, _Range] = {}
+    ranges: dict[int, _LossRange] = {}
     notes: list[str] = []
     several = finals["group"].nunique() > 1
     for group, runs in finals.groupby("group", sort=True):
@@ -117,7 +117,7 @@ def choose_targets(
     if not ranges:
         lines = ["no target was reached by all seeds of any global batch:", *notes]
         raise AnalysisError("\n  ".join([*lines, "give targets, such as the loss of a good run"]))
-    common = _Range(
+    common = _LossRange(
         min(r.easiest for r in ranges.values()),
         max(r.hardest for r in ranges.values()),
         np.nan if len({r.stop for r in ranges.values()}) > 1 else next(iter(ranges.values())).stop,
@@ -169,7 +169,7 @@ def why_unsettled(reaches: pd.DataFrame) -> str | None:
     )
 
 
-def _settled(losses: _Range, curves: pd.DataFrame, n: int) -> tuple[_Range, str | None]:
+def _settled(losses: _LossRange, curves: pd.DataFrame, n: int) -> tuple[_LossRange, str | None]:
     """Raise the hardest target until it is settled, and say what was passed over."""
     if losses.stop >= losses.hardest or not losses.easiest > losses.hardest:
         return losses, None
@@ -227,19 +227,19 @@ def _why_none(cell: pd.DataFrame) -> str:
     return f"{where}of {count_text(len(cell), 'run')}, {list_text(counts, 'and')}"
 
 
-def _range(runs: pd.DataFrame) -> _Range:
+def _range(runs: pd.DataFrame) -> _LossRange:
     stop = np.nan
     if {"stop_target_loss", "stop_reason"} <= set(runs) and runs["stop_reason"].eq("target").any():
         found = runs["stop_target_loss"].dropna().unique()
         stop = float(found[0]) if len(found) == 1 else np.nan
-    return _Range(float(runs["settled_loss"].min()), float(runs["final_loss"].max()), stop)
+    return _LossRange(float(runs["settled_loss"].min()), float(runs["final_loss"].max()), stop)
 
 
-def _span(losses: _Range) -> float:
+def _span(losses: _LossRange) -> float:
     return max(losses.easiest - losses.hardest, 0.0)
 
 
-def _spaced(losses: _Range, n: int) -> tuple[float, ...]:
+def _spaced(losses: _LossRange, n: int) -> tuple[float, ...]:
     """Space targets evenly in loss, each rounded up; the hardest alone where there is no range."""
     hardest = losses.stop if losses.stop >= losses.hardest else losses.hardest
     easiest = max(losses.easiest, hardest)

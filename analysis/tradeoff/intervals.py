@@ -93,7 +93,7 @@ def intervals(
     """
     n = len(theta)
     both = np.concatenate([np.arange(n)] * 2)
-    search = _Search(
+    search = _RejectionSearch(
         data.rows(both),
         noise.rows(both),
         path,
@@ -151,7 +151,7 @@ def influence(data: Data, theta: Floats, slopes: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class _Search:
+class _RejectionSearch:
     """For where a test begins to reject, one way for each data set."""
 
     data: Data
@@ -170,8 +170,8 @@ class _Search:
             outside[found] = own._narrowed(inside[found], outside[found], anchor[found])
         return outside
 
-    def _rows(self, chosen: Rows) -> _Search:
-        return _Search(
+    def _rows(self, chosen: Rows) -> _RejectionSearch:
+        return _RejectionSearch(
             self.data.rows(chosen),
             self.noise.rows(chosen),
             self.path,

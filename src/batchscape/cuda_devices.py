@@ -23,6 +23,8 @@ from typing import Any, TypeVar
 
 import pynvml
 
+from batchscape.system import GIB
+
 __all__ = [
     "CudaDevice",
     "ask_driver",
@@ -163,7 +165,7 @@ def visible_cuda_devices(variable: str | None) -> tuple[tuple[CudaDevice, ...], 
 
 def _memory_gib(handle: Any) -> float | None:  # noqa: ANN401  (of the driver)
     try:
-        return float(pynvml.nvmlDeviceGetMemoryInfo(handle).total) / 2**30
+        return float(pynvml.nvmlDeviceGetMemoryInfo(handle).total) / GIB
     except pynvml.NVMLError:
         # Of a device that is cut into slices the driver may not tell.
         return None

@@ -36,10 +36,10 @@ from batchscape.errors import SchedulerError
 from batchscape.outgoing import outgoing_json
 from batchscape.plan.machine import Machine
 from batchscape.record.disk import is_of_this_machine
+from batchscape.system import GIB
 
 __all__ = ["Finding", "as_json", "as_table", "examine", "is_fit"]
 
-_GIB = 2**30
 _LEAST_MEMORY_GIB = 2.0
 """Two small ranks beside a fork server: about 0.4 GiB each with torch imported."""
 _LEAST_DISK_GIB = 0.5
@@ -135,8 +135,8 @@ def processor(machine: Machine) -> list[Finding]:
     """Examine cores and memory."""
     cores = f"{machine.cpu_cores} usable of {psutil.cpu_count()} logical, {machine.cpu_name}"
     memory = psutil.virtual_memory()
-    free = memory.available / _GIB
-    detail = f"{memory.total / _GIB:.1f} GiB, {free:.1f} free"
+    free = memory.available / GIB
+    detail = f"{memory.total / GIB:.1f} GiB, {free:.1f} free"
     cpu = Finding("CPU cores", "ok", cores, needed=True)
     if free >= _LEAST_MEMORY_GIB:
         return [cpu, Finding("memory", "ok", detail, needed=True)]
@@ -150,8 +150,8 @@ def shared_memory() -> list[Finding]:
     if not _SHARED.is_dir():
         return [Finding(what, "not needed", f"no {_SHARED} on this system")]
     usage = shutil.disk_usage(_SHARED)
-    detail = f"{usage.total / _GIB:.2f} GiB, {usage.free / _GIB:.2f} free, {_SHARED}"
-    if usage.free / _GIB >= _LEAST_SHARED_GIB:
+    detail = f"{usage.total / GIB:.2f} GiB, {usage.free / GIB:.2f} free, {_SHARED}"
+    if usage.free / GIB >= _LEAST_SHARED_GIB:
         return [Finding(what, "ok", detail)]
     repair = (
         "docker run --shm-size=8g (or --ipc=host), or room there; loader.workers=0 and a single "
@@ -177,7 +177,7 @@ def _standing(path: Path) -> Path:
 def _disk(what: str, place: Path, repair: str) -> Finding:
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         return Finding(what, "broken", f"{place} cannot be written to", repair, needed=True)
-    free = shutil.disk_usage(place).free / _GIB
+    free = shutil.disk_usage(place).free / GIB
     detail = f"{free:.1f} GiB free, {place}"
     if free < _LEAST_DISK_GIB:
         return Finding(what, "broken", detail, repair, needed=True)
@@ -339,7 +339,7 @@ def _torch_build() -> dict[str, Any]:
         with torch.cuda.device(index):
             has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
         devices.append(
-            f"{device.name}, {device.total_memory / _GIB:.0f} GiB, compute capability "
+            f"{device.name}, {device.total_memory / GIB:.0f} GiB, compute capability "
             f"{device.major}.{device.minor}{'' if has_bfloat16 else ', no bfloat16'}"
         )
     return answer | {"devices": devices}

@@ -17,13 +17,14 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations, product
+from typing import TypeGuard
 
 from batchscape.errors import GeometryError
 
-__all__ = ["BatchGeometry", "enumerate_geometries", "solve"]
+__all__ = ["COUNT_LIMIT", "BatchGeometry", "enumerate_geometries", "is_count", "solve"]
 
-# Sample positions are 64-bit signed integers, so no count may outgrow them.
-_LIMIT = 2**63
+COUNT_LIMIT = 2**63
+"""Sample positions are 64-bit signed integers, so that every count is below it."""
 _COUNT_RULE = "every value must be an int from 1 to 2**63 - 1"
 # How far from the value asked for a divisor is looked for: bounds the cost of an error message.
 _PROBES = 4096
@@ -70,9 +71,9 @@ class BatchGeometry:
 
     def __post_init__(self) -> None:
         values = {name: getattr(self, name) for name in self.__slots__}
-        if not all(map(_is_count, values.values())):
+        if not all(map(is_count, values.values())):
             raise GeometryError(f"{_COUNT_RULE}; given {_show(values)}")
-        if self.global_batch_size >= _LIMIT:
+        if self.global_batch_size >= COUNT_LIMIT:
             raise GeometryError(
                 f"global_batch_size must be below 2**63 (it would be {self.global_batch_size})"
             )
@@ -139,7 +140,7 @@ def solve(
         first: those that keep as many of the values given as can be kept.
     """
     given = {name: value for name, value in locals().items() if value is not None}
-    if not all(map(_is_count, given.values())):
+    if not all(map(is_count, given.values())):
         raise _refusal(_COUNT_RULE, given, _nearest(_closest_counts(given)))
     try:
         return _derive(given)
@@ -182,7 +183,7 @@ def enumerate_geometries(
     """
     settings = {name: value for name, value in locals().items() if value is not None}
     sizes = settings.pop("data_parallel_sizes", None)
-    if not all(map(_is_count, (*settings.values(), *(sizes or ())))):
+    if not all(map(is_count, (*settings.values(), *(sizes or ())))):
         raise _refusal(_COUNT_RULE, {**settings, "data_parallel_sizes": sizes})
     return sorted(
         BatchGeometry(nodes, devices // nodes, micro, per_rank // micro)
@@ -194,8 +195,9 @@ def enumerate_geometries(
     )
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < _LIMIT
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether a value is an int from 1 to 2**63 - 1."""
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < COUNT_LIMIT
 
 
 def _show(values: Mapping[str, object]) -> str:
@@ -281,7 +283,7 @@ def _closest_counts(given: Mapping[str, object]) -> dict[str, int]:
     counts = {}
     for name, value in given.items():
         if (isinstance(value, float) and math.isfinite(value)) or type(value) is int:
-            counts[name] = min(max(round(value), 1), _LIMIT - 1)
+            counts[name] = min(max(round(value), 1), COUNT_LIMIT - 1)
     return counts
 
 

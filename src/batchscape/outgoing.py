@@ -121,7 +121,7 @@ def refuse_secrets(settings: Iterable[Mapping[str, Any]]) -> None:
         return
     lines = [f"  {key} holds {shown}" for key, shown in found.items()]
     if len(lines) > _MOST_SHOWN:
-        lines[_MOST_SHOWN:] = [f"  and {len(lines) - _MOST_SHOWN} further settings"]
+        lines[_MOST_SHOWN:] = [f"  and {len(lines) - _MOST_SHOWN} further"]
     msg = "\n".join(
         (
             "Settings are written to the run folders, to reports and to Weights & Biases, so none "

@@ -30,8 +30,9 @@ from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
+from batchscape.text import count_text
 
-__all__ = ["Found", "known_of", "probe", "show_found"]
+__all__ = ["LargestMicroBatch", "known_of", "probe", "show_found"]
 
 _STEPS = 3
 """Optimizer steps of a training: the first makes the optimizer's state, later ones are steady."""
@@ -55,7 +56,7 @@ _SHORT: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Found:
+class LargestMicroBatch:
     """The largest micro-batch that fits, and what was tried to find it."""
 
     candidates: tuple[BatchGeometry, ...]
@@ -74,7 +75,7 @@ class Found:
         return max(fitting, key=lambda geometry: geometry.micro_batch_size, default=None)
 
 
-def probe(grid: SweepCells, machine: Machine, console: Console) -> Found:
+def probe(grid: SweepCells, machine: Machine, console: Console) -> LargestMicroBatch:
     """Train a few steps with some micro-batches, each in processes of its own.
 
     Parameters
@@ -132,7 +133,7 @@ def probe(grid: SweepCells, machine: Machine, console: Console) -> Found:
         return outcome
 
     tried = seek_largest(candidates, expected, attempt)
-    return Found(candidates, predicted, unpredicted, limit_gib, tuple(tried))
+    return LargestMicroBatch(candidates, predicted, unpredicted, limit_gib, tuple(tried))
 
 
 def known_of(
@@ -154,7 +155,7 @@ def known_of(
     return known
 
 
-def show_found(console: Console, found: Found) -> None:
+def show_found(console: Console, found: LargestMicroBatch) -> None:
     """Print what was tried, and the answer."""
     table = Table("micro-batch", "accumulation", box=box.SIMPLE_HEAD)
     for header in ("tensors, predicted (GiB)", "taken (GiB)", "outcome"):
@@ -175,7 +176,7 @@ def show_found(console: Console, found: Found) -> None:
     console.print(_answer(found), soft_wrap=True)
 
 
-def as_json(found: Found) -> str:
+def as_json(found: LargestMicroBatch) -> str:
     """Write the same as JSON."""
 
     def entry(geometry: BatchGeometry) -> dict[str, int]:
@@ -206,8 +207,8 @@ def as_json(found: Found) -> str:
     )
 
 
-def _answer(found: Found) -> str:
-    count = f"{len(found.tried)} training{'s' * (len(found.tried) != 1)}"
+def _answer(found: LargestMicroBatch) -> str:
+    count = count_text(len(found.tried), "training")
     of = f"of {found.limit_gib:.4g} GiB, by {count} with {len(found.candidates)} to choose from"
     if found.largest is None:
         return (
@@ -221,7 +222,7 @@ def _answer(found: Found) -> str:
     )
     return (
         f"Of the micro-batches of global batch {best.global_batch_size} on "
-        f"{best.data_parallel_size} device{'s' * (best.data_parallel_size != 1)} {of}, {which} "
+        f"{count_text(best.data_parallel_size, 'device')} {of}, {which} "
         f"{best.micro_batch_size}:\n  batch.micro_batch_size={best.micro_batch_size} "
         f"batch.gradient_accumulation_steps={best.gradient_accumulation_steps}"
     )

@@ -27,13 +27,14 @@ from batchscape.interop.write import write_configs
 from batchscape.plan.build import make_plan
 from batchscape.plan.expand import Cell, SweepCells, set_values
 from batchscape.plan.forecast import RunForecast
-from batchscape.plan.forecast_text import COUNTS, TIMES, memory_text, span
+from batchscape.plan.forecast_text import COUNTS, memory_text, span
 from batchscape.plan.machine import Machine
 from batchscape.plan.stages import solve_geometries
 from batchscape.predictor import predict
 from batchscape.probe import known_of
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
+from batchscape.text import DURATIONS, near_multiples
 
 __all__ = ["Recipe", "follow_recipe", "recipe_json", "show_recipe", "write_files"]
 
@@ -383,16 +384,18 @@ def _steps(chosen: Cut, there: int, most: int, cuts: Sequence[Cut]) -> tuple[Ste
         return (*steps, Step("step time", "", forecast.way, "predicted"))
     rate = forecast.tokens_per_s or forecast.samples_per_s
     kind = "tokens/s" if forecast.tokens_per_s else "samples/s"
-    hours = span(forecast.device_hours, ((1.0, ""),))
+    hours = span(forecast.device_hours, {"": 1.0})
     return (
         *steps,
         Step(
             "step time",
-            span(forecast.step_time_s, TIMES),
+            span(forecast.step_time_s, DURATIONS),
             f"{span(rate, COUNTS)} {kind}; by {forecast.way}",
             "predicted",
         ),
-        Step("run time", span(forecast.run_time_s, TIMES), f"{hours} device-hours", "predicted"),
+        Step(
+            "run time", span(forecast.run_time_s, DURATIONS), f"{hours} device-hours", "predicted"
+        ),
     )
 
 
@@ -402,8 +405,7 @@ def _why_devices(geometry: BatchGeometry, there: int, most: int) -> str:
         return "all there are" if most == there else f"as many as asked, of {there}"
     if batch_size % most == 0:
         return f"of {most}, which cannot be spread evenly over nodes"
-    low, high = batch_size // most * most, (batch_size // most + 1) * most
-    near = f"{low} or {high}" if low else f"{high}"
+    near = near_multiples(batch_size, most)
     return f"of {most}, which do not divide {batch_size}; a global batch of {near} has none idle"
 
 

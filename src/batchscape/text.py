@@ -1,15 +1,17 @@
-"""Words of messages: counts, lists, durations, and what a name that is not known may mean."""
+"""Words of messages: counts, lists, durations, sizes, and what an unknown name may mean."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
 from batchscape.errors import ConfigError
 
 __all__ = [
+    "DURATIONS",
+    "SIZES",
     "count_text",
     "did_you_mean",
     "duration_text",
@@ -17,10 +19,15 @@ __all__ = [
     "near_multiples",
     "near_names",
     "parse_duration",
+    "size_text",
     "suggest",
+    "unit_of",
 ]
 
-_SECONDS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0}
+DURATIONS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+"""Seconds of each unit, the longest first."""
+SIZES = {"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "bytes": 1.0}
+"""Bytes of each unit, the largest first."""
 _PART = re.compile(r"(\d+(?:\.\d+)?)([dhms])")
 
 
@@ -63,13 +70,28 @@ def near_multiples(value: int, unit: int) -> str:
     return list_text(near for near in (below, below + unit) if near)
 
 
+def unit_of(amount: float, units: Mapping[str, float]) -> str:
+    """Return the first unit that an amount reaches, else the one of size 1."""
+    whole = next((unit for unit, size in units.items() if size == 1), "")
+    return next((unit for unit, size in units.items() if abs(amount) >= size), whole)
+
+
 def duration_text(seconds: float) -> str:
     """Write a duration in the unit that fits it, with three significant digits."""
-    if math.isinf(seconds):
+    return _amount_text(seconds, DURATIONS)
+
+
+def size_text(size: float) -> str:
+    """Write a number of bytes in the unit that fits it, with three significant digits."""
+    return _amount_text(size, SIZES)
+
+
+def _amount_text(amount: float, units: Mapping[str, float]) -> str:
+    if math.isinf(amount):
         return "∞"
-    fits = (unit for unit, size in _SECONDS.items() if abs(seconds) >= size)
-    unit = next(fits, "s")
-    return f"{seconds / _SECONDS[unit]:.3g} {unit}"
+    unit = unit_of(amount, units)
+    number = amount / units[unit]
+    return f"{number:.3g} {unit}" if abs(number) < 1000 else f"{number:,.0f} {unit}"
 
 
 def parse_duration(text: str) -> float:
@@ -86,7 +108,7 @@ def parse_duration(text: str) -> float:
         If it is anything else.
     """
     parts = _PART.findall(text)
-    seconds = sum(float(number) * _SECONDS[unit.replace("m", "min")] for number, unit in parts)
+    seconds = sum(float(number) * DURATIONS[unit.replace("m", "min")] for number, unit in parts)
     if "".join(map("".join, parts)) != text or not 0 < seconds < math.inf:
         msg = f"a duration is numbers with d, h, m or s, as 90s, 30m, 2h or 1h30m; got {text!r}"
         raise ConfigError(msg)

@@ -19,7 +19,7 @@ from batchscape.engines.fsdp import FsdpEngine
 from batchscape.geometry import BatchGeometry
 from batchscape.models.build import LossModule
 from batchscape.train import loop
-from batchscape.train.examination import ModelFacts
+from batchscape.train.examination import ModelColumns
 
 
 def undeclared_exchange() -> None:
@@ -64,7 +64,7 @@ def mean_of_means() -> None:
         return real(self, inputs, labels, 1.0 / parts, last=last) / parts / weight
 
     # Such a loss is refused before the first step; here the curves alone must tell.
-    loop.examine = lambda *_args, **_settings: ModelFacts()  # type: ignore[attr-defined]
+    loop.examine = lambda *_args, **_settings: ModelColumns()  # type: ignore[attr-defined]
     LossModule.forward = forward
     DdpEngine.micro_step = micro_step
 

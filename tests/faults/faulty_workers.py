@@ -15,7 +15,7 @@ from batchscape.config import Optimizer
 from batchscape.engines.ddp import DdpEngine
 from batchscape.models.build import LossModule
 from batchscape.train import loader, loop, worker
-from batchscape.train.examination import ModelFacts
+from batchscape.train.examination import ModelColumns
 from batchscape.train.loop import Training
 from batchscape.train.stream import SampleStream, StepSamples
 
@@ -39,7 +39,7 @@ def mean_of_means(run_dir: str, rank: int) -> int:
         return mean / (accumulation * ranks) / weight
 
     # Such a loss is refused before the first step; here the curves alone must tell.
-    loop.examine = lambda *_args, **_settings: ModelFacts()  # type: ignore[attr-defined]
+    loop.examine = lambda *_args, **_settings: ModelColumns()  # type: ignore[attr-defined]
     real = DdpEngine.micro_step
     LossModule.forward = forward  # type: ignore[method-assign]  # a planted fault
     DdpEngine.micro_step = micro_step  # type: ignore[method-assign]  # a planted fault

@@ -9,7 +9,7 @@ import pytest
 from batchscape.cli import main
 from batchscape.errors import ConfigError
 from batchscape.interop.check import Consistency, check_configs
-from batchscape.interop.slurm import Job, read_directives, read_options
+from batchscape.interop.slurm import JobResources, read_directives, read_options
 
 
 def directives(*options: str) -> str:
@@ -19,27 +19,27 @@ def directives(*options: str) -> str:
 @pytest.mark.parametrize(
     ("options", "job"),
     [
-        (("--nodes=2",), Job(nodes=2)),
-        (("-N 2",), Job(nodes=2)),
-        (("-N2 -n8",), Job(nodes=2, tasks=8)),
-        (("--ntasks 8 --ntasks-per-node 4 # note",), Job(tasks=8, tasks_per_node=4)),
-        (("--gpus-per-node=8",), Job(gpus_per_node=8)),
-        (("--gres=gpu:4",), Job(gpus_per_node=4)),
-        (("--gres=gpu:a100:4",), Job(gpus_per_node=4)),
-        (("--gres=gpu",), Job(gpus_per_node=1)),
-        (("--gres=gpu:a100",), Job(gpus_per_node=1)),
-        (("--gres=nvme:1,gpu:3",), Job(gpus_per_node=3)),
-        (("--gres=nvme:1",), Job()),
-        (("--gres=gres/gpu:4",), Job(gpus_per_node=4)),
-        (("--gres=gpu:a100:2(S:0-1)",), Job(gpus_per_node=2)),
-        (("--gres=gpu:a100:2,nvme:1,gpu:v100:3",), Job(gpus_per_node=5)),
-        (("--gpus-per-node=a100:2,v100:2",), Job(gpus_per_node=4)),
-        (("--gpus=a100:2,v100:4",), Job(gpus=6)),
-        (("--gpus=16 --nodes 2",), Job(nodes=2, gpus=16)),
-        (("-G a100:16",), Job(gpus=16)),
-        (("--gpus-per-task=1", "--cpus-per-task=6"), Job(gpus_per_task=1)),
-        (("--nodes=2", "--nodes=3"), Job(nodes=3)),
-        (("--partition=n -J nodes -t 10:00",), Job()),
+        (("--nodes=2",), JobResources(nodes=2)),
+        (("-N 2",), JobResources(nodes=2)),
+        (("-N2 -n8",), JobResources(nodes=2, tasks=8)),
+        (("--ntasks 8 --ntasks-per-node 4 # note",), JobResources(tasks=8, tasks_per_node=4)),
+        (("--gpus-per-node=8",), JobResources(gpus_per_node=8)),
+        (("--gres=gpu:4",), JobResources(gpus_per_node=4)),
+        (("--gres=gpu:a100:4",), JobResources(gpus_per_node=4)),
+        (("--gres=gpu",), JobResources(gpus_per_node=1)),
+        (("--gres=gpu:a100",), JobResources(gpus_per_node=1)),
+        (("--gres=nvme:1,gpu:3",), JobResources(gpus_per_node=3)),
+        (("--gres=nvme:1",), JobResources()),
+        (("--gres=gres/gpu:4",), JobResources(gpus_per_node=4)),
+        (("--gres=gpu:a100:2(S:0-1)",), JobResources(gpus_per_node=2)),
+        (("--gres=gpu:a100:2,nvme:1,gpu:v100:3",), JobResources(gpus_per_node=5)),
+        (("--gpus-per-node=a100:2,v100:2",), JobResources(gpus_per_node=4)),
+        (("--gpus=a100:2,v100:4",), JobResources(gpus=6)),
+        (("--gpus=16 --nodes 2",), JobResources(nodes=2, gpus=16)),
+        (("-G a100:16",), JobResources(gpus=16)),
+        (("--gpus-per-task=1", "--cpus-per-task=6"), JobResources(gpus_per_task=1)),
+        (("--nodes=2", "--nodes=3"), JobResources(nodes=3)),
+        (("--partition=n -J nodes -t 10:00",), JobResources()),
     ],
 )
 def test_what_the_lines_ask_for(options, job) -> None:
@@ -48,7 +48,7 @@ def test_what_the_lines_ask_for(options, job) -> None:
 
 def test_lines_count_up_to_the_first_command() -> None:
     text = directives("--nodes=2") + "\n# a note\n##SBATCH --nodes=9\n  #SBATCH --nodes=8\nset -e\n"
-    assert read_directives("x.sh", text + "#SBATCH --ntasks=4\n") == Job(nodes=2)
+    assert read_directives("x.sh", text + "#SBATCH --ntasks=4\n") == JobResources(nodes=2)
 
 
 @pytest.mark.parametrize(
@@ -74,17 +74,19 @@ def test_variables_are_those_that_slurm_sets() -> None:
     """By the manual of sbatch, and where a number follows, as the job would have it."""
     both = {"SLURM_NNODES": "2", "SLURM_JOB_NUM_NODES": "2"}
     eight = {"SLURM_NTASKS": "8", "SLURM_NPROCS": "8"}
-    assert Job(nodes=2).variables == both
-    assert Job(nodes=2, tasks=8).variables == both | eight
+    assert JobResources(nodes=2).variables == both
+    assert JobResources(nodes=2, tasks=8).variables == both | eight
     per_node = {"SLURM_NTASKS_PER_NODE": "4"}
-    assert Job(nodes=2, tasks_per_node=4).variables == both | eight | per_node
+    assert JobResources(nodes=2, tasks_per_node=4).variables == both | eight | per_node
     one = {"SLURM_NTASKS": "4", "SLURM_NPROCS": "4"}
-    assert Job(tasks_per_node=4).variables == one | per_node, "one node, unless it says otherwise"
+    assert JobResources(tasks_per_node=4).variables == one | per_node, (
+        "one node, unless it says otherwise"
+    )
     gpus = {"SLURM_GPUS_ON_NODE": "4"}
-    assert Job(nodes=2, gpus=8).variables == both | gpus
-    assert Job(nodes=2, gpus=7).variables == both, "not as many on each node"
-    assert Job(gpus_per_node=4).variables == gpus
-    wide = Job(nodes=2, tasks=8, gpus_per_task=1)
+    assert JobResources(nodes=2, gpus=8).variables == both | gpus
+    assert JobResources(nodes=2, gpus=7).variables == both, "not as many on each node"
+    assert JobResources(gpus_per_node=4).variables == gpus
+    wide = JobResources(nodes=2, tasks=8, gpus_per_task=1)
     assert wide.variables == both | eight | gpus
     assert read_options("srun", ["-N", "1", "-l", "--ntasks=3"], wide).all_tasks == 3
 

@@ -92,5 +92,5 @@ def test_what_does_not_fit_is_said_before(spec_of: Callable[..., RunSpec], tmp_p
     place = tmp_path / "disk"
     spec = spec_of((1, 16, 2), model={"name": "gpt", "n_layers": 2, "n_heads": 2, "d_model": 128})
     text = with_small_disk(place, 1 << 20, planned, place, spec)
-    assert "and 1.0 MiB are free: make space" in text
+    assert "and 1 MiB are free: make space" in text
     assert planned(tmp_path, spec) is None

@@ -19,14 +19,14 @@ from batchscape.config.cluster import datasheets
 from batchscape.cuda_devices import CudaDevice
 from batchscape.data.corpus import prepare
 from batchscape.errors import ConfigError
-from batchscape.measure.memory_report import GIB
 from batchscape.plan.build import Plan, make_plan
-from batchscape.plan.forecast import Figure, SweepForecast, forecast
+from batchscape.plan.forecast import PredictedRange, SweepForecast, forecast
 from batchscape.plan.forecast_text import COUNTS, TIMES, forecast_text, span
 from batchscape.plan.machine import Machine
 from batchscape.plan.table import plan_json
 from batchscape.predictor import predict
 from batchscape.record.folder import SweepFolder
+from batchscape.system import GIB
 
 MICRO = "batch.micro_batch_size=1"
 BEGIN = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -156,7 +156,7 @@ def test_a_run_that_is_too_big_is_in_no_total_unless_it_is_launched(skips: str, 
 def test_the_ends_of_a_range_have_their_units(
     low: float, high: float, units: tuple[tuple[float, str], ...], said: str
 ) -> None:
-    assert span(Figure(low, high), units) == said
+    assert span(PredictedRange(low, high), units) == said
 
 
 def test_in_80_columns_no_figure_is_broken() -> None:
@@ -184,7 +184,7 @@ def test_in_80_columns_no_figure_is_broken() -> None:
                 **{
                     field: replace(figure, value=math.sqrt(figure.low * figure.high))
                     for field, figure in vars(run).items()
-                    if isinstance(figure, Figure)
+                    if isinstance(figure, PredictedRange)
                 },
             )
             for name, run in found.runs.items()

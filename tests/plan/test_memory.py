@@ -21,12 +21,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from batchscape.config import Fsdp
 from batchscape.measure.memory_cpu import allocations_of
-from batchscape.measure.memory_report import GIB, MemoryReport
+from batchscape.measure.memory_report import MemoryReport
 from batchscape.models.build import build_model
 from batchscape.plan import memory_trace
 from batchscape.plan.memory import memory_key, predict_memories, predict_memory
 from batchscape.plan.parameters import count_parameters
 from batchscape.record.tables import read_table
+from batchscape.system import GIB
 
 FIGURES = (
     "allocated_after_model_gib",

@@ -33,7 +33,7 @@ from batchscape.data.corpus import prepare
 from batchscape.geometry import BatchGeometry
 from batchscape.plan import step_time
 from batchscape.plan.machine import Machine
-from batchscape.plan.step_time import Coefficients, ModelFacts, StepTimes
+from batchscape.plan.step_time import Coefficients, OperationCounts, StepTimeRanges
 from batchscape.record.spec import RunSpec, Stage
 
 KEPT_OUT = ("760m", "3b", "70b")
@@ -112,7 +112,7 @@ def small(arguments: tuple[str, ...], width: int, length: int, layers: int) -> l
     )
     config = replace(config, model=replace(config.model, n_layers=layers))  # type: ignore[type-var]
     found = real_facts(config, prepare(config.data), "bfloat16")
-    assert isinstance(found, ModelFacts), found
+    assert isinstance(found, OperationCounts), found
     return flat(found)
 
 
@@ -124,7 +124,7 @@ def through(nodes: tuple[int, ...], at: int) -> list[float]:
     ]
 
 
-def facts(config: RunConfig, data: Any, precision: str) -> ModelFacts:  # noqa: ARG001
+def facts(config: RunConfig, data: Any, precision: str) -> OperationCounts:  # noqa: ARG001
     """Return what a large GPT does, from small ones; of a Llama from fewer layers."""
     model: Any = config.model
     if model.name == "llama":
@@ -132,8 +132,8 @@ def facts(config: RunConfig, data: Any, precision: str) -> ModelFacts:  # noqa: 
             real_facts(replace(config, model=replace(model, n_layers=n)), data, "bfloat16")
             for n in (1, 2)
         )
-        assert isinstance(one, ModelFacts)
-        assert isinstance(two, ModelFacts)
+        assert isinstance(one, OperationCounts)
+        assert isinstance(two, OperationCounts)
         values = np.array(flat(one)) + (model.n_layers - 1) * (
             np.array(flat(two)) - np.array(flat(one))
         )
@@ -147,12 +147,12 @@ def facts(config: RunConfig, data: Any, precision: str) -> ModelFacts:  # noqa: 
             )
         )
     flops, each, fixed, traffic, kernels, of_model, gradient, tensors = values.tolist()
-    return ModelFacts(
+    return OperationCounts(
         (flops, each), (fixed, traffic), kernels, of_model, round(gradient), round(tensors), 0.0
     )
 
 
-def flat(found: ModelFacts) -> list[float]:
+def flat(found: OperationCounts) -> list[float]:
     return [
         *found.flops,
         *found.traffic_bytes,
@@ -174,7 +174,7 @@ def predicted(row: Any) -> tuple[float, float, float, float]:
         sheet = replace(sheet, memory_gb_per_s=2400.0)
     cut = row.micro_batch_size, row.accumulation
     geometry = BatchGeometry(nodes, row.devices // nodes, *cut)
-    found = StepTimes(Machine.of(sheet)).coefficients(spec_of(config, geometry), geometry)
+    found = StepTimeRanges(Machine.of(sheet)).coefficients(spec_of(config, geometry), geometry)
     assert isinstance(found, Coefficients), found
     reduced, gathered = found.rings
     exchanged = (reduced / 2 if row.reduces_half else reduced, gathered / 2)
@@ -241,5 +241,5 @@ def test_large_models_do_what_small_ones_tell(arguments: tuple[int, int, str]) -
     assert config.model.n_layers == layers  # type: ignore[union-attr]
     data = prepare(config.data)
     whole = real_facts(config, data, "bfloat16")
-    assert isinstance(whole, ModelFacts)
+    assert isinstance(whole, OperationCounts)
     assert flat(facts(config, data, "bfloat16")) == pytest.approx(flat(whole), rel=1e-6)

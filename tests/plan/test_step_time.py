@@ -17,7 +17,7 @@ from batchscape.data.corpus import prepare
 from batchscape.geometry import BatchGeometry
 from batchscape.plan.machine import Machine
 from batchscape.plan.parameters import count_parameters
-from batchscape.plan.step_time import Coefficients, Range, StepTimes, rings
+from batchscape.plan.step_time import Coefficients, Range, StepTimeRanges, rings
 from batchscape.record.spec import RunSpec, Stage
 
 H100 = next(sheet for sheet in datasheets() if sheet.device == "H100 SXM 80 GB")
@@ -44,7 +44,7 @@ def spec_of(*arguments: str, precision: str = "bfloat16") -> RunSpec:
 
 
 def coefficients(spec: RunSpec, ranks: int = 2, nodes: int = 1) -> Coefficients:
-    found = StepTimes(MACHINE).coefficients(spec, BatchGeometry(nodes, ranks // nodes, 1, 1))
+    found = StepTimeRanges(MACHINE).coefficients(spec, BatchGeometry(nodes, ranks // nodes, 1, 1))
     assert isinstance(found, Coefficients), found
     return found
 
@@ -95,7 +95,7 @@ def test_rings_go_through_every_card_of_a_node(ranks: int, nodes: int, bandwidth
 
 def test_a_fast_network_is_as_slow_as_the_link_within_a_node() -> None:
     spec = spec_of("model=gpt_nano")
-    fast = StepTimes(Machine.of(replace(H100, nodes=2, network_gb_per_s=100.0)))
+    fast = StepTimeRanges(Machine.of(replace(H100, nodes=2, network_gb_per_s=100.0)))
     found = fast.coefficients(spec, BatchGeometry(2, 8, 1, 1))
     assert isinstance(found, Coefficients)
     assert found.terms["exchange_s"].low == pytest.approx(
@@ -109,7 +109,7 @@ def test_cores_of_a_node_share_one_card() -> None:
         memory_gb_per_s=10.0, tflops={"float32": 0.1}, link_gb_per_s=10.0, network_gb_per_s=1.0
     )
     machine = Machine(8, "cores", nodes=2, cluster=cores)
-    found = StepTimes(machine).coefficients(spec, BatchGeometry(2, 4, 1, 1))
+    found = StepTimeRanges(machine).coefficients(spec, BatchGeometry(2, 4, 1, 1))
     parameters = count_parameters(spec.config, spec.data)
     assert isinstance(found, Coefficients)
     assert parameters is not None
@@ -217,7 +217,7 @@ def test_more_accumulation_is_never_faster(
 def test_what_is_not_known_says_why() -> None:
     spec = spec_of("data=digits", "model=mlp")
     no_network = Machine.of(replace(H100, network_gb_per_s=None, nodes=2))
-    found = StepTimes(no_network).of(spec, BatchGeometry(2, 1, 4, 1))
+    found = StepTimeRanges(no_network).of(spec, BatchGeometry(2, 1, 4, 1))
     assert found == "no datasheet here has it: give cluster.network_gb_per_s"
     t4 = Machine.of(next(sheet for sheet in datasheets() if sheet.device == "T4"))
-    assert "cluster.tflops.bfloat16" in str(StepTimes(t4).of(spec, BatchGeometry(1, 1, 4, 1)))
+    assert "cluster.tflops.bfloat16" in str(StepTimeRanges(t4).of(spec, BatchGeometry(1, 1, 4, 1)))

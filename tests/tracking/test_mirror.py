@@ -361,7 +361,7 @@ def test_a_long_run_is_no_silence(sweep, fake_training) -> None:
     training.begin()
     training.train(range(1, 601))
     training.end(Status.COMPLETED)
-    worker = mirrors.Worker(mirrors.Order(str(sweep.path), "offline", "rest"))
+    worker = mirrors.Worker(mirrors.MirrorRequest(str(sweep.path), "offline", "rest"))
     try:
         kinds = [event.kind for event in worker.events(600.0)]
     finally:

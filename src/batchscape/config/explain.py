@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from batchscape.config.messages import tags_of
 from batchscape.config.run import RunConfig
 from batchscape.config.settings import SETTINGS, members_of
+from batchscape.text import list_text
 
 __all__ = ["DECIDED", "explained", "meaning_of", "plain", "values_of"]
 
@@ -72,9 +73,9 @@ def values_of(hint: Any) -> str:  # noqa: ANN401  (a type)
     match get_origin(hint):
         case origin if origin is Annotated:
             bounds = [bound for mark in inner[1:] for bound in _bounds_of(mark)]
-            said = " ".join([values_of(inner[0]), " and ".join(bounds)]).rstrip()
+            said = " ".join([values_of(inner[0]), list_text(bounds, "and")]).rstrip()
         case origin if origin in {Union, UnionType}:
-            said = " or ".join(values_of(member) for member in inner)
+            said = list_text(map(values_of, inner))
         case origin if origin is Literal:
             said = ", ".join(f"`{plain(value)}`" for value in inner)
         case origin if origin in {list, tuple}:

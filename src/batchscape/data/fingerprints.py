@@ -8,7 +8,6 @@ Programs can set the time of modification, but not the time of change.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from batchscape.data.cache import cache_folder
 from batchscape.errors import ConfigError, RecordError
 from batchscape.record.files import read_json, write_json
+from batchscape.record.instants import file_age_s
 
 __all__ = ["file_sha256", "file_state", "remembered"]
 
@@ -50,12 +50,12 @@ def remembered(path: Path, kind: str, find: Callable[[], dict[str, Any]]) -> dic
         if known.get("file") == before:
             found: dict[str, Any] = known["found"]
             return found
-    began = time.time()
+    is_settled = file_age_s(path) > _SETTLED_S
     found = find()
     if {"path": str(path), **file_state(path)} != before:
         msg = f"{path} was changed while it was read; start again when it is complete"
         raise ConfigError(msg)
-    if began - before["mtime_ns"] / 1e9 > _SETTLED_S:
+    if is_settled:
         with suppress(OSError):  # then it is found again the next time
             write_json(memory, {"file": before, "kind": kind, "found": found})
     return found

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from batchscape.errors import ConfigError
+from batchscape.geometry import is_count
 from batchscape.interop.command import read_flags
 from batchscape.interop.gather import Setup, gather
 from batchscape.interop.readers import BATCH_KEYS
@@ -161,7 +162,7 @@ def check_configs(
     if not files and not command:
         msg = "nothing to check: give a file, or a launch command after --"
         raise ConfigError(msg)
-    if devices is not None and not 1 <= devices < 2**63:
+    if devices is not None and not is_count(devices):
         msg = f"devices must be an int from 1 to 2**63 - 1; given {devices}"
         raise ConfigError(msg)
     setup = gather(files, command, devices, read_flags(flags))

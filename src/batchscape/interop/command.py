@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from batchscape.errors import ConfigError
+from batchscape.interop.files import is_configuration
 from batchscape.interop.launchers import (
     FLAGS,
     Launcher,
@@ -25,8 +26,8 @@ from batchscape.interop.readers import (
     read_trainer,
     refuse_parallelism,
 )
-from batchscape.interop.shell import ShellCommand, commands_of
-from batchscape.interop.slurm import Job, read_directives
+from batchscape.interop.shell import ShellCommand, commands_of, is_unknown
+from batchscape.interop.slurm import JobResources, read_directives
 from batchscape.interop.statements import Kind, Source, Statement
 
 __all__ = ["Launch", "read_command", "read_flags", "read_script"]
@@ -42,7 +43,6 @@ _READ = {
 }
 """Other options that must be known; what says nothing of a batch may be left to the machine."""
 _GIVE = "give the command with its values after --"
-_CONFIG_SUFFIXES = (".json", ".yaml", ".yml")
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,9 @@ def read_command(
         )
         raise ConfigError(msg)
     where = "command line"
-    return _read(where, command, *launcher, job=Job(), flags=flags or {}, counts_told=counts_told)
+    return _read(
+        where, command, *launcher, job=JobResources(), flags=flags or {}, counts_told=counts_told
+    )
 
 
 def _read(
@@ -191,7 +193,7 @@ def _read(
     launcher: Launcher,
     start: int,
     *,
-    job: Job,
+    job: JobResources,
     flags: Mapping[str, str],
     counts_told: bool,
 ) -> Launch:
@@ -208,10 +210,10 @@ def _read(
             raise ConfigError(msg)
     refuse_parallelism(name, {**options, **script_options})
     counted = script_options if launcher == "litgpt" else options
-    uncounted = [key for key in counted if key in _COUNTS and _is_unknown(counted[key])]
+    uncounted = [key for key in counted if key in _COUNTS and is_unknown(counted[key])]
     for key, value in {**options, **script_options}.items():
         is_read = key in {*_READ, *flags.values()} or is_of_batch(key) or is_parallelism(key)
-        if _is_unknown(value) and (is_read or (key in uncounted and not counts_told)):
+        if is_unknown(value) and (is_read or (key in uncounted and not counts_told)):
             by_slurm = ", or its #SBATCH line" if "SLURM_" in value else ""
             or_told = "add --devices N, " if key in uncounted else ""
             msg = (
@@ -225,8 +227,8 @@ def _read(
     visible = None if "--" in rest else command.variables.get("CUDA_VISIBLE_DEVICES")
     starter = starter_of(command.words[:start])
     if starter is not None:
-        is_told = counts_told and any(map(_is_unknown, starter[1]))
-        job = Job() if is_told else job_of(name, starter, job)
+        is_told = counts_told and any(map(is_unknown, starter[1]))
+        job = JobResources() if is_told else job_of(name, starter, job)
     under = None if starter is None else starter[0]
     statement = read_launcher(launcher, Source(name, options, is_text=True), visible, under, job)
     if uncounted:
@@ -243,10 +245,6 @@ def _read(
     )
 
 
-def _is_unknown(value: str) -> bool:
-    return bool(re.search(r"\$[\w({]|`", value))
-
-
 def _script_statement(
     name: str,
     launcher: Launcher,
@@ -257,7 +255,7 @@ def _script_statement(
     """Return what the arguments of the script say, in the words of whose script it seems to be."""
     source = Source(name, options, is_text=True)
     script = Path(rest[0]).name if rest else ""
-    names_json = options.get("deepspeed", "").endswith(_CONFIG_SUFFIXES)
+    names_json = is_configuration(options.get("deepspeed", ""))
     is_trainer = "per_device_train_batch_size" in options or (names_json and not flags)
     if launcher == "litgpt":
         return read_program(source, "litgpt", flags)
@@ -268,8 +266,7 @@ def _script_statement(
         taken = "train_batch_size" in flags.values() or "train_batch_size" not in options
         flags = flags if taken else {"micro_batch_size": "train_batch_size", **flags}
     statement = read_program(source, "script", flags)
-    numbers = (statement.micro, statement.accumulation, statement.total, statement.unused)
-    return statement if any(numbers) else None
+    return statement if statement.states_batch or statement.unused else None
 
 
 def _files(
@@ -284,11 +281,11 @@ def _files(
         named = options.get("deepspeed_config_file")
         found += [(named, "deepspeed")] if named else []
     for key in ("deepspeed", "deepspeed_config"):
-        if script.get(key, "").endswith(_CONFIG_SUFFIXES):
+        if is_configuration(script.get(key, "")):
             found.append((script[key], "deepspeed"))
-    if launcher == "litgpt" and script.get("config", "").endswith(_CONFIG_SUFFIXES):
+    if launcher == "litgpt" and is_configuration(script.get("config", "")):
         found.append((script["config"], "litgpt"))
-    elif launcher != "litgpt" and len(rest) == 2 and rest[1].endswith(_CONFIG_SUFFIXES):
+    elif launcher != "litgpt" and len(rest) == 2 and is_configuration(rest[1]):
         # The way of transformers' own parser: one file in place of all arguments.
         found.append((rest[1], None))
     return tuple(found)

@@ -12,15 +12,15 @@ from batchscape.errors import ConfigError
 from batchscape.interop.readers import READERS, kind_of, marks_of_kinds, refuse_parallelism
 from batchscape.interop.statements import Kind, Source, Statement
 
-__all__ = ["is_script", "read_file", "read_text"]
+__all__ = ["is_configuration", "read_file", "read_text"]
 
 _LARGEST_BYTES = 2**20
 """No configuration is larger; a checkpoint given by mistake is not read whole."""
 
 
-def is_script(path: Path) -> bool:
-    """Return whether a file is to be read as commands of a shell."""
-    return path.suffix.lower() not in {".json", ".yaml", ".yml"}
+def is_configuration(path: Path | str) -> bool:
+    """Return whether a file is a mapping of settings; any other is read as commands of a shell."""
+    return Path(path).suffix.lower() in {".json", ".yaml", ".yml"}
 
 
 def read_file(path: Path, kind: Kind | None = None) -> Statement:

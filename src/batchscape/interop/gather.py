@@ -8,7 +8,7 @@ from pathlib import Path
 
 from batchscape.errors import ConfigError
 from batchscape.interop.command import Launch, read_command, read_script
-from batchscape.interop.files import is_script, read_file, read_text
+from batchscape.interop.files import is_configuration, read_file, read_text
 from batchscape.interop.readers import read_deepspeed
 from batchscape.interop.statements import KINDS, Kind, Source, Statement
 from batchscape.text import list_text
@@ -92,7 +92,7 @@ def gather(
     ConfigError
         One cannot be read, is of no known kind, or two of them are of the same kind.
     """
-    scripts = [path for path in files if is_script(path)]
+    scripts = [path for path in files if not is_configuration(path)]
     if len(scripts) + bool(command) > 1:
         msg = "one launch command at a time: one script, or the command after --"
         raise ConfigError(msg)
@@ -105,7 +105,7 @@ def gather(
     elif flags:
         msg = "--flag names arguments of a script: give its launch command, or the file with it"
         raise ConfigError(msg)
-    shelf = _Shelf([path for path in files if not is_script(path)])
+    shelf = _Shelf([path for path in files if is_configuration(path)])
     base = scripts[0].parent if scripts else Path()
     for name, kind in launch.files if launch is not None else ():
         shelf.take(name, kind, base)
@@ -113,9 +113,7 @@ def gather(
 
     arguments, file = None if launch is None else launch.script, shelf.statements.get("program")
     is_over = arguments is not None and arguments.kind == "litgpt"
-    is_stated = arguments is not None and any(
-        (arguments.micro, arguments.accumulation, arguments.total)
-    )
+    is_stated = arguments is not None and arguments.states_batch
     unread = file if is_stated and not is_over else None
     order = (arguments, file) if is_over or is_stated else (file, arguments)
     programs = tuple(one for one in order if one is not None and one is not unread)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from batchscape.errors import ConfigError
 from batchscape.interop.readers import count_ids
-from batchscape.interop.slurm import Job, read_options, read_step
+from batchscape.interop.slurm import JobResources, read_options, read_step
 from batchscape.interop.statements import Source, Statement, Value
 
 __all__ = ["FLAGS", "Launcher", "job_of", "launcher_of", "read_launcher", "starter_of"]
@@ -120,7 +120,7 @@ def starter_of(words: Sequence[str]) -> tuple[str, Sequence[str]] | None:
     return None
 
 
-def job_of(name: str, starter: tuple[str, Sequence[str]], job: Job) -> Job:
+def job_of(name: str, starter: tuple[str, Sequence[str]], job: JobResources) -> JobResources:
     """Return a job as the options of what starts the tasks leave it.
 
     Parameters
@@ -129,7 +129,7 @@ def job_of(name: str, starter: tuple[str, Sequence[str]], job: Job) -> Job:
         Begins a message.
     starter : tuple
         As `starter_of` returns it.
-    job : Job
+    job : JobResources
         Of the `#SBATCH` lines.
 
     Raises
@@ -142,11 +142,11 @@ def job_of(name: str, starter: tuple[str, Sequence[str]], job: Job) -> Job:
         return read_step(f"{name} (srun)", options, job)
     given = [after for before, after in pairwise(options) if before in _MPI_COUNTS]
     tasks = [f"--ntasks={count}" for count in given]
-    return read_options(f"{name} ({program})", tasks, Job(nodes=job.nodes))
+    return read_options(f"{name} ({program})", tasks, JobResources(nodes=job.nodes))
 
 
 def read_launcher(
-    launcher: Launcher, source: Source, visible: str | None, under: str | None, job: Job
+    launcher: Launcher, source: Source, visible: str | None, under: str | None, job: JobResources
 ) -> Statement:
     """Read the options of a launcher.
 
@@ -158,7 +158,7 @@ def read_launcher(
         CUDA_VISIBLE_DEVICES in front of the command.
     under : str or None
         What starts it once for each task.
-    job : Job
+    job : JobResources
         Nodes, tasks and GPUs that it has.
 
     Returns
@@ -180,9 +180,7 @@ def read_launcher(
     devices = nodes = accumulation = clipping = precision = None
     if launcher in {"torchrun", "paddle"}:
         nodes, per_node = _fixed_nodes(source), _per_node(source, job)
-        if per_node is not None and per_node.value and nodes.value:
-            key = per_node.key if nodes.value == 1 else f"{per_node.key} x {nodes.key}"
-            devices = Value(per_node.value * nodes.value, key)
+        devices = None if per_node is None else _over_nodes(per_node, nodes)
     elif launcher == "deepspeed":
         nodes, devices = _deepspeed_devices(source)
     elif launcher == "accelerate":
@@ -245,7 +243,7 @@ def _fixed_nodes(source: Source) -> Value[int]:
     return nodes or Value(1, "nnodes")
 
 
-def _per_node(source: Source, job: Job) -> Value[int] | None:
+def _per_node(source: Source, job: JobResources) -> Value[int] | None:
     given = source.content.get("nproc_per_node")
     if given in {"auto", "cpu", "gpu", "xpu"}:
         # Counted on the machine when it starts.
@@ -262,15 +260,21 @@ def _deepspeed_devices(source: Source) -> tuple[Value[int] | None, Value[int] | 
     per_node = per_node or source.count("num_accelerators")
     include = source.content.get("include") or source.content.get("i")
     if isinstance(include, str) and ":" in include:
-        hosts = [part.partition(":")[2] for part in include.split("@")]
-        if all(hosts):
-            count = sum(len(slots.split(",")) for slots in hosts)
-            return Value(len(hosts), "include"), Value(count, "include")
-        return None, None
-    if per_node is None or per_node.value is None:
+        counts = [count_ids(host.partition(":")[2]) for host in include.split("@")]
+        known = [count for count in counts if count is not None]
+        if len(known) < len(counts):
+            return None, None
+        return Value(len(known), "include"), Value(sum(known), "include")
+    if per_node is None:
         return nodes, None
     if nodes is None and ("hostfile" in source.content or "H" in source.content):
         return None, None
-    count = nodes.value if nodes is not None and nodes.value else 1
-    key = "num_gpus" if count == 1 else "num_gpus x num_nodes"
-    return nodes, Value(per_node.value * count, key)
+    return nodes, _over_nodes(per_node, nodes)
+
+
+def _over_nodes(per_node: Value[int], nodes: Value[int] | None) -> Value[int]:
+    """Return how many there are on all nodes; one node where nobody says how many."""
+    if nodes is None or nodes.value == 1:
+        return per_node
+    count = None if per_node.value is None or nodes.value is None else per_node.value * nodes.value
+    return Value(count, f"{per_node.key} x {nodes.key}")

@@ -15,7 +15,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from batchscape.errors import ConfigError
-from batchscape.interop.statements import KINDS, Kind, Source, Statement, Value
+from batchscape.geometry import is_count
+from batchscape.interop.shell import is_unknown
+from batchscape.interop.statements import KINDS, Kind, Source, Statement, Value, whole
 from batchscape.text import list_text, near_names
 
 __all__ = [
@@ -171,13 +173,12 @@ def count_ids(ids: object) -> int | None:
     """Return how many devices a list of ids names; None where there is no list."""
     text = "" if isinstance(ids, bool) or ids is None else str(ids)
     parts = [part for part in text.split(",") if part.strip()]
-    return len(parts) if parts and text != "all" and "$" not in text else None
+    return len(parts) if parts and text != "all" and not is_unknown(text) else None
 
 
 def is_parallelism(key: str) -> bool:
     """Return whether a key says how many devices share the samples of one rank, or the model."""
-    last = key.rpartition(".")[2].replace("-", "_")
-    return bool(_CUTS.search(last)) and not _OTHER_WORK.search(key)
+    return bool(_CUTS.search(_last(key))) and not _OTHER_WORK.search(key)
 
 
 def refuse_parallelism(name: str, content: Mapping[str, object]) -> None:
@@ -191,7 +192,7 @@ def refuse_parallelism(name: str, content: Mapping[str, object]) -> None:
     cuts = [
         f"{key} {value}"
         for key, value in _flat(content)
-        if is_parallelism(key) and _whole(value) > 1
+        if is_parallelism(key) and is_count(size := whole(value)) and size > 1
     ]
     if cuts:
         msg = (
@@ -234,14 +235,12 @@ def _numbers(
 
 def is_of_batch(key: str) -> bool:
     """Return whether a name speaks of the batch of training, and of nothing else."""
-    return bool(_BATCH.fullmatch(key.rpartition(".")[2].replace("-", "_").lower()))
+    return bool(_BATCH.fullmatch(_last(key).lower()))
 
 
-def _whole(value: object) -> int:
-    """Return a whole number, of a file or a command; 0 where it is none."""
-    if isinstance(value, str):
-        return int(value) if re.fullmatch(r"[0-9]{1,18}", value) else 0
-    return value if type(value) is int else 0
+def _last(key: str) -> str:
+    """Return the last part of a dotted key, dashes as underscores."""
+    return key.rpartition(".")[2].replace("-", "_")
 
 
 def _samples(source: Source, tokens: Value[int], length: Value[int]) -> Value[int]:

@@ -16,7 +16,7 @@ from pathlib import PurePath
 
 from batchscape.errors import ConfigError
 
-__all__ = ["ShellCommand", "commands_of"]
+__all__ = ["ShellCommand", "commands_of", "is_unknown"]
 
 _FLOW = frozenset(
     {
@@ -90,8 +90,13 @@ def commands_of(
         raise ConfigError(msg) from None
 
 
+def is_unknown(word: str) -> bool:
+    """Whether a word holds what only running its script would tell."""
+    return bool(re.search(r"\$[\w({]|`", word))
+
+
 @dataclass(frozen=True)
-class _Statement:
+class _ShellStatement:
     """A piece of a script that ends at `;`, `&`, `|`, `&&`, `||` or with its line."""
 
     text: str
@@ -101,7 +106,7 @@ class _Statement:
     after: str
 
 
-def _statements(name: str, text: str) -> Iterator[_Statement]:
+def _statements(name: str, text: str) -> Iterator[_ShellStatement]:
     """Yield the statements of a script, without comments and redirections."""
     piece, at, line, before = "", 0, 1, ""
     started = line
@@ -110,7 +115,7 @@ def _statements(name: str, text: str) -> Iterator[_Statement]:
         separator = re.match(r"\n|;|&&|\|\||\|&?|&(?!>)|\Z", text[at:])
         if separator:
             if piece.strip():
-                yield _Statement(piece.strip(), started, before, separator[0])
+                yield _ShellStatement(piece.strip(), started, before, separator[0])
             piece, before = "", separator[0]
             at += max(len(separator[0]), 1)
         elif here == "#" and (not piece or piece[-1].isspace()):
@@ -175,7 +180,7 @@ class _Script:
     arrays: dict[str, list[str]] = field(default_factory=dict)
     floors: list[str] = field(default_factory=list)
 
-    def read(self, statement: _Statement) -> Iterator[ShellCommand]:
+    def read(self, statement: _ShellStatement) -> Iterator[ShellCommand]:
         """Take what a statement assigns; yield the command that it is."""
         line, rest = statement.line, statement.text
         if found := _SETTING_EXPANSION.search(rest):

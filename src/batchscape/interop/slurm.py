@@ -5,14 +5,15 @@ Source: https://slurm.schedmd.com/sbatch.html, `OPTIONS` and `OUTPUT ENVIRONMENT
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from batchscape.errors import ConfigError
+from batchscape.geometry import is_count
+from batchscape.interop.statements import whole
 
-__all__ = ["Job", "read_directives", "read_options", "read_step"]
+__all__ = ["JobResources", "read_directives", "read_options", "read_step"]
 
 _DIRECTIVE = "#SBATCH"
 _NAMES = {
@@ -27,8 +28,8 @@ _NAMES = {
 
 
 @dataclass(frozen=True)
-class Job:
-    """What a job has, or one of its steps; None where nobody says it."""
+class JobResources:
+    """Nodes, tasks and GPUs of a job or of one of its steps; None where nobody says it."""
 
     nodes: int | None = None
     tasks: int | None = None
@@ -79,7 +80,7 @@ class Job:
         return {name: str(value) for name, value in found.items() if value is not None}
 
 
-def read_directives(name: str, text: str) -> Job:
+def read_directives(name: str, text: str) -> JobResources:
     """Read the `#SBATCH` lines of a script: those before its first command.
 
     Parameters
@@ -92,7 +93,7 @@ def read_directives(name: str, text: str) -> Job:
     ConfigError
         A number of nodes, tasks or GPUs is none.
     """
-    job = Job()
+    job = JobResources()
     for number, line in enumerate(text.splitlines(), start=1):
         if line.startswith(_DIRECTIVE):
             where = f"{name}:{number}: {_DIRECTIVE}"
@@ -107,7 +108,7 @@ def read_directives(name: str, text: str) -> Job:
     return job
 
 
-def read_options(where: str, words: Sequence[str], job: Job) -> Job:
+def read_options(where: str, words: Sequence[str], job: JobResources) -> JobResources:
     """Return a job with what options of sbatch or srun set anew.
 
     Parameters
@@ -126,14 +127,15 @@ def read_options(where: str, words: Sequence[str], job: Job) -> Job:
         count = _gpus(option, value) if _NAMES[option].startswith("gpus") else value
         if count is None:
             continue
-        if not re.fullmatch(r"[1-9]\d{0,8}", count):
-            msg = f"{where} {option} must be an int from 1 to 999999999; given {value[:60]!r}"
+        number = whole(count)
+        if not is_count(number):
+            msg = f"{where} {option} must be an int from 1 to 2**63 - 1; given {value[:60]!r}"
             raise ConfigError(msg)
-        job = replace(job, **{_NAMES[option]: int(count)})
+        job = replace(job, **{_NAMES[option]: number})
     return job
 
 
-def read_step(where: str, words: Sequence[str], job: Job) -> Job:
+def read_step(where: str, words: Sequence[str], job: JobResources) -> JobResources:
     """Return what a step has that srun starts in a job; as `read_options`."""
     fields = {_NAMES[option] for option, _ in _options(words)}
     if "tasks" in fields and "tasks_per_node" not in fields:
@@ -161,8 +163,9 @@ def _gpus(option: str, value: str) -> str | None:
         # A resource without a number is one of it.
         is_one = option == "--gres" and (not words or (len(words) == 1 and words[0][:1].isalpha()))
         counts.append("1" if is_one else words[-1])
-    if len(counts) > 1 and all(re.fullmatch(r"[1-9]\d{0,8}", count) for count in counts):
-        return str(sum(map(int, counts)))
+    numbers = [number for number in map(whole, counts) if is_count(number)]
+    if len(numbers) == len(counts) > 1:
+        return str(sum(numbers))
     # Of several, one is no number, and is refused with the rest.
     return ",".join(counts) if counts else None
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 from batchscape.errors import ConfigError
+from batchscape.geometry import is_count
 
-__all__ = ["KINDS", "Kind", "Source", "Statement", "Value", "differ"]
+__all__ = ["KINDS", "Kind", "Source", "Statement", "Value", "differ", "whole"]
 
 T = TypeVar("T")
 
@@ -40,8 +41,6 @@ KINDS: dict[Kind, str] = {
 """What a reader calls each kind."""
 
 _PRECISIONS = ("no", "fp16", "bf16", "fp8")
-# Counts are 64-bit signed integers everywhere else too.
-_LIMIT = 2**63
 
 
 @dataclass(frozen=True)
@@ -82,6 +81,11 @@ class Statement:
     """Numbers whose names speak of the batch, and whose meaning is not known."""
     others: Mapping[str, Any] = field(default_factory=dict)
     """Switches that decide what the values above mean; names as in the library."""
+
+    @property
+    def states_batch(self) -> bool:
+        """Whether it states a number of samples or of micro-steps."""
+        return any((self.micro, self.accumulation, self.total))
 
     def on(self, name: str) -> bool:
         """Return whether a switch is set."""
@@ -124,10 +128,8 @@ class Source:
         shown = shown or key
         if auto and given == "auto":
             return Value(None, shown)
-        number: object = given
-        if self.is_text and re.fullmatch(r"\d{1,20}", str(given)):
-            number = int(str(given))
-        if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number < _LIMIT:
+        number = whole(given) if self.is_text else given
+        if not is_count(number):
             also = ' or "auto"' if auto else ""
             raise self._refusal(shown, given, f"an int from 1 to 2**63 - 1{also}")
         return Value(number, shown)
@@ -215,6 +217,11 @@ class Source:
 
     def _refusal(self, key: str, given: object, rule: str) -> ConfigError:
         return ConfigError(f"{self.name}: {key} must be {rule}; given {_shown(given)}")
+
+
+def whole(given: object) -> object:
+    """Return the int that a text of digits stands for; all else as it is."""
+    return int(given) if isinstance(given, str) and re.fullmatch("[0-9]{1,20}", given) else given
 
 
 def differ(left: Value[T] | None, right: Value[T] | None) -> bool:

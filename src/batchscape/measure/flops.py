@@ -61,7 +61,7 @@ class Operations(NamedTuple):
     counts as one operator each way, which never writes its scores."""
 
 
-class _Counter(TorchDispatchMode):
+class _OperationCounter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total, self.kernels, self.traffic_bytes = 0, 0, 0
@@ -100,7 +100,7 @@ class _FusedAttention(TorchFunctionMode):
     of the inputs nothing else runs.
     """
 
-    def __init__(self, counter: _Counter) -> None:
+    def __init__(self, counter: _OperationCounter) -> None:
         self._counter = counter
 
     def __torch_function__(
@@ -190,7 +190,7 @@ def _count(
     # A copy: what the model keeps of a forward must not reach the training. It is not compiled.
     imitation = copy.deepcopy(module, stand_ins)
     inputs = tuple(pretend(tensor) for tensor in batch)
-    counter = _Counter()
+    counter = _OperationCounter()
     # Written out, attention is counted like any product, on every device.
     with sdpa_kernel(SDPBackend.MATH), _FusedAttention(counter), counter:
         loss = imitation(*inputs)[0]

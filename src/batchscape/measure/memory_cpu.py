@@ -23,12 +23,12 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from batchscape.measure.memory_report import (
-    GIB,
     OUTSIDE,
     AllocatedBytes,
     MemoryReport,
     check_phase,
 )
+from batchscape.system import GIB
 
 __all__ = ["CpuProbe", "allocations_of"]
 

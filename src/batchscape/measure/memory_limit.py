@@ -44,8 +44,7 @@ from contextlib import contextmanager
 import torch
 
 from batchscape.errors import ConfigError
-from batchscape.measure.memory_report import GIB
-from batchscape.system import reported_memory
+from batchscape.system import GIB, reported_memory
 
 if sys.platform != "win32":
     import resource

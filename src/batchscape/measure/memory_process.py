@@ -7,8 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from batchscape.measure.memory_report import GIB
-from batchscape.system import reported_memory
+from batchscape.system import GIB, reported_memory
 
 __all__ = ["PrivatePeak", "ProcessMemory", "process_memory"]
 
@@ -65,7 +64,7 @@ class PrivatePeak:
     """
 
     def __init__(self) -> None:
-        now = _Status.read()
+        now = _ReportedMemory.read()
         self._base = 0 if now is None else now.data
         self._settled = self._base
         self._peak = 0
@@ -73,21 +72,21 @@ class PrivatePeak:
 
     def settle(self) -> None:
         """Take in what was reached until now: what follows is aside."""
-        now = _Status.read()
+        now = _ReportedMemory.read()
         if now is not None:
             self._peak = max(self._peak, now.highest_data - self._base)
             self._settled = now.data
 
     def resume(self) -> None:
         """Count again from here."""
-        now = _Status.read()
+        now = _ReportedMemory.read()
         if now is not None:
             self._base += max(now.data - self._settled, 0)
         self._is_known &= _forget_peak_rss()
 
     def taken_gib(self) -> float | None:
         """Return the peak until now, in GiB above the beginning; None where it is not known."""
-        now = _Status.read()
+        now = _ReportedMemory.read()
         if now is None or not self._is_known:
             return None
         return max(self._peak, now.highest_data - self._base) / GIB
@@ -100,7 +99,7 @@ class _Forgotten:
 
 
 @dataclass(frozen=True)
-class _Status:
+class _ReportedMemory:
     """Memory of this process in /proc, in bytes."""
 
     data: int
@@ -110,7 +109,7 @@ class _Status:
     peak_mapped: int
 
     @classmethod
-    def read(cls) -> _Status | None:
+    def read(cls) -> _ReportedMemory | None:
         found = reported_memory()
         names = ("VmData", "VmRSS", "VmHWM", "VmSize", "VmPeak")
         if not found.keys() >= set(names):
@@ -126,7 +125,7 @@ class _Status:
 
 def _forget_peak_rss() -> bool:
     """Set the system's mark of resident memory back to now; return whether it did."""
-    before = _Status.read()
+    before = _ReportedMemory.read()
     if before is None:
         return False
     _Forgotten.peak_rss = max(_Forgotten.peak_rss, before.peak_resident)
@@ -139,5 +138,5 @@ def _forget_peak_rss() -> bool:
 
 def _peak_rss_gib() -> float | None:
     """Return the highest resident memory so far, `VmHWM` of proc_pid_status(5)."""
-    now = _Status.read()
+    now = _ReportedMemory.read()
     return None if now is None else max(now.peak_resident, _Forgotten.peak_rss) / GIB

@@ -6,18 +6,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from batchscape.errors import ConfigError
+from batchscape.system import GIB
 
 __all__ = [
-    "GIB",
     "OUTSIDE",
     "PHASES",
     "AllocatedBytes",
     "MemoryReport",
     "check_phase",
 ]
-
-GIB = 2**30
-"""Bytes of a GiB."""
 
 PHASES = ("after_model", "first_backward", "first_optimizer_step", "steady")
 """Phases of a training in their order. One that is entered again keeps its higher peak."""

@@ -100,7 +100,7 @@ class CpuTelemetry:
     """
 
     def __init__(self) -> None:
-        self._pace = _Pace()
+        self._pace = _LookTimer()
 
     def sample(self) -> DeviceSample | None:
         """See `Telemetry`."""
@@ -147,7 +147,7 @@ class CudaTelemetry:
     def __init__(self, device: torch.device, *, counts_energy: bool, ranks_on_node: int) -> None:
         self._device = device
         self._ranks_on_node = ranks_on_node
-        self._pace = _Pace()
+        self._pace = _LookTimer()
         self._is_timed = False
         self._forget()
         self._energy: _Energy | None = None
@@ -234,7 +234,7 @@ class CudaTelemetry:
         return ask_driver(self._device, question)
 
 
-class _Pace:
+class _LookTimer:
     """Says when a look at the device is due."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from batchscape.models.next_token import NextTokenModel
 __all__ = ["GptModel"]
 
 
-class _Attention(nn.Module):
+class _GptAttention(nn.Module):
     def __init__(self, config: Gpt) -> None:
         super().__init__()
         self.n_heads = config.n_heads
@@ -33,11 +33,11 @@ class _Attention(nn.Module):
         return joined
 
 
-class _Block(nn.Module):
+class _GptBlock(nn.Module):
     def __init__(self, config: Gpt) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.d_model)
-        self.attention = _Attention(config)
+        self.attention = _GptAttention(config)
         self.mlp_norm = nn.LayerNorm(config.d_model)
         self.expand = nn.Linear(config.d_model, 4 * config.d_model)
         self.contract = nn.Linear(4 * config.d_model, config.d_model)
@@ -64,7 +64,7 @@ class GptModel(NextTokenModel):
             self.tokens = nn.Embedding(vocabulary, config.d_model)
             self.positions = nn.Embedding(sequence_length, config.d_model)
             self.dropout = nn.Dropout(config.dropout)
-            self.blocks = nn.ModuleList(_Block(config) for _ in range(config.n_layers))
+            self.blocks = nn.ModuleList(_GptBlock(config) for _ in range(config.n_layers))
             self.norm = nn.LayerNorm(config.d_model)
         into_residual = 0.02 / math.sqrt(2 * config.n_layers)
         for name, module in self.named_modules():

@@ -17,7 +17,7 @@ _EPSILON = 1e-5
 """Added to the mean square by RMSNorm. Source: `norm_eps` of the released Llama weights."""
 
 
-class _Attention(nn.Module):
+class _LlamaAttention(nn.Module):
     def __init__(self, config: Llama) -> None:
         super().__init__()
         self.head_width = config.d_model // config.n_heads
@@ -38,11 +38,11 @@ class _Attention(nn.Module):
         return joined
 
 
-class _Block(nn.Module):
+class _LlamaBlock(nn.Module):
     def __init__(self, config: Llama) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(config.d_model, eps=_EPSILON)
-        self.attention = _Attention(config)
+        self.attention = _LlamaAttention(config)
         self.mlp_norm = nn.RMSNorm(config.d_model, eps=_EPSILON)
         self.gate = nn.Linear(config.d_model, config.d_ff, bias=False)
         self.expand = nn.Linear(config.d_model, config.d_ff, bias=False)
@@ -67,7 +67,7 @@ class LlamaModel(NextTokenModel):
         super().__init__()
         with Undrawn():
             self.tokens = nn.Embedding(vocabulary, config.d_model)
-            self.blocks = nn.ModuleList(_Block(config) for _ in range(config.n_layers))
+            self.blocks = nn.ModuleList(_LlamaBlock(config) for _ in range(config.n_layers))
             self.norm = nn.RMSNorm(config.d_model, eps=_EPSILON)
             self.head = nn.Linear(config.d_model, vocabulary, bias=False)
         for parameter in self.parameters():

@@ -26,6 +26,7 @@ from batchscape.programs.settings import (
     without_unpassed,
 )
 from batchscape.record.spec import DataIdentity, RunSpec
+from batchscape.text import count_text
 
 __all__ = ["Plan", "PlannedCell", "Prepare", "make_plan"]
 
@@ -183,7 +184,8 @@ def _validated(cells: Sequence[Cell]) -> list[PlannedCell]:
             where = f"\n  in {count} of {len(cells)} cells, such as {swept}"
         told.append(message + where)
     if len(counts) > _MAX_PROBLEMS:
-        told.append(f"and {len(counts) - _MAX_PROBLEMS} further problems of that kind")
+        more = count_text(len(counts) - _MAX_PROBLEMS, "further problem")
+        told.append(f"and {more} of that kind")
     raise ConfigError("\n".join(told))
 
 
@@ -228,7 +230,7 @@ def _nothing_to_launch(cells: Sequence[PlannedCell]) -> str:
     shown = "".join(f"\n  {reason}" for reason in distinct[:_MAX_PROBLEMS])
     more = len(distinct) - _MAX_PROBLEMS
     text = f"none of the {len(cells)} cells can be launched:{shown}"
-    return text + (f"\n  and {more} further reasons" if more > 0 else "")
+    return text + (f"\n  and {count_text(more, 'further reason')}" if more > 0 else "")
 
 
 def _check_multiples(launched: Sequence[PlannedCell]) -> None:

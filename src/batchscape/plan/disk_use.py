@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from batchscape.plan.parameters import count_parameters
-from batchscape.record.disk import free_bytes, size_text
+from batchscape.record.disk import free_bytes
 from batchscape.record.folder import CHECKPOINTS_KEPT, SweepFolder
 from batchscape.record.spec import RunSpec
+from batchscape.text import size_text
 
 __all__ = ["disk_warning", "evaluations", "open_runs"]
 

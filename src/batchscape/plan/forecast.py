@@ -18,15 +18,15 @@ from batchscape.geometry import BatchGeometry
 from batchscape.launch.schedule import makespan_s
 from batchscape.plan.disk_use import evaluations, open_runs
 from batchscape.plan.machine import Machine
-from batchscape.plan.step_time import StepTimes
+from batchscape.plan.step_time import StepTimeRanges
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 
 __all__ = [
     "NOT_KNOWN",
-    "Figure",
-    "Measured",
+    "MeasuredStepTime",
     "MemoryForecast",
+    "PredictedRange",
     "RunForecast",
     "SweepForecast",
     "forecast",
@@ -39,7 +39,7 @@ in batches of another size."""
 
 
 @dataclass(frozen=True)
-class Figure:
+class PredictedRange:
     """A predicted figure."""
 
     low: float
@@ -47,18 +47,18 @@ class Figure:
     value: float | None = None
     """None where only the range is known."""
 
-    def times(self, factor: float) -> Figure:
+    def times(self, factor: float) -> PredictedRange:
         """Return a multiple."""
         value = None if self.value is None else self.value * factor
-        return Figure(self.low * factor, self.high * factor, value)
+        return PredictedRange(self.low * factor, self.high * factor, value)
 
-    def under(self, amount: float) -> Figure:
+    def under(self, amount: float) -> PredictedRange:
         """Return an amount over it, such as a rate over a time."""
         value = None if self.value is None else amount / self.value
-        return Figure(amount / self.high, amount / self.low, value)
+        return PredictedRange(amount / self.high, amount / self.low, value)
 
     @classmethod
-    def total(cls, figures: Sequence[Figure]) -> Figure:
+    def total(cls, figures: Sequence[PredictedRange]) -> PredictedRange:
         """Return the sum; ends add up, as all may be off to the same side."""
         values = [figure.value for figure in figures]
         known = [value for value in values if value is not None]
@@ -75,9 +75,9 @@ class MemoryForecast:
 
     way: str
     """How it was got, or `not known: REASON`, where there are no figures."""
-    peak_allocated_gib: Figure | None = None
+    peak_allocated_gib: PredictedRange | None = None
     """Peak of its tensors."""
-    peak_taken_gib: Figure | None = None
+    peak_taken_gib: PredictedRange | None = None
     """What a limit counts: reserved by CUDA's allocator, with the context; on a CPU private."""
     room_gib: float | None = None
     """What it can have at most; None where that is not known."""
@@ -91,15 +91,15 @@ class RunForecast:
     way: str
     """How its step time was got: `datasheet`, `peaks of this CPU`, `measured, N runs`, or
     `not known: REASON`, where all figures are None."""
-    step_time_s: Figure | None = None
+    step_time_s: PredictedRange | None = None
     """Of an optimizer step; of a ramp's last global batch."""
-    samples_per_s: Figure | None = None
-    tokens_per_s: Figure | None = None
+    samples_per_s: PredictedRange | None = None
+    tokens_per_s: PredictedRange | None = None
     """None also where samples are no full sequences."""
-    mfu_pct: Figure | None = None
+    mfu_pct: PredictedRange | None = None
     """Of a ramp's last global batch; None also on a CPU."""
-    run_time_s: Figure | None = None
-    device_hours: Figure | None = None
+    run_time_s: PredictedRange | None = None
+    device_hours: PredictedRange | None = None
     memory: MemoryForecast | None = None
     """Of each of its ranks; None: it was not asked for."""
 
@@ -114,8 +114,8 @@ class SweepForecast:
     """Runs that are not sealed yet, and are launched: the totals are theirs."""
     unknown: int
     """Of those, runs whose time is not known: they are in no total."""
-    device_hours: Figure | None
-    makespan_s: Figure | None
+    device_hours: PredictedRange | None
+    makespan_s: PredictedRange | None
     """From the first start to the last end, as the launcher's queue would place them."""
 
     def ends_at(self, begin: datetime) -> tuple[datetime, datetime] | None:
@@ -139,7 +139,7 @@ class SweepForecast:
         }
 
 
-class Measured(Protocol):
+class MeasuredStepTime(Protocol):
     """A step time that was predicted from runs."""
 
     @property
@@ -163,7 +163,7 @@ def forecast(
     specs: Sequence[RunSpec],
     sweep: SweepFolder,
     machine: Machine,
-    measured: Callable[[RunSpec, BatchGeometry], Measured | None] | None = None,
+    measured: Callable[[RunSpec, BatchGeometry], MeasuredStepTime | None] | None = None,
     unfit: Collection[str] = (),
 ) -> SweepForecast:
     """Predict what runs will take.
@@ -185,16 +185,16 @@ def forecast(
     -------
     SweepForecast
     """
-    before = StepTimes(machine)
+    before = StepTimeRanges(machine)
 
-    def step_time(spec: RunSpec, geometry: BatchGeometry) -> tuple[Figure, str] | str:
+    def step_time(spec: RunSpec, geometry: BatchGeometry) -> tuple[PredictedRange, str] | str:
         found = None if measured is None else measured(spec, geometry)
         if found is not None:
-            return Figure(found.low, found.high, found.value), f"measured, {found.n} runs"
+            return PredictedRange(found.low, found.high, found.value), f"measured, {found.n} runs"
         ends = before.of(spec, geometry)
         if isinstance(ends, str):
             return f"{NOT_KNOWN}: {ends}"
-        return Figure(ends.low, ends.high, ends.middle), before.way
+        return PredictedRange(ends.low, ends.high, ends.middle), before.way
 
     runs = {spec.run_id: _run(spec, step_time, before.at_peak_s) for spec in specs}
     left = [spec for spec in open_runs(specs, sweep) if spec.run_id not in unfit]
@@ -208,12 +208,14 @@ def forecast(
         runs,
         len(left),
         len(left) - len(timed),
-        Figure.total(hours) if hours else None,
+        PredictedRange.total(hours) if hours else None,
         _makespan(timed, specs[0], machine) if timed else None,
     )
 
 
-def _makespan(timed: list[tuple[int, Figure]], spec: RunSpec, machine: Machine) -> Figure:
+def _makespan(
+    timed: list[tuple[int, PredictedRange]], spec: RunSpec, machine: Machine
+) -> PredictedRange:
     launcher = spec.config.launcher
 
     def makespan(times_s: list[float]) -> float:
@@ -226,14 +228,14 @@ def _makespan(timed: list[tuple[int, Figure]], spec: RunSpec, machine: Machine) 
     values = [figure.value for _, figure in timed if figure.value is not None]
     low, high = makespan([f.low for _, f in timed]), makespan([f.high for _, f in timed])
     # A queue of longer runs may be packed better.
-    return Figure(
+    return PredictedRange(
         min(low, high), max(low, high), makespan(values) if len(values) == len(timed) else None
     )
 
 
 def _run(
     spec: RunSpec,
-    step_time: Callable[[RunSpec, BatchGeometry], tuple[Figure, str] | str],
+    step_time: Callable[[RunSpec, BatchGeometry], tuple[PredictedRange, str] | str],
     at_peak_s: Callable[[RunSpec, BatchGeometry], float | None],
 ) -> RunForecast:
     parts = []
@@ -245,7 +247,7 @@ def _run(
         parts.append(step.times(stage.optimizer_steps))
     geometry = spec.geometry
     parts.append(_evaluations(spec, step))
-    run_time = Figure.total(parts)
+    run_time = PredictedRange.total(parts)
     rate = step.under(geometry.global_batch_size)
     length = spec.config.sequence_length
     at_peak = at_peak_s(spec, geometry)
@@ -260,7 +262,7 @@ def _run(
     )
 
 
-def _evaluations(spec: RunSpec, step: Figure) -> Figure:
+def _evaluations(spec: RunSpec, step: PredictedRange) -> PredictedRange:
     """Return the time of all evaluations, whose batches are dealt to the ranks."""
     geometry, config = spec.geometry, spec.config.evaluation
     batches = -(-config.samples // config.batch_size)
@@ -269,4 +271,4 @@ def _evaluations(spec: RunSpec, step: Figure) -> Figure:
     share = evaluations(spec) * dealt / trained
     less, more = _EVALUATED
     value = None if step.value is None else step.value * share * math.sqrt(less * more)
-    return Figure(step.low * share * less, step.high * share * more, value)
+    return PredictedRange(step.low * share * less, step.high * share * more, value)

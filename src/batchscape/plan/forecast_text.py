@@ -11,16 +11,18 @@ from rich.console import RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from batchscape.plan.forecast import NOT_KNOWN, Figure, MemoryForecast, RunForecast, SweepForecast
-from batchscape.text import count_text
-
-__all__ = ["COUNTS", "TIMES", "forecast_text", "memory_text", "span"]
-
-TIMES = (
-    *((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s")),
-    *((1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")),
+from batchscape.plan.forecast import (
+    NOT_KNOWN,
+    MemoryForecast,
+    PredictedRange,
+    RunForecast,
+    SweepForecast,
 )
-COUNTS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+from batchscape.text import DURATIONS, SIZES, count_text, unit_of
+
+__all__ = ["COUNTS", "forecast_text", "memory_text", "span"]
+
+COUNTS = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
 _FITS = {"unsure": "\nunsure", "does not fit": "\ntoo big"}
 _SHOWN = 40
 """Lines at most; of more the cheapest and the dearest are those that matter."""
@@ -109,10 +111,10 @@ def _table(way: str, lines: Mapping[tuple[str, RunForecast], int]) -> Table:
         table.add_row(
             written,
             str(count),
-            _span(forecast.step_time_s, TIMES),
+            _span(forecast.step_time_s, DURATIONS),
             _span(rate, COUNTS),
-            *([_span(forecast.mfu_pct, ((1.0, "%"),))] if has_mfu else []),
-            _span(forecast.run_time_s, TIMES),
+            *([_span(forecast.mfu_pct, {"%": 1.0})] if has_mfu else []),
+            _span(forecast.run_time_s, DURATIONS),
             memory_text(forecast.memory) + _fits(forecast.memory),
         )
     return table
@@ -122,8 +124,8 @@ def memory_text(found: MemoryForecast | None) -> str:
     """Write the peak of a rank's tensors; nothing where it is not known."""
     if found is None or found.peak_allocated_gib is None or found.peak_allocated_gib.value is None:
         return ""
-    gib = found.peak_allocated_gib.value
-    return f"{_digits(gib)} GiB" if gib >= 1 else f"{_digits(1024 * gib)} MiB"
+    taken = found.peak_allocated_gib.value * SIZES["GiB"]
+    return _in_unit(taken, unit_of(taken, SIZES), SIZES)
 
 
 def _fits(found: MemoryForecast | None) -> str:
@@ -151,39 +153,39 @@ def _totals(found: SweepForecast, begin: datetime) -> str:
     until = first if first == last else f"{first} to {last}"
     return (
         f"Time: {count_text(found.left - found.unknown, 'run')}, "
-        f"{span(found.device_hours, ((1.0, ''),))} device-hours, "
-        f"{span(found.makespan_s, TIMES)} from first start to last end; begun now it ends "
+        f"{span(found.device_hours, {'': 1.0})} device-hours, "
+        f"{span(found.makespan_s, DURATIONS)} from first start to last end; begun now it ends "
         f"{until}. Start, compilation and checkpoints come on top{missing}."
     )
 
 
-def _span(figure: Figure | None, units: tuple[tuple[float, str], ...]) -> str:
+def _span(figure: PredictedRange | None, units: Mapping[str, float]) -> str:
     """Write a figure with its range below it in one unit, or the range alone."""
     if figure is None:
         return ""
     if figure.value is not None:
-        size, unit = _unit(figure.value, units)
-        low, high = (_digits(end / size) for end in (figure.low, figure.high))
-        return f"{_digits(figure.value / size)}{unit}\n({low}-{high})"
-    (small, below), (large, above) = (_unit(end, units) for end in (figure.low, figure.high))
-    low, high = _digits(figure.low / small), _digits(figure.high / large)
-    return f"{low}-{high}{above}" if below == above else f"{low}{below}\nto {high}{above}"
+        unit = unit_of(figure.value, units)
+        low, high = (_digits(end / units[unit]) for end in (figure.low, figure.high))
+        return f"{_in_unit(figure.value, unit, units)}\n({low}-{high})"
+    below, above = unit_of(figure.low, units), unit_of(figure.high, units)
+    high = _in_unit(figure.high, above, units)
+    if below == above:
+        return f"{_digits(figure.low / units[below])}-{high}"
+    return f"{_in_unit(figure.low, below, units)}\nto {high}"
 
 
-def _unit(number: float, units: tuple[tuple[float, str], ...]) -> tuple[float, str]:
-    """Return the size of the unit that fits, and what to write behind a number."""
-    size, name = next(((size, name) for size, name in units if number >= size), (1.0, ""))
-    return size, f" {name}" if name else ""
+def _in_unit(number: float, unit: str, units: Mapping[str, float]) -> str:
+    return f"{_digits(number / units[unit])} {unit}".rstrip()
 
 
-def span(figure: Figure | None, units: tuple[tuple[float, str], ...]) -> str:
+def span(figure: PredictedRange | None, units: Mapping[str, float]) -> str:
     """Write a figure with its range behind it, or the range alone.
 
     Parameters
     ----------
-    figure : Figure
-    units : tuple of (float, str)
-        `TIMES`, `COUNTS`, or one without a name: size and name, the largest first.
+    figure : PredictedRange
+    units : mapping of str to float
+        `text.DURATIONS`, `COUNTS`, or one without a name: their sizes, the largest first.
     """
     return " ".join(_span(figure, units).split())
 

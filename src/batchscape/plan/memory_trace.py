@@ -194,7 +194,7 @@ def trace(spec: RunSpec, sample: tuple[Sample, Sample], geometry: BatchGeometry)
         unpacked,
         FakeTensorMode(allow_non_fake_inputs=True),
     ):
-        counter = _Counter(on_cpu=spec.device_type == "cpu")
+        counter = _StorageCounter(on_cpu=spec.device_type == "cpu")
 
         def examine(module: nn.Module) -> None:
             join(module)
@@ -297,7 +297,7 @@ def _measured(func: OpOverload, layouts: tuple[Any, ...], samples: int) -> list[
     return list(accumulate(changes))
 
 
-class _Counter(TorchDispatchMode):
+class _StorageCounter(TorchDispatchMode):
     """Notes births and deaths of storages."""
 
     def __init__(self, *, on_cpu: bool) -> None:
@@ -455,7 +455,7 @@ class _Blanks:
     """Hands out micro-batches without content."""
 
     def __init__(
-        self, sample: tuple[Sample, Sample], geometry: BatchGeometry, counter: _Counter
+        self, sample: tuple[Sample, Sample], geometry: BatchGeometry, counter: _StorageCounter
     ) -> None:
         self._sample = sample
         self._geometry = geometry

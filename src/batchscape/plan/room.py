@@ -7,10 +7,11 @@ from pathlib import Path
 
 import psutil
 
-from batchscape.measure.memory_report import GIB, MemoryReport
-from batchscape.plan.forecast import NOT_KNOWN, Figure, MemoryForecast
+from batchscape.measure.memory_report import MemoryReport
+from batchscape.plan.forecast import NOT_KNOWN, MemoryForecast, PredictedRange
 from batchscape.plan.machine import Machine
 from batchscape.record.spec import RunSpec
+from batchscape.system import GIB
 
 __all__ = ["memory_forecast", "room_gib", "why_not_launched", "why_too_large"]
 
@@ -91,9 +92,9 @@ def memory_forecast(
         # A run that would not fit was never measured: what they tell refuses no more than before.
         low, workspace = min(low, learned), 0.0
         way = f"{way}, range of {count} measured"
-    peak = Figure(value * low, value * high + workspace, value)
+    peak = PredictedRange(value * low, value * high + workspace, value)
     times, more = _BESIDE[spec.device_type]
-    taken = Figure(peak.low, times * peak.high + more)
+    taken = PredictedRange(peak.low, times * peak.high + more)
     if room is not None and taken.low > room:
         return MemoryForecast(way, peak, taken, room, "does not fit")
     is_sure = room is not None and taken.high <= room

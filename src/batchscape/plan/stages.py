@@ -7,14 +7,12 @@ from collections.abc import Sequence
 
 from batchscape.config import RunConfig
 from batchscape.errors import ConfigError, GeometryError
-from batchscape.geometry import BatchGeometry, solve
+from batchscape.geometry import COUNT_LIMIT, BatchGeometry, solve
 from batchscape.plan.scaling import scaled
 from batchscape.record.spec import Stage
 from batchscape.text import list_text, near_multiples
 
 __all__ = ["check_evaluations", "make_stages", "solve_geometries"]
-
-_LIMIT = 2**63
 
 
 def solve_geometries(config: RunConfig) -> tuple[BatchGeometry, ...]:
@@ -83,7 +81,7 @@ def make_stages(config: RunConfig, geometries: Sequence[BatchGeometry]) -> tuple
         if stages and (stages[-1].geometry, stages[-1].optimizer) == (geometry, optimizer):
             samples += stages.pop().samples  # noqa: PLW2901  (the two are one stage)
         stages.append(Stage(samples, geometry, optimizer))
-    if (total := sum(stage.samples for stage in stages)) >= _LIMIT:
+    if (total := sum(stage.samples for stage in stages)) >= COUNT_LIMIT:
         msg = f"a budget must be below 2**63 samples, as positions are 64-bit; given {total}"
         raise ConfigError(msg)
     return tuple(stages)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from batchscape.models.build import LossModule
 
-__all__ = ["Coefficients", "ModelFacts", "Range", "StepTimes", "rings"]
+__all__ = ["Coefficients", "OperationCounts", "Range", "StepTimeRanges", "rings"]
 
 
 class Range(NamedTuple):
@@ -81,7 +81,7 @@ _RECOMPUTED = 4 / 3
 
 
 @dataclass(frozen=True)
-class ModelFacts:
+class OperationCounts:
     """What a training step of a model consists of."""
 
     flops: tuple[float, float]
@@ -127,7 +127,7 @@ class Coefficients:
         return Range(low, middle, high)
 
 
-class StepTimes:
+class StepTimeRanges:
     """Ranges of step times on one machine.
 
     A model is built, without values where it can be, and its operations are counted, once for all
@@ -140,7 +140,7 @@ class StepTimes:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._facts: dict[tuple[str, ...], ModelFacts | str] = {}
+        self._facts: dict[tuple[str, ...], OperationCounts | str] = {}
         self._coefficients: dict[tuple[object, ...], Coefficients | str] = {}
         self._of_cpu: dict[str, float] = {}
 
@@ -187,7 +187,7 @@ class StepTimes:
         return self._coefficients[key]
 
     def _priced(
-        self, facts: ModelFacts, spec: RunSpec, ranks: int, nodes: int
+        self, facts: OperationCounts, spec: RunSpec, ranks: int, nodes: int
     ) -> Coefficients | str:
         config, kind, precision = spec.config, spec.device_type, spec.precision
         engine, cluster = config.in_process, self._machine.cluster
@@ -303,7 +303,7 @@ def rings(config: RunConfig) -> tuple[float, float]:
 
 
 def _update(
-    facts: ModelFacts, config: RunConfig, ranks: int, *, moved: float, per_s: float, kind: str
+    facts: OperationCounts, config: RunConfig, ranks: int, *, moved: float, per_s: float, kind: str
 ) -> Range:
     """Return the time of clipping and update: bytes, Muon's products, and a kernel a tensor."""
     optimizer = config.optimizer
@@ -340,7 +340,7 @@ def _update(
     )
 
 
-def _facts(config: RunConfig, data: DataIdentity, precision: str) -> ModelFacts | str:
+def _facts(config: RunConfig, data: DataIdentity, precision: str) -> OperationCounts | str:
     """Build a model, and count what it does; or say why that cannot be."""
     import numpy as np
     import torch
@@ -375,7 +375,7 @@ def _facts(config: RunConfig, data: DataIdentity, precision: str) -> ModelFacts 
 
     trained = [p for p in module.parameters() if p.requires_grad]
     flops = line(fewer.flops, more.flops)
-    return ModelFacts(
+    return OperationCounts(
         flops=flops,
         traffic_bytes=line(fewer.traffic_bytes, more.traffic_bytes),
         kernels=fewer.kernels,

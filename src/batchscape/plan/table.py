@@ -35,6 +35,7 @@ from batchscape.record.progress import run_progress
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.usable import check_usable
+from batchscape.text import count_text
 
 __all__ = [
     "PLAN_COLUMNS",
@@ -145,8 +146,8 @@ def _runs_table(plan: Plan, sweep: SweepFolder) -> list[RenderableType]:
         runs.add_row(spec.run_id, _cuts(spec), *values, _status(sweep.run(spec.run_id)))
     if not last:
         return [runs]
-    left_out = len(plan.specs) - len(first) - len(last)
-    text = f"Not shown: {left_out} more runs. A sweep writes all of them to {sweep.plan}."
+    left_out = count_text(len(plan.specs) - len(first) - len(last), "more run")
+    text = f"Not shown: {left_out}. A sweep writes all of them to {sweep.plan}."
     return [runs, Text(text)]
 
 
@@ -312,7 +313,8 @@ def _rejected_table(rows: list[dict[str, Any]]) -> Table:
     for (triple, reason), count in first:
         table.add_row(str(count), triple, reason)
     if last:
-        table.add_row("...", "", f"{len(counts) - len(first) - len(last)} more lines not shown")
+        left_out = count_text(len(counts) - len(first) - len(last), "more line")
+        table.add_row("...", "", f"{left_out} not shown")
     for (triple, reason), count in last:
         table.add_row(str(count), triple, reason)
     return table

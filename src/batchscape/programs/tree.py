@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import psutil
 
 from batchscape.cuda_devices import handle_of, processes_on
-from batchscape.measure.memory_report import GIB
-from batchscape.system import reported_memory
+from batchscape.system import GIB, reported_memory
 
 __all__ = ["RankMemory", "TreeMemory", "driver_memory"]
 

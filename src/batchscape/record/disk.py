@@ -13,6 +13,7 @@ from typing import TypeVar
 import psutil
 
 from batchscape.errors import DiskError
+from batchscape.text import size_text
 
 __all__ = [
     "disk_error",
@@ -21,7 +22,6 @@ __all__ = [
     "free_bytes",
     "is_of_this_machine",
     "read_each",
-    "size_text",
 ]
 
 _CAUSES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG})
@@ -79,15 +79,6 @@ def read_each(
         return list(map(read, folders))
     with ThreadPoolExecutor(_READERS) as readers:
         return list(readers.map(read, folders))
-
-
-def size_text(size: float) -> str:
-    """Write a number of bytes as a person reads it."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if abs(size) < 1024:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
 
 
 def disk_error(error: OSError, path: Path) -> OSError:

@@ -18,7 +18,7 @@ import pynvml
 import batchscape
 from batchscape.cuda_devices import every_cuda_device, open_nvml
 from batchscape.record.folder import FORMAT_VERSION
-from batchscape.system import processor_name
+from batchscape.system import GIB, processor_name
 
 __all__ = ["KERNEL_VARIABLES", "PACKAGES", "THREAD_VARIABLES", "environment"]
 
@@ -77,7 +77,6 @@ KERNEL_VARIABLES = (
 With those of threads the only ones that are recorded: others may hold secrets.
 """
 
-_GIB = 2**30
 _GIT_TIMEOUT_S = 10.0
 
 
@@ -116,7 +115,7 @@ def environment(
             "physical_cores": psutil.cpu_count(logical=False),
             "usable_cores": _usable_cores() if usable_cores is None else usable_cores,
         },
-        "memory_gib": psutil.virtual_memory().total / _GIB,
+        "memory_gib": psutil.virtual_memory().total / GIB,
         "cuda": _cuda(),
         "threads": {name: variables.get(name) for name in THREAD_VARIABLES},
         "kernels": {name: variables.get(name) for name in KERNEL_VARIABLES},

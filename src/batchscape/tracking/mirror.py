@@ -26,7 +26,15 @@ from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.tracking.state import standing_of, sync_command
 
-__all__ = ["Event", "Mirror", "Order", "Worker", "kill_tree", "may_mirror_live", "patience_s"]
+__all__ = [
+    "Event",
+    "Mirror",
+    "MirrorRequest",
+    "Worker",
+    "kill_tree",
+    "may_mirror_live",
+    "patience_s",
+]
 
 _SILENCE_S = 60.0
 """For a busy machine, beside what W&B takes."""
@@ -47,8 +55,8 @@ def may_mirror_live(specs: Sequence[RunSpec], cpu_cores: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Order:
-    """What the process has to do."""
+class MirrorRequest:
+    """What the process of a mirror has to do."""
 
     sweep_dir: str
     mode: str
@@ -85,8 +93,8 @@ class Worker:
         If it cannot be started.
     """
 
-    def __init__(self, order: Order) -> None:
-        folder = SweepFolder(Path(order.sweep_dir)).wandb
+    def __init__(self, request: MirrorRequest) -> None:
+        folder = SweepFolder(Path(request.sweep_dir)).wandb
         folder.mkdir(parents=True, exist_ok=True)
         # Not a pipe, which is full once nobody has read it for long.
         self._events = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (as long as the worker)
@@ -96,12 +104,12 @@ class Worker:
         self.log = folder / "mirror.log"
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, json.dumps(asdict(order))],
+                [*command, json.dumps(asdict(request))],
                 stdin=subprocess.PIPE,
                 bufsize=0,  # a closed pipe is met where it is written to, and nowhere else
                 stdout=self._events,
                 stderr=log,
-                env=_environment(folder, order.mode),
+                env=_environment(folder, request.mode),
                 start_new_session=True,  # Ctrl-C is for its parent
             )
         # From here, before it has imported anything: a hook in the child is unsafe with threads.
@@ -224,7 +232,7 @@ class Mirror:
             return None
         chosen = (), self._tracker.project, self._tracker.entity, self._tracker.tags
         try:
-            return Worker(Order(str(self._sweep_dir), self._tracker.mode, work, *chosen))
+            return Worker(MirrorRequest(str(self._sweep_dir), self._tracker.mode, work, *chosen))
         except OSError as error:
             self._problems.append(f"its mirror cannot start ({error})")
         return None

@@ -15,7 +15,7 @@ from batchscape.errors import DamageError, RecordError
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.status import RunStatus, Status
-from batchscape.text import list_text
+from batchscape.text import count_text, list_text
 from batchscape.tracking.labels import sweep_id_of
 
 __all__ = [
@@ -133,7 +133,8 @@ class Uploads:
         runs = len(self.uploaded) + len(self.offline)
         if not runs:
             return ""
-        where = f"Weights & Biases: {runs} runs in project {', '.join(sorted(self.projects))}"
+        projects = ", ".join(sorted(self.projects))
+        where = f"Weights & Biases: {count_text(runs, 'run')} in project {projects}"
         upload = f"; {len(self.offline)} offline, upload: {sync_command(self.sweep_dir)}"
         return where + upload if self.offline else where
 

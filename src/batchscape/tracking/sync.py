@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from batchscape.errors import LaunchError, RecordError
 from batchscape.record.folder import SweepFolder
 from batchscape.record.neighbours import no_runs
-from batchscape.tracking.mirror import Event, Order, Worker
+from batchscape.text import count_text
+from batchscape.tracking.mirror import Event, MirrorRequest, Worker
 from batchscape.tracking.state import MirrorState, Uploads, standing_of
 
 __all__ = ["sync"]
@@ -106,8 +107,8 @@ def _events(
     if not left:
         return
     beside = sorted(left & {"report", "workspace"})
-    order = Order(str(sweep.sweep_dir), "online", "sync", beside, project, entity)
-    with closing(Worker(order)) as worker:
+    request = MirrorRequest(str(sweep.sweep_dir), "online", "sync", beside, project, entity)
+    with closing(Worker(request)) as worker:
         for event in worker.events(timeout_s):
             # A run may have ended since, and a damaged one has been told: that is no news.
             if event.run in left:
@@ -122,7 +123,7 @@ def _events(
 
 def _summary(sweeps: Sequence[Uploads], done: Counter[str], failed: int) -> str:
     kinds = [kind for kind in ("run", "report", "workspace") if done[kind]]
-    sent = [f"{done[kind]} {kind}" + "s" * (done[kind] > 1) for kind in kinds]
+    sent = [count_text(done[kind], kind) for kind in kinds]
     parts = [f"uploaded {', '.join(sent)}"] if sent else []
     if failed:
         parts.append(f"{failed} not uploaded: the same command tries again")

@@ -32,7 +32,7 @@ from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import verify_seal
 from batchscape.tracking.labels import label_of, sweep_id_of
-from batchscape.tracking.mirror import Event, Order, kill_tree, patience_s
+from batchscape.tracking.mirror import Event, MirrorRequest, kill_tree, patience_s
 from batchscape.tracking.report import send_report
 from batchscape.tracking.run import WandbRun
 from batchscape.tracking.state import ENDS, MirrorState, content_of
@@ -58,20 +58,20 @@ def main(text: str) -> None:
     Parameters
     ----------
     text : str
-        An `Order`, as JSON.
+        A `MirrorRequest`, as JSON.
     """
-    order = Order(**json.loads(text))
+    request = MirrorRequest(**json.loads(text))
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     try:
         with ExitStack() as stack:
-            path = SweepFolder(Path(order.sweep_dir)).wandb / "mirror.lock"
+            path = SweepFolder(Path(request.sweep_dir)).wandb / "mirror.lock"
             while (lock := take(path, is_needed=False)) is None:
                 # The mirror of another launcher, or a sync, sends what there is meanwhile.
-                if order.work != "live" or select.select([sys.stdin], [], [], _POLL_S)[0]:
+                if request.work != "live" or select.select([sys.stdin], [], [], _POLL_S)[0]:
                     raise _RefusedError(_BUSY)
             stack.callback(lock.release)
-            mirror = _Mirror(order, _mode(order))
-            while order.work == "live" and not select.select([sys.stdin], [], [], _POLL_S)[0]:
+            mirror = _WandbMirror(request, _mode(request))
+            while request.work == "live" and not select.select([sys.stdin], [], [], _POLL_S)[0]:
                 mirror.look()
             mirror.look()
             mirror.look_beside()
@@ -87,12 +87,12 @@ def main(text: str) -> None:
     kill_tree(os.getpid())
 
 
-class _Mirror:
+class _WandbMirror:
     """All runs of one sweep, and the ones that are open in W&B."""
 
-    def __init__(self, order: Order, mode: Literal["online", "offline"]) -> None:
-        self._order = order
-        self._sweep = SweepFolder(Path(order.sweep_dir))
+    def __init__(self, request: MirrorRequest, mode: Literal["online", "offline"]) -> None:
+        self._request = request
+        self._sweep = SweepFolder(Path(request.sweep_dir))
         self._mode = mode
         self._open: dict[Path, WandbRun] = {}
         self._settled: dict[Path, int] = {}
@@ -117,7 +117,7 @@ class _Mirror:
 
     def look_beside(self) -> None:
         """Send what is asked for of the sweep itself, if a run of it has begun."""
-        wanted, state = self._order.beside, MirrorState.read(self._sweep)
+        wanted, state = self._request.beside, MirrorState.read(self._sweep)
         if not wanted or not self._sweep_id:
             return
         if state is None:
@@ -151,7 +151,7 @@ class _Mirror:
             return
         try:
             status = RunStatus.read(folder.status)
-            if status.status is Status.RUNNING and self._order.work == "live":
+            if status.status is Status.RUNNING and self._request.work == "live":
                 self._opened(folder, status).follow()
                 return
             if status.status in ENDS and self._lacks(folder, status):
@@ -189,7 +189,7 @@ class _Mirror:
     def _tracker_of(self, folder: RunFolder) -> WandbTracker:
         tracker = RunSpec.read(folder.config).config.tracker
         stored = tracker if isinstance(tracker, WandbTracker) else WandbTracker(name="wandb")
-        chosen = self._order
+        chosen = self._request
         return WandbTracker(
             name="wandb",
             project=chosen.project or stored.project,
@@ -198,9 +198,9 @@ class _Mirror:
         )
 
 
-def _mode(order: Order) -> Literal["online", "offline"]:
+def _mode(request: MirrorRequest) -> Literal["online", "offline"]:
     """Decide between online and offline, and ask the server for an answer where it is online."""
-    if order.mode == "offline":
+    if request.mode == "offline":
         return "offline"
     knows_a_key = False
     try:
@@ -212,7 +212,7 @@ def _mode(order: Order) -> Literal["online", "offline"]:
     except wandb.Error:
         pass
     if not knows_a_key:
-        if order.mode == "auto":
+        if request.mode == "auto":
             return "offline"
         raise _RefusedError(_NO_KEY)
     try:

@@ -20,10 +20,10 @@ from batchscape.models.invariance import PROBED_SAMPLES, why_not_invariant
 from batchscape.models.undisturbed import undisturbed
 from batchscape.train.batches import to_device
 
-__all__ = ["ModelFacts", "examine"]
+__all__ = ["ModelColumns", "examine"]
 
 
-class ModelFacts(NamedTuple):
+class ModelColumns(NamedTuple):
     """Columns of a row of `ranks` that follow from the model and the shape of a sample."""
 
     not_invariant: str | None = None
@@ -45,7 +45,7 @@ def examine(
     *,
     forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
     outline: nn.Module | None = None,
-) -> ModelFacts:
+) -> ModelColumns:
     """Look at a model as it is about to be trained; nothing of it changes.
 
     Parameters
@@ -73,7 +73,7 @@ def examine(
     batch = to_device(dataset.batch(indices), device, precision)
     whole = outline or module
     operations = model_flops(whole, *batch)
-    return ModelFacts(
+    return ModelColumns(
         not_invariant=why_not_invariant(module, batch, forward),
         parameters=sum(p.numel() for p in whole.parameters() if p.requires_grad),
         model_flops_per_sample=None if operations is None else operations / PROBED_SAMPLES,

@@ -19,11 +19,11 @@ from batchscape.record.instants import now
 from batchscape.record.outcome import Outcome
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status
+from batchscape.system import GIB
 from batchscape.text import count_text
 
 __all__ = ["failure_of", "is_out_of_memory"]
 
-_GIB = 2.0**30
 _LONGEST_CHAIN = 10
 """Exceptions that raised each other; a loop of them has no end."""
 
@@ -176,7 +176,7 @@ def _peak_memory(device: torch.device | None) -> tuple[float | None, str | None]
     """
     with suppress(Exception):
         if device is not None and is_accelerator(device):
-            return module_of(device).max_memory_allocated(device) / _GIB, "allocated"
+            return module_of(device).max_memory_allocated(device) / GIB, "allocated"
         return process_memory().peak_rss_gib, "resident"
     return None, None
 

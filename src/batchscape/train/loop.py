@@ -39,7 +39,7 @@ from batchscape.train.batches import to_device
 from batchscape.train.checkpoint import save_checkpoint
 from batchscape.train.divergence import DivergenceRule
 from batchscape.train.evaluation import Evaluator
-from batchscape.train.examination import ModelFacts, examine
+from batchscape.train.examination import ModelColumns, examine
 from batchscape.train.failures import is_out_of_memory
 from batchscape.train.loader import BatchLoader, InlineLoader, build_loader
 from batchscape.train.random_state import gather_random_states, set_random_state
@@ -82,7 +82,7 @@ class Training:
         self.evaluation_s = 0.0
         self.checkpoint_s = 0.0
         self.compilations_s: list[float] = []
-        self.facts = ModelFacts()
+        self.facts = ModelColumns()
         """Of the model; rank 0 alone finds them out."""
         self.declaration: dict[str, Any] = {}
         """Of the engine."""
@@ -199,7 +199,7 @@ class Training:
             if in_parts or not is_out_of_memory(error, self.spec):
                 raise
             # Whether a training fits is for its own steps to say.
-            self.facts = ModelFacts(not_invariant="not examined: memory was out for it")
+            self.facts = ModelColumns(not_invariant="not examined: memory was out for it")
         # Halves of a batch would have other statistics, or another draw of a dropout.
         self._stream.may_cut = self.facts.not_invariant is None
         beat(Phase.START)

@@ -62,7 +62,7 @@ def main(run_dir: str, rank: int) -> int:
     """
     began = time.perf_counter()
     folder = RunFolder(Path(run_dir))
-    progress = _Progress()
+    progress = _RankState()
     try:
         outcome = _train(folder, rank, began, progress)
     except Exception as error:  # noqa: BLE001  (a run ends with a status, whatever happened)
@@ -78,7 +78,7 @@ def main(run_dir: str, rank: int) -> int:
     return 0 if outcome.status in {Status.COMPLETED, Status.DIVERGED} else 1
 
 
-class _Progress:
+class _RankState:
     """How far a rank has come, for the report of a failure."""
 
     def __init__(self) -> None:
@@ -88,14 +88,14 @@ class _Progress:
         self.device: torch.device | None = None
 
 
-def _leave(folder: RunFolder, rank: int, outcome: Outcome, progress: _Progress) -> None:
+def _leave(folder: RunFolder, rank: int, outcome: Outcome, progress: _RankState) -> None:
     """Write how this rank ended."""
     outcome.write(folder, rank)
     beat(Phase.END)
     progress.has_left = True
 
 
-def _train(folder: RunFolder, rank: int, began: float, progress: _Progress) -> Outcome:
+def _train(folder: RunFolder, rank: int, began: float, progress: _RankState) -> Outcome:
     spec = progress.spec = RunSpec.read(folder.config)
     launch = read_json(folder.launch)
     on_node = spec.geometry.devices_per_node

@@ -7,6 +7,7 @@ import re
 
 from batchscape.config.metrics import TimeUnit
 from batchscape.errors import RecordError
+from batchscape.geometry import COUNT_LIMIT
 
 __all__ = ["as_count", "as_float", "as_row"]
 
@@ -15,7 +16,6 @@ _COUNTS = {
     *("world_size", "micro_batch_size", "gradient_accumulation_steps"),
     *("global_batch_size", "tokens_per_optimizer_step"),
 }
-_LIMIT = 2**63
 # As `f"{count:,}"` prints it. A comma elsewhere may be a decimal one, and is refused.
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:nan|inf|infinity)", re.I)
@@ -60,7 +60,7 @@ def as_count(value: object, where: str) -> int:
         number = as_float(count, where)
         # A float above 2**53 no longer tells neighbours apart.
         count = int(number) if number.is_integer() and abs(number) <= 2**53 else -1
-    if not 0 <= count < _LIMIT:
+    if not 0 <= count < COUNT_LIMIT:
         msg = f"{where} should be a whole number from 0 on, got {_short(value)}"
         raise RecordError(msg)
     return count

@@ -20,8 +20,9 @@ from batchscape.launch import SweepResult, active, hangs, run_sweep
 from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
+from batchscape.record.state import verify_seal
 from batchscape.record.status import RunStatus, Status
-from batchscape.record.tables import load, verify_seal
+from batchscape.record.tables import load
 
 FAULTS = str(Path(__file__).parents[1] / "faults")
 

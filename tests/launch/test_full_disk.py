@@ -19,8 +19,9 @@ from batchscape.launch import run_sweep
 from batchscape.record.files import read_json_lines
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
+from batchscape.record.state import verify_seal
 from batchscape.record.status import RunStatus
-from batchscape.record.tables import load, read_table, verify_seal
+from batchscape.record.tables import load, read_table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 

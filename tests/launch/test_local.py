@@ -27,8 +27,9 @@ from batchscape.record.causes import Cause
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.spec import RunSpec
+from batchscape.record.state import verify_seal
 from batchscape.record.status import RunStatus, Status
-from batchscape.record.tables import load, read_table, verify_seal
+from batchscape.record.tables import load, read_table
 
 
 class Sweep:

@@ -18,7 +18,7 @@ from sweeps_of_fakes import ENTRY, MACHINE, spec_named, wait_until
 from batchscape.launch import SweepResult, active, run_sweep
 from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
-from batchscape.record.next_step import is_tried_again
+from batchscape.record.state import is_tried_again
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import load
 

@@ -18,12 +18,12 @@ from sweeps_of_fakes import ENTRY, MACHINE, is_alive, pids_in, spec_named, wait_
 from batchscape.launch import claims as own_claims
 from batchscape.launch import run_sweep
 from batchscape.launch.claims import ClaimedRuns
-from batchscape.launch.standing import Standing
+from batchscape.launch.remaining import RemainingRuns
 from batchscape.record import claims
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.locks import Lock, is_held
+from batchscape.record.state import verify_seal
 from batchscape.record.status import RunStatus, Status
-from batchscape.record.tables import verify_seal
 
 Launch = Callable[..., Launcher]
 
@@ -70,7 +70,7 @@ def test_looking_at_what_others_have_takes_a_small_part_of_the_time(
     monkeypatch.setattr(own_claims.time, "monotonic", lambda: clock)
     sweep, share, rarest = SweepFolder(tmp_path), {}, {}
     for runs in (1, 1000):
-        found = ClaimedRuns(sweep, Standing([], sweep, ()))
+        found = ClaimedRuns(sweep, RemainingRuns([], sweep, ()))
         assert all(found.is_elsewhere(spec_named(f"run-{n}")) for n in range(runs))
         looked_at.clear()
         end = clock + 400

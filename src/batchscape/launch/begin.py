@@ -23,8 +23,8 @@ from batchscape.record.disk import disk_error
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import TABLES, RunFolder
 from batchscape.record.instants import now
-from batchscape.record.next_step import goes_on
 from batchscape.record.spec import RunSpec
+from batchscape.record.state import read_state
 from batchscape.record.status import Attempt, RunStatus, Status
 
 __all__ = ["begin"]
@@ -76,8 +76,9 @@ def begin(
     OSError
         If the folder cannot be written to.
     """
-    standing = RunStatus.read(folder.status)
-    if goes_on(folder, standing, resumable=spec.is_resumable_program):
+    state = read_state(folder, spec, is_ours=True)
+    standing = state.record
+    if state.goes_on:
         before = read_json(folder.launch)
         _check_device_model(before, launch, folder)
         launch = with_times_of(before, launch)

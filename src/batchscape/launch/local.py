@@ -24,15 +24,14 @@ from batchscape.launch.predictions import alike, foretold_s, predict
 from batchscape.launch.presence import Presence
 from batchscape.launch.processes import Processes
 from batchscape.launch.progress import Progress
+from batchscape.launch.remaining import RemainingRuns, repeated
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.schedule import launch_order
 from batchscape.launch.scratch import scratch_folder
 from batchscape.launch.session import Session, Steering
-from batchscape.launch.standing import Standing, repeated
 from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import sweep_lock
 from batchscape.record.spec import RunSpec
-from batchscape.record.status import RunStatus
 from batchscape.record.usable import check_usable
 from batchscape.terminal import OutgoingConsole
 from batchscape.tracking.mirror import Mirror, may_mirror_live
@@ -117,18 +116,18 @@ def run_sweep(
     check_usable(sweep)
     with sweep_lock(sweep), ExitStack() as stack:
         remove_dead_writes(sweep)
-        standing = Standing(ordered, sweep, repeated(specs[0].config.launcher.retry))
-        live = may_mirror_live(standing.missing, machine.cpu_cores)
+        remaining = RemainingRuns(ordered, sweep, repeated(specs[0].config.launcher.retry))
+        live = may_mirror_live(remaining.missing, machine.cpu_cores)
         tracker = NoTracker("none") if is_part else specs[0].config.tracker
         mirror = Mirror(tracker, sweep, live=live)
         progress = Progress(console, len(specs) if steering is None else steering.runs, values)
-        progress.stand_still(list(standing.settled.values()))
+        progress.stand_still(list(remaining.settled.values()))
         presence = Presence()
-        if standing.missing:
+        if remaining.missing:
             stack.enter_context(presence)
         with Interrupts() as interrupts:
             launched = _launched(
-                standing,
+                remaining,
                 sweep,
                 machine,
                 presence=presence,
@@ -143,8 +142,7 @@ def run_sweep(
         interrupted = interrupts.count > 0
     with presence:
         note = mirror.finish(interrupted=interrupted)
-    done = standing.settled | launched.done
-    runs = tuple(done.get(spec.run_id) or _left(spec, sweep) for spec in standing.specs)
+    runs = remaining.results(launched.done)
     result = SweepResult(runs, interrupted, launched.stopped, note, mirror.standing())
     progress.summary(result)
     return result
@@ -157,7 +155,7 @@ class _Launched:
 
 
 def _launched(
-    standing: Standing,
+    remaining: RemainingRuns,
     sweep: SweepFolder,
     machine: Machine,
     *,
@@ -171,7 +169,7 @@ def _launched(
     waits: bool,
 ) -> _Launched:
     """Run what is missing, until it is done or a signal stops it."""
-    missing = standing.missing
+    missing = remaining.missing
     if not missing:
         return _Launched({})
     with ExitStack() as stack:
@@ -183,14 +181,14 @@ def _launched(
             return _Launched({}, f"no process can be started: {error}")
         if processes is None:
             return _Launched({})
-        claims = ClaimedRuns(sweep, standing, waits=waits)
+        claims = ClaimedRuns(sweep, remaining, waits=waits)
         stack.callback(claims.release_all)
         stack.callback(processes.close)
         scratch = stack.enter_context(scratch_folder())
         predictions: dict[str, Mapping[str, Any]] = {}
         if entry == WORKER:
             predictions, trouble = predict(
-                standing.specs,
+                remaining.specs,
                 missing,
                 sweep,
                 processes,
@@ -199,15 +197,15 @@ def _launched(
             )
             if trouble is not None:
                 progress.warn(trouble)
-        durations = Durations(sweep, standing.specs, foretold_s(predictions))
+        durations = Durations(sweep, remaining.specs, foretold_s(predictions))
         placement = Placement(missing[0], machine, durations, progress.warn)
         stack.callback(placement.close)
 
         def more(over: Collection[str]) -> list[RunSpec]:
-            while added := steering.more({*over, *standing.settled}) if steering else ():
-                found = standing.add(added)
-                progress.stand_still([r for s in added if (r := standing.settled.get(s.run_id))])
-                predictions.update(alike(found, standing.specs, predictions))
+            while added := steering.more({*over, *remaining.settled}) if steering else ():
+                found = remaining.add(added)
+                progress.stand_still([r for s in added if (r := remaining.settled.get(s.run_id))])
+                predictions.update(alike(found, remaining.specs, predictions))
                 if found:
                     return found
             return []
@@ -251,10 +249,3 @@ def _open(
     method: str | None, entry: str, should_stop: Callable[[], bool], also_preload: str
 ) -> Processes | None:
     return open_processes(entry, should_stop, method, also_preload)
-
-
-def _left(spec: RunSpec, sweep: SweepFolder) -> RunResult:
-    """Return how a run stands whose turn did not come."""
-    folder = sweep.run(spec.run_id)
-    status = RunStatus.read(folder.status)
-    return RunResult(spec.run_id, status.status, status.reason, folder.log)

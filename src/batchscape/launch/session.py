@@ -36,10 +36,10 @@ from batchscape.record.disk import explained
 from batchscape.record.environment import environment
 from batchscape.record.files import write_json
 from batchscape.record.folder import SweepFolder
-from batchscape.record.next_step import is_tried_again
 from batchscape.record.outcome import RankExit
 from batchscape.record.progress import remaining_s
 from batchscape.record.spec import RunSpec
+from batchscape.record.state import is_tried_again
 from batchscape.record.status import FAULTS, RunStatus, Status
 from batchscape.text import count_text
 

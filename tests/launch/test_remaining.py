@@ -11,7 +11,7 @@ from fake_workers import Rank
 from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, spec_named
 
-from batchscape.launch import SweepResult, run_sweep
+from batchscape.launch import Launcher, SweepResult
 from batchscape.launch.remaining import RemainingRuns, repeated
 from batchscape.record.causes import Cause
 from batchscape.record.files import write_json
@@ -48,7 +48,7 @@ def launched(sweep: SweepFolder, *names: str) -> tuple[SweepResult, str]:
     printed = io.StringIO()
     specs = [spec_named(name) for name in names]
     console = Console(file=printed, width=300)
-    result = run_sweep(specs, sweep, MACHINE, entry=ENTRY, method="spawn", console=console)
+    result = Launcher(sweep, MACHINE, specs, entry=ENTRY, method="spawn", console=console).run()
     return result, printed.getvalue()
 
 

@@ -37,7 +37,7 @@ from scipy import stats
 
 from batchscape.compose import compose
 from batchscape.data.corpus import prepare
-from batchscape.launch import run_sweep
+from batchscape.launch import Launcher
 from batchscape.measure.memory_report import MemoryReport
 from batchscape.plan.build import Plan, make_plan
 from batchscape.plan.expand import SweepCells
@@ -223,7 +223,7 @@ def main() -> None:
         for name in options.family:
             folder = SweepFolder(plans[name].sweep_dir)
             write_plan(plans[name])
-            run_sweep(chosen[name], folder, machine, command="benchmarks/memory_prediction.py")
+            Launcher(folder, machine, chosen[name], command="benchmarks/memory_prediction.py").run()
             figures = {spec.run_id: measured(folder, spec) for spec in chosen[name]}
             found[name] = {run: told for run, told in figures.items() if told is not None}
     missing = count - sum(map(len, found.values()))

@@ -41,13 +41,13 @@ ENVIRONMENT = {
 
 def ours(root: Path, specs: list[RunSpec]) -> int:
     """Launch through this project; the server boots anew for every sweep."""
-    from batchscape.launch import run_sweep
+    from batchscape.launch import Launcher
     from batchscape.plan.machine import Machine
     from batchscape.record.folder import SweepFolder
 
     sweep = SweepFolder(root)
     with Path(os.devnull).open("w") as nowhere:
-        result = run_sweep(specs, sweep, Machine.detect(), console=Console(file=nowhere))
+        result = Launcher(sweep, Machine.detect(), specs, console=Console(file=nowhere)).run()
     if result.failed:
         raise RuntimeError(result.failed[0].reason)
     return 1

@@ -24,8 +24,9 @@ from batchscape.config.settings import SETTINGS
 from batchscape.record.causes import Cause
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
+from batchscape.record.state import verify_seal
 from batchscape.record.status import RunStatus, Status
-from batchscape.record.tables import load, verify_seal
+from batchscape.record.tables import load
 
 Captured = pytest.CaptureFixture[str]
 QUICK = [

@@ -187,7 +187,7 @@ def test_a_worker_imports_no_hydra_and_only_who_mirrors_imports_wandb() -> None:
     """And nobody Polars before it reads sweeps."""
     worker, mirror, everything = modules_after(
         "import batchscape.train.worker",
-        "import batchscape.launch.local, batchscape.tracking.mirror, batchscape.tracking.sync",
+        "import batchscape.launch.launcher, batchscape.tracking.mirror, batchscape.tracking.sync",
         "import batchscape.analysis, batchscape.cli, batchscape.recorder, batchscape.record.tables",
     )
     assert "torch" in worker

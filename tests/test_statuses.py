@@ -22,16 +22,15 @@ from batchscape.config import RunConfig
 from batchscape.record.advice import (
     CAUSE_ADVICE,
     STATUS_ADVICE,
-    UNREADABLE,
     UNREADABLE_ADVICE,
     advice,
 )
 from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
-from batchscape.record.next_step import Next
 from batchscape.record.overview import STATES, Overview
 from batchscape.record.progress import RunProgress
 from batchscape.record.spec import RunSpec
+from batchscape.record.state import UNREADABLE, Next
 from batchscape.record.status import Attempt, RunStatus, Status
 
 PAGE = Path(__file__).parents[1] / "docs" / "statuses.md"

@@ -873,7 +873,7 @@ def _make_plan(grid: SweepCells, machine: Machine) -> Plan:
 
 
 def _launch(grid: SweepCells, arguments: Sequence[str]) -> int:
-    from batchscape.launch import run_sweep
+    from batchscape.launch import Launcher
     from batchscape.plan.disk_use import disk_warning
     from batchscape.plan.table import plan_summary, write_plan
     from batchscape.record.folder import SweepFolder
@@ -897,7 +897,7 @@ def _launch(grid: SweepCells, arguments: Sequence[str]) -> int:
 
         result = run_on_slurm(plan.specs, sweep, console=_console(), command=command)
     else:
-        result = run_sweep(plan.specs, sweep, machine, command=command)
+        result = Launcher(sweep, machine, plan.specs, command=command).run()
     report = shlex.join(["batchscape", "report", str(plan.sweep_dir)])
     _console().print(f"Runs: {plan.sweep_dir}\nReport: {report}", soft_wrap=True)
     if (untimed := result.untimed_text(sweep, command)) is not None:

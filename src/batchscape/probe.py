@@ -18,7 +18,7 @@ from batchscape.config import Command, RunConfig
 from batchscape.data.corpus import prepare
 from batchscape.errors import ConfigError, LaunchError
 from batchscape.geometry import BatchGeometry, enumerate_geometries
-from batchscape.launch import run_sweep
+from batchscape.launch import Launcher
 from batchscape.launch.oom_knowledge import ran_on
 from batchscape.plan.build import make_plan
 from batchscape.plan.expand import Cell, SweepCells, set_values
@@ -123,7 +123,7 @@ def probe(grid: SweepCells, machine: Machine, console: Console) -> LargestMicroB
         spec = specs[positions[geometry]]
         named = f"micro-batch {geometry.micro_batch_size}"
         with console.status(f"training with {named}"), Path(os.devnull).open("w") as nowhere:
-            result = run_sweep([spec], sweep, machine, console=Console(file=nowhere))
+            result = Launcher(sweep, machine, [spec], console=Console(file=nowhere)).run()
         if result.interrupted:
             raise KeyboardInterrupt
         if result.stopped is not None:

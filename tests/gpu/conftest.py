@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from batchscape.launch import run_sweep
+from batchscape.launch import Launcher
 from batchscape.launch.child import WORKER
 from batchscape.plan.machine import Machine
 from batchscape.record.files import read_json
@@ -62,7 +62,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., list[Launched]]]:
         count += 1
         sweep = SweepFolder(tmp_path / f"sweep-{count}")
         console = Console(file=StringIO())
-        run_sweep(specs, sweep, Machine.detect(), entry=entry, console=console)
+        Launcher(sweep, Machine.detect(), specs, entry=entry, console=console).run()
         return [Launched(sweep, spec.run_id) for spec in specs]
 
     yield start

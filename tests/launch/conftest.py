@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from launchers import Launcher
+from launchers import Elsewhere
 
 
 @pytest.fixture(autouse=True)
@@ -35,12 +35,12 @@ def _no_process_left() -> Iterator[None]:
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Callable[..., Launcher]]:
+def launch(tmp_path: Path) -> Iterator[Callable[..., Elsewhere]]:
     """Start launchers on one sweep folder; those that still live are killed at the end."""
-    made: list[Launcher] = []
+    made: list[Elsewhere] = []
 
-    def start(method: str, *names: str) -> Launcher:
-        made.append(Launcher(tmp_path / "sweep", method, *names, log=str(len(made))))
+    def start(method: str, *names: str) -> Elsewhere:
+        made.append(Elsewhere(tmp_path / "sweep", method, *names, log=str(len(made))))
         return made[-1]
 
     yield start

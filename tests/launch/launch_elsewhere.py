@@ -15,17 +15,17 @@ sys.path.insert(0, str(here))
 if __name__ == "__main__":
     from sweeps_of_fakes import ENTRY, MACHINE, spec_named
 
-    from batchscape.launch import run_sweep
+    from batchscape.launch import Launcher
     from batchscape.record.folder import SweepFolder
 
     folder, method, *names = sys.argv[1:]
     mode = os.environ.get("LAUNCH_WITH_MIRROR")
     tracker = {"name": "wandb", "mode": mode} if mode else None
-    result = run_sweep(
-        [spec_named(name, tracker=tracker) for name in names],
+    result = Launcher(
         SweepFolder(Path(folder)),
         MACHINE,
+        [spec_named(name, tracker=tracker) for name in names],
         entry=ENTRY,
         method=method,
-    )
+    ).run()
     sys.exit(130 if result.interrupted else len(result.failed))

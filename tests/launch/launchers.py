@@ -11,12 +11,12 @@ from sweeps_of_fakes import pids_in, wait_until
 from batchscape.record.folder import SweepFolder
 from batchscape.record.status import RunStatus
 
-__all__ = ["Launcher"]
+__all__ = ["Elsewhere"]
 
 SCRIPT = Path(__file__).with_name("launch_elsewhere.py")
 
 
-class Launcher:
+class Elsewhere:
     """A launcher in another process, in a process group of its own."""
 
     def __init__(self, sweep: Path, method: str, *names: str, log: str = "1") -> None:

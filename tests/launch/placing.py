@@ -26,8 +26,8 @@ class Expected(Durations):
         return self._by_name.get(spec.run_id)
 
 
-class Launcher:
-    """Takes devices as a session does, without starting anything."""
+class Placer:
+    """Takes devices as a launcher does, without starting anything."""
 
     def __init__(
         self,

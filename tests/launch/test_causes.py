@@ -16,12 +16,13 @@ import pytest
 from rich.console import Console
 from sweeps_of_fakes import MACHINE, is_alive
 
-from batchscape.launch import SweepResult, active, hangs, run_sweep
+from batchscape.launch import Launcher, SweepResult, active, hangs
 from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
+from batchscape.record.state import verify_seal
 from batchscape.record.status import RunStatus, Status
-from batchscape.record.tables import load, verify_seal
+from batchscape.record.tables import load
 
 FAULTS = str(Path(__file__).parents[1] / "faults")
 
@@ -81,14 +82,14 @@ def swept(spec_of: Callable[..., RunSpec], tmp_path_factory: pytest.TempPathFact
         patch.syspath_prepend(FAULTS)
         patch.setattr(active, "PEER_GRACE_S", 0.5)
         patch.setattr(hangs, "FACTOR", 3.0)
-        result = run_sweep(
-            specs,
+        result = Launcher(
             folder,
             MACHINE,
+            specs,
             entry="dying_workers:main",
             console=Console(file=io.StringIO()),
             method="fork",
-        )
+        ).run()
     return Swept(folder, result)
 
 
@@ -181,11 +182,11 @@ from memory_cgroup import join
 join(sys.argv[3])
 from pathlib import Path
 from sweeps_of_fakes import MACHINE, ENTRY, spec_named
-from batchscape.launch import run_sweep
+from batchscape.launch import Launcher
 from batchscape.record.folder import SweepFolder
 names = ("hungry", "killed", "completes", "completes-later")
 specs = [spec_named(name, retries=0) for name in names]
-run_sweep(specs, SweepFolder(Path(sys.argv[4])), MACHINE, entry=ENTRY, method="spawn")
+Launcher(SweepFolder(Path(sys.argv[4])), MACHINE, specs, entry=ENTRY, method="spawn").run()
 """
 
 

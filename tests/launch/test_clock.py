@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from sweeps_of_fakes import MACHINE, spec_named
 
-from batchscape.launch import run_sweep
+from batchscape.launch import Launcher
 from batchscape.record import instants
 from batchscape.record.folder import SweepFolder
 from batchscape.record.progress import sweep_progress
@@ -32,7 +32,9 @@ def sweep_of(path: Path, *names: str) -> dict[str, RunStatus]:
     sweep = SweepFolder(path)
     specs = [spec_named(name, retry=["failed"]) for name in names]
     console = Console(file=io.StringIO())
-    run_sweep(specs, sweep, MACHINE, console=console, entry="clock_workers:main", method="spawn")
+    Launcher(
+        sweep, MACHINE, specs, console=console, entry="clock_workers:main", method="spawn"
+    ).run()
     return {name: RunStatus.read(sweep.run(name).status) for name in names}
 
 

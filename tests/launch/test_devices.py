@@ -16,13 +16,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from launchers import Launcher as Elsewhere
-from placing import Launcher
+from launchers import Elsewhere
+from placing import Placer
 from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, is_alive, pids_in, spec_named, wait_until
 
 from batchscape.cuda_devices import CudaDevice
-from batchscape.launch import placement, run_sweep
+from batchscape.launch import Launcher, placement
 from batchscape.launch.devices import DeviceLocks, DevicePool
 from batchscape.plan.machine import Machine
 from batchscape.record.claims import CLAIMS
@@ -192,8 +192,8 @@ FOUR = Machine(4, "x", tuple(CudaDevice(i, "GPU", (9, 0), f"GPU-{i}") for i in r
 
 
 def test_two_launchers_never_hold_one_device() -> None:
-    one = Launcher(FOUR, *(f"completes-a{i}-d1" for i in range(3)), concurrent_runs=9)
-    two = Launcher(FOUR, *(f"completes-b{i}-d1" for i in range(3)), concurrent_runs=9)
+    one = Placer(FOUR, *(f"completes-a{i}-d1" for i in range(3)), concurrent_runs=9)
+    two = Placer(FOUR, *(f"completes-b{i}-d1" for i in range(3)), concurrent_runs=9)
     assert len(one.start()) == 3
     assert len(two.start()) == 1
     devices = [*one.devices, *two.devices]
@@ -210,11 +210,11 @@ NARROW = """
 import sys, tempfile
 sys.path.insert(0, sys.argv[1])
 tempfile.tempdir = sys.argv[2]
-from launchers import Launcher as Elsewhere
-from placing import Launcher
+from launchers import Elsewhere
+from placing import Placer
 from batchscape.plan.machine import Machine
 names = [f"completes-n{i}-d1" for i in range(400)]
-launcher = Launcher(Machine(4, "x"), *names, concurrent_runs=4)
+launcher = Placer(Machine(4, "x"), *names, concurrent_runs=4)
 begun = []
 for line in sys.stdin:
     begun = [name for name in begun if name in launcher.active]
@@ -253,7 +253,7 @@ def test_a_wide_run_does_not_starve_beside_another_launcher_s_narrow_ones() -> N
     """One of those always ends while three go on: all devices are never free by chance."""
     with narrow_launcher() as turn:
         assert [turn() for _ in range(3)] == [4, 4, 4]
-        wide = Launcher(FOUR_CORES, "completes-w-d4", "completes-v-d1")
+        wide = Placer(FOUR_CORES, "completes-w-d4", "completes-v-d1")
         assert wide.start() == set()
         waits = "Waiting for cores that another launcher holds ("
         assert str(wide.placement.waits).startswith(waits)
@@ -274,7 +274,7 @@ def test_a_wide_run_does_not_starve_beside_narrow_ones_of_its_own_launcher_eithe
     expected = {"completes-w-d3": 5.0} | dict.fromkeys(own, 1.0)
     with narrow_launcher() as turn:
         assert [turn(), turn()] == [4, 4]
-        mine = Launcher(FOUR_CORES, *expected, expected=expected, concurrent_runs=4)
+        mine = Placer(FOUR_CORES, *expected, expected=expected, concurrent_runs=4)
         rounds = 0
         while "completes-w-d3" not in mine.start():
             turn()
@@ -288,7 +288,7 @@ def test_wide_launchers_all_get_through(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(placement, "_PAUSE_S", 0.0)
     rng = random.Random(0)
     launchers = [
-        Launcher(FOUR, *(f"completes-{letter}{i}-d{w}" for i, w in enumerate(widths)))
+        Placer(FOUR, *(f"completes-{letter}{i}-d{w}" for i, w in enumerate(widths)))
         for letter, widths in {"a": [4, 3, 4, 2], "b": [4, 4, 3, 3], "c": [1, 4, 2, 4]}.items()
     ]
     for _ in range(400):
@@ -306,7 +306,9 @@ def test_wide_launchers_all_get_through(monkeypatch: pytest.MonkeyPatch) -> None
 
 def launched(path: Path, *specs: RunSpec, method: str = "spawn") -> tuple[SweepFolder, str]:
     sweep, text = SweepFolder(path), io.StringIO()
-    run_sweep(list(specs), sweep, MACHINE, entry=ENTRY, method=method, console=Console(file=text))
+    Launcher(
+        sweep, MACHINE, list(specs), entry=ENTRY, method=method, console=Console(file=text)
+    ).run()
     return sweep, text.getvalue()
 
 
@@ -337,14 +339,14 @@ def test_waiting_is_given_up_after_the_stated_time(
     monkeypatch.setattr(placement, "_GIVE_UP_S", 1.8)
     output = io.StringIO()
     with held("cpu", "0", "1"):
-        result = run_sweep(
-            [spec_named("completes-d2")],
+        result = Launcher(
             SweepFolder(tmp_path),
             MACHINE,
+            [spec_named("completes-d2")],
             entry=ENTRY,
             method="spawn",
             console=Console(file=output, width=400),
-        )
+        ).run()
     said = output.getvalue()
     assert "cores that another launcher holds (`lslocks` shows who locks files in " in said
     assert "gives up after 1.8 s without a run" in said

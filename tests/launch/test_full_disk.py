@@ -15,12 +15,13 @@ import pytest
 from rich.console import Console
 from sweeps_of_fakes import MACHINE, spec_named
 
-from batchscape.launch import run_sweep
+from batchscape.launch import Launcher
 from batchscape.record.files import read_json_lines
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
+from batchscape.record.state import verify_seal
 from batchscape.record.status import RunStatus
-from batchscape.record.tables import load, read_table, verify_seal
+from batchscape.record.tables import load, read_table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 
@@ -35,9 +36,9 @@ def launched(
 ) -> dict[str, Any]:
     """Launch, and tell what came of it in plain values."""
     output = io.StringIO()
-    result = run_sweep(
-        specs, sweep, MACHINE, console=Console(file=output), method=method, **options
-    )
+    result = Launcher(
+        sweep, MACHINE, specs, console=Console(file=output), method=method, **options
+    ).run()
     statuses = {spec.run_id: RunStatus.read(sweep.run(spec.run_id).status) for spec in specs}
     return {
         "told": {run.run_id: str(run.status) for run in result.runs},

@@ -12,7 +12,7 @@ from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, is_alive, pids_in, spec_named
 
 from batchscape.config import Local
-from batchscape.launch import active, hangs, run_sweep
+from batchscape.launch import Launcher, active, hangs
 from batchscape.launch.hangs import HangWatch
 from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
@@ -178,9 +178,9 @@ def test_a_run_that_hangs_is_ended_with_its_stacks(tmp_path, monkeypatch):
         spec_named("beats-d2", **hang),
         spec_named("completes"),
     ]
-    result = run_sweep(
-        specs, sweep, MACHINE, entry=ENTRY, console=Console(file=io.StringIO()), method="fork"
-    )
+    result = Launcher(
+        sweep, MACHINE, specs, entry=ENTRY, console=Console(file=io.StringIO()), method="fork"
+    ).run()
     ended = {run.run_id: run.status for run in result.runs}
     assert ended.pop("deaf-d2") is Status.FAILED
     assert set(ended.values()) == {Status.COMPLETED}

@@ -12,29 +12,29 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launchers import Launcher
+from launchers import Elsewhere
 from sweeps_of_fakes import ENTRY, MACHINE, is_alive, spec_named, wait_until
 
-from batchscape.launch import run_sweep
+from batchscape.launch import Launcher
 from batchscape.launch.interrupts import Interrupts
 from batchscape.record.claims import CLAIMS
 from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import hold, is_held
+from batchscape.record.state import verify_seal
 from batchscape.record.status import Status
-from batchscape.record.tables import verify_seal
 
 pytestmark = pytest.mark.usefixtures("heeded_signals")
 
 
-def resume(launcher: Launcher, *names: str) -> None:
+def resume(launcher: Elsewhere, *names: str) -> None:
     """Go on with the same runs, here."""
-    result = run_sweep(
-        [spec_named(name) for name in names],
+    result = Launcher(
         launcher.sweep,
         MACHINE,
+        [spec_named(name) for name in names],
         entry=ENTRY,
         method="spawn",
-    )
+    ).run()
     assert result.failed == ()
 
 
@@ -46,7 +46,7 @@ def resume(launcher: Launcher, *names: str) -> None:
     ],
 )
 def test_one_signal_asks_the_ranks_to_stop(
-    launch: Callable[..., Launcher], method: str, number: signal.Signals
+    launch: Callable[..., Elsewhere], method: str, number: signal.Signals
 ) -> None:
     launcher = launch(method, "polite-d2", "completes-later")
     pids = launcher.wait_for_pids("polite-d2", 2)
@@ -63,7 +63,7 @@ def test_one_signal_asks_the_ranks_to_stop(
 
 @pytest.mark.slow
 def test_what_the_shell_ignores_stays_ignored_and_sigterm_stops(
-    launch: Callable[..., Launcher],
+    launch: Callable[..., Elsewhere],
 ) -> None:
     """Under `nohup`, in the background of a script: who logs out ends nothing."""
     ignored = (signal.SIGINT, signal.SIGHUP)
@@ -84,7 +84,7 @@ def test_what_the_shell_ignores_stays_ignored_and_sigterm_stops(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_nothing_outlives_a_killed_launcher(launch: Callable[..., Launcher], method: str) -> None:
+def test_nothing_outlives_a_killed_launcher(launch: Callable[..., Elsewhere], method: str) -> None:
     launcher = launch(method, "stubborn-d2")
     pids = launcher.wait_for_pids("stubborn-d2", 6 if method == "fork" else 4)
     run = launcher.sweep.run("stubborn-d2")
@@ -161,7 +161,7 @@ def test_a_signal_while_planning(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_signal_while_waiting_for_another_launcher(
-    launch: Callable[..., Launcher], tmp_path: Path
+    launch: Callable[..., Elsewhere], tmp_path: Path
 ) -> None:
     folder = SweepFolder(tmp_path / "sweep").run("completes")
     claim = CLAIMS.claim(folder)
@@ -180,7 +180,7 @@ def test_a_signal_while_waiting_for_another_launcher(
 
 
 @pytest.mark.slow
-def test_a_signal_while_sealing(launch: Callable[..., Launcher]) -> None:
+def test_a_signal_while_sealing(launch: Callable[..., Elsewhere]) -> None:
     """What has ended is sealed; nothing more is begun."""
     launcher = launch("spawn", "blocks", "completes-later")
     folder = launcher.sweep.run("blocks")
@@ -202,7 +202,7 @@ def test_a_signal_while_sealing(launch: Callable[..., Launcher]) -> None:
 
 @pytest.mark.slow
 def test_a_signal_in_the_mirror(
-    launch: Callable[..., Launcher], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launch: Callable[..., Elsewhere], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The runs are done, and only Weights & Biases lacks them."""
     wandb = tmp_path / "sweep" / "wandb"

@@ -16,7 +16,7 @@ import pytest
 from sweeps_of_fakes import ENTRY, pids_in, spec_named, wait_until
 
 from batchscape.config import Slurm
-from batchscape.launch import run_sweep
+from batchscape.launch import Launcher
 from batchscape.launch.slurm import job
 from batchscape.launch.slurm.order import POOL, QUEUE_AGAIN, Order, Shape
 from batchscape.record import claims
@@ -28,7 +28,7 @@ from batchscape.record.status import Attempt, RunStatus, Status
 @pytest.fixture
 def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepFolder:
     """A sweep whose jobs do runs of fake workers."""
-    monkeypatch.setattr(job, "run_sweep", partial(run_sweep, entry=ENTRY, method="spawn"))
+    monkeypatch.setattr(job, "Launcher", partial(Launcher, entry=ENTRY, method="spawn"))
     return SweepFolder(tmp_path / "sweep")
 
 

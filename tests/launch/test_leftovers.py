@@ -11,11 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launchers import Launcher
+from launchers import Elsewhere
 from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, is_alive, spec_named, wait_until
 
-from batchscape.launch import SweepResult, run_sweep
+from batchscape.launch import Launcher, SweepResult
 from batchscape.launch.ending import clear_away
 from batchscape.launch.leftovers import remove_dead_writes
 from batchscape.record.claims import CLAIMS
@@ -122,14 +122,14 @@ def test_a_launch_removes_them(tmp_path: Path) -> None:
     left = died_while_writing(sweep.run("completes").status)
     half = sweep.run("completes").path / "steps.tmp"
     half.write_bytes(b"a table that was being sealed")
-    result = run_sweep(
-        [spec_named("completes")],
+    result = Launcher(
         sweep,
         MACHINE,
+        [spec_named("completes")],
         entry=ENTRY,
         method="spawn",
         console=Console(file=io.StringIO()),
-    )
+    ).run()
     assert [run.status for run in result.runs] == [Status.COMPLETED]
     assert not left.exists()
     assert not half.exists()
@@ -142,7 +142,7 @@ def test_a_launcher_killed_after_a_seal_leaves_nothing_for_good(tmp_path: Path) 
     def again() -> SweepResult:
         output = Console(file=io.StringIO())
         specs = [spec_named("completes")]
-        return run_sweep(specs, sweep, MACHINE, entry=ENTRY, method="spawn", console=output)
+        return Launcher(sweep, MACHINE, specs, entry=ENTRY, method="spawn", console=output).run()
 
     assert [run.status for run in again().runs] == [Status.COMPLETED]
     record = {path: path.read_bytes() for path in folder.path.iterdir()}
@@ -157,7 +157,7 @@ def test_a_launcher_killed_after_a_seal_leaves_nothing_for_good(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_ranks_that_a_launcher_left_are_waited_for(
-    launch: Callable[..., Launcher], tmp_path: Path
+    launch: Callable[..., Elsewhere], tmp_path: Path
 ) -> None:
     """Here a process that has inherited the lock of a run whose launcher is gone."""
     folder = SweepFolder(tmp_path / "sweep").run("completes")

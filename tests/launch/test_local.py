@@ -18,7 +18,7 @@ from sweeps_of_fakes import ENTRY, MACHINE, renamed, spec_named
 
 from batchscape.cuda_devices import CudaDevice
 from batchscape.errors import LaunchError
-from batchscape.launch import SweepResult, active, run_sweep
+from batchscape.launch import Launcher, SweepResult, active
 from batchscape.launch.child import Start
 from batchscape.launch.processes import Spawned
 from batchscape.launch.schedule import launch_order
@@ -27,8 +27,9 @@ from batchscape.record.causes import Cause
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.spec import RunSpec
+from batchscape.record.state import verify_seal
 from batchscape.record.status import RunStatus, Status
-from batchscape.record.tables import load, read_table, verify_seal
+from batchscape.record.tables import load, read_table
 
 
 class Sweep:
@@ -40,8 +41,10 @@ class Sweep:
 
     def run(self, *specs: RunSpec, **options: Any) -> SweepResult:
         output = io.StringIO()
-        options = {"machine": MACHINE, "method": "spawn", **options}
-        result = run_sweep(specs, self.folder, console=Console(file=output), entry=ENTRY, **options)
+        machine = options.pop("machine", MACHINE)
+        options = {"method": "spawn", "entry": ENTRY, **options}
+        console = Console(file=output)
+        result = Launcher(self.folder, machine, specs, console=console, **options).run()
         self.printed = output.getvalue()
         return result
 

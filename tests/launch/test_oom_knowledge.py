@@ -15,7 +15,7 @@ from sweeps_of_fakes import ENTRY, MACHINE, spec_named
 from batchscape.config import RunConfig
 from batchscape.cuda_devices import CudaDevice
 from batchscape.geometry import BatchGeometry
-from batchscape.launch import SweepResult, run_sweep
+from batchscape.launch import Launcher, SweepResult
 from batchscape.launch.oom_knowledge import OomKnowledge
 from batchscape.plan.machine import Machine
 from batchscape.record.causes import Cause
@@ -264,9 +264,9 @@ def launch(folder: Folder) -> Launch:
     def start(*specs: RunSpec) -> SweepResult:
         output = io.StringIO()
         console = Console(file=output, width=300)
-        result = run_sweep(
-            specs, folder.sweep, machine=MACHINE, entry=ENTRY, method="spawn", console=console
-        )
+        result = Launcher(
+            folder.sweep, MACHINE, specs, entry=ENTRY, method="spawn", console=console
+        ).run()
         start.printed = output.getvalue()  # type: ignore[attr-defined]
         return result
 

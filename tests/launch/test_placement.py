@@ -7,12 +7,12 @@ import math
 from pathlib import Path
 
 import pytest
-from placing import Launcher
+from placing import Placer
 from rich.console import Console
 from sweeps_of_fakes import ENTRY, renamed, spec_named
 
 from batchscape.cuda_devices import CudaDevice
-from batchscape.launch import run_sweep
+from batchscape.launch import Launcher
 from batchscape.plan.machine import Machine
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
@@ -23,7 +23,7 @@ FOUR = Machine(4, "x")
 
 def test_one_at_a_time_in_the_order_of_the_launch() -> None:
     names = ["a-d1", "b-d4", "c-d2"]
-    launcher = Launcher(FOUR, *names, expected={"a-d1": 1.0, "b-d4": 9.0, "c-d2": 5.0})
+    launcher = Placer(FOUR, *names, expected={"a-d1": 1.0, "b-d4": 9.0, "c-d2": 5.0})
     for name in names:
         assert launcher.start() == {name}
         launcher.end(name)
@@ -32,7 +32,7 @@ def test_one_at_a_time_in_the_order_of_the_launch() -> None:
 
 def test_the_longest_first_where_several_go_at_once() -> None:
     expected = {"a-d1": 1.0, "b-d2": 9.0, "c-d2": 5.0, "d-d1": 2.0}
-    launcher = Launcher(FOUR, *expected, expected=expected, concurrent_runs=4)
+    launcher = Placer(FOUR, *expected, expected=expected, concurrent_runs=4)
     assert launcher.start() == {"b-d2", "c-d2"}
     assert sorted(launcher.devices) == [0, 1, 2, 3]
     launcher.end("c-d2")
@@ -46,17 +46,17 @@ def test_the_time_left_is_that_of_the_queue(concurrent_runs: int, left_s: float)
     And a tenth of a second before each.
     """
     expected = {"a-d1": 99.0, "b-d2": 9.0, "c-d2": 5.0, "d-d1": 2.0, "e-d1": 1.0}
-    launcher = Launcher(FOUR, *expected, expected=expected, concurrent_runs=concurrent_runs)
+    launcher = Placer(FOUR, *expected, expected=expected, concurrent_runs=concurrent_runs)
     a, *queue, e = launcher.queue
     assert launcher.placement.left_s([(a, 3.0)], queue) == pytest.approx(left_s)
     assert math.isnan(launcher.placement.left_s([(a, math.nan)], queue))
-    unknown = Launcher(FOUR, "a-d1", expected={})
+    unknown = Placer(FOUR, "a-d1", expected={})
     assert math.isnan(unknown.placement.left_s([], unknown.queue))
     assert launcher.placement.left_s([], [e]) == pytest.approx(1.1)
 
 
 def test_a_run_that_could_not_begin_leaves_its_devices_to_the_next() -> None:
-    launcher = Launcher(FOUR, "a-d4", "b-d4")
+    launcher = Placer(FOUR, "a-d4", "b-d4")
     failed = launcher.placement.next(launcher.queue)
     assert failed is not None
     launcher.placement.release(failed[0])
@@ -65,8 +65,8 @@ def test_a_run_that_could_not_begin_leaves_its_devices_to_the_next() -> None:
 
 def test_cores_have_their_own_numbers() -> None:
     """Two launchers that may use some cores each meet only on those that both may use."""
-    one = Launcher(Machine(2, "x", cores=(3, 7)), "a-d2")
-    two = Launcher(Machine(2, "x", cores=(7, 9)), "b-d2", "c-d1")
+    one = Placer(Machine(2, "x", cores=(3, 7)), "a-d2")
+    two = Placer(Machine(2, "x", cores=(7, 9)), "b-d2", "c-d1")
     assert one.start() == {"a-d2"}
     assert one.devices == [3, 7]
     assert two.start() == set()
@@ -82,7 +82,7 @@ def test_shared_devices_take_as_many_runs_as_allowed() -> None:
     devices = tuple(CudaDevice(i, "GPU", (9, 0), f"GPU-{i}") for i in range(2))
     machine = Machine(8, "x", devices)
     names = [f"n{i}-d1" for i in range(9)]
-    launcher = Launcher(machine, *names, concurrent_runs=9, oversubscribe=3)
+    launcher = Placer(machine, *names, concurrent_runs=9, oversubscribe=3)
     assert len(launcher.start()) == 6
     assert sorted(launcher.devices) == [0, 0, 0, 1, 1, 1]
 
@@ -91,7 +91,7 @@ def test_a_long_queue_is_decided_over_in_time() -> None:
     """A square of its length would pass the limit of a test."""
     one = spec_named("completes", concurrent_runs=4)
     expected = {f"n{i}": 1.0 + i % 97 for i in range(5000)}
-    launcher = Launcher(FOUR, *(renamed(one, name) for name in expected), expected=expected)
+    launcher = Placer(FOUR, *(renamed(one, name) for name in expected), expected=expected)
     for _ in range(3):
         begun = launcher.start()
         assert [expected[name] for name in begun] == [97.0] * 4
@@ -104,14 +104,14 @@ def test_runs_share_a_device_by_config(tmp_path: Path) -> None:
     """Each completes only beside the two others, and there is one core."""
     sweep = SweepFolder(tmp_path)
     specs = [spec_named(f"together-{i}", concurrent_runs=3, oversubscribe=3) for i in range(3)]
-    run_sweep(
-        specs,
+    Launcher(
         sweep,
         Machine(1, "x"),
+        specs,
         entry=ENTRY,
         method="spawn",
         console=Console(file=io.StringIO()),
-    )
+    ).run()
     for spec in specs:
         folder = sweep.run(spec.run_id)
         assert RunStatus.read(folder.status).status is Status.COMPLETED
@@ -123,8 +123,8 @@ def test_runs_share_a_device_by_config(tmp_path: Path) -> None:
 
 def test_a_launcher_that_runs_pauses_for_one_that_waits() -> None:
     """Each of two launchers has plenty of runs for the one core, and both get on."""
-    one = Launcher(Machine(1, "x", cores=(30,)), *(f"a{i}-d1" for i in range(3)))
-    two = Launcher(Machine(1, "x", cores=(30,)), *(f"b{i}-d1" for i in range(3)))
+    one = Placer(Machine(1, "x", cores=(30,)), *(f"a{i}-d1" for i in range(3)))
+    two = Placer(Machine(1, "x", cores=(30,)), *(f"b{i}-d1" for i in range(3)))
     order = []
     for _ in range(6):
         for launcher in (one, two):

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, spec_named
 
-from batchscape.launch import run_sweep
+from batchscape.launch import Launcher
 from batchscape.launch.presence import Presence
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
@@ -38,9 +38,9 @@ def folder() -> Path:
 def launched(path: Path, name: str) -> dict[str, Any]:
     sweep = SweepFolder(path)
     console = Console(file=io.StringIO())
-    result = run_sweep(
-        [spec_named(name)], sweep, MACHINE, entry=ENTRY, method="spawn", console=console
-    )
+    result = Launcher(
+        sweep, MACHINE, [spec_named(name)], entry=ENTRY, method="spawn", console=console
+    ).run()
     assert result.failed == ()
     record = read_json(sweep.run(name).launch)
     return {key: record[key] for key in ("timing_valid", "timing_invalid_reason")}

@@ -14,7 +14,7 @@ from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, spec_named
 
 from batchscape.errors import LaunchError
-from batchscape.launch import run_sweep
+from batchscape.launch import Launcher
 from batchscape.record.folder import SweepFolder
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.usable import check_usable
@@ -31,7 +31,7 @@ def refusal(path: Path, name: str = "completes") -> str:
     output = io.StringIO()
     console = Console(file=output)
     with pytest.raises(LaunchError) as raised:
-        run_sweep([spec_named(name)], SweepFolder(path), MACHINE, entry=ENTRY, console=console)
+        Launcher(SweepFolder(path), MACHINE, [spec_named(name)], entry=ENTRY, console=console).run()
     assert output.getvalue() == ""
     message = str(raised.value)
     assert message.startswith(f"{path} cannot be used: ")
@@ -144,10 +144,10 @@ def becomes_read_only(path: Path) -> tuple[str, list[str]]:
     sweep = SweepFolder(path)
     specs = [spec_named("completes"), spec_named("completes-later")]
     console = Console(file=io.StringIO())
-    run_sweep(specs[:1], sweep, MACHINE, entry=ENTRY, console=console, method="spawn")
+    Launcher(sweep, MACHINE, specs[:1], entry=ENTRY, console=console, method="spawn").run()
     make_read_only(path)
     with pytest.raises(LaunchError) as raised:
-        run_sweep(specs, sweep, MACHINE, entry=ENTRY, console=console, method="spawn")
+        Launcher(sweep, MACHINE, specs, entry=ENTRY, console=console, method="spawn").run()
     status = RunStatus.read(sweep.run("completes").status)
     return str(raised.value), [str(status.status), *sorted(p.name for p in sweep.runs.iterdir())]
 

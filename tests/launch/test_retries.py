@@ -15,10 +15,10 @@ import pytest
 from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, spec_named, wait_until
 
-from batchscape.launch import SweepResult, active, run_sweep
+from batchscape.launch import Launcher, SweepResult, active
 from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
-from batchscape.record.next_step import is_tried_again
+from batchscape.record.state import is_tried_again
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import load
 
@@ -43,14 +43,14 @@ class Sweep:
 
     def run(self, *names: str, method: str = "fork", **launcher: Any) -> SweepResult:
         output = io.StringIO()
-        result = run_sweep(
-            [spec_named(name, **launcher) for name in names],
+        result = Launcher(
             self.folder,
             MACHINE,
+            [spec_named(name, **launcher) for name in names],
             entry=ENTRY,
             method=method,
             console=Console(file=output, width=300),
-        )
+        ).run()
         self.printed = output.getvalue()
         return result
 

@@ -13,7 +13,7 @@ from sweeps_of_fakes import ENTRY, MACHINE, spec_named
 from batchscape.compose import compose
 from batchscape.config import RunConfig
 from batchscape.errors import ConfigError
-from batchscape.launch import SweepResult, run_sweep
+from batchscape.launch import Launcher, SweepResult
 from batchscape.plan.expand import SweepCells
 from batchscape.plan.identity import name_sweep
 from batchscape.record.folder import SweepFolder
@@ -29,18 +29,18 @@ class Sweep:
 
     def run(self, *names: str, **launcher: Any) -> SweepResult:
         output = io.StringIO()
-        result = run_sweep(
+        result = Launcher(
+            self.folder,
+            MACHINE,
             [
                 # One whose name ends in `-other` has another setting.
                 spec_named(name, **launcher, **({"hang_s": 99.0} if "-other" in name else {}))
                 for name in names
             ],
-            self.folder,
-            MACHINE,
             entry=ENTRY,
             method="spawn",
             console=Console(file=output, width=300),
-        )
+        ).run()
         self.printed = output.getvalue()
         return result
 

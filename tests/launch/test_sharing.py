@@ -11,21 +11,21 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from launchers import Launcher
+from launchers import Elsewhere
 from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, is_alive, pids_in, spec_named, wait_until
 
+from batchscape.launch import Launcher
 from batchscape.launch import claims as own_claims
-from batchscape.launch import run_sweep
 from batchscape.launch.claims import ClaimedRuns
-from batchscape.launch.standing import Standing
+from batchscape.launch.remaining import RemainingRuns
 from batchscape.record import claims
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.locks import Lock, is_held
+from batchscape.record.state import verify_seal
 from batchscape.record.status import RunStatus, Status
-from batchscape.record.tables import verify_seal
 
-Launch = Callable[..., Launcher]
+Launch = Callable[..., Elsewhere]
 
 
 def wait_for_begun(sweep: SweepFolder, count: int) -> None:
@@ -47,7 +47,7 @@ def assert_done_once(sweep: SweepFolder, names: list[str]) -> None:
         assert not folder.lock.exists()
 
 
-def started_by(launcher: Launcher) -> list[str]:
+def started_by(launcher: Elsewhere) -> list[str]:
     lines = launcher.printed.splitlines()
     return [line.split()[1] for line in lines if " started (" in line]
 
@@ -70,7 +70,7 @@ def test_looking_at_what_others_have_takes_a_small_part_of_the_time(
     monkeypatch.setattr(own_claims.time, "monotonic", lambda: clock)
     sweep, share, rarest = SweepFolder(tmp_path), {}, {}
     for runs in (1, 1000):
-        found = ClaimedRuns(sweep, Standing([], sweep, ()))
+        found = ClaimedRuns(sweep, RemainingRuns([], sweep, ()))
         assert all(found.is_elsewhere(spec_named(f"run-{n}")) for n in range(runs))
         looked_at.clear()
         end = clock + 400
@@ -181,14 +181,14 @@ def test_who_lost_a_run_writes_no_end(tmp_path: Path, is_over: bool) -> None:
 
     with ThreadPoolExecutor() as other:
         written = other.submit(take_over)
-        result = run_sweep(
-            [spec_named("gated-1")],
+        result = Launcher(
             sweep,
             MACHINE,
+            [spec_named("gated-1")],
             entry=ENTRY,
             method="spawn",
             console=Console(file=io.StringIO()),
-        )
+        ).run()
     assert run.status.read_bytes() == written.result()
     (left,) = result.runs
     assert (left.status, left.by_another) == (Status.INTERRUPTED, True)
@@ -203,14 +203,14 @@ def test_a_failure_of_the_other_launcher_is_not_repeated(launch: Launch) -> None
     printed = io.StringIO()
     sweep = one.sweep
     open_gate(sweep)
-    result = run_sweep(
-        [spec_named("gated-1"), spec_named("exits7-later")],
+    result = Launcher(
         sweep,
         MACHINE,
+        [spec_named("gated-1"), spec_named("exits7-later")],
         entry=ENTRY,
         method="spawn",
         console=Console(file=printed),
-    )
+    ).run()
     assert one.process.wait() == 1
     assert [run.run_id for run in result.failed] == ["exits7-later"]
     assert [a.status for a in one.status("exits7-later").attempts] == ["failed"]
@@ -222,14 +222,14 @@ def test_added_seeds_and_cells_extend_a_sweep(tmp_path: Path) -> None:
 
     def run(*names: str) -> list[tuple[str, bool]]:
         specs = [spec_named(name) for name in names]
-        result = run_sweep(
-            specs,
+        result = Launcher(
             sweep,
             MACHINE,
+            specs,
             entry=ENTRY,
             method="spawn",
             console=Console(file=io.StringIO()),
-        )
+        ).run()
         assert {r.status for r in result.runs} == {Status.COMPLETED}
         return [(r.run_id, r.skipped) for r in result.runs]
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, spec_named
 
-from batchscape.launch import SweepResult, run_sweep
+from batchscape.launch import Launcher, SweepResult
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
@@ -38,9 +38,9 @@ class Steers:
 
 def launched(sweep: SweepFolder, steers: Steers, *specs: RunSpec) -> tuple[SweepResult, str]:
     told = io.StringIO()
-    result = run_sweep(
-        specs, sweep, MACHINE, entry=ENTRY, console=Console(file=told), steering=steers
-    )
+    result = Launcher(
+        sweep, MACHINE, specs, entry=ENTRY, console=Console(file=told), steering=steers
+    ).run()
     return result, told.getvalue()
 
 

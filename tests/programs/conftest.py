@@ -13,7 +13,7 @@ from rich.console import Console
 
 from batchscape.config import RunConfig
 from batchscape.data.corpus import prepare
-from batchscape.launch import SweepResult, run_sweep
+from batchscape.launch import Launcher, SweepResult
 from batchscape.plan.build import Plan, make_plan
 from batchscape.plan.expand import Cell, SweepCells
 from batchscape.plan.machine import Machine
@@ -105,9 +105,9 @@ class Sweep:
         """Plan and run cells."""
         planned = plan_cells(*cells)
         output = io.StringIO()
-        result = run_sweep(
-            planned.specs, self.folder, MACHINE, console=Console(file=output, width=300), **options
-        )
+        result = Launcher(
+            self.folder, MACHINE, planned.specs, console=Console(file=output, width=300), **options
+        ).run()
         self.printed = output.getvalue()
         return result
 

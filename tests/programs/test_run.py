@@ -301,10 +301,10 @@ def test_nothing_outlives_a_launcher_that_is_killed(sweep):
         "import json, sys; sys.path[:0] = [sys.argv[1]]\n"
         "from pathlib import Path\n"
         "from conftest import plan_cells, MACHINE\n"
-        "from batchscape.launch import run_sweep\n"
+        "from batchscape.launch import Launcher\n"
         "from batchscape.record.folder import SweepFolder\n"
         "specs = plan_cells(json.loads(sys.argv[2])).specs\n"
-        "run_sweep(specs, SweepFolder(Path(sys.argv[3])), MACHINE)"
+        "Launcher(SweepFolder(Path(sys.argv[3])), MACHINE, specs).run()"
     )
     here = str(Path(__file__).parent)
     arguments = [here, json.dumps(mapping), str(sweep.folder.path)]

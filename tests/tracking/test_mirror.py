@@ -20,7 +20,7 @@ import pytest
 
 from batchscape.cli import main
 from batchscape.config import WandbTracker
-from batchscape.launch import local
+from batchscape.launch import launcher
 from batchscape.launch.launch_record import OTHER_LAUNCHER
 from batchscape.record.figures import COLUMNS, FIGURES, RESIDENT, TIMES
 from batchscape.record.files import read_json, write_json
@@ -392,7 +392,7 @@ def test_training_beside_a_hanging_mirror_is_the_same_bit_for_bit(
     """The mirror follows the runs while they train, and hangs, and everything is kept."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # no other launcher of this machine
-    monkeypatch.setattr(local, "may_mirror_live", lambda *_: True)
+    monkeypatch.setattr(launcher, "may_mirror_live", lambda *_: True)
     settings = [
         *("sweep", "seed=0,1", "model=gpt_micro", "batch.micro_batch_size=8"),
         *("batch.global_batch_size=16", "launcher.device=cpu", "data.sequence_length=16"),

@@ -8,18 +8,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from batchscape.launch.local import run_sweep
+    from batchscape.launch.launcher import Launcher
     from batchscape.launch.result import RunResult, SweepResult
 
-__all__ = ["RunResult", "SweepResult", "run_sweep"]
+__all__ = ["Launcher", "RunResult", "SweepResult"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  (PEP 562: the type is that of the name)
     """Import the launcher when it is first asked for."""
-    if name == "run_sweep":
-        from batchscape.launch.local import run_sweep
+    if name == "Launcher":
+        from batchscape.launch.launcher import Launcher
 
-        return run_sweep
+        return Launcher
     if name in __all__:
         from batchscape.launch import result
 

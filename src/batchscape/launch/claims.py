@@ -10,8 +10,8 @@ import time
 from collections.abc import Collection
 from typing import NamedTuple
 
+from batchscape.launch.remaining import RemainingRuns
 from batchscape.launch.result import RunResult
-from batchscape.launch.standing import Standing
 from batchscape.record.claims import CLAIMS, RunClaim
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
@@ -39,16 +39,16 @@ class ClaimedRuns:
     Parameters
     ----------
     sweep : SweepFolder
-    standing : Standing
-        How the runs stood before.
+    remaining : RemainingRuns
+        Tells whether one is over by now.
     waits : bool
         Whether runs that others are at work on are waited for.
     """
 
-    def __init__(self, sweep: SweepFolder, standing: Standing, *, waits: bool = True) -> None:
+    def __init__(self, sweep: SweepFolder, remaining: RemainingRuns, *, waits: bool = True) -> None:
         self._waits = waits
         self._sweep = sweep
-        self._standing = standing
+        self._remaining = remaining
         self._claims: dict[str, RunClaim] = {}
         self._elsewhere: dict[str, _Elsewhere] = {}
         self._look_at = 0.0
@@ -95,7 +95,7 @@ class ClaimedRuns:
             self._noted(spec)
             return None
         self._claims[spec.run_id] = claim
-        result = self._standing.settled_now(spec)
+        result = self._remaining.settled_now(spec)
         if result is None:
             return claim
         self.release(spec.run_id, result.status)

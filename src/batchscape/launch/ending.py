@@ -8,9 +8,9 @@ from batchscape.errors import DamageError, RecordError
 from batchscape.launch.leftovers import remove_dead_writes
 from batchscape.record.files import read_json_lines, remove_if_possible
 from batchscape.record.folder import TABLES, RunFolder
-from batchscape.record.next_step import final_outcomes
 from batchscape.record.outcome import RunEnd, decide
 from batchscape.record.spec import RunSpec
+from batchscape.record.state import final_outcomes
 from batchscape.record.status import RunStatus
 from batchscape.record.tables import note_rows, seal
 

@@ -11,18 +11,20 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from batchscape.config import Local
 from batchscape.launch.devices import DeviceLocks, DevicePool, Lease
 from batchscape.launch.durations import Durations
 from batchscape.launch.schedule import makespan_s
+from batchscape.record.progress import remaining_s
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus
 from batchscape.text import duration_text
 
 if TYPE_CHECKING:
+    from batchscape.launch.active import ActiveRun
     from batchscape.plan.machine import Machine
 
 __all__ = ["Placement"]
@@ -34,6 +36,21 @@ _GIVE_UP_S = 12 * 3600.0
 _PAUSE_S = 1.0
 """How long nothing starts after the end of a run while another launcher waits for devices: it looks
 for them twice in that time."""
+
+_FORESEE_S, _FORESEE_SHARE = 5.0, 0.002
+"""Least time between two looks ahead while the same runs are at work, and the share of the time
+that looking may take."""
+
+
+class _Foreseen(NamedTuple):
+    """When the last run should end."""
+
+    state: object
+    """The runs that were at work, and how many had been before."""
+    end: float
+    """By the monotonic clock; NaN where it is not known."""
+    until: float
+    """When it is looked at again, by the same clock."""
 
 
 class Placement:
@@ -76,6 +93,8 @@ class Placement:
         """The run at the head of the queue, for which there is no room."""
         self._paused_until_s = -math.inf
         self._began_s = time.monotonic()
+        self._released = 0
+        self._foreseen = _Foreseen(None, math.nan, -math.inf)
 
     def next(self, queue: deque[RunSpec]) -> tuple[RunSpec, Lease] | None:
         """Take the run that is to start next out of the queue, with its devices.
@@ -141,14 +160,30 @@ class Placement:
             self._launcher.runs_per_device,
         )
 
+    def foreseen_s(self, active: Mapping[str, ActiveRun], queue: Iterable[RunSpec]) -> float:
+        """Return the time until the last run ends, in seconds; NaN where it is not known."""
+        now, state = time.monotonic(), (self._released, tuple(active))
+        if self._foreseen.state == state and now < self._foreseen.until:
+            foreseen_s = self._foreseen.end - now
+            return foreseen_s if math.isnan(foreseen_s) else max(0.0, foreseen_s)
+        at_work = []
+        for run in active.values():
+            left_s = remaining_s(run.last_row, run.spec.optimizer_steps)
+            if left_s is None:
+                expected_s = self._durations.expected_s(run.spec)
+                elapsed_s = now - run.began
+                left_s = math.nan if expected_s is None else max(0.0, expected_s - elapsed_s)
+            at_work.append((run.spec, left_s))
+        left_s = self.left_s(at_work, queue)
+        # A long queue takes time to simulate, and what is timed has the core.
+        until = now + max(_FORESEE_S, (time.monotonic() - now) / _FORESEE_SHARE)
+        self._foreseen = _Foreseen(state, now + left_s, until)
+        return left_s
+
     def _order(self, spec: RunSpec) -> float:
         """Sort what should take longest first, and what nobody can tell before that."""
         expected_s = self._durations.expected_s(spec)
         return -math.inf if expected_s is None else -expected_s
-
-    def expected_s(self, spec: RunSpec) -> float | None:
-        """Return how long a run should take, in seconds; None: nothing is known."""
-        return self._durations.expected_s(spec)
 
     @property
     def has_given_up(self) -> bool:
@@ -168,6 +203,7 @@ class Placement:
 
     def release(self, spec: RunSpec) -> None:
         """Take back the devices of a run that has ended, or that did not start."""
+        self._released += 1
         self._began_s = time.monotonic()
         self._paused_until_s = self._began_s + _PAUSE_S
         self._pool.release(self._leases.pop(spec.run_id))

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from batchscape.record.causes import Cause
+from batchscape.record.state import UNREADABLE
 from batchscape.record.status import Status
 
 __all__ = [
     "CAUSE_ADVICE",
     "SEAL_ADVICE",
     "STATUS_ADVICE",
-    "UNREADABLE",
     "UNREADABLE_ADVICE",
     "advice",
 ]
 
-UNREADABLE = "unreadable"
-"""Shown in place of a status that cannot be read: damage, another format, or its rights."""
 UNREADABLE_ADVICE = (
     "mend what the reason says, use the version of batchscape that wrote it, or delete the folder "
     "to run it again"

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from batchscape.outgoing import outgoing_json
-from batchscape.record.advice import SEAL_ADVICE, UNREADABLE, advice
+from batchscape.record.advice import SEAL_ADVICE, advice
 from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import is_held
-from batchscape.record.next_step import Next
 from batchscape.record.progress import RunProgress, sweep_progress
+from batchscape.record.state import UNREADABLE, Next
 from batchscape.record.status import Status
 from batchscape.record.trial_counts import TrialCounts, count_trials
 

@@ -9,17 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchscape.errors import RecordError
-from batchscape.record.advice import UNREADABLE
-from batchscape.record.causes import Cause
-from batchscape.record.claims import CLAIMS
 from batchscape.record.disk import read_each
 from batchscape.record.files import last_row, read_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.heartbeat import Heartbeat, beats_path
 from batchscape.record.instants import file_age_s
 from batchscape.record.neighbours import no_runs
-from batchscape.record.next_step import Next, what_next
-from batchscape.record.status import RunStatus, Status, check_version
+from batchscape.record.state import Next, RunState, read_state
+from batchscape.record.status import Status
 from batchscape.record.timing import why_untimed
 
 __all__ = [
@@ -94,80 +91,56 @@ def sweep_progress(sweep: SweepFolder) -> list[RunProgress]:
 def run_progress(folder: RunFolder) -> RunProgress:
     """Look at a run, and again where what was read may be the doing of its launcher meanwhile."""
     with contextlib.suppress(RecordError, OSError):
-        return _progress(folder)
+        return _progress(read_state(folder))
     try:
-        return _progress(folder)
+        return _progress(read_state(folder))
     except (RecordError, OSError) as error:
-        return RunProgress(folder.path.name, UNREADABLE, reason=str(error), next=Next.LEAVE)
+        damaged = RunState(folder, damage=str(error))
+    return RunProgress(
+        folder.path.name, damaged.status, reason=damaged.reason, next=damaged.next_step()
+    )
 
 
-def _progress(folder: RunFolder) -> RunProgress:
-    if not any(path.exists() for path in (folder.config, folder.status, folder.launch)):
-        # A launcher makes it right now, or died while it did.
-        return RunProgress(folder.path.name, str(Status.PENDING))
-    config = read_json(folder.config)
-    check_version(folder.config, config)
-    # A launcher that has begun a run has left its status; one that made its folder, perhaps not.
-    has_status = folder.status.exists() or folder.launch.exists()
-    status = RunStatus.read(folder.status) if has_status else RunStatus(Status.PENDING)
-    # Asked after the status was read: a run that has ended since is not taken for a lost one.
-    held_by = None if status.status.is_sealed else CLAIMS.holder(folder)
-    held = held_by is not None
-    if status.status is Status.RUNNING and not held:
-        status = RunStatus.read(folder.status)
-    state, reason, cause = status.status, status.reason, status.cause
-    # Its launcher keeps a run whose attempt has ended while another one follows.
-    again = state is Status.INTERRUPTED and held
-    if again:
-        state, reason, cause = Status.RUNNING, None, None
-    elif state is Status.RUNNING and not held:
-        state, cause = Status.INTERRUPTED, Cause.INTERRUPTED
-        reason = "the launcher is gone; the same command goes on"
-    engine = (config.get("config") or {}).get("engine") or {}
-    is_program = engine.get("name") == "command"
-    ranks = 1 if is_program else (config.get("geometry") or {}).get("data_parallel_size", 1)
-    row = {} if status.seal else last_row(folder.lines("steps"))
-    loss = status.summary.get("final_loss") if status.seal else row.get("loss")
-    is_completed = state is Status.COMPLETED
-    has_launch = status.status in {Status.COMPLETED, Status.RUNNING} and folder.launch.exists()
+def _progress(state: RunState) -> RunProgress:
+    folder, record = state.folder, state.record
+    is_running, is_completed = state.status == Status.RUNNING, state.status == Status.COMPLETED
+    row = {} if record.seal else last_row(folder.lines("steps"))
+    loss = record.summary.get("final_loss") if record.seal else row.get("loss")
+    has_launch = record.status in {Status.COMPLETED, Status.RUNNING} and folder.launch.exists()
     launch = read_json(folder.launch) if has_launch else {}
-    steps = (config.get("resolved") or {}).get("optimizer_steps")
+    steps = (state.config.get("resolved") or {}).get("optimizer_steps")
     return RunProgress(
         run_id=folder.path.name,
-        status=str(state),
+        status=str(state.status),
         optimizer_step=(
-            status.summary.get("optimizer_steps") if status.seal else row.get("optimizer_step")
+            record.summary.get("optimizer_steps") if record.seal else row.get("optimizer_step")
         ),
         optimizer_steps=steps,
         loss=None if loss is None or math.isnan(loss) else loss,
         age_s=file_age_s(folder.lines("steps")) if row else None,
-        reason=reason,
-        cause=cause,
-        stop_reason=status.stop_reason,
-        rank=status.rank,
-        phase=status.phase,
-        attempts=len(status.attempts),
-        checkpoint_step=None if status.seal else folder.checkpoint_step,
-        left_s=remaining_s(row, steps) if state is Status.RUNNING else None,
-        launcher=held_by if state is Status.RUNNING else None,
-        doing=_TRIED_AGAIN if again else _doing(folder, ranks) if state is Status.RUNNING else None,
-        untimed=why_untimed(launch, status.summary) if is_completed else None,
+        reason=state.reason,
+        cause=state.cause,
+        stop_reason=record.stop_reason,
+        rank=record.rank,
+        phase=record.phase,
+        attempts=len(record.attempts),
+        checkpoint_step=None if record.seal else folder.checkpoint_step,
+        left_s=remaining_s(row, steps) if is_running else None,
+        launcher=state.holder if is_running else None,
+        doing=_doing(state) if is_running else None,
+        untimed=why_untimed(launch, record.summary) if is_completed else None,
         command=launch.get("command") if is_completed else None,
-        next=what_next(
-            folder,
-            status,
-            ranks,
-            resumable=is_program and bool(engine.get("resumable")),
-            is_held=held,
-        ),
+        next=state.next_step(),
     )
 
 
-def _doing(folder: RunFolder, ranks: int) -> str | None:
+def _doing(state: RunState) -> str | None:
     """Read where the ranks are, in what they share with their launcher."""
+    if state.is_between_attempts:
+        return _TRIED_AGAIN
     try:
-        place = str(read_json(folder.launch)["rendezvous"])
-        hearts = [Heartbeat(beats_path(place, rank)) for rank in range(ranks)]
+        place = str(read_json(state.folder.launch)["rendezvous"])
+        hearts = [Heartbeat(beats_path(place, rank)) for rank in range(state.processes)]
     except (RecordError, OSError, KeyError, ValueError):
         return None
     beats = [heart.read() for heart in hearts]

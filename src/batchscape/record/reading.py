@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,16 +20,15 @@ from batchscape.record.figures import COLUMNS
 from batchscape.record.files import read_json_lines
 from batchscape.record.folder import RunFolder
 from batchscape.record.run_row import run_row
+from batchscape.record.state import read_sealed
 from batchscape.record.status import RunStatus
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     # Its runtime takes time and memory that trainer and launcher need not spend: it is imported
     # where sweeps are read.
     import polars as pl
 
-__all__ = ["Columns", "RunRead", "Wanted", "open_rows", "read_folders", "read_sealed"]
+__all__ = ["Columns", "RunRead", "Wanted", "open_rows", "read_folders"]
 
 Wanted = Mapping[str, Sequence[str]]
 """Columns to read, by table."""
@@ -125,30 +123,6 @@ def open_rows(folder: RunFolder, table: str) -> pd.DataFrame:
     except (TypeError, ValueError) as error:
         msg = f"{folder.lines(table)} is damaged: {error}"
         raise DamageError(msg) from None
-
-
-def read_sealed(path: Path, sealed: Mapping[str, Any]) -> bytes:
-    """Read a file that must be what was sealed.
-
-    Parameters
-    ----------
-    path : Path
-    sealed : mapping
-        Its entry in `RunStatus.seal`.
-
-    Raises
-    ------
-    DamageError
-        If it is missing or differs.
-    """
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        content = b""
-    if hashlib.sha256(content).hexdigest() != sealed["sha256"]:
-        msg = f"{path} is missing or differs from what was sealed"
-        raise DamageError(msg)
-    return content
 
 
 def _opened(folders: Sequence[RunFolder], wanted: Wanted) -> list[_Opened]:

@@ -18,7 +18,7 @@ __all__ = ["FAULTS", "Attempt", "RunStatus", "Status", "StopReason"]
 
 
 class Status(StrEnum):
-    """States of a run; the first two are open, the others are how it ended."""
+    """States of a run; the first two have no end, the others are how it ended."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -30,6 +30,11 @@ class Status(StrEnum):
     INTERRUPTED = "interrupted"
     PRUNED = "pruned"
     REJECTED = "rejected"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the same command goes on with the run, once nobody has it."""
+        return self in {Status.PENDING, Status.RUNNING, Status.INTERRUPTED}
 
     @property
     def is_sealed(self) -> bool:

@@ -19,11 +19,12 @@ from batchscape.record.figures import COLUMNS, OF_TOKENS
 from batchscape.record.files import read_json, remove_if_possible, sha256_of
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder
 from batchscape.record.neighbours import no_runs
-from batchscape.record.reading import RunRead, open_rows, read_folders, read_sealed
+from batchscape.record.reading import RunRead, open_rows, read_folders
+from batchscape.record.state import read_sealed
 from batchscape.record.status import RunStatus
 from batchscape.record.summary import counts_tokens, summarise
 
-__all__ = ["Tables", "load", "note_rows", "read_table", "seal", "verify_seal", "write_sealed"]
+__all__ = ["Tables", "load", "note_rows", "read_table", "seal", "write_sealed"]
 
 
 @dataclass(frozen=True)
@@ -174,18 +175,6 @@ def _flush(path: Path) -> None:
 
 def _seal_of(path: Path) -> dict[str, Any]:
     return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
-
-
-def verify_seal(folder: RunFolder, status: RunStatus) -> None:
-    """Check that every sealed file is what was sealed.
-
-    Raises
-    ------
-    RecordError
-        If one is missing or differs.
-    """
-    for name, sealed in status.seal.items():
-        read_sealed(folder.path / name, sealed)
 
 
 def load(*sweep_dirs: str | Path, columns: Mapping[str, Sequence[str]] | None = None) -> Tables:

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from rich.console import Console
 
 from batchscape.errors import ConfigError
-from batchscape.launch import run_sweep
+from batchscape.launch import Launcher
+from batchscape.launch.launcher import Steering
 from batchscape.launch.result import SweepResult
-from batchscape.launch.session import Steering
 from batchscape.plan.build import Plan, Prepare, make_plan
 from batchscape.plan.expand import Cell, SweepCells, set_values
 from batchscape.plan.machine import Machine
@@ -90,15 +90,15 @@ class Launching:
         self, specs: Sequence[RunSpec], sweep: SweepFolder, steering: Steering | None = None
     ) -> SweepResult:
         """Run what is missing."""
-        return run_sweep(
-            specs,
+        return Launcher(
             sweep,
             self.machine,
+            specs,
             console=self.console,
             command=self.command,
             steering=steering,
             values=self.values,
-        )
+        ).run()
 
 
 class Corner(NamedTuple):

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from batchscape.errors import BatchscapeError
-from batchscape.launch.local import run_sweep
+from batchscape.launch.launcher import Launcher
 from batchscape.launch.slurm.nodes import open_nodes
 from batchscape.launch.slurm.order import QUEUE_AGAIN, Order, Shape
 from batchscape.outgoing import outgoing
@@ -53,15 +53,15 @@ def main(sweep_dir: str, shape: str, meeting: str, *nodes: str) -> int:
             return QUEUE_AGAIN  # what srun has started on the nodes has ended with the first runs
         # One that is not open need not be looked at again, however it came to that.
         looked_at |= found | {(name, None) for name in order.runs}
-        result = run_sweep(
-            specs,
+        result = Launcher(
             sweep,
             machine,
+            specs,
             console=console,
             command=order.command,
             opens=opens,
             is_part=True,
-        )
+        ).run()
         if result.interrupted:
             return QUEUE_AGAIN
         if result.stopped is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,11 +21,11 @@ from batchscape.config import Slurm
 from batchscape.errors import BatchscapeError, LaunchError, RecordError, SchedulerError
 from batchscape.launch.ending import write_end
 from batchscape.launch.progress import Progress
+from batchscape.launch.remaining import RemainingRuns, repeated
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.schedule import launch_order
 from batchscape.launch.slurm.order import POOL, Order, Shape, shapes
 from batchscape.launch.slurm.script import job_name, script
-from batchscape.launch.standing import Standing, repeated
 from batchscape.record.causes import Cause
 from batchscape.record.claims import CLAIMS
 from batchscape.record.disk import read_each
@@ -34,7 +35,8 @@ from batchscape.record.instants import now
 from batchscape.record.locks import hold, sweep_lock
 from batchscape.record.outcome import RunEnd
 from batchscape.record.spec import RunSpec
-from batchscape.record.status import FAULTS, RunStatus, Status
+from batchscape.record.state import Standing, read_state
+from batchscape.record.status import RunStatus, Status
 from batchscape.record.usable import check_usable
 from batchscape.scheduler import Job, JobState, jobs, named, partitions, submit
 from batchscape.text import count_text
@@ -89,27 +91,26 @@ def run_on_slurm(
     check_usable(sweep)
     with sweep_lock(sweep):
         retry = repeated(launcher.retry)
-        standing = Standing(ordered, sweep, retry)
+        remaining = RemainingRuns(ordered, sweep, retry)
         progress = Progress(console, len(specs))
-        progress.stand_still(list(standing.settled.values()))
+        progress.stand_still(list(remaining.settled.values()))
         # Nothing is timed here.
-        mirror = Mirror(specs[0].config.tracker, sweep, live=bool(standing.missing))
-        follower = _Follower(standing, sweep, progress)
+        mirror = Mirror(specs[0].config.tracker, sweep, live=bool(remaining.missing))
+        follower = _Follower(remaining, sweep, progress)
         try:
-            if standing.missing:
-                _open_again(standing.missing, sweep, retry)
+            if remaining.missing:
+                _open_again(remaining.missing, sweep, retry)
                 order = Order(
                     tuple(spec.run_id for spec in ordered), replace(launcher, retry=[]), command
                 )
-                submitted = _submit_missing(standing.missing, sweep, order, progress)
+                submitted = _submit_missing(remaining.missing, sweep, order, progress)
                 with progress:
                     follower.follow(submitted)
             detached = False
         except KeyboardInterrupt:
             detached = True
         note = mirror.finish(interrupted=detached)
-    done = standing.settled | follower.done
-    runs = tuple(done.get(spec.run_id) or _left(spec, sweep) for spec in standing.specs)
+    runs = remaining.results(follower.done)
     result = SweepResult(runs, detached, follower.stopped, note, mirror.standing())
     if detached:
         progress.note(
@@ -218,9 +219,9 @@ def _submitted(path: Path) -> str:
 class _Follower:
     """Tells of runs as they end, whoever ends them, and finds those whose job is gone."""
 
-    def __init__(self, standing: Standing, sweep: SweepFolder, progress: Progress) -> None:
+    def __init__(self, remaining: RemainingRuns, sweep: SweepFolder, progress: Progress) -> None:
         self._sweep, self._progress = sweep, progress
-        self._open = {spec.run_id: spec for spec in standing.missing}
+        self._open = {spec.run_id: spec for spec in remaining.missing}
         self.done: dict[str, RunResult] = {}
         self.stopped: str | None = None
         self._known: set[str] = set()
@@ -263,19 +264,24 @@ class _Follower:
 
     def _look(self) -> None:
         specs = list(self._open.values())
-        paths = [self._sweep.run(spec.run_id).status for spec in specs]
-        stood = read_each(RunStatus.if_readable, paths, self._sweep.path)
-        for spec, status in zip(specs, stood, strict=True):
-            if status is None:
-                continue
-            folder = self._sweep.run(spec.run_id)
-            is_over = status.status.is_sealed or status.status is Status.REJECTED
-            # A launcher keeps a run whose next attempt follows.
-            is_fault = status.status in FAULTS and CLAIMS.holder(folder) is None
-            if is_over or is_fault:
+        for spec, status in zip(specs, read_each(self._end, specs, self._sweep.path), strict=True):
+            if status is not None:
                 del self._open[spec.run_id]
+                folder = self._sweep.run(spec.run_id)
                 self.done[spec.run_id] = RunResult.of(folder, status)
                 self._progress.run_followed(spec, status)
+
+    def _end(self, spec: RunSpec) -> RunStatus | None:
+        """Return how a run ended; None while it is open, or where it cannot be read."""
+        folder = self._sweep.run(spec.run_id)
+        with suppress(RecordError):
+            # Most are open at most looks, and who has those need not be asked.
+            if not RunStatus.read(folder.status).status.is_open:
+                state = read_state(folder, spec)
+                # A launcher keeps a run whose next attempt follows.
+                if state.standing in {Standing.OVER, Standing.UNSEALED}:
+                    return state.record
+        return None
 
     def _find_lost(self, live: Mapping[str, Job]) -> bool:
         """Write down how runs ended whose job is gone and has not said so.
@@ -351,8 +357,3 @@ def _note_lost(spec: RunSpec, folder: RunFolder, end: RunEnd) -> bool:
     finally:
         claim.release()
     return True
-
-
-def _left(spec: RunSpec, sweep: SweepFolder) -> RunResult:
-    folder = sweep.run(spec.run_id)
-    return RunResult.of(folder, RunStatus.read(folder.status))

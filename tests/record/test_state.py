@@ -1,8 +1,9 @@
-"""What happens next with a run: of every status, and of runs whose end could not be written."""
+"""How a run stands and what happens next with it: of every status, and where no end was written."""
 
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,9 @@ import pytest
 from batchscape.record.causes import Cause
 from batchscape.record.files import JsonLines, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
-from batchscape.record.next_step import Next, final_outcomes, what_next
 from batchscape.record.outcome import Outcome
 from batchscape.record.progress import run_progress
+from batchscape.record.state import Next, RunState, Standing, final_outcomes
 from batchscape.record.status import FAULTS, Attempt, RunStatus, Status, StopReason
 
 SEALED = {Status.COMPLETED, Status.DIVERGED, Status.PRUNED}
@@ -63,8 +64,10 @@ def test_every_status(folder: RunFolder, status: Status, cause: Cause | None) ->
             (folder.checkpoints / CHECKPOINT).touch()
         else:
             (folder.checkpoints / CHECKPOINT).unlink(missing_ok=True)
-        found = what_next(folder, known, 1, resumable=False, is_held=is_held, retry=retry)
-        assert found is expected, (retry, is_held, has_checkpoint)
+        state = RunState(folder, known, "somebody" if is_held else None)
+        assert state.next_step(retry) is expected, (retry, is_held, has_checkpoint)
+        damaged = replace(state, damage="torn")
+        assert (damaged.standing, damaged.next_step(retry)) == (Standing.DAMAGED, Next.LEAVE)
 
 
 @pytest.mark.parametrize("status", [s for s in Status if s not in SEALED | {Status.REJECTED}])
@@ -73,10 +76,10 @@ def test_what_was_trained_to_its_end_is_sealed_whatever_its_status(
 ) -> None:
     train(folder, Status.COMPLETED, Status.COMPLETED)
     known = RunStatus(status, attempts=[Attempt(1.0, 0)])
+    state = RunState(folder, known, processes=2)
     for retry in ((), FAULTS):
-        found = what_next(folder, known, 2, resumable=False, is_held=False, retry=retry)
-        assert found is Next.SEAL
-    assert what_next(folder, known, 2, resumable=False, is_held=True) is Next.WAIT
+        assert (state.standing, state.next_step(retry)) == (Standing.UNSEALED, Next.SEAL)
+    assert replace(state, holder="somebody").next_step() is Next.WAIT
 
 
 @pytest.mark.parametrize(

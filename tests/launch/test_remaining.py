@@ -11,14 +11,15 @@ from fake_workers import Rank
 from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, spec_named
 
-from batchscape.launch import SweepResult, run_sweep
-from batchscape.launch.standing import Standing, repeated
+from batchscape.launch import Launcher, SweepResult
+from batchscape.launch.remaining import RemainingRuns, repeated
 from batchscape.record.causes import Cause
 from batchscape.record.files import write_json
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder
 from batchscape.record.overview import overview
+from batchscape.record.state import verify_seal
 from batchscape.record.status import FAULTS, Attempt, RunStatus, Status
-from batchscape.record.tables import read_table, seal, verify_seal
+from batchscape.record.tables import read_table, seal
 
 SEALED = {Status.COMPLETED, Status.DIVERGED, Status.PRUNED}
 MISSING = {Status.PENDING, Status.RUNNING, Status.INTERRUPTED, Status.REJECTED}
@@ -47,7 +48,7 @@ def launched(sweep: SweepFolder, *names: str) -> tuple[SweepResult, str]:
     printed = io.StringIO()
     specs = [spec_named(name) for name in names]
     console = Console(file=printed, width=300)
-    result = run_sweep(specs, sweep, MACHINE, entry=ENTRY, method="spawn", console=console)
+    result = Launcher(sweep, MACHINE, specs, entry=ENTRY, method="spawn", console=console).run()
     return result, printed.getvalue()
 
 
@@ -73,15 +74,15 @@ def test_faults_stand_unless_they_are_named(
     for status in tried:
         begun(sweep, str(status), status)
     specs = [spec_named(str(status)) for status in (*tried, "new")]
-    standing = Standing(specs, sweep, repeated(names))
-    assert [spec.run_id for spec in standing.missing] == [
+    remaining = RemainingRuns(specs, sweep, repeated(names))
+    assert [spec.run_id for spec in remaining.missing] == [
         *(str(status) for status in tried if status in MISSING | faults),
         "new",
     ]
-    assert {name: result.status for name, result in standing.settled.items()} == {
+    assert {name: result.status for name, result in remaining.settled.items()} == {
         str(status): status for status in FAULTS - faults
     }
-    assert all(result.skipped for result in standing.settled.values())
+    assert all(result.skipped for result in remaining.settled.values())
     for name in ("new", "rejected"):
         assert RunStatus.read(sweep.run(name).status).status is Status.PENDING
 
@@ -192,14 +193,14 @@ def test_what_another_launcher_has_ended_meanwhile(
     sweep: SweepFolder, before: Status, after: Status
 ) -> None:
     folder = begun(sweep, "completes", before)
-    standing = Standing([spec_named("completes")], sweep, repeated(["all"]))
-    assert [spec.run_id for spec in standing.missing] == ["completes"]
-    assert standing.settled_now(spec_named("completes")) is None
+    remaining = RemainingRuns([spec_named("completes")], sweep, repeated(["all"]))
+    assert [spec.run_id for spec in remaining.missing] == ["completes"]
+    assert remaining.settled_now(spec_named("completes")) is None
     status = RunStatus.read(folder.status)
     status.status = after
     status.attempts.append(Attempt(started_at=3.0, from_optimizer_step=0))
     status.write(folder.status)
-    found = standing.settled_now(spec_named("completes"))
+    found = remaining.settled_now(spec_named("completes"))
     if after in SEALED | FAULTS | {Status.REJECTED}:
         assert found is not None
         assert (found.status, found.by_another) == (after, True)

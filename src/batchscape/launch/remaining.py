@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from batchscape.errors import RecordError
 from batchscape.launch.ending import clear_away, seal_from_rows
@@ -12,12 +13,11 @@ from batchscape.record.claims import CLAIMS
 from batchscape.record.disk import read_each
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.locks import hold
-from batchscape.record.next_step import Next, what_next
 from batchscape.record.spec import RunSpec
+from batchscape.record.state import Next, read_state, verify_seal
 from batchscape.record.status import FAULTS, RunStatus, Status
-from batchscape.record.tables import verify_seal
 
-__all__ = ["Standing", "repeated"]
+__all__ = ["RemainingRuns", "repeated"]
 
 
 def repeated(names: Collection[str]) -> frozenset[Status]:
@@ -25,8 +25,8 @@ def repeated(names: Collection[str]) -> frozenset[Status]:
     return FAULTS if "all" in names else frozenset(map(Status, names))
 
 
-class Standing:
-    """How the runs of a sweep stood when a launch began, and how one stands now.
+class RemainingRuns:
+    """The runs of a sweep that a launch has to do, and how the others stand.
 
     Runs without a folder, and rejected ones that fit now, are given one that says `pending`.
 
@@ -66,19 +66,28 @@ class Standing:
                 self.settled[spec.run_id] = result
         return [spec for spec in specs if spec.run_id not in self.settled]
 
+    def results(self, done: Mapping[str, RunResult]) -> tuple[RunResult, ...]:
+        """Return how all runs stand, given those that this launch has done."""
+        ended = {**self.settled, **done}
+        return tuple(ended.get(spec.run_id) or self._now(spec) for spec in self.specs)
+
+    def _now(self, spec: RunSpec) -> RunResult:
+        folder = self._sweep.run(spec.run_id)
+        return RunResult.of(folder, RunStatus.read(folder.status))
+
     def _settled_before(self, spec: RunSpec) -> RunResult | None:
         folder = self._sweep.run(spec.run_id)
         try:
-            status = RunStatus.read(folder.status) if folder.status.exists() else None
-            if status is None or status.status is Status.REJECTED:
-                status = _made_pending(spec, folder, self._sweep)
-            self._attempts[spec.run_id] = len(status.attempts)
-            what = self._next(spec, folder, status)
+            state = read_state(folder, spec, is_ours=True)
+            if not folder.status.exists() or state.record.status is Status.REJECTED:
+                state = replace(state, record=_made_pending(spec, folder, self._sweep))
+            self._attempts[spec.run_id] = len(state.record.attempts)
+            what = state.next_step(self._retry)
             if what is Next.SKIP:
-                verify_seal(folder, status)
+                verify_seal(folder, state.record)
                 _clear_away(folder)
             if what in {Next.SKIP, Next.LEAVE}:
-                return RunResult.of(folder, status, skipped=True)
+                return RunResult.of(folder, state.record, skipped=True)
         except RecordError as error:
             reason = f"{error}; delete {folder.path} to run it again"
         except OSError as error:
@@ -100,37 +109,17 @@ class Standing:
             If its seal cannot be written.
         """
         folder = self._sweep.run(spec.run_id)
-        status = RunStatus.read(folder.status)
-        what = self._next(spec, folder, status)
-        if (
-            what in {Next.BEGIN, Next.GO_ON}
-            and status.status in FAULTS
-            and self._is_new(spec, status)
-        ):
-            what = Next.LEAVE  # whatever it was: another launcher has just met it
-        if what is Next.SEAL and seal_from_rows(spec, folder, status):
-            return RunResult.of(folder, status)
+        state = read_state(folder, spec, is_ours=True)
+        # A fault is repeated once a launch: not what ended so since, by another launcher.
+        is_new = len(state.record.attempts) != self._attempts[spec.run_id]
+        what = state.next_step(() if is_new else self._retry)
+        if what is Next.SEAL and seal_from_rows(spec, folder, state.record):
+            return RunResult.of(folder, state.record)
         if what is Next.SKIP:
             clear_away(folder)  # its launcher may have died right after the seal
         if what in {Next.SKIP, Next.LEAVE, Next.REJECT}:
-            return RunResult.of(folder, status, by_another=True)
+            return RunResult.of(folder, state.record, by_another=True)
         return None
-
-    def _is_new(self, spec: RunSpec, status: RunStatus) -> bool:
-        """Whether a run ended as it did after this launch began."""
-        return len(status.attempts) != self._attempts[spec.run_id]
-
-    def _next(self, spec: RunSpec, folder: RunFolder, status: RunStatus) -> Next:
-        return what_next(
-            folder,
-            status,
-            spec.processes,
-            resumable=spec.is_resumable_program,
-            # Whoever has a run now may leave it: it is asked for again until it is over.
-            is_held=False,
-            # A fault is repeated once a launch: not what ended so since, by another launcher.
-            retry=() if self._is_new(spec, status) else self._retry,
-        )
 
 
 def _clear_away(folder: RunFolder) -> None:

@@ -1,0 +1,479 @@
+"""Running a sweep on this machine: what is missing is started, watched, ended, and told of."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rich.console import Console
+
+from batchscape.config import Command, NoTracker, Transformers
+from batchscape.errors import BatchscapeError, DiskError, LaunchError
+from batchscape.launch.active import ActiveRun
+from batchscape.launch.attempts import Attempts
+from batchscape.launch.child import COMMAND_WORKER, WORKER
+from batchscape.launch.claims import ClaimedRuns
+from batchscape.launch.devices import Lease
+from batchscape.launch.durations import Durations
+from batchscape.launch.failures import Failures
+from batchscape.launch.forked import ServerError, ServerKilledError, open_processes
+from batchscape.launch.interrupts import Interrupts
+from batchscape.launch.launch_record import OTHER_LAUNCHER
+from batchscape.launch.leftovers import remove_dead_writes
+from batchscape.launch.oom_knowledge import OomKnowledge, reject
+from batchscape.launch.placement import Placement
+from batchscape.launch.predictions import alike, foretold_s, predict
+from batchscape.launch.presence import Presence
+from batchscape.launch.processes import Processes
+from batchscape.launch.progress import Progress
+from batchscape.launch.remaining import RemainingRuns, repeated
+from batchscape.launch.result import RunResult, SweepResult
+from batchscape.launch.schedule import launch_order
+from batchscape.launch.scratch import scratch_folder
+from batchscape.record.causes import Cause
+from batchscape.record.claims import RunClaim
+from batchscape.record.disk import explained
+from batchscape.record.files import write_json
+from batchscape.record.folder import SweepFolder
+from batchscape.record.locks import sweep_lock
+from batchscape.record.outcome import RankExit
+from batchscape.record.spec import RunSpec
+from batchscape.record.state import is_tried_again
+from batchscape.record.status import RunStatus, Status
+from batchscape.record.usable import check_usable
+from batchscape.terminal import OutgoingConsole
+from batchscape.tracking.mirror import Mirror, may_mirror_live
+
+if TYPE_CHECKING:
+    from batchscape.plan.machine import Machine
+
+__all__ = ["Launcher", "Steering"]
+
+OpenProcesses = Callable[[str, Callable[[], bool], str], Processes | None]
+_POLL_S = 0.5
+"""Longest time that a signal or a time limit waits to be seen; ends of ranks are seen at once."""
+_LOOK_S = 3.0
+"""Time between looks for other launchers while runs are timed."""
+
+
+class Steering(Protocol):
+    """Decides on the way what else is launched, and what is cut."""
+
+    @property
+    def runs(self) -> int:
+        """Runs that there will be in all, as far as can be said."""
+
+    def more(self, over: Collection[str]) -> Sequence[RunSpec]:
+        """Return the runs that come next, none of which was returned before.
+
+        Parameters
+        ----------
+        over : collection of str
+            Names of all runs that are over, or are not launched again, whatever they came to.
+        """
+
+    def cut(self, spec: RunSpec) -> str | None:
+        """Return why a run at work is cut before its end; None: it goes on."""
+
+
+class Launcher:
+    """Runs everything of a sweep that is missing; one run's failure leaves the others alone.
+
+    Runs that ended by a fault before are launched again only where `launcher.retry` names their
+    status. Other launchers may work in the same folder at the same time: no run is done twice.
+
+    The first SIGINT, SIGTERM or SIGHUP asks the running ranks for a checkpoint and starts no
+    more runs; a second one kills. The same launch goes on from there.
+
+    Parameters
+    ----------
+    sweep : SweepFolder
+        Where the run folders are, or will be.
+    machine : Machine
+        Devices that the runs may take.
+    specs : sequence of RunSpec
+        Each run once, all with the same launcher and tracker settings.
+    entry : str
+        What every rank of our own loop calls, `module:function` of a run folder and a rank.
+    method : str, optional
+        `fork` or `spawn`; by default processes are forked where that is safe.
+    console : Console, optional
+        Where progress is shown; by default the standard output.
+    command : str, optional
+        As `record.commands.command_of` returns it; recorded with every run, and what is printed
+        about the runs is built from it.
+    steering : Steering, optional
+        Adds runs on the way, with the launcher and the type of device of the others, and cuts
+        some, which makes them `pruned`.
+    values : mapping of str to str, optional
+        What is shown beside the name of a run; runs may be added to it on the way.
+    opens : callable, optional
+        Opens another way of starting ranks: given what they call, a callable that says whether to
+        stop, and a module to import ahead, as `open_processes` takes them.
+    is_part : bool
+        Whether another process follows the sweep, of which this one does a part: nobody waits here
+        for runs of other launchers, and nothing is mirrored.
+    """
+
+    _remaining: RemainingRuns
+    _processes: Processes
+    _claims: ClaimedRuns
+    _placement: Placement
+    _attempts: Attempts
+    _oom: OomKnowledge
+
+    def __init__(
+        self,
+        sweep: SweepFolder,
+        machine: Machine,
+        specs: Sequence[RunSpec],
+        *,
+        entry: str = WORKER,
+        method: str | None = None,
+        console: Console | None = None,
+        command: str | None = None,
+        steering: Steering | None = None,
+        values: Mapping[str, str] | None = None,
+        opens: OpenProcesses | None = None,
+        is_part: bool = False,
+    ) -> None:
+        self._sweep, self._machine = sweep, machine
+        self._specs = launch_order(specs)
+        self._entry, self._command = entry, command
+        self._steering = steering
+        self._opens = opens or partial(_open, method)
+        self._is_part = is_part
+        total = len(specs) if steering is None else steering.runs
+        self._progress = Progress(console or OutgoingConsole(), total, values)
+        self._presence, self._interrupts = Presence(), Interrupts()
+        self._predictions: dict[str, Mapping[str, Any]] = {}
+        self._asked_at = -1
+        self._stopped: str | None = None
+        self._retried: Counter[str] = Counter()
+        self._again: list[RunSpec] = []
+        self._active: dict[str, ActiveRun] = {}
+        self._done: dict[str, RunResult] = {}
+
+    def run(self) -> SweepResult:
+        """Do what is missing, until it is done, or a signal or a failing machine stops it.
+
+        Raises
+        ------
+        LaunchError
+            If the folder cannot be used, two runs have one name, or no process can be started at
+            all.
+        """
+        run_ids = Counter(spec.run_id for spec in self._specs)
+        if len(run_ids) < len(self._specs):
+            ((twice, _),) = run_ids.most_common(1)
+            msg = f"every run is launched once, but {twice} is given twice"
+            raise LaunchError(msg)
+        if not self._specs:
+            return SweepResult((), interrupted=False)
+        config = self._specs[0].config
+        self._failures = Failures(self._sweep, config.launcher.max_failures)
+        check_usable(self._sweep)
+        with sweep_lock(self._sweep), ExitStack() as stack:
+            remove_dead_writes(self._sweep)
+            self._remaining = RemainingRuns(
+                self._specs, self._sweep, repeated(config.launcher.retry)
+            )
+            missing = self._remaining.missing
+            tracker = NoTracker("none") if self._is_part else config.tracker
+            live = may_mirror_live(missing, self._machine.cpu_cores)
+            mirror = Mirror(tracker, self._sweep, live=live)
+            self._progress.stand_still(list(self._remaining.settled.values()))
+            if missing:
+                stack.enter_context(self._presence)
+                with self._interrupts:
+                    self._launch(missing)
+        interrupted = self._interrupts.count > 0
+        with self._presence:
+            note = mirror.finish(interrupted=interrupted)
+        runs = self._remaining.results(self._done)
+        result = SweepResult(runs, interrupted, self._stopped, note, mirror.standing())
+        self._progress.summary(result)
+        return result
+
+    def _launch(self, missing: Sequence[RunSpec]) -> None:
+        """Open what runs need, do them, and close it."""
+
+        def should_stop() -> bool:
+            return self._interrupts.count > 0
+
+        with ExitStack() as stack:
+            try:
+                processes = self._opens(
+                    _preloaded(missing, self._entry), should_stop, _slow_import(missing)
+                )
+            except ServerKilledError as error:
+                self._stop(f"no process can be started: {error}")
+                return
+            if processes is None:
+                return
+            self._processes = processes
+            self._claims = ClaimedRuns(self._sweep, self._remaining, waits=not self._is_part)
+            stack.callback(self._claims.release_all)
+            stack.callback(processes.close)
+            scratch = stack.enter_context(scratch_folder())
+            if self._entry == WORKER:
+                self._predictions, trouble = predict(
+                    self._remaining.specs,
+                    missing,
+                    self._sweep,
+                    processes,
+                    scratch,
+                    should_stop=should_stop,
+                )
+                if trouble is not None:
+                    self._progress.warn(trouble)
+            durations = Durations(self._sweep, self._remaining.specs, foretold_s(self._predictions))
+            self._placement = Placement(missing[0], self._machine, durations, self._progress.warn)
+            stack.callback(self._placement.close)
+            self._attempts = Attempts(
+                self._sweep,
+                self._machine,
+                processes,
+                scratch,
+                predictions=self._predictions,
+                entry=self._entry,
+                command=self._command,
+            )
+            self._oom = OomKnowledge(missing, self._sweep, self._machine, self._predictions)
+            with self._progress:
+                self._do(deque(missing))
+
+    def _do(self, queue: deque[RunSpec]) -> None:
+        """Run what is queued, until it is done or a signal stops it."""
+        while True:
+            goes_on = not self._must_stop()
+            if goes_on:
+                queue.extend(self._claims.due())
+                queue.extend(self._again)
+                self._again.clear()
+                queue.extend(self._added())
+                self._start_what_fits(queue)
+            else:
+                self._placement.close()
+            if not self._active:
+                if not (goes_on and (queue or self._claims.has_elsewhere)):
+                    return
+                self._presence.hide()
+                waits = self._placement.waits or self._claims.describe_elsewhere()
+                if self._placement.has_given_up:
+                    self._stop(f"given up: {waits}")
+                self._progress.waits(waits)
+            exits = self._processes.wait(_POLL_S)
+            for name in self._claims.renew({ended.run for ended in exits}):
+                self._lose(name)
+            # Whoever came while a run ended has disturbed it, too.
+            others = self._presence.others(0.0 if exits else _LOOK_S)
+            for run in list(self._active.values()):
+                if others:
+                    run.spoil_times(OTHER_LAUNCHER)
+                self._look(run, exits)
+            self._progress.update(
+                list(self._active.values()),
+                partial(self._placement.foreseen_s, self._active, queue),
+            )
+
+    def _added(self) -> list[RunSpec]:
+        """Ask for more runs, once after each end."""
+        if self._steering is None or len(self._done) == self._asked_at:
+            return []
+        self._asked_at = len(self._done)
+        while specs := self._steering.more({*self._done, *self._remaining.settled}):
+            missing = self._remaining.add(specs)
+            settled = (self._remaining.settled.get(spec.run_id) for spec in specs)
+            self._progress.stand_still([result for result in settled if result is not None])
+            self._predictions |= alike(missing, self._remaining.specs, self._predictions)
+            if missing:
+                return missing
+        return []
+
+    def _look(self, run: ActiveRun, exits: Iterable[RankExit]) -> None:
+        """Note how a run stands; end it where a rule cuts it."""
+        status = run.look(ended for ended in exits if ended.run == run.spec.run_id)
+        if status is not None:
+            self._end(run, status)
+        elif self._steering is not None and run.stop is None:
+            reason = self._steering.cut(run.spec)
+            if reason is not None:
+                run.ask_to_stop(Status.PRUNED, reason)
+
+    def _stop(self, reason: str) -> None:
+        """Start no more runs."""
+        self._stopped = self._stopped or reason
+
+    def _stop_for_the_disk(self, trouble: str) -> None:
+        self._stop(f"{trouble}; make space, then the same command goes on")
+
+    def _must_stop(self) -> bool:
+        count = self._interrupts.count
+        if count == 0:
+            return self._stopped is not None
+        reason = f"stopped by {self._interrupts.first}"
+        asked = [run for run in self._active.values() if run.stop is None]
+        if asked:
+            grace_s = max(run.stop_grace_s for run in asked)
+            self._progress.note(
+                f"{reason}: waiting up to {grace_s:.0f} s for checkpoints; once more kills"
+            )
+        for run in self._active.values():
+            run.ask_to_stop(Status.INTERRUPTED, reason)
+            if count > 1:
+                run.kill()
+        return True
+
+    def _start_what_fits(self, queue: deque[RunSpec]) -> None:
+        """Start what there are devices for."""
+        waiting = self._placement.waiting
+        if waiting is not None and waiting in queue and self._claims.is_elsewhere(waiting):
+            # Nobody waits for devices for a run that another launcher has.
+            queue.remove(waiting)
+        if queue and (alike := self._failures.why_next(queue)):
+            if self._active:
+                return  # how these end decides
+            self._stop(alike)
+        while self._stopped is None and (placed := self._placement.next(queue)) is not None:
+            spec, lease = placed
+            run = self._begun(spec, lease)
+            if run is None:
+                self._placement.release(spec)
+                continue
+            self._active[spec.run_id] = run
+            self._progress.run_started(run)
+
+    def _begun(self, spec: RunSpec, lease: Lease) -> ActiveRun | None:
+        """Begin a run; None if another launcher has it, if it is over, or if it cannot begin."""
+        try:
+            claim = self._claims.take(spec)
+            if claim is not None and not isinstance(claim, RunResult):
+                refusal = self._oom.refusal(spec)
+                if refusal is None:
+                    return self._begin(spec, lease, claim)
+                self._reject(spec, refusal)
+                return None
+        except ServerError as error:
+            self._stop(f"no process can be started any more: {error}")
+            self._claims.release(spec.run_id, Status.PENDING)
+            return None
+        except (BatchscapeError, OSError) as error:
+            self._claims.release(spec.run_id, Status.FAILED)
+            told = explained(error, self._sweep.path)
+            if isinstance(told, DiskError):
+                self._stop_for_the_disk(str(told))  # the run is as open as it was
+            else:
+                self._refuse(spec, error)
+            return None
+        if claim is not None:
+            self._oom.ended(spec)
+            self._settle(claim)
+            self._progress.run_settled(claim)
+        return None
+
+    def _begin(self, spec: RunSpec, lease: Lease, claim: RunClaim) -> ActiveRun:
+        self._presence.show()
+        run = self._attempts.begin(spec, lease, claim, others=self._presence.others())
+        # A server that died meanwhile was replaced by this start.
+        if self._processes.note is not None:
+            self._progress.warn(self._processes.note)
+            self._processes.note = None
+        return run
+
+    def _reject(self, spec: RunSpec, reason: str) -> None:
+        folder = self._sweep.run(spec.run_id)
+        if (prediction := self._predictions.get(spec.run_id)) is not None:
+            write_json(folder.prediction, dict(prediction))
+        status = reject(folder, reason)
+        self._claims.release(spec.run_id, status.status)
+        result = RunResult.of(folder, status)
+        self._settle(result)
+        self._progress.run_refused(result)
+
+    def _end(self, run: ActiveRun, status: RunStatus) -> None:
+        """Give back what a run had that has ended, and tell of it, unless it is tried again."""
+        del self._active[run.spec.run_id]
+        if not self._active:
+            # Before anybody can take the devices: it would take us for at work beside it.
+            self._presence.hide()
+        self._placement.release(run.spec)
+        self._placement.learn(run.spec, status)
+        if status.cause is Cause.DISK:
+            self._stop_for_the_disk(str(status.reason))
+        goes_on = not self._interrupts.count and self._stopped is None
+        if goes_on and self._is_retried(run, status):
+            return
+        self._claims.release(run.spec.run_id, status.status)
+        self._oom.ended(run.spec)
+        failed = run.spec if status.status is Status.FAILED else None
+        self._settle(RunResult.of(run.folder, status), failed)
+        self._progress.run_ended(run, status)
+
+    def _lose(self, run_id: str) -> None:
+        """End a run that another launcher has taken over, as this one was cut off."""
+        reason = "taken over by another launcher, which did not see this one any more"
+        run = self._active.pop(run_id, None)
+        self._again = [spec for spec in self._again if spec.run_id != run_id]
+        if run is not None:
+            run.kill()
+            run.hangs.close()
+            self._placement.release(run.spec)
+        log = self._sweep.run(run_id).log
+        result = RunResult(run_id, Status.INTERRUPTED, reason, log, by_another=True)
+        self._settle(result)
+        self._progress.run_refused(result)
+
+    def _is_retried(self, run: ActiveRun, status: RunStatus) -> bool:
+        """Put a run into the queue again that the machine may have ended; it stays claimed."""
+        run_id, most = run.spec.run_id, run.spec.config.launcher.retries
+        if not is_tried_again(status, most - self._retried[run_id]):
+            return False
+        self._retried[run_id] += 1
+        reason = f"retry {self._retried[run_id]} of {most} follows: {status.reason}"
+        try:
+            # Whatever becomes of this launcher, the same command goes on with the run. Where that
+            # cannot be written there is no retry, and the run stands as it ended.
+            open_again = replace(status, status=Status.INTERRUPTED, reason=reason)
+            open_again.write(run.folder.status)
+        except OSError:
+            return False
+        self._progress.run_retried(run_id, reason)
+        self._again.append(run.spec)
+        return True
+
+    def _refuse(self, spec: RunSpec, error: BatchscapeError | OSError) -> None:
+        log = self._sweep.run(spec.run_id).log
+        result = RunResult(spec.run_id, Status.FAILED, str(error), log)
+        self._settle(result)
+        self._progress.run_refused(result)
+
+    def _settle(self, result: RunResult, failed: RunSpec | None = None) -> None:
+        self._done[result.run_id] = result
+        self._failures.note(result, failed)
+        if (reason := self._failures.too_many) is not None:
+            self._stop(reason)
+
+
+def _preloaded(specs: Iterable[RunSpec], entry: str) -> str:
+    """Name what most processes of a sweep call."""
+    if all(isinstance(spec.config.engine, Command) for spec in specs):
+        return COMMAND_WORKER
+    return entry
+
+
+def _slow_import(specs: Iterable[RunSpec]) -> str:
+    """Name the module that models of a sweep need and that is worth importing once for all."""
+    if any(isinstance(spec.config.model, Transformers) for spec in specs):
+        return "batchscape.models.offline_transformers"
+    return ""
+
+
+def _open(
+    method: str | None, entry: str, should_stop: Callable[[], bool], also_preload: str
+) -> Processes | None:
+    return open_processes(entry, should_stop, method, also_preload)

@@ -1,0 +1,297 @@
+"""How a run stands, what the same command does with it, and whether its folder is whole.
+
+Decided here alone: launchers, jobs and `batchscape status` ask. `status.json` says how a run ended;
+how it stands depends as well on who has it, and on what its ranks have left behind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from batchscape.errors import DamageError, RecordError
+from batchscape.record.causes import Cause
+from batchscape.record.claims import CLAIMS
+from batchscape.record.files import last_row, read_json
+from batchscape.record.folder import RunFolder
+from batchscape.record.outcome import Outcome, decide
+from batchscape.record.status import FAULTS, RunStatus, Status, check_version
+
+if TYPE_CHECKING:
+    from batchscape.record.spec import RunSpec
+
+__all__ = [
+    "UNREADABLE",
+    "Next",
+    "RunState",
+    "Standing",
+    "final_outcomes",
+    "is_tried_again",
+    "read_sealed",
+    "read_state",
+    "verify_seal",
+]
+
+UNREADABLE = "unreadable"
+"""Shown in place of a status that cannot be read: damage, another format, or its rights."""
+
+_LAUNCHER_GONE = "the launcher is gone; the same command goes on"
+
+
+class Standing(Enum):
+    """Ways in which a run may stand."""
+
+    PENDING = "pending"
+    """Is to be begun, or gone on with."""
+    HELD = "held"
+    """Somebody has it: a launcher, or ranks that one has left."""
+    UNSEALED = "unsealed"
+    """Was trained to its end, and only this could not be written."""
+    OVER = "over"
+    """Ended for good, or by a fault, or was rejected: its status tells."""
+    DAMAGED = "damaged"
+    """Cannot be read."""
+
+
+class Next(StrEnum):
+    """What the same command does with a run."""
+
+    SKIP = "skip"
+    """It is over."""
+    WAIT = "wait"
+    """It runs now: another launcher of the same command leaves it alone."""
+    SEAL = "seal"
+    """It was trained to its end, and only this could not be written: seals it from its rows."""
+    BEGIN = "begin"
+    """Starts it from its first step."""
+    GO_ON = "go_on"
+    """Goes on from its newest checkpoint; or starts a program that goes on by itself."""
+    LEAVE = "leave"
+    """Leaves it as it is; a fault is repeated where `--retry` names its status."""
+    REJECT = "reject"
+    """Lists it."""
+
+    @property
+    def is_work(self) -> bool:
+        """Whether the same command would do anything."""
+        return self in {Next.SEAL, Next.BEGIN, Next.GO_ON}
+
+
+_NEXT = {
+    Standing.HELD: Next.WAIT,
+    Standing.UNSEALED: Next.SEAL,
+    Standing.DAMAGED: Next.LEAVE,
+}
+"""What is done whatever the status says."""
+
+
+@dataclass(frozen=True)
+class RunState:
+    """How a run stands."""
+
+    folder: RunFolder
+    record: RunStatus = field(default_factory=lambda: RunStatus(Status.PENDING))
+    """Content of its `status.json`; without one the run is pending."""
+    holder: str | None = None
+    """Who has it; never of a run that is sealed."""
+    processes: int = 1
+    """Those that leave an outcome each."""
+    is_resumable: bool = False
+    """Whether it is a program of the user's own that goes on when it is started again."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Content of its `config.json`, where that was read."""
+    damage: str | None = None
+    """Why it cannot be read."""
+
+    @property
+    def standing(self) -> Standing:
+        """How it stands."""
+        status = self.record.status
+        if self.damage is not None:
+            return Standing.DAMAGED
+        if status.is_sealed:
+            return Standing.OVER
+        if self.holder is not None:
+            return Standing.HELD
+        if status is Status.REJECTED:
+            return Standing.OVER
+        if self.record.attempts and final_outcomes(self.folder, self.processes) is not None:
+            return Standing.UNSEALED
+        return Standing.OVER if status in FAULTS else Standing.PENDING
+
+    def next_step(self, retry: Collection[Status] = ()) -> Next:
+        """Decide what the same command does with it, which repeats some faults."""
+        standing, status = self.standing, self.record.status
+        if standing in _NEXT:
+            return _NEXT[standing]
+        if standing is Standing.OVER and status.is_sealed:
+            return Next.SKIP
+        if standing is Standing.OVER and status is Status.REJECTED:
+            return Next.REJECT
+        if standing is Standing.OVER and status not in retry:
+            return Next.LEAVE
+        return Next.GO_ON if self.goes_on else Next.BEGIN
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether another attempt goes on; else ranks drop the rows, and begin again."""
+        by_itself = self.is_resumable and bool(self.record.attempts)
+        return by_itself or self.folder.checkpoint_step is not None
+
+    @property
+    def is_between_attempts(self) -> bool:
+        """Whether an attempt has ended, and its launcher keeps the run for the next one."""
+        return self.record.status is Status.INTERRUPTED and self.holder is not None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it claims to be running, and nobody has it."""
+        return self.record.status is Status.RUNNING and self.holder is None
+
+    @property
+    def status(self) -> str:
+        """Its status as people are told, a `Status` or `UNREADABLE`: who has it counts."""
+        if self.damage is not None:
+            return UNREADABLE
+        if self.is_between_attempts:
+            return Status.RUNNING
+        return Status.INTERRUPTED if self.is_lost else self.record.status
+
+    @property
+    def cause(self) -> Cause | None:
+        """What ended it, where it has ended and did not complete."""
+        if self.is_between_attempts:
+            return None
+        return Cause.INTERRUPTED if self.is_lost else self.record.cause
+
+    @property
+    def reason(self) -> str | None:
+        """The cause in words."""
+        if self.damage is not None or self.is_between_attempts:
+            return self.damage
+        return _LAUNCHER_GONE if self.is_lost else self.record.reason
+
+
+def read_state(
+    folder: RunFolder, spec: RunSpec | None = None, *, is_ours: bool = False
+) -> RunState:
+    """Read how a run stands.
+
+    Parameters
+    ----------
+    folder : RunFolder
+    spec : RunSpec, optional
+        What the run is; by default its folder tells.
+    is_ours : bool
+        Whether the caller has claimed the run, or is about to: nobody asks for its holder.
+
+    Raises
+    ------
+    RecordError
+        If its folder is damaged, or of another format version.
+    OSError
+        If it cannot be read.
+    """
+    config: Mapping[str, Any] = {}
+    # A launcher that has begun a run has left its status; one that made its folder, perhaps not.
+    has_begun = folder.status.exists() or folder.launch.exists()
+    if spec is None and (has_begun or folder.config.exists()):
+        config = read_json(folder.config)
+        check_version(folder.config, config)
+    record = RunStatus.read(folder.status) if has_begun else RunStatus(Status.PENDING)
+    # Asked after the status was read: a run that has ended since is not taken for a lost one.
+    is_held_by_nobody = is_ours or record.status.is_sealed
+    holder = None if is_held_by_nobody else CLAIMS.holder(folder)
+    if record.status is Status.RUNNING and holder is None and not is_ours:
+        record = RunStatus.read(folder.status)
+    if spec is not None:
+        processes, is_resumable = spec.processes, spec.is_resumable_program
+    else:
+        engine = (config.get("config") or {}).get("engine") or {}
+        is_program = engine.get("name") == "command"
+        ranks = (config.get("geometry") or {}).get("data_parallel_size", 1)
+        processes = 1 if is_program else ranks
+        is_resumable = is_program and bool(engine.get("resumable"))
+    return RunState(folder, record, holder, processes, is_resumable, config)
+
+
+def final_outcomes(folder: RunFolder, processes: int) -> Mapping[int, Outcome] | None:
+    """Return what the ranks of a run left that was trained to its end; None where it was not.
+
+    Parameters
+    ----------
+    folder : RunFolder
+    processes : int
+        Those of the run that leave an outcome each.
+
+    Returns
+    -------
+    mapping of int to Outcome, or None
+        None unless the ranks of the latest attempt agree on a final end, and the rows of all steps
+        are there.
+    """
+    outcomes: dict[int, Outcome] = {}
+    try:
+        for rank in range(processes):
+            outcome = Outcome.read(folder, rank)
+            if outcome is None:
+                return None
+            outcomes[rank] = outcome
+        done = last_row(folder.lines("steps")).get("optimizer_step", 0)
+    except RecordError:
+        return None
+    if any(outcome.optimizer_step != done for outcome in outcomes.values()):
+        return None
+    return outcomes if decide(processes, outcomes, {}).status.is_sealed else None
+
+
+def is_tried_again(status: RunStatus, retries_left: int) -> bool:
+    """Return whether the launch that saw a run end tries it again, from its newest checkpoint.
+
+    It does where the machine may have ended the run: a hang, a rank that was killed, crashed or
+    lost its connection, a fork server that died. What the same run would meet again is not tried
+    again: an exception, memory that is out, divergence, a time limit, damaged records.
+    """
+    if status.status is not Status.FAILED or status.cause is None:
+        return False
+    return retries_left > 0 and status.cause.is_of_the_machine
+
+
+def read_sealed(path: Path, sealed: Mapping[str, Any]) -> bytes:
+    """Read a file that must be what was sealed.
+
+    Parameters
+    ----------
+    path : Path
+    sealed : mapping
+        Its entry in `RunStatus.seal`.
+
+    Raises
+    ------
+    DamageError
+        If it is missing or differs.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        content = b""
+    if hashlib.sha256(content).hexdigest() != sealed["sha256"]:
+        msg = f"{path} is missing or differs from what was sealed"
+        raise DamageError(msg)
+    return content
+
+
+def verify_seal(folder: RunFolder, status: RunStatus) -> None:
+    """Check that every sealed file is what was sealed.
+
+    Raises
+    ------
+    RecordError
+        If one is missing or differs.
+    """
+    for name, sealed in status.seal.items():
+        read_sealed(folder.path / name, sealed)

@@ -201,7 +201,6 @@ NOT_RUN = {
     "python tests/guards/record_sweeps.py": "trains for minutes",
     "optuna-dashboard": "serves until it is stopped; tests/search/test_study.py asks it",
     "pip install": "installs from the network; tests/test_packaging.py installs without",
-    ".ci/run": "runs the tests, this one among them",
     "cd": "is the shell's own",
     "source": "is the shell's own",
     "wandb leet": "fills a terminal; tests/tracking reads what it shows by `wandb leet inspect`",

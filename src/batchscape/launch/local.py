@@ -151,7 +151,7 @@ def run_sweep(
 
 
 @dataclass(frozen=True)
-class _Launched:
+class _LaunchResult:
     done: dict[str, RunResult]
     stopped: str | None = None
 
@@ -169,20 +169,20 @@ def _launched(
     command: str | None,
     steering: Steering | None,
     waits: bool,
-) -> _Launched:
+) -> _LaunchResult:
     """Run what is missing, until it is done or a signal stops it."""
     missing = standing.missing
     if not missing:
-        return _Launched({})
+        return _LaunchResult({})
     with ExitStack() as stack:
         try:
             processes = opens(
                 _preloaded(missing, entry), lambda: interrupts.count > 0, _slow_import(missing)
             )
         except ServerKilledError as error:
-            return _Launched({}, f"no process can be started: {error}")
+            return _LaunchResult({}, f"no process can be started: {error}")
         if processes is None:
-            return _Launched({})
+            return _LaunchResult({})
         claims = ClaimedRuns(sweep, standing, waits=waits)
         stack.callback(claims.release_all)
         stack.callback(processes.close)
@@ -230,7 +230,7 @@ def _launched(
             more=None if steering is None else more,
         )
         with progress:
-            return _Launched(session.run(deque(missing)), session.stopped)
+            return _LaunchResult(session.run(deque(missing)), session.stopped)
 
 
 def _preloaded(specs: Iterable[RunSpec], entry: str) -> str:

@@ -167,7 +167,7 @@ def measure_around(
     Parameters
     ----------
     space : Space
-    best : mapping of str to sequence of Found
+    best : mapping of str to sequence of MeasuredPoint
         The best trial of each study, or those of its front.
     trials : mapping of str to int
         Of each study, how many there were.

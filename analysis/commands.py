@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
-from batchscape.record.commands import Launched, again, more_seeds, time_again
+from batchscape.record.commands import LaunchedRun, again, more_seeds, time_again
 
 __all__ = [
     "SHIPPED",
@@ -106,8 +106,8 @@ def untimed_cells(runs: pd.DataFrame) -> pd.DataFrame:
     return completed[~timed]
 
 
-def _launched(runs: pd.DataFrame) -> Iterator[Launched]:
+def _launched(runs: pd.DataFrame) -> Iterator[LaunchedRun]:
     columns = runs.reindex(columns=["sweep_dir", "launch.command", "timing_note"]).astype(object)
     for sweep_dir, command, note in columns.itertuples(index=False):
         known = command if isinstance(command, str) else None
-        yield Launched(str(sweep_dir), known, note if isinstance(note, str) else None)
+        yield LaunchedRun(str(sweep_dir), known, note if isinstance(note, str) else None)

@@ -34,7 +34,7 @@ from optuna.storages import InMemoryStorage
 
 from batchscape.config import Sampler
 from batchscape.plan.expand import Interval
-from batchscape.search.objective import Outcome
+from batchscape.search.objective import TrialOutcome
 from batchscape.search.points import grid_of
 from batchscape.search.pruning import is_cut
 from batchscape.search.space import Space
@@ -84,7 +84,7 @@ def searched(losses: Losses, name: str, counts: Sequence[int], repeat: int) -> l
     for _ in range(max(counts)):
         asked = study.ask()
         value = losses.one(asked.point["rate"], seed)
-        study.tell(asked, Outcome("completed", (value,), None), [], {})
+        study.tell(asked, TrialOutcome("completed", (value,), None), [], {})
         best = min(best, (value, asked.point["rate"]))
         regrets.append(losses.regret(best[1], seed))
     return [regrets[count - 1] for count in counts]

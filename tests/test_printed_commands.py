@@ -23,7 +23,7 @@ from batchscape.data.corpus import prepare
 from batchscape.launch.launch_record import OTHER_LAUNCHER
 from batchscape.plan.build import Plan, make_plan
 from batchscape.plan.machine import Machine
-from batchscape.record.commands import Launched, again, command_of, more_seeds, time_again
+from batchscape.record.commands import LaunchedRun, again, command_of, more_seeds, time_again
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import next_timing_repeat
@@ -231,7 +231,7 @@ def test_a_command_is_recorded_without_what_was_to_be_repeated() -> None:
 )
 def test_a_remedy_has_what_makes_it_work(reason: str, settings: dict[str, int] | None) -> None:
     command = "batchscape sweep sweeps=mine seed=0,1 launcher.concurrent_runs=4 timing_repeat=0,1"
-    found = time_again([Launched("out/a", command, reason)] * 2, {"out/a": 3})
+    found = time_again([LaunchedRun("out/a", command, reason)] * 2, {"out/a": 3})
     if settings is None:
         assert found is None
         return
@@ -246,11 +246,11 @@ def test_runs_of_several_commands_are_measured_by_each() -> None:
     first, second = "batchscape sweep sweeps=a", "batchscape sweep sweeps=b"
     found = time_again(
         [
-            Launched("out/a", first, "up to 2 runs share the machine"),
-            Launched("out/a", first, BUSY),
-            Launched("out/b", second, BUSY),
-            Launched("out/b", None, BUSY),
-            Launched("out/b", "batchscape sweep sweeps=c"),
+            LaunchedRun("out/a", first, "up to 2 runs share the machine"),
+            LaunchedRun("out/a", first, BUSY),
+            LaunchedRun("out/b", second, BUSY),
+            LaunchedRun("out/b", None, BUSY),
+            LaunchedRun("out/b", "batchscape sweep sweeps=c"),
         ],
         {"out/a": 2, "out/b": 5},
     )
@@ -258,9 +258,9 @@ def test_runs_of_several_commands_are_measured_by_each() -> None:
         "batchscape sweep sweeps=a launcher.concurrent_runs=1 timing_repeat=2 sweep_dir=out/a && "
         "batchscape sweep sweeps=b timing_repeat=5 sweep_dir=out/b"
     )
-    assert time_again([Launched("out/b", None, BUSY)], {}) is None
+    assert time_again([LaunchedRun("out/b", None, BUSY)], {}) is None
     assert more_seeds(
-        [Launched("out/a", f"{first} seed=7"), Launched("out/b", None)], range(3)
+        [LaunchedRun("out/a", f"{first} seed=7"), LaunchedRun("out/b", None)], range(3)
     ) == ("batchscape sweep sweeps=a seed=0,1,2 sweep_dir=out/a")
 
 

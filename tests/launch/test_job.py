@@ -18,7 +18,7 @@ from sweeps_of_fakes import ENTRY, pids_in, spec_named, wait_until
 from batchscape.config import Slurm
 from batchscape.launch import Launcher
 from batchscape.launch.slurm import job
-from batchscape.launch.slurm.order import POOL, QUEUE_AGAIN, Order, Shape
+from batchscape.launch.slurm.order import POOL, QUEUE_AGAIN, JobOrder, Shape
 from batchscape.record import claims
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
@@ -40,7 +40,7 @@ def order(sweep: SweepFolder, *specs: RunSpec) -> None:
             spec.write(folder.config)
             RunStatus(Status.PENDING).write(folder.status)
     names = tuple(spec.run_id for spec in specs)
-    Order(names, Slurm(name="slurm", device="cpu"), None).extended(sweep).write(sweep)
+    JobOrder(names, Slurm(name="slurm", device="cpu"), None).extended(sweep).write(sweep)
 
 
 def over_nodes(name: str) -> RunSpec:

@@ -14,7 +14,7 @@ import pytest
 
 from batchscape.cli import main
 from batchscape.config import Slurm
-from batchscape.launch.slurm.order import POOL, Order, Shape, shapes
+from batchscape.launch.slurm.order import POOL, JobOrder, Shape, shapes
 from batchscape.launch.slurm.script import job_name, script
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
@@ -133,13 +133,13 @@ def test_an_order_is_read_as_it_was_written_and_extended(on_nodes, tmp_path: Pat
     launcher = replace(specs[0].config.launcher, jobs=3)
     for spec in specs:
         spec.write(sweep.run(spec.run_id).config)
-    first = Order(("run-1",), launcher, "batchscape sweep")
+    first = JobOrder(("run-1",), launcher, "batchscape sweep")
     assert first.extended(sweep) == first
     first.write(sweep)
-    both = Order(("run-2",), launcher, None).extended(sweep)
+    both = JobOrder(("run-2",), launcher, None).extended(sweep)
     assert both.runs == ("run-1", "run-2")
     both.write(sweep)
-    assert Order.read(sweep) == both
+    assert JobOrder.read(sweep) == both
     (spec,) = both.specs(sweep, Shape(2, 4), pytest.fail)
     assert spec.config.launcher == launcher
     assert replace(spec, config=specs[1].config) == specs[1]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from batchscape.errors import RecordError
 from batchscape.record import disk
-from batchscape.record.commands import Launched, time_again
+from batchscape.record.commands import LaunchedRun, time_again
 from batchscape.record.figures import FIGURES, TIMES
 from batchscape.record.files import JsonLines, keep_json_lines, read_json_lines, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
@@ -227,7 +227,7 @@ def test_what_no_repetition_gives_times_says_what_does(run, changes, said):
     reason = why_untimed(launch, figures_of(run))
     assert reason is not None
     assert all(part in reason for part in said)
-    assert time_again([Launched("out", "batchscape sweep a=1", reason)], {}) is None
+    assert time_again([LaunchedRun("out", "batchscape sweep a=1", reason)], {}) is None
 
 
 @pytest.mark.parametrize(

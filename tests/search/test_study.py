@@ -20,7 +20,7 @@ from optuna.storages.journal import JournalFileBackend
 from batchscape.config import Sampler
 from batchscape.errors import ConfigError
 from batchscape.plan.expand import Cell, Interval
-from batchscape.search.objective import Outcome
+from batchscape.search.objective import TrialOutcome
 from batchscape.search.points import grid_of, spread_of
 from batchscape.search.space import Space, StudyCells
 from batchscape.search.study import Study, storage_of
@@ -40,7 +40,7 @@ def opened(of: Space, folder: Path) -> Study:
 
 def told(study: Study, value: float, *more: float, state: str = "completed") -> None:
     asked = study.ask()
-    study.tell(asked, Outcome(state, (value, *more), None), [f"run-{asked.number}"], {})
+    study.tell(asked, TrialOutcome(state, (value, *more), None), [f"run-{asked.number}"], {})
 
 
 @pytest.mark.parametrize("name", ["random", "tpe", "gp"])
@@ -58,7 +58,7 @@ def test_a_search_that_is_opened_again_goes_on_as_if_it_never_ended(
             asked = study.ask()
             assert asked.number == number
             loss = (math.log10(asked.point["rate"]) + 2.5) ** 2
-            study.tell(asked, Outcome("completed", (loss,), None), [f"run-{number}"], {})
+            study.tell(asked, TrialOutcome("completed", (loss,), None), [f"run-{number}"], {})
         return [trial.params["rate"] for trial in study.trials]
 
     one, many = drawn(tmp_path / "1", at_once=True), drawn(tmp_path / "2", at_once=False)
@@ -87,7 +87,7 @@ def test_a_trial_that_was_asked_and_not_told_is_the_next_one(tmp_path: Path) -> 
     asked = opened(space(), tmp_path).ask()
     again = opened(space(), tmp_path)
     assert again.untold() == [asked]
-    again.tell(asked, Outcome("completed", (1.0,), None), ["run"], {})
+    again.tell(asked, TrialOutcome("completed", (1.0,), None), ["run"], {})
     assert opened(space(), tmp_path).untold() == []
     assert opened(space(), tmp_path).told_runs() == ["run"]
 
@@ -119,7 +119,7 @@ def test_a_grid_asks_for_each_of_its_points_once(tmp_path: Path) -> None:
         study = opened(of, tmp_path)
         asked = study.ask()
         rates.append(asked.point["rate"])
-        study.tell(asked, Outcome("completed", (1.0,), None), [], {})
+        study.tell(asked, TrialOutcome("completed", (1.0,), None), [], {})
     assert rates == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1])
 
 
@@ -150,7 +150,9 @@ def test_no_point_is_asked_for_twice(name: str, tmp_path: Path) -> None:
     for number in range(8):
         asked = study.ask()
         fails = number == 3
-        outcome = Outcome("rejected" if fails else "completed", (math.inf if fails else 1.0,), None)
+        outcome = TrialOutcome(
+            "rejected" if fails else "completed", (math.inf if fails else 1.0,), None
+        )
         study.tell(asked, outcome, [], {})
     points = {(trial.params["width"], trial.params["optimizer"]) for trial in study.trials}
     assert points == {(width, name) for width in range(1, 5) for name in ("adamw", "sgd")}
@@ -163,7 +165,7 @@ def test_a_sampler_that_names_an_end_of_an_interval_again_is_asked_for_another(
     study = opened(space("gp", trials=12), tmp_path)
     for _ in range(12):
         asked = study.ask()
-        study.tell(asked, Outcome("completed", (math.log(asked.point["rate"]),), None), [], {})
+        study.tell(asked, TrialOutcome("completed", (math.log(asked.point["rate"]),), None), [], {})
     rates = [trial.params["rate"] for trial in study.trials]
     assert min(rates) == pytest.approx(1e-4, rel=0.01)
     assert len(set(rates)) == 12

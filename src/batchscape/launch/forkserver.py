@@ -77,7 +77,7 @@ def main(channel: str, entry: str) -> NoReturn:
         # The launcher decides what they mean; the server lives and dies with the socket.
         signal.signal(number, signal.SIG_IGN)
     _preload(entry)
-    server = _Server(socket.socket(fileno=int(channel)))
+    server = _ForkServer(socket.socket(fileno=int(channel)))
     server.serve()
     os._exit(0)
 
@@ -118,7 +118,7 @@ def _why_unsafe_to_fork() -> str | None:
     return None
 
 
-class _Server:
+class _ForkServer:
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._groups: dict[str, _Group] = {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from batchscape.errors import RecordError
-from batchscape.record.commands import Launched, time_again
+from batchscape.record.commands import LaunchedRun, time_again
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.spec import next_timing_repeat
 from batchscape.record.status import FAULTS, RunStatus, Status
@@ -105,7 +105,7 @@ class SweepResult:
         text = f"{untimed_text(reasons, completed)}."
         folder = str(sweep.path)
         measured = time_again(
-            (Launched(folder, command, reason) for reason in reasons),
+            (LaunchedRun(folder, command, reason) for reason in reasons),
             {folder: next_timing_repeat(sweep)},
         )
         free = "On a free machine, with a core or device for each rank, this measures them"

@@ -150,7 +150,7 @@ _Claimed = _Holder | str | None
 """A holder; `_RELEASED`; None where a claim cannot be read, which somebody may be writing."""
 
 
-class _Claim:
+class _FolderClaim:
     def __init__(self, run: RunFolder, number: int, own: _Holder, lock: Lock) -> None:
         self._run, self._number, self._own, self._lock = run, number, own, lock
         self._beat_at = time.monotonic() + _BEAT_S
@@ -212,7 +212,7 @@ class _Claims:
         try:
             own = _Holder.here(has_lock=lock.keeps_out)
             if _follows(run, number, found, own):
-                claim = _Claim(run, number + 1, own, lock)
+                claim = _FolderClaim(run, number + 1, own, lock)
         finally:
             if claim is None:
                 lock.release()

@@ -13,7 +13,7 @@ from batchscape.record.timing import is_beside_others, is_mended_by_repeating
 
 __all__ = [
     "ONE_AT_A_TIME",
-    "Launched",
+    "LaunchedRun",
     "again",
     "command_of",
     "hydra_text",
@@ -28,7 +28,7 @@ _PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Launched:
+class LaunchedRun:
     """A run of which something is to be done again."""
 
     sweep_dir: str
@@ -79,12 +79,12 @@ def again(command: str, sweep_dir: str | Path, settings: Mapping[str, str]) -> s
     return shlex.join([program, verb, *kept, *added, f"sweep_dir={_folder_text(str(sweep_dir))}"])
 
 
-def time_again(untimed: Iterable[Launched], next_repeat: Mapping[str, int]) -> str | None:
+def time_again(untimed: Iterable[LaunchedRun], next_repeat: Mapping[str, int]) -> str | None:
     """Return the command that measures times again which do not count.
 
     Parameters
     ----------
-    untimed : iterable of Launched
+    untimed : iterable of LaunchedRun
     next_repeat : mapping of str to int
         By sweep folder, the first `timing_repeat` that no run of it has.
 
@@ -114,12 +114,12 @@ def time_again(untimed: Iterable[Launched], next_repeat: Mapping[str, int]) -> s
     return " && ".join(dict.fromkeys(found)) or None
 
 
-def more_seeds(runs: Iterable[Launched], seeds: Sequence[int]) -> str | None:
+def more_seeds(runs: Iterable[LaunchedRun], seeds: Sequence[int]) -> str | None:
     """Return the command that adds seeds to runs; as `time_again`.
 
     Parameters
     ----------
-    runs : iterable of Launched
+    runs : iterable of LaunchedRun
     seeds : sequence of int
         Those that there are among them: they are skipped.
     """

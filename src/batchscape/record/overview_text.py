@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from batchscape.record.causes import Cause
-from batchscape.record.commands import Launched, time_again
+from batchscape.record.commands import LaunchedRun, time_again
 from batchscape.record.folder import SweepFolder
 from batchscape.record.overview import Overview, advice_of, by_reason
 from batchscape.record.progress import RunProgress
@@ -90,7 +90,7 @@ def _trials(found: TrialCounts) -> Iterator[str]:
 def _without_times(found: Overview, untimed: Counter[str]) -> str:
     text = untimed_text(untimed, len(found.with_status(Status.COMPLETED)))
     folder = str(found.sweep_dir)
-    launched = (Launched(folder, run.command, run.untimed) for run in found.runs)
+    launched = (LaunchedRun(folder, run.command, run.untimed) for run in found.runs)
     # Of trials there is no report.
     if SweepFolder(found.sweep_dir).space.exists() or time_again(launched, {}) is None:
         return text

@@ -21,7 +21,7 @@ from batchscape.search.space import Space, StudyCells
 from batchscape.search.words import point_text
 from batchscape.text import count_text, list_text
 
-__all__ = ["Found", "measure_around"]
+__all__ = ["MeasuredPoint", "measure_around"]
 
 _RATIO = 1.5
 """Between two values of an interval that is tagged log."""
@@ -29,7 +29,7 @@ _MOST_WIDENED = 4
 """Times that a grid grows on the side where its best is the last."""
 
 
-class Found(NamedTuple):
+class MeasuredPoint(NamedTuple):
     """A point that has a value."""
 
     point: dict[str, Any]
@@ -54,7 +54,9 @@ class _Best(NamedTuple):
 class _Around:
     """The grid of one study."""
 
-    def __init__(self, space: Space, of: StudyCells, best: Sequence[Found], trials: int) -> None:
+    def __init__(
+        self, space: Space, of: StudyCells, best: Sequence[MeasuredPoint], trials: int
+    ) -> None:
         sampler = space.sampler
         self._trials = trials
         count = sampler.grid_points if len(sampler.objective) == 1 else min(1, sampler.grid_points)
@@ -73,7 +75,9 @@ class _Around:
         seeds = range(first, first + self._space.sampler.grid_seeds)
         return {seed: self._of.at(point, seed) for seed in seeds}
 
-    def measured(self, runs: Mapping[str, RunSpec | str], sweep: SweepFolder) -> list[Found] | str:
+    def measured(
+        self, runs: Mapping[str, RunSpec | str], sweep: SweepFolder
+    ) -> list[MeasuredPoint] | str:
         """Return each point with its means, infinite where a seed has none; or why it cannot."""
         if not self.points:
             return "no trial has a value, so nothing is measured around it"
@@ -88,11 +92,11 @@ class _Around:
                 seeds[seed] = outcome.values
             columns = zip(*seeds.values(), strict=True)
             means = tuple(math.fsum(column) / len(seeds) for column in columns)
-            found.append(Found(point, means, seeds))
+            found.append(MeasuredPoint(point, means, seeds))
         return found
 
     def record(
-        self, found: Sequence[Found] | str, runs: Mapping[str, RunSpec | str]
+        self, found: Sequence[MeasuredPoint] | str, runs: Mapping[str, RunSpec | str]
     ) -> dict[str, Any]:
         """Return what `write_measured` takes of this study."""
         is_front = len(self._space.sampler.objective) > 1
@@ -125,7 +129,7 @@ class _Around:
             ],
         }
 
-    def brackets(self, found: Sequence[Found]) -> list[_Best]:
+    def brackets(self, found: Sequence[MeasuredPoint]) -> list[_Best]:
         """Return where the best of each interval lies."""
         centre, best = self.points[0], []
         for interval in self._space.intervals:
@@ -139,7 +143,7 @@ class _Around:
             best.append(_Best(interval, of, line[of.best], known))
         return best
 
-    def widen(self, found: Sequence[Found]) -> bool:
+    def widen(self, found: Sequence[MeasuredPoint]) -> bool:
         """Add points where a bracket is open; whether there are any."""
         before = len(self.points)
         for interval, of, value, _ in self.brackets(found):
@@ -153,7 +157,7 @@ class _Around:
 
 def measure_around(
     space: Space,
-    best: Mapping[str, Sequence[Found]],
+    best: Mapping[str, Sequence[MeasuredPoint]],
     trials: Mapping[str, int],
     sweep: SweepFolder,
     launching: Launching,
@@ -163,7 +167,7 @@ def measure_around(
     Parameters
     ----------
     space : Space
-    best : mapping of str to sequence of Found
+    best : mapping of str to sequence of MeasuredPoint
         The best trial of each study, or those of its front.
     trials : mapping of str to int
         Of each study, how many there were.
@@ -214,7 +218,7 @@ def measure_around(
     return result
 
 
-def _trials_text(name: str, space: Space, best: Sequence[Found]) -> str:
+def _trials_text(name: str, space: Space, best: Sequence[MeasuredPoint]) -> str:
     """Say what the trials of a study came to."""
     if not best:
         return f"{name}: no trial has a value, so nothing is measured around it"
@@ -224,7 +228,7 @@ def _trials_text(name: str, space: Space, best: Sequence[Found]) -> str:
 
 
 def _result_lines(
-    name: str, space: Space, grid: _Around, found: Sequence[Found] | str
+    name: str, space: Space, grid: _Around, found: Sequence[MeasuredPoint] | str
 ) -> Iterator[str]:
     """Say what a study came to."""
     sampler = space.sampler
@@ -266,7 +270,7 @@ def _bracket_text(best: _Best) -> str:
     return f"not bracketed (nothing {side} it was measured)"
 
 
-def _front_text(name: str, space: Space, found: Sequence[Found], how: str) -> str:
+def _front_text(name: str, space: Space, found: Sequence[MeasuredPoint], how: str) -> str:
     """Say how many points a front has, and its ends."""
     valid = [one for one in found if all(map(math.isfinite, one.values))]
     kept = itertools.compress(valid, unbeaten([one.values for one in valid]))
@@ -285,6 +289,6 @@ def _fresh_text(space: Space) -> str:
     return fresh if space.sampler.grid_seeds == 1 else f"mean of {fresh}"
 
 
-def _values_text(space: Space, found: Found) -> str:
+def _values_text(space: Space, found: MeasuredPoint) -> str:
     named = zip(space.sampler.objective, found.values, strict=True)
     return ", ".join(f"{name} {value:.4g}" for name, value in named)

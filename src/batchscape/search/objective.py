@@ -13,7 +13,7 @@ from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.timing import why_run_untimed
 
-__all__ = ["NOT_MEASURED", "Outcome", "outcome_of", "unbeaten"]
+__all__ = ["NOT_MEASURED", "TrialOutcome", "outcome_of", "unbeaten"]
 
 _CANNOT = {Status.DIVERGED, Status.OOM, Status.REJECTED}
 """What would happen again, and is no fault of the machine: infinitely bad."""
@@ -22,7 +22,7 @@ NOT_MEASURED = "not measured"
 """Outcome of a trial whose runs ended, but have no valid time."""
 
 
-class Outcome(NamedTuple):
+class TrialOutcome(NamedTuple):
     """How a trial ended."""
 
     state: str
@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
 
 def outcome_of(
     runs: Sequence[RunSpec | str], sweep: SweepFolder, objectives: Sequence[Objective]
-) -> Outcome:
+) -> TrialOutcome:
     """Read how a trial ended.
 
     Parameters
@@ -55,28 +55,28 @@ def outcome_of(
     specs = [run for run in runs if not isinstance(run, str)]
     if len(specs) < len(runs):
         reason = next(run for run in runs if isinstance(run, str))
-        return Outcome(str(Status.REJECTED), (math.inf,) * len(objectives), reason)
+        return TrialOutcome(str(Status.REJECTED), (math.inf,) * len(objectives), reason)
     rows: list[tuple[float, ...]] = []
     state, why = str(Status.COMPLETED), None
     for spec in specs:
         folder = sweep.run(spec.run_id)
         status = RunStatus.read(folder.status)
         if status.status is Status.PRUNED:
-            return Outcome(str(Status.PRUNED), None, status.reason)
+            return TrialOutcome(str(Status.PRUNED), None, status.reason)
         if status.status in _CANNOT:
             state, why = str(status.status), status.reason
             rows.append((math.inf,) * len(objectives))
             continue
         if status.status is not Status.COMPLETED:
-            return Outcome(str(status.status), None, status.reason)
+            return TrialOutcome(str(status.status), None, status.reason)
         untimed = why_run_untimed(folder, status)
         values = [objective_of(name, spec, status, timed=untimed is None) for name in objectives]
         if None in values:
             lacks = objectives[values.index(None)]
-            return Outcome(NOT_MEASURED, None, f"{spec.run_id} has no {lacks}: {untimed}")
+            return TrialOutcome(NOT_MEASURED, None, f"{spec.run_id} has no {lacks}: {untimed}")
         rows.append(tuple(value for value in values if value is not None))
     means = tuple(math.fsum(column) / len(rows) for column in zip(*rows, strict=True))
-    return Outcome(state, means, why)
+    return TrialOutcome(state, means, why)
 
 
 def unbeaten(rows: Sequence[Sequence[float]]) -> list[bool]:

@@ -18,7 +18,7 @@ from batchscape.plan.machine import Machine
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import FORMAT_VERSION, SweepFolder
 from batchscape.record.locks import take
-from batchscape.search.grid import Found, measure_around
+from batchscape.search.grid import MeasuredPoint, measure_around
 from batchscape.search.launching import REJECTS, Launching, plan_at_corner
 from batchscape.search.points import trials_of
 from batchscape.search.space import Space, space_of
@@ -83,7 +83,7 @@ def search(
         is_whole = all(study.trials and not study.untold() for study in studies.values())
         if not result.interrupted and result.stopped is None:
             best = {
-                name: [Found(trial.params, tuple(trial.values)) for trial in of.best()]
+                name: [MeasuredPoint(trial.params, tuple(trial.values)) for trial in of.best()]
                 for name, of in studies.items()
             }
             told = {name: study.told for name, study in studies.items()}

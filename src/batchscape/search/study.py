@@ -27,7 +27,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from batchscape.errors import ConfigError
 from batchscape.plan.expand import Interval
-from batchscape.search.objective import Outcome, unbeaten
+from batchscape.search.objective import TrialOutcome, unbeaten
 from batchscape.search.points import FIRST_TRIALS, grid_of, spread_of, trials_of
 from batchscape.search.space import Space
 from batchscape.search.words import point_text
@@ -158,14 +158,14 @@ class Study:
         return [run for trial in self.trials for run in trial.user_attrs.get("runs", [])]
 
     def tell(
-        self, asked: Asked, outcome: Outcome, runs: Sequence[str], curve: Mapping[int, float]
+        self, asked: Asked, outcome: TrialOutcome, runs: Sequence[str], curve: Mapping[int, float]
     ) -> None:
         """Tell how a trial ended, once.
 
         Parameters
         ----------
         asked : Asked
-        outcome : Outcome
+        outcome : TrialOutcome
         runs : sequence of str
             Their names.
         curve : mapping of int to float

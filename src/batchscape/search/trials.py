@@ -18,7 +18,7 @@ from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status
 from batchscape.record.trials import write_trials
 from batchscape.search.launching import Launching, key_of
-from batchscape.search.objective import NOT_MEASURED, Outcome, outcome_of
+from batchscape.search.objective import NOT_MEASURED, TrialOutcome, outcome_of
 from batchscape.search.pruning import MedianRule, curve_of
 from batchscape.search.space import Space
 from batchscape.search.study import Asked, Study
@@ -70,7 +70,7 @@ class _Trials:
         share = len(studies) * space.sampler.seeds
         self._at_a_time = math.ceil(launching.concurrent_runs / share)
         self._open: dict[tuple[str, int], _Trial] = {}
-        self._faults: dict[tuple[str, int], Outcome] = {}
+        self._faults: dict[tuple[str, int], TrialOutcome] = {}
         self._planned: dict[str, PlannedCell] = {}
         self._returned: set[str] = set()
         self._rule = MedianRule(sweep) if space.sampler.pruner == "median" else None

@@ -10,7 +10,7 @@ from pathlib import Path
 from batchscape.errors import BatchscapeError
 from batchscape.launch.launcher import Launcher
 from batchscape.launch.slurm.nodes import open_nodes
-from batchscape.launch.slurm.order import QUEUE_AGAIN, Order, Shape
+from batchscape.launch.slurm.order import QUEUE_AGAIN, JobOrder, Shape
 from batchscape.outgoing import outgoing
 from batchscape.plan.machine import Machine
 from batchscape.record.disk import read_each
@@ -41,7 +41,7 @@ def main(sweep_dir: str, shape: str, meeting: str, *nodes: str) -> int:
     looked_at: set[tuple[str, int | None]] = set()
     while True:
         # Runs may have been added while others were at work, or opened again.
-        order = Order.read(sweep)
+        order = JobOrder.read(sweep)
         stood = read_each(_attempts_before, list(map(sweep.run, order.runs)), sweep.path)
         found = set(zip(order.runs, stood, strict=True))
         known = {name for name, _ in found & looked_at}

@@ -24,7 +24,7 @@ from batchscape.launch.progress import Progress
 from batchscape.launch.remaining import RemainingRuns, repeated
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.schedule import launch_order
-from batchscape.launch.slurm.order import POOL, Order, Shape, shapes
+from batchscape.launch.slurm.order import POOL, JobOrder, Shape, shapes
 from batchscape.launch.slurm.script import job_name, script
 from batchscape.record.causes import Cause
 from batchscape.record.claims import CLAIMS
@@ -100,7 +100,7 @@ def run_on_slurm(
         try:
             if remaining.missing:
                 _open_again(remaining.missing, sweep, retry)
-                order = Order(
+                order = JobOrder(
                     tuple(spec.run_id for spec in ordered), replace(launcher, retry=[]), command
                 )
                 submitted = _submit_missing(remaining.missing, sweep, order, progress)
@@ -178,7 +178,7 @@ def _open_again(missing: Sequence[RunSpec], sweep: SweepFolder, retry: frozenset
 
 
 def _submit_missing(
-    missing: Sequence[RunSpec], sweep: SweepFolder, order: Order, progress: Progress
+    missing: Sequence[RunSpec], sweep: SweepFolder, order: JobOrder, progress: Progress
 ) -> list[str]:
     """Submit the jobs that there are too few of; return their ids."""
     found = []

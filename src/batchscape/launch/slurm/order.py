@@ -17,7 +17,7 @@ from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 
-__all__ = ["POOL", "QUEUE_AGAIN", "Order", "Shape", "shapes"]
+__all__ = ["POOL", "QUEUE_AGAIN", "JobOrder", "Shape", "shapes"]
 
 QUEUE_AGAIN = os.EX_TEMPFAIL
 """Exit code of a job's launcher that ends while runs are left, as it was asked to stop or as it
@@ -53,7 +53,7 @@ POOL = Shape(1, 0)
 
 
 @dataclass(frozen=True)
-class Order:
+class JobOrder:
     """Runs, and how they are launched."""
 
     runs: tuple[str, ...]
@@ -67,7 +67,7 @@ class Order:
         write_json(sweep.slurm / "order.json", content)
 
     @classmethod
-    def read(cls, sweep: SweepFolder) -> Order:
+    def read(cls, sweep: SweepFolder) -> JobOrder:
         """Read what `write` left.
 
         Raises
@@ -84,10 +84,10 @@ class Order:
             msg = f"{path} is damaged: {error}"
             raise DamageError(msg) from None
 
-    def extended(self, sweep: SweepFolder) -> Order:
+    def extended(self, sweep: SweepFolder) -> JobOrder:
         """Return it with the runs of the one before, which jobs at work still do."""
         try:
-            before = Order.read(sweep).runs
+            before = JobOrder.read(sweep).runs
         except RecordError:
             before = ()
         return replace(self, runs=tuple(dict.fromkeys((*before, *self.runs))))

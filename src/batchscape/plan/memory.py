@@ -18,6 +18,7 @@ import numpy as np
 from batchscape.config import Affects, Command, DeepSpeed, Engine, Fsdp, that_affect
 from batchscape.errors import BatchscapeError
 from batchscape.geometry import BatchGeometry
+from batchscape.libraries import why_missing
 from batchscape.measure.memory_report import MemoryReport
 from batchscape.record.spec import RunSpec
 from batchscape.train.timeline import Timeline
@@ -119,13 +120,16 @@ def _reports(runs: dict[int, RunSpec]) -> dict[int, MemoryReport]:
     method = _METHODS[spec.device_type]
     if (reason := _refusal(spec)) is not None:
         return dict.fromkeys(runs, MemoryReport(method, problem=reason))
-    # Imports torch.
-    from batchscape.plan.memory_trace import sample_of, trace
-
     try:
+        # Imports torch.
+        from batchscape.plan.memory_trace import sample_of, trace
+
         sample = sample_of(spec)
-    except BatchscapeError as error:
-        return dict.fromkeys(runs, MemoryReport(method, problem=str(error)))
+    except (BatchscapeError, ImportError, AttributeError) as error:
+        problem = str(error) if isinstance(error, BatchscapeError) else why_missing(error)
+        if problem is None:
+            raise
+        return dict.fromkeys(runs, MemoryReport(method, problem=problem))
 
     def traced(micro_batch_size: int) -> Trace | str:
         run = runs[micro_batch_size]
@@ -135,6 +139,8 @@ def _reports(runs: dict[int, RunSpec]) -> dict[int, MemoryReport]:
         except BatchscapeError as error:
             return str(error)
         except Exception as error:  # noqa: BLE001  (the model's code is the user's)
+            if missing := why_missing(error):
+                return missing
             first, _, _ = str(error).partition("\n")
             return (
                 "the code of this training cannot be rehearsed on tensors without numbers: "

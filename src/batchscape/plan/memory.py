@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from batchscape.config import Affects, Command, DeepSpeed, Engine, Fsdp, that_affect
+from batchscape.config import Affects, Command, cuts_updates, that_affect
 from batchscape.errors import BatchscapeError
 from batchscape.geometry import BatchGeometry
 from batchscape.libraries import why_missing
@@ -91,7 +91,8 @@ def _settings(spec: RunSpec) -> str:
     geometry = _heaviest(spec)
     ranks = geometry.data_parallel_size
     resolved = {
-        "ranks": min(ranks, 2) if _is_whole(spec.config.engine) else ranks,
+        # Where every rank holds all, two stand for any number.
+        "ranks": ranks if cuts_updates(spec.config.engine) else min(ranks, 2),
         "micro_steps": min(geometry.gradient_accumulation_steps, 2),
         "averages": spec.config.evaluation.ema_half_life_tokens is not None,
         "clips": spec.stages[0].optimizer.gradient_clip_norm is not None,
@@ -101,12 +102,6 @@ def _settings(spec: RunSpec) -> str:
         "source": spec.source_hash,
     }
     return json.dumps([kept, resolved], sort_keys=True)
-
-
-def _is_whole(engine: Engine) -> bool:
-    """Whether every rank holds all, so that two ranks stand for any number."""
-    sharded = isinstance(engine, Fsdp) or (isinstance(engine, DeepSpeed) and engine.zero_stage > 0)
-    return not sharded
 
 
 def _heaviest(spec: RunSpec) -> BatchGeometry:

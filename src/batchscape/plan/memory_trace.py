@@ -37,6 +37,7 @@ from batchscape.measure.flops import tensors_in
 from batchscape.measure.memory_cpu import allocations_of
 from batchscape.measure.memory_report import AllocatedBytes
 from batchscape.models.hugging_face import nothing_packed
+from batchscape.models.source import without_weights
 from batchscape.plan.one_rank import one_rank
 from batchscape.record.spec import RunSpec
 from batchscape.train.batches import to_device
@@ -180,13 +181,9 @@ def trace(spec: RunSpec, sample: tuple[Sample, Sample], geometry: BatchGeometry)
     Exception
         Whatever the model's own code raises where tensors hold no numbers.
     """
-    model = spec.config.model
-    if isinstance(model, Transformers):
-        # Random weights take the place of those in a file, which need not be read.
-        drawn = replace(spec.config, model=replace(model, pretrained=False))
-        spec = replace(spec, config=drawn)
+    spec = replace(spec, config=without_weights(spec.config))
     place = one_rank(spec, geometry.data_parallel_size)
-    unpacked = nothing_packed() if isinstance(model, Transformers) else nullcontext()
+    unpacked = nothing_packed() if isinstance(spec.config.model, Transformers) else nullcontext()
     with (
         _caller_undisturbed(),
         place as join,

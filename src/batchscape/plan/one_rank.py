@@ -160,10 +160,15 @@ def _open_fsdp(undone: ExitStack) -> None:
             return shape_of(*arguments)
 
     with unset_fake_temporarily():
-        mesh = DeviceMesh.from_group(cast("dist.ProcessGroup", dist.group.WORLD), _CPU.type)
+        mesh = DeviceMesh.from_group(_group(), _CPU.type)
     _replace(undone, DeviceMesh, "from_group", lambda *_: mesh)
     _replace(undone, _fsdp_param, "_chunk_with_empty", _first_chunk)
     _replace(undone, ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen)
+
+
+def _group() -> dist.ProcessGroup:
+    """Return the group of all ranks, which is there."""
+    return cast("dist.ProcessGroup", dist.group.WORLD)
 
 
 def _first_chunk(tensor: Tensor, ranks: int, dim: int) -> list[Tensor]:
@@ -190,7 +195,7 @@ class _Buckets(DistributedDataParallel):
         # Not that of DDP, which makes the reducer.
         nn.Module.__init__(self)
         self.module = module
-        self.process_group = dist.group.WORLD
+        self.process_group = _group()
         self._moves = bool(settings.get("gradient_as_bucket_view"))
         self._exchanges = True
         self._told: Any = None

@@ -41,7 +41,7 @@ def code_for_each_size(sizes: int) -> Iterator[None]:
     from torch.compiler import config
 
     limit = _VARIANTS * sizes
-    with config.patch(
+    with config.patch(  # type: ignore[attr-defined]  # torch gives it to every such module
         recompile_limit=limit,
         accumulated_recompile_limit=max(limit, config.accumulated_recompile_limit),
         fail_on_recompile_limit_hit=True,

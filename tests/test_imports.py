@@ -20,8 +20,8 @@ ROOT = Path(batchscape.__file__).parent
 # its own one only where it is listed.
 LAYERS = (
     {
-        *("cuda_devices", "device", "drawing", "errors", "geometry", "outgoing", "step_time"),
-        *("scheduler", "system", "terminal", "text", "user_code"),
+        *("cuda_devices", "device", "drawing", "errors", "geometry", "libraries", "outgoing"),
+        *("scheduler", "step_time", "system", "terminal", "text", "user_code"),
     },
     {"config", "interop", "recorder"},
     {"record", "measure", "models", "data", "transformers_callback"},

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from batchscape import __version__
 from batchscape.errors import BatchscapeError, ConfigError, LaunchError
 from batchscape.launch.interrupts import terminations_as_interrupts
+from batchscape.libraries import why_missing
 from batchscape.outgoing import outgoing
 from batchscape.record.commands import command_of
 from batchscape.text import parse_duration, suggest
@@ -145,6 +146,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except BrokenPipeError:
         raise
+    except (AttributeError, ImportError) as error:
+        if (missing := why_missing(error)) is None:
+            raise
+        sys.stderr.write(f"{missing}\n")
+        return 2
     except OSError as error:
         # Of this system, not of ours: a full disk, a folder that cannot be written to.
         sys.stderr.write(f"{outgoing(str(error))}\n")

@@ -34,6 +34,7 @@ from batchscape.config.engine import (
     Fabric,
     Fsdp,
     InProcess,
+    cuts_updates,
 )
 from batchscape.config.execution import (
     AnyLauncher,
@@ -147,6 +148,7 @@ __all__ = [
     "WandbTracker",
     "WarmupStableDecay",
     "affects_of",
+    "cuts_updates",
     "is_of_our_loop",
     "tells_apart",
     "that_affect",

@@ -10,7 +10,17 @@ from pydantic.dataclasses import dataclass
 from batchscape.config.command import Command
 from batchscape.config.types import STRICT, Affects
 
-__all__ = ["Accelerate", "Command", "Ddp", "DeepSpeed", "Engine", "Fabric", "Fsdp", "InProcess"]
+__all__ = [
+    "Accelerate",
+    "Command",
+    "Ddp",
+    "DeepSpeed",
+    "Engine",
+    "Fabric",
+    "Fsdp",
+    "InProcess",
+    "cuts_updates",
+]
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
@@ -73,3 +83,8 @@ class Fabric(InProcess):
 Engine = Annotated[
     Ddp | Fsdp | Accelerate | DeepSpeed | Fabric | Command, Field(discriminator="name")
 ]
+
+
+def cuts_updates(engine: Engine) -> bool:
+    """Return whether each rank updates a part of the parameters, and keeps their moments alone."""
+    return isinstance(engine, Fsdp) or (isinstance(engine, DeepSpeed) and engine.zero_stage > 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchscape.config.batch import Batch, Evaluation
-from batchscape.config.engine import Accelerate, DeepSpeed, Engine, Fsdp
+from batchscape.config.engine import Accelerate, DeepSpeed, Engine, Fsdp, cuts_updates
 from batchscape.config.optimizer import Muon, Optimizer
 
 __all__ = ["engine_cannot"]
@@ -33,7 +33,7 @@ def engine_cannot(
             "engine.compile=true; use engine=ddp or fsdp, or engine.compile=false"
         )
     stage = engine.zero_stage if isinstance(engine, DeepSpeed) else 0
-    if isinstance(optimizer, Muon) and (isinstance(engine, Fsdp) or stage > 0):
+    if isinstance(optimizer, Muon) and cuts_updates(engine):
         cuts = "engine=fsdp" if stage == 0 else f"engine=deepspeed with zero_stage={stage}"
         return (
             f"optimizer=muon needs whole matrices in every update, and {cuts} gives each rank a "

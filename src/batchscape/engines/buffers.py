@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 __all__ = ["follow_first_rank"]
 
@@ -26,19 +24,10 @@ def follow_first_rank(module: nn.Module) -> None:
     ----------
     module : nn.Module
     """
-    for buffer in _state(module):
+    kept = module.state_dict(keep_vars=True)
+    named = module.named_buffers(remove_duplicate=False)
+    for buffer in {id(buffer): buffer for name, buffer in named if name in kept}.values():
         given = buffer.contiguous()
         dist.broadcast(given, src=0)
         if given is not buffer:
             buffer.copy_(given)
-
-
-def _state(module: nn.Module) -> Iterator[Tensor]:
-    """Yield the buffers that a checkpoint holds, each once."""
-    seen: set[int] = set()
-    for owner in module.modules():
-        for name, buffer in owner._buffers.items():
-            is_state = buffer is not None and name not in owner._non_persistent_buffers_set
-            if buffer is not None and is_state and id(buffer) not in seen:
-                seen.add(id(buffer))
-                yield buffer

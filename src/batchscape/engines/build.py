@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import nn
 
-from batchscape.config import CustomModel, Fsdp, Transformers
+from batchscape.config import CustomModel, Fsdp
 from batchscape.engines.base import Engine
 from batchscape.engines.declared import check_reported
 from batchscape.errors import ConfigError
 from batchscape.models.build import LossModule, build_model
 from batchscape.models.checkpointing import checkpoint_activations
+from batchscape.models.source import without_weights
 from batchscape.record.spec import RunSpec
 
 __all__ = ["begins_in_parts", "build_engine", "model_outline"]
@@ -101,8 +101,5 @@ def model_outline(spec: RunSpec) -> LossModule:
     config = spec.config
     if isinstance(config.model, CustomModel):
         return build_model(config, spec.data, spec.precision)
-    if isinstance(config.model, Transformers):
-        # Random weights take the place of those in a file, which need not be read.
-        config = replace(config, model=replace(config.model, pretrained=False))
     with torch.device("meta"):
-        return build_model(config, spec.data, spec.precision)
+        return build_model(without_weights(config), spec.data, spec.precision)

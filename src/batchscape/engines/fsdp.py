@@ -8,7 +8,6 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
@@ -255,9 +254,7 @@ def _shard(
     module: nn.Module, config: Fsdp, device: torch.device, count: Callable[[int], None]
 ) -> None:
     """Shard blocks, then the rest; sum gradients and count what is exchanged."""
-    group = dist.distributed_c10d._get_default_group()
-    with unset_fake_temporarily():  # its numbers are looked at, in a prediction of memory too
-        mesh = DeviceMesh.from_group(group, device.type)
+    mesh = DeviceMesh.from_group(cast("dist.ProcessGroup", dist.group.WORLD), device.type)
     blocks = list(dict.fromkeys(blocks_of(module)))
     if config.compile:
         # The forward alone: what gathers around it is not for a compiler.
@@ -284,13 +281,16 @@ def _take_from_first_rank(module: nn.Module, device: torch.device) -> None:
     given: dict[int, Tensor] = {}
     """By the tensor that was there: what modules share they go on to share."""
     for owner in module.modules():
-        for tensors in (owner._parameters, owner._buffers):
-            for name, tensor in tensors.items():
-                if tensor is None or isinstance(tensor, DTensor):
-                    continue
-                if id(tensor) not in given:
-                    given[id(tensor)] = _from_first_rank(tensor, device)
-                tensors[name] = cast("Any", given[id(tensor)])
+        held = [
+            *owner.named_parameters(recurse=False, remove_duplicate=False),
+            *owner.named_buffers(recurse=False, remove_duplicate=False),
+        ]
+        for name, tensor in held:
+            if isinstance(tensor, DTensor):
+                continue
+            if id(tensor) not in given:
+                given[id(tensor)] = _from_first_rank(tensor, device)
+            setattr(owner, name, given[id(tensor)])
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ whether activations are computed anew in the backward, a model has the same oper
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -19,10 +19,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
-__all__ = ["Operations", "model_flops", "model_operations"]
+__all__ = ["Operations", "model_flops", "model_operations", "tensors_in"]
 
 _NO_FORMULA = (
     "_cudnn_rnn",
@@ -84,13 +83,13 @@ class _OperationCounter(TorchDispatchMode):
         ):
             raise _UncountedError(str(func))
         if not func.is_view and not self.within_attention:
-            self.touch(tree_leaves((args, kwargs, out)))
+            self.touch(tensors_in((args, kwargs, out)))
         return out
 
-    def touch(self, values: list[Any]) -> None:
+    def touch(self, tensors: Iterable[Tensor]) -> None:
         """Count an operator that reads and writes some tensors."""
         self.kernels += 1
-        self.traffic_bytes += sum(t.nbytes for t in values if isinstance(t, Tensor))
+        self.traffic_bytes += sum(tensor.nbytes for tensor in tensors)
 
 
 class _FusedAttention(TorchFunctionMode):
@@ -114,8 +113,9 @@ class _FusedAttention(TorchFunctionMode):
         if func is not scaled_dot_product_attention:
             return func(*args, **kwargs)
         # Views: their gradients are those of this call alone.
-        args, kwargs = tree_map_only(Tensor, lambda t: t.view_as(t), (args, kwargs))
-        inputs = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        args = tuple(map(_view, args))
+        kwargs = {name: _view(value) for name, value in kwargs.items()}
+        inputs = list(tensors_in((args, kwargs)))
         self._counter.within_attention = True
         out: Tensor = func(*args, **kwargs)
         self._counter.within_attention = False
@@ -137,6 +137,24 @@ class _FusedAttention(TorchFunctionMode):
         for each in trained:
             each.register_hook(end)
         return out
+
+
+def _view(value: Any) -> Any:  # noqa: ANN401  (an argument)
+    return value.view_as(value) if isinstance(value, Tensor) else value
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:  # noqa: ANN401  (arguments, or a result)
+    """Yield the tensors of what an operator takes or gives, in lists and mappings too.
+
+    Parameters
+    ----------
+    value : Any
+    """
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(each)
 
 
 def model_flops(module: nn.Module, inputs: Tensor, labels: Tensor) -> int | None:

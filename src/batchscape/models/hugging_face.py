@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._guards import detect_fake_mode
 
 from batchscape.config import Transformers
 from batchscape.errors import ConfigError
@@ -279,7 +278,7 @@ def _check_causal(model: HuggingFaceModel, plain: Any) -> None:  # noqa: ANN401
     with torch.no_grad():
         one, other = model(tokens)[:, :-1]
     model.train()
-    if one.is_meta or detect_fake_mode(one) is not None:
+    if one.is_meta or type(one) is not Tensor:
         return  # a prediction has no numbers to compare; the training will
     if not torch.allclose(one, other, rtol=1e-4, atol=1e-5):
         msg = (

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from batchscape.errors import ConfigError
 from batchscape.models.undisturbed import Buffer, undisturbed
@@ -26,8 +24,11 @@ other samples differ by far more than the tolerance."""
 _MEAN = 0.1
 """How near to one the ratio must be, when a batch is doubled, to call a loss a mean; a sum has
 two, and dropout moves either by a few percent."""
-
-
+_NORMALISING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_DROPPING = (
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+    *(nn.AlphaDropout, nn.FeatureAlphaDropout),
+)
 _Forward = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -97,11 +98,11 @@ def _layers(module: nn.Module) -> list[str]:
     """Name the layers that look at other samples, or draw numbers."""
     reasons = []
     for name, layer in module.named_modules():
-        if isinstance(layer, _BatchNorm) and layer.training:
+        if isinstance(layer, _NORMALISING) and layer.training:
             reasons.append(f"batch normalisation: {name}")
             break
     for name, layer in module.named_modules():
-        if isinstance(layer, _DropoutNd) and layer.training and layer.p > 0:
+        if isinstance(layer, _DROPPING) and layer.training and layer.p > 0:
             reasons.append(f"dropout: {name}, p={layer.p:g}")
             break
     return reasons
@@ -110,7 +111,7 @@ def _layers(module: nn.Module) -> list[str]:
 @contextmanager
 def _undropped(module: nn.Module) -> Iterator[None]:
     """Leave dropout layers out: beside their noise, other reasons would not be seen."""
-    dropping = [m for m in module.modules() if isinstance(m, _DropoutNd) and m.training]
+    dropping = [m for m in module.modules() if isinstance(m, _DROPPING) and m.training]
     for layer in dropping:
         layer.training = False
     try:
@@ -139,7 +140,7 @@ def _full_precision() -> Iterator[None]:
 def _changes(buffers: list[Buffer]) -> list[str]:
     """Name the first buffer that the forwards changed, beside those of batch normalisation."""
     for buffer in buffers:
-        is_named = isinstance(buffer.owner, _BatchNorm) and buffer.owner.training
+        is_named = isinstance(buffer.owner, _NORMALISING) and buffer.owner.training
         if not is_named and buffer.has_changed():
             return [f"buffers change in forward: {buffer.full_name}"]
     return []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from batchscape.config import CustomModel, RunConfig, Transformers
@@ -14,7 +15,7 @@ from batchscape.errors import ConfigError
 from batchscape.record.files import sha256_of
 from batchscape.user_code import named_files, source_hash
 
-__all__ = ["CONFIG_NAME", "config_file", "model_source_hash", "weight_files"]
+__all__ = ["CONFIG_NAME", "config_file", "model_source_hash", "weight_files", "without_weights"]
 
 CONFIG_NAME = "config.json"
 """File of a `transformers` folder that says what the model is."""
@@ -83,6 +84,18 @@ def config_file(folder: Path) -> Path:
         )
         raise ConfigError(msg)
     return file
+
+
+def without_weights(config: RunConfig) -> RunConfig:
+    """Return settings by which random weights take the place of those in a file, which is not read.
+
+    Parameters
+    ----------
+    config : RunConfig
+    """
+    if not isinstance(config.model, Transformers):
+        return config
+    return replace(config, model=replace(config.model, pretrained=False))
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -29,7 +29,7 @@ class Buffer:
 
     def has_changed(self) -> bool:
         """Whether its owner has another content by this name now."""
-        now, before = self.owner._buffers.get(self.name), self.content
+        now, before = getattr(self.owner, self.name), self.content
         if now is None or now.shape != before.shape or now.dtype != before.dtype:
             return True
         return not bool(((now == before) | (now.isnan() & before.isnan())).all())
@@ -38,7 +38,7 @@ class Buffer:
         """Put tensor and content back; a forward may have assigned another tensor."""
         with torch.no_grad():
             self.tensor.copy_(self.content)
-        self.owner._buffers[self.name] = self.tensor
+        setattr(self.owner, self.name, self.tensor)
 
 
 @contextmanager
@@ -54,8 +54,7 @@ def undisturbed(module: nn.Module) -> Iterator[list[Buffer]]:
     buffers = [
         Buffer(owner, owner_name, name, tensor, tensor.detach().clone())
         for owner_name, owner in module.named_modules()
-        for name, tensor in owner._buffers.items()
-        if tensor is not None
+        for name, tensor in owner.named_buffers(recurse=False, remove_duplicate=False)
     ]
     with torch.random.fork_rng(devices=sorted(devices)):
         try:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from batchscape.config import Affects, Command, DeepSpeed, Engine, Fsdp, that_affect
+from batchscape.config import Affects, Command, cuts_updates, that_affect
 from batchscape.errors import BatchscapeError
 from batchscape.geometry import BatchGeometry
+from batchscape.libraries import why_missing
 from batchscape.measure.memory_report import MemoryReport
 from batchscape.record.spec import RunSpec
 from batchscape.train.timeline import Timeline
@@ -90,7 +91,8 @@ def _settings(spec: RunSpec) -> str:
     geometry = _heaviest(spec)
     ranks = geometry.data_parallel_size
     resolved = {
-        "ranks": min(ranks, 2) if _is_whole(spec.config.engine) else ranks,
+        # Where every rank holds all, two stand for any number.
+        "ranks": ranks if cuts_updates(spec.config.engine) else min(ranks, 2),
         "micro_steps": min(geometry.gradient_accumulation_steps, 2),
         "averages": spec.config.evaluation.ema_half_life_tokens is not None,
         "clips": spec.stages[0].optimizer.gradient_clip_norm is not None,
@@ -100,12 +102,6 @@ def _settings(spec: RunSpec) -> str:
         "source": spec.source_hash,
     }
     return json.dumps([kept, resolved], sort_keys=True)
-
-
-def _is_whole(engine: Engine) -> bool:
-    """Whether every rank holds all, so that two ranks stand for any number."""
-    sharded = isinstance(engine, Fsdp) or (isinstance(engine, DeepSpeed) and engine.zero_stage > 0)
-    return not sharded
 
 
 def _heaviest(spec: RunSpec) -> BatchGeometry:
@@ -119,13 +115,16 @@ def _reports(runs: dict[int, RunSpec]) -> dict[int, MemoryReport]:
     method = _METHODS[spec.device_type]
     if (reason := _refusal(spec)) is not None:
         return dict.fromkeys(runs, MemoryReport(method, problem=reason))
-    # Imports torch.
-    from batchscape.plan.memory_trace import sample_of, trace
-
     try:
+        # Imports torch.
+        from batchscape.plan.memory_trace import sample_of, trace
+
         sample = sample_of(spec)
-    except BatchscapeError as error:
-        return dict.fromkeys(runs, MemoryReport(method, problem=str(error)))
+    except (BatchscapeError, ImportError, AttributeError) as error:
+        problem = str(error) if isinstance(error, BatchscapeError) else why_missing(error)
+        if problem is None:
+            raise
+        return dict.fromkeys(runs, MemoryReport(method, problem=problem))
 
     def traced(micro_batch_size: int) -> Trace | str:
         run = runs[micro_batch_size]
@@ -135,6 +134,8 @@ def _reports(runs: dict[int, RunSpec]) -> dict[int, MemoryReport]:
         except BatchscapeError as error:
             return str(error)
         except Exception as error:  # noqa: BLE001  (the model's code is the user's)
+            if missing := why_missing(error):
+                return missing
             first, _, _ = str(error).partition("\n")
             return (
                 "the code of this training cannot be rehearsed on tensors without numbers: "

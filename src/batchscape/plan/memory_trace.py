@@ -24,20 +24,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from batchscape.config import DeepSpeed, Transformers
 from batchscape.data.datasets import open_dataset
 from batchscape.engines import build_engine
 from batchscape.errors import BatchscapeError
 from batchscape.geometry import BatchGeometry
+from batchscape.measure.flops import tensors_in
 from batchscape.measure.memory_cpu import allocations_of
 from batchscape.measure.memory_report import AllocatedBytes
 from batchscape.models.hugging_face import nothing_packed
+from batchscape.models.source import without_weights
 from batchscape.plan.one_rank import one_rank
 from batchscape.record.spec import RunSpec
 from batchscape.train.batches import to_device
@@ -181,13 +181,9 @@ def trace(spec: RunSpec, sample: tuple[Sample, Sample], geometry: BatchGeometry)
     Exception
         Whatever the model's own code raises where tensors hold no numbers.
     """
-    model = spec.config.model
-    if isinstance(model, Transformers):
-        # Random weights take the place of those in a file, which need not be read.
-        drawn = replace(spec.config, model=replace(model, pretrained=False))
-        spec = replace(spec, config=drawn)
+    spec = replace(spec, config=without_weights(spec.config))
     place = one_rank(spec, geometry.data_parallel_size)
-    unpacked = nothing_packed() if isinstance(model, Transformers) else nullcontext()
+    unpacked = nothing_packed() if isinstance(spec.config.model, Transformers) else nullcontext()
     with (
         _caller_undisturbed(),
         place as join,
@@ -243,7 +239,7 @@ class _Layout(NamedTuple):
     dtype: torch.dtype
 
 
-def _held_within(func: OpOverload, args: tuple[Any, ...]) -> list[int]:
+def _held_within(func: Any, args: tuple[Any, ...]) -> list[int]:  # noqa: ANN401  (an operator)
     """Return the bytes that a convolution on a CPU holds, after each change of them.
 
     No operator shows the copies and the scratch space of its kernel, which are up to the processor
@@ -273,7 +269,11 @@ def _held_within(func: OpOverload, args: tuple[Any, ...]) -> list[int]:
 
 
 @cache
-def _measured(func: OpOverload, layouts: tuple[Any, ...], samples: int) -> list[int]:
+def _measured(
+    func: Any,  # noqa: ANN401  (an operator)
+    layouts: tuple[Any, ...],
+    samples: int,
+) -> list[int]:
     """Run a convolution on zeros, with one thread as a rank has."""
 
     def zeros(layout: _Layout, *, has_samples: bool) -> Tensor:
@@ -334,7 +334,7 @@ class _StorageCounter(TorchDispatchMode):
 
     def leave_out(self, tensor: Tensor) -> None:
         """Not count a tensor, which must live as long as this does."""
-        self._left_out.add(tensor.untyped_storage()._cdata)
+        self._left_out.add(id(tensor.untyped_storage()))
 
     def trace(self) -> Trace:
         sizes, events = (np.array(some, dtype=np.int64) for some in (self._sizes, self._events))
@@ -344,7 +344,7 @@ class _StorageCounter(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: OpOverload,
+        func: Any,  # noqa: ANN401  (an operator)
         types: Any,  # noqa: ANN401  (of its arguments)
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
@@ -363,12 +363,12 @@ class _StorageCounter(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if self._on_cpu:
             self._pass(func, args)
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and not isinstance(tensor, DTensor):
+        for tensor in tensors_in(result):
+            if not isinstance(tensor, DTensor):
                 self._see(tensor)
         return result
 
-    def _pass(self, func: OpOverload, args: tuple[Any, ...]) -> None:
+    def _pass(self, func: Any, args: tuple[Any, ...]) -> None:  # noqa: ANN401  (an operator)
         """Take and free what a kernel takes for itself."""
         if func.namespace == "c10d":
             self._exchange(func, args)
@@ -376,7 +376,7 @@ class _StorageCounter(TorchDispatchMode):
             for size in _held_within(func, args):
                 self._free(self._take(size))
 
-    def _exchange(self, func: OpOverload, args: tuple[Any, ...]) -> None:
+    def _exchange(self, func: Any, args: tuple[Any, ...]) -> None:  # noqa: ANN401  (an operator)
         """Take what gloo takes, and note what its thread may hold; the last one has let go.
 
         It gathers into a buffer of its own, and copies what it reduces and scatters. Source:
@@ -388,8 +388,7 @@ class _StorageCounter(TorchDispatchMode):
         elif func is _REDUCE_SCATTER:
             self._free(self._take(args[1].nbytes))
             self._hold(args[1].nbytes)
-        tensors = (leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
-        self._exchanged = {tensor.untyped_storage()._cdata for tensor in tensors}
+        self._exchanged = {id(tensor.untyped_storage()) for tensor in tensors_in(args)}
         self._since_exchange = 0
 
     def _hold(self, size: int) -> None:
@@ -407,7 +406,7 @@ class _StorageCounter(TorchDispatchMode):
         if isinstance(tensor, FakeTensor) and tensor.fake_device.type == "meta":
             return  # a library's note of a shape
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = id(storage)  # of the one object that torch keeps for it
         if key not in self._alive and key not in self._left_out:
             number = self._take(storage.nbytes())
             reference = weakref.ref(storage, lambda _: self._end(key))
@@ -438,7 +437,7 @@ class _StorageCounter(TorchDispatchMode):
         resize = torch.UntypedStorage.resize_
 
         def resized(storage: torch.UntypedStorage, size: int) -> Any:  # noqa: ANN401  (torch's)
-            alive = self._alive.get(storage._cdata)
+            alive = self._alive.get(id(storage))
             if alive is not None:
                 self._free(alive.number)
                 alive.number = self._take(size)

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -72,14 +74,13 @@ def one_rank(spec: RunSpec, ranks: int) -> Iterator[Callable[[nn.Module], None]]
             raise BatchscapeError(msg)
 
         def join(module: nn.Module) -> None:
-            from torch.testing._internal.distributed.fake_pg import FakeStore
-
             rank = _fullest(spec, module, ranks) if isinstance(engine, DeepSpeed) else 0
-            dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
-            undone.callback(dist.destroy_process_group)
+            dist.init_process_group("fake", rank=rank, world_size=ranks)
             if isinstance(engine, DeepSpeed):
                 _open_deepspeed(undone)
-            elif isinstance(engine, Fsdp):
+                return
+            undone.callback(dist.destroy_process_group)
+            if isinstance(engine, Fsdp):
                 _open_fsdp(undone)
             else:
                 owner = import_module(_WRAPPED_IN[engine.name])
@@ -96,8 +97,9 @@ def _replace(undone: ExitStack, owner: Any, name: str, value: object) -> None:  
 
 def _stay(module: nn.Module, *arguments: Any, **named: Any) -> nn.Module:  # noqa: ANN401  (of `nn.Module.to`)
     """Leave a module on the only device there is: torch would swap fake parameters for others."""
-    _, dtype, *_ = torch._C._nn._parse_to(*arguments, **named)
-    return module if dtype is None else _move(module, *arguments, **named)
+    given = (*arguments, *named.values())
+    has_type = any(isinstance(each, torch.dtype | Tensor) for each in given)
+    return _move(module, *arguments, **named) if has_type else module
 
 
 def _fullest(spec: RunSpec, module: nn.Module, ranks: int) -> int:
@@ -125,7 +127,13 @@ def _open_deepspeed(undone: ExitStack) -> None:
     # The variable by which it chooses a kind of device is no word for trainings that follow.
     undone.enter_context(environment({"DS_ACCELERATOR": _CPU.type}, without=()))
     library = undone.enter_context(deepspeed_on(_CPU, alone=False))
-    undone.callback(library.utils.groups._release_process_group_references)
+
+    def leave() -> None:
+        # The library's own way, once it has met the group, forgets the copies that it keeps of it.
+        met = library.comm.is_initialized()
+        (library.comm if met else dist).destroy_process_group()
+
+    undone.callback(leave)
     # It would remark upon every optimizer that is not its own, on standard output.
     _replace(undone, library.utils.logger, "disabled", True)
     # Stage 3 compares numbers with those of the first rank, which are not here.
@@ -140,7 +148,7 @@ def _open_fsdp(undone: ExitStack) -> None:
     """Let FSDP cut for the first rank, and distributed tensors ask for shapes where no mode looks.
 
     To know the shape that an operator gives, they call it on fake tensors of the whole size, which
-    take no memory on any rank.
+    take no memory on any rank. The mesh is made of real numbers, which torch looks at.
     """
     from torch.distributed.fsdp._fully_shard import _fsdp_param
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -151,8 +159,16 @@ def _open_fsdp(undone: ExitStack) -> None:
         with _disable_current_modes():
             return shape_of(*arguments)
 
+    with unset_fake_temporarily():
+        mesh = DeviceMesh.from_group(_group(), _CPU.type)
+    _replace(undone, DeviceMesh, "from_group", lambda *_: mesh)
     _replace(undone, _fsdp_param, "_chunk_with_empty", _first_chunk)
     _replace(undone, ShardingPropagator, "_propagate_tensor_meta_non_cached", unseen)
+
+
+def _group() -> dist.ProcessGroup:
+    """Return the group of all ranks, which is there."""
+    return cast("dist.ProcessGroup", dist.group.WORLD)
 
 
 def _first_chunk(tensor: Tensor, ranks: int, dim: int) -> list[Tensor]:
@@ -179,7 +195,7 @@ class _Buckets(DistributedDataParallel):
         # Not that of DDP, which makes the reducer.
         nn.Module.__init__(self)
         self.module = module
-        self.process_group = dist.distributed_c10d._get_default_group()
+        self.process_group = _group()
         self._moves = bool(settings.get("gradient_as_bucket_view"))
         self._exchanges = True
         self._told: Any = None

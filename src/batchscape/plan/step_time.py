@@ -23,9 +23,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from batchscape.config import AdamW, Command, DeepSpeed, Fsdp, Muon, RunConfig, Sgd, Transformers
+from batchscape.config import AdamW, Command, DeepSpeed, Fsdp, Muon, RunConfig, Sgd, cuts_updates
 from batchscape.errors import BatchscapeError
 from batchscape.geometry import BatchGeometry
+from batchscape.models.source import without_weights
 from batchscape.plan.machine import Machine
 from batchscape.record.spec import DataIdentity, RunSpec
 from batchscape.step_time import weights
@@ -319,10 +320,7 @@ def _update(
     more = 4 if optimizer.gradient_clip_norm else 1
     more += 2 if isinstance(optimizer, Muon) else 0
     number = facts.gradient_bytes
-    sharded = isinstance(config.engine, Fsdp) or (
-        isinstance(config.engine, DeepSpeed) and config.engine.zero_stage > 0
-    )
-    parts = ranks if sharded else 1
+    parts = ranks if cuts_updates(config.engine) else 1
     products = facts.orthogonalised_flops * (
         optimizer.newton_schulz_steps if isinstance(optimizer, Muon) else 0
     )
@@ -349,9 +347,7 @@ def _facts(config: RunConfig, data: DataIdentity, precision: str) -> OperationCo
     from batchscape.measure.flops import model_operations
     from batchscape.train.batches import to_device
 
-    if isinstance(config.model, Transformers):
-        # Random weights take the place of those in a file, which need not be read.
-        config = replace(config, model=replace(config.model, pretrained=False))
+    config = without_weights(config)
     try:
         with torch.random.fork_rng(devices=[]):
             module = _built(config, data, precision)

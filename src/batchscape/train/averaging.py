@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from batchscape.engines.shards import as_part_of, gathered, local, part_for
 
@@ -53,9 +54,10 @@ class WeightAverage:
             Of the step.
         """
         part = -math.expm1(-math.log(2) * tokens / self._half_life_tokens)
-        self._mass += part * (1 - self._mass)
-        # The new weights' share of all that counts: all of it at the first step.
-        torch._foreach_lerp_(self._average, self._weights, part / self._mass)
+        kept = self._mass * (1 - part)
+        self._mass = kept + part
+        # The past's share of all that counts: nothing of it at the first step.
+        get_ema_multi_avg_fn(kept / self._mass)(self._average, self._weights, None)
 
     @contextmanager
     def applied(self) -> Iterator[None]:

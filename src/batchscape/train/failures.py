@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from batchscape.device import foreign_processes, is_accelerator, module_of
 from batchscape.errors import BatchscapeError, CheckpointError, DiskError, RecordError
+from batchscape.libraries import why_missing
 from batchscape.measure.memory_process import process_memory
 from batchscape.record.causes import OUT_OF_MEMORY, Cause, is_fault_of_the_machine
 from batchscape.record.heartbeat import Phase, last_beat
@@ -198,6 +199,8 @@ def _says(texts: list[str], words: tuple[str, ...]) -> bool:
 def _first_line(error: Exception) -> str:
     if isinstance(error, BatchscapeError):
         return str(error)
+    if missing := why_missing(error):
+        return missing
     lines = f"{type(error).__name__}: {error}".strip().splitlines() or [type(error).__name__]
     # NCCL's first line names a kind of error alone; what it met is below.
     met = lines[lines.index("Last error:") + 1 :] if "Last error:" in lines else []

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from batchscape.analysis.claims.claim import Verdict
-from batchscape.analysis.claims.contrasts import SUPPORTED
+from batchscape.analysis.claims.rules import SUPPORTED
 from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.figures.style import PAGE_IN, plain_ticks
 from batchscape.analysis.report.topic import Picture

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from batchscape.analysis.claims.claim import Claim, Verdict
-from batchscape.analysis.claims.contrasts import CONTRADICTED, OPEN, SUPPORTED
 from batchscape.analysis.claims.declared import CLAIMS, judge_claims
 from batchscape.analysis.claims.evidence import Evidence
 from batchscape.analysis.claims.figures import draw_claims
+from batchscape.analysis.claims.rules import CONTRADICTED, OPEN, SUPPORTED
 from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.numbers import MISSING
 from batchscape.analysis.report.grids import Grid, columns_grid, lettered

@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
 from batchscape.analysis.cells import find_cells
+from batchscape.analysis.claims.batches import held_out_at, largest_rises
 from batchscape.analysis.claims.claim import Verdict
 from batchscape.analysis.claims.declared import CLAIMS, judge_claims
 from batchscape.analysis.claims.evidence import Evidence
-from batchscape.analysis.claims.stability import held_out_at, largest_rise
 from batchscape.analysis.learning_rate.aim import final_losses
 from batchscape.analysis.learning_rate.topic import learning_rate_section
 from batchscape.compose import compose
@@ -771,14 +772,14 @@ def test_reaches_without_their_columns_are_refused(world: Callable[[], Any]) -> 
     table = filled(world, "fewer-updates-slower-convergence", holds=True)
     for row in table.reaches:
         del row["outcome"]
-    with pytest.raises(AnalysisError, match="missing: outcome"):
+    with pytest.raises(AnalysisError, match="needs the columns outcome"):
         table.evidence()
 
 
 def test_the_largest_rise() -> None:
-    assert largest_rise(np.array([3.0, 1.0, np.nan, 2.5, 1.5, 0.5])) == 1.5
-    assert largest_rise(np.array([3.0, 2.0, 1.0])) == 0
-    assert np.isnan(largest_rise(np.array([np.nan])))
+    runs = {"up": [3.0, 1.0, np.nan, 2.5, 1.5, 0.5], "down": [3.0, 2.0, 1.0], "none": [np.nan]}
+    losses = pd.Series(runs).explode().astype(float)
+    assert largest_rises(losses).dropna().to_dict() == {"up": 1.5, "down": 0.0}
 
 
 def test_held_out_loss_at_a_training_loss() -> None:

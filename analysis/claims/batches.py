@@ -7,15 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from batchscape.analysis.claims.claim import Finding, Result, run_ids_of, size_of
 from batchscape.analysis.claims.evidence import Context
 from batchscape.analysis.claims.rates import (
     BATCH,
-    at_best_rates,
     comparable,
-    loss_name,
     of_one_place,
     score_of,
     untuned,
@@ -24,19 +21,17 @@ from batchscape.analysis.claims.rules import CONTRADICTED, SUPPORTED
 from batchscape.analysis.comparing.pairs import Contrast, contrasts_of, logarithm
 from batchscape.analysis.estimates import FEWEST, Estimate
 from batchscape.analysis.learning_rate.aim import STEPS
+from batchscape.analysis.learning_rate.choice import runs_at_best
+from batchscape.analysis.targets.censoring import samples_or_bound
+from batchscape.analysis.targets.training import WINDOWS, at_equal_loss, largest_rises
 
 __all__ = [
     "RISE",
     "at_equal_training_loss",
-    "held_out_at",
-    "largest_rises",
     "of_rises",
     "of_times_to_target",
 ]
 
-_WINDOWS = 20
-"""Windows of equal samples over a training, in which the loss is averaged: the same samples for
-every global batch, so that their noise is the same too."""
 RISE = 0.02
 """A rise larger than the reference's by 2 % of the loss at the start counts as unstable: ours."""
 _EPOCHS = 2.0
@@ -63,11 +58,11 @@ def of_times_to_target(context: Context) -> Result | Finding | None:
         return None
     is_reached = reaches["outcome"].eq("reached")
     needed = reaches["samples_to_target"].astype(float).where(is_reached)
-    best = at_best_rates(reaches, needed.fillna(np.inf).rename(STEPS))
+    best = runs_at_best(reaches, needed.fillna(np.inf).rename(STEPS), "seed_block")
     by_all = best["outcome"].eq("reached").groupby(best["target_loss"].astype(float)).all()
     target = by_all.index[by_all].min() if by_all.any() else by_all.index.max()
     rows = best[best["target_loss"].eq(target)]
-    samples = rows.assign(value=_log_or_bound(rows))
+    samples = rows.assign(value=logarithm(samples_or_bound(rows)))
     place = of_one_place(samples)
     if place is None:
         # More runs of these cuts would decide no more.
@@ -111,13 +106,15 @@ def of_rises(context: Context) -> Result | Finding | None:
     counts = ", ".join(f"{row['sum']} of {row['size']} at {b}" for b, row in diverged.iterrows())
     diverged = diverged.reindex([ends.end, ends.middle], fill_value=0)
     p = _more_often(diverged)
-    rises = ends.compare(runs.assign(value=_rises(context, runs)))
+    steps, _ = context.curves(runs)
+    whole = runs.index[runs["status"].eq("completed")]
+    rises = ends.compare(runs.assign(value=largest_rises(steps, runs[BATCH], whole)))
     if p < _FISHER and not any(len(contrast.values) >= FEWEST for contrast in rises):
         return _diverged(ends, diverged, p, counts, runs)
     facts = {"p": f"{p:.2g}", "counts": counts, "beware": _beware(ends.note)}
     return Result(
         {"rise": rises},
-        facts | {"windows": _WINDOWS, "spread": _spread(context, runs, ends)},
+        facts | {"windows": WINDOWS},
         note=ends.note,
         beside=f"; diverged: {counts}",
         shown=p < _FISHER,
@@ -134,60 +131,28 @@ def at_equal_training_loss(context: Context) -> Result | Finding | None:
     # How often the least of the runs went over its training data.
     counts = runs[["samples", "train_samples"]].apply(pd.to_numeric).astype(float)
     epochs = float((counts["samples"] / counts["train_samples"]).min(skipna=False))
-    reason, paths = context.no_margin, _paths(context, runs) if epochs >= _EPOCHS else []
+    reason, found = context.no_margin, None
     if not epochs >= _EPOCHS:
         shown = "an unknown number of times" if np.isnan(epochs) else f"{epochs:.2g} times"
         reason = (
             f"training went over its data {shown}; before it has come around "
             f"{_EPOCHS:g} times a training loss is a held-out loss, and generalisation is untested"
         )
-    elif not paths or None in paths:
+    elif (found := at_equal_loss(*context.curves(runs), runs.index)) is None:
         reason = "some run has fewer than three evaluations to compare at an equal training loss"
-    if reason:
+    if reason or found is None:
         definition = "difference of held-out loss at an equal training loss"
         return Finding.none(reason, definition, runs["run_id"])
-    known = [path for path in paths if path is not None]
-    level = max(float(training.min()) for training, _ in known)
-    gaps = ends.compare(runs.assign(value=[float(held[-1] - own[-1]) for own, held in known]))
+    level, losses = found
+    gaps = ends.compare(runs.assign(value=losses["gap"]))
     facts = {
         "level": f"{level:.4g}",
         "epochs": f"{epochs:.2g}",
         "gap": "; ".join(size_of(contrast, "difference") for contrast in gaps),
         "beware": _beware(ends.note),
     }
-    held_out = runs.assign(value=[held_out_at(level, *path) for path in known])
+    held_out = runs.assign(value=losses["held_out"])
     return Result({"loss": ends.compare(held_out)}, facts, note=ends.note)
-
-
-def held_out_at(
-    level: float, training: NDArray[np.float64], held_out: NDArray[np.float64]
-) -> float:
-    """Return the held-out loss where the training loss first falls to a level.
-
-    Parameters
-    ----------
-    level : float
-        A training loss; NaN is returned where it is not reached.
-    training, held_out : array, shape (n,)
-        Both losses at the same places of a training, in order of time.
-    """
-    below = np.flatnonzero(training <= level)
-    if not len(below):
-        return np.nan
-    around = [below[0], max(below[0] - 1, 0)]
-    return float(np.interp(level, training[around], held_out[around]))
-
-
-def largest_rises(losses: pd.Series[float]) -> pd.Series[float]:
-    """Return the largest rise of each run's loss above its lowest value so far.
-
-    Parameters
-    ----------
-    losses : Series
-        Indexed by run, and what else there is; in order of time.
-    """
-    rises: pd.Series[float] = (losses - losses.groupby(level=0).cummin()).groupby(level=0).max()
-    return rises
 
 
 class _Ends(NamedTuple):
@@ -212,7 +177,7 @@ def _ends(context: Context, *, largest: bool) -> _Ends | None:
     runs = comparable(context.runs)
     if runs is None:
         return None
-    best = at_best_rates(runs, score_of(context))
+    best = runs_at_best(runs, score_of(context), "seed_block")
     batches = sorted(best[BATCH].unique(), reverse=largest)
     if len(batches) < 2:
         return None
@@ -237,37 +202,6 @@ def _largest_against_others(reaches: pd.DataFrame) -> list[Contrast]:
         lambda batches: [(largest, batch) for batch in batches[:-1]],
     )
     return [replace(contrast, bounds_below=largest in unreached) for contrast in contrasts]
-
-
-def _log_or_bound(reaches: pd.DataFrame) -> pd.Series[float]:
-    """Return the logarithm of the samples a run needed, or of what it certainly exceeded."""
-    value = reaches["samples_to_target"].astype(float).where(reaches["outcome"].eq("reached"))
-    low = reaches.reindex(columns=["steps_low"])["steps_low"].astype(float) * reaches[BATCH]
-    low = low.where(np.isfinite(low))
-    # What diverged never reaches: it exceeds at least what the longest run of its batch did.
-    longest = low.groupby(reaches[BATCH]).transform("max")
-    return logarithm(value.fillna(low).fillna(longest))
-
-
-def _rises(context: Context, runs: pd.DataFrame) -> pd.Series[float]:
-    """Return the largest rise of every run, over the samples that all completed ones saw.
-
-    It is a share of the mean loss in the first window: near the end a loss may be so small that
-    its own share would make every ripple large.
-    """
-    rows = context.rows("steps", runs, ["samples", "loss"]).dropna()
-    seen = rows.groupby("run")["samples"].max()
-    horizon = seen[seen.index.isin(runs.index[runs["status"].eq("completed")])].min()
-    windows = 0 if np.isnan(horizon) else min(_WINDOWS, int(horizon // runs[BATCH].max()))
-    if windows < 2:
-        return pd.Series(np.nan, index=runs.index)
-    # A step stands in the window of the middle of its samples.
-    middle = rows["samples"] - rows["run"].map(runs[BATCH]) / 2
-    window = middle * windows // horizon
-    inside = window < windows
-    means = rows[inside].groupby(["run", window[inside]])["loss"].mean()
-    first = means.groupby(level=0).first().mean()
-    return largest_rises(means).reindex(runs.index) / float(first)
 
 
 def _more_often(diverged: pd.DataFrame) -> float:
@@ -297,52 +231,6 @@ def _diverged(
         f"{_beware(ends.note)}"
     )
     return Finding(SUPPORTED, effect, tuple(sorted(set(runs["run_id"]))), explanation)
-
-
-def _spread(context: Context, runs: pd.DataFrame, ends: _Ends) -> str:
-    loss = logarithm(context.figures[loss_name(context)]).reindex(runs.index)
-    by_seed = loss.groupby([runs[BATCH], runs["seed_block"]]).mean()
-    sd = by_seed.groupby(level=0).std().reindex([ends.end, ends.middle])
-    said = ", ".join(f"{value:.2g} at {batch}" for batch, value in sd.dropna().items())
-    return f"Spread of the log final loss between seeds: {said}." if said else ""
-
-
-_Path = tuple[NDArray[np.float64], NDArray[np.float64]]
-
-
-def _paths(context: Context, runs: pd.DataFrame) -> list[_Path | None]:
-    """Return training and held-out loss of every run."""
-    tables = (
-        context.rows("steps", runs, ["samples", "loss"]),
-        context.rows("evals", runs, ["samples", "eval_loss"]),
-    )
-    parts = [dict(iter(rows.dropna().groupby("run"))) for rows in tables]
-    own = [[rows.get(run) for rows in parts] for run in runs.index]
-    return [None if steps is None or evals is None else _path(steps, evals) for steps, evals in own]
-
-
-def _path(steps: pd.DataFrame, evals: pd.DataFrame) -> _Path | None:
-    """Return training and held-out loss of a run wherever both are known.
-
-    The training loss at an evaluation is the mean over samples within half an interval of
-    evaluations before and after: one side alone would lag, and more so where the loss falls fast.
-    """
-    (seen, losses), (places, held_out) = (
-        rows.sort_values("samples").drop(columns="run").to_numpy(dtype=np.float64).T
-        for rows in (steps, evals)
-    )
-    if len(losses) < 2 or len(places) < 3:
-        return None
-    half = float(np.median(np.diff(places))) / 2
-    # The loss of a step is that of the weights before it: a larger batch looks further behind.
-    seen = np.concatenate([[0.0], seen[:-1]])
-    whole = (places >= half) & (places + half <= seen[-1])
-    if whole.sum() < 2 or half <= 0:
-        return None
-    slices = np.diff(seen) * (losses[1:] + losses[:-1]) / 2
-    area = np.concatenate([[0.0], np.cumsum(slices)])
-    upper, lower = (np.interp(places[whole] + sign * half, seen, area) for sign in (1, -1))
-    return (upper - lower) / (2 * half), held_out[whole]
 
 
 def _beware(note: str | None) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import numpy as np
 
 from batchscape.analysis.claims.evidence import Context, Evidence, View
-from batchscape.analysis.claims.rules import CONTRADICTED, OPEN, SUPPORTED, Answer, Test
+from batchscape.analysis.claims.rules import CONTRADICTED, OPEN, SUPPORTED, Answer, Decision, Test
 from batchscape.analysis.commands import for_more_seeds, for_times
 from batchscape.analysis.comparing.pairs import Contrast
 from batchscape.analysis.estimates import FEWEST, Estimate, too_few
@@ -21,6 +22,11 @@ _ON_DIGITS = ("fixed_global_batch", "learning_rate", "vary_global_batch")
 _SEEDS = 10
 """Seeds of the sweep that would settle what an interval leaves open: at least twice as many."""
 _MOST_SEEDS = 20
+
+_FEW_PAIRS = (
+    f" Judged from {{}} pairs of runs, as its rule allows; an interval is shown from {FEWEST} on."
+)
+_FEW_IN_SOME = " Of {} comparisons {} {} fewer than {} pairs of runs and no part in it."
 
 Rule = Callable[[Sequence[Contrast], float], Test]
 """Makes the test of some contrasts; the number is the margin of equivalence of their runs."""
@@ -52,7 +58,7 @@ class Result:
 class Finding:
     """What the runs of one context say about a claim."""
 
-    answer: Answer
+    verdict: Answer
     effect: Estimate
     run_ids: tuple[str, ...]
     """Runs behind it, sorted."""
@@ -63,7 +69,8 @@ class Finding:
     n_seeds: int | None = None
     """Seeds behind it, where they are not the units of the effect's interval."""
     settle: str | None = None
-    """The command by which the very sweeps of these runs would settle it, where it is known."""
+    """The command that would settle it: at first by the very sweeps of these runs, where it is
+    known; None where it is settled."""
 
     @classmethod
     def none(
@@ -80,33 +87,27 @@ class Finding:
         ids = tuple(sorted(set(run_ids)))
         return cls(OPEN, Estimate.unknown(reason, n, definition), ids, text, is_compared)
 
-
-@dataclass(frozen=True)
-class Verdict:
-    """A claim judged in one context."""
-
-    claim: Claim
-    verdict: Answer
-    effect: Estimate
-    context: str
-    """Hardware, precision, model and data, and what else tells contexts apart; empty where no
-    context has anything to say."""
-    run_ids: tuple[str, ...]
-    sweep_dirs: tuple[str, ...]
-    """Folders of these runs: those of other contexts may have the same ids."""
-    explanation: str
-    settle: str | None
-    """The command that would settle it; None where it is settled."""
-    is_own: bool = False
-    """Whether that command is the one of these runs' own sweeps; else it names a shipped study."""
-
     @property
     def n_runs(self) -> int:
         """Runs behind the verdict."""
         return len(self.run_ids)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class Verdict(Finding):
+    """A claim judged in one context."""
+
+    claim: Claim
+    context: str = ""
+    """Hardware, precision, model and data, and what else tells contexts apart; empty where no
+    context has anything to say."""
+    sweep_dirs: tuple[str, ...] = ()
+    """Folders of these runs: those of other contexts may have the same ids."""
+    is_own: bool = False
+    """Whether the command is the one of these runs' own sweeps; else it names a shipped study."""
+
+
+@dataclass(frozen=True, eq=False)
 class Claim:
     """One row of the list of claims, as a test."""
 
@@ -154,7 +155,7 @@ class Claim:
             return verdicts
         none = Finding.none(f"no context has the runs it needs: {self.needs}", self.effect)
         settle = self.settle_on(name for context in contexts for name in context.data)
-        return [Verdict(self, OPEN, none.effect, "", (), (), none.explanation, settle)]
+        return [Verdict(**vars(replace(none, settle=settle)), claim=self)]
 
     def settle_on(self, data: Iterable[str]) -> str:
         """Return the command for the data at hand.
@@ -176,65 +177,50 @@ class Claim:
     def _decide(self, context: Context) -> Finding | None:
         """Put the claim's questions to its result."""
         result = self.result(context)
-        if result is None or isinstance(result, Finding):
+        if not isinstance(result, Result):
             return result
-        looked_at = [contrast for own in result.contrasts.values() for contrast in own]
+        looked_at = [*chain(*result.contrasts.values())]
         ids, definition = run_ids_of(looked_at), result.definition or self.definition
-        if result.reason:
-            return Finding.none(result.reason, definition, ids, is_compared=bool(looked_at))
-        decisions = {}
+        decisions: dict[str, Decision] = {}
         for name, rule in self.rules.items():
             own = result.contrasts[name]
-            if (decided := rule(own, context.margin)()) is None:
+            decided = None if result.reason else rule(own, context.margin)()
+            if decided is None:
                 most = max((len(contrast.values) for contrast in own), default=0)
                 along = f"along the {name}, " if len(self.rules) > 1 else ""
-                few = too_few(most, "pairs of runs", self.fewest)
-                reason = f"{along}{few}{result.beside}"
-                n = 0 if along or result.beside else most
-                return Finding.none(reason, definition, ids, n=n, is_compared=bool(looked_at))
+                few = f"{along}{too_few(most, 'pairs of runs', self.fewest)}{result.beside}"
+                n = 0 if result.reason or along or result.beside else most
+                reason, is_compared = result.reason or few, bool(looked_at)
+                return Finding.none(reason, definition, ids, n=n, is_compared=is_compared)
             decisions[name] = decided
-        first, *_ = [d for d in reversed(decisions.values()) if d.answer == CONTRADICTED] or [
-            *decisions.values()
-        ]
-        answers = {decided.answer for decided in decisions.values()}
+        against = [one for one in decisions.values() if one.answer == CONTRADICTED]
+        first = [*against[-1:], *decisions.values()][0]
+        answers = [one.answer for one in decisions.values()]
         answer = next((one for one in (CONTRADICTED, OPEN) if one in answers), SUPPORTED)
         answer = SUPPORTED if result.shown else OPEN if answer == result.withheld else answer
         kind = definition.partition(" ")[0]
-        places = {name: size_of(decided.deciding, kind) for name, decided in decisions.items()}
-        counts = {f"n_{name}": len(own) for name, own in result.contrasts.items()}
-        margin = f"{context.margin:g}"
-        says = self.says.format(**places, **counts, **result.facts, margin=margin)
         effect = effect_of(first.deciding, definition, kind, self.unit, result.note)
-        return Finding(
-            answer, effect, ids, self._with_counts(says, first.deciding, looked_at), True
-        )
-
-    def _with_counts(self, says: str, deciding: Contrast, looked_at: Sequence[Contrast]) -> str:
-        """Add to a sentence where few pairs were judged, and where too few were."""
-        few = sum(len(contrast.values) < self.fewest for contrast in looked_at)
-        if (n := len(deciding.values)) < FEWEST:
-            says += (
-                f" Judged from {n} pairs of runs, as its rule allows; an interval is shown from "
-                f"{FEWEST} on."
-            )
-        if few:
-            says += (
-                f" Of {len(looked_at)} comparisons {few} {'has' if few == 1 else 'have'} fewer "
-                f"than {self.fewest} pairs of runs and no part in it."
-            )
-        return " ".join(says.split())
+        sizes = {name: size_of(one.deciding, kind) for name, one in decisions.items()}
+        counts = {f"n_{name}": len(own) for name, own in result.contrasts.items()}
+        says = self.says.format(margin=f"{context.margin:g}", **sizes, **counts, **result.facts)
+        lacking = sum(len(contrast.values) < self.fewest for contrast in looked_at)
+        if effect.n < FEWEST:
+            says += _FEW_PAIRS.format(effect.n)
+        if lacking:
+            has = "has" if lacking == 1 else "have"
+            says += _FEW_IN_SOME.format(len(looked_at), lacking, has, self.fewest)
+        return Finding(answer, effect, ids, " ".join(says.split()), is_compared=True)
 
     def _found(self, context: Context, evidence: Evidence) -> Finding | None:
         """Decide; where valid times of these very runs would tell more, the command for them."""
         finding = self._decide(context)
         untimed = context.launched["timing_note"].notna() & context.runs["status"].eq("completed")
-        if not untimed.any() or (finding is not None and finding.answer != OPEN):
+        if not untimed.any() or (finding is not None and finding.verdict != OPEN):
             return finding
         free = {other.label: other for other in evidence.as_if_timed.contexts(self.view)}
         hoped = self._decide(free[context.label])
-        if hoped is None or not hoped.is_compared:
-            return finding
-        if finding is not None and finding.effect.n >= hoped.effect.n > 0:
+        n = 0 if finding is None else finding.effect.n
+        if hoped is None or not hoped.is_compared or n >= hoped.effect.n > 0:
             return finding
         command = for_times(context.launched[untimed], evidence.cells.runs)
         if command is None:
@@ -252,19 +238,13 @@ class Claim:
         own = finding.settle
         if own is None and finding.is_compared and (not context.no_margin or self.view == "cost"):
             own = for_more_seeds(context.launched, seeds)
-        behind = context.runs.loc[context.runs["run_id"].isin(finding.run_ids), "sweep_dir"]
         more = f" seed={','.join(map(str, seeds))}" if n > 1 else ""
         settle = own or self.settle_on(context.data) + more
+        found = replace(finding, settle=settle if finding.verdict == OPEN else None)
+        behind = context.runs.loc[context.runs["run_id"].isin(finding.run_ids), "sweep_dir"]
+        folders, is_own = tuple(behind.unique()), own is not None
         return Verdict(
-            self,
-            finding.answer,
-            finding.effect,
-            context.label,
-            finding.run_ids,
-            tuple(behind.unique()),
-            finding.explanation,
-            settle if finding.answer == OPEN else None,
-            is_own=own is not None,
+            **vars(found), claim=self, context=context.label, sweep_dirs=folders, is_own=is_own
         )
 
 

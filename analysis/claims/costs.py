@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -10,7 +10,7 @@ import pandas as pd
 from batchscape.analysis.claims.claim import Result, size_of
 from batchscape.analysis.claims.evidence import Context
 from batchscape.analysis.claims.rules import CONTRADICTED
-from batchscape.analysis.comparing.pairs import Contrast, Level, contrasts_of, to_lowest
+from batchscape.analysis.comparing.pairs import Contrast, Level, Which, contrasts_of, to_lowest
 from batchscape.analysis.cost.table import FACTORS
 
 __all__ = [
@@ -36,9 +36,6 @@ _PHASES = {
 """Phases of a step in which memory peaks, in order of time."""
 _TYPICAL = (4, 8)
 _MUSEV = "16 x 7 x 2"
-
-Pairs = Iterable[tuple[Level, Level]]
-Which = Callable[[Sequence[Level]], Pairs]
 
 
 def of_micro_batch(context: Context) -> Result | None:
@@ -104,7 +101,7 @@ def of_step_times(context: Context) -> Result | None:
 def of_typical_accumulation(context: Context) -> Result | None:
     """Step time at one global batch, of accumulation 4 and 8 against every other."""
 
-    def to_others(levels: Sequence[int]) -> Pairs:
+    def to_others(levels: Sequence[Level]) -> list[tuple[Level, Level]]:
         return [(one, other) for one in _TYPICAL for other in levels if other not in _TYPICAL]
 
     return _result({"good": _at_one_batch(context, to_others)})
@@ -114,12 +111,12 @@ def of_cuts_of_224(context: Context) -> Result | None:
     """Step time, and peak memory, of other cuts of 224 on at most 16 devices against 16 x 7 x 2."""
     figures = context.figures
     figures = figures[figures[_BATCH].eq(224) & figures[_DEVICES].le(16)]
-    rows = figures[[*FACTORS]].itertuples(index=False)
-    cuts = pd.Series([" x ".join(map(str, cut)) for cut in rows], figures.index, dtype=str)
+    names = [" x ".join(map(str, cut)) for cut in figures[[*FACTORS]].to_numpy()]
+    cuts = pd.Series(names, figures.index, dtype=str)
     if _MUSEV not in set(cuts) or cuts.nunique() < 2:
         return None
 
-    def to_musev(levels: Sequence[str]) -> Pairs:
+    def to_musev(levels: Sequence[str]) -> list[tuple[Level, Level]]:
         return [(cut, _MUSEV) for cut in levels if cut != _MUSEV]
 
     contrasts: list[Contrast] = []
@@ -167,11 +164,11 @@ def _compare(
     return [contrast for contrast in found if len(contrast.values)]
 
 
-def _ends(levels: Sequence[Level]) -> Pairs:
+def _ends(levels: Sequence[Level]) -> list[tuple[Level, Level]]:
     return to_lowest(levels)[-1:]
 
 
-def _to_1(levels: Sequence[Level]) -> Pairs:
+def _to_1(levels: Sequence[Level]) -> list[tuple[Level, Level]]:
     return to_lowest(levels) if levels[0] == 1 else []
 
 

@@ -274,7 +274,7 @@ CLAIMS: tuple[Claim, ...] = (
         "the same samples, as a share of the loss in the first: {rise}; unstable means 0.02 more "
         "than the middle batch, or more often diverged: 2.5 % each, the one by the lower end of "
         "its 95 % interval, the other by Fisher's exact test (here p = {p}). Diverged: {counts}. "
-        "{spread} {beware}",
+        "{beware}",
     ),
     Claim(
         id="too-large-generalises-worse",

@@ -84,26 +84,19 @@ class Context:
         column = self.figures[figure] if isinstance(figure, str) else figure
         return self.figures.assign(value=logarithm(column))
 
-    def rows(
-        self, table: Literal["steps", "evals"], runs: pd.DataFrame, columns: Sequence[str]
-    ) -> pd.DataFrame:
-        """Return rows of some runs of the context, in order of time.
-
-        Parameters
-        ----------
-        columns : sequence of str
-            Numeric columns; there are no rows where the table lacks one.
+    def curves(self, runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Return the steps and the evaluations of some runs of the context, in order of time.
 
         Returns
         -------
-        DataFrame
-            `run`, the index of the run in `runs`, and the columns as floats.
+        tuple of DataFrame
+            `run`, the index of the run in `runs`, and `samples` with `loss` and `gradient_norm`, or
+            with `eval_loss`, as floats; NaN where there are none.
         """
-        rows: pd.DataFrame = getattr(self.evidence, table)
-        if not set(columns) <= set(rows):
-            return pd.DataFrame(columns=["run", *columns], dtype=float)
-        found = rows_of(runs, rows, columns)
-        return found.assign(run=runs.index.to_numpy()[found["run"].to_numpy()])
+        own = self.evidence
+        return _rows(own.steps, runs, ["loss", "gradient_norm"]), _rows(
+            own.evals, runs, ["eval_loss"]
+        )
 
 
 @dataclass(frozen=True)
@@ -187,6 +180,14 @@ class Evidence:
         return self.reaches.drop(columns=added, errors="ignore").merge(
             runs[[*keys, *added]], on=keys
         )
+
+
+def _rows(table: pd.DataFrame, runs: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    names = ["samples", *columns]
+    if table.empty:
+        return pd.DataFrame(columns=["run", *names], dtype=float)
+    rows = rows_of(runs, table, [name for name in names if name in table])
+    return rows.reindex(columns=names).assign(run=runs.index.to_numpy()[rows["run"].to_numpy()])
 
 
 def _is_free(name: str, view: View) -> bool:

@@ -7,12 +7,10 @@ import pandas as pd
 
 from batchscape.analysis.claims.evidence import Context
 from batchscape.analysis.learning_rate.aim import LOSS, STEPS
-from batchscape.analysis.learning_rate.choice import at_best_learning_rate
 from batchscape.record.noise_scale import has_no_noise_scale
 
 __all__ = [
     "BATCH",
-    "at_best_rates",
     "comparable",
     "loss_name",
     "of_one_place",
@@ -49,7 +47,7 @@ def score_of(context: Context) -> pd.Series[float]:
     """Return what a learning rate is chosen by: low is good, infinite is out of the question.
 
     It is the final loss; where runs stopped at a target, the samples that they needed for it. Its
-    name is the column by which `at_best_learning_rate` knows the one from the other.
+    name is the column by which `runs_at_best` knows the one from the other.
     """
     runs = context.runs
     stopped = runs["stop_reason"].eq("target")
@@ -58,32 +56,6 @@ def score_of(context: Context) -> pd.Series[float]:
         return samples.where(runs["status"].isin(["completed", "diverged"])).rename(STEPS)
     loss = context.figures[loss_name(context)].reindex(runs.index).astype(float)
     return loss.mask(runs["status"].eq("diverged"), np.inf).rename(LOSS)
-
-
-def at_best_rates(runs: pd.DataFrame, score: pd.Series[float]) -> pd.DataFrame:
-    """Keep the runs at the learning rate that is best for their global batch, and target.
-
-    It is chosen as in the report's section on learning rates; a seed's cuts count by their mean.
-
-    Parameters
-    ----------
-    runs : DataFrame
-        With `global_batch_size`, `learning_rate`, `seed_block`, and `target_loss` if there is one.
-    score : Series
-        Of all runs, by their index, and named as by `score_of`.
-
-    Returns
-    -------
-    DataFrame
-        Rows of `runs`, with `tuned`: whether the rate lies inside the range of those that were run.
-    """
-    name = str(score.name)
-    keys = [key for key in ("target_loss", BATCH, "learning_rate") if key in runs]
-    table = runs[keys].assign(seed=runs["seed_block"], **{name: score.reindex(runs.index)})
-    known = table.dropna(subset=[name]).groupby([*keys, "seed"], dropna=False)
-    best = at_best_learning_rate(known[name].mean().reset_index(), name)
-    chosen = best[[*keys, "tuned"]].drop_duplicates()
-    return runs.reset_index(names="row").merge(chosen, on=keys).set_index("row")
 
 
 def untuned(runs: pd.DataFrame) -> str | None:

@@ -11,14 +11,16 @@ import pandas as pd
 
 from batchscape.analysis.claims.claim import Finding, Result, run_ids_of
 from batchscape.analysis.claims.evidence import Context
-from batchscape.analysis.claims.rates import BATCH, at_best_rates, comparable, loss_name, score_of
+from batchscape.analysis.claims.rates import BATCH, comparable, loss_name, score_of
 from batchscape.analysis.claims.rules import CONTRADICTED, OPEN, SUPPORTED
 from batchscape.analysis.comparing.pairs import Contrast, logarithm, named
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.equivalence.paired import paired_differences
 from batchscape.analysis.estimates import FEWEST, LEVEL, too_few
 from batchscape.analysis.learning_rate.aim import final_losses, find_optima
+from batchscape.analysis.learning_rate.choice import runs_at_best
 from batchscape.analysis.learning_rate.laws import learning_rate_laws
+from batchscape.analysis.noise_scale.estimate import step_to_step_variance
 from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
 from batchscape.record.noise_scale import has_no_noise_scale
@@ -129,13 +131,12 @@ def of_best_rates(context: Context) -> Finding | None:
     if optima is None:
         return None
     # Groups are not pooled: the one with most optima counts.
-    counts = optima.best.groupby("group")["learning_rate"].count()
-    group = str(counts.idxmax())
-    laws = learning_rate_laws(optima.best[optima.best["group"].astype(str).eq(group)])
+    counts = optima.best.groupby("group")["learning_rate"].transform("count")
+    group = optima.best["group"].iloc[int(counts.to_numpy().argmax())]
+    laws = learning_rate_laws(optima.best[optima.best["group"].eq(group)])
     rows = optima.table
-    rows = (
-        rows[rows["group"].astype(str).eq(group)] if "group" in rows and len(counts) > 1 else rows
-    )
+    if "group" in rows:
+        rows = rows[rows["group"].eq(group)]
     exponent, used = laws.exponent, laws.used
     behind = rows[rows[BATCH].isin(used[BATCH])] if len(used) else rows
     ids = tuple(sorted(set(behind["run_id"])))
@@ -175,14 +176,11 @@ def of_variance(context: Context) -> Result | Finding | None:
     """The exponent, in the global batch, of the variance of the gradient norm between steps."""
     runs = context.figures[~context.figures["not_invariant"].map(has_no_noise_scale).astype(bool)]
     # A learning rate that hardly trains stays where gradients are noisy: the best ones compare.
-    runs = at_best_rates(runs, score_of(context))
-    norms = context.rows("steps", runs, ["gradient_norm"])
-    if norms.empty or runs[BATCH].nunique() < 2:
+    runs = runs_at_best(runs, score_of(context), "seed_block")
+    steps, _ = context.curves(runs)
+    if steps["gradient_norm"].isna().all() or runs[BATCH].nunique() < 2:
         return None
-    # Second differences of independent values have 6 times their variance, and a steady drift has
-    # none.
-    bends = norms.groupby("run")["gradient_norm"].diff().groupby(norms["run"]).diff()
-    variance = logarithm((bends**2 / 6).groupby(norms["run"]).mean()).rename("variance")
+    variance = logarithm(step_to_step_variance(steps)).rename("variance")
     table = runs.join(variance).dropna(subset=["variance"])
     wide = table.groupby(["seed_block", BATCH])["variance"].mean().unstack(BATCH)
     most = wide.notna().sum().nlargest(2)

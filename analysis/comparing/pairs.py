@@ -15,6 +15,8 @@ from batchscape.analysis.estimates import half_width
 
 __all__ = [
     "Contrast",
+    "Level",
+    "Which",
     "blocks_of",
     "contrasts_of",
     "joined",
@@ -33,6 +35,10 @@ _WORDS = {
 
 Level = Any
 """A value of the factor that is compared."""
+
+Which = Callable[[Sequence[Level]], Iterable[tuple[Level, Level]]]
+"""Given the levels in order, those that are compared: each with its base. Without a base (None) the
+level itself is meant, and no difference."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +84,7 @@ def contrasts_of(
     factor: str,
     within: Sequence[str],
     unit: str,
-    which: Callable[[Sequence[Level]], Iterable[tuple[Level, Level]]] = to_lowest,
+    which: Which = to_lowest,
 ) -> list[Contrast]:
     """Compare levels of one factor, unit by unit, where all that is held is equal.
 
@@ -94,8 +100,7 @@ def contrasts_of(
     unit : str
         Column that makes runs a pair.
     which : callable
-        Given the levels in order, those that are compared: each with its base. Without a base
-        (None) the level itself is meant, and no difference.
+        Chooses what is compared; by default every level with the lowest.
 
     Returns
     -------

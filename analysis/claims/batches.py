@@ -83,15 +83,13 @@ def of_times_to_target(context: Context) -> Result | Finding | None:
     has_bounds = any(contrast.bounds_below for contrast in contrasts)
     of_what = "time" if is_timed else "samples"
     at_one = "" if is_timed else ", at one micro-batch"
-    note = untuned(rows)
     facts = {
         "target": f"{target:.4g}",
         "how": "all at one micro-batch and number of devices" if is_timed else _BY_SAMPLES,
         "bounds": "Some runs did not reach it and count as lower bounds." if has_bounds else "",
-        "beware": _beware(note),
     }
     definition = f"ratio of the {of_what} to a loss of {target:.4g}{at_one}"
-    return Result({"most": contrasts}, facts, definition, note)
+    return Result({"most": contrasts}, facts, definition, untuned(rows))
 
 
 def of_rises(context: Context) -> Result | Finding | None:
@@ -111,10 +109,9 @@ def of_rises(context: Context) -> Result | Finding | None:
     rises = ends.compare(runs.assign(value=largest_rises(steps, runs[BATCH], whole)))
     if p < _FISHER and not any(len(contrast.values) >= FEWEST for contrast in rises):
         return _diverged(ends, diverged, p, counts, runs)
-    facts = {"p": f"{p:.2g}", "counts": counts, "beware": _beware(ends.note)}
     return Result(
         {"rise": rises},
-        facts | {"windows": WINDOWS},
+        {"p": f"{p:.2g}", "counts": counts, "windows": WINDOWS},
         note=ends.note,
         beside=f"; diverged: {counts}",
         shown=p < _FISHER,
@@ -149,7 +146,6 @@ def at_equal_training_loss(context: Context) -> Result | Finding | None:
         "level": f"{level:.4g}",
         "epochs": f"{epochs:.2g}",
         "gap": "; ".join(size_of(contrast, "difference") for contrast in gaps),
-        "beware": _beware(ends.note),
     }
     held_out = runs.assign(value=losses["held_out"])
     return Result({"loss": ends.compare(held_out)}, facts, note=ends.note)
@@ -161,11 +157,8 @@ class _Ends(NamedTuple):
     end: int
     middle: int
     runs: pd.DataFrame
-
-    @property
-    def note(self) -> str | None:
-        """What weakens the comparison."""
-        return untuned(self.runs)
+    note: str | None
+    """What weakens the comparison."""
 
     def compare(self, runs: pd.DataFrame) -> list[Contrast]:
         """Compare the end with the middle, seed by seed; cuts of a seed are averaged."""
@@ -182,7 +175,7 @@ def _ends(context: Context, *, largest: bool) -> _Ends | None:
     if len(batches) < 2:
         return None
     end, middle = int(batches[0]), int(batches[len(batches) // 2])
-    return _Ends(end, middle, best[best[BATCH].isin([end, middle])])
+    return _Ends(end, middle, best[best[BATCH].isin([end, middle])], untuned(best))
 
 
 def _largest_against_others(reaches: pd.DataFrame) -> list[Contrast]:
@@ -226,12 +219,5 @@ def _diverged(
     )
     n, method = int(diverged["size"].min()), f"Fisher's exact test, p = {p:.2g}"
     effect = Estimate(end - middle, np.nan, np.nan, n, "", method, definition, ends.note)
-    explanation = (
-        f"No rise of the loss can be compared. Seeds that diverged: {counts} ({method})."
-        f"{_beware(ends.note)}"
-    )
+    explanation = f"No rise of the loss can be compared. Seeds that diverged: {counts} ({method})."
     return Finding(SUPPORTED, effect, tuple(sorted(set(runs["run_id"]))), explanation)
-
-
-def _beware(note: str | None) -> str:
-    return f"Beware: {note}." if note else ""

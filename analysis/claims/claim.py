@@ -203,6 +203,8 @@ class Claim:
         sizes = {name: size_of(one.deciding, kind) for name, one in decisions.items()}
         counts = {f"n_{name}": len(own) for name, own in result.contrasts.items()}
         says = self.says.format(margin=f"{context.margin:g}", **sizes, **counts, **result.facts)
+        if result.note:
+            says += f" Beware: {result.note}."
         lacking = sum(len(contrast.values) < self.fewest for contrast in looked_at)
         if effect.n < FEWEST:
             says += _FEW_PAIRS.format(effect.n)

@@ -214,7 +214,7 @@ CLAIMS: tuple[Claim, ...] = (
         result=of_times_to_target,
         rules={"most": _one_above(log(1.05))},
         says="Largest against the smaller global batches at a loss of {target}, {how}, {n_most} "
-        "comparisons; most: {most}; slower means by more than 5 %. {bounds} {beware}",
+        "comparisons; most: {most}; slower means by more than 5 %. {bounds}",
     ),
     Claim(
         id="decompositions-are-equivalent",
@@ -273,8 +273,7 @@ CLAIMS: tuple[Claim, ...] = (
         says="Largest rise of the training loss above its lowest so far, in {windows} windows of "
         "the same samples, as a share of the loss in the first: {rise}; unstable means 0.02 more "
         "than the middle batch, or more often diverged: 2.5 % each, the one by the lower end of "
-        "its 95 % interval, the other by Fisher's exact test (here p = {p}). Diverged: {counts}. "
-        "{beware}",
+        "its 95 % interval, the other by Fisher's exact test (here p = {p}). Diverged: {counts}.",
     ),
     Claim(
         id="too-large-generalises-worse",
@@ -294,7 +293,7 @@ CLAIMS: tuple[Claim, ...] = (
         "{epochs} times over the data: {loss}; worse means by more than {margin} nats. Held-out "
         "minus training loss at the end, which also differs where one batch has trained further: "
         "{gap}. Shallue et al. 2019 found no such effect once every batch was tuned and trained to "
-        "the same goal. {beware}",
+        "the same goal.",
         unit="nats",
     ),
     Claim(

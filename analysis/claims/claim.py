@@ -1,33 +1,20 @@
-"""A claim: what is said, what would show it, and the rule that decides, fixed beforehand."""
+"""A claim: what is said, the result it rests on, and the rule that decides, fixed beforehand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 
-from batchscape.analysis.claims.contrasts import (
-    OPEN,
-    Answer,
-    Contrast,
-    Decision,
-    effect,
-    run_ids_of,
-    said,
-)
+import numpy as np
+
 from batchscape.analysis.claims.evidence import Context, Evidence, View
+from batchscape.analysis.claims.rules import CONTRADICTED, OPEN, SUPPORTED, Answer, Decision, Test
 from batchscape.analysis.commands import for_more_seeds, for_times
+from batchscape.analysis.comparing.pairs import Contrast
 from batchscape.analysis.estimates import FEWEST, Estimate, too_few
 
-__all__ = [
-    "Claim",
-    "ClaimResult",
-    "Verdict",
-    "by_rule",
-    "few_pairs",
-    "found",
-    "nothing",
-    "undecided",
-]
+__all__ = ["Claim", "Finding", "Result", "Rule", "Verdict", "effect_of", "run_ids_of", "size_of"]
 
 _SWEEP = "batchscape sweep sweeps="
 _ON_DIGITS = ("fixed_global_batch", "learning_rate", "vary_global_batch")
@@ -36,44 +23,69 @@ _SEEDS = 10
 """Seeds of the sweep that would settle what an interval leaves open: at least twice as many."""
 _MOST_SEEDS = 20
 
+_FEW_PAIRS = (
+    f" Judged from {{}} pairs of runs, as its rule allows; an interval is shown from {FEWEST} on."
+)
+_FEW_IN_SOME = " Of {} comparisons {} {} fewer than {} pairs of runs and no part in it."
+
+Rule = Callable[[Sequence[Contrast], float], Test]
+"""Makes the test of some contrasts; the number is the margin of equivalence of their runs."""
+
 
 @dataclass(frozen=True)
-class ClaimResult:
+class Result:
+    """What a topic computed of the runs of one context."""
+
+    contrasts: Mapping[str, Sequence[Contrast]]
+    """By the names that the claim's rules have for them; every one that was looked at."""
+    facts: Mapping[str, object] = field(default_factory=dict)
+    """What else the claim's sentence has a place for."""
+    definition: str | None = None
+    """Of the effect, where it is not the claim's."""
+    note: str | None = None
+    """What weakens the effect."""
+    reason: str = ""
+    """Why nothing is decided, whatever the contrasts are."""
+    beside: str = ""
+    """What is said beside there being too few pairs."""
+    shown: bool = False
+    """Whether the claim holds by what is no contrast."""
+    withheld: Answer | None = None
+    """The answer that these runs cannot give, whatever the contrasts are."""
+
+
+@dataclass(frozen=True)
+class Finding:
     """What the runs of one context say about a claim."""
 
-    answer: Answer
+    verdict: Answer
     effect: Estimate
     run_ids: tuple[str, ...]
     """Runs behind it, sorted."""
     explanation: str
     """Why this is the answer: sentences of plain text."""
-    contrasts: tuple[Contrast, ...] = ()
-    """Every difference that was looked at."""
+    is_compared: bool = False
+    """Whether more runs of these cells would say more."""
     n_seeds: int | None = None
     """Seeds behind it, where they are not the units of the effect's interval."""
     settle: str | None = None
-    """The command by which the very sweeps of these runs would settle it, where it is known."""
+    """The command that would settle it: at first by the very sweeps of these runs, where it is
+    known; None where it is settled."""
 
-
-@dataclass(frozen=True)
-class Verdict:
-    """A claim judged in one context."""
-
-    claim: Claim
-    verdict: Answer
-    effect: Estimate
-    context: str
-    """Hardware, precision, model and data, and what else tells contexts apart; empty where no
-    context has anything to say."""
-    run_ids: tuple[str, ...]
-    sweep_dirs: tuple[str, ...]
-    """Folders of these runs: those of other contexts may have the same ids."""
-    explanation: str
-    settle: str | None
-    """The command that would settle it; None where it is settled."""
-    contrasts: tuple[Contrast, ...] = ()
-    is_own: bool = False
-    """Whether that command is the one of these runs' own sweeps; else it names a shipped study."""
+    @classmethod
+    def none(
+        cls,
+        reason: str,
+        definition: str,
+        run_ids: Iterable[str] = (),
+        *,
+        n: int = 0,
+        is_compared: bool = False,
+    ) -> Finding:
+        """Return the finding of runs that say nothing, with the reason as half a sentence."""
+        text = f"{reason[:1].upper()}{reason[1:]}."
+        ids = tuple(sorted(set(run_ids)))
+        return cls(OPEN, Estimate.unknown(reason, n, definition), ids, text, is_compared)
 
     @property
     def n_runs(self) -> int:
@@ -81,7 +93,21 @@ class Verdict:
         return len(self.run_ids)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
+class Verdict(Finding):
+    """A claim judged in one context."""
+
+    claim: Claim
+    context: str = ""
+    """Hardware, precision, model and data, and what else tells contexts apart; empty where no
+    context has anything to say."""
+    sweep_dirs: tuple[str, ...] = ()
+    """Folders of these runs: those of other contexts may have the same ids."""
+    is_own: bool = False
+    """Whether the command is the one of these runs' own sweeps; else it names a shipped study."""
+
+
+@dataclass(frozen=True, eq=False)
 class Claim:
     """One row of the list of claims, as a test."""
 
@@ -98,8 +124,20 @@ class Claim:
     """Command of the shipped study that would settle it, where no sweep of the user's can."""
     view: View
     """Which settings tell contexts apart."""
-    decide: Callable[[Context], ClaimResult | None]
-    """The rule. None: the context has none of the runs that it needs."""
+    result: Callable[[Context], Result | Finding | None]
+    """What it rests on. None: the context has none of the runs that it needs."""
+    definition: str = ""
+    """Of the effect, before what is compared."""
+    rules: Mapping[str, Rule] = field(default_factory=dict)
+    """What contrasts must show, by their name. All must hold; the effect is that of the first,
+    unless another one contradicts."""
+    says: str = ""
+    """The sentence behind a verdict, with places for the size that decides each rule (its name),
+    the number of its contrasts (`n_` and the name), the margin and the facts."""
+    unit: str = ""
+    """Of the effect."""
+    fewest: int = FEWEST
+    """Pairs of runs from which the rules judge a comparison."""
 
     def judge(self, evidence: Evidence) -> list[Verdict]:
         """Judge the claim in every context that has something to say about it.
@@ -115,34 +153,9 @@ class Claim:
         verdicts = [self._verdict(context, finding) for context, finding in judged if finding]
         if verdicts:
             return verdicts
-        missing = nothing(f"no context has the runs it needs: {self.needs}", self.effect)
-        names = [name for context in contexts for name in context.data]
-        return [
-            Verdict(
-                self, OPEN, missing.effect, "", (), (), missing.explanation, self.settle_on(names)
-            )
-        ]
-
-    def _found(self, context: Context, evidence: Evidence) -> ClaimResult | None:
-        """Decide; where valid times of these very runs would tell more, the command for them."""
-        finding = self.decide(context)
-        untimed = context.launched["timing_note"].notna() & context.runs["status"].eq("completed")
-        if not untimed.any() or (finding is not None and finding.answer != OPEN):
-            return finding
-        free = {other.label: other for other in evidence.as_if_timed.contexts(self.view)}
-        hoped = self.decide(free[context.label])
-        if hoped is None or not hoped.contrasts:
-            return finding
-        if finding is not None and finding.effect.n >= hoped.effect.n > 0:
-            return finding
-        command = for_times(context.launched[untimed], evidence.cells.runs)
-        if command is None:
-            return finding
-        if finding is None:
-            why = "; ".join(sorted(set(context.launched.loc[untimed, "timing_note"])))
-            reason = f"the times of {untimed.sum()} runs do not count ({why})"
-            finding = nothing(reason, self.effect, hoped.run_ids)
-        return replace(finding, settle=command)
+        none = Finding.none(f"no context has the runs it needs: {self.needs}", self.effect)
+        settle = self.settle_on(name for context in contexts for name in context.data)
+        return [Verdict(**vars(replace(none, settle=settle)), claim=self)]
 
     def settle_on(self, data: Iterable[str]) -> str:
         """Return the command for the data at hand.
@@ -161,146 +174,111 @@ class Claim:
         on_digits = set(data) == {"digits"} and sweep in _ON_DIGITS
         return _SWEEP + " ".join([f"{sweep}_digits" if on_digits else sweep, *others])
 
-    def _verdict(self, context: Context, finding: ClaimResult) -> Verdict:
+    def _decide(self, context: Context) -> Finding | None:
+        """Put the claim's questions to its result."""
+        result = self.result(context)
+        if not isinstance(result, Result):
+            return result
+        looked_at = [*chain(*result.contrasts.values())]
+        ids, definition = run_ids_of(looked_at), result.definition or self.definition
+        decisions: dict[str, Decision] = {}
+        for name, rule in self.rules.items():
+            own = result.contrasts[name]
+            decided = None if result.reason else rule(own, context.margin)()
+            if decided is None:
+                most = max((len(contrast.values) for contrast in own), default=0)
+                along = f"along the {name}, " if len(self.rules) > 1 else ""
+                few = f"{along}{too_few(most, 'pairs of runs', self.fewest)}{result.beside}"
+                n = 0 if result.reason or along or result.beside else most
+                reason, is_compared = result.reason or few, bool(looked_at)
+                return Finding.none(reason, definition, ids, n=n, is_compared=is_compared)
+            decisions[name] = decided
+        against = [one for one in decisions.values() if one.answer == CONTRADICTED]
+        first = [*against[-1:], *decisions.values()][0]
+        answers = [one.answer for one in decisions.values()]
+        answer = next((one for one in (CONTRADICTED, OPEN) if one in answers), SUPPORTED)
+        answer = SUPPORTED if result.shown else OPEN if answer == result.withheld else answer
+        kind = definition.partition(" ")[0]
+        effect = effect_of(first.deciding, definition, kind, self.unit, result.note)
+        sizes = {name: size_of(one.deciding, kind) for name, one in decisions.items()}
+        counts = {f"n_{name}": len(own) for name, own in result.contrasts.items()}
+        says = self.says.format(margin=f"{context.margin:g}", **sizes, **counts, **result.facts)
+        if result.note:
+            says += f" Beware: {result.note}."
+        lacking = sum(len(contrast.values) < self.fewest for contrast in looked_at)
+        if effect.n < FEWEST:
+            says += _FEW_PAIRS.format(effect.n)
+        if lacking:
+            has = "has" if lacking == 1 else "have"
+            says += _FEW_IN_SOME.format(len(looked_at), lacking, has, self.fewest)
+        return Finding(answer, effect, ids, " ".join(says.split()), is_compared=True)
+
+    def _found(self, context: Context, evidence: Evidence) -> Finding | None:
+        """Decide; where valid times of these very runs would tell more, the command for them."""
+        finding = self._decide(context)
+        untimed = context.launched["timing_note"].notna() & context.runs["status"].eq("completed")
+        if not untimed.any() or (finding is not None and finding.verdict != OPEN):
+            return finding
+        free = {other.label: other for other in evidence.as_if_timed.contexts(self.view)}
+        hoped = self._decide(free[context.label])
+        n = 0 if finding is None else finding.effect.n
+        if hoped is None or not hoped.is_compared or n >= hoped.effect.n > 0:
+            return finding
+        command = for_times(context.launched[untimed], evidence.cells.runs)
+        if command is None:
+            return finding
+        if finding is None:
+            why = "; ".join(sorted(set(context.launched.loc[untimed, "timing_note"])))
+            reason = f"the times of {untimed.sum()} runs do not count ({why})"
+            finding = Finding.none(reason, self.effect, hoped.run_ids)
+        return replace(finding, settle=command)
+
+    def _verdict(self, context: Context, finding: Finding) -> Verdict:
         """Join a finding and the command, with more seeds where those that there are say little."""
         n = finding.effect.n if finding.n_seeds is None else finding.n_seeds
         seeds = range(min(max(_SEEDS, 2 * n), _MOST_SEEDS))
         own = finding.settle
-        says_more = context.margin is not None or self.view == "cost"
-        if own is None and finding.contrasts and says_more:
+        if own is None and finding.is_compared and (not context.no_margin or self.view == "cost"):
             own = for_more_seeds(context.launched, seeds)
+        more = f" seed={','.join(map(str, seeds))}" if n > 1 else ""
+        settle = own or self.settle_on(context.data) + more
+        found = replace(finding, settle=settle if finding.verdict == OPEN else None)
         behind = context.runs.loc[context.runs["run_id"].isin(finding.run_ids), "sweep_dir"]
-        shipped = self.settle_on(context.data)
-        if n > 1:
-            shipped += f" seed={','.join(map(str, seeds))}"
+        folders, is_own = tuple(behind.unique()), own is not None
         return Verdict(
-            self,
-            finding.answer,
-            finding.effect,
-            context.label,
-            finding.run_ids,
-            tuple(behind.unique()),
-            finding.explanation,
-            (own or shipped) if finding.answer == OPEN else None,
-            finding.contrasts,
-            is_own=own is not None,
+            **vars(found), claim=self, context=context.label, sweep_dirs=folders, is_own=is_own
         )
 
 
-def by_rule(
-    contrasts: Sequence[Contrast],
-    rule: Callable[[Sequence[Contrast]], Decision | None],
-    definition: str,
-    explain: Callable[[str], str],
-) -> ClaimResult | None:
-    """Judge ratios by one rule.
+def effect_of(
+    contrast: Contrast, definition: str, kind: str, unit: str = "", note: str | None = None
+) -> Estimate:
+    """Write a contrast as an estimate with its 95 % interval.
 
     Parameters
     ----------
-    contrasts : sequence of Contrast
-        Of logarithms.
-    rule : callable
-        One of the questions of `contrasts`, with its threshold.
     definition : str
-        Of the effect.
-    explain : callable
-        Makes the explanation of the size that decides.
-
-    Returns
-    -------
-    ClaimResult or None
-        None without any contrast.
+        What the number is; the contrast's own name follows it.
+    kind : str
+        `ratio`, of which values are the logarithms, or another word for what they are.
+    unit : str
+        Unit of the value.
+    note : str, optional
+        What weakens it.
     """
-    if not contrasts:
-        return None
-    decision = rule(contrasts)
-    if decision is None:
-        return undecided(contrasts, definition)
-    explanation = explain(said(decision.deciding, "ratio"))
-    return found(decision.answer, decision.deciding, contrasts, explanation, definition, ratio=True)
+    n = len(contrast.values)
+    method = f"t over {n} paired differences" if n > 1 else "one pair, no interval"
+    estimate = Estimate.of_ratio if kind == "ratio" else Estimate.of_mean
+    about = f"{definition}: {contrast.name}"
+    found = estimate(contrast.values, about, method, unit=unit, note=note)
+    return replace(found, high=np.inf) if contrast.is_open else found
 
 
-def found(
-    answer: Answer,
-    deciding: Contrast,
-    contrasts: Sequence[Contrast],
-    explanation: str,
-    definition: str,
-    *,
-    ratio: bool,
-    unit: str = "",
-    note: str | None = None,
-    fewest: int = FEWEST,
-) -> ClaimResult:
-    """Return the finding that some contrasts lead to.
-
-    Parameters
-    ----------
-    deciding : Contrast
-        The one whose size is reported.
-    contrasts : sequence of Contrast
-        All that were looked at.
-    definition, ratio, unit, note
-        As for `contrasts.effect`.
-    fewest : int
-        Pairs of runs from which the rule judges a comparison.
-    """
-    estimate = effect(deciding, definition, ratio=ratio, unit=unit, note=note)
-    if len(deciding.values) < FEWEST:
-        explanation += (
-            f" Judged from {len(deciding.values)} pairs of runs, as its rule allows; "
-            f"an interval is shown from {FEWEST} on."
-        )
-    few = sum(len(contrast.values) < fewest for contrast in contrasts)
-    if few:
-        explanation = (
-            f"{explanation.strip()} Of {len(contrasts)} comparisons {few} "
-            f"{'has' if few == 1 else 'have'} fewer than {fewest} pairs of runs and no part in it."
-        )
-    return ClaimResult(
-        answer, estimate, run_ids_of(contrasts), explanation.strip(), tuple(contrasts)
-    )
+def size_of(contrast: Contrast, kind: str) -> str:
+    """Write a contrast as half a sentence: its mean, its 95 % interval, and what it compares."""
+    return f"{kind} {effect_of(contrast, kind, kind).text(4)} for {contrast.name}"
 
 
-def nothing(
-    reason: str, definition: str, run_ids: Iterable[str] = (), contrasts: Sequence[Contrast] = ()
-) -> ClaimResult:
-    """Return the finding of runs that say nothing, with the reason.
-
-    Parameters
-    ----------
-    reason : str
-        Why, as half a sentence.
-    definition : str
-        What the effect would have been.
-    run_ids : iterable of str
-        Runs that were looked at.
-    contrasts : sequence of Contrast
-        Differences that were found, without an interval.
-    """
-    estimate = Estimate.unknown(reason, 0, definition)
-    ids = tuple(sorted(set(run_ids)))
-    return ClaimResult(OPEN, estimate, ids, f"{reason[:1].upper()}{reason[1:]}.", tuple(contrasts))
-
-
-def undecided(
-    contrasts: Sequence[Contrast],
-    definition: str,
-    reason: str | None = None,
-    *,
-    fewest: int = FEWEST,
-) -> ClaimResult:
-    """Return the finding of contrasts that decide nothing: by default, for want of pairs."""
-    why = reason or few_pairs(contrasts, fewest)
-    finding = nothing(why, definition, run_ids_of(contrasts), contrasts)
-    n = 0 if reason else _most_pairs(contrasts)
-    return replace(finding, effect=replace(finding.effect, n=n))
-
-
-def few_pairs(contrasts: Sequence[Contrast], fewest: int = FEWEST) -> str:
-    """Say how many pairs of runs the comparisons have at most, and how many they need."""
-    return too_few(_most_pairs(contrasts), "pairs of runs", fewest)
-
-
-def _most_pairs(contrasts: Sequence[Contrast]) -> int:
-    return max((len(contrast.values) for contrast in contrasts), default=0)
+def run_ids_of(contrasts: Sequence[Contrast]) -> tuple[str, ...]:
+    """Return the runs behind some contrasts, sorted."""
+    return tuple(sorted({run for contrast in contrasts for run in contrast.run_ids}))

@@ -8,31 +8,44 @@ Chinese-LLaMA-Alpaca-2 (001) and on MuseV (002), and an article on the formula o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import log
 
-from batchscape.analysis.claims.claim import Claim, Verdict
+from batchscape.analysis.claims.batches import (
+    RISE,
+    at_equal_training_loss,
+    of_rises,
+    of_times_to_target,
+)
+from batchscape.analysis.claims.claim import Claim, Rule, Verdict
+from batchscape.analysis.claims.costs import (
+    of_accumulation,
+    of_cuts_of_224,
+    of_exchange,
+    of_iterations,
+    of_micro_batch,
+    of_micro_steps,
+    of_rank_0,
+    of_step_times,
+    of_typical_accumulation,
+)
 from batchscape.analysis.claims.evidence import Evidence
-from batchscape.analysis.claims.optimum import (
-    large_batch_less_variance,
-    learning_rate_grows_with_batch,
+from batchscape.analysis.claims.rules import (
+    EQUIVALENCE_FEWEST,
+    Test,
+    above,
+    below,
+    equal,
+    every,
+    some,
 )
-from batchscape.analysis.claims.peak_memory import (
-    accumulation_costs_memory,
-    memory_follows_micro,
-    rank0_costs_memory,
+from batchscape.analysis.claims.updates import (
+    LEAST,
+    of_accumulated_batches,
+    of_best_rates,
+    of_cuts,
+    of_variance,
 )
-from batchscape.analysis.claims.practice import accumulation_4_or_8, musev_224
-from batchscape.analysis.claims.speed import (
-    devices_scale_batch_linearly,
-    global_batch_is_free_per_iteration,
-    micro_before_accumulation,
-    microstep_time_follows_micro,
-)
-from batchscape.analysis.claims.stability import too_large_generalises_worse, too_small_unstable
-from batchscape.analysis.claims.training import (
-    accumulation_equals_large_batch,
-    decompositions_are_equivalent,
-    fewer_updates_slower_convergence,
-)
+from batchscape.analysis.comparing.pairs import Contrast
 
 __all__ = ["CLAIMS", "judge_claims"]
 
@@ -42,6 +55,44 @@ _GRID = (
     "batchscape sweep sweeps=vary_micro_batch batch.micro_batch_size=8,32 "
     "batch.gradient_accumulation_steps=1,4 evaluation.every_samples=896"
 )
+
+_GOOD = log(1.05)
+"""A cut that is slower by less than 5 % than every other counts as good: ours."""
+
+_ALIKE = (
+    "Farthest of {n_cuts}: {cuts}; alike means that every 90 % interval lies within {margin} nats."
+)
+
+
+def _all_above(threshold: float) -> Rule:
+    return lambda contrasts, _: every([above(one, threshold) for one in contrasts])
+
+
+def _one_above(threshold: float) -> Rule:
+    return lambda contrasts, _: some([above(one, threshold) for one in contrasts])
+
+
+def _all_within(margin: float) -> Rule:
+    return lambda contrasts, _: every([equal(one, margin) for one in contrasts])
+
+
+def _all_alike(contrasts: Sequence[Contrast], margin: float) -> Test:
+    return every([equal(one, margin, fewest=EQUIVALENCE_FEWEST) for one in contrasts])
+
+
+def _one_is_good(contrasts: Sequence[Contrast], _: float) -> Test:
+    """Everywhere one of the levels is not slower than any base by more than `_GOOD`."""
+    places: dict[object, dict[object, list[Test]]] = {}
+    for one in contrasts:
+        places.setdefault(one.place, {}).setdefault(one.level, []).append(below(one, _GOOD))
+    return every([some([every(own) for own in levels.values()]) for levels in places.values()])
+
+
+def _none_is_better(contrasts: Sequence[Contrast], _: float) -> Test:
+    """Of each cut the time, in the first half, is not lower by `_GOOD`, or the peak is higher."""
+    cuts = zip(contrasts[: len(contrasts) // 2], contrasts[len(contrasts) // 2 :], strict=True)
+    return every([some([above(t, -_GOOD), above(p, _GOOD, told=t)]) for t, p in cuts])
+
 
 CLAIMS: tuple[Claim, ...] = (
     Claim(
@@ -55,7 +106,11 @@ CLAIMS: tuple[Claim, ...] = (
         "accumulation and devices; contradicted: one of the two is refuted",
         settle=_GRID,
         view="cost",
-        decide=memory_follows_micro,
+        result=of_micro_batch,
+        definition="ratio of peak allocated memory",
+        rules={"batch": _all_within(log(1.05)), "micro-batch": _all_above(log(1.05))},
+        says="Along the micro-batch: {micro-batch}; along the global batch at a fixed micro-batch, "
+        "worst of {n_batch}: {batch}. Equal means within 5 %. {phases}",
     ),
     Claim(
         id="accumulation-costs-memory",
@@ -68,7 +123,10 @@ CLAIMS: tuple[Claim, ...] = (
         "one is less than that",
         settle=_GRID,
         view="cost",
-        decide=accumulation_costs_memory,
+        result=of_accumulation,
+        definition="ratio of peak allocated memory",
+        rules={"cost": _all_above(log(1.005))},
+        says="Least of {n_cost}: {cost}; a cost is more than 0.5 %. {models} {phases}",
     ),
     Claim(
         id="rank0-costs-memory",
@@ -83,7 +141,9 @@ CLAIMS: tuple[Claim, ...] = (
         "buffers)",
         settle="batchscape sweep sweeps=device_scaling",
         view="cost",
-        decide=rank0_costs_memory,
+        result=of_rank_0,
+        rules={"extra": _all_above(log(1.01))},
+        says="Memory {whose} Least of {n_extra} geometries: {extra}; extra means more than 1 %.",
     ),
     Claim(
         id="microstep-time-follows-micro",
@@ -95,7 +155,12 @@ CLAIMS: tuple[Claim, ...] = (
         "within 10 % (TOST) along accumulation; contradicted: one of the two is refuted",
         settle=_GRID,
         view="cost",
-        decide=microstep_time_follows_micro,
+        result=of_micro_steps,
+        definition="ratio of forward and backward time of a micro-step",
+        rules={"micro-batch": _all_above(log(1.1)), "accumulation": _all_within(log(1.1))},
+        says="Along the micro-batch: {micro-batch}; along accumulation, worst of {n_accumulation}: "
+        "{accumulation}. Mainly means growth of more than 10 % along the one and equality within "
+        "10 % along the other.",
     ),
     Claim(
         id="micro-before-accumulation",
@@ -108,7 +173,10 @@ CLAIMS: tuple[Claim, ...] = (
         settle="batchscape sweep sweeps=fixed_global_batch batch.data_parallel_size=1 "
         "batch.micro_batch_size=4,8,16,32",
         view="cost",
-        decide=micro_before_accumulation,
+        result=of_step_times,
+        definition="ratio of the step time at a fixed global batch",
+        rules={"least": _all_above(log(1.02))},
+        says="Least of {n_least}: {least}; slower means by more than 2 %.",
     ),
     Claim(
         id="global-batch-is-free-per-iteration",
@@ -120,7 +188,11 @@ CLAIMS: tuple[Claim, ...] = (
         rule="supported: equal within 10 % (TOST) everywhere; contradicted: outside somewhere",
         settle=_GRID,
         view="cost",
-        decide=global_batch_is_free_per_iteration,
+        result=of_iterations,
+        definition="ratio of the time of an iteration (step time over accumulation)",
+        rules={"worst": _all_within(log(1.1))},
+        says="Worst of {n_worst}: {worst}; alone means within 10 %. An update comes once in a "
+        "step, so that its share falls as accumulation grows.",
     ),
     Claim(
         id="fewer-updates-slower-convergence",
@@ -139,7 +211,10 @@ CLAIMS: tuple[Claim, ...] = (
         "batch.micro_batch_size=2 batch.gradient_accumulation_steps=null "
         "launcher.concurrent_runs=1",
         view="reaching",
-        decide=fewer_updates_slower_convergence,
+        result=of_times_to_target,
+        rules={"most": _one_above(log(1.05))},
+        says="Largest against the smaller global batches at a loss of {target}, {how}, {n_most} "
+        "comparisons; most: {most}; slower means by more than 5 %. {bounds}",
     ),
     Claim(
         id="decompositions-are-equivalent",
@@ -153,7 +228,12 @@ CLAIMS: tuple[Claim, ...] = (
         "contradicted: one lies outside",
         settle="batchscape sweep sweeps=fixed_global_batch",
         view="training",
-        decide=decompositions_are_equivalent,
+        result=of_cuts,
+        definition="difference of final loss between two cuts of one trajectory",
+        rules={"cuts": _all_alike},
+        says=_ALIKE + " {table} {left_out} {diverged}",
+        unit="nats",
+        fewest=EQUIVALENCE_FEWEST,
     ),
     Claim(
         id="accumulation-equals-large-batch",
@@ -168,7 +248,12 @@ CLAIMS: tuple[Claim, ...] = (
         settle="batchscape sweep sweeps=fixed_global_batch batch.global_batch_size=8 "
         "batch.data_parallel_size=1 batch.micro_batch_size=4,8",
         view="training",
-        decide=accumulation_equals_large_batch,
+        result=of_accumulated_batches,
+        definition="difference of final loss between accumulation and one large micro-batch",
+        rules={"cuts": _all_alike},
+        says=_ALIKE + " {left_out} {diverged}",
+        unit="nats",
+        fewest=EQUIVALENCE_FEWEST,
     ),
     Claim(
         id="too-small-unstable",
@@ -182,7 +267,13 @@ CLAIMS: tuple[Claim, ...] = (
         "contradicted: it rises by less and never diverges",
         settle="batchscape sweep sweeps=learning_rate",
         view="training",
-        decide=too_small_unstable,
+        result=of_rises,
+        definition="difference of the largest rise of the training loss, over its start",
+        rules={"rise": _one_above(RISE)},
+        says="Largest rise of the training loss above its lowest so far, in {windows} windows of "
+        "the same samples, as a share of the loss in the first: {rise}; unstable means 0.02 more "
+        "than the middle batch, or more often diverged: 2.5 % each, the one by the lower end of "
+        "its 95 % interval, the other by Fisher's exact test (here p = {p}). Diverged: {counts}.",
     ),
     Claim(
         id="too-large-generalises-worse",
@@ -195,7 +286,15 @@ CLAIMS: tuple[Claim, ...] = (
         settle="batchscape sweep sweeps=learning_rate_digits budget.target_loss=null "
         "budget.samples=40960",
         view="training",
-        decide=too_large_generalises_worse,
+        result=at_equal_training_loss,
+        definition="difference of held-out loss at an equal training loss",
+        rules={"loss": lambda contrasts, margin: some([above(one, margin) for one in contrasts])},
+        says="Held-out loss where the training loss is {level}, which all runs reached, after "
+        "{epochs} times over the data: {loss}; worse means by more than {margin} nats. Held-out "
+        "minus training loss at the end, which also differs where one batch has trained further: "
+        "{gap}. Shallue et al. 2019 found no such effect once every batch was tuned and trained to "
+        "the same goal.",
+        unit="nats",
     ),
     Claim(
         id="learning-rate-grows-with-batch",
@@ -209,7 +308,7 @@ CLAIMS: tuple[Claim, ...] = (
         "and 0.5 lie in the interval is said beside it",
         settle="batchscape sweep sweeps=learning_rate",
         view="training",
-        decide=learning_rate_grows_with_batch,
+        result=of_best_rates,
     ),
     Claim(
         id="large-batch-less-variance",
@@ -224,7 +323,14 @@ CLAIMS: tuple[Claim, ...] = (
         "1/B in",
         settle="batchscape sweep sweeps=vary_global_batch",
         view="training",
-        decide=large_batch_less_variance,
+        result=of_variance,
+        definition="exponent p of (step-to-step variance of the gradient norm) ~ (global batch)^p",
+        rules={"slope": lambda contrasts, _: every([below(one, -LEAST) for one in contrasts])},
+        says="Of the step-to-step variance of the gradient norm: {slope}; lower means below -0.1. "
+        "-1, as for independent samples at the same weights, is {inside}within the interval. The "
+        "norm stands for the gradient, of which it is one number; what it drifts by steadily is "
+        "taken out, and what the weights move by in other ways is taken for noise. The noise-scale "
+        "records are not used: their tr(S)/B puts the 1/B in.",
     ),
     Claim(
         id="devices-scale-batch-linearly",
@@ -238,7 +344,13 @@ CLAIMS: tuple[Claim, ...] = (
         settle="batchscape sweep sweeps=device_scaling batch.global_batch_size=null "
         "batch.micro_batch_size=8",
         view="cost",
-        decide=devices_scale_batch_linearly,
+        result=of_exchange,
+        definition="share of the step time in exchange that backward did not hide",
+        rules={"share": _all_above(0.01)},
+        says="The global batch is proportional to the number of devices at a fixed micro-batch and "
+        "accumulation by definition, as their product, and is not tested: the cost is. Least share "
+        "of {n_share}: {share}; a cost means more than 1 % of the step time. Step time at a fixed "
+        "micro-batch and accumulation: {slower}.",
     ),
     Claim(
         id="accumulation-4-or-8",
@@ -253,7 +365,14 @@ CLAIMS: tuple[Claim, ...] = (
         settle="batchscape sweep sweeps=fixed_global_batch batch.data_parallel_size=1 "
         "batch.micro_batch_size=2,4,8,16,32",
         view="cost",
-        decide=accumulation_4_or_8,
+        result=of_typical_accumulation,
+        definition="ratio of the step time at a fixed global batch",
+        rules={"good": _one_is_good},
+        says="Of accumulation 4 and 8 the better one against the fastest other, where it is "
+        "nearest to the threshold, or farthest beyond: {good}. Good means slower by less than 5 %; "
+        "time alone is compared: whether the cuts train alike is a claim of its own. To be "
+        "contradicted in one of several places is tested at the level over their number, and 4 and "
+        "8 share the level at which one of them is good.",
     ),
     Claim(
         id="musev-224",
@@ -265,7 +384,11 @@ CLAIMS: tuple[Claim, ...] = (
         "contradicted: one is",
         settle="batchscape sweep sweeps=musev_224",
         view="cost",
-        decide=musev_224,
+        result=of_cuts_of_224,
+        definition="ratio of the step time of another cut of 224 to that of 16 x 7 x 2",
+        rules={"cuts": _none_is_better},
+        says="Balanced means on the Pareto front: no other cut is faster by 5 % with a peak that "
+        "is higher by less than 5 %: {cuts}.",
     ),
 )
 """All claims, in the order of the list they come from."""

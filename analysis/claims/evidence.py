@@ -16,8 +16,8 @@ from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.equivalence.paired import MARGIN_SETTINGS, MARGINS
 from batchscape.analysis.hardware import was_started
 from batchscape.analysis.joins import rows_of
+from batchscape.analysis.targets.tidy import refuse_missing
 from batchscape.config import Affects, affects_of
-from batchscape.errors import AnalysisError
 
 __all__ = ["Context", "Evidence", "View"]
 
@@ -29,20 +29,10 @@ _MARGIN = MARGIN_SETTINGS["final_eval_loss"]
 _CADENCE = "evaluation.every_samples"
 _NAMED = ("hardware", "precision", "model.name", "data.name")
 _KEPT = (
-    "sweep_dir",
-    "run_id",
-    "trajectory_id",
-    "cell",
-    "status",
-    "stop_reason",
-    "samples",
-    "train_samples",
-    "data.name",
-    "not_invariant",
-    "timing_valid",
-    _MARGIN,
+    *("sweep_dir", "run_id", "trajectory_id", "cell", "status", "stop_reason", "samples"),
+    *("train_samples", "data.name", "not_invariant", "timing_valid", _MARGIN),
 )
-_REACHES = {"sweep_dir", "run_id", "target_loss", "outcome", "samples_to_target"}
+_REACHES = ("sweep_dir", "run_id", "target_loss", "outcome", "samples_to_target")
 
 
 @dataclass(frozen=True)
@@ -58,8 +48,6 @@ class Context:
     only where they are valid."""
     reaches: pd.DataFrame
     """Rows of the runs of this context; empty where there are none."""
-    margins: tuple[float, ...]
-    """Nats within which losses count as equal: as the runs state it, else the default."""
     evidence: Evidence
     """What the context is a part of."""
 
@@ -73,20 +61,42 @@ class Context:
         """Names of the data that the runs are on."""
         return list(self.runs["data.name"].unique())
 
+    @cached_property
+    def margins(self) -> list[float]:
+        """Nats within which losses count as equal: as the runs state it, else the default."""
+        stated = pd.to_numeric(self.runs[_MARGIN], errors="coerce").dropna()
+        return sorted(set(stated.astype(float))) or [MARGINS[_MARGIN]]
+
     @property
-    def margin(self) -> float | None:
-        """The margin; None where the runs state several, of which none was fixed for all."""
-        return self.margins[0] if len(self.margins) == 1 else None
+    def margin(self) -> float:
+        """The first of these."""
+        return self.margins[0]
 
     @property
     def no_margin(self) -> str:
-        """Why there is no margin."""
+        """Why there is no margin; empty where the runs state one."""
         shown = ", ".join(f"{margin:g}" for margin in self.margins)
-        return f"the runs state several margins ({shown} nats); one is fixed before the first run"
+        several = "the runs state several margins ({} nats); one is fixed before the first run"
+        return several.format(shown) if len(self.margins) > 1 else ""
 
-    def logs(self, column: pd.Series[float]) -> pd.DataFrame:
-        """Return the figures with the logarithm of a column as `value`."""
+    def logs(self, figure: str | pd.Series[float]) -> pd.DataFrame:
+        """Return the figures with the logarithm of one of them, or of a column, as `value`."""
+        column = self.figures[figure] if isinstance(figure, str) else figure
         return self.figures.assign(value=logarithm(column))
+
+    def curves(self, runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Return the steps and the evaluations of some runs of the context, in order of time.
+
+        Returns
+        -------
+        tuple of DataFrame
+            `run`, the index of the run in `runs`, and `samples` with `loss` and `gradient_norm`, or
+            with `eval_loss`, as floats; NaN where there are none.
+        """
+        own = self.evidence
+        return _rows(own.steps, runs, ["loss", "gradient_norm"]), _rows(
+            own.evals, runs, ["eval_loss"]
+        )
 
 
 @dataclass(frozen=True)
@@ -108,16 +118,8 @@ class Evidence:
     _memory: dict[View, list[Context]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.reaches is None or self.reaches.empty:
-            return
-        missing = sorted(_REACHES - set(self.reaches.columns))
-        if missing:
-            msg = (
-                "reaches need one row a run and target with the columns "
-                f"{', '.join(sorted(_REACHES))}; missing: {', '.join(missing)}; "
-                "steps_to_target returns such a table"
-            )
-            raise AnalysisError(msg)
+        if self.reaches is not None and not self.reaches.empty:
+            refuse_missing(self.reaches, _REACHES, "a table of steps to target, one row a run,")
 
     @cached_property
     def as_if_timed(self) -> Evidence:
@@ -135,50 +137,18 @@ class Evidence:
             self._memory[view] = list(self._contexts(view))
         return self._memory[view]
 
-    def rows(
-        self, table: Literal["steps", "evals"], runs: pd.DataFrame, columns: Sequence[str]
-    ) -> pd.DataFrame:
-        """Return rows of some runs.
-
-        Parameters
-        ----------
-        runs : DataFrame
-            Runs of one context.
-        columns : sequence of str
-            Numeric columns, without those that the table lacks.
-
-        Returns
-        -------
-        DataFrame
-            `run`, the index of the run in `runs`, and the columns as floats, in order of time.
-        """
-        rows: pd.DataFrame = getattr(self, table)
-        if rows.empty:
-            return pd.DataFrame({"run": pd.Series(dtype="int64")}).reindex(
-                columns=["run", *columns]
-            )
-        found = rows_of(runs, rows, [name for name in columns if name in rows])
-        return found.assign(run=runs.index.to_numpy()[found["run"].to_numpy()])
-
     def _contexts(self, view: View) -> Iterator[Context]:
         runs = self._runs()
-        if runs.empty:
-            return
-        names = [name for name in self.cells.shown if not self._is_free(name, view)]
-        labels = self._labels(runs, names)
-        if view != "cost":
-            labels = _apart_by_rate(runs, labels)
-        runs = runs.reindex(columns=[*_KEPT, *GEOMETRY, "learning_rate", "seed_block", "block"])
-        valid = valid_figures(self.cells.runs).drop(columns=["cell", "trajectory_id"])
-        figures = runs.join(valid, how="inner")
-        for label in sorted(labels.unique()):
-            own = runs[labels == label]
+        labels = self._labels(runs, view)
+        kept = dict.fromkeys([*_KEPT, *GEOMETRY, "learning_rate", "seed_block", "block"])
+        runs = runs.reindex(columns=[*kept])
+        figures = valid_figures(self.cells.runs).drop(columns=["cell", "trajectory_id"])
+        for label, own in runs.groupby(labels):
             yield Context(
-                label=label,
+                label=str(label),
                 runs=own,
-                figures=figures[figures.index.isin(own.index)],
+                figures=own.join(figures, how="inner"),
                 reaches=self._reaches(own),
-                margins=_margins(own),
                 evidence=self,
             )
 
@@ -186,39 +156,48 @@ class Evidence:
         runs = self.cells.runs
         runs = runs[was_started(runs)]
         runs = runs.dropna(subset=list(GEOMETRY)).sort_values(["sweep_dir", "run_id"])
-        runs = runs.assign(**{name: runs[name].astype("int64") for name in GEOMETRY})
-        rate = runs.get("learning_rate", runs.get(RATE))
-        rates = pd.Series(np.nan, runs.index) if rate is None else pd.to_numeric(rate)
+        rates = runs.get("learning_rate", runs.get(RATE, pd.Series(np.nan, runs.index)))
         return runs.assign(
-            learning_rate=rates.astype(float),
+            **{name: runs[name].astype("int64") for name in GEOMETRY},
+            learning_rate=pd.to_numeric(rates).astype(float),
             seed_block=blocks_of(runs, ("sweep_dir", *SEEDS)),
             block=blocks_of(runs, ("sweep_dir", *SEEDS, "timing_repeat")),
         )
 
-    def _is_free(self, name: str, view: View) -> bool:
-        """Tell whether runs of one context may differ in a setting."""
-        if name in {RATE, _CADENCE}:
-            return True
-        affects = affects_of(name)
-        if view == "cost" and affects is not None and not affects & Affects.COST:
-            return True
-        return view == "reaching" and name.startswith("budget.")
-
-    def _labels(self, runs: pd.DataFrame, names: list[str]) -> pd.Series[str]:
+    def _labels(self, runs: pd.DataFrame, view: View) -> pd.Series[str]:
+        """Name the context of each run by what its runs may not differ in."""
+        others = [n for n in self.cells.shown if n not in _NAMED and not _is_free(n, view)]
         parts = [plain_texts(runs[name]) for name in _NAMED if name in runs]
-        others = [name for name in names if name in runs and name not in _NAMED]
-        parts += [labels_of(self.cells, runs, [name]) for name in others]
-        return joined(parts, "; ", runs.index)
+        parts += [labels_of(self.cells, runs, [name]) for name in others if name in runs]
+        labels = joined(parts, "; ", runs.index)
+        return labels if view == "cost" else _apart_by_rate(runs, labels)
 
     def _reaches(self, runs: pd.DataFrame) -> pd.DataFrame:
         if self.reaches is None or self.reaches.empty:
             return pd.DataFrame()
         keys = ["sweep_dir", "run_id"]
         added = [*GEOMETRY, "trajectory_id", "learning_rate", "seed_block", "timing_valid"]
-        own = runs[[*keys, *added]]
-        replaced = [name for name in own if name not in keys]
-        reaches = self.reaches.drop(columns=replaced, errors="ignore")
-        return reaches.merge(own, on=keys, how="inner")
+        return self.reaches.drop(columns=added, errors="ignore").merge(
+            runs[[*keys, *added]], on=keys
+        )
+
+
+def _rows(table: pd.DataFrame, runs: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    names = ["samples", *columns]
+    if table.empty:
+        return pd.DataFrame(columns=["run", *names], dtype=float)
+    rows = rows_of(runs, table, [name for name in names if name in table])
+    return rows.reindex(columns=names).assign(run=runs.index.to_numpy()[rows["run"].to_numpy()])
+
+
+def _is_free(name: str, view: View) -> bool:
+    """Tell whether runs of one context may differ in a setting."""
+    if name in {RATE, _CADENCE}:
+        return True
+    affects = affects_of(name)
+    if view == "cost" and affects is not None and not affects & Affects.COST:
+        return True
+    return view == "reaching" and name.startswith("budget.")
 
 
 def _apart_by_rate(runs: pd.DataFrame, labels: pd.Series[str]) -> pd.Series[str]:
@@ -229,13 +208,5 @@ def _apart_by_rate(runs: pd.DataFrame, labels: pd.Series[str]) -> pd.Series[str]
     rates = runs[RATE if RATE in runs else "learning_rate"]
     by_batch = rates.groupby([labels, runs["global_batch_size"]]).nunique().groupby(level=0).max()
     in_all = rates.groupby(labels).nunique()
-    is_confounded = labels.map(by_batch.eq(1) & in_all.gt(1))
+    is_confounded = labels.map(by_batch.eq(1) & in_all.gt(1)).astype(bool)
     return labels.mask(is_confounded, labels + "; learning rate " + plain_texts(rates))
-
-
-def _margins(runs: pd.DataFrame) -> tuple[float, ...]:
-    """Return the margins that the runs were launched with."""
-    if _MARGIN not in runs:
-        return (MARGINS[_MARGIN],)
-    margins = pd.to_numeric(runs[_MARGIN], errors="coerce").dropna()
-    return tuple(sorted(set(map(float, margins)))) or (MARGINS[_MARGIN],)

@@ -1,73 +1,63 @@
-"""Which learning rate each global batch is judged at: its best one, where there is a choice."""
+"""Which runs stand for each global batch: those at its best learning rate."""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from batchscape.analysis.claims.evidence import Context
 from batchscape.analysis.learning_rate.aim import LOSS, STEPS
-from batchscape.analysis.learning_rate.choice import at_best_learning_rate
+from batchscape.record.noise_scale import has_no_noise_scale
 
-__all__ = ["Chosen", "best_rates", "loss_of", "score_of"]
+__all__ = [
+    "BATCH",
+    "comparable",
+    "loss_name",
+    "of_one_place",
+    "score_of",
+    "untuned",
+]
 
-_BATCH = "global_batch_size"
+BATCH = "global_batch_size"
+_PLACE = ["data_parallel_size", "micro_batch_size"]
 
 
-class Chosen(NamedTuple):
-    """Runs at the learning rate that serves their global batch best."""
-
-    runs: pd.DataFrame
-    """Rows of the runs given, in their order."""
-    note: str | None
-    """What weakens a comparison of batches; None where every batch had its rate tuned."""
+def of_one_place(rows: pd.DataFrame) -> pd.DataFrame | None:
+    """Return the rows that differ in accumulation alone, of most batches; None without two."""
+    places = rows.groupby(_PLACE)[BATCH]
+    is_most = places.ngroup().eq(places.nunique().argmax()) if len(rows) else rows.index < 0
+    return rows[is_most] if rows.loc[is_most, BATCH].nunique() > 1 else None
 
 
-def loss_of(context: Context) -> pd.Series[float]:
-    """Return the final loss of every run of a context, as an index-aligned column.
+def comparable(runs: pd.DataFrame) -> pd.DataFrame | None:
+    """Return the runs whose losses the global batch alone tells apart: all, as cuts train alike.
 
-    It is the held-out one where every completed run has it, else the training loss; infinite for
-    diverged runs, NaN for others that did not complete.
+    Where the objective depends on the cut, as with batch normalisation, those of one place.
     """
-    figures = context.figures
-    name = "final_eval_loss" if figures["final_eval_loss"].notna().all() else "final_loss"
-    loss = figures[name].reindex(context.runs.index).astype(float)
-    return loss.mask(context.runs["status"].eq("diverged"), np.inf)
+    is_of_cut = runs["not_invariant"].map(has_no_noise_scale).astype(bool)
+    return of_one_place(runs) if is_of_cut.any() else runs
+
+
+def loss_name(context: Context) -> str:
+    """Name the final loss: the held-out one where every completed run has it, else of training."""
+    return LOSS if context.figures[LOSS].notna().all() else "final_loss"
 
 
 def score_of(context: Context) -> pd.Series[float]:
     """Return what a learning rate is chosen by: low is good, infinite is out of the question.
 
     It is the final loss; where runs stopped at a target, the samples that they needed for it. Its
-    name is the column by which `at_best_learning_rate` knows the one from the other.
+    name is the column by which `runs_at_best` knows the one from the other.
     """
-    stopped = context.runs["stop_reason"].eq("target")
-    if not stopped.any():
-        return loss_of(context).rename(LOSS)
-    samples = pd.to_numeric(context.runs["samples"]).astype(float).where(stopped, np.inf)
-    ended = context.runs["status"].isin(["completed", "diverged"])
-    return samples.where(ended).rename(STEPS)
+    runs = context.runs
+    stopped = runs["stop_reason"].eq("target")
+    if stopped.any():
+        samples = pd.to_numeric(runs["samples"]).astype(float).where(stopped, np.inf)
+        return samples.where(runs["status"].isin(["completed", "diverged"])).rename(STEPS)
+    loss = context.figures[loss_name(context)].reindex(runs.index).astype(float)
+    return loss.mask(runs["status"].eq("diverged"), np.inf).rename(LOSS)
 
 
-def best_rates(runs: pd.DataFrame, score: pd.Series[float]) -> Chosen:
-    """Keep the runs at the learning rate that is best for their global batch.
-
-    It is chosen as in the report's section on learning rates; a seed's cuts count by their mean.
-
-    Parameters
-    ----------
-    runs : DataFrame
-        With `global_batch_size`, `learning_rate` and `seed_block`.
-    score : Series
-        Aligned with `runs` and named as by `score_of`.
-    """
-    name, columns = str(score.name), [_BATCH, "learning_rate"]
-    table = runs[columns].assign(seed=runs["seed_block"], **{name: score.to_numpy(dtype=float)})
-    table = table.dropna(subset=[name])
-    means = table.groupby([*columns, "seed"], dropna=False)[name].mean().reset_index()
-    best = at_best_learning_rate(means, name)
-    kept = pd.MultiIndex.from_frame(runs[columns]).isin(pd.MultiIndex.from_frame(best[columns]))
-    note = None if best["tuned"].all() else "learning rates were not tuned for each global batch"
-    return Chosen(runs[kept], note)
+def untuned(runs: pd.DataFrame) -> str | None:
+    """Say what weakens a comparison of batches; None where every batch had its rate tuned."""
+    return None if runs["tuned"].all() else "learning rates were not tuned for each global batch"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import attrgetter
 
 import pandas as pd
 
 from batchscape.analysis.claims.claim import Claim, Verdict
-from batchscape.analysis.claims.contrasts import CONTRADICTED, OPEN, SUPPORTED
 from batchscape.analysis.claims.declared import CLAIMS, judge_claims
 from batchscape.analysis.claims.evidence import Evidence
 from batchscape.analysis.claims.figures import draw_claims
+from batchscape.analysis.claims.rules import CONTRADICTED, OPEN, SUPPORTED
 from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.numbers import MISSING
 from batchscape.analysis.report.grids import Grid, columns_grid, lettered
@@ -19,6 +21,31 @@ from batchscape.analysis.report.topic import Section, TableView
 __all__ = ["claims_section", "claims_table", "shown_verdicts"]
 
 _LEVEL_OF_A_CLAIM = 0.05
+
+
+_COLUMNS = {
+    "claim": "claim.id",
+    "statement": "claim.statement",
+    "source": "claim.source",
+    "verdict": "verdict",
+    "context": "context",
+    "effect": "effect.value",
+    "low": "effect.low",
+    "high": "effect.high",
+    "unit": "effect.unit",
+    "n": "effect.n",
+    "n_runs": "n_runs",
+    "method": "effect.method",
+    "definition": "effect.definition",
+    "note": "effect.note",
+    "rule": "claim.rule",
+    "needs": "claim.needs",
+    "explanation": "explanation",
+    "settle": "settle",
+    "run_ids": "run_ids",
+    "sweep_dirs": "sweep_dirs",
+}
+"""Columns of the table, and where they stand in a verdict."""
 
 
 def claims_section(evidence: Evidence, claims: Sequence[Claim] = CLAIMS) -> Section | None:
@@ -36,10 +63,8 @@ def claims_section(evidence: Evidence, claims: Sequence[Claim] = CLAIMS) -> Sect
     verdicts = judge_claims(evidence, claims)
     shown = shown_verdicts(verdicts)
     settled = [verdict for verdict in shown if verdict.verdict != OPEN]
-    positions = {id(verdict): row for row, verdict in enumerate(verdicts)}
-    rows = [positions[id(verdict)] for verdict in shown]
-    view = TableView("claims", "Claims", claims_table(verdicts), _grid(shown), rows)
-    picture = draw_claims(settled)
+    rows = [verdicts.index(verdict) for verdict in shown]
+    ids = [verdict.claim.id for verdict in shown]
     return Section(
         title="What practitioners claim, and what these runs say",
         answer=[
@@ -47,13 +72,13 @@ def claims_section(evidence: Evidence, claims: Sequence[Claim] = CLAIMS) -> Sect
             *(f"{v.claim.id}: {v.verdict} ({v.context}). {v.explanation}" for v in settled),
         ],
         settle=[*_settle(shown)],
-        tables=[view],
-        pictures=[] if picture is None else [picture],
-        warnings=[*_conflicts(settled), *_untuned(settled)],
+        tables=[TableView("claims", "Claims", claims_table(verdicts), _grid(shown), rows)],
+        pictures=draw_claims(settled),
+        warnings=[*_warnings(settled)],
         headlines={
             f"claim_{v.claim.id.replace('-', '_')}": v.effect
             for v in shown
-            if v.effect.is_identified and sum(o.claim is v.claim for o in shown) == 1
+            if v.effect.is_identified and ids.count(v.claim.id) == 1
         },
     )
 
@@ -67,34 +92,14 @@ def claims_table(verdicts: Sequence[Verdict]) -> pd.DataFrame:
         One row a claim and context: `claim`, `statement`, `source`, `verdict`, `context`,
         `effect`, `low`, `high`, `unit`, `n`, `n_runs`, `method`, `definition`, `note`, `rule`,
         `needs`, `explanation`, `settle` (missing where it is settled), `run_ids` and
-        `sweep_dirs`.
+        `sweep_dirs`, joined by semicolons.
     """
-    rows = [
-        {
-            "claim": verdict.claim.id,
-            "statement": verdict.claim.statement,
-            "source": verdict.claim.source,
-            "verdict": verdict.verdict,
-            "context": verdict.context,
-            "effect": verdict.effect.value,
-            "low": verdict.effect.low,
-            "high": verdict.effect.high,
-            "unit": verdict.effect.unit,
-            "n": verdict.effect.n,
-            "n_runs": verdict.n_runs,
-            "method": verdict.effect.method,
-            "definition": verdict.effect.definition,
-            "note": verdict.effect.note,
-            "rule": verdict.claim.rule,
-            "needs": verdict.claim.needs,
-            "explanation": verdict.explanation,
-            "settle": verdict.settle,
-            "run_ids": ";".join(verdict.run_ids),
-            "sweep_dirs": ";".join(verdict.sweep_dirs),
-        }
-        for verdict in verdicts
-    ]
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(
+        [attrgetter(*_COLUMNS.values())(verdict) for verdict in verdicts], columns=[*_COLUMNS]
+    )
+    return table.assign(
+        run_ids=table["run_ids"].map(";".join), sweep_dirs=table["sweep_dirs"].map(";".join)
+    )
 
 
 def shown_verdicts(verdicts: Sequence[Verdict]) -> list[Verdict]:
@@ -106,26 +111,23 @@ def shown_verdicts(verdicts: Sequence[Verdict]) -> list[Verdict]:
         In the order given.
     """
     shown = []
-    for claim in dict.fromkeys(verdict.claim for verdict in verdicts):
-        own = [verdict for verdict in verdicts if verdict.claim is claim]
+    for own in _by_claim(verdicts):
         settled = [verdict for verdict in own if verdict.verdict != OPEN]
         shown += settled or [max(own, key=lambda v: (v.effect.is_identified, v.n_runs))]
     return shown
 
 
+def _by_claim(verdicts: Sequence[Verdict]) -> list[list[Verdict]]:
+    return [list(own) for _, own in groupby(verdicts, attrgetter("claim.id"))]
+
+
 def _answer(shown: Sequence[Verdict], verdicts: Sequence[Verdict]) -> Iterator[str]:
-    by_claim: dict[str, set[str]] = {}
-    for verdict in shown:
-        by_claim.setdefault(verdict.claim.id, set()).add(verdict.verdict)
-    conflicting = [name for name, found in by_claim.items() if len(found) > 1]
-    counts = [
-        f"{sum(found == {answer} for found in by_claim.values())} {answer}"
-        for answer in (SUPPORTED, CONTRADICTED, OPEN)
-    ]
-    differ = f", and {len(conflicting)} that differ between contexts" if conflicting else ""
-    yield f"Of {len(by_claim)} claims, these runs leave {', '.join(counts)}{differ}."
-    judged = len(by_claim) - sum(found == {OPEN} for found in by_claim.values())
-    if judged:
+    found = [{verdict.verdict for verdict in own} for own in _by_claim(shown)]
+    counts = [f"{found.count({answer})} {answer}" for answer in (SUPPORTED, CONTRADICTED, OPEN)]
+    conflicting = sum(len(answers) > 1 for answers in found)
+    differ = f", and {conflicting} that differ between contexts" if conflicting else ""
+    yield f"Of {len(found)} claims, these runs leave {', '.join(counts)}{differ}."
+    if found.count({OPEN}) < len(found):
         # What was tested and stayed open had its chance to be settled wrongly too.
         tested = sum(verdict.effect.is_identified for verdict in verdicts)
         yield (
@@ -137,7 +139,7 @@ def _answer(shown: Sequence[Verdict], verdicts: Sequence[Verdict]) -> Iterator[s
 
 
 def _settle(shown: Sequence[Verdict]) -> Iterator[str]:
-    names = dict.fromkeys(verdict.claim.id for verdict in shown if verdict.verdict == OPEN)
+    names = [verdict.claim.id for verdict in shown if verdict.verdict == OPEN]
     if names:
         yield (
             f"Not identified: {', '.join(names)}. The notes under the table give what would settle "
@@ -147,15 +149,11 @@ def _settle(shown: Sequence[Verdict]) -> Iterator[str]:
         )
 
 
-def _conflicts(settled: Sequence[Verdict]) -> Iterator[str]:
-    for claim in dict.fromkeys(verdict.claim for verdict in settled):
-        own = [verdict for verdict in settled if verdict.claim is claim]
+def _warnings(settled: Sequence[Verdict]) -> Iterator[str]:
+    for own in _by_claim(settled):
         if len({verdict.verdict for verdict in own}) > 1:
             places = "; ".join(f"{v.verdict} for {v.context}" for v in own)
-            yield f"Contexts disagree on {claim.id}: {places}."
-
-
-def _untuned(settled: Sequence[Verdict]) -> Iterator[str]:
+            yield f"Contexts disagree on {own[0].claim.id}: {places}."
     names = [v.claim.id for v in settled if v.effect.note and "not tuned" in v.effect.note]
     if names:
         yield (
@@ -166,7 +164,7 @@ def _untuned(settled: Sequence[Verdict]) -> Iterator[str]:
 
 def _grid(shown: Sequence[Verdict]) -> Grid:
     several = len({verdict.context for verdict in shown if verdict.context}) > 1
-    effects = (verdict.effect for verdict in shown)
+    effects = [verdict.effect for verdict in shown]
     texts = [f"{e.text() if e.is_identified else MISSING} {e.unit}".strip() for e in effects]
     return columns_grid(
         [
@@ -177,7 +175,7 @@ def _grid(shown: Sequence[Verdict]) -> Grid:
         ],
         [
             (f"effect, {LEVEL:.0%} interval", texts),
-            ("n", [str(verdict.effect.n or MISSING) for verdict in shown]),
+            ("n", [str(effect.n or MISSING) for effect in effects]),
             ("runs", [str(verdict.n_runs) for verdict in shown]),
         ],
         footnoted=lettered([[_how_to_settle(verdict)] for verdict in shown]),

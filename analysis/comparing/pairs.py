@@ -1,15 +1,139 @@
-"""What makes runs a pair, and how figures of pairs are put on a logarithmic scale."""
+"""What makes runs a pair, their paired differences, and figures on a logarithmic scale."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from batchscape.analysis.cells import WHERE, Cells, plain_texts
+from batchscape.analysis.estimates import half_width
 
-__all__ = ["blocks_of", "joined", "labels_of", "logarithm", "values_of"]
+__all__ = [
+    "Contrast",
+    "Level",
+    "Which",
+    "blocks_of",
+    "contrasts_of",
+    "joined",
+    "labels_of",
+    "logarithm",
+    "named",
+    "to_lowest",
+    "values_of",
+]
+
+_WORDS = {
+    "micro_batch_size": "micro",
+    "gradient_accumulation_steps": "accumulation",
+    "data_parallel_size": "devices",
+}
+
+Level = Any
+"""A value of the factor that is compared."""
+
+Which = Callable[[Sequence[Level]], Iterable[tuple[Level, Level]]]
+"""Given the levels in order, those that are compared: each with its base. Without a base (None) the
+level itself is meant, and no difference."""
+
+
+@dataclass(frozen=True, eq=False)
+class Contrast:
+    """A difference between two levels of a factor, once for each pair of runs."""
+
+    name: str
+    """What is compared with what, as in "accumulation 4 against 1 (micro 8, devices 1)"."""
+    values: NDArray[np.float64]
+    """One difference a pair, shape (n,); empty where two sides share none."""
+    run_ids: tuple[str, ...]
+    """Runs of these pairs, sorted."""
+    bounds_below: bool = False
+    """Whether some values are lower bounds of the differences, as where a run was censored."""
+    place: tuple[Level, ...] = ()
+    """Values of what is equal on both sides."""
+    level: Level = None
+    base: Level = None
+
+    @property
+    def mean(self) -> float:
+        """Mean difference; NaN without a pair."""
+        return float(self.values.mean()) if len(self.values) else np.nan
+
+    def interval(self, level: float) -> tuple[float, float]:
+        """Return the t-interval of the mean difference; NaN for fewer than two pairs."""
+        half = half_width(self.values, level)
+        return self.mean - half, np.inf if self.is_open else self.mean + half
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its interval has no upper end."""
+        return self.bounds_below and len(self.values) > 1
+
+
+def to_lowest(levels: Sequence[Level]) -> list[tuple[Level, Level]]:
+    """Compare every level of a factor with the lowest."""
+    return [(level, levels[0]) for level in levels[1:]]
+
+
+def contrasts_of(
+    rows: pd.DataFrame,
+    factor: str,
+    within: Sequence[str],
+    unit: str,
+    which: Which = to_lowest,
+) -> list[Contrast]:
+    """Compare levels of one factor, unit by unit, where all that is held is equal.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        One row a run: `run_id`, `value` (a logarithm where ratios are meant; NaN where there is
+        none), and the columns named here. Several runs of one unit and level are averaged.
+    factor : str
+        Column that is compared.
+    within : sequence of str
+        Columns that are equal on both sides.
+    unit : str
+        Column that makes runs a pair.
+    which : callable
+        Chooses what is compared; by default every level with the lowest.
+
+    Returns
+    -------
+    list of Contrast
+        In the order of what is held and of the levels; without a value where two share no unit.
+    """
+    found = []
+    for key, own in rows.groupby(list(within)) if within else [((), rows)]:
+        wide = own.groupby([unit, factor])["value"].mean().unstack(factor)
+        held = f" ({named(within, key)})" if within else ""
+        for level, base in which(sorted(wide)):
+            if not {level, base} <= {None, *wide}:
+                continue
+            differences = (wide[level] - (0 if base is None else wide[base])).dropna()
+            used = own[unit].isin(differences.index) & own[factor].isin([level, base])
+            against = "" if base is None else f" against {base}"
+            found.append(
+                Contrast(
+                    f"{named([factor], [level])}{against}{held}",
+                    differences.to_numpy(dtype=np.float64),
+                    tuple(sorted(set(own.loc[used, "run_id"]))),
+                    place=key,
+                    level=level,
+                    base=base,
+                )
+            )
+    return found
+
+
+def named(names: Sequence[str], values: Iterable[Level]) -> str:
+    """Write values of settings, as in "devices 1, micro 8"."""
+    words = [_WORDS.get(name, name.replace("_", " ").removesuffix(" size")) for name in names]
+    return ", ".join(f"{word} {value}" for word, value in zip(words, values, strict=True))
 
 
 def blocks_of(runs: pd.DataFrame, names: Sequence[str]) -> pd.Series[str]:

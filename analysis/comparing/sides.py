@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells
-from batchscape.analysis.comparing.pairs import blocks_of, labels_of, logarithm, values_of
+from batchscape.analysis.comparing.pairs import (
+    blocks_of,
+    contrasts_of,
+    labels_of,
+    logarithm,
+    to_lowest,
+    values_of,
+)
 from batchscape.analysis.comparing.power import smallest_detectable_effect
 from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.estimates import FEWEST, half_width
@@ -137,20 +145,24 @@ def _rows(table: pd.DataFrame, name: str) -> list[dict[str, object]]:
     values = table[name].astype(float)
     values = logarithm(values) if is_ratio else values
     known = table.assign(value=values).dropna(subset=["value"])
-    rows = []
-    for key, own in known.groupby([*GEOMETRY, settings], dropna=False):
-        # Sides stand in the order of the folders, so that the first one given is the reference.
-        wide = own.groupby([block, "side"])["value"].mean().unstack("side")
-        reference, *others = [side for side in dict.fromkeys(own["side"]) if side in wide]
-        for side in others:
-            differences = (wide[side] - wide[reference]).dropna().to_numpy(dtype=np.float64)
-            if not len(differences):
-                continue
-            ids = own.loc[own["side"].isin([side, reference]), "run_id"]
-            row = {**dict(zip(GEOMETRY, key, strict=False)), "settings": key[-1]}
-            row |= {"reference": reference, "side": side, "quantity": name}
-            rows.append({**row, **_effect(differences, is_ratio), "run_ids": ";".join(sorted(ids))})
-    return rows
+    # Sides stand in the order of the folders, so that the first one given is the reference.
+    order = list(dict.fromkeys(known["side"]))
+
+    def to_first(there: Sequence[str]) -> list[tuple[str, str]]:
+        return to_lowest(sorted(there, key=order.index))
+
+    return [
+        {
+            **dict(zip([*GEOMETRY, "settings"], contrast.place, strict=True)),
+            "reference": contrast.base,
+            "side": contrast.level,
+            "quantity": name,
+            **_effect(contrast.values, is_ratio),
+            "run_ids": ";".join(contrast.run_ids),
+        }
+        for contrast in contrasts_of(known, "side", [*GEOMETRY, settings], block, to_first)
+        if len(contrast.values)
+    ]
 
 
 def _effect(differences: NDArray[np.float64], is_ratio: bool) -> dict[str, object]:

@@ -14,6 +14,7 @@ from batchscape.text import list_text
 __all__ = [
     "at_best_learning_rate",
     "cells_at_best",
+    "runs_at_best",
     "tied_warning",
     "tuning_warning",
     "with_cuts_of_programs",
@@ -72,6 +73,40 @@ def at_best_learning_rate(reaches: pd.DataFrame, value: str = "steps_to_target")
         edge=edge,
         n_learning_rates=kept["n_learning_rates"].to_numpy(),
     )
+
+
+def runs_at_best(runs: pd.DataFrame, score: pd.Series[float], seed: str = "seed") -> pd.DataFrame:
+    """Keep the runs at the learning rate that is best for their global batch, and target.
+
+    Cuts and repeats of a seed count by their mean, and all of them stay.
+
+    Parameters
+    ----------
+    runs : DataFrame
+        `global_batch_size`, `learning_rate`, and `target_loss` if there is one.
+    score : Series
+        By the index of the runs; named `steps_to_target`, or as a loss, and infinite where a rate
+        is out of the question. A run without one has no say.
+    seed : str
+        Column that tells seeds apart.
+
+    Returns
+    -------
+    DataFrame
+        Rows of `runs`, with `tuned`: whether the rate lies inside its grid.
+
+    Raises
+    ------
+    AnalysisError
+        As `costs_by_rate` does.
+    """
+    name = str(score.name)
+    keys = [key for key in ("target_loss", "global_batch_size", "learning_rate") if key in runs]
+    table = runs[keys].assign(seed=runs[seed], **{name: score.reindex(runs.index)})
+    known = table.dropna(subset=[name]).groupby([*keys, "seed"], dropna=False)
+    best = at_best_learning_rate(known[name].mean().reset_index(), name)
+    chosen = best[[*keys, "tuned"]].drop_duplicates()
+    return runs.reset_index(names="row").merge(chosen, on=keys).set_index("row")
 
 
 def cells_at_best(reaches: pd.DataFrame, finals: pd.DataFrame) -> dict[int, float]:

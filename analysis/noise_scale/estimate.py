@@ -67,6 +67,7 @@ __all__ = [
     "fieller_interval",
     "noise_scale_curves",
     "run_noise_scales",
+    "step_to_step_variance",
 ]
 
 _STEPS_A_HALF_LIFE = 10
@@ -212,6 +213,27 @@ def noise_scale_curves(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     places = dict.fromkeys(("samples", "tokens", "half_life_samples"), "float64")
     kinds = {"cell": "int64", **places, **_COLUMNS}
     return pd.DataFrame(curves, columns=list(kinds)).astype(kinds)
+
+
+def step_to_step_variance(steps: pd.DataFrame) -> pd.Series[float]:
+    """Estimate the variance of the gradient norm from step to step, without its steady drift.
+
+    Second differences of independent values have 6 times their variance, and a drift has none. The
+    1/B of the noise scale is not put in, as tr(S)/B does.
+
+    Parameters
+    ----------
+    steps : DataFrame
+        One row an optimizer step, in order of time: `run` and `gradient_norm`.
+
+    Returns
+    -------
+    Series
+        By run; NaN for fewer than three steps.
+    """
+    bends = steps.groupby("run")["gradient_norm"].diff().groupby(steps["run"]).diff()
+    variance: pd.Series[float] = (bends**2 / 6).groupby(steps["run"]).mean()
+    return variance
 
 
 def fieller_interval(

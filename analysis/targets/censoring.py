@@ -1,4 +1,4 @@
-"""The median of values of which some runs did not reach theirs.
+"""What censored runs are worth: bounds, and medians of values that some did not reach.
 
 A run that diverged has an infinite time to target and stays at risk for ever. A run that ended or
 was cut before its target has one above its bound. To leave either out would favour whatever fails.
@@ -12,13 +12,14 @@ import math
 from functools import lru_cache
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtr
 
 from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, TWO_SIDED, Estimate
 from batchscape.errors import AnalysisError
 
-__all__ = ["median_with_infinity"]
+__all__ = ["median_with_infinity", "samples_or_bound"]
 
 _MEDIAN = "order statistics with exact binomial coverage over {n} runs"
 
@@ -85,3 +86,20 @@ def _median(values: NDArray[np.float64]) -> float:
     """Return the median of sorted values; one infinity in the middle makes it infinite."""
     n = len(values)
     return float((values[(n - 1) // 2] + values[n // 2]) / 2)
+
+
+def samples_or_bound(reaches: pd.DataFrame) -> pd.Series[float]:
+    """Return the samples that each run needed to its target, or certainly exceeded.
+
+    Parameters
+    ----------
+    reaches : DataFrame
+        One row a run, of one target: `global_batch_size`, `outcome` and `samples_to_target`;
+        `steps_low` where there is a bound.
+    """
+    value = reaches["samples_to_target"].astype(float).where(reaches["outcome"].eq("reached"))
+    batch = reaches["global_batch_size"]
+    low = reaches.reindex(columns=["steps_low"])["steps_low"].astype(float) * batch
+    low = low.where(np.isfinite(low))
+    # What diverged never reaches: it exceeds at least what the longest run of its batch did.
+    return value.fillna(low).fillna(low.groupby(batch).transform("max"))

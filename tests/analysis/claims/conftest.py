@@ -75,6 +75,8 @@ class World:
             "samples": 1280.0,
             "seed": seed,
             "timing_repeat": 0,
+            "final_loss": None,
+            "final_eval_loss": None,
         }
         self.runs.append({**row, **figures})
         if curve is not None or noise is not None:

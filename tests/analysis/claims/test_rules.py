@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from statsmodels.stats.weightstats import DescrStatsW  # type: ignore[import-untyped]
 
-from batchscape.analysis.claims.contrasts import (
+from batchscape.analysis.claims.rules import (
     EQUIVALENCE_FEWEST,
-    Contrast,
     Decision,
-    all_above,
-    all_within,
-    any_above,
-    any_all_above,
-    both,
-    effect,
-    held,
-    pair,
+    above,
+    below,
+    equal,
+    every,
+    some,
 )
+from batchscape.analysis.comparing.pairs import Contrast
 
 NUMBERS = st.lists(
     st.lists(st.floats(-2, 2).map(lambda x: round(x, 3)), min_size=3, max_size=6),
@@ -38,6 +34,18 @@ TURNED = {
 
 def contrasts(*values: list[float]) -> list[Contrast]:
     return [Contrast(str(n), np.array(own), (f"run-{n}",)) for n, own in enumerate(values)]
+
+
+def all_above(values: list[Contrast], threshold: float, **shared: int) -> Decision | None:
+    return every([above(one, threshold) for one in values])(**shared)
+
+
+def any_above(values: list[Contrast], threshold: float) -> Decision | None:
+    return some([above(one, threshold) for one in values])()
+
+
+def all_within(values: list[Contrast], margin: float, fewest: int = 3) -> Decision | None:
+    return every([equal(one, margin, fewest=fewest) for one in values])()
 
 
 def decided(decision: Decision | None) -> str:
@@ -103,16 +111,9 @@ def test_below_three_pairs_nothing_is_decided_but_equivalence_on_request(
     assert all_above(contrasts(values), 0) is None
     assert all_within(contrasts(values), 9) is None
     assert any_above(contrasts(values), 0) is None
-    assert any_all_above([contrasts(values)], 0) is None
+    assert some([every([above(one, 0) for one in contrasts(values)])])() is None
     asked = all_within(contrasts(values), 9, fewest=EQUIVALENCE_FEWEST)
     assert asked is None if len(values) < 2 else decided(asked) == "supported"
-
-
-def test_a_single_pair_has_no_interval() -> None:
-    assert any_above([], 0) is None
-    estimate = effect(contrasts([1.0])[0], "what", ratio=False)
-    assert estimate.value == 1
-    assert np.isnan(estimate.low)
 
 
 def test_differences_without_spread_are_settled() -> None:
@@ -124,19 +125,6 @@ def test_bounds_support_but_never_contradict() -> None:
     bounded = [Contrast("c", np.array([-1.0, -1.1, -0.9]), ("r",), bounds_below=True)]
     assert decided(any_above(bounded, 0)) == "not identified"
     assert decided(any_above(bounded, -3)) == "supported"
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "joint"),
-    [
-        ("supported", "supported", "supported"),
-        ("supported", "contradicted", "contradicted"),
-        ("supported", "not identified", "not identified"),
-        ("contradicted", "not identified", "contradicted"),
-    ],
-)
-def test_two_answers_join(first: str, second: str, joint: str) -> None:
-    assert both(first, second) == both(second, first) == joint  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -159,46 +147,6 @@ def test_wrong_verdicts_stay_below_five_percent(n: int, count: int) -> None:
     assert max(wrong.values()) < 1000 * 0.071, wrong
 
 
-def test_pairs_are_of_equal_seed_and_all_else_equal() -> None:
-    steps, micros = "gradient_accumulation_steps", "micro_batch_size"
-    rows = [
-        {
-            "block": f"{seed}",
-            "run_id": f"{seed}-{a}-{m}",
-            "data_parallel_size": 1,
-            steps: a,
-            micros: m,
-            "value": 10 * seed + a + m,
-        }
-        for seed in range(3)
-        for a in (1, 2, 4)
-        for m in (8, 16)
-        if (seed, a) != (2, 4)
-    ]
-    table = pd.DataFrame(rows)
-    found = {contrast.name: contrast for contrast in pair(table, "value", steps)}
-    places = [f"(devices 1, micro {m})" for m in (8, 16)]
-    assert list(found) == [f"accumulation {a} against 1 {p}" for p in places for a in (2, 4)]
-    contrast = found[f"accumulation 4 against 1 {places[0]}"]
-    assert contrast.values.tolist() == [3.0, 3.0]
-    assert contrast.run_ids == ("0-1-8", "0-4-8", "1-1-8", "1-4-8")
-    ends = pair(table, "value", steps, only_ends=True)
-    assert [contrast.name for contrast in ends] == [f"accumulation 4 against 1 {p}" for p in places]
-    assert pair(table[table[steps] > 1], "value", steps, only_doubled=True) == []
-
-
-def test_what_is_held_leaves_one_factor_free() -> None:
-    """The batch is the product: of devices, micro-batch, accumulation and batch two are free."""
-    devices, micro, steps, batch = (
-        *("data_parallel_size", "micro_batch_size"),
-        *("gradient_accumulation_steps", "global_batch_size"),
-    )
-    assert held(micro) == [devices, steps]
-    assert held(steps) == held(batch) == [devices, micro]
-    assert held(devices) == [micro, steps]
-    assert held(steps, at_one_batch=True) == [devices, batch]
-
-
 def test_what_has_one_pair_is_neither_all_nor_none() -> None:
     sure, single = [0.0, 0.001, -0.001], [7.0]
     assert decided(all_within(contrasts(sure), 1.0)) == "supported"
@@ -219,6 +167,32 @@ def test_several_ways_and_places_share_the_level() -> None:
     assert decided(all_above(below, 1.0, places=20)) == "not identified"
 
 
+@given(NUMBERS, st.floats(-1, 1))
+def test_below_is_above_with_the_sign_turned(values: list[list[float]], threshold: float) -> None:
+    turned = contrasts(*([-x for x in own] for own in values))
+    one, other = (
+        every([test(contrast, sign * threshold) for contrast in own])()
+        for test, own, sign in ((below, contrasts(*values), 1), (above, turned, -1))
+    )
+    assert decided(one) == decided(other)
+    assert one is not None
+    assert other is not None
+    assert one.deciding.values.tolist() == (-other.deciding.values).tolist()
+
+
+def test_every_place_needs_some_way_to_hold() -> None:
+    good, bad, open_ = ([x + off for x in (-0.01, 0.0, 0.01)] for off in (1.0, -1.0, 0.001))
+
+    def asked(*places: list[list[float]]) -> str:
+        return decided(
+            every([some([above(one, 0) for one in contrasts(*ways)]) for ways in places])()
+        )
+
+    assert asked([good, bad], [bad, good]) == "supported"
+    assert asked([good, bad], [bad, bad]) == "contradicted"
+    assert asked([good, bad], [bad, open_]) == "not identified"
+
+
 @pytest.mark.slow
 def test_the_fastest_of_several_is_not_chosen_on_the_data_that_test_it() -> None:
     """Eight cuts alike against one slower by the threshold: choosing the fastest errs in 10 %."""
@@ -227,11 +201,10 @@ def test_the_fastest_of_several_is_not_chosen_on_the_data_that_test_it() -> None
     for _ in range(n):
         smaller, larger = 0.05 * rng.standard_normal((8, 5)), 0.05 * rng.standard_normal(5)
         differences = larger - smaller + threshold
-        groups = [contrasts(own) for own in differences]
-        false += decided(any_all_above(groups, threshold)) != "not identified"
+        false += decided(any_above(contrasts(*differences), threshold)) != "not identified"
         fastest = contrasts(differences[smaller.mean(axis=1).argmin()])
         chosen += decided(any_above(fastest, threshold)) != "not identified"
-        slower = [contrasts(own + 0.25) for own in differences]
-        supported += decided(any_all_above(slower, threshold)) == "supported"
+        slower = contrasts(*(differences + 0.25))
+        supported += decided(any_above(slower, threshold)) == "supported"
     assert false / n <= 0.05 < chosen / n
     assert supported / n > 0.9

@@ -1,0 +1,195 @@
+"""What claims about the update rest on: whether cuts train alike, its size, its variance."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from operator import itemgetter
+
+import numpy as np
+import pandas as pd
+
+from batchscape.analysis.claims.claim import Finding, Result, run_ids_of
+from batchscape.analysis.claims.evidence import Context
+from batchscape.analysis.claims.rates import BATCH, comparable, loss_name, score_of
+from batchscape.analysis.claims.rules import CONTRADICTED, OPEN, SUPPORTED
+from batchscape.analysis.comparing.pairs import Contrast, logarithm, named
+from batchscape.analysis.cost.table import FACTORS
+from batchscape.analysis.equivalence.paired import paired_differences
+from batchscape.analysis.estimates import FEWEST, LEVEL, too_few
+from batchscape.analysis.learning_rate.aim import final_losses, find_optima
+from batchscape.analysis.learning_rate.choice import runs_at_best
+from batchscape.analysis.learning_rate.laws import learning_rate_laws
+from batchscape.analysis.noise_scale.estimate import step_to_step_variance
+from batchscape.analysis.numbers import significant
+from batchscape.errors import AnalysisError
+from batchscape.record.noise_scale import has_no_noise_scale
+
+__all__ = ["LEAST", "of_accumulated_batches", "of_best_rates", "of_cuts", "of_variance"]
+
+LEAST = 0.1
+"""An exponent below 0.1 is no growth: a batch 10 times larger would change things by 26 %. Ours."""
+_DEVICES = FACTORS[0]
+_TABLE = [(1, 32, 1), (4, 8, 1), (2, 8, 2), (1, 8, 4)]
+"""The cuts of 32 that the claim names."""
+
+
+def of_cuts(context: Context) -> Result | Finding | None:
+    """Final losses of the cuts of one global batch."""
+    result = _alike(context, _pairs(context, [BATCH]))
+    if not isinstance(result, Result):
+        return result
+    contrasts = result.contrasts["cuts"]
+    cuts = {cut for contrast in contrasts for cut in (contrast.level, contrast.base)}
+    own = context.figures[context.figures["run_id"].isin(run_ids_of(contrasts))]
+    costs = own.groupby([BATCH, *FACTORS])[["peak_allocated_gib", "step_time_s"]].mean()
+    spans = (costs.groupby(BATCH).max() / costs.groupby(BATCH).min()).max()
+    memory, time = (significant(span, 3) for span in spans)
+    table = (
+        f"Of the four cuts of 32 in the claim's table, {len(cuts.intersection(_TABLE))} took part. "
+        f"Among them peak memory differs by a factor of up to {memory}, and step time of up to "
+        f"{time}."
+    )
+    return replace(result, facts={**result.facts, "table": table})
+
+
+def of_accumulated_batches(context: Context) -> Result | Finding | None:
+    """The same with accumulation against without, on as many devices."""
+    pairs = _pairs(context, [BATCH, _DEVICES])
+    return _alike(context, pairs[pairs["base"].map(itemgetter(-1)).eq(1)])
+
+
+def _pairs(context: Context, within: list[str]) -> pd.DataFrame:
+    """Pair final losses as the report's test of equivalence does, with the cuts of both sides.
+
+    Of cuts that agree in `within` the one with least devices and accumulation is the base. Runs
+    whose objective depends on the cut have no part in it.
+    """
+    cells = context.evidence.cells
+    runs = context.runs[~context.runs["not_invariant"].astype(object).fillna("").astype(bool)]
+    tables = [
+        paired_differences(replace(cells, runs=context.launched.loc[own.index]))
+        for _, own in runs.groupby(within)
+    ]
+    columns = ["quantity", "cell", "reference", "difference"]
+    table = pd.concat(tables) if tables else pd.DataFrame(columns=columns)
+    table = table[table["quantity"].eq(loss_name(context)) & table["difference"].notna()]
+    cuts = cells.table[[*FACTORS]].agg(tuple, axis=1)
+    return table.assign(level=table["cell"].map(cuts), base=table["reference"].map(cuts))
+
+
+def _alike(context: Context, pairs: pd.DataFrame) -> Result | Finding | None:
+    """Join the pairs of each two cuts."""
+    is_lone = np.isinf(pairs["difference"].astype(float))
+    contrasts = [
+        _contrast(own) for _, own in pairs[~is_lone].groupby(["level", "base"], sort=False)
+    ]
+    labels = [why for why in context.figures["not_invariant"] if isinstance(why, str) and why]
+    why = "; ".join(sorted(set(labels)))
+    left_out = f"{len(labels)} runs are left out, whose objective itself depends on the cut ({why})"
+    if not contrasts:
+        definition = "difference of final loss between two cuts"
+        return Finding.none(left_out, definition, context.runs["run_id"]) if why else None
+    alone = pairs.loc[is_lone, "trajectory_id"].nunique()
+    diverged = (
+        f"{alone} of {pairs['trajectory_id'].nunique()} trajectories diverged under one cut and "
+        "not under another."
+    )
+    return Result(
+        {"cuts": contrasts},
+        {"left_out": f"{left_out}." if why else "", "diverged": diverged if alone else ""},
+        reason=context.no_margin,
+        withheld=SUPPORTED if alone else None,
+    )
+
+
+def _contrast(pairs: pd.DataFrame) -> Contrast:
+    level, base = pairs["level"].iloc[0], pairs["base"].iloc[0]
+    return Contrast(
+        f"{named(FACTORS, level)} against {named(FACTORS, base)} (global batch {math.prod(level)})",
+        pairs["difference"].to_numpy(dtype=np.float64),
+        tuple(sorted({*pairs["run_id"], *pairs["run_id_reference"]})),
+        level=level,
+        base=base,
+    )
+
+
+def of_best_rates(context: Context) -> Finding | None:
+    """The exponent of the best learning rate in the global batch, as the report gives it."""
+    runs, reaches = comparable(context.runs), context.reaches
+    if runs is None:
+        return None
+    if not reaches.empty:
+        reaches = reaches.merge(runs[["sweep_dir", "run_id"]])
+        reaches = reaches.assign(seed=reaches["seed_block"])
+    figures = context.launched.loc[runs.index].assign(learning_rate=runs["learning_rate"])
+    try:
+        optima = find_optima(reaches, final_losses(figures))
+    except AnalysisError as error:
+        definition = "exponent of the best learning rate"
+        return Finding.none(str(error).rstrip("."), definition, context.runs["run_id"])
+    if optima is None:
+        return None
+    # Groups are not pooled: the one with most optima counts.
+    counts = optima.best.groupby("group")["learning_rate"].transform("count")
+    group = optima.best["group"].iloc[int(counts.to_numpy().argmax())]
+    laws = learning_rate_laws(optima.best[optima.best["group"].eq(group)])
+    rows = optima.table
+    if "group" in rows:
+        rows = rows[rows["group"].eq(group)]
+    exponent, used = laws.exponent, laws.used
+    behind = rows[rows[BATCH].isin(used[BATCH])] if len(used) else rows
+    ids = tuple(sorted(set(behind["run_id"])))
+    left_out = "".join(f" Left out: B = {text}." for text in laws.left_out)
+    if not exponent.is_identified:
+        return Finding(OPEN, exponent, ids, f"{str(exponent.note).capitalize()}.{left_out}")
+    shared = _shared_seeds(context, behind)
+    if np.isnan(exponent.low) or shared < FEWEST:
+        few = too_few(shared, "seeds of one sweep that all of these global batches have")
+        reason = str(exponent.note) if np.isnan(exponent.low) else few
+        return Finding.none(reason, exponent.definition, ids)
+    low, high = exponent.low, exponent.high
+    answer = SUPPORTED if low > LEAST else CONTRADICTED if high < LEAST else OPEN
+    linear, root = ("" if low <= power <= high else "not " for power in (1.0, 0.5))
+    # What weakens the optima behind it, each thing once.
+    batches = used[BATCH].map("{:g}".format).groupby(used["note"]).agg(", ".join)
+    notes = "; ".join(f"B = {names}: {note}" for note, names in batches.items()) or None
+    explanation = (
+        f"Exponent {exponent.text(2)} over {exponent.n} global batches, as in the report on "
+        f"learning rates; growth means more than {LEAST:g}. The linear rule (1) is {linear}within "
+        f"the interval; the square root rule (0.5) is {root}within the interval."
+        f"{f' {notes}.' if notes else ''}{left_out}"
+    )
+    effect = replace(exponent, note=notes)
+    return Finding(answer, effect, ids, explanation, n_seeds=int(used["n"].max()))
+
+
+def _shared_seeds(context: Context, rows: pd.DataFrame) -> int:
+    """Count the seeds of one sweep that every global batch was trained with."""
+    keys = ["sweep_dir", "run_id"]
+    seeds = rows[[*keys, BATCH]].merge(context.runs[[*keys, "seed_block"]], on=keys)
+    batches = seeds.groupby("seed_block")[BATCH].nunique()
+    return int(batches.eq(seeds[BATCH].nunique()).sum())
+
+
+def of_variance(context: Context) -> Result | Finding | None:
+    """The exponent, in the global batch, of the variance of the gradient norm between steps."""
+    runs = context.figures[~context.figures["not_invariant"].map(has_no_noise_scale).astype(bool)]
+    # A learning rate that hardly trains stays where gradients are noisy: the best ones compare.
+    runs = runs_at_best(runs, score_of(context), "seed_block")
+    steps, _ = context.curves(runs)
+    if steps["gradient_norm"].isna().all() or runs[BATCH].nunique() < 2:
+        return None
+    variance = logarithm(step_to_step_variance(steps)).rename("variance")
+    table = runs.join(variance).dropna(subset=["variance"])
+    wide = table.groupby(["seed_block", BATCH])["variance"].mean().unstack(BATCH)
+    most = wide.notna().sum().nlargest(2)
+    wide = wide.dropna(axis=1, thresh=FEWEST).dropna()
+    if wide.shape[1] < 2 or wide.empty:
+        few = too_few(int(most.min()) if len(most) == 2 else 0, "seeds at two global batches")
+        return Finding.none(few, "exponent of the variance", table["run_id"])
+    ids = tuple(sorted(set(table.loc[table["seed_block"].isin(wide.index), "run_id"])))
+    slopes = np.polyfit(np.log(wide.columns.to_numpy(dtype=float)), wide.to_numpy(dtype=float).T, 1)
+    contrast = Contrast(f"global batches {', '.join(map(str, wide))}", slopes[0], ids)
+    low, high = contrast.interval(LEVEL)
+    return Result({"slope": [contrast]}, {"inside": "" if low <= -1 <= high else "not "})

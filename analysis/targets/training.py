@@ -1,0 +1,111 @@
+"""What training losses say: how far they rose again, and held-out losses at an equal one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+__all__ = ["WINDOWS", "at_equal_loss", "largest_rises"]
+
+WINDOWS = 20
+"""Windows of equal samples over a training, in which the loss is averaged: the same samples for
+every global batch, so that their noise is the same too."""
+
+
+def largest_rises(steps: pd.DataFrame, batch: pd.Series[int], whole: pd.Index) -> pd.Series[float]:
+    """Compute the largest rise of each run's training loss above its lowest so far.
+
+    Parameters
+    ----------
+    steps : DataFrame
+        One row an optimizer step, in order of time: `run`, `samples` and `loss`.
+    batch : Series
+        Global batch of each run.
+    whole : Index
+        Runs that ended: only samples that all of these saw count.
+
+    Returns
+    -------
+    Series
+        By the index of `batch`, as a share of the mean loss in the first window: near the end a
+        loss may be so small that its own share would make every ripple large.
+    """
+    rows = steps.dropna(subset=["samples", "loss"])
+    seen = rows.groupby("run")["samples"].max()
+    horizon = seen[seen.index.isin(whole)].min()
+    windows = 0 if np.isnan(horizon) else min(WINDOWS, int(horizon // batch.max()))
+    if windows < 2:
+        return pd.Series(np.nan, index=batch.index)
+    # A step stands in the window of the middle of its samples.
+    middle = rows["samples"] - rows["run"].map(batch) / 2
+    window = middle * windows // horizon
+    inside = window < windows
+    means = rows[inside].groupby(["run", window[inside]])["loss"].mean()
+    rises: pd.Series[float] = (means - means.groupby(level=0).cummin()).groupby(level=0).max()
+    return rises.reindex(batch.index) / float(means.groupby(level=0).first().mean())
+
+
+def at_equal_loss(
+    steps: pd.DataFrame, evals: pd.DataFrame, runs: pd.Index
+) -> tuple[float, pd.DataFrame] | None:
+    """Compare held-out losses where training losses are equal.
+
+    Parameters
+    ----------
+    steps, evals : DataFrame
+        `run`, `samples`, and `loss` of optimizer steps or `eval_loss` of evaluations.
+    runs : Index
+        Runs to compare.
+
+    Returns
+    -------
+    tuple or None
+        The lowest training loss that all of them reached, and by run `held_out`, the held-out loss
+        where the training loss first falls to it, and `gap`, held-out minus training loss at the
+        end. None where a run has fewer than three evaluations, or two that can be compared.
+    """
+    known = steps[["run", "samples", "loss"]], evals[["run", "samples", "eval_loss"]]
+    own = [dict(iter(rows.dropna().groupby("run"))) for rows in known]
+    paths = [_path(own[0][run], own[1][run]) for run in runs if run in own[0] and run in own[1]]
+    whole = [path for path in paths if path is not None]
+    if len(whole) < len(runs) or not whole:
+        return None
+    level = max(float(training.min()) for training, _ in whole)
+    rows = [(_held_out_at(level, *path), path[1][-1] - path[0][-1]) for path in whole]
+    return level, pd.DataFrame(rows, index=runs, columns=["held_out", "gap"])
+
+
+def _held_out_at(
+    level: float, training: NDArray[np.float64], held_out: NDArray[np.float64]
+) -> float:
+    """Return the held-out loss where the training loss first falls to a level that it reaches."""
+    below = int((training <= level).argmax())
+    around = [below, max(below - 1, 0)]
+    return float(np.interp(level, training[around], held_out[around]))
+
+
+def _path(
+    steps: pd.DataFrame, evals: pd.DataFrame
+) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Return training and held-out loss of a run wherever both are known.
+
+    The training loss at an evaluation is the mean over samples within half an interval of
+    evaluations before and after: one side alone would lag, and more so where the loss falls fast.
+    """
+    (seen, losses), (places, held_out) = (
+        rows.sort_values("samples").drop(columns="run").to_numpy(dtype=np.float64).T
+        for rows in (steps, evals)
+    )
+    if len(losses) < 2 or len(places) < 3:
+        return None
+    half = float(np.median(np.diff(places))) / 2
+    # The loss of a step is that of the weights before it: a larger batch looks further behind.
+    seen = np.concatenate([[0.0], seen[:-1]])
+    whole = (places >= half) & (places + half <= seen[-1])
+    if whole.sum() < 2 or half <= 0:
+        return None
+    slices = np.diff(seen) * (losses[1:] + losses[:-1]) / 2
+    area = np.concatenate([[0.0], np.cumsum(slices)])
+    upper, lower = (np.interp(places[whole] + sign * half, seen, area) for sign in (1, -1))
+    return (upper - lower) / (2 * half), held_out[whole]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from rich.console import Console
 
@@ -14,17 +13,14 @@ from batchscape.launch import run_sweep
 from batchscape.launch.result import SweepResult
 from batchscape.launch.session import Steering
 from batchscape.plan.build import Plan, Prepare, make_plan
-from batchscape.plan.expand import Cell, SweepCells, set_values
+from batchscape.plan.expand import Cell, SweepCells
 from batchscape.plan.machine import Machine
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
-from batchscape.search.points import corners_of
+from batchscape.search.space import at_first_corner
 from batchscape.search.words import point_text
 
-__all__ = ["REJECTS", "Corner", "Launching", "key_of", "plan_at_corner"]
-
-
-REJECTS = "A rule is broken in a part of the intervals, where trials are rejected:"
+__all__ = ["Launching", "key_of", "plan_at_corner"]
 
 
 @dataclass(frozen=True)
@@ -101,19 +97,10 @@ class Launching:
         )
 
 
-class Corner(NamedTuple):
-    """Where the cells of a search can be launched."""
-
-    point: dict[str, float]
-    """The middle of each interval where that is possible, else an end of each."""
-    plan: Plan
-    """Of the cells there."""
-    elsewhere: str | None
-    """The rule that is broken at another of them; None: none is."""
-
-
-def plan_at_corner(grid: SweepCells, machine: Machine, prepare: Prepare) -> Corner:
-    """Plan the cells of a search in the middle of its intervals and at their ends.
+def plan_at_corner(
+    grid: SweepCells, machine: Machine, prepare: Prepare
+) -> tuple[dict[str, float], Plan]:
+    """Plan the cells of a search at the first point where they can be launched.
 
     Parameters
     ----------
@@ -125,20 +112,11 @@ def plan_at_corner(grid: SweepCells, machine: Machine, prepare: Prepare) -> Corn
     Raises
     ------
     ConfigError
-        If a rule is broken at all of them, or no cell at all can be launched.
+        If a rule is broken in the middle and at both ends, or no cell at all can be launched.
     """
-    plans, problems = list[tuple[dict[str, float], Plan]](), list[ConfigError]()
-    for point in corners_of(grid.intervals):
-        cells = [replace(cell, settings=set_values(cell.settings, point)) for cell in grid.cells]
-        try:
-            plan = make_plan(replace(grid, cells=cells, intervals=()), machine, prepare)
-        except ConfigError as error:
-            problems.append(error)
-        else:
-            plans.append((point, plan))
-    if not plans:
-        raise problems[0]
-    return Corner(*plans[0], next(map(str, problems), None))
+    return at_first_corner(
+        grid, lambda cells: make_plan(replace(grid, cells=cells, intervals=()), machine, prepare)
+    )
 
 
 def key_of(cell: Cell) -> str:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-from optuna.trial import TrialState
 
 from batchscape.launch.result import SweepResult
 from batchscape.plan.build import PlannedCell
@@ -18,10 +15,9 @@ from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status
 from batchscape.record.trials import write_trials
 from batchscape.search.launching import Launching, key_of
-from batchscape.search.objective import NOT_MEASURED, Outcome, outcome_of
-from batchscape.search.pruning import MedianRule, curve_of
+from batchscape.search.objective import NOT_MEASURED, curve_of, outcome_of
 from batchscape.search.space import Space
-from batchscape.search.study import Asked, Study
+from batchscape.search.study import Study
 
 __all__ = ["run_trials"]
 
@@ -30,8 +26,8 @@ __all__ = ["run_trials"]
 class _Trial:
     """A trial that was asked for, and is not told yet."""
 
-    study: str
-    asked: Asked
+    study: Study
+    number: int
     cells: list[Cell]
     runs: list[RunSpec | str] = field(default_factory=list)
     """The run of each cell, or the reason why there is none."""
@@ -70,10 +66,10 @@ class _Trials:
         share = len(studies) * space.sampler.seeds
         self._at_a_time = math.ceil(launching.concurrent_runs / share)
         self._open: dict[tuple[str, int], _Trial] = {}
-        self._faults: dict[tuple[str, int], Outcome] = {}
+        self._faults = set[tuple[str, int]]()
         self._planned: dict[str, PlannedCell] = {}
         self._returned: set[str] = set()
-        self._rule = MedianRule(sweep) if space.sampler.pruner == "median" else None
+        self._cuts = space.sampler.pruner != "none"
 
     @property
     def runs(self) -> int:
@@ -87,7 +83,7 @@ class _Trials:
             asked = list(self._ask())
             if asked:
                 self._plan(asked)
-                write_trials(self._sweep, self._rows())
+                self._write()
             specs = [spec for trial in asked for spec in trial.specs]
             new = {s.run_id: s for s in specs if s.run_id not in self._returned}
             self._returned |= set(new)
@@ -97,22 +93,28 @@ class _Trials:
 
     def tell(self, over: Collection[str]) -> None:
         """Tell the trials whose runs are over."""
-        told = [key for key, trial in self._open.items() if self._tell(trial, over)]
+        told = [key for key, trial in self._open.items() if self._tell(*key, trial, over)]
         for key in told:
             del self._open[key]
         if told:
-            write_trials(self._sweep, self._rows())
+            self._write()
 
     def cut(self, spec: RunSpec) -> str | None:
         """Return why a run goes on no longer; None: it does."""
-        if self._rule is None:
+        if not self._cuts:
             return None
-        study = next(
-            trial.study
+        trial = next(
+            trial
             for trial in self._open.values()
             if any(own.run_id == spec.run_id for own in trial.specs)
         )
-        return self._rule.asked(spec, self._studies[study].told_runs())
+        curve = curve_of(self._sweep.run(spec.run_id))
+        if not trial.study.is_cut(trial.number, curve, spec.samples):
+            return None
+        return (
+            "cut by search.pruner=median: the least of its held-out losses so far, "
+            f"{min(curve.values()):.4g}, is above the median of the trials before it"
+        )
 
     @property
     def progress(self) -> str:
@@ -125,14 +127,14 @@ class _Trials:
         first, seeds = self._space.first_seed, self._space.sampler.seeds
         for of in self._space.studies:
             study = self._studies[of.name]
-            open_ones = [a for a in study.untold() if (of.name, a.number) not in self._faults]
-            while len(open_ones) < self._at_a_time and len(study.trials) < study.wanted:
-                open_ones.append(study.ask())
-            for asked in open_ones:
-                key = of.name, asked.number
+            asked = [t for t in study.untold if (of.name, t.number) not in self._faults]
+            while len(asked) < self._at_a_time and len(study.trials) < study.wanted:
+                asked.append(study.ask())
+            for trial in asked:
+                key = of.name, trial.number
                 if key not in self._open:
-                    cells = [of.at(asked.point, seed) for seed in range(first, first + seeds)]
-                    self._open[key] = _Trial(of.name, asked, cells)
+                    cells = [of.at(trial.params, seed) for seed in range(first, first + seeds)]
+                    self._open[key] = _Trial(study, trial.number, cells)
                     yield self._open[key]
 
     def _plan(self, trials: list[_Trial]) -> None:
@@ -144,47 +146,25 @@ class _Trials:
         for trial in trials:
             trial.runs = [runs[key_of(cell)] for cell in trial.cells]
 
-    def _tell(self, trial: _Trial, over: Collection[str]) -> bool:
+    def _tell(self, study: str, number: int, trial: _Trial, over: Collection[str]) -> bool:
         """Tell a trial if it is over; whether there is nothing more to do for it."""
-        if not all(spec.run_id in over for spec in trial.specs):
+        names = [spec.run_id for spec in trial.specs]
+        if not all(name in over for name in names):
             return False
         outcome = outcome_of(trial.runs, self._sweep, self._space.sampler.objective)
-        number = trial.asked.number
+        curve = curve_of(self._sweep.run(names[0])) if self._cuts and names else {}
+        trial.study.tell(number, outcome, names, curve)
+        said = f"Trial {number} of {study} {outcome.state}: {outcome.reason}"
         if not outcome.is_over:
-            self._faults[trial.study, number] = outcome
-            self._launching.console.print(
-                f"Trial {number} of {trial.study} {outcome.state}: {outcome.reason}; the same "
-                "command with --retry failed,timeout runs it again"
-            )
-            return True
-        if outcome.state in {NOT_MEASURED, Status.REJECTED}:
+            self._faults.add((study, number))
+            said += "; the same command with --retry failed,timeout runs it again"
+        if not outcome.is_over or outcome.state in {NOT_MEASURED, Status.REJECTED}:
             # What else has no value, the launch has told.
-            self._launching.console.print(
-                f"Trial {number} of {trial.study} {outcome.state}: {outcome.reason}"
-            )
-        names = [spec.run_id for spec in trial.specs]
-        # A sampler learns from a trial that was cut, too: by its losses until then.
-        curve = curve_of(self._sweep.run(names[0])) if outcome.state == "pruned" else {}
-        self._studies[trial.study].tell(trial.asked, outcome, names, curve)
+            self._launching.console.print(said)
         return True
 
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        for name, study in self._studies.items():
-            best = {trial.number for trial in study.best()}
-            for trial in study.trials:
-                told = trial.state is TrialState.COMPLETE
-                values = trial.values if told else [None] * len(self._space.sampler.objective)
-                fault = self._faults.get((name, trial.number))
-                yield {
-                    "study": name,
-                    "trial": trial.number,
-                    **{key: trial.params.get(key) for key in self._space.keys},
-                    **dict(zip(self._space.sampler.objective, values, strict=True)),
-                    "outcome": trial.user_attrs.get("outcome", fault.state if fault else ""),
-                    "is_best": trial.number in best,
-                    "runs": " ".join(trial.user_attrs.get("runs", [])),
-                    "reason": trial.user_attrs.get("reason", fault.reason if fault else ""),
-                }
+    def _write(self) -> None:
+        write_trials(self._sweep, [study.table() for study in self._studies.values()])
 
 
 def run_trials(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from batchscape.search.points import grid_values_of, trials_of
 from batchscape.search.space import Space, setting_text
 from batchscape.text import count_text, list_text
 
@@ -33,7 +32,7 @@ def search_text(space: Space) -> str:
             for key, values in space.choices.items()
         ),
     ]
-    trials = count_text(trials_of(space), "trial")
+    trials = count_text(space.trials, "trial")
     if sampler.seeds > 1:
         trials += f" of {sampler.seeds} runs"
     if axes := list(space.studies[0].values):
@@ -46,7 +45,7 @@ def search_text(space: Space) -> str:
 
 
 def _afterwards(space: Space) -> str:
-    values = grid_values_of(space)
+    values = space.grid_points
     runs = count_text(space.sampler.grid_seeds, "run")
     if not values:
         return ""

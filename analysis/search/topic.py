@@ -82,9 +82,6 @@ def search_section(cells: Cells) -> Section | None:
             what = "The trials of the front" if one.is_front else "The best"
             view = f"search_measured{ending}", f"{what}, with new seeds{of}"
             tables.append(TableView(*view, one.measured, one.measured_grid))
-        best = one.trials[one.trials["is_best"].astype(bool)]
-        view = f"search{ending}", f"The best trials of each study{of}"
-        tables.append(TableView(*view, best, one.best_grid))
         what = "The front of two objectives" if one.is_front else "Trials of each study"
         caption = f"{what}{of}; the best are filled. Trials without a value are left out."
         if not one.is_front and one.grids:
@@ -197,20 +194,6 @@ class _Search:
                 "infinite where a seed has no result."
             )
         return columns_grid([("study", self.measured["study"])], columns, notes=notes)
-
-    @property
-    def best_grid(self) -> Grid:
-        """The best trials of each study as a table."""
-        best = self.trials[self.trials["is_best"].astype(bool)]
-        counts = self.trials.groupby("study", sort=False)["outcome"]
-        failed = {study: own.notna() & own.ne("completed") for study, own in counts}
-        columns = [
-            ("trials", [str(len(failed[study])) for study in best["study"]]),
-            ("without result", [str(int(failed[study].sum())) for study in best["study"]]),
-            *((key, map(setting_text, best[key].tolist())) for key in self.keys),
-            *((_LABELS[n], [significant(x, 4) for x in best[n]]) for n in self.objectives),
-        ]
-        return columns_grid([("study", best["study"])], columns)
 
 
 def _beside(rows: Sequence[Mapping[Any, Any]], side: str) -> list[str]:

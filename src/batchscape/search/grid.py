@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from batchscape.launch.result import SweepResult
-from batchscape.plan.expand import Cell, Interval
-from batchscape.plan.table import write_plan
+from batchscape.plan.expand import Interval
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.trials import write_measured
 from batchscape.search.around import Bracket, around, beyond, bracket
-from batchscape.search.launching import Launching, key_of
+from batchscape.search.launching import Launching
 from batchscape.search.objective import outcome_of, unbeaten
 from batchscape.search.space import Space, StudyCells
 from batchscape.search.study import Study
@@ -31,60 +30,53 @@ class _Around:
 
     def __init__(self, space: Space, of: StudyCells, study: Study) -> None:
         self._space, self._of, self._trials = space, of, study.told
+        first = space.first_seed + space.sampler.seeds
+        self._seeds = range(first, first + space.sampler.grid_seeds)
         self._is_front = len(space.sampler.objective) > 1
         values = min(1, space.sampler.grid_points) if self._is_front else space.sampler.grid_points
-        self.points: list[dict[str, Any]] = []
-        for trial in study.best() if values else ():
+        self._points: list[dict[str, Any]] = []
+        for trial in study.best():
             near = around(space.intervals, trial.params, values, _RATIO)
-            self.points += [point for point in near if point not in self.points]
-        self.seeds: list[dict[int, tuple[float, ...]]] = []
-        """Of each point its values by seed; empty where `why_not` says why."""
-        self.why_not = (
-            "" if self.points else "no trial has a value, so nothing is measured around it"
-        )
+            self._points += [point for point in near if point not in self._points]
+        self.runs: list[list[RunSpec | str]] = []
+        """Of each point its runs, or the rule that it breaks."""
+        self._values: list[list[tuple[float, ...]]] = []
+        """Of each point its objectives by run; empty where `why_not` says why."""
+        self.why_not = "" if self._points else "no trial has a value to measure around"
 
-    @property
-    def cells(self) -> list[Cell]:
-        """Those of all points."""
-        return [cell for point in self.points for cell in self._by_seed(point).values()]
+    def plan(self, launching: Launching) -> None:
+        """Plan the points that are new."""
+        for point in self._points[len(self.runs) :]:
+            self.runs.append(launching.plan([self._of.at(point, seed) for seed in self._seeds]))
 
-    def _by_seed(self, point: Mapping[str, Any]) -> dict[int, Cell]:
-        first = self._space.first_seed + self._space.sampler.seeds
-        seeds = range(first, first + self._space.sampler.grid_seeds)
-        return {seed: self._of.at(point, seed) for seed in seeds}
-
-    def read(self, runs: Mapping[str, RunSpec | str], sweep: SweepFolder) -> None:
+    def read(self, sweep: SweepFolder) -> None:
         """Read what all points came to, infinite where a run has none."""
-        self.seeds.clear()
-        for point in self.points:
-            values = {}
-            for seed, cell in self._by_seed(point).items():
-                outcome = outcome_of([runs[key_of(cell)]], sweep, self._space.sampler.objective)
-                if outcome.values is None:
-                    again = "; the same command with --retry failed,timeout goes on"
-                    self.why_not = f"the grid around the best is not whole: {outcome.reason}"
-                    self.why_not += "" if outcome.is_over else again
-                    self.seeds.clear()
-                    return
-                values[seed] = outcome.values
-            self.seeds.append(values)
+        outcomes = [
+            [outcome_of([run], sweep, self._space.sampler.objective) for run in runs]
+            for runs in self.runs
+        ]
+        self._values = [[one.values for one in own if one.values is not None] for own in outcomes]
+        for lost in (one for own in outcomes for one in own if one.values is None):
+            again = "" if lost.is_over else "; the same command with --retry failed,timeout goes on"
+            self.why_not = f"the grid around the best is not whole: {lost.reason}{again}"
+            self._values = []
 
     def _means(self) -> list[tuple[float, ...]]:
         """Average each objective of each point over seeds."""
         return [
-            tuple(math.fsum(column) / len(column) for column in zip(*own.values(), strict=True))
-            for own in self.seeds
+            tuple(math.fsum(column) / len(column) for column in zip(*own, strict=True))
+            for own in self._values
         ]
 
     def _brackets(self) -> Iterator[tuple[Interval, Bracket]]:
         """Find the best values of each interval that were measured, the rest held, if any is."""
-        if self._is_front or len(self.seeds) < 2:
+        if self._is_front or len(self._values) < 2:
             return
-        centre = self.points[0]
+        centre = self._points[0]
         for interval in self._space.intervals:
             line = {
                 point[interval.key]: mean
-                for point, (mean, *_) in zip(self.points, self._means(), strict=True)
+                for point, (mean, *_) in zip(self._points, self._means(), strict=True)
                 if {**point, interval.key: centre[interval.key]} == centre
             }
             if any(map(math.isfinite, line.values())):
@@ -93,18 +85,18 @@ class _Around:
     def widen(self) -> bool:
         """Add points where a bracket is open; whether there are any."""
         values = [
-            {**self.points[0], interval.key: value}
+            {**self._points[0], interval.key: value}
             for interval, found in self._brackets()
             for value in beyond(interval, found, _RATIO)
         ]
-        further = [point for point in values if point not in self.points]
-        self.points += further
+        further = [point for point in values if point not in self._points]
+        self._points += further
         return bool(further)
 
-    def record(self, runs: Mapping[str, RunSpec | str]) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """Return what `write_measured` takes of this study."""
-        on_front = unbeaten(self._means()) if self._is_front else [False] * len(self.seeds)
-        measured = zip(self.points, self.seeds, on_front, strict=True) if self.seeds else ()
+        on_front = unbeaten(self._means()) if self._is_front else [False] * len(self._values)
+        measured = zip(self._points, self.runs, self._values, on_front, strict=True)
         return {
             "study": self._of.name,
             "values": self._of.values,
@@ -114,16 +106,12 @@ class _Around:
                     "point": point,
                     "seeds": {
                         str(seed): [value if math.isfinite(value) else None for value in values]
-                        for seed, values in seeds.items()
+                        for seed, values in zip(self._seeds, by_seed, strict=True)
                     },
                     "on_front": is_best,
-                    "runs": [
-                        run.run_id
-                        for cell in self._by_seed(point).values()
-                        if not isinstance(run := runs[key_of(cell)], str)
-                    ],
+                    "runs": [run.run_id for run in runs if isinstance(run, RunSpec)],
                 }
-                for point, seeds, is_best in measured
+                for point, runs, by_seed, is_best in (measured if self._values else ())
             ],
             "brackets": [
                 {"key": interval.key, **found._asdict()} for interval, found in self._brackets()
@@ -132,7 +120,7 @@ class _Around:
 
 
 def measure_around(
-    space: Space, studies: Mapping[str, Study], sweep: SweepFolder, launching: Launching
+    space: Space, studies: Mapping[str, Study], launching: Launching
 ) -> SweepResult | None:
     """Measure around the best trials, until the best of each grid has neighbours on both sides.
 
@@ -141,9 +129,8 @@ def measure_around(
     space : Space
     studies : mapping of str to Study
         By name; their trials are over.
-    sweep : SweepFolder
-        Where the grid is measured.
     launching : Launching
+        Of the grid.
 
     Returns
     -------
@@ -152,33 +139,30 @@ def measure_around(
     """
     if not space.sampler.grid_points:
         return None
-    console = launching.console
     grids = {of.name: _Around(space, of, studies[of.name]) for of in space.studies}
-    runs: dict[str, RunSpec | str] = {}
     result = None
     for last in (False,) * _MOST_WIDENED + (True,):
-        cells = [cell for grid in grids.values() for cell in grid.cells]
-        if not cells:
+        for grid in grids.values():
+            grid.plan(launching)
+        runs = [run for grid in grids.values() for own in grid.runs for run in own]
+        if not runs:
             break
-        plan, runs = launching.plan(cells, sweep)
-        if plan is not None:
-            write_plan(plan)
-        result = launching.launch(() if plan is None else plan.specs, sweep)
+        specs = {run.run_id: run for run in runs if isinstance(run, RunSpec)}
+        result = launching.launch(list(specs.values()))
         if result.interrupted or result.stopped is not None:
             return result
         for grid in grids.values():
-            grid.read(runs, sweep)
+            grid.read(launching.sweep)
         grown = [name for name, grid in grids.items() if not last and grid.widen()]
         if not grown:
             break
-        console.print(
-            f"The best is at the end of its grid, which grows: {', '.join(grown)}", soft_wrap=True
-        )
-    rejected = dict.fromkeys(run for run in runs.values() if isinstance(run, str))
+        told = f"The best is at the end of its grid, which grows: {', '.join(grown)}"
+        launching.console.print(told, soft_wrap=True)
+    rejected = dict.fromkeys(run for run in runs if isinstance(run, str))
     problems = [f"Rejected in the grid: {reason}" for reason in rejected]
     problems += [f"{name}: {grid.why_not}" for name, grid in grids.items() if grid.why_not]
     for line in problems:
-        console.print(line, soft_wrap=True)
-    records = [grid.record(runs) for grid in grids.values()]
-    write_measured(sweep.search, space.sampler.objective, records)
+        launching.console.print(line, soft_wrap=True)
+    records = [grid.record() for grid in grids.values()]
+    write_measured(launching.sweep.search, space.sampler.objective, records)
     return result

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from batchscape.config import Data
 from batchscape.errors import ConfigError, LaunchError
 from batchscape.launch.result import SweepResult
 from batchscape.plan.build import Prepare
@@ -18,6 +19,7 @@ from batchscape.plan.machine import Machine
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import FORMAT_VERSION, SweepFolder
 from batchscape.record.locks import take
+from batchscape.record.spec import DataIdentity
 from batchscape.search.grid import measure_around
 from batchscape.search.launching import Launching, plan_at_corner
 from batchscape.search.space import Space, space_of
@@ -66,22 +68,29 @@ def search(
     """
     space = space_of(grid)
     # Nothing is written before it is known that runs can be launched.
-    _, plan = plan_at_corner(grid, machine, prepare)
+    prepared: dict[str, DataIdentity] = {}
+
+    def prepare_once(data: Data) -> DataIdentity:
+        if (key := repr(data)) not in prepared:
+            prepared[key] = prepare(data)
+        return prepared[key]
+
+    _, corner = plan_at_corner(grid, machine, prepare_once)
     console.print(search_text(space), soft_wrap=True)
-    sweep_dir = plan.sweep_dir
-    concurrent_runs = plan.cells[0].config.launcher.concurrent_runs
-    launching = Launching(grid, machine, prepare, console, command, concurrent_runs, space.keys)
+    sweep_dir = corner.sweep_dir
     sweep = SweepFolder(sweep_dir)
     with _alone(sweep.search):
         _check_space(space, sweep.search)
         storage = storage_of(sweep.search.path)
         studies = {of.name: Study(space, of.name, storage) for of in space.studies}
-        result = run_trials(space, studies, sweep.search, launching)
+        of_trials, of_grid = (
+            Launching(grid, corner, machine, prepare_once, console, command, space.keys, folder)
+            for folder in (sweep.search, sweep)
+        )
+        result = run_trials(space, studies, of_trials)
         is_whole = all(study.trials and not study.untold for study in studies.values())
         if not result.interrupted and result.stopped is None:
-            grid_result = measure_around(space, studies, sweep, launching)
-            if grid_result is not None:
-                return Searched(sweep_dir, grid_result, is_whole=is_whole)
+            result = measure_around(space, studies, of_grid) or result
         return Searched(sweep_dir, result, is_whole=is_whole)
 
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from batchscape.launch.result import SweepResult
-from batchscape.plan.build import PlannedCell
-from batchscape.plan.expand import Cell
-from batchscape.plan.table import write_plan
-from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status
 from batchscape.record.trials import write_trials
-from batchscape.search.launching import Launching, key_of
+from batchscape.search.launching import Launching
 from batchscape.search.objective import NOT_MEASURED, curve_of, outcome_of
 from batchscape.search.space import Space
 from batchscape.search.study import Study
@@ -28,14 +24,13 @@ class _Trial:
 
     study: Study
     number: int
-    cells: list[Cell]
-    runs: list[RunSpec | str] = field(default_factory=list)
-    """The run of each cell, or the reason why there is none."""
+    runs: list[RunSpec | str]
+    """Of each seed its run, or the rule that it breaks."""
 
     @property
     def specs(self) -> list[RunSpec]:
-        """Its runs; none where one of its cells is rejected."""
-        specs = [run for run in self.runs if not isinstance(run, str)]
+        """Its runs; none where a rule is broken."""
+        specs = [run for run in self.runs if isinstance(run, RunSpec)]
         return specs if len(specs) == len(self.runs) else []
 
 
@@ -49,25 +44,16 @@ class _Trials:
     ----------
     space : Space
     studies : mapping of str to Study
-    sweep : SweepFolder
-        Of the trials.
     launching : Launching
     """
 
-    def __init__(
-        self,
-        space: Space,
-        studies: Mapping[str, Study],
-        sweep: SweepFolder,
-        launching: Launching,
-    ) -> None:
-        self._space, self._studies = space, studies
-        self._sweep, self._launching = sweep, launching
-        share = len(studies) * space.sampler.seeds
-        self._at_a_time = math.ceil(launching.concurrent_runs / share)
+    def __init__(self, space: Space, studies: Mapping[str, Study], launching: Launching) -> None:
+        self._space, self._studies, self._launching = space, studies, launching
+        self._sweep = launching.sweep
+        at_once = launching.corner.cells[0].config.launcher.concurrent_runs
+        self._at_a_time = math.ceil(at_once / (len(studies) * space.sampler.seeds))
         self._open: dict[tuple[str, int], _Trial] = {}
         self._faults = set[tuple[str, int]]()
-        self._planned: dict[str, PlannedCell] = {}
         self._returned: set[str] = set()
         self._cuts = space.sampler.pruner != "none"
 
@@ -82,10 +68,9 @@ class _Trials:
             self.tell(over)
             asked = list(self._ask())
             if asked:
-                self._plan(asked)
                 self._write()
-            specs = [spec for trial in asked for spec in trial.specs]
-            new = {s.run_id: s for s in specs if s.run_id not in self._returned}
+            specs = {spec.run_id: spec for trial in asked for spec in trial.specs}
+            new = {name: spec for name, spec in specs.items() if name not in self._returned}
             self._returned |= set(new)
             # A trial whose cells are rejected, or whose point was asked before, is over already.
             if new or not asked:
@@ -134,17 +119,8 @@ class _Trials:
                 key = of.name, trial.number
                 if key not in self._open:
                     cells = [of.at(trial.params, seed) for seed in range(first, first + seeds)]
-                    self._open[key] = _Trial(study, trial.number, cells)
+                    self._open[key] = _Trial(study, trial.number, self._launching.plan(cells))
                     yield self._open[key]
-
-    def _plan(self, trials: list[_Trial]) -> None:
-        cells = [cell for trial in trials for cell in trial.cells]
-        plan, runs = self._launching.plan(cells, self._sweep)
-        if plan is not None:
-            self._planned |= {cell.run_id: cell for cell in plan.cells}
-            write_plan(replace(plan, cells=tuple(self._planned.values())))
-        for trial in trials:
-            trial.runs = [runs[key_of(cell)] for cell in trial.cells]
 
     def _tell(self, study: str, number: int, trial: _Trial, over: Collection[str]) -> bool:
         """Tell a trial if it is over; whether there is nothing more to do for it."""
@@ -167,9 +143,7 @@ class _Trials:
         write_trials(self._sweep, [study.table() for study in self._studies.values()])
 
 
-def run_trials(
-    space: Space, studies: Mapping[str, Study], sweep: SweepFolder, launching: Launching
-) -> SweepResult:
+def run_trials(space: Space, studies: Mapping[str, Study], launching: Launching) -> SweepResult:
     """Ask, run and tell until every study has its trials, or a signal stops it.
 
     Parameters
@@ -177,17 +151,16 @@ def run_trials(
     space : Space
     studies : mapping of str to Study
         By name.
-    sweep : SweepFolder
-        Of the trials.
     launching : Launching
+        Of the trials.
     """
-    trials = _Trials(space, studies, sweep, launching)
+    trials = _Trials(space, studies, launching)
     if any(study.told for study in studies.values()):
         launching.console.print(trials.progress)
     result = SweepResult((), interrupted=False)
     specs = trials.more(frozenset())
     while specs:
-        result = launching.launch(specs, sweep, trials)
+        result = launching.launch(specs, trials)
         is_stopped = result.interrupted or result.stopped is not None
         if is_stopped:
             # Runs that ended meanwhile.

@@ -20,7 +20,7 @@ def point_text(point: Mapping[str, Any]) -> str:
 
 
 def search_text(space: Space) -> str:
-    """Say what is searched, by whom, for what, and what is measured afterwards."""
+    """Say what is searched, by whom, and for what."""
     sampler = space.sampler
     searched = [
         *(
@@ -40,17 +40,5 @@ def search_text(space: Space) -> str:
         trials += f" for each of {count_text(len(space.studies), what)} of {', '.join(axes)}"
     return (
         f"Search of {', '.join(searched)}: {trials}, by {sampler.name}, for the least "
-        f"{list_text(sampler.objective, 'and')}{_afterwards(space)}"
+        f"{list_text(sampler.objective, 'and')}"
     )
-
-
-def _afterwards(space: Space) -> str:
-    values = space.grid_points
-    runs = count_text(space.sampler.grid_seeds, "run")
-    if not values:
-        return ""
-    if values > 1:
-        grid = f"a grid of {values} values x {runs} around each best"
-        return f"; then {grid}, more where it lies at the end of them"
-    best = "best" if len(space.sampler.objective) == 1 else "trial of the front"
-    return f"; then {runs} of each {best}, with fresh seeds"

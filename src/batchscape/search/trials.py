@@ -22,10 +22,12 @@ __all__ = ["run_trials"]
 class _Trial:
     """A trial that was asked for, and is not told yet."""
 
-    study: Study
+    study: str
     number: int
     runs: list[RunSpec | str]
     """Of each seed its run, or the rule that it breaks."""
+    has_fault: bool = False
+    """Whether its runs are over, and are to be repeated by another command."""
 
     @property
     def specs(self) -> list[RunSpec]:
@@ -49,13 +51,10 @@ class _Trials:
 
     def __init__(self, space: Space, studies: Mapping[str, Study], launching: Launching) -> None:
         self._space, self._studies, self._launching = space, studies, launching
-        self._sweep = launching.sweep
         at_once = launching.corner.cells[0].config.launcher.concurrent_runs
         self._at_a_time = math.ceil(at_once / (len(studies) * space.sampler.seeds))
         self._open: dict[tuple[str, int], _Trial] = {}
-        self._faults = set[tuple[str, int]]()
         self._returned: set[str] = set()
-        self._cuts = space.sampler.pruner != "none"
 
     @property
     def runs(self) -> int:
@@ -67,8 +66,7 @@ class _Trials:
         while True:
             self.tell(over)
             asked = list(self._ask())
-            if asked:
-                self._write()
+            self.write()
             specs = {spec.run_id: spec for trial in asked for spec in trial.specs}
             new = {name: spec for name, spec in specs.items() if name not in self._returned}
             self._returned |= set(new)
@@ -78,23 +76,22 @@ class _Trials:
 
     def tell(self, over: Collection[str]) -> None:
         """Tell the trials whose runs are over."""
-        told = [key for key, trial in self._open.items() if self._tell(*key, trial, over)]
-        for key in told:
-            del self._open[key]
-        if told:
-            self._write()
+        for key, trial in list(self._open.items()):
+            if not trial.has_fault and all(spec.run_id in over for spec in trial.specs):
+                self._tell(trial)
+                if not trial.has_fault:
+                    del self._open[key]
 
     def cut(self, spec: RunSpec) -> str | None:
         """Return why a run goes on no longer; None: it does."""
-        if not self._cuts:
+        if self._space.sampler.pruner == "none":
             return None
+        # A trial that is cut has one run.
         trial = next(
-            trial
-            for trial in self._open.values()
-            if any(own.run_id == spec.run_id for own in trial.specs)
+            one for one in self._open.values() if spec.run_id in {s.run_id for s in one.specs}
         )
-        curve = curve_of(self._sweep.run(spec.run_id))
-        if not trial.study.is_cut(trial.number, curve, spec.samples):
+        curve = curve_of(self._launching.sweep.run(spec.run_id))
+        if not self._studies[trial.study].is_cut(trial.number, curve, spec.samples):
             return None
         return (
             "cut by search.pruner=median: the least of its held-out losses so far, "
@@ -109,38 +106,36 @@ class _Trials:
 
     def _ask(self) -> Iterator[_Trial]:
         """Yield the trials that come next, those of a killed command first."""
-        first, seeds = self._space.first_seed, self._space.sampler.seeds
+        first, seeds = self._space.first_seed, range(self._space.sampler.seeds)
         for of in self._space.studies:
             study = self._studies[of.name]
-            asked = [t for t in study.untold if (of.name, t.number) not in self._faults]
-            while len(asked) < self._at_a_time and len(study.trials) < study.wanted:
-                asked.append(study.ask())
-            for trial in asked:
+            faults = sum(one.has_fault for one in self._open.values() if one.study == of.name)
+            while len(study.untold) - faults < self._at_a_time and len(study.trials) < study.wanted:
+                study.ask()
+            for trial in study.untold:
                 key = of.name, trial.number
                 if key not in self._open:
-                    cells = [of.at(trial.params, seed) for seed in range(first, first + seeds)]
-                    self._open[key] = _Trial(study, trial.number, self._launching.plan(cells))
+                    cells = [of.at(trial.params, first + seed) for seed in seeds]
+                    self._open[key] = _Trial(*key, self._launching.plan(cells))
                     yield self._open[key]
 
-    def _tell(self, study: str, number: int, trial: _Trial, over: Collection[str]) -> bool:
-        """Tell a trial if it is over; whether there is nothing more to do for it."""
-        names = [spec.run_id for spec in trial.specs]
-        if not all(name in over for name in names):
-            return False
-        outcome = outcome_of(trial.runs, self._sweep, self._space.sampler.objective)
-        curve = curve_of(self._sweep.run(names[0])) if self._cuts and names else {}
-        trial.study.tell(number, outcome, names, curve)
-        said = f"Trial {number} of {study} {outcome.state}: {outcome.reason}"
-        if not outcome.is_over:
-            self._faults.add((study, number))
+    def _tell(self, trial: _Trial) -> None:
+        sweep, names = self._launching.sweep, [spec.run_id for spec in trial.specs]
+        outcome = outcome_of(trial.runs, sweep, self._space.sampler.objective)
+        is_watched = names and self._space.sampler.pruner != "none"
+        curve = curve_of(sweep.run(names[0])) if is_watched else {}
+        self._studies[trial.study].tell(trial.number, outcome, names, curve)
+        trial.has_fault = not outcome.is_over
+        said = f"Trial {trial.number} of {trial.study} {outcome.state}: {outcome.reason}"
+        if trial.has_fault:
             said += "; the same command with --retry failed,timeout runs it again"
-        if not outcome.is_over or outcome.state in {NOT_MEASURED, Status.REJECTED}:
+        if trial.has_fault or outcome.state in {NOT_MEASURED, Status.REJECTED}:
             # What else has no value, the launch has told.
             self._launching.console.print(said)
-        return True
 
-    def _write(self) -> None:
-        write_trials(self._sweep, [study.table() for study in self._studies.values()])
+    def write(self) -> None:
+        """Write `trials.csv`."""
+        write_trials(self._launching.sweep, [study.table() for study in self._studies.values()])
 
 
 def run_trials(space: Space, studies: Mapping[str, Study], launching: Launching) -> SweepResult:
@@ -165,6 +160,7 @@ def run_trials(space: Space, studies: Mapping[str, Study], launching: Launching)
         if is_stopped:
             # Runs that ended meanwhile.
             trials.tell({run.run_id for run in result.runs if run.status.is_sealed})
+            trials.write()
         launching.console.print(trials.progress)
         if is_stopped:
             break

@@ -128,7 +128,7 @@ def at_equal_training_loss(context: Context) -> Result | Finding | None:
     # How often the least of the runs went over its training data.
     counts = runs[["samples", "train_samples"]].apply(pd.to_numeric).astype(float)
     epochs = float((counts["samples"] / counts["train_samples"]).min(skipna=False))
-    reason, found = context.no_margin, None
+    (_, reason), found = context.stated, None
     if not epochs >= _EPOCHS:
         shown = "an unknown number of times" if np.isnan(epochs) else f"{epochs:.2g} times"
         reason = (

@@ -177,12 +177,13 @@ class Claim:
         result = self.result(context)
         if not isinstance(result, Result):
             return result
+        margin, _ = context.stated
         looked_at = [*chain(*result.contrasts.values())]
         ids, definition = run_ids_of(looked_at), result.definition or self.definition
         decisions: dict[str, Decision] = {}
         for name, rule in self.rules.items():
             own = result.contrasts[name]
-            decided = None if result.reason else rule(own, context.margin)()
+            decided = None if result.reason else rule(own, margin)()
             if decided is None:
                 most = max((len(contrast.values) for contrast in own), default=0)
                 along = f"along the {name}, " if len(self.rules) > 1 else ""
@@ -200,7 +201,7 @@ class Claim:
         effect = first.deciding.estimate(definition, kind, self.unit, result.note)
         sizes = {name: one.deciding.text(kind) for name, one in decisions.items()}
         counts = {f"n_{name}": len(own) for name, own in result.contrasts.items()}
-        says = self.says.format(margin=f"{context.margin:g}", **sizes, **counts, **result.facts)
+        says = self.says.format(margin=f"{margin:g}", **sizes, **counts, **result.facts)
         if result.note:
             says += f" Beware: {result.note}."
         lacking = sum(len(contrast.values) < self.fewest for contrast in looked_at)
@@ -235,8 +236,8 @@ class Claim:
         """Join a finding and the command, with more seeds where those that there are say little."""
         n = finding.effect.n if finding.n_seeds is None else finding.n_seeds
         seeds = range(min(max(_SEEDS, 2 * n), _MOST_SEEDS))
-        own = finding.settle
-        if own is None and finding.is_compared and (not context.no_margin or self.view == "cost"):
+        own, (_, several) = finding.settle, context.stated
+        if own is None and finding.is_compared and (not several or self.view == "cost"):
             own = for_more_seeds(context.launched, seeds)
         more = f" seed={','.join(map(str, seeds))}" if n > 1 else ""
         settle = own or self.settle_on(context.data) + more

@@ -17,7 +17,7 @@ from batchscape.analysis.equivalence.paired import contrasts_of_cuts, paired_cut
 from batchscape.analysis.estimates import FEWEST, LEVEL, too_few
 from batchscape.analysis.learning_rate.aim import final_losses, find_optima
 from batchscape.analysis.learning_rate.choice import runs_at_best
-from batchscape.analysis.learning_rate.laws import learning_rate_laws
+from batchscape.analysis.learning_rate.laws import laws_of_most_optima
 from batchscape.analysis.noise_scale.estimate import variance_exponents
 from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
@@ -82,7 +82,7 @@ def _alike(context: Context, pairs: pd.DataFrame) -> Result | Finding | None:
     return Result(
         {"cuts": contrasts},
         {"left_out": f"{left_out}." if why else "", "diverged": diverged if alone else ""},
-        reason=context.no_margin,
+        reason=context.stated[1],
         withheld=SUPPORTED if alone else None,
     )
 
@@ -103,15 +103,8 @@ def of_best_rates(context: Context) -> Finding | None:
         return Finding.none(str(error).rstrip("."), definition, context.runs["run_id"])
     if optima is None:
         return None
-    # Groups are not pooled: the one with most optima counts.
-    counts = optima.best.groupby("group")["learning_rate"].transform("count")
-    group = optima.best["group"].iloc[int(counts.to_numpy().argmax())]
-    laws = learning_rate_laws(optima.best[optima.best["group"].eq(group)])
-    rows = optima.table
-    if "group" in rows:
-        rows = rows[rows["group"].eq(group)]
+    laws, behind = laws_of_most_optima(optima)
     exponent, used = laws.exponent, laws.used
-    behind = rows[rows[BATCH].isin(used[BATCH])] if len(used) else rows
     ids = tuple(sorted(set(behind["run_id"])))
     left_out = "".join(f" Left out: B = {text}." for text in laws.left_out)
     if not exponent.is_identified:

@@ -26,6 +26,7 @@ __all__ = [
     "judge_equivalence",
     "paired_cuts",
     "paired_differences",
+    "stated_margin",
 ]
 
 MARGIN_SETTINGS = {
@@ -128,6 +129,35 @@ def contrasts_of_cuts(pairs: pd.DataFrame) -> list[Contrast]:
             )
         )
     return found
+
+
+def stated_margin(stated: NDArray[np.float64], quantity: str) -> tuple[float, str]:
+    """Return the margin that runs state for a quantity, by default that of the setting.
+
+    Parameters
+    ----------
+    stated : array, shape (runs,)
+        NaN where a run states none.
+
+    Returns
+    -------
+    tuple of float and str
+        The margin, the lowest of several, and why there is none where there are several: a margin
+        is fixed before the first run.
+
+    Raises
+    ------
+    AnalysisError
+        If none is stated, and the quantity has no setting.
+    """
+    distinct = np.unique(stated[~np.isnan(stated)]).tolist()
+    if not distinct and quantity not in MARGIN_SETTINGS:
+        msg = f"{quantity=} has no margin of its own; give margin=..., fixed beforehand"
+        raise AnalysisError(msg)
+    shown = ", ".join(f"{margin:g}" for margin in distinct)
+    several = f"the runs state several margins ({shown}); one is fixed before the first run"
+    margin = distinct[0] if distinct else MARGINS[MARGIN_SETTINGS[quantity]]
+    return margin, several if len(distinct) > 1 else ""
 
 
 def judge_equivalence(
@@ -275,11 +305,8 @@ def _judged(
     """Judge the pairs of one cell; its columns are arrays, since cells are many."""
     kept = ~np.isnan(own["difference"])
     differences = own["difference"][kept]
-    margins = np.unique(np.concatenate([own["margin"], own["margin_reference"]]))
-    distinct = margins[~np.isnan(margins)].tolist()
-    used = given
-    if used is None:
-        used = distinct[0] if distinct else _default_margin(quantity)
+    margins = np.concatenate([own["margin"], own["margin_reference"]])
+    used, several = (given, "") if given is not None else stated_margin(margins, quantity)
     found = asdict(tost(differences, used))
     renamed = {"mean": "mean_difference", "sd": "sd_difference"}
     row = {renamed.get(name, name): value for name, value in found.items()}
@@ -287,11 +314,9 @@ def _judged(
     if generator is not None:
         ends = bootstrap_interval(differences, 1 - 2 * ALPHA, generator)
     row |= {"bootstrap_low": ends[0], "bootstrap_high": ends[1]}
-    row["margin_stated"] = given is None and len(margins) == len(distinct) == 1
-    if given is None and len(distinct) > 1:
-        shown = ", ".join(f"{margin:g}" for margin in distinct)
-        why = f"the runs state several margins ({shown}); one is fixed before the first run"
-        row |= {"verdict": "not identified", "margin": math.nan, "reason": why}
+    row["margin_stated"] = given is None and not several and not np.isnan(margins).any()
+    if several:
+        row |= {"verdict": "not identified", "margin": math.nan, "reason": several}
     references = own["value_reference"][kept]
     finite = references[np.isfinite(references)]
     return row | {
@@ -306,10 +331,3 @@ def _judged(
 
 def _joined(names: Iterable[Any], between: str = " ") -> str:
     return between.join(name for name in names if isinstance(name, str))
-
-
-def _default_margin(quantity: str) -> float:
-    if quantity not in MARGIN_SETTINGS:
-        msg = f"{quantity=} has no margin of its own; give margin=..., fixed beforehand"
-        raise AnalysisError(msg)
-    return MARGINS[MARGIN_SETTINGS[quantity]]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.claims.claim import Finding, Result, run_ids_of, size_of
+from batchscape.analysis.claims.claim import Finding, Result, run_ids_of
 from batchscape.analysis.claims.evidence import Context
 from batchscape.analysis.claims.rates import (
     BATCH,
@@ -72,7 +72,7 @@ def of_times_to_target(context: Context) -> Result | Finding | None:
         known = [contrast for contrast in contrasts if len(contrast.values)]
         if not known:
             return found
-        most = size_of(max(known, key=lambda contrast: contrast.mean), "ratio")
+        most = max(known, key=lambda contrast: contrast.mean).text("ratio")
         text = f"{found.explanation} Of samples, not of time, it is: {most}."
         return replace(found, explanation=text)
     times = logarithm(place.reindex(columns=["time_to_target_s"])["time_to_target_s"])
@@ -128,7 +128,7 @@ def at_equal_training_loss(context: Context) -> Result | Finding | None:
     # How often the least of the runs went over its training data.
     counts = runs[["samples", "train_samples"]].apply(pd.to_numeric).astype(float)
     epochs = float((counts["samples"] / counts["train_samples"]).min(skipna=False))
-    reason, found = context.no_margin, None
+    (_, reason), found = context.stated, None
     if not epochs >= _EPOCHS:
         shown = "an unknown number of times" if np.isnan(epochs) else f"{epochs:.2g} times"
         reason = (
@@ -145,7 +145,7 @@ def at_equal_training_loss(context: Context) -> Result | Finding | None:
     facts = {
         "level": f"{level:.4g}",
         "epochs": f"{epochs:.2g}",
-        "gap": "; ".join(size_of(contrast, "difference") for contrast in gaps),
+        "gap": "; ".join(contrast.text("difference") for contrast in gaps),
     }
     held_out = runs.assign(value=losses["held_out"])
     return Result({"loss": ends.compare(held_out)}, facts, note=ends.note)

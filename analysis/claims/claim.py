@@ -6,15 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-import numpy as np
-
 from batchscape.analysis.claims.evidence import Context, Evidence, View
 from batchscape.analysis.claims.rules import CONTRADICTED, OPEN, SUPPORTED, Answer, Decision, Test
 from batchscape.analysis.commands import for_more_seeds, for_times
 from batchscape.analysis.comparing.pairs import Contrast
 from batchscape.analysis.estimates import FEWEST, Estimate, too_few
 
-__all__ = ["Claim", "Finding", "Result", "Rule", "Verdict", "effect_of", "run_ids_of", "size_of"]
+__all__ = ["Claim", "Finding", "Result", "Rule", "Verdict", "run_ids_of"]
 
 _SWEEP = "batchscape sweep sweeps="
 _ON_DIGITS = ("fixed_global_batch", "learning_rate", "vary_global_batch")
@@ -179,12 +177,13 @@ class Claim:
         result = self.result(context)
         if not isinstance(result, Result):
             return result
+        margin, _ = context.stated
         looked_at = [*chain(*result.contrasts.values())]
         ids, definition = run_ids_of(looked_at), result.definition or self.definition
         decisions: dict[str, Decision] = {}
         for name, rule in self.rules.items():
             own = result.contrasts[name]
-            decided = None if result.reason else rule(own, context.margin)()
+            decided = None if result.reason else rule(own, margin)()
             if decided is None:
                 most = max((len(contrast.values) for contrast in own), default=0)
                 along = f"along the {name}, " if len(self.rules) > 1 else ""
@@ -199,10 +198,10 @@ class Claim:
         answer = next((one for one in (CONTRADICTED, OPEN) if one in answers), SUPPORTED)
         answer = SUPPORTED if result.shown else OPEN if answer == result.withheld else answer
         kind = definition.partition(" ")[0]
-        effect = effect_of(first.deciding, definition, kind, self.unit, result.note)
-        sizes = {name: size_of(one.deciding, kind) for name, one in decisions.items()}
+        effect = first.deciding.estimate(definition, kind, self.unit, result.note)
+        sizes = {name: one.deciding.text(kind) for name, one in decisions.items()}
         counts = {f"n_{name}": len(own) for name, own in result.contrasts.items()}
-        says = self.says.format(margin=f"{context.margin:g}", **sizes, **counts, **result.facts)
+        says = self.says.format(margin=f"{margin:g}", **sizes, **counts, **result.facts)
         if result.note:
             says += f" Beware: {result.note}."
         lacking = sum(len(contrast.values) < self.fewest for contrast in looked_at)
@@ -237,8 +236,8 @@ class Claim:
         """Join a finding and the command, with more seeds where those that there are say little."""
         n = finding.effect.n if finding.n_seeds is None else finding.n_seeds
         seeds = range(min(max(_SEEDS, 2 * n), _MOST_SEEDS))
-        own = finding.settle
-        if own is None and finding.is_compared and (not context.no_margin or self.view == "cost"):
+        own, (_, several) = finding.settle, context.stated
+        if own is None and finding.is_compared and (not several or self.view == "cost"):
             own = for_more_seeds(context.launched, seeds)
         more = f" seed={','.join(map(str, seeds))}" if n > 1 else ""
         settle = own or self.settle_on(context.data) + more
@@ -248,35 +247,6 @@ class Claim:
         return Verdict(
             **vars(found), claim=self, context=context.label, sweep_dirs=folders, is_own=is_own
         )
-
-
-def effect_of(
-    contrast: Contrast, definition: str, kind: str, unit: str = "", note: str | None = None
-) -> Estimate:
-    """Write a contrast as an estimate with its 95 % interval.
-
-    Parameters
-    ----------
-    definition : str
-        What the number is; the contrast's own name follows it.
-    kind : str
-        `ratio`, of which values are the logarithms, or another word for what they are.
-    unit : str
-        Unit of the value.
-    note : str, optional
-        What weakens it.
-    """
-    n = len(contrast.values)
-    method = f"t over {n} paired differences" if n > 1 else "one pair, no interval"
-    estimate = Estimate.of_ratio if kind == "ratio" else Estimate.of_mean
-    about = f"{definition}: {contrast.name}"
-    found = estimate(contrast.values, about, method, unit=unit, note=note)
-    return replace(found, high=np.inf) if contrast.is_open else found
-
-
-def size_of(contrast: Contrast, kind: str) -> str:
-    """Write a contrast as half a sentence: its mean, its 95 % interval, and what it compares."""
-    return f"{kind} {effect_of(contrast, kind, kind).text(4)} for {contrast.name}"
 
 
 def run_ids_of(contrasts: Sequence[Contrast]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.claims.claim import Result, size_of
+from batchscape.analysis.claims.claim import Result
 from batchscape.analysis.claims.evidence import Context
 from batchscape.analysis.claims.rules import CONTRADICTED
 from batchscape.analysis.comparing.pairs import Contrast, Level, Which, contrasts_of, to_lowest
@@ -138,7 +138,7 @@ def of_exchange(context: Context) -> Result | None:
     if not shares:
         return Result({"share": []}, reason="no timed runs on several devices")
     slower = max(_along(_DEVICES, times), key=lambda contrast: contrast.mean, default=None)
-    return Result({"share": shares}, {"slower": "" if slower is None else size_of(slower, "ratio")})
+    return Result({"share": shares}, {"slower": "" if slower is None else slower.text("ratio")})
 
 
 def _result(contrasts: dict[str, list[Contrast]], **facts: object) -> Result | None:

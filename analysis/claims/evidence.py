@@ -13,7 +13,7 @@ import pandas as pd
 from batchscape.analysis.cells import GEOMETRY, RATE, SEEDS, Cells, plain_texts
 from batchscape.analysis.comparing.pairs import blocks_of, joined, labels_of, logarithm
 from batchscape.analysis.comparison import valid_figures
-from batchscape.analysis.equivalence.paired import MARGIN_SETTINGS, MARGINS
+from batchscape.analysis.equivalence.paired import MARGIN_SETTINGS, stated_margin
 from batchscape.analysis.hardware import was_started
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.targets.tidy import refuse_missing
@@ -62,22 +62,10 @@ class Context:
         return list(self.runs["data.name"].unique())
 
     @cached_property
-    def margins(self) -> list[float]:
-        """Nats within which losses count as equal: as the runs state it, else the default."""
-        stated = pd.to_numeric(self.runs[_MARGIN], errors="coerce").dropna()
-        return sorted(set(stated.astype(float))) or [MARGINS[_MARGIN]]
-
-    @property
-    def margin(self) -> float:
-        """The first of these."""
-        return self.margins[0]
-
-    @property
-    def no_margin(self) -> str:
-        """Why there is no margin; empty where the runs state one."""
-        shown = ", ".join(f"{margin:g}" for margin in self.margins)
-        several = "the runs state several margins ({} nats); one is fixed before the first run"
-        return several.format(shown) if len(self.margins) > 1 else ""
+    def stated(self) -> tuple[float, str]:
+        """Nats within which losses count as equal, and why no margin was fixed, if none was."""
+        margins = pd.to_numeric(self.runs[_MARGIN], errors="coerce").to_numpy(dtype=float)
+        return stated_margin(margins, "final_eval_loss")
 
     def logs(self, figure: str | pd.Series[float]) -> pd.DataFrame:
         """Return the figures with the logarithm of one of them, or of a column, as `value`."""

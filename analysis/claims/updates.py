@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from operator import itemgetter
 
@@ -13,14 +12,13 @@ from batchscape.analysis.claims.claim import Finding, Result, run_ids_of
 from batchscape.analysis.claims.evidence import Context
 from batchscape.analysis.claims.rates import BATCH, comparable, loss_name, score_of
 from batchscape.analysis.claims.rules import CONTRADICTED, OPEN, SUPPORTED
-from batchscape.analysis.comparing.pairs import Contrast, logarithm, named
 from batchscape.analysis.cost.table import FACTORS
-from batchscape.analysis.equivalence.paired import paired_differences
+from batchscape.analysis.equivalence.paired import contrasts_of_cuts, paired_cuts
 from batchscape.analysis.estimates import FEWEST, LEVEL, too_few
 from batchscape.analysis.learning_rate.aim import final_losses, find_optima
 from batchscape.analysis.learning_rate.choice import runs_at_best
-from batchscape.analysis.learning_rate.laws import learning_rate_laws
-from batchscape.analysis.noise_scale.estimate import step_to_step_variance
+from batchscape.analysis.learning_rate.laws import laws_of_most_optima
+from batchscape.analysis.noise_scale.estimate import variance_exponents
 from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
 from batchscape.record.noise_scale import has_no_noise_scale
@@ -55,42 +53,28 @@ def of_cuts(context: Context) -> Result | Finding | None:
 
 def of_accumulated_batches(context: Context) -> Result | Finding | None:
     """The same with accumulation against without, on as many devices."""
-    pairs = _pairs(context, [BATCH, _DEVICES])
+    pairs = _pairs(context, [BATCH, FACTORS[0]])
     return _alike(context, pairs[pairs["base"].map(itemgetter(-1)).eq(1)])
 
 
 def _pairs(context: Context, within: list[str]) -> pd.DataFrame:
-    """Pair final losses as the report's test of equivalence does, with the cuts of both sides.
-
-    Of cuts that agree in `within` the one with least devices and accumulation is the base. Runs
-    whose objective depends on the cut have no part in it.
-    """
-    cells = context.evidence.cells
-    runs = context.runs[~context.runs["not_invariant"].astype(object).fillna("").astype(bool)]
-    tables = [
-        paired_differences(replace(cells, runs=context.launched.loc[own.index]))
-        for _, own in runs.groupby(within)
-    ]
-    columns = ["quantity", "cell", "reference", "difference"]
-    table = pd.concat(tables) if tables else pd.DataFrame(columns=columns)
-    table = table[table["quantity"].eq(loss_name(context)) & table["difference"].notna()]
-    cuts = cells.table[[*FACTORS]].agg(tuple, axis=1)
-    return table.assign(level=table["cell"].map(cuts), base=table["reference"].map(cuts))
+    """Pair final losses of runs whose objective does not depend on the cut."""
+    depends = context.runs["not_invariant"].astype(object).fillna("").astype(bool)
+    runs = context.launched[~depends.to_numpy()]
+    cells = replace(context.evidence.cells, runs=runs)
+    return paired_cuts(cells, loss_name(context), within)
 
 
 def _alike(context: Context, pairs: pd.DataFrame) -> Result | Finding | None:
     """Join the pairs of each two cuts."""
-    is_lone = np.isinf(pairs["difference"].astype(float))
-    contrasts = [
-        _contrast(own) for _, own in pairs[~is_lone].groupby(["level", "base"], sort=False)
-    ]
+    contrasts = contrasts_of_cuts(pairs)
     labels = [why for why in context.figures["not_invariant"] if isinstance(why, str) and why]
     why = "; ".join(sorted(set(labels)))
     left_out = f"{len(labels)} runs are left out, whose objective itself depends on the cut ({why})"
     if not contrasts:
         definition = "difference of final loss between two cuts"
         return Finding.none(left_out, definition, context.runs["run_id"]) if why else None
-    alone = pairs.loc[is_lone, "trajectory_id"].nunique()
+    alone = pairs.loc[np.isinf(pairs["difference"]), "trajectory_id"].nunique()
     diverged = (
         f"{alone} of {pairs['trajectory_id'].nunique()} trajectories diverged under one cut and "
         "not under another."
@@ -98,19 +82,8 @@ def _alike(context: Context, pairs: pd.DataFrame) -> Result | Finding | None:
     return Result(
         {"cuts": contrasts},
         {"left_out": f"{left_out}." if why else "", "diverged": diverged if alone else ""},
-        reason=context.no_margin,
+        reason=context.stated[1],
         withheld=SUPPORTED if alone else None,
-    )
-
-
-def _contrast(pairs: pd.DataFrame) -> Contrast:
-    level, base = pairs["level"].iloc[0], pairs["base"].iloc[0]
-    return Contrast(
-        f"{named(FACTORS, level)} against {named(FACTORS, base)} (global batch {math.prod(level)})",
-        pairs["difference"].to_numpy(dtype=np.float64),
-        tuple(sorted({*pairs["run_id"], *pairs["run_id_reference"]})),
-        level=level,
-        base=base,
     )
 
 
@@ -130,15 +103,8 @@ def of_best_rates(context: Context) -> Finding | None:
         return Finding.none(str(error).rstrip("."), definition, context.runs["run_id"])
     if optima is None:
         return None
-    # Groups are not pooled: the one with most optima counts.
-    counts = optima.best.groupby("group")["learning_rate"].transform("count")
-    group = optima.best["group"].iloc[int(counts.to_numpy().argmax())]
-    laws = learning_rate_laws(optima.best[optima.best["group"].eq(group)])
-    rows = optima.table
-    if "group" in rows:
-        rows = rows[rows["group"].eq(group)]
+    laws, behind = laws_of_most_optima(optima)
     exponent, used = laws.exponent, laws.used
-    behind = rows[rows[BATCH].isin(used[BATCH])] if len(used) else rows
     ids = tuple(sorted(set(behind["run_id"])))
     left_out = "".join(f" Left out: B = {text}." for text in laws.left_out)
     if not exponent.is_identified:
@@ -172,24 +138,14 @@ def _shared_seeds(context: Context, rows: pd.DataFrame) -> int:
     return int(batches.eq(seeds[BATCH].nunique()).sum())
 
 
-def of_variance(context: Context) -> Result | Finding | None:
+def of_variance(context: Context) -> Result | None:
     """The exponent, in the global batch, of the variance of the gradient norm between steps."""
     runs = context.figures[~context.figures["not_invariant"].map(has_no_noise_scale).astype(bool)]
     # A learning rate that hardly trains stays where gradients are noisy: the best ones compare.
     runs = runs_at_best(runs, score_of(context), "seed_block")
     steps, _ = context.curves(runs)
-    if steps["gradient_norm"].isna().all() or runs[BATCH].nunique() < 2:
+    contrast = variance_exponents(runs, steps, "seed_block")
+    if contrast is None:
         return None
-    variance = logarithm(step_to_step_variance(steps)).rename("variance")
-    table = runs.join(variance).dropna(subset=["variance"])
-    wide = table.groupby(["seed_block", BATCH])["variance"].mean().unstack(BATCH)
-    most = wide.notna().sum().nlargest(2)
-    wide = wide.dropna(axis=1, thresh=FEWEST).dropna()
-    if wide.shape[1] < 2 or wide.empty:
-        few = too_few(int(most.min()) if len(most) == 2 else 0, "seeds at two global batches")
-        return Finding.none(few, "exponent of the variance", table["run_id"])
-    ids = tuple(sorted(set(table.loc[table["seed_block"].isin(wide.index), "run_id"])))
-    slopes = np.polyfit(np.log(wide.columns.to_numpy(dtype=float)), wide.to_numpy(dtype=float).T, 1)
-    contrast = Contrast(f"global batches {', '.join(map(str, wide))}", slopes[0], ids)
     low, high = contrast.interval(LEVEL)
     return Result({"slope": [contrast]}, {"inside": "" if low <= -1 <= high else "not "})

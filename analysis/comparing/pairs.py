@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from batchscape.analysis.cells import WHERE, Cells, plain_texts
-from batchscape.analysis.estimates import half_width
+from batchscape.analysis.estimates import Estimate, half_width
 
 __all__ = [
     "Contrast",
@@ -72,6 +72,33 @@ class Contrast:
     def is_open(self) -> bool:
         """Whether its interval has no upper end."""
         return self.bounds_below and len(self.values) > 1
+
+    def estimate(
+        self, definition: str, kind: str, unit: str = "", note: str | None = None
+    ) -> Estimate:
+        """Estimate the mean with its 95 % interval.
+
+        Parameters
+        ----------
+        definition : str
+            What the number is; the contrast's own name follows it.
+        kind : str
+            `ratio`, of which values are the logarithms, or another word for what they are.
+        unit : str
+            Unit of the value.
+        note : str, optional
+            What weakens it.
+        """
+        n = len(self.values)
+        method = f"t over {n} paired differences" if n > 1 else "one pair, no interval"
+        of_what = Estimate.of_ratio if kind == "ratio" else Estimate.of_mean
+        about = f"{definition}: {self.name}"
+        found = of_what(self.values, about, method, unit=unit, note=note)
+        return replace(found, high=np.inf) if self.is_open else found
+
+    def text(self, kind: str) -> str:
+        """Write half a sentence: the mean, its 95 % interval, and what is compared."""
+        return f"{kind} {self.estimate(kind, kind).text(4)} for {self.name}"
 
 
 def to_lowest(levels: Sequence[Level]) -> list[tuple[Level, Level]]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from batchscape.analysis.cells import Cells
+from batchscape.analysis.cells import GEOMETRY, Cells
+from batchscape.analysis.comparing.pairs import Contrast, named
 from batchscape.analysis.equivalence.decompositions import members_of
 from batchscape.analysis.equivalence.tost import ALPHA, bootstrap_interval, tost
 from batchscape.analysis.multiplicity import holm
@@ -20,9 +21,12 @@ from batchscape.errors import AnalysisError
 __all__ = [
     "MARGINS",
     "MARGIN_SETTINGS",
+    "contrasts_of_cuts",
     "family_verdicts",
     "judge_equivalence",
+    "paired_cuts",
     "paired_differences",
+    "stated_margin",
 ]
 
 MARGIN_SETTINGS = {
@@ -84,6 +88,76 @@ def paired_differences(cells: Cells, reaches: pd.DataFrame | None = None) -> pd.
     with np.errstate(invalid="ignore"):
         pairs["difference"] = pairs["value"] - pairs["value_reference"]
     return pairs.reset_index(drop=True)
+
+
+def paired_cuts(cells: Cells, quantity: str, within: Sequence[str]) -> pd.DataFrame:
+    """Pair one quantity of cuts that agree in some columns, as `paired_differences` does.
+
+    Of these cuts the one with least devices, then least accumulation, is the reference.
+
+    Returns
+    -------
+    DataFrame
+        Its rows with a difference, and `level` and `base`: the cuts of both sides, as tuples of
+        devices, micro-batch and accumulation.
+    """
+    tables = [
+        paired_differences(replace(cells, runs=own)) for _, own in cells.runs.groupby([*within])
+    ]
+    columns = ["quantity", "cell", "reference", "difference", "trajectory_id"]
+    table = pd.concat(tables) if tables else pd.DataFrame(columns=columns)
+    table = table.astype({"difference": float})
+    table = table[table["quantity"].eq(quantity) & table["difference"].notna()]
+    cuts = cells.table[[*GEOMETRY[:3]]].agg(tuple, axis=1)
+    return table.assign(level=table["cell"].map(cuts), base=table["reference"].map(cuts))
+
+
+def contrasts_of_cuts(pairs: pd.DataFrame) -> list[Contrast]:
+    """Join what `paired_cuts` returns to a contrast for each two cuts, over all trajectories."""
+    finite = pairs[np.isfinite(pairs["difference"])]
+    found = []
+    for _, own in finite.groupby(["level", "base"], sort=False):
+        level, base = own["level"].iloc[0], own["base"].iloc[0]
+        name = f"{named(GEOMETRY[:3], level)} against {named(GEOMETRY[:3], base)}"
+        found.append(
+            Contrast(
+                f"{name} (global batch {math.prod(level)})",
+                own["difference"].to_numpy(dtype=np.float64),
+                tuple(sorted({*own["run_id"], *own["run_id_reference"]})),
+                level=level,
+                base=base,
+            )
+        )
+    return found
+
+
+def stated_margin(stated: NDArray[np.float64], quantity: str) -> tuple[float, str]:
+    """Return the margin that runs state for a quantity, by default that of the setting.
+
+    Parameters
+    ----------
+    stated : array, shape (runs,)
+        NaN where a run states none.
+
+    Returns
+    -------
+    tuple of float and str
+        The margin, the lowest of several, and why there is none where there are several: a margin
+        is fixed before the first run.
+
+    Raises
+    ------
+    AnalysisError
+        If none is stated, and the quantity has no setting.
+    """
+    distinct = np.unique(stated[~np.isnan(stated)]).tolist()
+    if not distinct and quantity not in MARGIN_SETTINGS:
+        msg = f"{quantity=} has no margin of its own; give margin=..., fixed beforehand"
+        raise AnalysisError(msg)
+    shown = ", ".join(f"{margin:g}" for margin in distinct)
+    several = f"the runs state several margins ({shown}); one is fixed before the first run"
+    margin = distinct[0] if distinct else MARGINS[MARGIN_SETTINGS[quantity]]
+    return margin, several if len(distinct) > 1 else ""
 
 
 def judge_equivalence(
@@ -231,11 +305,8 @@ def _judged(
     """Judge the pairs of one cell; its columns are arrays, since cells are many."""
     kept = ~np.isnan(own["difference"])
     differences = own["difference"][kept]
-    margins = np.unique(np.concatenate([own["margin"], own["margin_reference"]]))
-    distinct = margins[~np.isnan(margins)].tolist()
-    used = given
-    if used is None:
-        used = distinct[0] if distinct else _default_margin(quantity)
+    margins = np.concatenate([own["margin"], own["margin_reference"]])
+    used, several = (given, "") if given is not None else stated_margin(margins, quantity)
     found = asdict(tost(differences, used))
     renamed = {"mean": "mean_difference", "sd": "sd_difference"}
     row = {renamed.get(name, name): value for name, value in found.items()}
@@ -243,11 +314,9 @@ def _judged(
     if generator is not None:
         ends = bootstrap_interval(differences, 1 - 2 * ALPHA, generator)
     row |= {"bootstrap_low": ends[0], "bootstrap_high": ends[1]}
-    row["margin_stated"] = given is None and len(margins) == len(distinct) == 1
-    if given is None and len(distinct) > 1:
-        shown = ", ".join(f"{margin:g}" for margin in distinct)
-        why = f"the runs state several margins ({shown}); one is fixed before the first run"
-        row |= {"verdict": "not identified", "margin": math.nan, "reason": why}
+    row["margin_stated"] = given is None and not several and not np.isnan(margins).any()
+    if several:
+        row |= {"verdict": "not identified", "margin": math.nan, "reason": several}
     references = own["value_reference"][kept]
     finite = references[np.isfinite(references)]
     return row | {
@@ -262,10 +331,3 @@ def _judged(
 
 def _joined(names: Iterable[Any], between: str = " ") -> str:
     return between.join(name for name in names if isinstance(name, str))
-
-
-def _default_margin(quantity: str) -> float:
-    if quantity not in MARGIN_SETTINGS:
-        msg = f"{quantity=} has no margin of its own; give margin=..., fixed beforehand"
-        raise AnalysisError(msg)
-    return MARGINS[MARGIN_SETTINGS[quantity]]

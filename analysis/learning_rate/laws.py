@@ -27,6 +27,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
+from batchscape.analysis.learning_rate.aim import Optima
 from batchscape.analysis.learning_rate.exponent import (
     exponent_of,
     is_bounded,
@@ -38,7 +39,7 @@ from batchscape.analysis.tradeoff.forms import aicc
 from batchscape.errors import AnalysisError
 from batchscape.text import list_text
 
-__all__ = ["LAWS", "LearningRateLaws", "learning_rate_laws", "predict"]
+__all__ = ["LAWS", "LearningRateLaws", "laws_of_most_optima", "learning_rate_laws", "predict"]
 
 _Array = NDArray[np.float64]
 _SAME = 2.0
@@ -93,6 +94,24 @@ def learning_rate_laws(best: pd.DataFrame) -> LearningRateLaws:
     left_out = tuple(left_out_reason(row) for _, row in best[~known].iterrows())
     verdict = _verdict_of_grid(table, exponent) if is_coarse else _verdict(table, exponent)
     return LearningRateLaws(exponent, table, used, left_out, verdict)
+
+
+def laws_of_most_optima(optima: Optima) -> tuple[LearningRateLaws, pd.DataFrame]:
+    """Compare the laws of the group that has most optima: groups are not pooled.
+
+    Returns
+    -------
+    tuple
+        The laws, and the rows of `optima.table` behind them; all of the group where none are.
+    """
+    counts = optima.best.groupby("group")["learning_rate"].transform("count")
+    group = optima.best["group"].iloc[int(counts.to_numpy().argmax())]
+    laws = learning_rate_laws(optima.best[optima.best["group"].eq(group)])
+    rows = optima.table
+    if "group" in rows:
+        rows = rows[rows["group"].eq(group)]
+    batches = laws.used["global_batch_size"]
+    return laws, rows[rows["global_batch_size"].isin(batches)] if len(batches) else rows
 
 
 def predict(law: pd.Series[Any], batch_sizes: Sequence[float] | _Array) -> _Array:

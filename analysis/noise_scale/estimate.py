@@ -58,7 +58,8 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from batchscape.analysis.cells import Cells
-from batchscape.analysis.estimates import NOT_IDENTIFIED, TWO_SIDED, half_width
+from batchscape.analysis.comparing.pairs import Contrast, logarithm
+from batchscape.analysis.estimates import FEWEST, NOT_IDENTIFIED, TWO_SIDED, half_width
 from batchscape.analysis.joins import rows_of
 from batchscape.record.noise_scale import SAMPLED, has_no_noise_scale, noise_samples
 
@@ -68,6 +69,7 @@ __all__ = [
     "noise_scale_curves",
     "run_noise_scales",
     "step_to_step_variance",
+    "variance_exponents",
 ]
 
 _STEPS_A_HALF_LIFE = 10
@@ -234,6 +236,38 @@ def step_to_step_variance(steps: pd.DataFrame) -> pd.Series[float]:
     bends = steps.groupby("run")["gradient_norm"].diff().groupby(steps["run"]).diff()
     variance: pd.Series[float] = (bends**2 / 6).groupby(steps["run"]).mean()
     return variance
+
+
+def variance_exponents(runs: pd.DataFrame, steps: pd.DataFrame, seed: str) -> Contrast | None:
+    """Estimate how the step-to-step variance of the gradient norm grows with the global batch.
+
+    Parameters
+    ----------
+    runs : DataFrame
+        `run_id`, `global_batch_size` and the column that tells seeds apart; several are averaged.
+    steps : DataFrame
+        As for `step_to_step_variance`, where `run` is the index of `runs`.
+    seed : str
+        That column.
+
+    Returns
+    -------
+    Contrast or None
+        The exponent of each seed that has all batches with `FEWEST` seeds, or with as many as
+        there are; None without two batches.
+    """
+    table = runs.join(logarithm(step_to_step_variance(steps)).rename("log")).dropna(subset=["log"])
+    wide = table.groupby([seed, "global_batch_size"])["log"].mean().unstack("global_batch_size")
+    seeds = wide.notna().sum().nlargest(2)
+    if len(seeds) < 2:
+        return None
+    wide = wide.dropna(axis=1, thresh=min(FEWEST, int(seeds.min()))).dropna()
+    x = np.log(wide.columns.to_numpy(dtype=float))
+    x = x - x.mean()
+    slopes = wide.to_numpy(dtype=float) @ x / (x @ x)
+    used = table.loc[table[seed].isin(wide.index), "run_id"]
+    name = f"global batches {', '.join(map(str, wide))}"
+    return Contrast(name, slopes, tuple(sorted(set(used))))
 
 
 def fieller_interval(

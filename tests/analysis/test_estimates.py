@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 from batchscape.analysis import compare, find_cells, load
-from batchscape.analysis.claims.claim import size_of
 from batchscape.analysis.comparing.pairs import Contrast
 from batchscape.analysis.estimates import Estimate, interval_text
 from batchscape.analysis.report.macros import macros
@@ -52,5 +51,5 @@ def test_tables_follow_the_rule(build, seeds, shown):
 def test_claims_follow_the_rule():
     pairs = pd.Series([0.1, 0.3, 0.2]).to_numpy()
     two, three = (Contrast("a against b", pairs[:n], ()) for n in (2, 3))
-    assert size_of(two, "difference") == "difference 0.2000 (n = 2) for a against b"
-    assert size_of(three, "difference").startswith("difference 0.2000 [-0.0")
+    assert two.text("difference") == "difference 0.2000 (n = 2) for a against b"
+    assert three.text("difference").startswith("difference 0.2000 [-0.0")

@@ -503,7 +503,7 @@ def test_several_margins_leave_no_verdict(world: Callable[[], Any], name: str) -
         row["measure.equivalence_margin"] = 0.005 if number % 2 else 0.01
     verdict = judged(name, table.evidence())
     assert verdict.verdict == "not identified"
-    assert "several margins (0.005, 0.01 nats)" in verdict.explanation
+    assert "several margins (0.005, 0.01)" in verdict.explanation
 
 
 @pytest.mark.parametrize(

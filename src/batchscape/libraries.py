@@ -12,7 +12,6 @@ SEEN_WITH = {
     "accelerate": "1.15",
     "deepspeed": "0.19.8",
     "hydra-core": "1.3",
-    "optuna": "5.0",
     "torch": "2.13",
 }
 """Versions that have every member that is asked for; private ones are listed in

@@ -17,7 +17,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import optuna
 import pytest
 import torch
 from torch import nn
@@ -151,19 +150,6 @@ TABLE = [
         "engines/deepspeed_setup.py",
         "or a kernel is compiled for a minute that nothing uses",
         "deepspeed",
-    ),
-    *(
-        Member(
-            f".{name}",
-            "search/study.py",
-            "a trial that a kill has left half drawn is drawn to its end",
-            "optuna",
-            owner,
-        )
-        for name, owner in (
-            ("_suggest", lambda: optuna.trial.Trial),
-            ("_trial_id", lambda: optuna.trial.create_trial(value=0.0)),
-        )
     ),
 ]
 

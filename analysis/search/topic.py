@@ -248,10 +248,13 @@ def _drawn(one: _SearchResults, cells: Cells) -> Figure:
     shown = across or numbers or one.keys[:1]
     width = min(PAGE_IN, 1.2 + 3.0 * len(shown))
     figure = Figure(figsize=(width, 2.6), layout="constrained")
+    style = {"linewidth": 1.0, "zorder": 1, "marker": "D", "markersize": 2.5}
+    if one.is_front:
+        style = {"linewidth": 0.8, "drawstyle": "steps-post"}
     for axes, x in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         _scatter(axes, trials, x, y, colours)
         for study, curve in _lines(one, x, y):
-            axes.plot(*curve, color=colours[study], linewidth=1.0, zorder=1, marker="D", ms=2.5)
+            axes.plot(*curve, color=colours[study], **style)
         axes.set_xlabel(_axis_text(x, cells) if across else setting_label(x))
     figure.axes[0].set_ylabel(_axis_text(y, cells))
     _name_studies(figure, trials)

@@ -35,8 +35,6 @@ from optuna.storages import InMemoryStorage
 from batchscape.config import Sampler
 from batchscape.plan.expand import Interval
 from batchscape.search.objective import TrialOutcome
-from batchscape.search.points import grid_of
-from batchscape.search.pruning import is_cut
 from batchscape.search.space import Space
 from batchscape.search.study import Study
 
@@ -83,9 +81,10 @@ def searched(losses: Losses, name: str, counts: Sequence[int], repeat: int) -> l
     best, regrets = (math.inf, 0.0), []
     for _ in range(max(counts)):
         asked = study.ask()
-        value = losses.one(asked.point["rate"], seed)
-        study.tell(asked, TrialOutcome("completed", (value,), None), [], {})
-        best = min(best, (value, asked.point["rate"]))
+        rate = asked.params["rate"]
+        value = losses.one(rate, seed)
+        study.tell(asked.number, TrialOutcome("completed", (value,), None), [], {})
+        best = min(best, (value, rate))
         regrets.append(losses.regret(best[1], seed))
     return [regrets[count - 1] for count in counts]
 
@@ -101,13 +100,19 @@ def listed(losses: Losses, rates: Sequence[float]) -> float:
 
 def laid(losses: Losses, count: int) -> list[float]:
     """Return the rates of the plain grid from end to end."""
-    return [point["rate"] for point in grid_of(space_of(losses, "grid", count, 0), count)]
+    return [point["rate"] for point in space_of(losses, "grid", count, 0).laid]
 
 
 def begun_at(losses: Losses, count: int, offset: float) -> list[float]:
     """Return the rates of a plain grid that begins anywhere within one of its distances."""
     shares = (np.arange(count) + offset) / count
     return [float(rate) for rate in losses.low * (losses.high / losses.low) ** shares]
+
+
+def random_space(points: int) -> Space:
+    """Return what trials are asked of whose points do not matter."""
+    place = Interval("place", 1, points, is_log=False)
+    return Space(Sampler(name="random", trials=_TRIALS), (place,), {}, (), 0)
 
 
 def cut(curves: pd.DataFrame, repeats: int, generator: np.random.Generator) -> str:
@@ -126,12 +131,14 @@ def cut(curves: pd.DataFrame, repeats: int, generator: np.random.Generator) -> s
         for repeat in range(repeats):
             chosen = [by_rate[rate] for rate in generator.permutation(rates)[:_TRIALS]]
             best[repeat] = min(range(_TRIALS), key=lambda place: chosen[place][budget])
-            seen: list[dict[int, float]] = []
+            replayed = Study(random_space(budget), "replayed", InMemoryStorage())
             for place, curve in enumerate(chosen):
-                found = is_cut(curve, seen, budget)
-                end = budget if found is None else found[0]
-                until[repeat, place] = end
-                seen.append({samples: loss for samples, loss in curve.items() if samples <= end})
+                number = replayed.ask().number
+                outcome = TrialOutcome("completed", (curve[budget],), None)
+                if replayed.is_cut(number, curve, budget):
+                    until[repeat, place] = replayed.trials[number].last_step
+                    outcome = TrialOutcome("pruned", None, None)
+                replayed.tell(number, outcome, [], {})
         is_out = until < budget
         best_cut.append(is_out[np.arange(repeats), best].mean())
         cuts.append(is_out.mean())

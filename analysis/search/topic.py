@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from rich.console import Console
 
 from batchscape.analysis.cells import Cells, launched_batches, setting_label
 from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.figures.style import PAGE_IN, colour_of, loss_axis, plain_ticks, shades_of
 from batchscape.analysis.numbers import MISSING, significant, with_spread
-from batchscape.analysis.report.grids import Column, Grid, columns_grid
+from batchscape.analysis.report.grids import Column, Grid, columns_grid, show
 from batchscape.analysis.report.topic import Picture, Section, TableView
 from batchscape.analysis.search.measured import best_measured, means_along, setting_text
 from batchscape.record.folder import SweepFolder
@@ -24,7 +25,7 @@ from batchscape.record.trial_counts import UNTOLD
 from batchscape.record.trials import TRIALS, read_measured, read_trials
 from batchscape.text import count_text, list_text
 
-__all__ = ["search_section"]
+__all__ = ["print_found", "search_section"]
 
 _LABELS = {
     "loss": "held-out loss",
@@ -34,8 +35,8 @@ _LABELS = {
     "device_hours_to_target": "device-hours to target",
     "peak_allocated_gib": "peak memory (GiB)",
 }
-_MOST_STUDIES = 6
-"""Studies named in a sentence."""
+_MOST_NAMED = 6
+"""Points or studies named in a sentence."""
 _WIDE = 5.0
 """Values whose ratio is larger are drawn on a logarithmic axis."""
 
@@ -78,30 +79,33 @@ def search_section(cells: Cells) -> Section | None:
     tables, pictures, curves = list[TableView](), list[Picture](), dict[str, pd.DataFrame]()
     for number, one in enumerate(searches, 1):
         # Values of different objectives, or of different settings, share no table.
-        ending = f"_{number}" if several else ""
-        of = f" of {one.folder.path}" if several else ""
-        is_front = len(one.objectives) > 1
+        ending, of = (f"_{number}", f" of {one.folder.path}") if several else ("", "")
         if len(one.measured):
-            title = f"{'The trials of the front' if is_front else 'The best'}, with new seeds{of}"
-            grid = _measured_grid(one.measured, one.objectives)
-            tables.append(TableView(f"search_measured{ending}", title, one.measured, grid))
-        best = one.trials[one.trials["is_best"].astype(bool)]
-        grid = _grid(one.trials, best, one.keys, one.objectives)
-        tables.append(
-            TableView(f"search{ending}", f"The best trials of each study{of}", best, grid)
-        )
-        what = "The front of two objectives" if is_front else "Trials of each study"
+            what = "The trials of the front" if one.is_front else "The best"
+            view = f"search_measured{ending}", f"{what}, with new seeds{of}"
+            tables.append(TableView(*view, one.measured, one.measured_grid))
+        what = "The front of two objectives" if one.is_front else "Trials of each study"
         caption = f"{what}{of}; the best are filled. Trials without a value are left out."
-        if not is_front and one.grids:
+        if not one.is_front and one.grids:
             caption += " Lines: the grid around the best, means over new seeds."
-        draw = _draw_front if is_front else _draw_trials
-        axes = [
-            loss_axis(_LABELS[n], cells.runs) if n == "loss" else _LABELS[n] for n in one.objectives
-        ]
-        figure = draw(one, axes, _colours(one.trials, launched_batches(cells.runs)))
-        pictures.append(Picture(f"search{ending}", caption, figure))
+        pictures.append(Picture(f"search{ending}", caption, _drawn(one, cells)))
         curves[f"trials{ending}"] = one.trials
     return replace(section, tables=tables, pictures=pictures, curves=curves)
+
+
+def print_found(sweep: SweepFolder, console: Console) -> None:
+    """Print the best of what a search measured, as its report will have it.
+
+    Parameters
+    ----------
+    sweep : SweepFolder
+        Of the grid.
+    console : Console
+    """
+    trials = read_trials(sweep)
+    if trials is not None and (one := _SearchResults(sweep, trials)).found is not None:
+        console.print(one.found, soft_wrap=True)
+        show(console, one.measured_grid, "The best, with new seeds")
 
 
 class _SearchResults:
@@ -112,7 +116,7 @@ class _SearchResults:
         # In the order of the search, as the values of the grid are.
         self.objectives = [name for name in map(str, trials) if name in _LABELS]
         self.keys = [name for name in map(str, trials) if name not in {*TRIALS, *self.objectives}]
-        self.done = int(trials["outcome"].notna().sum())
+        self.is_front = len(self.objectives) > 1
         self.grids = read_measured(folder)
         self.measured = best_measured(self.grids, self.objectives)
 
@@ -120,72 +124,46 @@ class _SearchResults:
     def answer(self) -> str:
         """What was searched."""
         studies = self.trials["study"].nunique()
+        done = int(self.trials["outcome"].notna().sum())
         return (
             f"{list_text(self.keys, 'and')} {'was' if len(self.keys) == 1 else 'were'} searched "
-            f"for the least {list_text([_LABELS[name] for name in self.objectives], 'and')}: "
-            f"{count_text(self.done, 'trial')} in {count_text(studies, 'study', 'studies')}."
+            f"for the least {self._objectives_text}: "
+            f"{count_text(done, 'trial')} in {count_text(studies, 'study', 'studies')}."
         )
+
+    @property
+    def _objectives_text(self) -> str:
+        return list_text([_LABELS[name] for name in self.objectives], "and")
 
     @property
     def found(self) -> str | None:
         """The answer in a sentence; None: nothing was measured."""
-        if self.measured.empty:
-            return None
-        if len(self.objectives) > 1:
-            return self._front()
-        values = {str(grid["study"]): grid["values"] for grid in self.grids}
-        at = {study: _at(own) for study, own in values.items()}
         rows = self.measured.to_dict("records")
-        seeds = int(self.measured["n"].max())
-        fresh = count_text(seeds, "new seed")
-        around = f"the best of {self._trials_text()}"
-        is_of_one = len(self.keys) == 1
-        said = [
-            f"{_point(row, named=not (place and is_of_one))} {at[row['study']]}".strip()
-            + f" ({self._values_text(row)})"
-            for place, row in enumerate(rows)
-        ]
-        listed = _few(said, ", " if is_of_one else "; ")
-        what = _LABELS[self.objectives[0]]
-        if self.measured["best"].isna().all():
-            by = f"{what}, over {fresh} each" if len(rows) > 1 else f"{what}, over {fresh}"
-            return f"Chosen by trials, as {around}: {listed} ({by}){self._lost(at)}."
-        over = f"means over {fresh}" if seeds > 1 else fresh
-        return (
-            f"Least {what}: {listed}; {over}, in a grid around {around}"
-            f"{_brackets(rows, at)}{self._lost(at)}."
-        )
-
-    def _front(self) -> str | None:
-        """Say how large the front is, and its ends."""
-        front = self.measured[self.measured["on_front"].astype(bool)]
-        if front.empty:
+        if self.is_front:
+            rows = [row for row in rows if row["on_front"]]
+        if not rows:
             return None
-        ends = front.sort_values(self.objectives).iloc[[0, -1]].drop_duplicates("held")
-        if front["study"].nunique() > 1:
-            ends = ends.iloc[:0]
-        said = " to ".join(
-            f"{row['held']} ({self._values_text(row)})" for row in ends.to_dict("records")
-        )
-        said = said or f"in {front['study'].nunique()} studies, see the table"
-        of = list_text([_LABELS[name] for name in self.objectives], "and")
-        fresh = count_text(int(front["n"].max()), "new seed")
-        return f"Front of {of}, by {fresh}: {count_text(len(front), 'point')}, {said}."
+        at = {str(grid["study"]): _at(grid["values"]) for grid in self.grids}
+        points = [
+            f"{_point(row)} {at[row['study']]}".strip() + f" ({self._values_text(row)})"
+            for row in rows
+        ]
+        over = f"over {count_text(int(self.measured['n'].max()), 'new seed')}"
+        if self.is_front:
+            text = f"Front of {self._objectives_text}: {_few(points)}; {over}"
+        elif self.measured["best"].isna().all():
+            text = f"Chosen by the trials: {_few(points)}; {self._objectives_text}, {over}"
+        else:
+            text = f"Least {self._objectives_text}: {_few(points)}; {over}{_brackets(rows, at)}"
+        return f"{text}{self._lost(at)}."
 
     def _values_text(self, row: Mapping[Any, Any]) -> str:
         return ", ".join(with_spread(row[name], row[f"{name}_ci95"]) for name in self.objectives)
 
-    def _trials_text(self) -> str:
-        """Say how many trials each grid was laid around."""
-        counts = sorted({int(grid["trials"]) for grid in self.grids})
-        text = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        text += " trial" if counts == [1] else " trials"
-        return text + (" each" if len(self.grids) > 1 else "")
-
     def _lost(self, at: Mapping[str, str]) -> str:
         """Say which studies have no result, and whether there were trials since."""
         lost = [where for study, where in at.items() if study not in {*self.measured["study"]}]
-        text = f"; no result {_few(lost, ', ')}" if lost else ""
+        text = f"; no result {_few(lost)}" if lost else ""
         told = self.trials[~self.trials["outcome"].isin(UNTOLD)]
         done = told.groupby("study")["outcome"].count()
         before = {str(grid["study"]): int(grid["trials"]) for grid in self.grids}
@@ -193,20 +171,53 @@ class _SearchResults:
             text += "; there were more trials since, around whose best nothing is measured yet"
         return text
 
+    @property
+    def measured_grid(self) -> Grid:
+        """The best of each grid as a table."""
+        rows = self.measured.to_dict("records")
+        has_brackets = self.measured["best"].notna().any()
+        held = "other settings" if has_brackets else "point"
+        columns: list[Column] = [(held, [row["held"] or MISSING for row in rows])]
+        if has_brackets:
+            best = [f"{setting_label(row['setting'])} {setting_text(row['best'])}" for row in rows]
+            columns.insert(0, ("best", best))
+        for name in self.objectives:
+            pairs = zip(self.measured[name], self.measured[f"{name}_ci95"], strict=True)
+            columns.append((_LABELS[name], [with_spread(*pair) for pair in pairs]))
+        if self.is_front:
+            front = ["yes" if row["on_front"] else "no" for row in rows]
+            columns.append(("on the front", front))
+        columns.append(("n", self.measured["n"].astype(str)))
+        notes = [f"Means ± half-widths of {LEVEL:.0%} t-intervals over n seeds that no trial had."]
+        if has_brackets:
+            columns += [(f"next {side}", _beside(rows, side)) for side in ("below", "above")]
+            notes.append(
+                "Next below and above: the neighbours in the grid, in brackets their means, "
+                "infinite where a seed has no result."
+            )
+        return columns_grid([("study", self.measured["study"])], columns, notes=notes)
 
-def _point(row: Mapping[Any, Any], *, named: bool) -> str:
+
+def _beside(rows: Sequence[Mapping[Any, Any]], side: str) -> list[str]:
+    return [
+        MISSING
+        if pd.isna(row[side])
+        else f"{setting_text(row[side])} ({significant(float(row[f'{side}_mean']), 4)})"
+        for row in rows
+    ]
+
+
+def _point(row: Mapping[Any, Any]) -> str:
     if row["setting"] is None:
         return str(row["held"])
-    text = setting_text(row["best"])
-    if named:
-        text = f"{setting_label(row['setting'])} {text}"
+    text = f"{setting_label(row['setting'])} {setting_text(row['best'])}"
     return f"{text} with {row['held']}" if row["held"] else text
 
 
-def _few(texts: Sequence[str], apart: str) -> str:
-    if len(texts) > _MOST_STUDIES:
+def _few(texts: Sequence[str]) -> str:
+    if len(texts) > _MOST_NAMED:
         texts = [*texts[:2], f"{len(texts) - 3} more in the table", texts[-1]]
-    return apart.join(texts)
+    return ", ".join(texts)
 
 
 def _brackets(rows: Sequence[Mapping[Any, Any]], at: Mapping[str, str]) -> str:
@@ -214,9 +225,8 @@ def _brackets(rows: Sequence[Mapping[Any, Any]], at: Mapping[str, str]) -> str:
     open_ = [row["study"] for row in rows if pd.isna(row["below"]) or pd.isna(row["above"])]
     if not open_:
         return ", no lower at the next values on either side"
-    where = [at[study] for study in dict.fromkeys(open_)] if len(open_) < len(rows) else []
-    which = f" {_few(where, ', ')}" if any(where) else ""
-    return f"; not bracketed{which}, where it is the last value of the grid"
+    where = _few([at[study] for study in dict.fromkeys(open_)] if len(at) > 1 else [])
+    return f"; not bracketed {where}".rstrip() + ", where it is the last value of the grid"
 
 
 def _at(values: Mapping[str, Any]) -> str:
@@ -230,98 +240,45 @@ def _at(values: Mapping[str, Any]) -> str:
     return "at " + ", ".join(f"{name} = {value}" for name, value in named.items())
 
 
-def _measured_grid(measured: pd.DataFrame, objectives: Sequence[str]) -> Grid:
-    rows = measured.to_dict("records")
-    has_brackets = measured["best"].notna().any()
-    columns: list[Column] = []
-    if has_brackets:
-        columns += [
-            ("setting", [setting_label(row["setting"]) for row in rows]),
-            ("best", [setting_text(row["best"]) for row in rows]),
-        ]
-    held = "other settings" if has_brackets else "point"
-    columns.append((held, [row["held"] or MISSING for row in rows]))
-    for name in objectives:
-        pairs = zip(measured[name], measured[f"{name}_ci95"], strict=True)
-        columns.append((_LABELS[name], [with_spread(*pair) for pair in pairs]))
-    if len(objectives) > 1:
-        columns.append(("on the front", ["yes" if row["on_front"] else "no" for row in rows]))
-    columns.append(("n", measured["n"].astype(str)))
-    for side in ("below", "above") if has_brackets else ():
-        texts = [
-            MISSING
-            if pd.isna(row[side])
-            else f"{setting_text(row[side])} ({significant(float(row[f'{side}_mean']), 4)})"
-            for row in rows
-        ]
-        columns.append((f"next {side}", texts))
-    notes = [f"Means ± half-widths of {LEVEL:.0%} t-intervals over n seeds that no trial had."]
-    if has_brackets:
-        notes.append(
-            "Next below and above: the neighbours in the grid, in brackets their means, infinite "
-            "where a seed has no result."
-        )
-    return columns_grid([("study", measured["study"])], columns, notes=notes)
-
-
-def _grid(
-    trials: pd.DataFrame, best: pd.DataFrame, keys: Sequence[str], objectives: Sequence[str]
-) -> Grid:
-    counts = trials.groupby("study", sort=False)["outcome"]
-    failed = {study: own.notna() & own.ne("completed") for study, own in counts}
-    return columns_grid(
-        [("study", best["study"])],
-        [
-            ("trials", [str(len(failed[study])) for study in best["study"]]),
-            ("without result", [str(int(failed[study].sum())) for study in best["study"]]),
-            *((key, _texts(best[key])) for key in keys),
-            *((_LABELS[name], _texts(best[name])) for name in objectives),
-        ],
-    )
-
-
-def _texts(values: pd.Series) -> list[str]:
-    if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
-        if values.dropna().mod(1).eq(0).all():
-            return [MISSING if pd.isna(value) else f"{value:.0f}" for value in values]
-        return [MISSING if pd.isna(value) else significant(float(value), 3) for value in values]
-    return [str(value) for value in values]
-
-
-def _draw_trials(one: _SearchResults, names: Sequence[str], colours: Mapping[str, str]) -> Figure:
-    """Draw the objective against each searched setting that is a number, and the grids over it."""
-    trials = one.trials
-    shown = [key for key in one.keys if pd.api.types.is_numeric_dtype(trials[key])] or one.keys[:1]
+def _drawn(one: _SearchResults, cells: Cells) -> Figure:
+    """Draw the objective against each searched number, with the grids; or one against the other."""
+    trials, colours = one.trials, _colours(one.trials, launched_batches(cells.runs))
+    *across, y = one.objectives
+    numbers = [key for key in one.keys if pd.api.types.is_numeric_dtype(trials[key])]
+    shown = across or numbers or one.keys[:1]
     width = min(PAGE_IN, 1.2 + 3.0 * len(shown))
     figure = Figure(figsize=(width, 2.6), layout="constrained")
-    for axes, key in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
-        _scatter(axes, trials, key, one.objectives[0], colours)
-        for grid in one.grids:
-            if any(found["key"] == key for found in grid["brackets"]):
-                means = means_along(grid, key)
-                means = means[np.isfinite(means)]
-                style = {"color": colours[str(grid["study"])], "linewidth": 1.0, "zorder": 1}
-                axes.plot(means.index, means, marker="D", markersize=2.5, **style)
-        axes.set_xlabel(setting_label(key))
-    figure.axes[0].set_ylabel(names[0])
+    style = {"linewidth": 1.0, "zorder": 1, "marker": "D", "markersize": 2.5}
+    if one.is_front:
+        style = {"linewidth": 0.8, "drawstyle": "steps-post"}
+    for axes, x in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        _scatter(axes, trials, x, y, colours)
+        for study, curve in _lines(one, x, y):
+            axes.plot(*curve, color=colours[study], **style)
+        axes.set_xlabel(_axis_text(x, cells) if across else setting_label(x))
+    figure.axes[0].set_ylabel(_axis_text(y, cells))
     _name_studies(figure, trials)
     return figure
 
 
-def _draw_front(one: _SearchResults, names: Sequence[str], colours: Mapping[str, str]) -> Figure:
-    """Draw one objective against the other."""
-    figure = Figure(figsize=(4.2, 2.8), layout="constrained")
-    axes = figure.subplots()
-    x, y = one.objectives
-    _scatter(axes, one.trials, x, y, colours)
-    best = one.trials[one.trials["is_best"].astype(bool)]
-    for study, own in best.groupby("study", sort=False):
-        front = own.sort_values(x)
-        axes.step(front[x], front[y], where="post", color=colours[str(study)], linewidth=0.8)
-    axes.set_xlabel(names[0])
-    axes.set_ylabel(names[1])
-    _name_studies(figure, one.trials)
-    return figure
+def _axis_text(objective: str, cells: Cells) -> str:
+    name = _LABELS[objective]
+    return loss_axis(name, cells.runs) if objective == "loss" else name
+
+
+def _lines(
+    one: _SearchResults, x: str, y: str
+) -> Iterator[tuple[str, tuple[pd.Series, pd.Series]]]:
+    """Yield the means of the grid of each study along a setting, or the front of its trials."""
+    for grid in one.grids:
+        if any(found["key"] == x for found in grid["brackets"]):
+            means = means_along(grid, x)
+            means = means[np.isfinite(means)]
+            yield str(grid["study"]), (means.index.to_series(), means)
+    if one.is_front:
+        best = one.trials[one.trials["is_best"].astype(bool)].sort_values(x)
+        for study, front in best.groupby("study", sort=False):
+            yield str(study), (front[x], front[y])
 
 
 def _colours(trials: pd.DataFrame, launched: Sequence[int]) -> dict[str, str]:

@@ -73,12 +73,12 @@ def test_whole_numbers_are_searched_as_such() -> None:
 
 
 def test_what_would_make_trials_incomparable_tells_two_searches_apart() -> None:
-    one = space(RATE, BATCHES, "search=tpe").as_json()
-    assert one == space(RATE, BATCHES, "search=gp", "search.trials=3").as_json()
-    assert one == space(RATE, "batch.global_batch_size=8,32", "search=tpe").as_json()
-    assert one == space(RATE, BATCHES, "search=tpe", "timing_repeat=1", "tracker=none").as_json()
+    one = space(RATE, BATCHES, "search=tpe").identity
+    assert one == space(RATE, BATCHES, "search=gp", "search.trials=3").identity
+    assert one == space(RATE, "batch.global_batch_size=8,32", "search=tpe").identity
+    assert one == space(RATE, BATCHES, "search=tpe", "timing_repeat=1", "tracker=none").identity
     for other in ("budget.samples=1600", "search.seeds=2", "seed=1", "optimizer.beta2=0.9"):
-        assert one != space(RATE, BATCHES, "search=tpe", other).as_json(), other
+        assert one != space(RATE, BATCHES, "search=tpe", other).identity, other
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,10 @@ def test_what_would_make_trials_incomparable_tells_two_searches_apart() -> None:
         ((RATE,), "an interval is searched, not listed: add search="),
         (("search=tpe",), "nothing to search"),
         (("search=tpe", BATCHES), "or name axes with search.over"),
-        ((RATE, "search=tpe", "seed=0,1,2"), "search.seeds=3 gives each trial that many runs"),
+        (
+            (RATE, "search=tpe", "seed=0,1,2"),
+            "search.seeds gives each trial as many",
+        ),
         ((RATE, "search=tpe", "search.over=[model]"), "model is no axis"),
         ((RATE, "search=tpe", "search.objective=[steps_to_target]"), "needs a budget.target_loss"),
         ((RATE, "search=tpe", "budget=target"), "compares losses at equal samples"),
@@ -101,7 +104,6 @@ def test_what_would_make_trials_incomparable_tells_two_searches_apart() -> None:
             ),
             "one run alone",
         ),
-        ((RATE, "search=tpe", "search.objective=[loss,loss]"), "one thing twice"),
         (
             (RATE, "search=tpe", "search.objective=[peak_allocated_gib]", "measure.memory=false"),
             "needs measure.memory=true",
@@ -137,12 +139,9 @@ def test_what_would_make_trials_incomparable_tells_two_searches_apart() -> None:
         ),
         (
             ("search=tpe", "batch.global_batch_size=interval(6,50)"),
-            "as batch.global_batch_size=6,12,24,48 with search.over=[batch.global_batch_size]",
+            "list values that do, with search.over=[batch.global_batch_size]",
         ),
-        (
-            ("search=tpe", "schedule.warmup_samples=interval(32,320)"),
-            r"'schedule.warmup_samples=int\(interval\(32,320\)\)'",
-        ),
+        (("search=tpe", "schedule.warmup_samples=interval(32,320)"), "schedule.warmup_samples"),
         (
             (
                 RATE,

@@ -5,23 +5,24 @@ from __future__ import annotations
 import json
 import math
 import socket
+import statistics
 import subprocess
 import sys
 import time
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import optuna
+import pandas as pd
 import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from batchscape.config import Sampler
-from batchscape.errors import ConfigError
 from batchscape.plan.expand import Cell, Interval
 from batchscape.search.objective import TrialOutcome
-from batchscape.search.points import grid_of, spread_of
 from batchscape.search.space import Space, StudyCells
 from batchscape.search.study import Study, storage_of
 
@@ -39,8 +40,8 @@ def opened(of: Space, folder: Path) -> Study:
 
 
 def told(study: Study, value: float, *more: float, state: str = "completed") -> None:
-    asked = study.ask()
-    study.tell(asked, TrialOutcome(state, (value, *more), None), [f"run-{asked.number}"], {})
+    number = study.ask().number
+    study.tell(number, TrialOutcome(state, (value, *more), None), [f"run-{number}"], {})
 
 
 @pytest.mark.parametrize("name", ["random", "tpe", "gp"])
@@ -57,8 +58,8 @@ def test_a_search_that_is_opened_again_goes_on_as_if_it_never_ended(
                 study = opened(space(name), folder)
             asked = study.ask()
             assert asked.number == number
-            loss = (math.log10(asked.point["rate"]) + 2.5) ** 2
-            study.tell(asked, TrialOutcome("completed", (loss,), None), [f"run-{number}"], {})
+            loss = (math.log10(asked.params["rate"]) + 2.5) ** 2
+            study.tell(number, TrialOutcome("completed", (loss,), None), [f"run-{number}"], {})
         return [trial.params["rate"] for trial in study.trials]
 
     one, many = drawn(tmp_path / "1", at_once=True), drawn(tmp_path / "2", at_once=False)
@@ -69,14 +70,17 @@ def test_a_search_that_is_opened_again_goes_on_as_if_it_never_ended(
 @pytest.mark.parametrize("name", ["random", "tpe", "gp", "grid"])
 def test_trials_that_are_asked_together_are_unlike_each_other(name: str, tmp_path: Path) -> None:
     study = opened(space(name), tmp_path)
-    rates = [study.ask().point["rate"] for _ in range(6)]
+    rates = [study.ask().params["rate"] for _ in range(6)]
     assert len({round(math.log(rate), 6) for rate in rates}) == 6
 
 
-def test_the_first_trials_are_spread_over_the_whole_space() -> None:
+@pytest.mark.parametrize("name", ["tpe", "gp"])
+def test_the_first_trials_are_spread_over_the_whole_space(name: str, tmp_path: Path) -> None:
     width = Interval("width", 1, 8, is_log=False)
-    for seed in range(20):
-        points = spread_of(space(intervals=(RATE, width), over=["optimizer"]), seed)
+    for seed in range(5):
+        of = replace(space(name, intervals=(RATE, width), over=["optimizer"]), first_seed=seed)
+        study = Study(of, f"study {seed}", storage_of(tmp_path))
+        points = [study.ask().params for _ in range(4)]
         quarters = sorted(int((math.log10(point["rate"]) + 4) / 3 * 4) for point in points)
         assert quarters == [0, 1, 2, 3]
         assert {point["optimizer"] for point in points} == {"adamw", "sgd"}
@@ -86,24 +90,23 @@ def test_the_first_trials_are_spread_over_the_whole_space() -> None:
 def test_a_trial_that_was_asked_and_not_told_is_the_next_one(tmp_path: Path) -> None:
     asked = opened(space(), tmp_path).ask()
     again = opened(space(), tmp_path)
-    assert again.untold() == [asked]
-    again.tell(asked, TrialOutcome("completed", (1.0,), None), ["run"], {})
-    assert opened(space(), tmp_path).untold() == []
-    assert opened(space(), tmp_path).told_runs() == ["run"]
-
-
-def test_a_trial_that_was_killed_while_it_was_drawn_is_completed(tmp_path: Path) -> None:
-    decay = Interval("decay", 0.0, 0.5, is_log=False)
-    of = space(intervals=(RATE, decay))
-    opened(of, tmp_path)
-    raw = optuna.load_study(study_name="study", storage=storage_of(tmp_path))
-    begun = raw.ask()
-    rate = begun.suggest_float("rate", 1e-4, 1e-1, log=True)
-    (asked,) = opened(of, tmp_path).untold()
-    assert asked.point.keys() == {"rate", "decay"}
-    assert asked.point["rate"] == rate
-    assert 0 <= asked.point["decay"] <= 0.5
-    assert opened(of, tmp_path).untold() == [asked]
+    assert [(trial.number, trial.params) for trial in again.untold] == [(0, asked.params)]
+    again.tell(0, TrialOutcome("failed", None, "the disk was full"), [], {})
+    (row,) = opened(space(), tmp_path).table().to_dict("records")
+    assert (row["outcome"], row["reason"]) == ("failed", "the disk was full")
+    again.tell(0, TrialOutcome("completed", (1.0,), None), ["run"], {})
+    assert opened(space(), tmp_path).untold == []
+    (row,) = opened(space(), tmp_path).table().to_dict("records")
+    assert row == {
+        "study": "study",
+        "trial": 0,
+        "rate": asked.params["rate"],
+        "loss": 1.0,
+        "outcome": "completed",
+        "is_best": True,
+        "runs": "run",
+        "reason": "",
+    }
 
 
 def test_the_lock_of_a_killed_search_holds_nobody_up(tmp_path: Path) -> None:
@@ -118,78 +121,88 @@ def test_a_grid_asks_for_each_of_its_points_once(tmp_path: Path) -> None:
     while len(opened(of, tmp_path).trials) < opened(of, tmp_path).wanted:
         study = opened(of, tmp_path)
         asked = study.ask()
-        rates.append(asked.point["rate"])
-        study.tell(asked, TrialOutcome("completed", (1.0,), None), [], {})
+        rates.append(asked.params["rate"])
+        study.tell(asked.number, TrialOutcome("completed", (1.0,), None), [], {})
     assert rates == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1])
 
 
-def test_a_grid_is_refined_where_it_keeps_its_points_and_refused_elsewhere(tmp_path: Path) -> None:
+def test_another_grid_adds_the_points_that_are_not_there(tmp_path: Path) -> None:
     study = opened(space("grid", trials=4), tmp_path)
     for _ in range(4):
         told(study, 1.0)
-    with pytest.raises(ConfigError, match=r"4 trials there 2 lie beside .* search.trials=7 keeps"):
-        opened(space("grid", trials=6), tmp_path)
     finer = opened(space("grid", trials=7), tmp_path)
     assert finer.wanted == 7
     while len(finer.trials) < finer.wanted:
         told(finer, 1.0)
     rates = sorted(trial.params["rate"] for trial in finer.trials)
     assert rates == pytest.approx([10 ** (-4 + n / 2) for n in range(7)])
-    # A sampler goes on from a grid, and no grid from a sampler.
+    # A sampler goes on from a grid, and a grid from a sampler.
     told(opened(space("gp", trials=8), tmp_path), 1.0)
-    with pytest.raises(ConfigError, match="lie beside"):
-        opened(space("grid", trials=7), tmp_path)
+    assert opened(space("grid", trials=6), tmp_path).wanted == 8 + 4
 
 
 @pytest.mark.parametrize("name", ["random", "tpe", "gp"])
-def test_no_point_is_asked_for_twice(name: str, tmp_path: Path) -> None:
-    """Also where few points are left, where the best is at an end, and with trials that failed."""
+def test_of_few_points_each_is_asked_for_once(name: str, tmp_path: Path) -> None:
     width = Interval("width", 1, 4, is_log=False)
     study = opened(space(name, trials=20, intervals=(width,), over=["optimizer"]), tmp_path)
     assert study.wanted == 8
-    for number in range(8):
-        asked = study.ask()
-        fails = number == 3
-        outcome = TrialOutcome(
-            "rejected" if fails else "completed", (math.inf if fails else 1.0,), None
-        )
-        study.tell(asked, outcome, [], {})
+    for _ in range(8):
+        told(study, 1.0)
     points = {(trial.params["width"], trial.params["optimizer"]) for trial in study.trials}
     assert points == {(width, name) for width in range(1, 5) for name in ("adamw", "sgd")}
-    assert [trial.number for trial in study.trials] == list(range(8))
-
-
-def test_a_sampler_that_names_an_end_of_an_interval_again_is_asked_for_another(
-    tmp_path: Path,
-) -> None:
-    study = opened(space("gp", trials=12), tmp_path)
-    for _ in range(12):
-        asked = study.ask()
-        study.tell(asked, TrialOutcome("completed", (math.log(asked.point["rate"]),), None), [], {})
-    rates = [trial.params["rate"] for trial in study.trials]
-    assert min(rates) == pytest.approx(1e-4, rel=0.01)
-    assert len(set(rates)) == 12
-
-
-def test_a_point_that_was_chosen_before_a_kill_becomes_the_next_trial(tmp_path: Path) -> None:
-    """A kill between the choice and the trial: the point is asked for once."""
-    of = space("grid", trials=4)
-    opened(of, tmp_path)
-    raw = optuna.load_study(study_name="study", storage=storage_of(tmp_path))
-    raw.enqueue_trial({"rate": 1e-4})
-    study = opened(of, tmp_path)
-    assert study.trials == []
-    rates = [study.ask().point["rate"] for _ in range(4)]
-    assert rates == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1])
 
 
 def test_a_grid_has_no_more_points_than_trials() -> None:
     width = Interval("width", 1, 3, is_log=False)
-    of = space("grid", trials=20, intervals=(RATE, width), over=["optimizer"])
-    points = grid_of(of, 20)
+    points = space("grid", trials=20, intervals=(RATE, width), over=["optimizer"]).laid
     assert len(points) == 18  # 3 x 3 x 2: a fourth value of each would be 32
     assert {point["width"] for point in points} == {1, 2, 3}
     assert len({tuple(point.values()) for point in points}) == len(points)
+
+
+@pytest.mark.parametrize("name", ["tpe", "gp"])
+@pytest.mark.parametrize("objective", [["loss"], ["loss", "peak_allocated_gib"]])
+def test_a_sampler_stays_away_from_what_cannot_be(
+    name: str, objective: list[str], tmp_path: Path
+) -> None:
+    """Above a rate of 0.003 nothing fits, and below it the higher the rate, the better."""
+    study = opened(space(name, trials=16, objective=objective), tmp_path)
+    for _ in range(16):
+        asked = study.ask()
+        fits = asked.params["rate"] < 3e-3
+        loss = -math.log10(asked.params["rate"]) if fits else math.inf
+        outcome = TrialOutcome("completed" if fits else "oom", (loss,) * len(objective), None)
+        study.tell(asked.number, outcome, [], {})
+    later = [trial.params["rate"] for trial in study.trials[8:]]
+    assert name != "gp" or sum(rate < 3e-3 for rate in later) >= 6
+    table = study.table().set_index("trial")
+    cannot = table.index[table["outcome"] == "oom"]
+    assert len(cannot)
+    assert (table.loc[cannot, objective] == math.inf).all(axis=None)
+    assert not table.loc[cannot, "is_best"].any()
+    feasible = [trial.number for trial in study.trials if trial.number not in cannot]
+    assert study.best()[0].params["rate"] == max(
+        study.trials[number].params["rate"] for number in feasible
+    )
+
+
+def test_a_trial_above_the_median_of_those_before_it_is_cut(tmp_path: Path) -> None:
+    """Not before a quarter of its samples, nor before four are done; what is cut counts no more."""
+    study = opened(space("random", pruner="median"), tmp_path)
+    curves = [{100: 9.0, 200: loss, 400: loss, 800: loss} for loss in (1.0, 1.1, 1.2, 1.3)]
+    for curve in curves:
+        number = study.ask().number
+        assert not study.is_cut(number, curve, 800)
+        study.tell(number, TrialOutcome("completed", (curve[800],), None), ["run"], curve)
+    median = statistics.median([1.0, 1.1, 1.2, 1.3])
+    bad, good = study.ask().number, study.ask().number
+    assert not study.is_cut(bad, {100: 99.0}, 800)
+    assert study.is_cut(bad, {100: 99.0, 200: median + 0.01}, 800)
+    study.tell(bad, TrialOutcome("pruned", None, "cut"), ["run"], {100: 99.0, 200: median + 0.01})
+    assert not study.is_cut(good, {100: 99.0, 200: median - 0.01}, 800)
+    row = study.table().iloc[bad]
+    assert (row["outcome"], row["reason"]) == ("pruned", "cut")
+    assert pd.isna(row["loss"])
 
 
 def test_the_best_is_the_least_and_what_diverged_never_is(tmp_path: Path) -> None:

@@ -50,8 +50,9 @@ class Sampler:
     """Keys of axes whose values are searched too, beside all intervals; every combination of the
     other axes has a study of its own."""
     pruner: Literal["none", "median"] = "none"
-    """`median`: a trial is cut whose held-out loss is above the median of the trials of its study
-    at as many samples. Only a rule that is fair: one objective, one seed, a constant schedule."""
+    """`median`: a trial is cut whose least held-out loss is above the median of the trials of its
+    study at as many samples. Only a rule that is fair: one objective, one seed, a constant
+    schedule."""
     grid_points: NonNegative = 5
     """Values of each interval that are measured around the best of each study, and more where it is
     the last of them; 1: the best alone; 0: no grid."""

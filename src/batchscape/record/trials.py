@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,16 +34,15 @@ TRIALS = {
 values by key, then the objectives."""
 
 
-def write_trials(sweep: SweepFolder, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Replace `trials.csv` of a search."""
-    told = list(rows)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(told[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(
-        {k: outgoing_cell(v) if isinstance(v, str) else v for k, v in row.items()} for row in told
-    )
-    write_atomically(sweep.trials, text.getvalue().encode())
+def write_trials(sweep: SweepFolder, studies: Iterable[pd.DataFrame]) -> None:
+    """Replace `trials.csv` of a search by the trials of its studies, which are one at least."""
+    texts = [
+        trials.map(lambda value: outgoing_cell(value) if isinstance(value, str) else value).to_csv(
+            index=False, header=number == 0
+        )
+        for number, trials in enumerate(studies)
+    ]
+    write_atomically(sweep.trials, "".join(texts).encode())
 
 
 def write_measured(
@@ -59,12 +56,12 @@ def write_measured(
         Of the search.
     objectives : sequence of str
     studies : sequence of mapping
-        `study`; `values` of its axes; `trials` there were; `why_not`, why not all of its grid has
-        a result, else None; `points` of the grid, the one that the rest lies around first, with
-        `point`, the searched values; `seeds`, by seed the value of each objective (None: it
-        diverged, ran out of memory or was rejected); `on_front`, of two objectives; `runs`;
-        `brackets`, of each interval the `key`, the `best` value with all else as in the first
-        point, and its neighbours `low` and `high` (None: there is none).
+        `study`; `values` of its axes; `trials` there were; `points` of the grid, the one that the
+        rest lies around first, none where it is not whole, with `point`, the searched values;
+        `seeds`, by seed the value of each objective (None: it diverged, ran out of memory or was
+        rejected); `on_front`, of two objectives; `runs`; `brackets`, of each interval the `key`,
+        the `best` value with all else as in the first point, and its neighbours `low` and `high`
+        (None: there is none).
     """
     content = {"objectives": list(objectives), "studies": list(studies)}
     write_json(sweep.measured, {"format_version": FORMAT_VERSION, **content})

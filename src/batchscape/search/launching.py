@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from rich.console import Console
 
@@ -13,85 +11,61 @@ from batchscape.errors import ConfigError
 from batchscape.launch import Launcher
 from batchscape.launch.launcher import Steering
 from batchscape.launch.result import SweepResult
-from batchscape.plan.build import Plan, Prepare, make_plan
-from batchscape.plan.expand import Cell, SweepCells, set_values
+from batchscape.plan.build import Plan, PlannedCell, Prepare, make_plan
+from batchscape.plan.expand import Cell, SweepCells
 from batchscape.plan.machine import Machine
+from batchscape.plan.table import write_plan
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
-from batchscape.search.points import corners_of
+from batchscape.search.space import at_first_corner
 from batchscape.search.words import point_text
 
-__all__ = ["REJECTS", "Corner", "Launching", "key_of", "plan_at_corner"]
-
-
-REJECTS = "A rule is broken in a part of the intervals, where trials are rejected:"
+__all__ = ["Launching", "plan_at_corner"]
 
 
 @dataclass(frozen=True)
 class Launching:
-    """How the runs of a search are launched."""
+    """How the runs of a search are launched: its trials, or the grid."""
 
     grid: SweepCells
+    corner: Plan
+    """Of the cells of `grid` where no rule is broken."""
     machine: Machine
     prepare: Prepare
     console: Console
     command: str
-    concurrent_runs: int
     searched: tuple[str, ...]
     """Keys whose values are shown beside each run."""
+    sweep: SweepFolder
+    cells: dict[str, PlannedCell] = field(default_factory=dict)
+    """What was planned, by name of the run."""
     values: dict[str, str] = field(default_factory=dict)
-    """Those of each run that was planned, by name."""
+    """What is shown beside each."""
 
-    def plan(
-        self, cells: Sequence[Cell], sweep: SweepFolder
-    ) -> tuple[Plan | None, dict[str, RunSpec | str]]:
-        """Plan cells, of which some or all may be rejected.
-
-        Parameters
-        ----------
-        cells : sequence of Cell
-        sweep : SweepFolder
-
-        Returns
-        -------
-        plan : Plan or None
-            Without the cells that break a rule of the settings; None where all of them do.
-        runs : dict of str to RunSpec or str
-            The run of each cell, by `key_of`, or the reason why there is none. Two cells that are
-            one training have one run.
-        """
-        sound, runs = list(cells), dict[str, RunSpec | str]()
-        try:
-            plan = self._planned(sound, sweep)
-        except ConfigError:
-            sound = []
-            for cell in cells:
-                try:
-                    plan = self._planned([cell], sweep)
-                    sound.append(cell)
-                except ConfigError as error:
-                    runs[key_of(cell)] = str(error)
-            if not sound:
-                return None, runs
-            plan = self._planned(sound, sweep)
-        found = {cell.run_id: cell for cell in plan.cells}
-        for cell, run in zip(sound, plan.run_ids, strict=True):
-            runs[key_of(cell)] = found[run].spec or str(found[run].reason)
+    def plan(self, cells: Sequence[Cell]) -> list[RunSpec | str]:
+        """Return the run of each cell, or the rule that it breaks."""
+        runs: list[RunSpec | str] = []
+        for cell in cells:
+            alone = replace(self.grid, cells=[cell], intervals=())
+            try:
+                plan = make_plan(alone, self.machine, self.prepare, may_be_empty=True)
+            except ConfigError as error:
+                runs.append(str(error))
+                continue
+            (planned,) = plan.cells
+            self.cells[planned.run_id] = planned
+            runs.append(planned.spec or str(planned.reason))
             point = {key.rpartition(".")[2]: cell.swept[key] for key in self.searched}
-            self.values[run] = point_text(point)
-        return plan, runs
+            self.values[planned.run_id] = point_text(point)
+        if self.cells:
+            all_cells = tuple(self.cells.values())
+            write_plan(replace(self.corner, sweep_dir=self.sweep.path, cells=all_cells))
+        return runs
 
-    def _planned(self, cells: Sequence[Cell], sweep: SweepFolder) -> Plan:
-        grid = replace(self.grid, cells=list(cells), intervals=())
-        plan = make_plan(grid, self.machine, self.prepare, may_be_empty=True)
-        return replace(plan, sweep_dir=sweep.path)
-
-    def launch(
-        self, specs: Sequence[RunSpec], sweep: SweepFolder, steering: Steering | None = None
-    ) -> SweepResult:
+    def launch(self, specs: Sequence[RunSpec], steering: Steering | None = None) -> SweepResult:
         """Run what is missing."""
         return Launcher(
-            sweep,
+            self.sweep,
             self.machine,
             specs,
             console=self.console,
@@ -101,19 +75,10 @@ class Launching:
         ).run()
 
 
-class Corner(NamedTuple):
-    """Where the cells of a search can be launched."""
-
-    point: dict[str, float]
-    """The middle of each interval where that is possible, else an end of each."""
-    plan: Plan
-    """Of the cells there."""
-    elsewhere: str | None
-    """The rule that is broken at another of them; None: none is."""
-
-
-def plan_at_corner(grid: SweepCells, machine: Machine, prepare: Prepare) -> Corner:
-    """Plan the cells of a search in the middle of its intervals and at their ends.
+def plan_at_corner(
+    grid: SweepCells, machine: Machine, prepare: Prepare
+) -> tuple[dict[str, float], Plan]:
+    """Plan the cells of a search at the first point where they can be launched.
 
     Parameters
     ----------
@@ -125,22 +90,8 @@ def plan_at_corner(grid: SweepCells, machine: Machine, prepare: Prepare) -> Corn
     Raises
     ------
     ConfigError
-        If a rule is broken at all of them, or no cell at all can be launched.
+        If a rule is broken in the middle and at both ends, or no cell at all can be launched.
     """
-    plans, problems = list[tuple[dict[str, float], Plan]](), list[ConfigError]()
-    for point in corners_of(grid.intervals):
-        cells = [replace(cell, settings=set_values(cell.settings, point)) for cell in grid.cells]
-        try:
-            plan = make_plan(replace(grid, cells=cells, intervals=()), machine, prepare)
-        except ConfigError as error:
-            problems.append(error)
-        else:
-            plans.append((point, plan))
-    if not plans:
-        raise problems[0]
-    return Corner(*plans[0], next(map(str, problems), None))
-
-
-def key_of(cell: Cell) -> str:
-    """Name a cell by its values."""
-    return json.dumps(cell.swept, sort_keys=True, default=str)
+    return at_first_corner(
+        grid, lambda cells: make_plan(replace(grid, cells=cells, intervals=()), machine, prepare)
+    )

@@ -1,25 +1,27 @@
-"""What a trial came to, by the folders of its runs."""
+"""What a trial comes to, by the folders of its runs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from batchscape.config import Objective
-from batchscape.record.folder import SweepFolder
-from batchscape.record.objective import objective_of
+from batchscape.errors import RecordError
+from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.spec import RunSpec
-from batchscape.record.status import RunStatus, Status
+from batchscape.record.status import RunStatus, Status, StopReason
+from batchscape.record.tables import read_table
 from batchscape.record.timing import why_run_untimed
 
-__all__ = ["NOT_MEASURED", "TrialOutcome", "outcome_of", "unbeaten"]
+__all__ = ["NOT_MEASURED", "TrialOutcome", "curve_of", "outcome_of", "unbeaten"]
 
 _CANNOT = {Status.DIVERGED, Status.OOM, Status.REJECTED}
 """What would happen again, and is no fault of the machine: infinitely bad."""
 
 NOT_MEASURED = "not measured"
-"""Outcome of a trial whose runs ended, but have no valid time."""
+"""TrialOutcome of a trial whose runs ended, but have no valid time."""
 
 
 class TrialOutcome(NamedTuple):
@@ -70,13 +72,38 @@ def outcome_of(
         if status.status is not Status.COMPLETED:
             return TrialOutcome(str(status.status), None, status.reason)
         untimed = why_run_untimed(folder, status)
-        values = [objective_of(name, spec, status, timed=untimed is None) for name in objectives]
+        values = [_value_of(name, spec, status, timed=untimed is None) for name in objectives]
         if None in values:
             lacks = objectives[values.index(None)]
             return TrialOutcome(NOT_MEASURED, None, f"{spec.run_id} has no {lacks}: {untimed}")
         rows.append(tuple(value for value in values if value is not None))
     means = tuple(math.fsum(column) / len(rows) for column in zip(*rows, strict=True))
     return TrialOutcome(state, means, why)
+
+
+def _value_of(name: Objective, spec: RunSpec, status: RunStatus, *, timed: bool) -> float | None:
+    """Return an objective of a completed run: infinite where it did not reach its target."""
+    summary = status.summary
+    if name in {"loss", "peak_allocated_gib"}:
+        value: float | None = summary["final_eval_loss" if name == "loss" else name]
+        return value
+    if status.stop_reason is not StopReason.TARGET:
+        return math.inf
+    if name in {"samples_to_target", "steps_to_target"}:
+        return float(summary["samples" if name == "samples_to_target" else "optimizer_steps"])
+    # What the run recorded counts its warm-up and its slow steps, which no median does.
+    if not timed or summary["train_time_s"] is None:
+        return None
+    devices = 1 if name == "time_to_target_s" else spec.geometry.data_parallel_size / 3600
+    return float(summary["train_time_s"]) * devices
+
+
+def curve_of(folder: RunFolder) -> dict[int, float]:
+    """Read the held-out losses of a run by samples, also while it trains."""
+    with suppress(RecordError, OSError):
+        evals = read_table(folder, "evals").dropna(subset=["samples", "eval_loss"])
+        return dict(zip(evals["samples"].astype(int), evals["eval_loss"].tolist(), strict=True))
+    return {}
 
 
 def unbeaten(rows: Sequence[Sequence[float]]) -> list[bool]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 
+from batchscape.config import Data
 from batchscape.errors import ConfigError, LaunchError
 from batchscape.launch.result import SweepResult
 from batchscape.plan.build import Prepare
@@ -18,9 +19,9 @@ from batchscape.plan.machine import Machine
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import FORMAT_VERSION, SweepFolder
 from batchscape.record.locks import take
-from batchscape.search.grid import MeasuredPoint, measure_around
-from batchscape.search.launching import REJECTS, Launching, plan_at_corner
-from batchscape.search.points import trials_of
+from batchscape.record.spec import DataIdentity
+from batchscape.search.grid import measure_around
+from batchscape.search.launching import Launching, plan_at_corner
 from batchscape.search.space import Space, space_of
 from batchscape.search.study import Study, storage_of
 from batchscape.search.trials import run_trials
@@ -67,29 +68,29 @@ def search(
     """
     space = space_of(grid)
     # Nothing is written before it is known that runs can be launched.
-    corner = plan_at_corner(grid, machine, prepare)
+    prepared: dict[str, DataIdentity] = {}
+
+    def prepare_once(data: Data) -> DataIdentity:
+        if (key := repr(data)) not in prepared:
+            prepared[key] = prepare(data)
+        return prepared[key]
+
+    _, corner = plan_at_corner(grid, machine, prepare_once)
     console.print(search_text(space), soft_wrap=True)
-    if corner.elsewhere is not None:
-        console.print(f"{REJECTS} {corner.elsewhere}", soft_wrap=True)
-    sweep_dir = corner.plan.sweep_dir
-    concurrent_runs = corner.plan.cells[0].config.launcher.concurrent_runs
-    launching = Launching(grid, machine, prepare, console, command, concurrent_runs, space.keys)
+    sweep_dir = corner.sweep_dir
     sweep = SweepFolder(sweep_dir)
     with _alone(sweep.search):
         _check_space(space, sweep.search)
         storage = storage_of(sweep.search.path)
         studies = {of.name: Study(space, of.name, storage) for of in space.studies}
-        result = run_trials(space, studies, sweep.search, launching)
-        is_whole = all(study.trials and not study.untold() for study in studies.values())
+        of_trials, of_grid = (
+            Launching(grid, corner, machine, prepare_once, console, command, space.keys, folder)
+            for folder in (sweep.search, sweep)
+        )
+        result = run_trials(space, studies, of_trials)
+        is_whole = all(study.trials and not study.untold for study in studies.values())
         if not result.interrupted and result.stopped is None:
-            best = {
-                name: [MeasuredPoint(trial.params, tuple(trial.values)) for trial in of.best()]
-                for name, of in studies.items()
-            }
-            told = {name: study.told for name, study in studies.items()}
-            grid_result = measure_around(space, best, told, sweep, launching)
-            if grid_result is not None:
-                return Searched(sweep_dir, grid_result, is_whole=is_whole)
+            result = measure_around(space, studies, of_grid) or result
         return Searched(sweep_dir, result, is_whole=is_whole)
 
 
@@ -113,16 +114,8 @@ def _alone(sweep: SweepFolder) -> Iterator[None]:
 
 def _check_space(space: Space, sweep: SweepFolder) -> None:
     """Refuse to mix the trials of two searches."""
-    asked = json.loads(json.dumps(space.as_json()))
-    if sweep.space.exists():
-        _refuse_another(sweep, asked)
-    # What may change beside what may not: a status says how much of it is left.
-    changing = {"trials": trials_of(space), "grid_points": space.sampler.grid_points}
-    write_json(sweep.space, {"format_version": FORMAT_VERSION, **asked, **changing})
-
-
-def _refuse_another(sweep: SweepFolder, asked: Mapping[str, Any]) -> None:
-    before, now = _lines(read_json(sweep.space)), _lines(asked)
+    now = json.loads(json.dumps(space.identity))
+    before = read_json(sweep.space)["space"] if sweep.space.exists() else now
     other = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     if other:
         told = "".join(
@@ -134,10 +127,6 @@ def _refuse_another(sweep: SweepFolder, asked: Mapping[str, Any]) -> None:
             f"compared; use another sweep_dir:{told}"
         )
         raise ConfigError(msg)
-
-
-def _lines(content: Mapping[str, Any]) -> dict[str, str]:
-    """Flatten what was searched for a comparison."""
-    nested = {k: content[k] for k in ("searched", "settings")}
-    plain = {k: json.dumps(content[k]) for k in ("objective", "seeds")}
-    return plain | {k: json.dumps(v) for group in nested.values() for k, v in group.items()}
+    # What may change beside what may not: a status says how much of it is left.
+    asked = {"trials": space.trials, "grid_points": space.sampler.grid_points}
+    write_json(sweep.space, {"format_version": FORMAT_VERSION, "space": now, **asked})

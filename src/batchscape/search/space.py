@@ -5,19 +5,30 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeVar
 
-from batchscape.config import RunConfig, Sampler, affects_of
+import numpy as np
+
+from batchscape.config import Constant, RunConfig, Sampler, affects_of
 from batchscape.errors import ConfigError
 from batchscape.plan.expand import Cell, Interval, SweepCells, set_values
-from batchscape.search.points import corners_of
-from batchscape.search.pruning import check_fair
 
-__all__ = ["Space", "StudyCells", "setting_text", "space_of"]
+__all__ = [
+    "UNJUDGED_SHARE",
+    "Space",
+    "StudyCells",
+    "at_first_corner",
+    "setting_text",
+    "space_of",
+]
 
+UNJUDGED_SHARE = 0.25
+"""Share of the samples of a run before which none is cut: early losses say little of late ones."""
+
+_Result = TypeVar("_Result")
 _SEEDS = ("seed", "init_seed", "data_seed", "timing_repeat")
 _ALIKE = {"budget", "data", "evaluation"}
 """Groups whose settings are alike in all trials of a study."""
@@ -65,21 +76,60 @@ class Space:
         """What is searched: intervals, then choices."""
         return (*(interval.key for interval in self.intervals), *self.choices)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return what makes trials comparable: it may not change while a folder is used."""
-        ends = {i.key: [i.low, i.high, "log" if i.is_log else "linear"] for i in self.intervals}
-        settings = dict(_flat(self.studies[0].cells[0].settings, ""))
-        free = {*_SEEDS, *self.keys, *itertools.chain(*(study.values for study in self.studies))}
-        axes = {key for cell in self.studies[0].cells for key in cell.swept}
+    @cached_property
+    def laid(self) -> list[dict[str, Any]]:
+        """All points of a grid, or of a space that has no more than there are trials; else none.
+
+        A grid has equal distances and both ends, or the middles of two halves, or one middle.
+        """
+        combinations = math.prod(map(len, self.choices.values()))
+        if self.sampler.name == "grid":
+            root = 1 / max(1, len(self.intervals))
+            each = max(1, int((self.sampler.trials / combinations) ** root + 1e-9))
+            shares = np.linspace(0, 1, each) if each > 2 else (np.arange(each) + 0.5) / each
+            axes = [list(dict.fromkeys(_at(i, s) for s in shares.tolist())) for i in self.intervals]
+        else:
+            axes = [
+                list(range(i.low, i.high + 1))
+                for i in self.intervals
+                if isinstance(i.low, int) and isinstance(i.high, int)
+            ]
+            of_axes = math.prod(map(len, axes))
+            if len(axes) < len(self.intervals) or combinations * of_axes > self.sampler.trials:
+                return []
+        points = itertools.product(*axes, *self.choices.values())
+        return [dict(zip(self.keys, point, strict=True)) for point in points]
+
+    @property
+    def trials(self) -> int:
+        """How many trials a study is to have."""
+        return len(self.laid) or self.sampler.trials
+
+    @property
+    def grid_points(self) -> int:
+        """How many points are measured around each best, unless the grid grows."""
+        points = self.sampler.grid_points
+        if len(self.sampler.objective) > 1:
+            return min(1, points)
+        return len(self.intervals) * (points - 1) + 1 if points else 0
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What makes trials comparable, by key: it may not change while a folder is used."""
+        first = self.studies[0].cells[0]
+        free = {
+            *_SEEDS,
+            *self.keys,
+            *first.swept,
+            *(key for of in self.studies for key in of.values),
+        }
+        settings = _flat(first.settings)
         return {
-            "searched": ends | {key: list(values) for key, values in self.choices.items()},
-            "objective": list(self.sampler.objective),
-            "seeds": [self.first_seed, self.sampler.seeds],
-            "settings": {
-                key: value
-                for key, value in settings.items()
-                if affects_of(key) and key not in free | axes
-            },
+            **{key: value for key, value in settings if affects_of(key) and key not in free},
+            **{i.key: [i.low, i.high, "log" if i.is_log else "linear"] for i in self.intervals},
+            **{key: list(values) for key, values in self.choices.items()},
+            "search.objective": list(self.sampler.objective),
+            "search.seeds": [self.first_seed, self.sampler.seeds],
         }
 
 
@@ -97,7 +147,9 @@ def space_of(grid: SweepCells) -> Space:
         If there is nothing to search, or the objective cannot be had of these runs.
     """
     _refuse_batches(grid.intervals)
-    configs = _configs_of(grid)
+    _, configs = at_first_corner(
+        grid, lambda cells: [RunConfig.from_mapping(cell.settings) for cell in cells]
+    )
     sampler = configs[0].search
     if not isinstance(sampler, Sampler):
         keys = ", ".join(interval.key for interval in grid.intervals)
@@ -113,6 +165,8 @@ def space_of(grid: SweepCells) -> Space:
     _check_keys(sampler, grid.intervals, axes)
     for config in configs:
         _check_objective(sampler, config)
+        if sampler.pruner != "none":
+            _check_fair(sampler, config)
     choices = {key: tuple(axes[key]) for key in sampler.over}
     per = [key for key in axes if key not in choices]
     groups: dict[str, list[Cell]] = {}
@@ -128,7 +182,6 @@ def space_of(grid: SweepCells) -> Space:
             "sampler, such as search=gp, which chooses among them"
         )
         raise ConfigError(msg)
-    check_fair(sampler, configs)
     return Space(
         sampler,
         grid.intervals,
@@ -141,41 +194,56 @@ def space_of(grid: SweepCells) -> Space:
     )
 
 
-def _configs_of(grid: SweepCells) -> list[RunConfig]:
-    """Return the settings of each cell, at values of the intervals that break no rule.
+def at_first_corner(
+    grid: SweepCells, attempt: Callable[[list[Cell]], _Result]
+) -> tuple[dict[str, float], _Result]:
+    """Try the cells of a search in the middle of its intervals, then at their ends.
 
-    Elsewhere they may: a trial there is rejected, with the reason.
+    Elsewhere a rule may be broken: a trial there is rejected, with the reason.
+
+    Parameters
+    ----------
+    grid : SweepCells
+    attempt : callable
+        Takes the cells at one point, and raises `ConfigError` where they break a rule.
+
+    Returns
+    -------
+    point : dict of str to float
+        The first one where no rule is broken.
+    result
+        Of the attempt there.
+
+    Raises
+    ------
+    ConfigError
+        That of the middle, if a rule is broken everywhere.
     """
-
-    def at(point: Mapping[str, float]) -> list[RunConfig]:
-        return [RunConfig.from_mapping(set_values(cell.settings, point)) for cell in grid.cells]
-
     problems = []
-    for point in (corners := corners_of(grid.intervals)):
+    for share in (0.5, 0.0, 1.0):
+        point = {one.key: _at(one, share) for one in grid.intervals}
+        cells = [replace(cell, settings=set_values(cell.settings, point)) for cell in grid.cells]
         try:
-            return at(point)
+            return point, attempt(cells)
         except ConfigError as error:
             problems.append(error)
-    ends = corners[1] | corners[2]
-    whole = [i for i in grid.intervals if float(i.low).is_integer() and float(i.high).is_integer()]
-    with suppress(ConfigError):
-        at(ends | {interval.key: int(interval.high) for interval in whole})
-        wanted = " ".join(f"'{i.key}=int(interval({i.low:g},{i.high:g}))'" for i in whole)
-        msg = f"a search between whole numbers is written so: {wanted}"
-        problems = [ConfigError(msg)]
     raise problems[0]
+
+
+def _at(interval: Interval, share: float) -> float:
+    """Return the number that lies so far into an interval."""
+    low, high = interval.low, interval.high
+    value = low * (high / low) ** share if interval.is_log else low + share * (high - low)
+    return round(value) if isinstance(low, int) else min(max(value, low), high)
 
 
 def _refuse_batches(intervals: Sequence[Interval]) -> None:
     for interval in intervals:
         if interval.key.split(".")[0] == "batch":
-            low, high = math.ceil(interval.low), int(interval.high)
-            values = [str(low << n) for n in range(high.bit_length()) if 0 < low << n <= high]
             msg = (
                 f"{interval.key} cannot be searched in an interval: budgets and evaluations are "
                 "multiples of every global batch, which most numbers of an interval do not divide; "
-                f"list values that do, as {interval.key}={','.join(values)} with "
-                f"search.over=[{interval.key}]"
+                f"list values that do, with search.over=[{interval.key}]"
             )
             raise ConfigError(msg)
 
@@ -183,83 +251,116 @@ def _refuse_batches(intervals: Sequence[Interval]) -> None:
 def _check_keys(
     sampler: Sampler, intervals: tuple[Interval, ...], axes: Mapping[str, list[Any]]
 ) -> None:
-    if seeds := [key for key in _SEEDS if key in axes]:
-        msg = (
-            f"{seeds[0]} cannot be an axis of a search: search.seeds={len(axes[seeds[0]])} gives "
-            f"each trial that many runs, from `seed` upwards, and search.grid_seeds those of the "
-            f"grid; add {seeds[0]}=0"
-        )
-        raise ConfigError(msg)
-    known = ", ".join(axes) or "none"
-    if absent := [key for key in sampler.over if key not in axes]:
-        msg = (
-            f"search.over={sampler.over}: {absent[0]} is no axis of this command line (axes with "
-            f"lists of values: {known})"
-        )
-        raise ConfigError(msg)
-    if not intervals and not sampler.over:
-        msg = (
+    known, over = ", ".join(axes) or "none", sampler.over
+    searched = [*(interval.key for interval in intervals), *over]
+    seeds = [key for key in _SEEDS if key in axes]
+    absent = [key for key in over if key not in axes]
+    unlike = [key for key in searched if key.split(".")[0] in _ALIKE]
+    sizes = [key for key in searched if key.split(".")[0] == "batch"]
+    _refuse(
+        (
+            seeds,
+            f"{', '.join(seeds)} cannot be an axis of a search: search.seeds gives each trial as "
+            "many runs, from `seed` upwards, and search.grid_seeds those of the grid",
+        ),
+        (
+            absent,
+            f"search.over={over}: {', '.join(absent)} is no axis of this command line (axes with "
+            f"lists of values: {known})",
+        ),
+        (
+            not searched,
             f"search={sampler.name} has nothing to search: give an interval, as in "
             "optimizer.learning_rate='tag(log, interval(1e-4, 1e-2))', or name axes with "
-            f"search.over=[KEY] (axes: {known})"
-        )
-        raise ConfigError(msg)
-    searched = [*(interval.key for interval in intervals), *sampler.over]
-    if unlike := [key for key in searched if key.split(".")[0] in _ALIKE]:
-        msg = f"{unlike[0]} cannot be searched: it decides what the results of trials mean"
-        raise ConfigError(msg)
-    sizes = [key for key in searched if key.split(".")[0] == "batch"]
-    if sizes and sampler.pruner != "none":
-        msg = (
+            f"search.over=[KEY] (axes: {known})",
+        ),
+        (
+            unlike,
+            f"{', '.join(unlike)} cannot be searched: it decides what the results of trials mean",
+        ),
+        (
+            sizes and sampler.pruner != "none",
             f"search.pruner={sampler.pruner} compares trials of one global batch and cut, and "
-            f"{sizes[0]} is searched; use search.pruner=none"
-        )
-        raise ConfigError(msg)
-    for key in sampler.over:
-        if not all(value is None or isinstance(value, int | float | str) for value in axes[key]):
-            msg = f"search.over={sampler.over}: values of {key} are no numbers or texts"
-            raise ConfigError(msg)
+            f"{', '.join(sizes)} is searched; use search.pruner=none",
+        ),
+    )
 
 
 def _check_objective(sampler: Sampler, config: RunConfig) -> None:
-    asked = set(sampler.objective)
-    if len(asked) < len(sampler.objective):
-        msg = f"search.objective={sampler.objective} names one thing twice"
-        raise ConfigError(msg)
-    targets = sorted(name for name in asked if "to_target" in name)
-    if targets and config.budget.target_loss is None:
-        msg = f"search.objective={targets[0]} needs a budget.target_loss, as budget=target gives"
-        raise ConfigError(msg)
-    timed = sorted(asked & _TIMES)
-    if timed and config.launcher.concurrent_runs > 1:
-        msg = (
-            f"search.objective={timed[0]} is measured with the machine for one run alone; given "
-            f"launcher.concurrent_runs={config.launcher.concurrent_runs}, use 1"
-        )
-        raise ConfigError(msg)
-    if "loss" in asked and config.budget.target_loss is not None:
-        msg = (
+    asked, target = sampler.objective, config.budget.target_loss
+    to_target = [name for name in asked if "to_target" in name]
+    at_once = config.launcher.concurrent_runs
+    _refuse(
+        (
+            to_target and target is None,
+            f"search.objective={to_target} needs a budget.target_loss, as budget=target gives",
+        ),
+        (
+            at_once > 1 and _TIMES & set(asked),
+            f"search.objective={asked} is measured with the machine for one run alone; given "
+            f"launcher.concurrent_runs={at_once}, use 1",
+        ),
+        (
+            "loss" in asked and target is not None,
             "search.objective=loss compares losses at equal samples, and runs with a "
             "budget.target_loss stop at the target; use search.objective=[samples_to_target], or "
-            "budget.target_loss=null"
-        )
-        raise ConfigError(msg)
-    if "peak_allocated_gib" in asked and not config.measure.memory:
-        msg = "a search for memory needs measure.memory=true"
-        raise ConfigError(msg)
-    if config.init_seed is not None and config.data_seed is not None:
-        msg = "a search draws fresh seeds: leave init_seed or data_seed null"
-        raise ConfigError(msg)
+            "budget.target_loss=null",
+        ),
+        (
+            "peak_allocated_gib" in asked and not config.measure.memory,
+            "a search for memory needs measure.memory=true",
+        ),
+        (
+            config.init_seed is not None and config.data_seed is not None,
+            "a search draws fresh seeds: leave init_seed or data_seed null",
+        ),
+    )
 
 
-def _flat(settings: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+def _check_fair(sampler: Sampler, config: RunConfig) -> None:
+    """Refuse to cut trials where a loss on the way says nothing fair of the end."""
+    said, samples = f"search.pruner={sampler.pruner}", config.budget.samples
+    warmup = config.schedule.warmup_samples
+    _refuse(
+        (
+            len(sampler.objective) > 1 or sampler.objective[0] == "peak_allocated_gib",
+            f"{said} cuts by held-out losses, and search.objective={sampler.objective} is judged "
+            "by more; use search.pruner=none",
+        ),
+        (
+            sampler.seeds > 1,
+            f"{said} cuts single runs, and a trial has {sampler.seeds}; use search.seeds=1",
+        ),
+        (
+            not isinstance(config.schedule, Constant) or config.batch.ramp,
+            f"{said} compares trials on their way, and with schedule={config.schedule.name} "
+            "or a ramp ranks change later; use search.pruner=none",
+        ),
+        (
+            samples and warmup > UNJUDGED_SHARE * samples,
+            f"{said} compares trials from {UNJUDGED_SHARE:g} of budget.samples={samples} on, and "
+            f"schedule.warmup_samples={warmup} lasts longer",
+        ),
+        (
+            config.evaluation.every_samples is None,
+            f"{said} needs evaluations on the way: give evaluation.every_samples",
+        ),
+    )
+
+
+def _refuse(*problems: tuple[object, str]) -> None:
+    """Raise the first of these that there is."""
+    for is_there, message in problems:
+        if is_there:
+            raise ConfigError(message)
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in settings.items():
         if isinstance(value, Mapping) and value:
-            found += _flat(value, f"{prefix}{name}.")
+            yield from _flat(value, f"{prefix}{name}.")
         else:
-            found.append((f"{prefix}{name}", value))
-    return found
+            yield f"{prefix}{name}", value
 
 
 def setting_text(value: object) -> str:

@@ -8,8 +8,7 @@ from typing import NamedTuple
 from batchscape.plan.build import Prepare
 from batchscape.plan.expand import SweepCells
 from batchscape.plan.machine import Machine
-from batchscape.search.launching import REJECTS, plan_at_corner
-from batchscape.search.points import grid_values_of, trials_of
+from batchscape.search.launching import plan_at_corner
 from batchscape.search.space import space_of
 from batchscape.search.words import point_text, search_text
 from batchscape.text import count_text
@@ -43,10 +42,9 @@ def stand_ins(grid: SweepCells, machine: Machine, prepare: Prepare) -> StandIns:
     """
     space = space_of(grid)
     sampler = space.sampler
-    trials = trials_of(space)
-    asked, measured = trials * sampler.seeds, grid_values_of(space) * sampler.grid_seeds
-    corner = plan_at_corner(grid, machine, prepare)
-    point = corner.point | {key: values[0] for key, values in space.choices.items()}
+    asked, measured = space.trials * sampler.seeds, space.grid_points * sampler.grid_seeds
+    corner, _ = plan_at_corner(grid, machine, prepare)
+    point = corner | {key: values[0] for key, values in space.choices.items()}
     first = space.first_seed
     cells = [
         study.at(point, seed)
@@ -60,6 +58,4 @@ def stand_ins(grid: SweepCells, machine: Machine, prepare: Prepare) -> StandIns:
         f"whose values are chosen on the way, and {each * measured} of {after}. "
         f"Planned as if each had {point_text(point)}."
     )
-    if corner.elsewhere is not None:
-        text += f"\n{REJECTS} {corner.elsewhere}"
-    return StandIns(text, replace(grid, cells=cells, intervals=()), space.keys, trials)
+    return StandIns(text, replace(grid, cells=cells, intervals=()), space.keys, space.trials)

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
-
-from optuna.trial import TrialState
+from dataclasses import dataclass
 
 from batchscape.launch.result import SweepResult
-from batchscape.plan.build import PlannedCell
-from batchscape.plan.expand import Cell
-from batchscape.plan.table import write_plan
-from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status
 from batchscape.record.trials import write_trials
-from batchscape.search.launching import Launching, key_of
-from batchscape.search.objective import NOT_MEASURED, TrialOutcome, outcome_of
-from batchscape.search.pruning import MedianRule, curve_of
+from batchscape.search.launching import Launching
+from batchscape.search.objective import NOT_MEASURED, curve_of, outcome_of
 from batchscape.search.space import Space
-from batchscape.search.study import Asked, Study
+from batchscape.search.study import Study
 
 __all__ = ["run_trials"]
 
@@ -31,15 +23,16 @@ class _Trial:
     """A trial that was asked for, and is not told yet."""
 
     study: str
-    asked: Asked
-    cells: list[Cell]
-    runs: list[RunSpec | str] = field(default_factory=list)
-    """The run of each cell, or the reason why there is none."""
+    number: int
+    runs: list[RunSpec | str]
+    """Of each seed its run, or the rule that it breaks."""
+    has_fault: bool = False
+    """Whether its runs are over, and are to be repeated by another command."""
 
     @property
     def specs(self) -> list[RunSpec]:
-        """Its runs; none where one of its cells is rejected."""
-        specs = [run for run in self.runs if not isinstance(run, str)]
+        """Its runs; none where a rule is broken."""
+        specs = [run for run in self.runs if isinstance(run, RunSpec)]
         return specs if len(specs) == len(self.runs) else []
 
 
@@ -53,27 +46,15 @@ class _Trials:
     ----------
     space : Space
     studies : mapping of str to Study
-    sweep : SweepFolder
-        Of the trials.
     launching : Launching
     """
 
-    def __init__(
-        self,
-        space: Space,
-        studies: Mapping[str, Study],
-        sweep: SweepFolder,
-        launching: Launching,
-    ) -> None:
-        self._space, self._studies = space, studies
-        self._sweep, self._launching = sweep, launching
-        share = len(studies) * space.sampler.seeds
-        self._at_a_time = math.ceil(launching.concurrent_runs / share)
+    def __init__(self, space: Space, studies: Mapping[str, Study], launching: Launching) -> None:
+        self._space, self._studies, self._launching = space, studies, launching
+        at_once = launching.corner.cells[0].config.launcher.concurrent_runs
+        self._at_a_time = math.ceil(at_once / (len(studies) * space.sampler.seeds))
         self._open: dict[tuple[str, int], _Trial] = {}
-        self._faults: dict[tuple[str, int], TrialOutcome] = {}
-        self._planned: dict[str, PlannedCell] = {}
         self._returned: set[str] = set()
-        self._rule = MedianRule(sweep) if space.sampler.pruner == "median" else None
 
     @property
     def runs(self) -> int:
@@ -85,11 +66,9 @@ class _Trials:
         while True:
             self.tell(over)
             asked = list(self._ask())
-            if asked:
-                self._plan(asked)
-                write_trials(self._sweep, self._rows())
-            specs = [spec for trial in asked for spec in trial.specs]
-            new = {s.run_id: s for s in specs if s.run_id not in self._returned}
+            self.write()
+            specs = {spec.run_id: spec for trial in asked for spec in trial.specs}
+            new = {name: spec for name, spec in specs.items() if name not in self._returned}
             self._returned |= set(new)
             # A trial whose cells are rejected, or whose point was asked before, is over already.
             if new or not asked:
@@ -97,22 +76,27 @@ class _Trials:
 
     def tell(self, over: Collection[str]) -> None:
         """Tell the trials whose runs are over."""
-        told = [key for key, trial in self._open.items() if self._tell(trial, over)]
-        for key in told:
-            del self._open[key]
-        if told:
-            write_trials(self._sweep, self._rows())
+        for key, trial in list(self._open.items()):
+            if not trial.has_fault and all(spec.run_id in over for spec in trial.specs):
+                self._tell(trial)
+                if not trial.has_fault:
+                    del self._open[key]
 
     def cut(self, spec: RunSpec) -> str | None:
         """Return why a run goes on no longer; None: it does."""
-        if self._rule is None:
+        if self._space.sampler.pruner == "none":
             return None
-        study = next(
-            trial.study
-            for trial in self._open.values()
-            if any(own.run_id == spec.run_id for own in trial.specs)
+        # A trial that is cut has one run.
+        trial = next(
+            one for one in self._open.values() if spec.run_id in {s.run_id for s in one.specs}
         )
-        return self._rule.asked(spec, self._studies[study].told_runs())
+        curve = curve_of(self._launching.sweep.run(spec.run_id))
+        if not self._studies[trial.study].is_cut(trial.number, curve, spec.samples):
+            return None
+        return (
+            "cut by search.pruner=median: the least of its held-out losses so far, "
+            f"{min(curve.values()):.4g}, is above the median of the trials before it"
+        )
 
     @property
     def progress(self) -> str:
@@ -122,74 +106,39 @@ class _Trials:
 
     def _ask(self) -> Iterator[_Trial]:
         """Yield the trials that come next, those of a killed command first."""
-        first, seeds = self._space.first_seed, self._space.sampler.seeds
+        first, seeds = self._space.first_seed, range(self._space.sampler.seeds)
         for of in self._space.studies:
             study = self._studies[of.name]
-            open_ones = [a for a in study.untold() if (of.name, a.number) not in self._faults]
-            while len(open_ones) < self._at_a_time and len(study.trials) < study.wanted:
-                open_ones.append(study.ask())
-            for asked in open_ones:
-                key = of.name, asked.number
+            faults = sum(one.has_fault for one in self._open.values() if one.study == of.name)
+            while len(study.untold) - faults < self._at_a_time and len(study.trials) < study.wanted:
+                study.ask()
+            for trial in study.untold:
+                key = of.name, trial.number
                 if key not in self._open:
-                    cells = [of.at(asked.point, seed) for seed in range(first, first + seeds)]
-                    self._open[key] = _Trial(of.name, asked, cells)
+                    cells = [of.at(trial.params, first + seed) for seed in seeds]
+                    self._open[key] = _Trial(*key, self._launching.plan(cells))
                     yield self._open[key]
 
-    def _plan(self, trials: list[_Trial]) -> None:
-        cells = [cell for trial in trials for cell in trial.cells]
-        plan, runs = self._launching.plan(cells, self._sweep)
-        if plan is not None:
-            self._planned |= {cell.run_id: cell for cell in plan.cells}
-            write_plan(replace(plan, cells=tuple(self._planned.values())))
-        for trial in trials:
-            trial.runs = [runs[key_of(cell)] for cell in trial.cells]
-
-    def _tell(self, trial: _Trial, over: Collection[str]) -> bool:
-        """Tell a trial if it is over; whether there is nothing more to do for it."""
-        if not all(spec.run_id in over for spec in trial.specs):
-            return False
-        outcome = outcome_of(trial.runs, self._sweep, self._space.sampler.objective)
-        number = trial.asked.number
-        if not outcome.is_over:
-            self._faults[trial.study, number] = outcome
-            self._launching.console.print(
-                f"Trial {number} of {trial.study} {outcome.state}: {outcome.reason}; the same "
-                "command with --retry failed,timeout runs it again"
-            )
-            return True
-        if outcome.state in {NOT_MEASURED, Status.REJECTED}:
+    def _tell(self, trial: _Trial) -> None:
+        sweep, names = self._launching.sweep, [spec.run_id for spec in trial.specs]
+        outcome = outcome_of(trial.runs, sweep, self._space.sampler.objective)
+        is_watched = names and self._space.sampler.pruner != "none"
+        curve = curve_of(sweep.run(names[0])) if is_watched else {}
+        self._studies[trial.study].tell(trial.number, outcome, names, curve)
+        trial.has_fault = not outcome.is_over
+        said = f"Trial {trial.number} of {trial.study} {outcome.state}: {outcome.reason}"
+        if trial.has_fault:
+            said += "; the same command with --retry failed,timeout runs it again"
+        if trial.has_fault or outcome.state in {NOT_MEASURED, Status.REJECTED}:
             # What else has no value, the launch has told.
-            self._launching.console.print(
-                f"Trial {number} of {trial.study} {outcome.state}: {outcome.reason}"
-            )
-        names = [spec.run_id for spec in trial.specs]
-        # A sampler learns from a trial that was cut, too: by its losses until then.
-        curve = curve_of(self._sweep.run(names[0])) if outcome.state == "pruned" else {}
-        self._studies[trial.study].tell(trial.asked, outcome, names, curve)
-        return True
+            self._launching.console.print(said)
 
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        for name, study in self._studies.items():
-            best = {trial.number for trial in study.best()}
-            for trial in study.trials:
-                told = trial.state is TrialState.COMPLETE
-                values = trial.values if told else [None] * len(self._space.sampler.objective)
-                fault = self._faults.get((name, trial.number))
-                yield {
-                    "study": name,
-                    "trial": trial.number,
-                    **{key: trial.params.get(key) for key in self._space.keys},
-                    **dict(zip(self._space.sampler.objective, values, strict=True)),
-                    "outcome": trial.user_attrs.get("outcome", fault.state if fault else ""),
-                    "is_best": trial.number in best,
-                    "runs": " ".join(trial.user_attrs.get("runs", [])),
-                    "reason": trial.user_attrs.get("reason", fault.reason if fault else ""),
-                }
+    def write(self) -> None:
+        """Write `trials.csv`."""
+        write_trials(self._launching.sweep, [study.table() for study in self._studies.values()])
 
 
-def run_trials(
-    space: Space, studies: Mapping[str, Study], sweep: SweepFolder, launching: Launching
-) -> SweepResult:
+def run_trials(space: Space, studies: Mapping[str, Study], launching: Launching) -> SweepResult:
     """Ask, run and tell until every study has its trials, or a signal stops it.
 
     Parameters
@@ -197,21 +146,21 @@ def run_trials(
     space : Space
     studies : mapping of str to Study
         By name.
-    sweep : SweepFolder
-        Of the trials.
     launching : Launching
+        Of the trials.
     """
-    trials = _Trials(space, studies, sweep, launching)
+    trials = _Trials(space, studies, launching)
     if any(study.told for study in studies.values()):
         launching.console.print(trials.progress)
     result = SweepResult((), interrupted=False)
     specs = trials.more(frozenset())
     while specs:
-        result = launching.launch(specs, sweep, trials)
+        result = launching.launch(specs, trials)
         is_stopped = result.interrupted or result.stopped is not None
         if is_stopped:
             # Runs that ended meanwhile.
             trials.tell({run.run_id for run in result.runs if run.status.is_sealed})
+            trials.write()
         launching.console.print(trials.progress)
         if is_stopped:
             break

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from batchscape.search.points import grid_values_of, trials_of
 from batchscape.search.space import Space, setting_text
 from batchscape.text import count_text, list_text
 
@@ -21,7 +20,7 @@ def point_text(point: Mapping[str, Any]) -> str:
 
 
 def search_text(space: Space) -> str:
-    """Say what is searched, by whom, for what, and what is measured afterwards."""
+    """Say what is searched, by whom, and for what."""
     sampler = space.sampler
     searched = [
         *(
@@ -33,7 +32,7 @@ def search_text(space: Space) -> str:
             for key, values in space.choices.items()
         ),
     ]
-    trials = count_text(trials_of(space), "trial")
+    trials = count_text(space.trials, "trial")
     if sampler.seeds > 1:
         trials += f" of {sampler.seeds} runs"
     if axes := list(space.studies[0].values):
@@ -41,17 +40,5 @@ def search_text(space: Space) -> str:
         trials += f" for each of {count_text(len(space.studies), what)} of {', '.join(axes)}"
     return (
         f"Search of {', '.join(searched)}: {trials}, by {sampler.name}, for the least "
-        f"{list_text(sampler.objective, 'and')}{_afterwards(space)}"
+        f"{list_text(sampler.objective, 'and')}"
     )
-
-
-def _afterwards(space: Space) -> str:
-    values = grid_values_of(space)
-    runs = count_text(space.sampler.grid_seeds, "run")
-    if not values:
-        return ""
-    if values > 1:
-        grid = f"a grid of {values} values x {runs} around each best"
-        return f"; then {grid}, more where it lies at the end of them"
-    best = "best" if len(space.sampler.objective) == 1 else "trial of the front"
-    return f"; then {runs} of each {best}, with fresh seeds"

@@ -51,7 +51,24 @@ class Dataset(Protocol):
         """Return inputs and labels of these samples, on the CPU."""
 
 
-class TextDataset:
+class _Stream:
+    """Pieces of a stream of bytes or tokens."""
+
+    def __init__(self, folder: Path, part: Part, window: int, kind: Unit) -> None:
+        self._stream = load_array(folder, f"{part}_{kind}")
+        self._offsets: Indices = load_array(folder, f"{part}_offsets")
+        self._lengths: Indices = load_array(folder, f"{part}_lengths")
+        self._window = np.arange(window)
+        self.num_samples = len(self._offsets)
+
+    def _read(self, indices: Indices) -> NDArray[np.int64]:
+        """Return the stream from the beginnings of pieces on, beyond their ends where need be."""
+        positions = self._offsets[indices, None] + self._window
+        found: NDArray[np.int64] = self._stream[np.minimum(positions, len(self._stream) - 1)]
+        return found.astype(np.int64)
+
+
+class TextDataset(_Stream):
     """A text as next-token prediction.
 
     A batch is two int64 tensors of shape (samples, sequence_length). Short samples are padded
@@ -61,12 +78,8 @@ class TextDataset:
     def __init__(
         self, folder: Path, part: Part, sequence_length: int, kind: Unit = "bytes"
     ) -> None:
-        self._stream = load_array(folder, f"{part}_{kind}")
-        self._offsets: Indices = load_array(folder, f"{part}_offsets")
-        self._lengths: Indices = load_array(folder, f"{part}_lengths")
-        self._window = np.arange(sequence_length + 1)
+        super().__init__(folder, part, sequence_length + 1, kind)
         self._full = bool((self._lengths == sequence_length).all())
-        self.num_samples = len(self._offsets)
 
     def count_labels(self, indices: Indices) -> int:
         """Return the number of real (not padded) labels."""
@@ -74,19 +87,17 @@ class TextDataset:
 
     def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inputs and labels, each of shape (samples, sequence_length)."""
-        positions = self._offsets[indices, None] + self._window
+        found = self._read(indices)
         if self._full:
-            tokens = torch.from_numpy(self._stream[positions].astype(np.int64))
-            return _shifted(tokens)
+            return _shifted(torch.from_numpy(found))
         real = self._window <= self._lengths[indices, None]
-        gathered = self._stream[np.minimum(positions, len(self._stream) - 1)]
-        tokens = torch.from_numpy(np.where(real, gathered, 0).astype(np.int64))
+        tokens = torch.from_numpy(np.where(real, found, 0))
         labels = tokens[:, 1:].clone()
         labels[torch.from_numpy(~real[:, 1:])] = IGNORED
         return tokens[:, :-1].contiguous(), labels
 
 
-class LabelledDataset:
+class LabelledDataset(_Stream):
     """Texts with a class.
 
     A batch is an int64 tensor of shape (samples, sequence_length), `NO_TOKEN` behind the end of
@@ -96,12 +107,8 @@ class LabelledDataset:
     def __init__(
         self, folder: Path, part: Part, sequence_length: int, kind: Unit = "bytes"
     ) -> None:
-        self._stream = load_array(folder, f"{part}_{kind}")
-        self._offsets: Indices = load_array(folder, f"{part}_offsets")
-        self._lengths: Indices = load_array(folder, f"{part}_lengths")
+        super().__init__(folder, part, sequence_length, kind)
         self._labels: Indices = load_array(folder, f"{part}_labels")
-        self._window = np.arange(sequence_length)
-        self.num_samples = len(self._labels)
 
     def count_labels(self, indices: Indices) -> int:
         """Return the number of samples: each has one label."""
@@ -109,10 +116,8 @@ class LabelledDataset:
 
     def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
         """Return texts of shape (samples, sequence_length) and labels of shape (samples,)."""
-        positions = self._offsets[indices, None] + self._window
-        gathered = self._stream[np.minimum(positions, len(self._stream) - 1)].astype(np.int64)
         real = self._window < self._lengths[indices, None]
-        texts = torch.from_numpy(np.where(real, gathered, NO_TOKEN))
+        texts = torch.from_numpy(np.where(real, self._read(indices), NO_TOKEN))
         return texts, torch.from_numpy(self._labels[indices])
 
 

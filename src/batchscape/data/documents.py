@@ -63,16 +63,9 @@ def prepare_documents(config: Documents) -> DataIdentity:
 
     stored = keep(config.name, manifest, build)
     vocabulary = stored.facts["vocabulary"]
-    labelled = config.label_field is not None
-    return DataIdentity(
-        manifest_hash=stored.manifest_hash,
-        folder=stored.folder,
-        train_samples=stored.train_samples,
-        held_out_samples=stored.held_out_samples,
-        classes=len(stored.facts["classes"]) if labelled else vocabulary,
-        task="class" if labelled else "next_token",
-        vocabulary=vocabulary if labelled else None,
-    )
+    if config.label_field is None:
+        return stored.identity("next_token", vocabulary)
+    return stored.identity("class", len(stored.facts["classes"]), vocabulary=vocabulary)
 
 
 @dataclass

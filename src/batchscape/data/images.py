@@ -44,15 +44,7 @@ def prepare_digits(config: Digits) -> DataIdentity:
         return Built(arrays, {"train": len(labels) - count, "held_out": count})
 
     stored = keep(config.name, {"files": [("digits", content)], "held_out_images": count}, build)
-    return DataIdentity(
-        manifest_hash=stored.manifest_hash,
-        folder=stored.folder,
-        train_samples=stored.train_samples,
-        held_out_samples=stored.held_out_samples,
-        classes=_CLASSES,
-        task="class",
-        features=_PIXELS,
-    )
+    return stored.identity("class", _CLASSES, features=_PIXELS)
 
 
 def _table() -> NDArray[np.float64]:

@@ -24,6 +24,7 @@ from batchscape.data.cache import cache_folder
 from batchscape.data.fingerprints import file_sha256
 from batchscape.errors import BatchscapeError, ConfigError, RecordError
 from batchscape.record.files import read_json, sha256_of, write_json
+from batchscape.record.spec import DataIdentity
 
 __all__ = ["PARTS", "Built", "Stored", "keep", "load_array", "manifest_hash"]
 
@@ -54,6 +55,26 @@ class Stored:
     train_samples: int
     held_out_samples: int
     facts: Mapping[str, Any]
+
+    def identity(
+        self,
+        task: str,
+        classes: int,
+        *,
+        features: int | None = None,
+        vocabulary: int | None = None,
+    ) -> DataIdentity:
+        """Return what names them, with what a label and an input are; see `DataIdentity`."""
+        return DataIdentity(
+            self.manifest_hash,
+            self.folder,
+            self.train_samples,
+            self.held_out_samples,
+            classes,
+            task,
+            features,
+            vocabulary,
+        )
 
 
 def manifest_hash(manifest: Mapping[str, Any]) -> str:

@@ -51,14 +51,7 @@ def prepare_text(config: TextFiles) -> DataIdentity:
         return Built(arrays, samples, {"vocabulary": coder.vocabulary})
 
     stored = keep(config.name, manifest, build)
-    return DataIdentity(
-        manifest_hash=stored.manifest_hash,
-        folder=stored.folder,
-        train_samples=stored.train_samples,
-        held_out_samples=stored.held_out_samples,
-        classes=stored.facts["vocabulary"],
-        task="next_token",
-    )
+    return stored.identity("next_token", stored.facts["vocabulary"])
 
 
 def _arrays(parts: dict[str, list[bytes]], config: TextFiles, coder: Coder) -> Arrays:

@@ -260,9 +260,6 @@ def _held_within(func: Any, args: tuple[Any, ...]) -> list[int]:  # noqa: ANN401
     if samples <= few + 1:
         return _measured(func, layouts, samples)
     at_few, at_next = (_measured(func, layouts, number) for number in (few, few + 1))
-    if len(at_few) != len(at_next):
-        # Never met. To run all samples might take what the machine has not.
-        return [held * samples // (few + 1) for held in at_next]
     return [
         held + (samples - few) * (more - held) for held, more in zip(at_few, at_next, strict=True)
     ]

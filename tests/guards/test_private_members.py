@@ -85,7 +85,7 @@ TABLE = [
     Member(
         "torch.distributed.fsdp._fully_shard._fsdp_param._chunk_with_empty",
         "plan/one_rank.py",
-        "of a thousand ranks FSDP makes as many empty tensors for each parameter",
+        "of 1,024 ranks FSDP makes as many empty tensors for each parameter: 17 s, or 1 s without",
     ),
     Member("torch.ops.aten._local_scalar_dense", "plan/memory_trace.py", OPERATOR),
     Member("torch.ops.aten._safe_softmax", "plan/memory_trace.py", OPERATOR),

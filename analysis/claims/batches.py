@@ -13,6 +13,7 @@ from batchscape.analysis.claims.evidence import Context
 from batchscape.analysis.claims.rates import (
     BATCH,
     comparable,
+    loss_name,
     of_one_place,
     score_of,
     untuned,
@@ -22,6 +23,7 @@ from batchscape.analysis.comparing.pairs import Contrast, contrasts_of, logarith
 from batchscape.analysis.estimates import FEWEST, Estimate
 from batchscape.analysis.learning_rate.aim import STEPS
 from batchscape.analysis.learning_rate.choice import runs_at_best
+from batchscape.analysis.numbers import MISSING
 from batchscape.analysis.targets.censoring import samples_or_bound
 from batchscape.analysis.targets.training import WINDOWS, at_equal_loss, largest_rises
 
@@ -111,7 +113,7 @@ def of_rises(context: Context) -> Result | Finding | None:
         return _diverged(ends, diverged, p, counts, runs)
     return Result(
         {"rise": rises},
-        {"p": f"{p:.2g}", "counts": counts, "windows": WINDOWS},
+        {"p": f"{p:.2g}", "counts": counts, "windows": WINDOWS, "spread": _spread(context, runs)},
         note=ends.note,
         beside=f"; diverged: {counts}",
         shown=p < _FISHER,
@@ -206,6 +208,14 @@ def _more_often(diverged: pd.DataFrame) -> float:
 
     table = diverged.assign(size=diverged["size"] - diverged["sum"]).to_numpy(dtype=int)
     return float(fisher_exact(table, alternative="greater").pvalue)
+
+
+def _spread(context: Context, runs: pd.DataFrame) -> str:
+    """Say how far the log final losses of seeds spread at each batch."""
+    losses = runs.join(logarithm(context.figures[loss_name(context)]).rename("log"))
+    of_seeds = losses.groupby([BATCH, "seed_block"])["log"].mean()
+    sd = of_seeds.groupby(level=0).std().dropna()
+    return ", ".join(f"{value:.2g} at {batch}" for batch, value in sd.items()) or MISSING
 
 
 def _diverged(

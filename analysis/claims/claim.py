@@ -180,18 +180,21 @@ class Claim:
         margin, _ = context.stated
         looked_at = [*chain(*result.contrasts.values())]
         ids, definition = run_ids_of(looked_at), result.definition or self.definition
+        pairs = {
+            name: max((len(contrast.values) for contrast in own), default=0)
+            for name, own in result.contrasts.items()
+        }
         decisions: dict[str, Decision] = {}
-        for name, rule in self.rules.items():
-            own = result.contrasts[name]
-            decided = None if result.reason else rule(own, margin)()
-            if decided is None:
-                most = max((len(contrast.values) for contrast in own), default=0)
+        for name in sorted(self.rules, key=lambda name: pairs[name]):
+            rule = self.rules[name](result.contrasts[name], margin)
+            if result.reason or (decided := rule()) is None:
                 along = f"along the {name}, " if len(self.rules) > 1 else ""
-                few = f"{along}{too_few(most, 'pairs of runs', self.fewest)}{result.beside}"
-                n = 0 if result.reason or along or result.beside else most
+                few = f"{along}{too_few(pairs[name], 'pairs of runs', self.fewest)}{result.beside}"
+                n = 0 if result.reason or along or result.beside else pairs[name]
                 reason, is_compared = result.reason or few, bool(looked_at)
                 return Finding.none(reason, definition, ids, n=n, is_compared=is_compared)
             decisions[name] = decided
+        decisions = {name: decisions[name] for name in self.rules}
         against = [one for one in decisions.values() if one.answer == CONTRADICTED]
         first = [*against[-1:], *decisions.values()][0]
         answers = [one.answer for one in decisions.values()]

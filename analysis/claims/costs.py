@@ -68,7 +68,7 @@ def of_rank_0(context: Context) -> Result | None:
     return Result(
         {"extra": contrasts},
         {"whose": _OF_ALLOCATOR if is_allocator else "of the device, as its driver tells."},
-        f"ratio of {name.removesuffix('_gib').replace('_', ' ')}, rank 0 to the others",
+        f"ratio of {name.removesuffix('_gib').replace('_', ' ')}",
         # What a device holds beside that, as contexts and buffers, is what the claim is about.
         withheld=CONTRADICTED if is_allocator else None,
     )

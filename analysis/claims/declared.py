@@ -273,7 +273,8 @@ CLAIMS: tuple[Claim, ...] = (
         says="Largest rise of the training loss above its lowest so far, in {windows} windows of "
         "the same samples, as a share of the loss in the first: {rise}; unstable means 0.02 more "
         "than the middle batch, or more often diverged: 2.5 % each, the one by the lower end of "
-        "its 95 % interval, the other by Fisher's exact test (here p = {p}). Diverged: {counts}.",
+        "its 95 % interval, the other by Fisher's exact test (here p = {p}). Diverged: {counts}. "
+        "Spread of the log final loss between seeds: {spread}.",
     ),
     Claim(
         id="too-large-generalises-worse",

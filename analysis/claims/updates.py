@@ -19,15 +19,14 @@ from batchscape.analysis.learning_rate.aim import final_losses, find_optima
 from batchscape.analysis.learning_rate.choice import runs_at_best
 from batchscape.analysis.learning_rate.laws import laws_of_most_optima
 from batchscape.analysis.noise_scale.estimate import variance_exponents
-from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
 from batchscape.record.noise_scale import has_no_noise_scale
+from batchscape.text import list_text
 
 __all__ = ["LEAST", "of_accumulated_batches", "of_best_rates", "of_cuts", "of_variance"]
 
 LEAST = 0.1
 """An exponent below 0.1 is no growth: a batch 10 times larger would change things by 26 %. Ours."""
-_DEVICES = FACTORS[0]
 _TABLE = [(1, 32, 1), (4, 8, 1), (2, 8, 2), (1, 8, 4)]
 """The cuts of 32 that the claim names."""
 
@@ -42,12 +41,13 @@ def of_cuts(context: Context) -> Result | Finding | None:
     own = context.figures[context.figures["run_id"].isin(run_ids_of(contrasts))]
     costs = own.groupby([BATCH, *FACTORS])[["peak_allocated_gib", "step_time_s"]].mean()
     spans = (costs.groupby(BATCH).max() / costs.groupby(BATCH).min()).max()
-    memory, time = (significant(span, 3) for span in spans)
+    spans = spans.set_axis(["peak memory", "step time"]).dropna()
+    differ = [f"{figure} by a factor of up to {span:.2f}" for figure, span in spans.items()]
     table = (
-        f"Of the four cuts of 32 in the claim's table, {len(cuts.intersection(_TABLE))} took part. "
-        f"Among them peak memory differs by a factor of up to {memory}, and step time of up to "
-        f"{time}."
+        f"Of the four cuts of 32 in the claim's table, {len(cuts.intersection(_TABLE))} took part."
     )
+    if differ:
+        table += f" Among them differ {list_text(differ, 'and')}."
     return replace(result, facts={**result.facts, "table": table})
 
 

@@ -15,9 +15,9 @@ from sweeps_of_fakes import ENTRY, MACHINE, spec_named
 
 from batchscape.errors import LaunchError
 from batchscape.launch import Launcher
+from batchscape.record.disk import check_usable
 from batchscape.record.folder import SweepFolder
 from batchscape.record.status import RunStatus, Status
-from batchscape.record.usable import check_usable
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 

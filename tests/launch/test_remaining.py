@@ -87,6 +87,15 @@ def test_faults_stand_unless_they_are_named(
         assert RunStatus.read(sweep.run(name).status).status is Status.PENDING
 
 
+def test_a_run_that_was_begun_and_has_no_status_is_damaged(sweep: SweepFolder) -> None:
+    begun(sweep, "completes", Status.RUNNING).status.unlink()
+    (told,) = overview(sweep).runs
+    assert (told.status, told.next) == ("unreadable", "leave")
+    result, printed = launched(sweep, "completes")
+    assert [run.status for run in result.runs] == [Status.FAILED]
+    assert "to run it again" in printed
+
+
 def test_status_says_of_each_run_what_the_same_command_then_does(sweep: SweepFolder) -> None:
     """`next` beside what became of the run: its attempts, and whether it was sealed."""
     over = begun(sweep, "completes-over", Status.DIVERGED)

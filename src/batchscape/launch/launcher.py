@@ -36,7 +36,7 @@ from batchscape.launch.schedule import launch_order
 from batchscape.launch.scratch import scratch_folder
 from batchscape.record.causes import Cause
 from batchscape.record.claims import RunClaim
-from batchscape.record.disk import explained
+from batchscape.record.disk import check_usable, explained
 from batchscape.record.files import write_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import sweep_lock
@@ -44,7 +44,6 @@ from batchscape.record.outcome import RankExit
 from batchscape.record.spec import RunSpec
 from batchscape.record.state import is_tried_again
 from batchscape.record.status import RunStatus, Status
-from batchscape.record.usable import check_usable
 from batchscape.terminal import OutgoingConsole
 from batchscape.tracking.mirror import Mirror, may_mirror_live
 

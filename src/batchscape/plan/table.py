@@ -27,6 +27,7 @@ from batchscape.plan.machine import Machine
 from batchscape.plan.room import why_not_launched
 from batchscape.programs.settings import unlogged
 from batchscape.record.causes import Cause
+from batchscape.record.disk import check_usable
 from batchscape.record.files import write_atomically, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.locks import hold
@@ -34,7 +35,6 @@ from batchscape.record.placeholders import not_passed
 from batchscape.record.progress import run_progress
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
-from batchscape.record.usable import check_usable
 from batchscape.text import count_text
 
 __all__ = [

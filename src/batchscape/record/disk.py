@@ -8,14 +8,18 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import psutil
 
-from batchscape.errors import DiskError
+from batchscape.errors import DiskError, LaunchError
 from batchscape.text import size_text
 
+if TYPE_CHECKING:
+    from batchscape.record.folder import SweepFolder
+
 __all__ = [
+    "check_usable",
     "disk_error",
     "disk_trouble",
     "explained",
@@ -152,6 +156,25 @@ def disk_trouble(folder: Path) -> str | None:
     except OSError as error:
         return str(disk_error(error, folder))
     return None
+
+
+def check_usable(sweep: SweepFolder) -> None:
+    """Make the folder of a sweep if it is not there, and write to it for a trial.
+
+    Raises
+    ------
+    LaunchError
+        If it cannot be written to, with the reason of the system.
+    """
+    path = sweep.path.absolute()
+    try:
+        sweep.runs.mkdir(parents=True, exist_ok=True)
+        trouble = disk_trouble(path) or disk_trouble(sweep.runs)
+    except OSError as error:
+        trouble = str(disk_error(error, path))
+    if trouble is not None:
+        msg = f"{path} cannot be used: {trouble}; give a sweep_dir that can be written to"
+        raise LaunchError(msg)
 
 
 def _existing(path: Path) -> Path:

@@ -28,7 +28,7 @@ from batchscape.launch.slurm.order import POOL, JobOrder, Shape, shapes
 from batchscape.launch.slurm.script import job_name, script
 from batchscape.record.causes import Cause
 from batchscape.record.claims import CLAIMS
-from batchscape.record.disk import read_each
+from batchscape.record.disk import check_usable, read_each
 from batchscape.record.files import read_json, write_atomically
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.instants import now
@@ -37,7 +37,6 @@ from batchscape.record.outcome import RunEnd
 from batchscape.record.spec import RunSpec
 from batchscape.record.state import Standing, read_state
 from batchscape.record.status import RunStatus, Status
-from batchscape.record.usable import check_usable
 from batchscape.scheduler import Job, JobState, jobs, named, partitions, submit
 from batchscape.text import count_text
 from batchscape.tracking.mirror import Mirror

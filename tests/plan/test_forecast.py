@@ -21,12 +21,13 @@ from batchscape.data.corpus import prepare
 from batchscape.errors import ConfigError
 from batchscape.plan.build import Plan, make_plan
 from batchscape.plan.forecast import PredictedRange, SweepForecast, forecast
-from batchscape.plan.forecast_text import COUNTS, TIMES, forecast_text, span
+from batchscape.plan.forecast_text import COUNTS, forecast_text, span
 from batchscape.plan.machine import Machine
 from batchscape.plan.table import plan_json
 from batchscape.predictor import predict
 from batchscape.record.folder import SweepFolder
 from batchscape.system import GIB
+from batchscape.text import DURATIONS
 
 MICRO = "batch.micro_batch_size=1"
 BEGIN = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -146,15 +147,15 @@ def test_a_run_that_is_too_big_is_in_no_total_unless_it_is_launched(skips: str, 
 @pytest.mark.parametrize(
     ("low", "high", "units", "said"),
     [
-        (0.12, 0.8, TIMES, "120-800 ms"),
-        (84e-6, 0.0121, TIMES, "84 us to 12 ms"),
-        (4e-7, 90.0, TIMES, "400 ns to 1.5 min"),
+        (0.12, 0.8, DURATIONS, "120-800 ms"),
+        (84e-6, 0.0121, DURATIONS, "84 us to 12 ms"),
+        (4e-7, 90.0, DURATIONS, "400 ns to 1.5 min"),
         (759.0, 1.5e6, COUNTS, "759 to 1.5 M"),
-        (0.5, 2.0, ((1.0, ""),), "0.50-2.0"),
+        (0.5, 2.0, {"": 1.0}, "0.50-2.0"),
     ],
 )
 def test_the_ends_of_a_range_have_their_units(
-    low: float, high: float, units: tuple[tuple[float, str], ...], said: str
+    low: float, high: float, units: dict[str, float], said: str
 ) -> None:
     assert span(PredictedRange(low, high), units) == said
 

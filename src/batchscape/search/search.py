@@ -115,7 +115,7 @@ def _alone(sweep: SweepFolder) -> Iterator[None]:
 def _check_space(space: Space, sweep: SweepFolder) -> None:
     """Refuse to mix the trials of two searches."""
     now = json.loads(json.dumps(space.identity))
-    before = read_json(sweep.space)["space"] if sweep.space.exists() else now
+    before = read_json(sweep.space).get("space", {}) if sweep.space.exists() else now
     other = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     if other:
         told = "".join(

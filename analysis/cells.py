@@ -160,7 +160,7 @@ class Cells:
         return replace(self, runs=runs, contexts=contexts)
 
     def incomplete(self) -> pd.Series[bool]:
-        """Tell the cells of which a run was started that did not complete; indexed by `cell`.
+        """Return whether a run of each cell was started and did not complete; indexed by `cell`.
 
         Means over their completed runs are of survivors.
         """
@@ -169,7 +169,7 @@ class Cells:
         return failed.reindex(self.table.index, fill_value=False)
 
     def of_programs(self) -> pd.Series[bool]:
-        """Tell the cells of programs of others; indexed by `cell`."""
+        """Return whether each cell is of `engine=command`; indexed by `cell`."""
         name = self.runs.reindex(columns=["engine.name"])["engine.name"]
         return name.eq(PROGRAMS).groupby(self.runs["cell"]).any().reindex(self.table.index)
 

@@ -96,7 +96,7 @@ class RunIndex:
     def of_row(self, row: Mapping[Any, Any]) -> list[int]:
         """Find the runs of a row: by the ids it has, else by its geometry and settings.
 
-        None where that is not sure: where an id is that of runs of several folders, and the row
+        Empty where that is not sure: where an id is that of runs of several folders, and the row
         neither has it as often nor says of which (it may be of several), or where cells of several
         settings have its geometry.
         """

@@ -69,12 +69,13 @@ def search_section(cells: Cells) -> Section | None:
         "Search",
         [
             *found,
-            *(name + one.answer for name, one in zip(named, searches, strict=True)),
+            *(name + one.what_was_searched for name, one in zip(named, searches, strict=True)),
             "A sampler chose the trials for doing well, so no number elsewhere in this report "
             "rests on them: the runs here are the grid that was measured around the best of each "
             "study, with other seeds.",
         ],
-        short=found or [name + one.answer for name, one in zip(named, searches, strict=True)],
+        short=found
+        or [name + one.what_was_searched for name, one in zip(named, searches, strict=True)],
     )
     tables, pictures, curves = list[TableView](), list[Picture](), dict[str, pd.DataFrame]()
     for number, one in enumerate(searches, 1):
@@ -121,8 +122,8 @@ class _SearchResults:
         self.measured = best_measured(self.grids, self.objectives)
 
     @property
-    def answer(self) -> str:
-        """What was searched."""
+    def what_was_searched(self) -> str:
+        """Which settings, for what, by how many trials."""
         studies = self.trials["study"].nunique()
         done = int(self.trials["outcome"].notna().sum())
         return (
@@ -137,7 +138,7 @@ class _SearchResults:
 
     @property
     def found(self) -> str | None:
-        """The answer in a sentence; None: nothing was measured."""
+        """The best that was measured, in a sentence; None where nothing was."""
         rows = self.measured.to_dict("records")
         if self.is_front:
             rows = [row for row in rows if row["on_front"]]

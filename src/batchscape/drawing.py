@@ -183,7 +183,11 @@ class Drawing:
             asked.flush()
             answer = pickle.load(answers)  # noqa: S301  (of our own process)
         except (EOFError, BrokenPipeError):
-            msg = f"the process that draws figures ended by itself, code {self._worker.wait()}"
+            code = self._worker.wait()
+            msg = (
+                f"the process that draws figures ended with exit code {code} (below zero: a "
+                "signal, often for lack of memory); give the same command again"
+            )
             raise AnalysisError(msg) from None
         if isinstance(answer, Exception):
             raise answer

@@ -486,7 +486,7 @@ def test_bytes_folders_and_nothing_are_refused(tmp_path) -> None:
         check_configs([script], ["torchrun", "a.py"])
     for name in ("a.json", "b.json"):
         (tmp_path / name).write_text('{"train_batch_size": 8}')
-    with pytest.raises(ConfigError, match="cannot both be in force"):
+    with pytest.raises(ConfigError, match="both set the batch"):
         check_configs([tmp_path / "a.json", tmp_path / "b.json"])
 
 

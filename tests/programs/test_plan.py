@@ -186,7 +186,7 @@ def test_factors_that_differ_must_be_told(settings, plan, arguments, missing):
     if missing is None:
         assert len(plan(*cells).specs) == 2
     else:
-        with pytest.raises(ConfigError, match=f"^{missing} differs between the cells"):
+        with pytest.raises(ConfigError, match=f"^{missing} differs between the runs"):
             plan(*cells)
     assert len(plan(cells[0]).specs) == 1, "what does not differ may stand in argv itself"
 

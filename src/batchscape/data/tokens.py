@@ -138,7 +138,10 @@ def _token_files(setting: str, path: str) -> list[TokenFile]:
     # A pipe or a device has no end, and a link that leads nowhere is a shard that is missing.
     strange = [shard for shard in shards if not shard.is_file()]
     if strange:
-        msg = f"data.{setting}={path} cannot be read: {strange[0]} is no file; remove or replace it"
+        msg = (
+            f"data.{setting}={path} cannot be read: {strange[0]} is a pipe, a device or a link to "
+            "nothing; remove it, or put the file there"
+        )
         raise ConfigError(msg)
     if not shards:
         msg = (

@@ -92,7 +92,7 @@ def read_flags(texts: Sequence[str]) -> dict[str, str]:
             )
             raise ConfigError(msg)
         if word in flags or name in flags.values():
-            msg = f"--flag names each argument and each word once; given again: {text!r}"
+            msg = f"--flag NAME=WORD: no NAME and no WORD may come twice; {text!r} repeats one"
             raise ConfigError(msg)
         flags[word] = name
     both = flags.keys() & {"global_batch_tokens", "sequence_length"}

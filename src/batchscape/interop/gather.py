@@ -188,7 +188,10 @@ class _Shelf:
             both = list_text(
                 (f"{one.source} ({KINDS[one.kind]})" for one in (earlier, statement)), "and"
             )
-            msg = f"{both} cannot both be in force; check one set of files at a time"
+            msg = (
+                f"{both} both set the batch, and a program reads one of them; check them in two "
+                "commands"
+            )
             raise ConfigError(msg)
         self.statements[_role(statement)] = statement
         self.paths[_role(statement)] = path

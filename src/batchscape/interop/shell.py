@@ -318,6 +318,7 @@ class _Script:
             return None
 
     def _number(self, node: ast.expr) -> int:
+        """Evaluate whole numbers, and note divisions with a remainder; ValueError for others."""
         if isinstance(node, ast.Constant) and type(node.value) is int:
             return node.value
         if not isinstance(node, ast.BinOp):

@@ -88,7 +88,7 @@ class Durations:
         self._cells: defaultdict[str, list[Duration]] = defaultdict(list)
         self._of_ranks: defaultdict[int, list[tuple[RunSpec, Duration]]] = defaultdict(list)
         self._done: dict[str, int] = {}
-        self._cell_of: dict[str, str] = {}
+        self._key_of: dict[str, str] = {}
         self._answers: dict[tuple[str, int], float | None] = {}
         self._nearest: dict[tuple[int, int], Duration | None] = {}
         """By ranks and samples: cells without a duration of their own are mostly alike in these."""
@@ -105,7 +105,7 @@ class Durations:
         if duration is None:
             self._done[spec.run_id] = int(status.summary.get("samples") or 0)
             return
-        self._cells[self._cell(spec)].append(duration)
+        self._cells[self._key(spec)].append(duration)
         self._of_ranks[spec.geometry.data_parallel_size].append((spec, duration))
 
     def expected_s(self, spec: RunSpec) -> float | None:
@@ -113,14 +113,14 @@ class Durations:
         if not self._is_read:
             self._read()
         left = max(0, spec.samples - self._done.get(spec.run_id, 0))
-        asked = self._cell(spec), left
+        asked = self._key(spec), left
         if asked not in self._answers:
             duration = self._duration(spec)
             self._answers[asked] = None if duration is None else duration.takes_s(left)
         return self._answers[asked]
 
     def _duration(self, spec: RunSpec) -> Duration | None:
-        same = self._cells.get(self._cell(spec))
+        same = self._cells.get(self._key(spec))
         if same:
             fixed_s = median(duration.fixed_s for duration in same)
             return Duration(fixed_s, median(duration.per_sample_s for duration in same))
@@ -166,8 +166,9 @@ class Durations:
             if status is not None:
                 self.learn(spec, status)
 
-    def _cell(self, spec: RunSpec) -> str:
-        if spec.run_id not in self._cell_of:
+    def _key(self, spec: RunSpec) -> str:
+        """Return what runs of equal duration share: geometries and `time_key`."""
+        if spec.run_id not in self._key_of:
             stages = [astuple(stage.geometry) for stage in spec.stages]
-            self._cell_of[spec.run_id] = f"{stages} {spec.time_key}"
-        return self._cell_of[spec.run_id]
+            self._key_of[spec.run_id] = f"{stages} {spec.time_key}"
+        return self._key_of[spec.run_id]

@@ -101,7 +101,11 @@ def build_hugging_face(
     transformers = _import()
     classifies = data.task == "class"
     if data.features is not None or data.task not in {"next_token", "class"}:
-        msg = "model=hf needs sequences of tokens, to predict the next one or a class"
+        given = "vectors" if data.features is not None else f"the task {data.task}"
+        msg = (
+            "model=hf takes sequences of tokens, to predict the next one or a class; data has "
+            f"{given}: use model=mlp, or data of tokens such as data=documents"
+        )
         raise ConfigError(msg)
     try:
         plain = _plain_config(transformers, config)

@@ -118,10 +118,10 @@ def weight_files(folder: Path) -> list[Path]:
     try:
         names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError):
-        msg = f"{index} is damaged: it has no weight_map of tensors to files"
+        msg = f"{index} is damaged: it has no weight_map of tensors to files; copy the folder anew"
         raise ConfigError(msg) from None
     shards = [folder / name for name in names]
     if missing := [shard.name for shard in shards if not shard.is_file()]:
-        msg = f"{index} names files that are not there: {', '.join(missing)}"
+        msg = f"{index} names files that are not there: {', '.join(missing)}; copy the folder anew"
         raise ConfigError(msg)
     return [index, *shards]

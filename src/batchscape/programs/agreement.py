@@ -76,7 +76,7 @@ def contradictions(spec: RunSpec, log: Log, observed: Mapping[str, Any]) -> list
 
 
 def unfinished(spec: RunSpec, steps: Sequence[Mapping[str, Any]]) -> str | None:
-    """Say how a program that ended well did another number of optimizer steps than planned.
+    """Say how the logged number of optimizer steps contradicts the plan; None where it does not.
 
     A program that logs every n-th step may have done up to n - 1 more than its log says.
     """

@@ -119,8 +119,8 @@ def check_varied(launched: Iterable[tuple[RunConfig, BatchGeometry]]) -> None:
             if name in unknown:
                 shown = ", ".join(map(str, values[name]))
                 msg = (
-                    f"{name} differs between the cells ({shown}), but the program is not told: "
-                    f"put {{{name}}} into engine.argv, or another placeholder that it follows from"
+                    f"{name} differs between the runs ({shown}), but the program is not told: put "
+                    f"{{{name}}} into engine.argv, or placeholders from which it can be computed"
                 )
                 raise ConfigError(msg)
 

@@ -73,9 +73,9 @@ def bracket(losses: Mapping[float, float]) -> Bracket:
 
 
 def beyond(interval: Interval, found: Bracket, ratio: float) -> list[float]:
-    """Return the values that lack on the open side of a bracket; none where it is closed.
+    """Return up to two more values past each end at which the best has no measured neighbour.
 
-    Two of them, within the interval: at its end there is nothing to add.
+    They lie within the interval: at its end there is nothing to add.
     """
     sides = [side for side, end in ((-1, found.low), (1, found.high)) if end is None]
     values = [

@@ -61,13 +61,14 @@ class ColumnReader(ABC):
         """Steps and evaluations of the last look: a program may write its log over."""
         self._left = b""
         """What earlier starts left: the program is not started yet, and may write it over."""
-        self._start_anew()
+        self._forget_all()
         with contextlib.suppress(RecordError):
             self.read()
         with contextlib.suppress(RecordError):
             self._left = whole_lines((content_of(path) or b"")[begin:])
 
-    def _start_anew(self) -> None:
+    def _forget_all(self) -> None:
+        """Forget all that was read."""
         self._steps, self._evals = Rows(self._name), Rows(self._name)
         self._is_redrawn = False
         self._told: dict[str, dict[int, None]] = {}
@@ -77,7 +78,7 @@ class ColumnReader(ABC):
 
     def read(self, *, final: bool = False) -> Log:
         """Return what the text holds by now."""
-        self._start_anew()
+        self._forget_all()
         content = (content_of(self._path) or b"")[self._begin :]
         left = self._left if content.startswith(self._left) else b""
         self._take_all(drawn_lines_of(left))
@@ -100,7 +101,7 @@ class ColumnReader(ABC):
             self._take(line)
 
     def _starts_again(self) -> None:
-        """Note that what comes now is of another start of the program."""
+        """Keep what was read, and note that what comes now is of another start of the program."""
         self._steps.starts_again()
         self._evals.starts_again()
 

@@ -25,8 +25,8 @@ class JsonlReader(ColumnReader):
 
     _config: JsonlMetrics
 
-    def _start_anew(self) -> None:
-        super()._start_anew()
+    def _forget_all(self) -> None:
+        super()._forget_all()
         self._keys: set[str] = set()
         self._count = 0
 

@@ -24,8 +24,8 @@ class RegexReader(ColumnReader):
 
     _config: RegexMetrics
 
-    def _start_anew(self) -> None:
-        super()._start_anew()
+    def _forget_all(self) -> None:
+        super()._forget_all()
         self._matched: set[str] = set()
         self._patterns = {
             setting: re.compile(text)

@@ -49,9 +49,9 @@ class RecorderReader:
         self._folder = run_dir / FOLDER
         self._geometry = geometry
         self._sequence_length = sequence_length
-        self._start_anew()
+        self._forget_all()
 
-    def _start_anew(self) -> None:
+    def _forget_all(self) -> None:
         self._ranks: dict[Path, _Rank] = {}
         self._steps = Rows("the recorder")
         self._evals = Rows("the recorder")
@@ -59,7 +59,7 @@ class RecorderReader:
 
     def read(self, *, final: bool = False) -> Log:
         """Return what was recorded by now."""
-        self._start_anew()
+        self._forget_all()
         for path in sorted(self._folder.glob("rank_*.jsonl")):
             for line in lines_of(whole_lines(content_of(path) or b"")):
                 self._take(path, line)

@@ -223,7 +223,7 @@ def _evaluated_s(entry: Mapping[str, Any]) -> float:
 
 
 def _counts(entry: Mapping[str, Any], evaluated_s: float, where: str) -> Row:
-    """Return what a log has with `include_num_input_tokens_seen`."""
+    """Return tokens seen and training time without evaluations, as far as the entry has them."""
     row: Row = {}
     if "num_input_tokens_seen" in entry:
         row["tokens"] = as_count(entry["num_input_tokens_seen"], f"{where}: tokens")

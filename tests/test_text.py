@@ -55,6 +55,7 @@ def test_near_misses_are_refused(text):
         (3599, "60 min"),
         (5400, "1.5 h"),
         (86400, "1 d"),
+        (0.9996, "1,000 ms"),
         (float("inf"), "∞"),
     ],
 )
@@ -68,6 +69,7 @@ def test_a_duration_is_written_in_the_unit_that_fits(seconds: float, text: str) 
         (0, "0 bytes"),
         (1000, "1,000 bytes"),
         (1536, "1.5 KiB"),
+        (999.6 * 1024, "1,000 KiB"),
         (1023.6 * 2**20, "1,024 MiB"),
         (2**30, "1 GiB"),
         (1234 * 2**30, "1,234 GiB"),

@@ -95,7 +95,7 @@ def search_section(cells: Cells) -> Section | None:
 
 
 def print_found(sweep: SweepFolder, console: Console) -> None:
-    """Print the best of what a search measured, as its report will have it.
+    """Print the best of what a search measured, as its report will have it; else its best trials.
 
     Parameters
     ----------
@@ -104,9 +104,14 @@ def print_found(sweep: SweepFolder, console: Console) -> None:
     console : Console
     """
     trials = read_trials(sweep)
-    if trials is not None and (one := _SearchResults(sweep, trials)).found is not None:
-        console.print(one.found, soft_wrap=True)
-        show(console, one.measured_grid, "The best, with new seeds")
+    if trials is None:
+        return
+    one = _SearchResults(sweep, trials)
+    if one.found is None:
+        console.print(one.best_trials, soft_wrap=True)
+        return
+    console.print(one.found, soft_wrap=True)
+    show(console, one.measured_grid, "The best, with new seeds")
 
 
 class _SearchResults:
@@ -171,6 +176,21 @@ class _SearchResults:
         if any(before.get(str(study)) != count for study, count in done.items()):
             text += "; there were more trials since, around whose best nothing is measured yet"
         return text
+
+    @property
+    def best_trials(self) -> str:
+        """The best trials in a sentence, which nothing was measured around."""
+        best = self.trials[self.trials["is_best"].astype(bool)].to_dict("records")
+        if not best:
+            return "No trial has a result."
+        points = [
+            f"{', '.join(f'{setting_label(key)} {setting_text(row[key])}' for key in self.keys)} "
+            f"of study {row['study']} "
+            f"({', '.join(significant(float(row[name]), 4) for name in self.objectives)})"
+            for row in best
+        ]
+        text = f"Best trials by {self._objectives_text}, one run a point: {_few(points)}"
+        return f"{text}; nothing with new seeds has a result around them."
 
     @property
     def measured_grid(self) -> Grid:

@@ -16,6 +16,8 @@ SEEN_WITH = {
 }
 """Versions that have every member that is asked for; private ones are listed in
 `tests/guards/test_private_members.py`."""
+_DISTRIBUTIONS = {"hydra": "hydra-core"}
+"""Names by which modules are installed, where these are others."""
 _ASKING = ("importlib", "_frozen_importlib")
 
 
@@ -31,7 +33,8 @@ def why_missing(error: BaseException) -> str | None:
     str or None
         None of any other error, and where the code that asked is not ours.
     """
-    library, asked = _asked(error)
+    module, asked = _asked(error)
+    library = _DISTRIBUTIONS.get(module, module)
     if library not in SEEN_WITH or not _was_asked_by_us(error):
         return None
     from importlib import metadata  # slow to import

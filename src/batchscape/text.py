@@ -91,7 +91,7 @@ def _amount_text(amount: float, units: Mapping[str, float]) -> str:
         return "∞"
     unit = unit_of(amount, units)
     number = amount / units[unit]
-    return f"{number:.3g} {unit}" if abs(number) < 1000 else f"{number:,.0f} {unit}"
+    return f"{number:.3g} {unit}" if abs(number) < 999.5 else f"{number:,.0f} {unit}"
 
 
 def parse_duration(text: str) -> float:

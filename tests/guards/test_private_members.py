@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from batchscape.libraries import SEEN_WITH
+from batchscape.libraries import SEEN_WITH, why_missing
 
 ROOT = Path(__file__).parents[2]
 PLACES = ("src/batchscape", "src/hydra_plugins", "analysis")
@@ -376,3 +376,12 @@ def test_a_plan_without_a_member_says_which_version_has_it(how: str, tmp_path: P
     assert "Traceback" not in said
     assert f"has no {module}.{name}" in said
     assert f"pip install 'torch=={SEEN_WITH['torch']}.*'" in said
+
+
+@pytest.mark.parametrize(("module", "library"), [("torch", "torch"), ("hydra", "hydra-core")])
+def test_what_is_missing_is_told_by_the_name_that_pip_knows(module: str, library: str) -> None:
+    with pytest.raises(AttributeError) as gone:
+        exec(f"import {module}\n{module}.not_there", {"__name__": "batchscape.planted"})  # noqa: S102
+    said = why_missing(gone.value)
+    assert said is not None
+    assert f"pip install '{library}=={SEEN_WITH[library]}.*'" in said

@@ -233,7 +233,7 @@ def test_who_was_taken_over_sees_it_after_the_run_is_over(tmp_path: Path) -> Non
     assert claim.renew(), "it has just looked"
     assert not claim.renew(at_once=True)
     lock = Lock(run.lock, os.open(run.lock, os.O_RDWR), keeps_out=False)
-    claims._Claim(run, 2, other, lock).release(is_over=True)
+    claims._FolderClaim(run, 2, other, lock).release(is_over=True)
     assert not list(run.path.glob(".claim*"))
     assert not claim.renew(at_once=True)
     # Opened again meanwhile, as by `--retry`: the first claim there now is not its own.

@@ -141,7 +141,11 @@ def test_what_would_make_trials_incomparable_tells_two_searches_apart() -> None:
             ("search=tpe", "batch.global_batch_size=interval(6,50)"),
             "list values that do, with search.over=[batch.global_batch_size]",
         ),
-        (("search=tpe", "schedule.warmup_samples=interval(32,320)"), "schedule.warmup_samples"),
+        (
+            ("search=tpe", "schedule.warmup_samples=interval(32,320)"),
+            r"'schedule.warmup_samples=int\(interval\(32,320\)\)'",
+        ),
+        ((RATE, "search=tpe", "search.objective=[loss,loss]"), "one thing twice"),
         (
             (
                 RATE,

@@ -192,14 +192,18 @@ def test_a_trial_above_the_median_of_those_before_it_is_cut(tmp_path: Path) -> N
     curves = [{100: 9.0, 200: loss, 400: loss, 800: loss} for loss in (1.0, 1.1, 1.2, 1.3)]
     for curve in curves:
         number = study.ask().number
-        assert not study.is_cut(number, curve, 800)
+        assert study.loss_at_cut(number, curve, 800) is None
         study.tell(number, TrialOutcome("completed", (curve[800],), None), ["run"], curve)
     median = statistics.median([1.0, 1.1, 1.2, 1.3])
     bad, good = study.ask().number, study.ask().number
-    assert not study.is_cut(bad, {100: 99.0}, 800)
-    assert study.is_cut(bad, {100: 99.0, 200: median + 0.01}, 800)
+    assert study.loss_at_cut(bad, {100: 99.0}, 800) is None
+    # At one look a later loss is there that would have been good.
+    cut = {100: 99.0, 200: median + 0.01, 400: 0.5}
+    assert study.loss_at_cut(bad, cut, 800) == median + 0.01
+    again = opened(space("random", pruner="median"), tmp_path)
+    assert again.loss_at_cut(bad, cut, 800) == median + 0.01
     study.tell(bad, TrialOutcome("pruned", None, "cut"), ["run"], {100: 99.0, 200: median + 0.01})
-    assert not study.is_cut(good, {100: 99.0, 200: median - 0.01}, 800)
+    assert study.loss_at_cut(good, {100: 99.0, 200: median - 0.01}, 800) is None
     row = study.table().iloc[bad]
     assert (row["outcome"], row["reason"]) == ("pruned", "cut")
     assert pd.isna(row["loss"])

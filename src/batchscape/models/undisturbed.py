@@ -29,7 +29,7 @@ class Buffer:
 
     def has_changed(self) -> bool:
         """Whether its owner has another content by this name now."""
-        now, before = getattr(self.owner, self.name), self.content
+        now, before = getattr(self.owner, self.name, None), self.content
         if now is None or now.shape != before.shape or now.dtype != before.dtype:
             return True
         return not bool(((now == before) | (now.isnan() & before.isnan())).all())

@@ -51,6 +51,8 @@ class _Around:
 
     def read(self, sweep: SweepFolder) -> None:
         """Read what all points came to, infinite where a run has none."""
+        if self._points:
+            self.why_not = ""
         outcomes = [
             [outcome_of([run], sweep, self._space.sampler.objective) for run in runs]
             for runs in self.runs

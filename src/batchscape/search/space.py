@@ -167,7 +167,7 @@ def space_of(grid: SweepCells) -> Space:
         _check_objective(sampler, config)
         if sampler.pruner != "none":
             _check_fair(sampler, config)
-    choices = {key: tuple(axes[key]) for key in sampler.over}
+    choices = {key: _choices(key, axes[key]) for key in sampler.over}
     per = [key for key in axes if key not in choices]
     groups: dict[str, list[Cell]] = {}
     for cell in grid.cells:
@@ -194,6 +194,14 @@ def space_of(grid: SweepCells) -> Space:
     )
 
 
+def _choices(key: str, values: Sequence[Any]) -> tuple[Any, ...]:
+    """Refuse what Optuna cannot keep as a choice."""
+    if not all(value is None or isinstance(value, int | float | str) for value in values):
+        msg = f"search.over={[key]}: values of {key} must be numbers or texts, given {values}"
+        raise ConfigError(msg)
+    return tuple(values)
+
+
 def at_first_corner(
     grid: SweepCells, attempt: Callable[[list[Cell]], _Result]
 ) -> tuple[dict[str, float], _Result]:
@@ -217,17 +225,30 @@ def at_first_corner(
     Raises
     ------
     ConfigError
-        That of the middle, if a rule is broken everywhere.
+        That of the middle, if a rule is broken everywhere; or how to search whole numbers, if they
+        would break none.
     """
+
+    def attempt_at(point: Mapping[str, float]) -> _Result:
+        return attempt(
+            [replace(cell, settings=set_values(cell.settings, point)) for cell in grid.cells]
+        )
+
     problems = []
     for share in (0.5, 0.0, 1.0):
         point = {one.key: _at(one, share) for one in grid.intervals}
-        cells = [replace(cell, settings=set_values(cell.settings, point)) for cell in grid.cells]
         try:
-            return point, attempt(cells)
+            return point, attempt_at(point)
         except ConfigError as error:
             problems.append(error)
-    raise problems[0]
+    whole = [one for one in grid.intervals if one.low % 1 == 0 and one.high % 1 == 0]
+    try:
+        attempt_at(point | {one.key: int(one.high) for one in whole})
+    except ConfigError:
+        raise problems[0] from None
+    wanted = " ".join(f"'{one.key}=int(interval({one.low:g},{one.high:g}))'" for one in whole)
+    msg = f"a search between whole numbers is written so: {wanted}"
+    raise ConfigError(msg)
 
 
 def _at(interval: Interval, share: float) -> float:
@@ -291,6 +312,10 @@ def _check_objective(sampler: Sampler, config: RunConfig) -> None:
     to_target = [name for name in asked if "to_target" in name]
     at_once = config.launcher.concurrent_runs
     _refuse(
+        (
+            len(set(asked)) < len(asked),
+            f"search.objective={asked} names one thing twice; name each once",
+        ),
         (
             to_target and target is None,
             f"search.objective={to_target} needs a budget.target_loss, as budget=target gives",

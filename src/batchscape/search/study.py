@@ -75,6 +75,8 @@ class Study:
 
     def __init__(self, space: Space, name: str, storage: BaseStorage) -> None:
         self._space, self._name, self._storage = space, name, storage
+        self._judged: set[int] = set()
+        """Trials whose earlier losses this process has judged."""
         self._seed = zlib.crc32(f"{space.first_seed} {name}".encode())
         self._distributions = {one.key: _distribution_of(one) for one in space.intervals}
         self._distributions |= {
@@ -126,7 +128,7 @@ class Study:
             self._study.add_trial(trial)
         return self.trials[-1]
 
-    def is_cut(self, number: int, curve: Mapping[int, float], samples: int) -> bool:
+    def loss_at_cut(self, number: int, curve: Mapping[int, float], samples: int) -> float | None:
         """Report how a trial does, and say whether `search.pruner` cuts it.
 
         Parameters
@@ -136,18 +138,28 @@ class Study:
             Held-out losses so far, by samples.
         samples : int
             Of a full run.
+
+        Returns
+        -------
+        float or None
+            The least loss until then, for which it is cut; None: it goes on.
         """
         self._study.pruner = MedianPruner(
             n_startup_trials=_FIRST_TRIALS,
             n_warmup_steps=math.ceil(UNJUDGED_SHARE * samples),
             n_min_trials=_FIRST_TRIALS,
         )
-        trial = self._trial(number)
-        for at in sorted(curve.keys() - self.trials[number].intermediate_values.keys()):
+        trial, reported = self._trial(number), dict(self.trials[number].intermediate_values)
+        # A command that was killed may have reported the loss for which the trial is cut.
+        if reported and number not in self._judged and trial.should_prune():
+            return min(reported.values())
+        self._judged.add(number)
+        for at in sorted(curve.keys() - reported.keys()):
             trial.report(curve[at], at)
+            reported[at] = curve[at]
             if trial.should_prune():
-                return True
-        return False
+                return min(reported.values())
+        return None
 
     def tell(
         self, number: int, outcome: TrialOutcome, runs: Sequence[str], curve: Mapping[int, float]

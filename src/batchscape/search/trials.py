@@ -91,11 +91,12 @@ class _Trials:
             one for one in self._open.values() if spec.run_id in {s.run_id for s in one.specs}
         )
         curve = curve_of(self._launching.sweep.run(spec.run_id))
-        if not self._studies[trial.study].is_cut(trial.number, curve, spec.samples):
+        loss = self._studies[trial.study].loss_at_cut(trial.number, curve, spec.samples)
+        if loss is None:
             return None
         return (
             "cut by search.pruner=median: the least of its held-out losses so far, "
-            f"{min(curve.values()):.4g}, is above the median of the trials before it"
+            f"{loss:.4g}, is above the median of the trials before it"
         )
 
     @property

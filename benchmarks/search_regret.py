@@ -135,7 +135,7 @@ def cut(curves: pd.DataFrame, repeats: int, generator: np.random.Generator) -> s
             for place, curve in enumerate(chosen):
                 number = replayed.ask().number
                 outcome = TrialOutcome("completed", (curve[budget],), None)
-                if replayed.is_cut(number, curve, budget):
+                if replayed.loss_at_cut(number, curve, budget) is not None:
                     until[repeat, place] = replayed.trials[number].last_step
                     outcome = TrialOutcome("pruned", None, None)
                 replayed.tell(number, outcome, [], {})

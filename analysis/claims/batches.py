@@ -165,7 +165,9 @@ class _Ends(NamedTuple):
     def compare(self, runs: pd.DataFrame) -> list[Contrast]:
         """Compare the end with the middle, seed by seed; cuts of a seed are averaged."""
         pair = (self.end, self.middle)
-        return contrasts_of(runs, BATCH, [], "seed_block", lambda _: [pair])
+        value = runs["value"].astype(float)
+        known = runs.assign(value=value.where(np.isfinite(value)))
+        return contrasts_of(known, BATCH, [], "seed_block", lambda _: [pair])
 
 
 def _ends(context: Context, *, largest: bool) -> _Ends | None:
@@ -230,4 +232,6 @@ def _diverged(
     n, method = int(diverged["size"].min()), f"Fisher's exact test, p = {p:.2g}"
     effect = Estimate(end - middle, np.nan, np.nan, n, "", method, definition, ends.note)
     explanation = f"No rise of the loss can be compared. Seeds that diverged: {counts} ({method})."
+    if ends.note:
+        explanation += f" Beware: {ends.note}."
     return Finding(SUPPORTED, effect, tuple(sorted(set(runs["run_id"]))), explanation)

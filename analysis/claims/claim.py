@@ -50,6 +50,8 @@ class Result:
     """Whether the claim holds by what is no contrast."""
     withheld: Answer | None = None
     """The answer that these runs cannot give, whatever the contrasts are."""
+    unless_supported: str = ""
+    """What is said where the answer is another than "supported", as a sentence."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,8 @@ class Claim:
         sizes = {name: one.deciding.text(kind) for name, one in decisions.items()}
         counts = {f"n_{name}": len(own) for name, own in result.contrasts.items()}
         says = self.says.format(margin=f"{margin:g}", **sizes, **counts, **result.facts)
+        if answer != SUPPORTED:
+            says += f" {result.unless_supported}"
         if result.note:
             says += f" Beware: {result.note}."
         lacking = sum(len(contrast.values) < self.fewest for contrast in looked_at)

@@ -42,7 +42,7 @@ def of_micro_batch(context: Context) -> Result | None:
     """Peak memory along the micro-batch, and along the global batch at a fixed one."""
     peaks = context.logs(_PEAK)
     across = _along(_STEPS, peaks) + _along(_DEVICES, peaks)
-    contrasts = {"batch": across, "micro-batch": _along(_MICRO, peaks, _ends)}
+    contrasts = {"global batch": across, "micro-batch": _along(_MICRO, peaks, _ends)}
     return _result(contrasts, phases=_phases(context))
 
 
@@ -67,17 +67,18 @@ def of_rank_0(context: Context) -> Result | None:
     is_allocator = name == _PEAK
     return Result(
         {"extra": contrasts},
-        {"whose": _OF_ALLOCATOR if is_allocator else "of the device, as its driver tells."},
+        {"whose": _OF_ALLOCATOR if is_allocator else "of the device, as its driver tells"},
         f"ratio of {name.removesuffix('_gib').replace('_', ' ')}",
         # What a device holds beside that, as contexts and buffers, is what the claim is about.
         withheld=CONTRADICTED if is_allocator else None,
+        unless_supported=_NOT_AGAINST if is_allocator else "",
     )
 
 
-_OF_ALLOCATOR = (
-    "that the allocator of each process handed out, which leaves out contexts and buffers and so "
-    "cannot speak against the claim: that takes two GPUs or more, since no processor's driver "
-    "tells a rank's memory."
+_OF_ALLOCATOR = "that the allocator of each process handed out"
+_NOT_AGAINST = (
+    "It leaves out contexts and buffers and so cannot speak against the claim: that takes two GPUs "
+    "or more, since no processor's driver tells a rank's memory."
 )
 
 

@@ -108,9 +108,9 @@ CLAIMS: tuple[Claim, ...] = (
         view="cost",
         result=of_micro_batch,
         definition="ratio of peak allocated memory",
-        rules={"batch": _all_within(log(1.05)), "micro-batch": _all_above(log(1.05))},
+        rules={"global batch": _all_within(log(1.05)), "micro-batch": _all_above(log(1.05))},
         says="Along the micro-batch: {micro-batch}; along the global batch at a fixed micro-batch, "
-        "worst of {n_batch}: {batch}. Equal means within 5 %. {phases}",
+        "worst of {n_global batch}: {global batch}. Equal means within 5 %. {phases}",
     ),
     Claim(
         id="accumulation-costs-memory",
@@ -143,7 +143,7 @@ CLAIMS: tuple[Claim, ...] = (
         view="cost",
         result=of_rank_0,
         rules={"extra": _all_above(log(1.01))},
-        says="Memory {whose} Least of {n_extra} geometries: {extra}; extra means more than 1 %.",
+        says="Memory {whose}. Least of {n_extra} geometries: {extra}; extra means more than 1 %.",
     ),
     Claim(
         id="microstep-time-follows-micro",

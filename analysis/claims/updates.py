@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from operator import itemgetter
 
 import numpy as np
 import pandas as pd
@@ -12,8 +12,8 @@ from batchscape.analysis.claims.claim import Finding, Result, run_ids_of
 from batchscape.analysis.claims.evidence import Context
 from batchscape.analysis.claims.rates import BATCH, comparable, loss_name, score_of
 from batchscape.analysis.claims.rules import CONTRADICTED, OPEN, SUPPORTED
+from batchscape.analysis.comparing.pairs import Contrast, contrasts_of, named
 from batchscape.analysis.cost.table import FACTORS
-from batchscape.analysis.equivalence.paired import contrasts_of_cuts, paired_cuts
 from batchscape.analysis.estimates import FEWEST, LEVEL, too_few
 from batchscape.analysis.learning_rate.aim import final_losses, find_optima
 from batchscape.analysis.learning_rate.choice import runs_at_best
@@ -33,7 +33,7 @@ _TABLE = [(1, 32, 1), (4, 8, 1), (2, 8, 2), (1, 8, 4)]
 
 def of_cuts(context: Context) -> Result | Finding | None:
     """Final losses of the cuts of one global batch."""
-    result = _alike(context, _pairs(context, [BATCH]))
+    result = _alike(context, _invariant(context.runs), [BATCH])
     if not isinstance(result, Result):
         return result
     contrasts = result.contrasts["cuts"]
@@ -43,9 +43,8 @@ def of_cuts(context: Context) -> Result | Finding | None:
     spans = (costs.groupby(BATCH).max() / costs.groupby(BATCH).min()).max()
     spans = spans.set_axis(["peak memory", "step time"]).dropna()
     differ = [f"{figure} by a factor of up to {span:.2f}" for figure, span in spans.items()]
-    table = (
-        f"Of the four cuts of 32 in the claim's table, {len(cuts.intersection(_TABLE))} took part."
-    )
+    present = cuts.intersection(named(FACTORS, cut) for cut in _TABLE)
+    table = f"Of the four cuts of 32 in the claim's table, {len(present)} took part."
     if differ:
         table += f" Among them differ {list_text(differ, 'and')}."
     return replace(result, facts={**result.facts, "table": table})
@@ -53,38 +52,70 @@ def of_cuts(context: Context) -> Result | Finding | None:
 
 def of_accumulated_batches(context: Context) -> Result | Finding | None:
     """The same with accumulation against without, on as many devices."""
-    pairs = _pairs(context, [BATCH, FACTORS[0]])
-    return _alike(context, pairs[pairs["base"].map(itemgetter(-1)).eq(1)])
+    runs, within = _invariant(context.runs), [BATCH, FACTORS[0]]
+    # Where accumulation of 1 was tried anywhere, a divergence counts wherever it was.
+    is_tried = runs[FACTORS[2]].eq(1).any()
+    return _alike(context, runs if is_tried else runs.iloc[:0], within, of_one=True)
 
 
-def _pairs(context: Context, within: list[str]) -> pd.DataFrame:
-    """Pair final losses of runs whose objective does not depend on the cut."""
-    depends = context.runs["not_invariant"].astype(object).fillna("").astype(bool)
-    runs = context.launched[~depends.to_numpy()]
-    cells = replace(context.evidence.cells, runs=runs)
-    return paired_cuts(cells, loss_name(context), within)
+def _invariant(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs that ended, and whose objective does not depend on the cut."""
+    depends = runs["not_invariant"].astype(object).fillna("").astype(bool)
+    return runs[~depends & runs["status"].isin(["completed", "diverged"])]
 
 
-def _alike(context: Context, pairs: pd.DataFrame) -> Result | Finding | None:
-    """Join the pairs of each two cuts."""
-    contrasts = contrasts_of_cuts(pairs)
+def _alike(
+    context: Context, runs: pd.DataFrame, within: list[str], *, of_one: bool = False
+) -> Result | Finding | None:
+    """Compare all cuts that agree in some columns; `of_one` only with one without accumulation."""
+    contrasts = _pairs(context, runs, within, of_one=of_one)
     labels = [why for why in context.figures["not_invariant"] if isinstance(why, str) and why]
     why = "; ".join(sorted(set(labels)))
     left_out = f"{len(labels)} runs are left out, whose objective itself depends on the cut ({why})"
+    # Of any two cuts: the one that all are compared with may have failed, or diverged as well.
+    outcomes = runs.groupby([*within, "trajectory_id"])["status"].nunique()
+    alone = int(outcomes.gt(1).sum())
+    diverged = (
+        f"{alone} of {len(outcomes)} trajectories diverged under one cut and not under another"
+    )
+    said = {"left_out": left_out if why else "", "diverged": diverged if alone else ""}
     if not contrasts:
         definition = "difference of final loss between two cuts"
-        return Finding.none(left_out, definition, context.runs["run_id"]) if why else None
-    alone = pairs.loc[np.isinf(pairs["difference"]), "trajectory_id"].nunique()
-    diverged = (
-        f"{alone} of {pairs['trajectory_id'].nunique()} trajectories diverged under one cut and "
-        "not under another."
-    )
+        reason = ". ".join(filter(None, said.values()))
+        return Finding.none(reason, definition, context.runs["run_id"]) if reason else None
     return Result(
         {"cuts": contrasts},
-        {"left_out": f"{left_out}." if why else "", "diverged": diverged if alone else ""},
+        {name: f"{words}." if words else "" for name, words in said.items()},
         reason=context.stated[1],
         withheld=SUPPORTED if alone else None,
     )
+
+
+def _pairs(
+    context: Context, runs: pd.DataFrame, within: list[str], *, of_one: bool
+) -> list[Contrast]:
+    """Compare final losses with those of the first cut that has one, trajectory by trajectory.
+
+    The first is that on least devices, then of least accumulation.
+    """
+    losses = context.figures[loss_name(context)].astype(float).rename("value")
+    rows = runs.join(losses[np.isfinite(losses)], how="inner").dropna(subset=["trajectory_id"])
+    rows = rows.sort_values([FACTORS[0], FACTORS[2], FACTORS[1]], kind="stable")
+    # Texts, as a table with tuples for columns would have three levels of them.
+    rows["cut"] = [named(FACTORS, cut) for cut in rows[[*FACTORS]].to_numpy()]
+    steps = rows.set_index("cut")[FACTORS[2]].to_dict()
+    order = list(steps)
+
+    def to_first(there: Sequence[str]) -> list[tuple[str, str]]:
+        first, *others = sorted(there, key=order.index)
+        return [] if of_one and steps[first] > 1 else [(cut, first) for cut in others]
+
+    found = contrasts_of(rows, "cut", within, "trajectory_id", to_first)
+    return [
+        replace(contrast, name=contrast.name.removeprefix("cut "))
+        for contrast in found
+        if len(contrast.values)
+    ]
 
 
 def of_best_rates(context: Context) -> Finding | None:

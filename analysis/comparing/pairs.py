@@ -50,7 +50,7 @@ class Contrast:
     values: NDArray[np.float64]
     """One difference a pair, shape (n,); empty where two sides share none."""
     run_ids: tuple[str, ...]
-    """Runs of these pairs, sorted."""
+    """Runs of these pairs that have a value, sorted."""
     bounds_below: bool = False
     """Whether some values are lower bounds of the differences, as where a run was censored."""
     place: tuple[Level, ...] = ()
@@ -136,19 +136,21 @@ def contrasts_of(
     """
     found = []
     for key, own in rows.groupby(list(within)) if within else [((), rows)]:
+        # A level without any value is compared too, but its runs are behind nothing.
         wide = own.groupby([unit, factor])["value"].mean().unstack(factor)
+        known = own.dropna(subset=["value"])
         held = f" ({named(within, key)})" if within else ""
         for level, base in which(sorted(wide)):
             if not {level, base} <= {None, *wide}:
                 continue
             differences = (wide[level] - (0 if base is None else wide[base])).dropna()
-            used = own[unit].isin(differences.index) & own[factor].isin([level, base])
+            used = known[unit].isin(differences.index) & known[factor].isin([level, base])
             against = "" if base is None else f" against {base}"
             found.append(
                 Contrast(
                     f"{named([factor], [level])}{against}{held}",
                     differences.to_numpy(dtype=np.float64),
-                    tuple(sorted(set(own.loc[used, "run_id"]))),
+                    tuple(sorted(set(known.loc[used, "run_id"]))),
                     place=key,
                     level=level,
                     base=base,

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from batchscape.analysis.cells import GEOMETRY, Cells
-from batchscape.analysis.comparing.pairs import Contrast, named
+from batchscape.analysis.cells import Cells
 from batchscape.analysis.equivalence.decompositions import members_of
 from batchscape.analysis.equivalence.tost import ALPHA, bootstrap_interval, tost
 from batchscape.analysis.multiplicity import holm
@@ -21,10 +20,8 @@ from batchscape.errors import AnalysisError
 __all__ = [
     "MARGINS",
     "MARGIN_SETTINGS",
-    "contrasts_of_cuts",
     "family_verdicts",
     "judge_equivalence",
-    "paired_cuts",
     "paired_differences",
     "stated_margin",
 ]
@@ -88,47 +85,6 @@ def paired_differences(cells: Cells, reaches: pd.DataFrame | None = None) -> pd.
     with np.errstate(invalid="ignore"):
         pairs["difference"] = pairs["value"] - pairs["value_reference"]
     return pairs.reset_index(drop=True)
-
-
-def paired_cuts(cells: Cells, quantity: str, within: Sequence[str]) -> pd.DataFrame:
-    """Pair one quantity of cuts that agree in some columns, as `paired_differences` does.
-
-    Of these cuts the one with least devices, then least accumulation, is the reference.
-
-    Returns
-    -------
-    DataFrame
-        Its rows with a difference, and `level` and `base`: the cuts of both sides, as tuples of
-        devices, micro-batch and accumulation.
-    """
-    tables = [
-        paired_differences(replace(cells, runs=own)) for _, own in cells.runs.groupby([*within])
-    ]
-    columns = ["quantity", "cell", "reference", "difference", "trajectory_id"]
-    table = pd.concat(tables) if tables else pd.DataFrame(columns=columns)
-    table = table.astype({"difference": float})
-    table = table[table["quantity"].eq(quantity) & table["difference"].notna()]
-    cuts = cells.table[[*GEOMETRY[:3]]].agg(tuple, axis=1)
-    return table.assign(level=table["cell"].map(cuts), base=table["reference"].map(cuts))
-
-
-def contrasts_of_cuts(pairs: pd.DataFrame) -> list[Contrast]:
-    """Join what `paired_cuts` returns to a contrast for each two cuts, over all trajectories."""
-    finite = pairs[np.isfinite(pairs["difference"])]
-    found = []
-    for _, own in finite.groupby(["level", "base"], sort=False):
-        level, base = own["level"].iloc[0], own["base"].iloc[0]
-        name = f"{named(GEOMETRY[:3], level)} against {named(GEOMETRY[:3], base)}"
-        found.append(
-            Contrast(
-                f"{name} (global batch {math.prod(level)})",
-                own["difference"].to_numpy(dtype=np.float64),
-                tuple(sorted({*own["run_id"], *own["run_id_reference"]})),
-                level=level,
-                base=base,
-            )
-        )
-    return found
 
 
 def stated_margin(stated: NDArray[np.float64], quantity: str) -> tuple[float, str]:

@@ -19,7 +19,8 @@ def largest_rises(steps: pd.DataFrame, batch: pd.Series[int], whole: pd.Index) -
     Parameters
     ----------
     steps : DataFrame
-        One row an optimizer step, in order of time: `run`, `samples` and `loss`.
+        One row an optimizer step, in order of time: `run`, `samples` and `loss`, of which
+        those that are not finite do not count.
     batch : Series
         Global batch of each run.
     whole : Index
@@ -31,7 +32,8 @@ def largest_rises(steps: pd.DataFrame, batch: pd.Series[int], whole: pd.Index) -
         By the index of `batch`, as a share of the mean loss in the first window: near the end a
         loss may be so small that its own share would make every ripple large.
     """
-    rows = steps.dropna(subset=["samples", "loss"])
+    # One infinite loss would make its window so, and with it the scale of all runs.
+    rows = steps[np.isfinite(steps["loss"])].dropna(subset=["samples"])
     seen = rows.groupby("run")["samples"].max()
     horizon = seen[seen.index.isin(whole)].min()
     windows = 0 if np.isnan(horizon) else min(WINDOWS, int(horizon // batch.max()))

@@ -587,6 +587,7 @@ def test_seeds_that_all_diverge_show_instability_and_cuts_do_not_multiply_them(
     assert verdict.effect.value == 1
     # 1 / C(8, 4); three cuts of a seed are one seed.
     assert "p = 0.014" in verdict.explanation
+    assert "Beware: learning rates were not tuned for each global batch." in verdict.explanation
     assert judged("too-small-unstable", table(2).evidence()).verdict == "not identified"
 
 
@@ -601,6 +602,91 @@ def test_a_cut_that_alone_diverged_is_not_equivalent(world: Callable[[], Any], n
     verdict = judged(name, table.evidence())
     assert verdict.verdict == "not identified"
     assert "diverged under one cut" in verdict.explanation
+
+
+def test_a_cut_that_diverged_against_another_than_the_reference_is_not_equivalent(
+    world: Callable[[], Any],
+) -> None:
+    """On the last seed the reference failed, one other cut diverged, and one completed."""
+    table = world()
+    for seed in SEEDS:
+        for cut, last in (
+            ((1, 32, 1), "failed"),
+            ((1, 8, 4), "completed"),
+            ((2, 8, 2), "diverged"),
+        ):
+            status = last if seed == SEEDS[-1] else "completed"
+            ended = {"final_eval_loss": 2 + 0.1 * seed} if status == "completed" else {}
+            table.run(cut, seed, status=status, **ended)
+    verdict = judged("decompositions-are-equivalent", table.evidence())
+    assert verdict.verdict == "not identified"
+    words = "1 of 4 trajectories diverged under one cut and not under another."
+    assert words in verdict.explanation
+
+
+@pytest.mark.parametrize("others", [[(1, 8, 4), (1, 16, 2)], [(1, 8, 4)]])
+@pytest.mark.parametrize(
+    "name", ["decompositions-are-equivalent", "accumulation-equals-large-batch"]
+)
+def test_a_reference_that_always_diverged_is_said(
+    world: Callable[[], Any], name: str, others: list[tuple[int, int, int]]
+) -> None:
+    table = world()
+    for seed in SEEDS[:3]:
+        table.run((1, 32, 1), seed, status="diverged")
+        for cut in others:
+            table.run(cut, seed, final_eval_loss=2 + 0.1 * seed)
+    verdict = judged(name, table.evidence())
+    assert verdict.verdict == "not identified"
+    words = "3 of 3 trajectories diverged under one cut and not under another."
+    assert words in verdict.explanation
+    # What completed is compared with each other, but accumulation with none that is without.
+    is_compared = len(others) > 1 and name == "decompositions-are-equivalent"
+    assert ("Farthest of 1: difference 0 [0, 0]" in verdict.explanation) == is_compared
+
+
+def test_repeats_of_a_trajectory_are_averaged(world: Callable[[], Any]) -> None:
+    table = world()
+    for seed in SEEDS:
+        table.run((1, 32, 1), seed, final_eval_loss=1.0)
+        for folder, loss in (("one", 0.98), ("other", 1.02)):
+            table.run((1, 8, 4), seed, sweep_dir=folder, final_eval_loss=loss)
+    for name in ("decompositions-are-equivalent", "accumulation-equals-large-batch"):
+        verdict = judged(name, table.evidence())
+        assert verdict.verdict == "supported", verdict.explanation
+        assert verdict.effect.value == pytest.approx(0, abs=1e-12)
+        assert (verdict.effect.n, verdict.n_runs) == (4, 12)
+
+
+def test_a_loss_that_was_infinite_once_makes_no_rise(world: Callable[[], Any]) -> None:
+    for place in (0, 100):
+        table = filled(world, "too-small-unstable", holds=True)
+        table.steps[0].loc[place, "loss"] = np.inf
+        verdict = judged("too-small-unstable", table.evidence())
+        assert verdict.verdict == "supported", verdict.explanation
+        assert 0 < verdict.effect.value < 1
+        assert verdict.effect.n == len(SEEDS)
+
+
+def test_runs_without_a_value_are_not_behind_a_verdict(world: Callable[[], Any]) -> None:
+    """Another cut of the smallest batch has no curve, so that it has no rise."""
+    table = filled(world, "too-small-unstable", holds=True)
+    for seed in SEEDS:
+        table.run((1, 2, 2), seed, final_loss=1.0)
+    bare = filled(world, "too-small-unstable", holds=True)
+    found, expected = (judged("too-small-unstable", one.evidence()) for one in (table, bare))
+    assert found.verdict == expected.verdict == "supported"
+    assert found.run_ids == expected.run_ids
+    assert found.n_runs == 2 * len(SEEDS)
+
+
+def test_what_lacks_pairs_along_the_global_batch_is_called_so(world: Callable[[], Any]) -> None:
+    table = world()
+    for seed in SEEDS:
+        for micro in (8, 32):
+            table.run((1, micro, 1), seed, peak_allocated_gib=micro * jitter(seed, micro))
+    verdict = judged("memory-follows-micro", table.evidence())
+    assert verdict.explanation.startswith("Along the global batch, ")
 
 
 @pytest.mark.parametrize("holds", [True, False])
@@ -640,7 +726,8 @@ def test_the_allocator_does_not_speak_against_memory_of_the_first_device(
         verdict = judged("rank0-costs-memory", table.evidence())
         assert verdict.verdict == expected
         assert "allocator" in verdict.explanation
-        assert "two GPUs" in verdict.explanation
+        assert ("two GPUs" in verdict.explanation) == (not holds)
+        assert ("cannot speak against" in verdict.explanation) == (not holds)
 
 
 def test_more_devices_than_16_do_not_beat_musev(world: Callable[[], Any]) -> None:

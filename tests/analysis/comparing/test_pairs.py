@@ -41,3 +41,13 @@ def test_levels_that_share_no_unit_have_no_values() -> None:
     table = pd.DataFrame({"block": ["0", "1"], "run_id": ["a", "b"], "x": [1, 2], "value": [1, 2]})
     (contrast,) = contrasts_of(table, "x", [], "block")
     assert (contrast.name, contrast.run_ids, len(contrast.values)) == ("x 2 against 1", (), 0)
+
+
+def test_a_run_without_a_value_is_behind_no_pair() -> None:
+    rows = [("0", "a", 1, 1.0), ("0", "b", 2, 3.0), ("0", "c", 2, None), ("0", "d", 4, None)]
+    table = pd.DataFrame(rows, columns=["block", "run_id", "x", "value"])
+    found = contrasts_of(table, "x", [], "block")
+    assert [(one.level, one.values.tolist(), one.run_ids) for one in found] == [
+        (2, [2.0], ("a", "b")),
+        (4, [], ()),
+    ]

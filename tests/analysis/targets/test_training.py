@@ -25,6 +25,23 @@ def test_a_rise_is_above_the_lowest_so_far_and_a_share_of_the_start() -> None:
     assert np.isnan(rises["silent"])
 
 
+def test_an_infinite_loss_counts_as_little_as_a_missing_one() -> None:
+    """Neither in the first window, which scales all, nor in a later one, which would rise."""
+    batch = pd.Series({"up": 10, "down": 10})
+    rises = [
+        largest_rises(
+            curves({"up": [4.0, 1.0, lost, 2.5, 1.5], "down": [2.0, 2.0, 1.8, lost, 1.5]}, "loss"),
+            *(batch, batch.index),
+        )
+        for lost in (np.nan, np.inf, -np.inf)
+    ]
+    assert rises[0]["up"] == pytest.approx(1.5 / 3)
+    for other in rises[1:]:
+        pd.testing.assert_series_equal(other, rises[0])
+    starting = curves({"up": [np.inf, 2.0, 1.0, 2.5], "down": [2.0, 2.0, 1.8, 1.5]}, "loss")
+    assert largest_rises(starting, batch, batch.index)["up"] == pytest.approx(1.5 / 2)
+
+
 def test_held_out_losses_are_compared_where_training_losses_are_equal() -> None:
     """Both fall along a line; one starts lower, and is 0.5 worse when held out."""
     steps = np.arange(1, 101)

@@ -150,7 +150,7 @@ def contrasts_of(
                 Contrast(
                     f"{named([factor], [level])}{against}{held}",
                     differences.to_numpy(dtype=np.float64),
-                    tuple(sorted(set(known.loc[used, "run_id"]))),
+                    tuple(sorted(known.loc[used, "run_id"])),
                     place=key,
                     level=level,
                     base=base,

@@ -86,7 +86,7 @@ def test_a_process_that_is_killed_is_an_error_and_not_a_wait() -> None:
         drawing.drawn("first")
         os.kill(drawing._worker.pid, signal.SIGKILL)
         drawing.begin("second", made())
-        with pytest.raises(AnalysisError, match="ended by itself, code -9"):
+        with pytest.raises(AnalysisError, match="ended with exit code -9"):
             drawing.drawn("second")
 
 

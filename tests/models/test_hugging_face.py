@@ -224,7 +224,7 @@ def test_folders_that_do_not_fit_are_refused(build, text, saved, tmp_path):
 
 
 def test_vectors_are_refused(build, vectors):
-    with pytest.raises(ConfigError, match="needs sequences of tokens"):
+    with pytest.raises(ConfigError, match=r"takes sequences of tokens.* data has vectors"):
         build(vectors, GPT2)
 
 

@@ -103,7 +103,7 @@ class Cluster:
             "squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T"
         ).strip()
 
-    def wait_for(self, job: str, *states: str, timeout_s: float = 60.0) -> str:
+    def wait_for(self, job: str, *states: str, timeout_s: float = 500.0) -> str:
         """Wait until a job is in one of some states; return it."""
         found = ""
 

@@ -111,11 +111,7 @@ def _pairs(
         return [] if of_one and steps[first] > 1 else [(cut, first) for cut in others]
 
     found = contrasts_of(rows, "cut", within, "trajectory_id", to_first)
-    return [
-        replace(contrast, name=contrast.name.removeprefix("cut "))
-        for contrast in found
-        if len(contrast.values)
-    ]
+    return [contrast for contrast in found if len(contrast.values)]
 
 
 def of_best_rates(context: Context) -> Finding | None:

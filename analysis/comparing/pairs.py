@@ -31,7 +31,9 @@ _WORDS = {
     "micro_batch_size": "micro",
     "gradient_accumulation_steps": "accumulation",
     "data_parallel_size": "devices",
+    "cut": "",
 }
+"""Words before values; a cut says itself what it is."""
 
 Level = Any
 """A value of the factor that is compared."""
@@ -162,7 +164,7 @@ def contrasts_of(
 def named(names: Sequence[str], values: Iterable[Level]) -> str:
     """Write values of settings, as in "devices 1, micro 8"."""
     words = [_WORDS.get(name, name.replace("_", " ").removesuffix(" size")) for name in names]
-    return ", ".join(f"{word} {value}" for word, value in zip(words, values, strict=True))
+    return ", ".join(f"{word} {value}".lstrip() for word, value in zip(words, values, strict=True))
 
 
 def blocks_of(runs: pd.DataFrame, names: Sequence[str]) -> pd.Series[str]:

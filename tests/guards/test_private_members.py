@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import importlib.util
 import os
 import re
 import subprocess
@@ -41,12 +42,8 @@ class Member(NamedTuple):
     library: str = "torch"
     owner: Callable[[], Any] | None = None
     """Makes an object that has it."""
-
-
-def of_cuda() -> Any:
-    if torch.version.cuda is None:
-        pytest.skip("this build of torch is for CPUs")
-    return torch._C
+    marks: Any = ()
+    """Of the tier that has the library, or a build of it that has the member."""
 
 
 FAKE = "torch._subclasses.fake_tensor"
@@ -112,12 +109,18 @@ TABLE = [
         "torch._C._cuda_clearCublasWorkspaces",
         "measure/memory_cuda.py",
         "cuBLAS's workspaces have no public door; without it they are not told apart",
-        owner=of_cuda,
+        owner=lambda: torch._C,
+        marks=pytest.mark.gpu,
     ),
     Member(
         "torch._dynamo",
         "launch/forkserver.py measure/memory_limit.py",
         "imported ahead: the first optimizer of a process does it",
+    ),
+    Member(
+        "torch._dynamo",
+        "train/compilation.py",
+        "`torch.compiler.config` is public, and torch 2.9 has it without these limits",
     ),
     Member(
         "torch._dynamo.exc.FailOnRecompileLimitHit",
@@ -150,6 +153,7 @@ TABLE = [
         "engines/deepspeed_setup.py",
         "or a kernel is compiled for a minute that nothing uses",
         "deepspeed",
+        marks=pytest.mark.systems,
     ),
 ]
 
@@ -321,12 +325,12 @@ def test_an_entry_that_nobody_uses_is_found(used: set[tuple[str, str]]) -> None:
     assert "torch._C._nn of src/batchscape/plan/one_rank.py" in said
 
 
-@pytest.mark.parametrize("member", TABLE, ids=lambda member: member.path)
+@pytest.mark.parametrize(
+    "member",
+    [pytest.param(member, id=member.path, marks=member.marks) for member in TABLE],
+)
 def test_the_library_still_has_it(member: Member) -> None:
-    try:
-        installed = importlib.metadata.version(member.library)
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip(f"{member.library} is not installed")
+    installed = importlib.metadata.version(member.library)
     owner, _, name = member.path.rpartition(".")
     found = resolved(owner) if member.owner is None else member.owner()
     has_it = hasattr(found, name)
@@ -379,9 +383,16 @@ def test_a_plan_without_a_member_says_which_version_has_it(how: str, tmp_path: P
 
 
 @pytest.mark.parametrize(("module", "library"), [("torch", "torch"), ("hydra", "hydra-core")])
-def test_what_is_missing_is_told_by_the_name_that_pip_knows(module: str, library: str) -> None:
+def test_what_is_missing_is_told_by_the_name_that_pip_knows(
+    module: str, library: str, tmp_path: Path
+) -> None:
+    planted = tmp_path / "planted.py"
+    planted.write_text(f"import {module}\n{module}.not_there")
+    spec = importlib.util.spec_from_file_location("batchscape.planted", planted)
+    assert spec is not None
+    assert spec.loader is not None
     with pytest.raises(AttributeError) as gone:
-        exec(f"import {module}\n{module}.not_there", {"__name__": "batchscape.planted"})  # noqa: S102
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
     said = why_missing(gone.value)
     assert said is not None
     assert f"pip install '{library}=={SEEN_WITH[library]}.*'" in said

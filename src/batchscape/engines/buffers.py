@@ -24,9 +24,11 @@ def follow_first_rank(module: nn.Module) -> None:
     ----------
     module : nn.Module
     """
-    kept = module.state_dict(keep_vars=True)
-    named = module.named_buffers(remove_duplicate=False)
-    for buffer in {id(buffer): buffer for name, buffer in named if name in kept}.values():
+    # Not by their names, which a module of the user's may change in its state.
+    kept = {id(value) for value in module.state_dict(keep_vars=True).values()}
+    for buffer in module.buffers():
+        if id(buffer) not in kept:
+            continue
         given = buffer.contiguous()
         dist.broadcast(given, src=0)
         if given is not buffer:

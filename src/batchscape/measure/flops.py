@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-__all__ = ["Operations", "model_flops", "model_operations", "tensors_in"]
+__all__ = ["Operations", "Operator", "model_flops", "model_operations", "tensors_in"]
+
+Operator: TypeAlias = Any
+"""An `OpOverload` of torch, whose class has no public name."""
 
 _NO_FORMULA = (
     "_cudnn_rnn",
@@ -68,7 +71,7 @@ class _OperationCounter(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: Any,  # noqa: ANN401  (an operator)
+        func: Operator,
         types: Any,  # noqa: ANN401
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
@@ -139,16 +142,16 @@ class _FusedAttention(TorchFunctionMode):
         return out
 
 
-def _view(value: Any) -> Any:  # noqa: ANN401  (an argument)
+def _view(value: object) -> object:
     return value.view_as(value) if isinstance(value, Tensor) else value
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:  # noqa: ANN401  (arguments, or a result)
+def tensors_in(value: object) -> Iterator[Tensor]:
     """Yield the tensors of what an operator takes or gives, in lists and mappings too.
 
     Parameters
     ----------
-    value : Any
+    value : object
     """
     if isinstance(value, Tensor):
         yield value

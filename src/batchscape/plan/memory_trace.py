@@ -33,7 +33,7 @@ from batchscape.data.datasets import open_dataset
 from batchscape.engines import build_engine
 from batchscape.errors import BatchscapeError
 from batchscape.geometry import BatchGeometry
-from batchscape.measure.flops import tensors_in
+from batchscape.measure.flops import Operator, tensors_in
 from batchscape.measure.memory_cpu import allocations_of
 from batchscape.measure.memory_report import AllocatedBytes
 from batchscape.models.hugging_face import nothing_packed
@@ -239,7 +239,7 @@ class _Layout(NamedTuple):
     dtype: torch.dtype
 
 
-def _held_within(func: Any, args: tuple[Any, ...]) -> list[int]:  # noqa: ANN401  (an operator)
+def _held_within(func: Operator, args: tuple[Any, ...]) -> list[int]:
     """Return the bytes that a convolution on a CPU holds, after each change of them.
 
     No operator shows the copies and the scratch space of its kernel, which are up to the processor
@@ -266,11 +266,7 @@ def _held_within(func: Any, args: tuple[Any, ...]) -> list[int]:  # noqa: ANN401
 
 
 @cache
-def _measured(
-    func: Any,  # noqa: ANN401  (an operator)
-    layouts: tuple[Any, ...],
-    samples: int,
-) -> list[int]:
+def _measured(func: Operator, layouts: tuple[Any, ...], samples: int) -> list[int]:
     """Run a convolution on zeros, with one thread as a rank has."""
 
     def zeros(layout: _Layout, *, has_samples: bool) -> Tensor:
@@ -341,7 +337,7 @@ class _StorageCounter(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: Any,  # noqa: ANN401  (an operator)
+        func: Operator,
         types: Any,  # noqa: ANN401  (of its arguments)
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
@@ -365,7 +361,7 @@ class _StorageCounter(TorchDispatchMode):
                 self._see(tensor)
         return result
 
-    def _pass(self, func: Any, args: tuple[Any, ...]) -> None:  # noqa: ANN401  (an operator)
+    def _pass(self, func: Operator, args: tuple[Any, ...]) -> None:
         """Take and free what a kernel takes for itself."""
         if func.namespace == "c10d":
             self._exchange(func, args)
@@ -373,7 +369,7 @@ class _StorageCounter(TorchDispatchMode):
             for size in _held_within(func, args):
                 self._free(self._take(size))
 
-    def _exchange(self, func: Any, args: tuple[Any, ...]) -> None:  # noqa: ANN401  (an operator)
+    def _exchange(self, func: Operator, args: tuple[Any, ...]) -> None:
         """Take what gloo takes, and note what its thread may hold; the last one has let go.
 
         It gathers into a buffer of its own, and copies what it reduces and scatters. Source:

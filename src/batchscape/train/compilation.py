@@ -33,17 +33,16 @@ def code_for_each_size(sizes: int) -> Iterator[None]:
     Notes
     -----
     Source: `recompile_limit`, `accumulated_recompile_limit` and `fail_on_recompile_limit_hit` of
-    `torch.compiler.config`; "Dealing with Recompilations",
+    `torch._dynamo.config`; "Dealing with Recompilations",
     https://docs.pytorch.org/docs/stable/compile/programming_model.recompilation.html.
     """
-    # Takes a second, and only compiled runs need it.
+    import torch._dynamo  # takes a second, and only compiled runs need it
     from torch._dynamo.exc import FailOnRecompileLimitHit
-    from torch.compiler import config
 
     limit = _VARIANTS * sizes
-    with config.patch(  # type: ignore[attr-defined]  # torch gives it to every such module
+    with torch._dynamo.config.patch(
         recompile_limit=limit,
-        accumulated_recompile_limit=max(limit, config.accumulated_recompile_limit),
+        accumulated_recompile_limit=max(limit, torch._dynamo.config.accumulated_recompile_limit),
         fail_on_recompile_limit_hit=True,
     ):
         try:

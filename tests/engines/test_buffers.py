@@ -21,6 +21,13 @@ class Normalises(nn.Module):
         self.other = nn.Module()
         self.other.register_buffer("shared", self.norm.running_mean)
         self.other.register_buffer("none", None)
+        # Its checkpoints have other names, as where a library's own format is kept.
+        self.register_state_dict_post_hook(renamed)
+
+
+def renamed(_module: nn.Module, state: dict, prefix: str, _metadata: object) -> None:
+    for name in [name for name in state if name.startswith(f"{prefix}norm.")]:
+        state[name.replace("norm.", "batch_norm.")] = state.pop(name)
 
 
 def test_what_is_no_state_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:

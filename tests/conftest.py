@@ -24,6 +24,7 @@ from hypothesis import settings
 from batchscape.config import RunConfig
 from batchscape.data.corpus import prepare
 from batchscape.geometry import solve
+from batchscape.launch import forked
 from batchscape.launch.child import WORKER, Start
 from batchscape.launch.forked import Forked
 from batchscape.record.files import write_json
@@ -33,6 +34,8 @@ from batchscape.record.tables import read_table
 
 # For what several folders of tests share, such as `exact`.
 sys.path.append(str(Path(__file__).parent))
+
+from warm_interpreter import ForkedInterpreter, WarmInterpreter
 
 # Until all tests are collected: imports and items make no garbage worth looking for.
 gc.disable()
@@ -107,6 +110,23 @@ def _own_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", folder)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_interpreter() -> Iterator[None]:
+    """Fork the fork servers of sweeps that are launched in this process, see `WarmInterpreter`."""
+    warm: list[WarmInterpreter] = []
+
+    def start(*arguments: Any, **options: Any) -> ForkedInterpreter:
+        if not warm:
+            warm.append(WarmInterpreter())
+        return warm[0].start_interpreter(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forked, "start_interpreter", start)
+        yield
+    for interpreter in warm:
+        interpreter.close()
 
 
 @pytest.fixture

@@ -15,11 +15,19 @@ from sweeps_of_fakes import ENTRY, is_alive, pids_in, wait_until
 
 from batchscape.errors import LaunchError
 from batchscape.launch import forked
-from batchscape.launch.child import Start
+from batchscape.launch.child import Start, start_interpreter
 from batchscape.launch.forked import Forked, ServerKilledError, open_processes
 from batchscape.launch.processes import Processes, Spawned
 from batchscape.record.files import write_json
 from batchscape.record.outcome import RankExit
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cold_interpreter() -> Iterator[None]:
+    """Start fork servers as a launcher does, in a fresh interpreter each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forked, "start_interpreter", start_interpreter)
+        yield
 
 
 @pytest.fixture(scope="module", params=["fork", "spawn"])

@@ -53,7 +53,7 @@ def statuses(sweep: SweepFolder) -> dict[str, RunStatus]:
 def test_a_search_that_is_killed_three_times_ends_as_one_that_was_not(tmp_path: Path) -> None:
     # A Gaussian process is fitted by threads, whose rounding another process need not repeat.
     trials_by_tpe = ("search=tpe" if line == "search=gp" else line for line in SEARCH)
-    searched = (*trials_by_tpe, "batch.global_batch_size=4,8,16,32,64")
+    searched = (*trials_by_tpe, "batch.global_batch_size=16,64")
     lines = (*SMALL, *searched)
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     command = [sys.executable, "-m", "batchscape", "sweep", *lines, f"sweep_dir={killed}"]
@@ -63,7 +63,7 @@ def test_a_search_that_is_killed_three_times_ends_as_one_that_was_not(tmp_path: 
             command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
         )
         # Later each time: among the trials, then among more of them, then wherever it is by then.
-        wanted = 6 + 9 * kills
+        wanted = 2 + 4 * kills
         while process.poll() is None and len(list(killed.glob("search/runs/*/steps.parquet"))) < (
             wanted
         ):
@@ -84,7 +84,7 @@ def test_a_search_that_is_killed_three_times_ends_as_one_that_was_not(tmp_path: 
     # No run but those of trials, and one of each.
     found = statuses(SweepFolder(killed).search)
     assert set(trials["runs"]) == set(found)
-    assert len(found) == 30
+    assert len(found) == 12
     assert all(status.status.is_sealed for status in found.values())
     # A kill changed nothing of what was asked and found.
     assert swept(whole, *searched) == 0
@@ -105,7 +105,7 @@ def _check_brackets(folder: Path) -> None:
         batch = settings["batch"]["global_batch_size"]
         rows.append((batch, settings["optimizer"]["learning_rate"], loss))
     grid = pd.DataFrame(rows, columns=["batch", "rate", "loss"])
-    assert set(grid["batch"]) == {4, 8, 16, 32, 64}
+    assert set(grid["batch"]) == {16, 64}
     for _, own in grid.groupby("batch"):
         means = own.groupby("rate")["loss"].apply(lambda losses: losses.mean(skipna=False))
         means = means.fillna(float("inf")).sort_index()

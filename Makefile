@@ -4,6 +4,7 @@
 # make slow   the long CPU tier
 # make systems  the training systems, Slurm and programs of others, on the CPU; LitGPT has an
 #             environment of its own (.venv-litgpt)
+# make long   slow and systems, in one go
 # make chaos  sweeps that are killed at random moments, CHAOS_KILLS times, and compared with
 #             undisturbed ones; prints the counts
 # make chaos-slurm  the same on an emulated cluster: jobs, nodes and followers are killed
@@ -43,7 +44,7 @@ CHAOS_KILLS ?= 100
 CHAOS_SEED ?= 0
 CHAOS_SLURM_KILLS ?= 50
 
-.PHONY: demo test check slow systems chaos chaos-slurm gpu $(GPU_PARTS:%=gpu-%) gpu-wheels versions bench clean
+.PHONY: demo test check slow systems long chaos chaos-slurm gpu $(GPU_PARTS:%=gpu-%) gpu-wheels versions bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/batchscape sweep sweeps=fixed_global_batch_digits
@@ -63,9 +64,12 @@ check: $(VENV)/.installed-dev
 slow: $(VENV)/.installed-dev
 	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "slow and not gpu and not systems"
 
-systems: export BATCHSCAPE_REQUIRE_SYSTEMS := 1
+systems long: export BATCHSCAPE_REQUIRE_SYSTEMS := 1
 systems: $(VENV)/.installed-systems $(LITGPT)/.installed
 	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "systems and not gpu"
+
+long: $(VENV)/.installed-systems $(LITGPT)/.installed
+	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "(slow or systems) and not gpu"
 
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python tests/chaos/chaos.py --kills $(CHAOS_KILLS) --seed $(CHAOS_SEED)

@@ -260,9 +260,7 @@ def test_options_that_are_there_if_a_variable_is_set_are_refused() -> None:
 def test_a_quotation_that_is_not_closed_is_named() -> None:
     with pytest.raises(ConfigError, match=r'x.sh: what " begins in line 2 is not closed'):
         read_script("x.sh", 'X=1\ntorchrun "a.py\n')
-    with pytest.raises(
-        ConfigError, match=r"x.sh: what \( begins in line 1 is not closed; give the"
-    ):
+    with pytest.raises(ConfigError, match=r"x.sh: line 1 has \("):
         read_script("x.sh", "A=(1 2\ntorchrun a.py\n")
 
 

@@ -9,48 +9,61 @@ may set a variable, is refused with its line.
 from __future__ import annotations
 
 import ast
+import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import PurePath
 
 from batchscape.errors import ConfigError
 
 __all__ = ["ShellCommand", "commands_of", "is_unknown"]
 
-_FLOW = frozenset(
-    {
-        *("if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case"),
-        *("esac", "select", "function", "{", "}", "[[", "!", "coproc"),
-    }
+_REFUSED = frozenset(
+    """
+    if then elif else fi for while until do done case esac select function { } [[ ! coproc
+    source . eval read mapfile readarray getopts let declare typeset local
+    """.split()
 )
-_SETTERS = frozenset(
-    {
-        *("source", ".", "eval", "read", "mapfile", "readarray", "getopts", "let"),
-        *("declare", "typeset", "local"),
-    }
-)
-"""Commands that may set any variable."""
+"""Control flow, and commands that may set any variable."""
 _SURROUNDINGS = re.compile(r"activate|conda|mamba|profile|bashrc|modules?\.sh|setvars\.sh")
 """What is sourced to set up programs; it says nothing of the batch."""
-_JOINTS = frozenset({"&&", "||"})
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 _GIVE = "give the command with its values: batchscape check-config -- COMMAND"
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?=)")
-_NAMED = re.compile(r"\$(?:[A-Za-z_]\w*|[\d@*#?$!-])")
-_ARRAY = re.compile(r"\$\{(\w+)\[[@*]\]\}")
-_ALL = re.compile(r'"\$\{(\w+)\[@\]\}"')
-"""All elements of an array, each of them a word."""
-_VARIABLE = re.compile(r"\$(\w+)|\$\{(\w+)(?:(:?-)(.*))?\}", re.DOTALL)
-_SETTING_EXPANSION = re.compile(r"\$\{\w+:?=")
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
+_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+
+_ROUND, _CURLY = r"\((?!)\)", r"\{(?!)\}"
+for _ in range(5):
+    _ROUND = (
+        rf"""\((?>[^()'"`\\\#]|(?<!\s)\#|\#[^\n]*|\\.|'[^']*'|"(?:[^"\\]|\\.)*+"|{_ROUND})*+\)"""
+    )
+    _CURLY = rf"\{{(?>[^{{}}]|{_CURLY})*+\}}"
+_VALUE = rf"(?>\${_ROUND}|\${_CURLY}|\$[A-Za-z_]\w*+|\$[\d@*\#?$!-]|`[^`]*+`)"
+_TOKEN = re.compile(
+    rf"""
+    (?P<continued>\\\n) | \\(?P<escaped>.) | '(?P<quoted>[^']*+)'
+    | "(?P<text>(?>\\.|[^"\\`$]|{_VALUE}|\$(?![({{]))*+)"
+    | (?P<value>{_VALUE}) | (?<=[A-Za-z0-9_+]=)(?P<array>{_ROUND})
+    | (?P<redirection>(?:(?<!\S)\d)?&?[<>]++&?[ \t]*+) | (?P<joint>\n|;|&&|\|\||\|&?|&)
+    | (?P<blank>[ \t]++|(?<![^\s;&|(])\#[^\n]*+) | (?P<bracket>[()])
+    | (?P<plain>(?>[^\s'"`\\$;&|<>()]|\$(?![({{])|[^\S \t\n])(?>[^\s'"`\\$;&|<>()\#]|(?<!\s)\#)*+)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_IN_TEXT = re.compile(rf'\\\n|\\([$`"\\])|(?P<value>{_VALUE})', re.DOTALL)
+_VARIABLE = re.compile(r"(\w+)(\[[@*]\])?(?:(:?-)(.*))?", re.DOTALL)
 _BLANKS = re.compile(r"[ \t\n]+")
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 """A blank of a command that is not run: it ends no word."""
-_OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: int.__add__,
-    ast.Sub: int.__sub__,
-    ast.Mult: int.__mul__,
-}
+_EMPTY = "\ue003"
+"""Stands beside each quotation, so that an empty one is a word too."""
+_HIDDEN = str.maketrans(" \t\n", "\ue000\ue001\ue002")
+_SHOWN = {0xE000: " ", 0xE001: "\t", 0xE002: "\n", 0xE003: None}
+
+Word = list[re.Match[str]]
+"""Tokens with no blank between them."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +95,7 @@ def commands_of(
     ConfigError
         A line is more than an assignment or a command.
     """
-    script = _Script(name, dict(variables or {}))
-    try:
-        return [command for one in _statements(name, text) for command in script.read(one)]
-    except RecursionError:
-        msg = f"{name}: nested too deeply for a script; {_GIVE}"
-        raise ConfigError(msg) from None
+    return list(_Script(name, dict(variables or {})).read(text + "\n"))
 
 
 def is_unknown(word: str) -> bool:
@@ -95,80 +103,19 @@ def is_unknown(word: str) -> bool:
     return bool(re.search(r"\$[\w({]|`", word))
 
 
-@dataclass(frozen=True)
-class _ShellStatement:
-    """A piece of a script that ends at `;`, `&`, `|`, `&&`, `||` or with its line."""
-
-    text: str
-    line: int
-    before: str
-    """What separates it from the one before."""
-    after: str
-
-
-def _statements(name: str, text: str) -> Iterator[_ShellStatement]:
-    """Yield the statements of a script, without comments and redirections."""
-    piece, at, line, before = "", 0, 1, ""
-    started = line
-    while at <= len(text):
-        here = text[at : at + 1]
-        separator = re.match(r"\n|;|&&|\|\||\|&?|&(?!>)|\Z", text[at:])
-        if separator:
-            if piece.strip():
-                yield _ShellStatement(piece.strip(), started, before, separator[0])
-            piece, before = "", separator[0]
-            at += max(len(separator[0]), 1)
-        elif here == "#" and (not piece or piece[-1].isspace()):
-            end = text.find("\n", at)
-            at = len(text) if end < 0 else end
-            continue
-        elif here == "(" and not _ASSIGNMENT.fullmatch(re.split(r"\s", piece)[-1]):
-            raise _refusal(name, line, "(")
-        elif found := re.match(r"&?[<>]", text[at:]):
-            if re.match(r"<<|[<>]\(", text[at:]):
-                raise _refusal(name, line, text[at : at + 2])
-            piece = re.sub(r"(?<!\S)\d$", "", piece)
-            word = re.match(r"[<>&|]+[ \t]*", text[at:])
-            at += len(word[0]) if word else len(found[0])
-            while at < len(text) and not re.match(r"[\s;|&<>]", text[at]):
-                at = _end(name, line, text, at)
-        else:
-            end = _end(name, line, text, at)
-            if not piece.strip():
-                started = line
-            piece += text[at:end].replace("\\\n", "") if here == "\\" else text[at:end]
-            at = end
-        line = 1 + text.count("\n", 0, at)
+def _words_of(tokens: Iterable[re.Match[str]]) -> list[Word]:
+    """Return what stands between blanks, without comments and redirections."""
+    words: list[Word] = [[]]
+    for token in tokens:
+        if token.lastgroup in {"blank", "joint", "redirection"}:
+            words.append([token] if token.lastgroup == "redirection" else [])
+        elif token.lastgroup != "continued":
+            words[-1].append(token)
+    return [word for word in words if word and word[0].lastgroup != "redirection"]
 
 
-def _end(name: str, line: int, text: str, at: int) -> int:
-    """Return where a quotation, a substitution or a character ends that begins somewhere."""
-    here, two = text[at], text[at : at + 2]
-    closing = {"'": "'", '"': '"', "`": "`", "(": ")"}.get(here)
-    closing = {"$(": ")", "${": "}"}.get(two, closing)
-    if here == "\\":
-        return min(at + 2, len(text))
-    if closing is None:
-        named = _NAMED.match(text, at)
-        return named.end() if named else at + 1
-    end = at + (1 if here in "'\"`(" else 2)
-    special = {"'": "", "`": "\\", '"': "\\$`"}.get(closing, "\\$`'\"(")
-    while end < len(text) and text[end] != closing:
-        if here == "(" and text[end] == "#" and text[end - 1].isspace():
-            end = (text.find("\n", end) + 1) or len(text)
-            continue
-        end = _end(name, line, text, end) if text[end] in special else end + 1
-    if end >= len(text):
-        msg = f"{name}: what {here} begins in line {line} is not closed; {_GIVE}"
-        raise ConfigError(msg)
-    return end + 1
-
-
-def _refusal(name: str, line: int, what: str) -> ConfigError:
-    return ConfigError(
-        f"{name}: line {line} has {what}, and a script is read that has assignments, #SBATCH lines "
-        f"and one launch command; {_GIVE}"
-    )
+def _assigns(word: Word) -> bool:
+    return bool(_ASSIGNMENT.match(word[0][0]))
 
 
 @dataclass
@@ -179,142 +126,152 @@ class _Script:
     variables: dict[str, str]
     arrays: dict[str, list[str]] = field(default_factory=dict)
     floors: list[str] = field(default_factory=list)
+    line: int = 1
 
-    def read(self, statement: _ShellStatement) -> Iterator[ShellCommand]:
-        """Take what a statement assigns; yield the command that it is."""
-        line, rest = statement.line, statement.text
-        if found := _SETTING_EXPANSION.search(rest):
-            raise _refusal(self.name, line, found[0])
-        assigned = []
-        while found := _ASSIGNMENT.match(rest):
-            end = found.end()
-            while end < len(rest) and not rest[end].isspace():
-                end = _end(self.name, line, rest, end)
-            assigned.append((found[1], found[2], rest[found.end() : end]))
-            rest = rest[end:].lstrip()
-        joined = {statement.before, statement.after} & {"|", "|&"} or {statement.before} & _JOINTS
-        is_certain = not joined and statement.after != "&"
-        words = self._words(line, rest)
-        if words:
-            own = {key: self._text(line, value) for key, _, value in assigned}
-            yield from self._command(line, words, own, is_certain=is_certain)
-        elif assigned and not is_certain:
-            beside = "".join(joined) or "&"
-            raise _refusal(self.name, line, f"an assignment beside {beside}")
-        else:
-            for key, operator, value in assigned:
-                self._assign(line, key, value, adds=operator == "+=")
+    def read(self, text: str) -> Iterator[ShellCommand]:
+        """Take what statements assign; yield the commands among them."""
+        statement: Word = []
+        before = "\n"
+        for token in self._tokens(text):
+            if token.lastgroup != "joint":
+                statement.append(token)
+                continue
+            words, joint = _words_of(statement), token[0]
+            self.line = 1 + text.count("\n", 0, (words[0][0] if words else token).start())
+            for one in statement:
+                if one.lastgroup == "bracket" or (
+                    one.lastgroup == "redirection" and "<<" in one[0]
+                ):
+                    raise self._refusal(one[0])
+            if words:
+                beside = before if before not in {"\n", ";", "&"} else joint
+                yield from self._statement(words, "" if beside in {"\n", ";"} else beside)
+            statement, before = [], joint
 
-    def _assign(self, line: int, key: str, value: str, *, adds: bool) -> None:
-        if value.startswith("("):
-            before = self.arrays.get(key, []) if adds else []
-            self.arrays[key] = [*before, *self._words(line, value[1:-1])]
+    def _tokens(self, text: str) -> Iterator[re.Match[str]]:
+        at = 0
+        while at < len(text):
+            token = _TOKEN.match(text, at)
+            if token is None:
+                line = 1 + text.count("\n", 0, at)
+                what = "$" + text[at + 1] if text[at] == "$" else text[at]
+                msg = (
+                    f"{self.name}: what {what} begins in line {line} is not closed, or nested too "
+                    f"deeply; {_GIVE}"
+                )
+                raise ConfigError(msg)
+            at = token.end()
+            yield token
+
+    def _refusal(self, what: str) -> ConfigError:
+        return ConfigError(
+            f"{self.name}: line {self.line} has {what}, and a script is read that has assignments, "
+            f"#SBATCH lines and one launch command; {_GIVE}"
+        )
+
+    def _statement(self, statement: list[Word], beside: str) -> Iterator[ShellCommand]:
+        """Take what it assigns, and yield the command that it is; a joint makes it uncertain."""
+        heads = list(takewhile(_assigns, statement))
+        rest = statement[len(heads) :]
+        is_export = bool(rest) and rest[0][0][0] in {"export", "readonly"}
+        words: list[str] = []
+        for word in rest:
+            text = self._text(word)
+            split = [text] if is_export and _assigns(word) else _BLANKS.split(text)
+            words += [one.translate(_SHOWN) for one in split if one]
+        before = dict(self.variables)
+        for word in heads:
+            self._assign(word)
+        if not words:
+            if heads and beside:
+                raise self._refusal(f"an assignment beside {beside}")
             return
-        text = self._text(line, value)
-        self.variables[key] = self.variables.get(key, "") + text if adds else text
-
-    def _command(
-        self, line: int, words: list[str], own: dict[str, str], *, is_certain: bool
-    ) -> Iterator[ShellCommand]:
-        first = words[0]
+        own, self.variables = self.variables, before
         named = _SURROUNDINGS.search(" ".join(words[1:]))
-        is_element = re.match(r"\w+\[.*\]\+?=", first)
-        is_printf = words[:2] == ["printf", "-v"]
-        if first in _FLOW or (first in _SETTERS and not named) or is_element or is_printf:
-            raise _refusal(self.name, line, first)
+        is_set_up = bool(named) and words[0] in {"source", ".", "eval"}
+        is_element = re.match(r"\w+\[.*\]\+?=", words[0]) or words[:2] == ["printf", "-v"]
+        if is_element or (words[0] in _REFUSED and not is_set_up):
+            raise self._refusal(words[0])
         is_shell = any(PurePath(word).name in _SHELLS for word in words)
         if is_shell and any(re.fullmatch(r"-[a-z]*c", word) for word in words):
-            raise _refusal(self.name, line, "a shell with -c")
-        if first not in {"export", "readonly", "unset"}:
-            yield ShellCommand(tuple(words), line, self.variables | own, tuple(self.floors))
+            raise self._refusal("a shell with -c")
+        if words[0] not in {"export", "readonly", "unset"}:
+            yield ShellCommand(tuple(words), self.line, own, tuple(self.floors))
             return
-        for word in words[1:]:
-            key, equals, value = word.partition("=")
-            if not is_certain or "$" in key or value.startswith("("):
-                raise _refusal(self.name, line, " ".join(words)[:40])
-            if first == "unset":
+        for one in words[1:]:
+            key, equals, value = one.partition("=")
+            if beside or "$" in key:
+                raise self._refusal(" ".join(words)[:40])
+            if words[0] == "unset":
                 self.variables.pop(key, None)
             elif equals:
                 self.variables[key] = value
 
-    def _words(self, line: int, text: str) -> list[str]:
-        """Return the words that a text becomes: a variable may hold several, or none."""
-        words: list[str] = []
-        word: str | None = None
-        at = 0
-        while at < len(text):
-            end = _end(self.name, line, text, at)
-            piece = text[at:end]
-            at = end
-            if piece.isspace():
-                words += [] if word is None else [word]
-                word = None
-            elif piece[0] == "#" and word is None:
-                at = (text.find("\n", at) + 1) or len(text)
-            elif (array := _ALL.fullmatch(piece)) and array[1] in self.arrays:
-                first, *others = self.arrays[array[1]] or [""]
-                *whole, word = [(word or "") + first, *others]
-                words += whole
-            elif piece[0] in "$`":
-                first, *others = _BLANKS.split(self._value(line, piece))
-                if first or others or word is not None:
-                    *whole, word = [(word or "") + first, *others]
-                    words += [one for one in whole if one]
-                    word = word or None
-            else:
-                word = (word or "") + self._text(line, piece)
-        return words if word is None else [*words, word]
+    def _assign(self, word: Word) -> None:
+        found = _ASSIGNMENT.match(word[0][0])
+        assert found is not None
+        key, adds = found.groups()
+        if len(word) > 1 and word[1].lastgroup == "array":
+            inner = _words_of(self._tokens(word[1][0][1:-1]))
+            texts = [one for each in inner for one in _BLANKS.split(self._text(each)) if one]
+            before = self.arrays.get(key, []) if adds else []
+            self.arrays[key] = [*before, *(text.translate(_SHOWN) for text in texts)]
+            return
+        text = self._text(word).translate(_SHOWN)[found.end() :]
+        self.variables[key] = self.variables.get(key, "") + text if adds else text
 
-    def _text(self, line: int, text: str, *, is_quoted: bool = False) -> str:
-        """Return what a piece of a word becomes; what is not known stays as it is written."""
-        found, at = "", 0
-        while at < len(text):
-            if is_quoted and text[at] not in "\\$`":
-                found, at = found + text[at], at + 1
-                continue
-            end = _end(self.name, line, text, at)
-            piece, at = text[at:end], end
-            if piece == "\\\n":
-                continue
-            if piece[0] == "\\":
-                found += piece[1:] if not is_quoted or piece[1] in '"\\$`' else piece
-            elif piece[0] == "'":
-                found += piece[1:-1]
-            elif piece[0] == '"':
-                found += self._text(line, piece[1:-1], is_quoted=True)
-            elif piece[0] in "$`":
-                found += self._value(line, piece)
+    def _text(self, word: Iterable[re.Match[str]]) -> str:
+        """Return what a word becomes, its quoted blanks hidden; blanks of variables end words."""
+        text = ""
+        for token in word:
+            kind, content = token.lastgroup, token[token.lastgroup or 0]
+            if kind == "value":
+                text += self._value(content)
+            elif kind == "text" and (array := re.fullmatch(r"\$\{(\w+)\[@\]\}", content)):
+                elements = self.arrays.get(array[1], [content])
+                text += " ".join(_EMPTY + one.translate(_HIDDEN) for one in elements)
+            elif kind == "text":
+                whole = _IN_TEXT.sub(
+                    lambda found: self._value(found[0]) if found["value"] else found[1] or "",
+                    content,
+                )
+                text += _EMPTY + whole.translate(_HIDDEN)
+            elif kind in {"quoted", "escaped"}:
+                text += _EMPTY + content.translate(_HIDDEN)
+            elif kind == "plain":
+                text += content
             else:
-                found += piece
-        return found
+                raise self._refusal("(")
+        return text
 
-    def _value(self, line: int, piece: str) -> str:
-        """Return what a substitution becomes."""
+    def _value(self, piece: str) -> str:
+        """Return what a substitution becomes; what is not known stays as it is written."""
         unknown = _BLANKS.sub(_NO_BREAK, piece)
         if piece.startswith("$((") and piece.endswith("))"):
-            total = self._sum(line, piece[3:-2])
-            return unknown if total is None else str(total)
-        if (array := _ARRAY.fullmatch(piece)) and array[1] in self.arrays:
-            return " ".join(self.arrays[array[1]])
-        found = _VARIABLE.fullmatch(piece)
-        if not found:
+            return self._sum(piece[3:-2]) or unknown
+        if found := re.match(r"\$\{\w+:?=", piece):
+            raise self._refusal(found[0])
+        variable = _VARIABLE.fullmatch(piece[2:-1] if piece[1] == "{" else piece[1:])
+        if not variable:
             return unknown
-        name, how = found[1] or found[2], found[3]
-        held = self.variables.get(name)
+        key, is_array, how, default = variable.groups()
+        if is_array:
+            return " ".join(self.arrays[key]) if key in self.arrays else unknown
+        held = self.variables.get(key)
         if how and (held is None or (not held and how == ":-")):
-            return self._text(line, found[4], is_quoted=True)
+            return self._text(self._tokens(default)).translate(_SHOWN)
         # With braces, so that what follows is no part of the name.
-        return f"${{{name}}}" if held is None else held
+        return f"${{{key}}}" if held is None else held
 
-    def _sum(self, line: int, text: str) -> int | None:
+    def _sum(self, text: str) -> str | None:
         """Return what arithmetic of whole numbers comes to; None: this is not known."""
         if re.search(r"\+\+|--|[^=!<>]=(?!=)", text):
-            raise _refusal(self.name, line, f"$(({text}))")
-        plain = self._text(line, text, is_quoted=True)
-        plain = re.sub(r"[A-Za-z_]\w*", lambda name: self.variables.get(name[0], name[0]), plain)
+            raise self._refusal(f"$(({text}))")
+        names = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
+        plain = names.sub(lambda found: self.variables.get(found[1], found[1]), text)
         try:
-            return self._number(ast.parse(plain.strip().replace("/", "//"), mode="eval").body)
-        except (SyntaxError, ValueError, ZeroDivisionError, MemoryError):
+            return str(self._number(ast.parse(plain.strip().replace("/", "//"), mode="eval").body))
+        except (SyntaxError, ValueError, ZeroDivisionError, MemoryError, RecursionError):
             return None
 
     def _number(self, node: ast.expr) -> int:
@@ -331,4 +288,4 @@ class _Script:
             return quotient
         if type(node.op) not in _OPERATIONS:
             raise ValueError
-        return _OPERATIONS[type(node.op)](left, right)
+        return int(_OPERATIONS[type(node.op)](left, right))

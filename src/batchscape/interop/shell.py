@@ -9,9 +9,8 @@ may set a variable, is refused with its line.
 from __future__ import annotations
 
 import ast
-import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import PurePath
@@ -21,18 +20,24 @@ from batchscape.errors import ConfigError
 __all__ = ["ShellCommand", "commands_of", "is_unknown"]
 
 _REFUSED = frozenset(
-    """
-    if then elif else fi for while until do done case esac select function { } [[ ! coproc
-    source . eval read mapfile readarray getopts let declare typeset local
-    """.split()
+    {
+        *("if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case"),
+        *("esac", "select", "function", "{", "}", "[[", "!", "coproc"),
+        *("source", ".", "eval", "read", "mapfile", "readarray", "getopts", "let"),
+        *("declare", "typeset", "local"),
+    }
 )
 """Control flow, and commands that may set any variable."""
 _SURROUNDINGS = re.compile(r"activate|conda|mamba|profile|bashrc|modules?\.sh|setvars\.sh")
 """What is sourced to set up programs; it says nothing of the batch."""
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 _GIVE = "give the command with its values: batchscape check-config -- COMMAND"
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
-_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
+_OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: int.__add__,
+    ast.Sub: int.__sub__,
+    ast.Mult: int.__mul__,
+}
 
 _ROUND, _CURLY = r"\((?!)\)", r"\{(?!)\}"
 for _ in range(5):
@@ -187,6 +192,11 @@ class _Script:
                 raise self._refusal(f"an assignment beside {beside}")
             return
         own, self.variables = self.variables, before
+        yield from self._command(words, own, beside)
+
+    def _command(
+        self, words: list[str], own: dict[str, str], beside: str
+    ) -> Iterator[ShellCommand]:
         named = _SURROUNDINGS.search(" ".join(words[1:]))
         is_set_up = bool(named) and words[0] in {"source", ".", "eval"}
         is_element = re.match(r"\w+\[.*\]\+?=", words[0]) or words[:2] == ["printf", "-v"]
@@ -208,16 +218,15 @@ class _Script:
                 self.variables[key] = value
 
     def _assign(self, word: Word) -> None:
-        found = _ASSIGNMENT.match(word[0][0])
-        assert found is not None
-        key, adds = found.groups()
+        key, operator, _ = re.split(r"(\+?=)", word[0][0], maxsplit=1)
+        adds = operator == "+="
         if len(word) > 1 and word[1].lastgroup == "array":
             inner = _words_of(self._tokens(word[1][0][1:-1]))
             texts = [one for each in inner for one in _BLANKS.split(self._text(each)) if one]
             before = self.arrays.get(key, []) if adds else []
             self.arrays[key] = [*before, *(text.translate(_SHOWN) for text in texts)]
             return
-        text = self._text(word).translate(_SHOWN)[found.end() :]
+        text = self._text(word).translate(_SHOWN)[len(key + operator) :]
         self.variables[key] = self.variables.get(key, "") + text if adds else text
 
     def _text(self, word: Iterable[re.Match[str]]) -> str:
@@ -288,4 +297,4 @@ class _Script:
             return quotient
         if type(node.op) not in _OPERATIONS:
             raise ValueError
-        return int(_OPERATIONS[type(node.op)](left, right))
+        return _OPERATIONS[type(node.op)](left, right)

@@ -237,19 +237,6 @@ def test_the_launcher_goes_before_the_script(launched, monkeypatch) -> None:
     assert running.accumulation.value == (launched or 2)
 
 
-def test_accelerate_refuses_fields_of_the_json(monkeypatch) -> None:
-    pytest.importorskip("deepspeed")
-    plugin = pytest.importorskip("accelerate.utils").DeepSpeedPlugin
-    folder = HERE / "faulty" / "fields_of_the_json"
-    content = json.loads((folder / "ds.json").read_text())
-    monkeypatch.setenv("ACCELERATE_CONFIG_DS_FIELDS", "deepspeed_config_file")
-    plugin(hf_ds_config=content)
-    fields = "deepspeed_config_file,gradient_accumulation_steps,mixed_precision"
-    monkeypatch.setenv("ACCELERATE_CONFIG_DS_FIELDS", fields)
-    with pytest.raises(ValueError, match="will be ignored"):
-        plugin(hf_ds_config=content)
-
-
 def test_accelerate_takes_one_where_the_json_is_silent() -> None:
     pytest.importorskip("deepspeed")
     plugin = pytest.importorskip("accelerate.utils").DeepSpeedPlugin

@@ -95,27 +95,6 @@ CASES = {
         None,
         [("warning", "clipping", "clips nothing")],
     ),
-    "precision of launcher and Trainer": (
-        f"{ACCELERATE} {TRAINER} --bf16",
-        None,
-        {"mixed_precision": "fp16", "distributed_type": "MULTI_GPU"},
-        [("error", "precision", "the arguments decide")],
-    ),
-    "precision of launcher and json": (
-        f"{ACCELERATE} {SCRIPT}",
-        {"bf16": {"enabled": True}},
-        {"mixed_precision": "fp16", **PLUGIN},
-        [
-            ("error", "precision", "accelerate refuses to start"),
-            ("error", "fields-of-the-json", "mixed_precision beside"),
-        ],
-    ),
-    "precision that the json switches off": (
-        f"{TORCHRUN} {TRAINER} --deepspeed ds.json --bf16",
-        {"bf16": {"enabled": False}},
-        None,
-        [("error", "precision", "bf16.enabled is false")],
-    ),
     "MULTI_CPU without mpirun": (
         f"{ACCELERATE} {SCRIPT}",
         None,

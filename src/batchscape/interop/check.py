@@ -76,12 +76,10 @@ class Consistency:
 
     def as_table(self) -> Group:
         """Return what a console shows."""
-        table = Table(
-            "file", "kind", "devices", "micro-batch", "accumulation", "global batch", "precision"
-        )
+        table = Table("file", "kind", "devices", "micro-batch", "accumulation", "global batch")
         table.box = box.SIMPLE_HEAD
         for statement in self.setup.statements:
-            numbers = (getattr(statement, name) for name in (*_NUMBERS, "precision"))
+            numbers = (getattr(statement, name) for name in _NUMBERS)
             table.add_row(statement.source, KINDS[statement.kind], *map(_cell, numbers))
         geometry = self.running.geometry
         if geometry is not None:
@@ -172,7 +170,7 @@ def check_configs(
 
 def _as_dict(statement: Statement) -> dict[str, object]:
     content: dict[str, object] = {"source": statement.source, "kind": statement.kind}
-    for name in (*_NUMBERS, "nodes", "precision", "clipping"):
+    for name in (*_NUMBERS, "nodes", "clipping"):
         value = getattr(statement, name)
         if isinstance(value, Value):
             shown = "auto" if value.is_auto else value.value

@@ -12,10 +12,9 @@ from batchscape.interop.files import is_configuration
 from batchscape.interop.launchers import (
     FLAGS,
     Launcher,
-    job_of,
+    is_started_often,
     launcher_of,
     read_launcher,
-    starter_of,
 )
 from batchscape.interop.readers import (
     BATCH_KEYS,
@@ -23,11 +22,9 @@ from batchscape.interop.readers import (
     is_of_batch,
     is_parallelism,
     read_program,
-    read_trainer,
     refuse_parallelism,
 )
 from batchscape.interop.shell import ShellCommand, commands_of, is_unknown
-from batchscape.interop.slurm import JobResources, read_directives
 from batchscape.interop.statements import Kind, Source, Statement
 
 __all__ = ["Launch", "read_command", "read_flags", "read_script"]
@@ -129,16 +126,13 @@ def read_script(
         The script has no launch command, or several, or one whose values cannot be known
         without running it.
     """
-    job = read_directives(name, text)
-    found = [
-        (command, launcher_of(command.words)) for command in commands_of(name, text, job.variables)
-    ]
+    found = [(command, launcher_of(command.words)) for command in commands_of(name, text)]
     commands = [(command, launcher) for command, launcher in found if launcher is not None]
     # Plain Python in such a script mostly prepares the data.
     chosen = [
         (command, launcher)
         for command, launcher in commands
-        if launcher[0] != "python" or starter_of(command.words[: launcher[1]])
+        if launcher[0] != "python" or is_started_often(command.words[: launcher[1]])
     ] or commands
     if not chosen:
         msg = (
@@ -155,7 +149,7 @@ def read_script(
         raise ConfigError(msg)
     ((command, launcher),) = chosen
     where = f"{name}:{command.line}"
-    return _read(where, command, *launcher, job=job, flags=flags or {}, counts_told=counts_told)
+    return _read(where, command, *launcher, flags=flags or {}, counts_told=counts_told)
 
 
 def read_command(
@@ -182,9 +176,7 @@ def read_command(
         )
         raise ConfigError(msg)
     where = "command line"
-    return _read(
-        where, command, *launcher, job=JobResources(), flags=flags or {}, counts_told=counts_told
-    )
+    return _read(where, command, *launcher, flags=flags or {}, counts_told=counts_told)
 
 
 def _read(
@@ -193,7 +185,6 @@ def _read(
     launcher: Launcher,
     start: int,
     *,
-    job: JobResources,
     flags: Mapping[str, str],
     counts_told: bool,
 ) -> Launch:
@@ -214,23 +205,20 @@ def _read(
     for key, value in {**options, **script_options}.items():
         is_read = key in {*_READ, *flags.values()} or is_of_batch(key) or is_parallelism(key)
         if is_unknown(value) and (is_read or (key in uncounted and not counts_told)):
-            by_slurm = ", or its #SBATCH line" if "SLURM_" in value else ""
             or_told = "add --devices N, " if key in uncounted else ""
             msg = (
                 f"{name}: --{key} is {value}, which only running the script would tell; {or_told}"
-                f"set the variable in the script{by_slurm}, or {_GIVE}"
+                f"set the variable in the script, or {_GIVE}"
             )
             raise ConfigError(msg)
     for key in uncounted:
         del counted[key]
     # What stands behind -- is a command of its own, and may run elsewhere.
     visible = None if "--" in rest else command.variables.get("CUDA_VISIBLE_DEVICES")
-    starter = starter_of(command.words[:start])
-    if starter is not None:
-        is_told = counts_told and any(map(is_unknown, starter[1]))
-        job = JobResources() if is_told else job_of(name, starter, job)
-    under = None if starter is None else starter[0]
-    statement = read_launcher(launcher, Source(name, options, is_text=True), visible, under, job)
+    is_alone = not is_started_often(command.words[:start])
+    statement = read_launcher(
+        launcher, Source(name, options, is_text=True), visible, is_alone=is_alone
+    )
     if uncounted:
         others = {**statement.others, "uncounted": True}
         statement = replace(statement, devices=None, nodes=None, others=others)
@@ -260,7 +248,7 @@ def _script_statement(
     if launcher == "litgpt":
         return read_program(source, "litgpt", flags)
     if is_trainer and "no_trainer" not in script:
-        return read_trainer(source, "trainer", flags)
+        return read_program(source, "trainer", flags)
     if launcher == "accelerate" and not options.keys() & BATCH_KEYS["script"]["micro"]:
         # What scripts of accelerate and diffusers call it; elsewhere it may be the global batch.
         taken = "train_batch_size" in flags.values() or "train_batch_size" not in options

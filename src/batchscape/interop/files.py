@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from batchscape.errors import ConfigError
-from batchscape.interop.readers import READERS, kind_of, marks_of_kinds, refuse_parallelism
+from batchscape.interop.readers import kind_of, marks_of_kinds, read_content
 from batchscape.interop.statements import Kind, Source, Statement
 
 __all__ = ["is_configuration", "read_file", "read_text"]
@@ -48,8 +48,7 @@ def read_file(path: Path, kind: Kind | None = None) -> Statement:
     if kind is None:
         msg = f"{path}: cannot tell what file this is; keys that would tell: {marks_of_kinds()}"
         raise ConfigError(msg)
-    refuse_parallelism(str(path), content)
-    return READERS[kind](Source(str(path), content))
+    return read_content(Source(str(path), content), kind)
 
 
 def read_text(path: Path) -> str:

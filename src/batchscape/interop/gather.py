@@ -157,12 +157,11 @@ class _Shelf:
         """Read the DeepSpeed JSON that a configuration names or holds."""
         if statement is None:
             return
-        inline = statement.others.get("deepspeed_inline")
-        if isinstance(inline, dict):
-            source = Source(f"{statement.source}: deepspeed", inline)
-            self._keep(read_deepspeed(source), Path(statement.source))
         named = statement.others.get("deepspeed") or statement.others.get("deepspeed_config_file")
-        if isinstance(named, str) and named.endswith(".json"):
+        if isinstance(named, dict):
+            source = Source(f"{statement.source}: deepspeed", named)
+            self._keep(read_deepspeed(source), Path(statement.source))
+        elif isinstance(named, str) and named.endswith(".json"):
             path = self.paths.get("deepspeed")
             if path is None or path.name != Path(named).name:
                 base = self.paths.get(_role(statement), Path())

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import PurePath
 from typing import Literal
 
 from batchscape.errors import ConfigError
 from batchscape.interop.readers import count_ids
-from batchscape.interop.slurm import JobResources, read_options, read_step
 from batchscape.interop.statements import Source, Statement, Value
 
-__all__ = ["FLAGS", "Launcher", "job_of", "launcher_of", "read_launcher", "starter_of"]
+__all__ = ["FLAGS", "Launcher", "is_started_often", "launcher_of", "read_launcher"]
 
 Launcher = Literal["torchrun", "paddle", "accelerate", "deepspeed", "litgpt", "python"]
 
@@ -53,7 +51,6 @@ _PROGRAMS: dict[str, Launcher] = {
     "deepspeed": "deepspeed",
     "litgpt": "litgpt",
 }
-_MPI_COUNTS = ("-np", "--np", "-n", "--n", "-c")
 _NOT_LAUNCHING = frozenset({"echo", "printf", "pip", "which", "type", "command", "cd", "export"})
 
 
@@ -106,47 +103,13 @@ def _launcher_at(words: Sequence[str], index: int, program: str) -> tuple[Launch
     return ("python", at) if following and following[0].endswith(".py") else None
 
 
-def starter_of(words: Sequence[str]) -> tuple[str, Sequence[str]] | None:
-    """Return what starts a command once for each task (`srun`, `mpirun`), and its options.
-
-    Parameters
-    ----------
-    words : sequence of str
-        What stands before the launcher.
-    """
-    for index, word in enumerate(words):
-        if PurePath(word).name in {"srun", "mpirun", "mpiexec"}:
-            return PurePath(word).name, words[index + 1 :]
-    return None
-
-
-def job_of(name: str, starter: tuple[str, Sequence[str]], job: JobResources) -> JobResources:
-    """Return a job as the options of what starts the tasks leave it.
-
-    Parameters
-    ----------
-    name : str
-        Begins a message.
-    starter : tuple
-        As `starter_of` returns it.
-    job : JobResources
-        Of the `#SBATCH` lines.
-
-    Raises
-    ------
-    ConfigError
-        A number of nodes, tasks or GPUs is none.
-    """
-    program, options = starter
-    if program == "srun":
-        return read_step(f"{name} (srun)", options, job)
-    given = [after for before, after in pairwise(options) if before in _MPI_COUNTS]
-    tasks = [f"--ntasks={count}" for count in given]
-    return read_options(f"{name} ({program})", tasks, JobResources(nodes=job.nodes))
+def is_started_often(words: Sequence[str]) -> bool:
+    """Return whether what stands before a launcher starts it once for each task: srun, mpirun."""
+    return any(PurePath(word).name in {"srun", "mpirun", "mpiexec"} for word in words)
 
 
 def read_launcher(
-    launcher: Launcher, source: Source, visible: str | None, under: str | None, job: JobResources
+    launcher: Launcher, source: Source, visible: str | None, *, is_alone: bool
 ) -> Statement:
     """Read the options of a launcher.
 
@@ -156,10 +119,8 @@ def read_launcher(
         Its options, dashes as underscores.
     visible : str or None
         CUDA_VISIBLE_DEVICES in front of the command.
-    under : str or None
-        What starts it once for each task.
-    job : JobResources
-        Nodes, tasks and GPUs that it has.
+    is_alone : bool
+        Whether it starts once, and not once for each task.
 
     Returns
     -------
@@ -174,12 +135,10 @@ def read_launcher(
     others: dict[str, object] = {
         "launcher": launcher,
         "visible": count_ids(visible),
-        "under": under,
-        "job": job,
     }
-    devices = nodes = accumulation = clipping = precision = None
+    devices = nodes = accumulation = clipping = None
     if launcher in {"torchrun", "paddle"}:
-        nodes, per_node = _fixed_nodes(source), _per_node(source, job)
+        nodes, per_node = _fixed_nodes(source), _per_node(source)
         devices = None if per_node is None else _over_nodes(per_node, nodes)
     elif launcher == "deepspeed":
         nodes, devices = _deepspeed_devices(source)
@@ -187,7 +146,6 @@ def read_launcher(
         devices, nodes = source.count("num_processes"), source.count("num_machines")
         accumulation = source.count("gradient_accumulation_steps")
         clipping = source.number("gradient_clipping")
-        precision = source.precision("mixed_precision")
         others["config_file"] = source.content.get("config_file")
         others["deepspeed_config_file"] = source.content.get("deepspeed_config_file")
         others["gpu_ids"] = count_ids(source.content.get("gpu_ids"))
@@ -199,10 +157,7 @@ def read_launcher(
                 f"{source.name}: --use_megatron_lm cuts the model; only data parallelism is covered"
             )
             raise ConfigError(msg)
-    elif launcher == "python" and under is not None:
-        nodes = None if job.nodes is None else Value(job.nodes, "nodes")
-        devices = None if job.all_tasks is None else Value(job.all_tasks, f"tasks of {under}")
-    elif launcher == "python" and others["visible"] == 1:
+    elif launcher == "python" and others["visible"] == 1 and is_alone:
         # Else the script may start others, or spread its batches over all devices that it sees.
         devices = Value(1, "CUDA_VISIBLE_DEVICES names")
     return Statement(
@@ -211,7 +166,6 @@ def read_launcher(
         devices=devices,
         nodes=nodes,
         accumulation=accumulation,
-        precision=precision,
         clipping=clipping,
         others=others,
     )
@@ -243,12 +197,11 @@ def _fixed_nodes(source: Source) -> Value[int]:
     return nodes or Value(1, "nnodes")
 
 
-def _per_node(source: Source, job: JobResources) -> Value[int] | None:
+def _per_node(source: Source) -> Value[int] | None:
     given = source.content.get("nproc_per_node")
     if given in {"auto", "cpu", "gpu", "xpu"}:
         # Counted on the machine when it starts.
-        count = None if given in {"cpu", "xpu"} else job.gpus_on_node
-        return None if count is None else Value(count, f"nproc_per_node {given}: GPUs of the job")
+        return None
     # Of paddle: the devices themselves. Where nothing is given, variables may say it.
     lists = ((name, count_ids(source.content.get(name))) for name in ("gpus", "devices"))
     ids = next((Value(count, name) for name, count in lists if count is not None), None)

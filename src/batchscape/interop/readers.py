@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar
 
 from batchscape.errors import ConfigError
@@ -22,17 +21,15 @@ from batchscape.text import list_text, near_names
 
 __all__ = [
     "BATCH_KEYS",
-    "DEEPSPEED_FIELDS",
     "FLAG_WORDS",
-    "READERS",
     "count_ids",
     "is_of_batch",
     "is_parallelism",
     "kind_of",
     "marks_of_kinds",
+    "read_content",
     "read_deepspeed",
     "read_program",
-    "read_trainer",
     "refuse_parallelism",
 ]
 
@@ -109,21 +106,6 @@ _CUTS = re.compile(
 _OTHER_WORK = re.compile(r"vllm|sglang|infer|rollout|generat|eval")
 """Parts of a program that do not train, and have devices of their own."""
 
-DEEPSPEED_FIELDS = frozenset(
-    {
-        "gradient_accumulation_steps",
-        "gradient_clipping",
-        "zero_stage",
-        "offload_optimizer_device",
-        "offload_param_device",
-        "offload_param_nvme_path",
-        "offload_optimizer_nvme_path",
-        "zero3_save_16bit_model",
-        "mixed_precision",
-    }
-)
-"""What an accelerate config must leave to the DeepSpeed JSON that it names."""
-
 _DEEPSPEED_KEYS = (
     *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
     *("gradient_clipping", "gradient_predivide_factor", "gradient_allreduce_op"),
@@ -152,6 +134,20 @@ _DEEPSPEED_KEYS = (
 """Keys at the top of a DeepSpeed JSON. Source: `deepspeed.runtime.config`, DeepSpeed 0.19.8."""
 _NEAR = 0.85
 """Share of letters in common from which a key is taken for another's misspelling."""
+
+
+def read_content(source: Source, kind: Kind) -> Statement:
+    """Read a file of a kind.
+
+    Raises
+    ------
+    ConfigError
+        A value breaks a rule.
+    """
+    refuse_parallelism(source.name, source.content)
+    if kind == "deepspeed":
+        return read_deepspeed(source)
+    return read_accelerate(source) if kind == "accelerate" else read_program(source, kind)
 
 
 def kind_of(content: Mapping[str, object], *, is_json: bool) -> Kind | None:
@@ -259,28 +255,13 @@ def read_deepspeed(source: Source) -> Statement:
     ConfigError
         A value breaks a rule.
     """
-    stated = {
-        name: enabled.value
-        for name in ("fp16", "bf16")
-        if (enabled := source.section(name).flag("enabled", auto=True)) is not None
-    }
-    on = [name for name, enabled in stated.items() if enabled]
-    precision: Value[str] | None = None
-    if stated:
-        name = on[0] if on else next(iter(stated))
-        is_auto = not on and None in stated.values()
-        precision = Value(None if is_auto else on[0] if on else "no", f"{name}.enabled")
     optimizer = source.section("optimizer").section("params")
     return Statement(
         "deepspeed",
         source.name,
         **_numbers(source, "deepspeed", {}, auto=True),
-        precision=precision,
         clipping=source.number("gradient_clipping", auto=True),
         others={
-            "both_precisions": len(on) == 2,
-            "enabled": stated,
-            "enabled_precision": bool(on),
             "optimizer_max_grad_norm": optimizer.number("max_grad_norm", auto=True),
             "misspelt": _misspelt(source),
         },
@@ -313,74 +294,14 @@ def read_accelerate(source: Source) -> Statement:
         devices=source.count("num_processes"),
         nodes=source.count("num_machines"),
         accumulation=_below("deepspeed_config", accumulation),
-        precision=source.precision("mixed_precision"),
         clipping=_below("deepspeed_config", clipping),
         others={
             "distributed_type": distributed,
-            "use_cpu": _is_on(source, "use_cpu"),
             "gpu_ids": count_ids(source.content.get("gpu_ids")),
             "mpirun": bool(source.section("mpirun_config").content.get("mpirun_hostfile")),
             "deepspeed_config_file": _text(plugin, "deepspeed_config_file"),
-            "deepspeed_fields": tuple(
-                sorted(DEEPSPEED_FIELDS & {str(key) for key in plugin.content})
-            )
-            + (("mixed_precision",) if source.content.get("mixed_precision") is not None else ()),
         },
     )
-
-
-def read_trainer(
-    source: Source, kind: Kind = "trainer", flags: Mapping[str, str] | None = None
-) -> Statement:
-    """Read `TrainingArguments`, from a file or a command, or what axolotl hands on to them.
-
-    Raises
-    ------
-    ConfigError
-        A value breaks a rule.
-    """
-    # axolotl asks the device; its "full" has no autocast.
-    is_axolotl = kind == "axolotl"
-    content = {key: value for key, value in source.content.items() if value != "full"}
-    switches = {
-        name: Source(source.name, content if is_axolotl else source.content).flag(
-            name, auto=is_axolotl
-        )
-        for name in ("fp16", "bf16")
-    }
-    on = [name for name, switch in switches.items() if switch is not None and switch.value]
-    is_auto = any(switch is not None and switch.is_auto for switch in switches.values())
-    split = _is_on(Source(source.name, _accelerator(source)), "split_batches")
-    deepspeed = source.content.get("deepspeed")
-    return Statement(
-        kind,
-        source.name,
-        **_numbers(source, kind, flags or {}),
-        precision=Value(on[0], on[0]) if on else Value(None, "bf16") if is_auto else None,
-        clipping=source.number("max_grad_norm"),
-        others={
-            "both_precisions": len(on) == 2,
-            "split_batches": split,
-            "auto_find_batch_size": _is_on(source, "auto_find_batch_size"),
-            "deepspeed": deepspeed if isinstance(deepspeed, str) and deepspeed else None,
-            "deepspeed_inline": deepspeed if isinstance(deepspeed, dict) else None,
-        },
-    )
-
-
-def _accelerator(source: Source) -> Mapping[str, object]:
-    """Return what stands under accelerator_config, a mapping in a file and JSON in a command."""
-    config = source.content.get("accelerator_config")
-    if isinstance(config, str):
-        try:
-            config = json.loads(config)
-        except ValueError:
-            msg = (
-                f"{source.name}: accelerator_config {config} is not read, and its split_batches "
-                "decides what a batch is: write the JSON itself in its place"
-            )
-            raise ConfigError(msg) from None
-    return config if isinstance(config, dict) else source.content
 
 
 def read_program(source: Source, kind: Kind, flags: Mapping[str, str] | None = None) -> Statement:
@@ -396,7 +317,7 @@ def read_program(source: Source, kind: Kind, flags: Mapping[str, str] | None = N
     if kind == "llamafactory" and strategy.startswith("dynamic"):
         msg = f"{source.name}: batching_strategy {strategy} fills a batch by tokens, not by samples"
         raise ConfigError(msg)
-    is_litgpt = kind == "litgpt"
+    is_litgpt, is_trainer = kind == "litgpt", kind in {"trainer", "axolotl"}
     has_count = is_litgpt and source.content.get("devices") != "auto"
     return Statement(
         kind,
@@ -404,10 +325,30 @@ def read_program(source: Source, kind: Kind, flags: Mapping[str, str] | None = N
         # Of one node, as LitGPT counts them.
         devices=source.count("devices") if has_count else None,
         nodes=source.count("num_nodes") if is_litgpt else None,
-        **_numbers(flat, kind, flags or {}),
-        precision=None if is_litgpt else source.precision("mixed_precision"),
+        **_numbers(source if is_trainer else flat, kind, flags or {}),
         clipping=source.number("max_grad_norm"),
+        others=_of_trainer(source) if is_trainer else {},
     )
+
+
+def _of_trainer(source: Source) -> dict[str, object]:
+    """Return switches of `TrainingArguments`, and the DeepSpeed JSON that they name or hold."""
+    config = source.content.get("accelerator_config")
+    if isinstance(config, str):
+        try:
+            config = json.loads(config)
+        except ValueError:
+            msg = (
+                f"{source.name}: accelerator_config {config} is not read, and its split_batches "
+                "decides what a batch is: write the JSON itself in its place"
+            )
+            raise ConfigError(msg) from None
+    place = Source(source.name, config) if isinstance(config, dict) else source
+    return {
+        "split_batches": _is_on(place, "split_batches"),
+        "auto_find_batch_size": _is_on(source, "auto_find_batch_size"),
+        "deepspeed": source.content.get("deepspeed"),
+    }
 
 
 def _misspelt(source: Source) -> dict[str, str]:
@@ -428,14 +369,3 @@ def _is_on(source: Source, key: str) -> bool:
 def _text(source: Source, key: str) -> str | None:
     found = source.content.get(key)
     return found if isinstance(found, str) and found.lower() != "none" else None
-
-
-READERS: dict[Kind, Callable[[Source], Statement]] = {
-    "deepspeed": read_deepspeed,
-    "accelerate": read_accelerate,
-    "trainer": read_trainer,
-    "axolotl": partial(read_trainer, kind="axolotl"),
-    "llamafactory": partial(read_program, kind="llamafactory"),
-    "torchtune": partial(read_program, kind="torchtune"),
-    "litgpt": partial(read_program, kind="litgpt"),
-}

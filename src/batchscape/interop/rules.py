@@ -45,13 +45,15 @@ def findings_of(setup: Setup, running: Running) -> list[Disagreement]:
     return sorted(found, key=lambda finding: finding.severity)
 
 
-def _one_process(setup: Setup, _: Running) -> Iterator[Disagreement]:
+def _processes(setup: Setup, _: Running) -> Iterator[Disagreement]:
+    """Whether `accelerate launch` starts as many processes as are asked for."""
     if setup.launched_by != "accelerate":
         return
-    mode, wanted = accelerate_mode(setup), first_fact("devices", *setup.of_accelerate)
-    if wanted is None or wanted.value < 2:
+    mode = accelerate_mode(setup)
+    wanted, nodes = (first_fact(name, *setup.of_accelerate) for name in ("devices", "nodes"))
+    if wanted is None:
         return
-    if not mode.starts_many:
+    if wanted.value > 1 and not mode.starts_many:
         yield Disagreement(
             "one-process",
             "error",
@@ -59,44 +61,39 @@ def _one_process(setup: Setup, _: Running) -> Iterator[Disagreement]:
             "start with torchrun --nproc_per_node, or with --multi_gpu or distributed_type "
             "MULTI_GPU on GPUs",
         )
-    elif not mode.is_certain:
+    elif wanted.value > 1 and not mode.is_certain:
         yield Disagreement(
             "one-process",
             "warning",
             f"{wanted.origin}: {mode.reason}; else one process runs",
             "add --multi_gpu",
         )
-
-
-def _per_machine(setup: Setup, _: Running) -> Iterator[Disagreement]:
-    if setup.launched_by != "accelerate":
-        return
-    wanted, nodes = (first_fact(name, *setup.of_accelerate) for name in ("devices", "nodes"))
-    if wanted is None or nodes is None or wanted.value % nodes.value == 0:
-        return
-    each = wanted.value // nodes.value
-    yield Disagreement(
-        "processes-per-machine",
-        "error",
-        f"{wanted.origin} does not divide over {nodes.origin}: num_processes counts all machines, "
-        f"and accelerate starts {each} on each, {each * nodes.value} in all",
-        f"set num_processes to a multiple of {nodes.value}",
-    )
+    if nodes is not None and wanted.value % nodes.value:
+        each = wanted.value // nodes.value
+        yield Disagreement(
+            "processes-per-machine",
+            "error",
+            f"{wanted.origin} does not divide over {nodes.origin}: num_processes counts all "
+            f"machines, and accelerate starts {each} on each, {each * nodes.value} in all",
+            f"set num_processes to a multiple of {nodes.value}",
+        )
 
 
 def _visible(setup: Setup, _: Running) -> Iterator[Disagreement]:
     """More ranks on one machine than devices that they may see."""
     # An accelerate config beside another launcher is not read.
     readers = setup.of_accelerate if setup.launched_by == "accelerate" else (setup.launcher,)
-    counts = [(said.others.get("gpu_ids"), f"{said.source}: gpu_ids") for said in readers if said]
-    if setup.launcher is not None:
-        others = setup.launcher.others
-        counts += [(others["visible"], "CUDA_VISIBLE_DEVICES")]
-        counts += [(others["job"].gpus_on_node, "the job")]
-    count, origin = next(((one, name) for one, name in counts if one is not None), (None, ""))
+    names = {"gpu_ids": "gpu_ids", "visible": "CUDA_VISIBLE_DEVICES"}
+    counts = [
+        (said.others[key], f"{said.source}: {name}")
+        for key, name in names.items()
+        for said in readers
+        if said is not None and said.on(key)
+    ]
     wanted, nodes = (first_fact(name, *setup.of_accelerate) for name in ("devices", "nodes"))
-    if count is None or wanted is None:
+    if not counts or wanted is None:
         return
+    count, origin = counts[0]
     here = wanted.value // (nodes.value if nodes is not None else 1)
     if here > count:
         yield Disagreement(
@@ -134,33 +131,6 @@ def _told(setup: Setup, running: Running) -> Iterator[Disagreement]:
             "error",
             f"--devices {setup.devices} is not {running.devices}",
             "leave --devices out: the files tell",
-        )
-
-
-def _job(setup: Setup, _: Running) -> Iterator[Disagreement]:
-    """A launcher that starts processes itself, in a job that has nodes and tasks of its own."""
-    launcher = setup.launcher
-    if launcher is None or launcher.others["launcher"] == "python":
-        return
-    job, under, nodes = launcher.others["job"], launcher.others["under"], launcher.nodes
-    if job.nodes is not None and nodes is not None and nodes.value not in {None, job.nodes}:
-        # One launcher alone may be meant for one of the nodes; one on each node is not.
-        alone = under is None and (nodes.value or 1) < job.nodes
-        yield Disagreement(
-            "job-nodes",
-            "warning" if alone else "error",
-            f"{launcher.name(nodes)} is not the {job.nodes} nodes of the job"
-            + ("; the others stay idle" if alone else ""),
-            f"set {nodes.key} to {job.nodes}, or #SBATCH --nodes to {nodes.value}",
-        )
-    tasks = job.tasks_on_node
-    if under is not None and tasks is not None and tasks > 1:
-        yield Disagreement(
-            "job-tasks",
-            "error",
-            f"{launcher.source}: {under} starts {tasks} tasks on a node, and each of them a "
-            "launcher with all of its processes",
-            "start one task a node: --ntasks-per-node=1",
         )
 
 
@@ -239,11 +209,6 @@ def _pairs(setup: Setup, running: Running) -> Iterator[Pair]:
     if not mode.deepspeed:
         makes = "accelerate passes it on only with DeepSpeed, so that it has no effect"
     yield "accumulation", first, program, makes
-    first = next((said for said in setup.of_accelerate if said.precision), None)
-    if first is not None and first.precision is not None and first.precision.value != "no":
-        yield "precision", first, program, "the arguments decide"
-        if is_accelerate and json is not None and json.on("enabled_precision"):
-            yield "precision", first, json, "accelerate refuses to start"
 
 
 def _differences(setup: Setup, running: Running) -> Iterator[Disagreement]:
@@ -403,61 +368,6 @@ def _floor(running: Running) -> str:
     return f"; LitGPT {f'trains with {batch}' if steps else 'stops at an assertion'}"
 
 
-def _both_precisions(setup: Setup, _: Running) -> Iterator[Disagreement]:
-    for statement in (setup.program, setup.deepspeed):
-        if statement is not None and statement.on("both_precisions"):
-            yield Disagreement(
-                "precision",
-                "error",
-                f"{statement.source}: fp16 and bf16 are both on, and only one of them can be",
-                "switch one off",
-            )
-
-
-def _precisions(setup: Setup, _: Running) -> Iterator[Disagreement]:
-    """Arithmetic that two sides state, and state differently."""
-    json, trainer = setup.deepspeed, setup.trainer
-    if any(s is not None and s.on("both_precisions") for s in (json, trainer)):
-        return
-    is_auto = trainer is not None and trainer.precision is not None and trainer.precision.is_auto
-    if json is not None and trainer is not None and not is_auto:
-        ours = trainer.precision.value if trainer.precision is not None else None
-        for name, enabled in json.others["enabled"].items():
-            if enabled is None or enabled == (name == ours):
-                continue
-            yield Disagreement(
-                "precision",
-                "error",
-                f"{json.source}: {name}.enabled is {str(enabled).lower()}, and {trainer.source} "
-                f"says {ours or 'neither fp16 nor bf16'}; the Trainer refuses to start",
-                f"set {name}.enabled to {str(not enabled).lower()} in the DeepSpeed JSON, or "
-                f"change the arguments",
-            )
-
-
-def _fields_of_the_json(setup: Setup, _: Running) -> Iterator[Disagreement]:
-    """An accelerate config may not hold settings beside the JSON that they belong into."""
-    config = setup.accelerate
-    if config is None or setup.deepspeed is None or not accelerate_mode(setup).deepspeed:
-        return
-    named = config.others.get("deepspeed_config_file") or (
-        setup.launcher is not None and setup.launcher.others.get("deepspeed_config_file")
-    )
-    fields = config.others["deepspeed_fields"]
-    on_command = setup.launcher is not None and setup.launcher.precision is not None
-    if on_command:
-        fields = tuple(name for name in fields if name != "mixed_precision")
-    if not named or not fields:
-        return
-    yield Disagreement(
-        "fields-of-the-json",
-        "error",
-        f"{config.source}: {', '.join(fields)} beside the DeepSpeed JSON {named}; accelerate "
-        "refuses to start, since the JSON has to say them",
-        f"move {', '.join(fields)} into the JSON",
-    )
-
-
 def _clipping(setup: Setup, _: Running) -> Iterator[Disagreement]:
     """With DeepSpeed the gradient is clipped by its own value alone."""
     json, program = setup.deepspeed, setup.program
@@ -537,12 +447,10 @@ def _schedule(setup: Setup, running: Running) -> Iterator[Disagreement]:
 
 
 _RULES: tuple[Callable[[Setup, Running], Iterator[Disagreement]], ...] = (
-    _one_process,
-    _per_machine,
+    _processes,
     _visible,
     _unread_config,
     _told,
-    _job,
     _shell_floor,
     _misspelt,
     _auto_without_source,
@@ -553,9 +461,6 @@ _RULES: tuple[Callable[[Setup, Running], Iterator[Disagreement]], ...] = (
     _no_batch,
     _accumulation_missing,
     _total,
-    _both_precisions,
-    _precisions,
-    _fields_of_the_json,
     _clipping,
     _split_batches,
     _finds_batch_size,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
@@ -40,7 +40,9 @@ KINDS: dict[Kind, str] = {
 }
 """What a reader calls each kind."""
 
-_PRECISIONS = ("no", "fp16", "bf16", "fp8")
+_SWITCHES = dict.fromkeys(("true", "yes", "1", "t", "y", ""), True) | dict.fromkeys(
+    ("false", "no", "0", "f", "n"), False
+)
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,6 @@ class Statement:
     accumulation: Value[int] | None = None
     total: Value[int] | None = None
     """Samples per optimizer step."""
-    precision: Value[str] | None = None
-    """One of no, fp16, bf16, fp8."""
     clipping: Value[float] | None = None
     unused: tuple[Value[str], ...] = ()
     """Numbers whose names speak of the batch, and whose meaning is not known."""
@@ -114,7 +114,7 @@ class Source:
     content: Mapping[str, object]
     is_text: bool = False
 
-    def count(self, key: str, *, shown: str | None = None, auto: bool = False) -> Value[int] | None:
+    def count(self, key: str, *, auto: bool = False) -> Value[int] | None:
         """Return an int of at least 1; None where it is not given.
 
         Raises
@@ -122,17 +122,9 @@ class Source:
         ConfigError
             It is something else; "auto" is accepted where the library does.
         """
-        given = self.content.get(key)
-        if given is None:
-            return None
-        shown = shown or key
-        if auto and given == "auto":
-            return Value(None, shown)
-        number = whole(given) if self.is_text else given
-        if not is_count(number):
-            also = ' or "auto"' if auto else ""
-            raise self._refusal(shown, given, f"an int from 1 to 2**63 - 1{also}")
-        return Value(number, shown)
+        also = ' or "auto"' if auto else ""
+        rule = f"an int from 1 to 2**63 - 1{also}"
+        return self._value(key, _written_count if self.is_text else _count, rule, auto=auto)
 
     def number(self, key: str, *, auto: bool = False) -> Value[float] | None:
         """Return a finite number of at least 0; None where it is not given.
@@ -142,23 +134,9 @@ class Source:
         ConfigError
             It is something else.
         """
-        given = self.content.get(key)
-        if given is None:
-            return None
-        if auto and given == "auto":
-            return Value(None, key)
-        found = math.nan
-        try:
-            # YAML 1.1 reads 1e-3 as text, and the libraries convert it.
-            if isinstance(given, (int, float, str)) and not isinstance(given, bool):
-                found = float(given)
-        except (ValueError, OverflowError):
-            pass
-        if not 0 <= found < math.inf:
-            raise self._refusal(key, given, "a number of at least 0")
-        return Value(found, key)
+        return self._value(key, _amount, "a number of at least 0", auto=auto)
 
-    def flag(self, key: str, *, auto: bool = False) -> Value[bool] | None:
+    def flag(self, key: str) -> Value[bool] | None:
         """Return true or false; None where it is not given.
 
         Raises
@@ -166,39 +144,20 @@ class Source:
         ConfigError
             It is something else.
         """
+        return self._value(key, _switch, "true or false")
+
+    def _value(
+        self, key: str, read: Callable[[object], T | None], rule: str, *, auto: bool = False
+    ) -> Value[T] | None:
         given = self.content.get(key)
         if given is None:
             return None
         if auto and given == "auto":
             return Value(None, key)
-        if isinstance(given, str):
-            lower = given.lower()
-            if lower in {"true", "yes", "1", "t", "y", ""}:
-                return Value(value=True, key=key)
-            if lower in {"false", "no", "0", "f", "n"}:
-                return Value(value=False, key=key)
-        if not isinstance(given, bool):
-            raise self._refusal(key, given, "true or false")
-        return Value(given, key)
-
-    def precision(self, key: str) -> Value[str] | None:
-        """Return one of no, fp16, bf16, fp8; None where it is not given.
-
-        Raises
-        ------
-        ConfigError
-            It is something else.
-        """
-        given = self.content.get(key)
-        if given is None:
-            return None
-        if given is False:
-            rule = 'one of "no", fp16, bf16, fp8; in YAML no without quotes means false'
+        found = read(given)
+        if found is None:
             raise self._refusal(key, given, rule)
-        name = given.lower() if isinstance(given, str) else given
-        if not isinstance(name, str) or name not in _PRECISIONS:
-            raise self._refusal(key, given, "one of no, fp16, bf16, fp8")
-        return Value(name, key)
+        return Value(found, key)
 
     def section(self, key: str) -> Source:
         """Return the keys below one key; empty where it is not given.
@@ -217,6 +176,29 @@ class Source:
 
     def _refusal(self, key: str, given: object, rule: str) -> ConfigError:
         return ConfigError(f"{self.name}: {key} must be {rule}; given {_shown(given)}")
+
+
+def _count(given: object) -> int | None:
+    return given if is_count(given) else None
+
+
+def _written_count(given: object) -> int | None:
+    return _count(whole(given))
+
+
+def _amount(given: object) -> float | None:
+    """Read a number of at least 0; YAML 1.1 reads 1e-3 as text, and the libraries convert it."""
+    if not isinstance(given, (int, float, str)) or isinstance(given, bool):
+        return None
+    try:
+        found = float(given)
+    except (ValueError, OverflowError):
+        return None
+    return found if 0 <= found < math.inf else None
+
+
+def _switch(given: object) -> bool | None:
+    return _SWITCHES.get(str(given).lower()) if isinstance(given, (bool, str)) else None
 
 
 def whole(given: object) -> object:

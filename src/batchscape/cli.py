@@ -444,13 +444,13 @@ def _follow_recipe(arguments: list[str]) -> int:
     grid = _compose(settings, "recommend")
     if grid is None:
         return 0
-    from batchscape.recipe import follow_recipe, recipe_json, show_recipe, write_files
+    from batchscape.recipe import follow_recipe, show_recipe, write_files
 
     machine = _machine(grid)
     found = follow_recipe(grid, machine, settings, devices=parsed.devices, runs=parsed.runs)
     written = [] if parsed.out is None else write_files(found, parsed.out)
     if parsed.json:
-        sys.stdout.write(recipe_json(found) + "\n")
+        sys.stdout.write(json.dumps(found.content, indent=2) + "\n")
     else:
         show_recipe(_console(), found)
     for path in written:

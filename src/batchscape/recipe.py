@@ -6,7 +6,6 @@ global batch; each with what it rests on. Source: `docs/planning.md`.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -33,10 +32,10 @@ from batchscape.plan.stages import solve_geometries
 from batchscape.predictor import predict
 from batchscape.probe import known_of
 from batchscape.record.folder import SweepFolder
-from batchscape.record.spec import RunSpec
-from batchscape.text import DURATIONS, near_multiples
+from batchscape.record.spec import RunSpec, plain_geometry
+from batchscape.text import DURATIONS, list_text, near_multiples
 
-__all__ = ["Recipe", "follow_recipe", "recipe_json", "show_recipe", "write_files"]
+__all__ = ["Recipe", "follow_recipe", "show_recipe", "write_files"]
 
 Basis = Literal["predicted", "measured", "given", "computed"]
 _CUT = dict.fromkeys(
@@ -48,46 +47,34 @@ _CUT = dict.fromkeys(
 _BATCH = _CUT | dict.fromkeys(("batch.global_batch_size", "batch.global_batch_tokens"))
 
 
-@dataclass(frozen=True)
-class Step:
-    """One decision of the recipe."""
-
-    name: str
-    value: str
-    reason: str
-    basis: Basis
+Step = dict[str, str]
+"""One decision: its name, value, reason, and the basis that it rests on."""
 
 
 @dataclass(frozen=True)
 class Cut:
     """One micro-batch that the devices could take."""
 
-    geometry: BatchGeometry
+    spec: RunSpec
     fits: bool | None
     """None: it may."""
     basis: Basis
-    spec: RunSpec
     forecast: RunForecast
+
+    @property
+    def geometry(self) -> BatchGeometry:
+        """Of its only stage."""
+        return self.spec.geometry
 
 
 @dataclass(frozen=True)
 class Recipe:
     """A cut of one global batch, and why."""
 
-    global_batch_size: int
-    hardware: str
-    cuts: tuple[Cut, ...]
-    """All of these devices, by micro-batch."""
     chosen: Cut | None
-    why_not: str | None
-    """Why none is chosen."""
-    steps: tuple[Step, ...]
-    command: str | None
-    """Launches what is chosen on the machine itself; None over several nodes."""
-    probe_command: str | None
-    """Finds the largest micro-batch there; None over several nodes, or on a CPU without a limit."""
-    to_try: tuple[int, ...]
-    """Micro-batches as large, or larger, that may fit."""
+    content: dict[str, Any]
+    """All that is told of it, as JSON carries it: `why_not` where none is chosen, every cut that
+    was compared, and the commands for the machine itself."""
 
 
 def follow_recipe(
@@ -147,21 +134,26 @@ def follow_recipe(
     most = devices or there
     cuts = _cuts(grid, settings, batch_size, most, machine, runs=runs)
     chosen, why_not = _choose(cuts)
-    best = cuts[0] if chosen is None else chosen
     size = 0 if chosen is None else chosen.geometry.micro_batch_size
     may_fit = [cut.geometry.micro_batch_size for cut in cuts if cut.fits is None]
-    probe, run = _commands(words, best)
-    return Recipe(
-        batch_size,
-        _named(machine, best.spec),
-        cuts,
-        chosen,
-        why_not,
-        () if chosen is None else _steps(chosen, there, most, cuts),
-        None if chosen is None else run,
-        probe,
-        tuple(each for each in may_fit if each >= size),
-    )
+    probe, run = _commands(words, chosen or cuts[0])
+    content = {
+        "global_batch_size": batch_size,
+        "hardware": _hardware(machine, cuts[0].spec),
+        "geometry": None if chosen is None else plain_geometry(chosen.geometry),
+        "why_not": why_not,
+        "steps": [] if chosen is None else _steps(chosen, there, most, cuts),
+        "config": {} if chosen is None else config_values(chosen.geometry),
+        "command": None if chosen is None else run,
+        "probe_command": probe,
+        "to_try": [each for each in may_fit if each >= size],
+        "cuts": [
+            plain_geometry(cut.geometry)
+            | {"fits": cut.fits, "basis": cut.basis, "forecast": asdict(cut.forecast)}
+            for cut in cuts
+        ],
+    }
+    return Recipe(chosen, content)
 
 
 def _commands(words: Sequence[str], cut: Cut) -> tuple[str | None, str | None]:
@@ -197,7 +189,7 @@ def write_files(recipe: Recipe, out: Path) -> list[Path]:
         If nothing is chosen, or they have no such precision.
     """
     if recipe.chosen is None:
-        msg = f"no files are written to {out}: {recipe.why_not}"
+        msg = f"no files are written to {out}: {recipe.content['why_not']}"
         raise ConfigError(msg)
     spec = recipe.chosen.spec
     engine = spec.config.engine
@@ -213,72 +205,37 @@ def write_files(recipe: Recipe, out: Path) -> list[Path]:
 
 def show_recipe(console: Console, recipe: Recipe) -> None:
     """Print the recipe, what every configuration file must say, and what is open."""
-    for_what = f"global batch {recipe.global_batch_size} on {recipe.hardware}"
-    chosen = recipe.chosen
+    content, chosen = recipe.content, recipe.chosen
+    for_what = f"global batch {content['global_batch_size']} on {content['hardware']}"
     if chosen is None:
-        console.print(f"No cut of {for_what}: {recipe.why_not}", soft_wrap=True)
+        console.print(f"No cut of {for_what}: {content['why_not']}", soft_wrap=True)
     else:
-        console.print(f"{for_what[0].upper()}{for_what[1:]}: {chosen.geometry}")
+        console.print(f"G{for_what[1:]}: {chosen.geometry}")
         table = Table(
             *("", "", Column("why", overflow="fold"), "from"), box=box.SIMPLE_HEAD, pad_edge=False
         )
-        for number, step in enumerate(recipe.steps, start=1):
-            table.add_row(f"{number}. {step.name}", step.value, step.reason, step.basis)
+        for number, step in enumerate(content["steps"], start=1):
+            table.add_row(f"{number}. {step['name']}", *list(step.values())[1:])
         console.print(table)
-    if recipe.to_try:
-        sizes = ", ".join(map(str, recipe.to_try))
+    probe = content["probe_command"]
+    if content["to_try"]:
         how = "the machine itself tells, and this then says measured"
-        if recipe.probe_command is None:
+        if probe is None:
             how = "`batchscape probe` tells on one machine, on a CPU with a device.memory_limit_gib"
-        console.print(f"Not sure to fit: micro-batch {sizes}; {how}")
-        if recipe.probe_command is not None:
-            console.print(f"  {recipe.probe_command}", soft_wrap=True)
+        console.print(f"Not sure to fit: micro-batch {list_text(content['to_try'], '')}; {how}")
+        if probe is not None:
+            console.print(f"  {probe}", soft_wrap=True)
     if chosen is None:
         return
     console.print("\nWhat every config file must say")
-    for system, keys in config_values(chosen.geometry).items():
-        said = ", ".join(f"{name}={value}" for name, value in keys.items())
-        console.print(f"  {system}: {said}")
-    if recipe.command is not None:
-        console.print(f"\n{recipe.command}", soft_wrap=True)
+    for system, keys in content["config"].items():
+        values = list_text((f"{name}={value}" for name, value in keys.items()), "")
+        console.print(f"  {system}: {values}")
+    if content["command"] is not None:
+        console.print(f"\n{content['command']}", soft_wrap=True)
 
 
-def recipe_json(recipe: Recipe) -> str:
-    """Write the same as JSON, with every micro-batch that was compared."""
-    chosen = recipe.chosen
-    return json.dumps(
-        {
-            "global_batch_size": recipe.global_batch_size,
-            "hardware": recipe.hardware,
-            "geometry": None if chosen is None else _plain(chosen.geometry),
-            "why_not": recipe.why_not,
-            "steps": [asdict(step) for step in recipe.steps],
-            "config": {} if chosen is None else config_values(chosen.geometry),
-            "command": recipe.command,
-            "probe_command": recipe.probe_command,
-            "to_try": recipe.to_try,
-            "cuts": [
-                {
-                    **_plain(cut.geometry),
-                    "fits": cut.fits,
-                    "basis": cut.basis,
-                    "forecast": asdict(cut.forecast),
-                }
-                for cut in recipe.cuts
-            ],
-        },
-        indent=2,
-    )
-
-
-def _plain(geometry: BatchGeometry) -> dict[str, int]:
-    return asdict(geometry) | {
-        "data_parallel_size": geometry.data_parallel_size,
-        "global_batch_size": geometry.global_batch_size,
-    }
-
-
-def _named(machine: Machine, spec: RunSpec) -> str:
+def _hardware(machine: Machine, spec: RunSpec) -> str:
     count = machine.devices(spec.device_type)
     if spec.device_type == "cpu":
         return f"{count} cores of {machine.cpu_name}"
@@ -332,9 +289,9 @@ def _cuts(
         said = None if forecast.memory is None else forecast.memory.fits
         fits = {"fits": True, "does not fit": False}.get(said or "")
         if size <= fitting or size >= failing:
-            found.append(Cut(spec.geometry, size <= fitting, "measured", spec, forecast))
+            found.append(Cut(spec, size <= fitting, "measured", forecast))
         else:
-            found.append(Cut(spec.geometry, fits, "predicted", spec, forecast))
+            found.append(Cut(spec, fits, "predicted", forecast))
     return tuple(found)
 
 
@@ -358,45 +315,36 @@ def _choose(cuts: Sequence[Cut]) -> tuple[Cut | None, str | None]:
     return may, None
 
 
-def _steps(chosen: Cut, there: int, most: int, cuts: Sequence[Cut]) -> tuple[Step, ...]:
-    geometry, spec, forecast = chosen.geometry, chosen.spec, chosen.forecast
-    batch_size, ranks = geometry.global_batch_size, geometry.data_parallel_size
-    micro = geometry.micro_batch_size
+def _step(name: str, value: object, reason: str, basis: Basis) -> Step:
+    return {"name": name, "value": str(value), "reason": reason, "basis": basis}
+
+
+def _steps(chosen: Cut, there: int, most: int, cuts: Sequence[Cut]) -> list[Step]:
+    geometry, forecast, memory = chosen.geometry, chosen.forecast, chosen.forecast.memory
+    ranks, micro = geometry.data_parallel_size, geometry.micro_batch_size
+    which = "the largest there is" if chosen == cuts[-1] else "the largest that fits"
     if chosen.fits is None:
         which = "may fit; none does surely"
-    else:
-        which = "the largest there is" if chosen == cuts[-1] else "the largest that fits"
-    memory = forecast.memory
     if memory is not None and memory.room_gib is not None and (taken := memory_text(memory)):
         which += f": tensors take {taken} of {memory.room_gib:.3g} GiB"
+    product = f"{geometry.global_batch_size} / ({ranks} x {micro})"
     steps = [
-        Step("micro-batch", str(micro), which, chosen.basis),
-        Step("devices", str(ranks), _why_devices(geometry, there, most), "given"),
-        Step(
-            "accumulation",
-            str(geometry.gradient_accumulation_steps),
-            f"{batch_size} / ({ranks} x {micro})",
-            "computed",
-        ),
-        _learning_rate(spec),
+        _step("micro-batch", micro, which, chosen.basis),
+        _step("devices", ranks, _why_devices(geometry, there, most), "given"),
+        _step("accumulation", geometry.gradient_accumulation_steps, product, "computed"),
+        _learning_rate(chosen.spec),
     ]
     if forecast.step_time_s is None:
-        return (*steps, Step("step time", "", forecast.way, "predicted"))
-    rate = forecast.tokens_per_s or forecast.samples_per_s
+        return [*steps, _step("step time", "", forecast.way, "predicted")]
+    rate = span(forecast.tokens_per_s or forecast.samples_per_s, COUNTS)
     kind = "tokens/s" if forecast.tokens_per_s else "samples/s"
-    hours = span(forecast.device_hours, {"": 1.0})
-    return (
+    step, run = (span(time, DURATIONS) for time in (forecast.step_time_s, forecast.run_time_s))
+    hours = f"{span(forecast.device_hours, {'': 1.0})} device-hours"
+    return [
         *steps,
-        Step(
-            "step time",
-            span(forecast.step_time_s, DURATIONS),
-            f"{span(rate, COUNTS)} {kind}; by {forecast.way}",
-            "predicted",
-        ),
-        Step(
-            "run time", span(forecast.run_time_s, DURATIONS), f"{hours} device-hours", "predicted"
-        ),
-    )
+        _step("step time", step, f"{rate} {kind}; by {forecast.way}", "predicted"),
+        _step("run time", run, hours, "predicted"),
+    ]
 
 
 def _why_devices(geometry: BatchGeometry, there: int, most: int) -> str:
@@ -415,8 +363,8 @@ def _learning_rate(spec: RunSpec) -> Step:
     reference = scaling.reference_global_batch_size
     if reference is None or scaling.learning_rate == "none":
         reason = "as it is set; scaling=sqrt or linear with its reference batch rescales it"
-        return Step("learning rate", f"{rate:.4g}", reason, "given")
+        return _step("learning rate", f"{rate:.4g}", reason, "given")
     base = spec.config.optimizer.learning_rate
     ratio = f"{spec.geometry.global_batch_size} / {reference}"
     by = f"sqrt({ratio})" if scaling.learning_rate == "sqrt" else ratio
-    return Step("learning rate", f"{rate:.4g}", f"{base:.4g} x {by}", "computed")
+    return _step("learning rate", f"{rate:.4g}", f"{base:.4g} x {by}", "computed")

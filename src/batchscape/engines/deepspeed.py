@@ -17,7 +17,7 @@ from batchscape.engines.optimizers import build_optimizer, clip_gradients, set_h
 from batchscape.engines.zero_exchange import Arrivals, bytes_of_exchange, seen
 from batchscape.engines.zero_state import gather_state, restore_state
 from batchscape.geometry import BatchGeometry
-from batchscape.interop.deepspeed_config import deepspeed_config
+from batchscape.interop.write import deepspeed_config
 from batchscape.measure.clock import NoMarks, StepMarks
 from batchscape.record.heartbeat import Phase, beat
 

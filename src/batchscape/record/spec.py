@@ -19,7 +19,7 @@ from batchscape.record.folder import FORMAT_VERSION, SweepFolder
 from batchscape.record.placeholders import not_passed
 from batchscape.record.status import check_version
 
-__all__ = ["DataIdentity", "RunSpec", "Stage", "next_timing_repeat"]
+__all__ = ["DataIdentity", "RunSpec", "Stage", "next_timing_repeat", "plain_geometry"]
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class RunSpec:
                 "run_id": self.run_id,
                 "trajectory_id": self.trajectory_id,
                 "sweep_name": self.sweep_name,
-                "geometry": _plain_geometry(self.geometry),
+                "geometry": plain_geometry(self.geometry),
                 "resolved": {
                     "device_type": self.device_type,
                     "precision": self.precision,
@@ -143,7 +143,7 @@ class RunSpec:
                     "stages": [
                         {
                             "samples": stage.samples,
-                            "geometry": _plain_geometry(stage.geometry),
+                            "geometry": plain_geometry(stage.geometry),
                             "optimizer": _OPTIMIZER.dump_python(stage.optimizer, mode="json"),
                         }
                         for stage in self.stages
@@ -215,7 +215,8 @@ _OPTIMIZER: TypeAdapter[Optimizer] = TypeAdapter(Optimizer)
 _DERIVED = ("data_parallel_size", "global_batch_size")
 
 
-def _plain_geometry(geometry: BatchGeometry) -> dict[str, int]:
+def plain_geometry(geometry: BatchGeometry) -> dict[str, int]:
+    """Return a geometry as JSON carries it, with what follows from it."""
     return {**asdict(geometry), **{name: getattr(geometry, name) for name in _DERIVED}}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,25 +22,30 @@ from batchscape.launch import Launcher
 from batchscape.launch.oom_knowledge import ran_on
 from batchscape.plan.build import make_plan
 from batchscape.plan.expand import Cell, SweepCells, set_values
-from batchscape.plan.largest import Tried, expected_largest, seek_largest
 from batchscape.plan.machine import Machine
 from batchscape.plan.room import room_gib
 from batchscape.plan.stages import solve_geometries
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
-from batchscape.record.spec import RunSpec
+from batchscape.record.spec import RunSpec, plain_geometry
 from batchscape.record.status import RunStatus, Status
 from batchscape.text import count_text
 
-__all__ = ["LargestMicroBatch", "known_of", "probe", "show_found"]
+__all__ = [
+    "LargestMicroBatch",
+    "Tried",
+    "as_json",
+    "known_of",
+    "probe",
+    "seek_largest",
+    "show_found",
+]
 
 _STEPS = 3
 """Optimizer steps of a training: the first makes the optimizer's state, later ones are steady."""
-_OF_TENSORS = {"cpu": (1.05, 0.007), "cuda": (1.1, 0.0)}
-"""What a limit counts for tensors until it was measured: as a multiple, and in GiB beside it. CPU:
-what libraries and Python took under a limit; small models, whose tensors are no mapped ones, take
-0.03 to 0.14 GiB. CUDA: what the allocator rounds up to and keeps, 1.01 to 1.2 times as much when
-its rules are replayed."""
+_TAKEN_OF_TENSORS = 1.1
+"""What a limit counts over what tensors take. CUDA: what the allocator rounds up to and keeps, 1.01
+to 1.2 times as much when its rules are replayed. CPU: what libraries and Python take beside."""
 _SHORT: dict[str, Any] = {
     "budget.samples": None,
     "budget.tokens": None,
@@ -53,6 +58,17 @@ _SHORT: dict[str, Any] = {
     "launcher.skip_unfit": False,
 }
 """What decides no peak of memory, and is short here; and what should not fit is tried."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What a real training with one micro-batch came to."""
+
+    geometry: BatchGeometry
+    fits: bool
+    taken_gib: float | None = None
+    """Memory that the limit is held against, of one that fits."""
+    run_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,24 +119,13 @@ def probe(grid: SweepCells, machine: Machine, console: Console) -> LargestMicroB
     sweep, specs = _planned(grid, settings, candidates, machine)
     limit_gib = _limit_gib(specs[0], machine)
     predicted, unpredicted = _predicted(specs)
-    positions = {geometry: position for position, geometry in enumerate(candidates)}
-
-    def expected(tried: Sequence[Tried]) -> int | None:
-        if predicted is None:
-            return None
-        known = [(positions[t.geometry], t.taken_gib) for t in tried if t.taken_gib is not None]
-        times, beside_gib = _OF_TENSORS[specs[0].device_type]
-        return expected_largest(
-            predicted,
-            limit_gib,
-            known,
-            times=times,
-            beside_gib=beside_gib,
-            first_out=min((positions[t.geometry] for t in tried if not t.fits), default=None),
-        )
+    by_geometry = dict(zip(candidates, specs, strict=True))
+    guess = None
+    if predicted is not None:
+        guess = sum(_TAKEN_OF_TENSORS * gib <= limit_gib for gib in predicted) - 1
 
     def attempt(geometry: BatchGeometry) -> Tried:
-        spec = specs[positions[geometry]]
+        spec = by_geometry[geometry]
         named = f"micro-batch {geometry.micro_batch_size}"
         with console.status(f"training with {named}"), Path(os.devnull).open("w") as nowhere:
             result = Launcher(sweep, machine, [spec], console=Console(file=nowhere)).run()
@@ -132,8 +137,45 @@ def probe(grid: SweepCells, machine: Machine, console: Console) -> LargestMicroB
         console.print(f"{named} {'fits' if outcome.fits else 'is out of memory'}")
         return outcome
 
-    tried = seek_largest(candidates, expected, attempt)
+    tried = seek_largest(candidates, guess, attempt)
     return LargestMicroBatch(candidates, predicted, unpredicted, limit_gib, tuple(tried))
+
+
+def seek_largest(
+    candidates: Sequence[BatchGeometry],
+    guess: int | None,
+    attempt: Callable[[BatchGeometry], Tried],
+) -> list[Tried]:
+    """Try geometries until the last that fits and the first that does not are neighbours.
+
+    Parameters
+    ----------
+    candidates : sequence of BatchGeometry
+        In the order of their micro-batches. Where one does not fit, no later one does.
+    guess : int or None
+        Position of the last candidate that should fit; -1: none should.
+    attempt : callable
+        Trains one for a few steps.
+
+    Returns
+    -------
+    list of Tried
+        In the order in which they were tried: with a right guess two at most, else by halves.
+    """
+    tried: list[Tried] = []
+    last, first_out = -1, len(candidates)
+    while first_out - last > 1:
+        position = (last + first_out) // 2
+        if guess is not None and not tried:
+            position = max(guess, 0)
+        elif guess is not None and len(tried) == 1:
+            position = last + 1 if tried[0].fits else first_out - 1
+        tried.append(attempt(candidates[position]))
+        if tried[-1].fits:
+            last = position
+        else:
+            first_out = position
+    return tried
 
 
 def known_of(
@@ -178,24 +220,15 @@ def show_found(console: Console, found: LargestMicroBatch) -> None:
 
 def as_json(found: LargestMicroBatch) -> str:
     """Write the same as JSON."""
-
-    def entry(geometry: BatchGeometry) -> dict[str, int]:
-        return {
-            "data_parallel_size": geometry.data_parallel_size,
-            "micro_batch_size": geometry.micro_batch_size,
-            "gradient_accumulation_steps": geometry.gradient_accumulation_steps,
-            "global_batch_size": geometry.global_batch_size,
-        }
-
     return json.dumps(
         {
-            "largest": None if found.largest is None else entry(found.largest),
+            "largest": None if found.largest is None else plain_geometry(found.largest),
             "limit_gib": found.limit_gib,
             "candidates": [geometry.micro_batch_size for geometry in found.candidates],
             "predicted_gib": found.predicted_gib,
             "tried": [
                 {
-                    **entry(one.geometry),
+                    **plain_geometry(one.geometry),
                     "fits": one.fits,
                     "taken_gib": one.taken_gib,
                     "run_id": one.run_id,

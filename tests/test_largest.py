@@ -1,0 +1,47 @@
+"""The search for the largest micro-batch that fits, against every boundary there can be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchscape.geometry import BatchGeometry, enumerate_geometries
+from batchscape.probe import Tried, seek_largest
+
+
+def cuts(global_batch_size: int) -> list[BatchGeometry]:
+    return enumerate_geometries(global_batch_size, data_parallel_sizes=[1])
+
+
+def search(candidates: Sequence[BatchGeometry], largest: int, guess: int | None) -> list[Tried]:
+    """Search where the candidates up to position `largest` fit."""
+
+    def attempt(geometry: BatchGeometry) -> Tried:
+        return Tried(geometry, candidates.index(geometry) <= largest)
+
+    return seek_largest(candidates, guess, attempt)
+
+
+@given(data=st.data(), batch=st.integers(1, 720))
+def test_finds_the_boundary_whatever_is_expected(data: st.DataObject, batch: int) -> None:
+    candidates = cuts(batch)
+    count = len(candidates)
+    largest = data.draw(st.integers(-1, count - 1))
+    tried = search(candidates, largest, data.draw(st.none() | st.integers(-1, count - 1)))
+    fitting = [candidates.index(one.geometry) for one in tried if one.fits]
+    others = [candidates.index(one.geometry) for one in tried if not one.fits]
+    # The two neighbours of the boundary were both tried, and nothing twice.
+    assert max(fitting, default=-1) == largest
+    assert min(others, default=count) == largest + 1
+    assert len({one.geometry for one in tried}) == len(tried)
+    assert len(tried) <= 2 + math.ceil(math.log2(count + 1))
+
+
+@given(data=st.data(), batch=st.integers(1, 720))
+def test_a_right_expectation_takes_two_trainings(data: st.DataObject, batch: int) -> None:
+    candidates = cuts(batch)
+    largest = data.draw(st.integers(-1, len(candidates) - 1))
+    assert len(search(candidates, largest, largest)) <= 2

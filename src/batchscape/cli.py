@@ -11,7 +11,6 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -274,6 +273,7 @@ def _geometry(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the same as JSON")
     parsed = parser.parse_args(arguments)
     from batchscape.geometry import enumerate_geometries
+    from batchscape.record.spec import plain_geometry
 
     found = enumerate_geometries(
         parsed.total,
@@ -293,14 +293,7 @@ def _geometry(arguments: list[str]) -> int:
         )
         raise ConfigError(msg)
     if parsed.json:
-        rows = [
-            {
-                **asdict(one),
-                "data_parallel_size": one.data_parallel_size,
-                "global_batch_size": one.global_batch_size,
-            }
-            for one in found
-        ]
+        rows = [plain_geometry(one) for one in found]
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
     else:
         sys.stdout.writelines(f"{one}\n" for one in found)

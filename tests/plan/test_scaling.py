@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from batchscape.config import AdamW, Muon, Scaling, Sgd
 from batchscape.errors import ConfigError
-from batchscape.plan.scaling import scaled
+from batchscape.plan.stages import scaled
 
 ADAMW = AdamW(name="adamw", learning_rate=3e-4, beta1=0.9, beta2=0.95, weight_decay=0.1)
 MUON = Muon(name="muon", learning_rate=0.02, adamw_learning_rate=3e-4, weight_decay=0.1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchscape.programs.metrics.inference import ObservedBatch, evenly
+from batchscape.programs.metrics.log import ObservedBatch, evenly
 
 counts = st.integers(1, 50)
 

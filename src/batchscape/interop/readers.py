@@ -256,8 +256,6 @@ def _shown(given: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-T = TypeVar("T")
-
 _STEPS = ("gradient_accumulation_steps",)
 BATCH_KEYS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "deepspeed": {

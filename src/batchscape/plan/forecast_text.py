@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from typing import TypeVar
 
 from rich import box
 from rich.console import RenderableType
@@ -20,12 +21,14 @@ from batchscape.plan.forecast import (
 )
 from batchscape.text import DURATIONS, SIZES, count_text, unit_of
 
-__all__ = ["COUNTS", "forecast_text", "memory_text", "span"]
+__all__ = ["COUNTS", "add_rows", "forecast_text", "memory_text", "span"]
+
+T = TypeVar("T")
 
 COUNTS = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
 _FITS = {"unsure": "\nunsure", "does not fit": "\ntoo big"}
-_SHOWN = 40
-"""Lines at most; of more the cheapest and the dearest are those that matter."""
+_SHOWN = 20
+"""Lines from both ends of a longer table: the cheapest and the dearest are those that matter."""
 
 
 def forecast_text(
@@ -101,14 +104,11 @@ def _table(way: str, lines: Mapping[tuple[str, RunForecast], int]) -> Table:
         collapse_padding=True,
     )
     ordered = sorted(lines.items(), key=_dearest)
-    middle = len(ordered) - _SHOWN
-    for number, ((written, forecast), count) in enumerate(ordered):
-        if middle > 0 and _SHOWN // 2 <= number < _SHOWN // 2 + middle:
-            if number == _SHOWN // 2:
-                table.add_row("...", str(sum(c for _, c in ordered[number : number + middle])))
-            continue
+
+    def row(line: tuple[tuple[str, RunForecast], int]) -> list[str]:
+        (written, forecast), count = line
         rate = forecast.tokens_per_s if has_tokens else forecast.samples_per_s
-        table.add_row(
+        return [
             written,
             str(count),
             _span(forecast.step_time_s, DURATIONS),
@@ -116,8 +116,24 @@ def _table(way: str, lines: Mapping[tuple[str, RunForecast], int]) -> Table:
             *([_span(forecast.mfu_pct, {"%": 1.0})] if has_mfu else []),
             _span(forecast.run_time_s, DURATIONS),
             memory_text(forecast.memory) + _fits(forecast.memory),
-        )
+        ]
+
+    add_rows(table, ordered, row, _SHOWN, _SHOWN)
     return table
+
+
+def add_rows(
+    table: Table, lines: Sequence[T], row: Callable[[T], Sequence[str]], first: int, last: int
+) -> int:
+    """Add a row a line to a table, of many the first and the last; return how many are left out."""
+    left_out = max(0, len(lines) - first - last)
+    for line in lines[: first if left_out else None]:
+        table.add_row(*row(line))
+    if left_out:
+        table.add_row("...")
+        for line in lines[-last:]:
+            table.add_row(*row(line))
+    return left_out
 
 
 def memory_text(found: MemoryForecast | None) -> str:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -22,7 +22,7 @@ from batchscape.outgoing import outgoing_cell, outgoing_json
 from batchscape.plan.build import Plan, PlannedCell
 from batchscape.plan.disk_use import disk_warning
 from batchscape.plan.forecast import RunForecast, SweepForecast
-from batchscape.plan.forecast_text import forecast_text
+from batchscape.plan.forecast_text import add_rows, forecast_text
 from batchscape.plan.machine import Machine
 from batchscape.plan.room import why_not_launched
 from batchscape.programs.settings import unlogged
@@ -33,7 +33,7 @@ from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.locks import hold
 from batchscape.record.placeholders import not_passed
 from batchscape.record.progress import run_progress
-from batchscape.record.spec import RunSpec
+from batchscape.record.spec import RunSpec, plain_geometry
 from batchscape.record.status import RunStatus, Status
 from batchscape.text import count_text
 
@@ -47,7 +47,6 @@ __all__ = [
     "write_plan",
 ]
 
-_Row = TypeVar("_Row")
 _GEOMETRY = (
     "data_parallel_size",
     "micro_batch_size",
@@ -137,18 +136,18 @@ def _runs_table(plan: Plan, sweep: SweepFolder) -> list[RenderableType]:
     columns = (*extra, "seed", "optimizer_steps", "samples")
     titles = (*map(_title, extra), "seed", "optimizer\nsteps", "samples")
     runs = _table(Column("run_id", no_wrap=True), _GEOMETRY_TITLE, *titles, "status")
-    first, last = _ends([(cell, cell.spec) for cell in plan.cells if cell.spec is not None])
-    for cell, spec in [*first, *last]:
-        if last and spec is last[0][1]:
-            runs.add_row("...")
+
+    def line(cell: PlannedCell) -> list[str]:
         row = _row(cell)
         values = (_show(row[column]) for column in columns)
-        runs.add_row(spec.run_id, _cuts(spec), *values, _status(sweep.run(spec.run_id)))
-    if not last:
+        cut = "" if cell.spec is None else _cuts(cell.spec)
+        return [cell.run_id, cut, *values, _status(sweep.run(cell.run_id))]
+
+    cells = [cell for cell in plan.cells if cell.spec is not None]
+    if not (left_out := add_rows(runs, cells, line, _FIRST, _LAST)):
         return [runs]
-    left_out = count_text(len(plan.specs) - len(first) - len(last), "more run")
-    text = f"Not shown: {left_out}. A sweep writes all of them to {sweep.plan}."
-    return [runs, Text(text)]
+    text = f"Not shown: {count_text(left_out, 'more run')}. A sweep writes all of them to"
+    return [runs, Text(f"{text} {sweep.plan}.")]
 
 
 def _searched_table(plan: Plan, searched: Collection[str], trials: int) -> Table:
@@ -309,24 +308,13 @@ def _rejected_table(rows: list[dict[str, Any]]) -> Table:
     """One line a reason, however many seeds share it."""
     counts = Counter((_triple(row), row["reason"]) for row in rows)
     table = _table("rejected\ncells", _GEOMETRY_TITLE, "reason")
-    first, last = _ends(list(counts.items()))
-    for (triple, reason), count in first:
-        table.add_row(str(count), triple, reason)
-    if last:
-        left_out = count_text(len(counts) - len(first) - len(last), "more line")
-        table.add_row("...", "", f"{left_out} not shown")
-    for (triple, reason), count in last:
-        table.add_row(str(count), triple, reason)
+    lines = [[str(count), *line] for line, count in counts.items()]
+    add_rows(table, lines, list, _FIRST, _LAST)
     return table
 
 
 def _table(*columns: Column | str) -> Table:
     return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-
-
-def _ends(rows: list[_Row]) -> tuple[list[_Row], list[_Row]]:
-    """Return the first rows and the last ones; all and none where there are few."""
-    return (rows, []) if len(rows) <= _FIRST + _LAST else (rows[:_FIRST], rows[-_LAST:])
 
 
 def _cuts(spec: RunSpec) -> str:
@@ -387,13 +375,6 @@ def _write_rejection(folder: RunFolder, sweep_name: str, rejection: PlannedCell)
             known = RunStatus(Status.REJECTED)  # written again: it is derived
         if known.status is not Status.REJECTED or known.reason == rejection.reason:
             return
-    geometry: Mapping[str, int] | None = None
-    if rejection.geometry is not None:
-        geometry = {
-            **asdict(rejection.geometry),
-            "data_parallel_size": rejection.geometry.data_parallel_size,
-            "global_batch_size": rejection.geometry.global_batch_size,
-        }
     write_json(
         folder.config,
         {
@@ -401,7 +382,7 @@ def _write_rejection(folder: RunFolder, sweep_name: str, rejection: PlannedCell)
             "run_id": rejection.run_id,
             "trajectory_id": None,
             "sweep_name": sweep_name,
-            "geometry": geometry,
+            "geometry": rejection.geometry and plain_geometry(rejection.geometry),
             "resolved": _resolved(rejection.config),
             "data": None,
             "config": rejection.config.to_mapping(),

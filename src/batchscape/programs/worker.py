@@ -27,9 +27,8 @@ from batchscape.programs.agreement import (
 )
 from batchscape.programs.endings import HELPS_THE_END, Ending, ending
 from batchscape.programs.metrics import Log, Reader, open_reader
-from batchscape.programs.program import Ended, Program
+from batchscape.programs.program import CommandLine, Ended, Program, command_line, prepare_folder
 from batchscape.programs.rows import RowWriter, diverged_at, rank_rows
-from batchscape.programs.start import CommandLine, command_line, prepare_folder
 from batchscape.programs.tree import TreeMemory, driver_memory
 from batchscape.record.causes import Cause, is_fault_of_the_machine
 from batchscape.record.disk import explained

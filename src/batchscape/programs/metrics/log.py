@@ -1,11 +1,21 @@
-"""What is read from the metrics of another program."""
+"""What is read from the metrics of another program, and the batch that it really used.
+
+Numbers are put in as they are read, each with its source. Those that follow from them are
+derived in whole numbers; where that leaves a remainder, or where two sources disagree, there is
+a problem, and the quantity counts as not observed.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-__all__ = ["Log", "Observed", "Reader"]
+from batchscape.geometry import BatchGeometry
+from batchscape.programs.metrics.rows import Row, fill_counts, fill_train_time
+
+__all__ = ["Log", "Observed", "ObservedBatch", "Reader", "evenly", "finish", "settle_loss"]
 
 
 @dataclass(frozen=True)
@@ -62,3 +72,206 @@ class Reader(Protocol):
             number, steps that come again with other numbers, damaged lines.
         """
         ...
+
+
+_FACTORS = ("world_size", "micro_batch_size", "gradient_accumulation_steps")
+
+
+class ObservedBatch:
+    """The batch of a program, put together from what it logs."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self._values: dict[str, int] = {}
+        self._sources: dict[str, str] = {}
+        self._disputed: set[str] = set()
+
+    def put(self, name: str, value: int, source: str) -> None:
+        """Note a number that was read."""
+        if value < 1:
+            self._dispute(name, f"{name} is {value} by {source}")
+        elif self._values.setdefault(name, value) != value:
+            known = self._sources[name]
+            self._dispute(name, f"{name} is {self._values[name]} by {known}, {value} by {source}")
+        else:
+            self._sources.setdefault(name, source)
+
+    def value(self, name: str) -> int | None:
+        """Return a number that was read, if sources agree on it."""
+        return None if name in self._disputed else self._values.get(name)
+
+    def put_growth(
+        self, name: str, rows: Sequence[Mapping[str, Any]], column: str, source: str
+    ) -> None:
+        """Note by how much a running count grows with an optimizer step.
+
+        A count of samples that grows unevenly is a problem, one of tokens is not: samples may
+        be of any length.
+        """
+        steps = [row for row in rows if column in row]
+        points = [(0, 0), *((row["optimizer_step"], row[column]) for row in steps)]
+        size, uneven = evenly(points)
+        if size is not None:
+            self.put(name, size, source)
+        elif uneven is not None and column == "samples":
+            self._dispute(name, f"{source}: {uneven}")
+
+    def infer(self, sequence_length: int | None) -> Observed:
+        """Return what is observed and what follows from it.
+
+        Parameters
+        ----------
+        sequence_length : int or None
+            Tokens a sample, where every sample is full.
+        """
+        known = {name: self._values[name] for name in _FACTORS if name in self._values}
+        if len(known) == len(_FACTORS):
+            self.put("global_batch_size", math.prod(known.values()), _product(known))
+        tokens = self._values.get("tokens_per_optimizer_step")
+        if tokens is not None and sequence_length is not None:
+            self._count_samples(tokens, sequence_length)
+        whole = self._values.get("global_batch_size")
+        if len(known) == len(_FACTORS) - 1 and whole is not None:
+            (missing,) = set(_FACTORS) - set(known)
+            self._divide(missing, whole, known)
+        sure = {name: value for name, value in self._values.items() if name not in self._disputed}
+        return Observed(**sure, sources={name: self._sources[name] for name in sure})
+
+    def _count_samples(self, tokens: int, length: int) -> None:
+        """Derive samples from tokens: those read, or those predicted, one less a sample."""
+        lengths = [n for n in (length, length - 1) if n and tokens % n == 0]
+        sizes = [tokens // n for n in lengths]
+        source = self._sources["tokens_per_optimizer_step"]
+        known = self._values.get("global_batch_size")
+        if "tokens_per_optimizer_step" in self._disputed:
+            return
+        if not sizes or (len(sizes) > 1 and known is not None and known not in sizes):
+            self.problems.append(
+                f"{tokens} tokens an optimizer step ({source}) are not those of "
+                f"{known or 'whole'} samples of {length} tokens, nor of {length - 1} labels"
+            )
+        elif len(sizes) == 1:
+            self.put("global_batch_size", sizes[0], f"{tokens} ({source}) / {lengths[0]} tokens")
+
+    def _divide(self, name: str, whole: int, parts: Mapping[str, int]) -> None:
+        if "global_batch_size" in self._disputed or self._disputed & parts.keys():
+            return
+        text = f"global_batch_size {whole} ({self._sources['global_batch_size']})"
+        text = f"{text} / ({_product(parts)})"
+        quotient, remainder = divmod(whole, math.prod(parts.values()))
+        if remainder:
+            self.problems.append(f"{name} is no whole number: {text}")
+        else:
+            self.put(name, quotient, text)
+
+    def _dispute(self, name: str, problem: str) -> None:
+        self._disputed.add(name)
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+
+def evenly(points: Iterable[tuple[int, int]]) -> tuple[int | None, str | None]:
+    """Return the growth of a count with each optimizer step, or where it is uneven.
+
+    Parameters
+    ----------
+    points : iterable of tuple of int
+        Optimizer step and count, by increasing step.
+
+    Returns
+    -------
+    tuple
+        The growth, None where it is unknown or uneven; and what is uneven, in words.
+    """
+    size: int | None = None
+    before: tuple[int, int] | None = None
+    for step, count in points:
+        if before is not None:
+            growth, remainder = divmod(count - before[1], step - before[0])
+            if remainder or (size is not None and growth != size):
+                usual = "" if size is None else f", {size} a step before"
+                return None, (
+                    f"optimizer steps {before[0] + 1} to {step} took {count - before[1]}{usual}"
+                )
+            size = growth
+        before = (step, count)
+    return size, None
+
+
+def _product(parts: Mapping[str, int]) -> str:
+    return " x ".join(f"{name} {value}" for name, value in parts.items())
+
+
+def finish(
+    steps: list[Row],
+    evals: list[Row],
+    batch: ObservedBatch,
+    *,
+    geometry: BatchGeometry,
+    sequence_length: int | None,
+    sources: dict[str, str],
+    source: str,
+) -> Log:
+    """Infer the batch and fill in counts and times.
+
+    Parameters
+    ----------
+    steps, evals : list of dict
+        As read; changed in place.
+    batch : ObservedBatch
+        What was read of it elsewhere.
+    geometry : BatchGeometry
+        As planned: it counts samples where nothing was observed.
+    sequence_length : int or None
+        Tokens a sample, where every sample is full.
+    sources : dict of str to str
+        By name of a column.
+    source : str
+        Name of the log.
+    """
+    batch.put_growth("global_batch_size", steps, "samples", f"samples in the {source}")
+    batch.put_growth("tokens_per_optimizer_step", steps, "tokens", f"tokens in the {source}")
+    observed = batch.infer(sequence_length)
+    size = observed.global_batch_size
+    by = "planned" if size is None else "observed"
+    filled = {"samples": f"optimizer steps x {by} global batch size"}
+    if sequence_length is not None:
+        filled["tokens"] = "samples x sequence length"
+    for name, origin in filled.items():
+        if steps and not any(name in row for row in steps):
+            sources.setdefault(name, f"not logged; {origin}")
+    for rows in (steps, evals):
+        fill_counts(rows, size or geometry.global_batch_size, sequence_length)
+    fill_train_time(steps, evals)
+    return Log(steps, evals, observed, batch.problems, sources)
+
+
+def settle_loss(steps: list[Row], parts: int = 1) -> str | None:
+    """Take away every loss that is not the mean over the global batch of its step.
+
+    One that is not finite stays: the training diverged, whatever the mean is over.
+
+    Parameters
+    ----------
+    steps : list of dict
+        Changed in place.
+    parts : int
+        Micro-batches of a global batch, over all ranks; 1 where a loss is a mean over all of them.
+
+    Returns
+    -------
+    str or None
+        Why losses are missing; None where none is.
+    """
+    before = removed = 0
+    for row in steps:
+        if "loss" not in row:
+            continue
+        step = int(row["optimizer_step"])
+        if (parts > 1 or step - before > 1) and math.isfinite(row["loss"]):
+            del row["loss"]
+            removed += 1
+        before = step
+    if not removed:
+        return None
+    return f"missing in {removed} rows: the program may log that of a part, or of several steps"

@@ -13,9 +13,8 @@ from batchscape.config.metrics import (
     TrainerStateMetrics,
 )
 from batchscape.geometry import BatchGeometry
-from batchscape.programs.metrics.jsonl import JsonlReader
+from batchscape.programs.metrics.columns import JsonlReader, RegexReader
 from batchscape.programs.metrics.log import Reader
-from batchscape.programs.metrics.printed import RegexReader
 from batchscape.programs.metrics.recorded import RecorderReader
 from batchscape.programs.metrics.trainer_state import TrainerStateReader
 

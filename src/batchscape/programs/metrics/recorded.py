@@ -11,11 +11,8 @@ from typing import Any
 from batchscape.config.metrics import EVALUATION_COLUMNS, GEOMETRY_NAMES, STEP_COLUMNS
 from batchscape.errors import DamageError, RecordError
 from batchscape.geometry import BatchGeometry
-from batchscape.programs.metrics.finish import finish
-from batchscape.programs.metrics.inference import ObservedBatch
-from batchscape.programs.metrics.lines import content_of, lines_of, whole_lines
-from batchscape.programs.metrics.log import Log
-from batchscape.programs.metrics.numbers import as_count, as_row
+from batchscape.programs.metrics.log import Log, ObservedBatch, finish
+from batchscape.programs.metrics.numbers import as_count, as_row, content_of, lines_of, whole_lines
 from batchscape.programs.metrics.rows import Rows
 from batchscape.recorder import FOLDER
 

@@ -17,11 +17,8 @@ from typing import Any
 
 from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
-from batchscape.programs.metrics.finish import finish, settle_loss
-from batchscape.programs.metrics.inference import ObservedBatch
-from batchscape.programs.metrics.lines import content_of
-from batchscape.programs.metrics.log import Log
-from batchscape.programs.metrics.numbers import as_count, as_float, as_row
+from batchscape.programs.metrics.log import Log, ObservedBatch, finish, settle_loss
+from batchscape.programs.metrics.numbers import as_count, as_float, as_row, content_of
 from batchscape.programs.metrics.rows import Row, Rows
 
 __all__ = ["TrainerStateReader"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,14 +19,18 @@ from batchscape.config.metrics import (
 )
 from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
-from batchscape.programs.metrics.finish import finish, settle_loss
-from batchscape.programs.metrics.inference import ObservedBatch
-from batchscape.programs.metrics.lines import content_of, drawn_lines_of, whole_lines
-from batchscape.programs.metrics.log import Log
-from batchscape.programs.metrics.numbers import as_count, as_row
+from batchscape.programs.endings import FAILED_START
+from batchscape.programs.metrics.log import Log, ObservedBatch, finish, settle_loss
+from batchscape.programs.metrics.numbers import (
+    as_count,
+    as_row,
+    content_of,
+    drawn_lines_of,
+    whole_lines,
+)
 from batchscape.programs.metrics.rows import Row, Rows, drop_counts_since_start
 
-__all__ = ["ColumnReader"]
+__all__ = ["ColumnReader", "JsonlReader", "RegexReader"]
 
 
 class ColumnReader(ABC):
@@ -213,3 +219,120 @@ class ColumnReader(ABC):
         evals.sort(key=lambda row: row["optimizer_step"])
         self._before = [dict(row) for row in steps], [dict(row) for row in evals]
         return steps, evals
+
+
+_EVALUATION_ONLY = set(EVALUATION_COLUMNS) - set(STEP_COLUMNS)
+_TRAINING_ONLY = {"loss", "learning_rate", "gradient_norm"}
+"""What a line of an optimizer step has: the times of one without it may be an evaluation's."""
+
+
+class JsonlReader(ColumnReader):
+    """Reads the columns that a mapping names; other keys and other lines are left alone."""
+
+    _config: JsonlMetrics
+
+    def _forget_all(self) -> None:
+        super()._forget_all()
+        self._keys: set[str] = set()
+        self._count = 0
+
+    def _take(self, line: str) -> None:
+        self._count += 1
+        if not line.strip():
+            return
+        where = f"{self._path}, line {self._count}"
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            msg = f"{where} is no JSON ({error}): {line[:60]!r}"
+            raise RecordError(msg) from None
+        if not isinstance(entry, dict):
+            msg = f"{where} is no JSON object: {line[:60]!r}"
+            raise RecordError(msg)
+        self._keys |= entry.keys()
+        values = {
+            name: entry[key]
+            for name, key in self._config.columns.items()
+            if entry.get(key) is not None
+        }
+        rest = values.keys() - {"optimizer_step", *GEOMETRY_NAMES}
+        tables = []
+        # Counts and times belong to the step, unless the line is about an evaluation alone.
+        if rest & _TRAINING_ONLY or not rest & _EVALUATION_ONLY:
+            tables += ["steps"] if rest else []
+        if rest & _EVALUATION_ONLY:
+            tables += ["evals"]
+        self._add(values, tuple(tables), where, line)
+
+    def _check_end(self) -> None:
+        if not self._count:
+            msg = f"{self._path} is empty or not there: the program logged nothing in it"
+            raise RecordError(msg)
+        missing = [
+            f"{key} ({name})"
+            for name, key in self._config.columns.items()
+            if name not in self._seen
+        ]
+        if missing:
+            msg = (
+                f"no line of {self._path} has {', '.join(missing)}; keys that it has: "
+                f"{', '.join(sorted(self._keys)[:40])}"
+            )
+            raise RecordError(msg)
+
+    def _is_whole(self, line: str) -> bool:
+        """What is cut off an object is none."""
+        try:
+            return isinstance(json.loads(line), dict)
+        except (ValueError, RecursionError):
+            return False
+
+
+_PATTERNS: dict[str, tuple[str, ...]] = {
+    "geometry_pattern": (),
+    "pattern": ("steps",),
+    "evaluation_pattern": ("evals",),
+}
+
+
+class RegexReader(ColumnReader):
+    """Reads the named groups of every match in every line."""
+
+    _config: RegexMetrics
+
+    def _forget_all(self) -> None:
+        super()._forget_all()
+        self._matched: set[str] = set()
+        self._patterns = {
+            setting: re.compile(text)
+            for setting in _PATTERNS
+            if (text := getattr(self._config, setting)) is not None
+        }
+
+    def _take(self, line: str) -> None:
+        if FAILED_START.match(line):
+            self._starts_again()
+        for setting, pattern in self._patterns.items():
+            for match in pattern.finditer(line):
+                self._matched.add(setting)
+                values: dict[str, object] = {
+                    name: text for name, text in match.groupdict().items() if text is not None
+                }
+                where = f"{self._path}, {line[:60]!r}"
+                if setting == "evaluation_pattern" and "optimizer_step" not in values:
+                    row = as_row(values, self._config.units, where)
+                    row["optimizer_step"] = self._steps.last_of_all(where)
+                    self._evals.add(row, 0, line)
+                else:
+                    self._add(values, _PATTERNS[setting], where, line)
+
+    def _is_whole(self, line: str) -> bool:  # noqa: ARG002  (a number may be cut off)
+        return False
+
+    def _check_end(self) -> None:
+        for setting in self._patterns.keys() - self._matched:
+            msg = (
+                f"metrics.{setting} matches no line of {self._path}: "
+                f"{getattr(self._config, setting)!r}"
+            )
+            raise RecordError(msg)

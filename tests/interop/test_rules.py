@@ -77,24 +77,6 @@ CASES = {
         {"deepspeed_config": {"gradient_accumulation_steps": 2}},
         [("error", "accumulation", "the Trainer refuses to start")],
     ),
-    "clipping that the json does not have": (
-        f"{TORCHRUN} {TRAINER} --deepspeed ds.json --max_grad_norm 0.5",
-        {},
-        None,
-        [("error", "clipping", "clips at its default of 1.0")],
-    ),
-    "clipping of the plugin": (
-        f"{ACCELERATE} {SCRIPT} --max_grad_norm 0.5",
-        None,
-        {"deepspeed_config": {"gradient_clipping": 1.0}},
-        [("error", "clipping", "DeepSpeed goes by the first")],
-    ),
-    "clipping of the optimizer": (
-        f"{TORCHRUN} {TRAINER} --deepspeed ds.json",
-        {"optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1.0}}},
-        None,
-        [("warning", "clipping", "clips nothing")],
-    ),
     "MULTI_CPU without mpirun": (
         f"{ACCELERATE} {SCRIPT}",
         None,

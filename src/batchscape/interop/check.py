@@ -168,7 +168,7 @@ def check_configs(
 
 def _as_dict(statement: Statement) -> dict[str, object]:
     content: dict[str, object] = {"source": statement.source, "kind": statement.kind}
-    for name in (*_NUMBERS, "nodes", "clipping"):
+    for name in (*_NUMBERS, "nodes"):
         value = getattr(statement, name)
         if isinstance(value, Value):
             shown = "auto" if value.is_auto else value.value

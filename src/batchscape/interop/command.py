@@ -161,7 +161,7 @@ def read_launcher(
         "launcher": launcher,
         "visible": count_ids(visible),
     }
-    devices = nodes = accumulation = clipping = None
+    devices = nodes = accumulation = None
     if launcher in {"torchrun", "paddle"}:
         nodes, per_node = _fixed_nodes(source), _per_node(source)
         devices = None if per_node is None else _over_nodes(per_node, nodes)
@@ -170,7 +170,6 @@ def read_launcher(
     elif launcher == "accelerate":
         devices, nodes = source.count("num_processes"), source.count("num_machines")
         accumulation = source.count("gradient_accumulation_steps")
-        clipping = source.number("gradient_clipping")
         others["config_file"] = source.content.get("config_file")
         others["deepspeed_config_file"] = source.content.get("deepspeed_config_file")
         others["gpu_ids"] = count_ids(source.content.get("gpu_ids"))
@@ -191,7 +190,6 @@ def read_launcher(
         devices=devices,
         nodes=nodes,
         accumulation=accumulation,
-        clipping=clipping,
         others=others,
     )
 
@@ -206,7 +204,7 @@ _TITLES: dict[Launcher, str] = {
 }
 
 
-def _fixed_nodes(source: Source) -> Value[int]:
+def _fixed_nodes(source: Source) -> Value:
     hosts = count_ids(source.content.get("ips"))
     if hosts is not None:
         return Value(hosts, "ips")
@@ -222,7 +220,7 @@ def _fixed_nodes(source: Source) -> Value[int]:
     return nodes or Value(1, "nnodes")
 
 
-def _per_node(source: Source) -> Value[int] | None:
+def _per_node(source: Source) -> Value | None:
     given = source.content.get("nproc_per_node")
     if given in {"auto", "cpu", "gpu", "xpu"}:
         # Counted on the machine when it starts.
@@ -233,7 +231,7 @@ def _per_node(source: Source) -> Value[int] | None:
     return source.count("nproc_per_node") or ids
 
 
-def _deepspeed_devices(source: Source) -> tuple[Value[int] | None, Value[int] | None]:
+def _deepspeed_devices(source: Source) -> tuple[Value | None, Value | None]:
     nodes, per_node = source.count("num_nodes"), source.count("num_gpus")
     per_node = per_node or source.count("num_accelerators")
     include = source.content.get("include") or source.content.get("i")
@@ -250,7 +248,7 @@ def _deepspeed_devices(source: Source) -> tuple[Value[int] | None, Value[int] | 
     return nodes, _over_nodes(per_node, nodes)
 
 
-def _over_nodes(per_node: Value[int], nodes: Value[int] | None) -> Value[int]:
+def _over_nodes(per_node: Value, nodes: Value | None) -> Value:
     """Return how many there are on all nodes; one node where nobody says how many."""
     if nodes is None or nodes.value == 1:
         return per_node

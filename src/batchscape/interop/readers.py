@@ -8,12 +8,11 @@ LLaMA-Factory v1 (its older files are TrainingArguments).
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 import yaml
 
@@ -46,7 +45,6 @@ __all__ = [
     "whole",
 ]
 
-T = TypeVar("T")
 
 Kind = Literal[
     "deepspeed",
@@ -79,10 +77,10 @@ _SWITCHES = dict.fromkeys(("true", "yes", "1", "t", "y", ""), True) | dict.fromk
 
 
 @dataclass(frozen=True)
-class Value(Generic[T]):
+class Value:
     """One value, and the key that it is written under."""
 
-    value: T | None
+    value: int | None
     """None where the file says "auto": another file decides."""
     key: str
 
@@ -102,15 +100,14 @@ class Statement:
     kind: Kind
     source: str
     """Name of the file, or what part of the command line."""
-    devices: Value[int] | None = None
+    devices: Value | None = None
     """Processes in all, over all nodes."""
-    nodes: Value[int] | None = None
-    micro: Value[int] | None = None
-    accumulation: Value[int] | None = None
-    total: Value[int] | None = None
+    nodes: Value | None = None
+    micro: Value | None = None
+    accumulation: Value | None = None
+    total: Value | None = None
     """Samples per optimizer step."""
-    clipping: Value[float] | None = None
-    unused: tuple[Value[str], ...] = ()
+    unused: tuple[tuple[str, str], ...] = ()
     """Numbers whose names speak of the batch, and whose meaning is not known."""
     others: Mapping[str, Any] = field(default_factory=dict)
     """Switches that decide what the values above mean; names as in the library."""
@@ -124,7 +121,7 @@ class Statement:
         """Return whether a switch is set."""
         return bool(self.others.get(name))
 
-    def name(self, value: Value[T] | None) -> str:
+    def name(self, value: Value | None) -> str:
         """Return `source: key value`, for messages."""
         return f"{self.source}: {value}"
 
@@ -147,7 +144,7 @@ class Source:
     content: Mapping[str, object]
     is_text: bool = False
 
-    def count(self, key: str, *, auto: bool = False) -> Value[int] | None:
+    def count(self, key: str, *, auto: bool = False) -> Value | None:
         """Return an int of at least 1; None where it is not given.
 
         Raises
@@ -155,42 +152,32 @@ class Source:
         ConfigError
             It is something else; "auto" is accepted where the library does.
         """
-        also = ' or "auto"' if auto else ""
-        rule = f"an int from 1 to 2**63 - 1{also}"
-        return self._value(key, _written_count if self.is_text else _count, rule, auto=auto)
-
-    def number(self, key: str, *, auto: bool = False) -> Value[float] | None:
-        """Return a finite number of at least 0; None where it is not given.
-
-        Raises
-        ------
-        ConfigError
-            It is something else.
-        """
-        return self._value(key, _amount, "a number of at least 0", auto=auto)
-
-    def flag(self, key: str) -> Value[bool] | None:
-        """Return true or false; None where it is not given.
-
-        Raises
-        ------
-        ConfigError
-            It is something else.
-        """
-        return self._value(key, _switch, "true or false")
-
-    def _value(
-        self, key: str, read: Callable[[object], T | None], rule: str, *, auto: bool = False
-    ) -> Value[T] | None:
         given = self.content.get(key)
         if given is None:
             return None
         if auto and given == "auto":
             return Value(None, key)
-        found = read(given)
+        number = whole(given) if self.is_text else given
+        if not is_count(number):
+            also = ' or "auto"' if auto else ""
+            raise self._refusal(key, given, f"an int from 1 to 2**63 - 1{also}")
+        return Value(number, key)
+
+    def flag(self, key: str) -> bool:
+        """Return whether a switch is on; false where it is not given.
+
+        Raises
+        ------
+        ConfigError
+            It is neither true nor false.
+        """
+        given = self.content.get(key)
+        if given is None:
+            return False
+        found = _SWITCHES.get(str(given).lower()) if isinstance(given, bool | str) else None
         if found is None:
-            raise self._refusal(key, given, rule)
-        return Value(found, key)
+            raise self._refusal(key, given, "true or false")
+        return found
 
     def section(self, key: str) -> Source:
         """Return the keys below one key; empty where it is not given.
@@ -211,35 +198,12 @@ class Source:
         return ConfigError(f"{self.name}: {key} must be {rule}; given {_shown(given)}")
 
 
-def _count(given: object) -> int | None:
-    return given if is_count(given) else None
-
-
-def _written_count(given: object) -> int | None:
-    return _count(whole(given))
-
-
-def _amount(given: object) -> float | None:
-    """Read a number of at least 0; YAML 1.1 reads 1e-3 as text, and the libraries convert it."""
-    if not isinstance(given, (int, float, str)) or isinstance(given, bool):
-        return None
-    try:
-        found = float(given)
-    except (ValueError, OverflowError):
-        return None
-    return found if 0 <= found < math.inf else None
-
-
-def _switch(given: object) -> bool | None:
-    return _SWITCHES.get(str(given).lower()) if isinstance(given, (bool, str)) else None
-
-
 def whole(given: object) -> object:
     """Return the int that a text of digits stands for; all else as it is."""
     return int(given) if isinstance(given, str) and re.fullmatch("[0-9]{1,20}", given) else given
 
 
-def differ(left: Value[T] | None, right: Value[T] | None) -> bool:
+def differ(left: Value | None, right: Value | None) -> bool:
     """Return whether both are values, and not the same one."""
     values = [None if side is None else side.value for side in (left, right)]
     return None not in values and values[0] != values[1]
@@ -443,7 +407,7 @@ def _numbers(
     if "tokens" in numbers:
         numbers["total"] = _samples(source, numbers.pop("tokens"), numbers.pop("length"))
     unused = (
-        Value(str(value), str(key))
+        (str(key), str(value))
         for key, value in source.content.items()
         if key not in keys.values() and is_of_batch(str(key)) and re.search(r"[1-9]", str(value))
     )
@@ -460,7 +424,7 @@ def _last(key: str) -> str:
     return key.rpartition(".")[2].replace("-", "_")
 
 
-def _samples(source: Source, tokens: Value[int], length: Value[int]) -> Value[int]:
+def _samples(source: Source, tokens: Value, length: Value) -> Value:
     """Return how many samples a global batch is that counts tokens."""
     if tokens.value is None or length.value is None or tokens.value % length.value:
         msg = f"{source.name}: {tokens} tokens are no multiple of {length}: no whole samples"
@@ -476,14 +440,11 @@ def read_deepspeed(source: Source) -> Statement:
     ConfigError
         A value breaks a rule.
     """
-    optimizer = source.section("optimizer").section("params")
     return Statement(
         "deepspeed",
         source.name,
         **_numbers(source, "deepspeed", {}, auto=True),
-        clipping=source.number("gradient_clipping", auto=True),
         others={
-            "optimizer_max_grad_norm": optimizer.number("max_grad_norm", auto=True),
             "misspelt": _misspelt(source),
         },
     )
@@ -508,14 +469,12 @@ def read_accelerate(source: Source) -> Statement:
         raise ConfigError(msg)
     plugin = source.section("deepspeed_config")
     accumulation = plugin.count("gradient_accumulation_steps", auto=True)
-    clipping = plugin.number("gradient_clipping", auto=True)
     return Statement(
         "accelerate",
         source.name,
         devices=source.count("num_processes"),
         nodes=source.count("num_machines"),
         accumulation=_below("deepspeed_config", accumulation),
-        clipping=_below("deepspeed_config", clipping),
         others={
             "distributed_type": distributed,
             "gpu_ids": count_ids(source.content.get("gpu_ids")),
@@ -547,7 +506,6 @@ def read_program(source: Source, kind: Kind, flags: Mapping[str, str] | None = N
         devices=source.count("devices") if has_count else None,
         nodes=source.count("num_nodes") if is_litgpt else None,
         **_numbers(source if is_trainer else flat, kind, flags or {}),
-        clipping=source.number("max_grad_norm"),
         others=_of_trainer(source) if is_trainer else {},
     )
 
@@ -566,8 +524,8 @@ def _of_trainer(source: Source) -> dict[str, object]:
             raise ConfigError(msg) from None
     place = Source(source.name, config) if isinstance(config, dict) else source
     return {
-        "split_batches": _is_on(place, "split_batches"),
-        "auto_find_batch_size": _is_on(source, "auto_find_batch_size"),
+        "split_batches": place.flag("split_batches"),
+        "auto_find_batch_size": source.flag("auto_find_batch_size"),
         "deepspeed": source.content.get("deepspeed"),
     }
 
@@ -578,13 +536,8 @@ def _misspelt(source: Source) -> dict[str, str]:
     return {key: near for key in unknown for near in near_names(key, _DEEPSPEED_KEYS, alike=_NEAR)}
 
 
-def _below(section: str, value: Value[T] | None) -> Value[T] | None:
+def _below(section: str, value: Value | None) -> Value | None:
     return None if value is None else replace(value, key=f"{section}.{value.key}")
-
-
-def _is_on(source: Source, key: str) -> bool:
-    found = source.flag(key)
-    return found is not None and bool(found.value)
 
 
 def _text(source: Source, key: str) -> str | None:

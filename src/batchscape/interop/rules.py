@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-from batchscape.interop.readers import FLAG_WORDS, KINDS, Statement, Value, differ
+from batchscape.interop.readers import FLAG_WORDS, KINDS, Statement, differ
 from batchscape.interop.resolve import Running, Setup, accelerate_mode, first_fact
 
 __all__ = ["Disagreement", "findings_of"]
@@ -190,12 +190,6 @@ def _pairs(setup: Setup, running: Running) -> Iterator[Pair]:
     for part in ("micro", "accumulation"):
         yield part, json, program, refuses if is_trainer else f"{reader} goes by the JSON"
         yield part, setup.unread, program, "which of the two the script takes is not known"
-    plugin = next((said for said in setup.of_accelerate if said.clipping), None)
-    clips = program
-    if program is not None and is_trainer and program.clipping is None:
-        clips = replace(program, clipping=Value(1.0, "max_grad_norm (default)"))
-    source = json or (plugin if mode.deepspeed else None)
-    yield "clipping", source, clips, refuses if is_trainer else "DeepSpeed goes by the first"
     first, second = (*setup.of_accelerate, None, None)[:2]
     if setup.launched_by == "accelerate":
         yield "devices", first, second, _FIRST_WINS
@@ -240,12 +234,12 @@ def _unused(setup: Setup, _: Running) -> Iterator[Disagreement]:
     for program in setup.programs:
         if not program.unused:
             continue
-        way = f"--flag {program.unused[0].key}=WORD, one of {', '.join(FLAG_WORDS)}"
+        way = f"--flag {program.unused[0][0]}=WORD, one of {', '.join(FLAG_WORDS)}"
         yield Disagreement(
             "unused-number",
             "warning",
-            f"{program.source}: {', '.join(map(str, program.unused))}: not used, since the name "
-            "does not tell what is counted (samples or tokens, of a device or of all)",
+            f"{program.source}: {', '.join(map(' '.join, program.unused))}: not used, since the "
+            "name does not tell what is counted (samples or tokens, of a device or of all)",
             f"say it: {way}" if setup.launch is not None else "remove what the program ignores",
         )
 
@@ -366,30 +360,6 @@ def _floor(running: Running) -> str:
     return f"; LitGPT {f'trains with {batch}' if steps else 'stops at an assertion'}"
 
 
-def _clipping(setup: Setup, _: Running) -> Iterator[Disagreement]:
-    """With DeepSpeed the gradient is clipped by its own value alone."""
-    json, program = setup.deepspeed, setup.program
-    if json is None:
-        return
-    if json.others.get("optimizer_max_grad_norm") is not None:
-        yield Disagreement(
-            "clipping",
-            "warning",
-            f"{json.source}: optimizer.params.max_grad_norm clips nothing in DeepSpeed",
-            "use gradient_clipping",
-        )
-    norm = program.clipping if program is not None else None
-    if program is None or norm is None or json.clipping is not None or norm.value == 1.0:
-        return
-    yield Disagreement(
-        "clipping",
-        "error",
-        f"{json.source}: has no gradient_clipping, so DeepSpeed clips at its default of 1.0, and "
-        f"{program.name(norm)} has no effect",
-        f'add "gradient_clipping": {norm.value} to the DeepSpeed JSON',
-    )
-
-
 def _split_batches(setup: Setup, running: Running) -> Iterator[Disagreement]:
     trainer = setup.trainer
     if trainer is None or not trainer.on("split_batches") or trainer.micro is None:
@@ -459,7 +429,6 @@ _RULES: tuple[Callable[[Setup, Running], Iterator[Disagreement]], ...] = (
     _no_batch,
     _accumulation_missing,
     _total,
-    _clipping,
     _split_batches,
     _finds_batch_size,
     _schedule,

@@ -68,6 +68,7 @@ SCRIPTS = [
     "launch a > /dev/stdout b",
     "X=\nlaunch ${X:-3} ${Y:-${X:-2}}",
     "launch a \\\n",
+    "launch ${Q:-'d  e'} ${Q:-d e} \"${Q:-d  e}\" x${Q:-'a'}",
     "X=a Y=b\nZ=./$X/$Y.json\nlaunch $X-$Y-$X.log $Z/$Y.$X",
     'launch "  ${X:-1}  $((2 * 3))\n y" "a \\\n  b"',
 ]

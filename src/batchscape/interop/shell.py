@@ -243,10 +243,10 @@ class _Script:
                 text += _EMPTY + whole.translate(_HIDDEN)
             elif kind in {"quoted", "escaped"}:
                 text += _EMPTY + content.translate(_HIDDEN)
-            elif kind == "plain":
-                text += content
-            else:
+            elif kind in {"array", "bracket"}:
                 raise self._refusal("(")
+            elif kind != "continued":
+                text += content
         return text
 
     def _value(self, piece: str) -> str:
@@ -264,7 +264,7 @@ class _Script:
             return " ".join(self.arrays[key]) if key in self.arrays else unknown
         held = self.variables.get(key)
         if how and (held is None or (not held and how == ":-")):
-            return self._text(self._tokens(default)).translate(_SHOWN)
+            return self._text(self._tokens(default))
         # With braces, so that what follows is no part of the name.
         return f"${{{key}}}" if held is None else held
 

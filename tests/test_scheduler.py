@@ -217,14 +217,6 @@ def test_partitions(commands: Commands) -> None:
     assert free.groups[0].gpus == 4
 
 
-def test_settings(commands: Commands) -> None:
-    commands.say("scontrol", **RECORDED["settings"])
-    found = scheduler.settings()
-    assert found["SLURM_VERSION"] == "22.05.8"
-    assert found["ConstrainRAMSpace"] == "yes"
-    assert found["AccountingStorageType"] == "accounting_storage/slurmdbd"
-
-
 def test_without_slurm(commands: Commands) -> None:
     assert not scheduler.is_available()
     with pytest.raises(SchedulerError, match="there is no squeue here; Slurm is asked on machines"):

@@ -28,7 +28,6 @@ __all__ = [
     "jobs",
     "named",
     "partitions",
-    "settings",
     "submit",
 ]
 
@@ -218,18 +217,6 @@ def partitions() -> list[Partition]:
         groups = (*before, group) if group.count else before
         found[own] = Partition(own, own != name, up == "up", groups)
     return list(found.values())
-
-
-def settings() -> dict[str, str]:
-    """Ask how the cluster is configured, by the names of `slurm.conf` and `cgroup.conf`.
-
-    Raises
-    ------
-    SchedulerError
-        If there is no Slurm here, or it does not answer.
-    """
-    pairs = (line.partition("=") for line in _ask("scontrol", "show", "config").splitlines())
-    return {name.strip(): value.strip() for name, equals, value in pairs if equals}
 
 
 _QUEUE_FIELDS = {

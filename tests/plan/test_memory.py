@@ -24,8 +24,9 @@ from batchscape.measure.memory_cpu import allocations_of
 from batchscape.measure.memory_report import MemoryReport
 from batchscape.models.build import build_model
 from batchscape.plan import memory_trace
-from batchscape.plan.memory import memory_key, predict_memories, predict_memory
+from batchscape.plan.memory import memory_key, predict_memories
 from batchscape.plan.parameters import count_parameters
+from batchscape.record.spec import RunSpec
 from batchscape.record.tables import read_table
 from batchscape.system import GIB
 
@@ -100,6 +101,11 @@ def run_of(spec_of):
         return spec_of(geometry, **{**short, **settings})
 
     return run
+
+
+def predict_memory(spec: RunSpec) -> MemoryReport:
+    (report,) = predict_memories([spec])
+    return report
 
 
 def bytes_of(report):

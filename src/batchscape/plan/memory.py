@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     _Line = Callable[[int], Trace]
 
-__all__ = ["memory_key", "predict_memories", "predict_memory"]
+__all__ = ["memory_key", "predict_memories"]
 
 _METHODS = {"cpu": "fake tensors", "cuda": "fake tensors (kernels as on a CPU)"}
 _NO_PART = ("batch", "launcher", "loader", "device", "measure", "evaluation")
@@ -41,11 +41,6 @@ _MOST_LINGERING = 0.1
 """Part of a peak that may come and go with the threads of an exchange."""
 _MOST_TRACED = 3
 """Micro-batches of a training that are each rehearsed; of more, as many tell all of them."""
-
-
-def predict_memory(spec: RunSpec) -> MemoryReport:
-    """Say what the training step of a run allocates on each rank; see `predict_memories`."""
-    return predict_memories([spec])[0]
 
 
 def predict_memories(specs: Sequence[RunSpec]) -> list[MemoryReport]:

@@ -475,6 +475,11 @@ def test_bytes_folders_and_nothing_are_refused(tmp_path) -> None:
         (tmp_path / name).write_text('{"train_batch_size": 8}')
     with pytest.raises(ConfigError, match="both set the batch"):
         check_configs([tmp_path / "a.json", tmp_path / "b.json"])
+    arguments = tmp_path / "args.yaml"
+    arguments.write_text("per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n")
+    script.write_text("torchrun --nproc_per_node 2 a.py --per_device_train_batch_size 8\n")
+    with pytest.raises(ConfigError, match=r"a\.sh:1 \(script\) .*args\.yaml .* both set the batch"):
+        check_configs([script, arguments])
 
 
 def test_a_misspelt_key_of_a_deepspeed_json_is_a_warning(tmp_path: Path) -> None:

@@ -45,8 +45,6 @@ class Setup:
     launcher: Statement | None = None
     programs: tuple[Statement, ...] = ()
     """Arguments of the script and its file, in the order of precedence."""
-    unread: Statement | None = None
-    """A file of the script that the command does not name."""
     deepspeed: Statement | None = None
     accelerate: Statement | None = None
     devices: int | None = None
@@ -79,13 +77,7 @@ class Setup:
     @property
     def statements(self) -> tuple[Statement, ...]:
         """All of them, in the order in which a table shows them."""
-        all_of_them = (
-            self.launcher,
-            self.accelerate,
-            *self.programs,
-            self.unread,
-            self.deepspeed,
-        )
+        all_of_them = (self.launcher, self.accelerate, *self.programs, self.deepspeed)
         return tuple(statement for statement in all_of_them if statement is not None)
 
 
@@ -135,16 +127,16 @@ def gather(
     arguments, file = None if launch is None else launch.script, shelf.statements.get("program")
     is_over = arguments is not None and arguments.kind == "litgpt"
     is_stated = arguments is not None and arguments.states_batch
-    unread = file if is_stated and not is_over else None
-    order = (arguments, file) if is_over or is_stated else (file, arguments)
-    programs = tuple(one for one in order if one is not None and one is not unread)
+    if arguments is not None and file is not None and is_stated and not is_over:
+        raise _refusal(arguments, file)
+    order = (arguments, file) if is_over else (file, arguments)
+    programs = tuple(one for one in order if one is not None)
     for statement in (*programs, shelf.statements.get("accelerate")):
         shelf.follow(statement)
     return Setup(
         launch=launch,
         launcher=launch.statement if launch is not None else None,
         programs=programs,
-        unread=unread,
         deepspeed=shelf.statements.get("deepspeed"),
         accelerate=shelf.statements.get("accelerate"),
         devices=devices,
@@ -205,16 +197,16 @@ class _Shelf:
     def _keep(self, statement: Statement, path: Path) -> None:
         earlier = self.statements.get(_role(statement))
         if earlier is not None:
-            both = list_text(
-                (f"{one.source} ({KINDS[one.kind]})" for one in (earlier, statement)), "and"
-            )
-            msg = (
-                f"{both} both set the batch, and a program reads one of them; check them in two "
-                "commands"
-            )
-            raise ConfigError(msg)
+            raise _refusal(earlier, statement)
         self.statements[_role(statement)] = statement
         self.paths[_role(statement)] = path
+
+
+def _refusal(*both: Statement) -> ConfigError:
+    sources = list_text((f"{one.source} ({KINDS[one.kind]})" for one in both), "and")
+    return ConfigError(
+        f"{sources} both set the batch, and a program reads one of them; check them in two commands"
+    )
 
 
 def _role(statement: Statement) -> str:

@@ -189,7 +189,6 @@ def _pairs(setup: Setup, running: Running) -> Iterator[Pair]:
     reader = "accelerate" if is_accelerate else "DeepSpeed"
     for part in ("micro", "accumulation"):
         yield part, json, program, refuses if is_trainer else f"{reader} goes by the JSON"
-        yield part, setup.unread, program, "which of the two the script takes is not known"
     first, second = (*setup.of_accelerate, None, None)[:2]
     if setup.launched_by == "accelerate":
         yield "devices", first, second, _FIRST_WINS
@@ -216,17 +215,6 @@ def _differences(setup: Setup, running: Running) -> Iterator[Disagreement]:
                 f"make both equal: {one.key} {other.value} in the {KINDS[left.kind]}, or "
                 f"{other.key} {one.value}",
             )
-
-
-def _unread_file(setup: Setup, _: Running) -> Iterator[Disagreement]:
-    if setup.unread is not None:
-        yield Disagreement(
-            "unread-file",
-            "warning",
-            f"{setup.unread.source}: the command states numbers itself, and whether the script "
-            "takes those of the file is not known; they are not used here",
-            "state them in one of the two",
-        )
 
 
 def _unused(setup: Setup, _: Running) -> Iterator[Disagreement]:
@@ -423,7 +411,6 @@ _RULES: tuple[Callable[[Setup, Running], Iterator[Disagreement]], ...] = (
     _misspelt,
     _auto_without_source,
     _differences,
-    _unread_file,
     _unused,
     _tokens,
     _no_batch,

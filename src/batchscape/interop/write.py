@@ -34,7 +34,6 @@ def deepspeed_config(
     zero_stage: int,
     precision: str,
     gradient_clip_norm: float | None,
-    bucket_elements: int = _BUCKET_ELEMENTS,
 ) -> dict[str, Any]:
     """Return what DeepSpeed's JSON file holds, for a script that trains with a geometry.
 
@@ -50,8 +49,6 @@ def deepspeed_config(
         in float32 too.
     gradient_clip_norm : float or None
         Largest norm of the whole gradient; None: not clipped.
-    bucket_elements : int
-        Gradient elements exchanged at a time; a buffer of that size is allocated.
 
     Returns
     -------
@@ -93,7 +90,7 @@ def deepspeed_config(
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {
             "stage": zero_stage,
-            "reduce_bucket_size": bucket_elements,
+            "reduce_bucket_size": _BUCKET_ELEMENTS,
             "overlap_comm": zero_stage == 3,
         },
         "wall_clock_breakdown": False,

@@ -25,17 +25,7 @@ from batchscape.interop.readers import (
 )
 from batchscape.interop.shell import ShellCommand, commands_of, is_unknown
 
-__all__ = [
-    "FLAGS",
-    "Launch",
-    "Launcher",
-    "is_started_often",
-    "launcher_of",
-    "read_command",
-    "read_flags",
-    "read_launcher",
-    "read_script",
-]
+__all__ = ["COMMAND_LINE", "FLAGS", "Launch", "read_flags", "read_script"]
 
 Launcher = Literal["torchrun", "paddle", "accelerate", "deepspeed", "litgpt", "python"]
 
@@ -79,7 +69,7 @@ _PROGRAMS: dict[str, Launcher] = {
 _NOT_LAUNCHING = frozenset({"echo", "printf", "pip", "which", "type", "command", "cd", "export"})
 
 
-def launcher_of(words: Sequence[str]) -> tuple[Launcher, int] | None:
+def _launcher_of(words: Sequence[str]) -> tuple[Launcher, int] | None:
     """Return the launcher of a command, and where its options begin; None where it has none.
 
     Parameters
@@ -128,12 +118,12 @@ def _launcher_at(words: Sequence[str], index: int, program: str) -> tuple[Launch
     return ("python", at) if following and following[0].endswith(".py") else None
 
 
-def is_started_often(words: Sequence[str]) -> bool:
+def _is_started_often(words: Sequence[str]) -> bool:
     """Return whether what stands before a launcher starts it once for each task: srun, mpirun."""
     return any(PurePath(word).name in {"srun", "mpirun", "mpiexec"} for word in words)
 
 
-def read_launcher(
+def _read_launcher(
     launcher: Launcher, source: Source, visible: str | None, *, is_alone: bool
 ) -> Statement:
     """Read the options of a launcher.
@@ -266,6 +256,8 @@ _READ = {
     "deepspeed_config_file",
 }
 """Other options that must be known; what says nothing of a batch may be left to the machine."""
+COMMAND_LINE = "command line"
+"""Name of a command that is given itself, and not by a script."""
 _GIVE = "give the command with its values after --"
 
 
@@ -353,13 +345,13 @@ def read_script(
         The script has no launch command, or several, or one whose values cannot be known
         without running it.
     """
-    found = [(command, launcher_of(command.words)) for command in commands_of(name, text)]
+    found = [(command, _launcher_of(command.words)) for command in commands_of(name, text)]
     commands = [(command, launcher) for command, launcher in found if launcher is not None]
     # Plain Python in such a script mostly prepares the data.
     chosen = [
         (command, launcher)
         for command, launcher in commands
-        if launcher[0] != "python" or is_started_often(command.words[: launcher[1]])
+        if launcher[0] != "python" or _is_started_often(command.words[: launcher[1]])
     ] or commands
     if not chosen:
         msg = (
@@ -375,34 +367,7 @@ def read_script(
         )
         raise ConfigError(msg)
     ((command, launcher),) = chosen
-    where = f"{name}:{command.line}"
-    return _read(where, command, *launcher, flags=flags or {}, counts_told=counts_told)
-
-
-def read_command(
-    words: Sequence[str], flags: Mapping[str, str] | None = None, *, counts_told: bool = False
-) -> Launch:
-    """Read a launch command that is given as words; parameters as of `read_script`.
-
-    Raises
-    ------
-    ConfigError
-        There is no launcher in it, or a value breaks a rule.
-    """
-    # The shell has split and expanded it; variables in front of it are words like NAME=value.
-    environment, rest = {}, list(words)
-    while rest and re.fullmatch(r"[A-Za-z_]\w*=.*", rest[0], re.DOTALL):
-        key, _, value = rest.pop(0).partition("=")
-        environment[key] = value
-    command = ShellCommand(tuple(rest), 1, environment)
-    launcher = launcher_of(command.words)
-    if launcher is None:
-        msg = (
-            f"no launch command in {' '.join(words)[:80]!r}: it starts with torchrun, accelerate "
-            "launch, deepspeed, litgpt or python"
-        )
-        raise ConfigError(msg)
-    where = "command line"
+    where = name if name == COMMAND_LINE else f"{name}:{command.line}"
     return _read(where, command, *launcher, flags=flags or {}, counts_told=counts_told)
 
 
@@ -442,8 +407,8 @@ def _read(
         del counted[key]
     # What stands behind -- is a command of its own, and may run elsewhere.
     visible = None if "--" in rest else command.variables.get("CUDA_VISIBLE_DEVICES")
-    is_alone = not is_started_often(command.words[:start])
-    statement = read_launcher(
+    is_alone = not _is_started_often(command.words[:start])
+    statement = _read_launcher(
         launcher, Source(name, options, is_text=True), visible, is_alone=is_alone
     )
     if uncounted:

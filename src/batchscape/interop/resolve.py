@@ -5,13 +5,14 @@ Who reads which value, which one wins, and the geometry that follows.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from batchscape.errors import ConfigError, GeometryError
 from batchscape.geometry import BatchGeometry, solve
-from batchscape.interop.command import Launch, read_command, read_script
+from batchscape.interop.command import COMMAND_LINE, Launch, read_script
 from batchscape.interop.readers import (
     KINDS,
     Kind,
@@ -114,7 +115,9 @@ def gather(
         text = read_text(scripts[0])
         launch = read_script(str(scripts[0]), text, flags, counts_told=devices is not None)
     elif command:
-        launch = read_command(command, flags, counts_told=devices is not None)
+        # The shell has split and expanded it.
+        text = shlex.join(command)
+        launch = read_script(COMMAND_LINE, text, flags, counts_told=devices is not None)
     elif flags:
         msg = "--flag names arguments of a script: give its launch command, or the file with it"
         raise ConfigError(msg)

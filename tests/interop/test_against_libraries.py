@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from batchscape.geometry import BatchGeometry
 from batchscape.interop.check import check_configs
-from batchscape.interop.command import FLAGS
+from batchscape.interop.launchers import FLAGS
 from batchscape.interop.write import (
     command_line,
     torchrun_arguments,
@@ -93,17 +93,24 @@ AUTO = st.none() | st.just("auto") | st.sampled_from([1, 2, 4, 8, 16, 32])
 @settings(LAX, max_examples=50)
 @given(
     numbers=st.tuples(AUTO, AUTO, AUTO),
+    clipping=st.sampled_from([None, "auto", 1.0, 0.5]),
+    bf16=st.sampled_from([None, "auto", True, False]),
     arguments=st.tuples(st.sampled_from([None, 1, 2]), st.sampled_from([None, 1, 4])),
+    flag=st.booleans(),
 )
-def test_the_trainer_refuses_what_we_refuse(tmp_path, numbers, arguments) -> None:
+def test_the_trainer_refuses_what_we_refuse(
+    tmp_path, numbers, clipping, bf16, arguments, flag
+) -> None:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("deepspeed")
     integration = importlib.import_module("transformers.integrations.deepspeed")
 
     content: dict[str, object] = {"zero_optimization": {"stage": 1}}
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    values = dict(zip(names, numbers, strict=True))
+    values = {**dict(zip(names, numbers, strict=True)), "gradient_clipping": clipping}
     content.update({key: value for key, value in values.items() if value is not None})
+    if bf16 is not None:
+        content["bf16"] = {"enabled": bf16}
     path = tmp_path / "ds.json"
     path.write_text(json.dumps(content))
     options = ["--output_dir", str(tmp_path / "out")]
@@ -111,6 +118,7 @@ def test_the_trainer_refuses_what_we_refuse(tmp_path, numbers, arguments) -> Non
         ("per_device_train_batch_size", "gradient_accumulation_steps"), arguments, strict=True
     ):
         options += [] if value is None else [f"--{name}", str(value)]
+    options += ["--bf16"] if flag else []
     command = ["torchrun", "--nproc_per_node", "4", "run.py", "--deepspeed", str(path), *options]
     checked = check_configs([], command)
     refused = [found for found in checked.findings if "the Trainer refuses" in found.message]
@@ -227,6 +235,19 @@ def test_the_launcher_goes_before_the_script(launched, monkeypatch) -> None:
     running = check_configs([], command.split()).running
     assert running.accumulation is not None
     assert running.accumulation.value == (launched or 2)
+
+
+def test_accelerate_refuses_fields_of_the_json(monkeypatch) -> None:
+    pytest.importorskip("deepspeed")
+    plugin = pytest.importorskip("accelerate.utils").DeepSpeedPlugin
+    folder = HERE / "faulty" / "fields_of_the_json"
+    content = json.loads((folder / "ds.json").read_text())
+    monkeypatch.setenv("ACCELERATE_CONFIG_DS_FIELDS", "deepspeed_config_file")
+    plugin(hf_ds_config=content)
+    fields = "deepspeed_config_file,gradient_accumulation_steps,mixed_precision"
+    monkeypatch.setenv("ACCELERATE_CONFIG_DS_FIELDS", fields)
+    with pytest.raises(ValueError, match="will be ignored"):
+        plugin(hf_ds_config=content)
 
 
 def test_accelerate_takes_one_where_the_json_is_silent() -> None:

@@ -290,6 +290,15 @@ def test_devices_answers_for_a_count_that_only_running_would_tell(command, tmp_p
     assert "16 x 4 x 2 = 128" in verdict_of(checked)
 
 
+def test_devices_answers_for_tasks_that_only_running_would_tell(tmp_path) -> None:
+    path = tmp_path / "train.sh"
+    batch = "--micro_batch_size 4 --gradient_accumulation_steps 2"
+    path.write_text(f"#SBATCH --ntasks=4\nsrun -n $N python t.py {batch}\n")
+    with pytest.raises(ConfigError, match="-n must be an int"):
+        check_configs([path])
+    assert "16 x 4 x 2 = 128" in verdict_of(check_configs([path], devices=16))
+
+
 DEEP = 100_000
 HUGE = f"0x{'f' * 6000}"
 NOT_READ = {
@@ -412,13 +421,17 @@ UNREADABLE = {
     "zero.json": ('{"gradient_accumulation_steps": 0}', "from 1 to .* given 0"),
     "half.json": ('{"train_batch_size": 4.5}', "must be an int .* given 4.5"),
     "true.json": ('{"train_batch_size": true}', "must be an int .* given True"),
-    "section.json": (
-        '{"distributed_type": "DEEPSPEED", "deepspeed_config": true}',
-        "deepspeed_config must be a mapping",
-    ),
+    "section.json": ('{"fp16": true, "zero_optimization": {}}', "fp16 must be a mapping"),
+    "enabled.json": ('{"fp16": {"enabled": "often"}}', "enabled must be true or false"),
+    "clip.json": ('{"gradient_clipping": -1}', "gradient_clipping must be a number of at least 0"),
+    "nan.json": ('{"gradient_clipping": NaN}', "gradient_clipping must be a number of at least 0"),
     "tp.json": (
         '{"train_batch_size": 8, "tensor_parallel": {"autotp_size": 2}}',
         "only data parallelism is covered",
+    ),
+    "no.yaml": (
+        "distributed_type: 'NO'\nmixed_precision: no\n",
+        "in YAML no without quotes means false",
     ),
     "dynamic.yaml": (
         "train_dataset: x\nmicro_batch_size: 2\nglobal_batch_size: 8\n"
@@ -475,11 +488,6 @@ def test_bytes_folders_and_nothing_are_refused(tmp_path) -> None:
         (tmp_path / name).write_text('{"train_batch_size": 8}')
     with pytest.raises(ConfigError, match="both set the batch"):
         check_configs([tmp_path / "a.json", tmp_path / "b.json"])
-    arguments = tmp_path / "args.yaml"
-    arguments.write_text("per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n")
-    script.write_text("torchrun --nproc_per_node 2 a.py --per_device_train_batch_size 8\n")
-    with pytest.raises(ConfigError, match=r"a\.sh:1 \(script\) .*args\.yaml .* both set the batch"):
-        check_configs([script, arguments])
 
 
 def test_a_misspelt_key_of_a_deepspeed_json_is_a_warning(tmp_path: Path) -> None:

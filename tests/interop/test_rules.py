@@ -77,6 +77,45 @@ CASES = {
         {"deepspeed_config": {"gradient_accumulation_steps": 2}},
         [("error", "accumulation", "the Trainer refuses to start")],
     ),
+    "clipping that the json does not have": (
+        f"{TORCHRUN} {TRAINER} --deepspeed ds.json --max_grad_norm 0.5",
+        {},
+        None,
+        [("error", "clipping", "clips at its default of 1.0")],
+    ),
+    "clipping of the plugin": (
+        f"{ACCELERATE} {SCRIPT} --max_grad_norm 0.5",
+        None,
+        {"deepspeed_config": {"gradient_clipping": 1.0}},
+        [("error", "clipping", "DeepSpeed goes by the first")],
+    ),
+    "clipping of the optimizer": (
+        f"{TORCHRUN} {TRAINER} --deepspeed ds.json",
+        {"optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1.0}}},
+        None,
+        [("warning", "clipping", "clips nothing")],
+    ),
+    "precision of launcher and Trainer": (
+        f"{ACCELERATE} {TRAINER} --bf16",
+        None,
+        {"mixed_precision": "fp16", "distributed_type": "MULTI_GPU"},
+        [("error", "precision", "the arguments decide")],
+    ),
+    "precision of launcher and json": (
+        f"{ACCELERATE} {SCRIPT}",
+        {"bf16": {"enabled": True}},
+        {"mixed_precision": "fp16", **PLUGIN},
+        [
+            ("error", "precision", "accelerate refuses to start"),
+            ("error", "fields-of-the-json", "mixed_precision beside"),
+        ],
+    ),
+    "precision that the json switches off": (
+        f"{TORCHRUN} {TRAINER} --deepspeed ds.json --bf16",
+        {"bf16": {"enabled": False}},
+        None,
+        [("error", "precision", "bf16.enabled is false")],
+    ),
     "MULTI_CPU without mpirun": (
         f"{ACCELERATE} {SCRIPT}",
         None,

@@ -100,6 +100,7 @@ def test_a_changed_file_no_longer_agrees(tmp_path) -> None:
         ("train_batch_size", "global-batch"),
         ("gradient_accumulation_steps", "accumulation"),
         ("train_micro_batch_size_per_gpu", "micro-batch"),
+        ("gradient_clipping", "clipping"),
     ):
         path.write_text(json.dumps({**content, key: content[key] * 2}))
         checked = check_configs([path, tmp_path / "training_arguments.yaml"], devices=8)

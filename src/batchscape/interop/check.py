@@ -16,9 +16,11 @@ from rich.text import Text
 from batchscape.errors import ConfigError
 from batchscape.geometry import is_count
 from batchscape.interop.command import read_flags
-from batchscape.interop.readers import BATCH_KEYS, KINDS, Statement, Value
-from batchscape.interop.resolve import Running, Setup, gather, resolve
+from batchscape.interop.gather import Setup, gather
+from batchscape.interop.readers import BATCH_KEYS
+from batchscape.interop.resolve import Running, resolve
 from batchscape.interop.rules import Disagreement, findings_of
+from batchscape.interop.statements import KINDS, Statement, Value
 from batchscape.outgoing import outgoing_json
 from batchscape.text import count_text
 
@@ -74,10 +76,12 @@ class Consistency:
 
     def as_table(self) -> Group:
         """Return what a console shows."""
-        table = Table("file", "kind", "devices", "micro-batch", "accumulation", "global batch")
+        table = Table(
+            "file", "kind", "devices", "micro-batch", "accumulation", "global batch", "precision"
+        )
         table.box = box.SIMPLE_HEAD
         for statement in self.setup.statements:
-            numbers = (getattr(statement, name) for name in _NUMBERS)
+            numbers = (getattr(statement, name) for name in (*_NUMBERS, "precision"))
             table.add_row(statement.source, KINDS[statement.kind], *map(_cell, numbers))
         geometry = self.running.geometry
         if geometry is not None:
@@ -168,7 +172,7 @@ def check_configs(
 
 def _as_dict(statement: Statement) -> dict[str, object]:
     content: dict[str, object] = {"source": statement.source, "kind": statement.kind}
-    for name in (*_NUMBERS, "nodes"):
+    for name in (*_NUMBERS, "nodes", "precision", "clipping"):
         value = getattr(statement, name)
         if isinstance(value, Value):
             shown = "auto" if value.is_auto else value.value

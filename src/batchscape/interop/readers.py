@@ -1,4 +1,4 @@
-"""What one file or command line says of the batch, read as a `Statement` whatever it calls it.
+"""One reader per kind of configuration: its keys as a `Statement`, and the keys that tell the kind.
 
 What is not stated stays unknown: no default of a library is filled in. Keys and rules are those of
 DeepSpeed 0.19, accelerate 1.15, transformers 5, LitGPT 0.5, axolotl 0.18, torchtune 0.7 and
@@ -10,215 +10,31 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal
-
-import yaml
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from batchscape.errors import ConfigError
 from batchscape.geometry import is_count
 from batchscape.interop.shell import is_unknown
+from batchscape.interop.statements import KINDS, Kind, Source, Statement, Value, whole
 from batchscape.text import list_text, near_names
 
 __all__ = [
     "BATCH_KEYS",
+    "DEEPSPEED_FIELDS",
     "FLAG_WORDS",
-    "KINDS",
-    "Kind",
-    "Source",
-    "Statement",
-    "Value",
     "count_ids",
-    "differ",
-    "is_configuration",
     "is_of_batch",
     "is_parallelism",
     "kind_of",
     "marks_of_kinds",
     "read_content",
     "read_deepspeed",
-    "read_file",
     "read_program",
-    "read_text",
     "refuse_parallelism",
-    "whole",
 ]
 
-
-Kind = Literal[
-    "deepspeed",
-    "accelerate",
-    "trainer",
-    "axolotl",
-    "llamafactory",
-    "torchtune",
-    "litgpt",
-    "launcher",
-    "script",
-]
-
-KINDS: dict[Kind, str] = {
-    "deepspeed": "DeepSpeed JSON",
-    "accelerate": "accelerate config",
-    "trainer": "TrainingArguments",
-    "axolotl": "axolotl config",
-    "llamafactory": "LLaMA-Factory v1 config",
-    "torchtune": "torchtune config",
-    "litgpt": "LitGPT config",
-    "launcher": "launcher",
-    "script": "script arguments",
-}
-"""What a reader calls each kind."""
-
-_SWITCHES = dict.fromkeys(("true", "yes", "1", "t", "y", ""), True) | dict.fromkeys(
-    ("false", "no", "0", "f", "n"), False
-)
-
-
-@dataclass(frozen=True)
-class Value:
-    """One value, and the key that it is written under."""
-
-    value: int | None
-    """None where the file says "auto": another file decides."""
-    key: str
-
-    @property
-    def is_auto(self) -> bool:
-        """Whether another file is to decide."""
-        return self.value is None
-
-    def __str__(self) -> str:
-        return f"{self.key} {'auto' if self.value is None else self.value}"
-
-
-@dataclass(frozen=True)
-class Statement:
-    """The values of one source; None where it says nothing."""
-
-    kind: Kind
-    source: str
-    """Name of the file, or what part of the command line."""
-    devices: Value | None = None
-    """Processes in all, over all nodes."""
-    nodes: Value | None = None
-    micro: Value | None = None
-    accumulation: Value | None = None
-    total: Value | None = None
-    """Samples per optimizer step."""
-    unused: tuple[tuple[str, str], ...] = ()
-    """Numbers whose names speak of the batch, and whose meaning is not known."""
-    others: Mapping[str, Any] = field(default_factory=dict)
-    """Switches that decide what the values above mean; names as in the library."""
-
-    @property
-    def states_batch(self) -> bool:
-        """Whether it states a number of samples or of micro-steps."""
-        return any((self.micro, self.accumulation, self.total))
-
-    def on(self, name: str) -> bool:
-        """Return whether a switch is set."""
-        return bool(self.others.get(name))
-
-    def name(self, value: Value | None) -> str:
-        """Return `source: key value`, for messages."""
-        return f"{self.source}: {value}"
-
-
-@dataclass(frozen=True)
-class Source:
-    """Raw keys of one source, read with the rules that they must keep.
-
-    Parameters
-    ----------
-    name : str
-        Shown in front of every message.
-    content : mapping
-        As read from the file or the arguments.
-    is_text : bool
-        Whether numbers come as text, as on a command line.
-    """
-
-    name: str
-    content: Mapping[str, object]
-    is_text: bool = False
-
-    def count(self, key: str, *, auto: bool = False) -> Value | None:
-        """Return an int of at least 1; None where it is not given.
-
-        Raises
-        ------
-        ConfigError
-            It is something else; "auto" is accepted where the library does.
-        """
-        given = self.content.get(key)
-        if given is None:
-            return None
-        if auto and given == "auto":
-            return Value(None, key)
-        number = whole(given) if self.is_text else given
-        if not is_count(number):
-            also = ' or "auto"' if auto else ""
-            raise self._refusal(key, given, f"an int from 1 to 2**63 - 1{also}")
-        return Value(number, key)
-
-    def flag(self, key: str) -> bool:
-        """Return whether a switch is on; false where it is not given.
-
-        Raises
-        ------
-        ConfigError
-            It is neither true nor false.
-        """
-        given = self.content.get(key)
-        if given is None:
-            return False
-        found = _SWITCHES.get(str(given).lower()) if isinstance(given, bool | str) else None
-        if found is None:
-            raise self._refusal(key, given, "true or false")
-        return found
-
-    def section(self, key: str) -> Source:
-        """Return the keys below one key; empty where it is not given.
-
-        Raises
-        ------
-        ConfigError
-            There is something else below it.
-        """
-        given = self.content.get(key)
-        if given is None:
-            return Source(self.name, {})
-        if not isinstance(given, dict):
-            raise self._refusal(key, given, "a mapping of settings")
-        return Source(self.name, given)
-
-    def _refusal(self, key: str, given: object, rule: str) -> ConfigError:
-        return ConfigError(f"{self.name}: {key} must be {rule}; given {_shown(given)}")
-
-
-def whole(given: object) -> object:
-    """Return the int that a text of digits stands for; all else as it is."""
-    return int(given) if isinstance(given, str) and re.fullmatch("[0-9]{1,20}", given) else given
-
-
-def differ(left: Value | None, right: Value | None) -> bool:
-    """Return whether both are values, and not the same one."""
-    values = [None if side is None else side.value for side in (left, right)]
-    return None not in values and values[0] != values[1]
-
-
-def _shown(given: object) -> str:
-    try:
-        text = repr(given)
-    except ValueError:
-        # Python refuses to print ints of more than 4300 digits, and nobody could read them.
-        return "ints that are too long to print"
-    except RecursionError:
-        return "something nested too deeply to print"
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
+T = TypeVar("T")
 
 _STEPS = ("gradient_accumulation_steps",)
 BATCH_KEYS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -290,6 +106,21 @@ _CUTS = re.compile(
 )
 _OTHER_WORK = re.compile(r"vllm|sglang|infer|rollout|generat|eval")
 """Parts of a program that do not train, and have devices of their own."""
+
+DEEPSPEED_FIELDS = frozenset(
+    {
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+        "zero_stage",
+        "offload_optimizer_device",
+        "offload_param_device",
+        "offload_param_nvme_path",
+        "offload_optimizer_nvme_path",
+        "zero3_save_16bit_model",
+        "mixed_precision",
+    }
+)
+"""What an accelerate config must leave to the DeepSpeed JSON that it names."""
 
 _DEEPSPEED_KEYS = (
     *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
@@ -407,7 +238,7 @@ def _numbers(
     if "tokens" in numbers:
         numbers["total"] = _samples(source, numbers.pop("tokens"), numbers.pop("length"))
     unused = (
-        (str(key), str(value))
+        Value(str(value), str(key))
         for key, value in source.content.items()
         if key not in keys.values() and is_of_batch(str(key)) and re.search(r"[1-9]", str(value))
     )
@@ -424,7 +255,7 @@ def _last(key: str) -> str:
     return key.rpartition(".")[2].replace("-", "_")
 
 
-def _samples(source: Source, tokens: Value, length: Value) -> Value:
+def _samples(source: Source, tokens: Value[int], length: Value[int]) -> Value[int]:
     """Return how many samples a global batch is that counts tokens."""
     if tokens.value is None or length.value is None or tokens.value % length.value:
         msg = f"{source.name}: {tokens} tokens are no multiple of {length}: no whole samples"
@@ -440,11 +271,29 @@ def read_deepspeed(source: Source) -> Statement:
     ConfigError
         A value breaks a rule.
     """
+    stated = {
+        name: enabled.value
+        for name in ("fp16", "bf16")
+        if (enabled := source.section(name).flag("enabled", auto=True)) is not None
+    }
+    on = [name for name, enabled in stated.items() if enabled]
+    precision: Value[str] | None = None
+    if stated:
+        name = on[0] if on else next(iter(stated))
+        is_auto = not on and None in stated.values()
+        precision = Value(None if is_auto else on[0] if on else "no", f"{name}.enabled")
+    optimizer = source.section("optimizer").section("params")
     return Statement(
         "deepspeed",
         source.name,
         **_numbers(source, "deepspeed", {}, auto=True),
+        precision=precision,
+        clipping=source.number("gradient_clipping", auto=True),
         others={
+            "both_precisions": len(on) == 2,
+            "enabled": stated,
+            "enabled_precision": bool(on),
+            "optimizer_max_grad_norm": optimizer.number("max_grad_norm", auto=True),
             "misspelt": _misspelt(source),
         },
     )
@@ -469,17 +318,24 @@ def read_accelerate(source: Source) -> Statement:
         raise ConfigError(msg)
     plugin = source.section("deepspeed_config")
     accumulation = plugin.count("gradient_accumulation_steps", auto=True)
+    clipping = plugin.number("gradient_clipping", auto=True)
     return Statement(
         "accelerate",
         source.name,
         devices=source.count("num_processes"),
         nodes=source.count("num_machines"),
         accumulation=_below("deepspeed_config", accumulation),
+        precision=source.precision("mixed_precision"),
+        clipping=_below("deepspeed_config", clipping),
         others={
             "distributed_type": distributed,
             "gpu_ids": count_ids(source.content.get("gpu_ids")),
             "mpirun": bool(source.section("mpirun_config").content.get("mpirun_hostfile")),
             "deepspeed_config_file": _text(plugin, "deepspeed_config_file"),
+            "deepspeed_fields": tuple(
+                sorted(DEEPSPEED_FIELDS & {str(key) for key in plugin.content})
+            )
+            + (("mixed_precision",) if source.content.get("mixed_precision") is not None else ()),
         },
     )
 
@@ -497,21 +353,32 @@ def read_program(source: Source, kind: Kind, flags: Mapping[str, str] | None = N
     if kind == "llamafactory" and strategy.startswith("dynamic"):
         msg = f"{source.name}: batching_strategy {strategy} fills a batch by tokens, not by samples"
         raise ConfigError(msg)
-    is_litgpt, is_trainer = kind == "litgpt", kind in {"trainer", "axolotl"}
-    has_count = is_litgpt and source.content.get("devices") != "auto"
-    return Statement(
-        kind,
-        source.name,
+    if kind in {"trainer", "axolotl"}:
+        numbers = _numbers(source, kind, flags or {}) | _of_trainer(source, kind)
+    else:
+        numbers = _numbers(flat, kind, flags or {})
+    is_litgpt = kind == "litgpt"
+    if is_litgpt:
         # Of one node, as LitGPT counts them.
-        devices=source.count("devices") if has_count else None,
-        nodes=source.count("num_nodes") if is_litgpt else None,
-        **_numbers(source if is_trainer else flat, kind, flags or {}),
-        others=_of_trainer(source) if is_trainer else {},
-    )
+        numbers["nodes"] = source.count("num_nodes")
+        if source.content.get("devices") != "auto":
+            numbers["devices"] = source.count("devices")
+    elif "precision" not in numbers:
+        numbers["precision"] = source.precision("mixed_precision")
+    return Statement(kind, source.name, clipping=source.number("max_grad_norm"), **numbers)
 
 
-def _of_trainer(source: Source) -> dict[str, object]:
-    """Return switches of `TrainingArguments`, and the DeepSpeed JSON that they name or hold."""
+def _of_trainer(source: Source, kind: Kind) -> dict[str, Any]:
+    """Return precision, switches, and the DeepSpeed JSON that `TrainingArguments` name or hold."""
+    # axolotl asks the device; its "full" has no autocast.
+    is_axolotl = kind == "axolotl"
+    content = {
+        key: value for key, value in source.content.items() if not (is_axolotl and value == "full")
+    }
+    stated = replace(source, content=content)
+    switches = {name: stated.flag(name, auto=is_axolotl) for name in ("fp16", "bf16")}
+    on = [name for name, switch in switches.items() if switch is not None and switch.value]
+    is_auto = any(switch is not None and switch.is_auto for switch in switches.values())
     config = source.content.get("accelerator_config")
     if isinstance(config, str):
         try:
@@ -524,9 +391,13 @@ def _of_trainer(source: Source) -> dict[str, object]:
             raise ConfigError(msg) from None
     place = Source(source.name, config) if isinstance(config, dict) else source
     return {
-        "split_batches": place.flag("split_batches"),
-        "auto_find_batch_size": source.flag("auto_find_batch_size"),
-        "deepspeed": source.content.get("deepspeed"),
+        "precision": Value(on[0], on[0]) if on else Value(None, "bf16") if is_auto else None,
+        "others": {
+            "both_precisions": len(on) == 2,
+            "split_batches": _is_on(place, "split_batches"),
+            "auto_find_batch_size": _is_on(source, "auto_find_batch_size"),
+            "deepspeed": source.content.get("deepspeed"),
+        },
     }
 
 
@@ -536,110 +407,15 @@ def _misspelt(source: Source) -> dict[str, str]:
     return {key: near for key in unknown for near in near_names(key, _DEEPSPEED_KEYS, alike=_NEAR)}
 
 
-def _below(section: str, value: Value | None) -> Value | None:
+def _below(section: str, value: Value[T] | None) -> Value[T] | None:
     return None if value is None else replace(value, key=f"{section}.{value.key}")
+
+
+def _is_on(source: Source, key: str) -> bool:
+    found = source.flag(key)
+    return found is not None and bool(found.value)
 
 
 def _text(source: Source, key: str) -> str | None:
     found = source.content.get(key)
     return found if isinstance(found, str) and found.lower() != "none" else None
-
-
-_LARGEST_BYTES = 2**20
-"""No configuration is larger; a checkpoint given by mistake is not read whole."""
-
-
-def is_configuration(path: Path | str) -> bool:
-    """Return whether a file is a mapping of settings; any other is read as commands of a shell."""
-    return Path(path).suffix.lower() in {".json", ".yaml", ".yml"}
-
-
-def read_file(path: Path, kind: Kind | None = None) -> Statement:
-    """Read one configuration file.
-
-    Parameters
-    ----------
-    path : Path
-        A .json, .yaml or .yml file.
-    kind : str, optional
-        What it is, where a command says so; else it is told by its keys.
-
-    Returns
-    -------
-    Statement
-        Keys that have nothing to do with the batch are left alone.
-
-    Raises
-    ------
-    ConfigError
-        It cannot be read, is none of the known kinds, or has a value that breaks a rule.
-    """
-    content = _parse(path, read_text(path))
-    kind = kind or kind_of(content, is_json=path.suffix.lower() == ".json")
-    if kind is None:
-        msg = f"{path}: cannot tell what file this is; keys that would tell: {marks_of_kinds()}"
-        raise ConfigError(msg)
-    return read_content(Source(str(path), content), kind)
-
-
-def read_text(path: Path) -> str:
-    """Return the text of a file.
-
-    Raises
-    ------
-    ConfigError
-        It is not there, not readable, too large or not UTF-8.
-    """
-    try:
-        size = path.stat().st_size
-        if size > _LARGEST_BYTES:
-            msg = f"{path}: a configuration has at most {_LARGEST_BYTES} bytes; this has {size}"
-            raise ConfigError(msg)
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        msg = f"{path}: a configuration is text in UTF-8, and this is not"
-        raise ConfigError(msg) from None
-    except OSError as error:
-        msg = f"{path}: cannot be read ({error.strerror or error})"
-        raise ConfigError(msg) from None
-    except ValueError as error:
-        # A path with a null character.
-        msg = f"{str(path)!r}: cannot be read ({error})"
-        raise ConfigError(msg) from None
-
-
-def _parse(path: Path, text: str) -> Mapping[str, object]:
-    is_json = path.suffix.lower() == ".json"
-    try:
-        content = json.loads(text, object_pairs_hook=_once) if is_json else yaml.safe_load(text)
-    except json.JSONDecodeError as error:
-        msg = f"{path}: no valid JSON: {error.msg} (line {error.lineno}, column {error.colno})"
-        raise ConfigError(msg) from None
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        msg = f"{path}: no valid YAML: {error.problem or error.context}{where}"
-        raise ConfigError(msg) from None
-    except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
-        # Impossible dates, ints of thousands of digits, keys that are given twice.
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        msg = f"{path}: no valid {'JSON' if is_json else 'YAML'}: {said}"
-        raise ConfigError(msg) from None
-    except RecursionError:
-        msg = f"{path}: nested too deeply for a configuration"
-        raise ConfigError(msg) from None
-    if not isinstance(content, dict):
-        msg = f"{path}: a configuration is a mapping of keys to values, and this is not"
-        raise ConfigError(msg)
-    return content
-
-
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Refuse keys that are given twice, as DeepSpeed does; else the last one would win."""
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        msg = f"key {twice!r} is given twice"
-        raise ValueError(msg)
-    return content

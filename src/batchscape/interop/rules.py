@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from batchscape.interop.readers import FLAG_WORDS, KINDS, Statement, differ
-from batchscape.interop.resolve import Running, Setup, accelerate_mode, first_fact
+from batchscape.interop.gather import Setup
+from batchscape.interop.readers import FLAG_WORDS
+from batchscape.interop.resolve import Running, accelerate_mode, first_fact
+from batchscape.interop.statements import KINDS, Statement, Value, differ
 
 __all__ = ["Disagreement", "findings_of"]
 
@@ -81,17 +83,15 @@ def _visible(setup: Setup, _: Running) -> Iterator[Disagreement]:
     """More ranks on one machine than devices that they may see."""
     # An accelerate config beside another launcher is not read.
     readers = setup.of_accelerate if setup.launched_by == "accelerate" else (setup.launcher,)
-    names = {"gpu_ids": "gpu_ids", "visible": "CUDA_VISIBLE_DEVICES"}
-    counts = [
-        (said.others[key], f"{said.source}: {name}")
-        for key, name in names.items()
-        for said in readers
-        if said is not None and said.on(key)
-    ]
+    counts = [(said.others.get("gpu_ids"), f"{said.source}: gpu_ids") for said in readers if said]
+    if setup.launcher is not None:
+        others = setup.launcher.others
+        counts += [(others["visible"], "CUDA_VISIBLE_DEVICES")]
+        counts += [(others["job"].gpus_on_node, "the job")]
+    count, origin = next(((one, name) for one, name in counts if one is not None), (None, ""))
     wanted, nodes = (first_fact(name, *setup.of_accelerate) for name in ("devices", "nodes"))
-    if not counts or wanted is None:
+    if count is None or wanted is None:
         return
-    count, origin = counts[0]
     here = wanted.value // (nodes.value if nodes is not None else 1)
     if here > count:
         yield Disagreement(
@@ -129,6 +129,33 @@ def _told(setup: Setup, running: Running) -> Iterator[Disagreement]:
             "error",
             f"--devices {setup.devices} is not {running.devices}",
             "leave --devices out: the files tell",
+        )
+
+
+def _job(setup: Setup, _: Running) -> Iterator[Disagreement]:
+    """A launcher that starts processes itself, in a job that has nodes and tasks of its own."""
+    launcher = setup.launcher
+    if launcher is None or launcher.others["launcher"] == "python":
+        return
+    job, under, nodes = launcher.others["job"], launcher.others["under"], launcher.nodes
+    if job.nodes is not None and nodes is not None and nodes.value not in {None, job.nodes}:
+        # One launcher alone may be meant for one of the nodes; one on each node is not.
+        alone = under is None and (nodes.value or 1) < job.nodes
+        yield Disagreement(
+            "job-nodes",
+            "warning" if alone else "error",
+            f"{launcher.name(nodes)} is not the {job.nodes} nodes of the job"
+            + ("; the others stay idle" if alone else ""),
+            f"set {nodes.key} to {job.nodes}, or #SBATCH --nodes to {nodes.value}",
+        )
+    tasks = job.tasks_on_node
+    if under is not None and tasks is not None and tasks > 1:
+        yield Disagreement(
+            "job-tasks",
+            "error",
+            f"{launcher.source}: {under} starts {tasks} tasks on a node, and each of them a "
+            "launcher with all of its processes",
+            "start one task a node: --ntasks-per-node=1",
         )
 
 
@@ -189,6 +216,13 @@ def _pairs(setup: Setup, running: Running) -> Iterator[Pair]:
     reader = "accelerate" if is_accelerate else "DeepSpeed"
     for part in ("micro", "accumulation"):
         yield part, json, program, refuses if is_trainer else f"{reader} goes by the JSON"
+        yield part, setup.unread, program, "which of the two the script takes is not known"
+    plugin = next((said for said in setup.of_accelerate if said.clipping), None)
+    clips = program
+    if program is not None and is_trainer and program.clipping is None:
+        clips = replace(program, clipping=Value(1.0, "max_grad_norm (default)"))
+    source = json or (plugin if mode.deepspeed else None)
+    yield "clipping", source, clips, refuses if is_trainer else "DeepSpeed goes by the first"
     first, second = (*setup.of_accelerate, None, None)[:2]
     if setup.launched_by == "accelerate":
         yield "devices", first, second, _FIRST_WINS
@@ -200,6 +234,11 @@ def _pairs(setup: Setup, running: Running) -> Iterator[Pair]:
     if not mode.deepspeed:
         makes = "accelerate passes it on only with DeepSpeed, so that it has no effect"
     yield "accumulation", first, program, makes
+    first = next((said for said in setup.of_accelerate if said.precision), None)
+    if first is not None and first.precision is not None and first.precision.value != "no":
+        yield "precision", first, program, "the arguments decide"
+        if is_accelerate and json is not None and json.on("enabled_precision"):
+            yield "precision", first, json, "accelerate refuses to start"
 
 
 def _differences(setup: Setup, running: Running) -> Iterator[Disagreement]:
@@ -217,17 +256,28 @@ def _differences(setup: Setup, running: Running) -> Iterator[Disagreement]:
             )
 
 
+def _unread_file(setup: Setup, _: Running) -> Iterator[Disagreement]:
+    if setup.unread is not None:
+        yield Disagreement(
+            "unread-file",
+            "warning",
+            f"{setup.unread.source}: the command states numbers itself, and whether the script "
+            "takes those of the file is not known; they are not used here",
+            "state them in one of the two",
+        )
+
+
 def _unused(setup: Setup, _: Running) -> Iterator[Disagreement]:
     """Numbers whose names speak of the batch, and do not say what they count."""
     for program in setup.programs:
         if not program.unused:
             continue
-        way = f"--flag {program.unused[0][0]}=WORD, one of {', '.join(FLAG_WORDS)}"
+        way = f"--flag {program.unused[0].key}=WORD, one of {', '.join(FLAG_WORDS)}"
         yield Disagreement(
             "unused-number",
             "warning",
-            f"{program.source}: {', '.join(map(' '.join, program.unused))}: not used, since the "
-            "name does not tell what is counted (samples or tokens, of a device or of all)",
+            f"{program.source}: {', '.join(map(str, program.unused))}: not used, since the name "
+            "does not tell what is counted (samples or tokens, of a device or of all)",
             f"say it: {way}" if setup.launch is not None else "remove what the program ignores",
         )
 
@@ -348,6 +398,85 @@ def _floor(running: Running) -> str:
     return f"; LitGPT {f'trains with {batch}' if steps else 'stops at an assertion'}"
 
 
+def _both_precisions(setup: Setup, _: Running) -> Iterator[Disagreement]:
+    for statement in (setup.program, setup.deepspeed):
+        if statement is not None and statement.on("both_precisions"):
+            yield Disagreement(
+                "precision",
+                "error",
+                f"{statement.source}: fp16 and bf16 are both on, and only one of them can be",
+                "switch one off",
+            )
+
+
+def _precisions(setup: Setup, _: Running) -> Iterator[Disagreement]:
+    """Arithmetic that two sides state, and state differently."""
+    json, trainer = setup.deepspeed, setup.trainer
+    if any(s is not None and s.on("both_precisions") for s in (json, trainer)):
+        return
+    is_auto = trainer is not None and trainer.precision is not None and trainer.precision.is_auto
+    if json is not None and trainer is not None and not is_auto:
+        ours = trainer.precision.value if trainer.precision is not None else None
+        for name, enabled in json.others["enabled"].items():
+            if enabled is None or enabled == (name == ours):
+                continue
+            yield Disagreement(
+                "precision",
+                "error",
+                f"{json.source}: {name}.enabled is {str(enabled).lower()}, and {trainer.source} "
+                f"says {ours or 'neither fp16 nor bf16'}; the Trainer refuses to start",
+                f"set {name}.enabled to {str(not enabled).lower()} in the DeepSpeed JSON, or "
+                f"change the arguments",
+            )
+
+
+def _fields_of_the_json(setup: Setup, _: Running) -> Iterator[Disagreement]:
+    """An accelerate config may not hold settings beside the JSON that they belong into."""
+    config = setup.accelerate
+    if config is None or setup.deepspeed is None or not accelerate_mode(setup).deepspeed:
+        return
+    named = config.others.get("deepspeed_config_file") or (
+        setup.launcher is not None and setup.launcher.others.get("deepspeed_config_file")
+    )
+    fields = config.others["deepspeed_fields"]
+    on_command = setup.launcher is not None and setup.launcher.precision is not None
+    if on_command:
+        fields = tuple(name for name in fields if name != "mixed_precision")
+    if not named or not fields:
+        return
+    yield Disagreement(
+        "fields-of-the-json",
+        "error",
+        f"{config.source}: {', '.join(fields)} beside the DeepSpeed JSON {named}; accelerate "
+        "refuses to start, since the JSON has to say them",
+        f"move {', '.join(fields)} into the JSON",
+    )
+
+
+def _clipping(setup: Setup, _: Running) -> Iterator[Disagreement]:
+    """With DeepSpeed the gradient is clipped by its own value alone."""
+    json, program = setup.deepspeed, setup.program
+    if json is None:
+        return
+    if json.others.get("optimizer_max_grad_norm") is not None:
+        yield Disagreement(
+            "clipping",
+            "warning",
+            f"{json.source}: optimizer.params.max_grad_norm clips nothing in DeepSpeed",
+            "use gradient_clipping",
+        )
+    norm = program.clipping if program is not None else None
+    if program is None or norm is None or json.clipping is not None or norm.value == 1.0:
+        return
+    yield Disagreement(
+        "clipping",
+        "error",
+        f"{json.source}: has no gradient_clipping, so DeepSpeed clips at its default of 1.0, and "
+        f"{program.name(norm)} has no effect",
+        f'add "gradient_clipping": {norm.value} to the DeepSpeed JSON',
+    )
+
+
 def _split_batches(setup: Setup, running: Running) -> Iterator[Disagreement]:
     trainer = setup.trainer
     if trainer is None or not trainer.on("split_batches") or trainer.micro is None:
@@ -407,15 +536,21 @@ _RULES: tuple[Callable[[Setup, Running], Iterator[Disagreement]], ...] = (
     _visible,
     _unread_config,
     _told,
+    _job,
     _shell_floor,
     _misspelt,
     _auto_without_source,
     _differences,
+    _unread_file,
     _unused,
     _tokens,
     _no_batch,
     _accumulation_missing,
     _total,
+    _both_precisions,
+    _precisions,
+    _fields_of_the_json,
+    _clipping,
     _split_batches,
     _finds_batch_size,
     _schedule,

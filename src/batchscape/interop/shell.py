@@ -83,20 +83,24 @@ class ShellCommand:
     """Divisions of the script that leave a remainder, which a shell drops."""
 
 
-def commands_of(name: str, text: str) -> list[ShellCommand]:
+def commands_of(
+    name: str, text: str, variables: Mapping[str, str] | None = None
+) -> list[ShellCommand]:
     """Return the commands of a script, one after the other.
 
     Parameters
     ----------
     name : str
         Of the script, for messages.
+    variables : mapping of str to str, optional
+        Those that are set when it begins.
 
     Raises
     ------
     ConfigError
         A line is more than an assignment or a command.
     """
-    return list(_Script(name).read(text + "\n"))
+    return list(_Script(name, dict(variables or {})).read(text + "\n"))
 
 
 def is_unknown(word: str) -> bool:
@@ -124,7 +128,7 @@ class _Script:
     """What is known while one script is read."""
 
     name: str
-    variables: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str]
     arrays: dict[str, list[str]] = field(default_factory=dict)
     floors: list[str] = field(default_factory=list)
     line: int = 1
@@ -166,8 +170,8 @@ class _Script:
 
     def _refusal(self, what: str) -> ConfigError:
         return ConfigError(
-            f"{self.name}: line {self.line} has {what}, and a script is read that has assignments "
-            f"and one launch command; {_GIVE}"
+            f"{self.name}: line {self.line} has {what}, and a script is read that has assignments, "
+            f"#SBATCH lines and one launch command; {_GIVE}"
         )
 
     def _statement(self, statement: list[Word], beside: str) -> Iterator[ShellCommand]:

@@ -1,0 +1,306 @@
+"""Scripts for Slurm: what the job has, what srun starts, and where the launcher differs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from batchscape.cli import main
+from batchscape.errors import ConfigError
+from batchscape.interop.check import Consistency, check_configs
+from batchscape.interop.slurm import JobResources, read_directives, read_options
+
+
+def directives(*options: str) -> str:
+    return "#!/bin/bash\n" + "".join(f"#SBATCH {option}\n" for option in options)
+
+
+@pytest.mark.parametrize(
+    ("options", "job"),
+    [
+        (("--nodes=2",), JobResources(nodes=2)),
+        (("-N 2",), JobResources(nodes=2)),
+        (("-N2 -n8",), JobResources(nodes=2, tasks=8)),
+        (("--ntasks 8 --ntasks-per-node 4 # note",), JobResources(tasks=8, tasks_per_node=4)),
+        (("--gpus-per-node=8",), JobResources(gpus_per_node=8)),
+        (("--gres=gpu:4",), JobResources(gpus_per_node=4)),
+        (("--gres=gpu:a100:4",), JobResources(gpus_per_node=4)),
+        (("--gres=gpu",), JobResources(gpus_per_node=1)),
+        (("--gres=gpu:a100",), JobResources(gpus_per_node=1)),
+        (("--gres=nvme:1,gpu:3",), JobResources(gpus_per_node=3)),
+        (("--gres=nvme:1",), JobResources()),
+        (("--gres=gres/gpu:4",), JobResources(gpus_per_node=4)),
+        (("--gres=gpu:a100:2(S:0-1)",), JobResources(gpus_per_node=2)),
+        (("--gres=gpu:a100:2,nvme:1,gpu:v100:3",), JobResources(gpus_per_node=5)),
+        (("--gpus-per-node=a100:2,v100:2",), JobResources(gpus_per_node=4)),
+        (("--gpus=a100:2,v100:4",), JobResources(gpus=6)),
+        (("--gpus=16 --nodes 2",), JobResources(nodes=2, gpus=16)),
+        (("-G a100:16",), JobResources(gpus=16)),
+        (("--gpus-per-task=1", "--cpus-per-task=6"), JobResources(gpus_per_task=1)),
+        (("--nodes=2", "--nodes=3"), JobResources(nodes=3)),
+        (("--partition=n -J nodes -t 10:00",), JobResources()),
+    ],
+)
+def test_what_the_lines_ask_for(options, job) -> None:
+    assert read_directives("x.sh", directives(*options)) == job
+
+
+def test_lines_count_up_to_the_first_command() -> None:
+    text = directives("--nodes=2") + "\n# a note\n##SBATCH --nodes=9\n  #SBATCH --nodes=8\nset -e\n"
+    assert read_directives("x.sh", text + "#SBATCH --ntasks=4\n") == JobResources(nodes=2)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--nodes=2-4", "--nodes must be an int from 1 .*'2-4'"),
+        ("--gpus-per-node=a100:4,v100:two", "--gpus-per-node must be an int .*v100:two'"),
+        ("--gres=gpu:a100:2,gpu:$N", "--gres must be an int .*gpu:\\$N'"),
+        ("--gpus=a100:two,v100:4", "--gpus must be an int .*v100:4'"),
+        ("--gres=gpu:$N", "--gres must be an int .*'gpu:\\$N'"),
+        ("--nodes=two", "x.sh:2: #SBATCH --nodes must be an int from 1 .*'two'"),
+        ("--ntasks=0", "--ntasks must be an int from 1 .*'0'"),
+        ("--gpus-per-node=a100:many", "--gpus-per-node must be an int .*'a100:many'"),
+        ('--comment="open', "x.sh:2: #SBATCH cannot be read: No closing quotation"),
+    ],
+)
+def test_lines_that_cannot_be_right(option: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_directives("x.sh", directives(option))
+
+
+def test_variables_are_those_that_slurm_sets() -> None:
+    """By the manual of sbatch, and where a number follows, as the job would have it."""
+    both = {"SLURM_NNODES": "2", "SLURM_JOB_NUM_NODES": "2"}
+    eight = {"SLURM_NTASKS": "8", "SLURM_NPROCS": "8"}
+    assert JobResources(nodes=2).variables == both
+    assert JobResources(nodes=2, tasks=8).variables == both | eight
+    per_node = {"SLURM_NTASKS_PER_NODE": "4"}
+    assert JobResources(nodes=2, tasks_per_node=4).variables == both | eight | per_node
+    one = {"SLURM_NTASKS": "4", "SLURM_NPROCS": "4"}
+    assert JobResources(tasks_per_node=4).variables == one | per_node, (
+        "one node, unless it says otherwise"
+    )
+    gpus = {"SLURM_GPUS_ON_NODE": "4"}
+    assert JobResources(nodes=2, gpus=8).variables == both | gpus
+    assert JobResources(nodes=2, gpus=7).variables == both, "not as many on each node"
+    assert JobResources(gpus_per_node=4).variables == gpus
+    wide = JobResources(nodes=2, tasks=8, gpus_per_task=1)
+    assert wide.variables == both | eight | gpus
+    assert read_options("srun", ["-N", "1", "-l", "--ntasks=3"], wide).all_tasks == 3
+
+
+def checked(tmp_path, text: str, **more) -> Consistency:
+    path = tmp_path / "train.sbatch"
+    path.write_text(text)
+    return check_configs([path], **more)
+
+
+BATCH = "train.py --micro_batch_size 4 --gradient_accumulation_steps 2"
+RUNS = {
+    "srun and torchrun": (
+        ("--nodes=2", "--ntasks-per-node=1", "--gres=gpu:a100:4"),
+        f"srun torchrun --nnodes=$SLURM_NNODES --nproc_per_node=$SLURM_GPUS_ON_NODE {BATCH}",
+        (2, 8),
+    ),
+    "a launcher in a variable": (
+        ("--nodes=2", "--gpus-per-node=4"),
+        "GPUS=4\nNODES=$SLURM_JOB_NUM_NODES\n"
+        "export HEAD=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)\n"
+        'L="torchrun --nproc_per_node $GPUS --nnodes $NODES --rdzv_endpoint $HEAD:29500"\n'
+        f"srun --jobid $SLURM_JOBID $L --node_rank $SLURM_PROCID {BATCH} | tee x\n",
+        (2, 8),
+    ),
+    "GPUs counted by torchrun": (
+        ("--gres=gpu:4",),
+        f"torchrun --nproc_per_node gpu {BATCH}",
+        (1, 4),
+    ),
+    "a process for each task": (
+        ("-N 2", "--ntasks-per-node=4"),
+        f"python prepare.py\nsrun -l python -u {BATCH}",
+        (2, 8),
+    ),
+    "a module for each task": (("-n 6",), f"srun python -m {BATCH}", (1, 6)),
+    "tasks of the step": (("-N 2", "-n 8"), f"srun -N1 -n 3 python {BATCH}", (1, 3)),
+    "mpirun": ((), f"mpirun -np 4 -x PATH python {BATCH}", (1, 4)),
+    "accelerate with all tasks": (
+        ("--nodes=2", "--gpus-per-node=4"),
+        "accelerate launch --multi_gpu --num_machines $SLURM_NNODES "
+        f"--num_processes $((SLURM_NNODES * SLURM_GPUS_ON_NODE)) {BATCH}",
+        (2, 8),
+    ),
+}
+
+
+@pytest.mark.parametrize("option", ["-np", "--np", "-n", "--n", "-c"])
+def test_tasks_of_mpirun_are_counted(option: str, tmp_path) -> None:
+    found = checked(tmp_path, f"mpirun {option} 8 python {BATCH}")
+    assert found.running.geometry is not None
+    assert found.running.geometry.data_parallel_size == 8
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_what_a_job_runs(name: str, tmp_path) -> None:
+    options, command, (nodes, devices) = RUNS[name]
+    found = checked(tmp_path, directives(*options) + command)
+    assert [one.message for one in found.findings if one.severity == "error"] == []
+    geometry = found.running.geometry
+    assert geometry is not None
+    assert (geometry.nodes, geometry.data_parallel_size) == (nodes, devices)
+    assert geometry.global_batch_size == devices * 4 * 2
+
+
+FAULTY = {
+    "job-nodes": (
+        ("--nodes=4",),
+        f"srun torchrun --nnodes=2 --nproc_per_node=4 {BATCH}",
+        "nnodes 2 is not the 4 nodes of the job",
+    ),
+    "job-tasks": (
+        ("--nodes=2", "--ntasks-per-node=4"),
+        f"srun torchrun --nnodes=2 --nproc_per_node=4 {BATCH}",
+        "srun starts 4 tasks on a node",
+    ),
+    "visible-devices": (
+        ("--nodes=2", "--gpus-per-node=4"),
+        f"srun torchrun --nnodes=2 --nproc_per_node=8 {BATCH}",
+        "starts 8 processes on a machine where the job names 4 devices",
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", FAULTY)
+def test_a_launcher_that_does_not_fit_its_job_is_found(rule: str, tmp_path) -> None:
+    options, command, words = FAULTY[rule]
+    (found,) = checked(tmp_path, directives(*options) + command).findings
+    assert (found.rule, found.severity) == (rule, "error")
+    assert words in found.message
+
+
+def test_tasks_of_a_job_are_spread_over_its_nodes(tmp_path) -> None:
+    command = f"srun torchrun --nnodes=2 --nproc_per_node=4 {BATCH}"
+    assert checked(tmp_path, directives("-N 2", "-n 2") + command).findings == ()
+    # One task a node of the step, whatever the job could have.
+    wide = directives("--nodes=4", "--ntasks-per-node=8")
+    four = command.replace("srun", "srun --ntasks=4").replace("nnodes=2", "nnodes=4")
+    assert checked(tmp_path, wide + four).findings == ()
+    (found,) = checked(tmp_path, directives("-N 2", "-n 4") + command).findings
+    assert "srun starts 2 tasks on a node" in found.message
+
+
+def test_a_launcher_on_the_first_node_alone_is_a_warning(tmp_path) -> None:
+    command = f"torchrun --nproc_per_node=4 {BATCH}"
+    (found,) = checked(tmp_path, directives("--nodes=2") + command).findings
+    assert (found.rule, found.severity) == ("job-nodes", "warning")
+    assert "the others stay idle" in found.message
+    two = command.replace("--np", "--nnodes=2 --np")
+    (found,) = checked(tmp_path, directives("--nodes=1") + two).findings
+    assert (found.rule, found.severity) == ("job-nodes", "error")
+
+
+def test_a_variable_that_no_line_gives_is_named(tmp_path) -> None:
+    text = directives("--gpus=8") + f"torchrun --nnodes=$SLURM_NNODES {BATCH}"
+    with pytest.raises(ConfigError, match=r"--nnodes is \$\{SLURM_NNODES\}, .* its #SBATCH line"):
+        checked(tmp_path, text)
+    with pytest.raises(ConfigError, match=r"\(srun\) -n must be an int .* given '\$\{N\}'"):
+        checked(tmp_path, f"srun -n $N torchrun {BATCH}")
+
+
+OWN = "torchrun --nproc_per_node 2 train.py --batch-size 4 --grad-accum=8"
+MICRO, ACCUMULATION = "batch-size=micro_batch_size", "grad_accum=gradient_accumulation_steps"
+
+
+def test_own_arguments_stand_for_what_the_user_says(capsys) -> None:
+    assert main(["check-config", "--", *OWN.split()]) == 0
+    assert "another argument of the script does: --flag NAME=micro_batch_size" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    flags = ["--flag", MICRO, f"--flag=--{ACCUMULATION}"]
+    assert main(["check-config", *flags, "--", *OWN.split()]) == 0
+    assert "= 2 x 4 x 8 = 64" in " ".join(capsys.readouterr().out.split())
+    dashed = ["--flag", MICRO, "--flag", f"--{ACCUMULATION}", "--", *OWN.split()]
+    assert main(["check-config", *dashed]) == 0
+    assert "= 2 x 4 x 8 = 64" in " ".join(capsys.readouterr().out.split())
+    wrong = ["--flag", "total=global_batch_size", "--", *OWN.split(), "--total", "32"]
+    assert main(["check-config", *flags, *wrong]) == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert "total 32, " in told
+    assert "(32 is not 64)" in told
+    assert "batch_size 4" in told, "the user's own word"
+
+
+ACC = "acc=gradient_accumulation_steps"
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "parts"),
+    [
+        ("python t.py -b 4 --acc 2", ("b=micro_batch_size", ACC), (4, 2)),
+        ("python t.py -b=4 --acc=2", ("-b=micro_batch_size", ACC), (4, 2)),
+        ("python t.py train.bs=4 +acc=2", ("train.bs=micro_batch_size", ACC), (4, 2)),
+        ("python t.py --bs 1 --bs 5 --acc 2", ("bs=micro_batch_size", ACC), (5, 2)),
+        # A known name counts where no flag says otherwise, and one that a flag takes does not.
+        ("python t.py --micro_batch_size 3 --acc 2", (ACC,), (3, 2)),
+        (
+            "python t.py --train_batch_size 24 --micro_batch_size 3",
+            ("train_batch_size=global_batch_size",),
+            (3, 4),
+        ),
+    ],
+)
+def test_ways_to_write_an_argument(command, flags, parts) -> None:
+    geometry = check_configs([], command.split(), devices=2, flags=flags).running.geometry
+    assert geometry is not None
+    assert (geometry.micro_batch_size, geometry.gradient_accumulation_steps) == parts
+
+
+@pytest.mark.parametrize(
+    ("flags", "command", "words"),
+    [
+        (("batch-size",), OWN, "--flag is NAME=WORD, .* given 'batch-size'"),
+        (("=micro_batch_size",), OWN, "--flag is NAME=WORD"),
+        (("batch-size=batch",), OWN, "one of micro_batch_size, gradient_acc.* given 'batch-size=b"),
+        ((MICRO, "--batch_size=global_batch_size"), OWN, "no NAME and no WORD may come twice"),
+        ((MICRO, "grad-accum=micro_batch_size"), OWN, "no NAME and no WORD may come twice"),
+        (("bs=micro_batch_size",), OWN, "names --bs, .* it has --batch_size, --grad_accum"),
+        ((MICRO,), "", "give its launch command"),
+        ((MICRO,), OWN.replace("4", "four"), "batch_size must be an int .*'four'"),
+        ((MICRO,), OWN.replace("4", "$X"), r"--batch_size is \$X, which only running"),
+        (("bs=global_batch_tokens",), OWN, "global_batch_tokens and sequence_length together"),
+    ],
+)
+def test_flags_that_cannot_be_right(flags, command: str, words: str, tmp_path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text('{"train_batch_size": 8}')
+    with pytest.raises(ConfigError, match=words):
+        check_configs([path], command.split(), flags=flags)
+
+
+def test_own_arguments_beside_a_json_are_not_taken_for_the_trainers(tmp_path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text('{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 8}')
+    command = [*OWN.split(), "--deepspeed", str(path)]
+    (found,) = check_configs([], command, flags=(MICRO, ACCUMULATION)).findings
+    assert found.rule == "micro-batch"
+    assert "train_micro_batch_size_per_gpu 2 is not" in found.message
+    assert "DeepSpeed goes by the JSON" in found.message
+    assert found.fix == (
+        "make both equal: train_micro_batch_size_per_gpu 4 in the DeepSpeed JSON, or batch_size 2"
+    )
+
+
+def test_a_json_that_says_nothing_is_given_the_number_and_not_auto(tmp_path, monkeypatch) -> None:
+    """Were it "auto", the launcher's own accumulation would decide, and not the script's."""
+    monkeypatch.chdir(tmp_path)
+    path = Path("ds.json")
+    path.write_text('{"train_micro_batch_size_per_gpu": 4}')
+    command = (
+        f"accelerate launch --use_deepspeed --deepspeed_config_file {path} --num_processes 2 "
+        "t.py --train_batch_size 4 --gradient_accumulation_steps 8"
+    )
+    found = {one.rule: one for one in check_configs([], command.split()).findings}
+    assert '"gradient_accumulation_steps": 8' in found["accumulation-missing"].fix
+    path.write_text('{"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8}')
+    assert check_configs([], command.split()).is_consistent

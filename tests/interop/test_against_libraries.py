@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from batchscape.geometry import BatchGeometry
 from batchscape.interop.check import check_configs
-from batchscape.interop.launchers import FLAGS
+from batchscape.interop.command import FLAGS
 from batchscape.interop.write import (
     command_line,
     torchrun_arguments,

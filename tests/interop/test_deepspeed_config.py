@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from batchscape.errors import ConfigError
 from batchscape.geometry import BatchGeometry
-from batchscape.interop.deepspeed_config import deepspeed_config
+from batchscape.interop.write import deepspeed_config
 
 COUNTS = st.integers(1, 64)
 GEOMETRIES = st.builds(BatchGeometry, COUNTS, COUNTS, COUNTS, COUNTS)

@@ -16,11 +16,9 @@ from rich.text import Text
 from batchscape.errors import ConfigError
 from batchscape.geometry import is_count
 from batchscape.interop.command import read_flags
-from batchscape.interop.gather import Setup, gather
-from batchscape.interop.readers import BATCH_KEYS
-from batchscape.interop.resolve import Running, resolve
+from batchscape.interop.readers import BATCH_KEYS, KINDS, Statement, Value
+from batchscape.interop.resolve import Running, Setup, gather, resolve
 from batchscape.interop.rules import Disagreement, findings_of
-from batchscape.interop.statements import KINDS, Statement, Value
 from batchscape.outgoing import outgoing_json
 from batchscape.text import count_text
 

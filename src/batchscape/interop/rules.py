@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from batchscape.interop.gather import Setup
-from batchscape.interop.readers import FLAG_WORDS
-from batchscape.interop.resolve import Running, accelerate_mode, first_fact
-from batchscape.interop.statements import KINDS, Statement, Value, differ
+from batchscape.interop.readers import FLAG_WORDS, KINDS, Statement, Value, differ
+from batchscape.interop.resolve import Running, Setup, accelerate_mode, first_fact
 
 __all__ = ["Disagreement", "findings_of"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from batchscape.errors import ConfigError
 from batchscape.geometry import is_count
-from batchscape.interop.statements import whole
+from batchscape.interop.readers import whole
 
 __all__ = ["JobResources", "read_directives", "read_options", "read_step"]
 

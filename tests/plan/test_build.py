@@ -137,7 +137,9 @@ def test_a_budget_fits_when_every_global_batch_divides_it(global_batches: set[in
     said = str(caught.value)
     in_reach = [n for n in range(1, 7201) if not any(n % size for size in global_batches)]
     if not in_reach:
-        (kept,) = re.findall(r"divide \d+ \(([\d, ]+)\)", said)
+        witness, kept = re.findall(r": ([\d, ]+) share none below \d+.*\(([\d, ]+)\)", said)[0]
+        assert numbers_in(witness) <= global_batches
+        assert not [n for n in range(1, 7201) if not any(n % size for size in numbers_in(witness))]
         assert numbers_in(kept) < global_batches
         (use,) = re.findall(r"budget\.samples=(\d+)(?: or (\d+))?", said)
         for value in filter(None, use):

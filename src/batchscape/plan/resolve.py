@@ -208,15 +208,25 @@ def check_multiples(config: RunConfig, global_batches: Collection[int]) -> None:
 
 
 def _out_of_reach(sizes: Sequence[int], reach: int) -> tuple[int, str]:
-    """Say which global batches share a multiple up to `reach`, of those that do not all; and it."""
+    """Say which global batches share no multiple up to `reach`, and which do; return theirs."""
+    # The first ones that share none are few, as each at least doubles what they share.
+    together, against = 1, []
+    for size in sizes:
+        if together <= reach and together % size:
+            together = math.lcm(together, size)
+            against.append(size)
+    for size in list(against):
+        without = [other for other in against if other != size]
+        if math.lcm(*without) > reach:
+            against = without
     shared, kept = 1, []
     for size in sizes:
-        if (common := math.lcm(shared, size)) <= reach:
-            shared = common
+        if math.lcm(shared, size) <= reach:
+            shared = math.lcm(shared, size)
             kept.append(size)
     return shared, (
-        f"The {len(sizes)} of this sweep share none up to {reach} samples; {len(kept)} of them "
-        f"divide {shared} ({_some(kept)})"
+        f"The {len(sizes)} of this sweep share none up to {reach} samples: {_some(against)} share "
+        f"none below {math.lcm(*against)}. {len(kept)} of them divide {shared} ({_some(kept)})"
     )
 
 

@@ -12,9 +12,9 @@ __all__ = [
     "TIMES",
     "Scale",
     "memory_scale",
-    "scale_of",
     "significant",
     "time_scale",
+    "unit_of",
     "with_spread",
 ]
 
@@ -48,14 +48,11 @@ def time_scale(values_s: Iterable[float]) -> Scale:
     return Scale("s", 1.0) if _largest(values_s) >= 10 else Scale("ms", 1000.0)
 
 
-def scale_of(figure: str, values: Iterable[float]) -> Scale:
-    """Choose the unit of a figure's column, which the end of its name tells."""
-    if figure.endswith("_gib"):
-        return memory_scale(values)
-    if figure.endswith("_s") and not figure.endswith("_per_s"):
-        return time_scale(values)
-    units = {"pct": "%", "token": "J"}
-    return Scale(units.get(figure.rpartition("_")[2], ""), 1.0)
+def unit_of(figure: str) -> str:
+    """Return the unit of a figure, which the end of its name tells; empty where it has none."""
+    name = figure.removesuffix("_per_s")
+    units = {"gib": "GiB", "s": "s", "pct": "%", "token": "J"}
+    return units.get(figure.rpartition("_")[2], "") if name == figure else ""
 
 
 def significant(value: float | None, digits: int = 4) -> str:

@@ -15,8 +15,8 @@ from batchscape.analysis.claims.figures import draw_claims
 from batchscape.analysis.claims.rules import CONTRADICTED, OPEN, SUPPORTED
 from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.numbers import MISSING
-from batchscape.analysis.report.grids import Grid, columns_grid, lettered
-from batchscape.analysis.report.topic import Section, TableView
+from batchscape.analysis.report.table import Column, Table
+from batchscape.analysis.report.topic import Section
 
 __all__ = ["claims_section", "claims_table", "shown_verdicts"]
 
@@ -63,7 +63,6 @@ def claims_section(evidence: Evidence, claims: Sequence[Claim] = CLAIMS) -> Sect
     verdicts = judge_claims(evidence, claims)
     shown = shown_verdicts(verdicts)
     settled = [verdict for verdict in shown if verdict.verdict != OPEN]
-    rows = [verdicts.index(verdict) for verdict in shown]
     ids = [verdict.claim.id for verdict in shown]
     return Section(
         title="What practitioners claim, and what these runs say",
@@ -72,7 +71,7 @@ def claims_section(evidence: Evidence, claims: Sequence[Claim] = CLAIMS) -> Sect
             *(f"{v.claim.id}: {v.verdict} ({v.context}). {v.explanation}" for v in settled),
         ],
         settle=[*_settle(shown)],
-        tables=[TableView("claims", "Claims", claims_table(verdicts), _grid(shown), rows)],
+        tables=[_table(verdicts, shown)],
         pictures=draw_claims(settled),
         warnings=[*_warnings(settled)],
         headlines={
@@ -162,23 +161,25 @@ def _warnings(settled: Sequence[Verdict]) -> Iterator[str]:
         )
 
 
-def _grid(shown: Sequence[Verdict]) -> Grid:
+def _table(verdicts: Sequence[Verdict], shown: Sequence[Verdict]) -> Table:
+    table = claims_table(verdicts)
     several = len({verdict.context for verdict in shown if verdict.context}) > 1
-    effects = [verdict.effect for verdict in shown]
-    texts = [f"{e.text() if e.is_identified else MISSING} {e.unit}".strip() for e in effects]
-    return columns_grid(
+    effect = f"effect, {LEVEL:.0%} interval"
+    return Table(
+        "claims",
+        "Claims",
+        table,
         [
-            ("claim", [verdict.claim.id for verdict in shown]),
-            ("what it says", [verdict.claim.statement for verdict in shown]),
-            ("verdict", [verdict.verdict for verdict in shown]),
-            *([("context", [v.context or MISSING for v in shown])] if several else []),
+            Column("claim", is_left=True),
+            Column("statement", "what it says", is_left=True),
+            Column("verdict", is_left=True),
+            *([Column("context", is_left=True)] if several else []),
+            Column("effect", effect, "", 3, "low", "high", n="n", units="unit"),
+            Column("n", texts=[str(n or MISSING) for n in table["n"]]),
+            Column("n_runs", "runs"),
         ],
-        [
-            (f"effect, {LEVEL:.0%} interval", texts),
-            ("n", [str(effect.n or MISSING) for effect in effects]),
-            ("runs", [str(verdict.n_runs) for verdict in shown]),
-        ],
-        footnoted=lettered([[_how_to_settle(verdict)] for verdict in shown]),
+        [verdicts.index(verdict) for verdict in shown],
+        footnotes=[list(map(_how_to_settle, verdicts))],
         notes=[
             "Sources, rules, definitions of the effects and run ids: claims.csv. An "
             "effect is the comparison that decides: the one nearest to, or farthest beyond, the "

@@ -20,9 +20,8 @@ from batchscape.analysis.comparing.samples import (
 from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate
 from batchscape.analysis.labels import group_name
 from batchscape.analysis.multiplicity import holm
-from batchscape.analysis.numbers import MISSING, significant
-from batchscape.analysis.report.grids import Column, Grid, columns_grid
-from batchscape.analysis.report.topic import Section, TableView
+from batchscape.analysis.report.table import Column, Table
+from batchscape.analysis.report.topic import Section
 from batchscape.analysis.targets.tidy import distinct_trajectories
 
 __all__ = ["samples_section"]
@@ -75,17 +74,14 @@ def samples_section(
         )
     tables = []
     if value == _LOSS:
-        tables.append(TableView("final_losses", "Final losses", cells, _cells_grid(cells, names)))
+        tables.append(_cells_table(cells, names, "final_losses", "Final losses"))
     elif cells["diverged"].any():
-        tables.append(TableView("divergence", "Divergence", cells, _cells_grid(cells, names)))
+        tables.append(_cells_table(cells, names, "divergence", "Divergence"))
     if compared:
         table = pd.DataFrame([_row(place, found) for place, found in compared])
-        tables.append(
-            TableView("group_comparisons", "Groups compared", table, _pairs_grid(table, value))
-        )
+        tables.append(_pairs_table(table, value))
     if len(tested):
-        view = TableView("below", f"Final loss below {below:g}", tested, _tests_grid(tested, names))
-        tables.append(view)
+        tables.append(_tests_table(tested, names, below))
     headlines = {"seed_spread": spread, "divergence_rate": rate}
     return Section("Runs as samples", answer, tables, headlines=headlines)
 
@@ -236,27 +232,31 @@ def _row(place: dict[str, Any], found: TwoSamples) -> dict[str, Any]:
 
 def _place(table: pd.DataFrame, names: Mapping[int, str] | None = None) -> list[Column]:
     """Return the columns that name a cell; with its group where there are several with names."""
-    columns: list[Column] = [("global batch", [f"{batch:g}" for batch in table[_BATCH]])]
-    if names is not None and "group" in table and table["group"].nunique() > 1:
-        labels = [names.get(int(group), str(group)) for group in table["group"]]
-        columns.insert(0, ("group", labels))
-    if _RATE in table and table[_RATE].notna().any():
-        columns.append(("learning rate", [significant(rate, 3) for rate in table[_RATE]]))
-    return columns
+    several = names is not None and "group" in table and table["group"].nunique() > 1
+    group = [Column("group", words=names, is_left=True)] if several else []
+    rate = _RATE in table and table[_RATE].notna().any()
+    return [
+        *group,
+        Column(_BATCH, "global batch", format="g", is_left=True),
+        *([Column(_RATE, format=3, is_left=True)] if rate else []),
+    ]
 
 
-def _cells_grid(cells: pd.DataFrame, names: Mapping[int, str]) -> Grid:
+def _cells_table(cells: pd.DataFrame, names: Mapping[int, str], name: str, title: str) -> Table:
     diverged = []
     for row in cells.to_dict("records"):
         ends = f" [{row['rate_low']:.0%}, {row['rate_high']:.0%}]" if row["n"] >= FEWEST else ""
         diverged.append(f"{row['diverged']}{ends}")
-    return columns_grid(
-        _place(cells, names),
+    return Table(
+        name,
+        title,
+        cells,
         [
-            ("runs", cells["n"].astype(str)),
-            ("mean", map(significant, cells["mean"])),
-            ("sd", [significant(sd, 2) for sd in cells["sd"]]),
-            ("diverged", diverged),
+            *_place(cells, names),
+            Column("n", "runs"),
+            Column("mean"),
+            Column("sd", format=2),
+            Column("diverged", texts=diverged),
         ],
         notes=[
             "Mean and standard deviation of the runs that did not diverge; of those that did the "
@@ -266,38 +266,45 @@ def _cells_grid(cells: pd.DataFrame, names: Mapping[int, str]) -> Grid:
     )
 
 
-def _pairs_grid(table: pd.DataFrame, value: str) -> Grid:
-    known = []
-    for row in table.to_dict("records"):
-        ends = f" [{significant(row['low'], 3)}, {significant(row['high'], 3)}]"
-        shown = np.isfinite(row["low"]) and min(row["n_reference"], row["n_other"]) >= FEWEST
-        known.append(significant(row["difference"], 3) + (ends if shown else ""))
+def _pairs_table(table: pd.DataFrame, value: str) -> Table:
+    fewest = table[["n_reference", "n_other"]].min(axis=1)
+    known = np.isfinite(table["low"]) & fewest.ge(FEWEST)
     counts = table["n_other"].astype(str) + " and " + table["n_reference"].astype(str)
-    judged = [("equivalence", table["equivalence"].fillna(MISSING))]
-    return columns_grid(
-        [*_place(table), ("groups", table["other"] + " against " + table["reference"])],
+    groups = table["other"] + " against " + table["reference"]
+    judged = [Column("equivalence")] if table["margin"].notna().any() else []
+    shown = {f"shown_{end}": table[end].where(known) for end in ("low", "high")}
+    return Table(
+        "group_comparisons",
+        "Groups compared",
+        table.assign(**shown),
         [
-            ("runs", counts),
-            (f"difference, {LEVEL:.0%} interval", known),
-            ("p (Holm)", [significant(p, 2) for p in table["p_adjusted"]]),
-            *(judged if table["margin"].notna().any() else []),
+            *_place(table),
+            Column("groups", texts=groups, is_left=True),
+            Column("n_other", "runs", texts=counts),
+            Column("difference", f"difference, {LEVEL:.0%} interval", "", 3, *shown),
+            Column("p_adjusted", "p (Holm)", format=2),
+            *judged,
         ],
         notes=[
             f"Difference of mean {value.replace('_', ' ')}, runs taken as independent (Welch); p "
             "adjusted for all comparisons here. Runs on the same samples would say more in pairs.",
         ],
+        hidden=list(shown),
     )
 
 
-def _tests_grid(tested: pd.DataFrame, names: Mapping[int, str]) -> Grid:
-    return columns_grid(
-        _place(tested, names),
+def _tests_table(tested: pd.DataFrame, names: Mapping[int, str], below: float) -> Table:
+    return Table(
+        "below",
+        f"Final loss below {below:g}",
+        tested,
         [
-            ("runs", tested["n"].astype(str)),
-            ("mean", map(significant, tested["mean"])),
-            (f"{LEVEL:.0%} upper bound", map(significant, tested["bound"])),
-            ("p", [significant(p, 2) for p in tested["p"]]),
-            ("verdict", tested["verdict"]),
+            *_place(tested, names),
+            Column("n", "runs"),
+            Column("mean"),
+            Column("bound", f"{LEVEL:.0%} upper bound"),
+            Column("p", format=2),
+            Column("verdict"),
         ],
         notes=["One-sided t-test of the mean; not shown is no proof of the contrary."],
     )

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import add
 
 import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells, setting_label
 from batchscape.analysis.comparing.power import ALPHA, POWER
 from batchscape.analysis.comparing.sides import Sides, compare_sweeps
-from batchscape.analysis.estimates import LEVEL, interval_text
+from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.numbers import MISSING, TIMES, significant
-from batchscape.analysis.report.grids import GEOMETRY_HEADER, Grid, columns_grid
-from batchscape.analysis.report.topic import Section, TableView
+from batchscape.analysis.report.table import Column, Table
+from batchscape.analysis.report.tables import GEOMETRY_HEADER
+from batchscape.analysis.report.topic import Section
 
 __all__ = ["comparing_section"]
 
@@ -44,8 +44,7 @@ def comparing_section(cells: Cells, reaches: pd.DataFrame | None = None) -> Sect
     answer = list(_answer(sides))
     if sides.table.empty:
         return Section("Side by side", answer, warnings=[_NO_PAIRS])
-    view = TableView("sides", "Side by side", sides.table, _grid(sides.table))
-    return Section("Side by side", answer, [view])
+    return Section("Side by side", answer, [_table(sides.table)])
 
 
 _NO_PAIRS = (
@@ -89,25 +88,34 @@ def _not_found(own: pd.DataFrame, kind: str) -> str:
     )
 
 
-def _grid(table: pd.DataFrame) -> Grid:
-    units = table["kind"].map({"ratio": "", "difference": " nats"})
-    ends = zip(*(table[name] for name in ("effect", "low", "high", "n")), strict=True)
-    effects = [interval_text(*numbers) for numbers in ends]
+def _table(table: pd.DataFrame) -> Table:
     geometry = table[list(GEOMETRY[:3])].astype(str).agg(TIMES.join, axis=1)
-    return columns_grid(
+    sides = table["side"] + " / " + table["reference"]
+    units = table["kind"].map({"ratio": "", "difference": "nats"})
+    return Table(
+        "sides",
+        "Side by side",
+        table.assign(unit=units),
         [
-            (GEOMETRY_HEADER, geometry),
-            ("settings", table["settings"].replace("", MISSING)),
-            ("sides", table["side"] + " / " + table["reference"]),
-            ("figure", table["quantity"].map(_WORDS)),
-        ],
-        [
-            (f"effect, {LEVEL:.0%} interval", [*map(add, effects, units)]),
-            ("n", table["n"].astype(str)),
+            Column("geometry", GEOMETRY_HEADER, texts=geometry, is_left=True),
+            Column("settings", texts=table["settings"].replace("", MISSING), is_left=True),
+            Column("sides", texts=sides, is_left=True),
+            Column("quantity", "figure", words=_WORDS, is_left=True),
+            Column(
+                "effect",
+                f"effect, {LEVEL:.0%} interval",
+                format=3,
+                low="low",
+                high="high",
+                n="n",
+                units="unit",
+            ),
+            Column("n"),
         ],
         notes=[
             "Ratios are side over reference, geometric means over pairs of equal seed and repeat; "
             "a difference is side minus reference. Times only where they are valid. Steps to "
             "target at the lowest target that both sides reached in every run.",
         ],
+        hidden=["unit"],
     )

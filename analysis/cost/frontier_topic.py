@@ -13,9 +13,9 @@ from batchscape.analysis.cost.capacity import LIMITED, PEAK_FIGURES
 from batchscape.analysis.cost.frontier import FIT, frontier_rows, memory_frontier
 from batchscape.analysis.cost.frontier_figures import draw_frontier
 from batchscape.analysis.estimates import NOT_IDENTIFIED
-from batchscape.analysis.numbers import MISSING, Scale, memory_scale, significant
-from batchscape.analysis.report.grids import Grid, columns_grid, group_column, lettered
-from batchscape.analysis.report.topic import Picture, Section, TableView
+from batchscape.analysis.numbers import Scale, memory_scale, significant
+from batchscape.analysis.report.table import Column, Table
+from batchscape.analysis.report.topic import Picture, Section
 from batchscape.text import count_text
 
 __all__ = ["frontier_section"]
@@ -52,8 +52,7 @@ def frontier_section(cells: Cells) -> Section | None:
             "launched because a smaller one ran out, by setting."
         )
         pictures.append(Picture("memory_frontier", caption, figure))
-    view = TableView("memory_frontier", "Where memory ends", table, _grid(table))
-    return Section("Where memory ends", answer, [view], pictures, warnings)
+    return Section("Where memory ends", answer, [_table(table)], pictures, warnings)
 
 
 def _told(row: pd.Series[Any]) -> str:
@@ -81,26 +80,25 @@ def _where(row: pd.Series[Any]) -> str:
     return f"{text}, {row['group_label']}" if row["group_label"] else text
 
 
-def _grid(table: pd.DataFrame) -> Grid:
-    scale = memory_scale(table["memory_gib"].dropna())
-    sizes = {"memory_gib": "memory", "peak_gib": "peak at last fit", "margin_gib": "margin"}
-    counts = {"n_fit": "fit", "n_out": "out", "n_skipped": "not launched"}
-    return columns_grid(
+def _table(table: pd.DataFrame) -> Table:
+    return Table(
+        "memory_frontier",
+        "Where memory ends",
+        table,
         [
-            *group_column(table["group_label"]),
-            ("devices", table["data_parallel_size"].astype(str)),
+            Column("group_label", "group", is_left=True),
+            Column("data_parallel_size", "devices", is_left=True),
+            Column("last_fit", format=".0f"),
+            Column("first_out", "first out of memory", format=".0f"),
+            Column("memory_gib", "memory", "GiB", 3),
+            Column("peak_gib", "peak at last fit", "GiB", 3),
+            Column("margin_gib", "margin", "GiB", 3),
+            Column("margin_pct", "margin", "%", 2),
+            Column("n_fit", "fit"),
+            Column("n_out", "out"),
+            Column("n_skipped", "not launched"),
         ],
-        [
-            ("last fit", map(_micro, table["last_fit"])),
-            ("first out of memory", map(_micro, table["first_out"])),
-            *(
-                (f"{header} ({scale.unit})", [_size(size, scale) for size in table[name]])
-                for name, header in sizes.items()
-            ),
-            ("margin (%)", [significant(margin, 2) for margin in table["margin_pct"]]),
-            *((header, table[name].astype(str)) for name, header in counts.items()),
-        ],
-        footnoted=lettered([[note] if note else [] for note in table["note"]]),
+        footnotes=[table["note"].replace("", None)],
         notes=list(_definitions(table)),
     )
 
@@ -128,10 +126,6 @@ def _definitions(table: pd.DataFrame) -> Iterable[str]:
             "That peak counts tensors alone. The memory also holds what libraries take and what "
             "the allocator keeps, so the margin is an upper bound."
         )
-
-
-def _micro(value: float) -> str:
-    return MISSING if pd.isna(value) else f"{value:.0f}"
 
 
 def _size(value: float, scale: Scale) -> str:

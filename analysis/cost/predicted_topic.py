@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -12,9 +11,9 @@ from batchscape.analysis.cells import Cells
 from batchscape.analysis.cost.predicted import PREDICTED, compare_predictions, prediction_errors
 from batchscape.analysis.estimates import FEWEST
 from batchscape.analysis.figures.style import COLUMN_IN, PALETTE, plain_ticks
-from batchscape.analysis.numbers import Scale, memory_scale, significant, time_scale
-from batchscape.analysis.report.grids import columns_grid
-from batchscape.analysis.report.topic import Picture, Section, TableView
+from batchscape.analysis.numbers import Scale, memory_scale, significant, time_scale, unit_of
+from batchscape.analysis.report.table import Column, Table
+from batchscape.analysis.report.topic import Picture, Section
 from batchscape.text import count_text
 
 __all__ = ["predicted_section"]
@@ -71,30 +70,20 @@ def _scales(table: pd.DataFrame) -> Mapping[str, Scale]:
     }
 
 
-def _table(table: pd.DataFrame) -> TableView:
-    scales = _scales(table)
-    records: list[dict[Any, Any]] = table.to_dict("records")
-
-    def text(row: dict[Any, Any], name: str) -> str:
-        return significant(row[name] * scales[row["figure"]].factor, 3)
-
-    def predicted(row: dict[Any, Any]) -> str:
-        if pd.isna(row["low"]) or pd.isna(row["high"]):
-            return text(row, "predicted")
-        return f"{text(row, 'predicted')} [{text(row, 'low')}, {text(row, 'high')}]"
-
-    grid = columns_grid(
+def _table(table: pd.DataFrame) -> Table:
+    units = table["figure"].map(unit_of)
+    return Table(
+        "predicted",
+        "Predicted against measured",
+        table.assign(unit=units),
         [
-            ("figure", table["figure"].map(PREDICTED)),
-            ("geometry", table["label"]),
-        ],
-        [
-            ("predicted [range]", map(predicted, records)),
-            ("measured", [text(row, "measured") for row in records]),
-            ("unit", [scales[row["figure"]].unit for row in records]),
-            ("error (%)", [significant(row["error_pct"], 2) for row in records]),
-            ("runs", table["n"].astype(str)),
-            ("by", table["method"]),
+            Column("figure", words=PREDICTED, is_left=True),
+            Column("label", "geometry", is_left=True),
+            Column("predicted", "predicted [range]", "", 3, "low", "high", units="unit"),
+            Column("measured", format=3, units="unit"),
+            Column("error_pct", "error", "%", 2),
+            Column("n", "runs"),
+            Column("method", "by"),
         ],
         notes=[
             "Cells that differ only in what decides neither memory nor time, such as the learning "
@@ -103,8 +92,8 @@ def _table(table: pd.DataFrame) -> TableView:
             "error: of the prediction, in percent of what was measured. Times: of runs whose times "
             "are valid. Memory: without cuBLAS's workspace."
         ],
+        hidden=["unit"],
     )
-    return TableView("predicted", "Predicted against measured", table, grid)
 
 
 def _drawn(table: pd.DataFrame) -> Figure:

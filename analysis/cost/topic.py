@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import Cells
@@ -17,8 +18,8 @@ from batchscape.analysis.cost.step_time import StepTimeModel, fit_step_time
 from batchscape.analysis.cost.table import MEMORY_PHASES, cost_table, is_sharded
 from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
 from batchscape.analysis.numbers import MISSING, Scale, memory_scale, significant, time_scale
-from batchscape.analysis.report.grids import columns_grid, group_column, lettered
-from batchscape.analysis.report.topic import Picture, Section, TableView
+from batchscape.analysis.report.table import Column, Table
+from batchscape.analysis.report.topic import Picture, Section
 from batchscape.errors import AnalysisError
 
 __all__ = ["cost_section"]
@@ -185,48 +186,56 @@ def _text(found: Estimate, scale: Scale) -> str:
     return replace(found, value=value, low=low, high=high).text()
 
 
-def _models(table: pd.DataFrame) -> TableView:
-    shown = table[table["phase"].ne(MEMORY_PHASES["peak_allocated_gib"])]
-    found = [
-        Estimate(row["value"], row["low"], row["high"], row["cells"], row["unit"], "", "")
-        for row in shown.to_dict("records")
-    ]
-    scales = [_scale(estimate) for estimate in found]
-    units = [s.unit if e.is_identified else "" for e, s in zip(found, scales, strict=True)]
-    notes = shown["note"].map(lambda n: n.removeprefix(f"{NOT_IDENTIFIED}: "), na_action="ignore")
-    grid = columns_grid(
+def _models(table: pd.DataFrame) -> Table:
+    is_shown = table["phase"].ne(MEMORY_PHASES["peak_allocated_gib"])
+    notes = table["note"].map(lambda n: n.removeprefix(f"{NOT_IDENTIFIED}: "), na_action="ignore")
+    return Table(
+        "cost_models",
+        "Cost models",
+        table,
         [
-            *group_column(shown["group"]),
-            ("phase of a run", shown["phase"]),
-            ("term", shown["term"].map(_TERMS)),
+            Column("group", is_left=True),
+            Column("phase", "phase of a run", is_left=True),
+            Column("term", words=_TERMS, is_left=True),
+            Column(
+                "value",
+                "estimate [95 %]",
+                format=3,
+                low="low",
+                high="high",
+                n="cells",
+                units="unit",
+                missing=NOT_IDENTIFIED,
+            ),
+            Column("cells"),
         ],
-        [
-            ("estimate [95 %]", map(_text, found, scales)),
-            ("unit", units),
-            ("cells", shown["cells"].astype(str)),
-        ],
-        footnoted=lettered([[note] for note in notes]),
+        np.flatnonzero(is_shown).tolist(),
+        footnotes=[notes],
         notes=[
             "Memory = fixed + slope x micro-batch + a term each for accumulation above 1 and for "
             "more than one device. Step time = accumulation x (micro-step + slope x micro-batch) + "
             "exchange x 2 (D - 1) / D + update. Intervals: t, the cells being the units."
         ],
     )
-    rows = table.index.get_indexer(shown.index).tolist()
-    return TableView("cost_models", "Cost models", table, grid, rows)
 
 
-def _scaling(table: pd.DataFrame) -> TableView:
-    grid = columns_grid(
+def _scaling(table: pd.DataFrame) -> Table:
+    return Table(
+        "scaling_efficiency",
+        "Scaling efficiency",
+        table.drop(columns="estimate"),
         [
-            *group_column(table["group"]),
-            ("scaling, and what stays equal", table["kind"] + ", equal " + table["held"]),
-            ("geometry", table["geometry"]),
-            ("against", table["reference"]),
-        ],
-        [
-            ("throughput per device [95 %]", [estimate.text() for estimate in table["estimate"]]),
-            ("pairs", table["n"].astype(str)),
+            Column("group", is_left=True),
+            Column(
+                "scaling",
+                "scaling, and what stays equal",
+                texts=table["kind"] + ", equal " + table["held"],
+                is_left=True,
+            ),
+            Column("geometry", is_left=True),
+            Column("reference", "against", is_left=True),
+            Column("efficiency", "throughput per device [95 %]", "", 3, "low", "high", n="n"),
+            Column("n", "pairs"),
         ],
         notes=[
             "Throughput per device over that of the geometry it is set against, by median step "
@@ -234,8 +243,6 @@ def _scaling(table: pd.DataFrame) -> TableView:
             "log."
         ],
     )
-    full = table.drop(columns="estimate")
-    return TableView("scaling_efficiency", "Scaling efficiency", full, grid)
 
 
 def _scaling_answer(table: pd.DataFrame) -> Iterable[str]:

@@ -14,15 +14,16 @@ from batchscape.analysis.commands import part_command
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.decisions.candidates import DERIVED, is_to_target
 from batchscape.analysis.decisions.recommend import Recommendation
-from batchscape.analysis.numbers import TIMES, significant
-from batchscape.analysis.report.grids import GEOMETRY_HEADER, Grid, columns_grid, show
+from batchscape.analysis.numbers import MISSING, TIMES, significant
+from batchscape.analysis.report.table import Column, Table
+from batchscape.analysis.report.tables import GEOMETRY_HEADER
+from batchscape.analysis.report.writers import show
 from batchscape.outgoing import outgoing_json
 from batchscape.text import count_text, duration_text
 
 __all__ = [
     "as_json",
-    "candidates_grid",
-    "candidates_shown",
+    "candidates_table",
     "geometry_text",
     "held_against",
     "show_recommendation",
@@ -64,68 +65,65 @@ def show_recommendation(console: Console, found: Recommendation) -> None:
             console.print(f"  {line}", soft_wrap=bool(part_command(line)[1]))
     if not named:
         return
-    grid = candidates_grid(found.candidates, _MAX_ROWS)
-    if grid.rows:
+    title = "Geometries: those measured, then those predicted, the fastest first"
+    table = candidates_table(found.candidates, _MAX_ROWS, "time_to_target", title)
+    if table.positions:
         console.print()
-        show(console, grid, "Geometries: those measured, then those predicted, the fastest first")
-        for note in grid.notes:
+        show(console, table)
+        for note in table.notes:
             console.print(note)
 
 
-def candidates_shown(candidates: pd.DataFrame, max_rows: int) -> pd.DataFrame:
-    """Choose the candidates that go on a page: those that fit, measured ones first.
+def candidates_table(candidates: pd.DataFrame, max_rows: int, name: str, title: str) -> Table:
+    """Choose what is shown of candidates: those that fit, measured ones first.
 
     Parameters
     ----------
     candidates : DataFrame
-        As `compare_with` returns it.
-
-    Returns
-    -------
-    DataFrame
-        Its rows under their index; those beyond the measured range only where no other is.
+        As `compare_with` returns it; those beyond the measured range are shown only where no other
+        is.
     """
-    known = _worth_showing(candidates)
-    order = known.assign(guess=known["source"] != "measured")
-    return order.sort_values(["guess", "time_s"], kind="stable").head(max_rows)
-
-
-def _worth_showing(candidates: pd.DataFrame) -> pd.DataFrame:
-    known = candidates[candidates["fits"] & candidates["time_s"].notna()]
-    near = known[known["beyond"] == ""]
-    return near if len(near) else known
-
-
-def candidates_grid(candidates: pd.DataFrame, max_rows: int) -> Grid:
-    """Write what `candidates_shown` chooses as texts; the parameters are the same."""
-    order = candidates_shown(candidates, max_rows)
-    records = order.to_dict("records")
-    more = int((candidates["fits"] & candidates["time_s"].notna()).sum()) - len(order)
-    to_target = is_to_target(order)
-    return columns_grid(
+    known = candidates["fits"].to_numpy(bool) & candidates["time_s"].notna().to_numpy()
+    near = known & candidates["beyond"].eq("").to_numpy()
+    order = pd.DataFrame(
+        {"guess": candidates["source"].ne("measured").to_numpy(), "time": candidates["time_s"]}
+    )
+    order = order.reset_index(drop=True)[near if near.any() else known]
+    rows = order.sort_values(["guess", "time"], kind="stable").index[:max_rows].tolist()
+    shown = candidates.iloc[rows]
+    more = int(known.sum()) - len(rows)
+    records = candidates.to_dict("records")
+    seeds = [f"{row['n_reached']:.0f} of {row['n_seeds']:.0f}" for row in records]
+    to_target = is_to_target(shown)
+    return Table(
+        name,
+        title,
+        candidates,
         [
-            (GEOMETRY_HEADER, map(geometry_text, records)),
-            ("step time", order["source"].mask(order["beyond"].ne(""), "beyond the range")),
-        ],
-        [
-            *(
-                [("seeds", [f"{row['n_reached']:.0f} of {row['n_seeds']:.0f}" for row in records])]
-                if to_target
-                else []
+            Column(
+                "geometry", GEOMETRY_HEADER, texts=list(map(geometry_text, records)), is_left=True
             ),
-            ("time to target" if to_target else "time of a step", map(_time, records)),
-            *(
-                [("device-hours", [significant(row["device_hours"], 3) for row in records])]
-                if to_target
-                else []
+            Column(
+                "source",
+                "step time",
+                texts=candidates["source"].mask(candidates["beyond"].ne(""), "beyond the range"),
+                is_left=True,
             ),
-            ("times slower", map(_ratio, records)),
-            ("front", order["on_front"].map({True: "yes", False: ""})),
+            *([Column("n_reached", "seeds", texts=seeds)] if to_target else []),
+            Column(
+                "time_s",
+                "time to target" if to_target else "time of a step",
+                texts=list(map(_time, records)),
+            ),
+            *([Column("device_hours", "device-hours", format=3)] if to_target else []),
+            Column("times_slower", "", "", 3, "times_slower_low", "times_slower_high"),
+            Column("on_front", "front", words={True: "yes", False: ""}),
         ],
+        rows,
         notes=[
             *([_TO_TARGET] if to_target else ["Time of a step: geometric mean over runs."]),
-            *([f"{DERIVED}."] if order["derived"].any() else []),
-            *held_against(order),
+            *([f"{DERIVED}."] if shown["derived"].any() else []),
+            *held_against(shown),
             "In brackets: 95 % intervals; those of times slower (against the geometry "
             "recommended) hold for all pairs at once, as the data chose which are compared. front: "
             "of those measured, none is faster and cheaper.",
@@ -164,14 +162,8 @@ def geometry_text(row: Mapping[Hashable, Any]) -> str:
 
 
 def _time(row: Mapping[Hashable, Any]) -> str:
+    if math.isnan(row["time_s"]):
+        return MISSING
     value, low, high = (duration_text(row[f"time{end}_s"]) for end in ("", "_low", "_high"))
     text = f"{value} [{low}, {high}]" if not math.isnan(row["time_high_s"]) else value
     return f"{text}, derived" if row["derived"] else text
-
-
-def _ratio(row: Mapping[Hashable, Any]) -> str:
-    value, low, high = (row[f"times_slower{end}"] for end in ("", "_low", "_high"))
-    text = significant(value, 3)
-    if math.isnan(low) or math.isnan(high):
-        return text
-    return f"{text} [{significant(low, 3)}, {significant(high, 3)}]"

@@ -14,12 +14,12 @@ from batchscape.analysis.decisions.evidence import Basis, evidence_of
 from batchscape.analysis.decisions.figures import draw_pareto
 from batchscape.analysis.decisions.recommend import Needs, Recommendation, recommend
 from batchscape.analysis.decisions.show import (
-    candidates_grid,
-    candidates_shown,
+    candidates_table,
     held_against,
 )
 from batchscape.analysis.estimates import LEVEL, Estimate
-from batchscape.analysis.report.topic import Picture, Section, TableView
+from batchscape.analysis.report.table import Table
+from batchscape.analysis.report.topic import Picture, Section
 from batchscape.errors import AnalysisError
 from batchscape.record.tables import Tables
 
@@ -52,7 +52,7 @@ def decision_section(
     """
     answer: list[str] = []
     warnings: list[str] = []
-    views: list[TableView] = []
+    views: list[Table] = []
     pictures: list[Picture] = []
     headlines: dict[str, Estimate] = {}
     open_: list[str] = []
@@ -84,12 +84,9 @@ def decision_section(
         warnings += [text for text in found.warnings if text not in evidence.warnings]
         if found.geometry is None:
             continue
-        grid = candidates_grid(found.candidates, _MAX_ROWS)
-        if grid.rows:
-            name = f"time_to_target{suffix}"
-            rows = candidates_shown(found.candidates, _MAX_ROWS).index.tolist()
-            title = f"Geometries to choose from{title}"
-            views.append(TableView(name, title, _full(found, evidence), grid, rows))
+        name, title = f"time_to_target{suffix}", f"Geometries to choose from{title}"
+        table = candidates_table(_full(found, evidence), _MAX_ROWS, name, title)
+        views += [table] if table.positions else []
         even = dict(_break_even(found, evidence))
         answer += _break_even_answer(even)
         headlines |= {f"break_even_batch_{growth}{suffix}": e for growth, e in even.items()}

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pandas as pd
 
 from batchscape.analysis.cells import Cells, geometry_label
 from batchscape.analysis.engines.matching import counterparts, shared_settings
 from batchscape.analysis.engines.programs import OBSERVED
-from batchscape.analysis.numbers import (
-    MISSING,
-    Scale,
-    memory_scale,
-    significant,
-    time_scale,
-    with_spread,
-)
-from batchscape.analysis.report.grids import Column, columns_grid, lettered
+from batchscape.analysis.numbers import MISSING
+from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.tables import geometry_column, setting_columns
-from batchscape.analysis.report.topic import TableView
 
 __all__ = ["costs_view", "losses_view", "observed_view"]
+
+_DECLARED = "declared_exchange"
 
 _HEADERS = dict(
     zip(OBSERVED, ("ranks", "micro-batch", "accumulation", "global batch"), strict=True)
 )
 
 
-def losses_view(pairs: pd.DataFrame, cells: Cells) -> TableView:
+def losses_view(pairs: pd.DataFrame, cells: Cells) -> Table:
     """Choose what of the differences between engines is shown.
 
     Parameters
@@ -41,22 +33,22 @@ def losses_view(pairs: pd.DataFrame, cells: Cells) -> TableView:
     head = cells.table.loc[found.index, ["global_batch_size", *shared_settings(cells)]]
     table = pairs.join(head.set_axis(pd.Index(found["group"])), on="group")
     alone = table["engine"] == table["other"]
-    counts = {"n_seeds": "seeds", "n_runs": "runs", "n_optimizer_steps": "paired steps"}
-    sizes = {
-        "max_abs_difference": "max |Δ loss|",
-        "max_relative_difference": "max |Δ loss| / loss",
-        "seed_sd": "sd between seeds",
-    }
-    grid = columns_grid(
+    within = table["engine"].where(~alone, table["engine"] + ", within")
+    return Table(
+        "engines_loss",
+        "Losses of engines, held against each other",
+        table,
         [
-            ("engine", table["engine"].where(~alone, table["engine"] + ", within")),
-            ("and", table["other"].where(~alone, "")),
-            ("global batch", table["global_batch_size"].astype(str)),
+            Column("engine", texts=within, is_left=True),
+            Column("other", "and", texts=table["other"].where(~alone, ""), is_left=True),
+            Column("global_batch_size", "global batch", is_left=True),
             *setting_columns(table, shown),
-        ],
-        [
-            *((header, table[name].astype(str)) for name, header in counts.items()),
-            *((h, [significant(v, 2) for v in table[name]]) for name, h in sizes.items()),
+            Column("n_seeds", "seeds"),
+            Column("n_runs", "runs"),
+            Column("n_optimizer_steps", "paired steps"),
+            Column("max_abs_difference", "max |Δ loss|", format=2),
+            Column("max_relative_difference", "max |Δ loss| / loss", format=2),
+            Column("seed_sd", "sd between seeds", format=2),
         ],
         notes=[
             "Δ loss: difference of training losses at the same seed, global batch and optimizer "
@@ -64,10 +56,9 @@ def losses_view(pairs: pd.DataFrame, cells: Cells) -> TableView:
             "decompositions of one engine. 0 means equal to the last bit.",
         ],
     )
-    return TableView("engines_loss", "Losses of engines, held against each other", table, grid)
 
 
-def costs_view(table: pd.DataFrame, cells: Cells) -> TableView:
+def costs_view(table: pd.DataFrame, cells: Cells) -> Table:
     """Choose what of the engines' costs is shown.
 
     Parameters
@@ -75,28 +66,25 @@ def costs_view(table: pd.DataFrame, cells: Cells) -> TableView:
     table : DataFrame
         As `engine_costs` returns it.
     """
-    memory = memory_scale(table["peak_allocated_gib_mean"])
-    process = memory_scale(table["uss_gib_mean"])
-    time = time_scale(table["step_time_s_mean"])
     declared = table["exchanges_every_micro_step"].mask(table["data_parallel_size"].eq(1))
-    words = {True: "every micro-step", False: "once"}
-    grid = columns_grid(
+    figures = {
+        "peak_allocated_gib": ("peak memory", "GiB"),
+        "uss_gib": ("process", "GiB"),
+        "step_time_s": ("step time", "s"),
+        "exchange_s": ("exchange", "s"),
+    }
+    return Table(
+        "engines_cost",
+        "What each engine needs for the same geometry",
+        table.assign(**{_DECLARED: declared}),
         [
             geometry_column(table),
             *setting_columns(table, _shown(cells)),
-            ("engine", table["engine"]),
-        ],
-        [
-            ("runs", table["n"].astype(str)),
-            _spreads(table, "peak_allocated_gib", "peak memory", memory),
-            _spreads(table, "uss_gib", "process", process),
-            _spreads(table, "step_time_s", "step time", time),
-            _spreads(table, "exchange_s", "exchange", time),
-            (
-                "bytes a step",
-                [MISSING if pd.isna(n) else f"{n:.0f}" for n in table["exchanged_bytes"]],
-            ),
-            ("exchanged", [MISSING if pd.isna(every) else words[every] for every in declared]),
+            Column("engine", is_left=True),
+            Column("n", "runs"),
+            *(Column(f"{name}_mean", *of, spread=f"{name}_ci95") for name, of in figures.items()),
+            Column("exchanged_bytes", "bytes a step", format=".0f"),
+            Column(_DECLARED, "exchanged", words={True: "every micro-step", False: "once"}),
         ],
         notes=[
             "Means ± half-widths of 95 % t-intervals over runs, from 3 runs on. peak memory: "
@@ -106,11 +94,11 @@ def costs_view(table: pd.DataFrame, cells: Cells) -> TableView:
             "bytes a step: gradient bytes that a rank gives to the exchange in an optimizer step. "
             f"exchanged: as the engine declares it; {MISSING}: one device.",
         ],
+        hidden=[_DECLARED],
     )
-    return TableView("engines_cost", "What each engine needs for the same geometry", table, grid)
 
 
-def observed_view(table: pd.DataFrame, cells: Cells) -> TableView:
+def observed_view(table: pd.DataFrame, cells: Cells) -> Table:
     """Choose what of the observations goes on a page.
 
     Parameters
@@ -124,43 +112,38 @@ def observed_view(table: pd.DataFrame, cells: Cells) -> TableView:
     for row in table.to_dict("records"):
         found = {row[f"{name}_source"] for name in OBSERVED if pd.notna(row[f"observed_{name}"])}
         texts = sorted(source for source in found if isinstance(source, str))
-        sources.append([f"seen in: {', '.join(texts)}" if texts else None])
-    grid = columns_grid(
+        sources.append(f"seen in: {', '.join(texts)}" if texts else None)
+    labels = table["cell"].map(geometry_label(cells.table))
+    return Table(
+        "observed_batches",
+        "What programs were seen to use",
+        table,
         [
-            ("planned geometry", table["cell"].map(geometry_label(cells.table))),
-            ("run", table["run_id"]),
-            ("status", table["status"]),
-        ],
-        [
-            *((header, _seen(table, name)) for name, header in _HEADERS.items()),
-            (
-                "as planned",
-                [MISSING if pd.isna(a) else "yes" if a else "no" for a in table["agrees"]],
+            Column("planned geometry", texts=labels, is_left=True),
+            Column("run_id", "run", is_left=True),
+            Column("status", is_left=True),
+            *(
+                Column(f"observed_{name}", header, texts=_seen(table, name))
+                for name, header in _HEADERS.items()
             ),
+            Column("agrees", "as planned", words={True: "yes", False: "no"}),
         ],
-        footnoted=lettered(sources),
+        footnotes=[sources],
         notes=[
             f"The batch that each program was seen to use; {MISSING}: not observed, which "
             "contradicts nothing and confirms nothing. As planned is a run whose global batch was."
         ],
     )
-    return TableView("observed_batches", "What programs were seen to use", table, grid)
 
 
-def _seen(table: pd.DataFrame, name: str) -> Iterable[str]:
-    for seen, planned in zip(table[f"observed_{name}"], table[f"planned_{name}"], strict=True):
-        if pd.isna(seen):
-            yield MISSING
-        else:
-            yield str(seen) if seen == planned else f"{seen}, not {planned}"
+def _seen(table: pd.DataFrame, name: str) -> list[str]:
+    pairs = zip(table[f"observed_{name}"], table[f"planned_{name}"], strict=True)
+    return [
+        MISSING if pd.isna(seen) else str(seen) if seen == planned else f"{seen}, not {planned}"
+        for seen, planned in pairs
+    ]
 
 
 def _shown(cells: Cells) -> list[str]:
     """Name the settings beside the engine that tell rows apart."""
     return [name for name in shared_settings(cells) if name in cells.shown]
-
-
-def _spreads(table: pd.DataFrame, name: str, label: str, scale: Scale) -> Column:
-    pairs = zip(table[f"{name}_mean"], table[f"{name}_ci95"], strict=True)
-    texts = [with_spread(mean * scale.factor, half * scale.factor) for mean, half in pairs]
-    return f"{label} ({scale.unit})", texts

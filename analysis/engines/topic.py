@@ -21,7 +21,8 @@ from batchscape.analysis.engines.programs import observed_batches
 from batchscape.analysis.engines.tables import costs_view, losses_view, observed_view
 from batchscape.analysis.figures.curves import mean_curves
 from batchscape.analysis.numbers import significant
-from batchscape.analysis.report.topic import Picture, Section, TableView
+from batchscape.analysis.report.table import Table
+from batchscape.analysis.report.topic import Picture, Section
 from batchscape.record.tables import Tables
 
 __all__ = ["engines_section"]
@@ -47,7 +48,7 @@ def engines_section(cells: Cells, tables: Tables) -> Section | None:
         return None
     answer: list[str] = []
     warnings: list[str] = []
-    views: list[TableView] = []
+    views: list[Table] = []
     pictures: list[Picture] = []
     if several:
         costs = engine_costs(cells, tables.ranks)

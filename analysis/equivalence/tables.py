@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -11,11 +10,10 @@ from batchscape.analysis.cells import GEOMETRY, Cells
 from batchscape.analysis.equivalence.decompositions import reference_labels
 from batchscape.analysis.equivalence.gradients import sketch_spread
 from batchscape.analysis.equivalence.tost import ALPHA
-from batchscape.analysis.numbers import MISSING, significant
-from batchscape.analysis.report.grids import Column, Grid, columns_grid, lettered
+from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.tables import geometry_column, setting_columns
 
-__all__ = ["QUANTITY_LABELS", "equivalence_grid", "gradient_grid", "with_cells"]
+__all__ = ["QUANTITY_LABELS", "equivalence_table", "gradient_table", "with_cells"]
 
 QUANTITY_LABELS = {
     "final_eval_loss": "eval loss",
@@ -45,36 +43,35 @@ def with_cells(table: pd.DataFrame, cells: Cells) -> pd.DataFrame:
     return joined.drop(columns="cell").reset_index(drop=True)
 
 
-def equivalence_grid(table: pd.DataFrame, cells: Cells) -> Grid:
-    """Choose what of the verdicts goes on a page.
+def equivalence_table(table: pd.DataFrame, cells: Cells, rows: Sequence[int]) -> Table:
+    """Choose what of the verdicts is shown.
 
     Parameters
     ----------
     table : DataFrame
         As `judge_equivalence` returns it, `with_cells`.
+    rows : sequence of int
+        Positions of those that are shown.
     """
     level = 1 - 2 * ALPHA
-    ends = zip(table["low"], table["high"], strict=True)
-    return columns_grid(
+    return Table(
+        "equivalence",
+        "Equivalence of final losses, by two one-sided tests",
+        table,
         [
             geometry_column(table),
-            ("against", table["reference"]),
+            Column("reference", "against", is_left=True),
             *setting_columns(table, [name for name in cells.contexts if name in table]),
-            ("quantity", table["quantity"].map(QUANTITY_LABELS)),
+            Column("quantity", words=QUANTITY_LABELS, is_left=True),
+            Column("n", "seeds"),
+            Column("mean_difference", "mean Δ", format=2, low="low", high="high"),
+            Column("margin", format="g"),
+            Column("verdict"),
+            Column("smallest_margin", "equivalent from margin", format=2),
+            Column("seed_sd", "sd between seeds", format=2),
         ],
-        [
-            ("seeds", table["n"].astype(str)),
-            ("mean Δ", map(_short, table["mean_difference"])),
-            (
-                f"{level:.0%} interval",
-                [MISSING if math.isnan(a) else f"[{_short(a)}, {_short(b)}]" for a, b in ends],
-            ),
-            ("margin", map(_plain, table["margin"])),
-            ("verdict", table["verdict"]),
-            ("equivalent from margin", map(_short, table["smallest_margin"])),
-            ("sd between seeds", map(_short, table["seed_sd"])),
-        ],
-        footnoted=lettered([[reason] for reason in table["reason"]]),
+        rows,
+        footnotes=[table["reason"]],
         notes=[
             "Δ: final held-out loss, or logarithm of the optimizer steps to the lowest target that "
             "all cuts of a global batch reached, minus that of the decomposition it is held "
@@ -90,8 +87,8 @@ def equivalence_grid(table: pd.DataFrame, cells: Cells) -> Grid:
     )
 
 
-def gradient_grid(table: pd.DataFrame, cells: Cells) -> Grid:
-    """Choose what of the gradients' errors goes on a page.
+def gradient_table(table: pd.DataFrame, cells: Cells) -> Table:
+    """Choose what of the gradients' errors is shown.
 
     Parameters
     ----------
@@ -99,17 +96,22 @@ def gradient_grid(table: pd.DataFrame, cells: Cells) -> Grid:
         As `gradient_error_table` returns it, `with_cells`.
     """
     spread = sketch_spread(int(table["buckets"].max()))
-    shown: list[Column] = []
+    settings = [name for name in cells.contexts if name in table]
+    settings += [] if "precision" in settings else ["precision"]
+    columns = [geometry_column(table), *setting_columns(table, settings)]
     for label, name, what in (
         ("error against float64", "relative_error", "error"),
         ("from first decomposition", "relative_difference", "difference"),
     ):
-        seeds = table[f"{name}_n"]
-        if seeds.gt(0).any():
-            shown += [(label, _with_ends(table, name)), (f"seeds of {what}", seeds.astype(str))]
-    return columns_grid(
-        _left(table, cells),
-        shown,
+        if table[f"{name}_n"].gt(0).any():
+            ends = {end: f"{name}_{end}" for end in ("low", "high")}
+            columns.append(Column(name, label, format=2, **ends))
+            columns.append(Column(f"{name}_n", f"seeds of {what}"))
+    return Table(
+        "gradient_errors",
+        "Relative error of the first gradient",
+        table,
+        columns,
         notes=[
             "error against float64: distance of the gradient of the first optimizer step, after "
             "the exchange and before clipping, from that of the float64 run with the same seeds "
@@ -120,25 +122,3 @@ def gradient_grid(table: pd.DataFrame, cells: Cells) -> Grid:
             f"{spread:.1%}; a difference of 0 is exact.",
         ],
     )
-
-
-def _left(table: pd.DataFrame, cells: Cells) -> list[Column]:
-    """Return the columns that name a cell, with its precision."""
-    shown = [name for name in cells.contexts if name in table]
-    shown += [] if "precision" in shown else ["precision"]
-    return [geometry_column(table), *setting_columns(table, shown)]
-
-
-def _plain(margin: float) -> str:
-    return MISSING if math.isnan(margin) else f"{margin:g}"
-
-
-def _short(value: float) -> str:
-    return significant(value, 2)
-
-
-def _with_ends(table: pd.DataFrame, name: str, ends: str | None = None) -> Iterable[str]:
-    columns = [name, *(f"{ends or name}_{end}" for end in ("low", "high"))]
-    for value, low, high in table[columns].itertuples(index=False):
-        interval = "" if math.isnan(low) else f" [{_short(low)}, {_short(high)}]"
-        yield _short(value) + interval

@@ -33,16 +33,17 @@ from batchscape.analysis.equivalence.paired import (
     paired_differences,
 )
 from batchscape.analysis.equivalence.tables import (
-    equivalence_grid,
-    gradient_grid,
+    equivalence_table,
+    gradient_table,
     with_cells,
 )
 from batchscape.analysis.equivalence.tost import ALPHA, POWER
 from batchscape.analysis.estimates import LEVEL, Estimate, t_reach
 from batchscape.analysis.figures.style import looks
 from batchscape.analysis.numbers import significant
-from batchscape.analysis.report.tables import decomposition_grid
-from batchscape.analysis.report.topic import Picture, Section, TableView
+from batchscape.analysis.report.table import Table
+from batchscape.analysis.report.tables import decomposition_table
+from batchscape.analysis.report.topic import Picture, Section
 from batchscape.analysis.targets.tidy import at_common_target
 from batchscape.drawing import paper_style
 from batchscape.record.tables import Tables
@@ -88,9 +89,7 @@ def equivalence_section(
         pictures = _pictures(cells, judged, pairs, by_step, spread)
     gradients = gradient_error_table(errors)
     if len(gradients):
-        shown = with_cells(gradients, cells)
-        title = "Relative error of the first gradient"
-        views.insert(1, TableView("gradient_errors", title, shown, gradient_grid(shown, cells)))
+        views.insert(1, gradient_table(with_cells(gradients, cells), cells))
     return Section(
         title="Do decompositions train alike?",
         answer=[*_verdicts(cells, judged), *_of_programs(cells, judged), *_gradients(gradients)],
@@ -101,21 +100,11 @@ def equivalence_section(
     )
 
 
-def _loss_views(cells: Cells, judged: pd.DataFrame, table: pd.DataFrame) -> list[TableView]:
-    everything = with_cells(judged, cells)
-    quantities = [_primary(judged), "log_steps_to_target"]
-    is_shown = judged["quantity"].isin(quantities)
-    shown = with_cells(judged[is_shown], cells)
-    grid = equivalence_grid(shown, cells)
-    title = "Equivalence of final losses, by two one-sided tests"
-    views = [
-        TableView("equivalence", title, everything, grid, is_shown.to_numpy().nonzero()[0].tolist())
-    ]
-    if len(table):
-        grid = decomposition_grid(table, cells)
-        title = "Differences of the training loss over all optimizer steps"
-        views.append(TableView("decompositions", title, table, grid))
-    return views
+def _loss_views(cells: Cells, judged: pd.DataFrame, table: pd.DataFrame) -> list[Table]:
+    is_shown = judged["quantity"].isin([_primary(judged), "log_steps_to_target"])
+    rows = np.flatnonzero(is_shown).tolist()
+    views = [equivalence_table(with_cells(judged, cells), cells, rows)]
+    return [*views, decomposition_table(table, cells)] if len(table) else views
 
 
 def _pictures(

@@ -18,8 +18,8 @@ from batchscape.analysis.learning_rate.laws import LearningRateLaws, learning_ra
 from batchscape.analysis.learning_rate.optimum import optimum_estimate
 from batchscape.analysis.learning_rate.table import costs_by_rate
 from batchscape.analysis.numbers import MISSING, significant
-from batchscape.analysis.report.grids import Grid, columns_grid, group_column, lettered
-from batchscape.analysis.report.topic import Picture, Section, TableView
+from batchscape.analysis.report.table import Column, Table
+from batchscape.analysis.report.topic import Picture, Section
 from batchscape.errors import AnalysisError
 from batchscape.text import list_text
 
@@ -97,20 +97,7 @@ def _section(
     shown = pd.concat([law.table.assign(group=group) for group, law in laws.items()])
     behind = full.reindex(columns=["group", "run_ids", "sweep_dirs"]).dropna().groupby("group")
     shown = shown.merge(behind.agg(";".join).reset_index(), on="group", how="left")
-    tables = [
-        TableView(
-            "learning_rates",
-            _title(best, value),
-            full,
-            _grid(best, [labels[group] for group in best["group"]], value),
-        ),
-        TableView(
-            "learning_rate_laws",
-            "How the best learning rate grows with the global batch",
-            shown,
-            _laws_grid(shown, [labels[group] for group in shown["group"]]),
-        ),
-    ]
+    tables = [_optima(full, labels, value), _laws(shown, labels)]
     costs = costs_by_rate(table, value)
     shades = shades_of(batches or costs["global_batch_size"])
     pictures = []
@@ -166,20 +153,22 @@ def _full(best: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     return best.merge(behind.rename(columns=names).reset_index(), on=keys, how="left")
 
 
-def _grid(best: pd.DataFrame, labels: Sequence[str], value: str) -> Grid:
+def _optima(full: pd.DataFrame, labels: Mapping[int, str], value: str) -> Table:
     what = "steps to the target, on a log scale," if value == STEPS else "final held-out loss"
-    batches = ("global batch", [f"{batch:g}" for batch in best["global_batch_size"]])
-    group = group_column(labels)
-    optima = ("best learning rate", [_optimum_text(row) for _, row in best.iterrows()])
-    return columns_grid(
-        [*group, batches],
+    optima = [_optimum_text(row) for _, row in full.iterrows()]
+    return Table(
+        "learning_rates",
+        _title(full, value),
+        full,
         [
-            optima,
-            ("best tried", [significant(rate, 3) for rate in best["grid_learning_rate"]]),
-            ("rates tried", best["n_learning_rates"].astype(str)),
-            ("n", best["n"].astype(str)),
+            Column("group", words=labels, is_left=True),
+            Column("global_batch_size", "global batch", format="g", is_left=True),
+            Column("learning_rate", "best learning rate", texts=optima),
+            Column("grid_learning_rate", "best tried", format=3),
+            Column("n_learning_rates", "rates tried"),
+            Column("n"),
         ],
-        footnoted=lettered([[note] for note in best["note"]]),
+        footnotes=[full["note"]],
         notes=[
             f"Lowest point of a parabola of {what} in that power of the learning rate which fits "
             "best through the best rate tried and its neighbours, averaged over n seeds; in "
@@ -207,14 +196,18 @@ def _optimum_text(row: pd.Series[Any]) -> str:
     return list_text(known, "and") or MISSING
 
 
-def _laws_grid(table: pd.DataFrame, labels: Sequence[str]) -> Grid:
-    digits = {"coefficient": 3, "exponent": 3, "rms": 2, "delta_aicc": 2}
-    headers = {"rms": "residual (log)", "delta_aicc": "ΔAICc"}
-    return columns_grid(
-        [*group_column(labels), ("law", table["law"])],
+def _laws(table: pd.DataFrame, labels: Mapping[int, str]) -> Table:
+    return Table(
+        "learning_rate_laws",
+        "How the best learning rate grows with the global batch",
+        table,
         [
-            (headers.get(name, name), [significant(number, n) for number in table[name]])
-            for name, n in digits.items()
+            Column("group", words=labels, is_left=True),
+            Column("law", is_left=True),
+            Column("coefficient", format=3),
+            Column("exponent", format=3),
+            Column("rms", "residual (log)", format=2),
+            Column("delta_aicc", "ΔAICc", format=2),
         ],
         notes=[
             "The learning rate is the coefficient times the global batch to the exponent, which is "

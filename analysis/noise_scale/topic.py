@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells
@@ -16,17 +17,18 @@ from batchscape.analysis.figures.loss import MAX_PANELS
 from batchscape.analysis.figures.style import looks
 from batchscape.analysis.noise_scale.estimate import noise_scale_curves
 from batchscape.analysis.noise_scale.figures import draw_noise_scale
-from batchscape.analysis.numbers import MISSING
-from batchscape.analysis.report.grids import Grid, columns_grid
+from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.tables import geometry_column, setting_columns
-from batchscape.analysis.report.topic import Picture, Section, TableView
+from batchscape.analysis.report.topic import Picture, Section
 
-__all__ = ["noise_scale_grid", "noise_scale_section"]
+__all__ = ["noise_scale_section", "noise_scale_table"]
 
 _DEFINITION = (
     "tr(S)/|G|^2 in samples, from squared norms of gradients of a small and a large batch before "
     "clipping, numerator and denominator averaged apart over the sampled optimizer steps"
 )
+_ENDS = {"samples": "", "tokens": "_tokens"}
+"""Ends of the names of columns by unit."""
 _CAPTION = (
     "Gradient noise scale against training samples: ratio of two debiased exponential moving "
     "averages, whose half-life is the distance of the points; shaded: its interval; points at "
@@ -57,7 +59,6 @@ def noise_scale_section(
         return None
     table = cells.table[[*GEOMETRY, *cells.settings]].join(estimates, how="inner")
     headlines = {} if cells.contexts else _headlines(table)
-    view = TableView("noise_scale", "Gradient noise scale", table, noise_scale_grid(table, cells))
     shown, said = with_room(cells, MAX_PANELS, at_best, timed=False)
     curves = noise_scale_curves(shown, steps)
     figure = draw_noise_scale(shown, curves, looks(cells))
@@ -65,31 +66,40 @@ def noise_scale_section(
     return Section(
         "Gradient noise scale",
         [_answer(table)],
-        [view],
+        [noise_scale_table(table, cells)],
         [] if figure is None else [Picture("noise_scale", caption, figure)],
         headlines=headlines,
         curves={"noise_scale_curve": curves.join(cells.table[[*GEOMETRY]], on="cell")},
     )
 
 
-def noise_scale_grid(table: pd.DataFrame, cells: Cells) -> Grid:
-    """Choose what goes on a page of cells with their geometry, settings and noise scale."""
-    rows = table.to_dict("records")
-    sampled = table["tokens_per_sample"].notna()
-    in_tokens = [
-        MISSING if pd.isna(row["tokens_per_sample"]) else _estimate(row, "tokens").text()
-        for row in rows
-    ]
-    units = table["method"].str.rpartition(" ")[2]
-    return columns_grid(
-        [geometry_column(table), *setting_columns(table, cells.shown)],
+def noise_scale_table(table: pd.DataFrame, cells: Cells) -> Table:
+    """Choose what is shown of cells with their geometry, settings and noise scale."""
+    units = table["n"].astype(str) + " " + table["method"].str.rpartition(" ")[2]
+    return Table(
+        "noise_scale",
+        "Gradient noise scale",
+        table.assign(**_known(table)),
         [
-            ("noise scale (samples)", [_estimate(row, "samples").text() for row in rows]),
-            *([("noise scale (tokens)", in_tokens)] if sampled.any() else []),
-            ("small batch", table["b_small"].astype(str)),
-            ("large batch", table["b_big"].astype(str)),
-            ("runs", table["n_runs"].astype(str)),
-            ("n", table["n"].astype(str) + " " + units),
+            geometry_column(table),
+            *setting_columns(table, cells.shown),
+            *(
+                Column(
+                    f"known{end}",
+                    f"noise scale ({unit})",
+                    format=3,
+                    low=f"low{end}",
+                    high=f"high{end}",
+                    n="n",
+                    missing=NOT_IDENTIFIED,
+                )
+                for unit, end in _ENDS.items()
+                if unit == "samples" or table["tokens_per_sample"].notna().any()
+            ),
+            Column("b_small", "small batch"),
+            Column("b_big", "large batch"),
+            Column("n_runs", "runs"),
+            Column("n", texts=units),
         ],
         notes=[
             "Gradient noise scale: tr(S)/|G|^2, the simple one of McCandlish et al. 2018 "
@@ -100,7 +110,14 @@ def noise_scale_grid(table: pd.DataFrame, cells: Cells) -> Grid:
             f"{NOT_IDENTIFIED}: the gradient's mean cannot be told from zero with so few samples, "
             "so the interval has no upper end.",
         ],
+        hidden=[f"known{end}" for end in _ENDS.values()],
     )
+
+
+def _known(table: pd.DataFrame) -> dict[str, pd.Series[float]]:
+    """What has no upper end has no value."""
+    ends = _ENDS.values()
+    return {f"known{of}": table[f"estimate{of}"].mask(np.isinf(table[f"high{of}"])) for of in ends}
 
 
 def _answer(table: pd.DataFrame) -> str:
@@ -126,7 +143,7 @@ def _headlines(table: pd.DataFrame) -> dict[str, Estimate]:
     )
     first = order.drop_duplicates("global_batch_size").sort_values("global_batch_size")
     found = {
-        f"gradient_noise_scale_{row['global_batch_size']}": _estimate(row, "samples")
+        f"gradient_noise_scale_{row['global_batch_size']}": _estimate(row)
         for row in first.to_dict("records")
     }
     for (name, estimate), note in zip(found.items(), first["note"], strict=True):
@@ -136,11 +153,12 @@ def _headlines(table: pd.DataFrame) -> dict[str, Estimate]:
     return found
 
 
-def _estimate(row: Mapping[Hashable, Any], unit: Literal["samples", "tokens"]) -> Estimate:
+def _estimate(row: Mapping[Hashable, Any]) -> Estimate:
     """Turn a row of `cell_noise_scales` into an estimate."""
-    end = "" if unit == "samples" else "_tokens"
-    value, low, high = (float(row[f"{name}{end}"]) for name in ("estimate", "low", "high"))
+    value, low, high = (float(row[name]) for name in ("estimate", "low", "high"))
     # One sampled step has a value without an interval; what has no upper end has none.
     value = math.nan if math.isinf(high) else value
     note = NOT_IDENTIFIED if math.isnan(value) else None
-    return Estimate(value, low, high, int(row["n"]), unit, str(row["method"]), _DEFINITION, note)
+    return Estimate(
+        value, low, high, int(row["n"]), "samples", str(row["method"]), _DEFINITION, note
+    )

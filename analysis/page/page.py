@@ -38,13 +38,12 @@ from batchscape.analysis.page.tables import (
     HtmlTable,
     RunIndex,
     comparison_tables,
-    grid_table,
     html_table,
     run_table,
 )
-from batchscape.analysis.report.grids import Grid
 from batchscape.analysis.report.provenance import questions
 from batchscape.analysis.report.sections import in_short
+from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
 from batchscape.analysis.report.topics import Material
 from batchscape.outgoing import outgoing, outgoing_json
@@ -77,10 +76,10 @@ def html_page(
     material: Material,
     *,
     comparison: pd.DataFrame,
-    grid: Grid,
+    table: Table,
     sections: Sequence[Section],
     notes: Sequence[str],
-    provenance: Mapping[str, Grid],
+    provenance: Sequence[Table],
 ) -> str:
     """Write the page.
 
@@ -90,13 +89,13 @@ def html_page(
         What the sections were computed from.
     comparison : DataFrame
         As `compare` returns it.
-    grid : Grid
-        What `tables.comparison_grid` chose of it.
+    table : Table
+        What `tables.comparison_table` chose of it.
     sections : sequence of Section
         As `find_sections` returns them.
     notes : sequence of str
         As `find_notes` returns them.
-    provenance : mapping of str to Grid
+    provenance : sequence of Table
         As `provenance` returns it.
 
     Returns
@@ -116,7 +115,7 @@ def html_page(
                 heat_map(comparison, cells, index.of_cell),
                 cost_chart(comparison, cells, index.of_cell),
             ),
-            tables=comparison_tables(grid, cells, _groups(material), index),
+            tables=comparison_tables(table, cells, _groups(material), index),
         ),
         PageSection(
             "loss",
@@ -130,7 +129,7 @@ def html_page(
             "provenance",
             "Provenance",
             [f"Launched by: {command}" for command in _commands(cells.runs)],
-            tables=[grid_table(of, title) for title, of in provenance.items()],
+            tables=[html_table(of) for of in provenance],
         ),
     ]
     shown = [each for each in shown if each.answer or each.charts or each.tables or each.warnings]
@@ -185,7 +184,7 @@ def _of_topics(
             section.warnings,
             section.settle,
             list(_charts(section, curves, material, index, names, spoken_of=spoken_of)),
-            [html_table(view, index) for view in section.tables],
+            [html_table(view, index.of_table(view)) for view in section.tables],
         )
 
 
@@ -200,14 +199,14 @@ def _charts(
 ) -> Iterator[Chart]:
     """Draw what the tables of a section have; which ones there are decides."""
     cells = material.cells
-    tables = {view.name: view.table for view in section.tables}
+    tables = {view.name: view.frame for view in section.tables}
     fitted = curves.get("tradeoff_curve")
     place = "reaches" if fitted is None else "tradeoff_curve"
     if place in section.curves and material.best is not None:
         yield from _there(steps_chart(material.best, fitted, names, index.of_row, spoken_of))
     for view in section.tables:
         if view.name.startswith("time_to_target"):
-            chart = pareto_chart(view.name, view.title, view.table, index.of_row)
+            chart = pareto_chart(view.name, view.title, view.frame, index.of_row)
             yield from _there(chart)
     if "noise_scale" in tables:
         curve = section.curves["noise_scale_curve"]
@@ -225,7 +224,7 @@ def _charts(
 
 def _spoken_of(sections: Sequence[Section]) -> tuple[int, float] | None:
     """Find the group and target of which the first screen speaks."""
-    tables = (view.table for section in sections for view in section.tables)
+    tables = (view.frame for section in sections for view in section.tables)
     for table in tables:
         if "is_spoken_of" in table:
             row = table[table["is_spoken_of"]].iloc[0]
@@ -237,10 +236,10 @@ def _recommended(sections: Sequence[Section]) -> Iterator[dict[str, str]]:
     """Take the geometries that are recommended, one a group of comparable runs."""
     for section in sections:
         for view in section.tables:
-            if "recommended" not in view.table:
+            if "recommended" not in view.frame:
                 continue
-            to_target = is_to_target(view.table)
-            for row in view.table[view.table["recommended"].astype(bool)].to_dict("records"):
+            to_target = is_to_target(view.frame)
+            for row in view.frame[view.frame["recommended"].astype(bool)].to_dict("records"):
                 cut = [int(row[name]) for name in GEOMETRY]
                 ends = [float(row[f"time{end}_s"]) for end in ("", "_low", "_high")]
                 time = duration_text(ends[0]) if np.isfinite(ends[0]) else ""
@@ -252,7 +251,7 @@ def _recommended(sections: Sequence[Section]) -> Iterator[dict[str, str]]:
                     "label": view.title.partition(": ")[2],
                     "cut": TIMES.join(map(str, cut[:3])),
                     "batch": str(cut[3]),
-                    "rate": own_learning_rate(view.table, row),
+                    "rate": own_learning_rate(view.frame, row),
                     "time": time and time + of,
                 }
 
@@ -266,12 +265,9 @@ def _failures(runs: pd.DataFrame) -> list[HtmlTable]:
         return []
     keys = lost[names].astype(object).fillna(MISSING).astype(str)
     found = lost["position"].groupby([keys[name] for name in names], sort=False).agg(list)
-    grid = Grid(
-        headers=[*names, "runs"],
-        rows=[[*key, str(len(own))] for key, own in zip(found.index, found, strict=True)],
-        n_left=3,
-    )
-    return [grid_table(grid, "", list(found))]
+    frame = found.index.to_frame(index=False).assign(runs=found.map(len).to_numpy())
+    columns = [*(Column(name, is_left=True) for name in names), Column("runs")]
+    return [html_table(Table("", "", frame, columns), list(found))]
 
 
 def _commands(runs: pd.DataFrame) -> list[str]:

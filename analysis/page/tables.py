@@ -5,37 +5,26 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label
-from batchscape.analysis.estimates import NOT_IDENTIFIED
 from batchscape.analysis.numbers import MISSING, memory_scale, significant, time_scale
 from batchscape.analysis.page.settings import setting_names
-from batchscape.analysis.report.grids import Grid
-from batchscape.analysis.report.topic import TableView
+from batchscape.analysis.report.table import Column, Table
 
 __all__ = [
     "HtmlTable",
     "RunIndex",
     "comparison_tables",
-    "grid_table",
     "html_table",
     "run_table",
-    "sort_keys",
 ]
 
 _ID_COLUMNS = ("run_ids", "run_id", "runs")
-_POWER = r"(?: \N{MULTIPLICATION SIGN} 10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+))?"
-_NUMBER = re.compile(
-    rf"(?:≥ )?(?P<open>\()?(-?\d+(?:\.\d+)?)(?: ± [\d.∞]+)?(?(open)\)){_POWER}"
-    r"(?: \[[^\[\]a-zA-Z]*\]| \(n = \d+\)| of \d+)?"
-)
-"""What `numbers` and `estimates` write, without a unit."""
-_CUT = re.compile(r"[\d?]+\N{MULTIPLICATION SIGN}")
-_PLAIN = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 
 
 @dataclass(frozen=True)
@@ -64,8 +53,6 @@ class HtmlTable:
 
     caption: str
     headers: Sequence[str]
-    sorts: Sequence[bool]
-    """Columns that may be sorted by."""
     n_left: int
     rows: Sequence[HtmlRow]
     footnotes: Mapping[str, str]
@@ -115,6 +102,10 @@ class RunIndex:
             return []
         return [position for cell in alike for position in self.of_cell[cell]]
 
+    def of_table(self, table: Table) -> list[list[int]]:
+        """Find the runs of each row that is shown."""
+        return [self.of_row(row) for row in table.frame.iloc[table.positions].to_dict("records")]
+
     def _of_ids(self, run_ids: Iterable[str], row: Mapping[Any, Any]) -> list[int]:
         told = [row[name] for name in ("sweep_dir", "sweep_dirs") if name in row]
         folders = {folder for text in told for folder in str(text).split(";")}
@@ -135,24 +126,40 @@ def _setting(value: Any) -> str:  # noqa: ANN401  (of a table)
     return MISSING if pd.api.types.is_scalar(value) and pd.isna(value) else str(value)
 
 
-def html_table(view: TableView, index: RunIndex) -> HtmlTable:
-    """Prepare a table of a section."""
-    shown = view.table if view.rows is None else view.table.iloc[list(view.rows)]
-    records = shown.to_dict("records")
-    # What joins several tables, or sums them up, has no runs of its own a row.
-    alike = len(records) == len(view.grid.rows)
-    runs = [index.of_row(record) if alike else [] for record in records] if alike else None
-    return _table(view.grid, view.title, runs, f"tables/{view.name}.csv")
+def html_table(table: Table, runs: Sequence[Sequence[int]] | None = None) -> HtmlTable:
+    """Prepare a table.
+
+    Parameters
+    ----------
+    runs : sequence of sequence of int, optional
+        Positions of the runs behind each row that is shown.
+    """
+    shown = table.texts()
+    rows = []
+    for number, (texts, marks) in enumerate(zip(shown.rows, shown.marks, strict=True)):
+        fields = [
+            HtmlCell(text, _sort_key(keys, number), (number, column) in shown.bold)
+            for column, (text, keys) in enumerate(zip(texts, shown.keys, strict=True))
+        ]
+        rows.append(HtmlRow(fields, marks, runs[number] if runs else []))
+    file = f"tables/{table.name}.csv" if table.name else ""
+    return HtmlTable(
+        shown.title, shown.headers, shown.n_left, rows, shown.footnotes, shown.notes, file
+    )
+
+
+def _sort_key(keys: Sequence[float] | None, row: int) -> float | None:
+    return None if keys is None or not np.isfinite(keys[row]) else keys[row]
 
 
 def comparison_tables(
-    grid: Grid, cells: Cells, groups: pd.DataFrame, index: RunIndex
+    table: Table, cells: Cells, groups: pd.DataFrame, index: RunIndex
 ) -> list[HtmlTable]:
     """Give the runs of different settings tables of their own, without what is equal in each.
 
     Parameters
     ----------
-    grid : Grid
+    table : Table
         The comparison: a row a cell, in order.
     groups : DataFrame
         As `curve_groups` returns it, of the cells that were started.
@@ -166,100 +173,23 @@ def comparison_tables(
     names_of = setting_names(cells, pd.Series(group_of))
     tables = []
     for number in [*groups.index, -1]:
-        rows = [cell for cell in range(len(grid.rows)) if group_of[cell] == number]
+        rows = [cell for cell in table.positions if group_of[cell] == number]
         if not rows:
             continue
         label = "Never launched" if number < 0 else names_of[number] or groups["label"][number]
-        caption = label if len(names_of) > 1 else ""
-        tables.append(_part(grid, rows, caption, index))
+        columns = [column for column in table.columns if not _is_equal_setting(column, rows)]
+        title = label if len(names_of) > 1 else ""
+        part = replace(table, title=title, columns=columns, rows=rows)
+        tables.append(html_table(part, [index.of_cell[row] for row in rows]))
     return tables
 
 
-def _part(grid: Grid, rows: Sequence[int], caption: str, index: RunIndex) -> HtmlTable:
-    """Take some rows of the comparison, without the columns that say nothing of them."""
-    texts = [grid.rows[row] for row in rows]
-    kept = []
-    for column in range(len(grid.headers)):
-        found = {text[column] for text in texts}
-        is_setting = 0 < column < grid.n_left - 1
-        says_nothing = found == {MISSING} and column >= grid.n_left
-        if not says_nothing and not (is_setting and len(found) == 1):
-            kept.append(column)
-    marked = grid.marked_rows()
-    marks = [list(marked[row][1]) for row in rows]
-    used = {mark for of in marks for mark in of}
-    place = {row: new for new, row in enumerate(rows)}
-    column_of = {column: new for new, column in enumerate(kept)}
-    part = Grid(
-        headers=[grid.headers[column] for column in kept],
-        rows=[[text[column] for column in kept] for text in texts],
-        n_left=sum(column < grid.n_left for column in kept),
-        marks=marks,
-        footnotes={mark: text for mark, text in grid.footnotes.items() if mark in used},
-        notes=grid.notes,
-        bold=frozenset(
-            (place[row], column_of[column])
-            for row, column in grid.bold
-            if row in place and column in column_of
-        ),
-    )
-    runs = [index.of_cell[row] for row in rows]
-    return _table(part, caption, runs, "tables/comparison.csv")
-
-
-def grid_table(grid: Grid, caption: str, runs: Sequence[Sequence[int]] | None = None) -> HtmlTable:
-    """Prepare a table that is no file."""
-    return _table(grid, caption, runs, "")
-
-
-def _table(grid: Grid, caption: str, runs: Sequence[Sequence[int]] | None, file: str) -> HtmlTable:
-    keys = [sort_keys([row[column] for row in grid.rows]) for column in range(len(grid.headers))]
-    if "unit" in grid.headers and len({row[grid.headers.index("unit")] for row in grid.rows}) > 1:
-        keys[grid.n_left :] = [None] * (len(grid.headers) - grid.n_left)
-    rows = []
-    for number, (texts, marks) in enumerate(grid.marked_rows()):
-        fields = [
-            HtmlCell(text, None if own is None else own[number], (number, column) in grid.bold)
-            for column, (text, own) in enumerate(zip(texts, keys, strict=True))
-        ]
-        rows.append(HtmlRow(fields, marks, runs[number] if runs is not None else []))
-    return HtmlTable(
-        caption,
-        grid.headers,
-        [own is not None for own in keys],
-        grid.n_left,
-        rows,
-        grid.footnotes,
-        grid.notes,
-        file,
-    )
-
-
-def sort_keys(texts: Sequence[str]) -> list[float | None] | None:
-    """Read what a column sorts by.
-
-    Returns
-    -------
-    list or None
-        A number a text, where each is one or says that there is none; only None, where no text
-        begins with a number or holds a decimal, so that it sorts by its texts. None where neither
-        is so, as of numbers of several units: then it has no order that a text would tell.
-    """
-    found = [None if _is_missing(text) else _NUMBER.fullmatch(text) for text in texts]
-    if all(match or _is_missing(text) for match, text in zip(found, texts, strict=True)):
-        return [None if match is None else _value(match) for match in found]
-    if any(re.match(r"[-≥(]?\s*\d", text) and not _CUT.match(text) for text in texts):
-        return None
-    return [None] * len(texts)
-
-
-def _is_missing(text: str) -> bool:
-    return text in {"", MISSING, "∞", "none"} or text.startswith(NOT_IDENTIFIED)
-
-
-def _value(found: re.Match[str]) -> float:
-    power = found[3]
-    return float(found[2]) * 10.0 ** (int(power.translate(_PLAIN)) if power else 0)
+def _is_equal_setting(column: Column, rows: Sequence[int]) -> bool:
+    """Tell whether a column is that of a setting which is the same in these rows."""
+    if not column.is_left or column.texts is None or column.name == "geometry":
+        return False
+    texts = list(column.texts)
+    return len({texts[row] for row in rows}) == 1
 
 
 def run_table(cells: Cells) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from batchscape.analysis.learning_rate.choice import (
     tuning_warning,
 )
 from batchscape.analysis.learning_rate.topic import learning_rate_section
-from batchscape.analysis.report.grids import escape_markdown
 from batchscape.analysis.report.sections import (
     begin_figures,
     make_folders,
@@ -27,8 +26,8 @@ from batchscape.analysis.report.sections import (
     write_figures,
     write_sections,
 )
-from batchscape.analysis.report.tables import write_csv
 from batchscape.analysis.report.topic import Section
+from batchscape.analysis.report.writers import escape_markdown, write_csv
 from batchscape.analysis.targets.choice import choose_targets
 from batchscape.analysis.targets.crossings import Crossing, steps_to_target
 from batchscape.analysis.targets.foreign import (

@@ -8,7 +8,6 @@ from batchscape.analysis.best import SIGNIFICANCE
 from batchscape.analysis.cells import RATE, Cells
 from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.labels import setting_headers
-from batchscape.analysis.report.grids import lettered
 from batchscape.text import count_text
 
 __all__ = ["footnotes", "peaks", "ratio_definition", "rule_of_bold"]
@@ -77,29 +76,16 @@ def ratio_definition(ratios: pd.DataFrame) -> str:
     )
 
 
-def footnotes(comparison: pd.DataFrame, cells: Cells) -> tuple[list[list[str]], dict[str, str]]:
-    """Say for each cell what its figures lack; as `lettered` returns it."""
-    timed = comparison["step_time_s_n"].gt(0)
+def footnotes(comparison: pd.DataFrame, cells: Cells) -> list[pd.Series[str]]:
+    """Say for each cell what its figures lack."""
+    what = comparison["step_time_s_n"].gt(0).map({True: "some times left out", False: "no times"})
     open_ended = comparison["status"].where(comparison["n_completed"].lt(comparison["n"]))
-    texts = []
-    names = ("reason", "timing_note", "not_invariant")
-    for reason, note, label, status, stopped, some in zip(
-        *(comparison[name] for name in names),
-        open_ended,
-        _stopped_at_target(comparison, cells),
-        timed,
-        strict=True,
-    ):
-        what = "some times left out" if some else "no times"
-        texts.append(
-            [
-                status if pd.isna(reason) else reason,
-                None if pd.isna(note) else f"{what}: {note}",
-                None if pd.isna(label) else f"not decomposition-invariant: {label}",
-                stopped,
-            ]
-        )
-    return lettered(texts)
+    return [
+        comparison["reason"].fillna(open_ended),
+        what + ": " + comparison["timing_note"],
+        "not decomposition-invariant: " + comparison["not_invariant"],
+        pd.Series(_stopped_at_target(comparison, cells), comparison.index, dtype=object),
+    ]
 
 
 def _stopped_at_target(comparison: pd.DataFrame, cells: Cells) -> list[str | None]:

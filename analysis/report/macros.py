@@ -11,12 +11,10 @@ from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.latex import escape_latex
 from batchscape.errors import AnalysisError
 
-__all__ = ["CAPTION", "FOLDER", "TABLE", "headline_rows", "macro_name", "macros"]
+__all__ = ["FOLDER", "TABLE", "headline_rows", "macro_name", "macros"]
 
 FOLDER = "bsFolder"
 """Command that says where tables and figures lie; a document elsewhere defines it beforehand."""
-CAPTION = "bsCaption"
-"""Command that sets the caption of a table that is no float: its name, what it says."""
 TABLE = "bsTable"
 """Command that sets a table between paragraphs, where it may go on over pages: name, caption."""
 
@@ -81,7 +79,6 @@ def macros(headlines: Mapping[str, Estimate]) -> str:
         If a name cannot be a command, or two names give the same one.
     """
     owners = {
-        CAPTION: "the caption of a table",
         FOLDER: "the folder",
         TABLE: "a table",
         _HEADLINES: "the list of all headlines",
@@ -93,11 +90,8 @@ def macros(headlines: Mapping[str, Estimate]) -> str:
         "% Where tables and figures lie, for a document in another folder.",
         rf"\providecommand{{\{FOLDER}}}{{.}}",
         "",
-        "% A table by name, with a caption that stays on its page; needs booktabs and caption.",
-        rf"\newcommand{{\{CAPTION}}}[2]{{\par\noindent\begin{{minipage}}{{\linewidth}}%",
-        r"  \captionof{table}{#2}\label{tab:#1}\end{minipage}\par\nopagebreak}",
-        rf"\newcommand{{\{TABLE}}}[2]{{\{CAPTION}{{#1}}{{#2}}%",
-        rf"  \input{{\{FOLDER}/tables/#1}}\bigskip}}",
+        "% A table by name, with a caption; needs array, booktabs and longtable.",
+        rf"\newcommand{{\{TABLE}}}[2]{{\def\bsTitle{{#2}}\input{{\{FOLDER}/tables/#1}}\bigskip}}",
     ]
     for name, estimate in headlines.items():
         lines += ["", f"% {name}: {_comment(estimate)}"]

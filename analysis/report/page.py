@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from batchscape.analysis.cells import Cells, counted
 from batchscape.analysis.figures.bars import MAX_BARS
 from batchscape.analysis.figures.curves import MAX_POINTS
 from batchscape.analysis.figures.loss import MAX_MARKERS, MAX_PANELS
-from batchscape.analysis.report.grids import Grid, escape_markdown, to_markdown
 from batchscape.analysis.report.provenance import questions
 from batchscape.analysis.report.sections import in_short, section_lines, sentence_markdown
+from batchscape.analysis.report.table import Table
 from batchscape.analysis.report.topic import Section
+from batchscape.analysis.report.writers import escape_markdown, to_markdown
 from batchscape.text import list_text
 
 __all__ = ["FIGURES", "page"]
@@ -53,7 +54,7 @@ def page(
     comparison: Section,
     sections: Sequence[Section],
     notes: Sequence[str],
-    provenance: Mapping[str, Grid],
+    provenance: Sequence[Table],
     memory_methods: Sequence[str],
     figures: bool,
 ) -> str:
@@ -67,7 +68,7 @@ def page(
         As `find_sections` returns them.
     notes : sequence of str
         As `find_notes` returns them.
-    provenance : mapping of str to Grid
+    provenance : sequence of Table
         As `provenance.provenance` returns it.
     memory_methods : sequence of str
         Where figures of allocated memory come from, as the ranks recorded it.
@@ -107,8 +108,8 @@ def page(
     for section in sections:
         lines += section_lines(section, figures=figures)
     lines.append("## Provenance")
-    for title, grid in provenance.items():
-        lines += [f"### {title}", to_markdown(grid)]
+    for table in provenance:
+        lines += [f"### {table.title}", to_markdown(table)]
     return "\n\n".join(line.strip("\n") for line in lines) + "\n"
 
 

@@ -1,33 +1,41 @@
-r"""`paper/`: a LaTeX document of a report, which compiles as it is, and the parts that it reads.
+r"""`paper/`: two LaTeX documents of a report that compile as they are, and what they read.
 
-The document itself is written once, and its author's from then on; the parts are made anew with
-every report.
+`paper.tex` is what a paper shows, on three pages; it is written once, and its author's from then
+on. `appendix.tex` has all else, and is made anew with every report, as the parts are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
-from itertools import groupby
 from pathlib import Path
 
 from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.figures.style import COLUMN_IN
-from batchscape.analysis.report.grids import printed
-from batchscape.analysis.report.latex import escape_long, to_latex
-from batchscape.analysis.report.macros import CAPTION, FOLDER, TABLE, headline_rows, macros
-from batchscape.analysis.report.topic import Picture, Section, TableView
+from batchscape.analysis.report.latex import escape_latex, to_latex
+from batchscape.analysis.report.macros import FOLDER, TABLE, headline_rows, macros
+from batchscape.analysis.report.table import MAX_ROWS, Table
+from batchscape.analysis.report.topic import Picture, Section
 from batchscape.outgoing import outgoing
 from batchscape.record.files import write_atomically
 
 __all__ = ["DOCUMENT", "PARTS", "write_paper"]
 
 DOCUMENT = "paper.tex"
-PARTS = ("macros.tex", "methods.tex", "results.tex")
-"""Texts that the document reads, beside tables and figures."""
+PARTS = (
+    "appendix.tex",
+    "comparison.tex",
+    "everything.tex",
+    "macros.tex",
+    "methods.tex",
+    "results.tex",
+)
+"""Texts that are written anew, beside tables and figures."""
 
-_ROWS = 25
-"""Headline numbers of one tabular, which take two lines at most: what half a page holds."""
+_PICTURES = ("tradeoff", "loss_vs_samples", "memory", "step_time")
+"""Begins of the names of the figures that a paper shows, one of each."""
+_MOST_COLUMNS = 10
 _ANEW = "% Written anew by every report."
 
 
@@ -60,97 +68,124 @@ def write_paper(
         As `macros` raises it.
     """
     headlines = {name: value for of in sections for name, value in of.headlines.items()}
-    texts = {
-        "macros.tex": macros(headlines),
-        "methods.tex": "\n\n".join([_ANEW, *_paragraphs(methods)]) + "\n",
-        "results.tex": "\n\n".join([_ANEW, *_results(sections, said, headlines, figures)]) + "\n",
-    }
-    for section in sections:
-        for view in section.tables:
-            texts[f"tables/{view.name}.tex"] = to_latex(printed(view.grid))
+    tables = {view.name: view for of in sections for view in of.tables}
+    pictures = [picture for of in sections for picture in of.pictures if figures]
+    texts = {f"tables/{name}.tex": to_latex(view.shortened()) for name, view in tables.items()}
+    texts["macros.tex"] = macros(headlines)
+    texts["methods.tex"] = "\n\n".join([_ANEW, *_paragraphs(methods)]) + "\n"
+    texts["comparison.tex"] = ""
+    if "comparison" in tables:
+        texts["comparison.tex"] = to_latex(printed(tables["comparison"]), is_long=False)
+    results = _results(said, pictures, has_table="comparison" in tables)
+    texts["results.tex"] = "\n\n".join([_ANEW, *results]) + "\n"
+    texts["everything.tex"] = (
+        "\n\n".join([_ANEW, *_everything(sections, headlines, figures)]) + "\n"
+    )
+    texts["appendix.tex"] = _ours("appendix.tex").decode()
     for name, text in texts.items():
         (folder / name).write_text(outgoing(text), encoding="utf-8")
-    document = folder / DOCUMENT
-    if not document.exists():
-        ours = resources.files("batchscape.analysis.report").joinpath(DOCUMENT)
+    if not (folder / DOCUMENT).exists():
         # Half of it would be taken for its author's.
-        write_atomically(document, ours.read_bytes())
+        write_atomically(folder / DOCUMENT, _ours(DOCUMENT))
+
+
+def printed(table: Table) -> Table:
+    """Choose what of the comparison a page has room for: each cut at its best rate, ten columns."""
+    rows = sorted(list(table.lead or table.positions)[:MAX_ROWS])
+    narrow = replace(table, rows=rows, footnotes=(), notes=table.notes[:2])
+    columns = [column for column in narrow.filled if column.name != "status"]
+    left_out = [column.header for column in columns[_MOST_COLUMNS:]]
+    note = f"Not shown: {', '.join(left_out)}." if left_out else ""
+    return replace(
+        narrow, columns=columns[:_MOST_COLUMNS], notes=[*narrow.notes, *([note] if note else [])]
+    )
+
+
+def _ours(name: str) -> bytes:
+    return resources.files("batchscape.analysis.report").joinpath(name).read_bytes()
 
 
 def _paragraphs(methods: Mapping[str, Sequence[str]]) -> Iterator[str]:
     for title, sentences in methods.items():
-        lines = "\n".join(escape_long(sentence) for sentence in sentences)
-        yield f"\\paragraph{{{escape_long(title)}}}\n{lines}"
+        lines = "\n".join(escape_latex(sentence) for sentence in sentences)
+        yield f"\\paragraph{{{escape_latex(title)}}}\n{lines}"
 
 
 def _results(
-    sections: Sequence[Section],
     said: Sequence[str],
-    headlines: Mapping[str, Estimate],
-    figures: bool,
+    pictures: Sequence[Picture],
+    *,
+    has_table: bool,
 ) -> Iterator[str]:
-    """Yield the answer, and topic by topic, the comparison first, every table and figure."""
-    yield "\n".join(escape_long(sentence) for sentence in said) or "Nothing was found."
-    # In one column and out of floats: a table of several parts may be longer than a page, and
-    # floats without text between them fill a page each.
-    yield "\\onecolumn\\raggedbottom"
+    """Yield what a paper shows: the answer, the comparison, the headline numbers, four figures."""
+    yield "\n".join(escape_latex(sentence) for sentence in said) or "Nothing was found."
+    if has_table:
+        yield (
+            "\\begin{table*}[t]\\centering\n"
+            "\\caption{What each cut of a global batch costs, at its best learning rate.}"
+            "\\label{tab:comparison}\n"
+            rf"\input{{\{FOLDER}/comparison}}" + "\n\\end{table*}"
+        )
+    found = (next((p for p in pictures if p.name.startswith(of)), None) for of in _PICTURES)
+    for picture in found:
+        if picture is not None:
+            star = "" if _is_narrow(picture) else "*"
+            yield (
+                f"\\begin{{figure{star}}}[t]\\centering\n"
+                f"{_graphics(picture)}\n{_caption(picture)}\n\\end{{figure{star}}}"
+            )
+
+
+def _everything(
+    sections: Sequence[Section], headlines: Mapping[str, Estimate], figures: bool
+) -> Iterator[str]:
+    """Yield topic by topic, the comparison first, every table and figure."""
     for place, section in enumerate(sections):
+        pictures = section.pictures if figures else ()
+        if section.tables or pictures:
+            yield rf"\section{{{escape_latex(section.title)}}}"
         for view in section.tables:
-            yield _table(section, view)
+            # One table needs no title beside the section's.
+            title = view.title if len(section.tables) > 1 else section.title
+            yield rf"\{TABLE}{{{view.name}}}{{{escape_latex(title)}.}}"
         if place == 0 and headlines:
             yield _headlines(headlines)
-        pictures = section.pictures if figures else ()
-        for is_narrow, alike in groupby(pictures, _is_narrow):
-            shown = [
-                _figure(picture, r"0.48\textwidth" if is_narrow else r"\textwidth")
-                for picture in alike
-            ]
-            yield "\\noindent\n" + "\\hfill\n".join(shown) + "\\par\\bigskip"
+        for picture in pictures:
+            yield (
+                f"\\begin{{center}}\n{_graphics(picture)}\n"
+                + _caption(picture).replace(r"\caption{", r"\captionof{figure}{", 1)
+                + "\n\\end{center}"
+            )
 
 
 def _headlines(headlines: Mapping[str, Estimate]) -> str:
     unknown = [name for name, estimate in headlines.items() if not estimate.is_identified]
     names = ", ".join(name.replace("_", " ") for name in unknown)
-    left_out = f"Not identified, and in no table: {names}." if unknown else ""
-    if len(unknown) == len(headlines):
-        return rf"\noindent {escape_long(left_out)}\par\bigskip"
-    caption = (
-        "Headline numbers, with intervals and the number of units behind each. Each has a command "
-        rf"of its own in \texttt{{macros.tex}}. {escape_long(left_out)}"
-    )
-    lines = [rf"\{CAPTION}{{headlines}}{{{caption.strip()}}}", r"{\scriptsize"]
+    left_out = escape_latex(f"Not identified, and in no table: {names}.") if unknown else ""
     rows = headline_rows(headlines)
-    for start in range(0, len(rows), _ROWS):
-        lines += [
-            r"\noindent\begin{tabular}{@{}>{\raggedright}p{0.42\textwidth}"
-            r">{\raggedright}p{0.42\textwidth}r@{}}",
-            r"\toprule",
-            r"what & estimate [interval] & n \\",
-            r"\midrule",
-            *rows[start : start + _ROWS],
-            r"\bottomrule",
-            r"\end{tabular}\par\medskip",
+    if not rows:
+        return left_out
+    return "\n".join(
+        [
+            r"{\scriptsize\begin{longtable}{@{}p{0.42\linewidth}p{0.42\linewidth}r@{}}",
+            r"\caption{Headline numbers, with intervals and the number of units behind each. Each "
+            rf"has a command of its own in \texttt{{macros.tex}}. {left_out}}}\\",
+            r"\toprule what & estimate [interval] & n \\ \midrule\endhead",
+            *rows,
+            r"\bottomrule\end{longtable}}",
         ]
-    return "\n".join([*lines, r"}\medskip"])
-
-
-def _table(section: Section, view: TableView) -> str:
-    # One table needs no title beside the section's.
-    title = view.title if len(section.tables) > 1 else section.title
-    return rf"\{TABLE}{{{view.name}}}{{{escape_long(title)}.}}"
+    )
 
 
 def _is_narrow(picture: Picture) -> bool:
     return picture.figure.get_figwidth() <= COLUMN_IN
 
 
-def _figure(picture: Picture, width: str) -> str:
-    return "\n".join(
-        [
-            rf"\begin{{minipage}}[t]{{{width}}}\centering",
-            rf"\includegraphics[width=\textwidth,height=0.8\textheight,keepaspectratio]"
-            rf"{{\{FOLDER}/figures/{picture.name}}}",
-            rf"\captionof{{figure}}{{{escape_long(picture.caption)}}}\label{{fig:{picture.name}}}",
-            r"\end{minipage}",
-        ]
-    )
+def _graphics(picture: Picture) -> str:
+    width = f"{COLUMN_IN}in" if _is_narrow(picture) else r"\textwidth"
+    size = rf"width={width},height=0.8\textheight,keepaspectratio"
+    return rf"\includegraphics[{size}]{{\{FOLDER}/figures/{picture.name}}}"
+
+
+def _caption(picture: Picture) -> str:
+    return rf"\caption{{{escape_latex(picture.caption)}}}\label{{fig:{picture.name}}}"

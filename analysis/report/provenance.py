@@ -10,7 +10,7 @@ import pandas as pd
 
 from batchscape.analysis.cells import plain_texts
 from batchscape.analysis.hardware import was_started
-from batchscape.analysis.report.grids import Grid
+from batchscape.analysis.report.table import Column, Table
 from batchscape.text import list_text
 
 __all__ = ["provenance", "questions", "trained"]
@@ -42,7 +42,7 @@ def questions(names: Sequence[str]) -> Iterator[str]:
             yield lines[0].lstrip("# ").partition("?")[0] + "?"
 
 
-def provenance(runs: pd.DataFrame) -> dict[str, Grid]:
+def provenance(runs: pd.DataFrame) -> list[Table]:
     """Say what was trained, where, and with which software.
 
     Parameters
@@ -52,34 +52,26 @@ def provenance(runs: pd.DataFrame) -> dict[str, Grid]:
 
     Returns
     -------
-    dict of str to Grid
-        By title; only those of which something is recorded.
+    list of Table
+        Only those of which something is recorded.
     """
-    grids = {
-        "What was trained": _settings(runs),
-        "What ran where": _where(runs),
-        "Software and machines in full": _environment(runs),
-    }
-    return {title: grid for title, grid in grids.items() if grid.rows}
+    tables = [_settings(runs), _where(runs), _environment(runs)]
+    return [table for table in tables if table.positions]
 
 
-def _where(runs: pd.DataFrame) -> Grid:
+def _where(runs: pd.DataFrame) -> Table:
     launched = runs[was_started(runs)]
     names = ["hardware", "device_type", "precision", *_VERSIONS, "environment.git.revision"]
     columns = [name for name in names if name in launched and launched[name].notna().any()]
-    if launched.empty or not columns:
-        return Grid(headers=[], rows=[])
+    found = launched[columns].astype("string").fillna("unknown")
+    counts = found.value_counts(sort=False).reset_index(name="runs") if columns else found
     dirty = launched.get("environment.git.dirty", pd.Series(dtype=object)).eq(True)
-    groups = launched[columns].astype("string").fillna("unknown").value_counts(sort=False)
-    rows = [list(map(str, row)) for row in groups.reset_index().itertuples(index=False)]
-    headers = [name.rpartition(".")[2].replace("_", " ") for name in columns]
     changed = f"{dirty.sum()} runs came from a working tree with uncommitted changes."
-    return Grid(
-        headers=[*headers, "runs"],
-        rows=rows,
-        n_left=len(columns),
-        notes=[changed] if dirty.any() else [],
-    )
+    headers = [name.rpartition(".")[2].replace("_", " ") for name in columns]
+    left = [Column(*of, is_left=True) for of in zip(columns, headers, strict=True)]
+    shown = [*left, Column("runs")]
+    notes = [changed] if dirty.any() else []
+    return Table("", "What ran where", counts if columns else pd.DataFrame(), shown, notes=notes)
 
 
 def trained(runs: pd.DataFrame) -> Iterator[tuple[str, dict[str, str], list[str]]]:
@@ -113,7 +105,7 @@ def trained(runs: pd.DataFrame) -> Iterator[tuple[str, dict[str, str], list[str]
         yield group, dict(sorted(same.items(), key=lambda item: item[0] != "name")), vary
 
 
-def _settings(runs: pd.DataFrame) -> Grid:
+def _settings(runs: pd.DataFrame) -> Table:
     """List the settings that decide a loss curve, and which of them vary."""
     rows = []
     for group, same, vary in trained(runs):
@@ -121,14 +113,19 @@ def _settings(runs: pd.DataFrame) -> Grid:
         more = f"; varies: {', '.join(vary)}" if vary else ""
         if shown or more:
             rows.append([group, shown + more])
-    return Grid(headers=["group", "settings"], rows=rows, n_left=2)
+    return _listed("What was trained", ["group", "settings"], rows)
 
 
-def _environment(runs: pd.DataFrame) -> Grid:
+def _environment(runs: pd.DataFrame) -> Table:
     rows = []
     for name in sorted(name for name in map(str, runs) if name.startswith("environment.")):
         values = [text for text in plain_texts(runs[name]).unique() if text not in {"null", "[]"}]
         if values:
             shown = list_text(values, "", _MAX_VALUES)
             rows.append([name.removeprefix("environment."), shown])
-    return Grid(headers=["what", "found"], rows=rows, n_left=2)
+    return _listed("Software and machines in full", ["what", "found"], rows)
+
+
+def _listed(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    frame = pd.DataFrame(rows, columns=pd.Index(headers))
+    return Table("", title, frame, [Column(header, is_left=True) for header in headers])

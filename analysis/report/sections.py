@@ -9,10 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 from batchscape.analysis.commands import part_command
-from batchscape.analysis.report.grids import escape_markdown, shorten, show, to_markdown
 from batchscape.analysis.report.paper import DOCUMENT, PARTS, write_paper
-from batchscape.analysis.report.tables import write_csv
 from batchscape.analysis.report.topic import Section
+from batchscape.analysis.report.writers import escape_markdown, show, to_markdown, write_csv
 from batchscape.drawing import Drawing
 from batchscape.errors import AnalysisError
 from batchscape.record.files import write_atomically
@@ -142,7 +141,7 @@ def section_lines(section: Section, *, figures: bool = True) -> list[str]:
         if len(section.tables) > 1:
             lines.append(f"### {escape_markdown(view.title)}")
         files = f"[csv](tables/{view.name}.csv), [tex]({_PAPER}/tables/{view.name}.tex)"
-        lines += [to_markdown(shorten(view.grid)), f"Files: {files}."]
+        lines += [to_markdown(view), f"Files: {files}."]
     for picture in section.pictures if figures else ():
         lines.append(f"![{picture.name}](figures/{picture.name}.png)")
         lines.append(escape_markdown(picture.caption))
@@ -183,7 +182,7 @@ def show_section(console: Console, section: Section, *, tables: bool) -> None:
         console.print(Text(f"! {warning}"), style="bold", highlight=False, soft_wrap=has_command)
     for view in section.tables if tables else ():
         console.print()
-        show(console, view.grid, view.title)
+        show(console, view)
 
 
 def section_files(sections: Iterable[Section], out: Path, *, figures: bool = True) -> list[Path]:
@@ -229,7 +228,7 @@ def write_sections(
     _no_repeats("headline", (name for section in sections for name in section.headlines))
     for section in sections:
         for view in section.tables:
-            write_csv(out / "tables" / f"{view.name}.csv", view.table)
+            write_csv(out / "tables" / f"{view.name}.csv", view.csv)
         for name, curve in section.curves.items():
             write_csv(out / "tables" / f"{name}.csv", curve)
     # A paper counts no warnings: they stand on the page, beside what they weaken.

@@ -1,50 +1,44 @@
-"""What the comparison and decomposition tables show, and their files."""
+"""The tables of the comparison and of decompositions, and columns that many tables have."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from batchscape.analysis.best import mark_best
-from batchscape.analysis.cells import GEOMETRY, OF_THE_UPDATE, Cells, setting_texts
-from batchscape.analysis.comparison import DISTURBED, throughput_ratios, valid_figures
+from batchscape.analysis.cells import GEOMETRY, OF_THE_UPDATE, RATE, Cells, setting_texts
+from batchscape.analysis.comparison import (
+    DISTURBED,
+    recorded_columns,
+    throughput_ratios,
+    valid_figures,
+)
 from batchscape.analysis.estimates import FEWEST, LEVEL
 from batchscape.analysis.labels import setting_headers
-from batchscape.analysis.numbers import (
-    MISSING,
-    TIMES,
-    Scale,
-    scale_of,
-    significant,
-    time_scale,
-    with_spread,
-)
+from batchscape.analysis.numbers import TIMES, unit_of
 from batchscape.analysis.report.definitions import (
     footnotes,
     peaks,
     ratio_definition,
     rule_of_bold,
 )
-from batchscape.analysis.report.grids import (
-    GEOMETRY_HEADER,
-    Column,
-    Grid,
-    columns_grid,
-    lettered,
-)
-from batchscape.outgoing import outgoing_cell
+from batchscape.analysis.report.table import Column, Table
 from batchscape.record.figures import COMPARED, FIGURES
 
 __all__ = [
-    "comparison_grid",
-    "decomposition_grid",
+    "GEOMETRY_HEADER",
+    "comparison_table",
+    "decomposition_table",
     "geometry_column",
     "setting_columns",
-    "write_csv",
 ]
+
+GEOMETRY_HEADER = f"devices {TIMES} micro {TIMES} accumulation = global"
+"""Header of a column of geometries."""
+
+_PAIRS = "throughput_ratio_pairs"
 
 _OF_DISTURBED = (
     f"disturbed: processor time: {FIGURES['processor_time_s'].meaning}, of cells of which no time "
@@ -53,8 +47,10 @@ _OF_DISTURBED = (
 )
 
 
-def comparison_grid(comparison: pd.DataFrame, cells: Cells, at_best: Collection[int] = ()) -> Grid:
-    """Choose what of the comparison goes on a page.
+def comparison_table(
+    comparison: pd.DataFrame, cells: Cells, at_best: Collection[int] = ()
+) -> Table:
+    """Choose what of the comparison is shown.
 
     Parameters
     ----------
@@ -66,53 +62,52 @@ def comparison_grid(comparison: pd.DataFrame, cells: Cells, at_best: Collection[
         Cells to show first where there is no room for all, as `cells_at_best` returns them.
     """
     marks = mark_best(cells, valid_figures(cells.runs)).loc[comparison.index]
-    left = [
+    reference = comparison["throughput_ratio"].eq(1)
+    # The reference has no pairs of its own.
+    frame = comparison.assign(**{_PAIRS: comparison["throughput_ratio_n"].mask(reference)})
+    columns = [
         geometry_column(comparison),
         *setting_columns(comparison, cells.shown),
-        ("status", comparison["status"]),
+        Column("status", is_left=True),
+        Column("n_completed", "n", texts=_counts(comparison)),
     ]
-    right: list[Column] = [("n", _counts(comparison))]
     definitions = [
         "n: completed runs, as '2 of 3' where other runs of the cell did not complete. Figures are "
         f"means ± half-widths of their {LEVEL:.0%} t-intervals over the completed runs only: "
-        "over n runs for memory and times, over seeds for losses; (n=...) where that n differs. "
+        "over n runs for memory and times, over seeds for losses; (n = ...) where that n differs. "
         f"Below {FEWEST} values the mean stands alone: an interval of two says nothing.",
         rule_of_bold(marks, cells),
     ]
-    bold: set[tuple[int, int]] = set()
-    spare = {"status", "throughput ratio"}
-    for name, label, scale in _figures(comparison):
+    bold: set[tuple[int, str]] = set()
+    for name, column in _figures(comparison):
         # What no cell has is no column; the notes below say why there are no times.
         if comparison[f"{name}_n"].eq(0).all():
             continue
+        columns.append(column)
         if f"{name}_best" in marks:
-            rows = marks[f"{name}_best"].to_numpy(dtype=bool).nonzero()[0]
-            bold |= {(int(row), len(left) + len(right)) for row in rows}
+            bold |= {(int(row), column.name) for row in np.flatnonzero(marks[f"{name}_best"])}
         if name == "throughput_ratio":
-            right.append(("throughput ratio", _ratios(comparison)))
             definitions.append(ratio_definition(throughput_ratios(cells)))
-            continue
-        header = f"{label} ({scale.unit})" if scale.unit else label
-        right.append((header, _spread_texts(comparison, name, scale)))
-        if name == DISTURBED:
-            spare.add(label)
+        elif name == DISTURBED:
             definitions.append(_OF_DISTURBED)
         elif name == "peak_allocated_gib":
-            definitions += _of_memory(label, cells)
+            definitions += _of_memory(column.header, cells)
         else:
-            definitions.append(f"{label}: {FIGURES[name].meaning}.")
+            definitions.append(f"{column.header}: {FIGURES[name].meaning}.")
         if name == "mfu_pct":
             definitions.append(peaks(cells))
     if unshown := cells.unshown():
         definitions.append(f"Also vary, together with settings shown: {', '.join(unshown)}.")
-    return columns_grid(
-        left,
-        right,
+    return Table(
+        "comparison",
+        "Comparison",
+        frame,
+        columns,
         notes=definitions,
-        footnoted=footnotes(comparison, cells),
-        bold=frozenset(bold),
+        footnotes=footnotes(comparison, cells),
+        bold=bold,
         lead=_at_best_update(comparison, cells, at_best),
-        spare=spare,
+        hidden=[*comparison.columns.difference(recorded_columns(comparison).columns), _PAIRS],
     )
 
 
@@ -156,8 +151,8 @@ def _of_memory(label: str, cells: Cells) -> Iterator[str]:
         )
 
 
-def decomposition_grid(table: pd.DataFrame, cells: Cells) -> Grid:
-    """Choose what of the decomposition table goes on a page.
+def decomposition_table(table: pd.DataFrame, cells: Cells) -> Table:
+    """Choose what of the differences between decompositions is shown.
 
     Parameters
     ----------
@@ -170,25 +165,23 @@ def decomposition_grid(table: pd.DataFrame, cells: Cells) -> Grid:
     precisions = table["precision"].fillna("unknown").unique()
     if len(precisions) > 1:
         settings.append("precision")
-    figures = {
-        "max_abs_difference": "max |Δ loss|",
-        "rms_difference": "rms Δ loss",
-        "max_relative_difference": "max |Δ loss| / loss",
-        "seed_sd": "sd between seeds",
-        "rms_over_seed_sd": "rms Δ / sd",
-    }
-    counts = {"n_trajectories": "seeds", "n_optimizer_steps": "paired steps"}
-    return columns_grid(
+    return Table(
+        "decompositions",
+        "Differences of the training loss over all optimizer steps",
+        table,
         [
             geometry_column(table),
-            ("against", table["reference"]),
+            Column("reference", "against", is_left=True),
             *setting_columns(table, settings),
+            Column("n_trajectories", "seeds"),
+            Column("n_optimizer_steps", "paired steps"),
+            Column("max_abs_difference", "max |Δ loss|", format=2),
+            Column("rms_difference", "rms Δ loss", format=2),
+            Column("max_relative_difference", "max |Δ loss| / loss", format=2),
+            Column("seed_sd", "sd between seeds", format=2),
+            Column("rms_over_seed_sd", "rms Δ / sd", format=2),
         ],
-        [
-            *((header, table[name].astype(str)) for name, header in counts.items()),
-            *((h, [significant(v, 2) for v in table[name]]) for name, h in figures.items()),
-        ],
-        footnoted=lettered([[note] for note in table["note"]]),
+        footnotes=[table["note"]],
         notes=[
             "Δ loss: training loss minus that of the first decomposition of the same trajectory, "
             "paired by seed and optimizer step, over all seeds and optimizer steps; 0 means equal "
@@ -199,75 +192,51 @@ def decomposition_grid(table: pd.DataFrame, cells: Cells) -> Grid:
     )
 
 
-def geometry_column(table: pd.DataFrame) -> Column:
+def geometry_column(table: pd.DataFrame, header: str = GEOMETRY_HEADER) -> Column:
     """Write geometries as 1x32x1=32, `?` where a part was never determined."""
     parts = [table[name].astype("string").fillna("?") for name in GEOMETRY]
-    return GEOMETRY_HEADER, parts[0] + TIMES + parts[1] + TIMES + parts[2] + "=" + parts[3]
+    texts = parts[0] + TIMES + parts[1] + TIMES + parts[2] + "=" + parts[3]
+    return Column("geometry", header, texts=texts, is_left=True)
 
 
 def setting_columns(table: pd.DataFrame, names: Sequence[str]) -> list[Column]:
     """Return columns of settings, under short headers."""
     texts = (setting_texts(table, name) for name in names)
-    return list(zip(setting_headers(names), texts, strict=True))
+    headers = setting_headers(names)
+    # A rate that follows from the batch is sorted by what it came to.
+    keys = [
+        "learning_rate" if name == RATE and "learning_rate" in table else name for name in names
+    ]
+    columns = zip(keys, headers, texts, strict=True)
+    return [Column(key, header, texts=own, is_left=True) for key, header, own in columns]
 
 
-def write_csv(path: Path, table: pd.DataFrame) -> None:
-    """Write a table as CSV; numbers as they are, texts as `outgoing_cell` makes them."""
-    texts = table.copy(deep=False)
-    texts.columns = pd.Index([outgoing_cell(str(name)) for name in table.columns])
-    for index, dtype in enumerate(table.dtypes):
-        if pd.api.types.is_numeric_dtype(dtype):
-            continue
-        cells = table.iloc[:, index].tolist()
-        clean = {text: outgoing_cell(text) for text in set(filter(_is_text, cells))}
-        if any(text != cleaned for text, cleaned in clean.items()):
-            texts.isetitem(index, [clean[cell] if _is_text(cell) else cell for cell in cells])
-    texts.to_csv(path, index=False)
-
-
-def _is_text(cell: object) -> bool:
-    return isinstance(cell, str)
-
-
-def _figures(comparison: pd.DataFrame) -> Iterator[tuple[str, str, Scale]]:
-    """Yield name, label and unit of the figures that this comparison shows."""
+def _figures(comparison: pd.DataFrame) -> Iterator[tuple[str, Column]]:
+    """Yield the figures that this comparison shows, each with its column."""
     without_tokens = comparison["samples_per_s_n"].gt(0) & comparison["tokens_per_s_n"].eq(0)
     for name in COMPARED:
         if name != "samples_per_s" or without_tokens.any():
-            yield name, FIGURES[name].label, scale_of(name, comparison[f"{name}_mean"])
+            yield name, _column(name, FIGURES[name].label)
         if name == "step_time_s":
-            scale = time_scale(comparison[f"{DISTURBED}_mean"])
-            yield DISTURBED, "disturbed: processor time", scale
+            yield DISTURBED, _column(DISTURBED, "disturbed: processor time")
         # The first cell of its settings has ratio 1: alone, it says nothing.
         if name == "samples_per_s" and comparison["throughput_ratio"].dropna().ne(1).any():
-            yield "throughput_ratio", "ratio", Scale("", 1.0)
+            ratio = "throughput_ratio"
+            ends = (f"{ratio}_low", f"{ratio}_high", "", _PAIRS, "n_completed")
+            yield ratio, Column(ratio, ratio.replace("_", " "), "", ".3f", *ends)
 
 
-def _spread_texts(comparison: pd.DataFrame, name: str, scale: Scale) -> list[str]:
-    texts = []
-    usual = comparison["n_completed"]
-    parts = (comparison[f"{name}_{part}"] for part in ("mean", "ci95", "n"))
-    for mean, half_width, n, expected in zip(*parts, usual, strict=True):
-        text = with_spread(mean * scale.factor, half_width * scale.factor)
-        texts.append(f"{text} (n={n})" if 0 < n != expected else text)
-    return texts
+def _column(name: str, label: str) -> Column:
+    return Column(
+        f"{name}_mean",
+        label,
+        unit_of(name),
+        spread=f"{name}_ci95",
+        n=f"{name}_n",
+        usual="n_completed",
+    )
 
 
 def _counts(comparison: pd.DataFrame) -> list[str]:
     pairs = zip(comparison["n_completed"], comparison["n"], strict=True)
     return [str(n) if done in {0, n} and done else f"{done} of {n}" for done, n in pairs]
-
-
-def _ratios(comparison: pd.DataFrame) -> list[str]:
-    texts = []
-    names = (*(f"throughput_ratio{part}" for part in ("", "_low", "_high", "_n")), "n_completed")
-    for ratio, low, high, n, usual in zip(*(comparison[name] for name in names), strict=True):
-        if pd.isna(ratio):
-            texts.append(MISSING)
-            continue
-        places = 3 if ratio < 10 else 1
-        interval = "" if pd.isna(low) else f" [{low:.{places}f}, {high:.{places}f}]"
-        text = f"{ratio:.{places}f}{interval}"
-        # The reference has no pairs of its own.
-        texts.append(f"{text} (n={n:.0f})" if ratio != 1 and n != usual else text)
-    return texts

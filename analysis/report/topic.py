@@ -16,24 +16,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from batchscape.analysis.estimates import Estimate
-from batchscape.analysis.report.grids import Grid
+from batchscape.analysis.report.table import Table
 
-__all__ = ["Picture", "Section", "TableView"]
-
-
-@dataclass(frozen=True)
-class TableView:
-    """A table in full, and what of it is shown."""
-
-    name: str
-    """File name without its ending: `tables/<name>.csv`, `paper/tables/<name>.tex`."""
-    title: str
-    table: pd.DataFrame
-    """Everything, for the CSV; its rows name the runs behind them."""
-    grid: Grid
-    """What page, LaTeX and terminal show."""
-    rows: Sequence[int] | None = None
-    """Positions in `table` of the rows of the grid; None: all of them, in order."""
+__all__ = ["Picture", "Section"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +38,7 @@ class Section:
     title: str
     answer: Sequence[str] = ()
     """Sentences of plain text, the answer first; each becomes a paragraph."""
-    tables: Sequence[TableView] = ()
+    tables: Sequence[Table] = ()
     pictures: Sequence[Picture] = ()
     warnings: Sequence[str] = ()
     """What weakens the answer, said loudly: shown in bold above the tables."""

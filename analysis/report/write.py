@@ -14,7 +14,7 @@ from rich.text import Text
 
 from batchscape.analysis.cells import find_cells
 from batchscape.analysis.commands import part_command
-from batchscape.analysis.comparison import compare, recorded_columns
+from batchscape.analysis.comparison import compare
 from batchscape.analysis.figures.bars import (
     draw_memory,
     draw_processor_time,
@@ -25,7 +25,6 @@ from batchscape.analysis.figures.curves import loss_curves, with_room
 from batchscape.analysis.figures.loss import MAX_PANELS, draw_loss
 from batchscape.analysis.figures.style import looks
 from batchscape.analysis.page.page import html_page
-from batchscape.analysis.report.grids import Grid, show
 from batchscape.analysis.report.methods import methods
 from batchscape.analysis.report.notes import find_notes
 from batchscape.analysis.report.page import FIGURES, page
@@ -40,9 +39,11 @@ from batchscape.analysis.report.sections import (
     write_figures,
     write_sections,
 )
-from batchscape.analysis.report.tables import comparison_grid, write_csv
-from batchscape.analysis.report.topic import Picture, Section, TableView
+from batchscape.analysis.report.table import Table
+from batchscape.analysis.report.tables import comparison_table
+from batchscape.analysis.report.topic import Picture, Section
 from batchscape.analysis.report.topics import Material, find_sections
+from batchscape.analysis.report.writers import show, write_csv
 from batchscape.drawing import Drawing, paper_style
 from batchscape.errors import RecordError
 from batchscape.outgoing import visible
@@ -82,17 +83,17 @@ class Report:
     """What was left out, and what the numbers cannot carry."""
     files: tuple[Path, ...]
     """Every file written, `report.md` first."""
-    grid: Grid
-    """What the terminal shows of the comparison."""
+    table: Table
+    """What is shown of the comparison."""
 
     @property
-    def tables(self) -> dict[str, TableView]:
+    def tables(self) -> dict[str, Table]:
         """Tables of the sections, by name."""
         return {view.name: view for section in self.sections for view in section.tables}
 
     def render(self, console: Console) -> None:
         """Print the comparison, what it says in short and where the files are."""
-        show(console, self.grid, "Comparison", _MOST_ROWS)
+        show(console, self.table, _MOST_ROWS)
         for note in self.notes[:_MOST_NOTES]:
             _say(console, f"- {note}")
         said = [f"{i}. {text}" for i, text in enumerate(in_short(self.sections), 1)]
@@ -156,7 +157,7 @@ def _written(
     cells = find_cells(tables.runs)
     comparison = compare(cells)
     material = Material(cells, tables, targets)
-    grid = comparison_grid(comparison, cells, material.at_best)
+    table = comparison_table(comparison, cells, material.at_best)
     pictures: list[Picture] = []
     if drawing is not None:
         for picture in _pictures(material):
@@ -164,7 +165,7 @@ def _written(
             pictures.append(picture)
     whole = Section(
         title="Comparison",
-        tables=[TableView("comparison", "All cells", recorded_columns(comparison), grid)],
+        tables=[table],
         pictures=pictures,
     )
     sections: list[Section] = []
@@ -195,7 +196,7 @@ def _written(
     html = html_page(
         material,
         comparison=comparison,
-        grid=grid,
+        table=table,
         sections=sections,
         notes=notes,
         provenance=origins,
@@ -210,7 +211,7 @@ def _written(
         sections=tuple(sections),
         notes=tuple(notes),
         files=tuple(files),
-        grid=grid,
+        table=table,
     )
 
 

@@ -17,8 +17,9 @@ from batchscape.analysis.cells import Cells, launched_batches, setting_label
 from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.figures.style import PAGE_IN, colour_of, loss_axis, plain_ticks, shades_of
 from batchscape.analysis.numbers import MISSING, significant, with_spread
-from batchscape.analysis.report.grids import Column, Grid, columns_grid, show
-from batchscape.analysis.report.topic import Picture, Section, TableView
+from batchscape.analysis.report.table import Column, Table
+from batchscape.analysis.report.topic import Picture, Section
+from batchscape.analysis.report.writers import show
 from batchscape.analysis.search.measured import best_measured, means_along, setting_text
 from batchscape.record.folder import SweepFolder
 from batchscape.record.trial_counts import UNTOLD
@@ -77,14 +78,13 @@ def search_section(cells: Cells) -> Section | None:
         short=found
         or [name + one.what_was_searched for name, one in zip(named, searches, strict=True)],
     )
-    tables, pictures, curves = list[TableView](), list[Picture](), dict[str, pd.DataFrame]()
+    tables, pictures, curves = list[Table](), list[Picture](), dict[str, pd.DataFrame]()
     for number, one in enumerate(searches, 1):
         # Values of different objectives, or of different settings, share no table.
         ending, of = (f"_{number}", f" of {one.folder.path}") if several else ("", "")
         if len(one.measured):
             what = "The trials of the front" if one.is_front else "The best"
-            view = f"search_measured{ending}", f"{what}, with new seeds{of}"
-            tables.append(TableView(*view, one.measured, one.measured_grid))
+            tables.append(one.table(f"search_measured{ending}", f"{what}, with new seeds{of}"))
         what = "The front of two objectives" if one.is_front else "Trials of each study"
         caption = f"{what}{of}; the best are filled. Trials without a value are left out."
         if not one.is_front and one.grids:
@@ -111,7 +111,7 @@ def print_found(sweep: SweepFolder, console: Console) -> None:
         console.print(one.best_trials, soft_wrap=True)
         return
     console.print(one.found, soft_wrap=True)
-    show(console, one.measured_grid, "The best, with new seeds")
+    show(console, one.table("search_measured", "The best, with new seeds"))
 
 
 class _SearchResults:
@@ -192,31 +192,36 @@ class _SearchResults:
         text = f"Best trials by {self._objectives_text}, one run a point: {_few(points)}"
         return f"{text}; nothing with new seeds has a result around them."
 
-    @property
-    def measured_grid(self) -> Grid:
-        """The best of each grid as a table."""
+    def table(self, name: str, title: str) -> Table:
+        """Show the best of each grid."""
         rows = self.measured.to_dict("records")
         has_brackets = self.measured["best"].notna().any()
-        held = "other settings" if has_brackets else "point"
-        columns: list[Column] = [(held, [row["held"] or MISSING for row in rows])]
+        columns = [Column("study", is_left=True)]
+        notes = [f"Means ± half-widths of {LEVEL:.0%} t-intervals over n seeds that no trial had."]
+        beside = []
         if has_brackets:
             best = [f"{setting_label(row['setting'])} {setting_text(row['best'])}" for row in rows]
-            columns.insert(0, ("best", best))
-        for name in self.objectives:
-            pairs = zip(self.measured[name], self.measured[f"{name}_ci95"], strict=True)
-            columns.append((_LABELS[name], [with_spread(*pair) for pair in pairs]))
-        if self.is_front:
-            front = ["yes" if row["on_front"] else "no" for row in rows]
-            columns.append(("on the front", front))
-        columns.append(("n", self.measured["n"].astype(str)))
-        notes = [f"Means ± half-widths of {LEVEL:.0%} t-intervals over n seeds that no trial had."]
-        if has_brackets:
-            columns += [(f"next {side}", _beside(rows, side)) for side in ("below", "above")]
+            columns.append(Column("best", texts=best))
+            beside = [
+                Column(side, f"next {side}", texts=_beside(rows, side))
+                for side in ("below", "above")
+            ]
             notes.append(
                 "Next below and above: the neighbours in the grid, in brackets their means, "
                 "infinite where a seed has no result."
             )
-        return columns_grid([("study", self.measured["study"])], columns, notes=notes)
+        held = [row["held"] or MISSING for row in rows]
+        columns += [
+            Column("held", "other settings" if has_brackets else "point", texts=held),
+            *(Column(of, _LABELS[of], spread=f"{of}_ci95") for of in self.objectives),
+            *([Column("on_front", "on the front", words=_ON_FRONT)] if self.is_front else []),
+            Column("n"),
+            *beside,
+        ]
+        return Table(name, title, self.measured, columns, notes=notes)
+
+
+_ON_FRONT = {True: "yes", False: "no"}
 
 
 def _beside(rows: Sequence[Mapping[Any, Any]], side: str) -> list[str]:

@@ -10,21 +10,15 @@ import pandas as pd
 
 from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.labels import group_name
-from batchscape.analysis.numbers import MISSING, significant
-from batchscape.analysis.report.grids import (
-    Column,
-    Grid,
-    columns_grid,
-    group_column,
-    lettered,
-)
-from batchscape.analysis.report.topic import Section, TableView
+from batchscape.analysis.numbers import significant
+from batchscape.analysis.report.table import Column, Table
+from batchscape.analysis.report.topic import Section
 from batchscape.analysis.targets.crossings import OUTCOMES
 from batchscape.analysis.targets.summary import reaches_table, tidy_reaches
 from batchscape.analysis.targets.tidy import distinct_trajectories
 from batchscape.text import list_text
 
-__all__ = ["coarse_warnings", "reaches_grid", "targets_section"]
+__all__ = ["coarse_warnings", "reaches_shown", "targets_section"]
 
 _CROSSINGS = {
     "sustained": "A target is reached at the sustained crossing: from there on every measured loss "
@@ -77,22 +71,16 @@ def targets_section(
         return None
     table = reaches_table(reaches)
     counted = distinct_trajectories(tidy_reaches(reaches))
-    view = TableView(
-        name="targets",
-        title="Steps to target",
-        table=table,
-        grid=reaches_grid(table, groups),
-    )
     return Section(
         title="Targets",
         answer=[*_answers(table, counted, groups or {}, quantity), *notes],
-        tables=[view],
+        tables=[reaches_shown(table, groups)],
         warnings=[*_warnings(counted, table, groups), *_of_schedules(schedules)],
     )
 
 
-def reaches_grid(table: pd.DataFrame, groups: Mapping[int, str] | None = None) -> Grid:
-    """Choose what of the table goes on a page.
+def reaches_shown(table: pd.DataFrame, groups: Mapping[int, str] | None = None) -> Table:
+    """Choose what of the table is shown.
 
     Parameters
     ----------
@@ -103,46 +91,46 @@ def reaches_grid(table: pd.DataFrame, groups: Mapping[int, str] | None = None) -
     """
     several = table["group"].nunique() > 1
     labels = [group_name(groups, g) if several else "" for g in table["group"]]
-    left = group_column(labels)
+    columns = [Column("group", texts=labels, is_left=True)]
     if table["target_loss"].notna().any():
-        left.append(("target loss", [f"{value:.7g}" for value in table["target_loss"]]))
-    left.append(("global batch", [str(int(batch)) for batch in table[_BATCH]]))
+        columns.append(Column("target_loss", format=".7g", is_left=True))
+    columns.append(Column(_BATCH, "global batch", format=".0f", is_left=True))
     if "program_cut" in table:
-        left.append(("cut", table["program_cut"].astype(object).fillna(MISSING)))
-    right: list[Column] = []
-    if "learning_rate" in table and table["learning_rate"].notna().any():
-        right.append(("learning rate", [significant(rate, 3) for rate in table["learning_rate"]]))
-    right.append(("reached", table["n_reached"].astype(str) + " of " + table["n"].astype(str)))
+        columns.append(Column("program_cut", "cut", is_left=True))
+    if "learning_rate" in table:
+        columns.append(Column("learning_rate", format=3))
+    reached = table["n_reached"].astype(str) + " of " + table["n"].astype(str)
+    columns.append(Column("n_reached", "reached", texts=reached))
+    with_times = False
     for name, header in _FIGURES.items():
         known = table[name].notna() | (table[f"{name}_low"] > 0)
         if name == "steps_to_target" or (known & table["n_reached"].gt(0)).any():
-            right.append((header, [_text(row, name) for _, row in table.iterrows()]))
+            columns.append(Column(name, header, low=f"{name}_low", high=f"{name}_high"))
+            with_times |= name == "time_to_target_s"
     # What became of the runs that did not reach, row by row.
     lost = [
         ", ".join(f"{row[f'n_{name}']} {name}" for name in OUTCOMES[1:] if row[f"n_{name}"])
         for row in table.to_dict("records")
     ]
-    is_lost = any(lost)
-    with_times = any(header == _FIGURES["time_to_target_s"] for header, _ in right)
     crossings = table.reindex(columns=["crossing"])["crossing"].unique()
-    return columns_grid(
-        left,
-        right,
-        footnoted=lettered(
-            [[f"median; {said}, of the runs in this row"] if said else [] for said in lost]
-        ),
+    notes = [
+        "Geometric mean over runs, by which learning rates are chosen; in brackets the "
+        f"{LEVEL:.0%} t-interval of the mean logarithm."
+    ]
+    if any(lost):
+        notes.append(
+            "Where a run did not reach: the median, a run that diverged counting as "
+            f"infinite; in brackets its {LEVEL:.0%} interval from order statistics, where "
+            "there are runs enough for one (6)."
+        )
+    return Table(
+        "targets",
+        "Steps to target",
+        table,
+        columns,
+        footnotes=[[f"median; {of}, of the runs in this row" if of else None for of in lost]],
         notes=[
-            "Geometric mean over runs, by which learning rates are chosen; in brackets the "
-            f"{LEVEL:.0%} t-interval of the mean logarithm.",
-            *(
-                [
-                    "Where a run did not reach: the median, a run that diverged counting as "
-                    f"infinite; in brackets its {LEVEL:.0%} interval from order statistics, where "
-                    "there are runs enough for one (6)."
-                ]
-                if is_lost
-                else []
-            ),
+            *notes,
             *([_OF_ONE_CUT] if with_times else []),
             *(text for name, text in _CROSSINGS.items() if name in crossings),
         ],
@@ -153,14 +141,6 @@ _OF_ONE_CUT = (
     "A time is of one cut: where the runs of a row had several it is left out here, and stands by "
     "cut in the table of geometries."
 )
-
-
-def _text(row: pd.Series[Any], name: str) -> str:
-    value, low, high = (float(row[column]) for column in (name, f"{name}_low", f"{name}_high"))
-    if np.isnan(value):
-        return f"≥ {significant(low)}" if low > 0 else MISSING
-    ends = f" [{significant(low)}, {significant(high)}]" if low > 0 else ""
-    return significant(value) + ends
 
 
 def _answers(

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.estimates import Estimate, interval_text
-from batchscape.analysis.numbers import MISSING, significant
-from batchscape.analysis.report.grids import columns_grid, group_column
-from batchscape.analysis.report.topic import TableView
+from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
+from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.targets.choice import EARLIER, MOST_EARLY
 from batchscape.analysis.tradeoff.fit import TradeoffFit
 from batchscape.analysis.tradeoff.forms import FORMULAS
@@ -21,7 +19,13 @@ from batchscape.analysis.tradeoff.targets import curve_of_fits, run_names
 __all__ = ["GroupFits", "fitted_curves", "tradeoff_tables"]
 
 _PLACES = 60
-_OF_FORMS = ("critical_batch_size", "exponent", "s_min", "e_min")
+_FITTED = "is_fitted"
+_OF_FORMS = {
+    "critical_batch_size": "critical batch (samples)",
+    "exponent": "exponent",
+    "s_min": "fewest steps",
+    "e_min": "fewest samples",
+}
 
 
 @dataclass(frozen=True)
@@ -52,57 +56,63 @@ class GroupFits:
         return f"{self.label}: " if self.label else ""
 
 
-def tradeoff_tables(found: Sequence[GroupFits]) -> list[TableView]:
+def tradeoff_tables(found: Sequence[GroupFits]) -> list[Table]:
     """Make all tables.
 
     Returns
     -------
-    list of TableView
+    list of Table
         Critical batch sizes by target; then, at the target that is spoken of, steps and their fit,
         and all forms. Those without rows are left out.
     """
-    views = [
+    return [
         _critical(found),
-        _view(
-            found,
-            lambda fit: fit.batches,
-            [
-                "global batch",
-                "runs",
-                "mean steps",
-                "fitted",
-                "residual (%)",
-                "error of the residual (%)",
-            ],
-            _fitted_row,
-            name="tradeoff_fit",
-            title="Steps to target and their fit",
-            note="Mean steps: geometric, over seeds. Error of the residual: standard error, from "
-            "seeds.",
+        *_fitted(
+            Table(
+                "tradeoff_fit",
+                "Steps to target and their fit",
+                _stacked(found, _residuals),
+                [
+                    Column("global_batch_size", "global batch", format=".0f", is_left=True),
+                    Column("runs"),
+                    Column("steps", "mean steps"),
+                    Column("fitted_steps", "fitted"),
+                    Column("residual_pct", "residual", "%", 2),
+                    Column("residual_error_pct", "error of the residual", "%", 2),
+                ],
+                notes=[
+                    "Mean steps: geometric, over seeds. Error of the residual: standard error, "
+                    "from seeds."
+                ],
+                hidden=["residual_pct", "residual_error_pct"],
+            )
         ),
-        _view(
-            found,
-            _forms,
-            [
-                "form",
-                "critical batch (samples)",
-                "exponent",
-                "fewest steps",
-                "fewest samples",
-                "rms residual (%)",
-                "AICc",
-                "above the best",
-            ],
-            _form_row,
-            name="tradeoff_forms",
-            title="Forms of the trade-off",
-            note="Trusted from four batch sizes on: the free exponent, for its interval holds "
-            "whether or not the exponent is 1; that of S = a + b/B holds only if it is. AICc over "
-            "batch sizes, whose mean log steps are fitted with equal weights; a dash where they "
-            "are too few for it. Fewest samples: a dash where the runs exclude S = a + b/B.",
+        *_fitted(
+            Table(
+                "tradeoff_forms",
+                "Forms of the trade-off",
+                _stacked(found, _forms),
+                [
+                    Column("formula", "form", is_left=True),
+                    *(
+                        Column(name, header, "", 3, f"{name}_low", f"{name}_high", n="n_seeds")
+                        for name, header in _OF_FORMS.items()
+                    ),
+                    Column("rms_residual_pct", "rms residual", "%", 2),
+                    Column("aicc", "AICc", format=3),
+                    Column("delta", "above the best", format=2),
+                ],
+                notes=[
+                    "Trusted from four batch sizes on: the free exponent, for its interval holds "
+                    "whether or not the exponent is 1; that of S = a + b/B holds only if it is. "
+                    "AICc over batch sizes, whose mean log steps are fitted with equal weights; "
+                    "infinite where they are too few for it. Fewest samples: a dash where the runs "
+                    "exclude S = a + b/B.",
+                ],
+                hidden=["rms_residual_pct"],
+            )
         ),
     ]
-    return [view for view in views if view.grid.rows]
 
 
 def fitted_curves(found: Sequence[GroupFits]) -> pd.DataFrame:
@@ -137,7 +147,7 @@ def fitted_curves(found: Sequence[GroupFits]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def _critical(found: Sequence[GroupFits]) -> TableView:
+def _critical(found: Sequence[GroupFits]) -> Table:
     table = pd.concat(
         [
             curve_of_fits(group.fits).assign(
@@ -153,30 +163,40 @@ def _critical(found: Sequence[GroupFits]) -> TableView:
         ],
         ignore_index=True,
     )
-    fits = [(group, target, fit) for group in found for target, fit in group.fits.items()]
-    two_term = (fit.of_form("two_term") for *_, fit in fits)
-    left_out = (fit.excluded["global_batch_size"] for *_, fit in fits)
+    fits = [fit for group in found for fit in group.fits.values()]
+    two_term = [fit.of_form("two_term") for fit in fits]
+    alone = [None if fit is None else fit.critical_batch_size for fit in two_term]
+    hidden = {
+        f"if_one{end}": [None if one is None else getattr(one, part) for one in alone]
+        for end, part in (("", "value"), ("_low", "low"), ("_high", "high"))
+    }
+    left_out = [fit.excluded["global_batch_size"] for fit in fits]
+    early = table["runs_met_early"].astype(str) + " of " + table["runs_reached"].astype(str)
     first = found[0].fit
-    grid = columns_grid(
+
+    def estimate(name: str, header: str) -> Column:
+        ends = (f"{name}_low", f"{name}_high")
+        return Column(name, header, "", 3, *ends, n="n_seeds", missing=NOT_IDENTIFIED)
+
+    return Table(
+        "critical_batch",
+        "Critical batch size by target",
+        table.assign(**hidden),
         [
-            *group_column(group.label for group, *_ in fits),
-            ("target loss", [MISSING if math.isinf(t) else f"{t:g}" for _, t, _ in fits]),
-        ],
-        [
-            ("critical batch (samples)", [fit.critical_batch_size.text() for *_, fit in fits]),
-            ("exponent", [fit.exponent.text() for *_, fit in fits]),
-            (
-                "if the exponent is 1",
-                [MISSING if two is None else two.critical_batch_size.text() for two in two_term],
-            ),
-            ("overhead batch (samples)", [fit.overhead_batch_size.text() for *_, fit in fits]),
-            ("fewest steps", [fit.s_min.text() for *_, fit in fits]),
-            ("batch sizes", [str(len(fit.batches)) for *_, fit in fits]),
-            ("seeds", [str(fit.n_seeds) for *_, fit in fits]),
-            ("met early", ["{} of {}".format(*g.early[t]) for g, t, _ in fits]),
-            (
+            Column("group", is_left=True),
+            Column("target_loss", format="g", is_left=True),
+            estimate("critical_batch_size", "critical batch (samples)"),
+            estimate("exponent", "exponent"),
+            estimate("if_one", "if the exponent is 1"),
+            estimate("overhead_batch_size", "overhead batch (samples)"),
+            estimate("s_min", "fewest steps"),
+            Column("n_batches", "batch sizes"),
+            Column("n_seeds", "seeds"),
+            Column("runs_met_early", "met early", texts=early),
+            Column(
+                "batches_left_out",
                 "left out",
-                [", ".join(f"{size:g}" for size in sizes) or "none" for sizes in left_out],
+                texts=[", ".join(f"{size:g}" for size in sizes) or "none" for sizes in left_out],
             ),
         ],
         notes=[
@@ -190,22 +210,23 @@ def _critical(found: Sequence[GroupFits]) -> TableView:
             "Left out: batch sizes of which a run did not reach the target, or with a "
             "small-batch penalty.",
         ],
+        hidden=list(hidden),
     )
-    return TableView("critical_batch", "Critical batch size by target", table, grid)
 
 
-def _view(
-    found: Sequence[GroupFits],
-    table_of: Callable[[TradeoffFit], pd.DataFrame],
-    headers: Sequence[str],
-    row_of: Callable[[dict[str, float]], list[str]],
-    *,
-    name: str,
-    title: str,
-    note: str,
-) -> TableView:
+def _fitted(table: Table) -> list[Table]:
+    """Show the rows of what was fitted; nothing where there are none."""
+    rows = np.flatnonzero(table.frame[_FITTED]).tolist()
+    columns = [Column("group", is_left=True), *table.columns]
+    hidden = [*table.hidden, _FITTED]
+    return [replace(table, columns=columns, rows=rows, hidden=hidden)] if rows else []
+
+
+def _stacked(
+    found: Sequence[GroupFits], table_of: Callable[[TradeoffFit], pd.DataFrame]
+) -> pd.DataFrame:
     """Put tables of the fits that are spoken of under each other."""
-    tables, shown, labels = [pd.DataFrame()], [], []
+    tables = [pd.DataFrame()]
     for group in found:
         own, runs = table_of(group.fit), group.fit.runs
         # What was not fitted has its batch sizes alone.
@@ -213,25 +234,19 @@ def _view(
             behind = [runs[runs["global_batch_size"].eq(b)] for b in own["global_batch_size"]]
         else:
             behind = [runs] * len(own)
-        tables.append(own.assign(group=group.label, run_ids=list(map(run_names, behind))))
-        if group.fit.fitted is not None:
-            rows = own.to_dict("records")
-            shown += [row_of({str(key): value for key, value in row.items()}) for row in rows]
-            labels += [group.label] * len(rows)
-    first, *others = ((h, [row[i] for row in shown]) for i, h in enumerate(headers))
-    grid = columns_grid([*group_column(labels), first], others, notes=[note])
-    return TableView(name, title, pd.concat(tables, ignore_index=True), grid)
+        names = list(map(run_names, behind))
+        is_fitted = group.fit.fitted is not None
+        tables.append(own.assign(group=group.label, run_ids=names, **{_FITTED: is_fitted}))
+    return pd.concat(tables, ignore_index=True)
 
 
-def _fitted_row(row: dict[str, float]) -> list[str]:
-    return [
-        f"{row['global_batch_size']:g}",
-        str(row["runs"]),
-        significant(row["steps"], 4),
-        significant(row["fitted_steps"], 4),
-        significant(100 * math.expm1(row["residual"]), 2),
-        significant(100 * row["residual_error"], 2),
-    ]
+def _residuals(fit: TradeoffFit) -> pd.DataFrame:
+    if fit.fitted is None:
+        return fit.batches
+    return fit.batches.assign(
+        residual_pct=100 * np.expm1(fit.batches["residual"]),
+        residual_error_pct=100 * fit.batches["residual_error"],
+    )
 
 
 def _forms(fit: TradeoffFit) -> pd.DataFrame:
@@ -246,19 +261,6 @@ def _forms(fit: TradeoffFit) -> pd.DataFrame:
             table[column] = [
                 math.nan if estimate is None else getattr(estimate, part) for estimate in estimates
             ]
+    if "rms_residual" in table:
+        table["rms_residual_pct"] = 100 * table["rms_residual"]
     return table.assign(n_seeds=fit.n_seeds)
-
-
-def _form_row(row: dict[str, float]) -> list[str]:
-    return [
-        str(row["formula"]),
-        *(
-            interval_text(row[name], row[f"{name}_low"], row[f"{name}_high"], int(row["n_seeds"]))
-            for name in _OF_FORMS
-        ),
-        significant(100 * row["rms_residual"], 2),
-        *(
-            significant(row[name], digits) if math.isfinite(row[name]) else MISSING
-            for name, digits in (("aicc", 3), ("delta", 2))
-        ),
-    ]

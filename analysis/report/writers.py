@@ -1,0 +1,111 @@
+"""Tables and texts as Markdown, in a terminal and as CSV; `latex` writes them for a paper."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pandas as pd
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console
+from rich.segment import Segments
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from batchscape.analysis.numbers import TIMES
+from batchscape.analysis.report.table import Table
+from batchscape.outgoing import outgoing, outgoing_cell
+from batchscape.text import count_text
+
+__all__ = ["escape_markdown", "show", "to_markdown", "write_csv"]
+
+
+def to_markdown(table: Table) -> str:
+    """Write a table as GitHub does, with its notes underneath."""
+    shown = table.shortened().texts()
+    left = shown.n_left
+    rules = [":---" if i < left else "---:" for i in range(len(shown.headers))]
+    lines = [[_escaped(header) for header in shown.headers], rules]
+    for index, (row, marks) in enumerate(zip(shown.rows, shown.marks, strict=True)):
+        cells = [_escaped(text) for text in row]
+        cells = [
+            f"**{text}**" if (index, c) in shown.bold else text for c, text in enumerate(cells)
+        ]
+        if marks:
+            cells[left - 1] += f" <sup>{','.join(marks)}</sup>"
+        lines.append(cells)
+    written = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    feet = [f"<sup>{mark}</sup> {_escaped(text)}" for mark, text in shown.footnotes.items()]
+    # Two trailing spaces break the line without starting a paragraph.
+    under = "".join(f"\n{line}  " for line in [*feet, *map(_escaped, shown.notes)])
+    return f"{written}\n{under}\n" if under else f"{written}\n"
+
+
+def show(console: Console, table: Table, max_rows: int = 50) -> None:
+    """Print a table in a terminal: its title, its first rows, their footnotes.
+
+    Lines break between words, never within a number; where even that is too wide, lines are
+    longer than the terminal.
+    """
+    shown = table.texts()
+    rows = [
+        [*row[: shown.n_left], *map(_tight, row[shown.n_left :])] for row in shown.rows[:max_rows]
+    ]
+    for row, marks in zip(rows, shown.marks, strict=False):
+        row[shown.n_left - 1] += f" ({','.join(marks)})" if marks else ""
+    written = RichTable(box=SIMPLE_HEAD, show_edge=False, padding=0)
+    least = 0
+    for index, header in enumerate(shown.headers):
+        words = " ".join([header, *(row[index] for row in rows)]).split()
+        width = max(map(cell_len, words), default=1)
+        least += width + 1
+        written.add_column(
+            Text(header), justify="left" if index < shown.n_left else "right", min_width=width
+        )
+    for number, row in enumerate(rows):
+        styles = ["bold" if (number, c) in shown.bold else "" for c in range(len(row))]
+        written.add_row(*(Text(text, style) for text, style in zip(row, styles, strict=True)))
+    console.print(Text(shown.title), highlight=False)
+    # A console never prints wider than it is, so the table is rendered at its own width.
+    options = console.options.update(width=max(console.width, least))
+    console.print(Segments(console.render(written, options)), crop=False, soft_wrap=True, end="")
+    if more := len(shown.rows) - len(rows):
+        console.print(f"... and {count_text(more, 'more row')} in the files")
+    used = {mark for marks in shown.marks[:max_rows] for mark in marks}
+    for mark, text in shown.footnotes.items():
+        if mark in used:
+            console.print(Text(f"({mark}) {text}"), highlight=False)
+    console.print()
+
+
+def _tight(number: str) -> str:
+    """Leave only the gaps where a narrow terminal may break a number."""
+    return number.replace("± ", "±").replace(f" {TIMES} ", TIMES).replace("n = ", "n=")
+
+
+def escape_markdown(text: str) -> str:
+    """Write text so that Markdown shows it as it is, on one line."""
+    return _escaped(outgoing(text))
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\`*_{}\[\]<>|~#&])", r"\\\1", " ".join(text.split()))
+
+
+def write_csv(path: Path, table: pd.DataFrame) -> None:
+    """Write a table as CSV; numbers as they are, texts as `outgoing_cell` makes them."""
+    texts = table.copy(deep=False)
+    texts.columns = pd.Index([outgoing_cell(str(name)) for name in table.columns])
+    for index, dtype in enumerate(table.dtypes):
+        if pd.api.types.is_numeric_dtype(dtype):
+            continue
+        cells = table.iloc[:, index].tolist()
+        clean = {text: outgoing_cell(text) for text in set(filter(_is_text, cells))}
+        if any(text != cleaned for text, cleaned in clean.items()):
+            texts.isetitem(index, [clean[cell] if _is_text(cell) else cell for cell in cells])
+    texts.to_csv(path, index=False)
+
+
+def _is_text(cell: object) -> bool:
+    return isinstance(cell, str)

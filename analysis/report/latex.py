@@ -55,14 +55,15 @@ _LATEX = {
     "—": "---",
     "…": r"\ldots{}",
     "\N{ZERO WIDTH SPACE}": r"\allowbreak{}",
+    "\N{NO-BREAK SPACE}": "~",
 }
 _SUPERSCRIPTS = "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"
 _DIGITS = str.maketrans(_SUPERSCRIPTS, "-0123456789")
 _LONG_WORD = re.compile(r"\S{15,}")
 _BREAKS = re.compile(r"[/_=:;,.\-](?=\w)|\w{14}(?=\w)")
 """Where a long word, such as a path or a hash, may break."""
-_ROOM = 135
-"""Letters of a line of the page, in the font of tables."""
+_ROOM = {r"\small": 100, r"\footnotesize": 114, r"\scriptsize": 132}
+"""Letters of a line of the page, by font; the largest is taken in which no line breaks."""
 
 
 def to_latex(table: Table, *, is_long: bool = True) -> str:
@@ -74,6 +75,7 @@ def to_latex(table: Table, *, is_long: bool = True) -> str:
         To be read by `\bsTable`; needs the packages array, booktabs and longtable.
     """
     shown = table.texts()
+    font, widths = _widths(shown)
     heads = _row([rf"\textbf{{{escape_latex(header)}}}" for header in shown.headers])
     rows = [_row(_cells(shown, number)) for number in range(len(shown.rows))]
     begin = [r"\toprule", heads, r"\midrule"]
@@ -90,42 +92,53 @@ def to_latex(table: Table, *, is_long: bool = True) -> str:
     under = [rf"\noindent {text}\par" for text in ("\\quad\n".join(feet), "\n".join(notes)) if text]
     return "\n".join(
         [
-            r"\begingroup\scriptsize\setlength{\tabcolsep}{2pt}",
-            rf"\begin{{{name}}}{{@{{}}{_widths(shown)}@{{}}}}",
+            rf"\begingroup{font}\setlength{{\tabcolsep}}{{2pt}}",
+            rf"\begin{{{name}}}{{@{{}}{widths}@{{}}}}",
             *begin,
             *rows,
             *([] if is_long else [r"\bottomrule"]),
             rf"\end{{{name}}}\par",
-            *(["{\\raggedright", *under, "}"] if under else []),
+            *(["{\\raggedright\\footnotesize", *under, "}"] if under else []),
             r"\endgroup",
             "",
         ]
     )
 
 
-def _widths(shown: Texts) -> str:
-    """Give each column its part of the line: room for its longest text, or at least its words."""
-    columns = [[h, *texts] for h, *texts in zip(shown.headers, *shown.rows, strict=True)]
-    least = [max(len(word) for text in texts for word in _words(text)) + 1 for texts in columns]
-    wanted = [max(map(len, texts[1:]), default=1) + 1 for texts in columns]
-    for most in range(max(wanted), 0, -1):
+def _widths(shown: Texts) -> tuple[str, str]:
+    """Choose the font, and give each column room for its longest text, or at least its words."""
+    columns = list(zip(shown.headers, *shown.rows, strict=True))
+    heads = [max(map(len, header.split())) + 2 for header in shown.headers]
+    least = [
+        max([head, *(len(word) + 2 for text in texts[1:] for word in _words(text))])
+        for head, texts in zip(heads, columns, strict=True)
+    ]
+    wanted = [max(map(len, texts[1:]), default=1) + 2 for texts in columns]
+    widths = [max(low, w) for low, w in zip(least, wanted, strict=True)]
+    font, room = next((of for of in _ROOM.items() if sum(widths) <= of[1]), [*_ROOM.items()][-1])
+    for most in range(max(widths), 0, -1):
         widths = [max(low, min(w, most)) for low, w in zip(least, wanted, strict=True)]
-        if sum(widths) <= _ROOM:
+        if sum(widths) <= room:
             break
-    whole = max(_ROOM, sum(widths))
+    whole = max(room, sum(widths))
     flush = [r"\raggedright" if i < shown.n_left else r"\raggedleft" for i in range(len(widths))]
-    return "".join(
+    return font, "".join(
         rf">{{{side}\arraybackslash}}p{{\dimexpr {width / whole:.4f}\linewidth-2\tabcolsep}}"
         for side, width in zip(flush, widths, strict=True)
     )
 
 
 def _words(text: str) -> list[str]:
-    return _breakable(text).replace("\N{ZERO WIDTH SPACE}", " ").split() or [""]
+    return re.split("[ \N{ZERO WIDTH SPACE}]", _breakable(_tight(text)))
+
+
+def _tight(text: str) -> str:
+    """Keep a number with its spread, and its n, on one line."""
+    return re.sub("(?<=[±=]) | (?=[±=])", "\N{NO-BREAK SPACE}", text) if len(text) < 40 else text
 
 
 def _cells(shown: Texts, row: int) -> list[str]:
-    cells = [escape_latex(text) for text in shown.rows[row]]
+    cells = [escape_latex(_tight(text)) for text in shown.rows[row]]
     cells = [
         rf"\textbf{{\boldmath {text}}}" if (row, column) in shown.bold else text
         for column, text in enumerate(cells)
@@ -160,7 +173,7 @@ def escape_latex(text: str) -> str:
 
 def _signed(text: str) -> str:
     """Set a minus, which is wider than a hyphen, before numbers, and a sign for a lone x."""
-    text = re.sub(r"(?<=[\w)]) x (?=[\w(])", f" {TIMES} ", " ".join(text.split()))
+    text = re.sub(r"(?<=[\w)]) x (?=[\w(])", f" {TIMES} ", re.sub("[ \\t\\r\\n]+", " ", text))
     return re.sub(r"(?<![\w)-])-(?=[\d.∞])", "\N{MINUS SIGN}", text)
 
 

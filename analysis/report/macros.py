@@ -111,13 +111,19 @@ def macros(headlines: Mapping[str, Estimate]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def headline_rows(headlines: Mapping[str, Estimate]) -> list[str]:
-    """Set the headline numbers that are identified by their commands, as rows of three columns."""
+def headline_rows(headlines: Mapping[str, Estimate], without: str = "-") -> list[str]:
+    """Set the headline numbers that are identified by their commands, as rows of three columns.
+
+    Parameters
+    ----------
+    without : str
+        Begin of the names that are left out.
+    """
     return [
         rf"  {escape_latex(name.replace('_', ' '))} & \{macro_name(name)}Text & "
         rf"\{macro_name(name)}N \\"
         for name, estimate in headlines.items()
-        if estimate.is_identified
+        if estimate.is_identified and not name.startswith(without)
     ]
 
 

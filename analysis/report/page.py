@@ -24,7 +24,10 @@ FIGURES: dict[str, str] = {
         "train alike lie on top of each other; a lower panel shows how far each is from the first "
         "one (largest difference over seeds, log scale), beside the spread between seeds."
     ),
-    "loss_vs_samples": "Loss against training samples, drawn in the same way.",
+    "loss_vs_samples": (
+        "Loss against training samples: mean over runs, shaded from the lowest to the highest run, "
+        "held-out loss as markers."
+    ),
     "loss_vs_time": (
         "Loss against the time in optimizer steps (evaluation, checkpoints and start-up excluded), "
         "mean over runs; only runs whose times are valid."

@@ -36,6 +36,7 @@ PARTS = (
 _PICTURES = ("tradeoff", "loss_vs_samples", "memory", "step_time")
 """Begins of the names of the figures that a paper shows, one of each."""
 _MOST_COLUMNS = 10
+_MOST_HEADLINES = 16
 _ANEW = "% Written anew by every report."
 
 
@@ -76,7 +77,7 @@ def write_paper(
     texts["comparison.tex"] = ""
     if "comparison" in tables:
         texts["comparison.tex"] = to_latex(printed(tables["comparison"]), is_long=False)
-    results = _results(said, pictures, has_table="comparison" in tables)
+    results = _results(said, headlines, pictures, has_table="comparison" in tables)
     texts["results.tex"] = "\n\n".join([_ANEW, *results]) + "\n"
     texts["everything.tex"] = (
         "\n\n".join([_ANEW, *_everything(sections, headlines, figures)]) + "\n"
@@ -91,7 +92,8 @@ def write_paper(
 
 def printed(table: Table) -> Table:
     """Choose what of the comparison a page has room for: each cut at its best rate, ten columns."""
-    rows = sorted(list(table.lead or table.positions)[:MAX_ROWS])
+    rows = list(table.lead or table.positions)[:MAX_ROWS]
+    rows.sort(key=table.frame["global_batch_size"].tolist().__getitem__)
     narrow = replace(table, rows=rows, footnotes=(), notes=table.notes[:2])
     columns = [column for column in narrow.filled if column.name != "status"]
     left_out = [column.header for column in columns[_MOST_COLUMNS:]]
@@ -113,6 +115,7 @@ def _paragraphs(methods: Mapping[str, Sequence[str]]) -> Iterator[str]:
 
 def _results(
     said: Sequence[str],
+    headlines: Mapping[str, Estimate],
     pictures: Sequence[Picture],
     *,
     has_table: bool,
@@ -126,14 +129,24 @@ def _results(
             "\\label{tab:comparison}\n"
             rf"\input{{\{FOLDER}/comparison}}" + "\n\\end{table*}"
         )
-    found = (next((p for p in pictures if p.name.startswith(of)), None) for of in _PICTURES)
-    for picture in found:
-        if picture is not None:
-            star = "" if _is_narrow(picture) else "*"
-            yield (
-                f"\\begin{{figure{star}}}[t]\\centering\n"
-                f"{_graphics(picture)}\n{_caption(picture)}\n\\end{{figure{star}}}"
-            )
+    if rows := headline_rows(headlines, without="claim_"):
+        yield "\n".join(
+            [
+                r"\begin{table}[tb]\caption{Headline numbers, with intervals.}\label{tab:headlines}",
+                r"\scriptsize\begin{tabular}{@{}p{0.4\linewidth}p{0.45\linewidth}r@{}}",
+                r"\toprule what & estimate [interval] & n \\ \midrule",
+                *rows[:_MOST_HEADLINES],
+                r"\bottomrule\end{tabular}\end{table}",
+            ]
+        )
+    found = [p for of in _PICTURES for p in [p for p in pictures if p.name.startswith(of)][:1]]
+    # Figures keep their order, so that a wide one would hold up those of one column.
+    for picture in sorted(found, key=_is_narrow, reverse=True):
+        star = "" if _is_narrow(picture) else "*"
+        yield (
+            f"\\begin{{figure{star}}}[tb]\\centering\n"
+            f"{_graphics(picture)}\n{_caption(picture)}\n\\end{{figure{star}}}"
+        )
 
 
 def _everything(

@@ -57,11 +57,14 @@ def show(console: Console, table: Table, max_rows: int = 50) -> None:
     written = RichTable(box=SIMPLE_HEAD, show_edge=False, padding=0)
     least = 0
     for index, header in enumerate(shown.headers):
-        words = " ".join([header, *(row[index] for row in rows)]).split()
-        width = max(map(cell_len, words), default=1)
+        column = [row[index] for row in rows]
+        width = max(map(cell_len, " ".join([header, *column]).split()), default=1)
         least += width + 1
         written.add_column(
-            Text(header), justify="left" if index < shown.n_left else "right", min_width=width
+            Text(header),
+            justify="left" if index < shown.n_left else "right",
+            min_width=width,
+            max_width=max([width, *map(cell_len, column)]),
         )
     for number, row in enumerate(rows):
         styles = ["bold" if (number, c) in shown.bold else "" for c in range(len(row))]

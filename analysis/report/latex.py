@@ -149,7 +149,7 @@ def _cells(shown: Texts, row: int) -> list[str]:
 
 
 def _row(cells: Sequence[str]) -> str:
-    return " & ".join(cells) + r" \\"
+    return " & ".join(cells) + r" \\[1.5pt]"
 
 
 def _without_command(text: str) -> str:

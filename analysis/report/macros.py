@@ -22,6 +22,7 @@ _HEADLINES = "bsHeadlines"
 """Command that sets the headline numbers that are identified, as rows of three columns."""
 
 _DIGITS = 3
+_WORDS_OF = {"s_min": "fewest steps", "e_min": "fewest samples"}
 _NO_INTERVAL = "no interval"
 _WORDS = ("Zero", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -111,20 +112,20 @@ def macros(headlines: Mapping[str, Estimate]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def headline_rows(headlines: Mapping[str, Estimate], without: str = "-") -> list[str]:
+def headline_rows(headlines: Mapping[str, Estimate], without: tuple[str, ...] = ()) -> list[str]:
     """Set the headline numbers that are identified by their commands, as rows of three columns.
 
     Parameters
     ----------
-    without : str
-        Begin of the names that are left out.
+    without : tuple of str
+        Begins of the names that are left out.
     """
-    return [
-        rf"  {escape_latex(name.replace('_', ' '))} & \{macro_name(name)}Text & "
-        rf"\{macro_name(name)}N \\"
-        for name, estimate in headlines.items()
-        if estimate.is_identified and not name.startswith(without)
-    ]
+    rows = []
+    for name, estimate in headlines.items():
+        if estimate.is_identified and not name.startswith(without):
+            command, words = macro_name(name), _WORDS_OF.get(name, name.replace("_", " "))
+            rows.append(rf"  {escape_latex(words)} & \{command}Text & \{command}N \\")
+    return rows
 
 
 def _texts(estimate: Estimate) -> dict[str, str]:

@@ -33,10 +33,12 @@ PARTS = (
 )
 """Texts that are written anew, beside tables and figures."""
 
-_PICTURES = ("tradeoff", "loss_vs_samples", "memory", "step_time")
+_PICTURES = ("tradeoff", "step_time", "memory", "loss_vs_samples")
 """Begins of the names of the figures that a paper shows, one of each."""
 _MOST_COLUMNS = 10
 _MOST_HEADLINES = 16
+_OF_APPENDIX = ("claim_", "memory_", "step_")
+"""Begins of headline numbers that the appendix alone lists."""
 _ANEW = "% Written anew by every report."
 
 
@@ -122,6 +124,10 @@ def _results(
 ) -> Iterator[str]:
     """Yield what a paper shows: the answer, the comparison, the headline numbers, four figures."""
     yield "\n".join(escape_latex(sentence) for sentence in said) or "Nothing was found."
+    # Floats of a kind keep their order, and one over both columns waits for the next page.
+    if rows := headline_rows(headlines, without=_OF_APPENDIX)[:_MOST_HEADLINES]:
+        caption = r"\caption{Headline numbers, with intervals.}\label{tab:headlines}"
+        yield "\n".join([r"\begin{table}[tb]", caption, *_tabular("tabular", rows), r"\end{table}"])
     if has_table:
         yield (
             "\\begin{table*}[t]\\centering\n"
@@ -129,24 +135,13 @@ def _results(
             "\\label{tab:comparison}\n"
             rf"\input{{\{FOLDER}/comparison}}" + "\n\\end{table*}"
         )
-    if rows := headline_rows(headlines, without="claim_"):
-        yield "\n".join(
-            [
-                r"\begin{table}[tb]\caption{Headline numbers, with intervals.}\label{tab:headlines}",
-                r"\scriptsize\begin{tabular}{@{}p{0.4\linewidth}p{0.45\linewidth}r@{}}",
-                r"\toprule what & estimate [interval] & n \\ \midrule",
-                *rows[:_MOST_HEADLINES],
-                r"\bottomrule\end{tabular}\end{table}",
-            ]
-        )
-    found = [p for of in _PICTURES for p in [p for p in pictures if p.name.startswith(of)][:1]]
-    # Figures keep their order, so that a wide one would hold up those of one column.
-    for picture in sorted(found, key=_is_narrow, reverse=True):
-        star = "" if _is_narrow(picture) else "*"
-        yield (
-            f"\\begin{{figure{star}}}[tb]\\centering\n"
-            f"{_graphics(picture)}\n{_caption(picture)}\n\\end{{figure{star}}}"
-        )
+    for begin in _PICTURES:
+        if picture := next((p for p in pictures if p.name.startswith(begin)), None):
+            star = "" if _is_narrow(picture) else "*"
+            yield (
+                f"\\begin{{figure{star}}}[tb]\\centering\n"
+                f"{_graphics(picture)}\n{_caption(picture)}\n\\end{{figure{star}}}"
+            )
 
 
 def _everything(
@@ -156,7 +151,7 @@ def _everything(
     for place, section in enumerate(sections):
         pictures = section.pictures if figures else ()
         if section.tables or pictures:
-            yield rf"\section{{{escape_latex(section.title)}}}"
+            yield rf"\bsTopic{{{escape_latex(section.title)}}}"
         for view in section.tables:
             # One table needs no title beside the section's.
             title = view.title if len(section.tables) > 1 else section.title
@@ -178,16 +173,24 @@ def _headlines(headlines: Mapping[str, Estimate]) -> str:
     rows = headline_rows(headlines)
     if not rows:
         return left_out
-    return "\n".join(
-        [
-            r"{\scriptsize\begin{longtable}{@{}p{0.42\linewidth}p{0.42\linewidth}r@{}}",
-            r"\caption{Headline numbers, with intervals and the number of units behind each. Each "
-            rf"has a command of its own in \texttt{{macros.tex}}. {left_out}}}\\",
-            r"\toprule what & estimate [interval] & n \\ \midrule\endhead",
-            *rows,
-            r"\bottomrule\end{longtable}}",
-        ]
+    caption = (
+        r"\caption{Headline numbers, with intervals and the number of units behind each. Each has "
+        rf"a command of its own in \texttt{{macros.tex}}. {left_out}}}\\"
     )
+    return "\n".join(_tabular("longtable", rows, caption))
+
+
+def _tabular(name: str, rows: Sequence[str], caption: str = "") -> list[str]:
+    """Set rows of headline numbers."""
+    wide = r">{\raggedright\arraybackslash}p{0.42\linewidth}"
+    return [
+        rf"{{\scriptsize\begin{{{name}}}{{@{{}}{wide}{wide}r@{{}}}}{caption}",
+        r"\toprule what & estimate [interval] & n \\",
+        r"\midrule",
+        *rows,
+        r"\bottomrule",
+        rf"\end{{{name}}}}}",
+    ]
 
 
 def _is_narrow(picture: Picture) -> bool:

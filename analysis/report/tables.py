@@ -68,7 +68,7 @@ def comparison_table(
     columns = [
         geometry_column(comparison),
         *setting_columns(comparison, cells.shown),
-        Column("status", is_left=True),
+        *([] if comparison["status"].eq("completed").all() else [Column("status", is_left=True)]),
         Column("n_completed", "n", texts=_counts(comparison)),
     ]
     definitions = [

@@ -25,12 +25,15 @@ from batchscape.analysis.report.definitions import (
     rule_of_bold,
 )
 from batchscape.analysis.report.table import Column, Table
+from batchscape.errors import ConfigError
 from batchscape.record.figures import COMPARED, FIGURES
+from batchscape.text import suggest
 
 __all__ = [
     "GEOMETRY_HEADER",
     "comparison_table",
     "decomposition_table",
+    "figures_shown",
     "geometry_column",
     "setting_columns",
 ]
@@ -38,7 +41,9 @@ __all__ = [
 GEOMETRY_HEADER = f"devices {TIMES} micro {TIMES} accumulation = global"
 """Header of a column of geometries."""
 
+_RATIO = "throughput_ratio"
 _PAIRS = "throughput_ratio_pairs"
+"""The n of ratios; missing at the reference."""
 
 _OF_DISTURBED = (
     f"disturbed: processor time: {FIGURES['processor_time_s'].meaning}, of cells of which no time "
@@ -48,7 +53,10 @@ _OF_DISTURBED = (
 
 
 def comparison_table(
-    comparison: pd.DataFrame, cells: Cells, at_best: Collection[int] = ()
+    comparison: pd.DataFrame,
+    cells: Cells,
+    at_best: Collection[int] = (),
+    figures: Sequence[str] | None = None,
 ) -> Table:
     """Choose what of the comparison is shown.
 
@@ -60,11 +68,16 @@ def comparison_table(
         What it was computed from.
     at_best : collection of int
         Cells to show first where there is no room for all, as `cells_at_best` returns them.
+    figures : sequence of str, optional
+        Those that are shown, in this order; by default all that say anything.
     """
+    shown = [name for name in figures_shown(figures) if comparison[f"{name}_n"].gt(0).any()]
+    if figures is None:
+        shown = [name for name in shown if _says_more(comparison, name)]
     marks = mark_best(cells, valid_figures(cells.runs)).loc[comparison.index]
-    reference = comparison["throughput_ratio"].eq(1)
+    reference = comparison[_RATIO].eq(1)
     # The reference has no pairs of its own.
-    frame = comparison.assign(**{_PAIRS: comparison["throughput_ratio_n"].mask(reference)})
+    frame = comparison.assign(**{_PAIRS: comparison[f"{_RATIO}_n"].mask(reference)})
     columns = [
         geometry_column(comparison),
         *setting_columns(comparison, cells.shown),
@@ -79,14 +92,13 @@ def comparison_table(
         rule_of_bold(marks, cells),
     ]
     bold: set[tuple[int, str]] = set()
-    for name, column in _figures(comparison):
-        # What no cell has is no column; the notes below say why there are no times.
-        if comparison[f"{name}_n"].eq(0).all():
-            continue
+    # What no cell has is no column; the notes of the report say why there are no times.
+    for name in shown:
+        column = _column(name)
         columns.append(column)
         if f"{name}_best" in marks:
             bold |= {(int(row), column.name) for row in np.flatnonzero(marks[f"{name}_best"])}
-        if name == "throughput_ratio":
+        if name == _RATIO:
             definitions.append(ratio_definition(throughput_ratios(cells)))
         elif name == DISTURBED:
             definitions.append(_OF_DISTURBED)
@@ -211,25 +223,43 @@ def setting_columns(table: pd.DataFrame, names: Sequence[str]) -> list[Column]:
     return [Column(key, header, texts=own, is_left=True) for key, header, own in columns]
 
 
-def _figures(comparison: pd.DataFrame) -> Iterator[tuple[str, Column]]:
-    """Yield the figures that this comparison shows, each with its column."""
-    without_tokens = comparison["samples_per_s_n"].gt(0) & comparison["tokens_per_s_n"].eq(0)
-    for name in COMPARED:
-        if name != "samples_per_s" or without_tokens.any():
-            yield name, _column(name, FIGURES[name].label)
-        if name == "step_time_s":
-            yield DISTURBED, _column(DISTURBED, "disturbed: processor time")
-        # The first cell of its settings has ratio 1: alone, it says nothing.
-        if name == "samples_per_s" and comparison["throughput_ratio"].dropna().ne(1).any():
-            ratio = "throughput_ratio"
-            ends = (f"{ratio}_low", f"{ratio}_high", "", _PAIRS, "n_completed")
-            yield ratio, Column(ratio, ratio.replace("_", " "), "", ".3f", *ends)
+def figures_shown(columns: Sequence[str] | None) -> Sequence[str]:
+    """Return the figures of a comparison: those asked for, else all, in the order of the table.
+
+    Raises
+    ------
+    ConfigError
+        If one that is asked for is no figure of the comparison.
+    """
+    after = {"step_time_s": [DISTURBED], "samples_per_s": [_RATIO]}
+    known = [name for figure in COMPARED for name in (figure, *after.get(figure, ()))]
+    for name in columns or ():
+        if name not in known:
+            msg = (
+                f"--columns takes figures of the comparison, but {name!r} is none"
+                f"{suggest(name, known)}"
+            )
+            raise ConfigError(msg)
+    return known if columns is None else columns
 
 
-def _column(name: str, label: str) -> Column:
+def _says_more(comparison: pd.DataFrame, name: str) -> bool:
+    """Tell whether a figure says anything that another one does not."""
+    if name == "samples_per_s":
+        return bool(
+            (comparison["samples_per_s_n"].gt(0) & comparison["tokens_per_s_n"].eq(0)).any()
+        )
+    # The first cell of its settings has ratio 1: alone, it says nothing.
+    return name != _RATIO or bool(comparison[_RATIO].dropna().ne(1).any())
+
+
+def _column(name: str) -> Column:
+    if name == _RATIO:
+        ends = (f"{_RATIO}_low", f"{_RATIO}_high", "", _PAIRS, "n_completed")
+        return Column(_RATIO, "throughput ratio", "", ".3f", *ends)
     return Column(
         f"{name}_mean",
-        label,
+        "disturbed: processor time" if name == DISTURBED else FIGURES[name].label,
         unit_of(name),
         spread=f"{name}_ci95",
         n=f"{name}_n",

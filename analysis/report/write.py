@@ -40,7 +40,7 @@ from batchscape.analysis.report.sections import (
     write_sections,
 )
 from batchscape.analysis.report.table import Table
-from batchscape.analysis.report.tables import comparison_table
+from batchscape.analysis.report.tables import comparison_table, figures_shown
 from batchscape.analysis.report.topic import Picture, Section
 from batchscape.analysis.report.topics import Material, find_sections
 from batchscape.analysis.report.writers import show, write_csv
@@ -114,6 +114,7 @@ def write_report(
     out: Path | None = None,
     *,
     targets: Sequence[float] | None = None,
+    columns: Sequence[str] | None = None,
     figures: bool = True,
 ) -> Report:
     """Write the tables, figures and page of one or more sweeps.
@@ -127,11 +128,15 @@ def write_report(
         report are replaced or removed, and no others.
     targets : sequence of float, optional
         Held-out losses to reach; by default chosen from what every global batch reached.
+    columns : sequence of str, optional
+        Figures that the comparison shows, in this order; by default all that were recorded.
     figures : bool
         Draw figures too, which takes most of the time.
 
     Raises
     ------
+    ConfigError
+        If a column is none of the comparison.
     RecordError
         If no folder is given, a folder holds no runs, or none of them can be read.
     AnalysisError
@@ -140,24 +145,26 @@ def write_report(
     if not sweep_dirs:
         msg = "a report needs at least one sweep folder"
         raise RecordError(msg)
+    figures_shown(columns)
     out = SweepFolder(sweep_dirs[0]).report if out is None else out
     # Texts as objects: Arrow's are made for more rows than a table here has, and take longer.
     texts = pd.option_context("mode.string_storage", "python")
     with texts, Drawing() if figures else nullcontext() as drawing:
-        return _written(sweep_dirs, out, targets, drawing)
+        return _written(sweep_dirs, out, targets, columns, drawing)
 
 
 def _written(
     sweep_dirs: Sequence[Path],
     out: Path,
     targets: Sequence[float] | None,
+    columns: Sequence[str] | None,
     drawing: Drawing | None,
 ) -> Report:
     tables = _loaded(sweep_dirs)
     cells = find_cells(tables.runs)
     comparison = compare(cells)
     material = Material(cells, tables, targets)
-    table = comparison_table(comparison, cells, material.at_best)
+    table = comparison_table(comparison, cells, material.at_best, columns)
     pictures: list[Picture] = []
     if drawing is not None:
         for picture in _pictures(material):

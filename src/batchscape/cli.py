@@ -333,6 +333,13 @@ def _report(arguments: list[str]) -> int:
         nargs="+",
         help="held-out losses to reach; default: chosen from what every global batch reached",
     )
+    parser.add_argument(
+        "--columns",
+        metavar="NAME,NAME",
+        type=lambda text: [name.strip() for name in text.split(",")],
+        help="figures that the comparison shows, in this order, as in step_time_s,final_loss; "
+        "default: all that were recorded. comparison.csv has them all",
+    )
     parsed = parser.parse_args(arguments)
     if parsed.out is None and len(parsed.dirs) > 1:
         msg = "a report of several sweeps belongs to none of them: say where with --out DIR"
@@ -341,7 +348,7 @@ def _report(arguments: list[str]) -> int:
     from batchscape.record.folder import SweepFolder
 
     out = parsed.out or SweepFolder(parsed.dirs[0]).report
-    write_report(parsed.dirs, out, targets=parsed.target).render(_console())
+    write_report(parsed.dirs, out, targets=parsed.target, columns=parsed.columns).render(_console())
     return 0
 
 

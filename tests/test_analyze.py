@@ -69,7 +69,7 @@ def test_a_published_table_gives_its_published_critical_batches(tmp_path: Path) 
         form="two_term",
         reference_batch_size=256,
     )
-    views = {view.name: view.table for section in found.sections for view in section.tables}
+    views = {view.name: view.frame for section in found.sections for view in section.tables}
     table = views["critical_batch"]
     published = [745.3, 955.2, 1393.7, 1888.5, 2533.4]
     assert table["overhead_batch_size"].tolist() == pytest.approx(published, abs=0.05)
@@ -113,7 +113,7 @@ def test_the_best_learning_rate_of_each_batch_is_used(tmp_path: Path) -> None:
     simulated((0.03, 0.1, 0.3)).to_csv(tmp_path / "curves.csv", index=False)
     found = analyze(tmp_path / "curves.csv", targets=[3.0])
     assert "Learning rate" in [section.title for section in found.sections]
-    table = found.sections[0].tables[0].table
+    table = found.sections[0].tables[0].frame
     assert table["learning_rate"].eq(0.1).all()
     assert not any("UNTUNED" in text for s in found.sections for text in s.warnings)
 
@@ -226,7 +226,7 @@ def test_many_broken_tables_are_refused_or_analysed(tmp_path: Path) -> None:
 
 
 def tables_of(found: Analysis) -> dict[str, pd.DataFrame]:
-    return {view.name: view.table for section in found.sections for view in section.tables}
+    return {view.name: view.frame for section in found.sections for view in section.tables}
 
 
 def texts_of(found: Analysis) -> str:
@@ -353,7 +353,7 @@ OPTUNA = {
 
 
 def views_of(found: Analysis) -> dict[str, pd.DataFrame]:
-    return {view.name: view.table for section in found.sections for view in section.tables}
+    return {view.name: view.frame for section in found.sections for view in section.tables}
 
 
 def critical(found: Analysis) -> list[float]:

@@ -25,9 +25,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from batchscape.analysis.report.grids import Grid, escape_markdown, to_markdown
 from batchscape.analysis.report.latex import escape_latex, to_latex
-from batchscape.analysis.report.tables import write_csv
+from batchscape.analysis.report.table import Column
+from batchscape.analysis.report.table import Table as Shown
+from batchscape.analysis.report.writers import escape_markdown, to_markdown, write_csv
 from batchscape.cli import main
 from batchscape.drawing import draw, paper_style
 from batchscape.outgoing import outgoing, outgoing_cell, outgoing_json, visible
@@ -139,10 +140,12 @@ def test_the_console_cleans_texts_cells_and_titles_and_keeps_its_own_styles() ->
 
 def test_markdown_latex_figures_and_json_are_clean() -> None:
     secret = "hf_" + "aB3" * 11
-    grid = Grid([f"h {RED}", "v"], [[HOSTILE, secret]], f"h {RED}", footnotes={"a": HOSTILE})
+    columns = [Column("h", f"h {RED}", is_left=True), Column("v")]
+    frame = pd.DataFrame({"h": [HOSTILE], "v": [secret]}, dtype=object)
+    shown = Shown("name", RED, frame, columns, footnotes=[[HOSTILE]])
     for text in (
-        to_markdown(grid),
-        to_latex(grid),
+        to_markdown(shown),
+        to_latex(shown),
         escape_markdown(f"{HOSTILE} {secret}"),
         escape_latex(f"{HOSTILE} {secret}"),
         json.dumps(outgoing_json({RED: [HOSTILE, secret, 1, None]}), ensure_ascii=False),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import pandas as pd
 
 from batchscape.analysis.best import SIGNIFICANCE
@@ -76,15 +78,21 @@ def ratio_definition(ratios: pd.DataFrame) -> str:
     )
 
 
-def footnotes(comparison: pd.DataFrame, cells: Cells) -> list[pd.Series[str]]:
+def footnotes(comparison: pd.DataFrame, cells: Cells) -> list[list[str | None]]:
     """Say for each cell what its figures lack."""
-    what = comparison["step_time_s_n"].gt(0).map({True: "some times left out", False: "no times"})
     open_ended = comparison["status"].where(comparison["n_completed"].lt(comparison["n"]))
+    lacking = ["some times left out" if n else "no times" for n in comparison["step_time_s_n"]]
     return [
-        comparison["reason"].fillna(open_ended),
-        what + ": " + comparison["timing_note"],
-        "not decomposition-invariant: " + comparison["not_invariant"],
-        pd.Series(_stopped_at_target(comparison, cells), comparison.index, dtype=object),
+        comparison["reason"].where(comparison["reason"].notna(), open_ended).tolist(),
+        _noted(lacking, comparison["timing_note"]),
+        _noted(["not decomposition-invariant"] * len(comparison), comparison["not_invariant"]),
+        _stopped_at_target(comparison, cells),
+    ]
+
+
+def _noted(what: Sequence[str], notes: Iterable[object]) -> list[str | None]:
+    return [
+        None if pd.isna(note) else f"{of}: {note}" for of, note in zip(what, notes, strict=True)
     ]
 
 

@@ -3,7 +3,7 @@ r"""A table as LaTeX: booktabs rules, and columns of a given width in which TeX 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from batchscape.analysis.commands import part_command
 from batchscape.analysis.numbers import TIMES
@@ -75,9 +75,13 @@ def to_latex(table: Table, *, is_long: bool = True) -> str:
         To be read by `\bsTable`; needs the packages array, booktabs and longtable.
     """
     shown = table.texts()
-    font, widths = _widths(shown)
+    font, widths, rows = _layout(shown)
+    flush = [r"\raggedright" if i < shown.n_left else r"\raggedleft" for i in range(len(widths))]
+    kinds = "".join(
+        rf">{{{side}\arraybackslash}}p{{\dimexpr {width:.4f}\linewidth-2\tabcolsep}}"
+        for side, width in zip(flush, widths, strict=True)
+    )
     heads = _row([rf"\textbf{{{escape_latex(header)}}}" for header in shown.headers])
-    rows = [_row(_cells(shown, number)) for number in range(len(shown.rows))]
     begin = [r"\toprule", heads, r"\midrule"]
     name = "tabular"
     if is_long:
@@ -93,9 +97,9 @@ def to_latex(table: Table, *, is_long: bool = True) -> str:
     return "\n".join(
         [
             rf"\begingroup{font}\setlength{{\tabcolsep}}{{2pt}}",
-            rf"\begin{{{name}}}{{@{{}}{widths}@{{}}}}",
+            rf"\begin{{{name}}}{{@{{}}{kinds}@{{}}}}",
             *begin,
-            *rows,
+            *(_row(_cells(shown, number, texts)) for number, texts in enumerate(rows)),
             *([] if is_long else [r"\bottomrule"]),
             rf"\end{{{name}}}\par",
             *(["{\\raggedright\\footnotesize", *under, "}"] if under else []),
@@ -105,43 +109,50 @@ def to_latex(table: Table, *, is_long: bool = True) -> str:
     )
 
 
-def _widths(shown: Texts) -> tuple[str, str]:
-    """Choose the font, and give each column room for its longest text, or at least its words."""
-    columns = list(zip(shown.headers, *shown.rows, strict=True))
-    heads = [max(map(len, header.split())) + 2 for header in shown.headers]
-    least = [
-        max([head, *(len(word) + 2 for text in texts[1:] for word in _words(text))])
-        for head, texts in zip(heads, columns, strict=True)
-    ]
-    wanted = [max(map(len, texts[1:]), default=1) + 2 for texts in columns]
-    widths = [max(low, w) for low, w in zip(least, wanted, strict=True)]
-    font, room = next((of for of in _ROOM.items() if sum(widths) <= of[1]), [*_ROOM.items()][-1])
-    for most in range(max(widths), 0, -1):
+def _layout(shown: Texts) -> tuple[str, list[float], Sequence[Sequence[str]]]:
+    """Choose the font, the part of the line of each column, and whether numbers may break."""
+    for font, room in _ROOM.items():
+        # A number with its spread, and its n, stay on one line.
+        rows = [[_tight(text) for text in row] for row in shown.rows]
+        wanted = _widths(shown.headers, rows, lambda text: [text])
+        if sum(wanted) <= room:
+            return font, [width / room for width in wanted], rows
+    least = _widths(shown.headers, rows, _words)
+    if sum(least) > room:
+        rows = [list(row) for row in shown.rows]
+        least = _widths(shown.headers, rows, _words)
+    for most in range(max(wanted), 0, -1):
         widths = [max(low, min(w, most)) for low, w in zip(least, wanted, strict=True)]
         if sum(widths) <= room:
             break
-    whole = max(room, sum(widths))
-    flush = [r"\raggedright" if i < shown.n_left else r"\raggedleft" for i in range(len(widths))]
-    return font, "".join(
-        rf">{{{side}\arraybackslash}}p{{\dimexpr {width / whole:.4f}\linewidth-2\tabcolsep}}"
-        for side, width in zip(flush, widths, strict=True)
-    )
+    return font, [width / max(room, sum(widths)) for width in widths], rows
+
+
+def _widths(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    parts: Callable[[str], Sequence[str]],
+) -> list[int]:
+    """Return the letters of the longest part of a text, or word of a header, column by column."""
+    columns = zip(headers, *rows, strict=True)
+    return [
+        2 + max(map(len, [*head.split(), *(part for text in texts for part in parts(text))]))
+        for head, *texts in columns
+    ]
 
 
 def _words(text: str) -> list[str]:
-    return re.split("[ \N{ZERO WIDTH SPACE}]", _breakable(_tight(text)))
+    return re.split("[ \N{ZERO WIDTH SPACE}]", _breakable(text))
 
 
 def _tight(text: str) -> str:
-    """Keep a number with its spread, and its n, on one line."""
     return re.sub("(?<=[±=]) | (?=[±=])", "\N{NO-BREAK SPACE}", text) if len(text) < 40 else text
 
 
-def _cells(shown: Texts, row: int) -> list[str]:
-    cells = [escape_latex(_tight(text)) for text in shown.rows[row]]
+def _cells(shown: Texts, row: int, texts: Sequence[str]) -> list[str]:
     cells = [
         rf"\textbf{{\boldmath {text}}}" if (row, column) in shown.bold else text
-        for column, text in enumerate(cells)
+        for column, text in enumerate(map(escape_latex, texts))
     ]
     if marks := shown.marks[row]:
         cells[shown.n_left - 1] += rf"\textsuperscript{{{','.join(marks)}}}"

@@ -11,7 +11,7 @@ from statsmodels.stats.multitest import multipletests  # type: ignore[import-unt
 from batchscape.analysis import compare, find_cells, load
 from batchscape.analysis.best import SIGNIFICANCE, mark_best, p_of_best
 from batchscape.analysis.comparison import valid_figures
-from batchscape.analysis.report.tables import comparison_grid
+from batchscape.analysis.report.tables import comparison_table
 from batchscape.record.figures import COMPARED, FIGURES
 
 CUTS = {8: (1, 8, 1), 16: (1, 16, 1), 32: (1, 32, 1)}
@@ -199,7 +199,7 @@ def test_one_seed_tells_nothing(build: Any) -> None:
 def test_what_is_marked_is_bold(build: Any) -> None:
     cells = find_cells(load(train(build(), CLEAR).path).runs)
     marks = mark_best(cells, valid_figures(cells.runs))
-    grid = comparison_grid(compare(cells), cells)
+    grid = comparison_table(compare(cells), cells).texts()
     headers = {"peak_allocated_gib": "peak memory (MiB)", "final_loss": "final loss"}
     for name, header in headers.items():
         column = grid.headers.index(header)

@@ -13,7 +13,7 @@ from batchscape.analysis.cells import plain_texts, where_they_differ
 from batchscape.analysis.cost.table import cost_groups
 from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.report.notes import find_notes
-from batchscape.analysis.report.tables import comparison_grid
+from batchscape.analysis.report.tables import comparison_table
 from batchscape.errors import RecordError
 
 
@@ -78,7 +78,7 @@ def test_of_more_settings_that_vary_together_three_are_named_and_a_note_has_the_
     assert len(cells.settings) == 4
     assert len(cells.shown) == 3
     (rest,) = cells.unshown()
-    notes = comparison_grid(compare(cells), cells).notes
+    notes = comparison_table(compare(cells), cells).notes
     assert f"Also vary, together with settings shown: {rest}." in notes
 
 

@@ -20,7 +20,7 @@ from batchscape.analysis.figures.bars import draw_processor_time
 from batchscape.analysis.figures.style import looks
 from batchscape.analysis.hardware import known_where
 from batchscape.analysis.numbers import MISSING, TIMES
-from batchscape.analysis.report.tables import comparison_grid
+from batchscape.analysis.report.tables import comparison_table
 from batchscape.drawing import paper_style
 from batchscape.record.figures import COLUMNS, COMPARED, FIGURES
 from batchscape.record.folder import SweepFolder
@@ -119,7 +119,7 @@ def test_where_no_time_counts_the_processor_time_stands_apart(build: Any) -> Non
     assert table.loc[32, "step_time_s_n"] == 0
     assert table.loc[32, f"{DISTURBED}_mean"] == pytest.approx(0.036)
     assert table.loc[32, f"{DISTURBED}_n"] == 2
-    grid = comparison_grid(compare(cells), cells)
+    grid = comparison_table(compare(cells), cells).texts()
     column = grid.headers.index("disturbed: processor time (ms)")
     shown = {row[0].split(TIMES)[1]: row[column].partition(" ")[0] for row in grid.rows}
     assert shown == {"8": MISSING, "32": "36.00"}
@@ -136,7 +136,7 @@ def test_where_no_time_counts_the_processor_time_stands_apart(build: Any) -> Non
         assert "disturbed" in axes.get_xlabel()
         timed = find_cells(runs[runs["launch.timing_valid"].eq(True)])
         assert draw_processor_time(timed, looks(timed)) is None
-    assert "disturbed" not in " ".join(comparison_grid(compare(timed), timed).headers)
+    assert "disturbed" not in " ".join(comparison_table(compare(timed), timed).texts().headers)
 
 
 def test_what_is_not_known_to_be_valid_is_no_time(build: Any) -> None:

@@ -11,7 +11,7 @@ from batchscape.analysis import compare, find_cells, load
 from batchscape.analysis.comparing.pairs import Contrast
 from batchscape.analysis.estimates import Estimate, interval_text
 from batchscape.analysis.report.macros import macros
-from batchscape.analysis.report.tables import comparison_grid
+from batchscape.analysis.report.tables import comparison_table
 
 
 def estimate(n, value=0.223, low=0.0, high=42235825.0):
@@ -44,7 +44,7 @@ def test_tables_follow_the_rule(build, seeds, shown):
     comparison = compare(cells)
     assert comparison["final_loss_n"].eq(seeds).all()
     assert comparison["final_loss_ci95"].notna().all() == shown
-    text = " ".join(" ".join(row) for row in comparison_grid(comparison, cells).rows)
+    text = " ".join(" ".join(row) for row in comparison_table(comparison, cells).texts().rows)
     assert ("±" in text) == shown
 
 

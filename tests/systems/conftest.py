@@ -130,7 +130,7 @@ def check_recommendation(swept: Swept, geometries: str) -> None:
     assert any("s [" in text or "to a held-out loss" in text for text in decided.answer)
     # A cut that did not run has no curve.
     ran = swept.tables.runs.query("status == 'completed'")
-    assert set(decided.tables[0].table["micro_batch_size"]) == set(ran["micro_batch_size"])
+    assert set(decided.tables[0].frame["micro_batch_size"]) == set(ran["micro_batch_size"])
 
 
 def check_cuts_are_judged(swept: Swept) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from batchscape.analysis.claims.declared import CLAIMS, judge_claims
 from batchscape.analysis.claims.topic import claims_section, claims_table, shown_verdicts
-from batchscape.analysis.report.grids import to_markdown
+from batchscape.analysis.report.writers import to_markdown
 from batchscape.drawing import paper_style
 
 SEEDS = range(3)
@@ -32,18 +32,18 @@ def test_every_claim_is_in_the_table(world: Callable[[], Any]) -> None:
         section = claims_section(table.evidence())
     assert section is not None
     (view,) = section.tables
-    assert view.table["claim"].tolist() == [claim.id for claim in CLAIMS]
-    assert [row[0] for row in view.grid.rows] == [claim.id for claim in CLAIMS]
+    assert view.frame["claim"].tolist() == [claim.id for claim in CLAIMS]
+    assert [row[0] for row in view.texts().rows] == [claim.id for claim in CLAIMS]
     assert section.answer[0].startswith("Of 16 claims, these runs leave 3 supported, 1 contra")
     # What is open has the command that would settle it.
-    is_open = view.table["verdict"].eq("not identified")
-    assert (view.table["settle"].notna() == is_open).all()
-    assert len(view.grid.footnotes) == is_open.sum()
-    assert all("batchscape sweep" in text for text in view.grid.footnotes.values())
+    is_open = view.frame["verdict"].eq("not identified")
+    assert (view.frame["settle"].notna() == is_open).all()
+    assert len(view.texts().footnotes) == is_open.sum()
+    assert all("batchscape sweep" in text for text in view.texts().footnotes.values())
     assert section.headlines["claim_micro_before_accumulation"].value == pytest.approx(
         1.5, rel=0.01
     )
-    assert "micro-before-accumulation" in to_markdown(view.grid)
+    assert "micro-before-accumulation" in to_markdown(view)
 
 
 def test_contexts_that_disagree_are_listed_and_warned_of(world: Callable[[], Any]) -> None:
@@ -54,7 +54,7 @@ def test_contexts_that_disagree_are_listed_and_warned_of(world: Callable[[], Any
         section = claims_section(table.evidence())
     assert section is not None
     assert any("disagree on micro-before-accumulation" in text for text in section.warnings)
-    grid = section.tables[0].grid
+    grid = section.tables[0].texts()
     rows = [
         dict(zip(grid.headers, row, strict=True))
         for row in grid.rows
@@ -80,7 +80,7 @@ def test_the_figure_has_two_ticks_and_its_caption_names_only_what_is_drawn(
     with paper_style():
         section = claims_section(table.evidence())
     assert section is not None
-    drawn = section.tables[0].table.query("verdict != 'not identified' and low > 0")
+    drawn = section.tables[0].frame.query("verdict != 'not identified' and low > 0")
     ratios = drawn[drawn["definition"].str.startswith("ratio")]
     (picture,) = section.pictures
     (axes,) = picture.figure.axes

@@ -192,13 +192,13 @@ def test_the_section_says_what_was_compared(build: Callable[..., Any]) -> None:
     equal = comparing_section(find_cells(runs.assign(step_time_s=0.1 * noise)))
     assert equal is not None
     (time,) = [text for text in equal.answer if text.startswith("Step time")]
-    table = equal.tables[0].table.query("quantity == 'step_time_s'")
+    table = equal.tables[0].frame.query("quantity == 'step_time_s'")
     assert table["low"].lt(1).all()
     assert table["high"].gt(1).all()
     least, most = sorted(significant(size, 2) for size in table["detectable"])
     assert f"a difference from {least} to {most} % on would be found with 80% chance" in time
     for view in section.tables:
-        assert all(len(row) == len(view.grid.headers) for row in view.grid.rows)
+        assert all(len(row) == len(view.texts().headers) for row in view.texts().rows)
     # Sides without a cut in common.
     is_slow = runs["launch.device_model"].eq("Slow CPU")
     apart = comparing_section(find_cells(runs[is_slow == runs["micro_batch_size"].eq(32)]))

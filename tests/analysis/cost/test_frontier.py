@@ -25,8 +25,8 @@ from batchscape.analysis.cost.frontier_topic import frontier_section
 from batchscape.analysis.decisions.candidates import failures_that_count
 from batchscape.analysis.decisions.evidence import evidence_of, more_than_tensors
 from batchscape.analysis.decisions.recommend import Needs, recommend
-from batchscape.analysis.report.grids import to_markdown
 from batchscape.analysis.report.notes import find_notes
+from batchscape.analysis.report.writers import to_markdown
 from batchscape.record.causes import Cause
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import load
@@ -265,19 +265,19 @@ def test_the_report_shows_it(limited: Any) -> None:
     section = frontier_section(cells)
     assert section is not None
     (view,) = section.tables
-    assert view.table["last_fit"].tolist() == [8, 32]
-    assert view.table["first_out"].fillna(0).tolist() == [16, 0]
-    assert view.table["n_skipped"].tolist() == [1, 0]
-    assert view.table["memory_gib"].tolist() == [0.06, 0.5]
+    assert view.frame["last_fit"].tolist() == [8, 32]
+    assert view.frame["first_out"].fillna(0).tolist() == [16, 0]
+    assert view.frame["n_skipped"].tolist() == [1, 0]
+    assert view.frame["memory_gib"].tolist() == [0.06, 0.5]
     first, second = section.answer
     assert "memory limit (GiB) 0.06: micro-batch 8 is the last that fit, 16 the first" in first
     assert "not identified: none ran out of memory, up to micro-batch 32" in second
     # 0.015 of weights, gradients and state, 0.005 of gradients, 0.0021 a sample.
     peak = 3 * 0.005 + 0.005 + 0.0021 * 8
-    assert view.table["peak_gib"].iloc[0] == pytest.approx(peak)
-    assert view.table["margin_gib"].iloc[0] == pytest.approx(0.06 - peak)
+    assert view.frame["peak_gib"].iloc[0] == pytest.approx(peak)
+    assert view.frame["margin_gib"].iloc[0] == pytest.approx(0.06 - peak)
     assert f"{(0.06 - peak) * 1024:.3g} of 61.4 MiB" in first
-    text = to_markdown(view.grid)
+    text = to_markdown(view)
     assert "| memory limit (GiB) 0.06 | 1 | 8 | 16 |" in text
     (picture,) = section.pictures
     assert picture.name == "memory_frontier"

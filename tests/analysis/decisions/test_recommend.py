@@ -18,11 +18,11 @@ from batchscape.analysis.decisions.evidence import Basis, gather
 from batchscape.analysis.decisions.figures import draw_pareto
 from batchscape.analysis.decisions.reasons import reasons_for
 from batchscape.analysis.decisions.recommend import Needs, recommend
-from batchscape.analysis.decisions.show import candidates_grid
+from batchscape.analysis.decisions.show import candidates_table
 from batchscape.analysis.decisions.topic import decision_section
 from batchscape.analysis.numbers import significant
-from batchscape.analysis.report.grids import escape_markdown
 from batchscape.analysis.report.sections import section_lines
+from batchscape.analysis.report.writers import escape_markdown
 from batchscape.analysis.tradeoff.fit import fit_tradeoff
 from batchscape.cli import main
 from batchscape.drawing import paper_style
@@ -365,11 +365,14 @@ def test_without_a_target_there_is_still_an_answer():
     nothing = evidence(reaches=None)
     found = recommend(nothing, Needs(deadline_s=60.0))
     assert math.prod(found.geometry) == 32
-    grid = candidates_grid(found.candidates, 12)
+    grid = candidates_table(found.candidates, 12, "name", "title").texts()
     assert "time of a step" in grid.headers
     assert not {"time to target", "device-hours", "seeds"} & set(grid.headers)
     assert (
-        "time to target" in candidates_grid(recommend(evidence(), Needs()).candidates, 12).headers
+        "time to target"
+        in candidates_table(recommend(evidence(), Needs()).candidates, 12, "name", "title")
+        .texts()
+        .headers
     )
     assert found.costliest[0].endswith(" times as long a step.")
     assert any("deadline could not be checked" in text for text in found.warnings)
@@ -505,7 +508,7 @@ def test_sections_answer_with_tables_figures_and_headlines(build):
     assert decision.answer[0].startswith("Use ")
     assert [view.name for view in decision.tables] == ["time_to_target"]
     assert decision.headlines["recommended_time_to_target"].is_identified
-    assert decision.tables[0].table["recommended"].sum() == 1
+    assert decision.tables[0].frame["recommended"].sum() == 1
 
 
 def test_there_is_no_section_without_a_completed_run(build):
@@ -667,7 +670,7 @@ def test_two_seeds_have_no_interval_anywhere():
     assert any("2 seeds" in text for text in far.warnings)
     assert "[" not in found.reasons[-1]
     assert "(2 of 2 seeds reached it; derived: " in found.reasons[-1]
-    grid = candidates_grid(found.candidates, 99)
+    grid = candidates_table(found.candidates, 99, "name", "title").texts()
     shown = [row for row in grid.rows if row[1] == "measured"]
     assert len(shown) == len(CELLS)
     assert not any("[" in row[3] for row in shown)
@@ -680,7 +683,7 @@ def test_two_seeds_have_no_interval_anywhere():
     own = f"= {int(found.chosen['global_batch_size'])}"
     assert all(("[" in row[5]) == row[0].endswith(own) for row in shown)
     three = recommend(evidence(noise=0.2), Needs())
-    rows = candidates_grid(three.candidates, 99).rows
+    rows = candidates_table(three.candidates, 99, "name", "title").texts().rows
     assert all("[" in row[3] and "[" in row[5] for row in rows if row[1] == "measured")
 
 

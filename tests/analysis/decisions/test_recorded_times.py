@@ -10,7 +10,7 @@ from batchscape.analysis.cells import find_cells
 from batchscape.analysis.cost.table import cost_table
 from batchscape.analysis.decisions.evidence import evidence_of, gather
 from batchscape.analysis.decisions.recommend import Needs, recommend
-from batchscape.analysis.decisions.show import candidates_grid, geometry_text
+from batchscape.analysis.decisions.show import candidates_table, geometry_text
 from batchscape.analysis.decisions.topic import decision_section
 from batchscape.analysis.learning_rate.choice import at_best_learning_rate
 from batchscape.analysis.targets.crossings import steps_to_target
@@ -65,7 +65,11 @@ def test_the_time_to_a_target_is_the_one_that_the_runs_recorded(uneven):
         assert row["derived_time_s"] == pytest.approx(row["steps"] * whole)
     assert "seeds reached it; recorded by the runs)." in found.reasons[-1]
     share = measured["derived_time_s"] / measured["time_s"]
-    said = [note for note in candidates_grid(found.candidates, 9).notes if "held against" in note]
+    said = [
+        note
+        for note in candidates_table(found.candidates, 9, "name", "title").texts().notes
+        if "held against" in note
+    ]
     assert f"is {share.min():.3g} to {share.max():.3g} times what was recorded (2 cuts)" in said[0]
     tables = load(uneven.path)
     cells = find_cells(tables.runs)
@@ -105,7 +109,7 @@ def test_a_time_that_no_run_at_the_rate_recorded_is_derived_of_its_mean_step(bui
     own = basis.table[basis.table["micro_batch_size"].eq(8)]
     mean = np.exp(np.log(own["mean_step_time_s"]).mean())
     assert rows.loc[8, "time_s"] == pytest.approx(rows.loc[8, "steps"] * mean)
-    table = candidates_grid(rows.reset_index(), 9)
+    table = candidates_table(rows.reset_index(), 9, "name", "title").texts()
     marked = {row[0]: row[3].endswith(", derived") for row in table.rows}
     assert marked == {
         geometry_text(row): row["derived"] for row in rows.reset_index().to_dict("records")

@@ -13,8 +13,8 @@ from batchscape.analysis.engines.programs import observed_batches
 from batchscape.analysis.engines.tables import costs_view, losses_view
 from batchscape.analysis.engines.topic import engines_section
 from batchscape.analysis.numbers import TIMES
-from batchscape.analysis.report.grids import to_markdown
 from batchscape.analysis.report.latex import to_latex
+from batchscape.analysis.report.writers import to_markdown
 from batchscape.drawing import paper_style
 from batchscape.record.files import read_json, write_json
 
@@ -43,22 +43,22 @@ def test_five_engines_side_by_side(engines):
     )
     assert section.warnings == []
     losses, costs = section.tables
-    assert len(losses.grid.rows) == 5 + 10
-    assert len(costs.grid.rows) == 5 * 2
+    assert len(losses.texts().rows) == 5 + 10
+    assert len(costs.texts().rows) == 5 * 2
     # The engines of one geometry lie together, ddp first.
-    assert [row[1] for row in costs.grid.rows[:5]] == [
+    assert [row[1] for row in costs.texts().rows[:5]] == [
         "ddp",
         "accelerate",
         "deepspeed",
         "fabric",
         "fsdp",
     ]
-    two = [row for row in costs.grid.rows if row[0].startswith("2")]
+    two = [row for row in costs.texts().rows if row[0].startswith("2")]
     assert {row[1]: row[-1] for row in two}["deepspeed"] == "every micro-step"
     assert {row[1]: row[-1] for row in two}["fsdp"] == "once"
     for view in section.tables:
-        assert to_markdown(view.grid)
-        assert to_latex(view.grid)
+        assert to_markdown(view)
+        assert to_latex(view)
     assert [picture.name for picture in section.pictures] == ["engines_loss", "engines_cost"]
     top = section.pictures[0].figure.axes[0]
     # All curves on top of each other: one panel has every engine and decomposition.
@@ -78,8 +78,8 @@ def test_runs_older_than_the_record_of_the_exchange(engines):
     section = section_of(engines({"ddp": 0.0, "fsdp": 0.0}))
     assert not any("Exchange" in text for text in section.answer)
     # What nobody knows is no column.
-    assert "exchanged" not in section.tables[1].grid.headers
-    assert section.tables[1].table["exchanges_every_micro_step"].isna().all()
+    assert "exchanged" not in section.tables[1].texts().headers
+    assert section.tables[1].frame["exchanges_every_micro_step"].isna().all()
 
 
 def test_costs_are_those_of_the_runs(engines):
@@ -171,7 +171,7 @@ def test_programs_are_reported_without_a_traceback(programs, tmp_path):
         "2 did not let their global batch be observed."
     ]
     assert section.warnings[0].startswith("Nothing confirms the global batch of 2 runs")
-    rows = {row[0]: row[3:] for row in section.tables[0].grid.rows}
+    rows = {row[0]: row[3:] for row in section.tables[0].texts().rows}
     assert len(rows) == 4
     # No run told its micro-batch or accumulation.
     assert ["1, not 2", "16, not 32", "no"] in rows.values()
@@ -216,8 +216,8 @@ def test_engines_too_are_named_by_the_rate_that_was_trained_with(build):
         costs_view(costs, cells),
     )
     for view in views:
-        position = list(view.grid.headers).index("learning rate")
-        assert {row[position] for row in view.grid.rows} == trained
+        position = list(view.texts().headers).index("learning rate")
+        assert {row[position] for row in view.texts().rows} == trained
     assert set(_row_names(costs)) == {
         f"1{TIMES}32{TIMES}1, learning rate {rate}" for rate in trained
     }

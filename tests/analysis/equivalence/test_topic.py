@@ -16,8 +16,8 @@ from batchscape.analysis import compare_decompositions, find_cells, load
 from batchscape.analysis.equivalence.paired import judge_equivalence
 from batchscape.analysis.equivalence.topic import equivalence_section
 from batchscape.analysis.numbers import TIMES
-from batchscape.analysis.report.grids import to_markdown
 from batchscape.analysis.report.latex import to_latex
+from batchscape.analysis.report.writers import to_markdown
 from batchscape.record.gradient_sketch import write_sketch
 
 
@@ -34,11 +34,11 @@ def test_all_equivalent(build: Any) -> None:
     assert [picture.name for picture in section.pictures] == ["equivalence", "divergence"]
     assert section.headlines["decomposition_loss_difference"].value == 0.0
     for view in section.tables:
-        assert len(view.grid.rows) == 3
-        assert to_markdown(view.grid)
-        assert to_latex(view.grid)
+        assert len(view.texts().rows) == 3
+        assert to_markdown(view)
+        assert to_latex(view)
     # Both quantities for the CSV, the one that decides for the page.
-    assert len(section.tables[0].table) == 6
+    assert len(section.tables[0].frame) == 6
 
 
 @pytest.mark.slow
@@ -49,7 +49,7 @@ def test_the_table_of_decompositions_is_as_it_was(build: Any) -> None:
     section = equivalence_section(cells, tables)
     assert section is not None
     pd.testing.assert_frame_equal(
-        section.tables[1].table, compare_decompositions(cells, tables.steps)
+        section.tables[1].frame, compare_decompositions(cells, tables.steps)
     )
 
 
@@ -93,7 +93,7 @@ def test_gradients_have_a_table_even_without_pairs_of_losses(build: Any) -> None
     section = section_of(sweep)
     assert [view.name for view in section.tables] == ["gradient_errors"]
     assert f"of the first decomposition by 2.0 {TIMES} 10⁻⁷ in float32" in section.answer[1]
-    assert to_markdown(section.tables[0].grid)
+    assert to_markdown(section.tables[0])
 
 
 def test_nothing_to_say(build: Any) -> None:
@@ -132,12 +132,12 @@ def test_the_hardest_target_that_all_reached(build: Any) -> None:
     reaches = reaches_of(cells, {3.0: everyone, 2.5: everyone, 2.0: {0, 1}})
     section = equivalence_section(cells, tables, reaches)
     assert section is not None
-    assert set(section.tables[0].table["target_loss"].dropna()) == {2.5}
-    assert len(section.tables[0].grid.rows) == 6
+    assert set(section.tables[0].frame["target_loss"].dropna()) == {2.5}
+    assert len(section.tables[0].texts().rows) == 6
     none = reaches_of(cells, {2.0: {0, 1}})
     section = equivalence_section(cells, tables, none)
     assert section is not None
-    assert len(section.tables[0].grid.rows) == 3
+    assert len(section.tables[0].texts().rows) == 3
 
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True, width=32)

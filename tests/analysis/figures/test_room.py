@@ -20,7 +20,7 @@ from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.page.charts import learning_rate_charts
 from batchscape.analysis.page.loss import loss_chart
 from batchscape.analysis.page.settings import cell_names, setting_names
-from batchscape.analysis.report.tables import comparison_grid
+from batchscape.analysis.report.tables import comparison_table
 from batchscape.analysis.report.topics import Material, find_sections
 
 SEARCHED = {8: (0.001, 0.0015, 0.00225), 16: (0.0011, 0.0016, 0.0024), 32: (0.003, 0.004, 0.006)}
@@ -157,7 +157,7 @@ def test_a_scaled_rate_is_the_one_that_was_trained_with(build: Any) -> None:
     bases = ["base learning rate 0.001", "base learning rate 0.002"]
     assert list(setting_names(cells, cells.context_of()).values()) == bases
     comparison = compare(cells)
-    grid = comparison_grid(comparison, cells)
+    grid = comparison_table(comparison, cells).texts()
     position = list(grid.headers).index("learning rate")
     assert [row[position] for row in grid.rows] == trained
     assert comparison["learning_rate"].tolist() == trained
@@ -241,7 +241,7 @@ def test_a_global_batch_has_one_colour_in_all_figures(build: Any) -> None:
         assert names == batches
         colours = [line.get_color() for line in legend.get_lines()]
         assert dict(zip(names, colours, strict=True)) == {name: expected[name] for name in batches}
-    tables_of = {view.name: view.table for view in section.tables}
+    tables_of = {view.name: view.frame for view in section.tables}
     # The page knows no other batches than those of its costs but by what it is told.
     costs = section.curves["learning_rate_costs"].query("group == 1")
     best = tables_of["learning_rates"].query("group == 1")

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from batchscape.analysis.learning_rate.topic import learning_rate_section
-from batchscape.analysis.report.grids import to_markdown
 from batchscape.analysis.report.latex import to_latex
+from batchscape.analysis.report.writers import to_markdown
 from batchscape.drawing import paper_style
 
 RATES = 0.001 * 2.0 ** np.arange(8)
@@ -52,12 +52,12 @@ def test_a_tuned_grid_is_answered():
     assert exponent.value == pytest.approx(0.5, abs=0.05)
     assert "Outside the exponent's interval: fixed, linear." in found.answer[0]
     optima, laws = found.tables
-    assert optima.table["run_ids"].str.count(";").eq(3 * len(RATES) - 1).all()
-    assert [row[0] for row in optima.grid.rows] == [str(batch) for batch in BATCHES]
-    assert [row[0] for row in laws.grid.rows] == ["fixed", "sqrt", "linear", "power"]
+    assert optima.frame["run_ids"].str.count(";").eq(3 * len(RATES) - 1).all()
+    assert [row[0] for row in optima.texts().rows] == [str(batch) for batch in BATCHES]
+    assert [row[0] for row in laws.texts().rows] == ["fixed", "sqrt", "linear", "power"]
     for table in found.tables:
-        assert to_latex(table.grid)
-        assert to_markdown(table.grid)
+        assert to_latex(table)
+        assert to_markdown(table)
     (picture,) = found.pictures
     left, right = picture.figure.axes
     (legend,) = picture.figure.legends
@@ -73,7 +73,7 @@ def test_an_optimum_at_the_edge_is_loud():
     found = section(table[(table["learning_rate"] < 0.01) | (table["global_batch_size"] < 64)])
     assert any(text.startswith("NOT TUNED EVERYWHERE") for text in found.warnings)
     assert any("B = 128" in text and "Left out" in text for text in found.warnings)
-    by_batch = {row[0]: row[1] for row in found.tables[0].grid.rows}
+    by_batch = {row[0]: row[1] for row in found.tables[0].texts().rows}
     assert by_batch["128"] == "≥ 0.0040"
 
 
@@ -81,7 +81,7 @@ def test_the_hardest_target_that_all_reached_is_used():
     hard = reaches(target=1.0)
     hard.loc[hard["global_batch_size"] == 8, "steps_to_target"] = math.nan
     found = section(pd.concat([reaches(target=3.0), reaches(target=2.0), hard]))
-    assert found.tables[0].table["target_loss"].unique().tolist() == [2.0]
+    assert found.tables[0].frame["target_loss"].unique().tolist() == [2.0]
     assert found.tables[0].title.endswith("held-out loss of 2")
 
 
@@ -98,7 +98,7 @@ def test_groups_are_shown_apart():
     found = section(two, groups={0: "model gpt", 1: "model mlp"})
     assert found.answer[1].startswith("model mlp: ")
     assert set(found.headlines) == {"learning_rate_exponent_0", "learning_rate_exponent_1"}
-    assert found.tables[0].grid.n_left == 2
+    assert found.tables[0].texts().n_left == 2
     assert len(found.pictures) == 2
 
 

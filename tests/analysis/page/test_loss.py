@@ -264,7 +264,7 @@ def test_500_runs_of_1000_points(build: Any, tmp_path: Any, browser: Any) -> Non
     """The page of a large sweep is below 10 MB, and its curves draw and change."""
     from batchscape.analysis.comparison import compare
     from batchscape.analysis.page.page import html_page
-    from batchscape.analysis.report.tables import comparison_grid
+    from batchscape.analysis.report.tables import comparison_table
     from batchscape.analysis.report.topics import Material
     from batchscape.record.tables import Tables
 
@@ -291,10 +291,10 @@ def test_500_runs_of_1000_points(build: Any, tmp_path: Any, browser: Any) -> Non
     html = html_page(
         Material(cells, tables),
         comparison=comparison,
-        grid=comparison_grid(comparison, cells),
+        table=comparison_table(comparison, cells),
         sections=[],
         notes=[],
-        provenance={},
+        provenance=[],
     )
     path = tmp_path / "report.html"
     path.write_text(html, encoding="utf-8")

@@ -33,9 +33,8 @@ from batchscape.analysis.page.charts import (
     pareto_chart,
     steps_chart,
 )
-from batchscape.analysis.page.tables import RunIndex, grid_table, html_table, sort_keys
-from batchscape.analysis.report.grids import Grid
-from batchscape.analysis.report.tables import comparison_grid
+from batchscape.analysis.page.tables import RunIndex, html_table
+from batchscape.analysis.report.tables import comparison_table
 from batchscape.analysis.report.topics import Material, find_sections
 from batchscape.analysis.tradeoff.topic import tradeoff_section
 from batchscape.record.tables import Tables
@@ -179,8 +178,10 @@ def test_a_recommended_cut_opens_its_own_runs(joined: Tables) -> None:
     assert section is not None
     opened = []
     for view in section.tables:
-        for row, shown in zip(view.rows or [], html_table(view, index).rows, strict=True):
-            record = view.table.loc[row]
+        for row, shown in zip(
+            view.rows or [], html_table(view, index.of_table(view)).rows, strict=True
+        ):
+            record = view.frame.loc[row]
             runs = cells.runs.iloc[list(shown.runs)]
             assert (len(runs) > 0) == (record["source"] == "measured")
             for name in GEOMETRY:
@@ -230,15 +231,15 @@ def test_claims_of_joined_folders_open_the_runs_of_their_machine(joined: Tables)
     assert section is not None
     (view,) = section.tables
     index = RunIndex(cells)
-    rows = zip(view.rows or [], html_table(view, index).rows, strict=True)
+    rows = zip(view.rows or [], html_table(view, index.of_table(view)).rows, strict=True)
     opened = 0
-    for record, shown in ((view.table.loc[row], shown) for row, shown in rows):
+    for record, shown in ((view.frame.loc[row], shown) for row, shown in rows):
         runs = cells.runs.iloc[list(shown.runs)]
         assert sorted(set(runs["run_id"])) == sorted(filter(None, record["run_ids"].split(";")))
         assert all(hardware in record["context"] for hardware in runs["hardware"])
         opened += len(runs)
     assert opened > 24
-    chart = claims_chart(view.table.loc[view.rows or []], index.of_row)
+    chart = claims_chart(view.frame.loc[view.rows or []], index.of_row)
     assert chart is not None
     lines = [line for trace in chart.traces for line in trace["y"]]
     assert len(set(lines)) == len(lines) > len({line.split("<br>")[0] for line in lines})
@@ -281,36 +282,6 @@ def test_joined_sweeps_are_called_by_their_names(build: Any, tmp_path: Path) -> 
     assert re.findall(r">(\w+)</option>", settings) == ["all", *re.findall("<h3>(.*?)<", section)]
 
 
-@pytest.mark.parametrize(
-    ("texts", "keys"),
-    [
-        (["—", "not identified (≥ 3)", "2"], [None, None, 2.0]),
-        (["1.500 ± 0.020", "(1.20 ± 0.10) × 10⁷"], [1.5, 1.2e7]),  # noqa: RUF001  (as tables write it)
-        (["2.5 × 10⁻⁵ [1 × 10⁻⁵, 4 × 10⁻⁵]"], [2.5e-5]),  # noqa: RUF001  (as tables write it)
-        (["5000 [80, 1.2 × 10⁷]", "900 [1, ∞]"], [5000.0, 900.0]),  # noqa: RUF001  (as tables write it)
-        (["≥ 120", "3 of 5", "12 (n = 2)", "-0.25", ""], [120.0, 3.0, 12.0, -0.25, None]),
-        (["0.003", "0.01"], [0.003, 0.01]),
-        (["1×32×1 = 32", "1×8×4 = 32"], [None, None]),  # noqa: RUF001  (as tables write it)
-        (["yes", ""], [None, None]),
-        # Numbers of several units have no order that a reader could trust.
-        (["1.5 min", "45 s"], None),
-        (["1.5 min [1.4 min, 1.6 min]", "—"], None),
-        (["512 MiB [500, 520]", "2 GiB"], None),
-    ],
-)
-def test_columns_sort_by_numbers_that_are_sure(
-    texts: list[str], keys: list[float | None] | None
-) -> None:
-    assert sort_keys(texts) == keys
-
-
-def test_numbers_of_several_units_are_not_sorted() -> None:
-    rows = [["first", "512 [500, 520]", "MiB"], ["second", "2", "GiB"]]
-    assert grid_table(Grid(["term", "estimate", "unit"], rows), "").sorts == [True, False, False]
-    rows[1][2] = "MiB"
-    assert grid_table(Grid(["term", "estimate", "unit"], rows), "").sorts == [True] * 3
-
-
 def test_chart_opens_at_what_the_sentence_speaks_of() -> None:
     """Of the first group, and the target of the most batch sizes; each row has its own runs."""
     rows = []
@@ -346,7 +317,7 @@ def test_chart_opens_at_what_the_sentence_speaks_of() -> None:
     assert chart is not None
     assert next(iter(chart.choices[0].options.values())) == "a: loss 3"
     assert len(chart.choices[0].options) == 4
-    tables = {view.name: view.table for view in section.tables}
+    tables = {view.name: view.frame for view in section.tables}
     for name, runs in tables["tradeoff_fit"].groupby("group"):
         group = name.removeprefix("group ")
         for batch, ids in zip(runs["global_batch_size"], runs["run_ids"], strict=True):
@@ -364,7 +335,7 @@ def test_times_of_a_step_are_not_called_times_to_a_target(build: Any, evaluated:
     section = decision_section(find_cells(tables.runs), tables)
     assert section is not None
     (card,) = page_module._recommended([section])
-    charts = [pareto_chart(v.name, v.title, v.table, lambda _: []) for v in section.tables]
+    charts = [pareto_chart(v.name, v.title, v.frame, lambda _: []) for v in section.tables]
     assert len(charts) == 1
     assert ("to the target" in card["time"]) == evaluated
     assert ("device-hours" in card["time"]) == evaluated
@@ -445,10 +416,10 @@ def test_recommendations_without_room_are_counted(build: Any) -> None:
     html = page_module.html_page(
         Material(cells, tables),
         comparison=comparison,
-        grid=comparison_grid(comparison, cells),
+        table=comparison_table(comparison, cells),
         sections=[section] * 5,
         notes=[],
-        provenance={},
+        provenance=[],
     )
     assert html.count("Recommended geometry") == 3
     assert "2 more recommended" in html

@@ -14,9 +14,9 @@ from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.figures.style import COLUMN_IN, PAGE_IN
 from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.report.analyze import analyze
-from batchscape.analysis.report.grids import to_markdown
 from batchscape.analysis.report.paper import write_paper
 from batchscape.analysis.report.topic import Section
+from batchscape.analysis.report.writers import to_markdown
 
 HOSTILE = r"100% of \end{tabular} $x_1$ ^^M {a}~#&|<b>"
 
@@ -44,7 +44,7 @@ def test_the_paper_of_a_report_compiles_where_it_lies(
     for warning in ("undefined", "Float too large", "multiply defined"):
         assert warning not in made.log
     page = plain(made.text)
-    markdown = to_markdown(report.grid)
+    markdown = to_markdown(report.table)
     figures = re.findall(r"\d[\d.]* ± \d[\d.]*", markdown)
     assert len(figures) > 10
     for figure in figures:

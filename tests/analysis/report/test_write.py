@@ -18,10 +18,10 @@ from rich.console import Console
 
 from batchscape.analysis import Report, compare, find_cells, load, write_report
 from batchscape.analysis.numbers import MISSING, TIMES
-from batchscape.analysis.report.grids import escape_markdown
 from batchscape.analysis.report.sections import in_short, sentence_markdown
-from batchscape.analysis.report.tables import comparison_grid
+from batchscape.analysis.report.tables import comparison_table
 from batchscape.analysis.report.topic import Section
+from batchscape.analysis.report.writers import escape_markdown
 from batchscape.errors import RecordError
 
 DIGITS = {
@@ -253,7 +253,7 @@ def test_samples_that_are_no_sequences_have_no_tokens(build: Any, task: str) -> 
     assert runs["tokens_per_s"].isna().all()
     assert runs["samples_per_s"].notna().all()
     cells = find_cells(runs)
-    headers = " ".join(comparison_grid(compare(cells), cells).headers)
+    headers = " ".join(comparison_table(compare(cells), cells).texts().headers)
     assert "samples/s" in headers
     assert "tokens/s" not in headers
 
@@ -267,7 +267,7 @@ def test_padded_data_and_mixed_global_batches(build: Any) -> None:
     report = write_report([sweep.path], figures=False)
     assert report.comparison["global_batch_size"].tolist() == [8, 32, 32] * 2
     assert report.comparison["data.layout"].tolist() == ["packed"] * 3 + ["padded"] * 3
-    assert len(report.tables["decompositions"].table) == 2
+    assert len(report.tables["decompositions"].frame) == 2
 
 
 @pytest.mark.slow
@@ -316,7 +316,7 @@ def test_ramps_are_told_apart(build: Any) -> None:
     sweep.run((1, 32, 1), ramp=((320, (1, 8, 1)),))
     report = write_report([sweep.path], figures=False)
     assert report.comparison["ramp"].tolist() == ["8→32", "null"]
-    assert "ramp samples" not in report.grid.headers
+    assert "ramp samples" not in report.table.texts().headers
 
 
 def test_ramps_that_climb_at_other_samples_are_other_cells(build: Any) -> None:

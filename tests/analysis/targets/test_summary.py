@@ -18,7 +18,7 @@ from batchscape.analysis.report import topics
 from batchscape.analysis.targets.crossings import steps_to_target
 from batchscape.analysis.targets.summary import reaches_table
 from batchscape.analysis.targets.tidy import distinct_trajectories
-from batchscape.analysis.targets.topic import reaches_grid, targets_section
+from batchscape.analysis.targets.topic import reaches_shown, targets_section
 from batchscape.errors import AnalysisError
 from batchscape.record.tables import load
 
@@ -63,7 +63,7 @@ def test_a_median_over_many_runs_has_an_interval_and_may_be_infinite() -> None:
     )
     row = reaches_table(rows).iloc[0]
     assert (row["steps_to_target"], row["steps_to_target_low"]) == (math.inf, 20.0)
-    assert "∞ [20.00, ∞]" in reaches_grid(reaches_table(rows)).rows[0]
+    assert "∞ [20.00, ∞]" in reaches_shown(reaches_table(rows)).texts().rows[0]
 
 
 def test_runs_of_one_trajectory_count_once_and_a_completed_one_counts() -> None:
@@ -104,7 +104,7 @@ def test_a_time_is_of_one_cut() -> None:
     assert math.isnan(mixed["time_to_target_s"])
     one = reaches_table(rows[rows["cell"].eq(0)])
     assert one["time_to_target_s"].iloc[0] == pytest.approx((0.2 * 0.22 * 0.18) ** (1 / 3))
-    assert any("A time is of one cut" in note for note in reaches_grid(one).notes)
+    assert any("A time is of one cut" in note for note in reaches_shown(one).notes)
 
 
 def test_a_median_time_knows_how_long_runs_trained_without_the_target() -> None:
@@ -136,7 +136,7 @@ def test_learning_rates_are_never_pooled() -> None:
 
 
 def test_the_grid_shows_who_did_not_reach() -> None:
-    grid = reaches_grid(reaches_table(reaches()))
+    grid = reaches_shown(reaches_table(reaches())).texts()
     assert grid.headers[:3] == ["target loss", "global batch", "reached"]
     assert [row[2] for row in grid.rows] == ["3 of 3", "2 of 3", "1 of 3"]
     assert list(grid.footnotes.values()) == [
@@ -209,11 +209,11 @@ def test_a_cut_of_a_program_that_diverges_has_a_row_of_its_own(build: Callable[.
     cells = find_cells(runs)
     material = topics.Material(cells, tables, [5.0])
     (section,) = (t.section(material) for t in topics.TOPICS if t.title == "Targets")
-    table = section.tables[0].table.set_index("program_cut")
+    table = section.tables[0].frame.set_index("program_cut")
     counts = table[["n", "n_reached", "n_diverged"]]
     assert counts.loc[TIMES.join("184")].tolist() == [3, 3, 0]
     assert counts.loc[TIMES.join(["1", "32", "1"])].tolist() == [3, 0, 3]
-    assert "cut" in section.tables[0].grid.headers
+    assert "cut" in section.tables[0].texts().headers
 
 
 def test_a_repeat_of_a_program_that_diverged_is_not_hidden() -> None:

@@ -10,7 +10,7 @@ import pytest
 from ground_truth import noisy_log_steps, sweep_table
 from scipy import stats
 
-from batchscape.analysis.report.grids import to_markdown
+from batchscape.analysis.report.writers import to_markdown
 from batchscape.analysis.tradeoff.fit import fit_tradeoff
 from batchscape.analysis.tradeoff.targets import critical_batch_curve
 from batchscape.analysis.tradeoff.topic import tradeoff_section
@@ -90,11 +90,11 @@ def test_tables_and_pictures_are_whole(section):
     names = [view.name for view in section.tables]
     assert names == ["critical_batch", "tradeoff_fit", "tradeoff_forms"]
     for view in section.tables:
-        assert all(len(row) == len(view.grid.headers) for row in view.grid.rows)
-        text = to_markdown(view.grid)
+        assert all(len(row) == len(view.texts().headers) for row in view.texts().rows)
+        text = to_markdown(view)
         assert "nan" not in text
         assert "inf" not in text.replace("infinite", "")
-    assert len(section.tables[0].table) == 3
+    assert len(section.tables[0].frame) == 3
     assert [picture.name for picture in section.pictures] == ["tradeoff", "critical_batch_curve"]
     assert len(section.pictures[0].figure.axes) == 4
 
@@ -253,7 +253,7 @@ def demo_like(first_at_8=192.0, seeds=5):
 def test_a_target_that_runs_met_early_is_never_spoken_of_first():
     with paper_style():
         found = tradeoff_section(demo_like())
-    table = found.tables[0].table.set_index("target_loss")
+    table = found.tables[0].frame.set_index("target_loss")
     assert table.loc[0.23, ["runs_met_early", "runs_reached"]].tolist() == [20, 25]
     assert table["is_spoken_of"].tolist() == [True, False]
     assert found.short[0].startswith(

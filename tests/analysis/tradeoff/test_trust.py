@@ -91,11 +91,11 @@ def test_the_headline_is_that_of_the_trusted_form_and_both_are_said():
     for estimate in (fit.critical_batch_size, two.critical_batch_size, fit.exponent):
         assert estimate.text() in section.answer[1]
     assert "The first is trusted" in section.answer[1]
-    row = section.tables[0].table.iloc[0]
+    row = section.tables[0].frame.iloc[0]
     assert (row["form"], row["other_form"]) == ("free_exponent", "two_term")
     assert row["other_critical_batch_size_high"] == two.critical_batch_size.high
     forms = next(view for view in section.tables if view.name == "tradeoff_forms")
-    shown = {row[0]: row[1] for row in forms.grid.rows}
+    shown = {row[0]: row[1] for row in forms.texts().rows}
     assert shown["S = a + b/B^alpha"] == fit.critical_batch_size.text()
     assert shown["S = a + b/B"] == two.critical_batch_size.text()
     assert r"\newcommand{\bsCriticalBatchSize}" in macros(section.headlines)

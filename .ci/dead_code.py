@@ -35,7 +35,6 @@ ALLOWED = {
     "read by a library: DeepSpeed, torch, transformers, tokenizers, rich": """
         allow_tf32 clip_grad decoder grad_scale logging_nan_inf_filter no_wrap num_labels
         pre_tokenizer use_cache""",
-    "read by the template of the page": "sorts",
     "parameters that a signature demands": "closure data_parallel_sizes",
     "what a test holds a page to": "STATES",
 }

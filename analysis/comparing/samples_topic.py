@@ -80,7 +80,7 @@ def samples_section(
     if compared:
         table = pd.DataFrame([_row(place, found) for place, found in compared])
         tables.append(_pairs_table(table, value))
-    if len(tested):
+    if below is not None and len(tested):
         tables.append(_tests_table(tested, names, below))
     headlines = {"seed_spread": spread, "divergence_rate": rate}
     return Section("Runs as samples", answer, tables, headlines=headlines)
@@ -281,7 +281,9 @@ def _pairs_table(table: pd.DataFrame, value: str) -> Table:
             *_place(table),
             Column("groups", texts=groups, is_left=True),
             Column("n_other", "runs", texts=counts),
-            Column("difference", f"difference, {LEVEL:.0%} interval", "", 3, *shown),
+            Column(
+                "difference", f"difference, {LEVEL:.0%} interval", "", 3, "shown_low", "shown_high"
+            ),
             Column("p_adjusted", "p (Holm)", format=2),
             *judged,
         ],

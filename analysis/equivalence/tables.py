@@ -104,8 +104,7 @@ def gradient_table(table: pd.DataFrame, cells: Cells) -> Table:
         ("from first decomposition", "relative_difference", "difference"),
     ):
         if table[f"{name}_n"].gt(0).any():
-            ends = {end: f"{name}_{end}" for end in ("low", "high")}
-            columns.append(Column(name, label, format=2, **ends))
+            columns.append(Column(name, label, "", 2, f"{name}_low", f"{name}_high"))
             columns.append(Column(f"{name}_n", f"seeds of {what}"))
     return Table(
         "gradient_errors",

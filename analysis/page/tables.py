@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label
-from batchscape.analysis.numbers import MISSING, memory_scale, significant, time_scale
+from batchscape.analysis.numbers import MISSING
 from batchscape.analysis.page.settings import setting_names
 from batchscape.analysis.report.table import Column, Table
 
@@ -192,46 +192,40 @@ def _is_equal_setting(column: Column, rows: Sequence[int]) -> bool:
     return len({texts[row] for row in rows}) == 1
 
 
+_OF_A_RUN = (
+    Column("run_id", "run"),
+    Column("geometry"),
+    Column("seed", format=7),
+    Column("learning_rate", format=3),
+    Column("status"),
+    Column("optimizer_steps", "steps", format=7),
+    Column("step_time_s", "step time", "s"),
+    Column("peak_allocated_gib", "peak memory", "GiB"),
+    Column("final_loss"),
+    Column("final_eval_loss", "eval loss"),
+    Column("why", "what to know", missing=""),
+    Column("folder"),
+)
+"""What a reader asks of a run."""
+
+
 def run_table(cells: Cells) -> dict[str, Any]:
-    """List all runs, with what a reader asks of one: texts by column.
+    """List all runs.
 
     Returns
     -------
     dict
-        `headers`, and `rows` in the order of `cells.runs`.
+        `headers`, and `rows` in the order of `cells.runs`: texts.
     """
-    runs = cells.runs
-    labels = geometry_label(cells.table).loc[runs["cell"]].tolist()
-
-    def known(name: str) -> pd.Series[float]:
-        return pd.to_numeric(runs.reindex(columns=[name])[name], errors="coerce").astype(float)
-
-    def texts(name: str, factor: float = 1.0, digits: int = 4) -> list[str]:
-        return [significant(value * factor, digits) for value in known(name)]
-
-    memory, time = memory_scale(known("peak_allocated_gib")), time_scale(known("step_time_s"))
-
-    why = runs["reason"].astype(object).where(runs["reason"].notna(), runs["timing_note"])
-    columns = {
-        "run": runs["run_id"].astype(str).tolist(),
-        "geometry": labels,
-        "seed": texts("seed", digits=7),
-        "learning rate": texts("learning_rate", digits=3),
-        "status": runs["status"].astype(str).tolist(),
-        "steps": texts("optimizer_steps", digits=7),
-        f"step time ({time.unit})": texts("step_time_s", time.factor),
-        f"peak memory ({memory.unit})": texts("peak_allocated_gib", memory.factor),
-        "final loss": texts("final_loss"),
-        "eval loss": texts("final_eval_loss"),
-        "what to know": [text if isinstance(text, str) else "" for text in why],
-        "folder": [
-            f"{folder}/runs/{run_id}"
-            for folder, run_id in zip(runs["sweep_dir"], runs["run_id"], strict=True)
-        ],
-    }
-    kept = {
-        name: column
-        for name, column in columns.items()
-        if name in {"run", "status"} or any(text not in {"", MISSING} for text in column)
-    }
-    return {"headers": list(kept), "rows": [list(row) for row in zip(*kept.values(), strict=True)]}
+    runs = cells.runs.reindex(columns=[*cells.runs, *{c.name for c in _OF_A_RUN} - {*cells.runs}])
+    frame = runs.assign(
+        geometry=geometry_label(cells.table).loc[runs["cell"]].tolist(),
+        why=runs["reason"].astype(object).where(runs["reason"].notna(), runs["timing_note"]),
+        folder=runs["sweep_dir"].astype(str) + "/runs/" + runs["run_id"].astype(str),
+    )
+    numbers = [
+        c.name for c in _OF_A_RUN if c.name not in {"run_id", "geometry", "status", "why", "folder"}
+    ]
+    frame[numbers] = frame[numbers].apply(pd.to_numeric, errors="coerce")
+    shown = Table("", "", frame, _OF_A_RUN).texts()
+    return {"headers": shown.headers, "rows": shown.rows}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -90,7 +90,7 @@ def footnotes(comparison: pd.DataFrame, cells: Cells) -> list[list[str | None]]:
     ]
 
 
-def _noted(what: Sequence[str], notes: Iterable[object]) -> list[str | None]:
+def _noted(what: Sequence[str], notes: pd.Series[str]) -> list[str | None]:
     return [
         None if pd.isna(note) else f"{of}: {note}" for of, note in zip(what, notes, strict=True)
     ]

@@ -175,7 +175,7 @@ def _written(column: Column, frame: pd.DataFrame, rows: Sequence[int]) -> tuple[
         return header, [str(texts[row]) for row in rows]
     scale = _scale(column, frame)
     header = f"{header} ({scale.unit})" if scale.unit else header
-    shown = list(_numbers(column, frame.iloc[rows], scale))
+    shown = list(_numbers(column, frame.iloc[list(rows)], scale))
     counts = [n for text, n in shown if not text.startswith((MISSING, column.missing))]
     if len(counts) > 1 and len(set(counts)) == 1 and counts[0]:
         return f"{header}, {counts[0]}", [text for text, _ in shown]

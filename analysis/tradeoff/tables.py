@@ -167,7 +167,7 @@ def _critical(found: Sequence[GroupFits]) -> Table:
     two_term = [fit.of_form("two_term") for fit in fits]
     alone = [None if fit is None else fit.critical_batch_size for fit in two_term]
     hidden = {
-        f"if_one{end}": [None if one is None else getattr(one, part) for one in alone]
+        f"if_one{end}": [math.nan if one is None else float(getattr(one, part)) for one in alone]
         for end, part in (("", "value"), ("_low", "low"), ("_high", "high"))
     }
     left_out = [fit.excluded["global_batch_size"] for fit in fits]

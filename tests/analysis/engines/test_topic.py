@@ -89,7 +89,7 @@ def test_costs_are_those_of_the_runs(engines):
     cells = find_cells(tables.runs)
     table = engine_costs(cells, tables.ranks)
     assert table["n"].tolist() == [3] * 6
-    assert {row[2] for row in costs_view(table, cells).grid.rows} == {"3"}
+    assert {row[2] for row in costs_view(table, cells).texts().rows} == {"3"}
     for row in table.to_dict("records"):
         own = cells.runs[cells.runs["cell"] == row["cell"]]
         assert row["step_time_s_mean"] == pytest.approx(own["step_time_s"].astype(float).mean())

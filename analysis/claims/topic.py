@@ -122,19 +122,21 @@ def _by_claim(verdicts: Sequence[Verdict]) -> list[list[Verdict]]:
 
 def _answer(shown: Sequence[Verdict], verdicts: Sequence[Verdict]) -> Iterator[str]:
     found = [{verdict.verdict for verdict in own} for own in _by_claim(shown)]
-    counts = [f"{found.count({answer})} {answer}" for answer in (SUPPORTED, CONTRADICTED, OPEN)]
+    if found.count({OPEN}) == len(found):
+        return
+    numbers = {answer: found.count({answer}) for answer in (SUPPORTED, CONTRADICTED, OPEN)}
+    counts = [f"{count} {answer}" for answer, count in numbers.items() if count]
     conflicting = sum(len(answers) > 1 for answers in found)
     differ = f", and {conflicting} that differ between contexts" if conflicting else ""
     yield f"Of {len(found)} claims, these runs leave {', '.join(counts)}{differ}."
-    if found.count({OPEN}) < len(found):
-        # What was tested and stayed open had its chance to be settled wrongly too.
-        tested = sum(verdict.effect.is_identified for verdict in verdicts)
-        yield (
-            f"Each claim is tested at {_LEVEL_OF_A_CLAIM:.0%} on its own, with a correction for "
-            f"its several comparisons but none for the number of claims: of {tested} verdicts with "
-            f"an effect, about {tested * _LEVEL_OF_A_CLAIM:.2g} may be settled by chance. Runs of "
-            "different hardware, precision, model or data are judged apart."
-        )
+    # What was tested and stayed open had its chance to be settled wrongly too.
+    tested = sum(verdict.effect.is_identified for verdict in verdicts)
+    yield (
+        f"Each claim is tested at {_LEVEL_OF_A_CLAIM:.0%} on its own, with a correction for "
+        f"its several comparisons but none for the number of claims: of {tested} verdicts with "
+        f"an effect, about {tested * _LEVEL_OF_A_CLAIM:.2g} may be settled by chance. Runs of "
+        "different hardware, precision, model or data are judged apart."
+    )
 
 
 def _settle(shown: Sequence[Verdict]) -> Iterator[str]:
@@ -173,7 +175,7 @@ def _table(verdicts: Sequence[Verdict], shown: Sequence[Verdict]) -> Table:
             Column("claim", is_left=True),
             Column("statement", "what it says", is_left=True),
             Column("verdict", is_left=True),
-            *([Column("context", is_left=True)] if several else []),
+            *([Column("context", words={"": MISSING}, is_left=True)] if several else []),
             Column("effect", effect, "", 3, "low", "high", n="n", units="unit"),
             Column("n", texts=[str(n or MISSING) for n in table["n"]]),
             Column("n_runs", "runs"),

@@ -146,7 +146,6 @@ def _pictures(
 
 def _verdicts(cells: Cells, judged: pd.DataFrame) -> Iterator[str]:
     if judged.empty:
-        yield "No trajectory was trained by two decompositions, whose losses could be compared."
         return
     quantity = _primary(judged)
     own = judged[judged["quantity"] == quantity]

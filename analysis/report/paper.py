@@ -37,6 +37,10 @@ _PICTURES = ("tradeoff", "step_time", "memory", "loss_vs_samples")
 """Begins of the names of the figures that a paper shows, one of each."""
 _MOST_COLUMNS = 10
 _MOST_HEADLINES = 16
+_HEADLINES = (
+    r"\caption{Headline numbers, with intervals and the number of units behind each. Each has "
+    r"a command of its own in \texttt{macros.tex}.}"
+)
 _OF_APPENDIX = ("claim_", "memory_", "step_")
 """Begins of headline numbers that the appendix alone lists."""
 _ANEW = "% Written anew by every report."
@@ -156,28 +160,15 @@ def _everything(
             # One table needs no title beside the section's.
             title = view.title if len(section.tables) > 1 else section.title
             yield rf"\{TABLE}{{{view.name}}}{{{escape_latex(title)}.}}"
-        if place == 0 and headlines:
-            yield _headlines(headlines)
+        rows = headline_rows(headlines)
+        if place == 0 and rows:
+            yield "\n".join(_tabular("longtable", rows, _HEADLINES + r"\\"))
         for picture in pictures:
             yield (
                 f"\\begin{{center}}\n{_graphics(picture)}\n"
                 + _caption(picture).replace(r"\caption{", r"\captionof{figure}{", 1)
                 + "\n\\end{center}"
             )
-
-
-def _headlines(headlines: Mapping[str, Estimate]) -> str:
-    unknown = [name for name, estimate in headlines.items() if not estimate.is_identified]
-    names = ", ".join(name.replace("_", " ") for name in unknown)
-    left_out = escape_latex(f"Not identified, and in no table: {names}.") if unknown else ""
-    rows = headline_rows(headlines)
-    if not rows:
-        return left_out
-    caption = (
-        r"\caption{Headline numbers, with intervals and the number of units behind each. Each has "
-        rf"a command of its own in \texttt{{macros.tex}}. {left_out}}}\\"
-    )
-    return "\n".join(_tabular("longtable", rows, caption))
 
 
 def _tabular(name: str, rows: Sequence[str], caption: str = "") -> list[str]:

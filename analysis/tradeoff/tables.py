@@ -99,17 +99,17 @@ def tradeoff_tables(found: Sequence[GroupFits]) -> list[Table]:
                         for name, header in _OF_FORMS.items()
                     ),
                     Column("rms_residual_pct", "rms residual", "%", 2),
-                    Column("aicc", "AICc", format=3),
-                    Column("delta", "above the best", format=2),
+                    Column("known_aicc", "AICc", format=3),
+                    Column("known_delta", "above the best", format=2),
                 ],
                 notes=[
                     "Trusted from four batch sizes on: the free exponent, for its interval holds "
                     "whether or not the exponent is 1; that of S = a + b/B holds only if it is. "
                     "AICc over batch sizes, whose mean log steps are fitted with equal weights; "
-                    "infinite where they are too few for it. Fewest samples: a dash where the runs "
+                    "a dash where they are too few for it. Fewest samples: a dash where the runs "
                     "exclude S = a + b/B.",
                 ],
-                hidden=["rms_residual_pct"],
+                hidden=["rms_residual_pct", "known_aicc", "known_delta"],
             )
         ),
     ]
@@ -187,7 +187,7 @@ def _critical(found: Sequence[GroupFits]) -> Table:
             Column("target_loss", format="g", is_left=True),
             estimate("critical_batch_size", "critical batch (samples)"),
             estimate("exponent", "exponent"),
-            estimate("if_one", "if the exponent is 1"),
+            *([estimate("if_one", "if the exponent is 1")] if any(alone) else []),
             estimate("overhead_batch_size", "overhead batch (samples)"),
             estimate("s_min", "fewest steps"),
             Column("n_batches", "batch sizes"),
@@ -263,4 +263,6 @@ def _forms(fit: TradeoffFit) -> pd.DataFrame:
             ]
     if "rms_residual" in table:
         table["rms_residual_pct"] = 100 * table["rms_residual"]
+        for name in ("aicc", "delta"):
+            table[f"known_{name}"] = table[name].where(np.isfinite(table[name]))
     return table.assign(n_seeds=fit.n_seeds)

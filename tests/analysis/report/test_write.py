@@ -71,8 +71,8 @@ def check_links(report: Report) -> None:
     text = page_of(report)
     linked = [report.out / path for path in re.findall(r"\]\(([^)]+)\)", text)]
     assert all(path.exists() for path in linked)
-    paper = {report.out / "paper" / f"{name}.tex" for name in ("paper", "macros", "methods")}
-    paper.add(report.out / "paper" / "results.tex")
+    names = ("paper", "macros", "methods", "results", "comparison", "appendix", "everything")
+    paper = {report.out / "paper" / f"{name}.tex" for name in names}
     paper.add(report.out / "report_files.txt")
     files = {file for file in report.files if file.suffix != ".pdf"}
     assert files - set(linked) == {report.files[0], *paper}

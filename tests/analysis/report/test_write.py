@@ -151,7 +151,7 @@ def test_a_whole_report_says_the_same_in_csv_markdown_latex_and_terminal(build: 
     assert half == f"{row['final_loss_ci95']:.{len(half.partition('.')[2])}f}"
     assert len(half.lstrip("0.")) == 2
     assert time[:4] in markdown
-    assert loss.replace("±", r"$\pm$") in latex
+    assert loss.replace(" ± ", r"~$\pm$~") in latex
     assert r"2$\times$8$\times$2=32 & completed & 3 &" in latex
     text = shown(report, width=140)
     assert loss.replace("± ", "±") in text

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label
 from batchscape.analysis.numbers import MISSING
 from batchscape.analysis.page.settings import setting_names
-from batchscape.analysis.report.table import Column, Table
+from batchscape.analysis.report.table import Column, Table, Texts
 
 __all__ = [
     "HtmlTable",
@@ -28,35 +27,12 @@ _ID_COLUMNS = ("run_ids", "run_id", "runs")
 
 
 @dataclass(frozen=True)
-class HtmlCell:
-    """One field of a table."""
-
-    text: str
-    sort: float | None
-    """What it sorts by; None where it sorts by its text."""
-    bold: bool
-
-
-@dataclass(frozen=True)
-class HtmlRow:
-    """One row of a table."""
-
-    cells: Sequence[HtmlCell]
-    marks: Sequence[str]
-    runs: Sequence[int]
-    """Positions of the runs behind it."""
-
-
-@dataclass(frozen=True)
 class HtmlTable:
     """What the template makes a table of."""
 
-    caption: str
-    headers: Sequence[str]
-    n_left: int
-    rows: Sequence[HtmlRow]
-    footnotes: Mapping[str, str]
-    notes: Sequence[str]
+    texts: Texts
+    runs: Sequence[Sequence[int]]
+    """Positions of the runs behind each row; none where nothing is behind any."""
     file: str
     """Where all of it is; empty where that is no file."""
 
@@ -126,7 +102,7 @@ def _setting(value: Any) -> str:  # noqa: ANN401  (of a table)
     return MISSING if pd.api.types.is_scalar(value) and pd.isna(value) else str(value)
 
 
-def html_table(table: Table, runs: Sequence[Sequence[int]] | None = None) -> HtmlTable:
+def html_table(table: Table, runs: Sequence[Sequence[int]] = ()) -> HtmlTable:
     """Prepare a table.
 
     Parameters
@@ -134,22 +110,7 @@ def html_table(table: Table, runs: Sequence[Sequence[int]] | None = None) -> Htm
     runs : sequence of sequence of int, optional
         Positions of the runs behind each row that is shown.
     """
-    shown = table.texts()
-    rows = []
-    for number, (texts, marks) in enumerate(zip(shown.rows, shown.marks, strict=True)):
-        fields = [
-            HtmlCell(text, _sort_key(keys, number), (number, column) in shown.bold)
-            for column, (text, keys) in enumerate(zip(texts, shown.keys, strict=True))
-        ]
-        rows.append(HtmlRow(fields, marks, runs[number] if runs else []))
-    file = f"tables/{table.name}.csv" if table.name else ""
-    return HtmlTable(
-        shown.title, shown.headers, shown.n_left, rows, shown.footnotes, shown.notes, file
-    )
-
-
-def _sort_key(keys: Sequence[float] | None, row: int) -> float | None:
-    return None if keys is None or not np.isfinite(keys[row]) else keys[row]
+    return HtmlTable(table.texts(), runs, f"tables/{table.name}.csv" if table.name else "")
 
 
 def comparison_tables(

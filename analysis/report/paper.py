@@ -99,7 +99,8 @@ def write_paper(
 def printed(table: Table) -> Table:
     """Choose what of the comparison a page has room for: each cut at its best rate, ten columns."""
     done = table.frame["n_completed"].tolist()
-    rows = [row for row in table.lead or table.positions if done[row]][:MAX_ROWS]
+    rows = [row for row in table.lead or table.positions if done[row]] or table.positions
+    rows = rows[:MAX_ROWS]
     rows.sort(key=table.frame["global_batch_size"].tolist().__getitem__)
     narrow = replace(table, rows=rows, footnotes=(), notes=table.notes[:2])
     columns = [column for column in narrow.filled if column.name != "status"]

@@ -151,8 +151,8 @@ class Texts:
     title: str
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
-    keys: Sequence[Sequence[float] | None]
-    """Numbers that the rows are sorted by, a column each; None: by the texts."""
+    keys: Sequence[Sequence[float | None] | None]
+    """Numbers that the rows are sorted by, a column each; None: by the texts, or at the end."""
     n_left: int
     marks: Sequence[Sequence[str]]
     """Letters of the footnotes of each row, set behind its last left column."""
@@ -190,28 +190,24 @@ def _scale(column: Column, frame: pd.DataFrame) -> Scale:
 
 def _numbers(column: Column, rows: pd.DataFrame, scale: Scale) -> Iterator[tuple[str, str]]:
     """Yield each value as a text, with what is to be said of its n."""
-    if column.words is not None or not pd.api.types.is_numeric_dtype(rows[column.name]):
-        for value in rows[column.name]:
-            yield (
-                column.missing if pd.isna(value) else (column.words or {}).get(value, str(value)),
-                "",
-            )
-        return
-    if pd.api.types.is_integer_dtype(rows[column.name]) and column.format == 4:
-        for value in rows[column.name]:
-            yield column.missing if pd.isna(value) else str(value), ""
+    values = rows[column.name].infer_objects()
+    is_number = pd.api.types.is_numeric_dtype(values) and column.words is None
+    if not is_number or (column.format == 4 and pd.api.types.is_integer_dtype(values)):
+        words = column.words or {}
+        for value in values:
+            yield column.missing if pd.isna(value) else words.get(value, str(value)), ""
         return
     parts = (column.name, column.low, column.high, column.spread, column.n, column.usual)
     units = rows[column.units] if column.units else [""] * len(rows)
     numbers = zip(units, *(_floats(rows, name) for name in parts), strict=True)
     for unit, value, low, high, spread, n, usual in numbers:
         own = _SCALES[unit]([value]) if unit in _SCALES else Scale(str(unit or ""), scale.factor)
-        few = n < FEWEST
+        few = n < FEWEST and not np.isnan(value)
         ends = (np.nan, np.nan) if few else (low * own.factor, high * own.factor)
         text = _with_ends(column, value * own.factor, ends, spread * own.factor)
         text = f"{text} {own.unit}" if own.unit and not np.isnan(value) else text
-        says_n = 0 < n != usual if column.usual else few
-        yield text, f"n = {n:.0f}" if says_n and not np.isnan(value) else ""
+        says_n = 0 < n != usual and not np.isnan(value) if column.usual else few
+        yield text, f"n = {n:.0f}" if says_n else ""
 
 
 def _floats(frame: pd.DataFrame, name: str) -> list[float]:
@@ -238,7 +234,7 @@ def _number(value: float, how: int | str) -> str:
     return significant(value, how) if isinstance(how, int) else format(value, how)
 
 
-def _keys(column: Column, frame: pd.DataFrame, rows: Sequence[int]) -> list[float] | None:
+def _keys(column: Column, frame: pd.DataFrame, rows: Sequence[int]) -> list[float | None] | None:
     """Return what a column sorts by; None where its values are no numbers."""
     if column.name not in frame:
         return None
@@ -246,7 +242,7 @@ def _keys(column: Column, frame: pd.DataFrame, rows: Sequence[int]) -> list[floa
     numbers = pd.to_numeric(values, errors="coerce").astype(float)
     if numbers.isna().all() or (numbers.isna() & values.notna()).any():
         return None
-    return numbers.tolist()
+    return [number if np.isfinite(number) else None for number in numbers]
 
 
 def _letter(index: int) -> str:

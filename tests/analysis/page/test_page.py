@@ -179,10 +179,10 @@ def test_a_recommended_cut_opens_its_own_runs(joined: Tables) -> None:
     opened = []
     for view in section.tables:
         for row, shown in zip(
-            view.rows or [], html_table(view, index.of_table(view)).rows, strict=True
+            view.rows or [], html_table(view, index.of_table(view)).runs, strict=True
         ):
             record = view.frame.loc[row]
-            runs = cells.runs.iloc[list(shown.runs)]
+            runs = cells.runs.iloc[list(shown)]
             assert (len(runs) > 0) == (record["source"] == "measured")
             for name in GEOMETRY:
                 assert runs[name].eq(record[name]).all()
@@ -231,10 +231,10 @@ def test_claims_of_joined_folders_open_the_runs_of_their_machine(joined: Tables)
     assert section is not None
     (view,) = section.tables
     index = RunIndex(cells)
-    rows = zip(view.rows or [], html_table(view, index.of_table(view)).rows, strict=True)
+    rows = zip(view.rows or [], html_table(view, index.of_table(view)).runs, strict=True)
     opened = 0
     for record, shown in ((view.frame.loc[row], shown) for row, shown in rows):
-        runs = cells.runs.iloc[list(shown.runs)]
+        runs = cells.runs.iloc[list(shown)]
         assert sorted(set(runs["run_id"])) == sorted(filter(None, record["run_ids"].split(";")))
         assert all(hardware in record["context"] for hardware in runs["hardware"])
         opened += len(runs)

@@ -21,6 +21,7 @@ MAX_ROWS = 40
 
 _SCALES = {"GiB": memory_scale, "s": time_scale}
 """Units in which numbers are recorded, and what chooses the unit in which they are shown."""
+_NUMBERS = ("floating", "integer", "mixed-integer-float")
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,11 +191,11 @@ def _scale(column: Column, frame: pd.DataFrame) -> Scale:
 
 def _numbers(column: Column, rows: pd.DataFrame, scale: Scale) -> Iterator[tuple[str, str]]:
     """Yield each value as a text, with what is to be said of its n."""
-    values = rows[column.name].infer_objects()
-    is_number = pd.api.types.is_numeric_dtype(values) and column.words is None
-    if not is_number or (column.format == 4 and pd.api.types.is_integer_dtype(values)):
+    kind = pd.api.types.infer_dtype(rows[column.name], skipna=True)
+    is_number = kind in _NUMBERS and column.words is None
+    if not is_number or (kind == "integer" and column.format == 4):
         words = column.words or {}
-        for value in values:
+        for value in rows[column.name]:
             yield column.missing if pd.isna(value) else words.get(value, str(value)), ""
         return
     parts = (column.name, column.low, column.high, column.spread, column.n, column.usual)

@@ -92,7 +92,7 @@ def test_gradients_have_a_table_even_without_pairs_of_losses(build: Any) -> None
         write_sketch(sweep.run(geometry, status="interrupted"), sketch)
     section = section_of(sweep)
     assert [view.name for view in section.tables] == ["gradient_errors"]
-    assert f"of the first decomposition by 2.0 {TIMES} 10⁻⁷ in float32" in section.answer[1]
+    assert f"of the first decomposition by 2.0 {TIMES} 10⁻⁷ in float32" in section.answer[0]
     assert to_markdown(section.tables[0])
 
 

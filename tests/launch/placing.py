@@ -10,20 +10,9 @@ import pytest
 from sweeps_of_fakes import spec_named
 
 from batchscape.launch.devices import Lease
-from batchscape.launch.durations import Durations
 from batchscape.launch.placement import Placement
 from batchscape.plan.machine import Machine
 from batchscape.record.spec import RunSpec
-
-
-class Expected(Durations):
-    """Durations by name; one that is missing is unknown."""
-
-    def __init__(self, expected: Mapping[str, float]) -> None:
-        self._by_name = expected
-
-    def expected_s(self, spec: RunSpec) -> float | None:
-        return self._by_name.get(spec.run_id)
 
 
 class Placer:
@@ -41,8 +30,8 @@ class Placer:
             spec_named(spec, device_type=device, **settings) if isinstance(spec, str) else spec
             for spec in specs
         )
-        durations = Expected({} if expected is None else expected)
-        self.placement = Placement(self.queue[0], machine, durations, pytest.fail)
+        predicted_s = {} if expected is None else expected
+        self.placement = Placement(self.queue[0], machine, predicted_s, pytest.fail)
         self.active: dict[str, tuple[RunSpec, Lease]] = {}
 
     @property

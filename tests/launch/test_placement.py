@@ -16,7 +16,7 @@ from batchscape.launch import Launcher
 from batchscape.plan.machine import Machine
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
-from batchscape.record.status import RunStatus, Status
+from batchscape.record.status import Attempt, RunStatus, Status
 
 FOUR = Machine(4, "x")
 
@@ -39,20 +39,32 @@ def test_the_longest_first_where_several_go_at_once() -> None:
     assert launcher.start() == {"b-d2", "a-d1", "d-d1"}
 
 
-@pytest.mark.parametrize(("concurrent_runs", "left_s"), [(1, 3 + 9 + 5 + 2 + 3 * 0.1), (4, 10.2)])
+@pytest.mark.parametrize(("concurrent_runs", "left_s"), [(1, 9 + 5 + 2), (4, 9)])
 def test_the_time_left_is_that_of_the_queue(concurrent_runs: int, left_s: float) -> None:
-    """One after the other, or 9 s on two devices beside 3, 5 and 2 s one after the other.
-
-    And a tenth of a second before each.
-    """
-    expected = {"a-d1": 99.0, "b-d2": 9.0, "c-d2": 5.0, "d-d1": 2.0, "e-d1": 1.0}
+    """One after the other, or 9 s on two devices beside 5 s."""
+    expected = {"b-d2": 9.0, "c-d2": 5.0, "d-d1": 2.0}
     launcher = Placer(FOUR, *expected, expected=expected, concurrent_runs=concurrent_runs)
-    a, *queue, e = launcher.queue
-    assert launcher.placement.left_s([(a, 3.0)], queue) == pytest.approx(left_s)
-    assert math.isnan(launcher.placement.left_s([(a, math.nan)], queue))
+    assert launcher.placement.left_s({}, launcher.queue) == pytest.approx(left_s)
     unknown = Placer(FOUR, "a-d1", expected={})
-    assert math.isnan(unknown.placement.left_s([], unknown.queue))
-    assert launcher.placement.left_s([], [e]) == pytest.approx(1.1)
+    assert math.isnan(unknown.placement.left_s({}, unknown.queue))
+
+
+def over(seconds: float, samples: int) -> RunStatus:
+    attempts = [Attempt(100.0, 0, ended_at=100.0 + seconds)]
+    return RunStatus(Status.COMPLETED, attempts=attempts, summary={"samples": samples})
+
+
+def test_what_runs_took_tells_what_the_next_ones_take() -> None:
+    """Of 12 samples a rank each; where they were predicted, that is scaled."""
+    one, two, three = (spec_named(f"completes-d{ranks}") for ranks in (1, 2, 3))
+    plain = Placer(FOUR, one).placement
+    plain.learn(one, over(24.0, 12))
+    plain.learn(two, RunStatus(Status.FAILED))
+    assert plain.expected_s(two) == 48.0
+    scaled = Placer(FOUR, one, expected={one.run_id: 10.0, three.run_id: 4.0}).placement
+    assert scaled.expected_s(three) == 4.0
+    scaled.learn(one, over(24.0, 12))
+    assert (scaled.expected_s(three), scaled.expected_s(two)) == (pytest.approx(9.6), 48.0)
 
 
 def test_a_run_that_could_not_begin_leaves_its_devices_to_the_next() -> None:
@@ -75,7 +87,6 @@ def test_cores_have_their_own_numbers() -> None:
     assert one.start() == set()
     assert two.start() == {"b-d2"}
     two.end("b-d2")
-    two.placement.close()
 
 
 def test_shared_devices_take_as_many_runs_as_allowed() -> None:
@@ -119,18 +130,3 @@ def test_runs_share_a_device_by_config(tmp_path: Path) -> None:
         assert (record["devices"], record["oversubscribed"]) == ([0], True)
         assert not record["timing_valid"]
         assert "up to 3 runs share a device" in record["timing_invalid_reason"]
-
-
-def test_a_launcher_that_runs_pauses_for_one_that_waits() -> None:
-    """Each of two launchers has plenty of runs for the one core, and both get on."""
-    one = Placer(Machine(1, "x", cores=(30,)), *(f"a{i}-d1" for i in range(3)))
-    two = Placer(Machine(1, "x", cores=(30,)), *(f"b{i}-d1" for i in range(3)))
-    order = []
-    for _ in range(6):
-        for launcher in (one, two):
-            order += sorted(launcher.start())
-            if launcher.active:
-                assert not (two if launcher is one else one).start()
-                launcher.end(next(iter(launcher.active)))
-                launcher.start()
-    assert order == ["a0-d1", "b0-d1", "a1-d1", "b1-d1", "a2-d1", "b2-d1"]

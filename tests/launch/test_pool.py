@@ -28,10 +28,6 @@ class Held:
     def give_back(self, device: int) -> None:
         self.ours.remove(device)
 
-    @property
-    def names(self) -> dict[int, str]:
-        return {device: f"{device:02}" for device in range(21)}
-
     def descriptors(self, devices: Iterable[int]) -> tuple[int, ...]:
         assert set(devices) <= self.ours
         return tuple(devices)
@@ -67,9 +63,7 @@ class Pool(RuleBasedStateMachine):
         if len(free) < min(ranks, len(self.devices)):
             assert lease is None
             assert self.pool.waits_for_others == bool(elsewhere)
-            if self.locked:
-                kept = {d for d in free if d < min(elsewhere, default=99)}
-                assert self.locks.ours == set(held) | kept
+            self.nothing_is_kept()
             return
         assert lease is not None
         assert len(set(lease.devices)) == len(lease.devices) == min(ranks, len(self.devices))
@@ -81,11 +75,6 @@ class Pool(RuleBasedStateMachine):
         assert max(held[d] for d in lease.devices) <= min(rest, default=self.shares)
         assert lease.locks == (tuple(lease.devices) if self.locked else ())
         self.out.append(lease)
-        self.nothing_is_kept()
-
-    @rule()
-    def close(self) -> None:
-        self.pool.close()
         self.nothing_is_kept()
 
     @rule(data=st.data())

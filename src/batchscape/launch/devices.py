@@ -5,10 +5,8 @@ number of a core. Who holds the lock on the file holds the device. Ranks inherit
 ranks that outlive a killed launcher still hold their devices. Nobody removes the files, as two
 launchers could then lock two files of one name.
 
-Where a run needs more devices than are free, its launcher keeps those whose names come before all
-that other launchers hold, and gives back the others. So no two launchers wait for each other, and a
-wide run gathers its devices while narrow ones come and go. A launcher that waits holds a shared
-lock on one more file; who sees it pauses after the end of a run (`placement.py`).
+A run has all its devices or none: where some are missing its launcher gives back the others, so
+that no two launchers wait for each other.
 
 The folder is in the temporary folder, which `TMPDIR` names: launchers with different ones do not
 see each other.
@@ -16,11 +14,10 @@ see each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from batchscape.record.locks import AT_ONCE, BESIDE, Lock, is_held, public_folder, take
+from batchscape.record.locks import Lock, public_folder, take
 
 __all__ = ["DeviceLocks", "DevicePool", "Lease"]
 
@@ -57,17 +54,26 @@ class DeviceLocks:
 
     def __init__(self, kind: str, names: Mapping[int, str], warn: Callable[[str], None]) -> None:
         self.folder = public_folder("batchscape-devices")
-        self._kind, self.names, self._warn = kind, names, warn
+        self._kind, self._names, self._warn = kind, names, warn
         self._held: dict[int, Lock] = {}
-        self._waiting: Lock | None = None
         self._usable = True
 
     def take(self, device: int) -> bool:
         """Take a device; False while another launcher holds it."""
-        lock = self._try(self.names[device], AT_ONCE)
+        if not self._usable:
+            return True
+        try:
+            lock = take(self.folder / f"{self._kind}-{self._names[device]}", is_public=True)
+        except OSError as error:
+            self._usable = False
+            self._warn(
+                f"devices cannot be locked in {self.folder}: launchers on this machine may use the "
+                f"same ones at the same time ({error})"
+            )
+            return True
         if lock is not None:
             self._held[device] = lock
-        return lock is not None or not self._usable
+        return lock is not None
 
     def give_back(self, device: int) -> None:
         """Give a device back that was taken."""
@@ -77,35 +83,6 @@ class DeviceLocks:
     def descriptors(self, devices: Iterable[int]) -> tuple[int, ...]:
         """Return the file descriptors that hold the locks of devices."""
         return tuple(self._held[device].descriptor for device in devices if device in self._held)
-
-    def show_waiting(self, is_waiting: bool) -> None:
-        """Let other launchers know whether this one waits for devices."""
-        if self._waiting is not None and not is_waiting:
-            self._waiting.release()
-            self._waiting = None
-        elif self._waiting is None and is_waiting:
-            self._waiting = self._try("waiting", BESIDE)
-
-    @property
-    def others_wait(self) -> bool:
-        """Whether another launcher waits for devices; this one must not."""
-        return self._usable and is_held(self._path("waiting"))
-
-    def _path(self, name: str) -> Path:
-        return self.folder / f"{self._kind}-{name}"
-
-    def _try(self, name: str, kind: int) -> Lock | None:
-        if not self._usable:
-            return None
-        try:
-            return take(self._path(name), kind, is_public=True)
-        except OSError as error:
-            self._usable = False
-            self._warn(
-                f"devices cannot be locked in {self.folder}: launchers on this machine may use the "
-                f"same ones at the same time ({error})"
-            )
-            return None
 
 
 class DevicePool:
@@ -129,7 +106,6 @@ class DevicePool:
         self._room = dict.fromkeys(self.devices, runs_per_device)
         """How many more runs each device takes."""
         self._runs_per_device = runs_per_device
-        self._locked: set[int] = set()
         self.waits_for_others = False
         """Whether the last lease was refused, and another launcher holds a device."""
 
@@ -144,17 +120,17 @@ class DevicePool:
             None while other runs, or other launchers, hold too many of them.
         """
         width = min(ranks, len(self.devices))
-        devices, elsewhere = list[int](), set[int]()
+        devices, elsewhere = list[int](), list[int]()
         for device in sorted(self.devices, key=lambda device: -self._room[device]):
             if len(devices) < width and self._room[device]:
-                (devices.append if self._lock(device) else elsewhere.add)(device)
+                is_ours = self._locks is None or self._is_used(device) or self._locks.take(device)
+                (devices if is_ours else elsewhere).append(device)
         self.waits_for_others = len(devices) < width and bool(elsewhere)
         if len(devices) < width:
-            self._unlock_idle(keep=frozenset(self._before(elsewhere)))
+            self._unlock_unused(devices)
             return None
         for device in devices:
             self._room[device] -= 1
-        self._unlock_idle()
         devices.sort(key=self.devices.index)
         locks = () if self._locks is None else self._locks.descriptors(devices)
         return Lease(tuple(devices), ranks, locks)
@@ -167,34 +143,17 @@ class DevicePool:
         ValueError
             If no run holds one of them.
         """
-        if any(self._room[device] == self._runs_per_device for device in lease.devices):
+        if not all(map(self._is_used, lease.devices)):
             msg = f"devices {lease.devices} are not leased"
             raise ValueError(msg)
         for device in lease.devices:
             self._room[device] += 1
-        self._unlock_idle(keep=self._locked.difference(lease.devices))
+        self._unlock_unused(lease.devices)
 
-    def close(self) -> None:
-        """Give back devices that no run is on."""
-        self.waits_for_others = False
-        self._unlock_idle()
+    def _is_used(self, device: int) -> bool:
+        return self._room[device] < self._runs_per_device
 
-    def _lock(self, device: int) -> bool:
-        if device not in self._locked and (self._locks is None or self._locks.take(device)):
-            self._locked.add(device)
-        return device in self._locked
-
-    def _before(self, elsewhere: Collection[int]) -> Collection[int]:
-        """Return the devices named before all that other launchers hold."""
-        if self._locks is None or not elsewhere:
-            return self.devices
-        names = self._locks.names
-        first = min(names[device] for device in elsewhere)
-        return [device for device in self.devices if names[device] < first]
-
-    def _unlock_idle(self, keep: Collection[int] = ()) -> None:
-        for device in self._locked.difference(keep):
-            if self._room[device] == self._runs_per_device:
-                self._locked.discard(device)
-                if self._locks is not None:
-                    self._locks.give_back(device)
+    def _unlock_unused(self, devices: Iterable[int]) -> None:
+        for device in devices:
+            if self._locks is not None and not self._is_used(device):
+                self._locks.give_back(device)

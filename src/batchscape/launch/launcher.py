@@ -18,7 +18,6 @@ from batchscape.launch.attempts import Attempts
 from batchscape.launch.child import COMMAND_WORKER, WORKER
 from batchscape.launch.claims import ClaimedRuns
 from batchscape.launch.devices import Lease
-from batchscape.launch.durations import Durations
 from batchscape.launch.failures import Failures
 from batchscape.launch.forked import ServerError, ServerKilledError, open_processes
 from batchscape.launch.interrupts import Interrupts
@@ -230,9 +229,8 @@ class Launcher:
                 )
                 if trouble is not None:
                     self._progress.warn(trouble)
-            durations = Durations(self._sweep, self._remaining.specs, foretold_s(self._predictions))
-            self._placement = Placement(missing[0], self._machine, durations, self._progress.warn)
-            stack.callback(self._placement.close)
+            predicted_s = foretold_s(self._predictions)
+            self._placement = Placement(missing[0], self._machine, predicted_s, self._progress.warn)
             self._attempts = Attempts(
                 self._sweep,
                 self._machine,
@@ -256,15 +254,11 @@ class Launcher:
                 self._again.clear()
                 queue.extend(self._added())
                 self._start_what_fits(queue)
-            else:
-                self._placement.close()
             if not self._active:
                 if not (goes_on and (queue or self._claims.has_elsewhere)):
                     return
                 self._presence.hide()
                 waits = self._placement.waits or self._claims.describe_elsewhere()
-                if self._placement.has_given_up:
-                    self._stop(f"given up: {waits}")
                 self._progress.waits(waits)
             exits = self._processes.wait(_POLL_S)
             for name in self._claims.renew({ended.run for ended in exits}):
@@ -277,7 +271,7 @@ class Launcher:
                 self._look(run, exits)
             self._progress.update(
                 list(self._active.values()),
-                partial(self._placement.foreseen_s, self._active, queue),
+                partial(self._placement.left_s, self._active, queue),
             )
 
     def _added(self) -> list[RunSpec]:

@@ -1,4 +1,4 @@
-"""Which run of a launch starts next, and on which devices of this machine.
+"""Which run of a launch starts next, on which devices of this machine, and how long all will take.
 
 Runs that go one at a time keep the order of the launch: their times are compared, and a drift of
 the machine must fall on all alike. Where several go at once no time is compared, and what should
@@ -12,45 +12,20 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from batchscape.config import Local
 from batchscape.launch.devices import DeviceLocks, DevicePool, Lease
-from batchscape.launch.durations import Durations
 from batchscape.launch.schedule import makespan_s
 from batchscape.record.progress import remaining_s
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus
-from batchscape.text import duration_text
 
 if TYPE_CHECKING:
     from batchscape.launch.active import ActiveRun
     from batchscape.plan.machine import Machine
 
 __all__ = ["Placement"]
-
-_BETWEEN_S = 0.1
-"""From the end of a run's processes to the start of the next run: it is sealed, and one chosen."""
-_GIVE_UP_S = 12 * 3600.0
-"""How long a launcher that has no run at work waits for devices of others."""
-_PAUSE_S = 1.0
-"""How long nothing starts after the end of a run while another launcher waits for devices: it looks
-for them twice in that time."""
-
-_FORESEE_S, _FORESEE_SHARE = 5.0, 0.002
-"""Least time between two looks ahead while the same runs are at work, and the share of the time
-that looking may take."""
-
-
-class _Foreseen(NamedTuple):
-    """When the last run should end."""
-
-    state: object
-    """The runs that were at work, and how many had been before."""
-    end: float
-    """By the monotonic clock; NaN where it is not known."""
-    until: float
-    """When it is looked at again, by the same clock."""
 
 
 class Placement:
@@ -62,8 +37,8 @@ class Placement:
         One of those that are launched, all with its launcher and on its type of devices. The plan
         has rejected those with more ranks than may share these devices.
     machine : Machine
-    durations : Durations
-        Asked only where runs go several at a time.
+    predicted_s : mapping of str to float
+        What a whole run was predicted to take, in seconds, by `run_id`.
     warn : callable
         Told in words when devices cannot be locked.
     """
@@ -72,11 +47,10 @@ class Placement:
         self,
         spec: RunSpec,
         machine: Machine,
-        durations: Durations,
+        predicted_s: Mapping[str, float],
         warn: Callable[[str], None],
     ) -> None:
         launcher, device_type = spec.config.launcher, spec.device_type
-        self._durations = durations
         if device_type == "cpu":
             names = {core: str(core) for core in machine.core_numbers}
             self._noun = "cores"
@@ -91,10 +65,11 @@ class Placement:
         self._leases: dict[str, Lease] = {}
         self.waiting: RunSpec | None = None
         """The run at the head of the queue, for which there is no room."""
-        self._paused_until_s = -math.inf
-        self._began_s = time.monotonic()
-        self._released = 0
-        self._foreseen = _Foreseen(None, math.nan, -math.inf)
+        self._predicted_s = predicted_s
+        self._took_s = self._samples = 0.0
+        """Of the runs that this launch has ended, all together."""
+        self._predicted_took_s = self._took_as_predicted_s = 0.0
+        """Of those that were predicted: what they took, and what they should have taken."""
 
     def next(self, queue: deque[RunSpec]) -> tuple[RunSpec, Lease] | None:
         """Take the run that is to start next out of the queue, with its devices.
@@ -111,46 +86,29 @@ class Placement:
             None instead of both: nothing starts before a run ends, here or in another launcher.
         """
         if not queue or len(self._leases) >= self._launcher.concurrent_runs:
-            self.close()
-            return None
-        self._show_waiting(False)
-        now_s = time.monotonic()
-        is_paused = self.waiting is None and now_s < self._paused_until_s
-        if is_paused and self._locks is not None and self._locks.others_wait:
+            self.waiting = None
             return None
         spec = min(queue, key=self._order) if self._launcher.concurrent_runs > 1 else queue[0]
         lease = self._pool.lease(spec.geometry.data_parallel_size)
         self.waiting = spec if lease is None else None
-        self._show_waiting(self._pool.waits_for_others)
         if lease is None:
             return None
-        self._began_s = now_s
         self._leases[spec.run_id] = lease
         queue.remove(spec)
         return spec, lease
 
-    def left_s(self, at_work: Iterable[tuple[RunSpec, float]], queue: Iterable[RunSpec]) -> float:
-        """Return the time until the last run ends, as the queue would place them.
-
-        Parameters
-        ----------
-        at_work : iterable of (RunSpec, float)
-            Runs, and for how many seconds each will still be at work; NaN where nobody can tell.
-        queue : iterable of RunSpec
-
-        Returns
-        -------
-        float
-            In seconds; NaN where a run's time is not known.
-        """
-        runs = [(spec.geometry.data_parallel_size, seconds) for spec, seconds in at_work]
+    def left_s(self, active: Mapping[str, ActiveRun], queue: Iterable[RunSpec]) -> float:
+        """Return the time until the last run ends, in seconds; NaN where it is not known."""
+        runs = []
+        for run in active.values():
+            left_s = remaining_s(run.last_row, run.spec.optimizer_steps)
+            if left_s is None:
+                left_s = max(0.0, self.expected_s(run.spec) + run.began - time.monotonic())
+            runs.append((run.lease.ranks, left_s))
         ordered = list(queue)
         if self._launcher.concurrent_runs > 1:
             ordered.sort(key=self._order)
-        for spec in ordered:
-            expected_s = self._durations.expected_s(spec)
-            seconds = math.nan if expected_s is None else _BETWEEN_S + expected_s
-            runs.append((spec.geometry.data_parallel_size, seconds))
+        runs += [(spec.geometry.data_parallel_size, self.expected_s(spec)) for spec in ordered]
         if any(math.isnan(seconds) for _, seconds in runs):
             return math.nan
         return makespan_s(
@@ -160,35 +118,23 @@ class Placement:
             self._launcher.runs_per_device,
         )
 
-    def foreseen_s(self, active: Mapping[str, ActiveRun], queue: Iterable[RunSpec]) -> float:
-        """Return the time until the last run ends, in seconds; NaN where it is not known."""
-        now, state = time.monotonic(), (self._released, tuple(active))
-        if self._foreseen.state == state and now < self._foreseen.until:
-            foreseen_s = self._foreseen.end - now
-            return foreseen_s if math.isnan(foreseen_s) else max(0.0, foreseen_s)
-        at_work = []
-        for run in active.values():
-            left_s = remaining_s(run.last_row, run.spec.optimizer_steps)
-            if left_s is None:
-                expected_s = self._durations.expected_s(run.spec)
-                elapsed_s = now - run.began
-                left_s = math.nan if expected_s is None else max(0.0, expected_s - elapsed_s)
-            at_work.append((run.spec, left_s))
-        left_s = self.left_s(at_work, queue)
-        # A long queue takes time to simulate, and what is timed has the core.
-        until = now + max(_FORESEE_S, (time.monotonic() - now) / _FORESEE_SHARE)
-        self._foreseen = _Foreseen(state, now + left_s, until)
-        return left_s
+    def expected_s(self, spec: RunSpec) -> float:
+        """Return what a whole run should take, in seconds; NaN where nobody can tell.
+
+        What was predicted, times what those that are over took of theirs; where nothing was, as
+        much a sample as those took.
+        """
+        predicted_s = self._predicted_s.get(spec.run_id)
+        if predicted_s is None:
+            return self._took_s / self._samples * spec.samples if self._samples else math.nan
+        if not self._took_as_predicted_s:
+            return predicted_s
+        return predicted_s * self._predicted_took_s / self._took_as_predicted_s
 
     def _order(self, spec: RunSpec) -> float:
         """Sort what should take longest first, and what nobody can tell before that."""
-        expected_s = self._durations.expected_s(spec)
-        return -math.inf if expected_s is None else -expected_s
-
-    @property
-    def has_given_up(self) -> bool:
-        """Whether nothing could start for too long, because of other launchers."""
-        return self.waits is not None and time.monotonic() - self._began_s >= _GIVE_UP_S
+        expected_s = self.expected_s(spec)
+        return -math.inf if math.isnan(expected_s) else -expected_s
 
     @property
     def waits(self) -> str | None:
@@ -197,27 +143,21 @@ class Placement:
             return None
         return (
             f"Waiting for {self._noun} that another launcher holds (`lslocks` shows who locks "
-            f"files in {self._locks.folder}); this one gives up after "
-            f"{duration_text(_GIVE_UP_S)} without a run"
+            f"files in {self._locks.folder})"
         )
 
     def release(self, spec: RunSpec) -> None:
         """Take back the devices of a run that has ended, or that did not start."""
-        self._released += 1
-        self._began_s = time.monotonic()
-        self._paused_until_s = self._began_s + _PAUSE_S
         self._pool.release(self._leases.pop(spec.run_id))
 
     def learn(self, spec: RunSpec, status: RunStatus) -> None:
-        """Take note of how a run ended: the next one like it will take as long."""
-        self._durations.learn(spec, status)
-
-    def close(self) -> None:
-        """Let other launchers have what no run is on."""
-        self._pool.close()
-        self.waiting = None
-        self._show_waiting(False)
-
-    def _show_waiting(self, is_waiting: bool) -> None:
-        if self._locks is not None:
-            self._locks.show_waiting(is_waiting)
+        """Take note of what a run took, from its first attempt to its end."""
+        if not status.status.is_sealed or not (samples := status.summary.get("samples")):
+            return
+        spans = [(a.started_at, a.ended_at) for a in status.attempts]
+        took_s = sum(max(0.0, end - start) for start, end in spans if end is not None)
+        self._took_s += took_s
+        self._samples += samples
+        if predicted_s := self._predicted_s.get(spec.run_id):
+            self._predicted_took_s += took_s
+            self._took_as_predicted_s += predicted_s * samples / spec.samples

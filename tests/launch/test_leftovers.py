@@ -6,10 +6,10 @@ import io
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 from launchers import Elsewhere
 from rich.console import Console
@@ -43,77 +43,32 @@ def died_while_writing(path: Path) -> Path:
     return left
 
 
-def test_unfinished_files_of_the_dead_are_removed_and_others_are_not(tmp_path: Path) -> None:
-    sweep = SweepFolder(tmp_path)
-    run = sweep.run("completes")
+def test_unfinished_files_of_a_run_are_removed_and_others_are_not(tmp_path: Path) -> None:
+    run = SweepFolder(tmp_path).run("completes")
     dead = [
         died_while_writing(path)
-        for path in (
-            sweep.plan,
-            run.status,
-            run.checkpoints / "step-1.pt",
-        )
+        for path in (run.status, run.lines("steps"), run.checkpoints / "step-1.pt")
     ]
-    alive = [
-        run.path / f".status.json.{os.getpid()}.tmp",
-        run.path / "mine.tmp",
+    kept = [
+        run.path / f".wandb.json.{os.getpid()}.tmp",
         run.path / "notes.123.tmp.txt",
         run.program / ".data.999999999.tmp",
     ]
-    for path in alive:
+    for path in kept:
         path.parent.mkdir(exist_ok=True)
         path.touch()
     write_atomically(run.config, b"whole")
-    remove_dead_writes(sweep)
-    assert not any(path.exists() for path in dead)
-    assert all(path.exists() for path in (*alive, run.config))
-
-
-def test_a_dead_writer_that_nobody_waits_for_writes_nothing(tmp_path: Path) -> None:
-    """Where the first process of a container takes no orphans away, they stay as zombies."""
-    path = tmp_path / "status.json"
-    writer = subprocess.Popen([sys.executable, "-c", DIES, str(path)])
-    process = psutil.Process(writer.pid)
-    wait_until(lambda: process.status() == psutil.STATUS_ZOMBIE, "the writer lives on")
-    left = path.with_name(f".{path.name}.{writer.pid}.tmp")
-    assert left.exists()
-    remove_dead_writes(SweepFolder(tmp_path))
-    assert not left.exists()
-    assert writer.wait() == 9
-
-
-def test_a_process_younger_than_a_file_does_not_write_it(tmp_path: Path) -> None:
-    """The system has given the id of the writer to another process."""
-    left = tmp_path / f".status.json.{os.getpid()}.tmp"
-    left.touch()
-    remove_dead_writes(SweepFolder(tmp_path))
-    assert left.exists()
-    before = psutil.Process().create_time() - 3600
-    os.utime(left, (before, before))
-    remove_dead_writes(SweepFolder(tmp_path))
-    assert not left.exists()
-
-
-def test_a_sealed_run_keeps_no_half_of_a_rank_that_was_killed(tmp_path: Path) -> None:
-    run = SweepFolder(tmp_path).run("completes")
-    left = died_while_writing(run.lines("steps"))
     clear_away(run)
-    assert not left.exists()
+    assert not any(path.exists() for path in dead)
+    assert all(path.exists() for path in (*kept, run.config))
 
 
-def test_what_a_run_that_is_held_writes_stays(tmp_path: Path) -> None:
-    """Its launcher may be in a container, where this number is that of another process."""
+def test_what_others_may_be_writing_beside_the_runs_stays_for_a_day(tmp_path: Path) -> None:
     sweep = SweepFolder(tmp_path)
-    held, free = sweep.run("completes"), sweep.run("fails")
-    half = [died_while_writing(run.status) for run in (held, free)]
-    claim = CLAIMS.claim(held)
-    assert claim is not None
+    old, new = (died_while_writing(path) for path in (sweep.plan, sweep.mirror))
+    os.utime(old, (time.time() - 2 * 86400,) * 2)
     remove_dead_writes(sweep)
-    assert [path.exists() for path in half] == [True, False]
-    claim.release()
-
-
-def test_a_folder_that_is_not_there_or_not_ours_is_no_problem(tmp_path: Path) -> None:
+    assert (old.exists(), new.exists()) == (False, True)
     remove_dead_writes(SweepFolder(tmp_path / "nowhere"))
 
 
@@ -186,12 +141,3 @@ def test_ranks_that_a_launcher_left_are_waited_for(
         os.kill(rank, 9)
     assert launcher.process.wait() == 0
     assert [a.status for a in launcher.status("completes").attempts] == ["completed"]
-
-
-def test_those_of_one_run_are_removed_alone(tmp_path: Path) -> None:
-    sweep = SweepFolder(tmp_path)
-    of_the_run = died_while_writing(sweep.run("completes").lines("evals"))
-    of_another = died_while_writing(sweep.run("fails").lines("evals"))
-    remove_dead_writes(sweep.run("completes"))
-    assert not of_the_run.exists()
-    assert of_another.exists()

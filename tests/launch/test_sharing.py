@@ -174,7 +174,7 @@ def test_who_lost_a_run_writes_no_end(tmp_path: Path, is_over: bool) -> None:
         status.write(run.status)
         if is_over:
             lock = Lock(run.lock, os.open(run.lock, os.O_RDWR), keeps_out=False)
-            claims._FolderClaim(run, number + 1, own, lock).release(is_over=True)
+            claims.RunClaim(run, number + 1, own, lock).release(is_over=True)
         written = run.status.read_bytes()
         open_gate(sweep)
         return written

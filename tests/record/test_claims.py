@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from batchscape.record import claims
-from batchscape.record.claims import CLAIMS, _Claims
+from batchscape.record.claims import CLAIMS, RunClaims
 from batchscape.record.folder import RunFolder
 from batchscape.record.locks import Lock
 
@@ -112,7 +112,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     return run
 
 
-def look(observer: _Claims, run: RunFolder, seconds: float) -> object:
+def look(observer: RunClaims, run: RunFolder, seconds: float) -> object:
     end = time.monotonic() + seconds
     while time.monotonic() < end and (claim := observer.claim(run)) is None:
         time.sleep(0.02)
@@ -123,7 +123,7 @@ def test_a_claim_is_left_after_silence(
     elsewhere: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claims, "_SILENT_S", 0.5)
-    observer = _Claims()
+    observer = RunClaims()
     assert observer.claim(elsewhere) is None  # not at the first sight
     assert look(observer, elsewhere, 2.0) is not None
 
@@ -134,7 +134,7 @@ def test_who_has_a_run_is_told_at_a_glance(elsewhere: RunFolder) -> None:
     long_ago = time.time() - 121
     os.utime(elsewhere.path / ".claim.1", (long_ago, long_ago))
     assert CLAIMS.holder(elsewhere) is None
-    assert _Claims().claim(elsewhere) is None
+    assert RunClaims().claim(elsewhere) is None
 
 
 def test_on_the_only_machine_the_end_of_the_lock_is_the_end_of_the_claim(
@@ -151,7 +151,7 @@ def test_looks_at_other_runs_count(elsewhere: RunFolder, monkeypatch: pytest.Mon
     monkeypatch.setattr(claims.time, "monotonic", lambda: clock)
     other = RunFolder(elsewhere.path.with_name("other"))
     shutil.copytree(elsewhere.path, other.path)
-    observer = _Claims()
+    observer = RunClaims()
     for _ in range(2):
         assert observer.claim(elsewhere) is None
         for _ in range(119):
@@ -175,7 +175,7 @@ def test_a_holder_that_touches_its_claim_keeps_its_run(
 
     thread = threading.Thread(target=beat)
     thread.start()
-    observer = _Claims()
+    observer = RunClaims()
     assert look(observer, elsewhere, 2.5) is None
     over.set()
     thread.join()
@@ -187,7 +187,7 @@ def test_time_in_which_nobody_looked_is_no_silence(
 ) -> None:
     monkeypatch.setattr(claims, "_SILENT_S", 1.0)
     monkeypatch.setattr(claims, "_GAP_S", 0.2)
-    observer = _Claims()
+    observer = RunClaims()
     for _ in range(2):
         assert observer.claim(elsewhere) is None
         time.sleep(1.2)
@@ -233,7 +233,7 @@ def test_who_was_taken_over_sees_it_after_the_run_is_over(tmp_path: Path) -> Non
     assert claim.renew(), "it has just looked"
     assert not claim.renew(at_once=True)
     lock = Lock(run.lock, os.open(run.lock, os.O_RDWR), keeps_out=False)
-    claims._FolderClaim(run, 2, other, lock).release(is_over=True)
+    claims.RunClaim(run, 2, other, lock).release(is_over=True)
     assert not list(run.path.glob(".claim*"))
     assert not claim.renew(at_once=True)
     # Opened again meanwhile, as by `--retry`: the first claim there now is not its own.

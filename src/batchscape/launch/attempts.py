@@ -17,7 +17,7 @@ from batchscape.launch.devices import Lease
 from batchscape.launch.forked import ServerError
 from batchscape.launch.hangs import HangWatch
 from batchscape.launch.launch_record import launch_record, with_times_of
-from batchscape.launch.leftovers import remove_dead_writes
+from batchscape.launch.leftovers import remove_dead_writes_of_run
 from batchscape.launch.processes import Processes
 from batchscape.record.causes import Cause
 from batchscape.record.claims import RunClaim
@@ -171,7 +171,7 @@ class Attempts:
     ) -> RunStatus:
         """Write into the folder of a run that it is running, and what it is; return its status."""
         attempts = deepcopy(before.attempts)
-        remove_dead_writes(folder)
+        remove_dead_writes_of_run(folder)
         for leftover in (*folder.outcomes(), *map(folder.parquet, TABLES)):
             # Parquet without a seal is from a launcher that died while sealing; the lines remain.
             leftover.unlink(missing_ok=True)

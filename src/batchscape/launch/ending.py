@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 from batchscape.errors import DamageError, RecordError
-from batchscape.launch.leftovers import remove_dead_writes
+from batchscape.launch.leftovers import remove_dead_writes_of_run
 from batchscape.record.files import read_json_lines, remove_if_possible
 from batchscape.record.folder import TABLES, RunFolder
 from batchscape.record.outcome import RunEnd, decide
@@ -96,7 +96,7 @@ def clear_away(folder: RunFolder) -> None:
     """
     shutil.rmtree(folder.checkpoints, ignore_errors=True)
     remove_if_possible(*map(folder.lines, TABLES), *folder.outcomes())
-    remove_dead_writes(folder)
+    remove_dead_writes_of_run(folder)
 
 
 def _went_on_from(folder: RunFolder, attempt: int) -> int:

@@ -19,8 +19,7 @@ claim n which it has seen is not there any more, and withdraws.
 Whether a holder is gone is judged by a lock (`flock`) on `.lock`, which the ranks inherit, and by
 silence. While the lock is seen, somebody lives. On a file system that one machine has for itself
 the end of the lock is the end of the holder. On any other a claim is left once it was not touched
-for `_SILENT_S`. `_GONE_S` is enough for ranks on other nodes, which end after their launcher, and
-for the claim of a job that was put back into the queue and asks now.
+for `_SILENT_S`; `_GONE_S` is enough for that of a job which was put back into the queue and asks.
 
 A holder shows that it lives by touching its claim. Observers see whether that changes, by their own
 monotonic clock, and count only the time in which they looked: clocks of two nodes are never
@@ -39,7 +38,7 @@ import uuid
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from batchscape.record.disk import is_of_this_machine
 from batchscape.record.files import link_or_copy
@@ -52,7 +51,7 @@ __all__ = ["CLAIMS", "RunClaim", "RunClaims"]
 _BEAT_S = 10.0
 """Time between two touches of a claim."""
 _GONE_S = 30.0
-"""Silence of a holder that is gone, and of which something may be left."""
+"""Silence of a job's earlier self, of which something may be left."""
 _SILENT_S = 120.0
 """Silence of a holder on a file system of several machines. A server that stands still silences
 observers, too: their gaps count as `_GAP_S` at most."""
@@ -60,12 +59,50 @@ _GAP_S = 30.0
 """Longest time that counts between two looks, whichever runs they were at."""
 
 
-class RunClaim(Protocol):
+@dataclass(frozen=True)
+class _Holder:
+    """What a claim says."""
+
+    mark: str
+    """Of this claim alone."""
+    node: str
+    pid: int
+    has_lock: bool
+    """Whether the holder and its ranks have the lock, too."""
+    job: str | None = None
+
+    def __str__(self) -> str:
+        name = f"process {self.pid} on {self.node}"
+        return name if self.job is None else f"{name} (job {self.job})"
+
+    @classmethod
+    def here(cls, *, has_lock: bool) -> _Holder:
+        """Describe this process."""
+        node, job = os.environ.get("SLURMD_NODENAME"), _job()
+        return cls(uuid.uuid4().hex, node or platform.node(), os.getpid(), has_lock, job)
+
+    @property
+    def is_earlier_self(self) -> bool:
+        """Whether it was this job, before it was put back into the queue."""
+        return self.job is not None and self.job == _job() and self.pid != os.getpid()
+
+
+_RELEASED = "released"
+_Claimed = _Holder | str | None
+"""A holder; `_RELEASED`; None where a claim cannot be read, which somebody may be writing."""
+
+
+class RunClaim:
     """A run that this launcher holds."""
+
+    def __init__(self, run: RunFolder, number: int, own: _Holder, lock: Lock) -> None:
+        self._run, self._number, self._own, self._lock = run, number, own, lock
+        self._beat_at = time.monotonic() + _BEAT_S
 
     @property
     def descriptors(self) -> tuple[int, ...]:
         """Open files that the run's processes inherit: the claim lasts as long as any of them."""
+        return (self._lock.descriptor,) if self._lock.keeps_out else ()
 
     def renew(self, *, at_once: bool = False) -> bool:
         """Show that its holder lives; to be called every few seconds.
@@ -80,86 +117,6 @@ class RunClaim(Protocol):
         bool
             False if another launcher has taken the run over: its processes must end.
         """
-
-    def release(self, *, is_over: bool = False) -> None:
-        """Give the run up, also for the processes that have inherited the claim.
-
-        Parameters
-        ----------
-        is_over : bool
-            Whether nobody will claim the run again.
-        """
-
-
-class RunClaims(Protocol):
-    """The claims of all runs, whoever holds them."""
-
-    def claim(self, run: RunFolder) -> RunClaim | None:
-        """Claim a run that nobody holds, or take it over from a holder that is gone.
-
-        Returns
-        -------
-        RunClaim or None
-            None while another launcher holds it, or processes that it has left behind.
-
-        Raises
-        ------
-        OSError
-            If its folder cannot be written to.
-        """
-
-    def holder(self, run: RunFolder) -> str | None:
-        """Name who holds a run, or whose processes do; None where nobody does.
-
-        At a glance, by the clock of this machine: `claim` may have to look for longer.
-        """
-
-
-@dataclass(frozen=True)
-class _Holder:
-    """What a claim says."""
-
-    mark: str
-    """Of this claim alone."""
-    node: str
-    pid: int
-    has_lock: bool
-    """Whether the holder and its ranks have the lock, too."""
-    nodes: int = 1
-    job: str | None = None
-
-    def __str__(self) -> str:
-        name = f"process {self.pid} on {self.node}"
-        return name if self.job is None else f"{name} (job {self.job})"
-
-    @classmethod
-    def here(cls, *, has_lock: bool) -> _Holder:
-        """Describe this process."""
-        node, job = os.environ.get("SLURMD_NODENAME"), _job()
-        nodes = 1 if job is None else int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
-        return cls(uuid.uuid4().hex, node or platform.node(), os.getpid(), has_lock, nodes, job)
-
-    @property
-    def is_earlier_self(self) -> bool:
-        """Whether it was this job, before it was put back into the queue."""
-        return self.job is not None and self.job == _job() and self.pid != os.getpid()
-
-
-_RELEASED = "released"
-_Claimed = _Holder | str | None
-"""A holder; `_RELEASED`; None where a claim cannot be read, which somebody may be writing."""
-
-
-class _FolderClaim:
-    def __init__(self, run: RunFolder, number: int, own: _Holder, lock: Lock) -> None:
-        self._run, self._number, self._own, self._lock = run, number, own, lock
-        self._beat_at = time.monotonic() + _BEAT_S
-
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        return (self._lock.descriptor,) if self._lock.keeps_out else ()
-
-    def renew(self, *, at_once: bool = False) -> bool:
         now = time.monotonic()
         if now < self._beat_at and not at_once:
             return True
@@ -176,6 +133,13 @@ class _FolderClaim:
         return True
 
     def release(self, *, is_over: bool = False) -> None:
+        """Give the run up, also for the processes that have inherited the claim.
+
+        Parameters
+        ----------
+        is_over : bool
+            Whether nobody will claim the run again.
+        """
         # A folder that was moved has taken the claims along: those there now are others'.
         is_there = _read(_path(self._run, self._number)) == self._own
         with suppress(OSError):  # where nothing can be written the lock alone tells of it
@@ -191,8 +155,8 @@ class _Seen(NamedTuple):
     """For how long this process had looked by then, at any claims."""
 
 
-class _Claims:
-    """Claims by files that are added, and by locks where there are any."""
+class RunClaims:
+    """The claims of all runs, whoever holds them, by files that are added and by locks."""
 
     def __init__(self) -> None:
         self._seen: dict[Path, _Seen] = {}
@@ -201,6 +165,18 @@ class _Claims:
         self._lock = threading.Lock()
 
     def claim(self, run: RunFolder) -> RunClaim | None:
+        """Claim a run that nobody holds, or take it over from a holder that is gone.
+
+        Returns
+        -------
+        RunClaim or None
+            None while another launcher holds it, or processes that it has left behind.
+
+        Raises
+        ------
+        OSError
+            If its folder cannot be written to.
+        """
         run.path.mkdir(parents=True, exist_ok=True)
         number, found = _last(run)
         if number and found != _RELEASED and not self._is_left(run, number, found):
@@ -212,13 +188,17 @@ class _Claims:
         try:
             own = _Holder.here(has_lock=lock.keeps_out)
             if _follows(run, number, found, own):
-                claim = _FolderClaim(run, number + 1, own, lock)
+                claim = RunClaim(run, number + 1, own, lock)
         finally:
             if claim is None:
                 lock.release()
         return claim
 
     def holder(self, run: RunFolder) -> str | None:
+        """Name who holds a run, or whose processes do; None where nobody does.
+
+        At a glance, by the clock of this machine: `claim` may have to look for longer.
+        """
         number, found = _last(run)
         if not is_held(run.lock):
             if not number or found == _RELEASED:
@@ -235,10 +215,11 @@ class _Claims:
             return False
         limit_s = _SILENT_S
         if isinstance(found, _Holder):
-            is_known_by_lock = found.has_lock and is_of_this_machine(run.path.parent)
-            if is_known_by_lock or found.is_earlier_self:
-                limit_s = 0.0 if is_known_by_lock and found.nodes == 1 else _GONE_S
-        return limit_s == 0 or self._silent_s(_path(run, number)) >= limit_s
+            if found.has_lock and is_of_this_machine(run.path.parent):
+                return True
+            if found.is_earlier_self:
+                limit_s = _GONE_S
+        return self._silent_s(_path(run, number)) >= limit_s
 
     def _silent_s(self, path: Path) -> float:
         """Return for how long a claim was not touched, as far as this process has looked."""
@@ -314,4 +295,4 @@ def _add(run: RunFolder, number: int, own: _Holder | None) -> bool:
     return path.read_text(encoding="utf-8") == text
 
 
-CLAIMS: RunClaims = _Claims()
+CLAIMS = RunClaims()

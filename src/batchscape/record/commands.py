@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,24 +94,10 @@ def time_again(untimed: Iterable[LaunchedRun], next_repeat: Mapping[str, int]) -
         For a shell; several commands where several launched these runs. None where their commands
         are not known, or none of them would help.
     """
-    beside: dict[tuple[str, str], bool] = {}
-    for run in untimed:
-        if run.command is None or run.untimed is None or not is_mended_by_repeating(run.untimed):
-            continue
-        key = run.sweep_dir, run.command
-        beside[key] = beside.get(key, False) or is_beside_others(run.untimed)
-    found = [
-        again(
-            command,
-            sweep_dir,
-            {
-                **(ONE_AT_A_TIME if shared else {}),
-                "timing_repeat": str(next_repeat.get(sweep_dir, 1)),
-            },
-        )
-        for (sweep_dir, command), shared in beside.items()
-    ]
-    return " && ".join(dict.fromkeys(found)) or None
+    mended = [run for run in untimed if run.untimed and is_mended_by_repeating(run.untimed)]
+    return _commands(
+        mended, lambda sweep_dir: {"timing_repeat": str(next_repeat.get(sweep_dir, 1))}
+    )
 
 
 def more_seeds(runs: Iterable[LaunchedRun], seeds: Sequence[int]) -> str | None:
@@ -123,19 +109,22 @@ def more_seeds(runs: Iterable[LaunchedRun], seeds: Sequence[int]) -> str | None:
     seeds : sequence of int
         Those that there are among them: they are skipped.
     """
-    known: dict[tuple[str, str], bool] = {}
+    return _commands(runs, lambda sweep_dir: _seeds_of(sweep_dir, seeds))
+
+
+def _commands(
+    runs: Iterable[LaunchedRun], settings_of: Callable[[str], dict[str, str]]
+) -> str | None:
+    """Return the commands that launched some runs, with other settings by sweep folder."""
+    shared: dict[tuple[str, str], bool] = {}
     for run in runs:
         if run.command is not None:
             key = run.sweep_dir, run.command
-            shared = run.untimed is not None and is_beside_others(run.untimed)
-            known[key] = known.get(key, False) or shared
+            beside = run.untimed is not None and is_beside_others(run.untimed)
+            shared[key] = shared.get(key, False) or beside
     found = [
-        again(
-            command,
-            sweep_dir,
-            {**(ONE_AT_A_TIME if shared else {}), **_seeds_of(sweep_dir, seeds)},
-        )
-        for (sweep_dir, command), shared in known.items()
+        again(command, sweep_dir, (ONE_AT_A_TIME if beside else {}) | settings_of(sweep_dir))
+        for (sweep_dir, command), beside in shared.items()
     ]
     return " && ".join(dict.fromkeys(found)) or None
 

@@ -110,7 +110,13 @@ class Attempts:
         meeting = f"{launch['rendezvous']}-{attempt}"
         is_program = isinstance(spec.config.engine, Command)
         try:
-            hangs = HangWatch(meeting, spec.processes, spec.config.launcher, is_program=is_program)
+            hangs = HangWatch(
+                meeting,
+                min(spec.processes, spec.geometry.devices_per_node),
+                spec.config.launcher,
+                is_program=is_program,
+                has_others=spec.processes > spec.geometry.devices_per_node,
+            )
         except OSError as error:
             # The disk of temporary files may be full while that of the sweep is not.
             raise disk_error(error, Path(meeting)) from error

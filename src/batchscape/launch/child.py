@@ -88,7 +88,7 @@ class Start:
     """Added to the environment of the ranks."""
     watched: str = ""
     """Path that the names of the files begin with in which ranks tell of their progress, see
-    `record.heartbeat`; empty: nobody watches."""
+    `record.heartbeat`; empty: nobody watches, and stacks go to the log."""
     first_rank: int = 0
     """Number of the first of them; the others follow."""
 
@@ -165,14 +165,14 @@ def _redirect(log: str) -> None:
 
 def _be_watched(place: str, rank: int) -> None:
     """Share the heartbeat, and dump all stacks on SIGUSR1, wherever the rank is stuck."""
-    if not place:
-        return
+    stacks = 2
     with contextlib.suppress(OSError):
-        share(beats_path(place, rank))
-        # Its own file: stacks that ranks write into one at the same time cannot be read.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        stacks = os.open(stacks_path(place, rank), flags, 0o600)
-        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+        if place:
+            share(beats_path(place, rank))
+            # Its own file: stacks that ranks write into one at the same time cannot be read.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            stacks = os.open(stacks_path(place, rank), flags, 0o600)
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
 
 
 def start_interpreter(

@@ -10,9 +10,10 @@ The rule: a run hangs when none of its ranks has told of progress for
 
 Ranks tell of every micro-step and of every batch of an evaluation (`record.heartbeat`). One that
 waits for the others is silent as long as they are, so the silence of all is what counts; the rank
-that is behind is named. A program of `engine=command` tells by its log and its metrics: it is
-judged only once those show its steps, and by the longer time. Once it is trained, its own watcher
-(`programs.worker`) ends it where its processes idle.
+that is behind is named. Of a run over nodes the ranks on the first one are watched, and none is
+named. A program of `engine=command` tells by its log and its metrics: it is judged only once those
+show its steps, and by the longer time. Once it is trained, its own watcher (`programs.worker`) ends
+it where its processes idle.
 
 A launcher that was itself stopped for a while has not watched: a look that comes late counts for no
 more than a few seconds.
@@ -54,11 +55,13 @@ class HangWatch:
     place : str
         Path that the names of the shared files begin with.
     ranks : int
-        Processes that are watched.
+        Processes that are watched, the first ones of the run.
     settings : Launcher
         With the times of the rule.
     is_program : bool
         Whether a program of the user's own is watched, through its log and metrics.
+    has_others : bool
+        Whether the run has ranks on other nodes, which wait wherever these do.
 
     Raises
     ------
@@ -66,8 +69,17 @@ class HangWatch:
         If the shared files cannot be made.
     """
 
-    def __init__(self, place: str, ranks: int, settings: Launcher, *, is_program: bool) -> None:
+    def __init__(
+        self,
+        place: str,
+        ranks: int,
+        settings: Launcher,
+        *,
+        is_program: bool,
+        has_others: bool = False,
+    ) -> None:
         self._place = place
+        self._has_others = has_others
         self._settings = settings
         self.is_program = is_program
         self._hearts = [Heartbeat(beats_path(place, r), create=True) for r in range(ranks)]
@@ -108,6 +120,8 @@ class HangWatch:
 
     def last(self, rank: int) -> Beat | None:
         """Return what a rank told last; None if it told nothing."""
+        if rank >= len(self._hearts):
+            return None
         beat = self._hearts[rank].read()
         return beat if beat.beats else None
 
@@ -160,6 +174,9 @@ class HangWatch:
             done = self._beats[0].optimizer_step
             reason = f"the program hangs after optimizer step {done}: neither its log nor its "
             return Hang(f"{reason}metrics grew, {silence}", None)
+        if self._has_others:
+            places = ", ".join(sorted(set(map(str, self._beats))))
+            return Hang(f"a rank hangs: {silence}; those of the first node are in {places}", None)
         slowest = min(beat.pace for beat in self._beats)
         behind = [rank for rank, beat in enumerate(self._beats) if beat.pace == slowest]
         where = str(self._beats[behind[0]])

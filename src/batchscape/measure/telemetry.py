@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -19,7 +19,6 @@ __all__ = [
     "CudaTelemetry",
     "DeviceSample",
     "DeviceTotals",
-    "Telemetry",
     "build_telemetry",
 ]
 
@@ -43,7 +42,6 @@ _LEAST_ENERGY_S = 2.0
 steps of up to a tenth of one: Yang et al., "Part-time Power Measurements", arXiv:2312.02741."""
 
 _COUNTER = "the device's energy counter"
-_INTEGRAL = "sampled power, integrated"
 
 
 class DeviceSample(NamedTuple):
@@ -61,7 +59,7 @@ class DeviceTotals(NamedTuple):
     energy_j: float | None
     """Energy in measured optimizer steps; CUDA only, and of the device's first rank only."""
     energy_source: str | None
-    """Where that comes from: a counter of the device, or an integral over samples."""
+    """Where that comes from: a counter of the device."""
     clock_mhz: float | None
     """At the end, right after the last step."""
     throttled: bool | None
@@ -75,11 +73,26 @@ class DeviceTotals(NamedTuple):
     CUDA only."""
 
 
-class Telemetry(Protocol):
-    """Follows the device of one rank."""
+class CpuTelemetry:
+    """Clock of the cores, as the system tells it; of a processor, nothing else is told.
+
+    Notes
+    -----
+    Source: `psutil.cpu_freq`, https://psutil.readthedocs.io/en/latest/#psutil.cpu_freq.
+    """
+
+    def __init__(self) -> None:
+        self._next = time.monotonic()
 
     def sample(self) -> DeviceSample | None:
         """Return how the device is now; None where the last look was too short a time ago."""
+        began = time.monotonic()
+        if began < self._next:
+            return None
+        sample = self._look()
+        took = time.monotonic() - began
+        self._next = began + max(_LEAST_INTERVAL_S, took / _LARGEST_SHARE)
+        return sample
 
     def resume(self) -> None:
         """Count energy from now on; may be called again while it is counted."""
@@ -89,39 +102,20 @@ class Telemetry(Protocol):
 
     def totals(self) -> DeviceTotals:
         """Take a last sample and return what was found."""
+        return DeviceTotals(None, None, self._look().clock_mhz, None, None, None, None)
+
+    def _look(self) -> DeviceSample:
+        try:
+            frequency = psutil.cpu_freq()
+        except (OSError, NotImplementedError):
+            frequency = None
+        return DeviceSample(None, frequency.current if frequency else None)
 
 
-class CpuTelemetry:
-    """Clock of the cores, as the system tells it.
-
-    Notes
-    -----
-    Source: `psutil.cpu_freq`, https://psutil.readthedocs.io/en/latest/#psutil.cpu_freq.
-    """
-
-    def __init__(self) -> None:
-        self._pace = _LookTimer()
-
-    def sample(self) -> DeviceSample | None:
-        """See `Telemetry`."""
-        return self._pace.take(lambda: DeviceSample(None, _cpu_clock_mhz()))
-
-    def resume(self) -> None:
-        """See `Telemetry`; a processor tells no energy without privileges."""
-
-    def pause(self) -> None:
-        """See `Telemetry`."""
-
-    def totals(self) -> DeviceTotals:
-        """See `Telemetry`."""
-        return DeviceTotals(None, None, _cpu_clock_mhz(), None, None, None, None)
-
-
-class CudaTelemetry:
+class CudaTelemetry(CpuTelemetry):
     """Power, clock, throttling, energy and company of a CUDA device, through NVML.
 
-    Energy is read off the device's counter, which is there since Volta, else integrated over the
-    samples of its power by the trapezoidal rule.
+    Energy is read off the device's counter, which is there since Volta.
 
     Parameters
     ----------
@@ -145,47 +139,49 @@ class CudaTelemetry:
     """
 
     def __init__(self, device: torch.device, *, counts_energy: bool, ranks_on_node: int) -> None:
+        super().__init__()
         self._device = device
         self._ranks_on_node = ranks_on_node
-        self._pace = _LookTimer()
         self._is_timed = False
         self._forget()
-        self._energy: _Energy | None = None
-        if counts_energy:
-            has_counter = self._counted() is not None
-            self._energy = _Energy(self._counted if has_counter else _Integral(self._power_w).read)
-            self._source = _COUNTER if has_counter else _INTEGRAL
-
-    def sample(self) -> DeviceSample | None:
-        """See `Telemetry`."""
-        return self._pace.take(self._look)
+        self._counts_energy = counts_energy
+        self._resumed: tuple[float, float | None] | None = None
+        """When energy was counted from, and what the counter said; None while it is not."""
+        self._seconds = 0.0
+        self._joules: float | None = 0.0
 
     def resume(self) -> None:
-        """See `Telemetry`; what the warm-up met is forgotten, as its times are."""
+        """See `CpuTelemetry`; what the warm-up met is forgotten, as its times are."""
         if not self._is_timed:
             self._is_timed = True
             self._forget()
             self._look()
-        if self._energy is not None and not self._energy.running:
+        if self._counts_energy and self._resumed is None:
             # What was asked of the device before must not be done on the measured steps' account.
             synchronize(self._device)
-            self._energy.resume()
+            self._resumed = time.monotonic(), ask_driver(self._device, _counted_j)
 
     def pause(self) -> None:
-        """See `Telemetry`."""
-        if self._energy is not None and self._energy.running:
-            synchronize(self._device)
-            self._energy.pause()
+        """See `CpuTelemetry`."""
+        if self._resumed is None:
+            return
+        synchronize(self._device)
+        (since, before), ended = self._resumed, ask_driver(self._device, _counted_j)
+        self._resumed = None
+        self._seconds += time.monotonic() - since
+        if ended is None or before is None or self._joules is None:
+            self._joules = None  # the counter failed on the way
+        else:
+            self._joules += ended - before
 
     def totals(self) -> DeviceTotals:
-        """See `Telemetry`."""
+        """See `CpuTelemetry`."""
         last = self._look()
         self.pause()
-        energy_j = None if self._energy is None else self._energy.told_j
-        source = None if energy_j is None else self._source
+        energy_j = self._joules if self._seconds >= _LEAST_ENERGY_S else None
         return DeviceTotals(
             energy_j,
-            source,
+            None if energy_j is None else _COUNTER,
             last.clock_mhz,
             self._has_seen(_THROTTLE),
             self._has_seen(_POWER_CAP),
@@ -206,8 +202,6 @@ class CudaTelemetry:
         reasons = self._ask(lambda nvml, h: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(h))
         if reasons is not None:
             self._reasons = (self._reasons or 0) | int(reasons)
-        if self._energy is not None:
-            self._energy.touch()
         foreign = foreign_processes(self._device, self._ranks_on_node)
         if foreign is not None:
             self._foreign_processes = max(foreign, self._foreign_processes or 0)
@@ -216,94 +210,17 @@ class CudaTelemetry:
             self._limits[power_limit] = None
         if reasons == _CLOCKS_SETTING and self._is_below_defaults(clock):
             self._limits[_CLOCKS_SET] = None
-        return DeviceSample(self._power_w(), None if clock is None else float(clock))
+        milliwatts = self._ask(lambda nvml, h: nvml.nvmlDeviceGetPowerUsage(h))
+        power_w = None if milliwatts is None else milliwatts / 1e3
+        return DeviceSample(power_w, None if clock is None else float(clock))
 
     def _is_below_defaults(self, clock: int | None) -> bool:
         """Whether a clock that a setting holds down is not that which the device has by default."""
         clocks = (self._ask(_default_clock), self._ask(_highest_clock))
         return clock is not None and clock not in clocks
 
-    def _power_w(self) -> float | None:
-        milliwatts = self._ask(lambda nvml, handle: nvml.nvmlDeviceGetPowerUsage(handle))
-        return None if milliwatts is None else milliwatts / 1e3
-
-    def _counted(self) -> float | None:
-        return ask_driver(self._device, _counted_j)
-
     def _ask(self, question: Callable[[Any, Any], Any]) -> Any:  # noqa: ANN401  (NVML's own)
         return ask_driver(self._device, question)
-
-
-class _LookTimer:
-    """Says when a look at the device is due."""
-
-    def __init__(self) -> None:
-        self._next = time.monotonic()
-
-    def take(self, look: Callable[[], DeviceSample]) -> DeviceSample | None:
-        began = time.monotonic()
-        if began < self._next:
-            return None
-        sample = look()
-        took = time.monotonic() - began
-        self._next = began + max(_LEAST_INTERVAL_S, took / _LARGEST_SHARE)
-        return sample
-
-
-class _Energy:
-    """Adds up what a meter runs through between `resume` and `pause`."""
-
-    def __init__(self, read: Callable[[], float | None]) -> None:
-        self.running = False
-        self._joules = 0.0
-        self._seconds = 0.0
-        self._read = read
-        self._resumed = 0.0
-        self._began: float | None = None
-        self._has_failed = False
-
-    @property
-    def told_j(self) -> float | None:
-        """What was counted; None where that was too short, or the meter failed on the way."""
-        return None if self._has_failed or self._seconds < _LEAST_ENERGY_S else self._joules
-
-    def resume(self) -> None:
-        self.running = True
-        self._resumed = time.monotonic()
-        self._began = self._read()
-
-    def touch(self) -> None:
-        """Let the meter see the present, where it has to look on."""
-        self._read()
-
-    def pause(self) -> None:
-        self.running = False
-        ended = self._read()
-        self._seconds += time.monotonic() - self._resumed
-        if ended is None or self._began is None:
-            self._has_failed = True
-        else:
-            self._joules += ended - self._began
-
-
-class _Integral:
-    """Energy from power, by the trapezoidal rule over the times at which it is read."""
-
-    def __init__(self, power_w: Callable[[], float | None]) -> None:
-        self._power_w = power_w
-        self._joules = 0.0
-        self._last: tuple[float, float] | None = None
-
-    def read(self) -> float | None:
-        """Return the energy since the first reading, in joules; None without a power."""
-        now, power = time.monotonic(), self._power_w()
-        if power is None:
-            return None
-        if self._last is not None:
-            at, before = self._last
-            self._joules += (now - at) * (power + before) / 2
-        self._last = (now, power)
-        return self._joules
 
 
 def _power_limit(nvml: Any, handle: Any) -> str | None:  # noqa: ANN401
@@ -324,15 +241,7 @@ def _counted_j(nvml: Any, handle: Any) -> float:  # noqa: ANN401  (pynvml has no
     return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
 
 
-def _cpu_clock_mhz() -> float | None:
-    try:
-        frequency = psutil.cpu_freq()
-    except (OSError, NotImplementedError):
-        return None
-    return frequency.current if frequency else None
-
-
-def build_telemetry(device: torch.device, rank_on_node: int, ranks_on_node: int) -> Telemetry:
+def build_telemetry(device: torch.device, rank_on_node: int, ranks_on_node: int) -> CpuTelemetry:
     """Return the telemetry that suits the device of a rank.
 
     Parameters

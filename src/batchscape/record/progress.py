@@ -140,13 +140,16 @@ def _doing(state: RunState) -> str | None:
         return _TRIED_AGAIN
     try:
         place = str(read_json(state.folder.launch)["rendezvous"])
-        hearts = [Heartbeat(beats_path(place, rank)) for rank in range(state.processes)]
+        paths = [beats_path(place, rank) for rank in range(state.processes)]
+        # Of a run over nodes, those of the ranks on this one.
+        hearts = [Heartbeat(path) for path in paths if path.exists()]
     except (RecordError, OSError, KeyError, ValueError):
         return None
     beats = [heart.read() for heart in hearts]
     for heart in hearts:
         heart.close()
-    return str(min(beats, key=lambda beat: beat.pace)) if all(b.beats for b in beats) else None
+    told = beats and all(beat.beats for beat in beats)
+    return str(min(beats, key=lambda beat: beat.pace)) if told else None
 
 
 def remaining_s(row: Mapping[str, Any], optimizer_steps: int | None) -> float | None:

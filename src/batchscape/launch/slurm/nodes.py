@@ -1,8 +1,9 @@
 """Ranks over the nodes of a job: a launcher on the first node, and on every node what forks there.
 
 `srun` starts `batchscape.launch.slurm.node` once a node. It connects to the launcher, forks the
-ranks of its node from a warm server of its own, and tells of their ends and heartbeats. When the
-connection closes, for whatever reason, both sides take the other for gone: ranks never outlive it.
+ranks of its node from a warm server of its own, and tells of their ends. When the connection
+closes, for whatever reason, both sides take the other for gone: ranks never outlive it. Heartbeats
+are those of the first node alone: where a rank hangs, all others wait for it.
 
 Who connects must know a key, which is in a file of the sweep folder that only its owner may read.
 """
@@ -26,7 +27,6 @@ from typing import Any
 from batchscape.errors import LaunchError
 from batchscape.launch.child import Start
 from batchscape.launch.forked import ServerKilledError
-from batchscape.record.heartbeat import Beat, Heartbeat, Phase, beats_path, stacks_path
 from batchscape.record.instants import now
 from batchscape.record.outcome import RankExit
 
@@ -60,8 +60,6 @@ class Nodes:
         self._channels = dict(enumerate(channels))
         self._living: dict[str, dict[int, int]] = {}
         """Of each run the node of each living rank."""
-        self._watched: dict[str, str] = {}
-        self._hearts: dict[tuple[str, int], Heartbeat] = {}
 
     def place(self) -> dict[str, Any]:
         """See `Processes`."""
@@ -86,7 +84,6 @@ class Nodes:
         nodes = len(self._names) if start.ranks > 1 else 1
         each = start.ranks // nodes
         self._living[start.run] = {rank: rank // each for rank in start.numbers}
-        self._watched[start.run] = start.watched
         for node in range(nodes):
             log = Path(start.log)
             share = replace(
@@ -95,6 +92,7 @@ class Nodes:
                 first_rank=node * each,
                 # Two machines that append to one file may lose lines: NFS knows no appending.
                 log=str(log if node == 0 else log.with_name(f"log-node{node}.txt")),
+                watched=start.watched if node == 0 else "",
             )
             self._send(node, {"start": asdict(share)})
 
@@ -129,8 +127,6 @@ class Nodes:
                     channel.recv_bytes()
             channel.close()
         self._channels.clear()
-        for heart in self._hearts.values():
-            heart.close()
 
     def _heard(self, node: int) -> list[RankExit]:
         """Take one message of a node; the ends of its ranks where it is gone."""
@@ -138,12 +134,7 @@ class Nodes:
             message = json.loads(self._channels[node].recv_bytes())
         except (OSError, EOFError):
             return self._lost(node)
-        run = message["run"]
-        for rank, told in message.get("beats", {}).items():
-            self._pass_on(run, int(rank), Beat._make([*told[:4], Phase(told[4])]))
-        for rank, text in message.get("stacks", {}).items():
-            stacks_path(self._watched[run], int(rank)).write_text(text)
-        return [self._noted(RankExit(**ended)) for ended in message.get("exits", ())]
+        return [self._noted(RankExit(**message))]
 
     def _lost(self, node: int) -> list[RankExit]:
         self._channels.pop(node).close()
@@ -158,19 +149,9 @@ class Nodes:
     def _noted(self, ended: RankExit) -> RankExit:
         living = self._living[ended.run]
         del living[ended.rank]
-        if (heart := self._hearts.pop((ended.run, ended.rank), None)) is not None:
-            heart.close()
         if not living:
-            del self._living[ended.run], self._watched[ended.run]
+            del self._living[ended.run]
         return ended
-
-    def _pass_on(self, run: str, rank: int, beat: Beat) -> None:
-        """Let whoever watches the run on this node see a beat of another."""
-        if rank in self._living.get(run, {}):
-            with suppress(OSError):
-                if (run, rank) not in self._hearts:
-                    self._hearts[run, rank] = Heartbeat(beats_path(self._watched[run], rank))
-                self._hearts[run, rank].write(beat)
 
     def _send(self, node: int, message: dict[str, Any]) -> None:
         # A node that is gone is noticed where its next message is awaited.

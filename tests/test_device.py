@@ -15,7 +15,7 @@ import torch
 from batchscape import device
 from batchscape.measure.clock import CpuClock, DeviceClock, build_clock
 from batchscape.plan.machine import Machine
-from batchscape.train.random_state import random_state, set_random_state
+from batchscape.train.checkpoint import random_state, set_random_state
 
 needs_no_device = pytest.mark.skipif(
     bool(Machine.detect().cuda_devices), reason="a CUDA device, which is measured"

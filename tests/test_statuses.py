@@ -19,15 +19,16 @@ import pytest
 
 from batchscape.cli import main
 from batchscape.config import RunConfig
-from batchscape.record.advice import (
-    CAUSE_ADVICE,
-    STATUS_ADVICE,
-    UNREADABLE_ADVICE,
-    advice,
-)
 from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
-from batchscape.record.overview import STATES, Overview
+from batchscape.record.overview import (
+    CAUSE_ADVICE,
+    STATES,
+    STATUS_ADVICE,
+    UNREADABLE_ADVICE,
+    Overview,
+    advice,
+)
 from batchscape.record.progress import RunProgress
 from batchscape.record.spec import RunSpec
 from batchscape.record.state import UNREADABLE, Next

@@ -24,7 +24,7 @@ from batchscape.analysis.targets.crossings import steps_to_target
 from batchscape.analysis.tradeoff.fit import fit_tradeoff
 from batchscape.errors import AnalysisError
 from batchscape.record.folder import SweepFolder
-from batchscape.record.run_row import run_row
+from batchscape.record.reading import run_row
 from batchscape.record.status import RunStatus
 from batchscape.record.tables import read_table
 

@@ -14,7 +14,7 @@ from intervals import ratio
 from batchscape.analysis.hardware import known_where
 from batchscape.record.figures import TIMES
 from batchscape.record.folder import SweepFolder
-from batchscape.record.run_row import run_row
+from batchscape.record.reading import run_row
 from batchscape.record.status import RunStatus
 
 FIGURES = ("step_time_s", "tokens_per_s", "mfu_pct", "peak_allocated_gib", "peak_reserved_gib")

@@ -31,7 +31,7 @@ from rich.table import Table
 from rich.text import Text
 
 from batchscape import scheduler
-from batchscape.data.cache import cache_folder
+from batchscape.data.fingerprints import cache_folder
 from batchscape.errors import SchedulerError
 from batchscape.outgoing import outgoing_json
 from batchscape.plan.machine import Machine

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchscape.data.cutting import split_blocks, split_documents, split_packed
+from batchscape.data.text import split_blocks, split_documents, split_packed
 
 texts = st.text(alphabet="ab\n", max_size=200).map(str.encode)
 

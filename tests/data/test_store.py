@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from batchscape.config import Digits, TextFiles
-from batchscape.data.cache import cache_folder
 from batchscape.data.corpus import prepare
-from batchscape.data.fingerprints import file_sha256, remembered
+from batchscape.data.fingerprints import cache_folder, file_sha256, remembered
 from batchscape.data.store import Built, keep
 from batchscape.errors import BatchscapeError, ConfigError
 

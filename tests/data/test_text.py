@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from batchscape.config import TextFiles
 from batchscape.data.corpus import prepare
 from batchscape.data.datasets import IGNORED, TextDataset
-from batchscape.data.held_out import choose, draw
+from batchscape.data.sources import choose, draw
 from batchscape.errors import ConfigError
 
 

@@ -119,12 +119,12 @@ TABLE = [
     ),
     Member(
         "torch._dynamo",
-        "train/compilation.py",
+        "train/worker.py",
         "`torch.compiler.config` is public, and torch 2.9 has it without these limits",
     ),
     Member(
         "torch._dynamo.exc.FailOnRecompileLimitHit",
-        "train/compilation.py",
+        "train/worker.py",
         "the setting that raises it is public, what it raises is not",
     ),
     Member(

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from batchscape.launch.attempts import launch_record
 from batchscape.launch.devices import Lease
-from batchscape.launch.launch_record import launch_record
 from batchscape.plan.machine import Machine
 from batchscape.record.spec import RunSpec
 from batchscape.record.timing import is_beside_others, is_mended_by_repeating

@@ -16,14 +16,14 @@ from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, spec_named
 
 from batchscape.launch import Launcher
-from batchscape.launch.presence import Presence
+from batchscape.launch.devices import Presence
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
 
 ELSEWHERE = """
 import sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from batchscape.launch.presence import Presence
+from batchscape.launch.devices import Presence
 with Presence():
     print("here", flush=True)
     sys.stdin.read()
@@ -122,7 +122,7 @@ COMES_AND_GOES = """
 import json, sys, tempfile, time
 from pathlib import Path
 tempfile.tempdir = sys.argv[1]
-from batchscape.launch.presence import Presence
+from batchscape.launch.devices import Presence
 run = Path(sys.argv[2]) / "runs" / "meets"
 while not list(run.glob("pid-*.json")):
     time.sleep(0.02)

@@ -16,9 +16,9 @@ from sweeps_of_fakes import spec_named
 from batchscape import outgoing as leaving
 from batchscape.errors import DamageError
 from batchscape.launch.active import ActiveRun
+from batchscape.launch.attempts import OTHER_LAUNCHER
 from batchscape.launch.devices import Lease
 from batchscape.launch.hangs import HangWatch
-from batchscape.launch.launch_record import OTHER_LAUNCHER
 from batchscape.launch.processes import Spawned
 from batchscape.launch.progress import Progress
 from batchscape.launch.result import RunResult, SweepResult

@@ -16,9 +16,8 @@ from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, is_alive, pids_in, spec_named, wait_until
 
 from batchscape.launch import Launcher
-from batchscape.launch import claims as own_claims
-from batchscape.launch.claims import ClaimedRuns
-from batchscape.launch.remaining import RemainingRuns
+from batchscape.launch import remaining as own_claims
+from batchscape.launch.remaining import ClaimedRuns, RemainingRuns
 from batchscape.record import claims
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.locks import Lock, is_held

@@ -14,8 +14,7 @@ import pytest
 
 from batchscape.cli import main
 from batchscape.config import Slurm
-from batchscape.launch.slurm.order import POOL, JobOrder, Shape, shapes
-from batchscape.launch.slurm.script import job_name, script
+from batchscape.launch.slurm.order import POOL, JobOrder, Shape, job_name, script, shapes
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 

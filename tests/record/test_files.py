@@ -13,12 +13,12 @@ from batchscape.errors import DamageError, RecordError
 from batchscape.record.claims import CLAIMS
 from batchscape.record.files import (
     JsonLines,
+    Tail,
     read_json,
     read_json_lines,
     write_json,
 )
 from batchscape.record.folder import RunFolder
-from batchscape.record.tail import Tail
 
 
 def test_a_torn_last_line_is_dropped_and_rows_go_on_after_it(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from batchscape.record.spec import DataIdentity, RunSpec, Stage
 from batchscape.record.status import Attempt, RunStatus, Status, StopReason
 from batchscape.record.tables import read_table, seal
 from batchscape.tracking.mirror import Mirror
-from batchscape.tracking.names import AXES, CURVES
+from batchscape.tracking.run import AXES, CURVES
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 EVERY = 4  # optimizer steps between evaluations

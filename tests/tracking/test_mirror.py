@@ -21,7 +21,7 @@ import pytest
 from batchscape.cli import main
 from batchscape.config import WandbTracker
 from batchscape.launch import launcher
-from batchscape.launch.launch_record import OTHER_LAUNCHER
+from batchscape.launch.attempts import OTHER_LAUNCHER
 from batchscape.record.figures import COLUMNS, FIGURES, RESIDENT, TIMES
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import SweepFolder
@@ -30,7 +30,7 @@ from batchscape.record.tables import read_table
 from batchscape.record.timing import BUSY
 from batchscape.tracking import mirror as mirrors
 from batchscape.tracking.mirror import Mirror, patience_s
-from batchscape.tracking.names import AXES, CURVES, curve_points, section_axes
+from batchscape.tracking.run import AXES, CURVES, curve_points, section_axes
 from exact import assert_same_rows
 
 OFFLINE = WandbTracker(name="wandb", mode="offline", project="geometry", tags=["paper"])

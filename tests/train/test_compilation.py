@@ -10,7 +10,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from batchscape.errors import BatchscapeError
-from batchscape.train.compilation import code_for_each_size
+from batchscape.train.worker import code_for_each_size
 
 
 @pytest.fixture(autouse=True)

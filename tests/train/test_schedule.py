@@ -14,8 +14,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR
 from batchscape.config import AdamW, Constant, Cosine, WarmupStableDecay
 from batchscape.geometry import BatchGeometry
 from batchscape.record.spec import Stage
-from batchscape.train.schedule import schedule_factor
-from batchscape.train.timeline import Timeline
+from batchscape.train.timeline import Timeline, schedule_factor
 
 ADAMW = AdamW(name="adamw", learning_rate=0.1)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from batchscape.config import (
@@ -16,14 +18,43 @@ from batchscape.config import (
 )
 from batchscape.data.custom import prepare_custom
 from batchscape.data.documents import prepare_documents
-from batchscape.data.external import prepare_external
 from batchscape.data.images import prepare_digits
 from batchscape.data.text import prepare_text
 from batchscape.data.tokens import prepare_tokens
 from batchscape.errors import ConfigError
+from batchscape.record.content import hash_of_files
 from batchscape.record.spec import DataIdentity
 
-__all__ = ["prepare"]
+__all__ = ["prepare", "prepare_external"]
+
+
+def prepare_external(config: ExternalData) -> DataIdentity:
+    """Name the data by the content of the files that are said to hold them.
+
+    Parameters
+    ----------
+    config : ExternalData
+
+    Returns
+    -------
+    DataIdentity
+        Of unknown sizes, with zeros for them.
+
+    Raises
+    ------
+    ConfigError
+        If a file cannot be read.
+    """
+    content = hash_of_files(config.files, Path.cwd(), "data.files") or "unnamed"
+    text = f"external\0{content}\0{config.sequence_length}"
+    return DataIdentity(
+        manifest_hash=hashlib.sha256(text.encode()).hexdigest()[:16],
+        folder="",
+        train_samples=0,
+        held_out_samples=0,
+        classes=0,
+        task="other",
+    )
 
 
 _BY_KIND: dict[type, Callable[[Any], DataIdentity]] = {

@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 
 from batchscape.config import Documents
 from batchscape.data.coding import ByteCoder, Coder, FolderCoder, tokenizer_hash
-from batchscape.data.cutting import split_documents, split_packed
 from batchscape.data.fingerprints import file_sha256
-from batchscape.data.held_out import choose, draw
 from batchscape.data.progress import reading
 from batchscape.data.records import Record, Records
+from batchscape.data.sources import choose, draw
 from batchscape.data.store import Built, keep
-from batchscape.data.text import join
+from batchscape.data.text import join, split_documents, split_packed
 from batchscape.errors import ConfigError
 from batchscape.record.spec import DataIdentity
 

@@ -8,17 +8,24 @@ Programs can set the time of modification, but not the time of change.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from batchscape.data.cache import cache_folder
 from batchscape.errors import ConfigError, RecordError
 from batchscape.record.files import read_json, write_json
 from batchscape.record.instants import file_age_s
 
-__all__ = ["file_sha256", "file_state", "remembered"]
+__all__ = ["cache_folder", "file_sha256", "file_state", "remembered"]
+
+
+def cache_folder() -> Path:
+    """Return the folder that holds prepared data: `$XDG_CACHE_HOME/batchscape/data`."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "batchscape" / "data"
+
 
 _SETTLED_S = 2.0
 """A file that was modified within this time before the pass may be modified again without its time

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchscape.data.cache import cache_folder
-from batchscape.data.fingerprints import file_sha256
+from batchscape.data.fingerprints import cache_folder, file_sha256
 from batchscape.errors import BatchscapeError, ConfigError, RecordError
 from batchscape.record.files import read_json, sha256_of, write_json
 from batchscape.record.spec import DataIdentity

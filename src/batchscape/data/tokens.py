@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from batchscape.config import TokenFiles
-from batchscape.data.cache import cache_folder
-from batchscape.data.fingerprints import file_state
+from batchscape.data.fingerprints import cache_folder, file_state
 from batchscape.data.progress import reading
 from batchscape.data.store import PARTS, manifest_hash
 from batchscape.data.token_files import NO_VOCABULARY, ScannedFile, TokenFile, recognise, scan

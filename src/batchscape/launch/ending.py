@@ -1,20 +1,56 @@
-"""Writing down how an attempt at a run ended: the run sealed if that is final, else left open."""
+"""Writing down how an attempt at a run ended: the run sealed if that is final, else left open.
+
+And removing what writers that were killed have left: files that were never whole.
+"""
 
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 
 from batchscape.errors import DamageError, RecordError
-from batchscape.launch.leftovers import remove_dead_writes_of_run
 from batchscape.record.files import read_json_lines, remove_if_possible
-from batchscape.record.folder import TABLES, RunFolder
+from batchscape.record.folder import TABLES, RunFolder, SweepFolder
+from batchscape.record.instants import file_age_s
 from batchscape.record.outcome import RunEnd, decide
 from batchscape.record.spec import RunSpec
 from batchscape.record.state import final_outcomes
 from batchscape.record.status import RunStatus
 from batchscape.record.tables import note_rows, seal
 
-__all__ = ["clear_away", "note_end", "seal_from_rows", "write_end"]
+__all__ = [
+    "clear_away",
+    "note_end",
+    "remove_dead_writes",
+    "remove_dead_writes_of_run",
+    "seal_from_rows",
+    "write_end",
+]
+
+_UNFINISHED = "*.tmp"
+"""What `record.files.write_atomically` and others call a file until it is whole."""
+_DAY_S = 86400.0
+"""More than a file takes to be written, and than clocks differ by."""
+
+
+def remove_dead_writes(sweep: SweepFolder) -> None:
+    """Remove unfinished files beside the runs, which other launchers may be writing: old ones."""
+    with suppress(OSError):
+        for path in sweep.path.glob(_UNFINISHED):
+            if file_age_s(path) > _DAY_S:
+                path.unlink(missing_ok=True)
+
+
+def remove_dead_writes_of_run(run: RunFolder) -> None:
+    """Remove the unfinished files of a run that is claimed and has no process.
+
+    Those of a mirror stay, which notes what it has sent.
+    """
+    with suppress(OSError):
+        for folder in (run.path, run.checkpoints):
+            for path in folder.glob(_UNFINISHED):
+                if not path.name.startswith(f".{run.mirror.name}."):
+                    path.unlink(missing_ok=True)
 
 
 def note_end(status: RunStatus, run_end: RunEnd, ended_at: float) -> None:

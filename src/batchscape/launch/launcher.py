@@ -14,25 +14,21 @@ from rich.console import Console
 from batchscape.config import Command, NoTracker, Transformers
 from batchscape.errors import BatchscapeError, DiskError, LaunchError
 from batchscape.launch.active import ActiveRun
-from batchscape.launch.attempts import Attempts
+from batchscape.launch.attempts import OTHER_LAUNCHER, Attempts, scratch_folder
 from batchscape.launch.child import COMMAND_WORKER, WORKER
-from batchscape.launch.claims import ClaimedRuns
-from batchscape.launch.devices import Lease
+from batchscape.launch.devices import Lease, Presence
+from batchscape.launch.ending import remove_dead_writes
 from batchscape.launch.failures import Failures
 from batchscape.launch.forked import ServerError, ServerKilledError, open_processes
 from batchscape.launch.interrupts import Interrupts
-from batchscape.launch.launch_record import OTHER_LAUNCHER
-from batchscape.launch.leftovers import remove_dead_writes
 from batchscape.launch.oom_knowledge import OomKnowledge, reject
 from batchscape.launch.placement import Placement
 from batchscape.launch.predictions import alike, foretold_s, predict
-from batchscape.launch.presence import Presence
 from batchscape.launch.processes import Processes
 from batchscape.launch.progress import Progress
-from batchscape.launch.remaining import RemainingRuns, repeated
+from batchscape.launch.remaining import ClaimedRuns, RemainingRuns, repeated
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.schedule import launch_order
-from batchscape.launch.scratch import scratch_folder
 from batchscape.record.causes import Cause
 from batchscape.record.claims import RunClaim
 from batchscape.record.disk import check_usable, explained

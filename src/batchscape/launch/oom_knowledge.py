@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from batchscape.config import Affects, that_affect
 from batchscape.errors import BatchscapeError
-from batchscape.launch.launch_record import OTHER_LAUNCHER
+from batchscape.launch.attempts import OTHER_LAUNCHER
 from batchscape.plan.room import room_gib, why_too_large
 from batchscape.record.causes import Cause
 from batchscape.record.disk import read_each

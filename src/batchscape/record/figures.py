@@ -3,7 +3,7 @@
 A column is measured in every optimizer step, in every evaluation, or by every rank. A figure is one
 value of a run, in the summary of `status.json`; most are what the rows of one column come to. From
 here follow the types of the rows, the summary (`record.summary`), which figures are times and may
-not count (`record.timing`), the curves in W&B (`tracking.names`), the columns of the comparison
+not count (`record.timing`), the curves in W&B (`tracking.run`), the columns of the comparison
 (`analysis.comparison`), and docs/columns.md (`python docs/record_reference.py`).
 
 A new figure is one entry, and the line that measures it. Its name ends in its unit: `_s`, `_gib`,

@@ -11,10 +11,9 @@ from typing import Any
 from batchscape.errors import RecordError
 from batchscape.record.disk import read_each
 from batchscape.record.files import last_row, read_json
-from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.folder import RunFolder, SweepFolder, no_runs
 from batchscape.record.heartbeat import Heartbeat, beats_path
 from batchscape.record.instants import file_age_s
-from batchscape.record.neighbours import no_runs
 from batchscape.record.state import Next, RunState, read_state
 from batchscape.record.status import Status
 from batchscape.record.timing import why_untimed

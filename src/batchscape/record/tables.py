@@ -17,8 +17,7 @@ from batchscape.errors import DamageError, RecordError
 from batchscape.record.disk import disk_error
 from batchscape.record.figures import COLUMNS, OF_TOKENS
 from batchscape.record.files import read_json, remove_if_possible, sha256_of
-from batchscape.record.folder import TABLES, RunFolder, SweepFolder
-from batchscape.record.neighbours import no_runs
+from batchscape.record.folder import TABLES, RunFolder, SweepFolder, no_runs
 from batchscape.record.reading import RunRead, open_rows, read_folders
 from batchscape.record.state import read_sealed
 from batchscape.record.status import RunStatus

@@ -15,7 +15,8 @@ summary         the summary of `status.json`, with status, stop reason and reaso
                 they count, and `timing_valid` and `timing_invalid_reason` beside them
 ==============  =====================================================================
 
-Names of curves are in `tracking.names`, those of figures in `record.summary`. Missing values are
+Names of curves, and of their sections of panels before the slash, are in `record.figures`, as those
+of figures. Missing values are
 left out of rows; as in the tables, a loss that is not a number is missing.
 """
 
@@ -29,23 +30,78 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+import pandas as pd
 import wandb
 
 from batchscape.config import WandbTracker
 from batchscape.outgoing import outgoing, outgoing_json
-from batchscape.record.figures import FIGURES, RESIDENT
-from batchscape.record.files import read_json
+from batchscape.record.figures import COLUMNS, FIGURES, RESIDENT
+from batchscape.record.files import Tail, read_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import read_table
-from batchscape.record.tail import Tail
 from batchscape.record.timing import VERDICT, timed_figures, why_run_untimed
 from batchscape.tracking.labels import Label, told_settings
 from batchscape.tracking.mirror import patience_s
-from batchscape.tracking.names import AXES, CURVES, Row, curve_points, section_axes
 from batchscape.tracking.state import MirrorState, content_of, id_of
 
-__all__ = ["ROWS_TOLD", "WandbRun", "finish", "quiet_settings"]
+__all__ = [
+    "AXES",
+    "CURVES",
+    "ROWS_TOLD",
+    "Row",
+    "WandbRun",
+    "curve_points",
+    "finish",
+    "quiet_settings",
+    "section_axes",
+]
+
+Row = Mapping[str, Any]
+
+AXES = ("optimizer_step", "samples", "tokens", "train_time_s")
+"""Columns that every row of the history carries under their own names."""
+
+CURVES: dict[str, dict[str, str]] = {
+    table: {name: column.curve for name, column in COLUMNS[table].items() if column.curve}
+    for table in ("steps", "evals")
+}
+"""Name in W&B of each mirrored column, by table."""
+
+_THROUGHPUT = "throughput/samples_per_s"
+_BY_OPTIMIZER_STEP = frozenset({"time", "throughput", "system"})
+
+
+def section_axes() -> dict[str, str]:
+    """Return the axis that a section is drawn over: `samples`, or `optimizer_step` for costs."""
+    names = [_THROUGHPUT, *(name for names in CURVES.values() for name in names.values())]
+    sections = {name.partition("/")[0] for name in names}
+    return {s: "optimizer_step" if s in _BY_OPTIMIZER_STEP else "samples" for s in sections}
+
+
+def curve_points(table: str, row: Row) -> dict[str, Any]:
+    """Return what W&B gets of one row: the axes, and a point of each curve that has one there.
+
+    W&B draws numbers only, so that a truth value becomes 0 or 1.
+
+    Parameters
+    ----------
+    table : str
+        `steps` or `evals`.
+    row : mapping
+        Values by column.
+    """
+    names = dict(zip(AXES, AXES, strict=True)) | CURVES[table]
+    present = {column: row[column] for column in names if not _is_missing(row.get(column))}
+    points = {names[c]: int(v) if isinstance(v, bool) else v for c, v in present.items()}
+    if table == "steps" and present.get("step_time_s") and "global_batch_size" in present:
+        points[_THROUGHPUT] = present["global_batch_size"] / present["step_time_s"]
+    return points
+
+
+def _is_missing(value: Any) -> bool:  # noqa: ANN401  (a scalar from JSON or pandas)
+    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
+
 
 ROWS_TOLD = 256
 _LOOK_S = 0.2

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from batchscape.errors import LaunchError, RecordError
-from batchscape.record.folder import SweepFolder
-from batchscape.record.neighbours import no_runs
+from batchscape.record.folder import SweepFolder, no_runs
 from batchscape.text import count_text
 from batchscape.tracking.mirror import Event, MirrorRequest, Worker
 from batchscape.tracking.state import MirrorState, Uploads, standing_of

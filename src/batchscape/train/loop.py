@@ -36,19 +36,17 @@ from batchscape.record.status import Status, StopReason
 from batchscape.train.accumulation import Accumulated, accumulate
 from batchscape.train.averaging import WeightAverage
 from batchscape.train.batches import to_device
-from batchscape.train.checkpoint import save_checkpoint
+from batchscape.train.checkpoint import gather_random_states, save_checkpoint, set_random_state
 from batchscape.train.divergence import DivergenceRule
 from batchscape.train.evaluation import Evaluator
 from batchscape.train.examination import ModelColumns, examine
 from batchscape.train.failures import is_out_of_memory
 from batchscape.train.loader import BatchLoader, InlineLoader, build_loader
-from batchscape.train.random_state import gather_random_states, set_random_state
 from batchscape.train.recorder import Agreement, StepRecorder
 from batchscape.train.rehearsal import rehearse
 from batchscape.train.resumable import Resumable, agree_on, find_resumable
-from batchscape.train.schedule import schedule_factor
 from batchscape.train.stream import SampleStream
-from batchscape.train.timeline import Timeline
+from batchscape.train.timeline import Timeline, schedule_factor
 
 __all__ = ["Training"]
 

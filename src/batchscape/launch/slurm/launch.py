@@ -24,8 +24,7 @@ from batchscape.launch.progress import Progress
 from batchscape.launch.remaining import RemainingRuns, repeated
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.schedule import launch_order
-from batchscape.launch.slurm.order import POOL, JobOrder, Shape, shapes
-from batchscape.launch.slurm.script import job_name, script
+from batchscape.launch.slurm.order import POOL, JobOrder, Shape, job_name, script, shapes
 from batchscape.record.causes import Cause
 from batchscape.record.claims import CLAIMS
 from batchscape.record.disk import check_usable, read_each

@@ -8,13 +8,6 @@ from pydantic.dataclasses import dataclass
 
 from batchscape.config.types import STRICT, Affects, Count, Positive
 
-__all__ = [
-    "Batch",
-    "Budget",
-    "Evaluation",
-    "RampStage",
-]
-
 
 @dataclass(frozen=True, config=STRICT)
 class RampStage:

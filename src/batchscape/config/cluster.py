@@ -15,8 +15,6 @@ from pydantic.dataclasses import dataclass
 
 from batchscape.config.types import STRICT, Count, Positive
 
-__all__ = ["Cluster", "datasheet_of", "datasheets", "known_devices"]
-
 _FILES = Path(__file__).parents[1] / "conf" / "cluster"
 
 Product = Literal["float64", "float32", "tf32", "float16", "bfloat16"]

@@ -11,8 +11,6 @@ from pydantic.dataclasses import dataclass
 from batchscape.config.metrics import Metrics
 from batchscape.config.types import STRICT, Affects, Count
 
-__all__ = ["Command", "ExternalData", "ExternalModel", "Value"]
-
 Value = str | int | float | bool
 """A value of the user's own that argv may name."""
 

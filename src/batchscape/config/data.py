@@ -10,16 +10,6 @@ from pydantic.dataclasses import dataclass
 from batchscape.config.command import ExternalData
 from batchscape.config.types import STRICT, Affects, Count, Percent, SequenceLength
 
-__all__ = [
-    "CustomData",
-    "Data",
-    "Digits",
-    "Documents",
-    "TextFiles",
-    "TokenFiles",
-]
-
-
 Layout = Literal["packed", "padded"]
 
 

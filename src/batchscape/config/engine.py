@@ -10,18 +10,6 @@ from pydantic.dataclasses import dataclass
 from batchscape.config.command import Command
 from batchscape.config.types import STRICT, Affects
 
-__all__ = [
-    "Accelerate",
-    "Command",
-    "Ddp",
-    "DeepSpeed",
-    "Engine",
-    "Fabric",
-    "Fsdp",
-    "InProcess",
-    "cuts_updates",
-]
-
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
 class InProcess:

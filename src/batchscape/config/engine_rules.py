@@ -6,8 +6,6 @@ from batchscape.config.batch import Batch, Evaluation
 from batchscape.config.engine import Accelerate, DeepSpeed, Engine, Fsdp, cuts_updates
 from batchscape.config.optimizer import Muon, Optimizer
 
-__all__ = ["engine_cannot"]
-
 
 def engine_cannot(
     engine: Engine, optimizer: Optimizer, batch: Batch, evaluation: Evaluation

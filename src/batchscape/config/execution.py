@@ -10,22 +10,6 @@ from pydantic.dataclasses import dataclass
 
 from batchscape.config.types import OUR_LOOP, STRICT, Affects, Count, NonNegative, Positive
 
-__all__ = [
-    "AnyLauncher",
-    "Checkpoint",
-    "Device",
-    "Launcher",
-    "Loader",
-    "Local",
-    "Measure",
-    "NoTracker",
-    "Repeated",
-    "Slurm",
-    "Tracker",
-    "WandbTracker",
-]
-
-
 Repeated = Literal["failed", "oom", "timeout", "all"]
 """Statuses of runs that can be launched again, or all of them."""
 

@@ -19,8 +19,6 @@ from batchscape.config.run import RunConfig
 from batchscape.config.settings import SETTINGS, members_of
 from batchscape.text import list_text
 
-__all__ = ["DECIDED", "explained", "meaning_of", "plain", "values_of"]
-
 DECIDED = {(setting.owner, setting.path[-1]): str(setting.affects) for setting in SETTINGS}
 """What a setting decides in words, by its dataclass and its field; groups are not in it."""
 _WORDS = {

@@ -13,8 +13,6 @@ from pydantic_core import ErrorDetails
 
 from batchscape.text import near_names, suggest
 
-__all__ = ["explain", "tags_of"]
-
 _LONGEST_VALUE = 200
 _LONGEST_RULE = 2000
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d{1,2})?)\s*([A-Za-z]*)")

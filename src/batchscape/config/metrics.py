@@ -11,19 +11,6 @@ from pydantic.dataclasses import dataclass
 
 from batchscape.config.types import STRICT
 
-__all__ = [
-    "EVALUATION_COLUMNS",
-    "GEOMETRY_NAMES",
-    "STEP_COLUMNS",
-    "JsonlMetrics",
-    "LossOf",
-    "Metrics",
-    "RecorderMetrics",
-    "RegexMetrics",
-    "TimeUnit",
-    "TrainerStateMetrics",
-]
-
 PROGRESS_COLUMNS = ("optimizer_step", "samples", "tokens", "train_time_s")
 STEP_COLUMNS = (
     *PROGRESS_COLUMNS,

@@ -10,15 +10,6 @@ from pydantic.dataclasses import dataclass
 from batchscape.config.command import ExternalModel
 from batchscape.config.types import STRICT, Affects, Count, Fraction, Positive
 
-__all__ = [
-    "CustomModel",
-    "Gpt",
-    "Llama",
-    "Mlp",
-    "Model",
-    "Transformers",
-]
-
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
 class _Decoder:

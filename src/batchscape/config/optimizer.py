@@ -9,18 +9,6 @@ from pydantic.dataclasses import dataclass
 
 from batchscape.config.types import STRICT, Affects, Count, Fraction, NonNegative, Positive
 
-__all__ = [
-    "AdamW",
-    "Constant",
-    "Cosine",
-    "Muon",
-    "Optimizer",
-    "Scaling",
-    "Schedule",
-    "Sgd",
-    "WarmupStableDecay",
-]
-
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
 class _Rule:

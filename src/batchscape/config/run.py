@@ -23,8 +23,6 @@ from batchscape.config.search import NoSearch, Search
 from batchscape.config.types import OUR_LOOP, STRICT, Affects, NonNegative, Seed
 from batchscape.errors import ConfigError
 
-__all__ = ["RunConfig"]
-
 
 @dataclass(frozen=True, config=STRICT)
 class RunConfig:

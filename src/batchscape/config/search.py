@@ -9,8 +9,6 @@ from pydantic.dataclasses import dataclass
 
 from batchscape.config.types import STRICT, Count, NonNegative
 
-__all__ = ["NoSearch", "Objective", "Sampler", "Search"]
-
 Objective = Literal[
     "loss",
     "steps_to_target",

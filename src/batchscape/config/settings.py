@@ -15,17 +15,6 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_
 from batchscape.config.run import RunConfig
 from batchscape.config.types import OUR_LOOP, Affects
 
-__all__ = [
-    "OUR_GROUPS",
-    "SETTINGS",
-    "Setting",
-    "affects_of",
-    "is_of_our_loop",
-    "members_of",
-    "tells_apart",
-    "that_affect",
-]
-
 
 class Setting(NamedTuple):
     """A field of a dataclass of the configuration."""

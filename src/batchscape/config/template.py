@@ -12,8 +12,6 @@ from collections.abc import Mapping
 
 from batchscape.errors import ConfigError
 
-__all__ = ["fill", "placeholders", "written"]
-
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 

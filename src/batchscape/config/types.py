@@ -7,19 +7,6 @@ from typing import Annotated, Final
 
 from pydantic import ConfigDict, Field
 
-__all__ = [
-    "OUR_LOOP",
-    "STRICT",
-    "Affects",
-    "Count",
-    "Fraction",
-    "NonNegative",
-    "Percent",
-    "Positive",
-    "Seed",
-    "SequenceLength",
-]
-
 STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 """No unknown settings, no conversions, and the text below a field describes it."""
 

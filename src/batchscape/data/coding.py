@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from batchscape.errors import ConfigError
 
-__all__ = ["ByteCoder", "Coder", "FolderCoder", "smallest_dtype", "tokenizer_hash"]
-
 Tokens = NDArray[Any]
 
 _PIECE = 2**20

@@ -25,8 +25,6 @@ from batchscape.errors import ConfigError
 from batchscape.record.content import hash_of_files
 from batchscape.record.spec import DataIdentity
 
-__all__ = ["prepare", "prepare_external"]
-
 
 def prepare_external(config: ExternalData) -> DataIdentity:
     """Name the data by the content of the files that are said to hold them.

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from batchscape.data.datasets import Dataset, Indices
 
-__all__ = ["make_custom", "prepare_custom"]
 
 _TASKS = ("next_token", "class", "other")
 _IGNORED = -100

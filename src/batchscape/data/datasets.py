@@ -15,18 +15,6 @@ from batchscape.data.store import load_array
 from batchscape.data.tokens import segments
 from batchscape.record.spec import DataIdentity
 
-__all__ = [
-    "IGNORED",
-    "NO_TOKEN",
-    "Dataset",
-    "ImageDataset",
-    "Indices",
-    "LabelledDataset",
-    "TextDataset",
-    "TokenDataset",
-    "open_dataset",
-]
-
 IGNORED = -100
 """Target that bears no loss: padding."""
 

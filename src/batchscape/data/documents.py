@@ -20,8 +20,6 @@ from batchscape.data.text import join, split_documents, split_packed
 from batchscape.errors import ConfigError
 from batchscape.record.spec import DataIdentity
 
-__all__ = ["prepare_documents"]
-
 Arrays = dict[str, NDArray[Any]]
 
 

@@ -18,8 +18,6 @@ from batchscape.errors import ConfigError, RecordError
 from batchscape.record.files import read_json, write_json
 from batchscape.record.instants import file_age_s
 
-__all__ = ["cache_folder", "file_sha256", "file_state", "remembered"]
-
 
 def cache_folder() -> Path:
     """Return the folder that holds prepared data: `$XDG_CACHE_HOME/batchscape/data`."""

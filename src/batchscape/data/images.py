@@ -16,8 +16,6 @@ from batchscape.data.store import Built, keep
 from batchscape.errors import ConfigError
 from batchscape.record.spec import DataIdentity
 
-__all__ = ["prepare_digits"]
-
 _FILE = Path("datasets/data/digits.csv.gz")
 _PIXELS = 64
 _CLASSES = 10

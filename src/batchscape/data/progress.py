@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["reading"]
-
 
 @contextmanager
 def reading(what: str, total_bytes: int) -> Iterator[Callable[[int], object]]:

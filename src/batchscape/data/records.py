@@ -11,8 +11,6 @@ from typing import Any
 from batchscape.data.sources import visible_files
 from batchscape.errors import ConfigError
 
-__all__ = ["Record", "Records"]
-
 _LINES = {".jsonl", ".ndjson", ".json"}
 _ROWS = 1024
 """Records that are read at once."""

@@ -15,8 +15,6 @@ from batchscape.config import TextFiles
 from batchscape.errors import ConfigError
 from batchscape.record.folder import SweepFolder
 
-__all__ = ["choose", "draw", "text_sources", "visible_files"]
-
 
 def draw(content: bytes) -> float:
     """Return the draw of an item, uniform in [0, 1): a hash of what names it."""

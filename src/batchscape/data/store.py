@@ -25,8 +25,6 @@ from batchscape.errors import BatchscapeError, ConfigError, RecordError
 from batchscape.record.files import read_json, sha256_of, write_json
 from batchscape.record.spec import DataIdentity
 
-__all__ = ["PARTS", "Built", "Stored", "keep", "load_array", "manifest_hash"]
-
 PARTS = ("train", "held_out")
 
 _FORMAT = 1

@@ -17,8 +17,6 @@ from batchscape.data.sources import text_sources
 from batchscape.data.store import PARTS, Built, keep
 from batchscape.record.spec import DataIdentity
 
-__all__ = ["prepare_text", "split_blocks", "split_documents", "split_packed"]
-
 Split = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 

@@ -27,8 +27,6 @@ from numpy.typing import NDArray
 from batchscape.data.fingerprints import remembered
 from batchscape.errors import ConfigError
 
-__all__ = ["NO_VOCABULARY", "ScannedFile", "TokenFile", "recognise", "scan"]
-
 _BLOCK = 1 << 24
 
 _LITGPT_MAGIC = b"LITPKDS"

@@ -15,8 +15,6 @@ from batchscape.errors import BatchscapeError, ConfigError, RecordError
 from batchscape.record.files import read_json, write_json
 from batchscape.record.spec import DataIdentity
 
-__all__ = ["Segment", "prepare_tokens", "segments"]
-
 _LISTING = "files.json"
 
 _IN_16_BITS = 1 << 16

@@ -25,8 +25,6 @@ from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.timing import invalidate_times
 
-__all__ = ["ActiveRun"]
-
 STOP_GRACE_S = 20.0
 """Least time for a checkpoint between SIGTERM and SIGKILL."""
 STOP_GRACE_STEPS = 4

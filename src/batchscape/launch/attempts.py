@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
 
-__all__ = ["OTHER_LAUNCHER", "Attempts", "launch_record", "scratch_folder", "with_times_of"]
 
 _PREFIX = "batchscape-scratch-"
 _LOCK = "lock"

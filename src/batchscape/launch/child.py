@@ -26,19 +26,6 @@ from typing import IO, NoReturn
 from batchscape.outgoing import redact
 from batchscape.record.heartbeat import beats_path, share, stacks_path
 
-__all__ = [
-    "ALSO_PRELOADED",
-    "COMMAND_WORKER",
-    "MOST_DESCRIPTORS",
-    "WORKER",
-    "WORKER_ENVIRONMENT",
-    "Start",
-    "live",
-    "main",
-    "resolve",
-    "start_interpreter",
-]
-
 WORKER = "batchscape.train.worker:main"
 """What a rank calls: `module:function`, taking the run folder and the rank, returning a code."""
 

@@ -28,8 +28,6 @@ from uuid import uuid4
 
 from batchscape.record.locks import BESIDE, Lock, public_folder, take
 
-__all__ = ["DeviceLocks", "DevicePool", "Lease", "Presence"]
-
 
 class Presence:
     """Shows this launcher to others while it is entered, and finds them.

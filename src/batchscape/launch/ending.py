@@ -18,15 +18,6 @@ from batchscape.record.state import final_outcomes
 from batchscape.record.status import RunStatus
 from batchscape.record.tables import note_rows, seal
 
-__all__ = [
-    "clear_away",
-    "note_end",
-    "remove_dead_writes",
-    "remove_dead_writes_of_run",
-    "seal_from_rows",
-    "write_end",
-]
-
 _UNFINISHED = "*.tmp"
 """What `record.files.write_atomically` and others call a file until it is whole."""
 _DAY_S = 86400.0

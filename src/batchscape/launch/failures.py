@@ -13,8 +13,6 @@ from batchscape.record.spec import RunSpec
 from batchscape.record.status import FAULTS, RunStatus, Status
 from batchscape.text import count_text
 
-__all__ = ["Failures"]
-
 _ALIKE = 3
 """Runs that fail alike before any ends otherwise: the next ones would, too."""
 _NUMBER = re.compile(r"(?<!code )\b\d+(?:\.\d+)?(?:e[+-]?\d+)?")

@@ -29,8 +29,6 @@ from batchscape.launch.processes import Processes, Spawned
 from batchscape.record.instants import now
 from batchscape.record.outcome import RankExit
 
-__all__ = ["Forked", "ServerError", "ServerKilledError", "open_processes"]
-
 _BOOTS = 3
 """Times that a server is started which is killed while it imports: by the system, mostly because
 memory was out for a moment."""

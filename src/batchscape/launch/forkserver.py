@@ -38,8 +38,6 @@ from batchscape.launch.child import (
 from batchscape.record.instants import now
 from batchscape.system import adopt_orphans, end_with_parent
 
-__all__ = ["PRELOADED", "main"]
-
 PRELOADED = (
     "numpy",
     "pydantic",

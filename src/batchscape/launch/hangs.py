@@ -29,8 +29,6 @@ from batchscape.config import Launcher
 from batchscape.record.heartbeat import Beat, Heartbeat, Phase, beats_path, stacks_path
 from batchscape.text import list_text
 
-__all__ = ["Hang", "HangWatch"]
-
 FACTOR = 20.0
 """Mean optimizer steps of a run that a micro-step may take before it counts as a hang."""
 

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
-__all__ = ["Interrupts", "terminations_as_interrupts"]
-
 _ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

@@ -45,7 +45,6 @@ from batchscape.tracking.mirror import Mirror, may_mirror_live
 if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
 
-__all__ = ["Launcher", "Steering"]
 
 OpenProcesses = Callable[[str, Callable[[], bool], str], Processes | None]
 _POLL_S = 0.5

@@ -36,8 +36,6 @@ from batchscape.text import count_text
 if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
 
-__all__ = ["OomKnowledge", "ran_on", "reject"]
-
 
 class OomKnowledge:
     """What is known of the memory of the runs of one sweep folder, on one machine.

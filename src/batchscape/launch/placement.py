@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from batchscape.launch.active import ActiveRun
     from batchscape.plan.machine import Machine
 
-__all__ = ["Placement"]
-
 
 class Placement:
     """Gives runs their devices, one after the other; each is to be started or released.

@@ -18,8 +18,6 @@ from batchscape.record.folder import SweepFolder
 from batchscape.record.outcome import RankExit
 from batchscape.record.spec import RunSpec
 
-__all__ = ["PREDICTOR", "foretold_s", "predict"]
-
 PREDICTOR = "batchscape.predictor:main"
 """What the process calls that predicts: its folder holds a `config.json` for each run."""
 

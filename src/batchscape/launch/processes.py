@@ -17,8 +17,6 @@ from batchscape.launch.child import Start, start_interpreter
 from batchscape.record.instants import now
 from batchscape.record.outcome import RankExit
 
-__all__ = ["Processes", "Spawned"]
-
 _POLL_S = 0.02
 """Time between looks at the processes."""
 

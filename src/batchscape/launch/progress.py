@@ -27,7 +27,6 @@ from batchscape.text import count_text, duration_text
 if TYPE_CHECKING:
     from batchscape.launch.active import ActiveRun
 
-__all__ = ["Progress"]
 
 _REFRESH_S = 1.0
 _STYLES = {

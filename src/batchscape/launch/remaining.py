@@ -24,8 +24,6 @@ from batchscape.record.state import Next, read_state, verify_seal
 from batchscape.record.status import FAULTS, RunStatus, Status
 from batchscape.text import count_text, list_text
 
-__all__ = ["ClaimedRuns", "RemainingRuns", "repeated"]
-
 _LOOK_S, _LONGEST_S = 1.0, 0.05
 """Time between looks at the runs that others have, and the time that a look takes at most; the next
 one goes on where it ended. A hundred launchers ask one file system for a thousand runs."""

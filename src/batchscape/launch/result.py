@@ -14,8 +14,6 @@ from batchscape.record.spec import next_timing_repeat
 from batchscape.record.status import FAULTS, RunStatus, Status
 from batchscape.record.timing import untimed_text, why_run_untimed
 
-__all__ = ["RunResult", "SweepResult"]
-
 
 @dataclass(frozen=True)
 class RunResult:

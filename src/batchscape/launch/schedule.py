@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 
 from batchscape.record.spec import RunSpec
 
-__all__ = ["launch_order", "makespan_s"]
-
 
 def launch_order(specs: Sequence[RunSpec]) -> list[RunSpec]:
     """Order runs at random within blocks of equal seeds.

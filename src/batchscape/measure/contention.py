@@ -13,8 +13,6 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 
-__all__ = ["Contention", "CoreWaits", "TreeWaits"]
-
 _PROC = Path("/proc")
 _SCHEDSTAT = "schedstat"
 """Nanoseconds on a core, nanoseconds ready and without one, and time slices of the main thread.

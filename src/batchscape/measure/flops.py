@@ -21,8 +21,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-__all__ = ["Operations", "Operator", "model_flops", "model_operations", "tensors_in"]
-
 Operator: TypeAlias = Any
 """An `OpOverload` of torch, whose class has no public name."""
 

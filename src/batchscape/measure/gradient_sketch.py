@@ -19,8 +19,6 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-__all__ = ["BUCKETS", "gradient_sketch"]
-
 BUCKETS = 1024
 """Length of a sketch, a power of two: a bucket is the lowest bits of a hash."""
 

@@ -30,8 +30,6 @@ from batchscape.measure.memory_report import (
 )
 from batchscape.system import GIB
 
-__all__ = ["CpuProbe", "allocations_of"]
-
 _METHOD = "cpu allocator events"
 _MARK = "batchscape memory phase: "
 _BEGIN, _END = "begin", "end"

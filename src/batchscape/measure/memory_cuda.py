@@ -14,8 +14,6 @@ from batchscape.measure.memory_report import (
     check_phase,
 )
 
-__all__ = ["CudaMemory"]
-
 _METHOD = "cuda allocator"
 
 

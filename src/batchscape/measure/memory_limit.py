@@ -49,7 +49,6 @@ from batchscape.system import GIB, reported_memory
 if sys.platform != "win32":
     import resource
 
-__all__ = ["lift_memory_limit", "memory_limit", "not_charged"]
 
 _NAME = "device.memory_limit_gib"
 _M_MMAP_THRESHOLD = -3

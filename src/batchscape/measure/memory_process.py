@@ -9,8 +9,6 @@ import psutil
 
 from batchscape.system import GIB, reported_memory
 
-__all__ = ["PrivatePeak", "ProcessMemory", "process_memory"]
-
 
 @dataclass(frozen=True)
 class ProcessMemory:

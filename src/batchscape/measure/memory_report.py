@@ -8,14 +8,6 @@ from dataclasses import asdict, dataclass
 from batchscape.errors import ConfigError
 from batchscape.system import GIB
 
-__all__ = [
-    "OUTSIDE",
-    "PHASES",
-    "AllocatedBytes",
-    "MemoryReport",
-    "check_phase",
-]
-
 PHASES = ("after_model", "first_backward", "first_optimizer_step", "steady")
 """Phases of a training in their order. One that is entered again keeps its higher peak."""
 

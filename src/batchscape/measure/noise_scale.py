@@ -19,8 +19,6 @@ from torch.utils.hooks import RemovableHandle
 
 from batchscape.geometry import BatchGeometry
 
-__all__ = ["GradientSquares", "NoiseSample", "is_sampled", "small_batch_size"]
-
 _MOST_PARTS = 7
 """Micro-steps that a single one is cut into at most; more would make the step a slow one."""
 

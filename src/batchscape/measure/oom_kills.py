@@ -11,8 +11,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-__all__ = ["oom_kills"]
-
 _ROOT = Path("/")
 
 

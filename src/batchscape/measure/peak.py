@@ -13,8 +13,6 @@ import torch
 from batchscape.config.cluster import Cluster, datasheet_of
 from batchscape.device import is_accelerator, module_of
 
-__all__ = ["Peak", "copy_gb_per_s", "peak_flops", "product_tflops"]
-
 
 class Peak(NamedTuple):
     """Peak of one device in one precision."""

@@ -14,14 +14,6 @@ import torch
 
 from batchscape.device import ask_driver, foreign_processes, synchronize
 
-__all__ = [
-    "CpuTelemetry",
-    "CudaTelemetry",
-    "DeviceSample",
-    "DeviceTotals",
-    "build_telemetry",
-]
-
 _LEAST_INTERVAL_S = 1.0
 _LARGEST_SHARE = 1e-3
 """Part of the time that samples may take: on some machines a look at all clocks takes long."""

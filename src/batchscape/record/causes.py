@@ -6,8 +6,6 @@ import errno
 import re
 from enum import StrEnum
 
-__all__ = ["OUT_OF_MEMORY", "Cause", "is_fault_of_the_machine"]
-
 _MACHINE_FAULTS = {
     errno.ENOSPC,
     errno.EDQUOT,

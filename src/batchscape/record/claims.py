@@ -46,8 +46,6 @@ from batchscape.record.folder import RunFolder
 from batchscape.record.instants import file_age_s
 from batchscape.record.locks import Lock, is_held, take
 
-__all__ = ["CLAIMS", "RunClaim", "RunClaims"]
-
 _BEAT_S = 10.0
 """Time between two touches of a claim."""
 _GONE_S = 30.0

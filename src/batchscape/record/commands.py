@@ -11,16 +11,6 @@ from pathlib import Path
 from batchscape.record.folder import SweepFolder
 from batchscape.record.timing import is_beside_others, is_mended_by_repeating
 
-__all__ = [
-    "ONE_AT_A_TIME",
-    "LaunchedRun",
-    "again",
-    "command_of",
-    "hydra_text",
-    "more_seeds",
-    "time_again",
-]
-
 ONE_AT_A_TIME = {"launcher.concurrent_runs": "1"}
 _FOLDER = ("sweep_dir", "hydra.sweep.dir")
 _LEFT_OUT = frozenset({"--multirun", "-m"})

@@ -9,8 +9,6 @@ from pathlib import Path
 from batchscape.errors import ConfigError
 from batchscape.record.files import sha256_of
 
-__all__ = ["hash_of_files"]
-
 _NOT_CONTENT = {"__pycache__"}
 _MOST_FILES = 10_000
 

@@ -18,15 +18,6 @@ from batchscape.text import size_text
 if TYPE_CHECKING:
     from batchscape.record.folder import SweepFolder
 
-__all__ = [
-    "check_usable",
-    "disk_error",
-    "disk_trouble",
-    "explained",
-    "free_bytes",
-    "is_of_this_machine",
-    "read_each",
-]
 
 _CAUSES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG})
 """Errors that a write meets because of the disk, not because of what it was told."""

@@ -20,8 +20,6 @@ from batchscape.cuda_devices import every_cuda_device, open_nvml
 from batchscape.record.folder import FORMAT_VERSION
 from batchscape.system import GIB, processor_name
 
-__all__ = ["KERNEL_VARIABLES", "PACKAGES", "THREAD_VARIABLES", "environment"]
-
 PACKAGES = (
     "torch",
     "numpy",

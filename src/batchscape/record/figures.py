@@ -16,18 +16,6 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-__all__ = [
-    "COLUMNS",
-    "COMPARED",
-    "FIGURES",
-    "OF_TOKENS",
-    "RESIDENT",
-    "TIMES",
-    "Column",
-    "Figure",
-    "How",
-]
-
 RESIDENT = "process tree (uss)"
 """`memory_method` of a program on a CPU, whose resident memory stands for what it allocated."""
 

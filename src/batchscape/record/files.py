@@ -15,23 +15,6 @@ from batchscape.errors import DamageError, RecordError
 from batchscape.outgoing import redact_json
 from batchscape.record.disk import disk_error
 
-__all__ = [
-    "JsonLines",
-    "Tail",
-    "end_of",
-    "json_lines",
-    "keep_json_lines",
-    "last_row",
-    "link_or_copy",
-    "parsed_row",
-    "read_json",
-    "read_json_lines",
-    "remove_if_possible",
-    "sha256_of",
-    "write_atomically",
-    "write_json",
-]
-
 
 class Tail:
     """Reads the lines that were appended to a file since the last time.

@@ -31,16 +31,6 @@ from pathlib import Path
 
 from batchscape.text import did_you_mean, near_names
 
-__all__ = [
-    "CHECKPOINT",
-    "CHECKPOINTS_KEPT",
-    "FORMAT_VERSION",
-    "TABLES",
-    "RunFolder",
-    "SweepFolder",
-    "no_runs",
-]
-
 _MOST_NAMED = 3
 
 

@@ -11,8 +11,6 @@ from batchscape.errors import DamageError, RecordError
 from batchscape.record.files import write_atomically
 from batchscape.record.folder import RunFolder
 
-__all__ = ["read_sketch", "write_sketch"]
-
 
 def write_sketch(folder: RunFolder, sketch: NDArray[np.float64]) -> None:
     """Write the sketch of the gradient of the first optimizer step.

@@ -15,18 +15,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = [
-    "Beat",
-    "Heartbeat",
-    "Pace",
-    "Phase",
-    "beat",
-    "beats_path",
-    "last_beat",
-    "share",
-    "stacks_path",
-]
-
 
 def beats_path(place: str, rank: int) -> Path:
     """Return the file that a rank of an attempt shares its beats in."""

@@ -11,8 +11,6 @@ import os
 import time
 from pathlib import Path
 
-__all__ = ["file_age_s", "now"]
-
 _VARIABLE = "BATCHSCAPE_CLOCK_OFFSET_S"
 # Counts on while the machine sleeps, where the system has such a clock.
 _RUNNING = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

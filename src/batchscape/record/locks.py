@@ -18,8 +18,6 @@ from pathlib import Path
 from batchscape.errors import LaunchError
 from batchscape.record.folder import SweepFolder
 
-__all__ = ["AT_ONCE", "BESIDE", "Lock", "hold", "is_held", "public_folder", "sweep_lock", "take"]
-
 AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
 """For one alone, and only if nobody else has it now."""
 BESIDE = fcntl.LOCK_SH | fcntl.LOCK_NB

@@ -14,8 +14,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-__all__ = ["SAMPLED", "estimate", "has_no_noise_scale", "noise_samples"]
-
 SAMPLED = ("global_batch_size", "gradient_norm", "small_batch_size", "small_gradient_square")
 """Columns of optimizer steps that an estimate needs."""
 

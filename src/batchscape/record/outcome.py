@@ -20,8 +20,6 @@ from batchscape.record.instants import now
 from batchscape.record.status import Status, StopReason
 from batchscape.text import count_text
 
-__all__ = ["SIGNAL_LAG_S", "Outcome", "RankExit", "RunEnd", "Stop", "decide", "killed_by"]
-
 SIGNAL_LAG_S = 0.5
 """A process that dies by a signal closes its connections before the system reports its death, so
 that its peers may complain first. The death counts as this much earlier than it was noticed."""

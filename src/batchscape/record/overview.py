@@ -19,19 +19,6 @@ from batchscape.record.state import UNREADABLE, Next
 from batchscape.record.status import Status
 from batchscape.record.trial_counts import TrialCounts, count_trials
 
-__all__ = [
-    "CAUSE_ADVICE",
-    "SEAL_ADVICE",
-    "STATES",
-    "STATUS_ADVICE",
-    "UNREADABLE_ADVICE",
-    "Overview",
-    "advice",
-    "advice_of",
-    "by_reason",
-    "overview",
-]
-
 UNREADABLE_ADVICE = (
     "mend what the reason says, use the version of batchscape that wrote it, or delete the folder "
     "to run it again"

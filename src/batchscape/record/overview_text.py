@@ -23,8 +23,6 @@ from batchscape.record.timing import untimed_text
 from batchscape.record.trial_counts import TrialCounts
 from batchscape.text import count_text, duration_text
 
-__all__ = ["overview_text"]
-
 _MOST_LISTED = 20
 """Runs that are listed of a kind; `--json` has all."""
 

@@ -14,15 +14,6 @@ from batchscape.text import did_you_mean, near_multiples, near_names
 if TYPE_CHECKING:
     from batchscape.record.spec import Stage
 
-__all__ = [
-    "CUT_PLACEHOLDERS",
-    "OF_THE_START",
-    "PLACEHOLDERS",
-    "is_passed",
-    "not_passed",
-    "placeholder_values",
-    "used_placeholders",
-]
 
 PLACEHOLDERS: dict[str, str] = {
     "micro_batch_size": "samples per rank per forward and backward",

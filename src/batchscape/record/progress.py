@@ -18,13 +18,6 @@ from batchscape.record.state import Next, RunState, read_state
 from batchscape.record.status import Status
 from batchscape.record.timing import why_untimed
 
-__all__ = [
-    "RunProgress",
-    "remaining_s",
-    "run_progress",
-    "sweep_progress",
-]
-
 _TRIED_AGAIN = "waits for its next attempt"
 
 

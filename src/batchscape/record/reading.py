@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     # where sweeps are read.
     import polars as pl
 
-__all__ = ["Columns", "RunRead", "Wanted", "open_rows", "read_folders", "run_row"]
 
 _ASKED = (
     "nodes",

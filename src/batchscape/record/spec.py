@@ -19,7 +19,6 @@ from batchscape.record.folder import FORMAT_VERSION, SweepFolder
 from batchscape.record.placeholders import not_passed
 from batchscape.record.status import check_version
 
-__all__ = ["DataIdentity", "RunSpec", "Stage", "next_timing_repeat", "plain_geometry"]
 
 
 @dataclass(frozen=True)

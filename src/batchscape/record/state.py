@@ -24,17 +24,6 @@ from batchscape.record.status import FAULTS, RunStatus, Status, check_version
 if TYPE_CHECKING:
     from batchscape.record.spec import RunSpec
 
-__all__ = [
-    "UNREADABLE",
-    "Next",
-    "RunState",
-    "Standing",
-    "final_outcomes",
-    "is_tried_again",
-    "read_sealed",
-    "read_state",
-    "verify_seal",
-]
 
 UNREADABLE = "unreadable"
 """Shown in place of a status that cannot be read: damage, another format, or its rights."""

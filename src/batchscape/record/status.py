@@ -14,8 +14,6 @@ from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import FORMAT_VERSION
 from batchscape.record.instants import now
 
-__all__ = ["FAULTS", "Attempt", "RunStatus", "Status", "StopReason"]
-
 
 class Status(StrEnum):
     """States of a run; the first two have no end, the others are how it ended."""

@@ -12,8 +12,6 @@ from pandas.core.groupby import DataFrameGroupBy
 from batchscape.record import noise_scale
 from batchscape.record.figures import COLUMNS, FIGURES, How
 
-__all__ = ["FINAL_FRACTION", "counts_tokens", "summarise"]
-
 FINAL_FRACTION = 0.1
 """Share of the samples, at the end of a run, that `final_loss` averages over."""
 

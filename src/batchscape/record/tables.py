@@ -23,8 +23,6 @@ from batchscape.record.state import read_sealed
 from batchscape.record.status import RunStatus
 from batchscape.record.summary import counts_tokens, summarise
 
-__all__ = ["Tables", "load", "note_rows", "read_table", "seal", "write_sealed"]
-
 
 @dataclass(frozen=True)
 class Tables:

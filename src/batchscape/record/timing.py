@@ -12,25 +12,6 @@ from batchscape.record.folder import RunFolder
 from batchscape.record.status import RunStatus
 from batchscape.text import count_text
 
-__all__ = [
-    "BUSY",
-    "BUSY_PCT",
-    "LET_IT_LOG",
-    "SEEN_BETWEEN_ROWS",
-    "SHARED_DEVICE",
-    "THROTTLED",
-    "VERDICT",
-    "invalidate_times",
-    "is_beside_others",
-    "is_mended_by_repeating",
-    "processes_share",
-    "runs_share",
-    "timed_figures",
-    "untimed_text",
-    "why_run_untimed",
-    "why_untimed",
-]
-
 BUSY_PCT = 10.0
 """Share of the step time that a rank waited for a core beyond which its times are no times."""
 BUSY = f"other work took the core for more than {BUSY_PCT:g} % of the step time"

@@ -11,8 +11,6 @@ from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.status import FAULTS, Status
 
-__all__ = ["UNTOLD", "TrialCounts", "count_trials"]
-
 UNTOLD = FAULTS - {Status.OOM}
 """Outcomes of trials that told nothing and may be run again; out of memory is told."""
 

@@ -13,15 +13,6 @@ from batchscape.outgoing import outgoing_cell
 from batchscape.record.files import read_json, write_atomically, write_json
 from batchscape.record.folder import FORMAT_VERSION, SweepFolder
 
-__all__ = [
-    "TRIALS",
-    "read_measured",
-    "read_trials",
-    "refuse_trials",
-    "write_measured",
-    "write_trials",
-]
-
 TRIALS = {
     "study": "values of the axes that have a study of their own",
     "trial": "number of the trial in its study, from 0",

@@ -16,8 +16,6 @@ from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder
 from batchscape.record.status import RunStatus
 
-__all__ = ["Label", "label_of", "sweep_id_of", "told_settings"]
-
 _SEEDS = frozenset({"seed", "init_seed", "data_seed"})
 _OTHERWISE = ("batch.", "engine.precision", "launcher.device")
 """Settings that count as what became of them: the geometry, the precision, the type of device."""

@@ -26,16 +26,6 @@ from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.tracking.state import standing_of, sync_command
 
-__all__ = [
-    "Event",
-    "Mirror",
-    "MirrorRequest",
-    "Worker",
-    "kill_tree",
-    "may_mirror_live",
-    "patience_s",
-]
-
 _SILENCE_S = 60.0
 """For a busy machine, beside what W&B takes."""
 _LOOK_S = 0.1

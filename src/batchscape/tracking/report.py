@@ -28,8 +28,6 @@ from batchscape.record.folder import SweepFolder
 from batchscape.tracking.run import finish, quiet_settings
 from batchscape.tracking.state import MirrorState, report_content, report_files
 
-__all__ = ["send_report"]
-
 _TABLES = ("comparison", "targets", "claims")
 _DIGEST = "report_sha256"
 

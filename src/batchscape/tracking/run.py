@@ -45,18 +45,6 @@ from batchscape.tracking.labels import Label, told_settings
 from batchscape.tracking.mirror import patience_s
 from batchscape.tracking.state import MirrorState, content_of, id_of
 
-__all__ = [
-    "AXES",
-    "CURVES",
-    "ROWS_TOLD",
-    "Row",
-    "WandbRun",
-    "curve_points",
-    "finish",
-    "quiet_settings",
-    "section_axes",
-]
-
 Row = Mapping[str, Any]
 
 AXES = ("optimizer_step", "samples", "tokens", "train_time_s")

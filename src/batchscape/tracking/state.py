@@ -17,18 +17,6 @@ from batchscape.record.status import RunStatus, Status
 from batchscape.text import count_text, list_text
 from batchscape.tracking.labels import sweep_id_of
 
-__all__ = [
-    "ENDS",
-    "MirrorState",
-    "Uploads",
-    "content_of",
-    "id_of",
-    "report_content",
-    "report_files",
-    "standing_of",
-    "sync_command",
-]
-
 ENDS = frozenset(Status) - {Status.PENDING, Status.RUNNING, Status.REJECTED}
 """Of a run that was launched: these are mirrored for good."""
 

@@ -16,8 +16,6 @@ from batchscape.text import count_text
 from batchscape.tracking.mirror import Event, MirrorRequest, Worker
 from batchscape.tracking.state import Uploads, standing_of
 
-__all__ = ["sync"]
-
 
 def sync(
     sweep_dirs: Sequence[Path],

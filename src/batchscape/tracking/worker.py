@@ -37,8 +37,6 @@ from batchscape.tracking.report import send_report
 from batchscape.tracking.run import WandbRun
 from batchscape.tracking.state import ENDS, MirrorState, content_of
 
-__all__ = ["main"]
-
 _POLL_S = 2.0
 _AT_ONCE = 8
 """Runs that are mirrored at a time: nearly all of it is waiting for W&B."""

@@ -14,8 +14,6 @@ from batchscape.measure.clock import StepClock
 from batchscape.record.heartbeat import Phase, beat
 from batchscape.train.loader import BatchLoader
 
-__all__ = ["Accumulated", "accumulate"]
-
 
 class Accumulated(NamedTuple):
     """What the micro-steps of one optimizer step come to."""

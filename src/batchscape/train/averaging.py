@@ -14,8 +14,6 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from batchscape.engines.shards import as_part_of, gathered, local, part_for
 
-__all__ = ["WeightAverage"]
-
 
 class WeightAverage:
     """The average of the weights after each optimizer step, recent ones counting more.

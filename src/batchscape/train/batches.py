@@ -11,8 +11,6 @@ from torch import Tensor
 from batchscape.device import is_accelerator
 from batchscape.record.causes import OUT_OF_MEMORY
 
-__all__ = ["pinning", "to_device"]
-
 
 @contextmanager
 def pinning() -> Iterator[None]:

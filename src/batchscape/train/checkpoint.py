@@ -24,15 +24,6 @@ from batchscape.record.disk import explained
 from batchscape.record.files import sha256_of
 from batchscape.record.folder import CHECKPOINT, CHECKPOINTS_KEPT
 
-__all__ = [
-    "checkpoints",
-    "gather_random_states",
-    "load_checkpoint",
-    "random_state",
-    "save_checkpoint",
-    "set_random_state",
-]
-
 
 def random_state(device: torch.device) -> Tensor:
     """Return the state of this rank's generators, of the CPU and of a device: bytes."""

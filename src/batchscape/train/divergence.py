@@ -21,8 +21,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-__all__ = ["FACTOR", "FIRST_STEPS", "STEPS", "DivergenceRule"]
-
 FIRST_STEPS = 10
 """Optimizer steps whose lowest loss is the level that an explosion is measured by."""
 FACTOR = 10.0

@@ -32,9 +32,6 @@ from batchscape.record.spec import RunSpec
 from batchscape.train.averaging import WeightAverage
 from batchscape.train.batches import to_device
 
-__all__ = ["EvaluationResult", "Evaluator"]
-
-
 _COMPILED = 4
 """A micro-batch of a compiled training over a slice. Of GPT-2 124M on an H200 a compiled step took
 8.4 GiB where an eager one took 16.1 (docs/gpu.md), and an eager forward has two tables of logits in

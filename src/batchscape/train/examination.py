@@ -20,8 +20,6 @@ from batchscape.models.invariance import PROBED_SAMPLES, why_not_invariant
 from batchscape.models.undisturbed import undisturbed
 from batchscape.train.batches import to_device
 
-__all__ = ["ModelColumns", "examine"]
-
 
 class ModelColumns(NamedTuple):
     """Columns of a row of `ranks` that follow from the model and the shape of a sample."""

@@ -23,8 +23,6 @@ from batchscape.record.status import Status
 from batchscape.system import GIB
 from batchscape.text import count_text
 
-__all__ = ["failure_of", "is_out_of_memory"]
-
 _LONGEST_CHAIN = 10
 """Exceptions that raised each other; a loop of them has no end."""
 

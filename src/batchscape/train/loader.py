@@ -29,8 +29,6 @@ from batchscape.system import end_with_parent
 from batchscape.train.batches import to_device
 from batchscape.train.stream import SampleStream
 
-__all__ = ["BatchLoader", "InlineLoader", "StepBatches", "WorkerLoader", "build_loader"]
-
 Batch = tuple[Tensor, Tensor]
 
 _STOPS = {signal.SIGTERM, signal.SIGINT}

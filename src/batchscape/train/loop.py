@@ -48,8 +48,6 @@ from batchscape.train.resumable import Resumable, agree_on, find_resumable
 from batchscape.train.stream import SampleStream
 from batchscape.train.timeline import Timeline, schedule_factor
 
-__all__ = ["Training"]
-
 
 class Training:
     """One rank's share of one run.

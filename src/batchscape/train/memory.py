@@ -16,8 +16,6 @@ from batchscape.measure.memory_report import MemoryReport
 from batchscape.record.heartbeat import Phase, beat
 from batchscape.train.loop import Training
 
-__all__ = ["MemoryPhases"]
-
 _PROBE_OPTIMIZER_STEPS = 3
 """The first makes the optimizer's state, the later ones are steady."""
 

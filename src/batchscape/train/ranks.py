@@ -15,8 +15,6 @@ from batchscape.record.files import JsonLines
 from batchscape.record.folder import RunFolder
 from batchscape.train.loop import Training
 
-__all__ = ["write_rank_row"]
-
 
 def write_rank_row(
     folder: RunFolder,

@@ -13,8 +13,6 @@ from batchscape.train.averaging import WeightAverage
 from batchscape.train.loader import BatchLoader
 from batchscape.train.timeline import Timeline
 
-__all__ = ["rehearse"]
-
 
 def rehearse(
     spec: RunSpec,

@@ -14,8 +14,6 @@ from batchscape.record.files import read_json_lines
 from batchscape.record.folder import RunFolder
 from batchscape.train.checkpoint import checkpoints, load_checkpoint
 
-__all__ = ["Resumable", "agree_on", "find_resumable"]
-
 
 class Resumable(NamedTuple):
     """Where a run goes on."""

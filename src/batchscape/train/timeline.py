@@ -11,8 +11,6 @@ from typing import NamedTuple
 from batchscape.config import Constant, Cosine, Schedule
 from batchscape.record.spec import Stage
 
-__all__ = ["PlannedStep", "Timeline", "schedule_factor"]
-
 
 def schedule_factor(schedule: Schedule, samples: float, budget_samples: int) -> float:
     """Return the learning rate over its peak, once `samples` samples were seen.

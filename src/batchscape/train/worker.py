@@ -36,8 +36,6 @@ from batchscape.train.loop import Training
 from batchscape.train.memory import MemoryPhases
 from batchscape.train.ranks import write_rank_row
 
-__all__ = ["code_for_each_size", "main"]
-
 _VARIANTS = 8
 """Of one function, for each size of a micro-batch: as many as torch allows a function in all."""
 

@@ -18,8 +18,6 @@ from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.status import RunStatus, Status
 from batchscape.terminal import OutgoingConsole
 
-__all__ = ["main"]
-
 
 def main(sweep_dir: str, shape: str, meeting: str, *nodes: str) -> int:
     """Do the runs that a job of some shape takes, until none is left that nobody has.

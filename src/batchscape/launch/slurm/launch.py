@@ -40,8 +40,6 @@ from batchscape.scheduler import Job, JobState, jobs, named, partitions, submit
 from batchscape.text import count_text
 from batchscape.tracking.mirror import Mirror
 
-__all__ = ["cancel", "describe_jobs", "run_on_slurm"]
-
 _LOOK_S = 2.0
 """Time between looks at the runs that are not over."""
 _ASK_S = 10.0

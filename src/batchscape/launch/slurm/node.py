@@ -22,8 +22,6 @@ from batchscape.launch.processes import Processes
 from batchscape.record.instants import now
 from batchscape.record.outcome import RankExit
 
-__all__ = ["main"]
-
 _MEET_S = 600.0
 """Time for the launcher to leave its address: a job may start its nodes one by one."""
 _POLL_S = 0.1

@@ -30,8 +30,6 @@ from batchscape.launch.forked import ServerKilledError
 from batchscape.record.instants import now
 from batchscape.record.outcome import RankExit
 
-__all__ = ["Nodes", "open_nodes"]
-
 _CONNECT_S = 300.0
 """Time for all nodes to start Python and connect; a slow file system takes a minute or two."""
 _CLOSE_S = 10.0

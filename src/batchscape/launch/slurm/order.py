@@ -21,8 +21,6 @@ from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 
-__all__ = ["POOL", "QUEUE_AGAIN", "JobOrder", "Shape", "job_name", "script", "shapes"]
-
 _SCRIPT = """\
 #!/bin/bash
 {options}

@@ -37,7 +37,7 @@ from scipy import stats
 
 from batchscape.compose import compose
 from batchscape.data.corpus import prepare
-from batchscape.launch import Launcher
+from batchscape.launch.launcher import Launcher
 from batchscape.measure.memory_report import MemoryReport
 from batchscape.plan.build import Plan, make_plan
 from batchscape.plan.expand import SweepCells

@@ -41,7 +41,7 @@ ENVIRONMENT = {
 
 def ours(root: Path, specs: list[RunSpec]) -> int:
     """Launch through this project; the server boots anew for every sweep."""
-    from batchscape.launch import Launcher
+    from batchscape.launch.launcher import Launcher
     from batchscape.plan.machine import Machine
     from batchscape.record.folder import SweepFolder
 

@@ -879,7 +879,7 @@ def _make_plan(grid: SweepCells, machine: Machine) -> Plan:
 
 
 def _launch(grid: SweepCells, arguments: Sequence[str]) -> int:
-    from batchscape.launch import Launcher
+    from batchscape.launch.launcher import Launcher
     from batchscape.plan.disk_use import disk_warning
     from batchscape.plan.table import plan_summary, write_plan
     from batchscape.record.folder import SweepFolder

@@ -18,7 +18,7 @@ from batchscape.config import Command, RunConfig
 from batchscape.data.corpus import prepare
 from batchscape.errors import ConfigError, LaunchError
 from batchscape.geometry import BatchGeometry, enumerate_geometries
-from batchscape.launch import Launcher
+from batchscape.launch.launcher import Launcher
 from batchscape.launch.oom_knowledge import ran_on
 from batchscape.plan.build import make_plan
 from batchscape.plan.expand import Cell, SweepCells, set_values

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from batchscape.launch import Launcher
 from batchscape.launch.child import WORKER
+from batchscape.launch.launcher import Launcher
 from batchscape.plan.machine import Machine
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder

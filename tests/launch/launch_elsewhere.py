@@ -15,7 +15,7 @@ sys.path.insert(0, str(here))
 if __name__ == "__main__":
     from sweeps_of_fakes import ENTRY, MACHINE, spec_named
 
-    from batchscape.launch import Launcher
+    from batchscape.launch.launcher import Launcher
     from batchscape.record.folder import SweepFolder
 
     folder, method, *names = sys.argv[1:]

@@ -16,7 +16,9 @@ import pytest
 from rich.console import Console
 from sweeps_of_fakes import MACHINE, is_alive
 
-from batchscape.launch import Launcher, SweepResult, active, hangs
+from batchscape.launch import active, hangs
+from batchscape.launch.launcher import Launcher
+from batchscape.launch.result import SweepResult
 from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
@@ -182,7 +184,7 @@ from memory_cgroup import join
 join(sys.argv[3])
 from pathlib import Path
 from sweeps_of_fakes import MACHINE, ENTRY, spec_named
-from batchscape.launch import Launcher
+from batchscape.launch.launcher import Launcher
 from batchscape.record.folder import SweepFolder
 names = ("hungry", "killed", "completes", "completes-later")
 specs = [spec_named(name, retries=0) for name in names]

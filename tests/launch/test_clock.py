@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from sweeps_of_fakes import MACHINE, spec_named
 
-from batchscape.launch import Launcher
+from batchscape.launch.launcher import Launcher
 from batchscape.record import instants
 from batchscape.record.folder import SweepFolder
 from batchscape.record.progress import sweep_progress

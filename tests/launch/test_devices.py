@@ -22,8 +22,8 @@ from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, is_alive, pids_in, wait_until
 
 from batchscape.cuda_devices import CudaDevice
-from batchscape.launch import Launcher
 from batchscape.launch.devices import DeviceLocks, DevicePool
+from batchscape.launch.launcher import Launcher
 from batchscape.plan.machine import Machine
 from batchscape.record.claims import CLAIMS
 from batchscape.record.files import read_json

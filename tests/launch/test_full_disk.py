@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 from sweeps_of_fakes import MACHINE, spec_named
 
-from batchscape.launch import Launcher
+from batchscape.launch.launcher import Launcher
 from batchscape.record.files import read_json_lines
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec

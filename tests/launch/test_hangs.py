@@ -12,8 +12,9 @@ from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, is_alive, pids_in, spec_named
 
 from batchscape.config import Local
-from batchscape.launch import Launcher, active, hangs
+from batchscape.launch import active, hangs
 from batchscape.launch.hangs import HangWatch
+from batchscape.launch.launcher import Launcher
 from batchscape.record.causes import Cause
 from batchscape.record.folder import SweepFolder
 from batchscape.record.heartbeat import Beat, Heartbeat, Phase, beats_path

@@ -15,8 +15,8 @@ import pytest
 from launchers import Elsewhere
 from sweeps_of_fakes import ENTRY, MACHINE, is_alive, spec_named, wait_until
 
-from batchscape.launch import Launcher
 from batchscape.launch.interrupts import Interrupts
+from batchscape.launch.launcher import Launcher
 from batchscape.record.claims import CLAIMS
 from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import hold, is_held

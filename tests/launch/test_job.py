@@ -16,7 +16,7 @@ import pytest
 from sweeps_of_fakes import ENTRY, pids_in, spec_named, wait_until
 
 from batchscape.config import Slurm
-from batchscape.launch import Launcher
+from batchscape.launch.launcher import Launcher
 from batchscape.launch.slurm import job
 from batchscape.launch.slurm.order import POOL, QUEUE_AGAIN, JobOrder, Shape
 from batchscape.record import claims

@@ -15,8 +15,9 @@ from launchers import Elsewhere
 from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, is_alive, spec_named, wait_until
 
-from batchscape.launch import Launcher, SweepResult
 from batchscape.launch.ending import clear_away, remove_dead_writes
+from batchscape.launch.launcher import Launcher
+from batchscape.launch.result import SweepResult
 from batchscape.record.claims import CLAIMS
 from batchscape.record.files import write_atomically
 from batchscape.record.folder import SweepFolder

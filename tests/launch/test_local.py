@@ -18,9 +18,11 @@ from sweeps_of_fakes import ENTRY, MACHINE, renamed, spec_named
 
 from batchscape.cuda_devices import CudaDevice
 from batchscape.errors import LaunchError
-from batchscape.launch import Launcher, SweepResult, active
+from batchscape.launch import active
 from batchscape.launch.child import Start
+from batchscape.launch.launcher import Launcher
 from batchscape.launch.processes import Spawned
+from batchscape.launch.result import SweepResult
 from batchscape.launch.schedule import launch_order
 from batchscape.plan.machine import Machine
 from batchscape.record.causes import Cause

@@ -15,8 +15,9 @@ from sweeps_of_fakes import ENTRY, MACHINE, spec_named
 from batchscape.config import RunConfig
 from batchscape.cuda_devices import CudaDevice
 from batchscape.geometry import BatchGeometry
-from batchscape.launch import Launcher, SweepResult
+from batchscape.launch.launcher import Launcher
 from batchscape.launch.oom_knowledge import OomKnowledge
+from batchscape.launch.result import SweepResult
 from batchscape.plan.machine import Machine
 from batchscape.record.causes import Cause
 from batchscape.record.files import write_json

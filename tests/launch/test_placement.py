@@ -12,7 +12,7 @@ from rich.console import Console
 from sweeps_of_fakes import ENTRY, renamed, spec_named
 
 from batchscape.cuda_devices import CudaDevice
-from batchscape.launch import Launcher
+from batchscape.launch.launcher import Launcher
 from batchscape.plan.machine import Machine
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder

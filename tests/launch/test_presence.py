@@ -15,8 +15,8 @@ import pytest
 from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, spec_named
 
-from batchscape.launch import Launcher
 from batchscape.launch.devices import Presence
+from batchscape.launch.launcher import Launcher
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
 

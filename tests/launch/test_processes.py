@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import sys
@@ -16,7 +15,7 @@ from sweeps_of_fakes import ENTRY, is_alive, pids_in, wait_until
 from batchscape.errors import LaunchError
 from batchscape.launch import forked
 from batchscape.launch.child import Start, start_interpreter
-from batchscape.launch.forked import Forked, ServerKilledError, open_processes
+from batchscape.launch.forked import Forked, open_processes
 from batchscape.launch.processes import Processes, Spawned
 from batchscape.record.files import write_json
 from batchscape.record.outcome import RankExit
@@ -32,7 +31,7 @@ def _cold_interpreter() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=["fork", "spawn"])
 def processes(request: pytest.FixtureRequest) -> Iterator[Processes]:
-    made = open_processes(ENTRY, lambda: False, request.param)
+    made = open_processes(ENTRY, lambda: False, method=request.param)
     assert made is not None
     assert made.method == request.param
     yield made
@@ -194,7 +193,7 @@ class TestForked:
 
     @pytest.mark.slow
     def test_threads_make_forking_unsafe(self) -> None:
-        instead = open_processes("threads_at_import:main", lambda: False, None)
+        instead = open_processes("threads_at_import:main", lambda: False)
         assert isinstance(instead, Spawned)
         assert "1 more native threads" in str(instead.note)
         instead.close()
@@ -205,23 +204,7 @@ class TestForked:
         (tmp_path / "numpy.py").write_text("raise ImportError('planted')")
         monkeypatch.syspath_prepend(str(tmp_path))
         with pytest.raises(LaunchError, match="planted"):
-            open_processes(ENTRY, lambda: False, "fork")
-
-    def test_a_second_boot_that_the_machine_refuses_is_the_machine_s_fault(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        processes = Forked(ENTRY)
-
-        def refuse(*_: object, **__: object) -> None:
-            raise OSError(errno.ENOMEM, "Cannot allocate memory")
-
-        monkeypatch.setattr(forked, "start_interpreter", refuse)
-        processes._server.kill()
-        try:
-            with pytest.raises(ServerKilledError, match=r"again.*Cannot allocate memory"):
-                wait_until(lambda: processes.is_ready(0.1), "its end is not seen")
-        finally:
-            processes.close()
+            open_processes(ENTRY, lambda: False, method="fork")
 
     def test_booting_can_be_stopped(self) -> None:
-        assert open_processes(ENTRY, lambda: True, "fork") is None
+        assert open_processes(ENTRY, lambda: True, method="fork") is None

@@ -14,7 +14,7 @@ from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, spec_named
 
 from batchscape.errors import LaunchError
-from batchscape.launch import Launcher
+from batchscape.launch.launcher import Launcher
 from batchscape.record.disk import check_usable
 from batchscape.record.folder import SweepFolder
 from batchscape.record.status import RunStatus, Status

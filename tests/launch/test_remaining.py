@@ -11,8 +11,9 @@ from fake_workers import Rank
 from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, spec_named
 
-from batchscape.launch import Launcher, SweepResult
+from batchscape.launch.launcher import Launcher
 from batchscape.launch.remaining import RemainingRuns, repeated
+from batchscape.launch.result import SweepResult
 from batchscape.record.causes import Cause
 from batchscape.record.files import write_json
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder

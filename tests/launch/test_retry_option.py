@@ -13,7 +13,8 @@ from sweeps_of_fakes import ENTRY, MACHINE, spec_named
 from batchscape.compose import compose
 from batchscape.config import RunConfig
 from batchscape.errors import ConfigError
-from batchscape.launch import Launcher, SweepResult
+from batchscape.launch.launcher import Launcher
+from batchscape.launch.result import SweepResult
 from batchscape.plan.expand import SweepCells
 from batchscape.plan.identity import name_sweep
 from batchscape.record.folder import SweepFolder

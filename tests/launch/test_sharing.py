@@ -15,8 +15,8 @@ from launchers import Elsewhere
 from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, is_alive, pids_in, spec_named, wait_until
 
-from batchscape.launch import Launcher
 from batchscape.launch import remaining as own_claims
+from batchscape.launch.launcher import Launcher
 from batchscape.launch.remaining import ClaimedRuns, RemainingRuns
 from batchscape.record import claims
 from batchscape.record.folder import RunFolder, SweepFolder

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, spec_named
 
-from batchscape.launch import Launcher, SweepResult
+from batchscape.launch.launcher import Launcher
+from batchscape.launch.result import SweepResult
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status

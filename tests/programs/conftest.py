@@ -13,7 +13,8 @@ from rich.console import Console
 
 from batchscape.config import RunConfig
 from batchscape.data.corpus import prepare
-from batchscape.launch import Launcher, SweepResult
+from batchscape.launch.launcher import Launcher
+from batchscape.launch.result import SweepResult
 from batchscape.plan.build import Plan, make_plan
 from batchscape.plan.expand import Cell, SweepCells
 from batchscape.plan.machine import Machine

@@ -301,7 +301,7 @@ def test_nothing_outlives_a_launcher_that_is_killed(sweep):
         "import json, sys; sys.path[:0] = [sys.argv[1]]\n"
         "from pathlib import Path\n"
         "from conftest import plan_cells, MACHINE\n"
-        "from batchscape.launch import Launcher\n"
+        "from batchscape.launch.launcher import Launcher\n"
         "from batchscape.record.folder import SweepFolder\n"
         "specs = plan_cells(json.loads(sys.argv[2])).specs\n"
         "Launcher(SweepFolder(Path(sys.argv[3])), MACHINE, specs).run()"

@@ -18,7 +18,7 @@ import torch
 from batchscape.config import AdamW, Loader
 from batchscape.geometry import solve
 from batchscape.record.spec import Stage
-from batchscape.train.loader import InlineLoader, WorkerLoader, build_loader
+from batchscape.train.loader import BatchLoader, WorkerLoader, build_loader
 from batchscape.train.stream import SampleStream
 from batchscape.train.timeline import Timeline
 from exact import assert_same_rows
@@ -90,7 +90,7 @@ def test_workers_hand_out_the_same_micro_batches(data, workers, first, every):
     dataset = data()
     steps = range(first, STEPS)
     stages = ((1, 4, 2), (1, 8, 1))
-    inline = InlineLoader(dataset, stream_of(dataset, 0, every, stages), CPU, "float64")
+    inline = BatchLoader(dataset, stream_of(dataset, 0, every, stages), CPU, "float64")
     ahead = build_loader(
         Loader(workers=workers),
         dataset,
@@ -121,7 +121,7 @@ def test_workers_are_children_of_their_rank_whatever_the_default(monkeypatch):
     server = multiprocessing.get_context("forkserver")
     monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", server)
     dataset = blobs()
-    inline = InlineLoader(dataset, stream_of(dataset, 0), CPU, "float32")
+    inline = BatchLoader(dataset, stream_of(dataset, 0), CPU, "float32")
     ahead = WorkerLoader(
         dataset, stream_of(dataset, 0), CPU, "float32", workers=1, steps=range(STEPS)
     )
@@ -292,7 +292,7 @@ def test_workers_fetch_at_the_same_time(tmp_path):
 def test_batches_are_on_the_device(workers):
     device = torch.device("cuda", 0)
     dataset = counting()
-    expected = fetched(InlineLoader(dataset, stream_of(dataset, 0), CPU, "float32"), range(STEPS))
+    expected = fetched(BatchLoader(dataset, stream_of(dataset, 0), CPU, "float32"), range(STEPS))
     loader = build_loader(
         Loader(workers=workers),
         dataset,

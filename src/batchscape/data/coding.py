@@ -6,7 +6,7 @@ import hashlib
 import importlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,28 +22,13 @@ _TOKENIZER_SUFFIXES = {".json", ".txt", ".model", ".tiktoken"}
 """Of the files that make a tokenizer; weights may lie beside them."""
 
 
-class Coder(Protocol):
-    """Turns text into tokens."""
-
-    kind: str
-    """`bytes` or `tokens`: what the arrays are called."""
-    vocabulary: int
-    """Above every token."""
-    separator: Tokens
-    """Stands between packed documents."""
-
-    def encode(self, texts: Sequence[bytes]) -> list[Tokens]:
-        """Return the tokens of each text, and nothing else."""
-
-    def encode_whole(self, texts: Sequence[bytes], most: int) -> list[Tokens]:
-        """Return each text as a classifier is given it, cut at `most` tokens."""
-
-
 class ByteCoder:
     """Bytes are the tokens."""
 
     kind = "bytes"
+    """What the arrays are called."""
     vocabulary = 256
+    """Above every token."""
     separator = np.frombuffer(b"\n\n", dtype=np.uint8)
 
     def encode(self, texts: Sequence[bytes]) -> list[Tokens]:
@@ -133,6 +118,10 @@ class FolderCoder:
 
     def _array(self, ids: Sequence[int]) -> Tokens:
         return np.array(ids, dtype=self._dtype)
+
+
+Coder = ByteCoder | FolderCoder
+"""Turns text into tokens."""
 
 
 def tokenizer_hash(folder: str) -> str:

@@ -16,7 +16,7 @@ from batchscape.data.progress import reading
 from batchscape.data.records import Record, Records
 from batchscape.data.sources import choose, draw
 from batchscape.data.store import Built, keep
-from batchscape.data.text import join, split_documents, split_packed
+from batchscape.data.text import cut
 from batchscape.errors import ConfigError
 from batchscape.record.spec import DataIdentity
 
@@ -105,34 +105,20 @@ class _Encoded:
             labels = np.array([number[label] for label in self.labels], dtype=np.int64)
         arrays: Arrays = {}
         samples = {}
-        for part, chosen in (("train", ~held_out), ("held_out", held_out)):
-            arrays |= {
-                f"{part}_{name}": array
-                for name, array in self._cut(np.flatnonzero(chosen), labels).items()
-            }
+        for part, is_chosen in (("train", ~held_out), ("held_out", held_out)):
+            chosen = np.flatnonzero(is_chosen)
+            documents = [self.documents[index] for index in chosen]
+            arrays |= cut(part, documents, self.config, self.coder)
+            if labels is not None:
+                sizes = np.array([len(document) for document in documents], dtype=np.int64)
+                # A document with a class is one sample, whatever its length.
+                arrays |= {
+                    f"{part}_offsets": np.cumsum(sizes) - sizes,
+                    f"{part}_lengths": sizes,
+                    f"{part}_labels": labels[chosen],
+                }
             samples[part] = len(arrays[f"{part}_offsets"])
         return Built(arrays, samples, facts)
-
-    def _cut(self, chosen: NDArray[np.int64], labels: NDArray[np.int64] | None) -> Arrays:
-        documents = [self.documents[index] for index in chosen]
-        sizes = np.array([len(document) for document in documents], dtype=np.int64)
-        separator = self.coder.separator
-        length = self.config.sequence_length
-        if self.config.layout == "packed":
-            stream = join(documents, separator)
-            offsets, lengths = split_packed(stream, length)
-            return {self.coder.kind: stream, "offsets": offsets, "lengths": lengths}
-        stream = join(documents, separator[:0])
-        if labels is None:
-            offsets, lengths = split_documents(sizes, length)
-            return {self.coder.kind: stream, "offsets": offsets, "lengths": lengths}
-        offsets = np.cumsum(sizes) - sizes
-        return {
-            self.coder.kind: stream,
-            "offsets": offsets,
-            "lengths": sizes,
-            "labels": labels[chosen],
-        }
 
     def _classes(self) -> list[int | str]:
         """Return the different labels, in their order."""

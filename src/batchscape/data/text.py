@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batchscape.config import TextFiles
+from batchscape.config import Documents, TextFiles
 from batchscape.data.coding import ByteCoder, Coder, FolderCoder, tokenizer_hash
 from batchscape.data.progress import reading
 from batchscape.data.sources import text_sources
@@ -136,22 +136,29 @@ def _arrays(parts: dict[str, list[bytes]], config: TextFiles, coder: Coder) -> A
             while several := list(islice(texts, 256)):
                 encoded += coder.encode(several)
                 advance(sum(map(len, several)))
-            if config.layout == "packed":
-                stream = join(encoded, coder.separator)
-                offsets, lengths = split_packed(stream, config.sequence_length)
-            else:
-                stream = join(encoded, coder.separator[:0])
-                sizes = np.array([len(block) for block in encoded], dtype=np.int64)
-                offsets, lengths = split_documents(sizes, config.sequence_length)
-            arrays |= {
-                f"{part}_{coder.kind}": stream,
-                f"{part}_offsets": offsets,
-                f"{part}_lengths": lengths,
-            }
+            arrays |= cut(part, encoded, config, coder)
     return arrays
 
 
-def join(tokens: Sequence[NDArray[Any]], separator: NDArray[Any]) -> NDArray[Any]:
+def cut(
+    part: str, encoded: Sequence[NDArray[Any]], config: TextFiles | Documents, coder: Coder
+) -> Arrays:
+    """Cut the tokens of one part, all in a row or each piece for itself, into samples."""
+    if config.layout == "packed":
+        stream = _join(encoded, coder.separator)
+        offsets, lengths = split_packed(stream, config.sequence_length)
+    else:
+        stream = _join(encoded, coder.separator[:0])
+        sizes = np.array([len(piece) for piece in encoded], dtype=np.int64)
+        offsets, lengths = split_documents(sizes, config.sequence_length)
+    return {
+        f"{part}_{coder.kind}": stream,
+        f"{part}_offsets": offsets,
+        f"{part}_lengths": lengths,
+    }
+
+
+def _join(tokens: Sequence[NDArray[Any]], separator: NDArray[Any]) -> NDArray[Any]:
     """Return tokens one after the other, with a separator between each two."""
     joined = [part for one in tokens for part in (separator, one)]
     return np.concatenate(joined[1:]) if joined else separator[:0]

@@ -29,9 +29,6 @@ from batchscape.launch.processes import Processes, Spawned
 from batchscape.record.instants import now
 from batchscape.record.outcome import RankExit
 
-_BOOTS = 3
-"""Times that a server is started which is killed while it imports: by the system, mostly because
-memory was out for a moment."""
 _BOOT_LIMIT_S = 600.0
 """Longest time for a new server to import everything; a slow file system takes a minute or two."""
 
@@ -59,7 +56,6 @@ class Forked(Processes):
         self._also_preload = also_preload
         self._living: dict[str, set[int]] = {}
         self._unreported: list[RankExit] = []
-        self._killed = 0
         self._boot()
 
     def _boot(self) -> None:
@@ -85,44 +81,26 @@ class Forked(Processes):
         Raises
         ------
         ServerError
-            If it died instead; one that was killed is replaced first.
+            If it died instead.
         _UnsafeToForkError
             If it booted and must not fork.
         """
         if not self._ready and self._readable(timeout_s):
             message = self._receive()
             if message is None:
-                self._boot_again()
-                return False
+                code, printed = self._server.wait(), self._printed()
+                if code < 0:
+                    msg = (
+                        f"the fork server was killed by signal {-code} while it imported; look at "
+                        "the machine's memory"
+                    )
+                    raise ServerKilledError(msg)
+                msg = f"the fork server ended with code {code}:\n{printed}"
+                raise ServerError(msg)
             if message["unsafe"]:
                 raise _UnsafeToForkError(str(message["unsafe"]))
             self._ready = True
-            self._killed = 0
         return self._ready
-
-    def _boot_again(self) -> None:
-        """Start another server in place of one that died while it booted, where that may help."""
-        code, printed = self._server.wait(), self._printed()
-        if code >= 0:
-            msg = f"the fork server ended with code {code}:\n{printed}"
-            raise ServerError(msg)
-        self._killed += 1
-        how = f"killed by signal {-code} while it imported"
-        if self._killed == _BOOTS:
-            msg = f"the fork server was {how}, {_BOOTS} times; look at the machine's memory"
-            raise ServerKilledError(msg)
-        self.note = f"the fork server was {how}, and was started again"
-        self._replace()
-
-    def _replace(self) -> None:
-        """Start another server in place of one that is gone."""
-        self._channel.close()
-        self._errors.close()
-        try:
-            self._boot()
-        except OSError as error:
-            msg = f"the fork server cannot be started again: {error}"
-            raise ServerKilledError(msg) from None
 
     def start(self, start: Start, keep_open: Sequence[int] = ()) -> None:
         """See `Processes`; a server that has died is replaced.
@@ -136,7 +114,13 @@ class Forked(Processes):
             # What it had started is reported by the next `wait`.
             while not self._is_gone:
                 self._unreported = self.wait(0.1)
-            self._replace()
+            self._channel.close()
+            self._errors.close()
+            try:
+                self._boot()
+            except OSError as error:
+                msg = f"the fork server cannot be started again: {error}"
+                raise ServerKilledError(msg) from None
         deadline = time.monotonic() + _BOOT_LIMIT_S
         while not self.is_ready(1.0):
             if time.monotonic() > deadline:
@@ -224,8 +208,9 @@ class Forked(Processes):
 def open_processes(
     entry: str,
     should_stop: Callable[[], bool],
-    method: str | None,
     also_preload: str = "",
+    *,
+    method: str | None = None,
 ) -> Processes | None:
     """Choose and prepare the way of starting ranks.
 
@@ -235,10 +220,10 @@ def open_processes(
         What the ranks will call; preloaded where they are forked.
     should_stop : callable
         Asked while the fork server boots.
-    method : str or None
-        `fork` or `spawn`; None: fork where that is safe.
     also_preload : str
         Module that a fork server imports beside the usual ones; empty: none.
+    method : str, optional
+        `fork` or `spawn`; by default fork where that is safe.
 
     Returns
     -------

@@ -138,7 +138,7 @@ class Launcher:
         self._specs = launch_order(specs)
         self._entry, self._command = entry, command
         self._steering = steering
-        self._opens = opens or partial(_open, method)
+        self._opens = opens or partial(open_processes, method=method)
         self._is_part = is_part
         total = len(specs) if steering is None else steering.runs
         self._progress = Progress(console or OutgoingConsole(), total, values)
@@ -459,9 +459,3 @@ def _slow_import(specs: Iterable[RunSpec]) -> str:
     if any(isinstance(spec.config.model, Transformers) for spec in specs):
         return "batchscape.models.offline_transformers"
     return ""
-
-
-def _open(
-    method: str | None, entry: str, should_stop: Callable[[], bool], also_preload: str
-) -> Processes | None:
-    return open_processes(entry, should_stop, method, also_preload)

@@ -26,7 +26,6 @@ from batchscape.measure.memory_report import (
     OUTSIDE,
     AllocatedBytes,
     MemoryReport,
-    check_phase,
 )
 from batchscape.system import GIB
 
@@ -111,7 +110,6 @@ class CpuProbe:
 
         Naming the current one changes nothing.
         """
-        check_phase(name)
         if name != self._phase:
             _mark(name)
             self._phase = name

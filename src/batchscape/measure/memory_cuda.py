@@ -11,7 +11,6 @@ from batchscape.measure.memory_report import (
     OUTSIDE,
     AllocatedBytes,
     MemoryReport,
-    check_phase,
 )
 
 _METHOD = "cuda allocator"
@@ -63,7 +62,6 @@ class CudaMemory:
 
         Naming the current one changes nothing.
         """
-        check_phase(name)
         if name == self._phase:
             return
         torch.cuda.init()  # peaks cannot be reset before; once only, later calls do nothing

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from batchscape.errors import ConfigError
 from batchscape.system import GIB
 
 PHASES = ("after_model", "first_backward", "first_optimizer_step", "steady")
@@ -106,19 +105,6 @@ class MemoryReport:
         cells = asdict(self)
         method, problem = cells.pop("method"), cells.pop("problem")
         return {"memory_method": method if problem is None else f"none: {problem}", **cells}
-
-
-def check_phase(name: str) -> None:
-    """Refuse a phase that is not known.
-
-    Raises
-    ------
-    ConfigError
-        For a name that is neither in `PHASES` nor `OUTSIDE`.
-    """
-    if name not in (*PHASES, OUTSIDE):
-        msg = f"a memory phase is one of {', '.join((*PHASES, OUTSIDE))}; got {name!r}"
-        raise ConfigError(msg)
 
 
 def _gib(count: int | None) -> float | None:

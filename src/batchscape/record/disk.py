@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -112,15 +112,31 @@ def explained(error: Exception, path: Path) -> Exception:
     path : Path
         What was most likely written to, where the exception names no file.
     """
-    cause: BaseException | None = error
-    for _ in range(_LONGEST_CHAIN):
+    for cause in causes_of(error, hidden=True):
         if isinstance(cause, DiskError):
             return cause
         if isinstance(cause, OSError) and cause.errno in _CAUSES:
             named = Path(cause.filename) if isinstance(cause.filename, str) else path
             return disk_error(cause, named if named.is_absolute() else path)
-        cause = None if cause is None else cause.__cause__ or cause.__context__
     return error
+
+
+def causes_of(error: BaseException, *, hidden: bool = False) -> Iterator[BaseException]:
+    """Yield an exception and those that it was raised from, or while they were handled.
+
+    Parameters
+    ----------
+    error : BaseException
+    hidden : bool
+        Whether those count that `from None` hides.
+    """
+    found: BaseException | None = error
+    for _ in range(_LONGEST_CHAIN):
+        if found is None:
+            return
+        yield found
+        is_hidden = found.__suppress_context__ and not hidden
+        found = found.__cause__ or (None if is_hidden else found.__context__)
 
 
 def disk_trouble(folder: Path) -> str | None:

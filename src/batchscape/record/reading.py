@@ -271,22 +271,16 @@ def _rows(table: str, opened: Sequence[_Opened], schema: pl.Schema) -> pl.DataFr
             else:
                 lines = cast("list[pd.DataFrame]", list(some))
                 parts += [pl.from_pandas(rows[list(schema)]).cast(schema) for rows in lines]
+        rows, counted = pl.concat(parts), sum(run.counts.get(table, 0) for run, _ in opened)
+        if len(rows) != counted:
+            msg = f"it holds {len(rows)} rows, and {counted} were sealed"
+            raise pl.exceptions.ShapeError(msg)
     except pl.exceptions.PolarsError as error:
         if len(opened) > 1:
             for one in opened:
                 _rows(table, [one], schema)  # the run that does not fit is named
         msg = f"{opened[0].run.folder}: {table}.parquet does not fit: {error}"
         raise DamageError(msg) from None
-    rows, counted = pl.concat(parts), sum(run.counts.get(table, 0) for run, _ in opened)
-    if len(rows) != counted:
-        if len(opened) > 1:
-            for one in opened:
-                _rows(table, [one], schema)
-        msg = (
-            f"{opened[0].run.folder}: {table}.parquet holds {len(rows)} rows, and {counted} were "
-            "sealed"
-        )
-        raise DamageError(msg)
     return rows
 
 

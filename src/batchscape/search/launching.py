@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from rich.console import Console
 
 from batchscape.errors import ConfigError
-from batchscape.launch import Launcher
-from batchscape.launch.launcher import Steering
+from batchscape.launch.launcher import Launcher, Steering
 from batchscape.launch.result import SweepResult
 from batchscape.plan.build import Plan, PlannedCell, Prepare, make_plan
 from batchscape.plan.expand import Cell, SweepCells

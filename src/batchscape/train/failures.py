@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 
 import torch
@@ -15,6 +14,7 @@ from batchscape.errors import BatchscapeError, CheckpointError, DiskError, Recor
 from batchscape.libraries import why_missing
 from batchscape.measure.memory_process import process_memory
 from batchscape.record.causes import OUT_OF_MEMORY, Cause, is_fault_of_the_machine
+from batchscape.record.disk import causes_of
 from batchscape.record.heartbeat import Phase, last_beat
 from batchscape.record.instants import now
 from batchscape.record.outcome import Outcome
@@ -22,9 +22,6 @@ from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status
 from batchscape.system import GIB
 from batchscape.text import count_text
-
-_LONGEST_CHAIN = 10
-"""Exceptions that raised each other; a loop of them has no end."""
 
 _KILLED = "is killed by signal: Killed"
 """What torch's DataLoader says of a worker process that SIGKILL ended."""
@@ -98,7 +95,7 @@ def failure_of(
             peak_memory_method=method,
             at=at,
         )
-    chain = list(_chain(error))
+    chain = list(causes_of(error))
     texts = [str(e) for e in chain if isinstance(e, RuntimeError)]
     status = Status.FAILED
     if isinstance(error, DiskError):
@@ -123,7 +120,7 @@ def failure_of(
 def is_out_of_memory(error: BaseException, spec: RunSpec | None = None) -> bool:
     """Return whether an exception of a run, or what it was raised from, says that memory is out."""
     limited = spec is not None and spec.config.device.memory_limit_gib is not None
-    for e in _chain(error):
+    for e in causes_of(error):
         if isinstance(e, torch.OutOfMemoryError | MemoryError):
             return True
         if isinstance(e, OSError) and e.errno == errno.ENOMEM:
@@ -143,7 +140,7 @@ def _is_of_host(error: BaseException, device: torch.device | None) -> bool:
         isinstance(e, MemoryError)
         or (isinstance(e, OSError) and e.errno == errno.ENOMEM)
         or (isinstance(e, RuntimeError) and _HOST_MEMORY.search(str(e)) is not None)
-        for e in _chain(error)
+        for e in causes_of(error)
     )
 
 
@@ -178,16 +175,6 @@ def _peak_memory(device: torch.device | None) -> tuple[float | None, str | None]
             return module_of(device).max_memory_allocated(device) / GIB, "allocated"
         return process_memory().peak_rss_gib, "resident"
     return None, None
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and those that it was raised from, or while they were handled."""
-    found: BaseException | None = error
-    for _ in range(_LONGEST_CHAIN):
-        if found is None:
-            return
-        yield found
-        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
 
 
 def _says(texts: list[str], words: tuple[str, ...]) -> bool:

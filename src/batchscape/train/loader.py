@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,17 +48,7 @@ class StepBatches(NamedTuple):
     """Inputs and labels of each micro-step; taking one may wait for it."""
 
 
-class BatchLoader(Protocol):
-    """Fetches micro-batches."""
-
-    def step(self, optimizer_step: int, *, sampling: bool = True) -> StepBatches:
-        """Return the micro-batches of an optimizer step, counted from 0; see `SampleStream`."""
-
-    def close(self) -> None:
-        """End what works ahead."""
-
-
-class InlineLoader:
+class BatchLoader:
     """Fetches each micro-batch when it is asked for, in this process.
 
     Parameters
@@ -79,7 +69,7 @@ class InlineLoader:
         self._precision = precision
 
     def step(self, optimizer_step: int, *, sampling: bool = True) -> StepBatches:
-        """Return the micro-batches of any optimizer step."""
+        """Return the micro-batches of any optimizer step, counted from 0; see `SampleStream`."""
         samples = self._stream.step(optimizer_step, sampling=sampling)
         batches = (
             to_device(self._dataset.batch(indices), self._device, self._precision)
@@ -88,10 +78,10 @@ class InlineLoader:
         return StepBatches(samples.labels, len(samples.indices), batches)
 
     def close(self) -> None:
-        """Do nothing: nothing works ahead."""
+        """End what works ahead: nothing, here."""
 
 
-class WorkerLoader:
+class WorkerLoader(BatchLoader):
     """Fetches micro-batches ahead, in processes of this rank.
 
     Parameters
@@ -117,9 +107,7 @@ class WorkerLoader:
         workers: int,
         steps: range,
     ) -> None:
-        self._stream = stream
-        self._device = device
-        self._precision = precision
+        super().__init__(dataset, stream, device, precision)
         self._steps = steps
         self._announced: deque[tuple[int, int, int]] = deque()
         others = set(multiprocessing.active_children())
@@ -234,7 +222,7 @@ def build_loader(
 ) -> BatchLoader:
     """Return the loader that the settings ask for, for optimizer steps `steps` (from 0)."""
     if config.workers == 0:
-        return InlineLoader(dataset, stream, device, precision)
+        return BatchLoader(dataset, stream, device, precision)
     return WorkerLoader(
         dataset,
         stream,

@@ -41,7 +41,7 @@ from batchscape.train.divergence import DivergenceRule
 from batchscape.train.evaluation import Evaluator
 from batchscape.train.examination import ModelColumns, examine
 from batchscape.train.failures import is_out_of_memory
-from batchscape.train.loader import BatchLoader, InlineLoader, build_loader
+from batchscape.train.loader import BatchLoader, build_loader
 from batchscape.train.recorder import Agreement, StepRecorder
 from batchscape.train.rehearsal import rehearse
 from batchscape.train.resumable import Resumable, agree_on, find_resumable
@@ -98,9 +98,7 @@ class Training:
             rank,
             spec.config.measure.noise_scale_every,
         )
-        self._loader: BatchLoader = InlineLoader(
-            self._dataset, self._stream, device, spec.precision
-        )
+        self._loader: BatchLoader = BatchLoader(self._dataset, self._stream, device, spec.precision)
         self._rule = DivergenceRule()
         self.recorder: StepRecorder
         self._engine: Engine

@@ -48,7 +48,7 @@ def main(meeting: str) -> int:
         try:
             asked = json.loads(channel.recv_bytes())["open"]
             processes = open_processes(
-                asked["entry"], lambda: channel.poll(0), None, asked["also_preload"]
+                asked["entry"], lambda: channel.poll(0), asked["also_preload"]
             )
         except LaunchError as error:
             channel.send_bytes(json.dumps({"error": str(error)}).encode())

@@ -41,7 +41,7 @@ from batchscape.models.source import without_weights
 from batchscape.plan.one_rank import one_rank
 from batchscape.record.spec import RunSpec
 from batchscape.train.batches import to_device
-from batchscape.train.loader import StepBatches
+from batchscape.train.loader import BatchLoader, StepBatches
 from batchscape.train.rehearsal import rehearse
 
 __all__ = ["Sample", "Trace", "sample_of", "trace"]
@@ -443,7 +443,7 @@ class _StorageCounter(TorchDispatchMode):
             torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]  # as it was
 
 
-class _Blanks:
+class _Blanks(BatchLoader):
     """Hands out micro-batches without content."""
 
     def __init__(
@@ -456,13 +456,10 @@ class _Blanks:
         for tensor in self._uncounted.values():
             counter.leave_out(tensor)
 
-    def step(self, optimizer_step: int, *, sampling: bool = True) -> StepBatches:  # noqa: ARG002  (a `BatchLoader`'s)
+    def step(self, optimizer_step: int, *, sampling: bool = True) -> StepBatches:  # noqa: ARG002
         """Return micro-batches of any step, whose loss is divided by one label."""
         micro_steps = self._geometry.gradient_accumulation_steps
         return StepBatches(1, micro_steps, (self._batch() for _ in range(micro_steps)))
-
-    def close(self) -> None:
-        """Do nothing."""
 
     def _batch(self) -> tuple[Tensor, Tensor]:
         inputs, labels = (

@@ -41,7 +41,6 @@ from batchscape.record.timing import invalidate_times, processes_share, runs_sha
 from batchscape.text import count_text
 
 if TYPE_CHECKING:
-    from batchscape.cuda_devices import CudaDevice
     from batchscape.plan.machine import Machine
 if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
@@ -66,7 +65,11 @@ def scratch_folder() -> Iterator[Path]:
         If the folder for temporary files cannot be used.
     """
     parent = Path(tempfile.gettempdir())
-    _remove_left(parent)
+    # Those of launchers that are gone; those of other users are not ours to touch.
+    with contextlib.suppress(OSError):
+        for left in parent.glob(f"{_PREFIX}*"):
+            if not left.is_symlink() and not is_held(left / _LOCK):
+                shutil.rmtree(left, ignore_errors=True)
     hidden = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=parent))
     # Seen by others only with its lock: without one it would be taken for left over.
     lock = take(hidden / _LOCK)
@@ -77,14 +80,6 @@ def scratch_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
         if lock is not None:
             lock.release()
-
-
-def _remove_left(parent: Path) -> None:
-    """Remove the folders of launchers that are gone; those of other users are not ours to touch."""
-    with contextlib.suppress(OSError):
-        for folder in parent.glob(f"{_PREFIX}*"):
-            if not folder.is_symlink() and not is_held(folder / _LOCK):
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 OTHER_LAUNCHER = "another launcher was at work on this machine"
@@ -222,10 +217,22 @@ class Attempts:
         """
         folder = self._sweep.run(spec.run_id)
         state = read_state(folder, spec, is_ours=True)
-        launch = self._launch_record(spec, lease, others=others)
+        launch = {
+            **launch_record(spec, lease, self._machine, others=others),
+            "start_method": self._processes.method,
+            "command": self._command,
+            "rendezvous": str(self._scratch / spec.run_id),
+            **self._processes.place(),
+        }
         if state.goes_on:
             before = read_json(folder.launch)
-            _check_device_model(before, launch, folder)
+            if (model := before.get("device_model")) != launch["device_model"]:
+                # The times would mean nothing.
+                msg = (
+                    f"it was begun on {model} and cannot go on here, on {launch['device_model']}; "
+                    f"delete {folder.path} to begin again"
+                )
+                raise LaunchError(msg)
             launch = with_times_of(before, launch)
         attempt = len(state.record.attempts)
         # Nothing of an earlier attempt may be where the ranks meet.
@@ -257,7 +264,8 @@ class Attempts:
                 hangs=hangs,
             )
             # By UUID: the numbers of NVML and of CUDA may differ.
-            uuids = [device.uuid for device in self._leased(spec, lease)]
+            cuda = {device.index: device.uuid for device in self._machine.cuda_devices}
+            uuids = [cuda[i] for i in lease.devices] if spec.device_type == "cuda" else []
             start = Start(
                 run=spec.run_id,
                 run_dir=str(folder.path.absolute()),
@@ -278,21 +286,6 @@ class Attempts:
                 raise
             undone.pop_all()
         return active
-
-    def _leased(self, spec: RunSpec, lease: Lease) -> list[CudaDevice]:
-        if spec.device_type != "cuda":
-            return []
-        cuda = {device.index: device for device in self._machine.cuda_devices}
-        return [cuda[index] for index in lease.devices]
-
-    def _launch_record(self, spec: RunSpec, lease: Lease, *, others: bool) -> dict[str, Any]:
-        return {
-            **launch_record(spec, lease, self._machine, others=others),
-            "start_method": self._processes.method,
-            "command": self._command,
-            "rendezvous": str(self._scratch / spec.run_id),
-            **self._processes.place(),
-        }
 
     def _write_start(
         self, spec: RunSpec, folder: RunFolder, before: RunStatus, launch: dict[str, Any]
@@ -315,27 +308,18 @@ class Attempts:
         if prediction is not None and not attempts:
             write_json(folder.prediction, dict(prediction))
         write_json(folder.launch, launch)
-        _set_log_aside(spec, folder, len(attempts))
+        engine = spec.config.engine
+        if (
+            isinstance(engine, Command)
+            and not engine.resumable
+            and folder.log.exists()
+            and attempts
+        ):
+            # A program that begins again has an empty log: its losses may be read from it.
+            folder.log.rename(folder.log.with_name(f"log-{len(attempts) - 1}.txt"))
         # After the attempts before it, whatever the clock says.
         began = max([now(), *(ended.ended_at or ended.started_at for ended in attempts)])
         attempts.append(Attempt(began, 0))
         status = RunStatus(Status.RUNNING, attempts=attempts, summary=before.summary)
         status.write(folder.status)
         return status
-
-
-def _set_log_aside(spec: RunSpec, folder: RunFolder, attempt: int) -> None:
-    """Give a program that begins again an empty log: its losses may be read from it."""
-    engine = spec.config.engine
-    if isinstance(engine, Command) and not engine.resumable and folder.log.exists() and attempt:
-        folder.log.rename(folder.log.with_name(f"log-{attempt - 1}.txt"))
-
-
-def _check_device_model(before: dict[str, Any], launch: dict[str, Any], folder: RunFolder) -> None:
-    """Refuse to go on from a checkpoint of another device: the times would mean nothing."""
-    if before.get("device_model") != launch["device_model"]:
-        msg = (
-            f"it was begun on {before.get('device_model')} and cannot go on here, on "
-            f"{launch['device_model']}; delete {folder.path} to begin again"
-        )
-        raise LaunchError(msg)

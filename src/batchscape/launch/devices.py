@@ -78,15 +78,12 @@ class Presence:
         """
         now = time.monotonic()
         if now - self._looked_at >= max_age_s:
-            self._looked_at, self._found = now, self._look()
+            self._looked_at, self._found = now, False
+            own = None if self._lock is None else self._lock.path
+            with suppress(OSError):
+                others = [path for path in self._folder.iterdir() if path != own]
+                self._found = any(map(_is_held, others))
         return self._found
-
-    def _look(self) -> bool:
-        own = None if self._lock is None else self._lock.path
-        try:
-            return any(_is_held(path) for path in list(self._folder.iterdir()) if path != own)
-        except OSError:
-            return False
 
 
 def _is_held(path: Path) -> bool:

@@ -199,9 +199,15 @@ class Launcher:
             return self._interrupts.count > 0
 
         with ExitStack() as stack:
+            # What most processes of the sweep call, and what is worth importing once for all.
+            configs = [spec.config for spec in missing]
+            are_programs = all(isinstance(config.engine, Command) for config in configs)
+            is_slow = any(isinstance(config.model, Transformers) for config in configs)
             try:
                 processes = self._opens(
-                    _preloaded(missing, self._entry), should_stop, _slow_import(missing)
+                    COMMAND_WORKER if are_programs else self._entry,
+                    should_stop,
+                    "batchscape.models.offline_transformers" if is_slow else "",
                 )
             except ServerKilledError as error:
                 self._stop(f"no process can be started: {error}")
@@ -445,17 +451,3 @@ class Launcher:
         self._failures.note(result, failed)
         if (reason := self._failures.too_many) is not None:
             self._stop(reason)
-
-
-def _preloaded(specs: Iterable[RunSpec], entry: str) -> str:
-    """Name what most processes of a sweep call."""
-    if all(isinstance(spec.config.engine, Command) for spec in specs):
-        return COMMAND_WORKER
-    return entry
-
-
-def _slow_import(specs: Iterable[RunSpec]) -> str:
-    """Name the module that models of a sweep need and that is worth importing once for all."""
-    if any(isinstance(spec.config.model, Transformers) for spec in specs):
-        return "batchscape.models.offline_transformers"
-    return ""

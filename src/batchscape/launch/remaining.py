@@ -223,11 +223,11 @@ class RemainingRuns:
     def results(self, done: Mapping[str, RunResult]) -> tuple[RunResult, ...]:
         """Return how all runs stand, given those that this launch has done."""
         ended = {**self.settled, **done}
-        return tuple(ended.get(spec.run_id) or self._now(spec) for spec in self.specs)
-
-    def _now(self, spec: RunSpec) -> RunResult:
-        folder = self._sweep.run(spec.run_id)
-        return RunResult.of(folder, RunStatus.read(folder.status))
+        folders = [self._sweep.run(spec.run_id) for spec in self.specs]
+        return tuple(
+            ended.get(folder.path.name) or RunResult.of(folder, RunStatus.read(folder.status))
+            for folder in folders
+        )
 
     def _settled_before(self, spec: RunSpec) -> RunResult | None:
         folder = self._sweep.run(spec.run_id)

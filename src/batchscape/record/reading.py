@@ -206,7 +206,8 @@ def read_folders(folders: Sequence[RunFolder], wanted: Wanted) -> tuple[list[Run
     scans: list[Future[_Scanned]] = []
     with ThreadPoolExecutor(1) as beside:
         for start in range(0, len(folders), _RUNS_A_SCAN):
-            opened = _opened(folders[start : start + _RUNS_A_SCAN], wanted)
+            some = folders[start : start + _RUNS_A_SCAN]
+            opened = read_each(partial(_read_twice, wanted=wanted), some, some[0].path)
             if scans:
                 scans[-1].result()  # so that no more files are in memory than of two scans
             scans.append(beside.submit(_scanned, opened, schemas))
@@ -235,10 +236,6 @@ def open_rows(folder: RunFolder, table: str) -> pd.DataFrame:
     except (TypeError, ValueError) as error:
         msg = f"{folder.lines(table)} is damaged: {error}"
         raise DamageError(msg) from None
-
-
-def _opened(folders: Sequence[RunFolder], wanted: Wanted) -> list[_Opened]:
-    return read_each(partial(_read_twice, wanted=wanted), folders, folders[0].path)
 
 
 def _scanned(opened: Sequence[_Opened], schemas: Mapping[str, pl.Schema]) -> _Scanned:

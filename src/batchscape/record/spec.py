@@ -121,6 +121,7 @@ class RunSpec:
 
     def write(self, path: Path) -> None:
         """Write `config.json`."""
+        is_program = isinstance(self.config.engine, Command)
         write_json(
             path,
             {
@@ -138,7 +139,7 @@ class RunSpec:
                     "init_seed": self.config.resolved_init_seed,
                     "data_seed": self.config.resolved_data_seed,
                     "source_hash": self.source_hash,
-                    **self._not_passed(),
+                    **({"not_passed": not_passed(self.config)} if is_program else {}),
                     "stages": [
                         {
                             "samples": stage.samples,
@@ -152,12 +153,6 @@ class RunSpec:
                 "config": self.config.to_mapping(),
             },
         )
-
-    def _not_passed(self) -> dict[str, list[str]]:
-        """Settings that stand in the configuration and do not reach the program of a command."""
-        if isinstance(self.config.engine, Command):
-            return {"not_passed": not_passed(self.config)}
-        return {}
 
     @classmethod
     def read(cls, path: Path) -> RunSpec:
@@ -186,7 +181,9 @@ class RunSpec:
             stages=tuple(
                 Stage(
                     samples=stage["samples"],
-                    geometry=_geometry(stage["geometry"]),
+                    geometry=BatchGeometry(
+                        **{k: n for k, n in stage["geometry"].items() if k not in _DERIVED}
+                    ),
                     optimizer=_OPTIMIZER.validate_json(json.dumps(stage["optimizer"])),
                 )
                 for stage in resolved["stages"]
@@ -217,7 +214,3 @@ _DERIVED = ("data_parallel_size", "global_batch_size")
 def plain_geometry(geometry: BatchGeometry) -> dict[str, int]:
     """Return a geometry as JSON carries it, with what follows from it."""
     return {**asdict(geometry), **{name: getattr(geometry, name) for name in _DERIVED}}
-
-
-def _geometry(plain: dict[str, int]) -> BatchGeometry:
-    return BatchGeometry(**{name: n for name, n in plain.items() if name not in _DERIVED})

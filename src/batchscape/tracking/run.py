@@ -80,15 +80,11 @@ def curve_points(table: str, row: Row) -> dict[str, Any]:
         Values by column.
     """
     names = dict(zip(AXES, AXES, strict=True)) | CURVES[table]
-    present = {column: row[column] for column in names if not _is_missing(row.get(column))}
+    present = {column: row[column] for column in names if not pd.isna(row.get(column))}
     points = {names[c]: int(v) if isinstance(v, bool) else v for c, v in present.items()}
     if table == "steps" and present.get("step_time_s") and "global_batch_size" in present:
         points[_THROUGHPUT] = present["global_batch_size"] / present["step_time_s"]
     return points
-
-
-def _is_missing(value: Any) -> bool:  # noqa: ANN401  (a scalar from JSON or pandas)
-    return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
 
 
 ROWS_TOLD = 256

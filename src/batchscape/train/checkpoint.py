@@ -78,7 +78,9 @@ def save_checkpoint(folder: Path, optimizer_step: int, state: Mapping[str, Any])
     temporary = folder / f".step-{optimizer_step}.{os.getpid()}.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _remove_left(folder)
+        # Halves, of processes that were killed while they wrote.
+        for left in folder.glob(".step-*.tmp"):
+            left.unlink(missing_ok=True)
         with temporary.open("wb") as file:
             torch.save(dict(state), file)
             file.flush()
@@ -121,12 +123,6 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         msg = f"{path} cannot be loaded: {said}"
         raise CheckpointError(msg) from None
     return state
-
-
-def _remove_left(folder: Path) -> None:
-    """Remove halves of checkpoints, of processes that were killed while they wrote."""
-    for left in folder.glob(".step-*.tmp"):
-        left.unlink(missing_ok=True)
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -130,7 +130,10 @@ class WorkerLoader(BatchLoader):
         if (optimizer_step, sampling) != (expected, True):
             msg = f"micro-batches are fetched in order: {expected=}, {optimizer_step=}, {sampling=}"
             raise AssertionError(msg)
-        return StepBatches(labels, micro_steps, self._take(micro_steps))
+        batches = (
+            to_device(self._next(), self._device, self._precision) for _ in range(micro_steps)
+        )
+        return StepBatches(labels, micro_steps, batches)
 
     def close(self) -> None:
         """End the workers, also one that is in the middle of a batch."""
@@ -163,10 +166,6 @@ class WorkerLoader(BatchLoader):
             samples = self._stream.step(k)
             self._announced.append((k, len(samples.indices), samples.labels))
             yield from samples.indices
-
-    def _take(self, micro_steps: int) -> Iterator[Batch]:
-        for _ in range(micro_steps):
-            yield to_device(self._next(), self._device, self._precision)
 
     def _next(self) -> Batch:
         try:

@@ -250,7 +250,8 @@ class Training:
         if not math.isfinite(held_out_loss):
             what = f"the held-out loss after optimizer step {self.done}"
             return self._diverged(f"{what} is not finite")
-        if held_out_loss <= self._target_loss:
+        target = self.spec.config.budget.target_loss
+        if target is not None and held_out_loss <= target:
             return Outcome(Status.COMPLETED, self.done, StopReason.TARGET)
         return None
 
@@ -345,11 +346,6 @@ class Training:
         size = self._timeline.step(k).stage.geometry.global_batch_size
         total = squares.total(self._engine.gradient_scale)
         return done, NoiseSample(small, size // small, total)
-
-    @property
-    def _target_loss(self) -> float:
-        target = self.spec.config.budget.target_loss
-        return -math.inf if target is None else target
 
     def _evaluation_is_due(self) -> bool:
         if self.done == self.spec.optimizer_steps:

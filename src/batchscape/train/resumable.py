@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,14 +83,9 @@ def agree_on(done: int, world_size: int, device: torch.device) -> None:
 
 
 def _check_rows(folder: RunFolder, done: int) -> None:
-    found = list(_steps(folder, done))
+    path = folder.lines("steps")
+    steps = [row["optimizer_step"] for row in read_json_lines(path)]
+    found = [step for step in steps if step <= done]
     if found != list(range(1, done + 1)):
-        path = folder.lines("steps")
         msg = f"{path} has {len(found)} of the {done} rows before it"
         raise DamagedCheckpointError(msg)
-
-
-def _steps(folder: RunFolder, done: int) -> Iterator[int]:
-    for row in read_json_lines(folder.lines("steps")):
-        if row["optimizer_step"] <= done:
-            yield row["optimizer_step"]

@@ -71,7 +71,7 @@ def where() -> Row:
         "device": torch.cuda.get_device_name(0),
         "devices": torch.cuda.device_count(),
         "memory_gib": round(torch.cuda.get_device_properties(0).total_memory / 2**30, 1),
-        "driver": environment()["cuda"]["driver"],
+        "driver": environment({}, 1)["cuda"]["driver"],
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),

@@ -125,7 +125,7 @@ class CpuProbe:
         """
         if self._report is None:
             msg = "a CpuProbe reports after its `with` block has ended without an error"
-            raise RuntimeError(msg)
+            raise AssertionError(msg)
         return self._report
 
     def _see_trained(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 import sys
@@ -78,18 +77,16 @@ With those of threads the only ones that are recorded: others may hold secrets.
 _GIT_TIMEOUT_S = 10.0
 
 
-def environment(
-    variables: Mapping[str, str] | None = None, usable_cores: int | None = None
-) -> dict[str, Any]:
+def environment(variables: Mapping[str, str], usable_cores: int) -> dict[str, Any]:
     """Describe this machine and its software, naming neither the machine nor a person.
 
     Parameters
     ----------
-    variables : mapping, optional
-        Environment variables of the processes described; this process's own by default. Only
-        `THREAD_VARIABLES` and `KERNEL_VARIABLES` are read.
-    usable_cores : int, optional
-        Cores that the processes described may use; by default what the affinity allows.
+    variables : mapping
+        Environment variables of the processes described; only `THREAD_VARIABLES` and
+        `KERNEL_VARIABLES` are read.
+    usable_cores : int
+        Cores that the processes described may use.
 
     Returns
     -------
@@ -98,7 +95,6 @@ def environment(
         checkout of the working directory, `batchscape_git` the one that this package's source is
         a part of: null where it is installed without one.
     """
-    variables = os.environ if variables is None else variables
     return {
         "format_version": FORMAT_VERSION,
         "batchscape": _version("batchscape"),
@@ -111,7 +107,7 @@ def environment(
             "name": processor_name(),
             "logical_cores": psutil.cpu_count(logical=True),
             "physical_cores": psutil.cpu_count(logical=False),
-            "usable_cores": _usable_cores() if usable_cores is None else usable_cores,
+            "usable_cores": usable_cores,
         },
         "memory_gib": psutil.virtual_memory().total / GIB,
         "cuda": _cuda(),
@@ -167,12 +163,6 @@ def _git_output(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-def _usable_cores() -> int | None:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
 
 
 def _cuda() -> dict[str, Any]:

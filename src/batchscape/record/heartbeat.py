@@ -51,15 +51,6 @@ _LAYOUT = struct.Struct("<QQQIB")
 _PAGE = mmap.PAGESIZE
 
 
-class Pace(NamedTuple):
-    """How far a rank is, to compare ranks by: the larger one is ahead."""
-
-    optimizer_step: int
-    micro_step: int
-    phase: int
-    """Place within the order of phases."""
-
-
 class Beat(NamedTuple):
     """What one rank last told."""
 
@@ -74,9 +65,9 @@ class Beat(NamedTuple):
     phase: Phase
 
     @property
-    def pace(self) -> Pace:
-        """How far the rank is."""
-        return Pace(self.optimizer_step, self.micro_step, _ORDER.index(self.phase))
+    def pace(self) -> tuple[int, int, int]:
+        """How far the rank is, to compare ranks by: the larger one is ahead."""
+        return self.optimizer_step, self.micro_step, _ORDER.index(self.phase)
 
     def __str__(self) -> str:
         """Say where the rank is, as in `forward of optimizer step 5`."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +14,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from batchscape.errors import DamageError, RecordError
-from batchscape.record.disk import disk_error
 from batchscape.record.figures import COLUMNS, OF_TOKENS
-from batchscape.record.files import read_json, remove_if_possible, sha256_of
+from batchscape.record.files import read_json, remove_if_possible, write_atomically
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder, no_runs
 from batchscape.record.reading import RunRead, open_rows, read_folders
 from batchscape.record.state import read_sealed
@@ -138,40 +137,25 @@ def write_sealed(folder: RunFolder, status: RunStatus, tables: Mapping[str, pd.D
     status.seal = {}
     status.rows = {table: len(rows) for table, rows in tables.items()}
     for table, rows in tables.items():
-        path = folder.parquet(table)
-        temporary = path.with_suffix(".tmp")
         # Measured numbers repeat too seldom for dictionaries, and counters grow evenly: this is a
         # quarter smaller than pyarrow's choice, and read in two thirds of the time.
         counters = [name for name, column in COLUMNS[table].items() if column.dtype == "Int64"]
-        try:
-            rows.to_parquet(
-                temporary,
-                index=False,
-                use_dictionary=False,
-                column_encoding=dict.fromkeys(counters, "DELTA_BINARY_PACKED"),
-            )
-            # The lines are removed after it, and a machine may lose its power at any time.
-            _flush(temporary)
-            temporary.replace(path)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise disk_error(error, path) from error
-        status.seal[path.name] = _seal_of(path)
+        content = rows.to_parquet(
+            index=False,
+            use_dictionary=False,
+            column_encoding=dict.fromkeys(counters, "DELTA_BINARY_PACKED"),
+        )
+        path = folder.parquet(table)
+        write_atomically(path, content)
+        status.seal[path.name] = _seal_of(content)
     if folder.gradient_sketch.exists():
-        status.seal[folder.gradient_sketch.name] = _seal_of(folder.gradient_sketch)
+        sketch = folder.gradient_sketch
+        status.seal[sketch.name] = _seal_of(sketch.read_bytes())
     status.write(folder.status)
 
 
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _seal_of(path: Path) -> dict[str, Any]:
-    return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+def _seal_of(content: bytes) -> dict[str, Any]:
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def load(*sweep_dirs: str | Path, columns: Mapping[str, Sequence[str]] | None = None) -> Tables:

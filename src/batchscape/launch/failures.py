@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterable, Mapping
 
-from batchscape.errors import BatchscapeError
 from batchscape.launch.result import RunResult
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
@@ -36,11 +34,11 @@ class Failures:
         self._faults = 0
         self._ended: list[RunResult] = []
         self._failed: dict[str, RunSpec] = {}
-        self._alike: str | None = None
+        self._has_trained = False
+        """Whether a run of the folder was seen that has ever trained, whoever launched it."""
 
     def note(self, result: RunResult, failed: RunSpec | None = None) -> None:
         """Take note of how a run ended; `failed` is one that this launch has seen fail."""
-        self._alike = None
         self._faults += result.status in FAULTS and not result.by_another
         if result.status is not Status.REJECTED:
             self._ended.append(result)
@@ -57,40 +55,32 @@ class Failures:
 
     def why_next(self, queue: Iterable[RunSpec]) -> str:
         """Say why the next runs would fail as all did so far; empty where they may not."""
-        if self._alike is None:
-            self._alike = self._all_alike(queue)
-        return self._alike
-
-    def _all_alike(self, queue: Iterable[RunSpec]) -> str:
+        if (
+            self._has_trained
+            or self._most is not None
+            or len(self._failed) < _ALIKE
+            or any(run.status is not Status.FAILED for run in self._ended)
+        ):
+            return ""
         reasons = {
             _NUMBER.sub("", str(run.reason).replace(run.run_id, ""))
             for run in self._ended
             if run.run_id in self._failed
         }
-        if (
-            self._most is not None
-            or len(self._failed) < _ALIKE
-            or len(reasons) > 1
-            or any(run.status is not Status.FAILED for run in self._ended)
-            or self._has_trained_before()
-        ):
+        if len(reasons) > 1:
             return ""
         # What they have in common may be why they fail.
         shared = set.intersection(*map(_settings, self._failed.values()))
         if not all(shared <= _settings(spec) for spec in queue):
             return ""
+        stood = (RunStatus.if_readable(run.status) for run in self._sweep.run_folders())
+        self._has_trained = any(status and status.status in _TRAINED for status in stood)
+        if self._has_trained:
+            return ""
         return (
             f"all {len(self._failed)} runs failed alike ({self._ended[0].reason}); --retry failed "
             "runs these again, and launcher.max_failures=1000 stops for a thousand failures alone"
         )
-
-    def _has_trained_before(self) -> bool:
-        """Tell whether a run of the folder has ever trained, whoever launched it."""
-        for folder in self._sweep.run_folders():
-            with contextlib.suppress(BatchscapeError, OSError):
-                if RunStatus.read(folder.status).status in _TRAINED:
-                    return True
-        return False
 
 
 def _settings(spec: RunSpec) -> set[str]:

@@ -217,22 +217,19 @@ class _ForkServer:
                 return
             if ended is None:
                 return
-            self._bury(ended.si_pid)
-
-    def _bury(self, pid: int) -> None:
-        at = now()
-        group = next((group for group in self._groups.values() if pid in group.ranks), None)
-        if group is not None and len(group.ranks) == 1:
-            os.killpg(group.leader, signal.SIGKILL)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        if group is None:
-            return
-        rank = group.ranks.pop(pid)
-        if not group.ranks:
-            del self._groups[group.run]
-            if not self._groups:
-                _kill_descendants()
-        self._send(run=group.run, rank=rank, code=code, at=at)
+            pid, at = ended.si_pid, now()
+            group = next((one for one in self._groups.values() if pid in one.ranks), None)
+            if group is not None and len(group.ranks) == 1:
+                os.killpg(group.leader, signal.SIGKILL)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            if group is None:
+                continue
+            rank = group.ranks.pop(pid)
+            if not group.ranks:
+                del self._groups[group.run]
+                if not self._groups:
+                    _kill_descendants()
+            self._send(run=group.run, rank=rank, code=code, at=at)
 
     def _end(self) -> None:
         for group in self._groups.values():

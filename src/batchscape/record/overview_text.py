@@ -29,7 +29,9 @@ _MOST_LISTED = 20
 
 def overview_text(found: Overview) -> RenderableType:
     """Return what a person wants to know of a sweep, the most urgent first."""
-    parts: list[RenderableType] = [_headline(found), Text(_counts(found))]
+    by = f" (launchers: {', '.join(found.launchers)})" if found.launchers else ""
+    headline = Text(f"{found.sweep_dir}: {found.state}{by}", style="bold")
+    parts: list[RenderableType] = [headline, Text(_counts(found))]
     if found.trials is not None:
         parts += map(Text, _trials(found.trials))
     if untimed := Counter(run.untimed for run in found.runs if run.untimed is not None):
@@ -62,11 +64,6 @@ def _section(title: str, lines: Sequence[str]) -> list[RenderableType]:
         return []
     listed = [_listed(line) for line in lines[:_MOST_LISTED]]
     return [_title(title), *listed, *_more(len(lines))]
-
-
-def _headline(found: Overview) -> Text:
-    by = f" (launchers: {', '.join(found.launchers)})" if found.launchers else ""
-    return Text(f"{found.sweep_dir}: {found.state}{by}", style="bold")
 
 
 def _counts(found: Overview) -> str:

@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -78,7 +78,11 @@ def script(sweep: SweepFolder, spec: RunSpec, launcher: Slurm) -> str:
         asked = f"--cpus-per-task={cores} " if cores else ""
         nodes = _NODES.format(nodes=shape.nodes, cores=asked, python=python)
     return _SCRIPT.format(
-        options="\n".join(_comments(options)),
+        options="\n".join(
+            f"#SBATCH --{name}" + ("" if value is True else f"={shlex.quote(str(value))}")
+            for name, value in options.items()
+            if value is not None and value is not False
+        ),
         setup="\n".join(launcher.setup),
         slurm=shlex.quote(str(sweep.slurm.resolve())),
         sweep=shlex.quote(str(sweep.path.resolve())),
@@ -111,15 +115,6 @@ def _options(sweep: SweepFolder, spec: RunSpec, launcher: Slurm) -> dict[str, Sb
     if shape != POOL and isinstance(options.get("gpus-per-node"), int):
         options["gpus-per-node"] = shape.devices_per_node
     return options
-
-
-def _comments(options: Mapping[str, SbatchValue]) -> list[str]:
-    """Write options as `sbatch` reads them from a script."""
-    return [
-        f"#SBATCH --{name}" + ("" if value is True else f"={shlex.quote(str(value))}")
-        for name, value in options.items()
-        if value is not None and value is not False
-    ]
 
 
 QUEUE_AGAIN = os.EX_TEMPFAIL

@@ -47,6 +47,7 @@ def test_the_time_left_is_that_of_the_queue(concurrent_runs: int, left_s: float)
     assert launcher.placement.left_s({}, launcher.queue) == pytest.approx(left_s)
     unknown = Placer(FOUR, "a-d1", expected={})
     assert math.isnan(unknown.placement.left_s({}, unknown.queue))
+    assert math.isnan(unknown.placement.left_s({}, [*launcher.queue, *unknown.queue]))
 
 
 def over(seconds: float, samples: int) -> RunStatus:

@@ -31,7 +31,7 @@ from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.schedule import launch_order
 from batchscape.record.causes import Cause
 from batchscape.record.claims import RunClaim
-from batchscape.record.disk import check_usable, explained
+from batchscape.record.disk import check_usable, explained, read_each
 from batchscape.record.files import write_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import sweep_lock
@@ -232,6 +232,12 @@ class Launcher:
                     self._progress.warn(trouble)
             predicted_s = foretold_s(self._predictions)
             self._placement = Placement(missing[0], self._machine, predicted_s, self._progress.warn)
+            over = [s for s in self._remaining.specs if s.run_id in self._remaining.settled]
+            paths = [self._sweep.run(spec.run_id).status for spec in over]
+            stood = read_each(RunStatus.if_readable, paths, self._sweep.path)
+            for spec, status in zip(over, stood, strict=True):
+                if status is not None:
+                    self._placement.learn(spec, status)
             self._attempts = Attempts(
                 self._sweep,
                 self._machine,

@@ -65,7 +65,7 @@ class Placement:
         """The run at the head of the queue, for which there is no room."""
         self._predicted_s = predicted_s
         self._took_s = self._samples = 0.0
-        """Of the runs that this launch has ended, all together."""
+        """Of the runs of the sweep that are over, all together."""
         self._predicted_took_s = self._took_as_predicted_s = 0.0
         """Of those that were predicted: what they took, and what they should have taken."""
 
@@ -101,7 +101,7 @@ class Placement:
         for run in active.values():
             left_s = remaining_s(run.last_row, run.spec.optimizer_steps)
             if left_s is None:
-                left_s = max(0.0, self.expected_s(run.spec) + run.began - time.monotonic())
+                left_s = self.expected_s(run.spec) - (time.monotonic() - run.began)
             runs.append((run.lease.ranks, left_s))
         ordered = list(queue)
         if self._launcher.concurrent_runs > 1:
@@ -110,7 +110,7 @@ class Placement:
         if any(math.isnan(seconds) for _, seconds in runs):
             return math.nan
         return makespan_s(
-            runs,
+            [(ranks, max(0.0, seconds)) for ranks, seconds in runs],
             len(self._pool.devices),
             self._launcher.concurrent_runs,
             self._launcher.runs_per_device,

@@ -114,7 +114,8 @@ def recognise(path: Path) -> TokenFile:
     if head.startswith(_LITGPT_MAGIC):
         return _litgpt(path, head, size)
     if len(head) >= 12 and int.from_bytes(head[:4], "little") in _LLMC_DTYPES:
-        return _llmc(path, head, size)
+        magic, _, tokens = struct.unpack_from("<3i", head)
+        return _with_header(path, _LLMC_DTYPES[magic], _LLMC_BYTES, tokens, size)
     if size % 2 or size == 0:
         msg = (
             f"{path} has {size} bytes, which is not a whole number of uint16 tokens of 2 bytes "
@@ -165,11 +166,6 @@ def _litgpt(path: Path, head: bytes, size: int) -> TokenFile:
         )
         raise ConfigError(msg)
     return _with_header(path, _LITGPT_DTYPES[code], _LITGPT_HEADER.size, tokens, size)
-
-
-def _llmc(path: Path, head: bytes, size: int) -> TokenFile:
-    magic, _, tokens = struct.unpack_from("<3i", head)
-    return _with_header(path, _LLMC_DTYPES[magic], _LLMC_BYTES, tokens, size)
 
 
 def _with_header(path: Path, dtype: str, offset: int, tokens: int, size: int) -> TokenFile:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,6 @@ def prepare_tokens(config: TokenFiles) -> DataIdentity:
     files = {"train": _token_files("path", config.path)}
     if config.held_out_path is not None:
         files["held_out"] = _token_files("held_out_path", config.held_out_path)
-        _refuse_shared(files)
     files = _of_one_type(files, config.vocabulary_size)
     everything = [file for several in files.values() for file in several]
     with reading("hashing", sum(file.path.stat().st_size for file in everything)) as advance:
@@ -112,7 +111,7 @@ def segments(folder: Path, part: str) -> list[Segment]:
     """
     found = []
     for entry in read_json(folder / _LISTING)[part]:
-        path = Path(entry["path"])
+        path = Path(entry["file"]["path"])
         try:
             state = file_state(path)
         except OSError as error:
@@ -121,7 +120,7 @@ def segments(folder: Path, part: str) -> list[Segment]:
         if state != entry["state"]:
             msg = f"the tokens {path} were changed since they were hashed; plan the run again"
             raise RecordError(msg)
-        file = TokenFile(path, entry["dtype"], entry["offset"], entry["tokens"], raw=entry["raw"])
+        file = TokenFile(**{**entry["file"], "path": path})
         found.append(Segment(file, entry["begin"], entry["end"]))
     return found
 
@@ -147,16 +146,6 @@ def _token_files(setting: str, path: str) -> list[TokenFile]:
         )
         raise ConfigError(msg)
     return [recognise(shard) for shard in shards]
-
-
-def _refuse_shared(files: dict[str, list[TokenFile]]) -> None:
-    train, held_out = ({file.path.resolve() for file in files[part]} for part in PARTS)
-    if shared := train & held_out:
-        msg = (
-            f"data.held_out_path must hold other files than data.path; both hold "
-            f"{', '.join(sorted(map(str, shared)))}"
-        )
-        raise ConfigError(msg)
 
 
 def _refuse_copies(
@@ -232,8 +221,19 @@ def _segments(files: dict[str, list[TokenFile]], split: float | None) -> dict[st
 
 def _list(digits: str, parts: dict[str, list[Segment]]) -> Path:
     """Write where the files lie; another copy of the same content has a listing of its own."""
-    listing: dict[str, Any] = {part: [_entry(s) for s in parts[part]] for part in PARTS}
-    places = manifest_hash({part: [entry["path"] for entry in listing[part]] for part in PARTS})
+    listing: dict[str, Any] = {
+        part: [
+            {
+                "file": {**asdict(piece.file), "path": str(piece.file.path)},
+                "state": file_state(piece.file.path),
+                "begin": piece.begin,
+                "end": piece.end,
+            }
+            for piece in parts[part]
+        ]
+        for part in PARTS
+    }
+    places = manifest_hash({part: [str(s.file.path) for s in parts[part]] for part in PARTS})
     folder = cache_folder() / f"tokens-{digits}-{places[:8]}"
     try:
         write_json(folder / _LISTING, listing)
@@ -241,17 +241,3 @@ def _list(digits: str, parts: dict[str, list[Segment]]) -> Path:
         msg = f"prepared data cannot be written to {folder}: {error}; XDG_CACHE_HOME moves it"
         raise BatchscapeError(msg) from None
     return folder
-
-
-def _entry(segment: Segment) -> dict[str, Any]:
-    file = segment.file
-    return {
-        "path": str(file.path),
-        "state": file_state(file.path),
-        "dtype": file.dtype,
-        "offset": file.offset,
-        "tokens": file.tokens,
-        "raw": file.raw,
-        "begin": segment.begin,
-        "end": segment.end,
-    }

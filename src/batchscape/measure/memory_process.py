@@ -35,8 +35,9 @@ class ProcessMemory:
 
 def process_memory() -> ProcessMemory:
     """Return the memory of this process; about 10 ms, so not within timed steps."""
-    memory = psutil.Process().memory_full_info()
-    return ProcessMemory(memory.rss / GIB, memory.uss / GIB, _peak_rss_gib())
+    memory, told = psutil.Process().memory_full_info(), _ReportedMemory.read()
+    peak = None if told is None else max(told.peak_resident, _Forgotten.peak_rss) / GIB
+    return ProcessMemory(memory.rss / GIB, memory.uss / GIB, peak)
 
 
 class PrivatePeak:
@@ -132,9 +133,3 @@ def _forget_peak_rss() -> bool:
     except OSError:
         return False
     return True
-
-
-def _peak_rss_gib() -> float | None:
-    """Return the highest resident memory so far, `VmHWM` of proc_pid_status(5)."""
-    now = _ReportedMemory.read()
-    return None if now is None else max(now.peak_resident, _Forgotten.peak_rss) / GIB

@@ -208,8 +208,11 @@ class CudaTelemetry(CpuTelemetry):
 
     def _is_below_defaults(self, clock: int | None) -> bool:
         """Whether a clock that a setting holds down is not that which the device has by default."""
-        clocks = (self._ask(_default_clock), self._ask(_highest_clock))
-        return clock is not None and clock not in clocks
+        default = self._ask(
+            lambda n, h: n.nvmlDeviceGetDefaultApplicationsClock(h, n.NVML_CLOCK_SM)
+        )
+        highest = self._ask(lambda n, h: n.nvmlDeviceGetMaxClockInfo(h, n.NVML_CLOCK_SM))
+        return clock is not None and clock not in {default, highest}
 
     def _ask(self, question: Callable[[Any, Any], Any]) -> Any:  # noqa: ANN401  (NVML's own)
         return ask_driver(self._device, question)
@@ -219,14 +222,6 @@ def _power_limit(nvml: Any, handle: Any) -> str | None:  # noqa: ANN401
     limit = nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3
     default = nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1e3
     return f"power limit {limit:g} W of {default:g} W" if limit < default else None
-
-
-def _default_clock(nvml: Any, handle: Any) -> int:  # noqa: ANN401
-    return int(nvml.nvmlDeviceGetDefaultApplicationsClock(handle, nvml.NVML_CLOCK_SM))
-
-
-def _highest_clock(nvml: Any, handle: Any) -> int:  # noqa: ANN401
-    return int(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM))
 
 
 def _counted_j(nvml: Any, handle: Any) -> float:  # noqa: ANN401  (pynvml has no types)

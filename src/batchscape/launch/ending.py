@@ -9,6 +9,7 @@ import shutil
 from contextlib import suppress
 
 from batchscape.errors import DamageError, RecordError
+from batchscape.record.disk import is_of_this_machine
 from batchscape.record.files import read_json_lines, remove_if_possible
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder
 from batchscape.record.instants import file_age_s
@@ -35,12 +36,15 @@ def remove_dead_writes(sweep: SweepFolder) -> None:
 def remove_dead_writes_of_run(run: RunFolder) -> None:
     """Remove the unfinished files of a run that is claimed and has no process.
 
-    Those of a mirror stay, which notes what it has sent.
+    Those of a mirror stay, which notes what it has sent; and where several machines may share the
+    file system, which may have no locks, what is younger than a day.
     """
+    is_ours = is_of_this_machine(run.path)
     with suppress(OSError):
         for folder in (run.path, run.checkpoints):
             for path in folder.glob(_UNFINISHED):
-                if not path.name.startswith(f".{run.mirror.name}."):
+                is_of_mirror = path.name.startswith(f".{run.mirror.name}.")
+                if not is_of_mirror and (is_ours or file_age_s(path) > _DAY_S):
                     path.unlink(missing_ok=True)
 
 

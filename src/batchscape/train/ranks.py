@@ -28,10 +28,7 @@ def write_rank_row(
     memory_probe_s: float,
     peak_taken_gib: float | None,
 ) -> None:
-    """Append the row of this rank to `ranks.jsonl`; the ranks share the file, a write each.
-
-    A run over nodes that has come to its end, and is not in a hurry, has its exchange measured.
-    """
+    """Append the row of this rank to `ranks.jsonl`; the ranks share the file, a write each."""
     recorder = training.recorder
     measured = recorder.measured_optimizer_steps
     process = process_memory()

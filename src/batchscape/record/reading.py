@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pandas as pd
 from pandas.api.extensions import ExtensionArray
@@ -166,18 +166,9 @@ class RunRead:
     """Rows by table."""
     damage: str | None = None
     """Why the folder could not be read."""
-
-
-class _Opened(NamedTuple):
-    """A run and what its rows are made of."""
-
-    run: RunRead
-    sources: dict[str, bytes | pd.DataFrame]
-    """By table: the content of a sealed file, or rows that were read from lines."""
-
-
-_Scanned = tuple[list[RunRead], "dict[str, pl.DataFrame]"]
-"""Runs, and the rows of all of them by table."""
+    sources: dict[str, bytes | pd.DataFrame] = field(default_factory=dict)
+    """What its rows are made of, by table, until they are: the content of a sealed file, or rows
+    that were read from lines."""
 
 
 def read_folders(folders: Sequence[RunFolder], wanted: Wanted) -> tuple[list[RunRead], Columns]:
@@ -203,20 +194,21 @@ def read_folders(folders: Sequence[RunFolder], wanted: Wanted) -> tuple[list[Run
         table: pl.Schema({name: types[COLUMNS[table][name].dtype] for name in names})
         for table, names in wanted.items()
     }
-    scans: list[Future[_Scanned]] = []
+    runs: list[RunRead] = []
+    scans: list[Future[dict[str, pl.DataFrame]]] = []
     with ThreadPoolExecutor(1) as beside:
         for start in range(0, len(folders), _RUNS_A_SCAN):
             some = folders[start : start + _RUNS_A_SCAN]
             opened = read_each(partial(_read_twice, wanted=wanted), some, some[0].path)
+            runs += opened
             if scans:
                 scans[-1].result()  # so that no more files are in memory than of two scans
             scans.append(beside.submit(_scanned, opened, schemas))
-    runs = [run for scan in scans for run in scan.result()[0]]
     columns: Columns = {}
     for table, schema in schemas.items():
         # Nothing else may hold on to the rows, so that columns go as they are handed over.
         columns[table] = _columns(
-            table, pl.concat([schema.to_frame(), *(s.result()[1].pop(table) for s in scans)])
+            table, pl.concat([schema.to_frame(), *(s.result().pop(table) for s in scans)])
         )
     return runs, columns
 
@@ -238,14 +230,17 @@ def open_rows(folder: RunFolder, table: str) -> pd.DataFrame:
         raise DamageError(msg) from None
 
 
-def _scanned(opened: Sequence[_Opened], schemas: Mapping[str, pl.Schema]) -> _Scanned:
+def _scanned(
+    opened: Sequence[RunRead], schemas: Mapping[str, pl.Schema]
+) -> dict[str, pl.DataFrame]:
     """Scan each table once for all runs."""
-    return [run for run, _ in opened], {
-        table: _rows(table, opened, schema) for table, schema in schemas.items()
-    }
+    rows = {table: _rows(table, opened, schema) for table, schema in schemas.items()}
+    for run in opened:
+        run.sources.clear()
+    return rows
 
 
-def _rows(table: str, opened: Sequence[_Opened], schema: pl.Schema) -> pl.DataFrame:
+def _rows(table: str, opened: Sequence[RunRead], schema: pl.Schema) -> pl.DataFrame:
     """Join the rows of runs, in their order.
 
     Raises
@@ -255,7 +250,7 @@ def _rows(table: str, opened: Sequence[_Opened], schema: pl.Schema) -> pl.DataFr
     """
     import polars as pl
 
-    sources = [sources[table] for _, sources in opened if table in sources]
+    sources = [run.sources[table] for run in opened if table in run.sources]
     parts = [schema.to_frame()]
     try:
         for is_sealed, some in groupby(sources, key=lambda source: isinstance(source, bytes)):
@@ -268,7 +263,7 @@ def _rows(table: str, opened: Sequence[_Opened], schema: pl.Schema) -> pl.DataFr
             else:
                 lines = cast("list[pd.DataFrame]", list(some))
                 parts += [pl.from_pandas(rows[list(schema)]).cast(schema) for rows in lines]
-        rows, counted = pl.concat(parts), sum(run.counts.get(table, 0) for run, _ in opened)
+        rows, counted = pl.concat(parts), sum(run.counts.get(table, 0) for run in opened)
         if len(rows) != counted:
             msg = f"it holds {len(rows)} rows, and {counted} were sealed"
             raise pl.exceptions.ShapeError(msg)
@@ -276,7 +271,7 @@ def _rows(table: str, opened: Sequence[_Opened], schema: pl.Schema) -> pl.DataFr
         if len(opened) > 1:
             for one in opened:
                 _rows(table, [one], schema)  # the run that does not fit is named
-        msg = f"{opened[0].run.folder}: {table}.parquet does not fit: {error}"
+        msg = f"{opened[0].folder}: {table}.parquet does not fit: {error}"
         raise DamageError(msg) from None
     return rows
 
@@ -290,17 +285,17 @@ def _columns(table: str, rows: pl.DataFrame) -> dict[str, ExtensionArray]:
     return columns
 
 
-def _read_twice(folder: RunFolder, wanted: Wanted) -> _Opened:
+def _read_twice(folder: RunFolder, wanted: Wanted) -> RunRead:
     """Read a folder, and again where its launcher may have gone on with it meanwhile."""
     try:
         with contextlib.suppress(DamageError):
             return _read(folder, wanted)
         return _read(folder, wanted)
     except RecordError as error:
-        return _Opened(RunRead(str(folder.path), damage=str(error)), {})
+        return RunRead(str(folder.path), damage=str(error))
 
 
-def _read(folder: RunFolder, wanted: Wanted) -> _Opened:
+def _read(folder: RunFolder, wanted: Wanted) -> RunRead:
     status = RunStatus.read(folder.status)
     row = run_row(folder, status)
     hashes = [of_file["sha256"] for _, of_file in sorted(status.seal.items())]
@@ -308,7 +303,6 @@ def _read(folder: RunFolder, wanted: Wanted) -> _Opened:
     content = (row["run_id"], *hashes) if hashes else (os.path.realpath(folder.path),)
     run = RunRead(str(folder.path), row, content)
     sealed = {name: read_sealed(folder.path / name, seal) for name, seal in status.seal.items()}
-    sources: dict[str, bytes | pd.DataFrame] = {}
     for table in (table for table, names in wanted.items() if names):
         file = sealed.get(folder.parquet(table).name)
         if file is not None:
@@ -316,7 +310,7 @@ def _read(folder: RunFolder, wanted: Wanted) -> _Opened:
                 msg = f"{folder.status} is damaged: it counts no rows of {table}"
                 raise DamageError(msg)
             run.counts[table] = status.rows[table]
-            sources[table] = file
+            run.sources[table] = file
             continue
         rows = open_rows(folder, table) if folder.lines(table).exists() else None
         if rows is None and folder.parquet(table).exists():
@@ -324,5 +318,5 @@ def _read(folder: RunFolder, wanted: Wanted) -> _Opened:
             raise DamageError(msg)  # it is being sealed right now, if it is read again
         run.counts[table] = 0 if rows is None else len(rows)
         if rows is not None:
-            sources[table] = rows
-    return _Opened(run, sources)
+            run.sources[table] = rows
+    return run

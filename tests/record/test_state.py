@@ -66,8 +66,6 @@ def test_every_status(folder: RunFolder, status: Status, cause: Cause | None) ->
             (folder.checkpoints / CHECKPOINT).unlink(missing_ok=True)
         state = RunState(folder, known, "somebody" if is_held else None)
         assert state.next_step(retry) is expected, (retry, is_held, has_checkpoint)
-        damaged = replace(state, damage="torn")
-        assert (damaged.standing, damaged.next_step(retry)) == (Standing.DAMAGED, Next.LEAVE)
 
 
 @pytest.mark.parametrize("status", [s for s in Status if s not in SEALED | {Status.REJECTED}])

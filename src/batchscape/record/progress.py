@@ -14,7 +14,7 @@ from batchscape.record.files import last_row, read_json
 from batchscape.record.folder import RunFolder, SweepFolder, no_runs
 from batchscape.record.heartbeat import Heartbeat, beats_path
 from batchscape.record.instants import file_age_s
-from batchscape.record.state import Next, RunState, read_state
+from batchscape.record.state import UNREADABLE, Next, RunState, read_state
 from batchscape.record.status import Status
 from batchscape.record.timing import why_untimed
 
@@ -87,10 +87,7 @@ def run_progress(folder: RunFolder) -> RunProgress:
     try:
         return _progress(read_state(folder))
     except (RecordError, OSError) as error:
-        damaged = RunState(folder, damage=str(error))
-    return RunProgress(
-        folder.path.name, damaged.status, reason=damaged.reason, next=damaged.next_step()
-    )
+        return RunProgress(folder.path.name, UNREADABLE, reason=str(error), next=Next.LEAVE)
 
 
 def _progress(state: RunState) -> RunProgress:

@@ -42,8 +42,6 @@ class Standing(Enum):
     """Was trained to its end, and only this could not be written."""
     OVER = "over"
     """Ended for good, or by a fault, or was rejected: its status tells."""
-    DAMAGED = "damaged"
-    """Cannot be read."""
 
 
 class Next(StrEnum):
@@ -73,7 +71,6 @@ class Next(StrEnum):
 _NEXT = {
     Standing.HELD: Next.WAIT,
     Standing.UNSEALED: Next.SEAL,
-    Standing.DAMAGED: Next.LEAVE,
 }
 """What is done whatever the status says."""
 
@@ -93,15 +90,11 @@ class RunState:
     """Whether it is a program of the user's own that goes on when it is started again."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Content of its `config.json`, where that was read."""
-    damage: str | None = None
-    """Why it cannot be read."""
 
     @property
     def standing(self) -> Standing:
         """How it stands."""
         status = self.record.status
-        if self.damage is not None:
-            return Standing.DAMAGED
         if status.is_sealed:
             return Standing.OVER
         if self.holder is not None:
@@ -142,10 +135,8 @@ class RunState:
         return self.record.status is Status.RUNNING and self.holder is None
 
     @property
-    def status(self) -> str:
-        """Its status as people are told, a `Status` or `UNREADABLE`: who has it counts."""
-        if self.damage is not None:
-            return UNREADABLE
+    def status(self) -> Status:
+        """Its status as people are told: who has it counts."""
         if self.is_between_attempts:
             return Status.RUNNING
         return Status.INTERRUPTED if self.is_lost else self.record.status
@@ -160,8 +151,8 @@ class RunState:
     @property
     def reason(self) -> str | None:
         """The cause in words."""
-        if self.damage is not None or self.is_between_attempts:
-            return self.damage
+        if self.is_between_attempts:
+            return None
         return _LAUNCHER_GONE if self.is_lost else self.record.reason
 
 

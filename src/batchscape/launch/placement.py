@@ -137,7 +137,7 @@ class Placement:
     @property
     def waits(self) -> str | None:
         """Why nothing starts, where other launchers are the reason."""
-        if self._locks is None or not self._pool.waits_for_others:
+        if self._locks is None or self.waiting is None or not self._pool.waits_for_others:
             return None
         return (
             f"Waiting for {self._noun} that another launcher holds (`lslocks` shows who locks "

@@ -7,6 +7,7 @@ import itertools
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, spec_named, wait_until
 
-from batchscape.launch import active
+from batchscape.launch import active, forked
+from batchscape.launch.child import start_interpreter
 from batchscape.launch.launcher import Launcher
 from batchscape.launch.result import SweepResult
 from batchscape.record.causes import Cause
@@ -57,6 +59,14 @@ class Sweep:
 
     def status(self, name: str) -> RunStatus:
         return RunStatus.read(self.folder.run(name).status)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cold_interpreter() -> Iterator[None]:
+    """Start fork servers as a launcher does, in a fresh interpreter each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forked, "start_interpreter", start_interpreter)
+        yield
 
 
 @pytest.fixture

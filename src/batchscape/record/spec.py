@@ -20,7 +20,6 @@ from batchscape.record.placeholders import not_passed
 from batchscape.record.status import check_version
 
 
-
 @dataclass(frozen=True)
 class DataIdentity:
     """The prepared data that a run reads."""

@@ -199,7 +199,7 @@ def test_a_worker_imports_no_hydra_and_only_who_mirrors_imports_wandb() -> None:
 
 def test_only_who_mirrors_names_wandb() -> None:
     knowing = {path.stem for part in PARTS for path in files(part) if "wandb" in imported(path)}
-    assert knowing == {"worker", "run", "report", "doctor"}
+    assert knowing == {"worker", "run", "report", "workspace", "doctor"}
 
 
 @pytest.mark.slow

@@ -239,6 +239,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepFolder:
             monkeypatch.delenv(name)
     (tmp_path / "home").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("batchscape.tracking.state._can_save_workspaces", lambda: False)
     return SweepFolder(tmp_path / "sweep")
 
 
@@ -297,6 +298,8 @@ class FakeServer(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.runs: dict[str, FakeRun] = {}
         self.artifacts: list[FakeArtifact] = []
+        self.views: list[dict[str, Any]] = []
+        """Saved workspaces."""
         self.contents: list[bytes] = []
         """Of files, as they arrived."""
         self.hangs = False
@@ -351,7 +354,10 @@ class FakeServer(ThreadingHTTPServer):
         uploads = [{"name": n, "uploadUrl": self.url} for n in given.get("files", [])]
         if operation == "CreateRunFiles":
             self.runs[given["run"]].files.update(given["files"])
+        if operation == "UpsertView2":
+            self.views.append(given)
         answers: dict[str, dict[str, Any]] = {
+            "UpsertView2": {"upsertView": {"view": {"id": "V", "name": name}, "inserted": True}},
             "Viewer": viewer,
             "GetDefaultEntity": viewer,
             "Run": {"project": {"internalId": "1", "run": bucket if known else None}},

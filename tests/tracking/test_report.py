@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
 
@@ -161,3 +162,45 @@ def test_a_report_of_runs_that_never_began_waits_for_one(sweep, fake_training, c
     assert "nothing to upload" in sync(sweep, capsys)
     training.begin()
     assert standing_of(sweep.path).lacks_report
+
+
+@pytest.mark.slow
+def test_a_workspace_is_saved_once(sweep, server, fake_training, monkeypatch, capsys) -> None:
+    """Of the cells of this sweep, by names that its runs have."""
+    pytest.importorskip("wandb_workspaces")
+    monkeypatch.setattr("batchscape.tracking.state._can_save_workspaces", lambda: True)
+    training = fake_training("run-a")
+    training.begin()
+    training.train(range(1, 6))
+    training.end(Status.COMPLETED)
+    assert "uploaded 1 run, 1 workspace" in (said := sync(sweep, capsys))
+    assert f"Workspace: {server.url}/me/geometry?nw=" in said
+    assert "nothing to upload" in sync(sweep, capsys)
+    (view,) = server.views
+    run = server.run_of("run-a")
+    sweep_id = json.loads(run.settings["config"])["sweep_id"]["value"]
+    assert (view["entityName"], view["displayName"]) == ("me", sweep_id)
+    section = json.loads(view["spec"])["section"]
+    (runs,) = section["runSets"]
+    assert {f["key"]["name"]: f["value"] for f in runs["filters"]["filters"]} == {
+        "sweep_id": sweep_id,
+        "jobType": run.settings["jobType"],
+    }
+    assert runs["grouping"] == [{"section": "run", "name": "group"}]
+    panels = [panel for part in section["panelBankConfig"]["sections"] for panel in part["panels"]]
+    assert {panel["viewType"] for panel in panels} == {
+        *("Run History Line Plot", "Scatter Plot", "Parallel Coordinates Plot"),
+    }
+    curves = [panel["config"] for panel in panels if "Line" in panel["viewType"]]
+    assert {curve["xAxis"] for curve in curves} == {"samples", "tokens", "train_time_s"}
+    assert {(c["groupBy"], c["groupAgg"], c["groupArea"]) for c in curves} == {
+        ("group", "mean", "minmax")
+    }
+    config, summary = json.loads(run.settings["config"]), run.summary
+    drawn = {name for curve in curves for name in (curve["xAxis"], *curve["metrics"])}
+    assert drawn <= {name for line in run.history for name in json.loads(line)}
+    others = [str(panel["config"]) for panel in panels if "Line" not in panel["viewType"]]
+    named = {name for text in others for name in re.findall(r"'((?:config|summary):[^']+)'", text)}
+    assert {n.removeprefix("summary:") for n in named if n.startswith("s")} <= summary.keys()
+    assert {n[len("config:") : -len(".value")] for n in named if n.startswith("c")} <= config.keys()
+    assert len(named) == 7

@@ -54,8 +54,8 @@ class MirrorRequest:
     work: Literal["live", "rest", "sync"]
     """Follow runs until the end is asked for; send what has ended; the same at a command, unless
     another process is at it."""
-    report: bool = False
-    """Whether the report of the sweep is sent too."""
+    beside: Sequence[str] = ()
+    """What of the sweep itself is sent too: `report`, `workspace`."""
     project: str | None = None
     """Where runs go that W&B has not seen yet; by default as their own settings say."""
     entity: str | None = None
@@ -70,7 +70,7 @@ class Event:
     """`rows`: W&B takes the rows of a long run. The last two are its last: nothing can be mirrored
     in this mode; all was looked at."""
     run: str | None = None
-    """A run, or `report`; None: all of them."""
+    """A run, or `report`, or `workspace`; None: all of them."""
     reason: str | None = None
 
 
@@ -220,7 +220,7 @@ class Mirror:
     def _start(self, work: Literal["live", "rest"]) -> Worker | None:
         if self._tracker is None:
             return None
-        chosen = False, self._tracker.project, self._tracker.entity, self._tracker.tags
+        chosen = (), self._tracker.project, self._tracker.entity, self._tracker.tags
         try:
             return Worker(MirrorRequest(str(self._sweep_dir), self._tracker.mode, work, *chosen))
         except OSError as error:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import shlex
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -36,6 +37,8 @@ class MirrorState:
     upload was cut. Which rows the server has, it tells."""
     sweep_id: str | None = None
     """Of a sweep: what W&B calls it, which is the id of the W&B run of its report."""
+    workspace: str | None = None
+    """Of a sweep: address of the workspace that was saved for it."""
 
     def write(self, folder: RunFolder | SweepFolder) -> None:
         """Replace the state of a run, or of a report.
@@ -67,9 +70,8 @@ class MirrorState:
             return None
         try:
             content = read_json(folder.mirror)
-            known = {field.name: content[field.name] for field in fields(cls)}
-            return cls(**known) if content["format_version"] == FORMAT_VERSION else None
-        except (DamageError, KeyError):
+            return cls(**content) if content.pop("format_version") == FORMAT_VERSION else None
+        except (DamageError, KeyError, TypeError):
             return None
 
 
@@ -92,6 +94,8 @@ class Uploads:
     lacks_report: bool = False
     """Whether there is a report that the server does not have as it is, of a sweep of which a run
     has begun: the report is called after that one."""
+    lacks_workspace: bool = False
+    """Whether a workspace can be saved for it, and was not."""
 
     def missing(self, because: str) -> str | None:
         """Say what was not mirrored, why, and how to get it later; None where all was.
@@ -133,6 +137,8 @@ def standing_of(sweep_dir: Path) -> Uploads:
     if (noted is not None and noted.sweep_id) or sweep_id_of(sweep.run_folders()):
         sent = None if noted is None else noted.content
         uploads.lacks_report = report_content(sweep) not in {None, sent}
+        has_view = noted is not None and noted.workspace is not None
+        uploads.lacks_workspace = _can_save_workspaces() and not has_view
     for folder in sweep.run_folders():
         name = folder.path.name
         if not folder.status.exists():
@@ -203,3 +209,7 @@ def id_of(run_id: str, status: RunStatus) -> str:
 def sync_command(sweep_dir: Path) -> str:
     """Return the command that sends what W&B lacks of a sweep."""
     return shlex.join(["batchscape", "sync", str(sweep_dir)])
+
+
+def _can_save_workspaces() -> bool:
+    return importlib.util.find_spec("wandb_workspaces") is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -14,7 +14,7 @@ from batchscape.errors import LaunchError, RecordError
 from batchscape.record.folder import SweepFolder, no_runs
 from batchscape.text import count_text
 from batchscape.tracking.mirror import Event, MirrorRequest, Worker
-from batchscape.tracking.state import Uploads, standing_of
+from batchscape.tracking.state import MirrorState, Uploads, standing_of
 
 
 def sync(
@@ -65,10 +65,15 @@ def sync(
             for event in _events(sweep, project, entity, timeout_s):
                 progress.advance(task)
                 if event.kind == "done":
-                    done["report" if event.run == "report" else "run"] += 1
+                    done[event.run if event.run in {"report", "workspace"} else "run"] += 1
                 else:
                     failed += 1
                     console.print(f"{event.run}: not uploaded: {event.reason}", soft_wrap=True)
+    for sweep in sweeps:
+        with suppress(RecordError):
+            noted = MirrorState.read(SweepFolder(sweep.sweep_dir))
+            if noted is not None and noted.workspace is not None:
+                console.print(f"Workspace: {noted.workspace}", soft_wrap=True)
     console.print(_summary(sweeps, done, failed))
     return failed == 0
 
@@ -84,6 +89,8 @@ def _waiting(sweep: Uploads) -> set[str]:
     waiting = {*sweep.offline, *sweep.lacking} - sweep.damaged.keys()
     if sweep.lacks_report:
         waiting.add("report")
+    if sweep.lacks_workspace and (waiting or sweep.uploaded):
+        waiting.add("workspace")
     return waiting
 
 
@@ -96,9 +103,8 @@ def _events(
     left = _waiting(sweep)
     if not left:
         return
-    request = MirrorRequest(
-        str(sweep.sweep_dir), "online", "sync", "report" in left, project, entity
-    )
+    beside = sorted(left & {"report", "workspace"})
+    request = MirrorRequest(str(sweep.sweep_dir), "online", "sync", beside, project, entity)
     with closing(Worker(request)) as worker:
         for event in worker.events(timeout_s):
             # A run may have ended since, and a damaged one has been told: that is no news.
@@ -113,7 +119,8 @@ def _events(
 
 
 def _summary(sweeps: Sequence[Uploads], done: Counter[str], failed: int) -> str:
-    sent = [count_text(done[kind], kind) for kind in ("run", "report") if done[kind]]
+    kinds = [kind for kind in ("run", "report", "workspace") if done[kind]]
+    sent = [count_text(done[kind], kind) for kind in kinds]
     parts = [f"uploaded {', '.join(sent)}"] if sent else []
     if failed:
         parts.append(f"{failed} not uploaded: the same command tries again")

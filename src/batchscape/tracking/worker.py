@@ -72,7 +72,7 @@ def main(text: str) -> None:
             while request.work == "live" and not select.select([sys.stdin], [], [], _POLL_S)[0]:
                 mirror.look()
             mirror.look()
-            mirror.send_report()
+            mirror.look_beside()
             if not mirror.has_failed:  # else what is left of W&B could hang
                 # Runs of another launcher that still run are left: its own mirror goes on.
                 wandb.teardown(exit_code=1)
@@ -113,16 +113,23 @@ class _WandbMirror:
             # For good: the run that the sweep is named by may be deleted.
             MirrorState(run.project, run.entity, sweep_id=self._sweep_id).write(self._sweep)
 
-    def send_report(self) -> None:
-        """Send the report of the sweep where it is asked for, if a run of it has begun."""
-        if not self._request.report or not self._sweep_id:
+    def look_beside(self) -> None:
+        """Send what is asked for of the sweep itself, if a run of it has begun."""
+        wanted, state = self._request.beside, MirrorState.read(self._sweep)
+        if not wanted or not self._sweep_id:
             return
-        state = MirrorState.read(self._sweep)
         if state is None:
             place = self._place()
             state = MirrorState(place.project, place.entity, sweep_id=self._sweep_id)
-        send_report(self._sweep, state)
-        _tell(Event("done", "report"))
+        if "report" in wanted:
+            send_report(self._sweep, state)
+            _tell(Event("done", "report"))
+        if "workspace" in wanted:
+            from batchscape.tracking.workspace import save_workspace
+
+            state.workspace = save_workspace(state)
+            state.write(self._sweep)
+            _tell(Event("done", "workspace"))
 
     def _place(self) -> MirrorState | WandbTracker:
         """Return where the report belongs: to the runs that W&B has, else where they would go."""

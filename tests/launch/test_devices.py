@@ -22,6 +22,7 @@ from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, is_alive, pids_in, wait_until
 
 from batchscape.cuda_devices import CudaDevice
+from batchscape.launch import placement
 from batchscape.launch.devices import DeviceLocks, DevicePool
 from batchscape.launch.launcher import Launcher
 from batchscape.plan.machine import Machine
@@ -114,9 +115,9 @@ def test_a_run_has_all_its_devices_or_none() -> None:
     with held("cpu", "1", "3") as other:
         assert pool.lease(3) is None
         assert pool.waits_for_others
-        assert [mine.take(0), mine.take(2)] == [True, True]
-        for device in (0, 2):
-            mine.give_back(device)
+        # The device before all that others hold is kept, the one between them is not.
+        assert [mine.take(0), mine.take(2)] == [False, True]
+        mine.give_back(2)
         lease = pool.lease(2)
         assert lease is not None
         assert (lease.devices, len(lease.locks)) == ((0, 2), 2)
@@ -131,6 +132,20 @@ def test_a_run_has_all_its_devices_or_none() -> None:
     assert all(mine.take(device) for device in range(4))
     for device in range(4):
         mine.give_back(device)
+
+
+def test_launchers_that_number_devices_otherwise_do_not_wait_for_each_other() -> None:
+    """As with CUDA_VISIBLE_DEVICES=0,1 and 1,0: names decide what is kept, not numbers."""
+    one = DevicePool([0, 1], locks=DeviceLocks("cuda", {0: "a", 1: "b"}, pytest.fail))
+    two = DevicePool([0, 1], locks=DeviceLocks("cuda", {0: "b", 1: "a"}, pytest.fail))
+    ran_one, ran_two = one.lease(1), two.lease(1)
+    assert ran_one is not None
+    assert ran_two is not None
+    assert (one.lease(2), two.lease(2)) == (None, None)
+    one.release(ran_one)
+    two.release(ran_two)
+    both = [pool.lease(2) for pool in (one, two, one, two)]
+    assert sum(lease is not None for lease in both) == 1
 
 
 def test_runs_that_share_a_device_share_its_lock() -> None:
@@ -161,6 +176,8 @@ def test_without_a_usable_folder_it_is_said_once_and_nobody_waits(how: str) -> N
         mine.folder.mkdir()
         os.mkfifo(mine.folder / "cpu-0")
     assert [mine.take(0), mine.take(1)] == [True, True]
+    mine.show_waiting(True)
+    mine.show_waiting(False)
     for device in (0, 1):
         mine.give_back(device)
     if how == "a pipe in its place":
@@ -171,6 +188,7 @@ def test_without_a_usable_folder_it_is_said_once_and_nobody_waits(how: str) -> N
         assert re.match(r"devices cannot be locked in .*: launchers on this machine may", warning)
 
 
+FOUR_CORES = Machine(4, "x")
 FOUR = Machine(4, "x", tuple(CudaDevice(i, "GPU", (9, 0), f"GPU-{i}") for i in range(4)))
 
 
@@ -186,6 +204,104 @@ def test_two_launchers_never_hold_one_device() -> None:
     for launcher in (one, two):
         for name in list(launcher.active):
             launcher.end(name)
+
+
+NARROW = """
+import sys, tempfile
+sys.path.insert(0, sys.argv[1])
+tempfile.tempdir = sys.argv[2]
+from launchers import Elsewhere
+from placing import Placer
+from batchscape.plan.machine import Machine
+names = [f"completes-n{i}-d1" for i in range(400)]
+launcher = Placer(Machine(4, "x"), *names, concurrent_runs=4)
+begun = []
+for line in sys.stdin:
+    begun = [name for name in begun if name in launcher.active]
+    if begun:
+        launcher.end(begun.pop(0))
+    launcher.start()
+    begun += [name for name in launcher.active if name not in begun]
+    print(len(launcher.active), flush=True)
+"""
+
+
+@contextmanager
+def narrow_launcher() -> Iterator[Callable[[], int]]:
+    """Have another process hold devices for runs of one device each, of which it has plenty.
+
+    Each call of what is yielded ends one of its runs, starts what it can, and returns how many are
+    at work.
+    """
+    command = [sys.executable, "-c", NARROW, str(Path(__file__).parent), tempfile.gettempdir()]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+
+        def turn() -> int:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+            return int(process.stdout.readline())
+
+        yield turn
+        process.kill()
+
+
+def test_a_wide_run_does_not_starve_beside_another_launcher_s_narrow_ones() -> None:
+    """One of those always ends while three go on: all devices are never free by chance."""
+    with narrow_launcher() as turn:
+        assert [turn() for _ in range(3)] == [4, 4, 4]
+        wide = Placer(FOUR_CORES, "completes-w-d4", "completes-v-d1")
+        assert wide.start() == set()
+        waits = "Waiting for cores that another launcher holds ("
+        assert str(wide.placement.waits).startswith(waits)
+        left = []
+        while not wide.start():
+            left.append(turn())
+            assert len(left) < 10
+        assert left == [3, 2, 1, 0]
+        assert wide.placement.waits is None
+        # The others are as they were.
+        wide.end("completes-w-d4")
+        assert [turn(), turn()] == [4, 4]
+
+
+def test_a_wide_run_does_not_starve_beside_narrow_ones_of_its_own_launcher_either() -> None:
+    """What should take longest starts first, and nothing starts past it."""
+    own = [f"completes-o{i}-d1" for i in range(40)]
+    expected = {"completes-w-d3": 5.0} | dict.fromkeys(own, 1.0)
+    with narrow_launcher() as turn:
+        assert [turn(), turn()] == [4, 4]
+        mine = Placer(FOUR_CORES, *expected, expected=expected, concurrent_runs=4)
+        rounds = 0
+        while "completes-w-d3" not in mine.start():
+            turn()
+            for name in list(mine.active):
+                mine.end(name)
+            rounds += 1
+            assert rounds < 10
+
+
+def test_wide_launchers_all_get_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "_PAUSE_S", 0.0)
+    rng = random.Random(0)
+    launchers = [
+        Placer(FOUR, *(f"completes-{letter}{i}-d{w}" for i, w in enumerate(widths)))
+        for letter, widths in {"a": [4, 3, 4, 2], "b": [4, 4, 3, 3], "c": [1, 4, 2, 4]}.items()
+    ]
+    for _ in range(400):
+        rng.choice(launchers).start()
+        held_now = [device for launcher in launchers for device in launcher.devices]
+        assert len(set(held_now)) == len(held_now)
+        active = [launcher for launcher in launchers if launcher.active]
+        if active and rng.random() < 0.5:
+            launcher = rng.choice(active)
+            launcher.end(next(iter(launcher.active)))
+            if not launcher.queue:
+                launcher.start()
+    assert [len(launcher.queue) + len(launcher.active) for launcher in launchers] == [0, 0, 0]
 
 
 def launched(path: Path, *specs: RunSpec, method: str = "spawn") -> tuple[SweepFolder, str]:

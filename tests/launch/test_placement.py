@@ -131,3 +131,18 @@ def test_runs_share_a_device_by_config(tmp_path: Path) -> None:
         assert (record["devices"], record["oversubscribed"]) == ([0], True)
         assert not record["timing_valid"]
         assert "up to 3 runs share a device" in record["timing_invalid_reason"]
+
+
+def test_a_launcher_that_runs_pauses_for_one_that_waits() -> None:
+    """Each of two launchers has plenty of runs for the one core, and both get on."""
+    one = Placer(Machine(1, "x", cores=(30,)), *(f"a{i}-d1" for i in range(3)))
+    two = Placer(Machine(1, "x", cores=(30,)), *(f"b{i}-d1" for i in range(3)))
+    order = []
+    for _ in range(6):
+        for launcher in (one, two):
+            order += sorted(launcher.start())
+            if launcher.active:
+                assert not (two if launcher is one else one).start()
+                launcher.end(next(iter(launcher.active)))
+                launcher.start()
+    assert order == ["a0-d1", "b0-d1", "a1-d1", "b1-d1", "a2-d1", "b2-d1"]

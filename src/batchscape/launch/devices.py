@@ -5,8 +5,10 @@ number of a core. Who holds the lock on the file holds the device. Ranks inherit
 ranks that outlive a killed launcher still hold their devices. Nobody removes the files, as two
 launchers could then lock two files of one name.
 
-A run has all its devices or none: where some are missing its launcher gives back the others, so
-that no two launchers wait for each other.
+Where a run needs more devices than are free, its launcher keeps those whose names come before all
+that other launchers hold, and gives back the others. So no two launchers wait for each other, and a
+wide run gathers its devices while narrow ones come and go. A launcher that waits holds a shared
+lock on one more file; who sees it pauses after the end of a run (`placement.py`).
 
 Launchers find each other by a second folder, where each holds a lock on a file of its own while it
 has runs at work: they would spoil each other's times. A lock ends with its process, however that
@@ -26,7 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from uuid import uuid4
 
-from batchscape.record.locks import BESIDE, Lock, public_folder, take
+from batchscape.record.locks import AT_ONCE, BESIDE, Lock, is_held, public_folder, take
 
 
 class Presence:
@@ -128,26 +130,16 @@ class DeviceLocks:
 
     def __init__(self, kind: str, names: Mapping[int, str], warn: Callable[[str], None]) -> None:
         self.folder = public_folder("batchscape-devices")
-        self._kind, self._names, self._warn = kind, names, warn
+        self._kind, self.names, self._warn = kind, names, warn
         self._held: dict[int, Lock] = {}
+        self._waiting: Lock | None = None
         self._usable = True
 
     def take(self, device: int) -> bool:
-        """Take a device; False while another launcher holds it."""
-        if not self._usable:
-            return True
-        try:
-            lock = take(self.folder / f"{self._kind}-{self._names[device]}", is_public=True)
-        except OSError as error:
-            self._usable = False
-            self._warn(
-                f"devices cannot be locked in {self.folder}: launchers on this machine may use the "
-                f"same ones at the same time ({error})"
-            )
-            return True
-        if lock is not None:
+        """Take a device, if it is not ours yet; False while another launcher holds it."""
+        if device not in self._held and (lock := self._try(self.names[device], AT_ONCE)):
             self._held[device] = lock
-        return lock is not None
+        return device in self._held or not self._usable
 
     def give_back(self, device: int) -> None:
         """Give a device back that was taken."""
@@ -157,6 +149,34 @@ class DeviceLocks:
     def descriptors(self, devices: Iterable[int]) -> tuple[int, ...]:
         """Return the file descriptors that hold the locks of devices."""
         return tuple(self._held[device].descriptor for device in devices if device in self._held)
+
+    def show_waiting(self, is_waiting: bool) -> None:
+        """Let other launchers know whether this one waits for devices."""
+        if self._waiting is not None and not is_waiting:
+            self._waiting.release()
+            self._waiting = None
+        elif self._waiting is None and is_waiting:
+            self._waiting = self._try("waiting", BESIDE)
+
+    def others_wait(self) -> bool:
+        """Return whether another launcher waits for devices; this one must not."""
+        return self._usable and is_held(self._path("waiting"))
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{self._kind}-{name}"
+
+    def _try(self, name: str, kind: int) -> Lock | None:
+        if not self._usable:
+            return None
+        try:
+            return take(self._path(name), kind, is_public=True)
+        except OSError as error:
+            self._usable = False
+            self._warn(
+                f"devices cannot be locked in {self.folder}: launchers on this machine may use the "
+                f"same ones at the same time ({error})"
+            )
+            return None
 
 
 class DevicePool:
@@ -201,10 +221,13 @@ class DevicePool:
                 (devices if is_ours else elsewhere).append(device)
         self.waits_for_others = len(devices) < width and bool(elsewhere)
         if len(devices) < width:
-            self._unlock_unused(devices)
+            names = {} if self._locks is None else self._locks.names
+            first = min((names[device] for device in elsewhere), default=None)
+            self._unlock_unused(d for d in devices if first is not None and names[d] > first)
             return None
         for device in devices:
             self._room[device] -= 1
+        self._unlock_unused(self.devices)
         devices.sort(key=self.devices.index)
         locks = () if self._locks is None else self._locks.descriptors(devices)
         return Lease(tuple(devices), ranks, locks)
@@ -223,6 +246,11 @@ class DevicePool:
         for device in lease.devices:
             self._room[device] += 1
         self._unlock_unused(lease.devices)
+
+    def close(self) -> None:
+        """Give back devices that no run is on."""
+        self.waits_for_others = False
+        self._unlock_unused(self.devices)
 
     def _is_used(self, device: int) -> bool:
         return self._room[device] < self._runs_per_device

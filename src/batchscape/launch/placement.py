@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from batchscape.launch.active import ActiveRun
     from batchscape.plan.machine import Machine
 
+_PAUSE_S = 1.0
+"""How long nothing starts after the end of a run while another launcher waits for devices: it looks
+for them twice in that time."""
+
 
 class Placement:
     """Gives runs their devices, one after the other; each is to be started or released.
@@ -63,6 +67,7 @@ class Placement:
         self._leases: dict[str, Lease] = {}
         self.waiting: RunSpec | None = None
         """The run at the head of the queue, for which there is no room."""
+        self._paused_until_s = -math.inf
         self._predicted_s = predicted_s
         self._took_s = self._samples = 0.0
         """Of the runs of the sweep that are over, all together."""
@@ -85,10 +90,17 @@ class Placement:
         """
         if not queue or len(self._leases) >= self._launcher.concurrent_runs:
             self.waiting = None
+            self._pool.close()
+            self._show_waiting(False)
+            return None
+        self._show_waiting(False)
+        is_paused = self.waiting is None and time.monotonic() < self._paused_until_s
+        if is_paused and self._locks is not None and self._locks.others_wait():
             return None
         spec = min(queue, key=self._order) if self._launcher.concurrent_runs > 1 else queue[0]
         lease = self._pool.lease(spec.geometry.data_parallel_size)
         self.waiting = spec if lease is None else None
+        self._show_waiting(self._pool.waits_for_others)
         if lease is None:
             return None
         self._leases[spec.run_id] = lease
@@ -146,7 +158,12 @@ class Placement:
 
     def release(self, spec: RunSpec) -> None:
         """Take back the devices of a run that has ended, or that did not start."""
+        self._paused_until_s = time.monotonic() + _PAUSE_S
         self._pool.release(self._leases.pop(spec.run_id))
+
+    def _show_waiting(self, is_waiting: bool) -> None:
+        if self._locks is not None:
+            self._locks.show_waiting(is_waiting)
 
     def learn(self, spec: RunSpec, status: RunStatus) -> None:
         """Take note of what a run took, from its first attempt to its end."""

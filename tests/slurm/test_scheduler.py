@@ -75,4 +75,3 @@ def test_what_there_is() -> None:
     assert (low.name, low.is_default) == ("low", False)
     (group,) = main.groups
     assert (group.count, group.cpus, group.gpus) == (3, 16, 4)
-    assert scheduler.settings()["AccountingStorageType"] == "accounting_storage/none"

@@ -49,8 +49,7 @@ NOISE_EVERY = 20
 PEER_RUNS = 500
 LIBRARIES = (
     *("numpy", "pandas", "polars", "pyarrow.parquet", "scipy.optimize", "pydantic"),
-    *("matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_pdf"),
-    *("pypdfium2", "jinja2", "rich.console", "rich.table"),
+    *("vl_convert", "jinja2", "rich.console", "rich.table"),
 )
 """What a report imports of others."""
 NOISE_SCALE = 40.0

@@ -95,7 +95,9 @@ def test_the_shell_says_what_it_took_and_writes_everything(
     assert "| 745 (n = 1) |" in (tmp_path / "out" / "analysis.md").read_text()
     assert (tmp_path / "out" / "analysis.md").read_text().startswith("# zhang.csv")
     assert (tmp_path / "out" / "paper" / "macros.tex").exists()
-    assert len(list((tmp_path / "out" / "figures").glob("*.png"))) == 1
+    assert {file.stem for file in (tmp_path / "out" / "figures").glob("*.png")} == {
+        *("steps_to_target", "tradeoff", "tradeoff_residuals"),
+    }
 
 
 def test_curves_give_the_critical_batch_that_made_them(tmp_path: Path) -> None:

@@ -38,7 +38,6 @@ WITHIN_A_LAYER = {
     ("user_code", "errors"),
     ("errors", "geometry"),  # for type checking only: an error carries what would work
     ("drawing", "errors"),
-    ("drawing", "outgoing"),
     ("scheduler", "errors"),
     ("outgoing", "errors"),  # a setting with a secret is refused
     ("terminal", "outgoing"),
@@ -167,7 +166,7 @@ def test_the_recorder_help_the_sweeper_and_a_plan_import_nothing_heavy() -> None
     assert "hydra" in sweeper
     assert not sweeper & heavy
     assert "pydantic" in planned
-    assert not planned & {"torch", "pandas", "polars", "wandb", "sklearn", "matplotlib", "scipy"}
+    assert not planned & {"torch", "pandas", "polars", "wandb", "sklearn", "vl_convert", "scipy"}
 
 
 def test_a_plan_imports_torch_only_to_predict() -> None:
@@ -191,7 +190,7 @@ def test_a_worker_imports_no_hydra_and_only_who_mirrors_imports_wandb() -> None:
         "import batchscape.analysis, batchscape.cli, batchscape.recorder, batchscape.record.tables",
     )
     assert "torch" in worker
-    assert not worker & {"hydra", "omegaconf", "wandb", "matplotlib", "polars"}
+    assert not worker & {"hydra", "omegaconf", "wandb", "vl_convert", "polars"}
     assert "wandb" not in mirror
     assert "pandas" in everything
     assert "polars" not in everything

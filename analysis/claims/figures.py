@@ -2,73 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import inf
-
 import numpy as np
-from matplotlib.figure import Figure
+import pandas as pd
 
-from batchscape.analysis.claims.claim import Verdict
-from batchscape.analysis.claims.rules import CONTRADICTED, SUPPORTED, Answer
+from batchscape.analysis.claims.rules import CONTRADICTED, SUPPORTED
 from batchscape.analysis.estimates import LEVEL
-from batchscape.analysis.figures.style import PAGE_IN, plain_ticks
-from batchscape.analysis.report.topic import Picture
+from batchscape.analysis.figures.chart import Axis, Chart, Look, Marks
+from batchscape.analysis.figures.style import ACCENT, INK, MARK
 
-__all__ = ["draw_claims"]
+__all__ = ["claims_chart"]
 
-_LOOKS: dict[Answer, tuple[str, str]] = {
-    SUPPORTED: ("#0072B2", "filled: the claim is supported"),
-    CONTRADICTED: ("#D55E00", "open: it is contradicted"),
-}
-"""Okabe and Ito's blue and vermilion, and what a caption says of the marker."""
-_MOST_ROWS = 24
+_LOOKS = {SUPPORTED: ACCENT, CONTRADICTED: Look(MARK.colour, hollow=True)}
+_MOST_ROWS = 40
 
 
-def draw_claims(settled: Sequence[Verdict]) -> list[Picture]:
+def claims_chart(table: pd.DataFrame) -> list[Chart]:
     """Draw the ratios among the effects of settled claims.
+
+    Parameters
+    ----------
+    table : DataFrame
+        As `claims_table` returns it.
 
     Returns
     -------
-    list of Picture
-        None where there are fewer than two ratios, or too many to read.
+    list of Chart
+        Empty where there is no ratio.
     """
-    ratios = [v for v in settled if v.effect.definition.startswith("ratio") and v.effect.low > 0]
-    if not 2 <= len(ratios) <= _MOST_ROWS:
+    settled = table[table["verdict"].isin([*_LOOKS])]
+    ratios = settled[settled["definition"].str.startswith("ratio") & settled["low"].gt(0)]
+    ratios = ratios.head(_MOST_ROWS)
+    if ratios.empty:
         return []
-    figure = Figure(figsize=(PAGE_IN, 0.7 + 0.27 * len(ratios)), layout="constrained")
-    axes = figure.subplots()
-    axes.set_xscale("log")
-    axes.axvline(1, color="black", linewidth=0.6)
-    marked = []
-    for answer, (colour, words) in _LOOKS.items():
-        rows = [row for row, verdict in enumerate(ratios) if verdict.verdict == answer]
-        effects = [ratios[row].effect for row in rows]
-        ends = [(e.value - e.low, (e.high if e.high < inf else e.value) - e.value) for e in effects]
-        if effects:
-            axes.errorbar(
-                [effect.value for effect in effects],
-                rows,
-                xerr=np.transpose(ends),
-                fmt="o",
-                markersize=5,
-                color=colour,
-                markerfacecolor=colour if answer == SUPPORTED else "white",
-                label=answer,
-            )
-            marked.append(words)
-    low, high = axes.get_xlim()
-    axes.set_xlim(min(low, 1 / 1.1), max(high, 1.1))
-    several = len({verdict.context for verdict in ratios}) > 1
-    names = [f"{v.claim.id}\n({v.context})" if several else v.claim.id for v in ratios]
-    axes.set_yticks(range(len(ratios)), names)
-    axes.set_ylim(len(ratios) - 0.5, -0.5)
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel("ratio, as the claim's rule defines it (log scale)")
-    plain_ticks(axes.xaxis)
-    figure.legend(loc="outside upper right", ncols=2)
-    caption = (
-        f"Effects behind the verdicts that are ratios, with their {LEVEL:.0%} intervals; "
-        f"{'; '.join(marked)}. What is compared, and the threshold of each rule, stand in the "
-        "table."
+    # A claim that is judged in several contexts has a line for each.
+    several = ratios["context"].nunique() > 1
+    names = ratios["claim"] + ("\n" + ratios["context"] if several else "")
+    rows = ratios.assign(
+        name=names,
+        series=ratios["verdict"],
+        effect_low=ratios["low"],
+        effect_high=ratios["high"].where(np.isfinite(ratios["high"]), ratios["effect"]),
     )
-    return [Picture("claims", caption, figure)]
+    one = pd.DataFrame({"effect": [1.0]})
+    return [
+        Chart(
+            "claims",
+            "Effects behind the verdicts",
+            f"Effects behind the verdicts that are ratios, with their {LEVEL:.0%} intervals; "
+            "filled: the claim is supported; open: it is contradicted. What is compared, and the "
+            "threshold of each rule, stand in the table.",
+            Axis({"effect": "ratio, as the claim's rule defines it"}, kind="log"),
+            Axis({"name": ""}, kind="names"),
+            [
+                Marks("rule", one, "no effect"),
+                Marks("interval", rows),
+                Marks("point", rows, text="definition", size=30),
+            ],
+            {name: look for name, look in _LOOKS.items() if rows["series"].eq(name).any()}
+            | {"no effect": Look(INK.colour, INK.dark, "stroke")},
+            tables=["tables/claims.csv"],
+        )
+    ]

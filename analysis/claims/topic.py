@@ -11,7 +11,7 @@ import pandas as pd
 from batchscape.analysis.claims.claim import Claim, Verdict
 from batchscape.analysis.claims.declared import CLAIMS, judge_claims
 from batchscape.analysis.claims.evidence import Evidence
-from batchscape.analysis.claims.figures import draw_claims
+from batchscape.analysis.claims.figures import claims_chart
 from batchscape.analysis.claims.rules import CONTRADICTED, OPEN, SUPPORTED
 from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.numbers import MISSING
@@ -51,8 +51,6 @@ _COLUMNS = {
 def claims_section(evidence: Evidence, claims: Sequence[Claim] = CLAIMS) -> Section | None:
     """Say which of the practitioners' claims the runs support.
 
-    Call it inside `paper_style`.
-
     Returns
     -------
     Section or None
@@ -72,7 +70,7 @@ def claims_section(evidence: Evidence, claims: Sequence[Claim] = CLAIMS) -> Sect
         ],
         settle=[*_settle(shown)],
         tables=[_table(verdicts, shown)],
-        pictures=draw_claims(settled),
+        pictures=claims_chart(claims_table(settled)),
         warnings=[*_warnings(settled)],
         headlines={
             f"claim_{v.claim.id.replace('-', '_')}": v.effect

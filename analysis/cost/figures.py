@@ -1,25 +1,31 @@
-"""Figures of memory against the micro-batch, and of step time as measured against as fitted."""
+"""Pictures of what a step costs: the fits of memory and time, predictions, and memory's end."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
-from matplotlib.figure import Figure
+import pandas as pd
 
+from batchscape.analysis.cost.frontier import FIT, OUT, SKIPPED
 from batchscape.analysis.cost.memory_model import MemoryModel
+from batchscape.analysis.cost.predicted import PREDICTED
 from batchscape.analysis.cost.step_time import StepTimeModel
-from batchscape.analysis.cost.table import MEMORY_PHASES
-from batchscape.analysis.figures.style import COLUMN_IN, PALETTE, name_group
-from batchscape.analysis.numbers import TIMES, memory_scale, time_scale
+from batchscape.analysis.cost.table import FACTORS, MEMORY_PHASES
+from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
+from batchscape.analysis.figures.style import ACCENT, CROSS, GREY, INK, MARK, palette
+from batchscape.analysis.numbers import MISSING, TIMES, Scale, memory_scale, time_scale
+from batchscape.text import count_text
 
-__all__ = ["draw_memory_model", "draw_step_time_model"]
+__all__ = ["frontier_chart", "memory_model_chart", "predicted_chart", "step_time_model_chart"]
 
-_MARKERS = "osD^vPX"
-_MAX_CELLS = 24
+_MICRO = "micro-batch (samples a device)"
+_MAX_ROWS = 24
+"""Cells or settings of a figure."""
 
 
-def draw_memory_model(model: MemoryModel, label: str = "") -> Figure | None:
+def memory_model_chart(model: MemoryModel, suffix: str, label: str) -> Chart | None:
     """Draw memory against the micro-batch by phase, with the fitted lines of one device.
 
     Parameters
@@ -29,88 +35,172 @@ def draw_memory_model(model: MemoryModel, label: str = "") -> Figure | None:
 
     Returns
     -------
-    Figure or None
+    Chart or None
         None where all cells have one micro-batch.
     """
     shown = {n: p for n, p in model.phases.items() if n != "peak_allocated_gib"} or model.phases
     micros = sorted(model.measured["micro_batch_size"].unique())
     if len(micros) < 2:
         return None
-    largest = [float(phase.cells["measured"].max()) for phase in shown.values()]
-    scale = memory_scale(largest)
-    figure = Figure((COLUMN_IN, 2.9), layout="constrained")
-    axes = figure.subplots()
+    scale = memory_scale([float(phase.cells["measured"].max()) for phase in shown.values()])
+    lines, points = [], []
     grid = np.linspace(micros[0], micros[-1], 60)
-    for index, (name, phase) in enumerate(shown.items()):
-        style: dict[str, Any] = {"color": PALETTE[index % 7]}
+    for name, phase in shown.items():
+        series = MEMORY_PHASES[name]
+        fitted = [phase.at(1, float(m), 1).value * scale.factor for m in grid]
+        line = pd.DataFrame({"micro_batch_size": grid, "memory": fitted})
+        lines.append(line.assign(series=series))
         cells = phase.cells
         plain = cells["gradient_accumulation_steps"].eq(1) & cells["data_parallel_size"].eq(1)
-        for rows, fill in ((cells[plain], style["color"]), (cells[~plain], "white")):
-            axes.plot(
-                rows["micro_batch_size"],
-                rows["measured"] * scale.factor,
-                linestyle="none",
-                marker=_MARKERS[index % 7],
-                markersize=4,
-                markerfacecolor=fill,
-                clip_on=False,
-                **style,
+        points.append(
+            cells[list(FACTORS)].assign(
+                memory=cells["measured"] * scale.factor,
+                series=np.where(plain, series, f"{series}, other"),
             )
-        line = [phase.at(1, float(m), 1).value * scale.factor for m in grid]
-        axes.plot(grid, line, linewidth=1, **style)
-        axes.plot([], [], marker=_MARKERS[index % 7], label=MEMORY_PHASES[name], **style)
-    axes.set_xlabel("micro-batch (samples a device)")
-    axes.set_ylabel(f"memory ({scale.unit})")
-    axes.set_ylim(bottom=0)
-    figure.legend(loc="outside lower center", ncols=2)
-    name_group(figure, label)
-    return figure
+        )
+    looks: dict[str, Look] = {}
+    for name, look in palette(MEMORY_PHASES[n] for n in shown).items():
+        looks |= {name: look, f"{name}, other": replace(look, hollow=True)}
+    measured = pd.concat(points)
+    used = {*measured["series"], *(MEMORY_PHASES[n] for n in shown)}
+    about = f" {label}." if label else ""
+    return Chart(
+        f"memory_model{suffix}",
+        "Memory by micro-batch, and its fit",
+        "Memory of the fullest device by phase. Lines: fit for one device without accumulation; "
+        f"hollow (other): cells with accumulation or more devices.{about}",
+        Axis({"micro_batch_size": _MICRO}),
+        Axis({"memory": f"memory ({scale.unit})"}, from_zero=True),
+        [Marks("line", pd.concat(lines)), Marks("point", measured, size=20)],
+        {name: look for name, look in looks.items() if name in used},
+        tables=["tables/cost_models.csv"],
+    )
 
 
-def draw_step_time_model(model: StepTimeModel, label: str = "") -> Figure:
-    """Draw the time of an optimizer step over its samples, cell by cell, measured and fitted.
+def step_time_model_chart(model: StepTimeModel, suffix: str, label: str) -> Chart:
+    """Draw the time of an optimizer step, cell by cell, measured and fitted.
 
     Parameters
     ----------
     label : str
         Which group of runs it is of, where there are several.
     """
-    cells = model.cells.head(_MAX_CELLS).iloc[::-1].reset_index(drop=True)
+    cells = model.cells.head(_MAX_ROWS)
     scale = time_scale(cells["measured"])
-    figure = Figure((COLUMN_IN, 1.15 + 0.21 * len(cells)), layout="constrained")
-    axes = figure.subplots()
-    for name, marker, colour in (("measured", "o", PALETTE[0]), ("fitted", "|", PALETTE[1])):
-        size, width = (4, 1.0) if marker == "o" else (7, 2.0)
-        axes.plot(
-            cells[name] * scale.factor,
-            cells.index,
-            linestyle="none",
-            marker=marker,
-            markersize=size,
-            markeredgewidth=width,
-            color=colour,
-            clip_on=False,
-            label=name,
-        )
-    axes.plot(
-        cells["left_out"] * scale.factor,
-        cells.index,
-        linestyle="none",
-        marker="x",
-        markersize=4,
-        color=PALETTE[2],
-        clip_on=False,
-        label="from the other cells",
+    looks = {
+        "measured": ACCENT,
+        "fitted": Look(MARK.colour, symbol="M0,-1L0,1"),
+        "from the other cells": Look("#009E73", symbol=CROSS),
+    }
+    columns = zip(("measured", "fitted", "left_out"), looks, strict=True)
+    names = [TIMES.join(map(str, row)) for row in cells[list(FACTORS)].to_numpy()]
+    parts = [
+        cells[list(FACTORS)].assign(time=cells[column] * scale.factor, row=names, series=series)
+        for column, series in columns
+    ]
+    about = f" {label}." if label else ""
+    return Chart(
+        f"step_time_model{suffix}",
+        "Step time of each cell, and its fit",
+        "Time of an optimizer step as measured, as fitted, and as predicted from the other cells "
+        f"{MISSING} the last only where they determine it. Cells: devices "
+        f"{TIMES} micro-batch {TIMES} accumulation.{about}",
+        Axis({"time": f"time of an optimizer step ({scale.unit})"}, from_zero=True),
+        Axis({"row": ""}, kind="names"),
+        [Marks("point", pd.concat(parts).dropna(subset="time"), size=30)],
+        looks,
+        tables=["tables/cost_models.csv"],
     )
-    names = cells[["data_parallel_size", "micro_batch_size", "gradient_accumulation_steps"]]
-    labels = [TIMES.join(map(str, row)) for row in names.to_numpy()]
-    axes.set_yticks(cells.index, labels)
-    axes.set_ylim(-0.7, len(cells) - 0.3)
-    # No marker lies on the right edge.
-    drawn = cells[["measured", "fitted", "left_out"]].to_numpy(dtype=float) * scale.factor
-    axes.set_xlim(0, 1.08 * np.nanmax(drawn))
-    axes.set_xlabel(f"time of an optimizer step ({scale.unit})")
-    axes.set_title(f"devices {TIMES} micro {TIMES} accumulation", loc="left", fontsize=7)
-    figure.legend(loc="outside lower center", ncols=3, handletextpad=0.3, columnspacing=1.0)
-    name_group(figure, label)
-    return figure
+
+
+def frontier_chart(rows: pd.DataFrame, table: pd.DataFrame) -> Chart | None:
+    """Draw the outcome of every micro-batch tried, a line a setting.
+
+    One is drawn as not launched where no run of it was.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        As `frontier_rows` returns it.
+    table : DataFrame
+        As `memory_frontier` returns it for them.
+
+    Returns
+    -------
+    Chart or None
+        None where there is one micro-batch only.
+    """
+    if rows["micro_batch_size"].nunique() < 2:
+        return None
+    looks = {
+        FIT: ACCENT,
+        OUT: Look(MARK.colour, symbol=CROSS),
+        SKIPPED: Look(GREY.colour, GREY.dark, hollow=True),
+    }
+    shown = table.head(_MAX_ROWS)
+    keys = ["group", "data_parallel_size"]
+    places = {
+        tuple(row[keys]): f"{row['group_label']}\n{count_text(int(row[keys[1]]), 'device')}".strip()
+        for _, row in shown.iterrows()
+    }
+    cells = zip(*(rows[key] for key in keys), strict=True)
+    named = rows.assign(row=[places.get(cell, "") for cell in cells], series=rows["outcome"])
+    named = named[named["row"].ne("")]
+    named = named.drop_duplicates(["row", "micro_batch_size", "outcome"])
+    ran = named[named["outcome"].ne(SKIPPED)].set_index(["row", "micro_batch_size"]).index
+    placed = pd.MultiIndex.from_frame(named[["row", "micro_batch_size"]])
+    named = named[named["outcome"].ne(SKIPPED) | ~placed.isin(ran)]
+    used = set(named["series"])
+    return Chart(
+        "memory_frontier",
+        "Where memory ends",
+        "Micro-batches that fit a device's memory, that ran out of it, and that were not launched "
+        "because a smaller one ran out, by setting.",
+        Axis({"micro_batch_size": _MICRO}, kind="log", ticks=named["micro_batch_size"].tolist()),
+        Axis({"row": ""}, kind="names"),
+        [Marks("point", named, size=45)],
+        {name: look for name, look in looks.items() if name in used},
+        tables=["tables/memory_frontier.csv"],
+    )
+
+
+def predicted_chart(table: pd.DataFrame, scales: Mapping[str, Scale]) -> Chart:
+    """Draw what was predicted against what was measured, a point a cell.
+
+    Parameters
+    ----------
+    table : DataFrame
+        As `compare_predictions` returns it.
+    scales : mapping of str to Scale
+        Units, by figure.
+    """
+    factors = table["figure"].map({name: scale.factor for name, scale in scales.items()})
+    rows = table[["figure", "label"]].assign(
+        series=table["method"],
+        measured=table["measured"] * factors,
+        predicted=table["predicted"] * factors,
+        predicted_low=table["low"].fillna(table["predicted"]) * factors,
+        predicted_high=table["high"].fillna(table["predicted"]) * factors,
+    )
+    ends = rows.melt("figure", ["measured", "predicted"]).groupby("figure")["value"]
+    reach = ends.agg(["min", "max"]).reset_index().melt("figure", value_name="measured")
+    equal = reach[["figure", "measured"]].assign(predicted=reach["measured"])
+    equals = Look(INK.colour, INK.dark, "stroke", (4, 3))
+    options = {name: f"{PREDICTED[name]} ({scale.unit})" for name, scale in scales.items()}
+    return Chart(
+        "predicted",
+        "Predicted against measured",
+        "Predicted before the runs against measured, a point a cell; bars: the stated range. On "
+        "the line both are equal.",
+        Axis({"measured": "measured"}, kind="log"),
+        Axis({"predicted": "predicted"}, kind="log"),
+        [
+            Marks("line", equal, "equal"),
+            Marks("interval", rows),
+            Marks("point", rows, text="label", size=24),
+        ],
+        {**palette(rows["series"]), "equal": equals},
+        choices=[Choice("figure", "Show", options)],
+        panels="figure",
+        tables=["tables/predicted.csv"],
+    )

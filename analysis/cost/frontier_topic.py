@@ -10,12 +10,12 @@ import pandas as pd
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.cost.capacity import LIMITED, PEAK_FIGURES
+from batchscape.analysis.cost.figures import frontier_chart
 from batchscape.analysis.cost.frontier import FIT, frontier_rows, memory_frontier
-from batchscape.analysis.cost.frontier_figures import draw_frontier
 from batchscape.analysis.estimates import NOT_IDENTIFIED
 from batchscape.analysis.numbers import Scale, memory_scale, significant
 from batchscape.analysis.report.table import Column, Table
-from batchscape.analysis.report.topic import Picture, Section
+from batchscape.analysis.report.topic import Section
 from batchscape.text import count_text
 
 __all__ = ["frontier_section"]
@@ -44,15 +44,9 @@ def frontier_section(cells: Cells) -> Section | None:
     warnings = [
         f"{_where(row)}: {row['note']}." for _, row in table[~table["is_monotone"]].iterrows()
     ]
-    pictures = []
-    figure = draw_frontier(rows, table)
-    if figure is not None:
-        caption = (
-            "Micro-batches that fit a device's memory, that ran out of it, and that were not "
-            "launched because a smaller one ran out, by setting."
-        )
-        pictures.append(Picture("memory_frontier", caption, figure))
-    return Section("Where memory ends", answer, [_table(table)], pictures, warnings)
+    chart = frontier_chart(rows, table)
+    charts = [chart] if chart else []
+    return Section("Where memory ends", answer, [_table(table)], charts, warnings)
 
 
 def _told(row: pd.Series[Any]) -> str:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from batchscape.analysis.cells import Cells
+from batchscape.analysis.cost.figures import predicted_chart
 from batchscape.analysis.cost.predicted import PREDICTED, compare_predictions, prediction_errors
 from batchscape.analysis.estimates import FEWEST
-from batchscape.analysis.figures.style import COLUMN_IN, PALETTE, plain_ticks
 from batchscape.analysis.numbers import Scale, memory_scale, significant, time_scale, unit_of
 from batchscape.analysis.report.table import Column, Table
-from batchscape.analysis.report.topic import Picture, Section
+from batchscape.analysis.report.topic import Section
 from batchscape.text import count_text
 
 __all__ = ["predicted_section"]
@@ -31,15 +30,11 @@ def predicted_section(cells: Cells) -> Section | None:
     if table.empty:
         return None
     errors = prediction_errors(table)
-    caption = (
-        "Predicted before the runs against measured, a point a cell; bars: the stated range. "
-        "On the line both are equal."
-    )
     return Section(
         "Predicted against measured",
         list(_answer(errors)),
         [_table(table)],
-        [Picture("predicted", caption, _drawn(table))],
+        [predicted_chart(table, _scales(table))],
         curves={"prediction_errors": errors},
     )
 
@@ -94,33 +89,3 @@ def _table(table: pd.DataFrame) -> Table:
         ],
         hidden=["unit"],
     )
-
-
-def _drawn(table: pd.DataFrame) -> Figure:
-    scales = _scales(table)
-    figure = Figure((COLUMN_IN, 2.5 * len(scales)), layout="constrained")
-    panels = figure.subplots(len(scales), 1, squeeze=False)[:, 0]
-    for axes, (name, scale) in zip(panels, scales.items(), strict=True):
-        own = table[table["figure"] == name]
-        for index, (method, rows) in enumerate(own.groupby("method")):
-            colour = PALETTE[index % len(PALETTE)]
-            x, y = rows["measured"] * scale.factor, rows["predicted"] * scale.factor
-            low = rows["low"].fillna(rows["predicted"]) * scale.factor
-            high = rows["high"].fillna(rows["predicted"]) * scale.factor
-            axes.vlines(x, low, high, color=colour, linewidth=0.8, alpha=0.6)
-            axes.plot(x, y, "o", color=colour, markersize=4, label=str(method))
-        ends = [
-            own[["measured", "predicted"]].min().min(),
-            own[["measured", "predicted"]].max().max(),
-        ]
-        ends = [end * scale.factor * room for end, room in zip(ends, (0.8, 1.25), strict=True)]
-        axes.plot(ends, ends, color="#555555", linewidth=0.8, zorder=0)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xlim(ends)
-        for axis in (axes.xaxis, axes.yaxis):
-            plain_ticks(axis)
-        axes.set_xlabel(f"measured {PREDICTED[name]} ({scale.unit})")
-        axes.set_ylabel(f"predicted ({scale.unit})")
-        axes.legend(loc="lower right")
-    return figure

@@ -11,15 +11,16 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import Cells
-from batchscape.analysis.cost.figures import draw_memory_model, draw_step_time_model
+from batchscape.analysis.cost.figures import memory_model_chart, step_time_model_chart
 from batchscape.analysis.cost.memory_model import MemoryModel, fit_memory
 from batchscape.analysis.cost.scaling import scaling_efficiency
 from batchscape.analysis.cost.step_time import StepTimeModel, fit_step_time
 from batchscape.analysis.cost.table import MEMORY_PHASES, cost_table, is_sharded
 from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
-from batchscape.analysis.numbers import MISSING, Scale, memory_scale, significant, time_scale
+from batchscape.analysis.figures.chart import Chart
+from batchscape.analysis.numbers import Scale, memory_scale, significant, time_scale
 from batchscape.analysis.report.table import Column, Table
-from batchscape.analysis.report.topic import Picture, Section
+from batchscape.analysis.report.topic import Section
 from batchscape.errors import AnalysisError
 
 __all__ = ["cost_section"]
@@ -49,7 +50,7 @@ def cost_section(cells: Cells) -> Section | None:
     answer: list[str] = []
     rows: list[dict[str, object]] = []
     scaled: list[pd.DataFrame] = []
-    pictures: list[Picture] = []
+    pictures: list[Chart] = []
     headlines: dict[str, Estimate] = {}
     for number in sorted(table["group"].unique()):
         own = table[table["group"] == number]
@@ -257,22 +258,11 @@ def _scaling_answer(table: pd.DataFrame) -> Iterable[str]:
 
 def _pictures(
     memory: MemoryModel | None, times: StepTimeModel | None, suffix: str, label: str
-) -> list[Picture]:
-    about = f" {label}." if label else ""
-    pictures = []
-    drawn = draw_memory_model(memory, label) if memory is not None else None
-    if drawn is not None:
-        caption = (
-            "Memory of the fullest device by phase. Lines: fit for one device without "
-            f"accumulation; hollow: cells with accumulation or more devices.{about}"
-        )
-        pictures.append(Picture(f"memory_model{suffix}", caption, drawn))
-    if times is not None and len(times.cells) > 1:
-        caption = (
-            "Time of an optimizer step as measured, as fitted, and as predicted from the other "
-            f"cells {MISSING} the last only where they determine it.{about}"
-        )
-        pictures.append(
-            Picture(f"step_time_model{suffix}", caption, draw_step_time_model(times, label))
-        )
-    return pictures
+) -> list[Chart]:
+    charts = [
+        None if memory is None else memory_model_chart(memory, suffix, label),
+        None
+        if times is None or len(times.cells) < 2
+        else step_time_model_chart(times, suffix, label),
+    ]
+    return [chart for chart in charts if chart is not None]

@@ -1,138 +1,89 @@
-"""The figure of time against device-hours, and its front."""
+"""The picture of time against device-hours, and its front."""
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pandas as pd
-from matplotlib.axis import Axis
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from batchscape.analysis.cost.table import FACTORS
-from batchscape.analysis.decisions.candidates import DERIVED
+from batchscape.analysis.decisions.candidates import DERIVED, is_to_target
+from batchscape.analysis.decisions.show import geometry_text
 from batchscape.analysis.estimates import LEVEL
-from batchscape.analysis.figures.style import COLUMN_IN, PALETTE, name_group, plain_ticks
-from batchscape.analysis.numbers import TIMES
-from batchscape.analysis.report.topic import Picture
-from batchscape.text import count_text
+from batchscape.analysis.figures.chart import Axis, Chart, Look, Marks
+from batchscape.analysis.figures.style import ACCENT, GREY, MARK
 
-__all__ = ["draw_pareto"]
+__all__ = ["pareto_chart"]
 
 _MAX_LABELS = 8
-_NARROW = 5
-"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
+_LOOKS = {
+    "measured": ACCENT,
+    "derived": Look(ACCENT.colour, ACCENT.dark, hollow=True),
+    "predicted": Look(GREY.colour, GREY.dark, "square", hollow=True),
+    "recommended": Look(MARK.colour, symbol="diamond", hollow=True),
+    "front": Look(MARK.colour, symbol="stroke", dash=(2, 2)),
+}
 
 
-def draw_pareto(candidates: pd.DataFrame, label: str = "", name: str = "pareto") -> Picture | None:
-    """Draw device-hours against time to the target: a point a measured geometry.
+def pareto_chart(candidates: pd.DataFrame, label: str, name: str, table: str) -> Chart | None:
+    """Draw device-hours against time to the target: a point a geometry.
 
     Parameters
     ----------
     candidates : DataFrame
-        As `candidates_of` returns it.
+        Table of the section, with the runs of its rows.
     label : str
         Which group of runs it is of, where there are several.
     name : str
-        File name of the picture.
+        Of the picture.
+    table : str
+        Of the table.
 
     Returns
     -------
-    Picture or None
-        None with fewer than two points.
+    Chart or None
+        None with fewer than two points, or where times are those of one step.
     """
-    rows = candidates[
-        (candidates["source"] == "measured")
-        & candidates["fits"]
-        & np.isfinite(candidates["time_s"])
-    ]
-    if len(rows) < 2 or not (rows["n_seeds"] > 0).all():
+    if not is_to_target(candidates):
         return None
-    unit, factor = ("h", 1 / 3600) if rows["time_s"].max() >= 7200 else ("s", 1.0)
-    cost_unit, cost_factor = ("device-hours", 1.0) if unit == "h" else ("device-seconds", 3600.0)
-    figure = Figure((COLUMN_IN, 3.0), layout="constrained")
-    axes = figure.subplots()
-    counts = sorted(rows["data_parallel_size"].unique())
-    has_intervals = False
-    for index, devices in enumerate(counts):
-        own = rows[rows["data_parallel_size"] == devices]
-        cost = own["device_hours"] * cost_factor
-        time, high = own["time_s"] * factor, own["time_high_s"] * factor
-        low = own["time_low_s"] * factor
-        ends = np.abs(np.vstack([time - low, np.where(np.isfinite(high), high - time, math.nan)]))
-        has_intervals |= bool(np.isfinite(ends).any())
-        axes.errorbar(
-            time,
-            cost,
-            xerr=np.nan_to_num(ends),
-            fmt="o",
-            markersize=4,
-            elinewidth=0.7,
-            color=PALETTE[index % len(PALETTE)],
-            label=count_text(int(devices), "device"),
-        )
-        derived = own[own["derived"]]
-        axes.plot(
-            derived["time_s"] * factor,
-            derived["device_hours"] * cost_factor,
-            "o",
-            markersize=2,
-            color="white",
-            zorder=3,
-        )
-    front = rows[rows["on_front"]].sort_values("time_s")
-    if len(front) > 1:
-        axes.plot(
-            front["time_s"] * factor,
-            front["device_hours"] * cost_factor,
-            color="#888888",
-            linewidth=1,
-            drawstyle="steps-post",
-            zorder=0,
-        )
-    for _, row in front.head(_MAX_LABELS).iterrows():
-        cut = TIMES.join(str(int(row[name])) for name in FACTORS)
-        axes.annotate(
-            cut,
-            (row["time_s"] * factor, row["device_hours"] * cost_factor),
-            xytext=(4, -9),
-            textcoords="offset points",
-            fontsize=6,
-        )
-    axes.margins(0.15)
-    ends = [rows["time_low_s"], rows["time_s"], rows["time_high_s"]]
-    if _is_wide(pd.concat(ends)):
-        axes.set_xscale("log")
-    if _is_wide(rows["device_hours"]):
-        axes.set_yscale("log")
-    for axis in (axes.xaxis, axes.yaxis):
-        _label(axis)
-    axes.set_xlabel(f"time to the target ({unit})")
-    axes.set_ylabel(f"cost of the target ({cost_unit})")
-    figure.legend(loc="outside lower center", ncols=min(len(counts), 4))
-    name_group(figure, label)
+    rows = candidates[np.isfinite(candidates["time_s"]) & candidates["fits"].astype(bool)]
+    if len(rows) < 2:
+        return None
+    derived = rows["derived"].astype(bool)
+    measured, beyond = rows["source"].eq("measured"), rows["beyond"].ne("")
+    kinds = np.select([measured & ~derived, measured], ["measured", "derived"], "predicted")
+    rows = rows.assign(
+        series=kinds,
+        geometry=list(map(geometry_text, rows.to_dict("records"))),
+        time_s_low=rows["time_low_s"],
+        time_s_high=rows["time_high_s"],
+    ).drop(columns=["device_hours_low", "device_hours_high"])
+    rows = rows[measured | ~beyond]
+    front = rows[rows["on_front"].astype(bool)].sort_values("time_s")
+    chosen = rows[rows["recommended"].astype(bool)].drop(columns="series")
+    line = front[["time_s", "device_hours"]]
+    bars = rows.dropna(subset=["time_s_low", "time_s_high"])
+    marks = [
+        *([Marks("line", line, "front")] if len(front) > 1 else []),
+        *([Marks("interval", bars)] if len(bars) else []),
+        Marks("point", rows, text="geometry", size=24),
+        *([Marks("point", chosen, "recommended", "geometry", size=90)] if len(chosen) else []),
+        Marks("text", front.head(_MAX_LABELS).drop(columns="series"), text="geometry"),
+    ]
+    names = {*rows["series"], *(mark.name for mark in marks)}
     own = f"{label}: " if label else ""
-    intervals = f", with {LEVEL:.0%} intervals of the time" if has_intervals else ""
+    intervals = f", with {LEVEL:.0%} intervals of the time" if len(bars) else ""
     best = (
         "Line: the front, the geometries that none beats in both"
         if len(front) > 1
         else "Named: the geometry that none beats in either"
     )
-    hollow = f" Hollow: {DERIVED}." if rows["derived"].any() else ""
-    caption = f"{own}Device time against time to the target{intervals}. {best}.{hollow}"
-    return Picture(name, caption, figure)
-
-
-def _is_wide(values: pd.Series[float]) -> bool:
-    known = values[np.isfinite(values) & (values > 0)]
-    return bool(known.max() > _NARROW * known.min())
-
-
-def _label(axis: Axis) -> None:
-    """Write numbers in full, and few of them."""
-    axis.set_tick_params(which="both", labelsize=7, length=3, pad=3)
-    if axis.get_scale() == "log":
-        plain_ticks(axis)
-    else:
-        axis.set_major_locator(MaxNLocator(5))
+    hollow = f" Hollow: {DERIVED}." if "derived" in names else ""
+    return Chart(
+        name,
+        f"Geometries to choose from{f': {label}' if label else ''}",
+        f"{own}Device time against time to the target{intervals}. {best}.{hollow}",
+        Axis({"time_s": "time to target (s)"}, kind="log"),
+        Axis({"device_hours": "device-hours"}, kind="log"),
+        marks,
+        {name: look for name, look in _LOOKS.items() if name in names},
+        tables=[f"tables/{table}.csv"],
+    )

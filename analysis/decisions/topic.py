@@ -11,15 +11,16 @@ from batchscape.analysis.cells import Cells
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.decisions.break_even import break_even_batch
 from batchscape.analysis.decisions.evidence import Basis, evidence_of
-from batchscape.analysis.decisions.figures import draw_pareto
+from batchscape.analysis.decisions.figures import pareto_chart
 from batchscape.analysis.decisions.recommend import Needs, Recommendation, recommend
 from batchscape.analysis.decisions.show import (
     candidates_table,
     held_against,
 )
 from batchscape.analysis.estimates import LEVEL, Estimate
+from batchscape.analysis.figures.chart import Chart
 from batchscape.analysis.report.table import Table
-from batchscape.analysis.report.topic import Picture, Section
+from batchscape.analysis.report.topic import Section
 from batchscape.errors import AnalysisError
 from batchscape.record.tables import Tables
 
@@ -53,7 +54,7 @@ def decision_section(
     answer: list[str] = []
     warnings: list[str] = []
     views: list[Table] = []
-    pictures: list[Picture] = []
+    pictures: list[Chart] = []
     headlines: dict[str, Estimate] = {}
     open_: list[str] = []
     short: list[str] = []
@@ -91,7 +92,8 @@ def decision_section(
         answer += _break_even_answer(even)
         headlines |= {f"break_even_batch_{growth}{suffix}": e for growth, e in even.items()}
         headlines |= _headlines(found, evidence, suffix)
-        picture = draw_pareto(found.candidates, evidence.label, f"pareto{suffix}")
+        full = _full(found, evidence)
+        picture = pareto_chart(full, evidence.label, f"pareto{suffix}", f"time_to_target{suffix}")
         pictures += [] if picture is None else [picture]
     if not answer:
         return None

@@ -1,45 +1,30 @@
-"""Figures of engines: their losses on top of each other, their memory and time side by side."""
+"""Pictures of engines: losses on top of each other, how far apart, memory and time side by side."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from textwrap import fill, shorten
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from batchscape.analysis.cells import Cells, geometry_label, setting_label, setting_texts
 from batchscape.analysis.engines.losses import EngineLosses
 from batchscape.analysis.engines.matching import counterparts, shared_settings
-from batchscape.analysis.figures.panels import lay_out
-from batchscape.analysis.figures.style import COLUMN_IN, PAGE_IN, colour_of
+from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
+from batchscape.analysis.figures.style import GREY, palette
 from batchscape.analysis.numbers import memory_scale, time_scale
 
-__all__ = ["MOST_GEOMETRIES", "MOST_PANELS", "draw_engine_costs", "draw_engine_losses"]
+__all__ = ["MOST_GEOMETRIES", "engine_cost_chart", "engine_loss_charts"]
 
-MOST_PANELS = 6
-"""Global batches and settings in the figure of losses."""
 MOST_GEOMETRIES = 12
 """Geometries in the figure of costs."""
-
-_GREY = "#666666"
-_BARS = 0.8
-"""Share of a row that its bars take."""
-_MOST_LETTERS = 80
-"""Of a reason beside the axis."""
-_DASHES = ("-", (0, (5, 1.5)), (0, (2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
+_SEEDS = "sd between seeds"
 
 
-def draw_engine_losses(
+def engine_loss_charts(
     cells: Cells, curves: pd.DataFrame, losses: EngineLosses, engines: Sequence[str]
-) -> Figure | None:
-    """Draw the curves of all engines on top of each other, and their differences beneath.
+) -> Iterator[Chart]:
+    """Draw the curves of all engines on top of each other, and their differences.
 
     Parameters
     ----------
@@ -47,44 +32,66 @@ def draw_engine_losses(
         Mean training loss of each cell, as `mean_curves` returns it.
     engines : sequence of str
         In the order of the legend; the first is the one that others are held against.
-
-    Returns
-    -------
-    Figure or None
-        None where no two engines trained the same.
     """
     found = counterparts(cells)
-    groups = list(dict.fromkeys(losses.pairs["group"]))[:MOST_PANELS]
+    groups = list(dict.fromkeys(losses.pairs["group"]))
     if not groups:
-        return None
-    colours = _colours(engines)
+        return
+    titles = {str(g): _title(cells, int(found.index[found["group"] == g][0])) for g in groups}
+    choices = [Choice("group", "Trained", titles)] if len(titles) > 1 else []
     # Earlier engines are wider, so that they show beneath the later ones.
-    widths = np.linspace(3.4, 0.8, len(engines))
-    figure, panels = lay_out(len(groups), [2.0, 1.5])
-    for group, (top, bottom) in zip(groups, panels, strict=True):
-        own = found[found["group"] == group]
-        for width, engine in zip(widths, engines, strict=True):
-            for number, cell in enumerate(own.index[own["engine"] == engine]):
-                line = curves[curves["cell"] == cell]
-                drawn = top.plot(line["optimizer_step"], line["mean"], color=colours[engine])
-                drawn[0].set(linewidth=width, linestyle=_DASHES[number % len(_DASHES)])
-        bottom.set_visible(True)
-        bottom.sharex(top)
-        top.tick_params(labelbottom=False)
-        _draw_differences(bottom, losses, group, colours)
-        top.set_title(_title(cells, int(own.index[0])))
-        bottom.set_xlabel("optimizer steps")
-    panels[0][0].set_ylabel("loss")
-    panels[0][1].set_ylabel(f"largest |Δ loss|\nto {engines[0]}")
-    handles = [Line2D([], [], color=colours[name], label=name) for name in engines]
-    if len(losses.spread):
-        handles.append(Line2D([], [], color=_GREY, linestyle=":", label="sd between seeds"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=_columns(figure))
-    return figure
+    looks = {
+        name: replace(look, symbol="stroke", width=max(3.4 - place, 0.8))
+        for place, (name, look) in enumerate(palette(engines).items())
+    }
+    own = found[found["group"].isin(groups)]
+    lines = curves[curves["cell"].isin(own.index)][["cell", "optimizer_step", "mean"]]
+    lines = lines.assign(
+        series=own["engine"].loc[lines["cell"]].to_numpy(),
+        group=own["group"].loc[lines["cell"]].astype(str).to_numpy(),
+    )
+    # A layer an engine: later ones are drawn on top.
+    layers = [Marks("line", lines[lines["series"] == name], line="cell") for name in engines]
+    steps = Axis({"optimizer_step": "optimizer steps"})
+    yield Chart(
+        "engines_loss",
+        "Training loss by engine",
+        "Training loss of all engines on top of each other, mean over seeds, a line a "
+        "decomposition.",
+        steps,
+        Axis({"mean": "loss"}),
+        layers,
+        looks,
+        choices=choices,
+        panels="group",
+    )
+    apart = losses.by_step[losses.by_step["largest"].gt(0)]
+    apart = apart.assign(series=apart["engine"], group=apart["group"].astype(str))
+    spread = losses.spread.assign(group=losses.spread["group"].astype(str))
+    spread = spread.rename(columns={"sd": "largest"})
+    if apart.empty:
+        return
+    by_seeds = {_SEEDS: Look(GREY.colour, GREY.dark, "stroke", (2, 2))} if len(spread) else {}
+    yield Chart(
+        "engines_difference",
+        "Differences between engines",
+        "The largest difference over seeds and decompositions from the first decomposition of "
+        f"{engines[0]}, or of the next engine where that did not complete; differences of exactly "
+        "0 are left out.",
+        steps,
+        Axis({"largest": f"largest |Δ loss| to {engines[0]}"}, kind="log"),
+        [*([Marks("line", spread, _SEEDS)] if len(spread) else []), Marks("line", apart)],
+        {
+            **{name: replace(look, width=1.2) for name, look in looks.items()},
+            **by_seeds,
+        },
+        choices=choices,
+        panels="group",
+    )
 
 
-def draw_engine_costs(table: pd.DataFrame, engines: Sequence[str]) -> Figure | None:
-    """Draw memory and step time side by side, a bar an engine, a row a geometry.
+def engine_cost_chart(table: pd.DataFrame, engines: Sequence[str]) -> Chart | None:
+    """Draw memory and step time, a bar an engine, a row a geometry.
 
     Parameters
     ----------
@@ -95,103 +102,48 @@ def draw_engine_costs(table: pd.DataFrame, engines: Sequence[str]) -> Figure | N
 
     Returns
     -------
-    Figure or None
+    Chart or None
         None where neither memory nor time was measured.
     """
     sizes = table[["peak_allocated_gib_mean", "step_time_s_mean"]]
     if not sizes.notna().any(axis=None):
         return None
-    labels = _row_names(table)
-    rows = list(dict.fromkeys(labels))[:MOST_GEOMETRIES]
-    height = 0.9 + len(rows) * (0.12 * len(engines) + 0.08)
-    figure = Figure(figsize=(PAGE_IN, height), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
     memory, time = memory_scale(sizes.iloc[:, 0]), time_scale(sizes.iloc[:, 1])
-    colours = _colours(engines)
-    placed = table.assign(row=labels)
-    for axes, name, scale in (
-        (left, "peak_allocated_gib", memory),
-        (right, "step_time_s", time),
-    ):
-        sized = placed.assign(
-            mean=placed[f"{name}_mean"] * scale.factor, half=placed[f"{name}_ci95"] * scale.factor
-        )
-        _bars(axes, sized.dropna(subset=["mean"]), rows, colours)
-        _say_why_missing(axes, sized, rows, engines, name)
-    left.set_xlabel(f"peak allocated memory of a device ({memory.unit})")
-    right.set_xlabel(f"median optimizer step ({time.unit})")
-    left.set_yticks(range(len(rows)), [fill(row, 30) for row in rows])
-    left.set_ylim(len(rows) - 0.5, -0.5)
-    handles = [Patch(color=colours[name], label=name) for name in engines]
-    figure.legend(handles=handles, loc="outside lower center", ncols=_columns(figure))
-    return figure
-
-
-def _draw_differences(
-    axes: Axes, losses: EngineLosses, group: int, colours: Mapping[str, str]
-) -> None:
-    own = losses.by_step[losses.by_step["group"] == group]
-    for engine, colour in colours.items():
-        line = own[(own["engine"] == engine) & own["largest"].gt(0)]
-        mark = "." if len(line) == 1 else None
-        axes.plot(line["optimizer_step"], line["largest"], color=colour, linewidth=1, marker=mark)
-    spread = losses.spread[losses.spread["group"] == group]
-    axes.plot(spread["optimizer_step"], spread["sd"], color=_GREY, linewidth=0.8, linestyle=":")
-    if own["largest"].gt(0).any() or len(spread):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(numticks=6))
-        axes.yaxis.set_minor_locator(NullLocator())
-    else:
-        axes.set_yticks([])
-        axes.text(0.5, 0.3, "equal to the last bit", transform=axes.transAxes, ha="center")
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-
-
-def _bars(axes: Axes, table: pd.DataFrame, rows: Sequence[str], colours: Mapping[str, str]) -> None:
-    height = _BARS / len(colours)
-    for place, (engine, colour) in enumerate(colours.items()):
-        own = table[(table["engine"] == engine) & table["row"].isin(rows)]
-        offset = (place - (len(colours) - 1) / 2) * height
-        y = np.array([rows.index(row) + offset for row in own["row"]])
-        error = own["half"].fillna(0)
-        axes.barh(
-            y,
-            own["mean"],
-            height,
-            xerr=error if error.gt(0).any() else None,
-            color=colour,
-            error_kw={"elinewidth": 0.7},
-        )
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.grid(visible=False, axis="y")
-    axes.set_axisbelow(True)
-
-
-def _say_why_missing(
-    axes: Axes, table: pd.DataFrame, rows: Sequence[str], engines: Sequence[str], name: str
-) -> None:
-    """Write the reason where a bar would be."""
-    notes = table.reindex(columns=[f"{name}_note"]).iloc[:, 0]
-    known = {
-        (row, engine): (mean, note)
-        for row, engine, mean, note in zip(
-            table["row"], table["engine"], table["mean"], notes, strict=True
-        )
+    columns = {
+        "peak_allocated_gib": (f"peak memory of a device ({memory.unit})", memory.factor),
+        "step_time_s": (f"median optimizer step ({time.unit})", time.factor),
     }
-    for index, row in enumerate(rows):
-        for place, engine in enumerate(engines):
-            mean, note = known.get((row, engine), (math.nan, "no run completed"))
-            if math.isnan(mean):
-                why = note if isinstance(note, str) else "not measured"
-                axes.annotate(
-                    shorten(f"n/a: {why}", _MOST_LETTERS, placeholder=" …"),
-                    (0, index + (place - (len(engines) - 1) / 2) * _BARS / len(engines)),
-                    xytext=(2, 0),
-                    textcoords="offset points",
-                    va="center",
-                    fontsize=5,
-                    color=_GREY,
-                )
+    named = table.assign(row=_row_names(table), series=table["engine"])
+    named = named[named["row"].isin(list(dict.fromkeys(named["row"]))[:MOST_GEOMETRIES])]
+    marks = []
+    for name, (_, factor) in columns.items():
+        mean, half = named[f"{name}_mean"] * factor, named[f"{name}_ci95"] * factor
+        rows = named[["row", "series"]].assign(
+            **{name: mean, f"{name}_low": mean - half, f"{name}_high": mean + half}
+        )
+        has = rows[name].notna()
+        bars = rows.loc[has, ["row", "series", name]]
+        intervals = rows[has].dropna(subset=f"{name}_low")
+        why = named.reindex(columns=[f"{name}_note"]).iloc[:, 0]
+        missing = rows.loc[~has, ["row", "series"]].assign(
+            **{name: 0.0}, why="n/a: " + why[~has].fillna("not measured").astype(str)
+        )
+        marks += [
+            Marks("bar", bars, dodge=True),
+            Marks("interval", intervals, dodge=True),
+            Marks("text", missing, text="why", dodge=True),
+        ]
+    return Chart(
+        "engines_cost",
+        "Memory and step time by engine",
+        "Peak memory and step time of each engine for the same geometry, with 95 % t-intervals "
+        f"over runs; n/a: no bar, and why. {MOST_GEOMETRIES} geometries at most are drawn.",
+        Axis({name: title for name, (title, _) in columns.items()}, "Show", from_zero=True),
+        Axis({"row": ""}, kind="names"),
+        [mark for mark in marks if len(mark.table)],
+        {name: replace(look, symbol="square") for name, look in palette(engines).items()},
+        panels="x",
+    )
 
 
 def _row_names(table: pd.DataFrame) -> list[str]:
@@ -212,12 +164,4 @@ def _title(cells: Cells, cell: int) -> str:
     parts = [f"global batch {row['global_batch_size'].iloc[0]}"]
     shown = [name for name in shared_settings(cells) if name in cells.contexts]
     parts += [f"{setting_label(name)} {setting_texts(row, name).iloc[0]}" for name in shown]
-    return fill(", ".join(parts), 34)
-
-
-def _colours(engines: Sequence[str]) -> dict[str, str]:
-    return {name: colour_of(index, len(engines)) for index, name in enumerate(engines)}
-
-
-def _columns(figure: Figure) -> int:
-    return 3 if figure.get_figwidth() <= COLUMN_IN else 6
+    return ", ".join(parts)

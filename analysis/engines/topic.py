@@ -9,20 +9,16 @@ import pandas as pd
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.engines.costs import engine_costs
-from batchscape.analysis.engines.figures import (
-    MOST_GEOMETRIES,
-    MOST_PANELS,
-    draw_engine_costs,
-    draw_engine_losses,
-)
+from batchscape.analysis.engines.figures import engine_cost_chart, engine_loss_charts
 from batchscape.analysis.engines.losses import EngineLosses, compare_engines
 from batchscape.analysis.engines.matching import counterparts, engines_of, in_order
 from batchscape.analysis.engines.programs import observed_batches
 from batchscape.analysis.engines.tables import costs_view, losses_view, observed_view
+from batchscape.analysis.figures.chart import Chart
 from batchscape.analysis.figures.curves import mean_curves
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.table import Table
-from batchscape.analysis.report.topic import Picture, Section
+from batchscape.analysis.report.topic import Section
 from batchscape.record.tables import Tables
 
 __all__ = ["engines_section"]
@@ -49,7 +45,7 @@ def engines_section(cells: Cells, tables: Tables) -> Section | None:
     answer: list[str] = []
     warnings: list[str] = []
     views: list[Table] = []
-    pictures: list[Picture] = []
+    pictures: list[Chart] = []
     if several:
         costs = engine_costs(cells, tables.ranks)
         paired = not counterparts(cells).empty
@@ -140,30 +136,13 @@ def _pictures(
     losses: EngineLosses | None,
     costs: pd.DataFrame,
     engines: Sequence[str],
-) -> list[Picture]:
-    pictures = []
+) -> list[Chart]:
+    charts: list[Chart] = []
     if losses is not None:
         curves = mean_curves(cells, tables.steps, "loss", timed=False)
-        drawn = draw_engine_losses(cells, curves, losses, engines)
-        if drawn is not None:
-            caption = (
-                "Training loss of all engines on top of each other, mean over seeds; kinds of line "
-                "are decompositions. Beneath: the largest difference over seeds and decompositions "
-                f"from the first decomposition of {engines[0]}, or of the next engine where that "
-                "did not complete; differences of exactly 0 are left out."
-            )
-            if losses.pairs["group"].nunique() > MOST_PANELS:
-                caption += f" The first {MOST_PANELS} global batches and settings are drawn."
-            pictures.append(Picture("engines_loss", caption, drawn))
-    drawn = draw_engine_costs(costs, engines) if len(costs) else None
-    if drawn is not None:
-        caption = (
-            "Peak memory and step time of each engine for the same geometry, with 95 % t-intervals "
-            "over runs; n/a: no bar, and why. "
-            f"{MOST_GEOMETRIES} geometries at most are drawn."
-        )
-        pictures.append(Picture("engines_cost", caption, drawn))
-    return pictures
+        charts += engine_loss_charts(cells, curves, losses, engines)
+    cost = engine_cost_chart(costs, engines) if len(costs) else None
+    return [*charts, cost] if cost else charts
 
 
 def _short(value: float) -> str:

@@ -1,34 +1,34 @@
-"""Figures of equivalence: paired differences against the margin, and differences over steps."""
+"""Pictures of equivalence: paired differences against the margin, and differences over steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from textwrap import fill
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from batchscape.analysis.cells import Cells, geometry_label, setting_label, setting_texts
-from batchscape.analysis.figures.style import COLUMN_IN, PAGE_IN, Look, loss_axis
+from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
+from batchscape.analysis.figures.style import GREY, INK, looks, loss_axis
 
-__all__ = ["MOST_PANELS", "MOST_ROWS", "draw_divergence", "draw_equivalence"]
+__all__ = ["MOST_ROWS", "decompositions_chart", "divergence_chart", "equivalence_chart"]
 
 MOST_ROWS = 40
 """Decompositions in one figure at most; those with the largest differences are drawn."""
-MOST_PANELS = 6
-"""Families in one figure at most."""
 
-_NAME_WIDTH = 48
-"""Letters of a line of a name; names longer than half of it need the width of a page."""
+_VERDICTS = {
+    "equivalent": Look("#009E73"),
+    "different": Look("#D55E00"),
+    "not identified": Look("#56B4E9"),
+}
+_SEEDS = "sd between seeds"
+_MARGIN = Look(INK.colour, INK.dark, "stroke", (4, 3))
 
-_COLOURS = {"equivalent": "#009E73", "different": "#D55E00", "not identified": "#56B4E9"}
-_GREY = "#777777"
 
-
-def draw_equivalence(cells: Cells, table: pd.DataFrame, pairs: pd.DataFrame) -> Figure | None:
+def equivalence_chart(
+    cells: Cells, table: pd.DataFrame, pairs: pd.DataFrame, caption: str
+) -> Chart | None:
     """Draw the paired differences of one quantity on a logarithmic axis, with the margin.
 
     Parameters
@@ -40,59 +40,53 @@ def draw_equivalence(cells: Cells, table: pd.DataFrame, pairs: pd.DataFrame) -> 
 
     Returns
     -------
-    Figure or None
+    Chart or None
         None where no difference is finite.
     """
     table = table.nlargest(MOST_ROWS, "smallest_margin", keep="first").sort_values("cell")
     pairs = pairs[pairs["cell"].isin(table["cell"]) & np.isfinite(pairs["difference"])]
     if pairs.empty or table.empty:
         return None
-    names = [fill(name, _NAME_WIDTH) for name in _names(cells, table["cell"])]
-    lines = 1 + max(name.count("\n") for name in names)
-    width = COLUMN_IN if max(map(len, names)) <= _NAME_WIDTH / 2 else PAGE_IN
-    height = 1.35 + 0.19 * len(table) * max(1, 0.75 * lines)
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots()
-    axes.set_xscale("log")
+    names = pd.Series(_names(cells, table["cell"]), index=table["cell"])
+    again = names.groupby(names).cumcount()
+    names = names.where(again.eq(0), names + " (" + (again + 1).astype(str) + ")")
     sizes = [*pairs["difference"].abs(), *table["margin"].dropna(), *table["seed_sd"].dropna()]
     # Where the axis begins, at which differences of exactly zero are drawn.
     floor = float(min(size for size in sizes if size > 0)) / 3
-    for y, row in enumerate(table.to_dict("records")):
-        own = pairs.loc[pairs["cell"] == row["cell"], "difference"].abs()
-        colour = _COLOURS[row["verdict"]]
-        axes.plot(own.clip(lower=floor), np.full(len(own), y), "o", color=colour, markersize=3.5)
-        axes.plot([row["seed_sd"]], [y], "D", color=_GREY, markersize=3.5, markerfacecolor="none")
-        if np.isfinite(row["smallest_margin"]):
-            end = max(row["smallest_margin"], floor)
-            axes.plot([floor, end], [y, y], color=colour, linewidth=1.0, alpha=0.6)
-            axes.plot([end], [y], "|", color=colour, markersize=8, markeredgewidth=1.4)
-        axes.plot([row["margin"]] * 2, [y - 0.5, y + 0.5], "--", color="black", linewidth=0.8)
-    axes.set_yticks(range(len(table)), names)
-    axes.set_ylim(len(table) - 0.5, -0.5)
-    axes.set_xlim(left=floor / 2)
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel(loss_axis("|difference| of the final loss", cells.runs))
-    handles = [
-        Line2D([], [], color="black", linestyle="--", linewidth=0.8, label="margin"),
-        Line2D([], [], color=_GREY, marker="D", linestyle="", markerfacecolor="none",
-               markersize=3.5, label="sd between seeds"),
-        *(
-            Line2D([], [], color=colour, marker="o", markersize=3.5, linewidth=1.0, label=verdict)
-            for verdict, colour in _COLOURS.items()
-            if table["verdict"].eq(verdict).any()
-        ),
-    ]  # fmt: skip
-    figure.legend(handles=handles, loc="outside lower center", ncols=2)
-    return figure
+    rows = table.set_index("cell").assign(
+        name=names, series=table.set_index("cell")["verdict"], cell=table["cell"].to_numpy()
+    )
+    points = rows.loc[pairs["cell"], ["name", "series", "cell"]]
+    points = points.assign(value=pairs["difference"].abs().clip(lower=floor).to_numpy())
+    bars = rows[np.isfinite(rows["smallest_margin"])]
+    bars = bars.assign(
+        value=floor, value_low=floor, value_high=bars["smallest_margin"].clip(lower=floor)
+    )
+    margins = rows[["name", "margin"]].rename(columns={"margin": "value"})
+    spread = rows[["name", "seed_sd"]].rename(columns={"seed_sd": "value"}).dropna()
+    what = loss_axis("|difference| of the final loss", cells.runs)
+    seen = {name: look for name, look in _VERDICTS.items() if rows["series"].eq(name).any()}
+    by_seeds = {_SEEDS: Look(GREY.colour, GREY.dark, "diamond", hollow=True)} if len(spread) else {}
+    return Chart(
+        "equivalence",
+        "Final losses of cuts against the margin",
+        caption,
+        Axis({"value": what}, kind="log"),
+        Axis({"name": ""}, kind="names"),
+        [
+            Marks("interval", bars[["name", "series", "value", "value_low", "value_high", "cell"]]),
+            Marks("point", margins.dropna(), "margin", size=60),
+            *([Marks("point", spread, _SEEDS, size=20)] if len(spread) else []),
+            Marks("point", points),
+        ],
+        {**seen, **by_seeds, "margin": Look(INK.colour, INK.dark, "M0,-.7L0,.7")},
+        tables=["tables/equivalence.csv"],
+    )
 
 
-def draw_divergence(
-    cells: Cells,
-    pairs: pd.DataFrame,
-    spread: pd.DataFrame,
-    margin: float,
-    look: Mapping[str, Look],
-) -> Figure | None:
+def divergence_chart(
+    cells: Cells, pairs: pd.DataFrame, spread: pd.DataFrame, margin: float, caption: str
+) -> Chart | None:
     """Draw how far the training losses of decompositions are apart over the optimizer steps.
 
     Parameters
@@ -103,66 +97,97 @@ def draw_divergence(
         As `seed_spread` returns it.
     margin : float
         Drawn beside, in nats.
-    look : mapping of str to Look
-        Of the geometries.
 
     Returns
     -------
-    Figure or None
+    Chart or None
         None where all losses are equal to the last bit, or none is paired.
     """
     differ = pairs["difference"].abs().gt(0) & np.isfinite(pairs["difference"])
-    families = sorted(pairs.loc[differ, "reference"].unique())[:MOST_PANELS]
+    drawn = pairs[differ]
+    families = sorted(drawn["reference"].unique())
     if not families:
         return None
-    drawn = pairs[differ & pairs["reference"].isin(families)]
-    columns = min(len(families), 3)
-    rows = -(-len(families) // columns)
-    width = COLUMN_IN if columns == 1 else PAGE_IN
-    figure = Figure(figsize=(width, 0.9 + 2.0 * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, sharey=True, squeeze=False)
-    labels = geometry_label(cells.table)
-    used: dict[str, None] = {}
-    for axes, family in zip(panels.flat, families, strict=False):
-        used |= dict.fromkeys(_panel(axes, drawn[drawn["reference"] == family], labels, look))
-        seeds = spread[(spread["reference"] == family) & spread["sd"].gt(0)]
-        axes.plot(seeds["optimizer_step"], seeds["sd"], color=_GREY, linewidth=0.8)
-        axes.axhline(margin, color="black", linestyle="--", linewidth=0.8)
-        axes.set_title(_names(cells, [family], geometry=False)[0])
-        axes.set_xlabel("optimizer step")
-    for axes in panels.flat[len(families) :]:
-        axes.set_visible(False)
-    for axes in panels[:, 0]:
-        axes.set_ylabel(loss_axis("rms Δ training loss", cells.runs))
-    handles = [
-        *(
-            Line2D([], [], color=look[name].colour, linestyle=look[name].dash, label=name)
-            for name in used
-        ),
-        Line2D([], [], color=_GREY, linewidth=0.8, label="sd between seeds"),
-        Line2D([], [], color="black", linestyle="--", linewidth=0.8, label="margin"),
+    names = dict(zip(families, _names(cells, families, geometry=False), strict=True))
+    square = (drawn["difference"] ** 2).groupby(
+        [drawn["reference"], drawn["cell"], drawn["optimizer_step"]]
+    )
+    rows = np.sqrt(square.mean()).rename("rms").reset_index()
+    rows["series"] = geometry_label(cells.table).loc[rows["cell"]].to_numpy()
+    seeds = spread[spread["reference"].isin(families) & spread["sd"].gt(0)]
+    seeds = seeds[["reference", "optimizer_step", "sd"]].rename(columns={"sd": "rms"})
+    for table in (rows, seeds):
+        table["family"] = table["reference"].astype(str)
+    used = set(rows["series"])
+    level = pd.DataFrame({"rms": [margin]}) if np.isfinite(margin) else pd.DataFrame()
+    known = {name: look for name, look in looks(cells).items() if name in used}
+    choices = [
+        Choice("family", "Trajectory", {str(number): name for number, name in names.items()})
     ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3 if columns == 1 else 6)
-    return figure
+    return Chart(
+        "divergence",
+        "Training losses of cuts over the steps",
+        caption,
+        Axis({"optimizer_step": "optimizer step"}),
+        Axis({"rms": loss_axis("rms Δ training loss", cells.runs)}, kind="log"),
+        [
+            *([Marks("rule", level, "margin")] if len(level) else []),
+            *([Marks("line", seeds, _SEEDS)] if len(seeds) else []),
+            Marks("line", rows),
+        ],
+        {
+            **{name: replace(look, symbol="stroke", width=1.2) for name, look in known.items()},
+            **({_SEEDS: Look(GREY.colour, GREY.dark, "stroke")} if len(seeds) else {}),
+            **({"margin": _MARGIN} if len(level) else {}),
+        },
+        choices=choices if len(names) > 1 else [],
+        panels="family" if len(names) > 1 else "",
+    )
 
 
-def _panel(
-    axes: Axes, pairs: pd.DataFrame, labels: pd.Series[str], look: Mapping[str, Look]
-) -> list[str]:
-    axes.set_yscale("log")
-    shown = []
-    for cell, rows in pairs.groupby("cell"):
-        square = (rows["difference"] ** 2).groupby(rows["optimizer_step"]).mean()
-        style = look[labels[cell]]
-        axes.plot(
-            square.index,
-            np.sqrt(square),
-            color=style.colour,
-            linestyle=style.dash,
-            linewidth=min(style.width, 1.2),
-        )
-        shown.append(labels[cell])
-    return shown
+def decompositions_chart(table: pd.DataFrame, names: pd.Series[str]) -> Chart | None:
+    """Set how far cuts of one trajectory are apart beside how far seeds are.
+
+    Parameters
+    ----------
+    table : DataFrame
+        Table `decompositions` of the section, indexed by cell.
+    names : Series of str
+        Of cells, with the settings that tell them apart.
+
+    Returns
+    -------
+    Chart or None
+        None where all are equal to the last bit and there is one seed.
+    """
+    figures = {
+        "max_abs_difference": ("largest difference", Look("#D55E00", symbol="diamond")),
+        "rms_difference": ("root mean square", Look("#0072B2", "#56B4E9")),
+        "seed_sd": ("between seeds", Look(GREY.colour, GREY.dark, "square", hollow=True)),
+    }
+    # Settings that a shortened name does not tell apart are still another experiment.
+    rows = names.loc[table.index] + " against " + table["reference"]
+    again = rows.groupby(rows).cumcount()
+    rows = rows.where(again.eq(0), rows + " (" + (again + 1).astype(str) + ")")
+    parts = [
+        pd.DataFrame({"value": table[name], "name": rows, "cell": table.index, "series": text})
+        for name, (text, _) in figures.items()
+    ]
+    shown = pd.concat(parts)
+    shown = shown[shown["value"].gt(0)]
+    if shown.empty:
+        return None
+    return Chart(
+        "decompositions",
+        "How far cuts of one trajectory are apart",
+        "Differences of the training loss, paired by seed and optimizer step, beside the spread "
+        "between seeds. What is equal to the last bit has no point.",
+        Axis({"value": "|difference of the loss|"}, kind="log"),
+        Axis({"name": ""}, kind="names"),
+        [Marks("point", shown, size=30)],
+        dict(figures.values()),
+        tables=["tables/decompositions.csv"],
+    )
 
 
 def _names(

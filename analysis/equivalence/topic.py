@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cells import Cells
+from batchscape.analysis.cells import Cells, geometry_label
 from batchscape.analysis.equivalence.decompositions import (
     compared,
     loss_differences,
@@ -16,10 +16,10 @@ from batchscape.analysis.equivalence.decompositions import (
     seed_spread,
 )
 from batchscape.analysis.equivalence.figures import (
-    MOST_PANELS,
     MOST_ROWS,
-    draw_divergence,
-    draw_equivalence,
+    decompositions_chart,
+    divergence_chart,
+    equivalence_chart,
 )
 from batchscape.analysis.equivalence.gradients import (
     gradient_error_table,
@@ -39,13 +39,13 @@ from batchscape.analysis.equivalence.tables import (
 )
 from batchscape.analysis.equivalence.tost import ALPHA, POWER
 from batchscape.analysis.estimates import LEVEL, Estimate, t_reach
-from batchscape.analysis.figures.style import looks
+from batchscape.analysis.figures.chart import Chart
+from batchscape.analysis.figures.settings import cell_names
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.table import Table
 from batchscape.analysis.report.tables import decomposition_table
-from batchscape.analysis.report.topic import Picture, Section
+from batchscape.analysis.report.topic import Section
 from batchscape.analysis.targets.tidy import at_common_target
-from batchscape.drawing import paper_style
 from batchscape.record.tables import Tables
 from batchscape.text import list_text
 
@@ -86,7 +86,7 @@ def equivalence_section(
         by_step, spread = loss_differences(cells, tables.steps), seed_spread(cells, tables.steps)
         table = compared(cells, by_step, spread)
         views += _loss_views(cells, judged, table)
-        pictures = _pictures(cells, judged, pairs, by_step, spread)
+        pictures = _pictures(cells, judged, pairs, (by_step, spread), table)
     gradients = gradient_error_table(errors)
     if len(gradients):
         views.insert(1, gradient_table(with_cells(gradients, cells), cells))
@@ -111,37 +111,33 @@ def _pictures(
     cells: Cells,
     judged: pd.DataFrame,
     pairs: pd.DataFrame,
-    by_step: pd.DataFrame,
-    spread: pd.DataFrame,
-) -> list[Picture]:
+    over_steps: tuple[pd.DataFrame, pd.DataFrame],
+    table: pd.DataFrame,
+) -> list[Chart]:
     quantity = _primary(judged)
     what = "held-out" if quantity == "final_eval_loss" else "training"
-    with paper_style():
-        forest = draw_equivalence(
-            cells, judged[judged["quantity"] == quantity], pairs[pairs["quantity"] == quantity]
-        )
-        over_steps = draw_divergence(cells, by_step, spread, _margin_of(judged), looks(cells))
-    pictures = []
-    if forest is not None:
-        caption = (
-            f"Paired differences of the final {what} loss between a decomposition and the first "
-            f"one of its trajectory: a dot a seed, and a bar that ends where the {_LEVEL:.0%} "
-            "interval does; equivalent where it ends before the margin. Dots on the left edge are "
-            "differences of exactly 0."
-        )
-        if judged["quantity"].eq(quantity).sum() > MOST_ROWS:
-            caption += f" The {MOST_ROWS} with the largest intervals are drawn."
-        pictures.append(Picture("equivalence", caption, forest))
-    if over_steps is not None:
-        caption = (
-            "Root mean square, over seeds, of the difference of the training loss between a "
-            "decomposition and the first one of its trajectory, at the same optimizer step; "
-            "differences of exactly 0 are left out."
-        )
-        if by_step["reference"].nunique() > MOST_PANELS:
-            caption += f" The first {MOST_PANELS} groups of decompositions are drawn."
-        pictures.append(Picture("divergence", caption, over_steps))
-    return pictures
+    caption = (
+        f"Paired differences of the final {what} loss between a decomposition and the first one of "
+        f"its trajectory: a dot a seed, and a line that ends where the {_LEVEL:.0%} interval does; "
+        "equivalent where it ends before the margin. Dots on the left edge are differences of "
+        "exactly 0."
+    )
+    of_quantity = judged["quantity"] == quantity
+    if of_quantity.sum() > MOST_ROWS:
+        caption += f" The {MOST_ROWS} with the largest intervals are drawn."
+    own = pairs[pairs["quantity"] == quantity]
+    names = geometry_label(cells.table) + cell_names(cells).map(lambda n: f", {n}" if n else "")
+    divergence = (
+        "Root mean square, over seeds, of the difference of the training loss between a "
+        "decomposition and the first one of its trajectory, at the same optimizer step; "
+        "differences of exactly 0 are left out."
+    )
+    charts = (
+        equivalence_chart(cells, judged[of_quantity], own, caption),
+        divergence_chart(cells, *over_steps, _margin_of(judged), divergence),
+        decompositions_chart(table, names) if len(table) else None,
+    )
+    return [chart for chart in charts if chart is not None]
 
 
 def _verdicts(cells: Cells, judged: pd.DataFrame) -> Iterator[str]:

@@ -1,266 +1,296 @@
-"""Figures of loss: against optimizer steps, samples and training time."""
+"""Loss curves: every run by itself, thinned so that what is extreme stays."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.markers import CARETUPBASE
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from batchscape.analysis.cells import Cells, geometry_label
-from batchscape.analysis.figures.curves import LossCurves
-from batchscape.analysis.figures.panels import context_title, lay_out
-from batchscape.analysis.figures.style import COLUMN_IN, Look, loss_axis
+from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
+from batchscape.analysis.figures.settings import setting_names
+from batchscape.analysis.figures.style import CROSS, GREY, MARK, looks, loss_axis
+from batchscape.analysis.hardware import was_started
+from batchscape.analysis.joins import rows_of
+from batchscape.analysis.numbers import significant
+from batchscape.analysis.targets.crossings import TO_TARGET
+from batchscape.analysis.targets.curves import PROGRESS, only_what_counts
+from batchscape.record.tables import Tables
+from batchscape.text import list_text
 
-__all__ = ["MAX_MARKERS", "MAX_PANELS", "draw_loss"]
+__all__ = ["THINNING", "loss_chart", "thinned"]
 
-MAX_PANELS = 6
-"""Panels of a figure, which fit on a page; further settings are left to the tables."""
+_TO_TARGET = {progress: name for name, progress in TO_TARGET.items()}
+_KINDS = {"eval_loss": "held-out loss", "loss": "training loss"}
+_ALL_POINTS = 24_000
+_MOST, _LEAST = 1000, 24
+"""Points of all curves of a page, and of one. Ours: so many a page moves without a halt."""
+_MOST_RUNS = 500
+"""Runs whose curves a page has room for."""
+THINNING = (
+    "Curves of many points are thinned: of windows of equally many measurements the lowest and the "
+    "highest stay, with the first and the last of the curve; none is averaged or moved. How many "
+    f"stay depends on the number of curves: all together have about {_ALL_POINTS:,} points, but "
+    f"each has {_LEAST} where it has as many."
+)
+_CUT = (
+    "The axis of the loss is cut above the first and last losses of the runs that did not diverge: "
+    "peaks, and crosses, may lie outside. "
+)
+_MOST_MARKED = 25
+"""Evaluations of a curve that are marked."""
+_BEST = "best"
+_SOARED = 1.5
+"""How much higher than the range of these losses one must be for that."""
+_OF_RUNS = [
+    *("sweep_dir", "run_id", "cell", "global_batch_size", "status", "stop_reason", "task"),
+    "timing_valid",
+]
+_TRIANGLE = Look(MARK.colour, symbol="triangle-down")
+_DIVERGED, _MET = "diverged", "met the target"
 
-MAX_MARKERS = 12
-"""Evaluations that are marked on a curve: more would hide it."""
 
-_AXES = {
-    "optimizer_step": "optimizer steps",
-    "samples": "samples",
-    "train_time_s": "training time (s)",
-}
-_GREY = "#666666"
-_BEYOND: dict[str, Any] = {"linestyle": "none", "marker": CARETUPBASE, "clip_on": False}
-_MOST_FALLS, _SHOWN_FALLS = 3.0, 1.5
-"""A panel that would be higher than three times the fall of the loss from its start is cut at half
-a fall above that start."""
-
-
-def draw_loss(
-    cells: Cells,
-    curves: LossCurves,
-    against: Literal["optimizer_step", "samples", "train_time_s"],
-    look: Mapping[str, Look],
-) -> Figure | None:
-    """Draw training loss (mean, minimum to maximum over runs) and held-out loss (markers).
-
-    Cells whose settings differ get panels of their own. Against optimizer steps, a panel beneath
-    shows how far the decompositions of one global batch are apart, beside the spread of seeds.
+def thinned(rows: pd.DataFrame, value: str, points: int) -> pd.DataFrame:
+    """Leave out points of long curves, but never the lowest or highest of a window.
 
     Parameters
     ----------
-    against : str
-        Column of progress.
-    look : mapping
-        As `style.looks` returns it.
+    rows : DataFrame
+        With `run` and `value`; rows of one run lie together, in order.
+    points : int
+        Points a run may keep, at least 4; runs that have no more keep all.
 
     Returns
     -------
-    Figure or None
-        None where there is nothing to draw.
+    DataFrame
+        The rows that stay, in their order.
     """
-    context = cells.context_of()
-    drawn = pd.concat([curves.steps["cell"], curves.diverged["cell"]]).unique().astype(int)
-    contexts = sorted(context.loc[drawn].unique())[:MAX_PANELS]
-    if not contexts:
-        return None
+    grouped = rows.groupby("run", sort=False)[value]
+    counts, place = grouped.transform("size").to_numpy(), grouped.cumcount().to_numpy()
+    if not (counts > points).any():
+        return rows
+    windows = (points - 2) // 2
+    finite = np.flatnonzero(np.isfinite(rows[value]))
+    losses = pd.Series(rows[value].to_numpy()[finite], index=finite)
+    of_window = losses.groupby(
+        [rows["run"].to_numpy()[finite], (place * windows // counts)[finite]]
+    )
+    kept = (counts <= points) | (place == 0) | (place == counts - 1)
+    kept[of_window.idxmin()] = True
+    kept[of_window.idxmax()] = True
+    remaining: pd.DataFrame = rows[kept]
+    return remaining
+
+
+def loss_chart(
+    cells: Cells,
+    tables: Tables,
+    reaches: pd.DataFrame | None,
+    at_best: Mapping[int, float] = MappingProxyType({}),
+) -> Chart | None:
+    """Draw the held-out and the training loss of every run.
+
+    Parameters
+    ----------
+    reaches : DataFrame, optional
+        As `steps_to_target` returns it: where each run met a target.
+    at_best : mapping of int to float
+        Cells that are drawn and shown first, as `cells_at_best` returns them.
+
+    Returns
+    -------
+    Chart or None
+        None where no run measured a loss.
+    """
+    # Rows of the few columns that are asked for are taken in a fraction of the time.
+    runs = cells.runs.reindex(columns=_OF_RUNS).reset_index(drop=True)
+    launched = runs[was_started(runs)]
     labels = geometry_label(cells.table)
-    deep = against == "optimizer_step" and len(curves.differences) > 0
-    apart = context.reindex(curves.differences["cell"]).unique()
-    whole = [number in apart for number in contexts]
-    figure, panels = lay_out(len(contexts), [2.2, 1.5] if deep else [2.2], whole)
-    # Losses of different tasks have nothing to do with each other.
-    alike = not any(name.startswith(("data.", "model.")) for name in cells.contexts)
-    beyond = False
-    for number, (top, *below) in zip(contexts, panels, strict=True):
-        members = [cell for cell in context.index[context == number] if cell in drawn]
-        drawing = {cell: look[labels[cell]] for cell in members}
-        limits = _limits(curves, drawn if alike else members)
-        beyond |= _draw_curves(top, curves, against, drawing, limits)
-        place = top.get_subplotspec()
-        if alike and limits and place is not None and not place.is_first_col():
-            top.tick_params(labelleft=False)  # those of the first column hold for all
-        if len(contexts) > 1:
-            top.set_title(context_title(cells, members[0]))
-        last = top
-        for bottom in below if curves.differences["cell"].isin(members).any() else ():
-            bottom.set_visible(True)
-            bottom.sharex(top)
-            top.tick_params(labelbottom=False)
-            _draw_differences(bottom, curves, drawing, labels)
-            last = bottom
-        last.set_xlabel(_AXES[against])
-    panels[0][0].set_ylabel(loss_axis("loss", cells.runs))
-    names = [name for name in look if name in set(labels[drawn])]
-    _draw_legend(figure, names, look, curves, deep=deep, beyond=beyond)
-    return figure
-
-
-def _limits(curves: LossCurves, members: Sequence[int]) -> tuple[float, float] | None:
-    """Range of completed runs, cut where a few losses would press the others into one line."""
-    lines = curves.steps[curves.steps["cell"].isin(members)]
-    held_out = curves.evals[curves.evals["cell"].isin(members)]
-    if lines.empty:
-        lost = curves.diverged[curves.diverged["cell"].isin(members)]
-        lines = lost.assign(mean=lost["loss"], low=lost["loss"], high=lost["loss"])
-    low = min(lines["low"].min(), held_out["mean"].min() if len(held_out) else np.inf)
-    high = max(lines["high"].max(), held_out["mean"].max() if len(held_out) else -np.inf)
-    firsts = [table.groupby("cell")["mean"].first() for table in (lines, held_out)]
-    fall = max(own.median() for own in firsts if len(own)) - low
-    if 0 < _MOST_FALLS * fall < high - low:
-        high = low + _SHOWN_FALLS * fall
-    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
-    return (low - margin, high + margin) if np.isfinite([low, high]).all() else None
-
-
-def _draw_curves(
-    axes: Axes,
-    curves: LossCurves,
-    against: str,
-    members: Mapping[int, Look],
-    limits: tuple[float, float] | None,
-) -> bool:
-    """Draw one panel, and tell whether a completed curve leaves it."""
-    lines, marks, lost = (
-        _by_cell(table, members) for table in (curves.steps, curves.evals, curves.diverged)
+    drawn = _drawn(launched, labels, at_best)
+    found = {
+        value: rows_of(runs.loc[drawn], rows, [*PROGRESS, value]).dropna(subset=[value])
+        for value, rows in (("eval_loss", tables.evals), ("loss", tables.steps))
+    }
+    for rows in found.values():
+        rows["run"] = drawn.to_numpy()[rows["run"]]
+    found = {value: rows for value, rows in found.items() if len(rows)}
+    if not found:
+        return None
+    n_curves = sum(rows["run"].nunique() for rows in found.values())
+    points = min(max(_ALL_POINTS // n_curves, _LEAST), _MOST)
+    shown = _settings_of(cells, launched, at_best)
+    order = runs.sort_values(["global_batch_size", "cell"], kind="stable").index
+    place = pd.Series(range(len(order)), index=order)
+    for value, rows in found.items():
+        left = thinned(only_what_counts(rows, runs), value, points)
+        left = left[np.isfinite(left[value])]
+        of = runs.loc[left["run"]].reset_index(drop=True)
+        found[value] = left.assign(
+            series=labels.loc[of["cell"]].to_numpy(),
+            text=of["run_id"].to_numpy(),
+            status=of["status"].to_numpy(),
+            setting=of["cell"].map(shown).to_numpy(),
+            place=place.loc[left["run"]].to_numpy(),
+        ).sort_values(["place", "optimizer_step"], kind="stable")
+    axes = {
+        name: text
+        for name, text in PROGRESS.items()
+        if any(rows[name].notna().any() for rows in found.values())
+    }
+    marks = [mark for value, rows in found.items() for mark in _marks(value, rows)]
+    targets = {"": "none"}
+    if reaches is not None and len(reaches):
+        marks += _targets(reaches, shown, axes)
+        targets |= {_key(level): f"{level:.7g}" for level in reaches["target_loss"].unique()}
+    names = {name for mark in marks for name in mark.table.get("series", [mark.name])}
+    known = {**looks(cells), _DIVERGED: Look(GREY.colour, GREY.dark, CROSS), _MET: _TRIANGLE}
+    settings = _setting_choice(cells, shown, at_best)
+    opening = next(iter(settings[0].options)) if settings else ""
+    ranges = _ranges(found, runs, opening)
+    choices = [Choice("target", "Target", targets)] if len(targets) > 1 else []
+    choices += settings
+    few = ""
+    if len(drawn) < len(launched):
+        few = (
+            f"Drawn are {len(drawn)} of {len(launched)} runs: one of each cell, completed if there "
+            "is such a one, then another of each, as far as there is room; geometries take turns, "
+            "each with cells from all over its settings. "
+        )
+    rates = f" Best learning rates: {_rates_text(cells, at_best)}." if opening == _BEST else ""
+    return Chart(
+        "loss",
+        "Loss curves",
+        f"A line a run, of one colour a geometry; a cross ends a run that diverged, where its loss "
+        f"was last finite. {_CUT if ranges else ''}Triangles: where a run met the chosen target, "
+        "from tables/reaches.csv. Times: of runs whose times are valid, without evaluation, "
+        f"checkpoints and start-up. {few}{THINNING}{rates}",
+        Axis(axes, "Against"),
+        Axis(
+            {value: loss_axis(_KINDS[value], cells.runs) for value in found},
+            "Curve",
+            "either",
+            ranges=ranges,
+        ),
+        marks,
+        {name: look for name, look in known.items() if name in names},
+        choices=choices,
+        panels="x",
+        tables=["tables/reaches.csv"] if len(targets) > 1 else [],
     )
-    for cell, look in members.items():
-        line, held_out = lines[cell], marks[cell]
-        axes.fill_between(
-            line[against], line["low"], line["high"], color=look.colour, alpha=0.15, linewidth=0
-        )
-        axes.plot(
-            line[against],
-            line["mean"],
-            color=look.colour,
-            linestyle=look.dash,
-            linewidth=look.width,
-            marker="." if len(line) == 1 else None,
-        )
-        axes.plot(
-            held_out[against],
-            held_out["mean"],
-            linestyle="none",
-            marker=look.marker,
-            markevery=_marked(len(held_out)),
-            markersize=3 + look.width,
-            markerfacecolor="none",
-            markeredgecolor=look.colour,
-        )
-    if limits:
-        axes.set_ylim(limits)
-    for cell, look in members.items():
-        _draw_diverged(axes, lost[cell], against, look)
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=against != "train_time_s"))
-    left = [
-        _mark_beyond(axes, tables[cell], against, look)
-        for tables in (lines, marks)
-        for cell, look in members.items()
-    ]
-    return any(left)
 
 
-def _marked(points: int) -> list[int]:
-    """Choose the points of a curve that are marked, the last among them."""
-    return list(range(points))[:: -max(math.ceil(points / MAX_MARKERS), 1)]
+def _rates_text(cells: Cells, at_best: Mapping[int, float]) -> str:
+    rates: dict[int, dict[str, None]] = {}
+    for cell in sorted(at_best, key=lambda cell: at_best[cell]):
+        size = int(cells.table["global_batch_size"][cell])
+        rates.setdefault(size, {})[significant(at_best[cell], 3)] = None
+    return ", ".join(f"{list_text(rates[size])} at B = {size}" for size in sorted(rates))
 
 
-def _by_cell(table: pd.DataFrame, cells: Iterable[int]) -> dict[int, pd.DataFrame]:
-    """Part a table; looking for one cell after the other would go through all of it each time."""
-    parts = {int(str(cell)): rows for cell, rows in table.groupby("cell")}
-    return {cell: parts.get(cell, table.iloc[:0]) for cell in cells}
+def _marks(value: str, rows: pd.DataFrame) -> Iterator[Marks]:
+    """Draw the curves of one kind: a lone point as such, and a cross where a run diverged."""
+    yield Marks("line", rows, text="text", line="run")
+    lone = rows.groupby("run")["run"].transform("size").eq(1)
+    few = len(rows) <= _MOST_MARKED * rows["run"].nunique()
+    dotted = rows if value == "eval_loss" and few else rows[lone]
+    if len(dotted):
+        yield Marks("point", dotted, text="text", size=9)
+    lost = rows[rows["status"].eq("diverged")]
+    if len(lost):
+        ends = lost.groupby("run").tail(1).drop(columns="series")
+        yield Marks("point", ends, _DIVERGED, "text", size=40)
 
 
-def _mark_beyond(axes: Axes, curve: pd.DataFrame, against: str, look: Look) -> bool:
-    """Put a caret on the upper edge wherever a curve leaves the panel."""
-    top = axes.get_ylim()[1]
-    beyond = curve["mean"].gt(top)
-    leaves = curve.loc[beyond & ~beyond.shift(fill_value=False), against]
-    if leaves.empty:
-        return False
-    axes.plot(leaves, [top] * len(leaves), color=look.colour, **_BEYOND)
-    return True
+def _targets(
+    reaches: pd.DataFrame, shown: Mapping[int, list[str]], axes: Mapping[str, str]
+) -> list[Marks]:
+    """Mark where runs met each target; the level as a line."""
+    names = {_TO_TARGET[name]: name for name in axes}
+    met = reaches[reaches["outcome"].eq("reached")]
+    marked = met[[*names, "sweep_dir", "run_id", "cell"]].rename(columns=names)
+    marked = marked.assign(
+        eval_loss=met["target_loss"],
+        target=met["target_loss"].map(_key),
+        setting=met["cell"].map(shown),
+    ).drop(columns="cell")
+    levels = pd.DataFrame({"eval_loss": reaches["target_loss"].unique()})
+    levels["target"] = levels["eval_loss"].map(_key)
+    return [Marks("rule", levels), Marks("point", marked, _MET, "run_id", size=36)]
 
 
-def _draw_diverged(axes: Axes, diverged: pd.DataFrame, against: str, look: Look) -> None:
-    """Draw each run until it leaves the panel, with a cross at its end."""
-    top = axes.get_ylim()[1]
-    for _, rows in diverged.groupby("run"):
-        line = rows[rows["loss"].gt(top).cumsum() <= 1]
-        loss = line["loss"].clip(upper=top)
-        axes.plot(line[against], loss, color=look.colour, linewidth=0.7)
-        axes.plot(
-            line[against].iloc[-1:], loss.iloc[-1:], marker="x", color=look.colour, clip_on=False
-        )
+def _key(level: float) -> str:
+    return repr(float(level))
 
 
-def _draw_differences(
-    axes: Axes, curves: LossCurves, members: Mapping[int, Look], labels: pd.Series[str]
-) -> None:
-    drawn = curves.differences[curves.differences["cell"].isin(list(members))]
-    for cell, look in members.items():
-        line = drawn[(drawn["cell"] == cell) & drawn["largest"].gt(0)]
-        if line.empty:
+def _settings_of(
+    cells: Cells, launched: pd.DataFrame, at_best: Collection[int]
+) -> dict[int, list[str]]:
+    """Tell under which choices of settings each cell shows."""
+    context, group = cells.context_of(), cells.by_batch()
+    tuned = set(group.loc[list(at_best)])
+    return {
+        int(cell): ["", f"s{context[cell]}"]
+        + ([_BEST] if cell in at_best or group[cell] not in tuned else [])
+        for cell in launched["cell"].unique()
+    }
+
+
+def _setting_choice(
+    cells: Cells, shown: Mapping[int, list[str]], at_best: Collection[int]
+) -> list[Choice]:
+    settings = setting_names(cells, cells.context_of())
+    if len(settings) < 2:
+        return []
+    named = {f"s{number}": name for number, name in settings.items()}
+    others = [cell for cell, own in shown.items() if _BEST in own and cell not in at_best]
+    sizes = cells.table["global_batch_size"].loc[others].unique()
+    apart = "".join(f", B = {size} at all where it has none" for size in sizes)
+    best = {_BEST: f"each global batch at its best learning rate{apart}"} if at_best else {}
+    counts = Counter(key for own in shown.values() for key in own)
+    # The best, or that of the most cells, comes first.
+    first = _BEST if best else max(named, key=lambda key: counts[key])
+    every = {**best, **named, "": "all"}
+    return [Choice("setting", "Settings", {key: every[key] for key in [first, *every]})]
+
+
+def _drawn(
+    launched: pd.DataFrame, geometries: pd.Series[str], at_best: Collection[int] = ()
+) -> pd.Index[int]:
+    """Choose runs: of many, one of each cell, then another of each; completed ones first.
+
+    Each time those at the best learning rate of their global batch come first.
+
+    Where cells are more than there is room for, geometries take turns, each with its cells in the
+    order of their reversed bits, which spreads any first few of them over all.
+    """
+    order = launched.loc[launched["status"].ne("completed").sort_values(kind="stable").index]
+    cells = geometries.loc[sorted(launched["cell"].unique())]
+    place = cells.groupby(cells).cumcount()
+    bits = int(place.max()).bit_length() if len(place) else 0
+    spread = place.map(lambda number: int(f"{number:0{bits}b}"[::-1], 2))
+    keys = pd.DataFrame({"turn": order.groupby("cell").cumcount()})
+    keys["of_geometry"] = order["cell"].map(spread.groupby(cells).rank())
+    keys["other"] = ~order["cell"].isin(list(at_best))
+    chosen = keys.sort_values(["turn", "other", "of_geometry"], kind="stable")
+    return chosen.index[:_MOST_RUNS].sort_values()
+
+
+def _ranges(
+    found: Mapping[str, pd.DataFrame], runs: pd.DataFrame, opening: str
+) -> dict[str, tuple[float, float]]:
+    """Cut the axis where a loss that soared would press the others, of the first settings."""
+    lost = runs.index[runs["status"].eq("diverged")]
+    limits: dict[str, tuple[float, float]] = {}
+    for value, rows in found.items():
+        is_first = rows["setting"].map(lambda own: opening in own)
+        usual = rows[is_first & ~rows["run"].isin(lost)]
+        ends = usual.groupby("run")[value].agg(["first", "last"])
+        low, high = float(usual[value].min()), float(ends.to_numpy().max(initial=-np.inf))
+        if usual.empty or rows[value].max() <= low + _SOARED * (high - low):
             continue
-        axes.plot(
-            line["optimizer_step"],
-            line["largest"],
-            color=look.colour,
-            linestyle=look.dash,
-            linewidth=1.2,
-            marker="." if len(line) == 1 else None,
-        )
-    references = drawn["reference"].unique()
-    for reference in references:
-        line = curves.spread[curves.spread["cell"] == reference]
-        axes.plot(line["optimizer_step"], line["sd"], color=_GREY, linewidth=0.8, linestyle=":")
-    if not drawn["largest"].gt(0).any():
-        axes.text(0.5, 0.3, "equal to the last bit", transform=axes.transAxes, ha="center")
-    if drawn["largest"].gt(0).any() or len(curves.spread):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(numticks=6))
-        axes.yaxis.set_minor_locator(NullLocator())
-    else:
-        axes.set_yticks([])
-    one = f" to {labels[references[0]]}" if len(references) == 1 else ""
-    axes.set_ylabel(f"|Δ loss|{one}")
-
-
-def _draw_legend(
-    figure: Figure,
-    labels: list[str],
-    look: Mapping[str, Look],
-    curves: LossCurves,
-    *,
-    deep: bool,
-    beyond: bool,
-) -> None:
-    handles = [
-        Line2D(
-            [],
-            [],
-            color=look[label].colour,
-            linestyle=look[label].dash,
-            linewidth=look[label].width,
-            marker=look[label].marker if len(curves.evals) else None,
-            markerfacecolor="none",
-            label=label,
-        )
-        for label in labels
-    ]
-    if len(curves.evals):
-        held_out: dict[str, Any] = {"linestyle": "none", "marker": "o", "markerfacecolor": "none"}
-        handles.append(Line2D([], [], color=_GREY, label="held-out loss", **held_out))
-    if deep and len(curves.spread):
-        handles.append(Line2D([], [], color=_GREY, linestyle=":", label="sd between seeds"))
-    if len(curves.diverged):
-        handles.append(Line2D([], [], color=_GREY, marker="x", linewidth=0.7, label="diverged"))
-    if beyond:
-        handles.append(Line2D([], [], color=_GREY, label="beyond the panel", **_BEYOND))
-    narrow = figure.get_figwidth() <= COLUMN_IN
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=3 if narrow else 6, handlelength=3.0
-    )
+        margin = 0.05 * (high - low) or 0.05 * abs(high)
+        limits[value] = (low - margin if low > 2 * margin else low / 2, high + 2 * margin)
+    return limits

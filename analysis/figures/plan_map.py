@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm, Normalize
-from matplotlib.figure import Figure
 
-from batchscape.analysis.figures.style import COLUMN_IN
+from batchscape.analysis.figures.chart import Axis, Chart, Marks
+from batchscape.analysis.figures.style import CROSS, GREY
+from batchscape.analysis.figures.vega import paper_chart
 from batchscape.analysis.numbers import memory_scale, significant
-from batchscape.drawing import paper_style
+from batchscape.drawing import draw
 from batchscape.errors import AnalysisError
 
-__all__ = ["draw_plan", "save_plan"]
+__all__ = ["plan_chart", "save_plan"]
 
 _KINDS = (".png", ".pdf", ".svg")
-_GREY, _DARK = "#dddddd", 0.45
-"""Colour of what is never launched; from this share of the scale on, letters are dark."""
+_TITLES = {
+    "memory": "peak of a rank's tensors ({memory}); ?: may be too big",
+    "rate": "{unit}, where only a range is known its middle",
+}
 
 
 def save_plan(cells: pd.DataFrame, path: Path) -> None:
-    """Draw a plan into a file; parameters are those of `draw_plan`.
+    """Draw a plan into a file; parameters are those of `plan_chart`.
 
     Raises
     ------
@@ -35,11 +35,10 @@ def save_plan(cells: pd.DataFrame, path: Path) -> None:
     if path.suffix not in _KINDS:
         msg = f"a picture is a file that ends in one of {', '.join(_KINDS)}; given {path}"
         raise AnalysisError(msg)
-    with paper_style():
-        draw_plan(cells).savefig(path, dpi=200)
+    draw(paper_chart(plan_chart(cells)), [path])
 
 
-def draw_plan(cells: pd.DataFrame) -> Figure:
+def plan_chart(cells: pd.DataFrame) -> Chart:
     """Draw fields of devices x micro-batch; the accumulation follows from the global batch.
 
     Parameters
@@ -70,52 +69,32 @@ def draw_plan(cells: pd.DataFrame) -> Figure:
         unsure=("unsure", "any"),
         is_launched=("is_launched", "any"),
     )
-    devices, micros = (sorted(fields[key].unique()) for key in keys)
     scale = memory_scale(fields["memory_gib"].dropna())
-    size = (2 * max(COLUMN_IN, 0.55 * len(devices) + 1.4), max(2.0, 0.3 * len(micros) + 1.0))
-    figure = Figure(size, layout="constrained")
-    memory, rate = figure.subplots(1, 2)
-
-    def amount(row: pd.Series[Any]) -> str:
-        text = significant(row["memory_gib"] * scale.factor, 2)
-        return f"{text}\ntoo big" if row["unfit"] else f"{text} ?" if row["unsure"] else text
-
-    def pace(row: pd.Series[Any]) -> str:
-        return significant(row["rate"], 2)
-
-    _draw(memory, fields, "memory_gib", amount, (devices, micros))
-    memory.set_title(f"peak of a rank's tensors ({scale.unit}); ?: may be too big")
-    _draw(rate, fields[~fields["unfit"]], "rate", pace, (devices, micros))
+    amounts = fields["memory_gib"] * scale.factor
+    behind = np.select([fields["unfit"], fields["unsure"]], ["\ntoo big", " ?"], "")
     unit = next(iter(placed["rate_unit"].dropna()), "samples/s")
-    rate.set_title(f"{unit}, where only a range is known its middle")
-    for axes in (memory, rate):
-        axes.set_xlabel("devices")
-    memory.set_ylabel("micro-batch (samples a device)")
-    return figure
-
-
-def _draw(
-    axes: Axes,
-    fields: pd.DataFrame,
-    name: str,
-    text: Callable[[pd.Series[Any]], str],
-    places: tuple[list[int], list[int]],
-) -> None:
-    devices, micros = places
-    shown = fields[fields["is_launched"] & fields[name].gt(0)]
-    colours = np.full((len(micros), len(devices)), np.nan)
-    for _, row in shown.iterrows():
-        at = micros.index(row["micro_batch_size"]), devices.index(row["data_parallel_size"])
-        colours[at] = row[name]
-    axes.set_facecolor(_GREY)
-    axes.grid(visible=False)
-    ends = np.nanmin(colours, initial=np.inf), np.nanmax(colours, initial=-np.inf)
-    norm = LogNorm(*ends) if 0 < ends[0] < ends[1] else Normalize(0, 1)
-    axes.imshow(colours, norm=norm, cmap="viridis", aspect="auto", origin="lower")
-    for _, row in shown.iterrows():
-        x, y = devices.index(row["data_parallel_size"]), micros.index(row["micro_batch_size"])
-        is_light = ends[0] < ends[1] and float(norm(row[name])) > _DARK
-        colour = "black" if is_light else "white"
-        axes.text(x, y, text(row), ha="center", va="center", fontsize=6, color=colour)
-    axes.set_xticks(range(len(devices)), [str(count) for count in devices])
-    axes.set_yticks(range(len(micros)), [str(count) for count in micros])
+    fields = fields.assign(
+        memory=amounts,
+        memory_text=[
+            f"{significant(amount, 2)}{said}" for amount, said in zip(amounts, behind, strict=True)
+        ],
+        rate_text=[significant(rate, 2) for rate in fields["rate"]],
+        rate=fields["rate"].where(~fields["unfit"]),
+    )
+    launched = fields[fields["is_launched"]]
+    parts = [launched.loc[launched[name].gt(0), [*keys, name, f"{name}_text"]] for name in _TITLES]
+    never = fields.loc[~fields["is_launched"], keys]
+    return Chart(
+        "plan",
+        "The plan",
+        "Memory and throughput of every cut; a cross: never launched.",
+        Axis({"data_parallel_size": "devices"}, kind="names"),
+        Axis({"micro_batch_size": "micro-batch (samples a device)"}, kind="names", falls=True),
+        [
+            *(Marks(kind, part) for part in parts for kind in ("field", "text") if len(part)),
+            *([Marks("point", never, "never launched")] if len(never) else []),
+        ],
+        {"never launched": replace(GREY, symbol=CROSS)} if len(never) else {},
+        Axis({name: title.format(unit=unit, memory=scale.unit) for name, title in _TITLES.items()}),
+        panels="z",
+    )

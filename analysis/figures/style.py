@@ -1,134 +1,114 @@
-"""How figures look: a paper column wide, one colour a geometry in all of them."""
+"""How charts look: a paper column wide, one colour a geometry in all of them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from textwrap import fill
-from typing import Any
 
-import matplotlib as mpl
-import numpy as np
 import pandas as pd
-from matplotlib.axis import Axis
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from batchscape.analysis.cells import Cells, geometry_label, launched_batches
-from batchscape.analysis.numbers import significant
+from batchscape.analysis.figures.chart import Look
 
 __all__ = [
+    "ACCENT",
     "COLUMN_IN",
+    "CROSS",
+    "GREY",
+    "INK",
+    "MARK",
     "PAGE_IN",
-    "PALETTE",
-    "Look",
-    "colour_of",
     "looks",
     "loss_axis",
-    "name_group",
-    "plain_ticks",
-    "shade_of",
-    "shades_of",
-    "tint",
+    "palette",
+    "shades",
 ]
 
 COLUMN_IN = 3.5
 """Width of a column of a two-column paper, in inches."""
 PAGE_IN = 7.0
 """Width of its page, in inches."""
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's colours for every kind of colour vision, without their yellow, which is too pale
 for lines (https://jfly.uni-koeln.de/color/)."""
-
-_LETTERS_AN_INCH = 15
-"""Of a title, in the size of `name_group`."""
+_DARK = {"#000000": "#f0f0f0", "#0072B2": "#56B4E9", "#56B4E9": "#9ad8ff"}
+"""Colours that would not show on a dark page, and what stands for them there."""
+_VIRIDIS = (
+    "#440154",
+    "#48186a",
+    "#472d7b",
+    "#424086",
+    "#3b528b",
+    "#33638d",
+    "#2c728e",
+    "#26828e",
+    "#21918c",
+    "#1fa088",
+    "#28ae80",
+    "#3fbc73",
+    "#5ec962",
+    "#84d44b",
+    "#addc30",
+    "#d8e219",
+    "#fde725",
+)
+"""Of matplotlib's map, at equal distances: even in lightness, which every kind of colour vision
+tells apart (https://bids.github.io/colormap/)."""
 _PALER = 0.6
 """How much of the colour of its global batch the last of several cuts lacks."""
-_DASHES = ("-", (0, (5, 1.5)), (0, (2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
-_MARKERS = "osD^vPX<>h"
+_DASHES = ((), (5.0, 1.5), (2.0, 1.2), (6.0, 1.5, 1.2, 1.5))
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "triangle-right")
+
+CROSS = "M-.7,-.7L.7,.7M-.7,.7L.7,-.7"
+"""A symbol; paths are those of SVG."""
+ACCENT = Look("#0072B2", "#56B4E9")
+MARK = Look("#D55E00")
+INK = Look("#222222", "#f0f0f0")
+GREY = Look("#777777", "#a0a0a0")
 
 
-@dataclass(frozen=True)
-class Look:
-    """How one geometry is drawn."""
+def palette(names: Iterable[object]) -> dict[str, Look]:
+    """Give each of several things a colour."""
+    known = list(dict.fromkeys(map(str, names)))
+    if len(known) > len(_PALETTE):
+        return shades(known)
+    tones = dict(zip(known, _PALETTE, strict=False))
+    return {name: Look(tone, _DARK.get(tone, "")) for name, tone in tones.items()}
 
-    colour: str
-    dash: Any
-    marker: str
-    width: float
-    """Line width in points. Lines of one global batch lie on top of each other: earlier ones are
-    wider, so that they show."""
+
+def shades(names: Sequence[object]) -> dict[str, Look]:
+    """Give each of several things in an order, such as global batches, a shade."""
+    last = max(len(names) - 1, 1)
+    return {
+        str(name): Look(_shade(0.88 * place / last), _shade(0.3 + 0.7 * place / last))
+        for place, name in enumerate(names)
+    }
 
 
 def looks(cells: Cells) -> Mapping[str, Look]:
-    """Give each geometry that ran its look, by label, in table order.
+    """Give each geometry that ran its look, by label, in the order of global batches.
 
-    Returns
-    -------
-    mapping of str to Look
-        For geometries with at least one run that was not rejected.
+    Cuts of one global batch lie on top of each other: earlier ones are wider, so that they show.
     """
     launched = cells.runs.loc[cells.runs["status"].ne("rejected"), "cell"].unique()
     table = cells.table.loc[sorted(launched)]
     table = table.sort_values("global_batch_size", kind="stable")
     batches = dict(zip(geometry_label(table), table["global_batch_size"], strict=True))
     members = {batch: [g for g in batches if batches[g] == batch] for batch in batches.values()}
-    shades = shades_of(launched_batches(cells.runs))
-    look = {}
+    of_batch, alone = shades(launched_batches(cells.runs)), palette(batches)
+    found = {}
     for index, (geometry, batch) in enumerate(batches.items()):
         place, total = members[batch].index(geometry), len(members[batch])
-        look[geometry] = Look(
-            colour=mpl.colors.to_hex(tint(shades[batch], 1 - _PALER * place / max(total - 1, 1)))
-            if len(members) > 1
-            else colour_of(index, len(batches)),
-            marker=_MARKERS[index % len(_MARKERS)],
-            **_line(place, total),
+        whole = of_batch[str(batch)] if len(members) > 1 else alone[geometry]
+        paler = _PALER * place / max(total - 1, 1) if len(members) > 1 else 0.0
+        found[geometry] = Look(
+            _mixed(whole.colour, "#ffffff", paler),
+            _mixed(whole.dark or whole.colour, "#16181c", paler),
+            _SYMBOLS[index % len(_SYMBOLS)],
+            _DASHES[place % len(_DASHES)] if total > 1 else (),
+            max(2.6 - 0.5 * place, 1.0) if total > 1 else 1.2,
+            hollow=True,
         )
-    return look
-
-
-def name_group(figure: Figure, label: str) -> None:
-    """Write above a figure of which group of runs it is, where there are several.
-
-    Parameters
-    ----------
-    label : str
-        Empty where there is one group, and nothing is written.
-    """
-    if label:
-        letters = int(figure.get_figwidth() * _LETTERS_AN_INCH)
-        figure.suptitle(fill(label, letters), fontsize=7, x=0.01, ha="left")
-
-
-def plain_ticks(axis: Axis) -> None:
-    """Write plain numbers, two at least, on a logarithmic axis whose limits are set.
-
-    They stand at 1, 2 and 5 of each decade; of several decades some are left out, and within one
-    others are added.
-    """
-    # A table of others may hold numbers beyond which there is no room for a margin.
-    low = high = math.nan
-    with np.errstate(over="ignore"), suppress(ValueError):
-        low, high = axis.get_view_interval()
-    if not 0 < low < high < math.inf:
-        return
-    decades = math.log10(high) - math.log10(low)
-    subs: tuple[float, ...] = (1, 2, 5) if decades < 2.5 else (1, 3) if decades < 4 else (1,)
-    subs = (1, 1.2, 1.5, 2, 3, 5, 7) if decades < 0.9 else subs
-    axis.set_major_locator(LogLocator(subs=subs))
-    places: Sequence[float] = list(axis.get_majorticklocs())
-    if sum(low <= place <= high for place in places) < 2:
-        places = MaxNLocator(4).tick_values(low, high)
-    # No formatter of ours: the process that draws would have to import the analysis for it.
-    axis.set_ticks([place for place in places if low <= place <= high])
-    axis.set_ticklabels([_plain(place) for place in axis.get_majorticklocs()])
-    axis.set_minor_locator(NullLocator())
-
-
-def _plain(value: float) -> str:
-    return f"{value:g}" if 1e-4 <= value < 1e6 else significant(value, 1)
+    return found
 
 
 def loss_axis(loss: str, runs: pd.DataFrame) -> str:
@@ -137,38 +117,12 @@ def loss_axis(loss: str, runs: pd.DataFrame) -> str:
     return loss if has_other else f"{loss} (nats)"
 
 
-def tint(colour: str, strength: float) -> tuple[float, float, float]:
-    """Mix a colour with white; strength 1 leaves it as it is."""
-    red, green, blue = mpl.colors.to_rgb(colour)
-    return (
-        1 - strength * (1 - red),
-        1 - strength * (1 - green),
-        1 - strength * (1 - blue),
-    )
+def _shade(place: float) -> str:
+    at = place * (len(_VIRIDIS) - 1)
+    low = min(int(at), len(_VIRIDIS) - 2)
+    return _mixed(_VIRIDIS[low], _VIRIDIS[low + 1], at - low)
 
 
-def colour_of(index: int, total: int) -> str:
-    """Choose the colour of one of several things that a figure tells apart."""
-    # Many geometries are ordered, and an ordered map serves better.
-    return PALETTE[index] if total <= len(PALETTE) else shade_of(index, total)
-
-
-def shade_of(index: int, total: int) -> str:
-    """Choose the colour of one of several global batches, in their order.
-
-    The map is even in lightness, which every kind of colour vision tells apart.
-    """
-    return mpl.colors.to_hex(mpl.colormaps["viridis"](0.88 * index / max(total - 1, 1)))
-
-
-def shades_of(batches: Iterable[float]) -> dict[float, str]:
-    """Choose the colours of global batches, by what `launched_batches` returns."""
-    sizes = sorted(set(batches))
-    return {size: shade_of(index, len(sizes)) for index, size in enumerate(sizes)}
-
-
-def _line(index: int, total: int) -> dict[str, Any]:
-    """Choose dash and width of one of the decompositions of a global batch."""
-    if total == 1:
-        return {"dash": "-", "width": 1.2}
-    return {"dash": _DASHES[index % len(_DASHES)], "width": max(2.6 - 0.5 * index, 1.0)}
+def _mixed(colour: str, other: str, share: float) -> str:
+    pairs = zip(bytes.fromhex(colour[1:]), bytes.fromhex(other[1:]), strict=True)
+    return "#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in pairs)

@@ -1,168 +1,141 @@
-"""The figure of learning rates: a curve each global batch, and the optima with fitted laws."""
+"""Pictures of learning rates: what each took, and the optima with the laws that describe them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from batchscape.analysis.figures.style import PAGE_IN, plain_ticks
+from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
+from batchscape.analysis.figures.style import CROSS, GREY, INK, MARK, palette, shades
 from batchscape.analysis.learning_rate.laws import LearningRateLaws, predict
 
-__all__ = ["draw_learning_rates"]
+__all__ = ["learning_rate_charts"]
 
-_LAW_COLOURS = {
-    "fixed": "#000000",
-    "sqrt": "#0072B2",
-    "linear": "#D55E00",
-    "power": "#009E73",
-}
 _MOST_LAWS = 3
-_STAR: dict[str, Any] = {
-    "marker": "*",
-    "markersize": 8,
-    "markeredgecolor": "black",
-    "markeredgewidth": 0.5,
-    "zorder": 3,
-}
-_LABELS = {
+_MISSED = "missed"
+_EDGE = "at the edge"
+_VALUES = {
     "steps_to_target": "optimizer steps to target",
     "final_eval_loss": "final held-out loss",
 }
 
 
-def draw_learning_rates(
+def learning_rate_charts(
     costs: pd.DataFrame,
     best: pd.DataFrame,
-    laws: LearningRateLaws,
-    value: str,
-    shades: Mapping[float, str],
-) -> Figure:
+    laws: Mapping[int, LearningRateLaws],
+    labels: Mapping[int, str],
+    batches: Sequence[float],
+) -> list[Chart]:
     """Draw costs against learning rates, and optima against global batches.
 
     Parameters
     ----------
     costs : DataFrame
-        Of one group and target, as `costs_by_rate` returns it.
+        Table `learning_rate_costs`: what was minimised, and the run, of each row.
     best : DataFrame
-        Of the same, as `best_learning_rates` returns it.
-    value : str
-        What is minimised.
-    shades : mapping of float to str
-        Colours of the global batches of all groups, as `style.shades_of` returns them.
+        As `best_learning_rates` returns it, with the runs behind.
+    labels : mapping of int to str
+        Labels of groups, by number; empty where there is one.
+    batches : sequence of float
+        Global batches that have colours, in their order.
     """
-    figure = Figure(figsize=(PAGE_IN, 3.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    colours = {batch: shades[batch] for batch in sorted(costs["global_batch_size"].unique())}
-    _draw_costs(left, costs, best, value, colours)
-    _draw_optima(right, best, laws, colours)
-    figure.legend(
-        handles=[
-            Line2D([], [], color=colour, marker="o", markersize=3, label=f"{batch:g}")
-            for batch, colour in colours.items()
-        ],
-        title="global batch (samples)",
-        title_fontsize=7,
-        loc="outside lower center",
-        ncols=8,
-    )
-    return figure
+    value = next(name for name in costs if name in _VALUES)
+    is_log = value == "steps_to_target"
+    options = {str(group): label for group, label in labels.items()}
+    choices = [Choice("group", "Runs", options)] if len(options) > 1 else []
+    costs, best = (table.assign(group=table["group"].astype(str)) for table in (costs, best))
+    sizes = {f"{batch:g}": batch for batch in batches}
+    costs = costs.assign(series=[f"{batch:g}" for batch in costs["global_batch_size"]])
+    keys = ["group", "series", "learning_rate"]
+    reached = costs[np.isfinite(costs[value])]
+    logs = np.log(reached[value]) if is_log else reached[value]
+    means = logs.groupby([reached[key] for key in keys]).mean().reset_index()
+    means[value] = np.exp(means[value]) if is_log else means[value]
+    whole = costs.groupby(keys)[value].agg(lambda own: np.isfinite(own).all())
+    means = means[whole.loc[pd.MultiIndex.from_frame(means[keys])].to_numpy()]
+    missed = costs[~np.isfinite(costs[value])].drop(columns="series")
+    missed = missed.assign(**{value: reached[value].max()})
+    batch_looks = shades([*sizes])
+    marks = [Marks("line", means), Marks("point", reached)]
+    marks += [Marks("point", missed, _MISSED, size=24)] if len(missed) else []
+    used = set(costs["series"])
+    looks = {name: look for name, look in batch_looks.items() if name in used}
+    looks |= {_MISSED: Look(GREY.colour, GREY.dark, CROSS)} if len(missed) else {}
+    return [
+        Chart(
+            "learning_rate_costs",
+            "What each learning rate took",
+            "A point a run, the line their mean where all reached; colours are global batches in "
+            "samples. Missed: runs that diverged or missed the target, at the height of the "
+            "worst.",
+            Axis({"learning_rate": "learning rate"}, kind="log"),
+            Axis({value: _VALUES[value]}, kind="log" if is_log else "linear"),
+            marks,
+            looks,
+            choices=choices,
+            panels="group",
+            tables=["tables/learning_rate_costs.csv"],
+        ),
+        *_optima(best, laws, choices),
+    ]
 
 
-def _draw_costs(
-    axes: Axes,
-    costs: pd.DataFrame,
-    best: pd.DataFrame,
-    value: str,
-    colours: Mapping[float, str],
-) -> None:
-    axes.set_xscale("log")
-    logarithmic = value == "steps_to_target"
-    if logarithmic:
-        axes.set_yscale("log")
-    for index, (batch, colour) in enumerate(colours.items()):
-        own = costs[costs["global_batch_size"] == batch]
-        mean = own.groupby("learning_rate")["cost"].mean()
-        shown = mean.where(np.isfinite(mean))
-        heights = np.exp(shown) if logarithmic else shown
-        axes.plot(shown.index, heights, "o-", color=colour, markersize=3, linewidth=1)
-        missed = mean.index[~np.isfinite(mean)]
-        top = np.full(len(missed), 0.98 - 0.03 * index)
-        axes.plot(
-            missed, top, "x", color=colour, markersize=3, transform=axes.get_xaxis_transform()
-        )
-        row = best[best["global_batch_size"] == batch].iloc[0]
-        rate = float(row["learning_rate"])
-        if np.isfinite(rate):
-            drawn = np.log(heights.dropna())
-            rates = np.log(drawn.index.to_numpy(dtype=float))
-            height = float(np.exp(np.interp(np.log(rate), rates, drawn.to_numpy(dtype=float))))
-            axes.plot(rate, height, color=colour, **_STAR)
-    axes.margins(y=0.2)
-    plain_ticks(axes.xaxis)
-    if logarithmic:
-        plain_ticks(axes.yaxis)
-    axes.set_xlabel("learning rate")
-    axes.set_ylabel(_LABELS.get(value, value.replace("_", " ")))
-
-
-def _draw_optima(
-    axes: Axes, best: pd.DataFrame, laws: LearningRateLaws, colours: Mapping[float, str]
-) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
+def _optima(
+    best: pd.DataFrame, laws: Mapping[int, LearningRateLaws], choices: Sequence[Choice]
+) -> list[Chart]:
     inside = best[best["learning_rate"].notna()]
     edges = best[best["edge"].isin(["lowest", "highest"])]
-    everything = [*inside["learning_rate"], *best["grid_learning_rate"].dropna()]
+    everything = [*inside["learning_rate"], *edges["grid_learning_rate"].dropna()]
     if not everything:
-        return
+        return []
+    lines = []
+    for group, found in laws.items():
+        own = best.loc[best["group"].eq(str(group)), "global_batch_size"]
+        places = np.geomspace(own.min(), own.max(), 60)
+        fitted = found.table.dropna(subset=["delta_aicc"]).nsmallest(_MOST_LAWS, "aicc")
+        for _, law in fitted.iterrows():
+            line = {"global_batch_size": places, "learning_rate": predict(law, places)}
+            lines.append(pd.DataFrame(line).assign(group=str(group), series=f"law: {law['law']}"))
+    laws_drawn = pd.concat(lines) if lines else pd.DataFrame({"series": []})
+    ends = {f"learning_rate_{end}": inside[end] for end in ("low", "high")}
     floor, ceiling = min(everything) / 4, max(everything) * 4
-    for _, row in inside.iterrows():
-        rate, colour = float(row["learning_rate"]), colours[row["global_batch_size"]]
-        ends = np.nan_to_num([row["low"], row["high"]], nan=rate).clip(floor / 2, ceiling * 2)
-        axes.errorbar(
-            row["global_batch_size"],
-            rate,
-            yerr=np.abs(ends - rate)[:, None],
-            color=colour,
-            elinewidth=0.8,
-            capsize=2,
-            **_STAR,
+    bars = inside.assign(**{name: own.clip(floor, ceiling) for name, own in ends.items()})
+    at_edge = edges.assign(learning_rate=edges["grid_learning_rate"])
+    marks = [
+        Marks("line", laws_drawn),
+        Marks("interval", bars, "best"),
+        Marks("point", inside.drop(columns=["low", "high"]), "best", size=40),
+        Marks("point", at_edge, _EDGE, size=36),
+    ]
+    marks = [mark for mark in marks if len(mark.table)]
+    looks = {"best": INK, _EDGE: Look(MARK.colour, symbol="triangle-up", hollow=True)}
+    names = {mark.name for mark in marks}
+    looks = {name: look for name, look in looks.items() if name in names}
+    for name, look in palette(laws_drawn["series"]).items():
+        looks[name] = Look(look.colour, look.dark, "stroke")
+    return [
+        Chart(
+            "learning_rates",
+            "Best learning rate by global batch",
+            "With its 95 % interval, and the laws that describe it best (by AICc; the table has "
+            "all); a batch whose best rate is at the edge of its grid has a triangle there.",
+            Axis(
+                {"global_batch_size": "global batch size (samples)"},
+                kind="log",
+                ticks=best["global_batch_size"].tolist(),
+            ),
+            Axis(
+                {"learning_rate": "best learning rate"},
+                kind="log",
+                ranges={"learning_rate": (floor, ceiling)},
+            ),
+            marks,
+            looks,
+            choices=choices,
+            panels="group",
+            tables=["tables/learning_rates.csv"],
         )
-    for side, marker in (("lowest", "v"), ("highest", "^")):
-        own = edges[edges["edge"] == side]
-        axes.scatter(
-            own["global_batch_size"],
-            own["grid_learning_rate"],
-            s=36,
-            marker=marker,
-            facecolors="white",
-            edgecolors=[colours[batch] for batch in own["global_batch_size"]],
-        )
-    _draw_laws(axes, best, laws)
-    axes.set_ylim(floor, ceiling)
-    plain_ticks(axes.yaxis)
-    axes.xaxis.set_major_locator(LogLocator(base=2, numticks=12))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("global batch (samples)")
-    axes.set_ylabel("best learning rate")
-
-
-def _draw_laws(axes: Axes, best: pd.DataFrame, laws: LearningRateLaws) -> None:
-    """Draw the laws that describe the optima best."""
-    fitted = laws.table.dropna(subset=["delta_aicc"]).nsmallest(_MOST_LAWS, "aicc")
-    sizes = best["global_batch_size"]
-    batches = np.geomspace(sizes.min(), sizes.max(), 100)
-    for _, law in fitted.iterrows():
-        name = str(law["law"])
-        text = f"{name}, ΔAICc {law['delta_aicc']:.1f}"
-        axes.plot(batches, predict(law, batches), color=_LAW_COLOURS[name], linewidth=1, label=text)
-    if len(fitted):
-        axes.legend(loc="lower right")
+    ]

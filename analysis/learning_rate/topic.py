@@ -9,17 +9,16 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate
-from batchscape.analysis.figures.style import name_group, shades_of
 from batchscape.analysis.labels import group_name
 from batchscape.analysis.learning_rate.aim import LOSS, STEPS, find_optima, is_varied
 from batchscape.analysis.learning_rate.choice import tuning_warning
-from batchscape.analysis.learning_rate.figures import draw_learning_rates
+from batchscape.analysis.learning_rate.figures import learning_rate_charts
 from batchscape.analysis.learning_rate.laws import LearningRateLaws, learning_rate_laws
 from batchscape.analysis.learning_rate.optimum import optimum_estimate
 from batchscape.analysis.learning_rate.table import costs_by_rate
 from batchscape.analysis.numbers import MISSING, significant
 from batchscape.analysis.report.table import Column, Table
-from batchscape.analysis.report.topic import Picture, Section
+from batchscape.analysis.report.topic import Section
 from batchscape.errors import AnalysisError
 from batchscape.text import list_text
 
@@ -99,16 +98,10 @@ def _section(
     shown = shown.merge(behind.agg(";".join).reset_index(), on="group", how="left")
     tables = [_optima(full, labels, value), _laws(shown, labels)]
     costs = costs_by_rate(table, value)
-    shades = shades_of(batches or costs["global_batch_size"])
-    pictures = []
-    for group, law in laws.items():
-        own, rows = best[best["group"] == group], costs[costs["group"] == group]
-        name = f"learning_rates{f'_{group}' if several else ''}"
-        figure = draw_learning_rates(rows, own, law, value, shades)
-        name_group(figure, labels[group])
-        caption = f"{labels[group]}: {_caption(value)}" if several else _caption(value)
-        pictures.append(Picture(name, caption, figure))
-    curves = {"learning_rate_costs": _named_costs(costs, table, value)}
+    named = _named_costs(costs, table, value)
+    sizes = sorted({*(batches or costs["global_batch_size"])})
+    pictures = learning_rate_charts(named, full, laws, labels, sizes)
+    curves = {"learning_rate_costs": named}
     return Section(_TITLE, answer, tables, pictures, warnings, headlines, curves=curves)
 
 
@@ -215,17 +208,4 @@ def _laws(table: pd.DataFrame, labels: Mapping[int, str]) -> Table:
             "parameter, and laws within 2 of the lowest are not told apart. Compared are laws "
             "whose exponent lies inside the interval of the fitted one.",
         ],
-    )
-
-
-def _caption(value: str) -> str:
-    what = "Steps to the target" if value == STEPS else "Final held-out loss"
-    return (
-        f"{what} against learning rate (left): dots are means over seeds at a rate that was tried; "
-        "crosses at the top, rates at which a run diverged or missed the target; stars, the "
-        "optimum of each global batch, as in the table. Right: the optima against the global "
-        f"batch, with their {LEVEL:.0%} intervals as bars between caps (without a cap the bar goes "
-        "on beyond the panel, to the end in the table; no bar: fewer than three seeds), and lines "
-        "of the laws that describe them best. Hollow triangles: the optimum is at the edge of the "
-        "grid or beyond, on the side to which they point. Colours are global batches."
     )

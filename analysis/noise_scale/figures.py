@@ -1,92 +1,99 @@
-"""The figure of the gradient noise scale over the training."""
+"""Pictures of the gradient noise scale: by global batch, and over the training."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
 from batchscape.analysis.cells import Cells, geometry_label
-from batchscape.analysis.figures.panels import context_title, lay_out
-from batchscape.analysis.figures.style import Look, plain_ticks
+from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
+from batchscape.analysis.figures.settings import cell_names, setting_names
+from batchscape.analysis.figures.style import ACCENT, GREY, looks
 
-__all__ = ["draw_noise_scale"]
+__all__ = ["noise_scale_charts"]
+
+_SCALE = "gradient noise scale (samples)"
 
 
-def draw_noise_scale(cells: Cells, curves: pd.DataFrame, look: Mapping[str, Look]) -> Figure | None:
-    """Draw the noise scale against samples seen, with its interval at every point.
-
-    Cells whose settings differ get panels of their own.
+def noise_scale_charts(
+    cells: Cells, table: pd.DataFrame, curves: pd.DataFrame, at_best: Collection[int]
+) -> Iterator[Chart]:
+    """Draw the noise scale of each cell, and its course.
 
     Parameters
     ----------
+    table : DataFrame
+        Table of the section, indexed by cell.
     curves : DataFrame
         As `noise_scale_curves` returns it.
-    look : mapping
-        As `style.looks` returns it.
-
-    Returns
-    -------
-    Figure or None
-        None where no cell has intervals at two points: there is no curve to draw.
+    at_best : collection of int
+        Cells whose course is shown first, as `cells_at_best` returns them.
     """
-    drawn = curves[curves["estimate"].notna() & np.isfinite(curves["high"])]
-    if not drawn["cell"].duplicated().any():
-        return None
-    labels = geometry_label(cells.table)
-    context = cells.context_of()
-    parts = [rows for _, rows in drawn.groupby(context.reindex(drawn["cell"]).to_numpy())]
-    figure, panels = lay_out(len(parts), [2.2])
-    # Intervals may reach far beyond the points.
-    low, high = drawn["estimate"].min() / 3, drawn["estimate"].max() * 3
-    for (axes,), rows in zip(panels, parts, strict=True):
-        axes.set_yscale("log")
-        axes.set_ylim(low, high)
-        plain_ticks(axes.yaxis)
-        for cell, own in rows.groupby("cell"):
-            _draw_curve(axes, own, look[labels[cell]])
-        if len(parts) > 1:
-            axes.set_title(context_title(cells, int(rows["cell"].iloc[0])))
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        axes.set_xlabel("samples")
-    panels[0][0].set_ylabel("gradient noise scale (samples)")
-    shown = set(labels[drawn["cell"].unique()])
-    handles = [
-        Line2D(
-            [],
-            [],
-            color=look[name].colour,
-            linestyle=look[name].dash,
-            marker=look[name].marker,
-            markersize=3,
-            label=name,
+    known = table[table["note"].isna() & table["estimate"].notna()]
+    if len(known):
+        names = geometry_label(cells.table) + cell_names(cells).map(lambda n: f", {n}" if n else "")
+        rows = known[["global_batch_size", "estimate"]].assign(
+            estimate_low=known["low"],
+            estimate_high=known["high"],
+            cell=known.index,
+            of=names.loc[known.index],
         )
-        for name in look
-        if name in shown
-    ]
-    columns = 3 if len(parts) == 1 else 6
-    figure.legend(handles=handles, loc="outside lower center", ncols=columns, handlelength=3.0)
-    return figure
-
-
-def _draw_curve(axes: Axes, rows: pd.DataFrame, look: Look) -> None:
-    low, high = axes.get_ylim()
-    axes.plot(
-        rows["samples"],
-        rows["estimate"],
-        color=look.colour,
-        linestyle=look.dash,
-        linewidth=look.width,
-        marker=look.marker,
-        markersize=3,
+        batches = sorted(known["global_batch_size"].unique())
+        equal = pd.DataFrame({"global_batch_size": batches, "estimate": batches})
+        yield Chart(
+            "noise_scale",
+            "Noise scale by global batch",
+            "A point a cell in which it is identified, with its 95 % interval. Below the dashed "
+            "line the batch is larger than the noise scale.",
+            Axis({"global_batch_size": "global batch size (samples)"}, kind="log", ticks=batches),
+            Axis({"estimate": _SCALE}, kind="log"),
+            [
+                Marks("line", equal, "as large as the batch"),
+                Marks("interval", rows, "noise scale"),
+                Marks("point", rows, "noise scale", "of", size=30),
+            ],
+            {
+                "noise scale": ACCENT,
+                "as large as the batch": Look(GREY.colour, GREY.dark, "stroke", (4, 3)),
+            },
+            tables=["tables/noise_scale.csv"],
+        )
+    drawn = curves[curves["estimate"].notna() & np.isfinite(curves["high"])]
+    drawn = drawn[drawn["cell"].duplicated(keep=False)]
+    if drawn.empty:
+        return
+    # Intervals may reach far beyond the points.
+    floor, ceiling = float(drawn["estimate"].min()) / 3, float(drawn["estimate"].max()) * 3
+    context = cells.context_of()
+    rows = drawn[["samples", "estimate", "cell"]].assign(
+        estimate_low=drawn["low"].clip(floor, ceiling),
+        estimate_high=drawn["high"].clip(floor, ceiling),
+        series=geometry_label(cells.table).loc[drawn["cell"]].to_numpy(),
+        setting=[
+            [f"s{context[cell]}", *(["best"] if cell in at_best else [])] for cell in drawn["cell"]
+        ],
     )
-    starts, ends = rows["low"].clip(lower=low), rows["high"].clip(upper=high)
-    if len(rows) == 1:
-        axes.vlines(rows["samples"], starts, ends, color=look.colour, alpha=0.5, linewidth=0.8)
-    else:
-        axes.fill_between(rows["samples"], starts, ends, color=look.colour, alpha=0.12, linewidth=0)
+    settings = {f"s{number}": name for number, name in setting_names(cells, context).items()}
+    shown = {name for own in rows["setting"] for name in own}
+    best = {"best": "each global batch at its best learning rate"}
+    options = {name: text for name, text in {**best, **settings}.items() if name in shown}
+    used = set(rows["series"])
+    yield Chart(
+        "noise_scale_curve",
+        "Noise scale over the training",
+        "Gradient noise scale against training samples: ratio of two debiased exponential moving "
+        "averages, whose half-life is the distance of the points; shaded: its 95 % interval; "
+        "points at which it is not identified are left out.",
+        Axis({"samples": "samples"}),
+        Axis({"estimate": _SCALE}, kind="log", ranges={"estimate": (floor, ceiling)}),
+        [
+            Marks("band", rows, line="cell"),
+            Marks("line", rows, line="cell"),
+            Marks("point", rows),
+        ],
+        {name: look for name, look in looks(cells).items() if name in used},
+        choices=[Choice("setting", "Settings", options)] if len(settings) > 1 else [],
+        tables=["tables/noise_scale_curve.csv"],
+    )

@@ -12,14 +12,11 @@ import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells
 from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, Estimate
-from batchscape.analysis.figures.curves import with_room
-from batchscape.analysis.figures.loss import MAX_PANELS
-from batchscape.analysis.figures.style import looks
 from batchscape.analysis.noise_scale.estimate import noise_scale_curves
-from batchscape.analysis.noise_scale.figures import draw_noise_scale
+from batchscape.analysis.noise_scale.figures import noise_scale_charts
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.tables import geometry_column, setting_columns
-from batchscape.analysis.report.topic import Picture, Section
+from batchscape.analysis.report.topic import Section
 
 __all__ = ["noise_scale_section", "noise_scale_table"]
 
@@ -29,11 +26,6 @@ _DEFINITION = (
 )
 _ENDS = {"samples": "", "tokens": "_tokens"}
 """Ends of the names of columns by unit."""
-_CAPTION = (
-    "Gradient noise scale against training samples: ratio of two debiased exponential moving "
-    "averages, whose half-life is the distance of the points; shaded: its interval; points at "
-    "which it is not identified are left out."
-)
 
 
 def noise_scale_section(
@@ -48,7 +40,7 @@ def noise_scale_section(
     estimates : DataFrame
         As `cell_noise_scales` returns it.
     at_best : mapping of int to float
-        Cells that the figure shows where it has no room for all, as `cells_at_best` returns them.
+        Cells that the figure shows first, as `cells_at_best` returns them.
 
     Returns
     -------
@@ -59,15 +51,12 @@ def noise_scale_section(
         return None
     table = cells.table[[*GEOMETRY, *cells.settings]].join(estimates, how="inner")
     headlines = {} if cells.contexts else _headlines(table)
-    shown, said = with_room(cells, MAX_PANELS, at_best, timed=False)
-    curves = noise_scale_curves(shown, steps)
-    figure = draw_noise_scale(shown, curves, looks(cells))
-    caption = f"{_CAPTION} {said}".rstrip()
+    curves = noise_scale_curves(cells, steps)
     return Section(
         "Gradient noise scale",
         [_answer(table)],
         [noise_scale_table(table, cells)],
-        [] if figure is None else [Picture("noise_scale", caption, figure)],
+        list(noise_scale_charts(cells, table, curves, at_best)),
         headlines=headlines,
         curves={"noise_scale_curve": curves.join(cells.table[[*GEOMETRY]], on="cell")},
     )

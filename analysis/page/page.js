@@ -5,70 +5,146 @@
   const wantsDark = window.matchMedia("(prefers-color-scheme: dark)");
   const theme = () => root.dataset.theme || (wantsDark.matches ? "dark" : "light");
 
-  // Every {by, of} becomes the value of the choice; nothing is computed here.
-  const resolve = (value, choices) => {
-    if (Array.isArray(value)) return value.map((part) => resolve(part, choices));
-    if (value === null || typeof value !== "object") return value;
-    if ("by" in value) return resolve(value.of[choices[value.by]], choices);
-    return Object.fromEntries(
-      Object.entries(value).map(([key, part]) => [key, resolve(part, choices)]),
+  // Texts of few values are written once, with their places.
+  const column = (packed) => (Array.isArray(packed) ? packed : packed.at.map((n) => packed.of[n]));
+  const rows = (table) => {
+    const columns = Object.entries(table).map(([name, packed]) => [name, column(packed)]);
+    const count = columns.length ? columns[0][1].length : 0;
+    return Array.from({ length: count }, (_, n) =>
+      Object.fromEntries(columns.map(([name, values]) => [name, values[n]])),
     );
   };
-  const shows = (trace, choices) =>
-    Object.entries(trace.when || {}).every(
-      ([name, values]) => !(name in choices) || values.includes(choices[name]),
+  const chosenIn = (figure) =>
+    Object.fromEntries(
+      [...figure.querySelectorAll("select")].map((select) => [select.dataset.choice, select.value]),
     );
+  const shows = (chart, chosen) => (row) =>
+    chart.rows.every((name) => !(name in row) || [row[name]].flat().includes(chosen[name]));
 
-  const draw = (figure) => {
-    const chart = charts[figure.dataset.chart];
-    const narrow = figure.clientWidth < 560;
-    const choices = { theme: theme(), room: narrow ? "narrow" : "wide" };
-    for (const select of figure.querySelectorAll("select")) {
-      choices[select.dataset.choice] = select.value;
-    }
+  // What has two forms, as colours have, shows that of the theme.
+  const themed = (value) => {
+    if (Array.isArray(value)) return value.map(themed);
+    if (value === null || typeof value !== "object") return value;
+    if ("dark" in value) return value[theme()];
+    return Object.fromEntries(Object.entries(value).map(([key, part]) => [key, themed(part)]));
+  };
+
+  const style = (letters, width) => {
     const colours = getComputedStyle(root);
     const [page, ink, line] = ["--page", "--ink", "--line"].map((name) =>
       colours.getPropertyValue(name).trim(),
     );
-    const own = resolve(chart.layout, choices);
-    const axis = { gridcolor: line, linecolor: line, zeroline: false, automargin: true };
-    // Few ticks with whole numbers: of 50 plotly would write a small 5.
-    const log = { tickformat: "~g", nticks: 4 };
-    const axisOf = (given) => ({ ...axis, ...(given.type === "log" ? log : {}), ...given });
-    const traces = chart.traces
-      .filter((trace) => shows(trace, choices))
-      .map(({ when, ...trace }) => resolve(trace, choices));
-    // Of traces that share an entry of the legend, the first that shows has it.
-    const named = new Set();
-    for (const trace of traces.filter((each) => each.legendgroup)) {
-      trace.showlegend = !named.has(trace.legendgroup);
-      named.add(trace.legendgroup);
-    }
-    const layout = {
-      ...own,
-      paper_bgcolor: page,
-      plot_bgcolor: page,
-      font: { color: ink, size: narrow ? 11 : 13, family: "system-ui, sans-serif" },
-      xaxis: axisOf(own.xaxis),
-      yaxis: axisOf(own.yaxis),
-      margin: { l: 55, r: 15, t: 15, b: 45 },
-      hovermode: "closest",
-      hoverlabel: { align: "left" },
-      legend: narrow || traces.length > 30
-        ? { orientation: "h", yref: "container", y: 0, yanchor: "bottom", traceorder: "normal" }
-        : { orientation: "v", traceorder: "normal" },
+    return {
+      font: "system-ui, sans-serif",
+      background: page,
+      view: { stroke: null },
+      axis: {
+        labelColor: ink, titleColor: ink, domainColor: ink, tickColor: ink, gridColor: line,
+        labelFontSize: 12, titleFontSize: 13, titleFontWeight: "normal",
+      },
+      legend: {
+        orient: "bottom", direction: "horizontal", title: null, labelColor: ink, labelLimit: 500,
+        labelFontSize: 12, symbolSize: 90, columns: Math.max(1, Math.floor(width / (7 * letters + 40))),
+      },
+      text: { fontSize: 11 },
+      aria: false,
     };
+  };
+
+  // Axes that a reader moves know no padding: marks on their ends would be cut.
+  const widen = (layers, datasets) => {
+    for (const name of ["x", "y"]) {
+      const places = layers.flatMap(({ encoding }) => encoding[name] || []);
+      const scale = places.find(({ type }) => type === "quantitative")?.scale;
+      if (!scale?.padding) continue;
+      const log = scale.type === "log";
+      const [there, back] = log ? [Math.log, Math.exp] : [Number, Number];
+      let [low, high] = [Infinity, -Infinity];
+      for (const { data, encoding } of layers) {
+        for (const { field } of [encoding[name], encoding[`${name}2`]].filter((each) => each?.field)) {
+          for (const row of datasets[data.name]) {
+            const value = row[field];
+            if (value === null || (log && value <= 0)) continue;
+            low = Math.min(low, value);
+            high = Math.max(high, value);
+          }
+        }
+      }
+      if (low > high) continue;
+      const room = 0.03 * (there(high) - there(low)) || (log ? 0.1 : Math.abs(high) || 1);
+      const domain = [back(there(low) - room), back(there(high) + room)];
+      for (const place of places) place.scale.domain = domain;
+    }
+  };
+
+  const draw = (figure) => {
+    const chart = charts[figure.dataset.chart];
+    const chosen = chosenIn(figure);
+    chart.data ||= Object.fromEntries(
+      Object.entries(chart.tables).map(([name, table]) => [name, rows(table)]),
+    );
+    const spec = themed(chart.specs[chart.of_axes.map((name) => chosen[name]).join("|")]);
+    const datasets = {};
+    const named = new Set();
+    for (const { data, encoding, mark } of spec.layer.filter(({ data }) => data.name !== "legend")) {
+      let own = chart.data[data.name].filter(shows(chart, chosen));
+      if (mark.type === "line") {
+        const [x, y] = [encoding.x.field, encoding.y.field];
+        own = own.filter((row) => row[x] !== null && row[y] !== null);
+      }
+      const { datum } = encoding.stroke || encoding.color || {};
+      for (const row of own) named.add(datum || row.series);
+      datasets[data.name] = own;
+    }
+    const entries = chart.names.filter((name) => named.has(name));
+    datasets.legend = entries.map((series) => ({ series }));
+    for (const { encoding } of spec.layer) {
+      for (const channel of Object.values(encoding)) {
+        if (channel.legend?.symbolOpacity) channel.legend.values = entries;
+      }
+    }
+    widen(spec.layer, datasets);
+    for (const { mark } of spec.layer) if (mark.size) mark.size *= 2;
     const place = figure.querySelector(".drawing");
-    const bare = { responsive: true, displaylogo: false, displayModeBar: false };
-    Plotly.react(place, traces, layout, bare).then(() => {
+    const whole = {
+      $schema: "https://vega.github.io/schema/vega-lite/v6.json",
+      ...spec,
+      datasets,
+      width: place.clientWidth,
+      height: chart.height ? 1.5 * chart.height : 340,
+      autosize: { type: "fit-x", contains: "padding" },
+      config: style(Math.max(0, ...entries.map((name) => name.length)), place.clientWidth),
+    };
+    // Expressions are interpreted: the policy of this page lets no text become a program.
+    const options = { actions: false, ast: true, logLevel: 1, renderer: "canvas", tooltip: { theme: theme() } };
+    figure.dataset.drawn = "";
+    vegaEmbed(place, whole, options).then(({ view }) => {
+      figure.view?.finalize();
+      figure.view = view;
       figure.dataset.drawn = "yes";
-      if (place.dataset.listens) return;
-      place.dataset.listens = "yes";
-      place.on("plotly_click", ({ points }) => {
-        const behind = points.flatMap((point) => point.customdata || point.data.meta || []);
-        if (behind.length) open(behind);
+      view.addEventListener("click", (event, item) => {
+        const behind = item?.datum?.runs || nearest(view, event, spec.layer, datasets);
+        if (behind?.length) open(behind);
       });
     });
+  };
+
+  // A line is thin: a click near one of its places, or near a point, means it.
+  const nearest = (view, event, layers, datasets) => {
+    const [left, top] = view.origin();
+    const corner = view.container().querySelector("canvas").getBoundingClientRect();
+    const [x, y] = [view.scale("x"), view.scale("y")];
+    let [found, least] = [null, 12];
+    for (const { data, encoding } of layers.filter(({ mark }) => mark.type === "line")) {
+      for (const row of datasets[data.name]) {
+        const away = Math.hypot(
+          x(row[encoding.x.field]) + corner.x + left - event.clientX,
+          y(row[encoding.y.field]) + corner.y + top - event.clientY,
+        );
+        if (away < least) [found, least] = [row.runs, away];
+      }
+    }
+    return found;
   };
 
   const drawOpen = (part) => {
@@ -168,6 +244,11 @@
     if (figure) draw(figure);
   });
   wantsDark.addEventListener("change", () => drawOpen(document));
+  let resized;
+  window.addEventListener("resize", () => {
+    clearTimeout(resized);
+    resized = setTimeout(drawOpen, 200, document);
+  });
   for (const part of document.querySelectorAll("details.section")) {
     part.addEventListener("toggle", () => part.open && drawOpen(part));
   }

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -16,24 +16,13 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from batchscape.analysis.cells import GEOMETRY, counted, launched_batches
+from batchscape.analysis.cells import GEOMETRY, counted
 from batchscape.analysis.commands import part_command
 from batchscape.analysis.decisions.candidates import is_to_target, own_learning_rate
+from batchscape.analysis.figures.chart import Chart
+from batchscape.analysis.figures.vega import choices_of, page_chart
 from batchscape.analysis.hardware import was_started
 from batchscape.analysis.numbers import MISSING, TIMES, significant
-from batchscape.analysis.page.chart import Chart
-from batchscape.analysis.page.charts import (
-    claims_chart,
-    cost_chart,
-    decompositions_chart,
-    heat_map,
-    learning_rate_charts,
-    noise_charts,
-    pareto_chart,
-    steps_chart,
-)
-from batchscape.analysis.page.loss import loss_chart
-from batchscape.analysis.page.settings import setting_names
 from batchscape.analysis.page.tables import (
     HtmlTable,
     RunIndex,
@@ -52,8 +41,8 @@ from batchscape.text import duration_text, list_text
 __all__ = ["html_page"]
 
 _FILES = resources.files("batchscape.analysis.page")
-_LIBRARY = "vendor/plotly-cartesian.min.js"
-_FIRST = ("steps_to_target", "pareto", "heat_map", "cost", "loss")
+_LIBRARY = "vendor/vega.min.js"
+_FIRST = ("steps_to_target", "pareto", "pareto_0", "heat_map", "cost", "loss")
 """What is shown first, if there is such a chart."""
 _MOST_CARDS = 3
 _NO_FAILURES = ("completed", "pending", "running")
@@ -68,14 +57,14 @@ class PageSection:
     answer: Sequence[str] = ()
     warnings: Sequence[str] = ()
     settle: Sequence[str] = ()
-    charts: list[Chart] = field(default_factory=list)
+    charts: Sequence[Chart] = ()
     tables: Sequence[HtmlTable] = ()
 
 
 def html_page(
     material: Material,
     *,
-    comparison: pd.DataFrame,
+    comparison: Section,
     table: Table,
     sections: Sequence[Section],
     notes: Sequence[str],
@@ -87,8 +76,8 @@ def html_page(
     ----------
     material : Material
         What the sections were computed from.
-    comparison : DataFrame
-        As `compare` returns it.
+    comparison : Section
+        The comparison of the cells, with its pictures.
     table : Table
         What `tables.comparison_table` chose of it.
     sections : sequence of Section
@@ -111,18 +100,15 @@ def html_page(
             "comparison",
             "Comparison",
             [f"{len(cells.runs)} runs in {len(cells.table)} cells: {counts}."],
-            charts=_there(
-                heat_map(comparison, cells, index.of_cell),
-                cost_chart(comparison, cells, index.of_cell),
-            ),
+            charts=[chart for chart in comparison.pictures if chart.name != "loss"],
             tables=comparison_tables(table, cells, _groups(material), index),
         ),
         PageSection(
             "loss",
             "Loss curves",
-            charts=_there(loss_chart(cells, material.tables, material.reaches, material.at_best)),
+            charts=[chart for chart in comparison.pictures if chart.name == "loss"],
         ),
-        *_of_topics(sections, material, index),
+        *_of_topics(sections, index),
         PageSection("failures", "What did not complete", tables=_failures(cells.runs)),
         PageSection("notes", "Left out, and to be kept in mind", notes),
         PageSection(
@@ -136,7 +122,7 @@ def html_page(
     charts = {chart.name: chart for each in shown for chart in each.charts}
     names = list(dict.fromkeys(cells.runs["sweep_name"].astype(str)))
     content = {
-        "charts": {name: _drawing(chart) for name, chart in charts.items()},
+        "charts": {name: page_chart(chart, index.of_rows) for name, chart in charts.items()},
         "runs": outgoing_json(run_table(cells)),
     }
     script, library = _text("page.js"), _text(_LIBRARY)
@@ -158,10 +144,6 @@ def html_page(
     )
 
 
-def _there(*charts: Chart | None) -> list[Chart]:
-    return [chart for chart in charts if chart is not None]
-
-
 def _groups(material: Material) -> pd.DataFrame:
     """What the comparison is parted by; nothing where no run was started."""
     if not was_started(material.cells.runs).any():
@@ -169,13 +151,7 @@ def _groups(material: Material) -> pd.DataFrame:
     return material.groups
 
 
-def _of_topics(
-    sections: Sequence[Section], material: Material, index: RunIndex
-) -> Iterator[PageSection]:
-    started = len(_groups(material)) > 0
-    names = setting_names(material.cells, pd.Series(material.group_of)) if started else {}
-    curves = {name: table for section in sections for name, table in section.curves.items()}
-    spoken_of = _spoken_of(sections)
+def _of_topics(sections: Sequence[Section], index: RunIndex) -> Iterator[PageSection]:
     for number, section in enumerate(sections):
         yield PageSection(
             f"topic-{number}",
@@ -183,53 +159,9 @@ def _of_topics(
             section.answer,
             section.warnings,
             section.settle,
-            list(_charts(section, curves, material, index, names, spoken_of=spoken_of)),
+            section.pictures,
             [html_table(view, index.of_table(view)) for view in section.tables],
         )
-
-
-def _charts(
-    section: Section,
-    curves: Mapping[str, pd.DataFrame],
-    material: Material,
-    index: RunIndex,
-    names: Mapping[int, str],
-    *,
-    spoken_of: tuple[int, float] | None,
-) -> Iterator[Chart]:
-    """Draw what the tables of a section have; which ones there are decides."""
-    cells = material.cells
-    tables = {view.name: view.frame for view in section.tables}
-    fitted = curves.get("tradeoff_curve")
-    place = "reaches" if fitted is None else "tradeoff_curve"
-    if place in section.curves and material.best is not None:
-        yield from _there(steps_chart(material.best, fitted, names, index.of_row, spoken_of))
-    for view in section.tables:
-        if view.name.startswith("time_to_target"):
-            chart = pareto_chart(view.name, view.title, view.frame, index.of_row)
-            yield from _there(chart)
-    if "noise_scale" in tables:
-        curve = section.curves["noise_scale_curve"]
-        yield from noise_charts(tables["noise_scale"], curve, cells, index.of_cell)
-    if "learning_rates" in tables:
-        costs = section.curves["learning_rate_costs"]
-        rates, batches = tables["learning_rates"], launched_batches(cells.runs)
-        yield from learning_rate_charts(rates, costs, names, index.of_row, batches)
-    if "decompositions" in tables:
-        apart = tables["decompositions"]
-        yield from _there(decompositions_chart(apart, cells, index.of_cell))
-    if "claims" in tables:
-        yield from _there(claims_chart(tables["claims"], index.of_row))
-
-
-def _spoken_of(sections: Sequence[Section]) -> tuple[int, float] | None:
-    """Find the group and target of which the first screen speaks."""
-    tables = (view.frame for section in sections for view in section.tables)
-    for table in tables:
-        if "is_spoken_of" in table:
-            row = table[table["is_spoken_of"]].iloc[0]
-            return int(row["group_number"]), float(row["target_loss"])
-    return None
 
 
 def _recommended(sections: Sequence[Section]) -> Iterator[dict[str, str]]:
@@ -275,14 +207,6 @@ def _commands(runs: pd.DataFrame) -> list[str]:
     return [text for text in commands.tolist() if isinstance(text, str)]
 
 
-def _drawing(chart: Chart) -> dict[str, Any]:
-    return {
-        "traces": chart.traces,
-        "layout": chart.layout,
-        "choices": {choice.name: list(choice.options) for choice in chart.choices},
-    }
-
-
 def _json(content: Mapping[str, Any]) -> str:
     """Write JSON that stands in a page: no end of a script, no begin of a comment."""
     text = json.dumps(content, allow_nan=False, separators=(",", ":"))
@@ -316,4 +240,5 @@ def _template() -> jinja2.Template:
         lstrip_blocks=True,
     )
     environment.filters["parts"] = part_command
+    environment.filters["choices"] = choices_of
     return environment.from_string(_text("page.html.jinja"))

@@ -11,8 +11,8 @@ from typing import Any
 import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells, geometry_label
+from batchscape.analysis.figures.settings import setting_names
 from batchscape.analysis.numbers import MISSING
-from batchscape.analysis.page.settings import setting_names
 from batchscape.analysis.report.table import Column, Table, Texts
 
 __all__ = [
@@ -55,6 +55,14 @@ class RunIndex:
         self._of_cut: dict[tuple[str, ...], list[int]] = {}
         for cell, *cut in cells.table[list(GEOMETRY)].itertuples():
             self._of_cut.setdefault(_cut(cut), []).append(cell)
+
+    def of_rows(self, table: pd.DataFrame) -> list[list[int]]:
+        """Find the runs behind each row of marks: by `run` (positions), by `cell`, else by row."""
+        if "run" in table:
+            return [own if isinstance(own, list) else [own] for own in table["run"].tolist()]
+        if "cell" in table:
+            return [self.of_cell[cell] for cell in table["cell"].tolist()]
+        return [self.of_row(row) for row in table.to_dict("records")]
 
     def of_row(self, row: Mapping[Any, Any]) -> list[int]:
         """Find the runs of a row: by the ids it has, else by its geometry and settings.

@@ -23,7 +23,6 @@ from batchscape.analysis.report.sections import (
     section_files,
     section_lines,
     show_section,
-    write_figures,
     write_sections,
 )
 from batchscape.analysis.report.topic import Section
@@ -40,7 +39,7 @@ from batchscape.analysis.targets.foreign import (
 from batchscape.analysis.targets.topic import targets_section
 from batchscape.analysis.tradeoff.forms import Form
 from batchscape.analysis.tradeoff.topic import tradeoff_section
-from batchscape.drawing import Drawing, paper_style
+from batchscape.drawing import Drawing
 from batchscape.errors import AnalysisError
 from batchscape.outgoing import visible
 
@@ -91,9 +90,9 @@ class Analysis:
         methods = {"Data": [f"Read from {self.source.name}.", *self.notes]}
         with Drawing() as drawing:
             for section in self.sections:
-                begin_figures(section, drawing)
+                begin_figures(section, out, drawing)
             write_sections(self.sections, out, methods=methods)
-            write_figures(self.sections, out, drawing)
+            drawing.finish()
         return [page, *section_files(self.sections, out), runs]
 
 
@@ -148,20 +147,19 @@ def analyze(
     reaches, notes = _reaches(read, targets, crossing)
     best = at_best_learning_rate(reaches)
     warnings = [tuning_warning(reaches), tied_warning(reaches, "steps_to_target")]
-    with paper_style():
-        sections = [
-            targets_section(best, groups=read.groups, notes=notes, quantity="loss"),
-            tradeoff_section(
-                best,
-                form=form,
-                overhead=overhead,
-                reference_batch_size=reference_batch_size,
-                groups=read.groups,
-                warnings=[text for text in warnings if text is not None],
-            ),
-            learning_rate_section(reaches, groups=read.groups),
-            samples_section(reaches, groups=read.groups, margin=margin),
-        ]
+    sections = [
+        targets_section(best, groups=read.groups, notes=notes, quantity="loss"),
+        tradeoff_section(
+            best,
+            form=form,
+            overhead=overhead,
+            reference_batch_size=reference_batch_size,
+            groups=read.groups,
+            warnings=[text for text in warnings if text is not None],
+        ),
+        learning_rate_section(reaches, groups=read.groups),
+        samples_section(reaches, groups=read.groups, margin=margin),
+    ]
     return Analysis(path, reaches, _there(sections), read.notes)
 
 
@@ -191,9 +189,8 @@ def _of_final_losses(
     """Seek the learning rate of the lowest final loss, and say how the runs spread."""
     runs = read.table
     warnings = [_unequal(runs), tied_warning(runs, "final_eval_loss")]
-    with paper_style():
-        rates = learning_rate_section(pd.DataFrame(), runs, groups=read.groups)
-        samples = samples_section(runs, groups=read.groups, margin=margin, below=below)
+    rates = learning_rate_section(pd.DataFrame(), runs, groups=read.groups)
+    samples = samples_section(runs, groups=read.groups, margin=margin, below=below)
     found = _there([rates, samples])
     said = [text for text in warnings if text is not None]
     return (replace(found[0], warnings=[*said, *found[0].warnings]), *found[1:])

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from batchscape.analysis.cells import Cells, counted
-from batchscape.analysis.figures.bars import MAX_BARS
-from batchscape.analysis.figures.curves import MAX_POINTS
-from batchscape.analysis.figures.loss import MAX_MARKERS, MAX_PANELS
+from batchscape.analysis.figures.comparison import MAX_BARS
+from batchscape.analysis.figures.vega import MAX_PANELS
 from batchscape.analysis.report.provenance import questions
 from batchscape.analysis.report.sections import in_short, section_lines, sentence_markdown
 from batchscape.analysis.report.table import Table
@@ -15,39 +14,9 @@ from batchscape.analysis.report.topic import Section
 from batchscape.analysis.report.writers import escape_markdown, to_markdown
 from batchscape.text import list_text
 
-__all__ = ["FIGURES", "page"]
+__all__ = ["page"]
 
-FIGURES: dict[str, str] = {
-    "loss_vs_optimizer_steps": (
-        "Loss against optimizer steps: mean over runs, shaded from the lowest to the highest run, "
-        f"held-out loss as markers, {MAX_MARKERS} of a curve at most. Lines of decompositions that "
-        "train alike lie on top of each other; a lower panel shows how far each is from the first "
-        "one (largest difference over seeds, log scale), beside the spread between seeds."
-    ),
-    "loss_vs_samples": (
-        "Loss against training samples: mean over runs, shaded from the lowest to the highest run, "
-        "held-out loss as markers."
-    ),
-    "loss_vs_time": (
-        "Loss against the time in optimizer steps (evaluation, checkpoints and start-up excluded), "
-        "mean over runs; only runs whose times are valid."
-    ),
-    "memory": (
-        "Allocated memory by phase of a run, maximum over ranks: bars are means, points are runs."
-    ),
-    "step_time": (
-        "Median time of an optimizer step by phase: bars are means over runs, points are whole "
-        "step times of runs. Medians of parts need not add up to the median of the whole."
-    ),
-    "processor_time": (
-        "Disturbed, and no step time: processor time of rank 0 in an optimizer step, of cells of "
-        "which no time counts. Bars are means over runs, points are runs."
-    ),
-    "throughput": "Throughput over all devices: bars are means, points are runs.",
-}
-"""Figures by file name, with their captions."""
-
-_FIRST = ("tradeoff", "tradeoff_0", "pareto", "pareto_0", "loss_vs_samples")
+_FIRST = ("steps_to_target", "pareto", "pareto_0", "heat_map", "cost", "loss")
 """Figures of which the first that there is stands beside the answer."""
 
 
@@ -97,13 +66,12 @@ def page(
         lines.append("## Left out, and to be kept in mind")
         lines.append("\n".join(f"- {sentence_markdown(note)}" for note in notes))
     lines += section_lines(comparison, figures=figures)
-    if comparison.pictures:
+    if comparison.pictures and figures:
         lines.append(
-            f"Figures show {MAX_PANELS} settings or {MAX_BARS} cells at most; the tables have all. "
-            "Bars take cells that differ only in what decides neither memory nor time, such as the "
-            "learning rate, for one. "
-            f"Curves of more than {MAX_POINTS} optimizer steps, or fewer where a figure has many, "
-            "are averaged over windows of equal length. `paper/figures` has each figure as PDF."
+            f"Figures show {MAX_PANELS} panels or {MAX_BARS} cells at most, with the first of each "
+            "choice of the page; the tables have all. Bars take cells that differ only in what "
+            "decides neither memory nor time, such as the learning rate, for one. `paper/figures` "
+            "has each figure as PDF."
         )
     if memory_methods:
         lines.append(f"Allocated memory was read from: {', '.join(memory_methods)}.")

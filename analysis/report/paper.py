@@ -12,11 +12,13 @@ from importlib import resources
 from pathlib import Path
 
 from batchscape.analysis.estimates import Estimate
+from batchscape.analysis.figures.chart import Chart
 from batchscape.analysis.figures.style import COLUMN_IN
+from batchscape.analysis.figures.vega import is_narrow, paper_caption
 from batchscape.analysis.report.latex import escape_latex, to_latex
 from batchscape.analysis.report.macros import FOLDER, TABLE, headline_rows, macros
 from batchscape.analysis.report.table import MAX_ROWS, Table
-from batchscape.analysis.report.topic import Picture, Section
+from batchscape.analysis.report.topic import Section
 from batchscape.outgoing import outgoing
 from batchscape.record.files import write_atomically
 
@@ -33,7 +35,7 @@ PARTS = (
 )
 """Texts that are written anew, beside tables and figures."""
 
-_PICTURES = ("tradeoff", "step_time", "memory", "loss_vs_samples")
+_PICTURES = ("steps_to_target", "step_time", "memory", "loss")
 """Begins of the names of the figures that a paper shows, one of each."""
 _MOST_COLUMNS = 10
 _MOST_HEADLINES = 16
@@ -124,7 +126,7 @@ def _paragraphs(methods: Mapping[str, Sequence[str]]) -> Iterator[str]:
 def _results(
     said: Sequence[str],
     headlines: Mapping[str, Estimate],
-    pictures: Sequence[Picture],
+    pictures: Sequence[Chart],
     *,
     has_table: bool,
 ) -> Iterator[str]:
@@ -143,7 +145,7 @@ def _results(
         )
     for begin in _PICTURES:
         if picture := next((p for p in pictures if p.name.startswith(begin)), None):
-            star = "" if _is_narrow(picture) else "*"
+            star = "" if is_narrow(picture) else "*"
             yield (
                 f"\\begin{{figure{star}}}[tb]\\centering\n"
                 f"{_graphics(picture)}\n{_caption(picture)}\n\\end{{figure{star}}}"
@@ -186,15 +188,11 @@ def _tabular(name: str, rows: Sequence[str], caption: str = "") -> list[str]:
     ]
 
 
-def _is_narrow(picture: Picture) -> bool:
-    return picture.figure.get_figwidth() <= COLUMN_IN
-
-
-def _graphics(picture: Picture) -> str:
-    width = f"{COLUMN_IN}in" if _is_narrow(picture) else r"\textwidth"
+def _graphics(picture: Chart) -> str:
+    width = f"{COLUMN_IN}in" if is_narrow(picture) else r"\textwidth"
     size = rf"width={width},height=0.8\textheight,keepaspectratio"
     return rf"\includegraphics[{size}]{{\{FOLDER}/figures/{picture.name}}}"
 
 
-def _caption(picture: Picture) -> str:
-    return rf"\caption{{{escape_latex(picture.caption)}}}\label{{fig:{picture.name}}}"
+def _caption(picture: Chart) -> str:
+    return rf"\caption{{{escape_latex(paper_caption(picture))}}}\label{{fig:{picture.name}}}"

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from batchscape.analysis.commands import part_command
+from batchscape.analysis.figures.vega import paper_caption, paper_chart
 from batchscape.analysis.report.paper import DOCUMENT, PARTS, write_paper
 from batchscape.analysis.report.topic import Section
 from batchscape.analysis.report.writers import escape_markdown, show, to_markdown, write_csv
@@ -28,7 +29,6 @@ __all__ = [
     "section_lines",
     "sentence_markdown",
     "show_section",
-    "write_figures",
     "write_sections",
 ]
 
@@ -144,7 +144,7 @@ def section_lines(section: Section, *, figures: bool = True) -> list[str]:
         lines += [to_markdown(view), f"Files: {files}."]
     for picture in section.pictures if figures else ():
         lines.append(f"![{picture.name}](figures/{picture.name}.png)")
-        lines.append(escape_markdown(picture.caption))
+        lines.append(escape_markdown(paper_caption(picture)))
     if section.curves:
         links = ", ".join(f"[{name}.csv](tables/{name}.csv)" for name in section.curves)
         lines.append(f"Behind the charts: {links}.")
@@ -186,7 +186,7 @@ def show_section(console: Console, section: Section, *, tables: bool) -> None:
 
 
 def section_files(sections: Iterable[Section], out: Path, *, figures: bool = True) -> list[Path]:
-    """Name the files that `write_sections` and `write_figures` write."""
+    """Name the files that `write_sections` and `begin_figures` write."""
     tables, paper = out / "tables", out / _PAPER
     files: list[Path] = []
     for section in sections:
@@ -215,7 +215,7 @@ def write_sections(
     methods : mapping of str to sequence of str
         How the numbers were made: sentences by title.
     figures : bool
-        Whether `write_figures` will write the figures, which the paper shows.
+        Whether `begin_figures` draws the figures, which the paper shows.
 
     Raises
     ------
@@ -236,24 +236,12 @@ def write_sections(
     write_paper(out / _PAPER, sections, said=said, methods=methods, figures=figures)
 
 
-def begin_figures(section: Section, drawing: Drawing) -> None:
-    """Begin to draw what a section shows, while others are computed."""
+def begin_figures(section: Section, out: Path, drawing: Drawing) -> None:
+    """Begin to draw what a section shows, while others are computed; its folders are there."""
     for picture in section.pictures:
-        drawing.begin(picture.name, picture.figure)
-
-
-def write_figures(sections: Iterable[Section], out: Path, drawing: Drawing) -> None:
-    """Write the figures of sections that were begun, each when it is drawn.
-
-    Raises
-    ------
-    AnalysisError
-        If one cannot be drawn.
-    """
-    for picture in (picture for section in sections for picture in section.pictures):
-        drawn = drawing.drawn(picture.name)
-        (out / "figures" / f"{picture.name}.png").write_bytes(drawn.png)
-        (out / _PAPER / "figures" / f"{picture.name}.pdf").write_bytes(drawn.pdf)
+        name = picture.name
+        files = [out / "figures" / f"{name}.png", out / _PAPER / "figures" / f"{name}.pdf"]
+        drawing.begin(paper_chart(picture), files)
 
 
 def _no_repeats(what: str, names: Iterable[str]) -> None:

@@ -13,22 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from batchscape.analysis.estimates import Estimate
+from batchscape.analysis.figures.chart import Chart
 from batchscape.analysis.report.table import Table
 
-__all__ = ["Picture", "Section"]
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure and its caption."""
-
-    name: str
-    """File name without its ending: `figures/<name>.png`, `paper/figures/<name>.pdf`."""
-    caption: str
-    figure: Figure
+__all__ = ["Section"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +29,7 @@ class Section:
     answer: Sequence[str] = ()
     """Sentences of plain text, the answer first; each becomes a paragraph."""
     tables: Sequence[Table] = ()
-    pictures: Sequence[Picture] = ()
+    pictures: Sequence[Chart] = ()
     warnings: Sequence[str] = ()
     """What weakens the answer, said loudly: shown in bold above the tables."""
     headlines: dict[str, Estimate] = field(default_factory=dict)

@@ -38,7 +38,6 @@ from batchscape.analysis.targets.curves import curve_groups, curves_of
 from batchscape.analysis.targets.summary import reaches_table
 from batchscape.analysis.targets.topic import coarse_warnings, targets_section
 from batchscape.analysis.tradeoff.topic import tradeoff_section
-from batchscape.drawing import paper_style
 from batchscape.errors import AnalysisError
 from batchscape.record.tables import Tables
 
@@ -143,15 +142,13 @@ def find_sections(material: Material) -> Iterator[Section]:
     """
     # Targets that were asked for are refused here, not topic by topic.
     _ = material.reached
-    # Axes take their style when they are made.
-    with paper_style():
-        for topic in TOPICS:
-            try:
-                section = topic.section(material)
-            except AnalysisError as error:
-                section = Section(topic.title, ["Not identified."], warnings=[str(error)])
-            if section is not None:
-                yield section
+    for topic in TOPICS:
+        try:
+            section = topic.section(material)
+        except AnalysisError as error:
+            section = Section(topic.title, ["Not identified."], warnings=[str(error)])
+        if section is not None:
+            yield section
 
 
 def _tradeoff(material: Material) -> Section | None:

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.text import Text
 
 from batchscape.analysis.cells import find_cells
 from batchscape.analysis.commands import part_command
 from batchscape.analysis.comparison import compare
-from batchscape.analysis.figures.bars import (
-    draw_memory,
-    draw_processor_time,
-    draw_step_time,
-    draw_throughput,
-)
-from batchscape.analysis.figures.curves import loss_curves, with_room
-from batchscape.analysis.figures.loss import MAX_PANELS, draw_loss
-from batchscape.analysis.figures.style import looks
+from batchscape.analysis.figures.comparison import comparison_charts
+from batchscape.analysis.figures.loss import loss_chart
 from batchscape.analysis.page.page import html_page
 from batchscape.analysis.report.methods import methods
 from batchscape.analysis.report.notes import find_notes
-from batchscape.analysis.report.page import FIGURES, page
+from batchscape.analysis.report.page import page
 from batchscape.analysis.report.provenance import provenance
 from batchscape.analysis.report.sections import (
     announce,
@@ -36,15 +29,14 @@ from batchscape.analysis.report.sections import (
     make_folders,
     remove_stale,
     section_files,
-    write_figures,
     write_sections,
 )
 from batchscape.analysis.report.table import Table
 from batchscape.analysis.report.tables import comparison_table, figures_shown
-from batchscape.analysis.report.topic import Picture, Section
+from batchscape.analysis.report.topic import Section
 from batchscape.analysis.report.topics import Material, find_sections
 from batchscape.analysis.report.writers import show, write_csv
-from batchscape.drawing import Drawing, paper_style
+from batchscape.drawing import Drawing
 from batchscape.errors import RecordError
 from batchscape.outgoing import visible
 from batchscape.record.figures import COLUMNS
@@ -165,24 +157,20 @@ def _written(
     comparison = compare(cells)
     material = Material(cells, tables, targets)
     table = comparison_table(comparison, cells, material.at_best, columns)
-    pictures: list[Picture] = []
-    if drawing is not None:
-        for picture in _pictures(material):
-            drawing.begin(picture.name, picture.figure)
-            pictures.append(picture)
+    loss = loss_chart(cells, tables, material.reaches, material.at_best)
     whole = Section(
         title="Comparison",
         tables=[table],
-        pictures=pictures,
+        pictures=[*([loss] if loss else []), *comparison_charts(cells, comparison)],
     )
-    sections: list[Section] = []
-    for section in find_sections(material):
-        if drawing is not None:
-            begin_figures(section, drawing)
-        sections.append(section)
-    everything = [whole, *sections]
-    notes = find_notes(cells, tables.damaged)
     make_folders(out)
+    everything: list[Section] = []
+    for section in itertools.chain([whole], find_sections(material)):
+        if drawing is not None:
+            begin_figures(section, out, drawing)
+        everything.append(section)
+    sections = everything[1:]
+    notes = find_notes(cells, tables.damaged)
     origins = provenance(cells.runs)
     files = [out / "report.md", out / "report.html"]
     files += [*section_files(everything, out, figures=drawing is not None)]
@@ -202,7 +190,7 @@ def _written(
     (out / "report.md").write_text(visible(text), encoding="utf-8")
     html = html_page(
         material,
-        comparison=comparison,
+        comparison=whole,
         table=table,
         sections=sections,
         notes=notes,
@@ -210,7 +198,7 @@ def _written(
     )
     (out / "report.html").write_text(html, encoding="utf-8")
     if drawing is not None:
-        write_figures(everything, out, drawing)
+        drawing.finish()
     files.append(remove_stale(out, files))
     return Report(
         out=out,
@@ -235,29 +223,3 @@ def _loaded(sweep_dirs: Sequence[Path]) -> Tables:
         lines = [f"  {folder}: {reason}" for folder, reason in tables.damaged.items()]
         raise RecordError("\n".join(["no run folder could be read:", *lines]))
     return tables
-
-
-def _pictures(material: Material) -> Iterator[Picture]:
-    """Draw what there is to draw of the comparison, one figure after the other."""
-    cells, tables = material.cells, material.tables
-    look = looks(cells)
-    (shown, said), (timed, timed_said) = (
-        with_room(cells, MAX_PANELS, material.at_best, timed=timed) for timed in (False, True)
-    )
-    curves = loss_curves(shown, tables.steps, tables.evals, timed=False)
-    times = loss_curves(timed, tables.steps, tables.evals, timed=True)
-
-    def drawn() -> Iterator[tuple[str, Figure | None, str]]:
-        steps = "loss_vs_optimizer_steps"
-        yield steps, draw_loss(shown, curves, "optimizer_step", look), said
-        yield "loss_vs_samples", draw_loss(shown, curves, "samples", look), said
-        yield "loss_vs_time", draw_loss(timed, times, "train_time_s", look), timed_said
-        yield "memory", draw_memory(cells, look), ""
-        yield "step_time", draw_step_time(cells, look), ""
-        yield "processor_time", draw_processor_time(cells, look), ""
-        yield "throughput", draw_throughput(cells, look), ""
-
-    with paper_style():
-        for name, figure, choice in drawn():
-            if figure is not None:
-                yield Picture(name, f"{FIGURES[name]} {choice}".rstrip(), figure)

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from batchscape.analysis.cells import Cells, launched_batches, setting_label
 from batchscape.analysis.estimates import LEVEL
-from batchscape.analysis.figures.style import PAGE_IN, colour_of, loss_axis, plain_ticks, shades_of
+from batchscape.analysis.figures.chart import Axis, Chart, Look, Marks
+from batchscape.analysis.figures.style import GREY, loss_axis, palette, shades
 from batchscape.analysis.numbers import MISSING, significant, with_spread
 from batchscape.analysis.report.table import Column, Table
-from batchscape.analysis.report.topic import Picture, Section
+from batchscape.analysis.report.topic import Section
 from batchscape.analysis.report.writers import show
 from batchscape.analysis.search.measured import best_measured, means_along, setting_text
 from batchscape.record.folder import SweepFolder
@@ -38,6 +37,8 @@ _LABELS = {
 }
 _MOST_NAMED = 6
 """Points or studies named in a sentence."""
+_OTHERS = ", others"
+"""Of a study: trials that are not its best."""
 _WIDE = 5.0
 """Values whose ratio is larger are drawn on a logarithmic axis."""
 
@@ -78,7 +79,7 @@ def search_section(cells: Cells) -> Section | None:
         short=found
         or [name + one.what_was_searched for name, one in zip(named, searches, strict=True)],
     )
-    tables, pictures, curves = list[Table](), list[Picture](), dict[str, pd.DataFrame]()
+    tables, pictures, curves = list[Table](), list[Chart](), dict[str, pd.DataFrame]()
     for number, one in enumerate(searches, 1):
         # Values of different objectives, or of different settings, share no table.
         ending, of = (f"_{number}", f" of {one.folder.path}") if several else ("", "")
@@ -86,10 +87,12 @@ def search_section(cells: Cells) -> Section | None:
             what = "The trials of the front" if one.is_front else "The best"
             tables.append(one.table(f"search_measured{ending}", f"{what}, with new seeds{of}"))
         what = "The front of two objectives" if one.is_front else "Trials of each study"
-        caption = f"{what}{of}; the best are filled. Trials without a value are left out."
+        caption = (
+            f"{what}{of}; the best of each study are filled. Trials without a value are left out."
+        )
         if not one.is_front and one.grids:
             caption += " Lines: the grid around the best, means over new seeds."
-        pictures.append(Picture(f"search{ending}", caption, _drawn(one, cells)))
+        pictures.append(_chart(one, cells, f"search{ending}", caption))
         curves[f"trials{ending}"] = one.trials
     return replace(section, tables=tables, pictures=pictures, curves=curves)
 
@@ -266,25 +269,39 @@ def _at(values: Mapping[str, Any]) -> str:
     return "at " + ", ".join(f"{name} = {value}" for name, value in named.items())
 
 
-def _drawn(one: _SearchResults, cells: Cells) -> Figure:
+def _chart(one: _SearchResults, cells: Cells, name: str, caption: str) -> Chart:
     """Draw the objective against each searched number, with the grids; or one against the other."""
-    trials, colours = one.trials, _colours(one.trials, launched_batches(cells.runs))
     *across, y = one.objectives
-    numbers = [key for key in one.keys if pd.api.types.is_numeric_dtype(trials[key])]
+    numbers = [key for key in one.keys if pd.api.types.is_numeric_dtype(one.trials[key])]
     shown = across or numbers or one.keys[:1]
-    width = min(PAGE_IN, 1.2 + 3.0 * len(shown))
-    figure = Figure(figsize=(width, 2.6), layout="constrained")
-    style = {"linewidth": 1.0, "zorder": 1, "marker": "D", "markersize": 2.5}
-    if one.is_front:
-        style = {"linewidth": 0.8, "drawstyle": "steps-post"}
-    for axes, x in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
-        _scatter(axes, trials, x, y, colours)
-        for study, curve in _lines(one, x, y):
-            axes.plot(*curve, color=colours[study], **style)
-        axes.set_xlabel(_axis_text(x, cells) if across else setting_label(x))
-    figure.axes[0].set_ylabel(_axis_text(y, cells))
-    _name_studies(figure, trials)
-    return figure
+    trials = one.trials[np.isfinite(pd.to_numeric(one.trials[y]))]
+    trials = trials.assign(series=trials["study"])[[*shown, y, "series", "is_best"]]
+    is_best = trials["is_best"].astype(bool)
+    told = trials.drop(columns="is_best")
+    others = told[~is_best].assign(series=told["series"] + _OTHERS)
+    marks = [Marks("point", others, size=20), Marks("point", told[is_best], size=20)]
+    lines = [_lines(one, x, y) for x in shown]
+    marks = [Marks("line", line) for line in lines if len(line)] + marks
+    looks: dict[str, Look] = {}
+    for study, look in _looks(one.trials, launched_batches(cells.runs)).items():
+        looks |= {study: look, study + _OTHERS: replace(look, hollow=True)}
+    used = {*told["series"], *others["series"]}
+    titles = {x: _axis_text(x, cells) if across else setting_label(x) for x in shown}
+    is_number = all(pd.api.types.is_numeric_dtype(told[x]) for x in shown)
+    kind: Literal["linear", "log", "names"] = (
+        "log" if is_number and _is_wide(told, shown) else "linear"
+    )
+    return Chart(
+        name,
+        "What was searched",
+        caption,
+        Axis(titles, "Against", kind=kind if is_number else "names"),
+        Axis({y: _axis_text(y, cells)}, kind="log" if _is_wide(told, [y]) else "linear"),
+        marks,
+        {name: look for name, look in looks.items() if name in used},
+        panels="x",
+        tables=[f"tables/{name.replace('search', 'trials')}.csv"],
+    )
 
 
 def _axis_text(objective: str, cells: Cells) -> str:
@@ -292,67 +309,33 @@ def _axis_text(objective: str, cells: Cells) -> str:
     return loss_axis(name, cells.runs) if objective == "loss" else name
 
 
-def _lines(
-    one: _SearchResults, x: str, y: str
-) -> Iterator[tuple[str, tuple[pd.Series, pd.Series]]]:
-    """Yield the means of the grid of each study along a setting, or the front of its trials."""
+def _lines(one: _SearchResults, x: str, y: str) -> pd.DataFrame:
+    """Follow the means of the grid of each study along a setting, or the front of its trials."""
+    if one.is_front:
+        best = one.trials[one.trials["is_best"].astype(bool)].sort_values(x)
+        return best.assign(series=best["study"])[[x, y, "series"]]
+    parts = [pd.DataFrame()]
     for grid in one.grids:
         if any(found["key"] == x for found in grid["brackets"]):
             means = means_along(grid, x)
             means = means[np.isfinite(means)]
-            yield str(grid["study"]), (means.index.to_series(), means)
-    if one.is_front:
-        best = one.trials[one.trials["is_best"].astype(bool)].sort_values(x)
-        for study, front in best.groupby("study", sort=False):
-            yield str(study), (front[x], front[y])
+            line = pd.DataFrame({x: means.index, y: means.to_numpy()})
+            parts.append(line.assign(series=str(grid["study"])))
+    return pd.concat(parts)
 
 
-def _colours(trials: pd.DataFrame, launched: Sequence[int]) -> dict[str, str]:
+def _looks(trials: pd.DataFrame, launched: Sequence[int]) -> dict[str, Look]:
     """Colour studies; those of global batches as in the other figures, grey if in none of them."""
-    names = list(trials["study"].unique())
+    names = [str(name) for name in trials["study"].unique()]
     batches = {name: name.removeprefix("batch.global_batch_size=") for name in names}
     if not all(batch.isdecimal() for batch in batches.values()):
-        return {name: colour_of(index, len(names)) for index, name in enumerate(names)}
-    shades, names = shades_of(launched), sorted(names, key=lambda name: int(batches[name]))
-    greys = {name: f"{0.8 * index / len(names):.2f}" for index, name in enumerate(names)}
-    return {name: shades.get(int(batches[name]), greys[name]) for name in names}
+        return palette(names)
+    known = shades(launched)
+    names = sorted(names, key=lambda name: int(batches[name]))
+    return {name: known.get(batches[name], GREY) for name in names}
 
 
-def _name_studies(figure: Figure, trials: pd.DataFrame) -> None:
-    """Put the studies beside the figure, below the key of their axis where they have one."""
-    names = list(trials["study"].unique())
-    if len(names) == 1:
-        return
-    keys = {name.partition("=")[0] for name in names}
-    is_one = len(keys) == 1 and not any("," in name for name in names)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(
-        handles,
-        [label.partition("=")[2] for label in labels] if is_one else labels,
-        title=setting_label(keys.pop()) if is_one else None,
-        title_fontsize=7,
-        loc="outside right upper",
+def _is_wide(told: pd.DataFrame, names: Sequence[str]) -> bool:
+    return all(
+        told[name].min() > 0 and told[name].max() > _WIDE * told[name].min() for name in names
     )
-
-
-def _scatter(axes: Axes, trials: pd.DataFrame, x: str, y: str, colours: Mapping[str, str]) -> None:
-    told = trials[np.isfinite(pd.to_numeric(trials[y]))]
-    for study, colour in colours.items():
-        own = told[told["study"] == study]
-        for is_best, face in ((False, "none"), (True, colour)):
-            part = own[own["is_best"].astype(bool) == is_best]
-            axes.scatter(
-                part[x],
-                part[y],
-                s=18,
-                facecolors=face,
-                edgecolors=colour,
-                linewidths=0.9,
-                label=study if is_best else None,
-            )
-    for name, scale, axis in ((x, axes.set_xscale, axes.xaxis), (y, axes.set_yscale, axes.yaxis)):
-        values = told[name]
-        is_number = pd.api.types.is_numeric_dtype(values) and len(values) > 0
-        if is_number and values.min() > 0 and values.max() > _WIDE * values.min():
-            scale("log")
-            plain_ticks(axis)

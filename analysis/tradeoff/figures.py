@@ -1,219 +1,294 @@
-"""Figures of the trade-off: steps, samples, their trade, residuals, and critical batch sizes."""
+"""Pictures of the trade-off: steps and samples by batch size, residuals, critical batch sizes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import (
-    FixedLocator,
-    MaxNLocator,
-    NullLocator,
-    StrMethodFormatter,
-)
 
-from batchscape.analysis.figures.style import COLUMN_IN, PAGE_IN, PALETTE, plain_ticks
-from batchscape.analysis.tradeoff.fit import TradeoffFit
-from batchscape.analysis.tradeoff.forms import FORMULAS, Floats
+from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
+from batchscape.analysis.figures.style import ACCENT, CROSS, GREY, INK, MARK, palette
+from batchscape.analysis.tradeoff.forms import FORMULAS
+from batchscape.analysis.tradeoff.tables import GroupFits
+from batchscape.analysis.tradeoff.targets import curve_of_fits
 
-__all__ = ["draw_critical_batches", "draw_tradeoff"]
+__all__ = ["critical_batch_chart", "fit_charts", "steps_chart"]
 
-_FIT, _POINT, _MARK = "#0072B2", "#000000", "#D55E00"
+_BATCH = "global batch size (samples)"
+_QUANTITIES = {
+    "steps_to_target": "optimizer steps to target",
+    "samples_to_target": "samples to target",
+    "tokens_to_target": "tokens to target",
+    "time_to_target_s": "time to target (s)",
+}
+_LOOKS = {
+    "runs": INK,
+    "not reached: more than this": Look(MARK.colour, symbol="triangle-up", hollow=True),
+    "diverged": Look(MARK.colour, symbol=CROSS),
+    "fit": Look(ACCENT.colour, ACCENT.dark, "stroke"),
+    "its interval": Look(ACCENT.colour, ACCENT.dark, "square"),
+    "perfect scaling": Look(GREY.colour, GREY.dark, "stroke", (4, 3)),
+    "critical batch size": Look(MARK.colour, symbol="stroke"),
+    "interval of the critical batch size": Look(MARK.colour, symbol="square"),
+}
 
 
-def draw_tradeoff(fit: TradeoffFit) -> Figure | None:
-    """Draw one fit: steps and samples over batch size, residuals, and steps against samples.
+def steps_chart(
+    reaches: pd.DataFrame,
+    curves: pd.DataFrame,
+    labels: Mapping[int, str],
+    spoken_of: tuple[int, float] | None,
+) -> Chart | None:
+    """Draw what reaching a target took, run by run, with the fit where there is one.
+
+    Parameters
+    ----------
+    reaches : DataFrame
+        As the fit had it, with `group` and `target_loss`.
+    curves : DataFrame
+        As `tradeoff.tables.fitted_curves` returns it; empty where nothing was fitted.
+    labels : mapping of int to str
+        Labels of groups, by number; used where there are several.
+    spoken_of : tuple of int and float, optional
+        Group and target of which the sentences are: shown first.
 
     Returns
     -------
-    Figure or None
-        None where nothing was fitted.
+    Chart or None
+        None where no target was tried at several global batches.
     """
-    if fit.fitted is None:
+    several = reaches["group"].nunique() > 1
+    options: dict[str, str] = {}
+    for keys, own in reaches.groupby(["group", "target_loss"], sort=False):
+        group, target = int(str(keys[0])), float(str(keys[1]))
+        if own["global_batch_size"].nunique() > 1:
+            name = "the target" if math.isinf(target) else f"loss {target:.7g}"
+            label = labels.get(group, f"group {group}")
+            options[_key(group, target)] = f"{label}: {name}" if several else name
+    if not options:
         return None
-    figure = Figure(figsize=(PAGE_IN, 4.6), layout="constrained")
-    panels = figure.subplots(2, 2)
-    sizes = fit.batches["global_batch_size"].to_numpy(dtype=np.float64)
-    places = np.geomspace(sizes.min() / 1.3, sizes.max() * 1.3, 200)
-    curve = fit.predict(places)
-    _draw_against_batch(panels[0, 0], fit, curve, np.ones_like(places))
-    panels[0, 0].set_ylabel("optimizer steps to target")
-    _draw_against_batch(panels[0, 1], fit, curve, places)
-    panels[0, 1].set_ylabel("samples to target")
-    panels[0, 0].legend(loc="lower left")
-    _draw_residuals(panels[1, 0], fit)
-    _draw_trade(panels[1, 1], fit, curve)
-    return figure
+    first = "" if spoken_of is None else _key(*spoken_of)
+    options = {key: options[key] for key in dict.fromkeys([first, *options]) if key in options}
+    reaches = _keyed(reaches).reindex(
+        columns=[
+            *("target", "outcome", "global_batch_size", "steps_low", "run_id", "sweep_dir"),
+            *_QUANTITIES,
+            "n_learning_rates",
+        ]
+    )
+    quantities = {
+        name: text
+        for name, text in _QUANTITIES.items()
+        if name == "steps_to_target" or reaches[name].notna().any()
+    }
+    of_runs = reaches[[*quantities, "global_batch_size", "target", "run_id", "sweep_dir"]]
+    short = reaches[reaches["outcome"].isin(["censored", "pruned"])]
+    lost = of_runs[reaches["outcome"].eq("diverged")]
+    lowest = of_runs["steps_to_target"].min()
+    marks = [
+        Marks("point", of_runs[reaches["outcome"].eq("reached")], "runs"),
+        Marks("point", _counted(short, "steps_low"), "not reached: more than this", size=36),
+        Marks("point", lost.assign(steps_to_target=lowest)
+              .drop(columns=[*quantities][1:]), "diverged", size=36),
+    ]  # fmt: skip
+    if len(curves):
+        keyed = _keyed(curves)
+        fit = _counted(keyed, "steps")
+        ends = pd.concat(
+            [_counted(keyed, end).add_suffix(f"_{end}")[_with_suffix(end)] for end in _ENDS], axis=1
+        )
+        critical = keyed.drop_duplicates("target")[["target", *_CRITICAL]].rename(columns=_CRITICAL)
+        ends_known = critical[list(_CRITICAL.values())].abs().lt(np.inf).all(axis=1)
+        is_closed = ends_known & critical["global_batch_size_low"].gt(0)
+        marks = [
+            Marks("span", critical[is_closed], "interval of the critical batch size"),
+            Marks("band", fit.join(ends), "its interval"),
+            Marks("line", _counted(keyed, "perfect_steps"), "perfect scaling"),
+            Marks("line", fit, "fit"),
+            Marks("rule", critical.dropna(subset="global_batch_size"), "critical batch size"),
+            *marks,
+        ]
+    marks = [each for each in marks if len(each.table)]
+    names = {mark.name for mark in marks}
+    at_best = " at the best learning rate of their global batch"
+    return Chart(
+        "steps_to_target",
+        "What a target takes, by global batch",
+        f"Points are runs{at_best if reaches['n_learning_rates'].gt(1).any() else ''}, one a "
+        "trajectory: in tables/reaches.csv those of which is_best is true. Triangles point up from "
+        "what a run had seen when it ended without reaching the target. The line is the fit, with "
+        "its pointwise 95 % interval; dashed: perfect scaling, half the steps at twice the batch, "
+        "from the smallest batch on. Vertical: the critical batch size, with its interval.",
+        Axis(
+            {"global_batch_size": _BATCH}, kind="log", ticks=reaches["global_batch_size"].tolist()
+        ),
+        Axis(quantities, "Count", "log"),
+        marks,
+        {name: look for name, look in _LOOKS.items() if name in names},
+        choices=[Choice("target", "Target", options)],
+        panels="y",
+        tables=["tables/reaches.csv"] + ["tables/tradeoff_curve.csv"] * (len(curves) > 0),
+    )
 
 
-def draw_critical_batches(
-    curves: Mapping[str, pd.DataFrame], scales: Mapping[str, float] | None = None
-) -> Figure | None:
+_ENDS = ("low", "high")
+_CRITICAL = {
+    f"critical_batch_size{end}": f"global_batch_size{end}" for end in ("", "_low", "_high")
+}
+
+
+def _with_suffix(end: str) -> list[str]:
+    return [f"steps_to_target_{end}", f"samples_to_target_{end}"]
+
+
+def _key(group: int, target: float) -> str:
+    return f"{group}|{target!r}"
+
+
+def _keyed(table: pd.DataFrame) -> pd.DataFrame:
+    pairs = zip(table["group"], table["target_loss"], strict=True)
+    return table.assign(target=[_key(int(group), float(target)) for group, target in pairs])
+
+
+def _counted(table: pd.DataFrame, steps: str) -> pd.DataFrame:
+    """Count optimizer steps in samples too; tokens and time do not follow from them."""
+    sizes, names = table["global_batch_size"], ["target", "run_id", "sweep_dir"]
+    return table[[name for name in names if name in table]].assign(
+        global_batch_size=sizes,
+        steps_to_target=table[steps],
+        samples_to_target=table[steps] * sizes,
+    )
+
+
+def fit_charts(found: Sequence[GroupFits]) -> list[Chart]:
+    """Draw residuals of the fits that are spoken of, and their steps against their samples."""
+    residuals, trades, lines, marks = [], [], [], []
+    options: dict[str, str] = {}
+    for group in found:
+        fit, key = group.fit, str(group.number)
+        if fit.fitted is None:
+            continue
+        options[key] = group.label or "all runs"
+        table = fit.batches.assign(group=key)
+        error = table["residual_error"].fillna(0)
+        ends = {
+            f"above{end}": 100 * np.expm1(table["residual"] + sign * error)
+            for end, sign in (("", 0), ("_low", -1), ("_high", 1))
+        }
+        residuals.append(table[["group", "global_batch_size"]].assign(**ends))
+        a, critical, _ = fit.parameters
+        sizes = table["global_batch_size"].to_numpy(dtype=float)
+        places = np.geomspace(sizes.min() / 1.3, sizes.max() * 1.3, 200)
+        line = fit.predict(places)
+        samples = line["steps"] * line["global_batch_size"]
+        lines.append(_relative(line["steps"], samples, a, critical).assign(group=key))
+        trades.append(
+            _relative(table["steps"], table["samples"], a, critical).assign(
+                group=key, size=[f"{size:g}" for size in sizes]
+            )
+        )
+        if fit.critical_batch_size.is_identified:
+            steps = fit.predict(np.array([critical]))["steps"]
+            marks.append(_relative(steps, steps * critical, a, critical).assign(group=key))
+    if not options:
+        return []
+    form = FORMULAS[next(group.fit.form for group in found if group.fit.fitted is not None)]
+    choices = [Choice("group", "Runs", options)] if len(options) > 1 else []
+    known = {"fit": _LOOKS["fit"], "batch sizes": INK}
+    at_critical = {"critical batch size": Look(MARK.colour, symbol="diamond")}
+    off, zero = pd.concat(residuals), pd.DataFrame({"above": [0.0]})
+    batch = Axis({"global_batch_size": _BATCH}, kind="log", ticks=off["global_batch_size"].tolist())
+    points = pd.concat(trades)
+    return [
+        Chart(
+            "tradeoff_residuals",
+            "Residuals of the fit",
+            f"Mean steps to the target above what the fit says ({form}), with standard errors.",
+            batch,
+            Axis({"above": "steps above the fit (%)"}),
+            [
+                Marks("rule", zero, "fit"),
+                Marks("interval", off, "batch sizes"),
+                Marks("point", off, "batch sizes"),
+            ],
+            known,
+            choices=choices,
+            panels="group",
+        ),
+        Chart(
+            "tradeoff",
+            "Steps against samples",
+            f"Optimizer steps against samples to the target, relative to the fewest of each by the "
+            f"fit ({form}). Numbers: batch sizes; diamond: critical batch size.",
+            Axis({"samples": "samples / fewest samples"}, kind="log"),
+            Axis({"steps": "steps / fewest steps"}, kind="log"),
+            [
+                Marks("line", pd.concat(lines), "fit"),
+                Marks("point", points, "batch sizes"),
+                Marks("text", points, text="size"),
+                *[
+                    Marks("point", pd.concat(marks), "critical batch size", size=40)
+                    for _ in marks[:1]
+                ],
+            ],
+            known | (at_critical if marks else {}),
+            choices=choices,
+            panels="group",
+        ),
+    ]
+
+
+def _relative(
+    steps: pd.Series[float], samples: pd.Series[float], a: float, critical: float
+) -> pd.DataFrame:
+    return pd.DataFrame({"steps": steps / a, "samples": samples / (a * critical)})
+
+
+def critical_batch_chart(found: Sequence[GroupFits], scales: Mapping[str, float]) -> Chart | None:
     """Draw the critical batch size over target losses, easier targets to the left.
 
     Parameters
     ----------
-    curves : mapping of str to DataFrame
-        As `critical_batch_curve` returns it, by label; an empty label has no legend.
-    scales : mapping of str to float, optional
-        Gradient noise scale in samples, drawn as a line, by the same labels.
+    scales : mapping of str to float
+        Gradient noise scale in samples, drawn as a line, by the labels of groups.
 
     Returns
     -------
-    Figure or None
+    Chart or None
         None where no curve has two targets with an estimate.
     """
-    shown = {
-        label: curve[curve["critical_batch_size"].notna()].sort_values("target_loss")
-        for label, curve in curves.items()
-    }
-    if not any(len(curve) > 1 for curve in shown.values()):
+    curves = [
+        curve_of_fits(group.fits)
+        .dropna(subset="critical_batch_size")
+        .assign(series=group.label or "critical batch size")
+        for group in found
+    ]
+    if not any(len(curve) > 1 for curve in curves):
         return None
-    figure = Figure(figsize=(COLUMN_IN, 2.9), layout="constrained")
-    axes = figure.subplots()
-    axes.set_yscale("log")
-    for index, (label, curve) in enumerate(shown.items()):
-        colour = PALETTE[index % len(PALETTE)]
-        value = curve["critical_batch_size"].to_numpy()
-        ends = curve[["critical_batch_size_low", "critical_batch_size_high"]].to_numpy().T
-        with_ends = np.isfinite(ends).all(axis=0)
-        axes.plot(curve["target_loss"], value, "o-", color=colour, markersize=3, linewidth=1)
-        axes.errorbar(
-            curve["target_loss"].to_numpy()[with_ends],
-            value[with_ends],
-            np.abs(ends - value)[:, with_ends],
-            fmt="none",
-            color=colour,
-            linewidth=0.8,
-            capsize=2,
-            label=label or "critical batch size",
-        )
-        scale = (scales or {}).get(label, math.nan)
-        if math.isfinite(scale):
-            name = f"noise scale, {label}" if label else "gradient noise scale"
-            axes.axhline(scale, color=colour, linestyle=(0, (5, 2)), linewidth=0.9, label=name)
-    axes.invert_xaxis()
-    # Numbers of targets that are close are long.
-    axes.xaxis.set_major_locator(MaxNLocator(4))
-    axes.set_xlabel("target loss")
-    axes.set_ylabel("critical batch size (samples)")
-    plain_ticks(axes.yaxis)
-    if len(shown) > 1 or scales:
-        figure.legend(loc="outside lower center", ncols=2)
-    return figure
-
-
-def _draw_against_batch(
-    axes: Axes,
-    fit: TradeoffFit,
-    curve: pd.DataFrame,
-    factor: Floats,
-) -> None:
-    """Draw steps, or samples with the batch sizes as factor, over the batch size."""
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    sizes = curve["global_batch_size"]
-    axes.plot(sizes, curve["steps"] * factor, color=_FIT, linewidth=1.2, label=FORMULAS[fit.form])
-    if curve["low"].notna().any():
-        ends = (curve["low"] * factor, curve["high"] * factor)
-        axes.fill_between(sizes, *ends, color=_FIT, alpha=0.18, linewidth=0, label="its interval")
-    is_steps = bool((factor == 1).all())
-    runs = fit.runs
-    each = runs["steps_to_target"] * (1 if is_steps else runs["global_batch_size"])
-    axes.plot(
-        runs["global_batch_size"], each, ".", color=_POINT, markersize=3.5, label="runs", zorder=3
+    whole = pd.concat(curves)[["target_loss", "series", *_CRITICAL, "runs"]]
+    whole = whole.rename(columns={"runs": "run_ids"})
+    noise = pd.DataFrame({"series": [*scales], "critical_batch_size": [*scales.values()]})
+    noise = noise[np.isfinite(noise["critical_batch_size"])]
+    noise["series"] = [
+        f"noise scale, {label}" if label else "noise scale" for label in noise["series"]
+    ]
+    looks = palette(whole["series"])
+    dashed = zip(noise["series"], palette(scales).values(), strict=False)
+    looks |= {name: Look(look.colour, look.dark, "stroke", (5, 2)) for name, look in dashed}
+    return Chart(
+        "critical_batch_curve",
+        "Critical batch size by target",
+        "Critical batch size (mccandlish) over target losses, with its 95 % interval.",
+        Axis({"target_loss": "target loss"}, falls=True),
+        Axis({"critical_batch_size": "critical batch size (samples)"}, kind="log"),
+        [
+            Marks("rule", noise),
+            Marks("line", whole),
+            Marks("interval", whole),
+            Marks("point", whole, size=20),
+        ],
+        looks,
+        tables=["tables/critical_batch.csv"],
     )
-    _mark_critical(axes, fit)
-    axes.set_xlabel("global batch size (samples)")
-    axes.set_xlim(sizes.min(), sizes.max())
-    _batch_ticks(axes, fit.batches["global_batch_size"])
-    plain_ticks(axes.yaxis)
-
-
-def _mark_critical(axes: Axes, fit: TradeoffFit) -> None:
-    critical = fit.critical_batch_size
-    if not critical.is_identified:
-        return
-    axes.axvline(critical.value, color=_MARK, linewidth=1, label="critical batch size")
-    if math.isfinite(critical.low) and math.isfinite(critical.high):
-        axes.axvspan(critical.low, critical.high, color=_MARK, alpha=0.13, linewidth=0)
-
-
-def _draw_residuals(axes: Axes, fit: TradeoffFit) -> None:
-    axes.axhline(0, color=_FIT, linewidth=1.2)
-    table = fit.batches
-    residual, error = table["residual"], table["residual_error"].fillna(0)
-    value, low, high = (100 * np.expm1(residual + sign * error) for sign in (0, -1, 1))
-    axes.errorbar(
-        table["global_batch_size"],
-        value,
-        [value - low, high - value],
-        fmt="o",
-        color=_POINT,
-        markersize=3,
-        linewidth=0.8,
-        capsize=2,
-    )
-    reach = 1.25 * max(high.max(), -low.min(), 0.1)
-    axes.set_ylim(-reach, reach)
-    axes.set_xlabel("global batch size (samples)")
-    axes.set_ylabel("steps above the fit (%)")
-    _batch_ticks(axes, table["global_batch_size"])
-
-
-def _draw_trade(axes: Axes, fit: TradeoffFit, curve: pd.DataFrame) -> None:
-    """Draw steps against samples, each relative to its least where the form has one."""
-    a, critical, _ = fit.parameters
-    least_steps, least_samples = a, a * critical
-    table = fit.batches
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    samples = curve["steps"] * curve["global_batch_size"]
-    axes.plot(samples / least_samples, curve["steps"] / least_steps, color=_FIT, linewidth=1.2)
-    axes.plot(
-        table["samples"] / least_samples,
-        table["steps"] / least_steps,
-        "o",
-        color=_POINT,
-        markersize=3,
-    )
-    for _, row in table.iloc[_spread(len(table), 6)].iterrows():
-        axes.annotate(
-            f"{row['global_batch_size']:g}",
-            (row["samples"] / least_samples, row["steps"] / least_steps),
-            # The curve bends away from this side.
-            xytext=(-3, -2),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            fontsize=6,
-        )
-    at_critical = fit.predict(np.array([critical]))["steps"][0]
-    if fit.critical_batch_size.is_identified:
-        place = (at_critical * critical / least_samples, at_critical / least_steps)
-        axes.plot(*place, "D", color=_MARK, markersize=4, zorder=4)
-    axes.set_xlabel(
-        "samples / fewest samples" if fit.form == "two_term" else "samples / (a x critical)"
-    )
-    axes.set_ylabel("steps / fewest steps")
-    axes.margins(0.12)
-    plain_ticks(axes.xaxis)
-    plain_ticks(axes.yaxis)
-
-
-def _batch_ticks(axes: Axes, sizes: pd.Series[float]) -> None:
-    """Name at most six of the batch sizes on a logarithmic axis."""
-    chosen = sizes.iloc[_spread(len(sizes), 6)]
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(FixedLocator(list(chosen)))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.xaxis.set_minor_locator(NullLocator())
-
-
-def _spread(n: int, most: int) -> list[int]:
-    """Choose at most so many of n places, at equal distances from the first."""
-    return list(range(0, n, math.ceil(n / most)))

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.estimates import LEVEL, Estimate
-from batchscape.analysis.figures.style import name_group
+from batchscape.analysis.figures.chart import Chart
 from batchscape.analysis.labels import group_name
 from batchscape.analysis.numbers import significant
-from batchscape.analysis.report.topic import Picture, Section
+from batchscape.analysis.report.topic import Section
 from batchscape.analysis.targets.choice import early_crossings, why_unsettled
 from batchscape.analysis.targets.readings import (
     CROSSING_RULES,
@@ -21,12 +21,12 @@ from batchscape.analysis.targets.readings import (
     halves_of_seeds,
     under_readings,
 )
-from batchscape.analysis.tradeoff.figures import draw_critical_batches, draw_tradeoff
+from batchscape.analysis.tradeoff.figures import critical_batch_chart, fit_charts, steps_chart
 from batchscape.analysis.tradeoff.fit import TradeoffFit, fit_tradeoff
 from batchscape.analysis.tradeoff.forms import FORMULAS, Form
 from batchscape.analysis.tradeoff.measurements import ends_of_range
 from batchscape.analysis.tradeoff.tables import GroupFits, fitted_curves, tradeoff_tables
-from batchscape.analysis.tradeoff.targets import curve_of_fits, fit_targets
+from batchscape.analysis.tradeoff.targets import fit_targets
 from batchscape.errors import AnalysisError
 from batchscape.text import count_text
 
@@ -100,15 +100,18 @@ def tradeoff_section(
         found.append(_spoken_of(group, label, own, fits))
     if not parts:
         return None
-    if not found:
-        return Section(_TITLE, answer=["Not identified: nothing can be fitted."], warnings=loud)
-    several = len(found) > 1
     curves = fitted_curves(found)
+    spoken_of = next(((g.number, g.target) for g in found if g.unsettled is None), None)
+    steps = steps_chart(table, curves, groups or {}, spoken_of)
+    if not found:
+        answer = ["Not identified: nothing can be fitted."]
+        return Section(_TITLE, answer, pictures=[steps] if steps else [], warnings=loud)
+    several = len(found) > 1
     return Section(
         _TITLE,
         [sentence for group in found for sentence in _answer(group, noise_scales)],
         tradeoff_tables(found),
-        _pictures(found, noise_scales),
+        _pictures(found, noise_scales, steps),
         [
             *loud,
             *(
@@ -386,32 +389,16 @@ def _behind(fit: TradeoffFit, critical: Estimate) -> str:
     return f"{LEVEL * 100:g} % interval over {fit.n_seeds} seeds at {sizes}"
 
 
-def _pictures(found: list[GroupFits], noise_scales: pd.DataFrame | None) -> list[Picture]:
-    pictures = []
-    for group in found:
-        figure = draw_tradeoff(group.fit)
-        if figure is not None:
-            name_group(figure, group.label)
-            name = f"tradeoff_{group.number}" if len(found) > 1 else "tradeoff"
-            target = "" if math.isinf(group.target) else f" to a loss of {group.target:g}"
-            caption = (
-                f"{group.prefix}Optimizer steps and samples{target} over the global batch size, "
-                f"with {FORMULAS[group.fit.form]} and its pointwise interval; the fit's residuals "
-                "with standard errors; and steps against samples, relative to the fewest of each "
-                "(numbers: batch sizes; diamond: critical batch size)."
-            )
-            pictures.append(Picture(name, caption, figure))
-    curves = {group.label: curve_of_fits(group.fits) for group in found}
+def _pictures(
+    found: list[GroupFits], noise_scales: pd.DataFrame | None, steps: Chart | None
+) -> list[Chart]:
     scales = {}
     for group in found:
         own = _of_group(noise_scales, group)
         if own is not None:
             scales[group.label] = _typical(own)[0]
-    figure = draw_critical_batches(curves, scales)
-    if figure is not None:
-        caption = "Critical batch size (mccandlish) over target losses, with its interval."
-        pictures.append(Picture("critical_batch_curve", caption, figure))
-    return pictures
+    charts = [steps, *fit_charts(found), critical_batch_chart(found, scales)]
+    return [chart for chart in charts if chart is not None]
 
 
 def _estimates(fit: TradeoffFit, ends: tuple[float, float] | None = None) -> dict[str, Estimate]:

@@ -16,12 +16,10 @@ from batchscape.analysis import (
     valid_figures,
 )
 from batchscape.analysis.comparison import DISTURBED, recorded_columns
-from batchscape.analysis.figures.bars import draw_processor_time
-from batchscape.analysis.figures.style import looks
+from batchscape.analysis.figures.comparison import comparison_charts
 from batchscape.analysis.hardware import known_where
 from batchscape.analysis.numbers import MISSING, TIMES
 from batchscape.analysis.report.tables import comparison_table
-from batchscape.drawing import paper_style
 from batchscape.record.figures import COLUMNS, COMPARED, FIGURES
 from batchscape.record.folder import SweepFolder
 from batchscape.record.status import RunStatus
@@ -101,6 +99,11 @@ def test_one_seed_has_no_spread(build: Any) -> None:
     assert math.isnan(row["final_loss_ci95"])
 
 
+def disturbed(cells: Any) -> list[Any]:
+    charts = comparison_charts(cells, compare(cells))
+    return [chart for chart in charts if chart.name == "processor_time"]
+
+
 @pytest.mark.slow
 def test_where_no_time_counts_the_processor_time_stands_apart(build: Any) -> None:
     sweep = build()
@@ -126,16 +129,12 @@ def test_where_no_time_counts_the_processor_time_stands_apart(build: Any) -> Non
     assert any("no step time" in note for note in grid.notes)
     # In no ratio, test or claim: those take valid figures, and it is none.
     assert not [name for name in valid_figures(cells.runs) if "processor" in name]
-    with paper_style():
-        figure = draw_processor_time(cells, looks(cells))
-        assert figure is not None
-        (axes,) = figure.axes
-        assert len(axes.patches) == 1
-        assert axes.patches[0].get_hatch()
-        assert axes.patches[0].get_width() == pytest.approx(36.0)
-        assert "disturbed" in axes.get_xlabel()
-        timed = find_cells(runs[runs["launch.timing_valid"].eq(True)])
-        assert draw_processor_time(timed, looks(timed)) is None
+    (chart,) = disturbed(cells)
+    (bar,) = chart.marks[0].table.to_dict("records")
+    assert bar["value"] == pytest.approx(36.0)
+    assert "disturbed" in chart.x.columns["value"]
+    timed = find_cells(runs[runs["launch.timing_valid"].eq(True)])
+    assert disturbed(timed) == []
     assert "disturbed" not in " ".join(comparison_table(compare(timed), timed).texts().headers)
 
 

@@ -27,7 +27,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_name("faults.yaml")
 COPIED = ("src", "conf", "sweeps", "analysis", "tests", "docs", "examples", "benchmarks")
-SLOW_IMPORTS = ("matplotlib.figure", "pandas", "polars", "pydantic", "scipy.stats")
+SLOW_IMPORTS = ("pandas", "polars", "pydantic", "scipy.stats")
 SLOW_IMPORTS += ("torch", "torch.distributed")
 
 

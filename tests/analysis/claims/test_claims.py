@@ -18,7 +18,6 @@ from batchscape.analysis.learning_rate.aim import final_losses
 from batchscape.analysis.learning_rate.topic import learning_rate_section
 from batchscape.compose import compose
 from batchscape.config import Data
-from batchscape.drawing import paper_style
 from batchscape.errors import AnalysisError
 from batchscape.plan.build import make_plan
 from batchscape.plan.machine import Machine
@@ -777,8 +776,7 @@ def test_the_exponent_of_a_claim_is_that_of_the_report(
         )  # fmt: skip
     evidence = table.evidence()
     verdict = judged("learning-rate-grows-with-batch", evidence)
-    with paper_style():
-        section = learning_rate_section(evidence.reaches, final_losses(evidence.cells.runs))
+    section = learning_rate_section(evidence.reaches, final_losses(evidence.cells.runs))
     expected = section.headlines["learning_rate_exponent"]
     assert verdict.effect.is_identified
     assert verdict.effect.text() == expected.text()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from batchscape.analysis.cells import find_cells
 from batchscape.analysis.cost.capacity import device_memory, memory_of_ranks, peaks_of_runs
+from batchscape.analysis.cost.figures import frontier_chart
 from batchscape.analysis.cost.frontier import (
     FIT,
     OUT,
@@ -20,7 +21,6 @@ from batchscape.analysis.cost.frontier import (
     find_frontier,
     memory_frontier,
 )
-from batchscape.analysis.cost.frontier_figures import draw_frontier
 from batchscape.analysis.cost.frontier_topic import frontier_section
 from batchscape.analysis.decisions.candidates import failures_that_count
 from batchscape.analysis.decisions.evidence import evidence_of, more_than_tensors
@@ -315,10 +315,10 @@ def test_the_figure_has_a_marker_for_each_outcome() -> None:
     rows = table(
         (2, 1, FIT), (4, 1, FIT), (4, 1, OUT), (8, 1, SKIPPED), (8, 1, OUT), (16, 1, SKIPPED)
     )
-    figure = draw_frontier(rows, memory_frontier(rows))
-    assert figure is not None
-    lines = {str(line.get_label()): line for line in figure.axes[0].lines}
-    assert {FIT, OUT, SKIPPED} <= set(lines)
-    drawn = [sorted(line.get_xdata()) for line in figure.axes[0].lines[:3]]
-    assert drawn == [[2, 4], [4, 8], [16]]
-    assert draw_frontier(rows.head(1), memory_frontier(rows.head(1))) is None
+    chart = frontier_chart(rows, memory_frontier(rows))
+    assert chart is not None
+    (marks,) = chart.marks
+    drawn = {name: sorted(own["micro_batch_size"]) for name, own in marks.table.groupby("series")}
+    assert drawn == {FIT: [2, 4], OUT: [4, 8], SKIPPED: [16]}
+    assert list(chart.looks) == [FIT, OUT, SKIPPED]
+    assert frontier_chart(rows.head(1), memory_frontier(rows.head(1))) is None

@@ -9,13 +9,13 @@ import pandas as pd
 import pytest
 
 from batchscape.analysis.cells import find_cells
-from batchscape.analysis.cost.figures import draw_step_time_model
+from batchscape.analysis.cost.figures import step_time_model_chart
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.cost.topic import cost_section
 from batchscape.analysis.decisions.candidates import candidates_of, largest_micro_batch
 from batchscape.analysis.decisions.config_files import config_values
 from batchscape.analysis.decisions.evidence import Basis, gather
-from batchscape.analysis.decisions.figures import draw_pareto
+from batchscape.analysis.decisions.figures import pareto_chart
 from batchscape.analysis.decisions.reasons import reasons_for
 from batchscape.analysis.decisions.recommend import Needs, recommend
 from batchscape.analysis.decisions.show import candidates_table
@@ -25,7 +25,6 @@ from batchscape.analysis.report.sections import section_lines
 from batchscape.analysis.report.writers import escape_markdown
 from batchscape.analysis.tradeoff.fit import fit_tradeoff
 from batchscape.cli import main
-from batchscape.drawing import paper_style
 from batchscape.errors import AnalysisError
 from batchscape.geometry import BatchGeometry, solve
 from batchscape.record.files import read_json, write_json
@@ -501,8 +500,7 @@ def test_a_version_that_never_completed_gets_no_words_of_the_other_ones_runs(bui
 def test_sections_answer_with_tables_figures_and_headlines(build):
     tables = load(build().fork().path)
     cells = find_cells(tables.runs)
-    with paper_style():
-        cost, decision = cost_section(cells), decision_section(cells, tables)
+    cost, decision = cost_section(cells), decision_section(cells, tables)
     assert [view.name for view in cost.tables] == ["cost_models", "scaling_efficiency"]
     assert "step_per_sample_s" in cost.headlines
     assert decision.answer[0].startswith("Use ")
@@ -578,30 +576,13 @@ def test_one_device_and_one_micro_step_are_reasons_in_words():
     assert "with less of it, 1 x" in texts[2]
 
 
-def test_figures_name_their_group_and_narrow_axes_are_linear():
-    rows = candidates_of(evidence(steps={32: STEPS[32]}), 2)
-    with paper_style():
-        figure = draw_pareto(rows, "engine.name fsdp").figure
-        assert draw_pareto(rows).figure.get_suptitle() == ""
-    assert figure.get_suptitle() == "engine.name fsdp"
-    (axes,) = figure.axes
-    assert (axes.get_xscale(), axes.get_yscale()) == ("linear", "linear")
-    assert axes.get_xlabel() == "time to the target (s)"
-    assert axes.get_ylabel() == "cost of the target (device-seconds)"
-    wide = rows.assign(time_s=np.geomspace(1, 100, len(rows)), time_low_s=1.0, time_high_s=100.0)
-    with paper_style():
-        assert draw_pareto(wide).figure.axes[0].get_xscale() == "log"
-
-
-def test_no_marker_of_the_step_time_model_lies_on_an_edge():
-    model = evidence().step_time
-    with paper_style():
-        figure = draw_step_time_model(model, "a group")
-    (axes,) = figure.axes
-    assert figure.get_suptitle() == "a group"
-    drawn = max(float(np.nanmax(line.get_xdata())) for line in axes.lines)
-    assert axes.get_xlim()[1] > 1.05 * drawn
-    assert not any(line.get_clip_on() for line in axes.lines)
+def test_figures_name_their_group():
+    rows = candidates_of(evidence(steps={32: STEPS[32]}), 2).assign(recommended=False)
+    chart = pareto_chart(rows, "engine.name fsdp", "pareto_0", "time_to_target_0")
+    assert chart.title.endswith(": engine.name fsdp")
+    assert chart.caption.startswith("engine.name fsdp: ")
+    model = step_time_model_chart(evidence().step_time, "_0", "a group")
+    assert model.caption.endswith("a group.")
 
 
 def test_a_time_without_an_interval_meets_a_deadline_by_a_ratio():
@@ -736,19 +717,18 @@ def test_two_times_quote_no_end_and_say_what_three_would_settle():
 
 
 def test_a_caption_says_only_what_is_drawn():
-    several = draw_pareto(recommend(evidence(), Needs()).candidates)
-    assert "95% intervals" in several.caption
-    assert "Line: the front" in several.caption
-    (axes,) = several.figure.axes
-    assert any(len(line.get_xdata()) > 1 for line in axes.lines)
+    def drawn(found):
+        rows = found.candidates.assign(recommended=False)
+        chart = pareto_chart(rows, "", "pareto", "time_to_target")
+        return chart.caption, {marks.kind for marks in chart.marks}
+
+    caption, kinds = drawn(recommend(evidence(), Needs()))
+    assert "95% intervals" in caption
+    assert "Line: the front" in caption
+    assert {"line", "interval"} <= kinds
     one = evidence([(1, 8, 4), (1, 16, 2), (1, 32, 1)], steps={32: STEPS[32][:2]})
-    alone = draw_pareto(recommend(one, Needs()).candidates)
-    assert "interval" not in alone.caption
-    assert "Line" not in alone.caption
-    assert "Named: the geometry that none beats in either" in alone.caption
-    (axes,) = alone.figure.axes
-    assert not any(
-        len(line.get_xdata()) > 1 and len(set(line.get_xdata())) > 1
-        for line in axes.lines
-        if line.get_linestyle() != "None"
-    )
+    caption, kinds = drawn(recommend(one, Needs()))
+    assert "interval" not in caption
+    assert "Line" not in caption
+    assert "Named: the geometry that none beats in either" in caption
+    assert not {"line", "interval"} & kinds

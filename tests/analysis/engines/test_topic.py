@@ -7,7 +7,7 @@ import pytest
 
 from batchscape.analysis import find_cells, load, write_report
 from batchscape.analysis.engines.costs import engine_costs
-from batchscape.analysis.engines.figures import _row_names, draw_engine_costs
+from batchscape.analysis.engines.figures import _row_names, engine_cost_chart
 from batchscape.analysis.engines.losses import compare_engines
 from batchscape.analysis.engines.programs import observed_batches
 from batchscape.analysis.engines.tables import costs_view, losses_view
@@ -15,7 +15,6 @@ from batchscape.analysis.engines.topic import engines_section
 from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.report.latex import to_latex
 from batchscape.analysis.report.writers import to_markdown
-from batchscape.drawing import paper_style
 from batchscape.record.files import read_json, write_json
 
 pytestmark = pytest.mark.slow
@@ -59,11 +58,13 @@ def test_five_engines_side_by_side(engines):
     for view in section.tables:
         assert to_markdown(view)
         assert to_latex(view)
-    assert [picture.name for picture in section.pictures] == ["engines_loss", "engines_cost"]
-    top = section.pictures[0].figure.axes[0]
+    assert [picture.name for picture in section.pictures] == [
+        *("engines_loss", "engines_difference", "engines_cost"),
+    ]
     # All curves on top of each other: one panel has every engine and decomposition.
-    assert len(top.lines) == 5 * 2
-    assert len({line.get_color() for line in top.lines}) == 5
+    lines = section.pictures[0].marks
+    assert [marks.table["cell"].nunique() for marks in lines] == [2] * 5
+    assert len({look.colour for look in section.pictures[0].looks.values()}) == 5
 
 
 def test_engines_that_train_otherwise_are_said_loudly(engines):
@@ -193,10 +194,9 @@ def test_a_missing_bar_has_its_reason(engines):
     tables = load(sweep.path)
     costs = engine_costs(find_cells(tables.runs), tables.ranks)
     (note,) = costs["step_time_s_note"].dropna()
-    with paper_style():
-        memory, time = draw_engine_costs(costs, ["ddp", "fsdp"]).axes
-    assert [text.get_text() for text in memory.texts] == ["n/a: no run completed"]
-    assert [text.get_text() for text in time.texts] == [f"n/a: {note}", "n/a: no run completed"]
+    chart = engine_cost_chart(costs, ["ddp", "fsdp"])
+    said = [marks.table for marks in chart.marks if marks.kind == "text"]
+    assert [table["why"].tolist() for table in said] == [[f"n/a: {note}"]]
 
 
 def test_engines_too_are_named_by_the_rate_that_was_trained_with(build):

@@ -4,10 +4,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pytest
 
 from batchscape.analysis import find_cells, load, mean_curves
-from batchscape.analysis.figures.curves import MAX_POINTS, diverged_curves, loss_curves
+from batchscape.analysis.figures.curves import MAX_POINTS
 
 
 def test_mean_and_range_over_runs(build: Any) -> None:
@@ -51,23 +50,3 @@ def test_only_valid_times_are_drawn_against_time(build: Any) -> None:
     cells = find_cells(tables.runs)
     assert set(mean_curves(cells, tables.steps, "loss", timed=True)["cell"]) == {0, 1, 2}
     assert set(mean_curves(cells, tables.steps, "loss", timed=False)["cell"]) == {0, 1, 2, 3}
-
-
-def test_diverged_runs_are_kept_up_to_their_last_finite_loss(build: Any) -> None:
-    sweep = build()
-    sweep.run(seed=0)
-    sweep.run(seed=1, status="diverged", loss=lambda step: np.where(step < 9, 1.5**step, np.inf))
-    tables = load(sweep.path)
-    curves = diverged_curves(find_cells(tables.runs), tables.steps, timed=False)
-    assert curves["optimizer_step"].max() == 8
-    assert curves["loss"].max() == pytest.approx(1.5**8)
-
-
-def test_differences_keep_the_largest_over_seeds(build: Any) -> None:
-    sweep = build().fork(seeds=(0, 1))
-    tables = load(sweep.path)
-    curves = loss_curves(find_cells(tables.runs), tables.steps, tables.evals, timed=False)
-    assert set(curves.differences["cell"]) == {1, 2, 3}
-    assert set(curves.differences["reference"]) == {0}
-    assert len(curves.differences) == 3 * 40
-    assert set(curves.spread["cell"]) == {0}

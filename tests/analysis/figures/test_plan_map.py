@@ -7,10 +7,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from matplotlib.axes import Axes
 
-from batchscape.analysis.figures.plan_map import draw_plan, save_plan
-from batchscape.drawing import paper_style
+from batchscape.analysis.figures.plan_map import plan_chart, save_plan
 from batchscape.errors import AnalysisError
 
 
@@ -38,22 +36,20 @@ CELLS = pd.DataFrame(
 )
 
 
-def texts(axes: Axes) -> dict[tuple[float, float], str]:
-    return {text.get_position(): text.get_text() for text in axes.texts}
-
-
 def test_fields_hold_the_largest_memory_and_the_lowest_rate() -> None:
-    with paper_style():
-        memory, rate = draw_plan(CELLS).axes
-    assert [label.get_text() for label in memory.get_xticklabels()] == ["1", "2", "4"]
-    assert [label.get_text() for label in memory.get_yticklabels()] == ["8", "16"]
-    assert texts(memory) == {
-        (0, 0): "2.0",
-        (0, 1): "4.0 ?",
-        (1, 0): "2.4",
-        (2, 0): "9.0\ntoo big",
-    }
-    assert texts(rate) == {(0, 0): "100", (0, 1): "110", (1, 0): "180"}
+    chart = plan_chart(CELLS)
+    fields = [marks.table for marks in chart.marks if marks.kind == "text"]
+    shown = [
+        {
+            (row["data_parallel_size"], row["micro_batch_size"]): row[name]
+            for row in table.to_dict("records")
+        }
+        for table, name in zip(fields, ("memory_text", "rate_text"), strict=True)
+    ]
+    memory = {(1, 8): "2.0", (1, 16): "4.0 ?", (2, 8): "2.4", (4, 8): "9.0\ntoo big"}
+    assert shown == [memory, {(1, 8): "100", (1, 16): "110", (2, 8): "180"}]
+    (never,) = (marks.table for marks in chart.marks if marks.kind == "point")
+    assert never.to_numpy().tolist() == [[2, 16]]
 
 
 @pytest.mark.parametrize("name", ["plan.png", "plan.pdf", "plan.svg"])
@@ -66,4 +62,4 @@ def test_what_is_no_picture_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AnalysisError, match=r"ends in one of \.png, \.pdf, \.svg"):
         save_plan(CELLS, tmp_path / "plan.xlsx")
     with pytest.raises(AnalysisError, match="nothing to draw"):
-        draw_plan(CELLS.assign(data_parallel_size=None))
+        plan_chart(CELLS.assign(data_parallel_size=None))

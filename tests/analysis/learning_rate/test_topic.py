@@ -11,7 +11,6 @@ import pytest
 from batchscape.analysis.learning_rate.topic import learning_rate_section
 from batchscape.analysis.report.latex import to_latex
 from batchscape.analysis.report.writers import to_markdown
-from batchscape.drawing import paper_style
 
 RATES = 0.001 * 2.0 ** np.arange(8)
 BATCHES = (8, 16, 32, 64, 128)
@@ -41,8 +40,7 @@ def reaches(batches=BATCHES, rates=RATES, target=2.0, **columns):
 
 
 def section(*tables, **options):
-    with paper_style():
-        return learning_rate_section(*tables, **options)
+    return learning_rate_section(*tables, **options)
 
 
 def test_a_tuned_grid_is_answered():
@@ -58,14 +56,11 @@ def test_a_tuned_grid_is_answered():
     for table in found.tables:
         assert to_latex(table)
         assert to_markdown(table)
-    (picture,) = found.pictures
-    left, right = picture.figure.axes
-    (legend,) = picture.figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == [str(batch) for batch in BATCHES]
-    ticks = [text.get_text() for text in left.get_xticklabels()]
-    assert 2 <= len(ticks) <= 8
-    assert all(float(text) > 0 for text in ticks)
-    assert right.get_ylabel() == "best learning rate"
+    costs, optima = found.pictures
+    assert [name for name in costs.looks if name.isdecimal()] == [str(batch) for batch in BATCHES]
+    assert optima.y.columns == {"learning_rate": "best learning rate"}
+    best = next(marks.table for marks in optima.marks if marks.name == "best")
+    assert best["global_batch_size"].tolist() == list(BATCHES)
 
 
 def test_an_optimum_at_the_edge_is_loud():
@@ -99,7 +94,8 @@ def test_groups_are_shown_apart():
     assert found.answer[1].startswith("model mlp: ")
     assert set(found.headlines) == {"learning_rate_exponent_0", "learning_rate_exponent_1"}
     assert found.tables[0].texts().n_left == 2
-    assert len(found.pictures) == 2
+    for chart in found.pictures:
+        assert chart.choices[0].options == {"0": "model gpt", "1": "model mlp"}
 
 
 @pytest.mark.parametrize(

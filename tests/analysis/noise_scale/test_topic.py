@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from batchscape.analysis import find_cells, load, write_report
-from batchscape.analysis.figures.style import looks
 from batchscape.analysis.noise_scale.estimate import cell_noise_scales, noise_scale_curves
-from batchscape.analysis.noise_scale.figures import draw_noise_scale
+from batchscape.analysis.noise_scale.figures import noise_scale_charts
 from batchscape.analysis.noise_scale.topic import noise_scale_section
-from batchscape.drawing import paper_style
 
 pytestmark = pytest.mark.slow
 
@@ -96,7 +93,7 @@ def test_other_objectives_of_small_batches_are_left_out(build: Any) -> None:
     assert "The gradient noise scale of 1 run is left out" in left_out
 
 
-def test_settings_get_panels_of_their_own(build: Any) -> None:
+def test_settings_are_a_choice(build: Any) -> None:
     sweep = build()
     for rate, noise in ((0.001, 30.0), (0.002, 90.0)):
         for seed in range(3):
@@ -109,17 +106,14 @@ def test_settings_get_panels_of_their_own(build: Any) -> None:
             )
     tables = load(sweep.path)
     cells = find_cells(tables.runs)
-    with paper_style():
-        figure = draw_noise_scale(cells, noise_scale_curves(cells, tables.steps), looks(cells))
-    assert figure is not None
-    assert [axes.get_title() for axes in figure.axes] == [
-        "learning rate 0.001",
-        "learning rate 0.002",
-    ]
-    for axes, noise in zip(figure.axes, (30, 90), strict=True):
-        (line,) = axes.lines
-        assert np.median(np.asarray(line.get_ydata())) == pytest.approx(noise, rel=0.2)
-    assert len({axes.get_ylim() for axes in figure.axes}) == 1
+    table = cells.table.join(cell_noise_scales(cells, tables.steps), how="inner")
+    *_, chart = noise_scale_charts(cells, table, noise_scale_curves(cells, tables.steps), [])
+    (choice,) = chart.choices
+    assert list(choice.options.values()) == ["learning rate 0.001", "learning rate 0.002"]
+    rows = next(marks.table for marks in chart.marks if marks.kind == "line")
+    for option, noise in zip(choice.options, (30, 90), strict=True):
+        own = rows[[option in shown for shown in rows["setting"]]]
+        assert own["estimate"].median() == pytest.approx(noise, rel=0.2)
 
 
 def test_what_is_equal_when_written_is_written_once(build: Any) -> None:

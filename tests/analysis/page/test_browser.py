@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 
 from batchscape.analysis import write_report
-from batchscape.analysis.numbers import MISSING
 
 AXES = {
     "optimizer_step": "steps_to_target",
@@ -19,32 +18,49 @@ AXES = {
     "tokens": "tokens_to_target",
     "train_time_s": "time_to_target_s",
 }
-DATA = """(f) => f.querySelector('.drawing')._fullData.filter((t) => t.visible).map((t) => ({
-    name: t.name, symbol: String(t.marker && t.marker.symbol), type: t.type, mode: t.mode,
-    text: t.text, x: t.x && Array.from(t.x), y: t.y && Array.from(t.y), z: t.z && Array.from(t.z),
-    custom: t.customdata }))"""
+ALL_DRAWN = "[...document.querySelectorAll('figure.chart')].every((f) => f.dataset.drawn === 'yes')"
+ROWS = """(figure, names) => Object.fromEntries(names.flatMap((name) => {
+    try { return [[name, figure.view.data(name)]]; } catch { return []; } }))"""
+PLACE = """(figure, [x, y]) => {
+    const [left, top] = figure.view.origin();
+    const at = figure.querySelector("canvas").getBoundingClientRect();
+    return [at.x + left + figure.view.scale("x")(x), at.y + top + figure.view.scale("y")(y)]; }"""
 
 
-CATEGORIES = """(({ xaxis, yaxis }) => [xaxis.categoryarray, yaxis.categoryarray])(
-    document.querySelector("figure#heat_map .drawing")._fullLayout)"""
-
-
-def drawn(page: Any, chart: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = page.eval_on_selector(f"[id='{chart}']", DATA)
+def content(page: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(page.text_content("#content"))
     return found
 
 
-def choose(page: Any, chart: str, **choices: str) -> list[dict[str, Any]]:
+def drawn(page: Any, chart: str) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows that are drawn, by what the legend says of all of them, or by mark."""
+    declared = content(page)["charts"][chart]
+    rows = page.eval_on_selector(f"main figure[id='{chart}']", ROWS, list(declared["tables"]))
+    found: dict[str, list[dict[str, Any]]] = {}
+    for layer in next(iter(declared["specs"].values()))["layer"]:
+        encoding = layer["encoding"]
+        named = encoding.get("stroke", encoding.get("color", {})).get("datum")
+        key = named or layer["mark"]["type"]
+        found.setdefault(key, []).extend(rows.get(layer["data"]["name"], []))
+    return found
+
+
+def choose(page: Any, chart: str, **choices: str) -> dict[str, list[dict[str, Any]]]:
     for name, value in choices.items():
-        page.select_option(f"[id='{chart}'] select[data-choice={name}]", value)
-    page.wait_for_timeout(300)
+        page.select_option(f"main figure[id='{chart}'] select[data-choice={name}]", value)
+    page.wait_for_selector(f"main figure[id='{chart}'][data-drawn=yes]")
     return drawn(page, chart)
 
 
 def options(page: Any, chart: str, choice: str) -> list[str]:
-    selector = f"[id='{chart}'] select[data-choice={choice}] option"
+    selector = f"main figure[id='{chart}'] select[data-choice={choice}] option"
     values: list[str] = page.eval_on_selector_all(selector, "o => o.map((one) => one.value)")
     return values
+
+
+def legend(page: Any, chart: str) -> set[str]:
+    rows = page.eval_on_selector(f"main figure[id='{chart}']", "f => f.view.data('legend')")
+    return {row["series"] for row in rows}
 
 
 @pytest.mark.slow
@@ -53,14 +69,12 @@ def test_the_page_of_a_sweep(varied: Any, browser: Any) -> None:
     page = browser(out / "report.html")
     page.wait_for_selector("header figure[data-drawn=yes]")
     page.click("#open-all")
-    page.wait_for_function(
-        "[...document.querySelectorAll('figure.chart')].every((f) => f.dataset.drawn === 'yes')"
-    )
+    page.wait_for_function(ALL_DRAWN)
     names = page.eval_on_selector_all("main figure.chart", "f => f.map((one) => one.id)")
     assert {"heat_map", "cost", "loss", "steps_to_target", "pareto"} <= set(names)
     for name in names:
-        assert page.locator(f"[id='{name}'] .main-svg").count() > 0
-        assert drawn(page, name), name
+        assert page.locator(f"main figure[id='{name}'] canvas").count() == 1, name
+        assert any(drawn(page, name).values()), name
     _loss_shows_the_reaches(page, out)
     _steps_are_those_of_the_reaches(page, out)
     _fields_are_those_of_the_comparison(page, out)
@@ -74,92 +88,73 @@ def test_the_page_of_a_sweep(varied: Any, browser: Any) -> None:
 def _loss_shows_the_reaches(page: Any, out: Path) -> None:
     reaches = pd.read_csv(out / "tables" / "reaches.csv")
     targets = options(page, "loss", "target")
-    assert [float(target) for target in targets[1:]] == sorted(
-        reaches["target_loss"].unique(), reverse=True
-    )
-    runs = json.loads(page.text_content("#content"))["runs"]["rows"]
+    assert {float(target) for target in targets[1:]} == set(reaches["target_loss"].unique())
+    runs = content(page)["runs"]["rows"]
     for axis, column in AXES.items():
         for target in (targets[1], targets[-1]):
-            marks = [
-                (runs[custom[0]][0], x)
-                for trace in choose(page, "loss", axis=axis, target=target)
-                if trace["symbol"] == "triangle-down" and trace["mode"] == "markers"
-                for custom, x in zip(trace["custom"], trace["x"], strict=True)
-            ]
+            met = choose(page, "loss", x=axis, target=target)["met the target"]
             own = reaches[
                 reaches["target_loss"].eq(float(target)) & reaches["outcome"].eq("reached")
             ]
             expected = own.set_index("run_id")[column]
-            assert len(marks) == len(own) > 0
-            for run, x in marks:
+            assert len(met) == len(own) > 0
+            for row in met:
+                run, x = runs[row["runs"][0]][0], row[axis]
                 assert (x is None and np.isnan(expected[run])) or x == expected[run]
-    # The training curve of a run, on every axis, is that of its folder.
-    for axis in AXES:
-        for trace in choose(page, "loss", axis=axis, curve="loss")[:3]:
-            folder = next((out.parent / "runs").glob(trace["text"]))
-            recorded = pd.read_parquet(folder / "steps.parquet")
-            assert np.array_equal(trace["y"], recorded["loss"])
-            if axis != "train_time_s" or trace["x"][0] is not None:
-                assert np.array_equal(trace["x"], recorded[axis])
+    # The training curve of a run is that of its folder.
+    lines = choose(page, "loss", y="loss")["line"]
+    for run in {row["text"] for row in lines if row.get("loss") is not None}:
+        recorded = pd.read_parquet(out.parent / "runs" / run / "steps.parquet")
+        own = pd.DataFrame([row for row in lines if row["text"] == run and "loss" in row])
+        assert np.array_equal(own["loss"], recorded["loss"])
+        assert np.array_equal(own["optimizer_step"], recorded["optimizer_step"])
 
 
 def _steps_are_those_of_the_reaches(page: Any, out: Path) -> None:
     reaches = pd.read_csv(out / "tables" / "reaches.csv")
     curve = pd.read_csv(out / "tables" / "tradeoff_curve.csv")
-    names = [row[0] for row in json.loads(page.text_content("#content"))["runs"]["rows"]]
+    names = [row[0] for row in content(page)["runs"]["rows"]]
     censored = 0
     for key in options(page, "steps_to_target", "target"):
         group, target = key.split("|")
         own = reaches[reaches["group"].eq(int(group)) & reaches["target_loss"].eq(float(target))]
         own = own[own["is_best"]]
-        for column in AXES.values():
-            traces = choose(page, "steps_to_target", target=key, quantity=column)
-            runs = next(trace for trace in traces if trace["name"] == "runs")
-            met = own[own["outcome"].eq("reached")]
-            assert len(runs["x"]) == len(met) == met["trajectory_id"].nunique() > 0
-            values = met.set_index("run_id")[column]
-            points = zip(runs["custom"], runs["x"], runs["y"], strict=True)
-            for (position,), batch, value in points:
-                run = names[position]
-                assert batch == met.set_index("run_id")["global_batch_size"][run]
-                assert value == values[run] or (value is None and np.isnan(values[run]))
+        found = choose(page, "steps_to_target", target=key)
+        met = own[own["outcome"].eq("reached")].set_index("run_id")
+        assert len(found["runs"]) == len(met) == met["trajectory_id"].nunique() > 0
+        for row in found["runs"]:
+            expected = met.loc[names[row["runs"][0]]]
+            assert row["global_batch_size"] == expected["global_batch_size"]
+            for column in AXES.values():
+                known = row[column] == expected[column]
+                assert known or (row[column] is None and np.isnan(expected[column]))
         fit = curve[curve["group"].eq(int(group)) & curve["target_loss"].eq(float(target))]
-        traces = choose(page, "steps_to_target", target=key, quantity="steps_to_target")
-        named = {trace["name"]: trace for trace in traces}
-        if len(fit):
-            assert np.allclose(named["fit"]["y"], fit["steps"], rtol=1e-12)
-            assert np.allclose(named["perfect scaling"]["y"], fit["perfect_steps"], rtol=1e-12)
-        short = own[own["outcome"].isin(["censored", "pruned"]) & own["status"].ne("oom")]
+        for name, column in (("fit", "steps"), ("perfect scaling", "perfect_steps")):
+            assert [row["steps_to_target"] for row in found[name]] == fit[column].tolist()
+        short = own[own["outcome"].isin(["censored", "pruned"])]
+        assert len(found["not reached: more than this"]) == len(short)
         censored += len(short)
-        assert ("not reached: more than this" in named) == (len(short) > 0)
-        assert any(name.startswith("diverged: 1 at B = 128") for name in named)
+        assert [row["global_batch_size"] for row in found["diverged"]] == [128]
     assert censored > 0
 
 
 def _fields_are_those_of_the_comparison(page: Any, out: Path) -> None:
     comparison = pd.read_csv(out / "tables" / "comparison.csv")
-    seen: dict[str, int] = {}
-    fields = 0
+    seen: set[str] = set()
+    values: list[float] = []
     for layer in options(page, "heat_map", "layer"):
-        for trace in choose(page, "heat_map", figure="step_time_s", layer=layer):
-            if trace["type"] == "heatmap":
-                # Of places that are not all there plotly would stretch some over the others.
-                axes = page.evaluate(CATEGORIES)
-                assert (trace["x"], trace["y"]) == tuple(axes)
-            else:
-                seen[trace["name"]] = seen.get(trace["name"], 0) + len(trace["x"])
-                continue
-            for devices, line, texts in zip(trace["y"], trace["z"], trace["text"], strict=True):
-                for micro, value, text in zip(trace["x"], line, texts, strict=True):
-                    rows = comparison[
-                        comparison["micro_batch_size"].eq(int(micro))
-                        & comparison["data_parallel_size"].eq(int(devices))
-                    ]
-                    assert (value is None) == (text in {"", MISSING})
-                    assert value is None or np.isclose(rows["step_time_s_mean"] * 1e3, value).any()
-                    fields += value is not None
-    assert {"rejected", "out of memory", "diverged"} <= set(seen)
-    assert fields == comparison["step_time_s_mean"].notna().sum()
+        found = choose(page, "heat_map", z="step_time_s", layer=layer)
+        seen |= legend(page, "heat_map")
+        for row in found["rect"]:
+            own = comparison[
+                comparison["micro_batch_size"].eq(row["micro_batch_size"])
+                & comparison["data_parallel_size"].eq(row["data_parallel_size"])
+            ]
+            if row["step_time_s"] is not None:
+                assert np.isclose(own["step_time_s_mean"] * 1e3, row["step_time_s"]).any()
+                values.append(row["step_time_s"])
+    assert {"rejected", "out of memory", "diverged"} <= seen
+    assert len(values) == comparison["step_time_s_mean"].notna().sum()
 
 
 def _rows_open_and_sort(page: Any) -> None:
@@ -190,12 +185,17 @@ def _rows_open_and_sort(page: Any) -> None:
 
 
 def _points_open_their_runs(page: Any) -> None:
-    page.eval_on_selector(
-        "#loss .drawing",
-        "place => place.emit('plotly_click', { points: [{ data: place.data[0] }] })",
-    )
-    assert page.locator("dialog#runs[open] tbody tr").count() == 1
-    page.keyboard.press("Escape")
+    lines = choose(page, "loss", x="samples", y="eval_loss", target="")["line"]
+    row = lines[0]
+    page.locator("main figure#loss canvas").scroll_into_view_if_needed()
+    at = [row["samples"], row["eval_loss"]]
+    x, y = page.eval_on_selector("main figure#loss", PLACE, at)
+    for away in (0, 5):  # a line is thin
+        page.mouse.click(x + away, y)
+        assert page.locator("dialog#runs[open] tbody tr").count() == 1
+        shown = page.locator("dialog#runs[open] tbody td").first.text_content()
+        assert shown in {each["text"] for each in lines}
+        page.keyboard.press("Escape")
     assert page.locator("dialog#runs[open]").count() == 0
 
 
@@ -204,12 +204,9 @@ def _fits_a_telephone_and_the_dark(page: Any) -> None:
     page.set_viewport_size({"width": 400, "height": 800})
     page.emulate_media(color_scheme="dark")
     page.click("#open-all")
-    page.wait_for_function(
-        "[...document.querySelectorAll('figure.chart')].every((f) => f.dataset.drawn === 'yes')"
-    )
+    page.wait_for_function(ALL_DRAWN)
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
-    back = page.evaluate("document.querySelector('#loss .drawing')._fullLayout.paper_bgcolor")
-    assert back == "#16181c"
+    assert page.evaluate("document.querySelector('figure#loss').view.background()") == "#16181c"
     nameless = """[...document.querySelectorAll('button, select, [role=img], [role=region]')]
         .filter((e) => !(e.textContent.trim() || e.ariaLabel || e.labels?.length)).length"""
     assert page.evaluate(nameless) == 0
@@ -240,36 +237,33 @@ def test_learning_rates_and_noise_scales(build: Any, browser: Any) -> None:
     out = write_report([sweep.path], figures=False).out
     page = browser(out / "report.html")
     page.click("#open-all")
-    page.wait_for_function(
-        "[...document.querySelectorAll('figure.chart')].every((f) => f.dataset.drawn === 'yes')"
-    )
+    page.wait_for_function(ALL_DRAWN)
     settings = options(page, "loss", "setting")
-    assert settings == ["", "best", "s0", "s1", "s2"]
+    assert settings == ["best", "s0", "s1", "s2", ""]
     for setting in settings:
-        names = {trace["name"] for trace in choose(page, "loss", setting=setting)}
-        legend = page.locator("[id='loss'] .legendtext").all_text_contents()
-        assert sorted(legend) == sorted(names), "whatever is chosen, each colour has its entry"
+        rows = choose(page, "loss", setting=setting)["line"]
+        assert legend(page, "loss") == {row["series"] for row in rows}
     best = pd.read_csv(out / "tables" / "learning_rates.csv")
-    (optima,) = drawn(page, "learning_rates")
+    optima = drawn(page, "learning_rates")["best"]
     inside = best[best["learning_rate"].notna()]
     assert len(inside) >= 2
-    assert optima["x"] == inside["global_batch_size"].tolist()
-    assert np.allclose(optima["y"], inside["learning_rate"], rtol=1e-12)
+    assert {(row["global_batch_size"], row["learning_rate"]) for row in optima} == set(
+        zip(inside["global_batch_size"], inside["learning_rate"], strict=True)
+    )
     costs = pd.read_csv(out / "tables" / "learning_rate_costs.csv")
     value = "steps_to_target" if "steps_to_target" in costs else "final_eval_loss"
-    points = sorted(
-        (x, y)
-        for t in drawn(page, "learning_rate_costs")
-        for x, y in zip(t["x"], t["y"], strict=True)
-    )
+    points = drawn(page, "learning_rate_costs")["point"]
     known = costs[np.isfinite(costs[value])]
-    assert np.allclose(points, sorted(zip(known["learning_rate"], known[value], strict=True)))
+    assert np.allclose(
+        sorted((row["learning_rate"], row[value]) for row in points),
+        sorted(zip(known["learning_rate"], known[value], strict=True)),
+    )
     noise = pd.read_csv(out / "tables" / "noise_scale.csv")
     identified = noise[noise["note"].isna()]
-    shown = next(t for t in drawn(page, "noise_scale") if t["name"] == "noise scale")
-    assert np.allclose(sorted(shown["y"]), sorted(identified["estimate"]))
+    shown = {row["estimate"] for row in drawn(page, "noise_scale")["noise scale"]}
+    assert shown == set(identified["estimate"])
     # Rows of one geometry and several learning rates have the runs of their own rate.
-    ids = [row[0] for row in json.loads(page.text_content("#content"))["runs"]["rows"]]
+    ids = [row[0] for row in content(page)["runs"]["rows"]]
     table = page.locator("table", has_text="noise scale (samples)").first
     rows = table.locator("tr[data-runs]").evaluate_all("rows => rows.map((r) => r.dataset.runs)")
     runs = pd.read_csv(out / "tables" / "runs.csv").set_index("run_id")

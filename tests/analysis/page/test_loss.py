@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import re
 from typing import Any
 
 import numpy as np
@@ -14,11 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchscape.analysis import find_cells, load
+from batchscape.analysis.figures import loss as loss_module
+from batchscape.analysis.figures.chart import Chart
+from batchscape.analysis.figures.loss import loss_chart, thinned
 from batchscape.analysis.numbers import TIMES
-from batchscape.analysis.page import loss as loss_module
-from batchscape.analysis.page.loss import loss_chart, thinned
 from batchscape.analysis.targets.curves import PROGRESS
 
+DRAWN = """(figure, axis) => new Set(
+    figure.view.data("t0").filter((row) => row[axis] !== null).map((row) => row.text)).size"""
+DOMAIN = "(figure) => figure.view.scale('x').domain()[0]"
 LOSSES = st.lists(
     st.lists(
         st.one_of(st.floats(0, 10, width=16), st.sampled_from([np.inf, np.nan])),
@@ -78,11 +79,9 @@ def test_of_many_runs_some_of_every_cell_are_drawn(
     def drawn() -> tuple[list[int], str]:
         chart = loss_chart(cells, tables, None)
         assert chart is not None
-        held_out = [t for t in chart.traces if t["when"]["curve"] == ["eval_loss"]]
-        positions = sorted(trace["meta"][0] for trace in held_out)
-        for trace in held_out:
-            assert trace["text"] == cells.runs["run_id"].iloc[trace["meta"][0]]
-        return positions, chart.caption
+        found = lines(chart, "eval_loss").drop_duplicates("run")
+        assert found["text"].tolist() == cells.runs["run_id"].iloc[found["run"]].tolist()
+        return sorted(found["run"]), chart.caption
 
     assert len(drawn()[0]) == 6
     assert "Drawn are" not in drawn()[1]
@@ -105,8 +104,7 @@ def test_of_many_runs_completed_ones_come_first(
     cells = find_cells(tables.runs)
     chart = loss_chart(cells, tables, None)
     assert chart is not None
-    drawn = {cells.runs["status"].iloc[t["meta"][0]] for t in chart.traces if "meta" in t}
-    assert drawn == {"completed"}
+    assert set(cells.runs["status"].iloc[lines(chart, "loss")["run"]]) == {"completed"}
 
 
 def test_axes_are_those_of_the_run_folders(build: Any) -> None:
@@ -117,19 +115,12 @@ def test_axes_are_those_of_the_run_folders(build: Any) -> None:
     cells = find_cells(tables.runs)
     chart = loss_chart(cells, tables, None)
     assert chart is not None
-    drawn = {
-        (trace["text"], trace["when"]["curve"][0]): trace
-        for trace in chart.traces
-        if "text" in trace
-    }
-    assert len(drawn) == 4
     for folder in folders:
         for kind, value in (("steps", "loss"), ("evals", "eval_loss")):
             recorded = pd.read_parquet(folder.path / f"{kind}.parquet")
-            trace = drawn[folder.path.name, value]
-            assert np.array_equal(unpacked(trace["y"]), recorded[value])
-            for axis in PROGRESS:
-                assert np.array_equal(unpacked(trace["x"]["of"][axis]), recorded[axis]), axis
+            own = lines(chart, value).query("text == @folder.path.name")
+            for name in (value, *PROGRESS):
+                assert np.array_equal(own[name], recorded[name]), name
 
 
 def test_runs_without_valid_times_have_no_curve_over_time(build: Any) -> None:
@@ -139,12 +130,12 @@ def test_runs_without_valid_times_have_no_curve_over_time(build: Any) -> None:
     tables = load(sweep.path)
     chart = loss_chart(find_cells(tables.runs), tables, None)
     assert chart is not None
-    times = {trace["name"]: trace["x"]["of"]["train_time_s"] for trace in chart.traces}
-    assert np.isfinite(unpacked(times[name((1, 32, 1))])).all()
-    assert np.isnan(unpacked(times[name((4, 8, 1))])).all()
+    times = lines(chart, "loss").set_index("series")["train_time_s"]
+    assert times[name((1, 32, 1))].notna().all()
+    assert times[name((4, 8, 1))].isna().all()
 
 
-@pytest.mark.parametrize("n_rates", [4, 5])
+@pytest.mark.parametrize("n_rates", [3, 5])
 def test_of_many_settings_that_of_the_most_geometries_is_shown(build: Any, n_rates: int) -> None:
     sweep = build()
     for number in range(n_rates):
@@ -154,18 +145,13 @@ def test_of_many_settings_that_of_the_most_geometries_is_shown(build: Any, n_rat
     tables = load(sweep.path)
     chart = loss_chart(find_cells(tables.runs), tables, None)
     assert chart is not None
-    (choice,) = (choice for choice in chart.choices if choice.name == "setting")
+    (choice,) = (choice for choice in chart.choices if choice.column == "setting")
     opens, label = next(iter(choice.options.items()))
     assert len(choice.options) == 1 + n_rates
-    assert label == ("all" if n_rates < 5 else "learning rate 0.004")
-    shown = [trace["name"] for trace in chart.traces if opens in trace["when"]["setting"]]
-    assert len(set(shown)) == 2
-    dashes = {trace["line"]["dash"] for trace in chart.traces}
-    assert dashes == ({"solid"} if n_rates > 4 else {"solid", "dash", "dot", "dashdot"})
-    # Only cuts of one trajectory lie on top of each other.
-    widths = {(t["name"], t["line"]["width"]) for t in chart.traces if t["when"]["setting"][1]}
-    assert {width for cut, width in widths if cut == name((1, 32, 1))} == {1.2, 2.0}
-    assert {width for cut, width in widths if cut == name((1, 8, 4))} == {1.2}
+    assert label == "learning rate 0.004"
+    rows = lines(chart, "loss")
+    assert rows.loc[[opens in own for own in rows["setting"]], "series"].nunique() == 2
+    assert all("" in own for own in rows["setting"]), "all of them is a choice too"
 
 
 def test_the_axis_is_cut_where_a_run_diverged(build: Any) -> None:
@@ -184,18 +170,16 @@ def test_the_axis_is_cut_where_a_run_diverged(build: Any) -> None:
     tables = load(sweep.path)
     chart = loss_chart(find_cells(tables.runs), tables, None)
     assert chart is not None
-    ranges = chart.layout["yaxis"]["range"]["of"]
-    assert ranges["eval_loss"] is None
+    ranges = chart.y.ranges
+    assert "eval_loss" not in ranges
     usual_losses = tables.steps.loc[tables.steps["run_id"].str.startswith("b32"), "loss"]
-    assert usual_losses.max() < ranges["loss"]["of"]["linear"][1] < 2 * usual_losses.max()
+    assert usual_losses.max() < ranges["loss"][1] < 2 * usual_losses.max()
     assert "axis of the loss is cut" in chart.caption
-    (trace,) = (
-        t for t in chart.traces if t["marker"]["symbol"] == "x" and t["when"]["curve"] == ["loss"]
-    )
-    losses = unpacked(trace["y"])
-    crosses = np.flatnonzero(trace["marker"]["size"])
-    assert crosses.tolist() == [np.flatnonzero(np.isfinite(losses)).max()]
-    assert crosses[0] < len(losses) - 1
+    (cross,) = (m.table for m in chart.marks if m.name == "diverged" and "loss" in m.table)
+    lost_steps = tables.steps[tables.steps["run_id"].eq(cross["text"].iloc[0])]
+    finite = lost_steps[np.isfinite(lost_steps["loss"])]
+    assert cross["optimizer_step"].tolist() == [finite["optimizer_step"].max()]
+    assert len(finite) < len(lost_steps)
 
 
 def test_the_axis_is_cut_where_a_run_that_completed_soared(build: Any) -> None:
@@ -210,24 +194,24 @@ def test_the_axis_is_cut_where_a_run_that_completed_soared(build: Any) -> None:
     tables = load(sweep.path)
     chart = loss_chart(find_cells(tables.runs), tables, None)
     assert chart is not None
-    ranges = chart.layout["yaxis"]["range"]["of"]
-    assert ranges["eval_loss"] is None
+    ranges = chart.y.ranges
+    assert "eval_loss" not in ranges
     ends = (
         tables.steps.sort_values("optimizer_step").groupby("run_id")["loss"].agg(["first", "last"])
     )
-    low, high = ranges["loss"]["of"]["linear"]
-    assert low < tables.steps["loss"].min()
+    low, high = ranges["loss"]
+    assert 0 < low < tables.steps["loss"].min()
     assert ends.max(axis=None) < high < 7
-    assert 10 ** ranges["loss"]["of"]["log"][1] < 7
 
 
 def name(geometry: tuple[int, int, int]) -> str:
     return TIMES.join(map(str, geometry))
 
 
-def unpacked(array: dict[str, str]) -> Any:
-    """Read a packed array as plotly does."""
-    return np.frombuffer(base64.b64decode(array["bdata"]), dtype=f"<{array['dtype']}")
+def lines(chart: Chart, value: str) -> pd.DataFrame:
+    """Return the rows of all curves of one kind."""
+    (found,) = (m.table for m in chart.marks if m.kind == "line" and value in m.table)
+    return found
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=5), st.integers(1, 80))
@@ -263,8 +247,10 @@ def test_geometries_take_turns_where_cells_are_more_than_the_room(
 def test_500_runs_of_1000_points(build: Any, tmp_path: Any, browser: Any) -> None:
     """The page of a large sweep is below 10 MB, and its curves draw and change."""
     from batchscape.analysis.comparison import compare
+    from batchscape.analysis.figures.comparison import comparison_charts
     from batchscape.analysis.page.page import html_page
     from batchscape.analysis.report.tables import comparison_table
+    from batchscape.analysis.report.topic import Section
     from batchscape.analysis.report.topics import Material
     from batchscape.record.tables import Tables
 
@@ -288,9 +274,11 @@ def test_500_runs_of_1000_points(build: Any, tmp_path: Any, browser: Any) -> Non
     tables = Tables(*parts, damaged={})
     cells = find_cells(tables.runs)
     comparison = compare(cells)
+    loss = loss_chart(cells, tables, None)
+    assert loss is not None
     html = html_page(
         Material(cells, tables),
-        comparison=comparison,
+        comparison=Section("Comparison", pictures=[loss, *comparison_charts(cells, comparison)]),
         table=comparison_table(comparison, cells),
         sections=[],
         notes=[],
@@ -299,18 +287,29 @@ def test_500_runs_of_1000_points(build: Any, tmp_path: Any, browser: Any) -> Non
     path = tmp_path / "report.html"
     path.write_text(html, encoding="utf-8")
     assert path.stat().st_size < 10e6
-    content = json.loads(re.search(r'id="content">(.*?)</script>', html, re.DOTALL)[1])
-    of_runs = [t for t in content["charts"]["loss"]["traces"] if "text" in t]
-    assert len(of_runs) == 1000
-    for trace in of_runs[::250]:
-        number = int(trace["text"].removeprefix("run-"))
-        if trace["when"]["curve"] == ["loss"]:
-            loss, kept = steps[number]["loss"], unpacked(trace["y"])
-            assert {loss.min(), loss.max(), loss.iloc[0], loss.iloc[-1]} <= set(kept)
-            assert len(kept) < 200
+    rows = lines(loss, "loss")
+    assert rows["run"].nunique() == 500
+    for number, own in list(rows.groupby("run"))[::100]:
+        recorded = steps[number]["loss"]
+        ends = {recorded.min(), recorded.max(), recorded.iloc[0], recorded.iloc[-1]}
+        assert ends <= set(own["loss"])
+        assert len(own) < 200
     page = browser(path)
-    page.click("#loss > summary")
-    page.wait_for_selector("#loss figure[data-drawn=yes]", timeout=60_000)
-    assert page.locator("#loss .scatterlayer .trace").count() == 500
-    page.select_option("#loss select[data-choice=axis]", "samples")
-    page.wait_for_function("document.querySelector('#loss .xtitle').textContent == 'samples'")
+    page.click("details#loss > summary")
+    page.wait_for_selector("figure#loss[data-drawn=yes]", timeout=60_000)
+    assert page.eval_on_selector("figure#loss", DRAWN, "optimizer_step") == 500
+    page.select_option("figure#loss select[data-choice=x]", "samples")
+    page.wait_for_selector("figure#loss[data-drawn=yes]", timeout=60_000)
+    assert page.eval_on_selector("figure#loss", DRAWN, "samples") == 500
+    _curves_move(page)
+
+
+def _curves_move(page: Any) -> None:
+    before = page.eval_on_selector("figure#loss", DOMAIN)
+    box = page.locator("figure#loss canvas").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 3
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 100, y)
+    page.mouse.up()
+    page.wait_for_function(f"({DOMAIN})(document.querySelector('figure#loss')) < {before}")

@@ -23,18 +23,12 @@ from batchscape.analysis.claims.evidence import Evidence
 from batchscape.analysis.claims.topic import claims_section
 from batchscape.analysis.comparison import compare
 from batchscape.analysis.decisions.topic import decision_section
-from batchscape.analysis.equivalence.decompositions import compare_decompositions
+from batchscape.analysis.equivalence.topic import equivalence_section
+from batchscape.analysis.figures.comparison import comparison_charts
 from batchscape.analysis.page import page as page_module
-from batchscape.analysis.page.charts import (
-    claims_chart,
-    cost_chart,
-    decompositions_chart,
-    heat_map,
-    pareto_chart,
-    steps_chart,
-)
 from batchscape.analysis.page.tables import RunIndex, html_table
 from batchscape.analysis.report.tables import comparison_table
+from batchscape.analysis.report.topic import Section
 from batchscape.analysis.report.topics import Material, find_sections
 from batchscape.analysis.tradeoff.topic import tradeoff_section
 from batchscape.record.tables import Tables
@@ -103,7 +97,7 @@ def test_texts_of_others_do_nothing(build: Any, monkeypatch: pytest.MonkeyPatch)
     parsed = Parsed(html)
     library, script = parsed.scripts[1:]
     assert len(parsed.scripts) == 3
-    assert hashlib.sha256(library.encode()).hexdigest() == pinned()["plotly-cartesian.min.js"]
+    assert hashlib.sha256(library.encode()).hexdigest() == pinned()["vega.min.js"]
     assert "img" not in parsed.tags
     assert key not in html
     assert "\x1b" not in html
@@ -113,8 +107,6 @@ def test_texts_of_others_do_nothing(build: Any, monkeypatch: pytest.MonkeyPatch)
     policy = re.search(r"script-src ([^;]*);", html)[1]
     hashes = {f"'sha256-{digest(text)}'" for text in (library, script)}
     assert set(policy.split()) == hashes
-    charts = json.dumps(content_of(html)["charts"])
-    assert "<img" not in charts, "plotly would take some tags for its own"
 
 
 def digest(text: str) -> str:
@@ -239,10 +231,9 @@ def test_claims_of_joined_folders_open_the_runs_of_their_machine(joined: Tables)
         assert all(hardware in record["context"] for hardware in runs["hardware"])
         opened += len(runs)
     assert opened > 24
-    chart = claims_chart(view.frame.loc[view.rows or []], index.of_row)
-    assert chart is not None
-    lines = [line for trace in chart.traces for line in trace["y"]]
-    assert len(set(lines)) == len(lines) > len({line.split("<br>")[0] for line in lines})
+    (chart,) = section.pictures
+    lines = chart.marks[-1].table["name"].tolist()
+    assert len(set(lines)) == len(lines) > len({line.split("\n")[0] for line in lines})
 
 
 @pytest.mark.slow
@@ -279,7 +270,7 @@ def test_joined_sweeps_are_called_by_their_names(build: Any, tmp_path: Path) -> 
     assert set(re.findall(r"<h3>(.*?)</h3>", section)) == {"first_study", "second_study"}
     loss = html[html.index('id="loss"') :]
     settings = re.search(r'data-choice="setting">(.*?)</select>', loss, re.DOTALL)[1]
-    assert re.findall(r">(\w+)</option>", settings) == ["all", *re.findall("<h3>(.*?)<", section)]
+    assert re.findall(r">(\w+)</option>", settings) == [*re.findall("<h3>(.*?)<", section), "all"]
 
 
 def test_chart_opens_at_what_the_sentence_speaks_of() -> None:
@@ -310,12 +301,8 @@ def test_chart_opens_at_what_the_sentence_speaks_of() -> None:
     section = tradeoff_section(reaches)
     assert section is not None
     assert "a loss of 3" in section.short[0]
-    spoken_of = page_module._spoken_of([section])
-    assert spoken_of == (0, 3.0)
-    curve = section.curves["tradeoff_curve"]
-    chart = steps_chart(reaches, curve, {0: "a", 1: "b"}, lambda _: [], spoken_of)
-    assert chart is not None
-    assert next(iter(chart.choices[0].options.values())) == "a: loss 3"
+    chart = section.pictures[0]
+    assert next(iter(chart.choices[0].options.values())) == "group 0: loss 3"
     assert len(chart.choices[0].options) == 4
     tables = {view.name: view.frame for view in section.tables}
     for name, runs in tables["tradeoff_fit"].groupby("group"):
@@ -335,12 +322,10 @@ def test_times_of_a_step_are_not_called_times_to_a_target(build: Any, evaluated:
     section = decision_section(find_cells(tables.runs), tables)
     assert section is not None
     (card,) = page_module._recommended([section])
-    charts = [pareto_chart(v.name, v.title, v.frame, lambda _: []) for v in section.tables]
-    assert len(charts) == 1
     assert ("to the target" in card["time"]) == evaluated
     assert ("device-hours" in card["time"]) == evaluated
     assert card["time"].endswith(" a step") != evaluated
-    assert (charts[0] is not None) == evaluated
+    assert [chart.name for chart in section.pictures] == ["pareto"] * evaluated
 
 
 def test_costs_of_learning_rates_are_one_line_a_cut(build: Any) -> None:
@@ -352,12 +337,12 @@ def test_costs_of_learning_rates_are_one_line_a_cut(build: Any) -> None:
                 sweep.run((1, micro, 1), optimizer=optimizer, loader=loader)
     cells = find_cells(load(sweep.path).runs)
     index = RunIndex(cells)
-    chart = cost_chart(compare(cells), cells, index.of_cell)
-    assert chart is not None
-    assert len(chart.traces) == 2, "whether samples are fetched ahead decides the time of a step"
-    for trace in chart.traces:
-        assert trace["x"] == [8, 8, 8, 16, 16, 16]
-        runs = cells.runs.iloc[[run for own in trace["customdata"] for run in own]]
+    (chart,) = (one for one in comparison_charts(cells, compare(cells)) if one.name == "cost")
+    lines = chart.marks[0].table
+    assert lines["series"].nunique() == 2, "fetching samples ahead decides the time of a step"
+    for _, own in lines.groupby("series"):
+        assert own["micro_batch_size"].tolist() == [8, 8, 8, 16, 16, 16]
+        runs = cells.runs.iloc[[run for behind in index.of_rows(own) for run in behind]]
         assert sorted(runs["learning_rate"]) == [1e-3, 1e-3, 3e-3, 3e-3, 9e-3, 9e-3]
 
 
@@ -370,17 +355,17 @@ def test_cuts_of_two_experiments_are_not_on_one_line(build: Any) -> None:
                 sweep.run(cut, seed=seed, optimizer={"name": "adamw", "learning_rate": rate})
     tables = load(sweep.path)
     cells = find_cells(tables.runs)
-    table = compare_decompositions(cells, tables.steps)
+    section = equivalence_section(cells, tables)
+    assert section is not None
+    (chart,) = (one for one in section.pictures if one.name == "decompositions")
+    points = chart.marks[0].table
     index = RunIndex(cells)
-    chart = decompositions_chart(table, cells, index.of_cell)
-    assert chart is not None
-    assert len(table) == 4
-    for trace in chart.traces:
-        assert len(set(trace["y"])) == 4
-        for behind, rate in zip(trace["customdata"], table["optimizer.learning_rate"], strict=True):
-            own = cells.runs.iloc[behind]
-            assert own["learning_rate"].eq(float(rate)).all()
-            assert len(own) == 2
+    for _, own in points.groupby("series"):
+        assert len(own) == own["name"].nunique() == 4
+        for behind, name in zip(index.of_rows(own), own["name"], strict=True):
+            runs = cells.runs.iloc[behind]
+            assert len(runs) == 2
+            assert {f"learning rate {rate:g}" in name for rate in runs["learning_rate"]} == {True}
 
 
 def test_a_layer_of_the_map_has_the_rate_that_its_cells_trained_with(build: Any) -> None:
@@ -394,9 +379,9 @@ def test_a_layer_of_the_map_has_the_rate_that_its_cells_trained_with(build: Any)
     factor = runs["global_batch_size"].map({8: 1.0, 32: 2.0})
     scaled = runs["optimizer.learning_rate"].astype(float) * factor
     cells = find_cells(runs.assign(learning_rate=scaled.where(runs["status"].ne("rejected"))))
-    chart = heat_map(compare(cells), cells, RunIndex(cells).of_cell)
-    assert chart is not None
-    layers = next(choice.options for choice in chart.choices if choice.name == "layer")
+    chart = next(comparison_charts(cells, compare(cells)))
+    assert chart.name == "heat_map"
+    (layers,) = (choice.options for choice in chart.choices)
     assert sorted(layers.values()) == [
         *("32, learning rate 0.002", "32, learning rate 0.006"),
         *("8, learning rate 0.001", "8, learning rate 0.003"),
@@ -412,11 +397,11 @@ def test_recommendations_without_room_are_counted(build: Any) -> None:
     cells = find_cells(tables.runs)
     section = decision_section(cells, tables)
     assert section is not None
-    comparison = compare(cells)
+    table = comparison_table(compare(cells), cells)
     html = page_module.html_page(
         Material(cells, tables),
-        comparison=comparison,
-        table=comparison_table(comparison, cells),
+        comparison=Section("Comparison"),
+        table=table,
         sections=[section] * 5,
         notes=[],
         provenance=[],

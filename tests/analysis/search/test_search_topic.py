@@ -6,17 +6,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import matplotlib as mpl
 import pandas as pd
 import pytest
 
 from batchscape.analysis.cells import Cells
+from batchscape.analysis.figures.style import GREY, shades
 from batchscape.analysis.report.topic import Section
 from batchscape.analysis.search.topic import search_section
 from batchscape.record.folder import SweepFolder
 from batchscape.record.trials import read_trials, write_measured, write_trials
 
 KEY = "optimizer.learning_rate"
+VIRIDIS = "#26838e"
+"""Of matplotlib's map, in its middle."""
 
 
 def trial(study: str, number: int, **values: Any) -> dict[str, Any]:
@@ -55,10 +57,10 @@ def test_the_picture_has_every_trial_with_a_value(tmp_path: Path) -> None:
     rows.append(trial("all", 5, loss=float("inf"), outcome="diverged"))
     section = section_of(tmp_path, rows)
     assert section is not None
-    (axes,) = section.pictures[0].figure.axes
-    drawn = sorted(tuple(p) for c in axes.collections for p in c.get_offsets().tolist())
-    expected = sorted((row[KEY], row["loss"]) for row in rows[:5])
-    assert sum(drawn, ()) == pytest.approx(sum(expected, ()))
+    points = pd.concat([m.table for m in section.pictures[0].marks if m.kind == "point"])
+    assert sorted(points[[KEY, "loss"]].itertuples(index=False, name=None)) == sorted(
+        (row[KEY], row["loss"]) for row in rows[:5]
+    )
 
 
 def test_studies_have_the_colours_of_their_batches_and_grey_without_a_grid(tmp_path: Path) -> None:
@@ -70,19 +72,11 @@ def test_studies_have_the_colours_of_their_batches_and_grey_without_a_grid(tmp_p
     runs["status"] = "completed"
     section = search_section(cast("Cells", SimpleNamespace(runs=runs)))
     assert section is not None
-    (axes,) = section.pictures[0].figure.axes
-    drawn = {
-        str(part.get_label()).rpartition("=")[2]: tuple(part.get_facecolor()[0])
-        for part in axes.collections
-        if "=" in str(part.get_label())
-    }
+    looks = section.pictures[0].looks
+    drawn = {n.rpartition("=")[2]: look.colour for n, look in looks.items() if "," not in n}
     assert list(drawn) == ["8", "16", "32", "64"]
-    viridis = mpl.colormaps["viridis"]
-    assert drawn["8"] == pytest.approx(viridis(0.0), abs=0.003)
-    assert drawn["16"] == pytest.approx(viridis(0.44), abs=0.003)
-    greys = [drawn[batch][:3] for batch in ("32", "64")]
-    assert all(red == green == blue for red, green, blue in greys)
-    assert greys[0] != greys[1]
+    assert (drawn["8"], drawn["16"]) == (shades([8, 16, 128])["8"].colour, VIRIDIS)
+    assert drawn["32"] == drawn["64"] == GREY.colour
 
 
 def test_a_front_is_drawn_of_two_objectives(tmp_path: Path) -> None:
@@ -92,12 +86,11 @@ def test_a_front_is_drawn_of_two_objectives(tmp_path: Path) -> None:
     ]
     section = section_of(tmp_path, rows)
     assert section is not None
-    (axes,) = section.pictures[0].figure.axes
-    assert (axes.get_xlabel(), axes.get_ylabel()) == (
-        "held-out loss (nats)",
-        "peak memory (GiB)",
-    )
-    assert len(axes.lines[0].get_xdata()) == 3
+    chart = section.pictures[0]
+    assert chart.x.columns == {"loss": "held-out loss (nats)"}
+    assert chart.y.columns == {"peak_allocated_gib": "peak memory (GiB)"}
+    (front,) = (marks.table for marks in chart.marks if marks.kind == "line")
+    assert front["loss"].tolist() == sorted(row["loss"] for row in rows[:3])
 
 
 def test_searches_of_two_folders_share_no_picture(tmp_path: Path) -> None:
@@ -112,8 +105,8 @@ def test_searches_of_two_folders_share_no_picture(tmp_path: Path) -> None:
     section = search_section(cast("Cells", SimpleNamespace(runs=runs)))
     assert section is not None
     assert [picture.name for picture in section.pictures] == ["search_1", "search_2"]
-    axes = [picture.figure.axes[0] for picture in section.pictures]
-    assert [one.get_ylabel() for one in axes] == ["held-out loss (nats)", "samples to target"]
+    titles = [next(iter(picture.y.columns.values())) for picture in section.pictures]
+    assert titles == ["held-out loss (nats)", "samples to target"]
     assert {name: len(table) for name, table in section.curves.items()} == {
         "trials_1": 3,
         "trials_2": 3,
@@ -193,11 +186,11 @@ def test_the_best_of_the_grid_leads_with_its_interval_and_its_neighbours(tmp_pat
     ]
     assert view.frame["loss_ci95"].tolist() == pytest.approx([0.248414, 0.248414], abs=1e-5)
     assert view.frame["runs"].iloc[0] == "0-1 0-2 0-3"
-    (axes,) = section.pictures[0].figure.axes
+    (lines,) = (marks.table for marks in section.pictures[0].marks if marks.kind == "line")
     # What has no result has no place.
-    assert [line.get_xydata().tolist() for line in axes.lines] == [
-        [[0.001, pytest.approx(2.6)], [0.002, pytest.approx(2.2)], [0.004, pytest.approx(2.4)]],
+    assert [own[[KEY, "loss"]].to_numpy().tolist() for _, own in lines.groupby("series")] == [
         [[0.01, pytest.approx(3.1)], [0.02, pytest.approx(3.1)]],
+        [[0.001, pytest.approx(2.6)], [0.002, pytest.approx(2.2)], [0.004, pytest.approx(2.4)]],
     ]
 
 

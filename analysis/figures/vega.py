@@ -1,0 +1,543 @@
+"""Charts as specifications of Vega-Lite, which page and paper draw alike.
+
+Source: https://vega.github.io/vega-lite/docs/.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from textwrap import fill
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
+from batchscape.analysis.figures.style import COLUMN_IN, PAGE_IN
+from batchscape.outgoing import outgoing, outgoing_json
+
+__all__ = [
+    "MAX_PANELS",
+    "choices_of",
+    "is_narrow",
+    "page_chart",
+    "paper_caption",
+    "paper_chart",
+]
+
+MAX_PANELS = 6
+"""Panels of a figure, which fit on a page."""
+_SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+_POINTS = 72.0
+"""Of an inch."""
+_SCALE = "scale"
+_SCALES = {"linear": "linear", "log": "logarithmic"}
+_INK = {"light": "#222222", "dark": "#ececf0"}
+_SHADES = {"light": ["#e8f1fa", "#6baed6"], "dark": ["#24364a", "#3a7cb0"]}
+_LETTERS = 34
+"""Of a line of a name on an axis."""
+_ROW = 13.0
+"""Height of a line of such names, in points."""
+_OF_LEGEND = ("stroke", "fill", "shape", "strokeDash")
+_HEIGHT = 150.0
+"""Of a panel, in points."""
+
+
+def choices_of(chart: Chart) -> list[Choice]:
+    """Return all that a reader of the page chooses: columns of axes, their scale, and rows."""
+    axes = {"x": chart.x, "y": chart.y} | ({"z": chart.z} if chart.z else {})
+    found = [
+        Choice(name, axis.label, axis.columns)
+        for name, axis in axes.items()
+        if len(axis.columns) > 1
+    ]
+    if "either" in {chart.x.kind, chart.y.kind}:
+        found.append(Choice(_SCALE, "Scale", _SCALES))
+    return [
+        Choice(each.column, each.label, {outgoing(k): outgoing(v) for k, v in each.options.items()})
+        for each in (*chart.choices, *found)
+    ]
+
+
+def page_chart(
+    chart: Chart, runs_of: Callable[[pd.DataFrame], Sequence[Sequence[int]]]
+) -> dict[str, Any]:
+    """Write a chart for the page, which fills in the rows that its choices leave.
+
+    Parameters
+    ----------
+    runs_of : callable
+        Gives the positions of the runs behind each row of a table.
+
+    Returns
+    -------
+    dict
+        Of JSON: `choices` (options by name), `of_axes` (names of choices that change the
+        specification), `specs` (by their options, joined by a bar), `tables` (columns by table)
+        and `letters` (of the longest entry of the legend).
+    """
+    choices = {each.column: list(each.options) for each in choices_of(chart)}
+    of_axes = [name for name in choices if name in {"x", "y", "z", _SCALE}]
+    combined = itertools.product(*(choices[name] for name in of_axes))
+    return {
+        "choices": choices,
+        "of_axes": of_axes,
+        "rows": [each.column for each in chart.choices],
+        "specs": {
+            "|".join(chosen): outgoing_json(
+                _Panel(chart, dict(zip(of_axes, chosen, strict=True))).spec()
+            )
+            for chosen in combined
+        },
+        "tables": {
+            f"t{n}": {name: _packed(own) for name, own in _columns(chart, marks, runs_of).items()}
+            for n, marks in enumerate(chart.marks)
+        },
+        "names": [outgoing(name) for name in chart.looks],
+        "height": _height(chart),
+    }
+
+
+def paper_chart(chart: Chart) -> dict[str, Any]:
+    """Write a chart for a paper, a column or a page wide: choices stand at their first options.
+
+    Returns
+    -------
+    dict
+        A specification, with its rows; `usermeta` has its width in points, and how many panels
+        stand side by side.
+    """
+    choices = {each.column: each for each in choices_of(chart)}
+    first = {name: next(iter(each.options)) for name, each in choices.items()}
+    options = list(choices[chart.panels].options) if chart.panels in choices else [""]
+    tables = [pd.DataFrame(_columns(chart, marks)) for marks in chart.marks]
+    datasets: dict[str, Any] = {}
+    panels: list[dict[str, Any]] = []
+    used: set[str] = set()
+    for option in options[:MAX_PANELS]:
+        chosen = first | ({chart.panels: option} if option else {})
+        panel = outgoing_json(_light(_Panel(chart, chosen).spec()))
+        for layer in panel["layer"]:
+            if (name := layer["data"]["name"]) == "legend":
+                continue
+            marks, table = chart.marks[int(name[1:])], tables[int(name[1:])]
+            rows = _left(table, chart.choices, chosen)
+            if layer["mark"]["type"] == "line":
+                rows = rows.dropna(subset=[layer["encoding"][name]["field"] for name in ("x", "y")])
+            used |= set(
+                [outgoing(marks.name)] * len(rows) if marks.name else rows.get("series", [])
+            )
+            layer["data"] = {"name": f"p{len(panels)}{name}"}
+            layer.pop("params", None)
+            layer["encoding"].pop("tooltip", None)
+            text = rows.to_json(orient="records", double_precision=15)
+            datasets[layer["data"]["name"]] = json.loads(text)
+        if len(options) > 1 and chart.panels not in {"x", "y"}:
+            title = fill(choices[chart.panels].options[option], 36).split("\n")
+            panel["title"] = {"text": title, "fontSize": 8, "fontWeight": "normal"}
+        panels.append(panel)
+    columns = 1 if len(panels) < 2 else 2 if len(panels) in {2, 4} else 3
+    width = (COLUMN_IN if columns == 1 else PAGE_IN) * _POINTS
+    named = [name for name in map(outgoing, chart.looks) if name in used]
+    datasets["legend"] = [{"series": name} for name in named]
+    for panel in panels:
+        panel["width"] = (width - 18 * (columns - 1)) / columns - 60
+        panel["height"] = _height(chart) or _HEIGHT
+        for layer in panel["layer"]:
+            for name in set(layer["encoding"]) & set(_OF_LEGEND):
+                channel = layer["encoding"][name]
+                if channel["legend"]:
+                    channel["legend"]["values"] = named
+    letters = max((len(name) for name in used), default=0)
+    names = _names(chart, next(iter(chart.y.columns))) if chart.y.kind == "names" else []
+    aside = max((4 * min(len(str(name)), _LETTERS) for name in names), default=0)
+    apart = {"resolve": {"scale": {"color": "independent"}}} if chart.z else {}
+    side_by_side = {"concat": panels, "columns": columns, **apart}
+    whole = panels[0] if len(panels) == 1 else side_by_side
+    return {
+        "$schema": _SCHEMA,
+        "usermeta": {"width": width, "columns": columns},
+        "config": _paper_style(width - aside, letters),
+        "datasets": datasets,
+        **whole,
+    }
+
+
+def is_narrow(chart: Chart) -> bool:
+    """Tell whether the paper shows it in one panel, a column wide."""
+    options = {each.column: each.options for each in choices_of(chart)}
+    return len(options.get(chart.panels, [""])) < 2
+
+
+def paper_caption(chart: Chart) -> str:
+    """Say with the caption which options the paper shows, and how many panels it leaves out."""
+    told, left = [], ""
+    for choice in choices_of(chart):
+        if choice.column == chart.panels:
+            if (count := len(choice.options)) > MAX_PANELS:
+                left = f" {MAX_PANELS} of {count} panels are drawn."
+        elif choice.column != _SCALE and (first := next(iter(choice.options.values()))) != "none":
+            told.append(f"{choice.label}: {first}")
+    said = f" {'; '.join(told)}." if told else ""
+    return f"{chart.caption}{said}{left}"
+
+
+def _paper_style(width: float, letters: int) -> dict[str, Any]:
+    line, grid = "#333333", "#e6e6e6"
+    return {
+        "font": "DejaVu Sans",
+        "background": "white",
+        "padding": 2,
+        "view": {"stroke": None},
+        "axis": {
+            "labelFontSize": 7,
+            "titleFontSize": 8,
+            "titleFontWeight": "normal",
+            "domainColor": line,
+            "tickColor": line,
+            "gridColor": grid,
+            "gridWidth": 0.5,
+            "domainWidth": 0.8,
+            "tickWidth": 0.8,
+            "tickSize": 3,
+            "labelColor": "black",
+            "titleColor": "black",
+            "titlePadding": 4,
+        },
+        "legend": {
+            "orient": "bottom",
+            "direction": "horizontal",
+            "title": None,
+            "labelLimit": 500,
+            "labelFontSize": 7,
+            "symbolSize": 45,
+            "symbolStrokeWidth": 1.4,
+            "offset": 6,
+            "columns": max(1, int(width / (4.4 * letters + 22))),
+            "rowPadding": 1,
+            "columnPadding": 8,
+        },
+        "concat": {"spacing": 18},
+        "text": {"fontSize": 6},
+        "aria": False,
+    }
+
+
+def _light(spec: Any) -> Any:  # noqa: ANN401  (of JSON)
+    """Take what a light page shows of what has two forms."""
+    if isinstance(spec, list):
+        return [_light(each) for each in spec]
+    if isinstance(spec, dict):
+        return spec["light"] if "dark" in spec else {k: _light(v) for k, v in spec.items()}
+    return spec
+
+
+def _height(chart: Chart) -> float:
+    """Return the height that the names of an axis need, in points; 0 where it has none."""
+    if chart.y.kind != "names":
+        return 0.0
+    names = _names(chart, next(iter(chart.y.columns)))
+    lines = max((_wrapped(name).count("\n") + 1 for name in names), default=1)
+    dodged = [set(marks.table["series"]) for marks in chart.marks if marks.dodge]
+    series = max(map(len, dodged), default=1)
+    least = 22.0 if chart.z else 7.0 * series + 4
+    titled = 80.0 if next(iter(chart.y.columns.values())) else 0.0
+    return max(len(names) * max(_ROW * lines, least) + 4, titled)
+
+
+def _names(chart: Chart, column: str) -> list[Any]:
+    """List the names of an axis: numbers in their order, texts as the tables have them."""
+    found: dict[Any, None] = {}
+    for marks in chart.marks:
+        if column in marks.table:
+            found |= dict.fromkeys(marks.table[column].dropna().tolist())
+    is_text = any(isinstance(name, str) for name in found)
+    return [outgoing(name) for name in map(str, found)] if is_text else sorted(found)
+
+
+def _wrapped(name: object) -> str:
+    return "\n".join(fill(line, _LETTERS) for line in str(name).split("\n"))
+
+
+def _place(chart: Chart, channel: str, column: str, scale: str) -> dict[str, Any]:
+    axis: Axis = getattr(chart, channel)
+    title = {"field": column, "title": axis.columns[column]}
+    if axis.kind == "names":
+        names = _names(chart, column)
+        texts = {str(name): _wrapped(name).split("\n") for name in names}
+        label = f"({json.dumps(texts)})[datum.value] || datum.label"
+        shown = {"labelExpr": label, "labelLimit": 400, "labelAngle": 0, "grid": False}
+        domain = list(reversed(names)) if axis.falls else names
+        return {**title, "type": "nominal", "scale": {"domain": domain}, "axis": shown}
+    kind = scale if axis.kind == "either" else axis.kind
+    shaped: dict[str, Any] = {"type": kind, "nice": axis.from_zero}
+    if kind == "linear":
+        shaped["zero"] = axis.from_zero
+    if column in axis.ranges and (kind != "log" or axis.ranges[column][0] > 0):
+        shaped["domain"] = list(axis.ranges[column])
+    elif not axis.from_zero:
+        shaped["padding"] = 7
+    shaped |= {"reverse": True} if axis.falls else {}
+    shown = {"tickCount": 5, "labelOverlap": "greedy"} | ({"format": "~g"} if kind == "log" else {})
+    if axis.ticks:
+        shown["values"] = _spread(axis.ticks)
+    return {**title, "type": "quantitative", "scale": shaped, "axis": shown}
+
+
+def _spread(ticks: Sequence[float], most: int = 8) -> list[float]:
+    """Choose at most so many of the places that an axis could name."""
+    known = sorted({float(tick) for tick in ticks if np.isfinite(tick)})
+    return known[:: -(-len(known) // most)]
+
+
+def _by_series(chart: Chart, marks: Marks, channel: str) -> dict[str, Any]:
+    """Take the look of each series from a scale that all marks share."""
+    looks = list(chart.looks.values())
+    light = [look.colour for look in looks]
+    dark = [look.dark or look.colour for look in looks]
+    if channel == "fill":
+        light, dark = (
+            [
+                "transparent" if look.hollow else tone
+                for look, tone in zip(looks, tones, strict=True)
+            ]
+            for tones in (light, dark)
+        )
+    ranges: dict[str, Any] = {
+        "shape": [look.symbol for look in looks],
+        "strokeDash": [list(look.dash) or [1, 0] for look in looks],
+        "strokeWidth": [*(look.width for look in looks), 1],
+    }
+    of = ranges.get(channel, {"light": light, "dark": dark})
+    what = {"datum": marks.name} if marks.name else {"field": "series"}
+    scale = {"domain": list(chart.looks), "range": of}
+    if channel not in _OF_LEGEND:
+        # Of another domain, so that it does not join the legend, which it would take away.
+        scale["domain"] = [*chart.looks, ""]
+    legend = {"symbolOpacity": 1} if channel in _OF_LEGEND else None
+    kind = "ordinal" if channel == "strokeWidth" else "nominal"
+    return {**what, "type": kind, "scale": scale, "legend": legend}
+
+
+def _legend(chart: Chart) -> dict[str, Any]:
+    """Carry the legend: an entry has the symbol and the dash of its series."""
+    every = Marks("point", pd.DataFrame({"series": []}))
+    return {
+        "data": {"name": "legend"},
+        "mark": {"type": "point", "size": 0, "opacity": 0},
+        "encoding": {channel: _by_series(chart, every, channel) for channel in _OF_LEGEND},
+    }
+
+
+_MARKS: dict[str, dict[str, Any]] = {
+    "point": {"type": "point", "strokeWidth": 1.1, "opacity": 1, "color": _INK},
+    # Whatever is asked of each point again is what moving thousands of them takes.
+    "line": {"type": "line", "color": _INK, "invalid": None},
+    "band": {"type": "area", "fillOpacity": 0.18},
+    "interval": {"type": "rule", "strokeWidth": 0.9, "color": _INK},
+    "bar": {"type": "bar", "height": {"band": 0.9}},
+    "field": {"type": "rect", "width": {"band": 0.94}, "height": {"band": 0.92}},
+    "text": {"type": "text", "baseline": "middle", "color": _INK},
+    "rule": {"type": "rule", "strokeWidth": 1, "color": _INK},
+    "span": {"type": "rect", "fillOpacity": 0.14},
+}
+_CHANNELS = {
+    "point": ("stroke", "fill", "shape"),
+    "line": ("stroke", "strokeDash", "strokeWidth"),
+    "band": ("color",),
+    "interval": ("stroke",),
+    "bar": ("color",),
+    "rule": ("stroke", "strokeDash"),
+    "span": ("color",),
+}
+"""What tells the series of a kind of marks apart."""
+_ASIDE = {"align": "left", "dx": 4, "limit": 260}
+
+
+class _Panel:
+    """One panel under the choices of its axes; its rows are in data of the names `t0`, `t1`, ..."""
+
+    def __init__(self, chart: Chart, chosen: Mapping[str, str]) -> None:
+        self.chart = chart
+        axes = {"x": chart.x, "y": chart.y} | ({"z": chart.z} if chart.z else {})
+        self.columns = {
+            name: chosen.get(name, next(iter(axis.columns))) for name, axis in axes.items()
+        }
+        scale = chosen.get(_SCALE, "linear")
+        looks = chart.looks.values()
+        self.alike = {
+            channel
+            for channel, own in (
+                ("strokeDash", {look.dash for look in looks}),
+                ("strokeWidth", {look.width for look in looks}),
+            )
+            if own <= {Look.dash, Look.width}
+        }
+        self.places = {n: _place(chart, n, self.columns[n], scale) for n in ("x", "y")}
+
+    def spec(self) -> dict[str, Any]:
+        """Write the panel: marks whose table lacks a column that is chosen are left out."""
+        layers = [
+            self._layer(n, marks)
+            for n, marks in enumerate(self.chart.marks)
+            if len(marks.table) and self._shows(marks)
+        ]
+        wide = (layer for layer in layers if _moves(layer["encoding"]))
+        if (first := next(wide, None)) is not None:
+            # A wheel alone scrolls the page.
+            select = {"type": "interval", "zoom": "wheel![event.shiftKey]"}
+            first["params"] = [{"name": "shown", "select": select, "bind": "scales"}]
+        if self.chart.looks:
+            layers.append(_legend(self.chart))
+        return {"layer": layers}
+
+    def _has(self, marks: Marks, channel: str, end: str = "") -> bool:
+        return channel in self.columns and f"{self.columns[channel]}{end}" in marks.table
+
+    def _shows(self, marks: Marks) -> bool:
+        x, y, z = (self._has(marks, name) for name in ("x", "y", "z"))
+        x_ends, y_ends = (self._has(marks, name, "_low") for name in ("x", "y"))
+        on_fields = x and y and (z or "z" not in self.columns)
+        return {
+            "rule": x or y,
+            "span": x_ends,
+            "band": x and y_ends,
+            "interval": x and y and (x_ends or y_ends),
+            "field": on_fields,
+            "text": on_fields,
+        }.get(marks.kind, x and y)
+
+    def _layer(self, n: int, marks: Marks) -> dict[str, Any]:
+        named = bool(marks.name or "series" in marks.table)
+        encoding: dict[str, Any] = {
+            **{name: self.places[name] for name in ("x", "y") if self._has(marks, name)},
+            **self._own(marks),
+            **{
+                channel: _by_series(self.chart, marks, channel)
+                for channel in (_CHANNELS.get(marks.kind, ()) if named else ())
+                if channel not in self.alike
+            },
+        }
+        if marks.line:
+            encoding["detail"] = {"field": marks.line}
+        if marks.dodge and "series" in marks.table:
+            beside = {each for own in self.chart.marks if own.dodge for each in own.table["series"]}
+            domain = [name for name in self.chart.looks if name in beside]
+            encoding["yOffset"] = {"field": "series", "scale": {"domain": domain}}
+        if marks.kind == "line" and (marks.text or "series" in marks.table):
+            encoding["tooltip"] = {"field": marks.text or "series"}
+        if marks.kind in {"point", "bar", "field"}:
+            encoding["tooltip"] = _said(self.chart, marks, self.columns)
+        mark = {**_MARKS[marks.kind], "clip": bool(self.chart.y.ranges)}
+        mark |= {"size": marks.size} if marks.kind == "point" else {}
+        if marks.kind == "text" and not self.chart.z:
+            mark |= {**_ASIDE, "dy": 0 if self.chart.y.kind == "names" else -6}
+        return {"data": {"name": f"t{n}"}, "mark": mark, "encoding": encoding}
+
+    def _own(self, marks: Marks) -> dict[str, Any]:
+        """Write what one kind of marks alone has."""
+        if marks.kind == "line":
+            return {"order": {"value": None}}  # that of the table, not along x
+        if marks.kind in {"band", "interval", "span"}:
+            return self._ends("y" if self._has(marks, "y", "_low") else "x")
+        if marks.kind == "bar":
+            is_part = self._has(marks, "x", "_start")
+            whole = {"x": {**self.places["x"], "stack": None}}
+            return self._ends("x", "_start", "") if is_part else whole
+        if marks.kind == "field":
+            tone = {"field": self.columns["z"], "type": "quantitative", "legend": None}
+            return {"color": {**tone, "scale": {"range": _SHADES}}}
+        if marks.kind == "text":
+            z = self.columns.get("z")
+            return {"text": {"field": f"{z}_text" if z else marks.text}}
+        return {}
+
+    def _ends(self, channel: str, low: str = "_low", high: str = "_high") -> dict[str, Any]:
+        column = self.columns[channel]
+        place = {**self.places[channel], "field": f"{column}{low}"}
+        return {channel: place, f"{channel}2": {"field": f"{column}{high}"}}
+
+
+def _moves(encoding: Mapping[str, Any]) -> bool:
+    """Tell whether both axes of a layer have numbers, so that a reader can move them."""
+    return all(encoding.get(name, {}).get("type") == "quantitative" for name in ("x", "y"))
+
+
+def _said(chart: Chart, marks: Marks, columns: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Say of a mark that is pointed at what it shows."""
+    said: list[dict[str, Any]] = []
+    if "series" in marks.table:
+        said.append({"field": "series", "title": " "})
+    if marks.text:
+        said.append({"field": marks.text, "title": "of"})
+    for name, column in columns.items():
+        axis: Axis = getattr(chart, name)
+        if column not in marks.table:
+            continue
+        of_numbers = {"type": "quantitative", "format": ".6~g"}
+        kind = {"type": "nominal"} if axis.kind == "names" else of_numbers
+        said.append({"field": column, "title": axis.columns[column], **kind})
+        said += [
+            {"field": f"{column}_{end}", "title": end, **of_numbers}
+            for end in ("low", "high")
+            if f"{column}_{end}" in marks.table
+        ]
+    return said
+
+
+def _columns(
+    chart: Chart,
+    marks: Marks,
+    runs_of: Callable[[pd.DataFrame], Sequence[Sequence[int]]] | None = None,
+) -> dict[str, list[Any]]:
+    """Take what a table of marks is drawn from, as JSON can hold it."""
+    axes = [axis for axis in (chart.x, chart.y, chart.z) if axis is not None]
+    wanted = [f"{name}{end}" for axis in axes for name in axis.columns for end in _ENDS]
+    wanted += ["series", marks.text, marks.line, *(each.column for each in chart.choices)]
+    found = {
+        name: _values(marks.table[name]) for name in dict.fromkeys(wanted) if name in marks.table
+    }
+    if runs_of is not None:
+        found["runs"] = [list(own) for own in runs_of(marks.table)]
+    return found
+
+
+_ENDS = ("", "_low", "_high", "_start", "_text")
+
+
+def _values(column: pd.Series[Any]) -> list[Any]:
+    """Write a column as JSON can hold it: texts are as they may leave, what is missing is null."""
+    if pd.api.types.is_numeric_dtype(column):
+        values = column.to_numpy(dtype=float, na_value=np.nan)
+        is_whole = pd.api.types.is_integer_dtype(column)
+        known = [value if np.isfinite(value) else None for value in values.tolist()]
+        return [None if value is None else int(value) for value in known] if is_whole else known
+    clean: dict[str, Any] = {}
+    found = column.tolist()
+    for value in found:
+        if str(value) not in clean:
+            clean[str(value)] = value if isinstance(value, list) else outgoing(str(value))
+    return [None if value is None else clean[str(value)] for value in found]
+
+
+def _packed(values: Sequence[Any]) -> dict[str, Any] | Sequence[Any]:
+    """Write each of few values once, with the places in that list."""
+    if all(value is None or isinstance(value, (int, float)) for value in values):
+        return values
+    known = dict(zip(map(str, values), values, strict=True))
+    place = {key: n for n, key in enumerate(known)}
+    return {"of": list(known.values()), "at": [place[str(value)] for value in values]}
+
+
+def _left(
+    table: pd.DataFrame, choices: Sequence[Choice], chosen: Mapping[str, str]
+) -> pd.DataFrame:
+    """Leave the rows that a choice shows; the page does the same."""
+    for choice in choices:
+        if choice.column in table:
+            value = chosen[choice.column]
+            own = table[choice.column]
+            table = table[[value == one or (isinstance(one, list) and value in one) for one in own]]
+    return table

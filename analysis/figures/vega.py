@@ -221,6 +221,7 @@ def _paper_style(width: float, letters: int) -> dict[str, Any]:
         },
         "concat": {"spacing": 18},
         "text": {"fontSize": 6},
+        "line": {"strokeWidth": 1.2},
         "aria": False,
     }
 
@@ -308,17 +309,15 @@ def _by_series(chart: Chart, marks: Marks, channel: str) -> dict[str, Any]:
     ranges: dict[str, Any] = {
         "shape": [look.symbol for look in looks],
         "strokeDash": [list(look.dash) or [1, 0] for look in looks],
-        "strokeWidth": [*(look.width for look in looks), 1],
     }
     of = ranges.get(channel, {"light": light, "dark": dark})
     what = {"datum": marks.name} if marks.name else {"field": "series"}
-    scale = {"domain": list(chart.looks), "range": of}
+    scale: dict[str, Any] = {"domain": list(chart.looks), "range": of}
     if channel not in _OF_LEGEND:
         # Of another domain, so that it does not join the legend, which it would take away.
         scale["domain"] = [*chart.looks, ""]
     legend = {"symbolOpacity": 1} if channel in _OF_LEGEND else None
-    kind = "ordinal" if channel == "strokeWidth" else "nominal"
-    return {**what, "type": kind, "scale": scale, "legend": legend}
+    return {**what, "type": "nominal", "scale": scale, "legend": legend}
 
 
 def _legend(chart: Chart) -> dict[str, Any]:
@@ -345,7 +344,7 @@ _MARKS: dict[str, dict[str, Any]] = {
 }
 _CHANNELS = {
     "point": ("stroke", "fill", "shape"),
-    "line": ("stroke", "strokeDash", "strokeWidth"),
+    "line": ("stroke", "strokeDash"),
     "band": ("color",),
     "interval": ("stroke",),
     "bar": ("color",),
@@ -366,15 +365,7 @@ class _Panel:
             name: chosen.get(name, next(iter(axis.columns))) for name, axis in axes.items()
         }
         scale = chosen.get(_SCALE, "linear")
-        looks = chart.looks.values()
-        self.alike = {
-            channel
-            for channel, own in (
-                ("strokeDash", {look.dash for look in looks}),
-                ("strokeWidth", {look.width for look in looks}),
-            )
-            if own <= {Look.dash, Look.width}
-        }
+        self.alike = set() if any(look.dash for look in chart.looks.values()) else {"strokeDash"}
         self.places = {n: _place(chart, n, self.columns[n], scale) for n in ("x", "y")}
 
     def spec(self) -> dict[str, Any]:
@@ -439,7 +430,10 @@ class _Panel:
     def _own(self, marks: Marks) -> dict[str, Any]:
         """Write what one kind of marks alone has."""
         if marks.kind == "line":
-            return {"order": {"value": None}}  # that of the table, not along x
+            # A scale of its own would spread widths evenly.
+            width = {"field": "width", "type": "quantitative", "scale": None, "legend": None}
+            order = {"order": {"value": None}}  # that of the table, not along x
+            return order | ({"strokeWidth": width} if _has_widths(self.chart, marks) else {})
         if marks.kind in {"band", "interval", "span"}:
             return self._ends("y" if self._has(marks, "y", "_low") else "x")
         if marks.kind == "bar":
@@ -487,6 +481,11 @@ def _said(chart: Chart, marks: Marks, columns: Mapping[str, str]) -> list[dict[s
     return said
 
 
+def _has_widths(chart: Chart, marks: Marks) -> bool:
+    widths = {look.width for look in chart.looks.values()} - {Look.width}
+    return marks.kind == "line" and bool(widths) and "series" in marks.table and not marks.name
+
+
 def _columns(
     chart: Chart,
     marks: Marks,
@@ -499,6 +498,8 @@ def _columns(
     found = {
         name: _values(marks.table[name]) for name in dict.fromkeys(wanted) if name in marks.table
     }
+    if _has_widths(chart, marks):
+        found["width"] = [chart.looks[name].width for name in marks.table["series"].tolist()]
     if runs_of is not None:
         found["runs"] = [list(own) for own in runs_of(marks.table)]
     return found

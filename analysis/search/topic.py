@@ -276,17 +276,20 @@ def _chart(one: _SearchResults, cells: Cells, name: str, caption: str) -> Chart:
     shown = across or numbers or one.keys[:1]
     trials = one.trials[np.isfinite(pd.to_numeric(one.trials[y]))]
     trials = trials.assign(series=trials["study"])[[*shown, y, "series", "is_best"]]
+    # A dot in the name of a field leads into it.
+    plain = {x: x.replace(".", "_") for x in shown}
     is_best = trials["is_best"].astype(bool)
     told = trials.drop(columns="is_best")
     others = told[~is_best].assign(series=told["series"] + _OTHERS)
     marks = [Marks("point", others, size=20), Marks("point", told[is_best], size=20)]
     lines = [_lines(one, x, y) for x in shown]
     marks = [Marks("line", line) for line in lines if len(line)] + marks
+    marks = [replace(mark, table=mark.table.rename(columns=plain)) for mark in marks]
     looks: dict[str, Look] = {}
     for study, look in _looks(one.trials, launched_batches(cells.runs)).items():
         looks |= {study: look, study + _OTHERS: replace(look, hollow=True)}
     used = {*told["series"], *others["series"]}
-    titles = {x: _axis_text(x, cells) if across else setting_label(x) for x in shown}
+    titles = {plain[x]: _axis_text(x, cells) if across else setting_label(x) for x in shown}
     is_number = all(pd.api.types.is_numeric_dtype(told[x]) for x in shown)
     kind: Literal["linear", "log", "names"] = (
         "log" if is_number and _is_wide(told, shown) else "linear"

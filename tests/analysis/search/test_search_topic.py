@@ -17,6 +17,7 @@ from batchscape.record.folder import SweepFolder
 from batchscape.record.trials import read_trials, write_measured, write_trials
 
 KEY = "optimizer.learning_rate"
+FIELD = KEY.replace(".", "_")
 VIRIDIS = "#26838e"
 """Of matplotlib's map, in its middle."""
 
@@ -58,7 +59,7 @@ def test_the_picture_has_every_trial_with_a_value(tmp_path: Path) -> None:
     section = section_of(tmp_path, rows)
     assert section is not None
     points = pd.concat([m.table for m in section.pictures[0].marks if m.kind == "point"])
-    assert sorted(points[[KEY, "loss"]].itertuples(index=False, name=None)) == sorted(
+    assert sorted(points[[FIELD, "loss"]].itertuples(index=False, name=None)) == sorted(
         (row[KEY], row["loss"]) for row in rows[:5]
     )
 
@@ -188,7 +189,7 @@ def test_the_best_of_the_grid_leads_with_its_interval_and_its_neighbours(tmp_pat
     assert view.frame["runs"].iloc[0] == "0-1 0-2 0-3"
     (lines,) = (marks.table for marks in section.pictures[0].marks if marks.kind == "line")
     # What has no result has no place.
-    assert [own[[KEY, "loss"]].to_numpy().tolist() for _, own in lines.groupby("series")] == [
+    assert [own[[FIELD, "loss"]].to_numpy().tolist() for _, own in lines.groupby("series")] == [
         [[0.01, pytest.approx(3.1)], [0.02, pytest.approx(3.1)]],
         [[0.001, pytest.approx(2.6)], [0.002, pytest.approx(2.2)], [0.004, pytest.approx(2.4)]],
     ]

@@ -221,7 +221,6 @@ def _paper_style(width: float, letters: int) -> dict[str, Any]:
         },
         "concat": {"spacing": 18},
         "text": {"fontSize": 6},
-        "line": {"strokeWidth": 1.2},
         "aria": False,
     }
 
@@ -423,6 +422,8 @@ class _Panel:
             encoding["tooltip"] = _said(self.chart, marks, self.columns)
         mark = {**_MARKS[marks.kind], "clip": bool(self.chart.y.ranges)}
         mark |= {"size": marks.size} if marks.kind == "point" else {}
+        if marks.kind == "line" and "strokeWidth" not in encoding:
+            mark["strokeWidth"] = 1.2  # it would lead, not the column
         if marks.kind == "text" and not self.chart.z:
             mark |= {**_ASIDE, "dy": 0 if self.chart.y.kind == "names" else -6}
         return {"data": {"name": f"t{n}"}, "mark": mark, "encoding": encoding}

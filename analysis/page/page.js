@@ -47,7 +47,6 @@
         labelFontSize: 12, symbolSize: 90, columns: Math.max(1, Math.floor(width / (7 * letters + 40))),
       },
       text: { fontSize: 11 },
-      line: { strokeWidth: 1.5 },
       aria: false,
     };
   };

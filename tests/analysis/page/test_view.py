@@ -26,6 +26,15 @@ from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import take
 
 SOON_S = 120
+END_OF_A_LINE = """(figure) => {
+    const [left, top] = figure.view.origin();
+    const { charts } = JSON.parse(document.getElementById("content").textContent);
+    const tables = Object.keys(charts.loss.tables).flatMap((name) => {
+        try { return [figure.view.data(name)]; } catch { return []; } });
+    const row = tables.find((rows) => rows.length && "eval_loss" in rows[0]).at(-1);
+    const [x, y] = [figure.view.scale("x")(row.samples), figure.view.scale("y")(row.eval_loss)];
+    return { x: left + x, y: top + y }; }"""
+"""Where it lies on the canvas."""
 GEOMETRIES = ((1, 32, 1), (1, 8, 4), (2, 8, 2))
 
 
@@ -155,19 +164,22 @@ def test_the_page_follows_the_runs(build: Any, browser: Any) -> None:
         assert page.locator("#progress").get_attribute("open") is None, "the page has the room"
         runs = "header .title .muted"
         frame = page.frame_locator("iframe")
-        frame.locator(f"{runs} >> text=2 completed").wait_for()
+        # A page of the first run alone may come before, and stays until the next has loaded.
+        newest = page.frame_locator("iframe >> nth=-1")
+        newest.locator(f"{runs} >> text=2 completed").wait_for()
+        soon(lambda: page.locator("iframe").count() == 1)
         soon(lambda: "2 completed" in page.text_content("#progress summary"))
         assert page.title().endswith("report of batchscape")
         frame.locator("#loss > summary").click()
-        frame.locator("#loss select[data-choice=axis]").select_option("samples")
+        frame.locator("#loss select[data-choice=x]").select_option("samples")
         frame.locator("#theme").click()
         frame.locator("#comparison > summary").click()
         frame.locator("#comparison > summary").click()
         # A point is clicked: its runs are shown until the reader has seen them.
-        page.frames[1].eval_on_selector(
-            "#loss .drawing",
-            "place => place.emit('plotly_click', { points: [{ data: place.data[0] }] })",
-        )
+        frame.locator("figure#loss[data-drawn=yes]").wait_for()
+        place = page.frames[1].eval_on_selector("figure#loss", END_OF_A_LINE)
+        frame.locator("figure#loss canvas").click(position=place)
+        frame.locator("dialog#runs[open]").wait_for()
         sweep.run((4, 8, 1), status="oom", reason="CUDA out of memory", stop_reason=None)
         first = state(address)["page"]
         newer = soon(lambda: (now := state(address)["page"]) != first and now)
@@ -180,10 +192,10 @@ def test_the_page_follows_the_runs(build: Any, browser: Any) -> None:
         assert frame.locator("#failures").text_content().count("CUDA out of memory") == 1
         assert frame.locator("details#loss").get_attribute("open") is not None
         assert frame.locator("details#comparison").get_attribute("open") is None
-        assert frame.locator("#loss select[data-choice=axis]").input_value() == "samples"
-        frame.locator("#loss .xtitle >> text=samples").wait_for()
+        assert frame.locator("#loss select[data-choice=x]").input_value() == "samples"
+        frame.locator("figure#loss[data-drawn=yes]").wait_for()
         assert frame.locator("html").get_attribute("data-theme") == "dark"
-        colour = "document.querySelector('#loss .drawing')._fullLayout.paper_bgcolor"
+        colour = "document.querySelector('figure#loss').view.background()"
         soon(lambda: page.frames[1].evaluate(colour) == "#16181c")
         assert browser.wrong == []
     page.wait_for_selector("text=batchscape view has ended")

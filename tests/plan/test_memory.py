@@ -243,23 +243,30 @@ def test_predictions_are_what_ranks_allocate(geometry, settings, run_of, trainer
         assert predicted[name] - SCALARS <= size <= most[name] + SCALARS + within, name
 
 
+OF_LIBRARIES = (
+    ("accelerate", ACCELERATE, ADAMW, GPT),
+    ("accelerate", {**ACCELERATE, "precision": "bfloat16"}, SGD, GPT),
+    ("lightning_fabric", FABRIC, ADAMW, GPT),
+    ("lightning_fabric", {**FABRIC, "precision": "bfloat16"}, SGD, LLAMA),
+    ("deepspeed", zero(0), ADAMW, GPT),
+    ("deepspeed", zero(0, "bfloat16"), SGD, LLAMA),
+    ("deepspeed", zero(1), ADAMW, GPT),
+    ("deepspeed", zero(1, "bfloat16"), SGD, LLAMA),
+    ("deepspeed", zero(2), SGD, GPT),
+    ("deepspeed", zero(2, "bfloat16"), ADAMW, LLAMA),
+    ("deepspeed", zero(3), ADAMW, LLAMA),
+    ("deepspeed", zero(3, "bfloat16"), SGD, GPT),
+)
+ALONE, WITHOUT_ACCUMULATION, WITH_BOTH = (1, 8, 2), (2, 8, 1), (2, 8, 2)
+
+
 @of_libraries
-@pytest.mark.parametrize("geometry", [(1, 8, 2), (2, 8, 1), (2, 8, 2)])
 @pytest.mark.parametrize(
-    ("library", "engine", "optimizer", "model"),
+    ("library", "engine", "optimizer", "model", "geometry"),
     [
-        ("accelerate", ACCELERATE, ADAMW, GPT),
-        ("accelerate", {**ACCELERATE, "precision": "bfloat16"}, SGD, GPT),
-        ("lightning_fabric", FABRIC, ADAMW, GPT),
-        ("lightning_fabric", {**FABRIC, "precision": "bfloat16"}, SGD, LLAMA),
-        ("deepspeed", zero(0), ADAMW, GPT),
-        ("deepspeed", zero(0, "bfloat16"), SGD, LLAMA),
-        ("deepspeed", zero(1), ADAMW, GPT),
-        ("deepspeed", zero(1, "bfloat16"), SGD, LLAMA),
-        ("deepspeed", zero(2), SGD, GPT),
-        ("deepspeed", zero(2, "bfloat16"), ADAMW, LLAMA),
-        ("deepspeed", zero(3), ADAMW, LLAMA),
-        ("deepspeed", zero(3, "bfloat16"), SGD, GPT),
+        *((*case, WITH_BOTH) for case in OF_LIBRARIES),
+        *((*case, ALONE) for case in OF_LIBRARIES[0::4]),
+        *((*case, WITHOUT_ACCUMULATION) for case in OF_LIBRARIES[3::4]),
     ],
 )
 def test_predictions_are_what_libraries_allocate(

@@ -186,8 +186,8 @@ def test_the_page_follows_the_runs(build: Any, browser: Any) -> None:
             position=page.frames[1].eval_on_selector("figure#loss", END_OF_A_LINE)
         )
         frame.locator("dialog#runs[open]").wait_for()
-        sweep.run((4, 8, 1), status="oom", reason="CUDA out of memory", stop_reason=None)
         first = state(address)["page"]
+        sweep.run((4, 8, 1), status="oom", reason="CUDA out of memory", stop_reason=None)
         newer = soon(lambda: (now := state(address)["page"]) != first and now)
         soon(lambda: "1 oom" in page.text_content("#progress summary"))
         assert page.locator("iframe").get_attribute("src") == f"report.html?{first}"

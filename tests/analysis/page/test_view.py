@@ -35,7 +35,6 @@ END_OF_A_LINE = """(figure) => {
     const [x, y] = [figure.view.scale("x")(row.samples), figure.view.scale("y")(row.eval_loss)];
     return { x: left + x, y: top + y }; }"""
 """Where it lies on the canvas."""
-SOURCES = "frames => frames.map((frame) => frame.getAttribute('src'))"
 GEOMETRIES = ((1, 32, 1), (1, 8, 4), (2, 8, 2))
 
 
@@ -169,9 +168,9 @@ def test_the_page_follows_the_runs(build: Any, browser: Any) -> None:
         page.wait_for_selector("iframe", timeout=SOON_S * 1000)
         assert page.locator("#progress").get_attribute("open") is None, "the page has the room"
         runs = "header .title .muted"
-        frame = page.frame_locator("iframe")
+        frame, newest = map(page.frame_locator, ("iframe", "iframe >> nth=-1"))
         # A page of the first run alone may come before, and stays until the next has loaded.
-        page.frame_locator("iframe >> nth=-1").locator(f"{runs} >> text=2 completed").wait_for()
+        newest.locator(f"{runs} >> text=2 completed").wait_for()
         soon(lambda: page.locator("iframe").count() == 1)
         soon(lambda: "2 completed" in page.text_content("#progress summary"))
         assert page.title().endswith("report of batchscape")
@@ -186,14 +185,14 @@ def test_the_page_follows_the_runs(build: Any, browser: Any) -> None:
             position=page.frames[1].eval_on_selector("figure#loss", END_OF_A_LINE)
         )
         frame.locator("dialog#runs[open]").wait_for()
-        first = state(address)["page"]
+        shown = page.locator("iframe").get_attribute("src")
         sweep.run((4, 8, 1), status="oom", reason="CUDA out of memory", stop_reason=None)
-        newer = soon(lambda: (now := state(address)["page"]) != first and now)
         soon(lambda: "1 oom" in page.text_content("#progress summary"))
-        assert page.locator("iframe").get_attribute("src") == f"report.html?{first}"
+        soon(lambda: f"report.html?{state(address)['page']}" != shown)
+        assert page.locator("iframe").get_attribute("src") == shown
         frame.locator("dialog button").click()
-        soon(lambda: page.eval_on_selector_all("iframe", SOURCES) == [f"report.html?{newer}"])
-        assert "1 oom" in frame.locator(runs).text_content()
+        newest.locator(f"{runs} >> text=1 oom").wait_for(timeout=SOON_S * 1000)
+        soon(lambda: page.locator("iframe").count() == 1)
         assert frame.locator("#failures").text_content().count("CUDA out of memory") == 1
         assert frame.locator("details#loss").get_attribute("open") is not None
         assert frame.locator("details#comparison").get_attribute("open") is None

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import pytest
 from launchers import Elsewhere
 from placing import Placer
 from rich.console import Console
-from sweeps_of_fakes import ENTRY, MACHINE, is_alive, pids_in, wait_until
+from sweeps_of_fakes import ENTRY, MACHINE, is_alive, pids_in, spec_named, wait_until
 
 from batchscape.cuda_devices import CudaDevice
 from batchscape.launch import placement
@@ -268,6 +269,27 @@ def test_a_wide_run_does_not_starve_beside_another_launcher_s_narrow_ones() -> N
         assert [turn(), turn()] == [4, 4]
 
 
+def test_a_wide_run_gets_in_beside_narrow_ones_that_take_longer_than_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their launcher, which then waits for the device that it let go, lets go of the next one."""
+    clock = 100.0
+    monkeypatch.setattr(placement.time, "monotonic", lambda: clock)
+    narrow = Placer(FOUR_CORES, *(f"completes-n{i}-d1" for i in range(40)), concurrent_runs=4)
+    wide = Placer(FOUR_CORES, "completes-w-d4")
+    assert len(narrow.start()) == 4
+    rounds = 0
+    while not wide.start():
+        assert rounds < 4
+        clock += 10
+        narrow.start()
+        narrow.end(next(iter(narrow.active)))
+        narrow.start()
+        rounds += 1
+    wide.end("completes-w-d4")
+    assert len(narrow.start()) == 4
+
+
 def test_a_wide_run_does_not_starve_beside_narrow_ones_of_its_own_launcher_either() -> None:
     """What should take longest starts first, and nothing starts past it."""
     own = [f"completes-o{i}-d1" for i in range(40)]
@@ -330,6 +352,43 @@ def test_a_sweep_waits_for_cores_and_says_so(tmp_path: Path) -> None:
     folder = SweepFolder(tmp_path / "sweep").run("completes-d2")
     assert RunStatus.read(folder.status).status is Status.COMPLETED
     assert read_json(folder.launch)["devices"] == [0, 1]
+
+
+def test_a_launcher_that_starts_no_more_runs_keeps_no_device_for_them(tmp_path: Path) -> None:
+    """While one of its runs goes on for as long as it takes."""
+    sweep = SweepFolder(tmp_path / "sweep")
+    names = ("gated-d1", "exits7-d1", "completes-d4")
+    specs = [
+        spec_named(name, seed=seed, concurrent_runs=3, max_failures=1)
+        for seed, name in enumerate(names)
+    ]
+    mine = locks(count=4)
+
+    def look() -> list[bool]:
+        failed = sweep.run("exits7-d1").status
+        wait_until(
+            lambda: failed.exists() and RunStatus.read(failed).status is Status.FAILED, "no failure"
+        )
+        try:
+            wait_until(lambda: mine.take(2) and not mine.others_wait(), "a device is kept")
+            return [mine.take(device) for device in (0, 1)]
+        finally:
+            (sweep.path / "go").touch()
+
+    with held("cpu", "3"), ThreadPoolExecutor() as beside:
+        taken = beside.submit(look)
+        result = Launcher(
+            sweep,
+            FOUR_CORES,
+            specs,
+            entry=ENTRY,
+            method="spawn",
+            console=Console(file=io.StringIO()),
+        ).run()
+        assert taken.result() == [False, True]
+    assert [str(run.status) for run in result.runs] == ["completed", "failed", "pending"]
+    for device in (1, 2):
+        mine.give_back(device)
 
 
 @pytest.mark.slow

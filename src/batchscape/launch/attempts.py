@@ -42,9 +42,6 @@ from batchscape.text import count_text
 
 if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
-if TYPE_CHECKING:
-    from batchscape.plan.machine import Machine
-
 
 _PREFIX = "batchscape-scratch-"
 _LOCK = "lock"

@@ -261,6 +261,8 @@ class Launcher:
                 self._again.clear()
                 queue.extend(self._added())
                 self._start_what_fits(queue)
+            if not goes_on or self._stopped is not None:
+                self._placement.close()
             if not self._active:
                 if not (goes_on and (queue or self._claims.has_elsewhere)):
                     return

@@ -89,12 +89,10 @@ class Placement:
             None instead of both: nothing starts before a run ends, here or in another launcher.
         """
         if not queue or len(self._leases) >= self._launcher.concurrent_runs:
-            self.waiting = None
-            self._pool.close()
-            self._show_waiting(False)
+            self.close()
             return None
         self._show_waiting(False)
-        is_paused = self.waiting is None and time.monotonic() < self._paused_until_s
+        is_paused = time.monotonic() < self._paused_until_s
         if is_paused and self._locks is not None and self._locks.others_wait():
             return None
         spec = min(queue, key=self._order) if self._launcher.concurrent_runs > 1 else queue[0]
@@ -160,6 +158,12 @@ class Placement:
         """Take back the devices of a run that has ended, or that did not start."""
         self._paused_until_s = time.monotonic() + _PAUSE_S
         self._pool.release(self._leases.pop(spec.run_id))
+
+    def close(self) -> None:
+        """Let other launchers have what no run is on, and wait for nothing."""
+        self.waiting = None
+        self._pool.close()
+        self._show_waiting(False)
 
     def _show_waiting(self, is_waiting: bool) -> None:
         if self._locks is not None:

@@ -80,6 +80,11 @@ def test_words_are_those_of_bash(script: str) -> None:
     assert read_by_us(script) == told_by_bash(script)
 
 
+def test_a_last_line_that_would_be_continued_is_a_command() -> None:
+    (command,) = commands_of("script", "N=2\nlaunch --n $N \\")
+    assert (command.words, command.line) == (("launch", "--n", "2"), 2)
+
+
 def test_blanks_of_a_command_that_is_not_run_end_no_word():
     script = 'A=$(hosts $X | head -n 1)\nB="--to $A:6000  --n 2"\nlaunch $B `id -u`/x\n'
     (command,) = commands_of("x.sh", script)

@@ -100,7 +100,7 @@ def commands_of(
     ConfigError
         A line is more than an assignment or a command.
     """
-    return list(_Script(name, dict(variables or {})).read(text + "\n"))
+    return list(_Script(name, dict(variables or {})).read(text + "\n\n"))
 
 
 def is_unknown(word: str) -> bool:

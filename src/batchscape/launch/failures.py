@@ -36,9 +36,12 @@ class Failures:
         self._failed: dict[str, RunSpec] = {}
         self._has_trained = False
         """Whether a run of the folder was seen that has ever trained, whoever launched it."""
+        self._alike: str | None = None
+        """What was said of the next runs since the last end; looking takes time from what runs."""
 
     def note(self, result: RunResult, failed: RunSpec | None = None) -> None:
         """Take note of how a run ended; `failed` is one that this launch has seen fail."""
+        self._alike = None
         self._faults += result.status in FAULTS and not result.by_another
         if result.status is not Status.REJECTED:
             self._ended.append(result)
@@ -55,6 +58,11 @@ class Failures:
 
     def why_next(self, queue: Iterable[RunSpec]) -> str:
         """Say why the next runs would fail as all did so far; empty where they may not."""
+        if self._alike is None:
+            self._alike = self._look(queue)
+        return self._alike
+
+    def _look(self, queue: Iterable[RunSpec]) -> str:
         if (
             self._has_trained
             or self._most is not None

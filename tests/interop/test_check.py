@@ -498,3 +498,17 @@ def test_a_misspelt_key_of_a_deepspeed_json_is_a_warning(tmp_path: Path) -> None
     assert [(each.rule, each.severity) for each in found] == [("unknown-key", "warning")]
     assert "no key train_batchsize" in found[0].message
     assert "train_batch_size" in found[0].fix
+
+
+def test_variables_in_front_of_a_command_may_hold_blanks() -> None:
+    """As a shell hands them on: their quotes are gone."""
+    command = ["NOTE=a b", "CUDA_VISIBLE_DEVICES=0, 1", "torchrun", "--nproc_per_node=4", "t.py"]
+    assert [found.rule for found in check_configs([], command).findings] == ["visible-devices"]
+
+
+def test_an_option_before_a_shell_is_none_of_its_own() -> None:
+    command = ["srun", "-c", "8", "bash", "run.sh", "torchrun", "--nproc_per_node=4", "t.py"]
+    launcher = check_configs([], command).setup.launcher
+    assert launcher is not None
+    assert launcher.devices is not None
+    assert launcher.devices.value == 4

@@ -5,9 +5,11 @@ Who reads which value, which one wins, and the geometry that follows.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from batchscape.errors import ConfigError, GeometryError
@@ -36,6 +38,8 @@ __all__ = [
     "gather",
     "resolve",
 ]
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 
 @dataclass(frozen=True)
@@ -123,8 +127,10 @@ def gather(
         text = read_text(scripts[0])
         launch = read_script(str(scripts[0]), text, flags, counts_told=devices is not None)
     elif command:
-        # The shell has split and expanded it.
-        text = shlex.join(command)
+        # The shell has split and expanded it; a variable in front may hold blanks.
+        heads = [word.partition("=") for word in takewhile(_ASSIGNMENT.match, command)]
+        variables = (f"{name}={shlex.quote(value)}" for name, _, value in heads)
+        text = " ".join((*variables, shlex.join(command[len(heads) :])))
         launch = read_script(COMMAND_LINE, text, flags, counts_told=devices is not None)
     elif flags:
         msg = "--flag names arguments of a script: give its launch command, or the file with it"

@@ -12,7 +12,7 @@ import ast
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from pathlib import PurePath
 
 from batchscape.errors import ConfigError
@@ -202,8 +202,8 @@ class _Script:
         is_element = re.match(r"\w+\[.*\]\+?=", words[0]) or words[:2] == ["printf", "-v"]
         if is_element or (words[0] in _REFUSED and not is_set_up):
             raise self._refusal(words[0])
-        is_shell = any(PurePath(word).name in _SHELLS for word in words)
-        if is_shell and any(re.fullmatch(r"-[a-z]*c", word) for word in words):
+        shell = dropwhile(lambda word: PurePath(word).name not in _SHELLS, words)
+        if any(re.fullmatch(r"-[a-z]*c", word) for word in shell):
             raise self._refusal("a shell with -c")
         if words[0] not in {"export", "readonly", "unset"}:
             yield ShellCommand(tuple(words), self.line, own, tuple(self.floors))

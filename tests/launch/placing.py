@@ -30,8 +30,8 @@ class Placer:
             spec_named(spec, device_type=device, **settings) if isinstance(spec, str) else spec
             for spec in specs
         )
-        predicted_s = {} if expected is None else expected
-        self.placement = Placement(self.queue[0], machine, predicted_s, pytest.fail)
+        predicted = {name: ("planted", seconds) for name, seconds in (expected or {}).items()}
+        self.placement = Placement(self.queue[0], machine, predicted, pytest.fail)
         self.active: dict[str, tuple[RunSpec, Lease]] = {}
 
     @property

@@ -13,6 +13,7 @@ from sweeps_of_fakes import ENTRY, renamed, spec_named
 
 from batchscape.cuda_devices import CudaDevice
 from batchscape.launch.launcher import Launcher
+from batchscape.launch.placement import Placement
 from batchscape.plan.machine import Machine
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
@@ -66,6 +67,20 @@ def test_what_runs_took_tells_what_the_next_ones_take() -> None:
     assert scaled.expected_s(three) == 4.0
     scaled.learn(one, over(24.0, 12))
     assert (scaled.expected_s(three), scaled.expected_s(two)) == (pytest.approx(9.6), 48.0)
+
+
+def test_what_was_measured_is_not_scaled_by_what_was_reckoned() -> None:
+    """A sweep that goes on has both: runs that are over were predicted before any was."""
+    one, two, three = (spec_named(f"completes-d{ranks}") for ranks in (1, 2, 3))
+    predicted = {
+        one.run_id: ("datasheet", 10.0),
+        two.run_id: ("measured", 30.0),
+        three.run_id: ("datasheet", 4.0),
+    }
+    placement = Placement(one, FOUR, predicted, pytest.fail)
+    placement.learn(one, over(24.0, 12))
+    assert placement.expected_s(two) == 30.0
+    assert placement.expected_s(three) == pytest.approx(9.6)
 
 
 def test_a_run_that_could_not_begin_leaves_its_devices_to_the_next() -> None:

@@ -23,7 +23,7 @@ from batchscape.launch.forked import ServerError, ServerKilledError, open_proces
 from batchscape.launch.interrupts import Interrupts
 from batchscape.launch.oom_knowledge import OomKnowledge, reject
 from batchscape.launch.placement import Placement
-from batchscape.launch.predictions import alike, foretold_s, predict
+from batchscape.launch.predictions import alike, foretold, predict
 from batchscape.launch.processes import Processes
 from batchscape.launch.progress import Progress
 from batchscape.launch.remaining import ClaimedRuns, RemainingRuns, repeated
@@ -230,8 +230,8 @@ class Launcher:
                 )
                 if trouble is not None:
                     self._progress.warn(trouble)
-            predicted_s = foretold_s(self._predictions)
-            self._placement = Placement(missing[0], self._machine, predicted_s, self._progress.warn)
+            predicted = foretold(self._predictions)
+            self._placement = Placement(missing[0], self._machine, predicted, self._progress.warn)
             over = [s for s in self._remaining.specs if s.run_id in self._remaining.settled]
             paths = [self._sweep.run(spec.run_id).status for spec in over]
             stood = read_each(RunStatus.if_readable, paths, self._sweep.path)

@@ -39,8 +39,8 @@ class Placement:
         One of those that are launched, all with its launcher and on its type of devices. The plan
         has rejected those with more ranks than may share these devices.
     machine : Machine
-    predicted_s : mapping of str to float
-        What a whole run was predicted to take, in seconds, by `run_id`.
+    predicted : mapping of str to tuple of (str, float)
+        How a whole run was predicted, and what it should take, in seconds, by `run_id`.
     warn : callable
         Told in words when devices cannot be locked.
     """
@@ -49,7 +49,7 @@ class Placement:
         self,
         spec: RunSpec,
         machine: Machine,
-        predicted_s: Mapping[str, float],
+        predicted: Mapping[str, tuple[str, float]],
         warn: Callable[[str], None],
     ) -> None:
         launcher, device_type = spec.config.launcher, spec.device_type
@@ -68,11 +68,11 @@ class Placement:
         self.waiting: RunSpec | None = None
         """The run at the head of the queue, for which there is no room."""
         self._paused_until_s = -math.inf
-        self._predicted_s = predicted_s
+        self._predicted = predicted
         self._took_s = self._samples = 0.0
         """Of the runs of the sweep that are over, all together."""
-        self._predicted_took_s = self._took_as_predicted_s = 0.0
-        """Of those that were predicted: what they took, and what they should have taken."""
+        self._of_way: dict[str, tuple[float, float]] = {}
+        """Of those that were predicted in one way: what they took, and should have taken."""
 
     def next(self, queue: deque[RunSpec]) -> tuple[RunSpec, Lease] | None:
         """Take the run that is to start next out of the queue, with its devices.
@@ -129,15 +129,14 @@ class Placement:
     def expected_s(self, spec: RunSpec) -> float:
         """Return what a whole run should take, in seconds; NaN where nobody can tell.
 
-        What was predicted, times what those that are over took of theirs; where nothing was, as
-        much a sample as those took.
+        What was predicted, times what those that are over took of theirs, predicted in the same
+        way; where nothing was, as much a sample as those took.
         """
-        predicted_s = self._predicted_s.get(spec.run_id)
-        if predicted_s is None:
+        if spec.run_id not in self._predicted:
             return self._took_s / self._samples * spec.samples if self._samples else math.nan
-        if not self._took_as_predicted_s:
-            return predicted_s
-        return predicted_s * self._predicted_took_s / self._took_as_predicted_s
+        way, predicted_s = self._predicted[spec.run_id]
+        took_s, should_s = self._of_way.get(way, (1.0, 1.0))
+        return predicted_s * took_s / should_s
 
     def _order(self, spec: RunSpec) -> float:
         """Sort what should take longest first, and what nobody can tell before that."""
@@ -177,6 +176,8 @@ class Placement:
         took_s = sum(max(0.0, end - start) for start, end in spans if end is not None)
         self._took_s += took_s
         self._samples += samples
-        if predicted_s := self._predicted_s.get(spec.run_id):
-            self._predicted_took_s += took_s
-            self._took_as_predicted_s += predicted_s * samples / spec.samples
+        if spec.run_id in self._predicted:
+            way, predicted_s = self._predicted[spec.run_id]
+            took_before_s, should_before_s = self._of_way.get(way, (0.0, 0.0))
+            should_s = should_before_s + predicted_s * samples / spec.samples
+            self._of_way[way] = took_before_s + took_s, should_s

@@ -112,14 +112,11 @@ def alike(
     return {spec.run_id: known[key(spec)] for spec in specs if key(spec) in known}
 
 
-def foretold_s(predictions: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Return what whole runs should take, in seconds, where only a range is known.
-
-    Runs that were measured are known better by their durations.
-    """
+def foretold(predictions: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, float]]:
+    """Return how whole runs were predicted, and what they should take, in seconds."""
     times = {run: said.get("run_time_s") for run, said in predictions.items()}
     return {
-        run: figure["value"]
+        run: (figure["method"], figure["value"])
         for run, figure in times.items()
-        if figure is not None and figure["method"] != "measured"
+        if figure is not None and figure["value"]
     }

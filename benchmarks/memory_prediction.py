@@ -42,7 +42,7 @@ from batchscape.measure.memory_report import MemoryReport
 from batchscape.plan.build import Plan, make_plan
 from batchscape.plan.expand import SweepCells
 from batchscape.plan.machine import Machine
-from batchscape.plan.memory import memory_key, predict_memories, predict_memory
+from batchscape.plan.memory import memory_key, predict_memories
 from batchscape.plan.table import write_plan
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
@@ -216,7 +216,7 @@ def main() -> None:
         )
         for name, specs in chosen.items():
             began = time.perf_counter()
-            predict_memory(specs[0])
+            predict_memories(specs[:1])
             print(f"{name}: {time.perf_counter() - began:.2f} s for one alone", flush=True)
 
         found: dict[str, dict[str, dict[str, float]]] = {}

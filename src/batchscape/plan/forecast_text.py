@@ -130,7 +130,7 @@ def add_rows(
     for line in lines[: first if left_out else None]:
         table.add_row(*row(line))
     if left_out:
-        table.add_row("...")
+        table.add_row(f"... {left_out} more")
         for line in lines[-last:]:
             table.add_row(*row(line))
     return left_out

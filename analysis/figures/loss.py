@@ -1,4 +1,4 @@
-"""Loss curves: every run by itself, thinned so that what is extreme stays."""
+"""Loss curves: means over the runs of a cell, and lone runs, thinned so that extremes stay."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _KINDS = {"eval_loss": "held-out loss", "loss": "training loss"}
 _ALL_POINTS = 24_000
 _MOST, _LEAST = 1000, 24
 """Points of all curves of a page, and of one. Ours: so many a page moves without a halt."""
-_MOST_RUNS = 500
-"""Runs whose curves a page has room for."""
+_MOST_CURVES = 500
+"""Curves that a page has room for."""
 THINNING = (
     "Curves of many points are thinned: of windows of equally many measurements the lowest and the "
     "highest stay, with the first and the last of the curve; none is averaged or moved. How many "
@@ -85,13 +85,51 @@ def thinned(rows: pd.DataFrame, value: str, points: int) -> pd.DataFrame:
     return remaining
 
 
+def with_means(rows: pd.DataFrame, runs: pd.DataFrame, value: str) -> pd.DataFrame:
+    """Put the mean over the completed runs of a cell, where it has several, in place of theirs.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        With `run`, the position in `runs`, the columns of progress and `value`.
+    runs : DataFrame
+        With `cell` and `status`.
+
+    Returns
+    -------
+    DataFrame
+        Beside the columns of `rows`: `behind`, the positions of the runs of each row, of which
+        `run` is the first, and `<value>_low` and `<value>_high`, the lowest and the highest of
+        them, NaN where there is one. Means end with the first run that ends.
+    """
+    position = rows["run"].to_numpy()
+    done = rows.assign(cell=runs["cell"].to_numpy()[position])
+    done = done[runs["status"].eq("completed").to_numpy()[position]]
+    done = done.drop_duplicates(["run", "optimizer_step"], keep="last")
+    done = done[done.groupby("cell")["run"].transform("nunique").gt(1)]
+    of_cells = done.groupby("cell")["run"]
+    steps = done.groupby(["cell", "optimizer_step"])
+    means = steps[[*PROGRESS, value]].mean().drop(columns="optimizer_step")
+    means[f"{value}_low"], means[f"{value}_high"] = steps[value].min(), steps[value].max()
+    count = steps["run"].nunique()
+    means = means[count.eq(of_cells.nunique().reindex(count.index, level="cell"))].reset_index()
+    behind = of_cells.unique().map(lambda own: sorted(own.tolist())).astype(object)
+    means["behind"] = means["cell"].map(behind).astype(object)
+    means["run"] = means["cell"].map(of_cells.min())
+    lone = rows[~rows["run"].isin(means["behind"].explode())]
+    lone = lone.assign(
+        behind=pd.Series([[run] for run in lone["run"].tolist()], lone.index, dtype=object)
+    )
+    return pd.DataFrame(pd.concat([lone, means.drop(columns="cell")], ignore_index=True))
+
+
 def loss_chart(
     cells: Cells,
     tables: Tables,
     reaches: pd.DataFrame | None,
     at_best: Mapping[int, float] = MappingProxyType({}),
 ) -> Chart | None:
-    """Draw the held-out and the training loss of every run.
+    """Draw the held-out and the training loss: means over the runs of a cell, and lone runs.
 
     Parameters
     ----------
@@ -109,14 +147,22 @@ def loss_chart(
     runs = cells.runs.reindex(columns=_OF_RUNS).reset_index(drop=True)
     launched = runs[was_started(runs)]
     labels = geometry_label(cells.table)
-    drawn = _drawn(launched, labels, at_best)
+    done = launched[launched["status"].eq("completed")]
+    again = done.index[done.duplicated("cell")]
+    drawn = _drawn(launched.drop(again), labels, at_best)
+    averaged = done.loc[done.index.intersection(drawn), "cell"]
+    taken = drawn.union(again[done.loc[again, "cell"].isin(averaged)])
     found = {
-        value: rows_of(runs.loc[drawn], rows, [*PROGRESS, value]).dropna(subset=[value])
+        value: rows_of(runs.loc[taken], rows, [*PROGRESS, value]).dropna(subset=[value])
         for value, rows in (("eval_loss", tables.evals), ("loss", tables.steps))
     }
     for rows in found.values():
-        rows["run"] = drawn.to_numpy()[rows["run"]]
-    found = {value: rows for value, rows in found.items() if len(rows)}
+        rows["run"] = taken.to_numpy()[rows["run"]]
+    found = {
+        value: with_means(only_what_counts(rows, runs), runs, value)
+        for value, rows in found.items()
+        if len(rows)
+    }
     if not found:
         return None
     n_curves = sum(rows["run"].nunique() for rows in found.values())
@@ -125,12 +171,18 @@ def loss_chart(
     order = runs.sort_values(["global_batch_size", "cell"], kind="stable").index
     place = pd.Series(range(len(order)), index=order)
     for value, rows in found.items():
-        left = thinned(only_what_counts(rows, runs), value, points)
+        left = thinned(rows, value, points)
         left = left[np.isfinite(left[value])]
         of = runs.loc[left["run"]].reset_index(drop=True)
+        count = left["behind"].str.len()
         found[value] = left.assign(
+            curve=left["run"],
+            run=left["behind"],
             series=labels.loc[of["cell"]].to_numpy(),
-            text=of["run_id"].to_numpy(),
+            text=[
+                run if n == 1 else f"mean of {n} runs"
+                for run, n in zip(of["run_id"], count, strict=True)
+            ],
             status=of["status"].to_numpy(),
             setting=of["cell"].map(shown).to_numpy(),
             place=place.loc[left["run"]].to_numpy(),
@@ -153,19 +205,20 @@ def loss_chart(
     choices = [Choice("target", "Target", targets)] if len(targets) > 1 else []
     choices += settings
     few = ""
-    if len(drawn) < len(launched):
+    if len(taken) < len(launched):
         few = (
-            f"Drawn are {len(drawn)} of {len(launched)} runs: one of each cell, completed if there "
-            "is such a one, then another of each, as far as there is room; geometries take turns, "
-            "each with cells from all over its settings. "
+            f"Drawn are curves of {len(taken)} of {len(launched)} runs: one of each cell, of its "
+            "completed runs if there are such, then another of each, as far as there is room; "
+            "geometries take turns, each with cells from all over its settings. "
         )
     rates = f" Best learning rates: {_rates_text(cells, at_best)}." if opening == _BEST else ""
     return Chart(
         "loss",
         "Loss curves",
-        f"A line a run, of one colour a geometry; a cross ends a run that diverged, where its loss "
-        f"was last finite. {_CUT if ranges else ''}Triangles: where a run met the chosen target, "
-        "from tables/reaches.csv. Times: of runs whose times are valid, without evaluation, "
+        f"{_lines_text(found)}, of one colour a geometry; a cross ends a run that diverged, where "
+        f"its loss was last finite. {_CUT if ranges else ''}Triangles: where a run met the chosen "
+        "target, from tables/reaches.csv. Times: of runs whose times are valid, without "
+        "evaluation, "
         f"checkpoints and start-up. {few}{THINNING}{rates}",
         Axis(axes, "Against"),
         Axis(
@@ -182,6 +235,18 @@ def loss_chart(
     )
 
 
+def _lines_text(found: Mapping[str, pd.DataFrame]) -> str:
+    """Say what a line is the mean of."""
+    counts = {len(behind) for rows in found.values() for behind in rows["run"]} - {1}
+    if not counts:
+        return "A line a run"
+    n = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else str(min(counts))
+    return (
+        f"Lines: means over the {n} completed runs of a cell, until the first of them ends, "
+        "shaded from their lowest to their highest loss; or lone runs"
+    )
+
+
 def _rates_text(cells: Cells, at_best: Mapping[int, float]) -> str:
     rates: dict[int, dict[str, None]] = {}
     for cell in sorted(at_best, key=lambda cell: at_best[cell]):
@@ -192,15 +257,19 @@ def _rates_text(cells: Cells, at_best: Mapping[int, float]) -> str:
 
 def _marks(value: str, rows: pd.DataFrame) -> Iterator[Marks]:
     """Draw the curves of one kind: a lone point as such, and a cross where a run diverged."""
-    yield Marks("line", rows, text="text", line="run")
-    lone = rows.groupby("run")["run"].transform("size").eq(1)
-    few = len(rows) <= _MOST_MARKED * rows["run"].nunique()
+    means = rows.dropna(subset=f"{value}_low")
+    if len(means):
+        yield Marks("band", means, line="curve")
+    rows = rows.drop(columns=[f"{value}_low", f"{value}_high"])
+    yield Marks("line", rows, text="text", line="curve")
+    lone = rows.groupby("curve")["curve"].transform("size").eq(1)
+    few = len(rows) <= _MOST_MARKED * rows["curve"].nunique()
     dotted = rows if value == "eval_loss" and few else rows[lone]
     if len(dotted):
         yield Marks("point", dotted, text="text", size=9)
     lost = rows[rows["status"].eq("diverged")]
     if len(lost):
-        ends = lost.groupby("run").tail(1).drop(columns="series")
+        ends = lost.groupby("curve").tail(1).drop(columns="series")
         yield Marks("point", ends, _DIVERGED, "text", size=40)
 
 
@@ -275,7 +344,7 @@ def _drawn(
     keys["of_geometry"] = order["cell"].map(spread.groupby(cells).rank())
     keys["other"] = ~order["cell"].isin(list(at_best))
     chosen = keys.sort_values(["turn", "other", "of_geometry"], kind="stable")
-    return chosen.index[:_MOST_RUNS].sort_values()
+    return chosen.index[:_MOST_CURVES].sort_values()
 
 
 def _ranges(
@@ -286,8 +355,8 @@ def _ranges(
     limits: dict[str, tuple[float, float]] = {}
     for value, rows in found.items():
         is_first = rows["setting"].map(lambda own: opening in own)
-        usual = rows[is_first & ~rows["run"].isin(lost)]
-        ends = usual.groupby("run")[value].agg(["first", "last"])
+        usual = rows[is_first & ~rows["curve"].isin(lost)]
+        ends = usual.groupby("curve")[value].agg(["first", "last"])
         low, high = float(usual[value].min()), float(ends.to_numpy().max(initial=-np.inf))
         if usual.empty or rows[value].max() <= low + _SOARED * (high - low):
             continue

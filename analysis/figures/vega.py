@@ -124,7 +124,7 @@ def paper_chart(chart: Chart) -> dict[str, Any]:
                 continue
             marks, table = chart.marks[int(name[1:])], tables[int(name[1:])]
             rows = _left(table, chart.choices, chosen)
-            if layer["mark"]["type"] == "line":
+            if layer["mark"]["type"] in {"line", "area"}:
                 rows = rows.dropna(subset=[layer["encoding"][name]["field"] for name in ("x", "y")])
             used |= set(
                 [outgoing(marks.name)] * len(rows) if marks.name else rows.get("series", [])
@@ -280,7 +280,9 @@ def _place(chart: Chart, channel: str, column: str, scale: str) -> dict[str, Any
     elif not axis.from_zero:
         shaped["padding"] = 7
     shaped |= {"reverse": True} if axis.falls else {}
-    shown = {"tickCount": 5, "labelOverlap": "greedy"} | ({"format": "~g"} if kind == "log" else {})
+    shown = {"tickCount": 5, "labelOverlap": "greedy", "labelSeparation": 4} | (
+        {"format": "~g"} if kind == "log" else {}
+    )
     if axis.ticks:
         shown["values"] = _spread(axis.ticks)
     return {**title, "type": "quantitative", "scale": shaped, "axis": shown}

@@ -88,7 +88,7 @@
     const named = new Set();
     for (const { data, encoding, mark } of spec.layer.filter(({ data }) => data.name !== "legend")) {
       let own = chart.data[data.name].filter(shows(chart, chosen));
-      if (mark.type === "line") {
+      if (mark.type === "line" || mark.type === "area") {
         const [x, y] = [encoding.x.field, encoding.y.field];
         own = own.filter((row) => row[x] !== null && row[y] !== null);
       }

@@ -71,7 +71,7 @@ def test_of_many_runs_some_of_every_cell_are_drawn(
     sweep = build()
     for cut, seeds in (((1, 8, 4), 3), ((1, 32, 1), 2), ((2, 8, 2), 1)):
         for seed in range(seeds):
-            sweep.run(cut, seed=seed)
+            sweep.run(cut, seed=seed, status="timeout", reason="too long", stop_reason=None)
     sweep.reject((3, None, None), 32, "no such cut")
     tables = load(sweep.path)
     cells = find_cells(tables.runs)
@@ -79,17 +79,18 @@ def test_of_many_runs_some_of_every_cell_are_drawn(
     def drawn() -> tuple[list[int], str]:
         chart = loss_chart(cells, tables, None)
         assert chart is not None
-        found = lines(chart, "eval_loss").drop_duplicates("run")
-        assert found["text"].tolist() == cells.runs["run_id"].iloc[found["run"]].tolist()
-        return sorted(found["run"]), chart.caption
+        found = lines(chart, "eval_loss").drop_duplicates("text")
+        positions = found["run"].explode().tolist()
+        assert found["text"].tolist() == cells.runs["run_id"].iloc[positions].tolist()
+        return sorted(positions), chart.caption
 
     assert len(drawn()[0]) == 6
     assert "Drawn are" not in drawn()[1]
-    monkeypatch.setattr(loss_module, "_MOST_RUNS", 5)
+    monkeypatch.setattr(loss_module, "_MOST_CURVES", 5)
     positions, caption = drawn()
     counts = cells.runs["cell"].iloc[positions].value_counts()
     assert sorted(counts) == [1, 2, 2]
-    assert "Drawn are 5 of 6 runs: one of each cell" in caption
+    assert "Drawn are curves of 5 of 6 runs: one of each cell" in caption
 
 
 def test_of_many_runs_completed_ones_come_first(
@@ -99,18 +100,53 @@ def test_of_many_runs_completed_ones_come_first(
     sweep.run((1, 32, 1), seed=0, status="oom", reason="out of memory", done=3)
     sweep.run((1, 32, 1), seed=1)
     sweep.run((1, 8, 4), seed=0)
-    monkeypatch.setattr(loss_module, "_MOST_RUNS", 2)
+    monkeypatch.setattr(loss_module, "_MOST_CURVES", 2)
     tables = load(sweep.path)
     cells = find_cells(tables.runs)
     chart = loss_chart(cells, tables, None)
     assert chart is not None
-    assert set(cells.runs["status"].iloc[lines(chart, "loss")["run"]]) == {"completed"}
+    positions = lines(chart, "loss")["run"].explode().tolist()
+    assert set(cells.runs["status"].iloc[positions]) == {"completed"}
+
+
+def test_lines_of_a_cell_of_several_runs_are_their_mean_and_range(build: Any) -> None:
+    """What did not complete stays a line of its own; the mean ends with the first that ends."""
+    sweep = build()
+    folders = [sweep.run((1, 32, 1), seed=seed) for seed in (0, 1, 2)]
+    sweep.run((1, 8, 4), seed=0)
+    sweep.run((1, 8, 4), seed=1, done=25, stop_reason="target")
+    ends = {"stop_reason": None, "reason": "the loss is NaN"}
+    lost = sweep.run((1, 32, 1), seed=3, status="diverged", done=9, **ends)
+    tables = load(sweep.path)
+    cells = find_cells(tables.runs)
+    chart = loss_chart(cells, tables, None)
+    assert chart is not None
+    for kind, value in (("steps", "loss"), ("evals", "eval_loss")):
+        recorded = [pd.read_parquet(folder.parquet(kind)) for folder in folders]
+        losses = np.array([rows[value].to_numpy(float) for rows in recorded])
+        drawn = lines(chart, value)
+        drawn = drawn[drawn["series"].eq(name((1, 32, 1)))]
+        mean = drawn[drawn["text"].eq("mean of 3 runs")]
+        (band,) = (m.table for m in chart.marks if m.kind == "band" and value in m.table)
+        band = band[band["series"].eq(name((1, 32, 1)))]
+        np.testing.assert_allclose(mean[value], losses.mean(axis=0), rtol=1e-12)
+        np.testing.assert_array_equal(band[f"{value}_low"], losses.min(axis=0))
+        np.testing.assert_array_equal(band[f"{value}_high"], losses.max(axis=0))
+        times = np.mean([rows["train_time_s"].to_numpy(float) for rows in recorded], axis=0)
+        np.testing.assert_allclose(mean["train_time_s"], times, rtol=1e-12)
+        for table in (mean, band):
+            behind = cells.runs["run_id"].iloc[table["run"].iloc[0]]
+            assert set(behind) == {folder.path.name for folder in folders}
+        assert set(drawn["text"]) == {"mean of 3 runs", lost.path.name}
+    short = lines(chart, "loss").query("text == 'mean of 2 runs'")
+    assert short["optimizer_step"].max() == 25
+    assert "means over the 2 to 3 completed runs" in chart.caption
 
 
 def test_axes_are_those_of_the_run_folders(build: Any) -> None:
-    """Every number of a curve is the recorded one, to the last bit."""
+    """Every number of the curve of a run is the recorded one, to the last bit."""
     sweep = build()
-    folders = [sweep.run((1, 8, 4), seed=seed) for seed in (0, 1)]
+    folders = [sweep.run(cut) for cut in ((1, 8, 4), (1, 32, 1))]
     tables = load(sweep.path)
     cells = find_cells(tables.runs)
     chart = loss_chart(cells, tables, None)
@@ -224,7 +260,7 @@ def test_geometries_take_turns_where_cells_are_more_than_the_room(
         {"cell": geometries.index.repeat(seeds), "status": ["completed", "failed"] * sum(sizes)}
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loss_module, "_MOST_RUNS", room)
+        patch.setattr(loss_module, "_MOST_CURVES", room)
         chosen = loss_module._drawn(launched, geometries)
     assert len(chosen) == min(room, seeds * sum(sizes))
     own = launched.loc[chosen]

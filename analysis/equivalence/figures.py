@@ -56,6 +56,7 @@ def equivalence_chart(
     rows = table.set_index("cell").assign(
         name=names, series=table.set_index("cell")["verdict"], cell=table["cell"].to_numpy()
     )
+    is_zero = pairs["difference"].eq(0).to_numpy()
     points = rows.loc[pairs["cell"], ["name", "series", "cell"]]
     points = points.assign(value=pairs["difference"].abs().clip(lower=floor).to_numpy())
     bars = rows[np.isfinite(rows["smallest_margin"])]
@@ -77,7 +78,8 @@ def equivalence_chart(
             Marks("interval", bars[["name", "series", "value", "value_low", "value_high", "cell"]]),
             Marks("point", margins.dropna(), "margin", size=60),
             *([Marks("point", spread, _SEEDS, size=20)] if len(spread) else []),
-            Marks("point", points),
+            Marks("point", points[~is_zero]),
+            Marks("point", points[is_zero], placed="x"),
         ],
         {**seen, **by_seeds, "margin": Look(INK.colour, INK.dark, "M0,-.7L0,.7")},
         tables=["tables/equivalence.csv"],
@@ -145,7 +147,7 @@ def divergence_chart(
     )
 
 
-def decompositions_chart(table: pd.DataFrame, names: pd.Series[str]) -> Chart | None:
+def decompositions_chart(table: pd.DataFrame, names: pd.Series[str], cells: Cells) -> Chart | None:
     """Set how far cuts of one trajectory are apart beside how far seeds are.
 
     Parameters
@@ -182,7 +184,7 @@ def decompositions_chart(table: pd.DataFrame, names: pd.Series[str]) -> Chart | 
         "How far cuts of one trajectory are apart",
         "Differences of the training loss, paired by seed and optimizer step, beside the spread "
         "between seeds. What is equal to the last bit has no point.",
-        Axis({"value": "|difference of the loss|"}, kind="log"),
+        Axis({"value": loss_axis("|difference of the loss|", cells.runs)}, kind="log"),
         Axis({"name": ""}, kind="names"),
         [Marks("point", shown, size=30)],
         dict(figures.values()),

@@ -135,7 +135,7 @@ def _pictures(
     charts = (
         equivalence_chart(cells, judged[of_quantity], own, caption),
         divergence_chart(cells, *over_steps, _margin_of(judged), divergence),
-        decompositions_chart(table, names) if len(table) else None,
+        decompositions_chart(table, names, cells) if len(table) else None,
     )
     return [chart for chart in charts if chart is not None]
 

@@ -65,6 +65,8 @@ class Marks:
     """Column that parts lines of one series."""
     size: float = 14
     """Of points, in square points."""
+    placed: Literal["", "x", "y"] = ""
+    """Axis on which marks only find a place, which is no number that could be told of them."""
     dodge: bool = False
     """Whether bars of several series stand side by side."""
 

@@ -40,8 +40,8 @@ _CUT = (
     "The axis of the loss is cut above the first and last losses of the runs that did not diverge: "
     "peaks, and crosses, may lie outside. "
 )
-_MOST_MARKED = 25
-"""Evaluations of a curve that are marked."""
+_MOST_MARKED, _ALL_MARKED = 25, 1000
+"""Evaluations of a curve that are marked, and of all curves."""
 _BEST = "best"
 _SOARED = 1.5
 """How much higher than the range of these losses one must be for that."""
@@ -120,7 +120,8 @@ def with_means(rows: pd.DataFrame, runs: pd.DataFrame, value: str) -> pd.DataFra
     lone = lone.assign(
         behind=pd.Series([[run] for run in lone["run"].tolist()], lone.index, dtype=object)
     )
-    return pd.DataFrame(pd.concat([lone, means.drop(columns="cell")], ignore_index=True))
+    found = pd.concat([lone, means.drop(columns="cell")], ignore_index=True)
+    return pd.DataFrame(found.astype({"run": int}))
 
 
 def loss_chart(
@@ -263,7 +264,7 @@ def _marks(value: str, rows: pd.DataFrame) -> Iterator[Marks]:
     rows = rows.drop(columns=[f"{value}_low", f"{value}_high"])
     yield Marks("line", rows, text="text", line="curve")
     lone = rows.groupby("curve")["curve"].transform("size").eq(1)
-    few = len(rows) <= _MOST_MARKED * rows["curve"].nunique()
+    few = len(rows) <= min(_MOST_MARKED * rows["curve"].nunique(), _ALL_MARKED)
     dotted = rows if value == "eval_loss" and few else rows[lone]
     if len(dotted):
         yield Marks("point", dotted, text="text", size=9)

@@ -41,6 +41,11 @@ _LETTERS = 34
 _ROW = 13.0
 """Height of a line of such names, in points."""
 _OF_LEGEND = ("stroke", "fill", "shape", "strokeDash")
+_POWERS = (
+    "datum.label && (abs(datum.value) < 1e-3 || abs(datum.value) >= 1e6)"
+    " ? format(datum.value, '~e') : datum.label"
+)
+"""Labels of a logarithmic axis: of both kinds, 0.000001 would stand beside 1e-7."""
 _HEIGHT = 150.0
 """Of a panel, in points."""
 
@@ -138,11 +143,13 @@ def paper_chart(chart: Chart) -> dict[str, Any]:
             title = fill(choices[chart.panels].options[option], 36).split("\n")
             panel["title"] = {"text": title, "fontSize": 8, "fontWeight": "normal"}
         panels.append(panel)
+    panels = [panel for panel in panels if _has_rows(panel["layer"], datasets)] or panels[:1]
     columns = 1 if len(panels) < 2 else 2 if len(panels) in {2, 4} else 3
     width = (COLUMN_IN if columns == 1 else PAGE_IN) * _POINTS
     named = [name for name in map(outgoing, chart.looks) if name in used]
     datasets["legend"] = [{"series": name} for name in named]
     for panel in panels:
+        _stretch(panel["layer"], datasets)
         panel["width"] = (width - 18 * (columns - 1)) / columns - 60
         panel["height"] = _height(chart) or _HEIGHT
         for layer in panel["layer"]:
@@ -163,6 +170,32 @@ def paper_chart(chart: Chart) -> dict[str, Any]:
         "datasets": datasets,
         **whole,
     }
+
+
+def _has_rows(layers: Sequence[Mapping[str, Any]], datasets: Mapping[str, Any]) -> bool:
+    return any(datasets.get(layer["data"]["name"]) for layer in layers)
+
+
+def _stretch(layers: Sequence[Mapping[str, Any]], datasets: Mapping[str, Any]) -> None:
+    """Give a length to an axis on which all is at one place: all of its ticks would be there."""
+    for name in ("x", "y"):
+        found: set[float] = set()
+        scales = []
+        for layer in layers:
+            channels = [layer["encoding"].get(channel, {}) for channel in (name, f"{name}2")]
+            if channels[0].get("type") != "quantitative":
+                continue
+            scales.append(channels[0]["scale"])
+            fields = [channel["field"] for channel in channels if "field" in channel]
+            rows = datasets[layer["data"]["name"]]
+            found |= {row[of] for of in fields for row in rows if row[of] is not None}
+        if len(found) != 1:
+            continue
+        (value,) = found
+        for scale in scales:
+            room = [value / 2, 2 * value] if scale["type"] == "log" else [value - 1, value + 1]
+            if not scale.get("zero") and (scale["type"] != "log" or value > 0):
+                scale.setdefault("domain", room)
 
 
 def is_narrow(chart: Chart) -> bool:
@@ -281,8 +314,10 @@ def _place(chart: Chart, channel: str, column: str, scale: str) -> dict[str, Any
         shaped["padding"] = 7
     shaped |= {"reverse": True} if axis.falls else {}
     shown = {"tickCount": 5, "labelOverlap": "greedy", "labelSeparation": 4} | (
-        {"format": "~g"} if kind == "log" else {}
+        {"format": "~g", "labelExpr": _POWERS} if kind == "log" else {}
     )
+    if channel == "x" and chart.y.kind == "names":
+        shown["titleAnchor"] = "end"  # there is room to the left, below the names
     if axis.ticks:
         shown["values"] = _spread(axis.ticks)
     return {**title, "type": "quantitative", "scale": shaped, "axis": shown}
@@ -471,7 +506,7 @@ def _said(chart: Chart, marks: Marks, columns: Mapping[str, str]) -> list[dict[s
         said.append({"field": marks.text, "title": "of"})
     for name, column in columns.items():
         axis: Axis = getattr(chart, name)
-        if column not in marks.table:
+        if column not in marks.table or name == marks.placed:
             continue
         of_numbers = {"type": "quantitative", "format": ".6~g"}
         kind = {"type": "nominal"} if axis.kind == "names" else of_numbers

@@ -60,7 +60,7 @@ def learning_rate_charts(
     missed = missed.assign(**{value: reached[value].max()})
     batch_looks = shades([*sizes])
     marks = [Marks("line", means), Marks("point", reached)]
-    marks += [Marks("point", missed, _MISSED, size=24)] if len(missed) else []
+    marks += [Marks("point", missed, _MISSED, size=24, placed="y")] if len(missed) else []
     used = set(costs["series"])
     looks = {name: look for name, look in batch_looks.items() if name in used}
     looks |= {_MISSED: Look(GREY.colour, GREY.dark, CROSS)} if len(missed) else {}

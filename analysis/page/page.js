@@ -77,6 +77,21 @@
     }
   };
 
+  // What moving a line asks of each of its points again is where it is, and no more: rows without
+  // a place are left out before, and looks stay as they were drawn.
+  const lighten = (spec) => {
+    for (const { type, marks, encode } of spec.marks) {
+      if (type === "group" && marks) lighten({ marks });
+      if (type !== "line" && type !== "area") continue;
+      const update = {};
+      for (const [name, value] of Object.entries(encode.update)) {
+        if (/^[xy]2?$/.test(name)) update[name] = Array.isArray(value) ? value.at(-1) : value;
+      }
+      Object.assign(encode, { enter: encode.update, update });
+    }
+    return spec;
+  };
+
   const draw = (figure) => {
     const chart = charts[figure.dataset.chart];
     const chosen = chosenIn(figure);
@@ -116,13 +131,17 @@
       config: style(Math.max(0, ...entries.map((name) => name.length)), place.clientWidth),
     };
     // Expressions are interpreted: the policy of this page lets no text become a program.
-    const options = { actions: false, ast: true, logLevel: 1, renderer: "canvas", tooltip: { theme: theme() } };
+    const options = { actions: false, ast: true, patch: lighten, logLevel: 1, renderer: "canvas", tooltip: { theme: theme() } };
     figure.dataset.drawn = "";
     vegaEmbed(place, whole, options).then(({ view }) => {
       figure.view?.finalize();
       figure.view = view;
       figure.dataset.drawn = "yes";
+      let pressed;
+      view.addEventListener("pointerdown", (event) => (pressed = [event.clientX, event.clientY]));
       view.addEventListener("click", (event, item) => {
+        const [x, y] = pressed;
+        if (Math.hypot(event.clientX - x, event.clientY - y) > 4) return; // it was moved
         const behind = item?.datum?.runs || nearest(view, event, spec.layer, datasets);
         if (behind?.length) open(behind);
       });
@@ -132,14 +151,15 @@
   // A line is thin: a click near one of its places, or near a point, means it.
   const nearest = (view, event, layers, datasets) => {
     const [left, top] = view.origin();
+    const padding = view.padding();
     const corner = view.container().querySelector("canvas").getBoundingClientRect();
     const [x, y] = [view.scale("x"), view.scale("y")];
     let [found, least] = [null, 12];
     for (const { data, encoding } of layers.filter(({ mark }) => mark.type === "line")) {
       for (const row of datasets[data.name]) {
         const away = Math.hypot(
-          x(row[encoding.x.field]) + corner.x + left - event.clientX,
-          y(row[encoding.y.field]) + corner.y + top - event.clientY,
+          x(row[encoding.x.field]) + corner.x + padding.left + left - event.clientX,
+          y(row[encoding.y.field]) + corner.y + padding.top + top - event.clientY,
         );
         if (away < least) [found, least] = [row.runs, away];
       }

@@ -91,7 +91,7 @@ def steps_chart(
         Marks("point", of_runs[reaches["outcome"].eq("reached")], "runs"),
         Marks("point", _counted(short, "steps_low"), "not reached: more than this", size=36),
         Marks("point", lost.assign(steps_to_target=lowest)
-              .drop(columns=[*quantities][1:]), "diverged", size=36),
+              .drop(columns=[*quantities][1:]), "diverged", size=36, placed="y"),
     ]  # fmt: skip
     if len(curves):
         keyed = _keyed(curves)
@@ -101,10 +101,11 @@ def steps_chart(
         )
         critical = keyed.drop_duplicates("target")[["target", *_CRITICAL]].rename(columns=_CRITICAL)
         ends_known = critical[list(_CRITICAL.values())].abs().lt(np.inf).all(axis=1)
+        band = fit.join(ends).dropna(subset=ends.columns)
         is_closed = ends_known & critical["global_batch_size_low"].gt(0)
         marks = [
             Marks("span", critical[is_closed], "interval of the critical batch size"),
-            Marks("band", fit.join(ends), "its interval"),
+            Marks("band", band, "its interval"),
             Marks("line", _counted(keyed, "perfect_steps"), "perfect scaling"),
             Marks("line", fit, "fit"),
             Marks("rule", critical.dropna(subset="global_batch_size"), "critical batch size"),
@@ -118,7 +119,8 @@ def steps_chart(
         "What a target takes, by global batch",
         f"Points are runs{at_best if reaches['n_learning_rates'].gt(1).any() else ''}, one a "
         "trajectory: in tables/reaches.csv those of which is_best is true. Triangles point up from "
-        "what a run had seen when it ended without reaching the target. The line is the fit, with "
+        "what a run had seen when it ended without reaching the target; a cross, at the height of "
+        "the fewest steps, is a run that diverged. The line is the fit, with "
         "its pointwise 95 % interval; dashed: perfect scaling, half the steps at twice the batch, "
         "from the smallest batch on. Vertical: the critical batch size, with its interval.",
         Axis(

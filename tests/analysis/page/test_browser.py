@@ -23,8 +23,12 @@ ROWS = """(figure, names) => Object.fromEntries(names.flatMap((name) => {
     try { return [[name, figure.view.data(name)]]; } catch { return []; } }))"""
 PLACE = """(figure, [x, y]) => {
     const [left, top] = figure.view.origin();
+    const padding = figure.view.padding();
     const at = figure.querySelector("canvas").getBoundingClientRect();
-    return [at.x + left + figure.view.scale("x")(x), at.y + top + figure.view.scale("y")(y)]; }"""
+    return [
+        at.x + padding.left + left + figure.view.scale("x")(x),
+        at.y + padding.top + top + figure.view.scale("y")(y),
+    ]; }"""
 
 
 def content(page: Any) -> dict[str, Any]:

@@ -297,8 +297,9 @@ def test_500_runs_of_1000_points(build: Any, tmp_path: Any, browser: Any) -> Non
     for number in range(500):
         name = f"run-{number}"
         batch = 8 * 2 ** (number % 5)
-        settings = {"run_id": name, "trajectory_id": name, "seed": number, "init_seed": number}
-        cut = {"micro_batch_size": batch, "global_batch_size": batch, "data_seed": number}
+        rates = dict.fromkeys(["optimizer.learning_rate", "learning_rate"], 1e-3 * 1.01**number)
+        settings = {"run_id": name, "trajectory_id": name, **rates}
+        cut = {"micro_batch_size": batch, "global_batch_size": batch}
         runs.append(one.runs.assign(**settings, **cut))
         noise = 0.1 * np.random.default_rng(number).normal(size=1000)
         loss = one.steps["loss"].to_numpy() + noise
@@ -324,14 +325,15 @@ def test_500_runs_of_1000_points(build: Any, tmp_path: Any, browser: Any) -> Non
     path.write_text(html, encoding="utf-8")
     assert path.stat().st_size < 10e6
     rows = lines(loss, "loss")
-    assert rows["run"].nunique() == 500
-    for number, own in list(rows.groupby("run"))[::100]:
+    assert rows["curve"].nunique() == 500
+    for number, own in list(rows.groupby("curve"))[::100]:
         recorded = steps[number]["loss"]
         ends = {recorded.min(), recorded.max(), recorded.iloc[0], recorded.iloc[-1]}
         assert ends <= set(own["loss"])
         assert len(own) < 200
     page = browser(path)
     page.click("details#loss > summary")
+    page.select_option("figure#loss select[data-choice=setting]", "")
     page.wait_for_selector("figure#loss[data-drawn=yes]", timeout=60_000)
     assert page.eval_on_selector("figure#loss", DRAWN, "optimizer_step") == 500
     page.select_option("figure#loss select[data-choice=x]", "samples")
@@ -342,10 +344,15 @@ def test_500_runs_of_1000_points(build: Any, tmp_path: Any, browser: Any) -> Non
 
 def _curves_move(page: Any) -> None:
     before = page.eval_on_selector("figure#loss", DOMAIN)
+    page.locator("figure#loss canvas").scroll_into_view_if_needed()
     box = page.locator("figure#loss canvas").bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 3
     page.mouse.move(x, y)
     page.mouse.down()
     page.mouse.move(x + 100, y)
     page.mouse.up()
-    page.wait_for_function(f"({DOMAIN})(document.querySelector('figure#loss')) < {before}")
+    for _ in range(50):  # the policy of the page lets no text become a function that waits
+        if page.eval_on_selector("figure#loss", DOMAIN) < before:
+            return
+        page.wait_for_timeout(100)
+    raise AssertionError(before)

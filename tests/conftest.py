@@ -113,7 +113,7 @@ def _own_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def warm_interpreter() -> Iterator[None]:
+def warm_interpreter() -> Iterator[list[WarmInterpreter]]:
     """Fork the fork servers of sweeps that are launched in this process, see `WarmInterpreter`."""
     warm: list[WarmInterpreter] = []
 
@@ -124,7 +124,7 @@ def warm_interpreter() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forked, "start_interpreter", start)
-        yield
+        yield warm
     for interpreter in warm:
         interpreter.close()
 

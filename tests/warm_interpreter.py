@@ -76,6 +76,7 @@ class WarmInterpreter:
                 env={**os.environ, **WORKER_ENVIRONMENT},
                 start_new_session=True,
             )
+        self.pid = self._process.pid
 
     def start_interpreter(
         self,

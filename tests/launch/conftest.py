@@ -13,6 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from launchers import Elsewhere
+from warm_interpreter import WarmInterpreter
 
 
 @pytest.fixture(autouse=True)
@@ -24,10 +25,12 @@ def _alone(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture(autouse=True)
-def _no_process_left() -> Iterator[None]:
+def _no_process_left(warm_interpreter: list[WarmInterpreter]) -> Iterator[None]:
     """Whatever a test did, nothing that a rank started may outlive it."""
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     yield
+    # It starts with the first sweep that is launched in this process, and serves all.
+    before |= {warm.pid for warm in warm_interpreter}
     left = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
     # Killed ones may take a moment to go.
     _, alive = psutil.wait_procs(left, timeout=5)

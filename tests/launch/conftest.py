@@ -13,6 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from launchers import Elsewhere
+
 from warm_interpreter import WarmInterpreter
 
 

@@ -67,6 +67,8 @@ class Estimate:
     readings: tuple[tuple[str, float], ...] = ()
     """Its value by each fair reading of its words, where these differ by more than its interval
     allows: `low` and `high` are then the range over the readings, in place of the interval."""
+    group: str = ""
+    """Which runs it is of, where it is told of several groups."""
 
     @classmethod
     def unknown(

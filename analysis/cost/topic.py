@@ -68,9 +68,10 @@ def cost_section(cells: Cells) -> Section | None:
             answer += [f"{label}: {text}" if label else text for text in _answers(memory, times)]
             pictures += _pictures(memory, times, suffix, label)
         if memory is not None:
-            headlines |= _named(memory.phases[memory.limiting[-1]].estimates, "memory", suffix)
+            found = memory.phases[memory.limiting[-1]].estimates
+            headlines |= _named(found, "memory", suffix, label)
         if times is not None:
-            headlines |= _named(times.estimates, "step", suffix)
+            headlines |= _named(times.estimates, "step", suffix, label)
             scaled.append(scaling_efficiency(own).assign(group=label))
     if not rows:
         return None
@@ -82,8 +83,10 @@ def cost_section(cells: Cells) -> Section | None:
     return Section("What a step costs", answer, tables, pictures, (), headlines)
 
 
-def _named(estimates: dict[str, Estimate], prefix: str, suffix: str) -> dict[str, Estimate]:
-    return {f"{prefix}_{name}{suffix}": found for name, found in estimates.items()}
+def _named(
+    estimates: dict[str, Estimate], prefix: str, suffix: str, label: str
+) -> dict[str, Estimate]:
+    return {f"{prefix}_{n}{suffix}": replace(e, group=label) for n, e in estimates.items()}
 
 
 def _rows(memory: MemoryModel | None, times: StepTimeModel | None) -> Iterable[dict[str, object]]:

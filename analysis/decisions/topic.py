@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import pandas as pd
 
@@ -90,8 +91,9 @@ def decision_section(
         views += [table] if table.positions else []
         even = dict(_break_even(found, evidence))
         answer += _break_even_answer(even)
-        headlines |= {f"break_even_batch_{growth}{suffix}": e for growth, e in even.items()}
-        headlines |= _headlines(found, evidence, suffix)
+        own = {f"break_even_batch_{growth}": e for growth, e in even.items()}
+        own |= _headlines(found, evidence)
+        headlines |= {f"{n}{suffix}": replace(e, group=evidence.label) for n, e in own.items()}
         full = _full(found, evidence)
         picture = pareto_chart(full, evidence.label, f"pareto{suffix}", f"time_to_target{suffix}")
         pictures += [] if picture is None else [picture]
@@ -125,14 +127,14 @@ def _break_even_answer(found: Mapping[str, Estimate]) -> Iterable[str]:
         yield f"Break-even global batch, made by {growing[growth]}: {value}."
 
 
-def _headlines(found: Recommendation, evidence: Basis, suffix: str) -> dict[str, Estimate]:
+def _headlines(found: Recommendation, evidence: Basis) -> dict[str, Estimate]:
     chosen = found.chosen
     if evidence.reaches is None or chosen is None:
         return {}
     method = "logarithms of steps (over seeds) and step time (over runs) added, t-interval"
     named = {"time_to_target": ("time", "_s", "s"), "device_hours": ("device_hours", "", "h")}
     return {
-        f"recommended_{name}{suffix}": Estimate(
+        f"recommended_{name}": Estimate(
             float(chosen[f"{stem}{tail}"]),
             float(chosen[f"{stem}_low{tail}"]),
             float(chosen[f"{stem}_high{tail}"]),

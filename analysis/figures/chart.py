@@ -100,5 +100,7 @@ class Chart:
     choices: Sequence[Choice] = ()
     panels: str = ""
     """`x`, `y`, `z` or the column of a choice: the paper shows its options side by side."""
+    aside: str = ""
+    """What the caption says further on a page, where more is drawn than in a paper."""
     tables: Sequence[str] = ()
     """Files of the same numbers."""

@@ -32,7 +32,7 @@ _MOST_CURVES = 500
 """Curves that a page has room for."""
 THINNING = (
     "Curves of many points are thinned: of windows of equally many measurements the lowest and the "
-    "highest stay, with the first and the last of the curve; none is averaged or moved. How many "
+    "highest stay, with the first and the last of the curve; none is moved. How many "
     f"stay depends on the number of curves: all together have about {_ALL_POINTS:,} points, but "
     f"each has {_LEAST} where it has as many."
 )
@@ -213,14 +213,18 @@ def loss_chart(
             "geometries take turns, each with cells from all over its settings. "
         )
     rates = f" Best learning rates: {_rates_text(cells, at_best)}." if opening == _BEST else ""
+    crosses = ""
+    if _DIVERGED in names:
+        crosses = "; a cross ends a run that diverged, where its loss was last finite"
+    met = ""
+    if len(targets) > 1:
+        met = "Triangles: where a run met the chosen target, from tables/reaches.csv. "
     return Chart(
         "loss",
         "Loss curves",
-        f"{_lines_text(found)}, of one colour a geometry; a cross ends a run that diverged, where "
-        f"its loss was last finite. {_CUT if ranges else ''}Triangles: where a run met the chosen "
-        "target, from tables/reaches.csv. Times: of runs whose times are valid, without "
-        "evaluation, "
-        f"checkpoints and start-up. {few}{THINNING}{rates}",
+        f"{_lines_text(found)}, of one colour a geometry{crosses}. {_CUT if ranges else ''}Times: "
+        "of runs whose times are valid, without evaluation, checkpoints and start-up. "
+        f"{few}Long curves are thinned: their extremes stay.{rates}",
         Axis(axes, "Against"),
         Axis(
             {value: loss_axis(_KINDS[value], cells.runs) for value in found},
@@ -232,6 +236,7 @@ def loss_chart(
         {name: look for name, look in known.items() if name in names},
         choices=choices,
         panels="x",
+        aside=f"{met}{THINNING}",
         tables=["tables/reaches.csv"] if len(targets) > 1 else [],
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,9 @@ def _section(
         laws[group] = learning_rate_laws(own)
         answer.append(prefix + _answer(own, laws[group], value))
         exponent = laws[group].exponent
-        headlines[f"learning_rate_exponent{f'_{group}' if several else ''}"] = exponent
+        headlines[f"learning_rate_exponent{f'_{group}' if several else ''}"] = replace(
+            exponent, group=label
+        )
         left = "; ".join(f"B = {text}" for text in laws[group].left_out)
         warnings += [f"{prefix}Left out of exponent and laws: {left}."] if left else []
     untuned = tuning_warning(table) if value == STEPS else None

@@ -123,7 +123,9 @@ def headline_rows(headlines: Mapping[str, Estimate], without: tuple[str, ...] = 
     rows = []
     for name, estimate in headlines.items():
         if estimate.is_identified and not name.startswith(without):
-            command, words = macro_name(name), _WORDS_OF.get(name, name.replace("_", " "))
+            command, group = macro_name(name), estimate.group
+            stem = name.rstrip("_0123456789") if group else name
+            words = _WORDS_OF.get(stem, stem.replace("_", " ")) + (f", {group}" if group else "")
             rows.append(rf"  {escape_latex(words)} & \{command}Text & \{command}N \\")
     return rows
 

@@ -187,14 +187,15 @@ def _intervals(cells: Cells, launched: pd.DataFrame, sections: Sequence[Section]
             f"{count_text(lost, 'run')} diverged or {'was' if lost == 1 else 'were'} pruned: "
             "counted as reaching no target."
         )
-    by_method: dict[str, list[str]] = {}
+    by_method: dict[str, dict[str, None]] = {}
     for section in sections:
         for name, estimate in section.headlines.items():
             # Those of claims are in the table of claims.
             if estimate.is_identified and not name.startswith(_CLAIMS):
-                by_method.setdefault(estimate.method, []).append(_words(name))
+                stem = name.rstrip("_0123456789") if estimate.group else name
+                by_method.setdefault(estimate.method, {})[_words(stem)] = None
     for method, names in by_method.items():
-        yield f"Interval of {list_text(names, 'and', _MOST_NAMED)}: {method}."
+        yield f"Interval of {list_text(list(names), 'and', _MOST_NAMED)}: {method}."
 
 
 def _times(launched: pd.DataFrame) -> Iterator[str]:

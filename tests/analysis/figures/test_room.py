@@ -98,8 +98,8 @@ def opening(cells: Cells, tables: Any) -> tuple[str, set[tuple[float, float]]]:
     assert chart is not None
     (choice,) = (choice for choice in chart.choices if choice.column == "setting")
     opens = next(iter(choice.options))
-    rows = chart.marks[0].table
-    shown = rows.loc[[opens in own for own in rows["setting"]], "run"].unique()
+    rows = next(marks.table for marks in chart.marks if marks.kind == "line")
+    shown = rows.loc[[opens in own for own in rows["setting"]], "run"].explode().unique()
     keys = ["global_batch_size", "optimizer.learning_rate"]
     drawn = pd.DataFrame(cells.runs[keys].astype(float).iloc[shown])
     return paper_caption(chart), set(drawn.itertuples(index=False, name=None))

@@ -118,11 +118,8 @@ def steps_chart(
         "steps_to_target",
         "What a target takes, by global batch",
         f"Points are runs{at_best if reaches['n_learning_rates'].gt(1).any() else ''}, one a "
-        "trajectory: in tables/reaches.csv those of which is_best is true. Triangles point up from "
-        "what a run had seen when it ended without reaching the target; a cross, at the height of "
-        "the fewest steps, is a run that diverged. The line is the fit, with "
-        "its pointwise 95 % interval; dashed: perfect scaling, half the steps at twice the batch, "
-        "from the smallest batch on. Vertical: the critical batch size, with its interval.",
+        "trajectory: in tables/reaches.csv those of which is_best is true."
+        + "".join(text for name, text in _SAID.items() if name in names),
         Axis(
             {"global_batch_size": _BATCH}, kind="log", ticks=reaches["global_batch_size"].tolist()
         ),
@@ -135,6 +132,15 @@ def steps_chart(
     )
 
 
+_SAID = {
+    "not reached: more than this": " Triangles point up from what a run had seen when it ended "
+    "without reaching the target.",
+    "diverged": " A cross, at the height of the fewest steps, is a run that diverged.",
+    "fit": " The line is the fit, with its pointwise 95 % interval.",
+    "perfect scaling": " Dashed: perfect scaling, half the steps at twice the batch, from the "
+    "smallest batch on.",
+    "critical batch size": " Vertical: the critical batch size, with its interval.",
+}
 _ENDS = ("low", "high")
 _CRITICAL = {
     f"critical_batch_size{end}": f"global_batch_size{end}" for end in ("", "_low", "_high")

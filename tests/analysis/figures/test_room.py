@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import vl_convert
 
 from batchscape.analysis import compare, find_cells, load
 from batchscape.analysis.cells import Cells, setting_texts
+from batchscape.analysis.figures.chart import Axis, Chart, Marks
 from batchscape.analysis.figures.loss import loss_chart
 from batchscape.analysis.figures.settings import cell_names, setting_names
 from batchscape.analysis.figures.style import looks
-from batchscape.analysis.figures.vega import paper_caption
+from batchscape.analysis.figures.vega import paper_caption, paper_chart
 from batchscape.analysis.labels import setting_headers
 from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.report.tables import comparison_table
@@ -128,3 +130,20 @@ def test_a_global_batch_has_one_colour_in_all_figures(build: Any) -> None:
     )
     chart = section.pictures[0]
     assert {name: chart.looks[name].colour for name in expected} == expected
+
+
+def test_ticks_stand_where_they_are_though_all_points_share_a_place() -> None:
+    """Of one point, the axis names its own batch and no other at the same place."""
+    rows = pd.DataFrame({"batch": [64], "loss": [2.0]})
+    chart = Chart(
+        "one",
+        "",
+        "",
+        Axis({"batch": "batch"}, kind="log", ticks=[8, 64, 1024]),
+        Axis({"loss": "loss"}),
+        [Marks("point", rows)],
+    )
+    svg = vl_convert.vegalite_to_svg(paper_chart(chart))
+    assert ">64<" in svg
+    assert ">8<" not in svg
+    assert ">1024<" not in svg

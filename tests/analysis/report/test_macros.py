@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchscape.analysis.estimates import Estimate
-from batchscape.analysis.report.macros import macro_name, macros
+from batchscape.analysis.report.macros import headline_rows, macro_name, macros
 from batchscape.errors import AnalysisError
 
 NAN, INF = float("nan"), float("inf")
@@ -110,3 +110,12 @@ def test_no_headline_is_no_number(latex: Callable[..., Any]) -> None:
     text = macros({})
     assert r"\newcommand{\bsHeadlines}" in text
     latex("x", preamble=r"\input{macros}", macros=text)
+
+
+def test_headlines_of_several_groups_name_the_group() -> None:
+    several = {
+        f"time_to_target_{n}": estimate(1.0, 0.5, 2.0, group=f"width {n + 8}") for n in (0, 1)
+    }
+    first, second = headline_rows(several)
+    assert first.lstrip().startswith("time to target, width 8 &")
+    assert second.lstrip().startswith("time to target, width 9 &")

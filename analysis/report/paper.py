@@ -35,9 +35,8 @@ PARTS = (
 )
 """Texts that are written anew, beside tables and figures."""
 
-_PICTURES = ("steps_to_target", "loss", "step_time", "memory")
-"""Begins of the names of the figures that a paper shows, one of each: wide ones first, which narrow
-ones would wait for."""
+_PICTURES = ("steps_to_target", "step_time", "memory", "loss")
+"""Begins of the names of the figures that a paper shows, one of each."""
 _MOST_COLUMNS = 10
 _MOST_HEADLINES = 16
 _HEADLINES = (

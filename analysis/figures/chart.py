@@ -100,6 +100,8 @@ class Chart:
     choices: Sequence[Choice] = ()
     panels: str = ""
     """`x`, `y`, `z` or the column of a choice: the paper shows its options side by side."""
+    page_only: Sequence[str] = ()
+    """Options of `panels` that a paper has no room for."""
     aside: str = ""
     """What the caption says further on a page, where more is drawn than in a paper."""
     tables: Sequence[str] = ()

@@ -236,6 +236,7 @@ def loss_chart(
         {name: look for name, look in known.items() if name in names},
         choices=choices,
         panels="x",
+        page_only=["tokens"],
         aside=f"{met}{THINNING}",
         tables=["tables/reaches.csv"] if len(targets) > 1 else [],
     )

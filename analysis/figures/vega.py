@@ -117,6 +117,7 @@ def paper_chart(chart: Chart) -> dict[str, Any]:
     choices = {each.column: each for each in choices_of(chart)}
     first = {name: next(iter(each.options)) for name, each in choices.items()}
     options = list(choices[chart.panels].options) if chart.panels in choices else [""]
+    options = [option for option in options if option not in chart.page_only]
     tables = [pd.DataFrame(_columns(chart, marks)) for marks in chart.marks]
     datasets: dict[str, Any] = {}
     panels: list[dict[str, Any]] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
+from itertools import groupby
 from pathlib import Path
 
 from batchscape.analysis.estimates import Estimate
@@ -132,24 +133,28 @@ def _results(
 ) -> Iterator[str]:
     """Yield what a paper shows: the answer, the comparison, the headline numbers, four figures."""
     yield "\n".join(escape_latex(sentence) for sentence in said) or "Nothing was found."
-    # Floats of a kind keep their order, and one over both columns waits for the next page.
-    if rows := headline_rows(headlines, without=_OF_APPENDIX)[:_MOST_HEADLINES]:
-        caption = r"\caption{Headline numbers, with intervals.}\label{tab:headlines}"
-        yield "\n".join([r"\begin{table}[tb]", caption, *_tabular("tabular", rows), r"\end{table}"])
+    # In one column and out of floats: these would each wait for a page of their own.
+    yield "\\onecolumn\\raggedbottom"
     if has_table:
         yield (
-            "\\begin{table*}[t]\\centering\n"
-            "\\caption{What each cut of a global batch costs, at its best learning rate.}"
+            "{\\centering\n"
+            "\\captionof{table}{What each cut of a global batch costs, at its best learning rate.}"
             "\\label{tab:comparison}\n"
-            rf"\input{{\{FOLDER}/comparison}}" + "\n\\end{table*}"
+            rf"\input{{\{FOLDER}/comparison}}" + "\\par}\\bigskip"
         )
-    for begin in _PICTURES:
-        if picture := next((p for p in pictures if p.name.startswith(begin)), None):
-            star = "" if is_narrow(picture) else "*"
-            yield (
-                f"\\begin{{figure{star}}}[tb]\\centering\n"
-                f"{_graphics(picture)}\n{_caption(picture)}\n\\end{{figure{star}}}"
-            )
+    if rows := headline_rows(headlines, without=_OF_APPENDIX)[:_MOST_HEADLINES]:
+        caption = r"\captionof{table}{Headline numbers, with intervals.}\label{tab:headlines}"
+        yield "\n".join([r"{\centering", caption, *_tabular("tabular", rows), r"\par}\bigskip"])
+    named = (next((p for p in pictures if p.name.startswith(name)), None) for name in _PICTURES)
+    shown = [picture for picture in named if picture is not None]
+    for is_half, alike in groupby(shown, is_narrow):
+        width = f"{COLUMN_IN}in" if is_half else r"\textwidth"
+        parts = [
+            f"\\begin{{minipage}}[t]{{{width}}}\\centering\n{_graphics(picture)}\n"
+            f"{_caption_of(picture)}\n\\end{{minipage}}"
+            for picture in alike
+        ]
+        yield "\\noindent\n" + "\\hfill\n".join(parts) + "\\par\\bigskip"
 
 
 def _everything(
@@ -169,9 +174,7 @@ def _everything(
             yield "\n".join(_tabular("longtable", rows, _HEADLINES + r"\\"))
         for picture in pictures:
             yield (
-                f"\\begin{{center}}\n{_graphics(picture)}\n"
-                + _caption(picture).replace(r"\caption{", r"\captionof{figure}{", 1)
-                + "\n\\end{center}"
+                f"\\begin{{center}}\n{_graphics(picture)}\n{_caption_of(picture)}\n\\end{{center}}"
             )
 
 
@@ -194,5 +197,6 @@ def _graphics(picture: Chart) -> str:
     return rf"\includegraphics[{size}]{{\{FOLDER}/figures/{picture.name}}}"
 
 
-def _caption(picture: Chart) -> str:
-    return rf"\caption{{{escape_latex(paper_caption(picture))}}}\label{{fig:{picture.name}}}"
+def _caption_of(picture: Chart) -> str:
+    caption = escape_latex(paper_caption(picture))
+    return rf"\captionof{{figure}}{{{caption}}}\label{{fig:{picture.name}}}"

@@ -128,6 +128,7 @@ def steps_chart(
         {name: look for name, look in _LOOKS.items() if name in names},
         choices=[Choice("target", "Target", options)],
         panels="y",
+        page_only=["tokens_to_target"],
         tables=["tables/reaches.csv"] + ["tables/tradeoff_curve.csv"] * (len(curves) > 0),
     )
 

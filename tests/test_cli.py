@@ -183,7 +183,7 @@ def test_sweep_then_status_then_report(capsys: Captured) -> None:
     assert main(["status", str(folder)]) == 0
     text = capsys.readouterr().out
     assert text.count("2/2") == 3
-    assert "3 runs: 3 completed; 1 cell rejected" in text
+    assert "3 runs: 3 completed; 1 run rejected" in text
     assert "The same command now skips 3 done." in text
     assert main(["status", str(folder), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

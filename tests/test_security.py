@@ -259,7 +259,7 @@ def test_many_cells_name_each_setting_once() -> None:
 
 
 def test_the_environment_of_a_run_is_recorded_without_secrets() -> None:
-    found = json.dumps(environment({**SECRETS, "OMP_NUM_THREADS": "1"}))
+    found = json.dumps(environment({**SECRETS, "OMP_NUM_THREADS": "1"}, 2))
     assert not [name for name in SECRETS if name in found or SECRETS[name] in found]
 
 

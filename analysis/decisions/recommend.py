@@ -332,7 +332,8 @@ def _best(pool: pd.DataFrame, deadline_s: float | None) -> tuple[pd.Series[Any],
     safe = order[ends <= deadline_s]
     likely = order[order["time_s"] <= deadline_s]
     if len(safe):
-        return safe.sort_values("device_hours", kind="stable").iloc[0], []
+        cheapest = safe.sort_values("device_hours", kind="stable").iloc[0]
+        return cheapest, _cheaper_without_interval(likely, cheapest)
     if len(likely):
         least = likely.loc[ends[likely.index].sort_values(kind="stable").index[0]]
         if math.isnan(least["time_high_s"]):
@@ -343,6 +344,20 @@ def _best(pool: pd.DataFrame, deadline_s: float | None) -> tuple[pd.Series[Any],
             ]
         return least, ["the deadline is met on average, but lies inside the interval of the time"]
     return fastest, ["THE DEADLINE IS NOT MET by any geometry measured; this is the fastest"]
+
+
+def _cheaper_without_interval(likely: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
+    """Name the cuts that a deadline passes over though they would be cheaper."""
+    unsure = likely[likely["time_high_s"].isna()]
+    unsure = unsure[unsure["device_hours"] < chosen["device_hours"]]
+    if unsure.empty:
+        return []
+    share = significant(unsure["device_hours"].min() / chosen["device_hours"], 3)
+    return [
+        f"passed over, as no interval tells whether the deadline is met: {_cuts_text(unsure)}, "
+        f"which would take {share} times the device-hours; {FEWEST} seeds that reach and {FEWEST} "
+        "valid times would tell"
+    ]
 
 
 def _on_deadline(

@@ -156,7 +156,8 @@ def _heat_map(comparison: pd.DataFrame, cells: Cells) -> Chart | None:
         "Devices and micro-batch",
         f"A field is a cell of the chosen {factor.lower()} and settings: the mean over its "
         "completed runs, or what became of it. Rejected: it cannot be built, or cannot fit, and "
-        f"was never launched. Where there is nothing, the sweep had no such cell.{few}",
+        "was never launched. Where there is nothing, the sweep had no such cell, or none of its "
+        f"runs has the figure.{few}",
         Axis({"micro_batch_size": _MICRO}, kind="names"),
         Axis({"data_parallel_size": "devices"}, kind="names", falls=True),
         [Marks("field", done), Marks("text", done), Marks("point", lost, text="why", size=70)],

@@ -12,6 +12,7 @@ from importlib import resources
 from itertools import groupby
 from pathlib import Path
 
+from batchscape.analysis.cells import geometry_label
 from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.figures.chart import Chart
 from batchscape.analysis.figures.style import COLUMN_IN
@@ -22,6 +23,7 @@ from batchscape.analysis.report.table import MAX_ROWS, Table
 from batchscape.analysis.report.topic import Section
 from batchscape.outgoing import outgoing
 from batchscape.record.files import write_atomically
+from batchscape.text import list_text
 
 __all__ = ["DOCUMENT", "PARTS", "write_paper"]
 
@@ -39,6 +41,7 @@ PARTS = (
 _PICTURES = ("steps_to_target", "step_time", "memory", "loss")
 """Begins of the names of the figures that a paper shows, one of each."""
 _MOST_COLUMNS = 10
+_MOST_CUTS = 6
 _MOST_HEADLINES = 16
 _HEADLINES = (
     r"\caption{Headline numbers, with intervals and the number of units behind each. Each has "
@@ -108,10 +111,17 @@ def printed(table: Table) -> Table:
     narrow = replace(table, rows=rows, footnotes=(), notes=table.notes[:2])
     columns = [column for column in narrow.filled if column.name != "status"]
     left_out = [column.header for column in columns[_MOST_COLUMNS:]]
-    note = f"Not shown: {', '.join(left_out)}." if left_out else ""
-    return replace(
-        narrow, columns=columns[:_MOST_COLUMNS], notes=[*narrow.notes, *([note] if note else [])]
-    )
+    notes = [*narrow.notes]
+    if left_out:
+        notes.append(f"Not shown: {', '.join(left_out)}.")
+    cuts = geometry_label(table.frame).tolist()
+    others = sorted({cut for cut, n in zip(cuts, done, strict=True) if n} - {cuts[r] for r in rows})
+    if others:
+        notes.append(
+            "In the appendix alone, as not trained at the best rate of their batch or for want of "
+            f"room: {list_text(others, 'and', _MOST_CUTS)}."
+        )
+    return replace(narrow, columns=columns[:_MOST_COLUMNS], notes=notes)
 
 
 def _ours(name: str) -> bytes:

@@ -108,6 +108,8 @@ def comparison_table(
             definitions.append(f"{column.header}: {FIGURES[name].meaning}.")
         if name == "mfu_pct":
             definitions.append(peaks(cells))
+    if lacking := [name for name in figures or () if name not in shown]:
+        definitions.append(f"No run of these has what was asked for: {', '.join(lacking)}.")
     if unshown := cells.unshown():
         definitions.append(f"Also vary, together with settings shown: {', '.join(unshown)}.")
     return Table(
@@ -240,7 +242,7 @@ def figures_shown(columns: Sequence[str] | None) -> Sequence[str]:
                 f"{suggest(name, known)}"
             )
             raise ConfigError(msg)
-    return known if columns is None else columns
+    return known if columns is None else list(dict.fromkeys(columns))
 
 
 def _says_more(comparison: pd.DataFrame, name: str) -> bool:

@@ -19,14 +19,17 @@ class Held:
         self.theirs: set[int] = set()
 
     def take(self, device: int) -> bool:
-        assert device not in self.ours
         if device in self.theirs:
             return False
         self.ours.add(device)
         return True
 
     def give_back(self, device: int) -> None:
-        self.ours.remove(device)
+        self.ours.discard(device)
+
+    @property
+    def names(self) -> dict[int, str]:
+        return {device: f"{device:02}" for device in range(21)}
 
     def descriptors(self, devices: Iterable[int]) -> tuple[int, ...]:
         assert set(devices) <= self.ours
@@ -63,7 +66,9 @@ class Pool(RuleBasedStateMachine):
         if len(free) < min(ranks, len(self.devices)):
             assert lease is None
             assert self.pool.waits_for_others == bool(elsewhere)
-            self.nothing_is_kept()
+            if self.locked:
+                kept = {d for d in free if d < min(elsewhere, default=99)}
+                assert self.locks.ours == set(held) | kept
             return
         assert lease is not None
         assert len(set(lease.devices)) == len(lease.devices) == min(ranks, len(self.devices))
@@ -75,6 +80,11 @@ class Pool(RuleBasedStateMachine):
         assert max(held[d] for d in lease.devices) <= min(rest, default=self.shares)
         assert lease.locks == (tuple(lease.devices) if self.locked else ())
         self.out.append(lease)
+        self.nothing_is_kept()
+
+    @rule()
+    def close(self) -> None:
+        self.pool.close()
         self.nothing_is_kept()
 
     @rule(data=st.data())

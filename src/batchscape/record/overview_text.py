@@ -71,7 +71,7 @@ def _counts(found: Overview) -> str:
     rejected = counts.pop(str(Status.REJECTED), 0)
     listed = ", ".join(f"{n} {status}" for status, n in counts.items()) or "none"
     text = f"{count_text(sum(counts.values()), 'run')}: {listed}"
-    return f"{text}; {count_text(rejected, 'cell')} rejected" if rejected else text
+    return f"{text}; {count_text(rejected, 'run')} rejected" if rejected else text
 
 
 def _trials(found: TrialCounts) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -202,6 +203,19 @@ def test_a_deadline_takes_the_cheapest_that_meets_it():
     never = recommend(evidence(), Needs(deadline_s=1e-3))
     assert not any("is met" in text for text in never.reasons)
     assert any("NOT MET" in text for text in never.warnings)
+
+
+def test_a_deadline_names_the_cheaper_cut_whose_time_has_no_interval():
+    given = evidence([(1, 8, 4), (1, 16, 2)])
+    table = given.table
+    few = table["micro_batch_size"].eq(16) & table["seed"].gt(0)
+    found = recommend(replace(given, table=table[~few]), Needs(deadline_s=1e5))
+    assert found.geometry == (1, 8, 4)
+    share = step_time(1, 16, 2) / step_time(1, 8, 4)
+    (said,) = (text for text in found.warnings if text.startswith("passed over"))
+    assert "1 x 16 x 2" in said
+    told = float(re.search(r"would take (\S+) times the device-hours", said)[1])
+    assert told == pytest.approx(share, rel=0.02)
 
 
 def test_a_deadline_says_what_decided():

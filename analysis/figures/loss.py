@@ -219,12 +219,15 @@ def loss_chart(
     met = ""
     if len(targets) > 1:
         met = "Triangles: where a run met the chosen target, from tables/reaches.csv. "
+    wider = ""
+    if any(known[name].width > Look("").width for name in names if name in known):
+        wider = "Of cuts of one global batch, which lie on each other, the first are wider. "
     return Chart(
         "loss",
         "Loss curves",
         f"{_lines_text(found)}, of one colour a geometry{crosses}. {_CUT if ranges else ''}Times: "
         "of runs whose times are valid, without evaluation, checkpoints and start-up. "
-        f"{few}Long curves are thinned: their extremes stay.{rates}",
+        f"{wider}{few}Long curves are thinned: their extremes stay.{rates}",
         Axis(axes, "Against"),
         Axis(
             {value: loss_axis(_KINDS[value], cells.runs) for value in found},

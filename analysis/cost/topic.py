@@ -123,8 +123,10 @@ def _answers(memory: MemoryModel | None, times: StepTimeModel | None) -> Iterabl
         fixed = phase.estimates["fixed_gib"]
         when = MEMORY_PHASES[memory.limiting[-1]]
         if slope.value > 0 and not slope.low <= 0:
-            text = f"A device needs {_with_unit(fixed)} and {_with_unit(slope)} a sample of the "
-            yield f"{text}micro-batch ({when})."
+            base = f"{_with_unit(fixed)} and " if fixed.is_identified else ""
+            beside = "" if base else "; what it needs beside is not identified"
+            text = f"A device needs {base}{_with_unit(slope)} a sample of the micro-batch ({when})"
+            yield f"{text}{beside}."
         elif slope.is_identified:
             text = f"Memory was not found to grow with the micro-batch ({when}): "
             yield f"{text}{_with_unit(slope)} a sample."

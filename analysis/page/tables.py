@@ -164,10 +164,10 @@ def _is_equal_setting(column: Column, rows: Sequence[int]) -> bool:
 _OF_A_RUN = (
     Column("run_id", "run"),
     Column("geometry"),
-    Column("seed", format=7),
+    Column("seed", format=".10g"),
     Column("learning_rate", format=3),
     Column("status"),
-    Column("optimizer_steps", "steps", format=7),
+    Column("optimizer_steps", "steps", format=".10g"),
     Column("step_time_s", "step time", "s"),
     Column("peak_allocated_gib", "peak memory", "GiB"),
     Column("final_loss"),

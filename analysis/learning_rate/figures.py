@@ -116,12 +116,15 @@ def _optima(
     looks = {name: look for name, look in looks.items() if name in names}
     for name, look in palette(laws_drawn["series"]).items():
         looks[name] = Look(look.colour, look.dark, "stroke")
+    best_laws = ""
+    if lines:
+        best_laws = ", and the laws that describe it best (by AICc; the table has all)"
     return [
         Chart(
             "learning_rates",
             "Best learning rate by global batch",
-            "With its 95 % interval, and the laws that describe it best (by AICc; the table has "
-            "all); a batch whose best rate is at the edge of its grid has a triangle there.",
+            f"With its 95 % interval{best_laws}; a batch whose best rate is at the edge of its grid "
+            "has a triangle there.",
             Axis(
                 {"global_batch_size": "global batch size (samples)"},
                 kind="log",

@@ -123,8 +123,8 @@ def _optima(
         Chart(
             "learning_rates",
             "Best learning rate by global batch",
-            f"With its 95 % interval{best_laws}; a batch whose best rate is at the edge of its grid "
-            "has a triangle there.",
+            f"With its 95 % interval{best_laws}; a batch whose best rate is at the edge of its "
+            "grid has a triangle there.",
             Axis(
                 {"global_batch_size": "global batch size (samples)"},
                 kind="log",

@@ -135,7 +135,7 @@ def test_status_of_every_kind_of_run(
     }
     assert main(["status", str(sweep.path)]) == 0
     text = capsys.readouterr().out
-    counts = "2 pending, 1 oom, 1 diverged, 1 failed, 2 interrupted, 1 unreadable; 1 cell"
+    counts = "2 pending, 1 oom, 1 diverged, 1 failed, 2 interrupted, 1 unreadable; 1 run"
     assert f"8 runs: {counts}" in text
     assert "Failed: killed (1)" in text
     assert "Out of memory (1)" in text

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -74,6 +74,7 @@ KINDS: dict[Kind, str] = {
 }
 """What a reader calls each kind."""
 
+_TRUE, _FALSE = {"true", "yes", "1", "t", "y", ""}, {"false", "no", "0", "f", "n"}
 _PRECISIONS = ("no", "fp16", "bf16", "fp8")
 
 
@@ -130,6 +131,23 @@ class Statement:
         return f"{self.source}: {value}"
 
 
+def _number_of(given: object) -> float | None:
+    """Read a finite number of at least 0, which YAML 1.1 takes for text where it is 1e-3."""
+    try:
+        number = float(given) if isinstance(given, (int, float, str)) else math.nan
+    except (ValueError, OverflowError):
+        return None
+    return number if 0 <= number < math.inf and not isinstance(given, bool) else None
+
+
+def _flag_of(given: object) -> bool | None:
+    """Read true or false, as the libraries read texts too."""
+    if isinstance(given, str):
+        lower = given.lower()
+        given = lower in _TRUE if lower in {*_TRUE, *_FALSE} else None
+    return given if isinstance(given, bool) else None
+
+
 @dataclass(frozen=True)
 class Source:
     """Raw keys of one source, read with the rules that they must keep.
@@ -156,16 +174,13 @@ class Source:
         ConfigError
             It is something else; "auto" is accepted where the library does.
         """
-        given = self.content.get(key)
-        if given is None:
-            return None
-        if auto and given == "auto":
-            return Value(None, key)
-        number = whole(given) if self.is_text else given
-        if not is_count(number):
-            also = ' or "auto"' if auto else ""
-            raise self._refusal(key, given, f"an int from 1 to 2**63 - 1{also}")
-        return Value(number, key)
+
+        def count_of(given: Any) -> int | None:  # noqa: ANN401  (of a file)
+            number = whole(given) if self.is_text else given
+            return number if is_count(number) else None
+
+        also = ' or "auto"' if auto else ""
+        return self._value(key, count_of, f"an int from 1 to 2**63 - 1{also}", auto=auto)
 
     def number(self, key: str, *, auto: bool = False) -> Value[float] | None:
         """Return a finite number of at least 0; None where it is not given.
@@ -175,21 +190,7 @@ class Source:
         ConfigError
             It is something else.
         """
-        given = self.content.get(key)
-        if given is None:
-            return None
-        if auto and given == "auto":
-            return Value(None, key)
-        found = math.nan
-        try:
-            # YAML 1.1 reads 1e-3 as text, and the libraries convert it.
-            if isinstance(given, (int, float, str)) and not isinstance(given, bool):
-                found = float(given)
-        except (ValueError, OverflowError):
-            pass
-        if not 0 <= found < math.inf:
-            raise self._refusal(key, given, "a number of at least 0")
-        return Value(found, key)
+        return self._value(key, _number_of, "a number of at least 0", auto=auto)
 
     def flag(self, key: str, *, auto: bool = False) -> Value[bool] | None:
         """Return true or false; None where it is not given.
@@ -199,20 +200,21 @@ class Source:
         ConfigError
             It is something else.
         """
+        return self._value(key, _flag_of, "true or false", auto=auto)
+
+    def _value(
+        self, key: str, convert: Callable[[Any], T | None], rule: str, *, auto: bool
+    ) -> Value[T] | None:
+        """Convert what is given; None where nothing is, a value without content for "auto"."""
         given = self.content.get(key)
         if given is None:
             return None
         if auto and given == "auto":
             return Value(None, key)
-        if isinstance(given, str):
-            lower = given.lower()
-            if lower in {"true", "yes", "1", "t", "y", ""}:
-                return Value(value=True, key=key)
-            if lower in {"false", "no", "0", "f", "n"}:
-                return Value(value=False, key=key)
-        if not isinstance(given, bool):
-            raise self._refusal(key, given, "true or false")
-        return Value(given, key)
+        found = convert(given)
+        if found is None:
+            raise self._refusal(key, given, rule)
+        return Value(found, key)
 
     def precision(self, key: str) -> Value[str] | None:
         """Return one of no, fp16, bf16, fp8; None where it is not given.

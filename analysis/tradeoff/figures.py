@@ -28,7 +28,7 @@ _LOOKS = {
     "not reached: more than this": Look(MARK.colour, symbol="triangle-up", hollow=True),
     "diverged": Look(MARK.colour, symbol=CROSS),
     "fit": Look(ACCENT.colour, ACCENT.dark, "stroke"),
-    "its interval": Look(ACCENT.colour, ACCENT.dark, "square"),
+    "interval of the fit": Look(ACCENT.colour, ACCENT.dark, "square"),
     "perfect scaling": Look(GREY.colour, GREY.dark, "stroke", (4, 3)),
     "critical batch size": Look(MARK.colour, symbol="stroke"),
     "interval of the critical batch size": Look(MARK.colour, symbol="square"),
@@ -105,7 +105,7 @@ def steps_chart(
         is_closed = ends_known & critical["global_batch_size_low"].gt(0)
         marks = [
             Marks("span", critical[is_closed], "interval of the critical batch size"),
-            Marks("band", band, "its interval"),
+            Marks("band", band, "interval of the fit"),
             Marks("line", _counted(keyed, "perfect_steps"), "perfect scaling"),
             Marks("line", fit, "fit"),
             Marks("rule", critical.dropna(subset="global_batch_size"), "critical batch size"),

@@ -126,7 +126,7 @@ def make_up(sweep: SweepFolder, arguments: list[str]) -> list[str]:
 
 def write_runs(sweep: SweepFolder, specs: list[RunSpec]) -> None:
     os.fsync = lambda _: None  # nothing here has to outlive a loss of power
-    environment = environment_here()
+    environment = environment_here(os.environ, 1)
     for spec in specs:
         run, geometry = sweep.run(spec.run_id), spec.geometry
         rate, batch = spec.config.optimizer.learning_rate, geometry.global_batch_size

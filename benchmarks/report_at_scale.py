@@ -85,7 +85,7 @@ def write_runs(folder: Path, points: int, cells: list[Cell]) -> None:
     # Nothing here has to outlive a loss of power.
     os.fsync = lambda _: None
     template = make_run("made-up", points, n_layers=2)
-    environment = environment_here()
+    environment = environment_here(os.environ, 1)
     for cell in cells:
         spec = spec_of(template, cell, points)
         run = SweepFolder(folder).run(spec.run_id)

@@ -20,6 +20,7 @@ from batchscape.analysis.cost.topic import cost_section
 from batchscape.analysis.decisions.topic import decision_section
 from batchscape.analysis.engines.topic import engines_section
 from batchscape.analysis.equivalence.topic import equivalence_section
+from batchscape.analysis.failures.topic import failures_section
 from batchscape.analysis.learning_rate.aim import final_losses
 from batchscape.analysis.learning_rate.choice import (
     at_best_learning_rate,
@@ -224,5 +225,6 @@ TOPICS = (
     ),
     Topic("Engines side by side", lambda m: engines_section(m.cells, m.tables)),
     Topic("Side by side", lambda m: comparing_section(m.cells, m.reaches)),
+    Topic("Failures and retries", lambda m: failures_section(m.tables.runs, m.tables.attempts)),
 )
 """All topics, in the order of the page."""

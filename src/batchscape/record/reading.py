@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
@@ -159,6 +159,8 @@ class RunRead:
     folder: str
     row: dict[str, Any] = field(default_factory=dict)
     """As `run_row` returns it; empty for a damaged folder."""
+    attempts: list[dict[str, Any]] = field(default_factory=list)
+    """Its starts, one after the other."""
     content: tuple[str, ...] | None = None
     """Its name and the hashes of its tables, or where it lies while it is open: equal for copies
     and links only."""
@@ -301,7 +303,7 @@ def _read(folder: RunFolder, wanted: Wanted) -> RunRead:
     hashes = [of_file["sha256"] for _, of_file in sorted(status.seal.items())]
     # Of an open run a link is told, and no copy.
     content = (row["run_id"], *hashes) if hashes else (os.path.realpath(folder.path),)
-    run = RunRead(str(folder.path), row, content)
+    run = RunRead(str(folder.path), row, list(map(asdict, status.attempts)), content)
     sealed = {name: read_sealed(folder.path / name, seal) for name, seal in status.seal.items()}
     for table in (table for table, names in wanted.items() if names):
         file = sealed.get(folder.parquet(table).name)

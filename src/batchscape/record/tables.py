@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from batchscape.record.files import read_json, remove_if_possible, write_atomica
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder, no_runs
 from batchscape.record.reading import RunRead, open_rows, read_folders
 from batchscape.record.state import read_sealed
-from batchscape.record.status import RunStatus
+from batchscape.record.status import Attempt, RunStatus
 from batchscape.record.summary import counts_tokens, summarise
 
 
@@ -35,6 +35,8 @@ class Tables:
     """One row an evaluation, with `run_id`."""
     ranks: pd.DataFrame
     """One row a rank and attempt, with `run_id`."""
+    attempts: pd.DataFrame
+    """One row a start of a run's processes, as `Attempt`, with `run_id`."""
     damaged: dict[str, str]
     """Run folders that could not be read, and why. They are in no table."""
 
@@ -202,6 +204,14 @@ def load(*sweep_dirs: str | Path, columns: Mapping[str, Sequence[str]] | None = 
     ]
     return Tables(
         runs=pd.DataFrame(rows),
+        attempts=pd.DataFrame(
+            [
+                {"sweep_dir": sweep, "run_id": run.row["run_id"], **attempt}
+                for run, sweep in zip(runs, sweeps, strict=True)
+                for attempt in run.attempts
+            ],
+            columns=["sweep_dir", "run_id", *(attribute.name for attribute in fields(Attempt))],
+        ),
         damaged={run.folder: run.damage for run in runs if run.damage is not None},
         **{
             table: _joined(

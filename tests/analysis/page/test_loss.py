@@ -282,13 +282,14 @@ def test_geometries_take_turns_where_cells_are_more_than_the_room(
 @pytest.mark.slow
 def test_500_runs_of_1000_points(build: Any, tmp_path: Any, browser: Any) -> None:
     """The page of a large sweep is below 10 MB, and its curves draw and change."""
+    from dataclasses import replace
+
     from batchscape.analysis.comparison import compare
     from batchscape.analysis.figures.comparison import comparison_charts
     from batchscape.analysis.page.page import html_page
     from batchscape.analysis.report.tables import comparison_table
     from batchscape.analysis.report.topic import Section
     from batchscape.analysis.report.topics import Material
-    from batchscape.record.tables import Tables
 
     sweep = build()
     sweep.run((1, 8, 1), optimizer_steps=1000)
@@ -308,7 +309,7 @@ def test_500_runs_of_1000_points(build: Any, tmp_path: Any, browser: Any) -> Non
         evals.append(measured[["sweep_dir", "run_id", *PROGRESS, "eval_loss"]])
         ranks.append(one.ranks.assign(run_id=name))
     parts = (pd.concat(part, ignore_index=True) for part in (runs, steps, evals, ranks))
-    tables = Tables(*parts, damaged={})
+    tables = replace(one, **dict(zip(("runs", "steps", "evals", "ranks"), parts, strict=True)))
     cells = find_cells(tables.runs)
     comparison = compare(cells)
     loss = loss_chart(cells, tables, None)

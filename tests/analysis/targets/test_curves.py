@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -149,7 +150,7 @@ def test_a_step_that_was_measured_twice_counts_once(build: Callable[..., Any]) -
     sweep.run((1, 16, 1))
     cells, tables = loaded(sweep)
     twice = pd.concat([tables.evals, tables.evals.iloc[[2]].assign(eval_loss=9.0)])
-    doubled = Tables(tables.runs, tables.steps, twice, tables.ranks, {})
+    doubled = replace(tables, evals=twice)
     once, again = curves_of(cells, tables), curves_of(cells, doubled)
     assert len(once) == len(again)
     assert again["loss"].tolist() == np.where(once.index == 2, 9.0, once["loss"]).tolist()

@@ -8,8 +8,9 @@
 # make chaos  sweeps that are killed at random moments, CHAOS_KILLS times, and compared with
 #             undisturbed ones; prints the counts
 # make chaos-slurm  the same on an emulated cluster: jobs, nodes and followers are killed
-# make gpu    all that needs a CUDA device, part after part (docs/gpu.md); says so where there is
-#             none. It installs nothing: `make gpu GPU_PYTHON=python3` takes any environment as it is
+# make gpu    all that needs a CUDA device, part after part (docs/gpu.md), for GPU_LIMIT_S seconds;
+#             the same command goes on. It installs nothing: `make gpu GPU_PYTHON=python3` takes any
+#             environment as it is
 # make gpu-wheels  what an environment without a network lacks for it, into .gpu-wheels
 # make versions  the engines' contract on the oldest torch of pyproject.toml and on the pinned one
 # make bench  the benchmarks, one after the other
@@ -23,7 +24,8 @@ LITGPT_PINS := .ci/constraints-litgpt.txt
 JOBS ?= 2
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
-GPU_PARTS := tests runs bench variants gpt2 peers peers-compiled training critical-batch
+GPU_PARTS ?=
+GPU_LIMIT_S ?= 560
 GPU_WHEELS := .gpu-wheels
 GPU_WHEELS_PYTHON ?= 3.12
 # On the path only where the interpreter has no such packages of its own.
@@ -44,7 +46,7 @@ CHAOS_KILLS ?= 100
 CHAOS_SEED ?= 0
 CHAOS_SLURM_KILLS ?= 50
 
-.PHONY: demo test check slow systems long chaos chaos-slurm gpu $(GPU_PARTS:%=gpu-%) gpu-wheels versions bench clean
+.PHONY: demo test check slow systems long chaos chaos-slurm gpu gpu-wheels versions bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/batchscape sweep sweeps=fixed_global_batch_digits
@@ -77,28 +79,8 @@ chaos: $(VENV)/.installed-dev
 chaos-slurm: $(VENV)/.installed-dev
 	$(BIN)/python tests/chaos/chaos_slurm.py --kills $(CHAOS_SLURM_KILLS) --seed $(CHAOS_SEED)
 
-# What fails in one part keeps no other from its figures.
 gpu:
-	@failed=; for part in $(GPU_PARTS); do \
-		$(MAKE) --no-print-directory gpu-$$part || failed="$$failed gpu-$$part"; \
-	done; test -z "$$failed" || { echo "make gpu: failed:$$failed" >&2; exit 1; }
-
-gpu-tests gpu-runs:
-	@$(GPU_RUN) benchmarks/gpu/run_tests.py $(@:gpu-%=%)
-
-gpu-bench:
-	@code=0; for benchmark in adamw_kernels recorder_overhead_cuda; do \
-		( $(GPU_RUN) benchmarks/gpu/$$benchmark.py ) || code=1; \
-	done; exit $$code
-
-gpu-variants gpu-peers gpu-training gpu-critical-batch:
-	@$(GPU_RUN) benchmarks/gpu/$(subst -,_,$(@:gpu-%=%)).py
-
-gpu-peers-compiled:
-	@$(GPU_RUN) benchmarks/gpu/peers.py --compile
-
-gpu-gpt2:
-	@$(GPU_RUN) benchmarks/gpu/gpt2_step_time.py
+	@$(GPU_RUN) benchmarks/gpu/measure.py --limit-s $(GPU_LIMIT_S) $(GPU_PARTS)
 
 # Unpacked, as nothing can be imported from a compiled package in its wheel. ANTLR's runtime is
 # published as source only.

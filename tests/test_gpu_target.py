@@ -7,10 +7,12 @@ import math
 import os
 import subprocess
 import sys
+import tarfile
 import time
 import tomllib
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from packaging.requirements import Requirement
@@ -49,11 +51,13 @@ def make(*arguments, **environment):
 @without_device
 def test_without_a_device_tests_are_collected_and_nothing_is_measured():
     before = listed(ROOT / "benchmarks")
-    done = make("gpu", f"GPU_PYTHON={sys.executable}", "GPU_PARTS=runs peers critical-batch")
+    parts = "runs peers_eager critical_batch"
+    done = make("gpu", f"GPU_PYTHON={sys.executable}", f"GPU_PARTS={parts}")
     assert (done.returncode, done.stderr) == (0, "")
     assert "\nruns: no CUDA device here; the tests were collected and skipped\n" in done.stdout
     said = "{}: no CUDA device here; nothing was measured\n"
-    assert done.stdout.endswith(said.format("peers") + said.format("critical_batch"))
+    assert said.format("peers") + said.format("critical_batch") in done.stdout
+    assert done.stdout.endswith("".join(f"{part}: done\n" for part in parts.split()))
     assert listed(ROOT / "benchmarks") == before
 
 
@@ -61,16 +65,37 @@ def test_without_a_device_tests_are_collected_and_nothing_is_measured():
 @without_device
 def test_a_test_that_cannot_be_imported_is_a_failure(tmp_path):
     (tmp_path / "hypothesis.py").write_text("raise ImportError('not here')\n")
-    settings = {"PYTHONPATH": str(tmp_path)}
-    assert make("gpu-runs", f"GPU_PYTHON={sys.executable}", **settings).returncode != 0
-
-
-def test_an_interpreter_that_fails_is_named_with_every_part():
-    done = make("gpu", "GPU_PYTHON=/bin/false")
+    done = make("gpu", f"GPU_PYTHON={sys.executable}", "GPU_PARTS=runs", PYTHONPATH=str(tmp_path))
     assert done.returncode != 0
-    parts = "gpu-tests gpu-runs gpu-bench gpu-variants gpu-gpt2 gpu-peers gpu-peers-compiled "
-    parts += "gpu-training gpu-critical-batch"
-    assert f"make gpu: failed: {parts}\n" in done.stderr
+    assert "\nruns: failed with code " in done.stdout
+
+
+@pytest.mark.usefixtures("of_benchmarks")
+def test_parts_that_are_there_are_left_out_and_the_limit_ends_one_with_all_it_started(
+    tmp_path, monkeypatch, capfd
+):
+    import measure
+
+    (tmp_path / "part.py").write_text("import sys; print('measured', *sys.argv[1:], flush=True)\n")
+    (tmp_path / "slow.py").write_text(
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print(child.pid, flush=True)\nchild.wait()\n"
+    )
+    parts = {"old": ("part.py",), "new": ("part.py", "this"), "slow": ("slow.py",)}
+    monkeypatch.setattr(measure, "HERE", tmp_path)
+    monkeypatch.setattr(measure, "PARTS", {**parts, "late": ("part.py",)})
+    monkeypatch.setattr(measure, "is_whole", lambda part: part == "old")
+    monkeypatch.setattr(measure.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(sys, "argv", ["measure.py", "--limit-s", "8"])
+    with pytest.raises(SystemExit, match="not all is measured"):
+        measure.main()
+    measured, pid, *states = capfd.readouterr().out.splitlines()
+    assert measured == "measured this"
+    assert not psutil.pid_exists(int(pid))
+    assert states == [
+        *("old: there, of this commit", "new: done", "slow: ended by the limit", "late: left")
+    ]
 
 
 @pytest.mark.parametrize("has_packages", [True, False])
@@ -82,10 +107,12 @@ def test_the_path_is_added_to_and_carried_packages_stand_in_for_missing_ones(
         f'#!/bin/sh\n[ "$1" = -c ] && exit {0 if has_packages else 1}\necho "$PYTHONPATH: $@"\n'
     )
     python.chmod(0o755)
-    done = make("gpu-training", f"GPU_PYTHON={python}", PYTHONPATH="/given/one:/given/two")
+    done = make(
+        "gpu", "GPU_PARTS=training", f"GPU_PYTHON={python}", PYTHONPATH="/given/one:/given/two"
+    )
     carried = "" if has_packages else f":{ROOT}/.gpu-wheels"
     path = f"{ROOT}/src{carried}:/given/one:/given/two"
-    assert done.stdout == f"{path}: benchmarks/gpu/training.py\n"
+    assert done.stdout == f"{path}: benchmarks/gpu/measure.py --limit-s 560 training\n"
 
 
 def test_versions_are_the_oldest_that_is_named_and_the_pinned_one():
@@ -139,10 +166,21 @@ def test_figures_are_written_by_device_and_the_page_has_their_tables(tmp_path, m
     }
     monkeypatch.setattr(results, "RESULTS", tmp_path)
     monkeypatch.setattr(results, "where", lambda: known)
+    monkeypatch.setenv("GPU_ARCHIVE", str(tmp_path))
+    assert not results.is_whole("part")
+    results.save("part", [], so_far=True)
+    assert not results.is_whole("part")
     compared = {"comparison": "a / b", "value": 1.23456, "low": None, "high": None, "n": 1}
     results.save("part", [{"name": "a|b", "s": 0.000123456, "ok": True}], [compared])
     file = tmp_path / "nvidia-h100-80gb-hbm3" / "part.json"
     assert json.loads(file.read_text()) | known == json.loads(file.read_text())
+    assert results.is_whole("part")
+    with tarfile.open(tmp_path / "gpu_results.tar") as archive:
+        kept = archive.extractfile(f"{tmp_path.name}/{file.parent.name}/part.json")
+        assert kept.read() == file.read_bytes()
+    known["commit"] = "abd"
+    assert not results.is_whole("part")
+    known["commit"] = "abc-dirty"
     table = [
         "## part: NVIDIA H100 80GB HBM3",
         "",

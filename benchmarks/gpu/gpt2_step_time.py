@@ -48,7 +48,7 @@ def main() -> None:
     # Runs of another commit would be taken as done.
     shutil.rmtree(FOLDER, ignore_errors=True)
     runs: list[tuple[str, dict[str, Any]]] = []
-    for name, grid in GRIDS.items():
+    for k, (name, grid) in enumerate(GRIDS.items(), start=1):
         settings = (*SETTINGS, *grid, f"sweep_name={name}", *options.settings)
         runs += [(name, run) for run in runs_of(FOLDER / name, options.limit_s, *settings)]
         rows = [
@@ -60,7 +60,7 @@ def main() -> None:
         ]
         rows.sort(key=lambda row: (row["model"], row["compile"], row["micro_batch_size"]))
         of_124m = [row for row in rows if row["model"] == "124M"]
-        save("gpt2_step_time", rows, eager_over_compiled(of_124m))  # what there is so far
+        save("gpt2_step_time", rows, eager_over_compiled(of_124m), so_far=k < len(GRIDS))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import sys
+import tarfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -55,13 +56,45 @@ def save(
         More is to come: no table is printed yet.
     """
     of_device = where()
-    slug = re.sub(r"[^a-z0-9]+", "-", of_device["device"].lower()).strip("-")
-    path = RESULTS / slug / f"{part}.json"
+    path = _file_of(part, of_device["device"])
     path.parent.mkdir(parents=True, exist_ok=True)
-    result = {"part": part, **of_device, "rows": rows, "compared": compared or []}
+    result = {
+        "part": part,
+        **of_device,
+        "is_whole": not so_far,
+        "rows": rows,
+        "compared": compared or [],
+    }
     path.write_text(json.dumps(result, indent=2) + "\n")
+    _archive()
     if not so_far:
         print(f"written: {path}\n\n{markdown(result)}", flush=True)
+
+
+def is_whole(part: str) -> bool:
+    """Return whether the file of a part has all its figures, of this commit and this device."""
+    of_device = where()
+    path = _file_of(part, of_device["device"])
+    if not path.exists():
+        return False
+    result = json.loads(path.read_text())
+    return result.get("is_whole", False) and result["commit"] == of_device["commit"] is not None
+
+
+def _file_of(part: str, device: str) -> Path:
+    slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+    return RESULTS / slug / f"{part}.json"
+
+
+def _archive() -> None:
+    """Renew `gpu_results.tar` in the folder `GPU_ARCHIVE`: a killed command loses one part."""
+    folder = os.environ.get("GPU_ARCHIVE")
+    if not folder:
+        return
+    begun = Path(folder, ".gpu_results.tar.tmp")
+    with tarfile.open(begun, "w") as archive:
+        archive.add(RESULTS, arcname=RESULTS.name)
+    begun.replace(Path(folder, "gpu_results.tar"))
 
 
 def where() -> Row:

@@ -1,6 +1,6 @@
 """Kill what runs a sweep, again and again, and look at what is left: `make chaos`.
 
-A sweep of 24 short runs of one and two ranks is launched by the real command. At random moments the
+A sweep of short runs of one and two ranks is launched by the real command. At random moments the
 launcher, the fork server, a worker or a rank is killed with SIGKILL, and the same command is given
 again. In the end every cell has one sealed record with the curve of an undisturbed sweep, bit for
 bit, and nothing else is left: no process, no held lock, no scratch, no half-written file.
@@ -50,7 +50,6 @@ SWEEP = (
     "batch.data_parallel_size=1,2",
     "batch.micro_batch_size=4,8",
     "batch.gradient_accumulation_steps=null",
-    "seed=range(0,6)",
     "budget.samples=384",
     "evaluation.every_samples=64",
     "evaluation.samples=16",
@@ -64,8 +63,7 @@ SWEEP = (
     "--retry",
     "failed",
 )
-"""24 runs of 24 optimizer steps, with a checkpoint every four."""
-RUNS = 24
+"""Four runs a seed, of 24 optimizer steps, with a checkpoint every four."""
 CURVES = {
     "steps": ["optimizer_step", "samples", "tokens", "loss", "learning_rate", "gradient_norm"],
     "evals": ["optimizer_step", "samples", "eval_loss", "eval_accuracy", "eval_labels"],
@@ -117,11 +115,12 @@ class Counts:
 class Chaos:
     """Launches, kills, launches again, and checks."""
 
-    def __init__(self, root: Path, kills: int, seed: int, delay_s: float) -> None:
+    def __init__(self, root: Path, kills: int, seed: int, delay_s: float, seeds: int) -> None:
         self._root = root
         self._wanted = kills
         self._random = random.Random(seed)
         self._delay_s = delay_s
+        self._seeds = seeds
         self._temporary = root / "tmp"
         self._temporary.mkdir()
         self._children: list[psutil.Process] = []
@@ -153,7 +152,7 @@ class Chaos:
             self._await_end(launched, sweep)
             before, sealed = sealed, _sealed(sweep)
             # One that was killed after its last seal may have left what the next clears away.
-            if sealed == RUNS and launched.returncode == 0:
+            if sealed == 4 * self._seeds and launched.returncode == 0:
                 return
             self.counts.reruns += 1
             idle = idle + 1 if sealed == before else 0
@@ -168,9 +167,10 @@ class Chaos:
             "TMPDIR": str(self._temporary),
             "XDG_CACHE_HOME": str(self._root / "cache"),
         }
+        varied = (f"seed=range(0,{self._seeds})", f"sweep_dir='{sweep}'")
         with (self._root / f"{sweep.name}.txt").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "batchscape", "sweep", *SWEEP, f"sweep_dir='{sweep}'"],
+                [sys.executable, "-m", "batchscape", "sweep", *SWEEP, *varied],
                 cwd=self._root,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -263,7 +263,7 @@ class Chaos:
         folders = SweepFolder(sweep).run_folders()
         names = [folder.path.name for folder in folders]
         assert names == [f.path.name for f in SweepFolder(undisturbed).run_folders()]
-        assert len(names) == RUNS
+        assert len(names) == 4 * self._seeds
         tables = load(sweep)
         assert not tables.damaged
         assert tables.runs["run_id"].tolist() == names
@@ -318,6 +318,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--delay", type=float, default=0.004, help="seconds a sample")
+    parser.add_argument("--seeds", type=int, default=6, help="of the runs of a sweep, 4 each")
     parser.add_argument("--dir", type=Path, help="new folder; default: a temporary one")
     parser.add_argument("--json", action="store_true", help="print the counts as JSON")
     parsed = parser.parse_args()
@@ -326,7 +327,7 @@ def main() -> None:
     root = parsed.dir or Path(tempfile.mkdtemp(prefix="batchscape-chaos-"))
     root.mkdir(exist_ok=True)
     began = time.monotonic()
-    counts = Chaos(root, parsed.kills, parsed.seed, parsed.delay).run()
+    counts = Chaos(root, parsed.kills, parsed.seed, parsed.delay, parsed.seeds).run()
     shutil.rmtree(root)
     if parsed.json:
         print(json.dumps(vars(counts)))

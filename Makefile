@@ -1,3 +1,4 @@
+# make help   this list
 # make demo   cuts of one global batch, a range of global batches, and one report of both, from nothing
 # make test   the tests, from nothing
 # make check  lint, format, types, dead code
@@ -46,7 +47,10 @@ CHAOS_KILLS ?= 100
 CHAOS_SEED ?= 0
 CHAOS_SLURM_KILLS ?= 50
 
-.PHONY: demo test check slow systems long chaos chaos-slurm gpu gpu-wheels versions bench clean
+.PHONY: help demo test check slow systems long chaos chaos-slurm gpu gpu-wheels versions bench clean
+
+help:
+	@sed -n '/^[^#]/q; s/^# \{0,1\}//p' Makefile
 
 demo: $(VENV)/.installed
 	$(BIN)/batchscape sweep sweeps=fixed_global_batch_digits

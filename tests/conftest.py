@@ -68,6 +68,15 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the test that failed first, which often explains the others."""
+    statistics = terminalreporter.stats
+    failures = [*statistics.get("failed", ()), *statistics.get("error", ())]
+    if len(failures) > 1:
+        first = min(failures, key=lambda report: report.stop)
+        terminalreporter.write_line(f"first to fail: {first.nodeid}")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Prepare data where the user's own cache is not touched."""

@@ -75,7 +75,7 @@ systems: $(VENV)/.installed-systems $(LITGPT)/.installed
 	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "systems and not gpu"
 
 long: $(VENV)/.installed-systems $(LITGPT)/.installed
-	$(BIN)/pytest -n $(JOBS) --dist worksteal -m "(slow or systems) and not gpu"
+	$(BIN)/pytest -n $(JOBS) --dist worksteal --durations=60 -m "(slow or systems) and not gpu"
 
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python tests/chaos/chaos.py --kills $(CHAOS_KILLS) --seed $(CHAOS_SEED)

@@ -133,7 +133,7 @@ def measured(folder: SweepFolder, spec: RunSpec) -> dict[str, float] | None:
 def errors_of(name: str, errors: list[float]) -> dict[str, Any]:
     """Return the median and the largest size of errors, in percent."""
     sizes = [100 * abs(error) for error in errors]
-    interval = stats.quantile_test(sizes, q=0, p=0.5).confidence_interval(0.95)
+    interval: Any = stats.quantile_test(sizes, q=0, p=0.5).confidence_interval(0.95)
     return {
         "family": name,
         "n": len(sizes),

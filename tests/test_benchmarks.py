@@ -1,9 +1,8 @@
-"""The benchmarks run and print their ratios; what they measure is no test's business."""
+"""What benchmarks compute; `make check` tells whether what they call is there."""
 
 from __future__ import annotations
 
 import ast
-import hashlib
 import importlib.util
 import re
 import subprocess
@@ -67,62 +66,6 @@ def test_the_extra_brings_what_the_trainer_needs():
 
 
 @pytest.mark.slow
-def test_recorder_overhead():
-    printed = printed_by("recorder_overhead.py", "--blocks", "3", "--steps", "5")
-    assert re.search(r"share of the step: \d+\.\d+ %", printed)
-    assert re.search(r"with / without: \d+\.\d+ \(95 % interval", printed)
-
-
-@pytest.mark.slow
-def test_noise_scale_overhead():
-    printed = printed_by("noise_scale_overhead.py", "--pairs", "4")
-    assert len(re.findall(r"share of the training, sampled every 20: -?\d+\.\d+ %", printed)) == 4
-
-
-@pytest.mark.slow
-def test_report_at_scale():
-    printed = printed_by("report_at_scale.py", "--runs", "10", "--points", "40", "--seeds", "2")
-    for part in ("libraries alone", "load", "report"):
-        assert re.search(rf"{part}: \d+\.\d s, .* peak of \d+\.\d\d GiB", printed)
-    assert re.search(r"ratio report / libraries alone: \d+\.\d of processor time", printed)
-    assert re.search(r"ratio plain pandas / load: \d+\.\d", printed)
-
-
-@pytest.mark.slow
-def test_run_overhead():
-    printed = printed_by("run_overhead.py", "--rounds", "2", "--runs", "1")
-    for peer in ("submitit_local", "hydra_joblib"):
-        assert re.search(rf"ratio {peer} / ours: \d+\.\d", printed)
-
-
-@pytest.mark.slow
-def test_plan_at_scale():
-    printed = printed_by("plan_at_scale.py", "--cells", "64", "--repeats", "1")
-    assert re.search(r"without predictions: 64 cells, median \d+\.\d s", printed)
-    assert re.search(r"ratio of the medians, with / without: \d+\.\d\d", printed)
-
-
-@pytest.mark.slow
-def test_growth():
-    printed = printed_by("growth.py", "--runs", "20", "--seeds", "1")
-    assert printed.startswith("20 runs\n")
-    for what in ("plan", "resume", "status", "load", "report"):
-        assert re.search(rf"^  {what}: \d+\.\d s, \d\.\d\d GiB$", printed, re.MULTILINE)
-    for what in ("resume", "status", "load"):
-        assert re.search(rf"{what}, 0.5 ms an answer: \d+\.\d s", printed)
-    assert re.search(r"claim and release: \d+\.\d\d ms a run", printed)
-
-
-@pytest.mark.systems
-def test_slurm_throughput():
-    printed = printed_by("slurm_throughput.py", "--runs", "3", "--peer-runs", "2", "--steps", "5")
-    assert re.search(r"pool_jobs +3 runs in +\d+\.\d s; of a node, \d+\.\d+ s a run", printed)
-    for peer in ("one_job_a_run", "hydra_submitit"):
-        told = rf"ratio {peer} / pool_jobs: \d+\.\d of all, \d+\.\d of the overhead"
-        assert re.search(told, printed)
-
-
-@pytest.mark.slow
 def test_hf_trainer():
     printed = printed_by("hf_trainer.py", "--rounds", "2", "--sizes", "tiny")
     (apart,) = re.findall(r"tiny: losses of 20 .* largest difference (\S+)", printed)
@@ -148,18 +91,6 @@ def test_peers():
     assert max(row["largest_loss_difference"] for row in rows[:-1]) < 1e-3
     assert [ratio["comparison"] for ratio in compared] == [f"{p} / batchscape" for p in peers]
     assert {ratio["n"] for ratio in compared} == {2}
-
-
-@pytest.mark.slow
-def test_step_time_prediction():
-    """Trainings of a busy machine may tell no time; then it says so, and prints no figure."""
-    small = ("--models", "mlp", "--repeats", "1", "--steps", "40")
-    printed = printed_by("step_time_prediction.py", *small)
-    assert re.search(r"mlp: \d of 7 runs have valid times", printed)
-    told = r"\d+ predictions of held-out .* worst \d+\.\d %; the 95 % interval covers \d+ %"
-    without = r"too few cuts with valid times|none of \d+ times of held-out cuts is identified"
-    assert re.search(told, printed) or re.search(without, printed)
-    assert "nan" not in printed
 
 
 @pytest.mark.parametrize(
@@ -211,33 +142,3 @@ def test_regret_is_of_the_seeds_that_a_search_did_not_see():
     others = [(1.0 + 1.1) / 2 - (0.1 + 1.7) / 2, (1.0 + 0.9) / 2 - (0.1 + 1.3) / 2]
     expected = np.mean([0.5, *others])
     assert module.listed(losses, [0.01, 0.1, 1.0]) == pytest.approx(expected)
-
-
-@pytest.mark.slow
-def test_search_regret():
-    printed = printed_by("search_regret.py", "--repeats", "2", "--trials", "3", "6")
-    told = r"^ *(\w+(?: \w+)?)(?: +\d+\.\d(?: \[\d+\.\d, \d+\.\d\])?){2}$"
-    assert re.findall(told, printed, re.MULTILINE) == ["grid", "any grid", "random", "tpe", "gp"]
-    assert re.search(r"gp with half the trials is as good as grid\? 3 against 6: (yes|no)", printed)
-    assert re.search(r"on 15 studies .* the best trial was cut in \d+\.\d %", printed)
-
-
-@pytest.mark.slow
-def test_memory_prediction(tmp_path):
-    out = ["--out", tmp_path, "--part", "0.01", "--family", "convolutions"]
-    printed = printed_by("memory_prediction.py", *out)
-    errors = re.findall(r"peak, \w+: median .*, worst (\d+\.\d+) %, n 1", printed)
-    assert len(errors) == 2
-    assert max(map(float, errors)) < 1
-    frozen = (tmp_path / "memory_prediction-cpu-predicted.json").read_bytes()
-    assert f"sha256 {hashlib.sha256(frozen).hexdigest()}" in printed
-
-
-@pytest.mark.systems
-def test_memory_prediction_of_libraries(tmp_path):
-    pytest.importorskip("deepspeed")
-    out = ["--libraries", "--out", tmp_path, "--part", "0.02", "--family", "gpt ZeRO 2"]
-    printed = printed_by("memory_prediction.py", *out)
-    (error,) = re.findall(r"peak, gpt ZeRO 2: median .*, worst (\d+\.\d+) %, n 1", printed)
-    assert float(error) < 3
-    assert (tmp_path / "memory_prediction_of_libraries-cpu.json").exists()

@@ -94,8 +94,17 @@ def build(arguments: ModelArguments) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(config)
 
 
+def skip_kernel_of_inference() -> None:
+    """Spare DeepSpeed the kernel that it compiles on a CPU, for a minute, and trains without."""
+    if "--use_cpu" in sys.argv and any(text.startswith("--deepspeed") for text in sys.argv):
+        import deepspeed
+
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
 def main() -> None:
     """Train, evaluate, and leave `trainer_state.json` in the output folder."""
+    skip_kernel_of_inference()
     parser = HfArgumentParser((ModelArguments, DataTrainingArguments, TrainingArguments))
     model_args, data_args, training_args = parser.parse_args_into_dataclasses()
     set_seed(training_args.seed)

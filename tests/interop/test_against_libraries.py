@@ -44,7 +44,10 @@ def deepspeed_parser(tmp_path_factory):
     config = pytest.importorskip("deepspeed.runtime.config")
     torch = pytest.importorskip("torch")
     store = tmp_path_factory.mktemp("store") / "store"
-    importlib.import_module("deepspeed").init_distributed(
+    deepspeed = importlib.import_module("deepspeed")
+    # Or it compiles a kernel for a minute, which only its inference uses.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(
         "gloo", init_method=f"file://{store}", rank=0, world_size=1, auto_mpi_discovery=False
     )
 

@@ -131,7 +131,7 @@ def of_best_rates(context: Context) -> Finding | None:
     if optima is None:
         return None
     laws, behind = laws_of_most_optima(optima)
-    exponent, used = laws.exponent, laws.used
+    exponent, used = laws.exponent, laws.optima
     ids = tuple(sorted(set(behind["run_id"])))
     left_out = "".join(f" Left out: B = {text}." for text in laws.left_out)
     if not exponent.is_identified:

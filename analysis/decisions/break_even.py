@@ -150,9 +150,9 @@ def _line(
                 weights = [w - v for w, v in zip(weights, below, strict=True)]
             if not any(weights):
                 continue
-            found = part.fit.combine(weights)
-            total += found.value
-            variance += found.variance
-            degrees.append(found.degrees)
+            combined = part.fit.combine(weights)
+            total += combined.value
+            variance += combined.variance
+            degrees.append(combined.degrees)
         values.append(Combination(total, variance, min(degrees, default=0.0)))
     return values[0], values[1]

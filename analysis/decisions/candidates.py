@@ -72,8 +72,8 @@ def memory_of_device(evidence: Basis, memory_gib: float | None, devices: int) ->
     """
     if memory_gib is not None:
         return memory_gib
-    own = evidence.device_memory_gib
-    return evidence.host_memory_gib / devices if math.isnan(own) else own
+    recorded = evidence.device_memory_gib
+    return evidence.host_memory_gib / devices if math.isnan(recorded) else recorded
 
 
 def is_to_target(candidates: pd.DataFrame) -> bool:
@@ -153,7 +153,7 @@ def candidates_of(
     else:
         geometries = _geometries(steps.index, measured, max_devices)
     times = step_times(evidence.paces, geometries, evidence.step_time)
-    rows = _held_against(time_to_target(steps, times), evidence)
+    rows = _with_derived_times(time_to_target(steps, times), evidence)
     rows["rates_tried"] = evidence.rates_tried
     limits = [
         _memory(
@@ -218,39 +218,41 @@ def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any], n_compared: i
         by trajectory, and cancel where they share them; those of different batches are taken as
         independent.
     """
-    own = candidates["global_batch_size"] == chosen["global_batch_size"]
-    same = own & (candidates[list(FACTORS)] == chosen[list(FACTORS)]).all(axis=1)
+    same_batch = candidates["global_batch_size"] == chosen["global_batch_size"]
+    same_cut = same_batch & (candidates[list(FACTORS)] == chosen[list(FACTORS)]).all(axis=1)
     pairs = [_steps_apart(steps, chosen["steps_log_of"]) for steps in candidates["steps_log_of"]]
     paired = pd.DataFrame(pairs, columns=["mean", "variance", "degrees"], index=candidates.index)
-    steps = (candidates["steps_log"] - chosen["steps_log"]).where(~own, paired["mean"])
+    steps = (candidates["steps_log"] - chosen["steps_log"]).where(~same_batch, paired["mean"])
     difference = candidates["time_log"] - chosen["time_log"] + steps
     n = len(candidates)
     variances = np.column_stack(
         [
             candidates["time_log_variance"],
             np.full(n, chosen["time_log_variance"]),
-            candidates["steps_log_variance"].where(~own, paired["variance"]),
-            np.where(own, 0.0, chosen["steps_log_variance"]),
+            candidates["steps_log_variance"].where(~same_batch, paired["variance"]),
+            np.where(same_batch, 0.0, chosen["steps_log_variance"]),
         ]
     ).astype(float)
     degrees_of = np.column_stack(
         [
             candidates["time_degrees"],
             np.full(n, chosen["time_degrees"]),
-            candidates["steps_degrees"].where(~own, paired["degrees"]),
-            np.where(own, math.inf, chosen["steps_degrees"]),
+            candidates["steps_degrees"].where(~same_batch, paired["degrees"]),
+            np.where(same_batch, math.inf, chosen["steps_degrees"]),
         ]
     ).astype(float)
     variance, degrees = _welch(variances, degrees_of)
-    half = np.where(same, 0.0, pair_quantile(max(n_compared, 2), degrees) * np.sqrt(variance))
+    half = np.where(same_cut, 0.0, pair_quantile(max(n_compared, 2), degrees) * np.sqrt(variance))
     # What was timed once has no degrees of freedom.
-    known = candidates["time_degrees"].fillna(0)
-    of_times = known.clip(upper=0 if math.isnan(chosen["time_degrees"]) else chosen["time_degrees"])
+    time_degrees = candidates["time_degrees"].fillna(0)
+    of_times = time_degrees.clip(
+        upper=0 if math.isnan(chosen["time_degrees"]) else chosen["time_degrees"]
+    )
     units = of_times + 1
     seeds = candidates["n_seeds"].clip(upper=chosen["n_seeds"])
-    cancel = own & paired["degrees"].eq(math.inf)
+    cancel = same_batch & paired["degrees"].eq(math.inf)
     units = units.where(cancel, units.clip(upper=seeds))
-    told = same | (units >= FEWEST)
+    has_interval = same_cut | (units >= FEWEST)
     # The end of a wide interval may be beyond all numbers: infinite.
     with np.errstate(invalid="ignore", over="ignore"):
         low, high = np.exp(difference - half), np.exp(difference + half)
@@ -258,8 +260,8 @@ def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any], n_compared: i
     ratio = np.exp(difference).fillna(candidates["time_s"] / chosen["time_s"])
     return candidates.assign(
         times_slower=ratio,
-        times_slower_low=low.where(told),
-        times_slower_high=high.where(told),
+        times_slower_low=low.where(has_interval),
+        times_slower_high=high.where(has_interval),
         times_slower_n=units,
         times_dearer=ratio * devices,
     )
@@ -274,7 +276,7 @@ def _welch(variances: Floats, degrees: Floats) -> tuple[Floats, Floats]:
         return total, np.where(shares > 0, total**2 / shares, degrees.min(axis=1))
 
 
-def _held_against(rows: pd.DataFrame, evidence: Basis) -> pd.DataFrame:
+def _with_derived_times(rows: pd.DataFrame, evidence: Basis) -> pd.DataFrame:
     """Say which times the runs recorded, and what times made of mean steps would be."""
     paces = evidence.paces
     names = list(FACTORS)
@@ -363,7 +365,7 @@ def _memory(evidence: Basis, geometry: Geometry, limit: float) -> tuple[float, s
 
 
 def _upper(model: MemoryModel, geometry: Geometry) -> float:
-    found = model.peak(*geometry)
-    if not found.is_identified:
+    peak = model.peak(*geometry)
+    if not peak.is_identified:
         return math.inf
-    return found.value if math.isnan(found.high) else found.high
+    return peak.value if math.isnan(peak.high) else peak.high

@@ -121,7 +121,7 @@ class Basis:
         to_target = figures["time_to_target_s"] / figures["steps_to_target"]
         mean = figures["mean_step_time_s"].fillna(table["step_time_s"])
         cuts = [table[name] for name in FACTORS]
-        n, n_timed = (own.groupby(cuts).transform("count") for own in (to_target, mean))
+        n, n_timed = (figure.groupby(cuts).transform("count") for figure in (to_target, mean))
         is_recorded = n.gt(0) & (n.ge(FEWEST) | n.eq(n_timed))
         pace = to_target.where(is_recorded, to_target.fillna(mean))
         return table.assign(step_time_s=pace, whole_step_time_s=mean, is_recorded=is_recorded)
@@ -168,12 +168,12 @@ def gather(dirs: list[Path], target_loss: float | None = None) -> list[Basis]:
     refuse_trials(dirs)
     tables = load(*dirs, columns={"steps": (), "ranks": ()})
     cells = find_cells(tables.runs)
-    found = evidence_of(cells, tables, target_loss)
-    if not found:
+    evidence = evidence_of(cells, tables, target_loss)
+    if not evidence:
         counts = ", ".join(f"{n} {s}" for s, n in cells.runs["status"].value_counts().items())
         msg = f"a recommendation needs completed runs, and of these none is: {counts}"
         raise AnalysisError(msg)
-    return found
+    return evidence
 
 
 def evidence_of(
@@ -198,24 +198,24 @@ def evidence_of(
     groups = cost_groups(cells)
     shared = [(0, "", tuple(cells.table.index))]
     if reaches is not None:
-        known = curve_groups(cells)
-        numbers = known.index.astype(int)
-        shared = list(zip(numbers, known["label"], known["cells"], strict=True))
+        loss_groups = curve_groups(cells)
+        numbers = loss_groups.index.astype(int)
+        shared = list(zip(numbers, loss_groups["label"], loss_groups["cells"], strict=True))
     # What never completed, such as a version of one's model that failed, has nothing to say.
     done = set(cells.runs.loc[cells.runs["status"].eq("completed"), "cell"])
-    found = []
+    evidence = []
     for number in sorted(table["group"].unique()):
-        own = table[table["group"] == number]
+        group_table = table[table["group"] == number]
         here = set(groups.index[groups["group"] == number])
         within = [(group, label) for group, label, members in shared if here & done & set(members)]
         for group, label in within:
             mine = None if reaches is None else reaches[reaches["group"] == group]
-            names = [str(own["group_label"].iloc[0]), str(label) if len(within) > 1 else ""]
+            names = [str(group_table["group_label"].iloc[0]), str(label) if len(within) > 1 else ""]
             runs = cells.runs[cells.runs["cell"].isin(here)]
             text = ", ".join(filter(None, names))
-            made = _evidence(text, own, mine, runs, [note] if note else [])
-            found.append(replace(made, runs=runs, same_sweeps=cells.runs))
-    return found
+            made = _evidence(text, group_table, mine, runs, [note] if note else [])
+            evidence.append(replace(made, runs=runs, same_sweeps=cells.runs))
+    return evidence
 
 
 def _reaches(
@@ -350,30 +350,30 @@ def _of_target(reaches: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
     target = f"{reaches['target_loss'].iloc[0]:.4g}"
     by_batch = reaches.groupby("global_batch_size")
     reached = reaches["outcome"].eq("reached").groupby(reaches["global_batch_size"]).any()
-    found = []
+    warnings = []
     for batch in reached.index[~reached]:
-        own = by_batch.get_group(batch)
-        rates = own["learning_rate"].nunique()
+        batch_runs = by_batch.get_group(batch)
+        rates = batch_runs["learning_rate"].nunique()
         at = f" at {rates} learning rates" if rates > 1 else ""
-        found.append(
+        warnings.append(
             f"no run of global batch {batch} reached a held-out loss of {target} ("
-            f"{count_text(len(own), 'run')}{at}): it is left out of the choice"
+            f"{count_text(len(batch_runs), 'run')}{at}): it is left out of the choice"
         )
     names = ["sweep_dir", "run_id", "optimizer_steps", "stop_reason"]
-    told = reaches[["sweep_dir", "run_id", "global_batch_size", "steps_to_target"]].merge(
+    trained = reaches[["sweep_dir", "run_id", "global_batch_size", "steps_to_target"]].merge(
         runs.reindex(columns=names), on=names[:2]
     )
-    told = told[told["stop_reason"].ne("target")]
-    share = told["steps_to_target"] / pd.to_numeric(told["optimizer_steps"])
-    median = share.groupby(told["global_batch_size"]).median().dropna()
+    trained = trained[trained["stop_reason"].ne("target")]
+    share = trained["steps_to_target"] / pd.to_numeric(trained["optimizer_steps"])
+    median = share.groupby(trained["global_batch_size"]).median().dropna()
     early = median[median < _EARLY]
     if len(median) > 1 and 2 * len(early) >= len(median):
-        found.append(
+        warnings.append(
             f"a held-out loss of {target} is far above what most global batches reach: "
             f"{len(early)} of {len(median)} meet it in the first {_EARLY:.0%} of their training. "
             "Ask for a lower one (--target) where that is what a training is for"
         )
-    return found
+    return warnings
 
 
 def _every_cut(reaches: pd.DataFrame, best: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:

@@ -69,7 +69,7 @@ def pareto_chart(candidates: pd.DataFrame, label: str, name: str, table: str) ->
         Marks("text", front.head(_MAX_LABELS).drop(columns="series"), text="geometry"),
     ]
     names = {*rows["series"], *(mark.name for mark in marks)}
-    own = f"{label}: " if label else ""
+    prefix = f"{label}: " if label else ""
     intervals = f", with {LEVEL:.0%} intervals of the time" if len(bars) else ""
     best = (
         "Line: the front, the geometries that none beats in both"
@@ -80,7 +80,7 @@ def pareto_chart(candidates: pd.DataFrame, label: str, name: str, table: str) ->
     return Chart(
         name,
         f"Geometries to choose from{f': {label}' if label else ''}",
-        f"{own}Device time against time to the target{intervals}. {best}.{hollow}",
+        f"{prefix}Device time against time to the target{intervals}. {best}.{hollow}",
         Axis({"time_s": "time to target (s)"}, kind="log"),
         Axis({"device_hours": "device-hours"}, kind="log"),
         marks,

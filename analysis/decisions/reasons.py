@@ -84,29 +84,29 @@ def known_without_times(evidence: Basis) -> list[str]:
         The critical batch, and the learning rate of each global batch, as far as known.
     """
     critical, reaches = evidence.critical, evidence.reaches
-    known = []
+    facts = []
     if critical is not None and critical.is_identified:
-        known.append(
+        facts.append(
             f"Critical batch: {critical.text()} samples. Below it a larger global batch saves "
             "nearly as many optimizer steps as it has more samples; above it, few."
         )
     if reaches is None or "learning_rate" not in reaches:
-        return known
+        return facts
     tuned = reaches["tuned"] if "tuned" in reaches else pd.Series(False, index=reaches.index)
     rates = reaches.assign(tuned=tuned).dropna(subset=["learning_rate"])
     for is_tuned, words in (
         (True, "Learning rate of the fewest steps to the target"),
         (False, "Learning rate, NOT TUNED"),
     ):
-        own = rates[rates["tuned"].astype(bool).eq(is_tuned)]
-        pairs = own.drop_duplicates("global_batch_size").sort_values("global_batch_size")
-        shown = [
+        matching = rates[rates["tuned"].astype(bool).eq(is_tuned)]
+        pairs = matching.drop_duplicates("global_batch_size").sort_values("global_batch_size")
+        texts = [
             f"{significant(float(row['learning_rate']), 3)} at {int(row['global_batch_size'])}"
             for _, row in pairs.iterrows()
         ]
-        if shown:
-            known.append(f"{words}, by global batch: {', '.join(shown)}.")
-    return known
+        if texts:
+            facts.append(f"{words}, by global batch: {', '.join(texts)}.")
+    return facts
 
 
 def missing_evidence(evidence: Basis) -> list[str]:
@@ -117,28 +117,28 @@ def missing_evidence(evidence: Basis) -> list[str]:
     list of str
         Each ends in a command where one would settle it.
     """
-    found = []
+    missing = []
     memory, times = evidence.memory, evidence.step_time
     if memory is None or not all(
         memory.phases[name].estimates["per_sample_gib"].is_identified for name in memory.limiting
     ):
-        found.append(_settle("how memory grows with the micro-batch", "vary_micro_batch"))
+        missing.append(_settle("how memory grows with the micro-batch", "vary_micro_batch"))
     if times is None:
-        found.append(f"Not identified: the time of a step. {measured_again(evidence)}")
+        missing.append(f"Not identified: the time of a step. {measured_again(evidence)}")
     else:
         untimed = untimed_cells(evidence.runs) if len(evidence.runs) else evidence.runs
         if len(untimed) and for_times(untimed, evidence.same_sweeps) is not None:
             what = f"the time of {count_text(untimed['cell'].nunique(), 'cut')}"
-            found.append(f"Not identified: {what}. {measured_again(evidence)}")
+            missing.append(f"Not identified: {what}. {measured_again(evidence)}")
         if not times.estimates["per_sample_s"].is_identified:
-            found.append(_settle("how time grows with the micro-batch", "vary_micro_batch"))
+            missing.append(_settle("how time grows with the micro-batch", "vary_micro_batch"))
         if not times.estimates["exchange_s"].is_identified:
-            found.append(_settle("what the exchange between devices costs", "device_scaling"))
+            missing.append(_settle("what the exchange between devices costs", "device_scaling"))
     if evidence.critical is None or not evidence.critical.is_identified:
-        found.append(_settle("the critical batch", "vary_global_batch"))
+        missing.append(_settle("the critical batch", "vary_global_batch"))
     reaches = evidence.reaches
     if reaches is None or not reaches.get("tuned", pd.Series([False])).all():
-        found.append(_settle("the best learning rate of each global batch", "learning_rate"))
+        missing.append(_settle("the best learning rate of each global batch", "learning_rate"))
     times_of = evidence.table.groupby(list(FACTORS))["step_time_s"].count()
     n_times = 0 if times_of.empty else int(times_of.max())
     n_seeds = int(
@@ -148,12 +148,12 @@ def missing_evidence(evidence: Basis) -> list[str]:
         command = for_more_seeds(evidence.runs, range(FEWEST))
         varies = "times vary between runs" if reaches is None else "steps vary between seeds"
         what = f"how {varies}: {too_few(n_seeds, 'seeds')}"
-        found.append(
+        missing.append(
             _settle(what, "vary_global_batch")
             if command is None
             else f"Not identified: {what}. The same sweep with more seeds settles it: {command}"
         )
-    return found
+    return missing
 
 
 def measured_next(evidence: Basis, compared: pd.DataFrame) -> list[str]:
@@ -174,12 +174,12 @@ def measured_next(evidence: Basis, compared: pd.DataFrame) -> list[str]:
     if faster.empty or evidence.runs.empty:
         return []
     row, batch = faster.iloc[0], int(faster["global_batch_size"].iloc[0])
-    alike = evidence.runs[evidence.runs["global_batch_size"].eq(batch)]
-    alike = evidence.runs if alike.empty else alike
+    same_batch = evidence.runs[evidence.runs["global_batch_size"].eq(batch)]
+    same_batch = evidence.runs if same_batch.empty else same_batch
     settings = {f"batch.{name}": str(int(row[name])) for name in (*FACTORS, "global_batch_size")}
     if evidence.reaches is not None:
         tuned = evidence.reaches.loc[evidence.reaches["global_batch_size"].eq(batch), "run_id"]
-        rates = alike.loc[alike["run_id"].isin(tuned), RATE].dropna().unique()
+        rates = same_batch.loc[same_batch["run_id"].isin(tuned), RATE].dropna().unique()
         settings |= {RATE: str(rates[0])} if len(rates) == 1 else {}
     value, low, high = (float(row[f"times_slower{end}"]) for end in ("", "_low", "_high"))
     ratio = interval_text(value, low, high, FEWEST)
@@ -188,7 +188,7 @@ def measured_next(evidence: Basis, compared: pd.DataFrame) -> list[str]:
         f"Not measured: {cut_text(row)} = {batch}, which is predicted to take {ratio} times as "
         f"long as the geometry recommended{others}."
     )
-    command = for_cut(alike, settings)
+    command = for_cut(same_batch, settings)
     return [text if command is None else f"{text} To measure it: {command}"]
 
 
@@ -229,8 +229,8 @@ def _micro_batch(
         return f"{text}: {how}; how much memory it takes is not known, and whether it fits."
     source = str(chosen["memory_source"])
     if source == "predicted" and evidence.memory is not None:
-        found = evidence.memory.peak(*(int(chosen[name]) for name in FACTORS))
-        source += " without an interval" if math.isnan(found.high) else ", upper end"
+        predicted = evidence.memory.peak(*(int(chosen[name]) for name in FACTORS))
+        source += " without an interval" if math.isnan(predicted.high) else ", upper end"
     needed = size_text(chosen["memory_gib"] * SIZES["GiB"])
     text += f": it takes {needed} ({source}, and {MEMORY_MARGIN:.0%} margin)"
     if math.isnan(memory_gib):
@@ -281,8 +281,8 @@ def _largest(
         )
     beyond = model.beyond(devices, largest, 1)
     flag = f"; EXTRAPOLATED: {'; '.join(beyond)}." if beyond else "."
-    whole = ", all that a device has of this global batch" if largest == share else ""
-    return f"The largest that fits, by the memory model, is {largest}{whole}{flag}"
+    all_of_share = ", all that a device has of this global batch" if largest == share else ""
+    return f"The largest that fits, by the memory model, is {largest}{all_of_share}{flag}"
 
 
 def _memory_grows(model: MemoryModel) -> bool:
@@ -346,8 +346,8 @@ def _accumulation(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:
 
 def _timed(candidates: pd.DataFrame, batch: int) -> pd.DataFrame:
     """Choose the measured cuts of one global batch that fit."""
-    own = candidates["global_batch_size"] == batch
-    return candidates[own & (candidates["source"] == "measured") & candidates["fits"]]
+    of_batch = candidates["global_batch_size"] == batch
+    return candidates[of_batch & (candidates["source"] == "measured") & candidates["fits"]]
 
 
 def _learning_rate(evidence: Basis, chosen: pd.Series[Any]) -> str:
@@ -359,12 +359,12 @@ def _learning_rate(evidence: Basis, chosen: pd.Series[Any]) -> str:
             f"{evidence.optimizer or 'this optimizer'}: scaling.learning_rate={rule}, and tune."
         )
     text = f"Learning rate {significant(rate, 3)}, at which global batch {batch} was measured"
-    own, least = evidence.reaches, evidence.rate_of_least_loss(batch)
+    reaches, least = evidence.reaches, evidence.rate_of_least_loss(batch)
     other = ""
     if not math.isnan(least) and least != rate:
         other = f" The least final loss is that of {significant(least, 3)}: another aim."
-    if own is not None and "tuned" in own:
-        rows = own[own["global_batch_size"] == batch]
+    if reaches is not None and "tuned" in reaches:
+        rows = reaches[reaches["global_batch_size"] == batch]
         if bool(rows["tuned"].all()):
             return f"{text}: of its grid the one of the fewest steps to the target.{other}"
         if bool(rows["edge"].any()):

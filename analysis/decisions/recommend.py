@@ -127,12 +127,20 @@ class Recommendation:
 
     def as_mapping(self) -> dict[str, Any]:
         """Give the same in values that JSON can carry; what is unknown or infinite is null."""
-        shown = [*FACTORS, "global_batch_size", "learning_rate", "time_s", "time_low_s"]
-        shown += ["time_high_s", "device_hours", "device_hours_low", "device_hours_high"]
-        shown += ["derived_time_s", "memory_gib", "source", "on_front", "fits", "beyond", "derived"]
-        shown += ["note"]
+        columns = [*FACTORS, "global_batch_size", "learning_rate", "time_s", "time_low_s"]
+        columns += ["time_high_s", "device_hours", "device_hours_low", "device_hours_high"]
+        columns += [
+            "derived_time_s",
+            "memory_gib",
+            "source",
+            "on_front",
+            "fits",
+            "beyond",
+            "derived",
+        ]
+        columns += ["note"]
         compared = ["times_slower", "times_slower_low", "times_slower_high", "times_dearer"]
-        others = self.candidates.reindex(columns=[*shown, *compared])
+        others = self.candidates.reindex(columns=[*columns, *compared])
         cut = self.geometry
         row: Mapping[Any, Any] = {} if self.chosen is None else self.chosen.to_dict()
         return {
@@ -141,7 +149,7 @@ class Recommendation:
             "target_loss": _plain(self.target_loss),
             "geometry": None if cut is None else dict(zip(FACTORS, cut, strict=True)),
             "not_identified": self.why_not,
-            **{name: _plain(row.get(name)) for name in shown if name not in FACTORS},
+            **{name: _plain(row.get(name)) for name in columns if name not in FACTORS},
             "reasons": self.reasons,
             "regret": self.regret,
             "warnings": self.warnings,
@@ -173,7 +181,7 @@ def recommend(evidence: Basis, needs: Needs) -> Recommendation:
     rows = candidates_of(evidence, devices, needs.memory_gib)
     pool, warnings = _pool(rows, evidence, needs, devices, measured)
     warnings += _on_memory(evidence, needs)
-    alone = _alone(rows, pool)
+    alone = _only_timed_cut(rows, pool)
     if pool.empty or alone:
         return _unnamed(evidence, needs, rows, warnings, alone)
     best, late = _best(pool, needs.deadline_s)
@@ -235,22 +243,22 @@ def _on_memory(evidence: Basis, needs: Needs) -> list[str]:
     """Say where the memory that was given decides less than it seems to."""
     if needs.memory_gib is None:
         return []
-    found = []
+    warnings = []
     if evidence.memory is None:
-        found.append(
+        warnings.append(
             "--memory-gib decides nothing here: no run recorded how much memory it took, so that "
             "none can be told to fit"
         )
     had = memory_of_device(evidence, None, 1)
     if math.isnan(had) and failures_that_count(evidence, needs.memory_gib):
-        found.append(
+        warnings.append(
             "what ran out of memory stays left out, though --memory-gib may be more than the "
             "device had: how much it had is not recorded"
         )
-    return found
+    return warnings
 
 
-def _alone(rows: pd.DataFrame, pool: pd.DataFrame) -> str:
+def _only_timed_cut(rows: pd.DataFrame, pool: pd.DataFrame) -> str:
     """Name the only cut with a time, and others that completed without one; empty otherwise."""
     untimed = rows["fits"] & rows["memory_source"].eq("measured") & rows["source"].ne("measured")
     is_only = rows["source"].eq("measured").sum() == 1 and pool["source"].eq("measured").any()
@@ -300,12 +308,12 @@ def _unnamed(
 
 def _nothing_fits(rows: pd.DataFrame, evidence: Basis, needs: Needs) -> str:
     way_out = "use a device with more memory, or engine.activation_checkpointing"
-    known = rows[rows["memory_gib"].notna()].sort_values("memory_gib", kind="stable")
+    with_memory = rows[rows["memory_gib"].notna()].sort_values("memory_gib", kind="stable")
     if rows.empty:
         return f"no global batch with known steps can be cut on {needs.devices} devices"
-    if known.empty or not known["memory_gib"].iloc[0] > (
+    if with_memory.empty or not with_memory["memory_gib"].iloc[0] > (
         limit := memory_of_device(
-            evidence, needs.memory_gib, int(known["data_parallel_size"].iloc[0])
+            evidence, needs.memory_gib, int(with_memory["data_parallel_size"].iloc[0])
         )
     ):
         failed = ", ".join(" x ".join(map(str, cut)) for cut in evidence.out_of_memory)
@@ -315,7 +323,7 @@ def _nothing_fits(rows: pd.DataFrame, evidence: Basis, needs: Needs) -> str:
         )
     return (
         f"no geometry fits a device of {limit:.3g} GiB: the smallest needs "
-        f"{known['memory_gib'].iloc[0]:.3g} GiB with its margin; {way_out}"
+        f"{with_memory['memory_gib'].iloc[0]:.3g} GiB with its margin; {way_out}"
     )
 
 
@@ -396,13 +404,13 @@ def _regret(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
     """Say how much faster another geometry might be, at the worst end of its interval."""
     measured = _others(compared, chosen)
     has_interval = measured["times_slower_low"].notna()
-    known, unknown = measured[has_interval], measured[~has_interval]
-    if known.empty:
+    with_interval, without_interval = measured[has_interval], measured[~has_interval]
+    if with_interval.empty:
         lines = [f"Not identified: {_without_interval(measured) or _no_rival(compared, chosen)}."]
     else:
-        lines = [_best_rival(known), *_costliest(compared, chosen)]
-    if len(known) and len(unknown):
-        cuts = _cuts_text(unknown)
+        lines = [_best_rival(with_interval), *_costliest(compared, chosen)]
+    if len(with_interval) and len(without_interval):
+        cuts = _cuts_text(without_interval)
         lines.append(
             f"Not compared, which takes {FEWEST} seeds that reach and {FEWEST} valid times, and so "
             f"not among those that may be faster: {cuts}."
@@ -436,18 +444,19 @@ def _doubt(compared: pd.DataFrame, chosen: pd.Series[Any]) -> str:
     rivals = rivals[rivals["time_s"].map(math.isfinite)]
     if rivals.empty:
         return f"; {_no_rival(compared, chosen)}"
-    known = rivals["times_slower_low"].notna()
-    told = (rivals["times_slower_low"] > 1) | (rivals["times_slower_high"] < 1)
-    alike, few = (
-        own.sort_values("times_slower") for own in (rivals[known & ~told], rivals[~known])
+    has_interval = rivals["times_slower_low"].notna()
+    is_apart = (rivals["times_slower_low"] > 1) | (rivals["times_slower_high"] < 1)
+    not_apart, few = (
+        rows.sort_values("times_slower")
+        for rows in (rivals[has_interval & ~is_apart], rivals[~has_interval])
     )
     doubts = []
-    if len(alike) == len(rivals) > 1:
+    if len(not_apart) == len(rivals) > 1:
         doubts.append(
             f"these runs do not tell its time from any of the {len(rivals)} others measured"
         )
-    elif len(alike):
-        cuts = _cuts_text(alike)
+    elif len(not_apart):
+        cuts = _cuts_text(not_apart)
         doubts.append(f"these runs do not tell its time from that of {cuts}")
     if len(few):
         cuts = _cuts_text(few)

@@ -24,49 +24,56 @@ from batchscape.text import count_text, duration_text
 __all__ = [
     "as_json",
     "candidates_table",
+    "check_of_derived_times",
     "geometry_text",
-    "held_against",
     "show_recommendation",
 ]
 
 _MAX_ROWS = 12
 
 
-def as_json(found: Sequence[Recommendation]) -> str:
+def as_json(recommendations: Sequence[Recommendation]) -> str:
     """Write recommendations as JSON: a list, one entry a group of comparable runs."""
     return json.dumps(
-        outgoing_json([each.as_mapping() for each in found]), allow_nan=False, indent=2
+        outgoing_json([each.as_mapping() for each in recommendations]), allow_nan=False, indent=2
     )
 
 
-def show_recommendation(console: Console, found: Recommendation) -> None:
+def show_recommendation(console: Console, recommendation: Recommendation) -> None:
     """Print one recommendation: geometry, reasons, regret, warnings, values for config files."""
-    if found.label:
-        console.print(f"For {found.label}:")
-    named = found.geometry is not None
-    headline = found.headline if named else f"Which geometry: {found.why_not}"
-    console.print(headline, soft_wrap=not named)
-    for warning in found.warnings:
+    if recommendation.label:
+        console.print(f"For {recommendation.label}:")
+    has_geometry = recommendation.geometry is not None
+    headline = (
+        recommendation.headline if has_geometry else f"Which geometry: {recommendation.why_not}"
+    )
+    console.print(headline, soft_wrap=not has_geometry)
+    for warning in recommendation.warnings:
         console.print(f"Warning: {warning}")
-    numbered = [f"{number}. {reason}" for number, reason in enumerate(found.reasons, start=1)]
+    numbered = [
+        f"{number}. {reason}" for number, reason in enumerate(recommendation.reasons, start=1)
+    ]
     values = {
         system: ", ".join(f"{name}={value}" for name, value in keys.items())
-        for system, keys in found.config.items()
+        for system, keys in recommendation.config.items()
     }
     for title, lines in (
-        ("Why" if named else "What is known", numbered if named else found.reasons),
-        ("What it would cost to be wrong", found.regret),
-        ("What these runs do not tell", found.missing),
-        ("What every config file must say", [f"{name}: {said}" for name, said in values.items()]),
+        (
+            "Why" if has_geometry else "What is known",
+            numbered if has_geometry else recommendation.reasons,
+        ),
+        ("What it would cost to be wrong", recommendation.regret),
+        ("What these runs do not tell", recommendation.missing),
+        ("What every config file must say", [f"{name}: {text}" for name, text in values.items()]),
     ):
         if lines:
             console.print(f"\n{title}")
         for line in lines:
             console.print(f"  {line}", soft_wrap=bool(part_command(line)[1]))
-    if not named:
+    if not has_geometry:
         return
     title = "Geometries: those measured, then those predicted, the fastest first"
-    table = candidates_table(found.candidates, _MAX_ROWS, "time_to_target", title)
+    table = candidates_table(recommendation.candidates, _MAX_ROWS, "time_to_target", title)
     if table.positions:
         console.print()
         show(console, table)
@@ -83,18 +90,18 @@ def candidates_table(candidates: pd.DataFrame, max_rows: int, name: str, title: 
         As `compare_with` returns it; those beyond the measured range are shown only where no other
         is.
     """
-    known = candidates["fits"].to_numpy(bool) & candidates["time_s"].notna().to_numpy()
-    near = known & candidates["beyond"].eq("").to_numpy()
+    has_time = candidates["fits"].to_numpy(bool) & candidates["time_s"].notna().to_numpy()
+    near = has_time & candidates["beyond"].eq("").to_numpy()
     order = pd.DataFrame(
         {"guess": candidates["source"].ne("measured").to_numpy(), "time": candidates["time_s"]}
     )
-    order = order.reset_index(drop=True)[near if near.any() else known]
+    order = order.reset_index(drop=True)[near if near.any() else has_time]
     rows = order.sort_values(["guess", "time"], kind="stable").index[:max_rows].tolist()
-    shown = candidates.iloc[rows]
-    more = int(known.sum()) - len(rows)
+    visible = candidates.iloc[rows]
+    more = int(has_time.sum()) - len(rows)
     records = candidates.to_dict("records")
     seeds = [f"{row['n_reached']:.0f} of {row['n_seeds']:.0f}" for row in records]
-    to_target = is_to_target(shown)
+    to_target = is_to_target(visible)
     return Table(
         name,
         title,
@@ -122,8 +129,8 @@ def candidates_table(candidates: pd.DataFrame, max_rows: int, name: str, title: 
         rows,
         notes=[
             *([_TO_TARGET] if to_target else ["Time of a step: geometric mean over runs."]),
-            *([f"{DERIVED}."] if shown["derived"].any() else []),
-            *held_against(shown),
+            *([f"{DERIVED}."] if visible["derived"].any() else []),
+            *check_of_derived_times(visible),
             "In brackets: 95 % intervals; those of times slower (against the geometry "
             "recommended) hold for all pairs at once, as the data chose which are compared. front: "
             "of those measured, none is faster and cheaper.",
@@ -140,7 +147,7 @@ _TO_TARGET = (
 )
 
 
-def held_against(candidates: pd.DataFrame) -> list[str]:
+def check_of_derived_times(candidates: pd.DataFrame) -> list[str]:
     """Say how far times made of mean steps are from those that were recorded; empty without any."""
     recorded = candidates[candidates["source"].eq("measured") & ~candidates["derived"]]
     share = (recorded["derived_time_s"] / recorded["time_s"]).dropna()

@@ -55,7 +55,7 @@ def steps_by_batch(
         a number of steps is not positive.
     """
     rows = _checked_reaches(reaches, by)
-    found = {}
+    summaries = {}
     for key, group in rows.groupby(list(by) if len(by) > 1 else by[0]):
         runs, name = _trajectories(group, by)
         steps = runs["steps"].to_numpy(dtype=float)
@@ -63,7 +63,7 @@ def steps_by_batch(
         logs = np.log(steps)
         n, all_reached = len(steps), bool(reached.all())
         has_variance = all_reached and n > 1
-        found[key] = {
+        summaries[key] = {
             "n_seeds": n,
             "n_reached": int(reached.sum()),
             "steps": math.exp(logs.mean()) if all_reached else float(np.median(steps)),
@@ -76,7 +76,7 @@ def steps_by_batch(
             "outcomes": ", ".join(f"{v} {k}" for k, v in runs["outcome"].value_counts().items()),
             "run_ids": ";".join(sorted(map(str, runs["run_id"].dropna()))),
         }
-    return pd.DataFrame.from_dict(found, orient="index").rename_axis(list(by))
+    return pd.DataFrame.from_dict(summaries, orient="index").rename_axis(list(by))
 
 
 def step_times(
@@ -103,11 +103,11 @@ def step_times(
         prediction that is none: how many times the ends of its interval are apart, above `WIDEST`).
     """
     measured = one_group(table, ["step_time_s"])
-    known: dict[Geometry, _Floats] = {}
+    measured_times: dict[Geometry, _Floats] = {}
     for _, group in measured.groupby(list(FACTORS)):
         devices, micro, accumulation = (int(group[name].iloc[0]) for name in FACTORS)
-        known[devices, micro, accumulation] = group["step_time_s"].to_numpy()
-    rows = [_step_time(geometry, known.get(geometry), model) for geometry in geometries]
+        measured_times[devices, micro, accumulation] = group["step_time_s"].to_numpy()
+    rows = [_step_time(geometry, measured_times.get(geometry), model) for geometry in geometries]
     return pd.DataFrame(rows)
 
 
@@ -262,16 +262,16 @@ def _step_time(
         if n > 1:
             variance, degrees = float(logs.var(ddof=1)) / n, n - 1.0
     elif model is not None:
-        found = model.combine(*geometry)
-        if math.isfinite(found.value) and found.value > 0:
-            if found.degrees > 0:
-                variance, degrees = found.variance / found.value**2, found.degrees
+        predicted = model.combine(*geometry)
+        if math.isfinite(predicted.value) and predicted.value > 0:
+            if predicted.degrees > 0:
+                variance, degrees = predicted.variance / predicted.value**2, predicted.degrees
                 with np.errstate(over="ignore"):
                     span = float(np.exp(2 * t_reach(math.sqrt(variance), degrees)))
             if span > WIDEST:
                 variance = degrees = math.nan
             else:
-                log, source, span = math.log(found.value), "predicted", math.nan
+                log, source, span = math.log(predicted.value), "predicted", math.nan
                 beyond = "; ".join(model.beyond(*geometry))
     values = (devices, micro, accumulation, devices * micro * accumulation)
     return {

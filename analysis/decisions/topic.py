@@ -16,7 +16,7 @@ from batchscape.analysis.decisions.figures import pareto_chart
 from batchscape.analysis.decisions.recommend import Needs, Recommendation, recommend
 from batchscape.analysis.decisions.show import (
     candidates_table,
-    held_against,
+    check_of_derived_times,
 )
 from batchscape.analysis.estimates import LEVEL, Estimate
 from batchscape.analysis.figures.chart import Chart
@@ -68,33 +68,45 @@ def decision_section(
         )
     for number, evidence in enumerate(everything[:_MAX_GROUPS]):
         try:
-            found = recommend(evidence, Needs())
+            recommendation = recommend(evidence, Needs())
         except AnalysisError as error:
             warnings.append(str(error))
             continue
         suffix = f"_{number}" if evidence.label else ""
         title = f": {evidence.label}" if evidence.label else ""
         label = f"{evidence.label}: " if evidence.label else ""
-        answer += [f"{label}{found.headline}", *found.reasons, *held_against(found.candidates)]
-        answer += found.regret
+        answer += [
+            f"{label}{recommendation.headline}",
+            *recommendation.reasons,
+            *check_of_derived_times(recommendation.candidates),
+        ]
+        answer += recommendation.regret
         # The first screen has room for one group.
-        short = short or [f"{label}{text}" for text in (found.headline, *found.costliest)]
+        short = short or [
+            f"{label}{text}" for text in (recommendation.headline, *recommendation.costliest)
+        ]
         # Where no time counts the headline says already how to have some.
-        said = found.headline
-        open_ += [f"{label}{line}" for line in found.missing if line.partition(". ")[2] not in said]
+        headline = recommendation.headline
+        open_ += [
+            f"{label}{line}"
+            for line in recommendation.missing
+            if line.partition(". ")[2] not in headline
+        ]
         # The trade-off's own section says what its learning rates are worth.
-        warnings += [text for text in found.warnings if text not in evidence.warnings]
-        if found.geometry is None:
+        warnings += [text for text in recommendation.warnings if text not in evidence.warnings]
+        if recommendation.geometry is None:
             continue
         name, title = f"time_to_target{suffix}", f"Geometries to choose from{title}"
-        table = candidates_table(_full(found, evidence), _MAX_ROWS, name, title)
+        table = candidates_table(_full(recommendation, evidence), _MAX_ROWS, name, title)
         views += [table] if table.positions else []
-        even = dict(_break_even(found, evidence))
+        even = dict(_break_even(recommendation, evidence))
         answer += _break_even_answer(even)
-        own = {f"break_even_batch_{growth}": e for growth, e in even.items()}
-        own |= _headlines(found, evidence)
-        headlines |= {f"{n}{suffix}": replace(e, group=evidence.label) for n, e in own.items()}
-        full = _full(found, evidence)
+        group_headlines = {f"break_even_batch_{growth}": e for growth, e in even.items()}
+        group_headlines |= _headlines(recommendation, evidence)
+        headlines |= {
+            f"{n}{suffix}": replace(e, group=evidence.label) for n, e in group_headlines.items()
+        }
+        full = _full(recommendation, evidence)
         picture = pareto_chart(full, evidence.label, f"pareto{suffix}", f"time_to_target{suffix}")
         pictures += [] if picture is None else [picture]
     if not answer:
@@ -104,11 +116,11 @@ def decision_section(
     return Section(title, answer, views, pictures, warnings, headlines, short, settle)
 
 
-def _break_even(found: Recommendation, evidence: Basis) -> Iterable[tuple[str, Estimate]]:
+def _break_even(recommendation: Recommendation, evidence: Basis) -> Iterable[tuple[str, Estimate]]:
     model = evidence.step_time
-    if model is None or evidence.tradeoff is None or found.geometry is None:
+    if model is None or evidence.tradeoff is None or recommendation.geometry is None:
         return
-    devices, micro, _ = found.geometry
+    devices, micro, _ = recommendation.geometry
     yield (
         "accumulation",
         break_even_batch(evidence.tradeoff, model, devices=devices, micro_batch_size=micro),
@@ -116,23 +128,23 @@ def _break_even(found: Recommendation, evidence: Basis) -> Iterable[tuple[str, E
     yield "micro", break_even_batch(evidence.tradeoff, model, devices=devices, growth="micro")
 
 
-def _break_even_answer(found: Mapping[str, Estimate]) -> Iterable[str]:
-    notes = {estimate.note for estimate in found.values() if not estimate.is_identified}
-    if len(notes) == 1 and not any(estimate.is_identified for estimate in found.values()):
+def _break_even_answer(estimates: Mapping[str, Estimate]) -> Iterable[str]:
+    notes = {estimate.note for estimate in estimates.values() if not estimate.is_identified}
+    if len(notes) == 1 and not any(estimate.is_identified for estimate in estimates.values()):
         yield f"Break-even global batch: {notes.pop()}."
         return
     growing = {"accumulation": "more accumulation", "micro": "a larger micro-batch"}
-    for growth, estimate in found.items():
+    for growth, estimate in estimates.items():
         value = f"{estimate.text()} samples" if estimate.is_identified else estimate.note
         yield f"Break-even global batch, made by {growing[growth]}: {value}."
 
 
-def _headlines(found: Recommendation, evidence: Basis) -> dict[str, Estimate]:
-    chosen = found.chosen
+def _headlines(recommendation: Recommendation, evidence: Basis) -> dict[str, Estimate]:
+    chosen = recommendation.chosen
     if evidence.reaches is None or chosen is None:
         return {}
     method = "logarithms of steps (over seeds) and step time (over runs) added, t-interval"
-    named = {"time_to_target": ("time", "_s", "s"), "device_hours": ("device_hours", "", "h")}
+    quantities = {"time_to_target": ("time", "_s", "s"), "device_hours": ("device_hours", "", "h")}
     return {
         f"recommended_{name}": Estimate(
             float(chosen[f"{stem}{tail}"]),
@@ -144,19 +156,19 @@ def _headlines(found: Recommendation, evidence: Basis) -> dict[str, Estimate]:
             _DEFINITION + ("" if unit == "s" else " x devices"),
             chosen["note"] or None,
         )
-        for name, (stem, tail, unit) in named.items()
+        for name, (stem, tail, unit) in quantities.items()
     }
 
 
-def _full(found: Recommendation, evidence: Basis) -> pd.DataFrame:
+def _full(recommendation: Recommendation, evidence: Basis) -> pd.DataFrame:
     """Name the runs of each cut that was timed beside those of the steps, which cuts share."""
-    table = found.candidates.rename(columns={"run_ids": "steps_from"})
+    table = recommendation.candidates.rename(columns={"run_ids": "steps_from"})
     timed = evidence.table[evidence.table["step_time_s"].notna()]
     cuts = list(table[list(FACTORS)].itertuples(index=False, name=None))
     measured = table["source"].eq("measured")
     for name, column in (("run_ids", "run_id"), ("sweep_dirs", "sweep_dir")):
         of_cut = timed[column].astype(str).groupby([timed[factor] for factor in FACTORS])
-        texts = of_cut.agg(lambda own: ";".join(sorted(set(own)))).to_dict()
+        texts = of_cut.agg(lambda names: ";".join(sorted(set(names)))).to_dict()
         table[name] = pd.Series([texts.get(cut, "") for cut in cuts]).where(measured, "")
-    table["recommended"] = (table[list(FACTORS)] == list(found.geometry or ())).all(axis=1)
+    table["recommended"] = (table[list(FACTORS)] == list(recommendation.geometry or ())).all(axis=1)
     return table.assign(level=LEVEL)

@@ -7,7 +7,7 @@ import pandas as pd
 
 from batchscape.analysis.learning_rate.aim import find_optima
 from batchscape.analysis.learning_rate.optimum import best_learning_rates, tried_often
-from batchscape.analysis.learning_rate.table import SERIES, costs_by_rate, told
+from batchscape.analysis.learning_rate.table import SERIES, costs_by_rate, has_result
 from batchscape.analysis.numbers import significant
 from batchscape.text import list_text
 
@@ -54,9 +54,9 @@ def at_best_learning_rate(reaches: pd.DataFrame, value: str = "steps_to_target")
     """
     if "learning_rate" not in reaches or reaches["learning_rate"].isna().all():
         return reaches.assign(tuned=False, edge=False, n_learning_rates=1)
-    known = reaches[reaches["learning_rate"].notna()]
-    costs = costs_by_rate(known, value)
-    best = best_learning_rates(known, value)
+    with_rate = reaches[reaches["learning_rate"].notna()]
+    costs = costs_by_rate(with_rate, value)
+    best = best_learning_rates(with_rate, value)
     keys = [*SERIES, "global_batch_size"]
     columns = [*keys, "grid_learning_rate", "tuned", "edge", "n_learning_rates"]
     chosen = costs.merge(best[columns], on=keys, how="left", validate="many_to_one")
@@ -66,7 +66,7 @@ def at_best_learning_rate(reaches: pd.DataFrame, value: str = "steps_to_target")
         (chosen["learning_rate"] == chosen["grid_learning_rate"])
         | chosen["grid_learning_rate"].isna()
     ].sort_values("row")
-    rows = known.iloc[kept["row"].to_numpy()]
+    rows = with_rate.iloc[kept["row"].to_numpy()]
     edge = kept["edge"].isin(["lowest", "highest"]).to_numpy()
     return rows.assign(
         tuned=kept["tuned"].to_numpy(dtype=bool),
@@ -103,8 +103,8 @@ def runs_at_best(runs: pd.DataFrame, score: pd.Series[float], seed: str = "seed"
     name = str(score.name)
     keys = [key for key in ("target_loss", "global_batch_size", "learning_rate") if key in runs]
     table = runs[keys].assign(seed=runs[seed], **{name: score.reindex(runs.index)})
-    known = table.dropna(subset=[name]).groupby([*keys, "seed"], dropna=False)
-    best = at_best_learning_rate(known[name].mean().reset_index(), name)
+    by_seed = table.dropna(subset=[name]).groupby([*keys, "seed"], dropna=False)
+    best = at_best_learning_rate(by_seed[name].mean().reset_index(), name)
     chosen = best[[*keys, "tuned"]].drop_duplicates()
     return runs.reset_index(names="row").merge(chosen, on=keys).set_index("row")
 
@@ -129,8 +129,8 @@ def cells_at_best(reaches: pd.DataFrame, finals: pd.DataFrame) -> dict[int, floa
     AnalysisError
         As `costs_by_rate` does.
     """
-    found = [find_optima(reaches), find_optima(reaches.iloc[:0], finals)]
-    best = [optima.best for optima in found if optima is not None]
+    searches = [find_optima(reaches), find_optima(reaches.iloc[:0], finals)]
+    best = [optima.best for optima in searches if optima is not None]
     if not best:
         return {}
     keys = ["group", "global_batch_size"]
@@ -157,10 +157,10 @@ def with_cuts_of_programs(best: pd.DataFrame, reaches: pd.DataFrame) -> pd.DataF
         `best`, where each such run is replaced by those of all cuts and repeats.
     """
     keys = [*SERIES, "global_batch_size", "learning_rate"]
-    own = best["program_cut"].notna()
-    rates = best.loc[own, [*keys, "tuned", "edge", "n_learning_rates"]].drop_duplicates(keys)
-    cuts = reaches[reaches["program_cut"].notna() & told(reaches)].merge(rates, on=keys)
-    return pd.concat([best[~own], cuts], ignore_index=True) if len(cuts) else best
+    is_program = best["program_cut"].notna()
+    rates = best.loc[is_program, [*keys, "tuned", "edge", "n_learning_rates"]].drop_duplicates(keys)
+    cuts = reaches[reaches["program_cut"].notna() & has_result(reaches)].merge(rates, on=keys)
+    return pd.concat([best[~is_program], cuts], ignore_index=True) if len(cuts) else best
 
 
 def tuning_warning(reaches: pd.DataFrame) -> str | None:
@@ -210,15 +210,15 @@ def tuning_warning(reaches: pd.DataFrame) -> str | None:
         (endless, "on one side of the best rate, or both, none is worse beyond the noise"),
         (best["grid_learning_rate"].isna(), "no learning rate took every seed to the target"),
     ]
-    said = [f"at {_batches(best, where)}: {text}" for where, text in parts if where.any()]
+    problems = [f"at {_batches(best, where)}: {text}" for where, text in parts if where.any()]
     losses = best["target_loss"].dropna().unique()
     aim = f" to reach a loss of {losses[0]:g}" if len(losses) == 1 else ""
-    if not said:
+    if not problems:
         return None
     return (
-        f"NOT TUNED EVERYWHERE{aim}: {'; '.join(said)}. {effect}. Rates further out or more seeds "
-        "settle it, and so does a search for just that, search.objective=[steps_to_target]: the "
-        "rate of the least loss may be another"
+        f"NOT TUNED EVERYWHERE{aim}: {'; '.join(problems)}. {effect}. Rates further out or more "
+        "seeds settle it, and so does a search for just that, search.objective=[steps_to_target]: "
+        "the rate of the least loss may be another"
     )
 
 
@@ -250,36 +250,36 @@ def tied_warning(table: pd.DataFrame, value: str) -> str | None:
     least = means.groupby(keys, dropna=False)["cost"].transform("min")
     # Equal but for the rounding of a mean; two infinite costs are no tie.
     tied = means[np.isfinite(least) & np.isclose(means["cost"], least, rtol=1e-12, atol=0)]
-    said = []
-    for _, own in tied.groupby(keys, dropna=False):
-        if len(own) > 1:
-            rates = list_text((significant(rate, 3) for rate in own["learning_rate"]), "and")
-            batch = own["global_batch_size"].iloc[0]
-            said.append(f"B = {batch:g}: {rates}")
-    if not said:
+    ties = []
+    for _, tied_rates in tied.groupby(keys, dropna=False):
+        if len(tied_rates) > 1:
+            rates = list_text((significant(rate, 3) for rate in tied_rates["learning_rate"]), "and")
+            batch = tied_rates["global_batch_size"].iloc[0]
+            ties.append(f"B = {batch:g}: {rates}")
+    if not ties:
         return None
-    return f"TIES: learning rates of equally low cost, of which none is the best: {'; '.join(said)}"
+    return f"TIES: learning rates of equally low cost, of which none is the best: {'; '.join(ties)}"
 
 
 def _most_often_reached(costs: pd.DataFrame, keys: list[str]) -> pd.Series[float]:
     """Return, by row, the learning rate at which the largest share of seeds reached the target."""
     rates = pd.Series(np.nan, index=costs.index)
     for _, batch in costs.groupby(keys, dropna=False):
-        own = batch[batch["learning_rate"].isin(tried_often(batch))]
-        reached = np.isfinite(own["cost"])
+        comparable = batch[batch["learning_rate"].isin(tried_often(batch))]
+        reached = np.isfinite(comparable["cost"])
         if not reached.any():
             continue
         # The larger share first, then fewer steps.
-        share = reached.groupby(own["learning_rate"]).mean()
-        steps = own["cost"].where(reached).groupby(own["learning_rate"]).mean()
+        share = reached.groupby(comparable["learning_rate"]).mean()
+        steps = comparable["cost"].where(reached).groupby(comparable["learning_rate"]).mean()
         order = pd.DataFrame({"missed": -share, "steps": steps}).sort_values(["missed", "steps"])
         rates.loc[batch.index] = float(order.index[0])
     return rates
 
 
 def _batches(best: pd.DataFrame, where: pd.Series[bool]) -> str:
-    own = best[where]
-    names = [f"B = {batch:g}" for batch in sorted(own["global_batch_size"].unique())]
+    rows = best[where]
+    names = [f"B = {batch:g}" for batch in sorted(rows["global_batch_size"].unique())]
     several = best["target_loss"].nunique() > 1
-    losses = ", ".join(f"{loss:g}" for loss in sorted(own["target_loss"].dropna().unique()))
+    losses = ", ".join(f"{loss:g}" for loss in sorted(rows["target_loss"].dropna().unique()))
     return ", ".join(names) + (f" (of losses {losses})" if several and losses else "")

@@ -76,11 +76,11 @@ def exponent_of(best: pd.DataFrame) -> Estimate:
     best : DataFrame
         As for `learning_rate_laws`; `grid_factor` is 1 where it is not there.
     """
-    known = is_bounded(best)
-    used = best[known]
-    batch = np.log(used["global_batch_size"].to_numpy(dtype=float))
-    rate = np.log(used["learning_rate"].to_numpy(dtype=float))
-    ends = used.reindex(columns=["low", "high"]).to_numpy(dtype=float)
+    bounded = is_bounded(best)
+    optima = best[bounded]
+    batch = np.log(optima["global_batch_size"].to_numpy(dtype=float))
+    rate = np.log(optima["learning_rate"].to_numpy(dtype=float))
+    ends = optima.reindex(columns=["low", "high"]).to_numpy(dtype=float)
     reach = np.abs(np.log(ends) - rate[:, None]).max(axis=1, initial=0.0)
     n = len(batch)
     if n < _FEWEST:
@@ -91,13 +91,13 @@ def exponent_of(best: pd.DataFrame) -> Estimate:
     slope = float(centred @ rate / (centred @ centred))
     residuals = rate - rate.mean() - slope * centred
     error = math.sqrt(float(residuals @ residuals) / (n - 2) / float(centred @ centred))
-    if _lacks_ends(used):
+    if _lacks_ends(optima):
         return Estimate(slope, math.nan, math.nan, n, "", "none", _DEFINITION, _UNBOUNDED)
     # No interval is narrower than what the grid leaves open.
-    half = math.hypot(t_reach(error, n - 2), _grid_half(used))
+    half = math.hypot(t_reach(error, n - 2), _grid_half(optima))
     method = f"t with {n - 2} degrees of freedom over {n} global batches, and their grids of rates"
     # Which batches stay depends on the grid, and so does their scatter.
-    if not known.all():
+    if not bounded.all():
         least = float(np.linalg.norm(centred * reach)) / float(centred @ centred)
         method += ", not below what their own intervals say" if least > half else ""
         half = max(half, least)
@@ -112,10 +112,10 @@ def is_limited_by_grid(best: pd.DataFrame) -> bool:
     return bool(half > 0) and _grid_half(best[is_bounded(best)]) > half / 2
 
 
-def _grid_half(used: pd.DataFrame) -> float:
+def _grid_half(optima: pd.DataFrame) -> float:
     """Return the most that the slope may be off, wherever in its bracket each optimum lies."""
-    factors = used["grid_factor"] if "grid_factor" in used else pd.Series(1.0, used.index)
-    batch = np.log(used["global_batch_size"].to_numpy(dtype=float))
+    factors = optima["grid_factor"] if "grid_factor" in optima else pd.Series(1.0, optima.index)
+    batch = np.log(optima["global_batch_size"].to_numpy(dtype=float))
     centred = batch - batch.mean()
     moved = np.abs(centred) @ np.log(factors.to_numpy(dtype=float))
     return float(moved) / float(centred @ centred)
@@ -126,9 +126,9 @@ def is_bounded(best: pd.DataFrame) -> pd.Series[bool]:
     return best["learning_rate"].notna() & ~(_is_open(best, "low") | _is_open(best, "high"))
 
 
-def _lacks_ends(used: pd.DataFrame) -> bool:
+def _lacks_ends(optima: pd.DataFrame) -> bool:
     """Tell whether any of the optima that count is of too few seeds to have ends."""
-    return "low" in used and bool(used[["low", "high"]].isna().any(axis=None))
+    return "low" in optima and bool(optima[["low", "high"]].isna().any(axis=None))
 
 
 def _is_open(best: pd.DataFrame, side: str) -> pd.Series[bool]:

@@ -54,15 +54,15 @@ def learning_rate_charts(
     logs = np.log(reached[value]) if is_log else reached[value]
     means = logs.groupby([reached[key] for key in keys]).mean().reset_index()
     means[value] = np.exp(means[value]) if is_log else means[value]
-    whole = costs.groupby(keys)[value].agg(lambda own: np.isfinite(own).all())
-    means = means[whole.loc[pd.MultiIndex.from_frame(means[keys])].to_numpy()]
+    all_reached = costs.groupby(keys)[value].agg(lambda values: np.isfinite(values).all())
+    means = means[all_reached.loc[pd.MultiIndex.from_frame(means[keys])].to_numpy()]
     missed = costs[~np.isfinite(costs[value])].drop(columns="series")
     missed = missed.assign(**{value: reached[value].max()})
     batch_looks = shades([*sizes])
     marks = [Marks("line", means), Marks("point", reached)]
     marks += [Marks("point", missed, _MISSED, size=24, placed="y")] if len(missed) else []
-    used = set(costs["series"])
-    looks = {name: look for name, look in batch_looks.items() if name in used}
+    series = set(costs["series"])
+    looks = {name: look for name, look in batch_looks.items() if name in series}
     looks |= {_MISSED: Look(GREY.colour, GREY.dark, CROSS)} if len(missed) else {}
     return [
         Chart(
@@ -92,17 +92,17 @@ def _optima(
     if not everything:
         return []
     lines = []
-    for group, found in laws.items():
-        own = best.loc[best["group"].eq(str(group)), "global_batch_size"]
-        places = np.geomspace(own.min(), own.max(), 60)
-        fitted = found.table.dropna(subset=["delta_aicc"]).nsmallest(_MOST_LAWS, "aicc")
+    for group, group_laws in laws.items():
+        sizes = best.loc[best["group"].eq(str(group)), "global_batch_size"]
+        places = np.geomspace(sizes.min(), sizes.max(), 60)
+        fitted = group_laws.table.dropna(subset=["delta_aicc"]).nsmallest(_MOST_LAWS, "aicc")
         for _, law in fitted.iterrows():
             line = {"global_batch_size": places, "learning_rate": predict(law, places)}
             lines.append(pd.DataFrame(line).assign(group=str(group), series=f"law: {law['law']}"))
     laws_drawn = pd.concat(lines) if lines else pd.DataFrame({"series": []})
     ends = {f"learning_rate_{end}": inside[end] for end in ("low", "high")}
     floor, ceiling = min(everything) / 4, max(everything) * 4
-    bars = inside.assign(**{name: own.clip(floor, ceiling) for name, own in ends.items()})
+    bars = inside.assign(**{name: sizes.clip(floor, ceiling) for name, sizes in ends.items()})
     at_edge = edges.assign(learning_rate=edges["grid_learning_rate"])
     marks = [
         Marks("line", laws_drawn),

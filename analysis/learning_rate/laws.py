@@ -60,7 +60,7 @@ class LearningRateLaws:
     in log learning rate), `aicc` (NaN where there are too few batches) and `delta_aicc` (of the
     laws whose exponent lies inside the interval of the fitted one; NaN where the grid of rates, not
     the scatter of optima, makes that interval)."""
-    used: pd.DataFrame
+    optima: pd.DataFrame
     """Rows of the optima behind it."""
     left_out: tuple[str, ...]
     """Which batches are not among them, and why."""
@@ -85,15 +85,17 @@ def learning_rate_laws(best: pd.DataFrame) -> LearningRateLaws:
         If columns are missing, a batch stands in two rows, or a number is not above 0.
     """
     _check(best)
-    known = is_bounded(best)
-    used = best[known].sort_values("global_batch_size")
-    table = _fit_laws(*np.log(used[["global_batch_size", "learning_rate"]].to_numpy(dtype=float)).T)
+    bounded = is_bounded(best)
+    optima = best[bounded].sort_values("global_batch_size")
+    table = _fit_laws(
+        *np.log(optima[["global_batch_size", "learning_rate"]].to_numpy(dtype=float)).T
+    )
     exponent, is_coarse = exponent_of(best), is_limited_by_grid(best)
     # Where the grid decides how wide the interval is, the scatter of optima ranks no laws.
     table["delta_aicc"] = np.nan if is_coarse else _deltas(table, exponent)
-    left_out = tuple(left_out_reason(row) for _, row in best[~known].iterrows())
+    left_out = tuple(left_out_reason(row) for _, row in best[~bounded].iterrows())
     verdict = _verdict_of_grid(table, exponent) if is_coarse else _verdict(table, exponent)
-    return LearningRateLaws(exponent, table, used, left_out, verdict)
+    return LearningRateLaws(exponent, table, optima, left_out, verdict)
 
 
 def laws_of_most_optima(optima: Optima) -> tuple[LearningRateLaws, pd.DataFrame]:
@@ -110,7 +112,7 @@ def laws_of_most_optima(optima: Optima) -> tuple[LearningRateLaws, pd.DataFrame]
     rows = optima.table
     if "group" in rows:
         rows = rows[rows["group"].eq(group)]
-    batches = laws.used["global_batch_size"]
+    batches = laws.optima["global_batch_size"]
     return laws, rows[rows["global_batch_size"].isin(batches)] if len(batches) else rows
 
 
@@ -163,14 +165,14 @@ def _deltas(table: pd.DataFrame, exponent: Estimate) -> pd.Series[float]:
 
 
 def _verdict(table: pd.DataFrame, exponent: Estimate) -> str:
-    known = table.dropna(subset=["aicc"])
-    if known.empty:
+    with_aicc = table.dropna(subset=["aicc"])
+    if with_aicc.empty:
         return f"Laws are {NOT_IDENTIFIED}: AICc needs optima of at least four global batches."
     if math.isnan(exponent.low):
         return f"Laws are {NOT_IDENTIFIED}: the exponent has no interval to hold them against."
-    order = known.dropna(subset=["delta_aicc"]).sort_values("aicc", kind="stable")
+    order = with_aicc.dropna(subset=["delta_aicc"]).sort_values("aicc", kind="stable")
     near = order[order["delta_aicc"] < _SAME]["law"].tolist()
-    outside = known.loc[known["delta_aicc"].isna(), "law"].tolist()
+    outside = with_aicc.loc[with_aicc["delta_aicc"].isna(), "law"].tolist()
     absent = table.loc[table["aicc"].isna(), "law"].tolist()
     rest = f" Outside the exponent's interval: {', '.join(outside)}." if outside else ""
     rest += f" Too few batches for {', '.join(absent)}." if absent else ""

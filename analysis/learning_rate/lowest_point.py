@@ -118,8 +118,8 @@ def optimum_of(points: NDArray[np.float64], costs: NDArray[np.float64]) -> Optim
     ends = _bracket(points, costs, best)
     if best in {0, len(points) - 1}:
         return _at_edge(points, best, n, ends)
-    left, right = _window(points, mean, best)
-    if best in {left, right}:
+    first, last = _window(points, mean, best)
+    if best in {first, last}:
         lost = "a neighbour diverged or missed the target: the best rate of the grid"
         # A rate that loses a run is worse; any other has to be so beyond the noise.
         low = points[best - 1] if np.isinf(mean[best - 1]) else ends[0]
@@ -127,7 +127,7 @@ def optimum_of(points: NDArray[np.float64], costs: NDArray[np.float64]) -> Optim
         reach = _reach(points[best], (low, high))
         method = f"neighbours that are worse, {n} seeds"
         return Optimum(best, points[best], low, high, method, lost, reach)
-    curve = _curve(points, mean, (left, right), best)
+    curve = _curve(points, mean, (first, last), best)
     value = curve.lowest
     if n < FEWEST:
         few = count_text(n, "seed")
@@ -168,18 +168,18 @@ def _window(points: NDArray[np.float64], mean: NDArray[np.float64], best: int) -
     """Return first and last point of the parabola: neighbours, and further ones of a fine grid."""
     usable = np.isfinite(mean) & (np.abs(points - points[best]) <= _REACH)
     usable[[best - 1, best + 1]] = np.isfinite(mean[[best - 1, best + 1]])
-    left = right = best
-    while left > 0 and usable[left - 1]:
-        left -= 1
-    while right < len(points) - 1 and usable[right + 1]:
-        right += 1
-    return left, right
+    first = last = best
+    while first > 0 and usable[first - 1]:
+        first -= 1
+    while last < len(points) - 1 and usable[last + 1]:
+        last += 1
+    return first, last
 
 
 class _Curve(NamedTuple):
     """A parabola in a power of the learning rate, laid through mean costs."""
 
-    used: NDArray[np.int64]
+    positions: NDArray[np.int64]
     """Positions of its points."""
     x: _FLOATS
     """Logarithms of their rates over the best one."""
@@ -201,7 +201,7 @@ class _Curve(NamedTuple):
         step = 1e-3
         places = self.lowest + step * np.array([-1.0, 0, 1])
         fits = np.linalg.pinv(self._columns(self.x) * self.weights[:, None])
-        seeds = (fits @ (costs[:, self.used] * self.weights).T).T
+        seeds = (fits @ (costs[:, self.positions] * self.weights).T).T
         below, at, above = (seeds @ self._columns(places).T).T
         return (above - below) / (2 * step), (above - 2 * at + below) / step**2
 
@@ -230,22 +230,22 @@ class _Curve(NamedTuple):
 
 def _curve(points: _FLOATS, mean: _FLOATS, window: tuple[int, int], best: int) -> _Curve:
     """Lay a curve through the window and one usable point beyond it on either side."""
-    left, right = window
-    beyond = [i for i in (left - 1, right + 1) if 0 <= i < len(points) and np.isfinite(mean[i])]
-    used = np.array(sorted([*range(left, right + 1), *beyond]))
-    inner = (used >= left) & (used <= right)
-    x = points[used] - points[best]
+    first, last = window
+    beyond = [i for i in (first - 1, last + 1) if 0 <= i < len(points) and np.isfinite(mean[i])]
+    positions = np.array(sorted([*range(first, last + 1), *beyond]))
+    inner = (positions >= first) & (positions <= last)
+    x = points[positions] - points[best]
     # Far points weigh less, for no curve is a parabola far from its lowest point.
     within = np.clip(x / np.abs(x[inner]).max(), -1, 1)
     weights = np.where(inner, np.sqrt(1 - 0.75 * within**2), _OUTER)
-    powers = _POWERS if len(used) > 3 else np.array([_UNSEEN])
-    fits = _parabolas(x, mean[used], weights, powers, x[inner][[0, -1]])
+    powers = _POWERS if len(positions) > 3 else np.array([_UNSEEN])
+    fits = _parabolas(x, mean[positions], weights, powers, x[inner][[0, -1]])
     coefficients, lowest, misfit = fits
     best_fit = int(np.argmin(misfit))
     return _Curve(
-        used=used,
+        positions=positions,
         x=x,
-        mean=mean[used],
+        mean=mean[positions],
         weights=weights,
         inner=inner,
         power=float(powers[best_fit]),

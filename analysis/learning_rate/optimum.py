@@ -54,8 +54,8 @@ def best_learning_rates(table: pd.DataFrame, value: str = "final_eval_loss") -> 
     costs = costs_by_rate(table, value)
     rows = []
     for place, series in series_of(costs):
-        for batch, own in series.groupby("global_batch_size"):
-            rows.append({**place, "global_batch_size": batch, **_row(own)})
+        for batch, batch_costs in series.groupby("global_batch_size"):
+            rows.append({**place, "global_batch_size": batch, **_row(batch_costs)})
     best = pd.DataFrame(rows)
     tried = best["n_learning_rates"].where(best["edge"] != "single")
     unequal = (
@@ -108,13 +108,13 @@ def tried_often(costs: pd.DataFrame) -> list[float]:
     return [float(rate) for rate in rates[2 * counts >= needed]]
 
 
-def _row(own: pd.DataFrame) -> dict[str, object]:
+def _row(costs: pd.DataFrame) -> dict[str, object]:
     """Return what is said of one batch."""
-    rates, column = np.unique(own["learning_rate"], return_inverse=True)
-    seeds, row = np.unique(own["seed"], return_inverse=True)
+    rates, column = np.unique(costs["learning_rate"], return_inverse=True)
+    seeds, row = np.unique(costs["seed"], return_inverse=True)
     grid = np.full((len(seeds), len(rates)), np.nan)
-    grid[row, column] = own["cost"]
-    often = np.isin(rates, tried_often(own))
+    grid[row, column] = costs["cost"]
+    often = np.isin(rates, tried_often(costs))
     rare = [f"{rate:g}" for rate in rates[~often]]
     note = f"tried by too few seeds to be compared: {', '.join(rare)}" if rare else None
     grid, rates = grid[:, often], rates[often]
@@ -127,33 +127,33 @@ def _row(own: pd.DataFrame) -> dict[str, object]:
     elif ran.all(axis=1).sum() < ran.any(axis=1).sum():
         only = int(ran.all(axis=1).sum())
         note = _and(note, f"only the {only} seeds that ran at every rate are compared")
-    whole = grid[ran.all(axis=1)]
-    known = {"n": len(whole), "n_learning_rates": len(rates)}
-    if not len(whole):
+    complete = grid[ran.all(axis=1)]
+    counts = {"n": len(complete), "n_learning_rates": len(rates)}
+    if not len(complete):
         reason = f"{NOT_IDENTIFIED}: no seed ran at two learning rates"
-        found = Optimum(-1, math.nan, -math.inf, math.inf, "none", reason)
+        optimum = Optimum(-1, math.nan, -math.inf, math.inf, "none", reason)
     elif len(rates) == 1:
         reason = f"{NOT_IDENTIFIED}: one learning rate was tried"
-        best = 0 if np.isfinite(whole).all() else -1
-        found = Optimum(best, math.nan, -math.inf, math.inf, "none", reason)
+        best = 0 if np.isfinite(complete).all() else -1
+        optimum = Optimum(best, math.nan, -math.inf, math.inf, "none", reason)
     else:
-        found = optimum_of(np.log(rates), whole)
-    worked = found.best >= 0
-    edge = {0: "lowest", len(rates) - 1: "highest"}.get(found.best, "") if worked else ""
+        optimum = optimum_of(np.log(rates), complete)
+    worked = optimum.best >= 0
+    edge = {0: "lowest", len(rates) - 1: "highest"}.get(optimum.best, "") if worked else ""
     edge = "single" if worked and len(rates) == 1 else edge
     return {
-        "learning_rate": math.exp(found.value),
-        "low": math.exp(found.low),
+        "learning_rate": math.exp(optimum.value),
+        "low": math.exp(optimum.low),
         # Fieller's ends run off without limit where the curvature is hardly there.
-        "high": math.inf if found.high >= _FARTHEST else math.exp(found.high),
-        **known,
-        "grid_factor": math.exp(found.reach) if found.reach < _FARTHEST else math.inf,
-        "method": found.method,
-        "note": _and(note, found.note),
-        "grid_learning_rate": float(rates[found.best]) if worked else math.nan,
+        "high": math.inf if optimum.high >= _FARTHEST else math.exp(optimum.high),
+        **counts,
+        "grid_factor": math.exp(optimum.reach) if optimum.reach < _FARTHEST else math.inf,
+        "method": optimum.method,
+        "note": _and(note, optimum.note),
+        "grid_learning_rate": float(rates[optimum.best]) if worked else math.nan,
         "tuned": worked and not edge,
         "edge": edge,
-        "value_at_best": float(whole[:, found.best].mean()) if worked else math.inf,
+        "value_at_best": float(complete[:, optimum.best].mean()) if worked else math.inf,
     }
 
 

@@ -12,13 +12,13 @@ from batchscape.analysis.cells import SEEDS
 from batchscape.analysis.targets.columns import numbers_of
 from batchscape.errors import AnalysisError
 
-__all__ = ["SERIES", "costs_by_rate", "series_of", "told"]
+__all__ = ["SERIES", "costs_by_rate", "has_result", "series_of"]
 
 SERIES = ("group", "target_loss")
 """Columns that part a table into series with one curve of optima each; both may be lacking."""
 
 # A run that ended so says nothing about its learning rate.
-_UNTOLD = ("failed", "interrupted", "oom", "pending", "rejected", "running", "timeout")
+_WITHOUT_RESULT = ("failed", "interrupted", "oom", "pending", "rejected", "running", "timeout")
 _LOSSES = ("diverged", "pruned")
 
 
@@ -71,16 +71,16 @@ def costs_by_rate(table: pd.DataFrame, value: str) -> pd.DataFrame:
             "cost": _costs(table, value),
         }
     )
-    costs = costs[told(table)]
+    costs = costs[has_result(table)]
     if costs.empty:
-        msg = f"no run has a result: all of them ended as one of {', '.join(_UNTOLD)}"
+        msg = f"no run has a result: all of them ended as one of {', '.join(_WITHOUT_RESULT)}"
         raise AnalysisError(msg)
     keys = ["group", "target_loss", "global_batch_size", "learning_rate", "seed"]
     if "trajectory_id" in table:
         # Decompositions and timing repeats of one trajectory are no further draws of its noise.
-        known = table["trajectory_id"].to_numpy()[costs["row"]]
-        repeats = costs.assign(trajectory=known).duplicated([*keys, "trajectory"])
-        costs = costs[~repeats | pd.isna(known)]
+        trajectories = table["trajectory_id"].to_numpy()[costs["row"]]
+        repeats = costs.assign(trajectory=trajectories).duplicated([*keys, "trajectory"])
+        costs = costs[~repeats | pd.isna(trajectories)]
     twice = costs[costs.duplicated(keys, keep=False)]
     if len(twice):
         first = twice.iloc[0]
@@ -109,31 +109,31 @@ def _joined(seeds: pd.DataFrame) -> NDArray[np.object_]:
     return np.asarray(texts[codes])
 
 
-def told(table: pd.DataFrame) -> NDArray[np.bool_]:
+def has_result(table: pd.DataFrame) -> NDArray[np.bool_]:
     """Tell which runs have a result: all but those that ended, or stopped, before they had one."""
     if "status" not in table:
         return np.ones(len(table), dtype=bool)
-    return ~table["status"].isin(_UNTOLD).to_numpy(dtype=bool)
+    return ~table["status"].isin(_WITHOUT_RESULT).to_numpy(dtype=bool)
 
 
 def _costs(table: pd.DataFrame, value: str) -> NDArray[np.float64]:
-    found = numbers_of(table, value)
-    lost = np.isnan(found) | np.isposinf(found)
+    values = numbers_of(table, value)
+    lost = np.isnan(values) | np.isposinf(values)
     for name in ("status", "outcome"):
         if name in table:
             lost |= table[name].isin(_LOSSES).to_numpy()
     if value == "steps_to_target":
-        if (found[~lost] <= 0).any():
+        if (values[~lost] <= 0).any():
             msg = (
                 "steps_to_target is above 0, or missing where the target was not reached; got "
-                f"{np.nanmin(found):g}"
+                f"{np.nanmin(values):g}"
             )
             raise AnalysisError(msg)
-        found = np.log(np.where(lost, 1.0, found))
-    elif np.isneginf(found).any():
+        values = np.log(np.where(lost, 1.0, values))
+    elif np.isneginf(values).any():
         msg = f"{value} must not be -inf"
         raise AnalysisError(msg)
-    return np.where(lost, np.inf, found)
+    return np.where(lost, np.inf, values)
 
 
 def _positive(table: pd.DataFrame, name: str) -> NDArray[np.float64]:

@@ -71,10 +71,10 @@ def _section(
     groups: Mapping[int, str],
     batches: Sequence[float],
 ) -> Section | None:
-    found = find_optima(reaches, finals)
-    if found is None:
+    optima = find_optima(reaches, finals)
+    if optima is None:
         return None
-    table, value, best = found
+    table, value, best = optima
     answer: list[str] = []
     warnings: list[str] = []
     headlines: dict[str, Estimate] = {}
@@ -83,28 +83,28 @@ def _section(
     several = len(numbers) > 1
     labels = {group: group_name(groups, group) if several else "" for group in numbers}
     for group, label in labels.items():
-        own = best[best["group"] == group]
+        group_best = best[best["group"] == group]
         prefix = f"{label}: " if label else ""
-        laws[group] = learning_rate_laws(own)
-        answer.append(prefix + _answer(own, laws[group], value))
+        laws[group] = learning_rate_laws(group_best)
+        answer.append(prefix + _answer(group_best, laws[group], value))
         exponent = laws[group].exponent
         headlines[f"learning_rate_exponent{f'_{group}' if several else ''}"] = replace(
             exponent, group=label
         )
-        left = "; ".join(f"B = {text}" for text in laws[group].left_out)
-        warnings += [f"{prefix}Left out of exponent and laws: {left}."] if left else []
+        left_out = "; ".join(f"B = {text}" for text in laws[group].left_out)
+        warnings += [f"{prefix}Left out of exponent and laws: {left_out}."] if left_out else []
     untuned = tuning_warning(table) if value == STEPS else None
     warnings = [*([untuned] if untuned else []), *warnings]
     full = _full(best, table)
-    shown = pd.concat([law.table.assign(group=group) for group, law in laws.items()])
+    law_table = pd.concat([law.table.assign(group=group) for group, law in laws.items()])
     behind = full.reindex(columns=["group", "run_ids", "sweep_dirs"]).dropna().groupby("group")
-    shown = shown.merge(behind.agg(";".join).reset_index(), on="group", how="left")
-    tables = [_optima(full, labels, value), _laws(shown, labels)]
+    law_table = law_table.merge(behind.agg(";".join).reset_index(), on="group", how="left")
+    tables = [_optima(full, labels, value), _laws(law_table, labels)]
     costs = costs_by_rate(table, value)
-    named = _named_costs(costs, table, value)
+    cost_table = _named_costs(costs, table, value)
     sizes = sorted({*(batches or costs["global_batch_size"])})
-    pictures = learning_rate_charts(named, full, laws, labels, sizes)
-    curves = {"learning_rate_costs": named}
+    pictures = learning_rate_charts(cost_table, full, laws, labels, sizes)
+    curves = {"learning_rate_costs": cost_table}
     return Section(_TITLE, answer, tables, pictures, warnings, headlines, curves=curves)
 
 
@@ -129,8 +129,10 @@ def _title(best: pd.DataFrame, value: str) -> str:
     if value == LOSS:
         return "Learning rate with the lowest final held-out loss"
     targets = sorted(best["target_loss"].dropna().unique())
-    named = ", ".join(f"{target:g}" for target in targets)
-    return f"Learning rate with the fewest steps to a held-out loss of {named}".removesuffix(" of ")
+    losses = ", ".join(f"{target:g}" for target in targets)
+    return f"Learning rate with the fewest steps to a held-out loss of {losses}".removesuffix(
+        " of "
+    )
 
 
 def _full(best: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
@@ -138,15 +140,15 @@ def _full(best: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     if "run_id" not in table:
         return best
     keys = [name for name in ("group", "target_loss", "global_batch_size") if name in table]
-    names = {"run_id": "run_ids", "sweep_dir": "sweep_dirs"}
-    told = [name for name in names if name in table]
-    by_optimum = table.groupby(keys, dropna=False)[told]
+    plurals = {"run_id": "run_ids", "sweep_dir": "sweep_dirs"}
+    columns = [name for name in plurals if name in table]
+    by_optimum = table.groupby(keys, dropna=False)[columns]
 
-    def each(own: pd.Series[str]) -> str:
-        return ";".join(sorted(set(own)))
+    def each(plurals: pd.Series[str]) -> str:
+        return ";".join(sorted(set(plurals)))
 
     behind = by_optimum.agg(each)
-    return best.merge(behind.rename(columns=names).reset_index(), on=keys, how="left")
+    return best.merge(behind.rename(columns=plurals).reset_index(), on=keys, how="left")
 
 
 def _optima(full: pd.DataFrame, labels: Mapping[int, str], value: str) -> Table:
@@ -188,8 +190,8 @@ def _optimum_text(row: pd.Series[Any]) -> str:
     if estimate.is_identified:
         return estimate.text(2)
     ends = [(estimate.low, "≥", 0.0), (estimate.high, "≤", np.inf)]
-    known = [f"{sign} {significant(end, 2)}" for end, sign, none in ends if end != none]
-    return list_text(known, "and") or MISSING
+    bounds = [f"{sign} {significant(end, 2)}" for end, sign, none in ends if end != none]
+    return list_text(bounds, "and") or MISSING
 
 
 def _laws(table: pd.DataFrame, labels: Mapping[int, str]) -> Table:

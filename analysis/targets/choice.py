@@ -109,8 +109,8 @@ def choose_targets(
             f"no target is set by global batch {batch}{where}: {why}" for batch, why in left_out
         ]
         if len(counted):
-            own = curves[curves["run"].isin(counted["run"])]
-            ranges[int(str(group))], unsettled = _settled(_range(counted), own, n)
+            counted_curves = curves[curves["run"].isin(counted["run"])]
+            ranges[int(str(group))], unsettled = _settled(_range(counted), counted_curves, n)
             notes += [f"{unsettled}{where}"] if unsettled else []
         else:
             notes.append(f"no target can be chosen{where}")
@@ -230,8 +230,8 @@ def _why_none(cell: pd.DataFrame) -> str:
 def _range(runs: pd.DataFrame) -> _LossRange:
     stop = np.nan
     if {"stop_target_loss", "stop_reason"} <= set(runs) and runs["stop_reason"].eq("target").any():
-        found = runs["stop_target_loss"].dropna().unique()
-        stop = float(found[0]) if len(found) == 1 else np.nan
+        stops = runs["stop_target_loss"].dropna().unique()
+        stop = float(stops[0]) if len(stops) == 1 else np.nan
     return _LossRange(float(runs["settled_loss"].min()), float(runs["final_loss"].max()), stop)
 
 

@@ -56,7 +56,7 @@ _IN_TOKENS = re.compile(r"(batch(_size)?|bs)_(in_)?(m?tokens|mtok|tok)|(m?tokens
 
 
 def recognise(
-    table: pd.DataFrame, given: Mapping[str, str] | None = None
+    table: pd.DataFrame, columns: Mapping[str, str] | None = None
 ) -> tuple[pd.DataFrame, list[str]]:
     """Rename the columns of a foreign table to ours.
 
@@ -78,11 +78,11 @@ def recognise(
         If two columns answer to one name, a batch is in tokens, a name is given that is not ours
         or not there, or a name is there twice.
     """
-    _refuse_twice(table, given or {})
+    _refuse_twice(table, columns or {})
     # W&B writes its own count of calls as `Step`.
     names = {plain(str(column)): str(column) for column in table.columns if column != "Step"}
     table = table.set_axis([str(column) for column in table.columns], axis=1)
-    taken = _given(table, given or {})
+    taken = _given(table, columns or {})
     has_loss = "loss" in taken or any(n in names for n in ("loss", *ALIASES["loss"]))
     extra = _WITH_LOSS if has_loss else _WITHOUT_LOSS
     unused = []
@@ -93,28 +93,28 @@ def recognise(
             taken[name] = names[name]
             continue
         possible = [*aliases, *extra.get(name, ())]
-        found = [names[alias] for alias in possible if alias in names]
-        found = [column for column in found if column not in taken.values()]
-        if name == "run" and len(found) > 1 and _name_alike(table[found]):
-            del found[1:]
-        if len(found) > 1:
+        matches = [names[alias] for alias in possible if alias in names]
+        matches = [column for column in matches if column not in taken.values()]
+        if name == "run" and len(matches) > 1 and _name_alike(table[matches]):
+            del matches[1:]
+        if len(matches) > 1:
             if name in _NOT_NEEDED or (name == "samples" and "optimizer_step" in taken):
-                unused.append(f"not used, for several could be {name}: {', '.join(found)}")
+                unused.append(f"not used, for several could be {name}: {', '.join(matches)}")
                 continue
             msg = (
-                f"several columns could be {name}: {', '.join(found)}; say which with "
-                f"--column {name}={found[0]}, or rename it"
+                f"several columns could be {name}: {', '.join(matches)}; say which with "
+                f"--column {name}={matches[0]}, or rename it"
             )
             raise AnalysisError(msg)
-        if found:
-            taken[name] = found[0]
+        if matches:
+            taken[name] = matches[0]
     _refuse_tokens(taken, names)
-    said = [f"{theirs} is taken for {name}" for name, theirs in taken.items() if theirs != name]
-    said += unused
+    notes = [f"{theirs} is taken for {name}" for name, theirs in taken.items() if theirs != name]
+    notes += unused
     # A column of the same name as ours that another was given for keeps out of the way.
     shadowed = {name: f"{name} (not used)" for name in taken if name in table}
     renamed = table.rename(columns={**shadowed, **{old: new for new, old in taken.items()}})
-    return renamed, said
+    return renamed, notes
 
 
 def numbers_of(table: pd.DataFrame, name: str) -> NDArray[np.float64]:
@@ -157,8 +157,8 @@ def plain(name: str) -> str:
     return of_wandb + re.sub(r"[^a-z0-9]+", "_", name.strip().lower()).strip("_")
 
 
-def _given(table: pd.DataFrame, given: Mapping[str, str]) -> dict[str, str]:
-    for name, column in given.items():
+def _given(table: pd.DataFrame, columns: Mapping[str, str]) -> dict[str, str]:
+    for name, column in columns.items():
         if name not in ALIASES:
             msg = f"{name!r} is no column of ours; those are: {', '.join(ALIASES)}"
             raise AnalysisError(msg)
@@ -167,11 +167,11 @@ def _given(table: pd.DataFrame, given: Mapping[str, str]) -> dict[str, str]:
                 f"the table has no column {column!r}; it has: {', '.join(map(str, table.columns))}"
             )
             raise AnalysisError(msg)
-    twice = [column for column in given.values() if list(given.values()).count(column) > 1]
+    twice = [column for column in columns.values() if list(columns.values()).count(column) > 1]
     if twice:
         msg = f"one column cannot be two things: {twice[0]!r} is given more than once"
         raise AnalysisError(msg)
-    return dict(given)
+    return dict(columns)
 
 
 def _name_alike(table: pd.DataFrame) -> bool:
@@ -180,19 +180,19 @@ def _name_alike(table: pd.DataFrame) -> bool:
     return all(np.array_equal(first, other) for other in others)
 
 
-def _refuse_twice(table: pd.DataFrame, given: Mapping[str, str]) -> None:
+def _refuse_twice(table: pd.DataFrame, columns: Mapping[str, str]) -> None:
     """Refuse a name that two columns have, where it is one of ours and not given."""
-    columns = [str(column) for column in table.columns]
+    headers = [str(column) for column in table.columns]
     # pandas reads a second `loss` as `loss.1`.
-    bases = [re.sub(r"\.\d+$", "", column) for column in columns]
-    names = [plain(b if b in columns else c) for b, c in zip(bases, columns, strict=True)]
+    bases = [re.sub(r"\.\d+$", "", column) for column in headers]
+    names = [plain(b if b in headers else c) for b, c in zip(bases, headers, strict=True)]
     extra = (*_WITH_LOSS.values(), *_WITHOUT_LOSS.values())
-    known = set(ALIASES).union(*ALIASES.values(), *extra)
-    known -= {plain(column) for column in given.values()}
-    for name in given:
-        known -= {name, *ALIASES.get(name, ())}
+    recognised = set(ALIASES).union(*ALIASES.values(), *extra)
+    recognised -= {plain(column) for column in columns.values()}
+    for name in columns:
+        recognised -= {name, *ALIASES.get(name, ())}
     again = {name for name in names if names.count(name) > 1}
-    if twice := sorted(again & known) or sorted({c for c in columns if columns.count(c) > 1}):
+    if twice := sorted(again & recognised) or sorted({c for c in headers if headers.count(c) > 1}):
         msg = f"columns have names of their own; these are there more than once: {', '.join(twice)}"
         raise AnalysisError(msg)
 

@@ -89,18 +89,18 @@ def steps_to_target(
         msg = f"crossing is one of {', '.join(get_args(Crossing))}, got {crossing!r}"
         raise AnalysisError(msg)
     curves = tidy_curves(curves)
-    asked = _targets_of(curves, targets)
+    targets_by_group = _targets_of(curves, targets)
     runs = cut(curves)
     identity = curves.loc[runs.last, [name for name in IDENTITY if name in curves]]
     identity = identity.reset_index(drop=True)
     diverged = diverged_runs(curves, runs)
     parts = []
-    for target in sorted({t for found in asked.values() for t in found}, reverse=True):
-        groups = [group for group, found in asked.items() if target in found]
-        wanted = identity["group"].isin(groups).to_numpy(dtype=bool)
-        own = Runs(runs.start[wanted], runs.last[wanted])
-        part = _reaches(curves, own, diverged[wanted], target, crossing)
-        parts.append(pd.concat([identity[wanted].reset_index(drop=True), part], axis=1))
+    for target in sorted({t for losses in targets_by_group.values() for t in losses}, reverse=True):
+        groups = [group for group, losses in targets_by_group.items() if target in losses]
+        is_in_group = identity["group"].isin(groups).to_numpy(dtype=bool)
+        group_runs = Runs(runs.start[is_in_group], runs.last[is_in_group])
+        part = _reaches(curves, group_runs, diverged[is_in_group], target, crossing)
+        parts.append(pd.concat([identity[is_in_group].reset_index(drop=True), part], axis=1))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -112,8 +112,8 @@ def _targets_of(
     if not len(targets) or not np.isfinite(np.asarray(targets, dtype=float)).all():
         msg = f"targets are finite losses, one at least, got {list(targets)}"
         raise AnalysisError(msg)
-    given = [float(target) for target in targets]
-    return {int(group): given for group in curves["group"].unique()}
+    losses = [float(target) for target in targets]
+    return {int(group): losses for group in curves["group"].unique()}
 
 
 def _reaches(
@@ -139,17 +139,17 @@ def _reaches(
     first_steps = progress_at(curves, first_upper, first_upper == runs.start, target)
     before = np.where(upper > runs.start, step[upper - 1], 0.0)
     pruned = curves["status"].iloc[runs.last].eq("pruned").to_numpy(dtype=bool)
-    found = {name: np.where(reached, values[name], np.nan) for name in TO_TARGET}
+    to_target = {name: np.where(reached, values[name], np.nan) for name in TO_TARGET}
     low = np.select([diverged, reached], [np.inf, before], step[runs.last])
     high = np.where(reached, step[upper], np.inf)
     with np.errstate(invalid="ignore"):
-        error = (high - low) / 2 / found["steps_to_target"]
+        error = (high - low) / 2 / to_target["steps_to_target"]
     kinds = [diverged, reached, pruned]
     return pd.DataFrame(
         {
             "target_loss": target,
             "outcome": np.select(kinds, ["diverged", "reached", "pruned"], "censored"),
-            **found,
+            **to_target,
             "steps_low": low,
             "steps_high": high,
             **_bounds(curves, runs, reached | diverged),
@@ -168,8 +168,10 @@ def _bounds(
 ) -> dict[str, NDArray[np.float64]]:
     """Give the tokens and the time that runs without the target had seen in the end."""
     names = {"tokens_low": "tokens", "time_low_s": "train_time_s"}
-    seen = {name: curves[column].to_numpy(dtype=float)[runs.last] for name, column in names.items()}
-    return {name: np.where(is_known, np.nan, column) for name, column in seen.items()}
+    at_end = {
+        name: curves[column].to_numpy(dtype=float)[runs.last] for name, column in names.items()
+    }
+    return {name: np.where(is_known, np.nan, column) for name, column in at_end.items()}
 
 
 def _refuse_met_at_start(

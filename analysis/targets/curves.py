@@ -139,15 +139,15 @@ def curve_groups(cells: Cells) -> pd.DataFrame:
     started = cells.runs.loc[was_started(cells.runs), "cell"].unique()
     table = cells.table.loc[np.sort(started)]
     rates = [name for name in _LEARNING_RATE if name in table]
-    given = ["global_batch_size", *rates]
+    varied = ["global_batch_size", *rates]
     names = [n for n in cells.settings if n not in {*_LEARNING_RATE, *_WHERE_ONLY}]
     table = table.assign(**{name: table[name].astype(object).fillna(MISSING) for name in names})
     # Names say most, and a hash least: the first that tells groups apart is what they are called.
     for name in sorted(names, key=lambda n: (n != _DATA, n.endswith(".name"))):
         others = [other for other in names if other != name]
         may_follow = name.startswith(_MAY_FOLLOW) and not name.endswith(".name")
-        told = _follows(table, others, name)
-        if told or (may_follow and _follows(table, [*given, *others], name)):
+        is_redundant = _follows(table, others, name)
+        if is_redundant or (may_follow and _follows(table, [*varied, *others], name)):
             names = others
     groups = {name.partition(".")[0] for name in names if not name.startswith(_MAY_FOLLOW)}
     # What varies with one of these is named beside it, as in the label of a cell.
@@ -157,16 +157,16 @@ def curve_groups(cells: Cells) -> pd.DataFrame:
     group = table.groupby(names, sort=False).ngroup() if names else table["micro_batch_size"] * 0
     group = group.astype("int64")
     members = [tuple(map(int, group.index[group.eq(number)])) for number in range(group.max() + 1)]
-    found = table.assign(group=group).drop_duplicates("group").set_index("group")[names]
-    found.insert(0, "label", group_labels(found))
-    return found.assign(cells=pd.Series(members, index=found.index, dtype=object))
+    group_table = table.assign(group=group).drop_duplicates("group").set_index("group")[names]
+    group_table.insert(0, "label", group_labels(group_table))
+    return group_table.assign(cells=pd.Series(members, index=group_table.index, dtype=object))
 
 
 def _identity(cells: Cells, runs: pd.DataFrame) -> pd.DataFrame:
     groups = curve_groups(cells)
     group_of = {cell: group for group, members in groups["cells"].items() for cell in members}
     rates = [name for name in _LEARNING_RATE if name in runs]
-    known: dict[str, Any] = {
+    numbers: dict[str, Any] = {
         "run": np.arange(len(runs)),
         "group": runs["cell"].map(group_of).to_numpy(dtype=np.int64),
         "global_batch_size": runs["global_batch_size"].to_numpy(dtype=np.int64),
@@ -178,15 +178,15 @@ def _identity(cells: Cells, runs: pd.DataFrame) -> pd.DataFrame:
     }
     texts = {name: pd.Categorical(runs[name].astype(object)) for name in _TEXTS if name in runs}
     cut = runs["cell"].map(geometry_label(cells.table).where(cells.of_programs(), None))
-    return pd.DataFrame({**known, **texts, "program_cut": pd.Categorical(cut)})
+    return pd.DataFrame({**numbers, **texts, "program_cut": pd.Categorical(cut)})
 
 
 def _numbers(runs: pd.DataFrame, names: Sequence[str]) -> NDArray[np.float64]:
     """Take the first of some columns that is known, run by run."""
-    found: pd.Series[float] = pd.Series(np.nan, index=runs.index)
+    values: pd.Series[float] = pd.Series(np.nan, index=runs.index)
     for name in (name for name in names if name in runs):
-        found = found.fillna(pd.to_numeric(runs[name], errors="coerce").astype(float))
-    return np.asarray(found, dtype=np.float64)
+        values = values.fillna(pd.to_numeric(runs[name], errors="coerce").astype(float))
+    return np.asarray(values, dtype=np.float64)
 
 
 def _ordered(rows: pd.DataFrame) -> pd.DataFrame:
@@ -207,8 +207,8 @@ def _with_silent_runs(rows: pd.DataFrame, n_runs: int) -> pd.DataFrame:
     return pd.concat([rows, nothing]).sort_values("run", kind="stable")
 
 
-def _follows(table: pd.DataFrame, given: Sequence[str], name: str) -> bool:
+def _follows(table: pd.DataFrame, others: Sequence[str], name: str) -> bool:
     """Tell whether the given columns determine another one."""
-    if not given:
+    if not others:
         return bool(table[name].nunique() <= 1)
-    return not table.groupby(list(given), dropna=False)[name].nunique().gt(1).any()
+    return not table.groupby(list(others), dropna=False)[name].nunique().gt(1).any()

@@ -47,8 +47,8 @@ def diverged_runs(curves: pd.DataFrame, runs: Runs) -> NDArray[np.bool_]:
     """Tell which runs diverged, by status or because a last loss after training is not finite."""
     last = curves.iloc[runs.last]
     lost = ~np.isfinite(last["loss"].to_numpy(dtype=float)) & (last["optimizer_step"] > 0)
-    found: NDArray[np.bool_] = (last["status"].eq("diverged") | lost).to_numpy(dtype=bool)
-    return found
+    is_diverged: NDArray[np.bool_] = (last["status"].eq("diverged") | lost).to_numpy(dtype=bool)
+    return is_diverged
 
 
 def crossing_rows(
@@ -112,9 +112,9 @@ def last_losses(curves: pd.DataFrame) -> pd.DataFrame:
     """
     runs = cut(curves)
     loss = curves["loss"].to_numpy(dtype=float)
-    found = curves.loc[runs.last, [name for name in IDENTITY if name in curves]]
+    identity = curves.loc[runs.last, [name for name in IDENTITY if name in curves]]
     settled = loss.copy()
     settled[runs.start] = settled[np.minimum(runs.start + 1, runs.last)] = -np.inf
     last = np.where(diverged_runs(curves, runs), np.inf, loss[runs.last])
     highest = np.fmax.reduceat(settled, runs.start)
-    return found.assign(final_loss=last, settled_loss=highest).reset_index(drop=True)
+    return identity.assign(final_loss=last, settled_loss=highest).reset_index(drop=True)

@@ -188,50 +188,52 @@ def as_table(
             have = ", ".join(map(str, table.columns))
             msg = f"--group {name}: the table has no such column; it has: {have}"
             raise AnalysisError(msg)
-    given, (table, notes) = table, recognise(table, columns)
-    group, labels, numbers = _groups(given, table, group)
+    foreign, (table, notes) = table, recognise(table, columns)
+    group, labels, numbers = _groups(foreign, table, group)
     has_loss = _has_loss(table, minimise)
     _refuse_lacking(table, has_loss=has_loss)
-    known = _CURVE_NUMBERS if has_loss else _REACH_NUMBERS
-    found = _numbers(table, ("global_batch_size", "learning_rate", *known)).assign(group=numbers)
+    numeric_columns = _CURVE_NUMBERS if has_loss else _REACH_NUMBERS
+    rows = _numbers(table, ("global_batch_size", "learning_rate", *numeric_columns)).assign(
+        group=numbers
+    )
     names = ("status", "outcome", "trajectory_id")
-    found = found.assign(**{n: table[n].to_numpy(dtype=object) for n in names if n in table})
-    found, said = _statuses(found)
-    notes += said
-    found = _steps_done(found, first_step)
-    found["global_batch_size"] = found["global_batch_size"].astype("int64")
-    found["seed"], said = _seeds(table)
-    notes += said
+    rows = rows.assign(**{n: table[n].to_numpy(dtype=object) for n in names if n in table})
+    rows, new_notes = _statuses(rows)
+    notes += new_notes
+    rows = _steps_done(rows, first_step)
+    rows["global_batch_size"] = rows["global_batch_size"].astype("int64")
+    rows["seed"], new_notes = _seeds(table)
+    notes += new_notes
     if has_loss:
-        found, said = _runs(table, found)
-        notes += said
+        rows, new_notes = _runs(table, rows)
+        notes += new_notes
     elif "run" in table:
-        found["run_id"] = table["run"].reset_index(drop=True).astype(str)
-    _refuse_mixed_units(found, "curves" if has_loss else "reaches")
+        rows["run_id"] = table["run"].reset_index(drop=True).astype(str)
+    _refuse_mixed_units(rows, "curves" if has_loss else "reaches")
     if len(labels) > 1:
-        shown = list_text(labels.values(), "and", _NAMED)
-        notes.append(f"{len(labels)} groups, never pooled: {shown}")
-    notes += _unused(table, found, group)
+        group_names = list_text(labels.values(), "and", _NAMED)
+        notes.append(f"{len(labels)} groups, never pooled: {group_names}")
+    notes += _unused(table, rows, group)
     if not has_loss:
-        return ForeignTable("reaches", _reaches(found), labels, tuple(notes))
-    has_progress = bool({"optimizer_step", "samples"} & set(found))
+        return ForeignTable("reaches", _reaches(rows), labels, tuple(notes))
+    has_progress = bool({"optimizer_step", "samples"} & set(rows))
     # Where nothing says how far a run was, its only loss is its last.
-    found = found if has_progress else found.assign(optimizer_step=1.0)
-    found, said = _measured(found, table["loss"], nan)
-    notes += said
-    alone = found["run"].is_unique
+    rows = rows if has_progress else rows.assign(optimizer_step=1.0)
+    rows, new_notes = _measured(rows, table["loss"], nan)
+    notes += new_notes
+    alone = rows["run"].is_unique
     if not has_progress and (minimise == "steps" or not alone):
         msg = (
             "a table of curves needs optimizer_step or samples: how far a run was at each loss. "
             "One of final losses has one row a run; tell runs apart by a column `seed` or `run`"
         ) + (_LOG_CALLS if {"_step", "Step"} & set(table) else "")
         raise AnalysisError(msg)
-    _refuse_steps_from_0(found, first_step)
-    curves = tidy_curves(found)
+    _refuse_steps_from_0(rows, first_step)
+    curves = tidy_curves(rows)
     if minimise == "steps" or (minimise is None and not alone):
         return ForeignTable("curves", curves, labels, tuple(notes))
-    finals, said = _finals(curves, has_progress=has_progress)
-    notes += [*([_FINAL] if minimise is None else []), *said]
+    finals, new_notes = _finals(curves, has_progress=has_progress)
+    notes += [*([_FINAL] if minimise is None else []), *new_notes]
     return ForeignTable("final losses", finals, labels, tuple(notes))
 
 
@@ -313,8 +315,12 @@ def read_file(path: Path) -> pd.DataFrame:
         _refuse_separator(path, kind)
         if kind == "parquet":
             # What pandas wrote is read as it was, with one NaN for both; others told them apart.
-            own = pq.read_schema(path).pandas_metadata is not None
-            return pd.read_parquet(path) if own else pd.read_parquet(path, dtype_backend="pyarrow")
+            from_pandas = pq.read_schema(path).pandas_metadata is not None
+            return (
+                pd.read_parquet(path)
+                if from_pandas
+                else pd.read_parquet(path, dtype_backend="pyarrow")
+            )
         if kind == "lines":
             return _lines(path)
         separator = "," if kind == "csv" else "\t"
@@ -342,7 +348,7 @@ def _lines(path: Path) -> pd.DataFrame:
     columns = {
         name: ["nan" if _is_nan(row.get(name)) else row.get(name) for row in rows] for name in names
     }
-    return pd.DataFrame({name: pd.Series(own, dtype=object) for name, own in columns.items()})
+    return pd.DataFrame({name: pd.Series(values, dtype=object) for name, values in columns.items()})
 
 
 def _is_nan(value: object) -> bool:
@@ -370,12 +376,12 @@ def _refuse_separator(path: Path, kind: str) -> None:
 
 
 def _groups(
-    table: pd.DataFrame, named: pd.DataFrame, names: Sequence[str]
+    table: pd.DataFrame, renamed: pd.DataFrame, names: Sequence[str]
 ) -> tuple[Sequence[str], dict[int, str], NDArray[np.int64]]:
     """Number the groups by the columns asked for and the table's own column of them."""
-    if "group" in named:
-        own = str(table.columns[named.columns.get_loc("group")])
-        names = [own, *(name for name in names if name != own)]
+    if "group" in renamed:
+        group_column = str(table.columns[renamed.columns.get_loc("group")])
+        names = [group_column, *(name for name in names if name != group_column)]
     if not names:
         return names, {0: ""}, np.zeros(len(table), dtype=np.int64)
     missing = table[list(names)].isna().any(axis=1)
@@ -384,14 +390,14 @@ def _groups(
         raise AnalysisError(msg)
     texts = table[list(names)].astype(str)
     joined = [", ".join(row) for row in texts.itertuples(index=False)]
-    codes, found = pd.factorize(np.array(joined, dtype=object))
-    labels = {number: str(label) for number, label in enumerate(found)}
+    codes, unique_texts = pd.factorize(np.array(joined, dtype=object))
+    labels = {number: str(label) for number, label in enumerate(unique_texts)}
     return names, labels, codes.astype(np.int64)
 
 
 def _numbers(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """Take columns as numbers; refuse what is none, is missing, negative or infinite."""
-    found = {}
+    columns = {}
     for name in (name for name in names if name in table):
         column = table[name]
         # As objects, for Arrow's NaN is no missing value.
@@ -411,15 +417,15 @@ def _numbers(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
             wrong = (numbers < 1) | (numbers != np.floor(numbers)) | (numbers > _LARGEST_BATCH)
             rule = "is a positive whole number of samples (for tokens, divide by those of a sample)"
             refuse_rows(wrong, name, numbers.astype(str), rule)
-        found[name] = numbers.reset_index(drop=True)
-    return pd.DataFrame(found)
+        columns[name] = numbers.reset_index(drop=True)
+    return pd.DataFrame(columns)
 
 
-def _statuses(found: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+def _statuses(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """Write how runs ended in our words; refuse words that are not known to have one meaning."""
-    if "status" not in found:
-        return found, []
-    texts = found["status"].dropna().astype(str)
+    if "status" not in rows:
+        return rows, []
+    texts = rows["status"].dropna().astype(str)
     # `TrialState.FAIL` of Optuna, `CANCELLED by 1000` of Slurm.
     words = {text: text.rpartition(".")[2].partition(" by ")[0] for text in texts.unique()}
     unknown = [text for text, word in words.items() if plain(word) not in _STATUS_OF]
@@ -431,56 +437,56 @@ def _statuses(found: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
         )
         raise AnalysisError(msg)
     ours = {text: _STATUS_OF[plain(word)].value for text, word in words.items()}
-    other = [f"{text} for {own}" for text, own in ours.items() if text.lower() != own]
-    said = [f"of status, {', '.join(other)} is taken"] if other else []
-    mapped = found["status"].map(lambda text: ours[str(text)], na_action="ignore")
-    return found.assign(status=mapped.astype(object)), said
+    other = [f"{text} for {status}" for text, status in ours.items() if text.lower() != status]
+    notes = [f"of status, {', '.join(other)} is taken"] if other else []
+    mapped = rows["status"].map(lambda text: ours[str(text)], na_action="ignore")
+    return rows.assign(status=mapped.astype(object)), notes
 
 
-def _steps_done(found: pd.DataFrame, first_step: int | None) -> pd.DataFrame:
+def _steps_done(rows: pd.DataFrame, first_step: int | None) -> pd.DataFrame:
     """Count optimizer steps from 1 where the table says that it does otherwise."""
     if first_step is None:
-        return found
+        return rows
     if first_step not in {0, 1}:
         msg = f"--first-step is 0 or 1, the number of the first optimizer step; got {first_step}"
         raise AnalysisError(msg)
-    if "optimizer_step" not in found:
+    if "optimizer_step" not in rows:
         msg = f"--first-step {first_step} is of optimizer_step, which the table does not have"
         raise AnalysisError(msg)
-    return found.assign(optimizer_step=found["optimizer_step"] + 1 - first_step)
+    return rows.assign(optimizer_step=rows["optimizer_step"] + 1 - first_step)
 
 
-def _refuse_steps_from_0(found: pd.DataFrame, first_step: int | None) -> None:
+def _refuse_steps_from_0(rows: pd.DataFrame, first_step: int | None) -> None:
     """Refuse steps of which each is one less than a multiple, as where they are counted from 0.
 
     Where a run is measured every n-th step, the first of them has the number n, or n - 1. A last
     measurement, at the end of the training, may be anywhere, and one at 0 may be of no step. Where
     every number from 0 on is there, nothing tells which it is.
     """
-    if first_step is not None or "optimizer_step" not in found:
+    if first_step is not None or "optimizer_step" not in rows:
         return
-    widest, shown = 1.0, None
-    for _, steps in found.groupby("run", sort=False)["optimizer_step"]:
-        own = np.unique(steps.to_numpy())
-        grid = own[own > 0]
+    widest, suspect = 1.0, None
+    for _, steps in rows.groupby("run", sort=False)["optimizer_step"]:
+        unique_steps = np.unique(steps.to_numpy())
+        grid = unique_steps[unique_steps > 0]
         if len(grid) < _LEAST_ROWS:
             continue
-        if own[0] == 0 and (np.diff(own) == 1).all():
-            shown = own if shown is None else shown
+        if unique_steps[0] == 0 and (np.diff(unique_steps) == 1).all():
+            suspect = unique_steps if suspect is None else suspect
             continue
         grid = grid[: max(_LEAST_ROWS, len(grid) - 1)]
         every = grid[0] + 1
         if ((grid + 1) % every).any():
             continue
         if every > widest and (every == _EVERY_SECOND or (grid % grid[0]).any()):
-            widest, shown = every, grid
-    if shown is not None:
-        said = ", ".join(f"{step:g}" for step in shown[:3])
-        each = f", each one less than a multiple of {widest:g}" if shown[0] else ""
+            widest, suspect = every, grid
+    if suspect is not None:
+        examples = ", ".join(f"{step:g}" for step in suspect[:3])
+        each = f", each one less than a multiple of {widest:g}" if suspect[0] else ""
         msg = (
-            f"optimizer_step counts what is done, and a run was measured at {said}{each}: is its "
-            "first optimizer step number 0? Say so by --first-step 0, or --first-step 1 if that "
-            "many were done"
+            f"optimizer_step counts what is done, and a run was measured at {examples}{each}: is "
+            "its first optimizer step number 0? Say so by --first-step 0, or --first-step 1 if "
+            "that many were done"
         )
         raise AnalysisError(msg)
 
@@ -492,19 +498,19 @@ _LEAST_ROWS = 3
 
 
 def _measured(
-    found: pd.DataFrame, losses: pd.Series[Any], nan: NotANumber | None
+    rows: pd.DataFrame, losses: pd.Series[Any], nan: NotANumber | None
 ) -> tuple[pd.DataFrame, list[str]]:
     """Leave out the rows whose loss was not measured, and say what was taken for what.
 
     A run without any loss keeps one row, at no progress, so that it stays in every denominator.
     """
     words = _words(losses)
-    none, missing = found["loss"].isna(), words.isin(_MISSING)
+    none, missing = rows["loss"].isna(), words.isin(_MISSING)
     unclear = none & ~missing & ~words.isin(_NAN)
     if unclear.any() and nan is None:
         row = int(np.flatnonzero(unclear)[0]) + 1
         msg = (
-            f"loss has no number in {unclear.sum()} of {len(found)} rows, such as row {row}, and "
+            f"loss has no number in {unclear.sum()} of {len(rows)} rows, such as row {row}, and "
             "pandas has one NaN for what was not measured and for what training logged as NaN. "
             "Say which: --nan missing (nan='missing') leaves the rows out, --nan diverged "
             "(nan='diverged') takes them for logged, which meets no target. Text files tell them "
@@ -512,40 +518,40 @@ def _measured(
         )
         raise AnalysisError(msg)
     out = none if nan == "missing" else missing
-    said = []
+    notes = []
     if out.any():
-        said.append(
-            f"{out.sum()} of {len(found)} rows have no loss and are left out, as not measured (a "
+        notes.append(
+            f"{out.sum()} of {len(rows)} rows have no loss and are left out, as not measured (a "
             "NaN that training logged is written nan; pandas writes it with na_rep='nan')"
         )
     if (none & ~out).any():
-        said.append(
-            f"{(none & ~out).sum()} of {len(found)} losses are NaN, taken as logged: they meet no "
+        notes.append(
+            f"{(none & ~out).sum()} of {len(rows)} losses are NaN, taken as logged: they meet no "
             "target, and a run that ends with one diverged; --nan missing leaves them out"
         )
     if out.all():
-        msg = f"loss has a number in one row at least; all {len(found)} have none"
+        msg = f"loss has a number in one row at least; all {len(rows)} have none"
         raise AnalysisError(msg)
-    progress = [name for name in PROGRESS if name in found]
-    if "status" in found:
+    progress = [name for name in PROGRESS if name in rows]
+    if "status" in rows:
         # How a run ended may stand in its last row alone, and that may be one without a loss.
-        ordered = found.sort_values(progress[:1], kind="stable")
-        found["status"] = ordered.groupby("run")["status"].transform("last")
-    silent = out.groupby(found["run"]).transform("all") & ~found.duplicated("run")
-    found.loc[silent, progress] = 0.0
-    return found[~out | silent].reset_index(drop=True), said
+        ordered = rows.sort_values(progress[:1], kind="stable")
+        rows["status"] = ordered.groupby("run")["status"].transform("last")
+    silent = out.groupby(rows["run"]).transform("all") & ~rows.duplicated("run")
+    rows.loc[silent, progress] = 0.0
+    return rows[~out | silent].reset_index(drop=True), notes
 
 
 def _words(losses: pd.Series[Any]) -> pd.Series[str]:
     """Write what stands in place of a number in small letters; `?` where pandas does not tell."""
-    told = isinstance(losses.dtype, pd.ArrowDtype)
+    is_arrow = isinstance(losses.dtype, pd.ArrowDtype)
 
     def word(value: object) -> str:
-        if value is None or (told and value is pd.NA):
+        if value is None or (is_arrow and value is pd.NA):
             return ""
         if isinstance(value, str):
             return value.strip().lower()
-        return "nan" if told and _is_nan(value) else "?"
+        return "nan" if is_arrow and _is_nan(value) else "?"
 
     return losses.astype(object).map(word).reset_index(drop=True).astype(object)
 
@@ -564,14 +570,14 @@ def _seeds(table: pd.DataFrame) -> tuple[pd.Series[float], list[str]]:
     ]
 
 
-def _runs(table: pd.DataFrame, found: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+def _runs(table: pd.DataFrame, rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     if "run" in table:
         run = table["run"].reset_index(drop=True)
         refuse_rows(run.isna(), "run", run.astype(str), "is there in every row")
-        return found.assign(run=pd.factorize(run.astype(str))[0], run_id=run.astype(str)), []
-    names = [n for n in ("group", "learning_rate", "global_batch_size", "seed") if n in found]
-    run = found.groupby(names, sort=False).ngroup()
-    return found.assign(run=run), [f"no column of runs: rows of one {', '.join(names)} are a run"]
+        return rows.assign(run=pd.factorize(run.astype(str))[0], run_id=run.astype(str)), []
+    names = [n for n in ("group", "learning_rate", "global_batch_size", "seed") if n in rows]
+    run = rows.groupby(names, sort=False).ngroup()
+    return rows.assign(run=run), [f"no column of runs: rows of one {', '.join(names)} are a run"]
 
 
 def _finals(curves: pd.DataFrame, *, has_progress: bool) -> tuple[pd.DataFrame, list[str]]:
@@ -583,66 +589,68 @@ def _finals(curves: pd.DataFrame, *, has_progress: bool) -> tuple[pd.DataFrame, 
         finals = finals.assign(**{name: last[name] for name in PROGRESS})
     early = ~finals["status"].isin([Status.COMPLETED, Status.DIVERGED]) & finals["status"].notna()
     missing = finals["final_eval_loss"].isna() & ~early
-    said = []
+    notes = []
     if early.any():
-        found = ", ".join(sorted(finals.loc[early, "status"].unique()))
-        said.append(f"{early.sum()} of {len(finals)} runs did not end ({found}) and are left out")
+        statuses = ", ".join(sorted(finals.loc[early, "status"].unique()))
+        notes.append(
+            f"{early.sum()} of {len(finals)} runs did not end ({statuses}) and are left out"
+        )
     if missing.any():
-        said.append(f"{missing.sum()} of {len(finals)} runs have no final loss and are left out")
-    left = finals[~early & ~missing].reset_index(drop=True)
-    if left.empty:
-        msg = f"a table of final losses needs a run that ended with one: {'; '.join(said)}"
+        notes.append(f"{missing.sum()} of {len(finals)} runs have no final loss and are left out")
+    ended = finals[~early & ~missing].reset_index(drop=True)
+    if ended.empty:
+        msg = f"a table of final losses needs a run that ended with one: {'; '.join(notes)}"
         raise AnalysisError(msg)
-    return left, said
+    return ended, notes
 
 
-def _reaches(found: pd.DataFrame) -> pd.DataFrame:
+def _reaches(rows: pd.DataFrame) -> pd.DataFrame:
     names = ("group", "target_loss", "learning_rate", "global_batch_size", "seed")
-    keys = [name for name in names if name in found]
-    again = found.duplicated(keys)
-    if "trajectory_id" in found:
+    keys = [name for name in names if name in rows]
+    again = rows.duplicated(keys)
+    if "trajectory_id" in rows:
         # One training that was cut differently, of which one row will count.
-        cuts = found["trajectory_id"].notna() & found.duplicated([*keys, "trajectory_id"])
+        cuts = rows["trajectory_id"].notna() & rows.duplicated([*keys, "trajectory_id"])
         again &= ~cuts
     if again.any():
-        row = found.loc[again, keys].iloc[0]
-        said = ", ".join(f"{name}={row[name]:g}" for name in keys if name != "group")
+        row = rows.loc[again, keys].iloc[0]
+        values = ", ".join(f"{name}={row[name]:g}" for name in keys if name != "group")
         msg = (
-            f"a run reaches a target once; {said} is there more than once ({again.sum()} rows too "
-            "many). Tell runs apart by a column `seed`, or groups of them with --group COLUMN"
+            f"a run reaches a target once; {values} is there more than once ({again.sum()} rows "
+            "too many). Tell runs apart by a column `seed`, or groups of them with --group COLUMN"
         )
         raise AnalysisError(msg)
-    if "outcome" in found:
-        wrong = ~found["outcome"].isin(OUTCOMES)
+    if "outcome" in rows:
+        wrong = ~rows["outcome"].isin(OUTCOMES)
         refuse_rows(
-            wrong, "outcome", found["outcome"].astype(str), f"is one of {', '.join(OUTCOMES)}"
+            wrong, "outcome", rows["outcome"].astype(str), f"is one of {', '.join(OUTCOMES)}"
         )
-        reached = found["outcome"].eq("reached")
-        odd = reached != np.isfinite(found["steps_to_target"])
+        reached = rows["outcome"].eq("reached")
+        odd = reached != np.isfinite(rows["steps_to_target"])
         refuse_rows(
-            odd, "outcome", found["outcome"], "is 'reached' where steps are finite, only there"
+            odd, "outcome", rows["outcome"], "is 'reached' where steps are finite, only there"
         )
-    elif "status" in found:
-        lost = found["status"].eq("diverged")
-        odd = lost & np.isfinite(found["steps_to_target"])
-        status = found["status"].astype(str)
+    elif "status" in rows:
+        lost = rows["status"].eq("diverged")
+        odd = lost & np.isfinite(rows["steps_to_target"])
+        status = rows["status"].astype(str)
         refuse_rows(odd, "status", status, "is not 'diverged' where a target was reached")
-        found["steps_to_target"] = found["steps_to_target"].mask(lost, np.inf)
-    return tidy_reaches(found.assign(run=np.arange(len(found)), crossing="as given"))
+        rows["steps_to_target"] = rows["steps_to_target"].mask(lost, np.inf)
+    return tidy_reaches(rows.assign(run=np.arange(len(rows)), crossing="as given"))
 
 
-def _refuse_mixed_units(found: pd.DataFrame, kind: str) -> None:
+def _refuse_mixed_units(rows: pd.DataFrame, kind: str) -> None:
     """Refuse samples that are not steps times batch: one of the three is in another unit."""
     steps = "optimizer_step" if kind == "curves" else "steps_to_target"
     samples = "samples" if kind == "curves" else "samples_to_target"
-    if not {steps, samples} <= set(found):
+    if not {steps, samples} <= set(rows):
         return
-    expected = found[steps] * found["global_batch_size"]
-    both = np.isfinite(expected) & np.isfinite(found[samples])
-    off = (found[samples] - expected).abs() > _SAME_UNIT * expected + found["global_batch_size"]
+    expected = rows[steps] * rows["global_batch_size"]
+    both = np.isfinite(expected) & np.isfinite(rows[samples])
+    off = (rows[samples] - expected).abs() > _SAME_UNIT * expected + rows["global_batch_size"]
     if (both & off).any():
         row = int(np.flatnonzero((both & off).to_numpy())[0])
-        factor = float(found[samples].iloc[row] / max(float(expected.iloc[row]), 1.0))
+        factor = float(rows[samples].iloc[row] / max(float(expected.iloc[row]), 1.0))
         msg = (
             f"{samples} is {steps} times global_batch_size; row {row + 1} has {factor:.4g} times "
             "that. Is one of them in tokens, or counted a device? Give all in samples and "
@@ -651,24 +659,24 @@ def _refuse_mixed_units(found: pd.DataFrame, kind: str) -> None:
         raise AnalysisError(msg)
 
 
-def _unused(table: pd.DataFrame, found: pd.DataFrame, group: Sequence[str]) -> list[str]:
+def _unused(table: pd.DataFrame, rows: pd.DataFrame, group: Sequence[str]) -> list[str]:
     """Name columns that tell apart runs of one batch and learning rate, as a setting would.
 
     Seeds do not excuse them: two models may have been trained with seeds of their own.
     """
-    known = {"global_batch_size", "learning_rate", "seed", "status", "outcome", "run", "group"}
-    known |= {"trajectory_id", *_CURVE_NUMBERS, *_REACH_NUMBERS, *group}
-    left = [n for n in table if n not in known]
-    texts = table[left].astype(str).reset_index(drop=True)
-    if "run" in found:
+    understood = {"global_batch_size", "learning_rate", "seed", "status", "outcome", "run", "group"}
+    understood |= {"trajectory_id", *_CURVE_NUMBERS, *_REACH_NUMBERS, *group}
+    others = [n for n in table if n not in understood]
+    texts = table[others].astype(str).reset_index(drop=True)
+    if "run" in rows:
         # What varies along a run was measured, and is no setting.
-        varies = texts.groupby(found["run"]).nunique().gt(1).any()
-        texts = texts.loc[~found.duplicated("run"), list(varies.index[~varies])]
+        varies = texts.groupby(rows["run"]).nunique().gt(1).any()
+        texts = texts.loc[~rows.duplicated("run"), list(varies.index[~varies])]
     few = [n for n in texts if 1 < texts[n].nunique() <= len(texts) / 2]
-    same = ["group", "global_batch_size", *(["learning_rate"] * ("learning_rate" in found))]
-    apart = texts[few].groupby([found.loc[texts.index, name] for name in same]).nunique()
+    same = ["group", "global_batch_size", *(["learning_rate"] * ("learning_rate" in rows))]
+    apart = texts[few].groupby([rows.loc[texts.index, name] for name in same]).nunique()
     suspects = [str(name) for name in apart if apart[name].gt(1).any()]
     if not suspects:
         return []
-    said = ", ".join(suspects)
-    return [f"not used, and it varies: {said}. If runs differ in it, say --group {suspects[0]}"]
+    listed = ", ".join(suspects)
+    return [f"not used, and it varies: {listed}. If runs differ in it, say --group {suspects[0]}"]

@@ -109,15 +109,15 @@ def under_readings(headline: Estimate, readings: Sequence[Reading]) -> Estimate:
             why = f"{headline.text()} for good, but {bound} {reading.name}"
             note = f"{NOT_IDENTIFIED}: {why}"
             return replace(headline, value=math.nan, low=math.nan, high=math.nan, note=note)
-    told = [r for r in readings if r.estimate.is_identified]
-    apart = [r for r in told if _disagrees(r, headline.value, low, high)]
+    identified = [r for r in readings if r.estimate.is_identified]
+    apart = [r for r in identified if _disagrees(r, headline.value, low, high)]
     if not apart:
         return headline
     # A half that agrees within its noise would only widen the range by it.
-    shown = [r for r in told if r in apart or not r.of_half]
+    in_range = [r for r in identified if r in apart or not r.of_half]
     values = (
         ("for good", headline.value),
-        *((r.name, r.estimate.value) for r in shown),
+        *((r.name, r.estimate.value) for r in in_range),
     )
     listed = ", ".join(f"{significant(value, 3)} {name}" for name, value in values)
     return replace(

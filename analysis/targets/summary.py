@@ -137,5 +137,5 @@ def _figures(cell: pd.DataFrame, name: str) -> dict[str, float]:
         bound = bound * cell["global_batch_size"].to_numpy(dtype=float)
     bound = np.where(outcome == "diverged", np.inf, np.nan_to_num(bound))
     low, high = np.where(unknown, bound, values), np.where(unknown, np.inf, values)
-    found: Estimate = median_with_infinity(low, high)
-    return dict(zip(names, (found.value, found.low, found.high), strict=True))
+    median: Estimate = median_with_infinity(low, high)
+    return dict(zip(names, (median.value, median.low, median.high), strict=True))

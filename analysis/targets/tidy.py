@@ -120,15 +120,15 @@ def at_common_target(
     keys = ["sweep_dir", "run_id"]
     place = runs.groupby(list(by), dropna=False).ngroup() if by else 0
     head = runs[keys].assign(place=place)
-    own = reaches.merge(head, on=keys)
-    found = own["outcome"].eq("reached").groupby([own["place"], own["target_loss"]])
-    reached = found.agg(["all", "size"]).reset_index()
+    merged = reaches.merge(head, on=keys)
+    by_target = merged["outcome"].eq("reached").groupby([merged["place"], merged["target_loss"]])
+    reached = by_target.agg(["all", "size"]).reset_index()
     everywhere = reached["all"] & reached["size"].eq(
         reached["place"].map(head["place"].value_counts())
     )
     lowest = reached[everywhere].groupby("place")["target_loss"].min()
-    kept = own["target_loss"].eq(own["place"].map(lowest))
-    return own[kept].drop(columns="place").reset_index(drop=True)
+    kept = merged["target_loss"].eq(merged["place"].map(lowest))
+    return merged[kept].drop(columns="place").reset_index(drop=True)
 
 
 def refuse_missing(table: pd.DataFrame, needed: Sequence[str], what: str) -> None:
@@ -156,15 +156,17 @@ def refuse_missing(table: pd.DataFrame, needed: Sequence[str], what: str) -> Non
 
 def _completed(curves: pd.DataFrame) -> dict[str, Any]:
     batch = curves["global_batch_size"]
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     if "optimizer_step" not in curves:
-        found["optimizer_step"] = curves["samples"] / batch
+        columns["optimizer_step"] = curves["samples"] / batch
     elif "samples" not in curves:
-        found["samples"] = curves["optimizer_step"] * batch
+        columns["samples"] = curves["optimizer_step"] * batch
     defaults = {"group": 0, "seed": np.nan, "status": "completed"}
     unknown = dict.fromkeys(("tokens", "train_time_s"), np.nan)
-    found |= {name: value for name, value in {**defaults, **unknown}.items() if name not in curves}
-    return found
+    columns |= {
+        name: value for name, value in {**defaults, **unknown}.items() if name not in curves
+    }
+    return columns
 
 
 def _refuse_bad_identity(curves: pd.DataFrame) -> None:

@@ -103,8 +103,8 @@ def reaches_shown(table: pd.DataFrame, groups: Mapping[int, str] | None = None) 
     columns.append(Column("n_reached", "reached", texts=reached))
     with_times = False
     for name, header in _FIGURES.items():
-        known = table[name].notna() | (table[f"{name}_low"] > 0)
-        if name == "steps_to_target" or (known & table["n_reached"].gt(0)).any():
+        has_figure = table[name].notna() | (table[f"{name}_low"] > 0)
+        if name == "steps_to_target" or (has_figure & table["n_reached"].gt(0)).any():
             columns.append(Column(name, header, low=f"{name}_low", high=f"{name}_high"))
             with_times |= name == "time_to_target_s"
     # What became of the runs that did not reach, row by row.
@@ -153,12 +153,12 @@ def _answers(
         losses = sorted(part["target_loss"].dropna().unique(), reverse=True)
         hardest = part[part["target_loss"].eq(losses[-1])] if losses else part
         target = f"a {quantity} of {losses[-1]:.7g}" if losses else "the target"
-        known = hardest.dropna(subset=["steps_to_target", "samples_to_target"])
-        known = known[np.isfinite(known["steps_to_target"])]
-        if known.empty:
+        with_steps = hardest.dropna(subset=["steps_to_target", "samples_to_target"])
+        with_steps = with_steps[np.isfinite(with_steps["steps_to_target"])]
+        if with_steps.empty:
             yield f"No global batch{where} reached {target} with half of its runs."
             continue
-        yield _what_it_took(known, f"{target}{where}", alone=part[_BATCH].nunique() == 1)
+        yield _what_it_took(with_steps, f"{target}{where}", alone=part[_BATCH].nunique() == 1)
     lost = ", ".join(f"{counts[o]} {o}" for o in ("censored", "pruned", "diverged") if o in counts)
     if lost:
         yield (
@@ -167,16 +167,16 @@ def _answers(
         )
 
 
-def _what_it_took(known: pd.DataFrame, target: str, *, alone: bool) -> str:
+def _what_it_took(rows: pd.DataFrame, target: str, *, alone: bool) -> str:
     """Say what reaching a target took; `alone`: there is one global batch."""
-    steps = known.nsmallest(1, "steps_to_target").iloc[0]
-    samples = known.nsmallest(1, "samples_to_target").iloc[0]
+    steps = rows.nsmallest(1, "steps_to_target").iloc[0]
+    samples = rows.nsmallest(1, "samples_to_target").iloc[0]
     n_steps = significant(steps["steps_to_target"], 3)
     n_samples = significant(samples["samples_to_target"], 3)
-    if known[_BATCH].nunique() == 1:
+    if rows[_BATCH].nunique() == 1:
         which = "a" if alone else "only a"
         does = "takes" if alone else "gets there with half of its runs; it takes"
-        rates = known["learning_rate"].nunique() if "learning_rate" in known else 0
+        rates = rows["learning_rate"].nunique() if "learning_rate" in rows else 0
         rate = " at the best of its learning rates" if rates > 1 else ""
         return (
             f"To reach {target}, {which} global batch of {int(steps[_BATCH])} {does} {n_steps} "

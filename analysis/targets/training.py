@@ -13,7 +13,7 @@ WINDOWS = 20
 every global batch, so that their noise is the same too."""
 
 
-def largest_rises(steps: pd.DataFrame, batch: pd.Series[int], whole: pd.Index) -> pd.Series[float]:
+def largest_rises(steps: pd.DataFrame, batch: pd.Series[int], ended: pd.Index) -> pd.Series[float]:
     """Compute the largest rise of each run's training loss above its lowest so far.
 
     Parameters
@@ -34,8 +34,8 @@ def largest_rises(steps: pd.DataFrame, batch: pd.Series[int], whole: pd.Index) -
     """
     # One infinite loss would make its window so, and with it the scale of all runs.
     rows = steps[np.isfinite(steps["loss"])].dropna(subset=["samples"])
-    seen = rows.groupby("run")["samples"].max()
-    horizon = seen[seen.index.isin(whole)].min()
+    last_samples = rows.groupby("run")["samples"].max()
+    horizon = last_samples[last_samples.index.isin(ended)].min()
     windows = 0 if np.isnan(horizon) else min(WINDOWS, int(horizon // batch.max()))
     if windows < 2:
         return pd.Series(np.nan, index=batch.index)
@@ -67,14 +67,18 @@ def at_equal_loss(
         where the training loss first falls to it, and `gap`, held-out minus training loss at the
         end. None where a run has fewer than three evaluations, or two that can be compared.
     """
-    known = steps[["run", "samples", "loss"]], evals[["run", "samples", "eval_loss"]]
-    own = [dict(iter(rows.dropna().groupby("run"))) for rows in known]
-    paths = [_path(own[0][run], own[1][run]) for run in runs if run in own[0] and run in own[1]]
-    whole = [path for path in paths if path is not None]
-    if len(whole) < len(runs) or not whole:
+    tables = steps[["run", "samples", "loss"]], evals[["run", "samples", "eval_loss"]]
+    by_run = [dict(iter(rows.dropna().groupby("run"))) for rows in tables]
+    paths = [
+        _path(by_run[0][run], by_run[1][run])
+        for run in runs
+        if run in by_run[0] and run in by_run[1]
+    ]
+    complete = [path for path in paths if path is not None]
+    if len(complete) < len(runs) or not complete:
         return None
-    level = max(float(training.min()) for training, _ in whole)
-    rows = [(_held_out_at(level, *path), path[1][-1] - path[0][-1]) for path in whole]
+    level = max(float(training.min()) for training, _ in complete)
+    rows = [(_held_out_at(level, *path), path[1][-1] - path[0][-1]) for path in complete]
     return level, pd.DataFrame(rows, index=runs, columns=["held_out", "gap"])
 
 
@@ -95,7 +99,7 @@ def _path(
     The training loss at an evaluation is the mean over samples within half an interval of
     evaluations before and after: one side alone would lag, and more so where the loss falls fast.
     """
-    (seen, losses), (places, held_out) = (
+    (samples, losses), (places, held_out) = (
         rows.sort_values("samples").drop(columns="run").to_numpy(dtype=np.float64).T
         for rows in (steps, evals)
     )
@@ -103,11 +107,11 @@ def _path(
         return None
     half = float(np.median(np.diff(places))) / 2
     # The loss of a step is that of the weights before it: a larger batch looks further behind.
-    seen = np.concatenate([[0.0], seen[:-1]])
-    whole = (places >= half) & (places + half <= seen[-1])
-    if whole.sum() < 2 or half <= 0:
+    samples = np.concatenate([[0.0], samples[:-1]])
+    is_covered = (places >= half) & (places + half <= samples[-1])
+    if is_covered.sum() < 2 or half <= 0:
         return None
-    slices = np.diff(seen) * (losses[1:] + losses[:-1]) / 2
+    slices = np.diff(samples) * (losses[1:] + losses[:-1]) / 2
     area = np.concatenate([[0.0], np.cumsum(slices)])
-    upper, lower = (np.interp(places[whole] + sign * half, seen, area) for sign in (1, -1))
-    return (upper - lower) / (2 * half), held_out[whole]
+    upper, lower = (np.interp(places[is_covered] + sign * half, samples, area) for sign in (1, -1))
+    return (upper - lower) / (2 * half), held_out[is_covered]

@@ -25,7 +25,7 @@ __all__ = ["form_table", "lack_of_fit", "leave_one_out", "residuals"]
 
 
 def residuals(
-    data: Data, theta: Floats, found: Measurements, noise: Noise | None, parameters: int
+    data: Data, theta: Floats, measurements: Measurements, noise: Noise | None, parameters: int
 ) -> pd.DataFrame:
     """Set measured beside fitted steps.
 
@@ -45,7 +45,7 @@ def residuals(
         `samples`.
     """
     fitted = predicted(data.x, theta)
-    error = np.full(len(found.batches), math.nan)
+    error = np.full(len(measurements.batches), math.nan)
     if noise is not None:
         slope = jacobian(data.x, theta)[0]
         basis = np.linalg.qr(slope[:, :parameters])[0]
@@ -53,13 +53,13 @@ def residuals(
         error = np.sqrt([float(noise.variance(row[None])[0][0]) for row in maker])
     return pd.DataFrame(
         {
-            "global_batch_size": found.batches,
-            "runs": found.counts,
+            "global_batch_size": measurements.batches,
+            "runs": measurements.counts,
             "steps": np.exp(data.y[0]),
             "fitted_steps": np.exp(fitted[0]),
             "residual": (data.y - fitted)[0],
             "residual_error": error,
-            "samples": np.exp(data.y[0]) * found.batches,
+            "samples": np.exp(data.y[0]) * measurements.batches,
         }
     )
 
@@ -80,8 +80,8 @@ def leave_one_out(data: Data, form: Form) -> pd.DataFrame:
         scaling or at a constant.
     """
     n = len(data.x)
-    own = Data(data.x, np.repeat(data.y, n, axis=0), 1.0 - np.eye(n))
-    theta, _ = fit_form(own, form)
+    without_one = Data(data.x, np.repeat(data.y, n, axis=0), 1.0 - np.eye(n))
+    theta, _ = fit_form(without_one, form)
     least_samples = np.exp(theta[:, 0] + theta[:, 1])
     return pd.DataFrame(
         {
@@ -133,7 +133,7 @@ def form_table(data: Data) -> pd.DataFrame:
     return table.assign(delta=table["aicc"] - table["aicc"].min())
 
 
-def lack_of_fit(data: Data, theta: Floats, found: Measurements, parameters: int) -> float:
+def lack_of_fit(data: Data, theta: Floats, measurements: Measurements, parameters: int) -> float:
     """Test whether residuals of the means are larger than runs scatter about them.
 
     The F test of lack of fit. A shift that a seed gives to all batch sizes alike cannot be a
@@ -152,9 +152,9 @@ def lack_of_fit(data: Data, theta: Floats, found: Measurements, parameters: int)
     float
         Probability; NaN where there is one seed or no batch size to spare.
     """
-    present = ~np.isnan(found.log_steps)
+    present = ~np.isnan(measurements.log_steps)
     batch, seed = np.nonzero(present)
-    values = found.log_steps[present]
+    values = measurements.log_steps[present]
     shared = present.sum(axis=0).max() > 1
     columns = [np.eye(present.shape[0])[batch]]
     columns += [np.eye(present.shape[1])[seed]] if shared else []
@@ -164,7 +164,7 @@ def lack_of_fit(data: Data, theta: Floats, found: Measurements, parameters: int)
     degrees, spare = len(values) - int(rank), len(data.x) - parameters
     if degrees < 1 or spare < 1:
         return math.nan
-    misfit = float((found.counts * (data.y - predicted(data.x, theta))[0] ** 2).sum())
+    misfit = float((measurements.counts * (data.y - predicted(data.x, theta))[0] ** 2).sum())
     if scatter == 0:
         return math.nan
     return float(fdtrc(spare, degrees, (misfit / spare) / (scatter / degrees)))

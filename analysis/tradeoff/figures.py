@@ -39,7 +39,7 @@ def steps_chart(
     reaches: pd.DataFrame,
     curves: pd.DataFrame,
     labels: Mapping[int, str],
-    spoken_of: tuple[int, float] | None,
+    headline_target: tuple[int, float] | None,
 ) -> Chart | None:
     """Draw what reaching a target took, run by run, with the fit where there is one.
 
@@ -51,7 +51,7 @@ def steps_chart(
         As `tradeoff.tables.fitted_curves` returns it; empty where nothing was fitted.
     labels : mapping of int to str
         Labels of groups, by number; used where there are several.
-    spoken_of : tuple of int and float, optional
+    headline_target : tuple of int and float, optional
         Group and target of which the sentences are: shown first.
 
     Returns
@@ -61,15 +61,15 @@ def steps_chart(
     """
     several = reaches["group"].nunique() > 1
     options: dict[str, str] = {}
-    for keys, own in reaches.groupby(["group", "target_loss"], sort=False):
+    for keys, rows in reaches.groupby(["group", "target_loss"], sort=False):
         group, target = int(str(keys[0])), float(str(keys[1]))
-        if own["global_batch_size"].nunique() > 1:
+        if rows["global_batch_size"].nunique() > 1:
             name = "the target" if math.isinf(target) else f"loss {target:.7g}"
             label = labels.get(group, f"group {group}")
             options[_key(group, target)] = f"{label}: {name}" if several else name
     if not options:
         return None
-    first = "" if spoken_of is None else _key(*spoken_of)
+    first = "" if headline_target is None else _key(*headline_target)
     options = {key: options[key] for key in dict.fromkeys([first, *options]) if key in options}
     reaches = _keyed(reaches).reindex(
         columns=[
@@ -119,7 +119,7 @@ def steps_chart(
         "What a target takes, by global batch",
         f"Points are runs{at_best if reaches['n_learning_rates'].gt(1).any() else ''}, one a "
         "trajectory: in tables/reaches.csv those of which is_best is true."
-        + "".join(text for name, text in _SAID.items() if name in names),
+        + "".join(text for name, text in _CAPTIONS.items() if name in names),
         Axis(
             {"global_batch_size": _BATCH}, kind="log", ticks=reaches["global_batch_size"].tolist()
         ),
@@ -133,7 +133,7 @@ def steps_chart(
     )
 
 
-_SAID = {
+_CAPTIONS = {
     "not reached: more than this": " Triangles point up from what a run had seen when it ended "
     "without reaching the target.",
     "diverged": " A cross, at the height of the fewest steps, is a run that diverged.",
@@ -171,11 +171,11 @@ def _counted(table: pd.DataFrame, steps: str) -> pd.DataFrame:
     )
 
 
-def fit_charts(found: Sequence[GroupFits]) -> list[Chart]:
+def fit_charts(group_fits: Sequence[GroupFits]) -> list[Chart]:
     """Draw residuals of the fits that are spoken of, and their steps against their samples."""
     residuals, trades, lines, marks = [], [], [], []
     options: dict[str, str] = {}
-    for group in found:
+    for group in group_fits:
         fit, key = group.fit, str(group.number)
         if fit.fitted is None:
             continue
@@ -203,9 +203,9 @@ def fit_charts(found: Sequence[GroupFits]) -> list[Chart]:
             marks.append(_relative(steps, steps * critical, a, critical).assign(group=key))
     if not options:
         return []
-    form = FORMULAS[next(group.fit.form for group in found if group.fit.fitted is not None)]
+    form = FORMULAS[next(group.fit.form for group in group_fits if group.fit.fitted is not None)]
     choices = [Choice("group", "Runs", options)] if len(options) > 1 else []
-    known = {"fit": _LOOKS["fit"], "batch sizes": INK}
+    looks = {"fit": _LOOKS["fit"], "batch sizes": INK}
     at_critical = {"critical batch size": Look(MARK.colour, symbol="diamond")}
     off, zero = pd.concat(residuals), pd.DataFrame({"above": [0.0]})
     batch = Axis({"global_batch_size": _BATCH}, kind="log", ticks=off["global_batch_size"].tolist())
@@ -222,7 +222,7 @@ def fit_charts(found: Sequence[GroupFits]) -> list[Chart]:
                 Marks("interval", off, "batch sizes"),
                 Marks("point", off, "batch sizes"),
             ],
-            known,
+            looks,
             choices=choices,
             panels="group",
         ),
@@ -242,7 +242,7 @@ def fit_charts(found: Sequence[GroupFits]) -> list[Chart]:
                     for _ in marks[:1]
                 ],
             ],
-            known | (at_critical if marks else {}),
+            looks | (at_critical if marks else {}),
             choices=choices,
             panels="group",
         ),
@@ -255,7 +255,9 @@ def _relative(
     return pd.DataFrame({"steps": steps / a, "samples": samples / (a * critical)})
 
 
-def critical_batch_chart(found: Sequence[GroupFits], scales: Mapping[str, float]) -> Chart | None:
+def critical_batch_chart(
+    group_fits: Sequence[GroupFits], scales: Mapping[str, float]
+) -> Chart | None:
     """Draw the critical batch size over target losses, easier targets to the left.
 
     Parameters
@@ -272,18 +274,18 @@ def critical_batch_chart(found: Sequence[GroupFits], scales: Mapping[str, float]
         curve_of_fits(group.fits)
         .dropna(subset="critical_batch_size")
         .assign(series=group.label or "critical batch size")
-        for group in found
+        for group in group_fits
     ]
     if not any(len(curve) > 1 for curve in curves):
         return None
-    whole = pd.concat(curves)[["target_loss", "series", *_CRITICAL, "runs"]]
-    whole = whole.rename(columns={"runs": "run_ids"})
+    points = pd.concat(curves)[["target_loss", "series", *_CRITICAL, "runs"]]
+    points = points.rename(columns={"runs": "run_ids"})
     noise = pd.DataFrame({"series": [*scales], "critical_batch_size": [*scales.values()]})
     noise = noise[np.isfinite(noise["critical_batch_size"])]
     noise["series"] = [
         f"noise scale, {label}" if label else "noise scale" for label in noise["series"]
     ]
-    looks = palette(whole["series"])
+    looks = palette(points["series"])
     dashed = zip(noise["series"], palette(scales).values(), strict=False)
     looks |= {name: Look(look.colour, look.dark, "stroke", (5, 2)) for name, look in dashed}
     return Chart(
@@ -294,9 +296,9 @@ def critical_batch_chart(found: Sequence[GroupFits], scales: Mapping[str, float]
         Axis({"critical_batch_size": "critical batch size (samples)"}, kind="log"),
         [
             Marks("rule", noise),
-            Marks("line", whole),
-            Marks("interval", whole),
-            Marks("point", whole, size=20),
+            Marks("line", points),
+            Marks("interval", points),
+            Marks("point", points, size=20),
         ],
         looks,
         tables=["tables/critical_batch.csv"],

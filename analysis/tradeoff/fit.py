@@ -123,8 +123,8 @@ class TradeoffFit:
 
     def of_form(self, form: Form) -> TradeoffFit | None:
         """Return the fit of one form to the same runs; None where there are too few batch sizes."""
-        found = self if self.form == form else self.fit_other()
-        return None if found.fitted is None else found
+        fit = self if self.form == form else self.fit_other()
+        return None if fit.fitted is None else fit
 
     @property
     def trust(self) -> str:
@@ -234,26 +234,28 @@ def fit_tradeoff(
     arXiv:2410.21676, for the overhead (there 20 % above batch size 256).
     """
     _check_settings(form, overhead, reference_batch_size)
-    found = measure(reaches)
-    enough = len(found.batches) >= LEAST_BATCHES["free_exponent"]
+    measurements = measure(reaches)
+    enough = len(measurements.batches) >= LEAST_BATCHES["free_exponent"]
     chosen: Form = form or ("free_exponent" if enough else "two_term")
     rest: Form = "two_term" if chosen == "free_exponent" else "free_exponent"
-    reference = reference_batch_size or (found.batches.min() if len(found.batches) else math.nan)
+    reference = reference_batch_size or (
+        measurements.batches.min() if len(measurements.batches) else math.nan
+    )
 
     @cache
     def own() -> TradeoffFit:
-        return _fit(found, chosen, other, overhead=overhead, reference=reference)
+        return _fit(measurements, chosen, other, overhead=overhead, reference=reference)
 
     @cache
     def other() -> TradeoffFit:
-        return _fit(found, rest, own, overhead=overhead, reference=reference)
+        return _fit(measurements, rest, own, overhead=overhead, reference=reference)
 
     fit = own()
     return replace(fit, warnings=(*fit.warnings, *_doubts(fit)))
 
 
 def _fit(
-    found: Measurements,
+    measurements: Measurements,
     form: Form,
     other: Callable[[], TradeoffFit],
     *,
@@ -261,11 +263,11 @@ def _fit(
     reference: float,
 ) -> TradeoffFit:
     """Fit one form."""
-    fit = fit_means(found, form)
+    fit = fit_means(measurements, form)
     if isinstance(fit, str):
-        return _nothing_fitted(found, form, fit, other)
+        return _nothing_fitted(measurements, form, fit, other)
     parameters = _n_parameters(form)
-    p = lack_of_fit(fit.data, fit.theta, found, parameters)
+    p = lack_of_fit(fit.data, fit.theta, measurements, parameters)
     a, c, q = fit.theta[0]
     misfit = _misfit(form, p)
     return TradeoffFit(
@@ -275,43 +277,47 @@ def _fit(
         exponent=_noted(exponent(fit), misfit),
         critical_batch_size=_noted(critical_batch_size(fit), misfit),
         overhead_batch_size=_noted(largest_batch(fit, overhead, reference), misfit),
-        batches=residuals(fit.data, fit.theta, found, fit.noise, parameters),
-        excluded=found.excluded,
+        batches=residuals(fit.data, fit.theta, measurements, fit.noise, parameters),
+        excluded=measurements.excluded,
         forms=fit.forms,
         lack_of_fit_p=p,
-        warnings=found.warnings,
+        warnings=measurements.warnings,
         parameters=(math.exp(a), math.exp(c), math.exp(q)),
-        n_seeds=found.n_seeds,
-        runs=found.used,
+        n_seeds=measurements.n_seeds,
+        runs=measurements.runs,
         fitted=fit,
         fit_other=other,
     )
 
 
 def _nothing_fitted(
-    found: Measurements, form: Form, why: str, other: Callable[[], TradeoffFit]
+    measurements: Measurements, form: Form, why: str, other: Callable[[], TradeoffFit]
 ) -> TradeoffFit:
     unit = {"s_min": "optimizer steps", "exponent": ""}
     none = {
         name: Estimate.unknown(
-            why, found.n_seeds, f"{name} of {FORMULAS[form]}", unit=unit.get(name, "samples")
+            why, measurements.n_seeds, f"{name} of {FORMULAS[form]}", unit=unit.get(name, "samples")
         )
         for name in ("s_min", "e_min", "exponent", "critical_batch_size", "overhead_batch_size")
     }
-    steps = np.exp(np.nanmean(found.log_steps, axis=1)) if len(found.batches) else found.batches
-    batches = pd.DataFrame({"global_batch_size": found.batches, "runs": found.counts})
+    steps = (
+        np.exp(np.nanmean(measurements.log_steps, axis=1))
+        if len(measurements.batches)
+        else measurements.batches
+    )
+    batches = pd.DataFrame({"global_batch_size": measurements.batches, "runs": measurements.counts})
     missing = dict.fromkeys(("fitted_steps", "residual", "residual_error"), math.nan)
     return TradeoffFit(
         form=form,
         **none,
-        batches=batches.assign(steps=steps, **missing, samples=steps * found.batches),
-        excluded=found.excluded,
+        batches=batches.assign(steps=steps, **missing, samples=steps * measurements.batches),
+        excluded=measurements.excluded,
         forms=pd.DataFrame({"aicc": pd.Series(dtype="float64")}).rename_axis("form"),
         lack_of_fit_p=math.nan,
-        warnings=found.warnings,
+        warnings=measurements.warnings,
         parameters=(math.nan, math.nan, math.nan),
-        n_seeds=found.n_seeds,
-        runs=found.used,
+        n_seeds=measurements.n_seeds,
+        runs=measurements.runs,
         fitted=None,
         fit_other=other,
     )

@@ -172,11 +172,11 @@ def fit_form(data: Data, form: Form) -> tuple[Floats, Floats]:
 def null_residuals(data: Data) -> dict[str, Floats]:
     """Return the sums of squares of S = b/B and of S = a, each shape (data sets,)."""
     forms = {"perfect_scaling": data.y + data.x, "constant": data.y}
-    found = {}
+    squares = {}
     for name, values in forms.items():
         mean = (data.weight * values).sum(axis=1) / data.weight.sum(axis=1)
-        found[name] = (data.weight * (values - mean[:, None]) ** 2).sum(axis=1)
-    return found
+        squares[name] = (data.weight * (values - mean[:, None]) ** 2).sum(axis=1)
+    return squares
 
 
 def aicc(squares: float, n: int, parameters: int) -> float:

@@ -124,8 +124,8 @@ def band(
         By linear propagation of the errors of cell means.
     """
     weights = influence(data, theta, jacobian(at, theta)[..., :parameters])
-    found = [noise.variance(weights[:, place]) for place in range(len(at))]
-    errors, degrees = (np.stack(values, axis=1) for values in zip(*found, strict=True))
+    spreads = [noise.variance(weights[:, place]) for place in range(len(at))]
+    errors, degrees = (np.stack(values, axis=1) for values in zip(*spreads, strict=True))
     return np.sqrt(errors), degrees
 
 
@@ -142,9 +142,9 @@ def influence(data: Data, theta: Floats, slopes: Floats) -> Floats:
     -------
     array, shape (data sets, quantities, batches)
     """
-    own = jacobian(data.x, theta)[..., : slopes.shape[-1]]
-    weighted = own * data.weight[..., None]
-    normal = np.einsum("nbi,nbj->nij", weighted, own)
+    design = jacobian(data.x, theta)[..., : slopes.shape[-1]]
+    weighted = design * data.weight[..., None]
+    normal = np.einsum("nbi,nbj->nij", weighted, design)
     inverse = np.linalg.pinv(normal, hermitian=True)
     moved: Floats = slopes @ inverse @ np.swapaxes(weighted, 1, 2)
     return moved
@@ -164,10 +164,10 @@ class _RejectionSearch:
     def ends(self, theta: Floats) -> Floats:
         """Return how far from the fits the tests reject; infinite where they never do."""
         inside, outside, anchor = self._bracketed(theta)
-        found = np.isfinite(outside)
-        if found.any():
-            own = self._rows(found)
-            outside[found] = own._narrowed(inside[found], outside[found], anchor[found])
+        has_end = np.isfinite(outside)
+        if has_end.any():
+            search = self._rows(has_end)
+            outside[has_end] = search._narrowed(inside[has_end], outside[has_end], anchor[has_end])
         return outside
 
     def _rows(self, chosen: Rows) -> _RejectionSearch:
@@ -188,9 +188,11 @@ class _RejectionSearch:
         active = np.ones(n, dtype=bool)
         while active.any():
             rows = np.flatnonzero(active)
-            own = self._rows(active)
-            moved, found, _ = own.tested(anchor[rows] + (step - inside)[rows, None] * own.ways)
-            out = found > 0
+            search = self._rows(active)
+            moved, excess, _ = search.tested(
+                anchor[rows] + (step - inside)[rows, None] * search.ways
+            )
+            out = excess > 0
             outside[rows[out]], inside[rows[~out]] = step[rows[out]], step[rows[~out]]
             anchor[rows[~out]] = moved[~out]
             step = step * _GROWTH
@@ -201,16 +203,16 @@ class _RejectionSearch:
         """Close in on the end; it is at `low` where even the fit is rejected, by its rounding."""
 
         def excess(at: Floats, row: NDArray[np.int64]) -> Floats:
-            own = self._rows(row)
-            return own.tested(anchor[row] + (at - low[row])[:, None] * own.ways)[1]
+            search = self._rows(row)
+            return search.tested(anchor[row] + (at - low[row])[:, None] * search.ways)[1]
 
-        found = elementwise.find_root(
+        root = elementwise.find_root(
             excess,
             (low, high),
             args=(np.arange(len(low)),),
             tolerances={"xatol": _PRECISION, "xrtol": 0.0},
         )
-        return np.where(found.success, found.x, low)
+        return np.where(root.success, root.x, low)
 
     def tested(self, theta: Floats) -> tuple[Floats, Floats, Floats]:
         """Fit the free parameters, and test the value of the quantity.

@@ -32,7 +32,7 @@ class Measurements:
     """Batch sizes in samples, ascending, shape (batches,)."""
     log_steps: NDArray[np.float64]
     """Shape (batches, seeds); NaN where a seed was not run."""
-    used: pd.DataFrame
+    runs: pd.DataFrame
     """Rows of runs behind it."""
     log_first_steps: NDArray[np.float64]
     """As `log_steps`, to the first crossing; the same where it is not known."""
@@ -75,11 +75,11 @@ def measure(reaches: pd.DataFrame) -> Measurements:
     rows = _checked(_without_repeats(reaches))
     left_out = []
     kept = []
-    for _, own in rows.groupby("global_batch_size", sort=True):
-        if own["reached"].all():
-            kept.append(own)
+    for _, cell in rows.groupby("global_batch_size", sort=True):
+        if cell["reached"].all():
+            kept.append(cell)
         else:
-            left_out.append(_censored(own))
+            left_out.append(_censored(cell))
     warnings = [
         f"Batch size {row['global_batch_size']:g} is left out of the fit: {row['reason']}."
         for row in left_out
@@ -88,16 +88,18 @@ def measure(reaches: pd.DataFrame) -> Measurements:
     if penalty is not None:
         first, text = penalty
         warnings.append(text)
-        for own in kept[:first]:
-            steps = own["steps_to_target"]
-            left_out.append(_row(own, "small-batch penalty", steps.median(), steps.min()))
+        for cell in kept[:first]:
+            steps = cell["steps_to_target"]
+            left_out.append(_row(cell, "small-batch penalty", steps.median(), steps.min()))
         kept = kept[first:]
-    used = pd.concat(kept) if kept else rows.iloc[:0]
-    table = used.pivot_table(index="global_batch_size", columns="seed", values="steps_to_target")
-    firsts = used.get("first_steps_to_target", used["steps_to_target"]).astype(float)
+    fitted_runs = pd.concat(kept) if kept else rows.iloc[:0]
+    table = fitted_runs.pivot_table(
+        index="global_batch_size", columns="seed", values="steps_to_target"
+    )
+    firsts = fitted_runs.get("first_steps_to_target", fitted_runs["steps_to_target"]).astype(float)
     # A table of crossings that are not for good may know none before them.
-    firsts = firsts.where(firsts < used["steps_to_target"], used["steps_to_target"])
-    first_table = used.assign(first=firsts).pivot_table(
+    firsts = firsts.where(firsts < fitted_runs["steps_to_target"], fitted_runs["steps_to_target"])
+    first_table = fitted_runs.assign(first=firsts).pivot_table(
         index="global_batch_size", columns="seed", values="first"
     )
     excluded = pd.DataFrame(left_out, columns=list(_EXCLUDED)).astype(_EXCLUDED)
@@ -105,14 +107,14 @@ def measure(reaches: pd.DataFrame) -> Measurements:
         batches=table.index.to_numpy(dtype=np.float64),
         log_steps=np.log(table.to_numpy(dtype=np.float64)),
         log_first_steps=np.log(first_table.to_numpy(dtype=np.float64)),
-        used=used.drop(columns="reached"),
+        runs=fitted_runs.drop(columns="reached"),
         excluded=excluded.sort_values("global_batch_size", ignore_index=True),
         warnings=tuple(warnings),
     )
 
 
 def ends_of_range(
-    found: Measurements, ends: tuple[float, float] | None = None
+    measurements: Measurements, ends: tuple[float, float] | None = None
 ) -> tuple[Estimate, Estimate] | None:
     """Compare the largest batch size with the smallest: how many times fewer steps, more samples.
 
@@ -149,11 +151,11 @@ def ends_of_range(
     30 %, first crossings 92 %    91 %    84 %
     ===================== ======= ======= ========
     """
-    first, last = ends or (found.batches[0], found.batches[-1])
-    if not {first, last} <= set(found.batches.tolist()):
+    first, last = ends or (measurements.batches[0], measurements.batches[-1])
+    if not {first, last} <= set(measurements.batches.tolist()):
         return None
-    places = np.searchsorted(found.batches, [first, last])
-    small, large = found.log_steps[places]
+    places = np.searchsorted(measurements.batches, [first, last])
+    small, large = measurements.log_steps[places]
     shared = np.isfinite(small - large)
     logs = (small - large)[shared]
     n = len(logs)
@@ -161,7 +163,7 @@ def ends_of_range(
         return None
     mean, half = float(logs.mean()), half_width(logs)
     # How much later, in the mean, each end was met for good than first.
-    later = (found.log_steps - found.log_first_steps)[places][:, shared].mean(axis=1)
+    later = (measurements.log_steps - measurements.log_first_steps)[places][:, shared].mean(axis=1)
     ends_of_log = np.array([mean - half - later[0], mean, mean + half + later[1]])
     span = float(np.log(last / first))
     method = f"t over {n} paired log ratios, from first crossings to those for good"
@@ -194,8 +196,8 @@ def _without_repeats(reaches: pd.DataFrame) -> pd.DataFrame:
     rows = reaches
     if "status" in rows.columns:
         rows = rows.iloc[np.argsort(rows["status"].ne("completed").to_numpy(), kind="stable")]
-    known = rows["trajectory_id"].notna()
-    return rows[~(known & rows.duplicated(["trajectory_id", "global_batch_size"]))].sort_index()
+    has_id = rows["trajectory_id"].notna()
+    return rows[~(has_id & rows.duplicated(["trajectory_id", "global_batch_size"]))].sort_index()
 
 
 def _checked(rows: pd.DataFrame) -> pd.DataFrame:
@@ -206,9 +208,9 @@ def _checked(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.assign(**{name: numbers_of(rows, name) for name in _NEEDED if name != "seed"})
     for name, what in (("group", "group of settings"), ("target_loss", "target")):
         if name in rows.columns and rows[name].nunique(dropna=False) > 1:
-            found = ", ".join(str(value) for value in rows[name].unique()[:5])
+            values = ", ".join(str(value) for value in rows[name].unique()[:5])
             msg = (
-                f"a trade-off is fitted for one {what} at a time; {name} has {found}: select one, "
+                f"a trade-off is fitted for one {what} at a time; {name} has {values}: select one, "
                 "or use critical_batch_curve"
             )
             raise AnalysisError(msg)
@@ -265,39 +267,39 @@ def _refuse_mixed_rates(rows: pd.DataFrame) -> None:
     counts = rates.nunique()
     if (counts > 1).any():
         size = counts.idxmax()
-        found = ", ".join(f"{rate:g}" for rate in sorted(rates.get_group(size).dropna().unique()))
+        listed = ", ".join(f"{rate:g}" for rate in sorted(rates.get_group(size).dropna().unique()))
         msg = (
-            f"one learning rate a batch size is compared; batch size {size:g} has {found}: choose "
+            f"one learning rate a batch size is compared; batch size {size:g} has {listed}: choose "
             "one for each, for instance with at_best_learning_rate"
         )
         raise AnalysisError(msg)
 
 
-def _censored(own: pd.DataFrame) -> dict[str, object]:
+def _censored(cell: pd.DataFrame) -> dict[str, object]:
     """Say what is known of a batch size of which some run did not reach the target."""
-    steps = own["steps_to_target"].where(own["reached"], np.inf)
+    steps = cell["steps_to_target"].where(cell["reached"], np.inf)
     median = float(np.median(steps))
-    diverged = own["outcome"].isin(_NEVER) if "outcome" in own.columns else ~own["reached"]
+    diverged = cell["outcome"].isin(_NEVER) if "outcome" in cell.columns else ~cell["reached"]
     # A run that was stopped may have reached later; whether above the median nobody knows.
-    if "outcome" in own.columns and not diverged[~own["reached"]].all() and np.isinf(median):
+    if "outcome" in cell.columns and not diverged[~cell["reached"]].all() and np.isinf(median):
         median = np.nan
     least = steps.copy()
-    if "steps_low" in own.columns:
-        least = least.where(own["reached"], pd.to_numeric(own["steps_low"], errors="coerce"))
-    n, reached = len(own), int(own["reached"].sum())
-    counts = own.loc[~own["reached"]].get("outcome", pd.Series(dtype=str)).value_counts()
+    if "steps_low" in cell.columns:
+        least = least.where(cell["reached"], pd.to_numeric(cell["steps_low"], errors="coerce"))
+    n, reached = len(cell), int(cell["reached"].sum())
+    counts = cell.loc[~cell["reached"]].get("outcome", pd.Series(dtype=str)).value_counts()
     kinds = ", ".join(f"{count} {name}" for name, count in counts.items())
     reason = f"{n - reached} of {n} runs did not reach the target" + (
         f" ({kinds})" if kinds else ""
     )
-    return _row(own, reason, median, float(least.min()))
+    return _row(cell, reason, median, float(least.min()))
 
 
-def _row(own: pd.DataFrame, reason: str, median: float, least: float) -> dict[str, object]:
+def _row(cell: pd.DataFrame, reason: str, median: float, least: float) -> dict[str, object]:
     return {
-        "global_batch_size": own["global_batch_size"].iloc[0],
-        "runs": len(own),
-        "reached": int(own["reached"].sum()),
+        "global_batch_size": cell["global_batch_size"].iloc[0],
+        "runs": len(cell),
+        "reached": int(cell["reached"].sum()),
         "median_steps": median,
         "at_least_steps": least,
         "reason": reason,
@@ -313,7 +315,7 @@ def _penalty(kept: list[pd.DataFrame]) -> tuple[int, str] | None:
     if len(kept) < 3:
         return None
     samples = [
-        np.log((own["steps_to_target"] * own["global_batch_size"]).to_numpy()) for own in kept
+        np.log((cell["steps_to_target"] * cell["global_batch_size"]).to_numpy()) for cell in kept
     ]
     means = np.array([values.mean() for values in samples])
     least = int(means.argmin())
@@ -321,8 +323,8 @@ def _penalty(kept: list[pd.DataFrame]) -> tuple[int, str] | None:
     if least == 0 or excess < _LEAST_PENALTY:
         return None
     error, degrees = _paired_error(kept[0], kept[least])
-    sizes = [own["global_batch_size"].iloc[0] for own in (kept[0], kept[least])]
-    seen = (
+    sizes = [cell["global_batch_size"].iloc[0] for cell in (kept[0], kept[least])]
+    excess_text = (
         f"Batch size {sizes[0]:g} needs {significant(float(np.expm1(excess)) * 100, 2)} % more "
         f"samples than {sizes[1]:g}"
     )
@@ -332,13 +334,14 @@ def _penalty(kept: list[pd.DataFrame]) -> tuple[int, str] | None:
         return None
     return (
         least,
-        f"{seen} (a penalty on small batches): only batch sizes from {sizes[1]:g} are fitted.",
+        f"{excess_text} (a penalty on small batches): only batch sizes from {sizes[1]:g} are "
+        "fitted.",
     )
 
 
 def _paired_error(first: pd.DataFrame, second: pd.DataFrame) -> tuple[float, float]:
     """Standard error of a difference of mean log steps, over shared seeds where there are any."""
-    logs = [np.log(own.set_index("seed")["steps_to_target"]) for own in (first, second)]
+    logs = [np.log(cell.set_index("seed")["steps_to_target"]) for cell in (first, second)]
     pairs = (logs[0] - logs[1]).dropna().to_numpy()
     if len(pairs) > 1:
         return float(pairs.std(ddof=1) / np.sqrt(len(pairs))), len(pairs) - 1

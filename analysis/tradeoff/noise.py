@@ -53,10 +53,10 @@ class Noise:
         """
         by_part, degrees_of = [], []
         for part in range(self.n_parts):
-            own = weights * (self.parts == part)
-            sums = np.einsum("nb,nbs->ns", own, self.deviations)
-            by_part.append((sums**2).sum(axis=1) + (own**2 * self.single).sum(axis=1))
-            degrees_of.append(self._degrees(own))
+            part_weights = weights * (self.parts == part)
+            sums = np.einsum("nb,nbs->ns", part_weights, self.deviations)
+            by_part.append((sums**2).sum(axis=1) + (part_weights**2 * self.single).sum(axis=1))
+            degrees_of.append(self._degrees(part_weights))
         variances = np.array(by_part)
         total = variances.sum(axis=0)
         spread = (variances**2 / np.array(degrees_of)).sum(axis=0)
@@ -74,11 +74,13 @@ class Noise:
         less = np.where(several, self.counts - 1, 1)
         shares = weights**2 / self.counts * several
         total = shares.sum(axis=1)
-        known = total > 0
-        shares = np.divide(shares, total[:, None], out=shares, where=known[:, None])
-        apart = np.divide(1.0, (shares**2 / less).sum(axis=1), out=np.ones_like(total), where=known)
+        has_weight = total > 0
+        shares = np.divide(shares, total[:, None], out=shares, where=has_weight[:, None])
+        apart = np.divide(
+            1.0, (shares**2 / less).sum(axis=1), out=np.ones_like(total), where=has_weight
+        )
         pooled = float(less[several].sum())
-        return np.where(known, np.minimum(apart, (shares * less).sum(axis=1)), pooled)
+        return np.where(has_weight, np.minimum(apart, (shares * less).sum(axis=1)), pooled)
 
 
 def noise_of(values: Floats) -> Noise | None:

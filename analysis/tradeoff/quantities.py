@@ -39,7 +39,7 @@ LEAST_BATCHES: dict[Form, int] = {"two_term": 3, "free_exponent": 4}
 class Fitted:
     """A form fitted to means over seeds, and what its estimates are made of."""
 
-    found: Measurements
+    measurements: Measurements
     form: Form
     data: Data
     noise: Noise | None
@@ -61,7 +61,7 @@ class Fitted:
         """How the intervals were made."""
         if self.noise is None:
             return "least squares on log steps; no interval"
-        n = self.found.n_seeds
+        n = self.measurements.n_seeds
         shared = "seeds" if self.noise.n_parts == 1 else "seeds, not shared by batch sizes"
         return (
             "least squares on log steps; score interval by seed with t quantiles, over "
@@ -69,7 +69,7 @@ class Fitted:
         )
 
 
-def fit_means(found: Measurements, form: Form) -> Fitted | str:
+def fit_means(measurements: Measurements, form: Form) -> Fitted | str:
     """Fit a form to the means over seeds.
 
     Returns
@@ -77,23 +77,23 @@ def fit_means(found: Measurements, form: Form) -> Fitted | str:
     Fitted or str
         The latter says why there is no fit.
     """
-    n, least = len(found.batches), LEAST_BATCHES[form]
+    n, least = len(measurements.batches), LEAST_BATCHES[form]
     if n < least:
         return (
             f"{FORMULAS[form]} needs at least {least} batch sizes at which every run reached the "
             f"target, and there {'is' if n == 1 else 'are'} {n}"
         )
-    means = np.nanmean(found.log_steps, axis=1)[None]
-    data = Data(np.log(found.batches), means, np.ones_like(means))
+    means = np.nanmean(measurements.log_steps, axis=1)[None]
+    data = Data(np.log(measurements.batches), means, np.ones_like(means))
     theta, _ = fit_form(data, form)
-    noise = noise_of(found.log_steps[None]) if found.n_seeds >= FEWEST else None
+    noise = noise_of(measurements.log_steps[None]) if measurements.n_seeds >= FEWEST else None
     ends = dict.fromkeys(PATHS[form], (math.nan, math.nan))
     if noise is not None:
         for name, path in PATHS[form].items():
             low, high = intervals(data, noise, theta, path, LEVEL)
             ends[name] = float(low[0]), float(high[0])
     return Fitted(
-        found,
+        measurements,
         form,
         data,
         noise,
@@ -133,7 +133,7 @@ def least_samples(fit: Fitted) -> Estimate:
     definition = "b of S = a + b/B: fewest samples to target, far below the critical batch size"
     if fit.form == "free_exponent":
         why = "with a free exponent samples to target have no least value above zero"
-        return Estimate.unknown(why, fit.found.n_seeds, definition, unit="samples")
+        return Estimate.unknown(why, fit.measurements.n_seeds, definition, unit="samples")
     log_value = float(fit.theta[0, 0]) + fit.log_critical
     estimate = _estimate(fit, "e_min", log_value, "samples", definition)
     beyond = _beyond(fit, smaller=True)
@@ -145,7 +145,7 @@ def exponent(fit: Fitted) -> Estimate:
     definition = f"alpha of {FORMULAS[fit.form]}"
     if fit.form == "two_term":
         definition = "alpha, 1 in S = a + b/B by definition"
-        return Estimate(1.0, math.nan, math.nan, fit.found.n_seeds, "", "none", definition)
+        return Estimate(1.0, math.nan, math.nan, fit.measurements.n_seeds, "", "none", definition)
     estimate = _estimate(fit, "exponent", float(fit.theta[0, 2]), "", definition)
     beyond = _beyond(fit, smaller=True, larger=True)
     return estimate if beyond is None else _weakened(estimate, beyond)
@@ -172,12 +172,12 @@ def largest_batch(fit: Fitted, overhead: float, reference: float) -> Estimate:
             base + overhead * math.exp(fit.log_critical + end) for end in fit.ends["critical"]
         )
         value, method = base + overhead * math.exp(fit.log_critical), fit.method
-    estimate = Estimate(value, low, high, fit.found.n_seeds, "samples", method, definition)
+    estimate = Estimate(value, low, high, fit.measurements.n_seeds, "samples", method, definition)
     reason = _undecided(fit, "critical", upper_only=True)
     if reason is not None:
         return _weakened(estimate, reason)
-    if value > fit.found.batches.max() * (1 + 1e-9):
-        reason = _extrapolated("it", value, "largest", fit.found.batches.max())
+    if value > fit.measurements.batches.max() * (1 + 1e-9):
+        reason = _extrapolated("it", value, "largest", fit.measurements.batches.max())
         return _weakened(replace(estimate, high=math.inf), reason)
     if fit.noise is None and fit.form == "two_term":
         sizes = base + overhead * fit.leave_one_out["critical_batch_size"]
@@ -213,7 +213,7 @@ def log_reach(fit: Fitted, quantity: Callable[[Floats], float]) -> float:
 
 def _estimate(fit: Fitted, quantity: str, log_value: float, unit: str, definition: str) -> Estimate:
     low, high = (math.exp(log_value + end) for end in fit.ends[quantity])
-    n = fit.found.n_seeds
+    n = fit.measurements.n_seeds
     estimate = Estimate(math.exp(log_value), low, high, n, unit, fit.method, definition)
     reason = _undecided(fit, quantity)
     if reason is not None:
@@ -270,25 +270,25 @@ def _no_plateau(fit: Fitted) -> str:
 def _not_preferred(fit: Fitted) -> str | None:
     """Say why few seeds do not do, by AICc."""
     criteria = fit.forms["aicc"]
-    own = float(criteria[fit.form])
-    few = count_text(fit.found.n_seeds, "seed")
-    if not math.isfinite(own):
+    criterion = float(criteria[fit.form])
+    few = count_text(fit.measurements.n_seeds, "seed")
+    if not math.isfinite(criterion):
         return (
-            f"{few}, and {len(fit.found.batches)} batch sizes are too few to prefer "
+            f"{few}, and {len(fit.measurements.batches)} batch sizes are too few to prefer "
             f"{FORMULAS[fit.form]} to simpler forms by AICc: add seeds or batch sizes"
         )
     nulls = {name: float(criteria[name]) for name in ("perfect_scaling", "constant")}
     best = min(nulls, key=nulls.__getitem__)
-    if own >= nulls[best]:
-        wanted = "larger" if best == "perfect_scaling" else "smaller"
+    if criterion >= nulls[best]:
+        side = "larger" if best == "perfect_scaling" else "smaller"
         name = best.replace("_", " ")
-        return f"{few}, and AICc prefers {name}: add {wanted} batch sizes, or seeds"
+        return f"{few}, and AICc prefers {name}: add {side} batch sizes, or seeds"
     return None
 
 
 def _beyond(fit: Fitted, *, smaller: bool = False, larger: bool = False) -> str | None:
     """Say that the fitted critical batch size lies on the far side of all batch sizes."""
-    value, sizes = math.exp(fit.log_critical), fit.found.batches
+    value, sizes = math.exp(fit.log_critical), fit.measurements.batches
     if larger and value > sizes.max():
         return _extrapolated("the critical batch size", value, "largest", sizes.max())
     if smaller and value < sizes.min():
@@ -305,7 +305,7 @@ def _extrapolated(what: str, value: float, which: str, size: float) -> str:
 
 def _range_note(fit: Fitted, values: pd.Series[float]) -> str:
     least, most = significant(values.min(), 3), significant(values.max(), 3)
-    few = count_text(fit.found.n_seeds, "seed")
+    few = count_text(fit.measurements.n_seeds, "seed")
     return f"{few}: no interval; leaving out one batch size gives {least} to {most}"
 
 
@@ -317,11 +317,11 @@ def _overhead_root(theta: Floats, reference: float, factor: float) -> float:
         return log_size + float(np.logaddexp(0.0, q * (critical - log_size)))
 
     start = math.log(reference)
-    wanted = log_samples(start) + math.log(factor)
+    log_limit = log_samples(start) + math.log(factor)
     # With an exponent above 1 samples fall first; they rise from this batch size on.
     turn = critical + math.log(q - 1) / q if q > 1 else start
     # log samples is never below the log batch size.
-    root = optimize.brentq(lambda x: log_samples(x) - wanted, max(start, turn), wanted + 1)
+    root = optimize.brentq(lambda x: log_samples(x) - log_limit, max(start, turn), log_limit + 1)
     return math.exp(root)
 
 

@@ -56,7 +56,7 @@ class GroupFits:
         return f"{self.label}: " if self.label else ""
 
 
-def tradeoff_tables(found: Sequence[GroupFits]) -> list[Table]:
+def tradeoff_tables(group_fits: Sequence[GroupFits]) -> list[Table]:
     """Make all tables.
 
     Returns
@@ -66,12 +66,12 @@ def tradeoff_tables(found: Sequence[GroupFits]) -> list[Table]:
         and all forms. Those without rows are left out.
     """
     return [
-        _critical(found),
+        _critical(group_fits),
         *_fitted(
             Table(
                 "tradeoff_fit",
                 "Steps to target and their fit",
-                _stacked(found, _residuals),
+                _stacked(group_fits, _residuals),
                 [
                     Column("global_batch_size", "global batch", format=".0f", is_left=True),
                     Column("runs"),
@@ -91,7 +91,7 @@ def tradeoff_tables(found: Sequence[GroupFits]) -> list[Table]:
             Table(
                 "tradeoff_forms",
                 "Forms of the trade-off",
-                _stacked(found, _forms),
+                _stacked(group_fits, _forms),
                 [
                     Column("formula", "form", is_left=True),
                     *(
@@ -115,7 +115,7 @@ def tradeoff_tables(found: Sequence[GroupFits]) -> list[Table]:
     ]
 
 
-def fitted_curves(found: Sequence[GroupFits]) -> pd.DataFrame:
+def fitted_curves(group_fits: Sequence[GroupFits]) -> pd.DataFrame:
     """Follow every fit over its batch sizes, beside perfect scaling.
 
     Returns
@@ -128,26 +128,26 @@ def fitted_curves(found: Sequence[GroupFits]) -> pd.DataFrame:
         rows of a fit. Empty where nothing was fitted.
     """
     parts = [pd.DataFrame()]
-    for group in found:
+    for group in group_fits:
         for target, fit in group.fits.items():
             if fit.fitted is None:
                 continue
             first, last = fit.batches.iloc[0], fit.batches.iloc[-1]
             sizes = np.geomspace(first["global_batch_size"], last["global_batch_size"], _PLACES)
             critical = fit.critical_batch_size
-            own = fit.predict(sizes).assign(
+            curve = fit.predict(sizes).assign(
                 perfect_steps=first["steps"] * first["global_batch_size"] / sizes,
                 critical_batch_size=critical.value,
                 critical_batch_size_low=critical.low,
                 critical_batch_size_high=critical.high,
             )
-            own.insert(0, "group", group.number)
-            own.insert(1, "target_loss", target)
-            parts.append(own)
+            curve.insert(0, "group", group.number)
+            curve.insert(1, "target_loss", target)
+            parts.append(curve)
     return pd.concat(parts, ignore_index=True)
 
 
-def _critical(found: Sequence[GroupFits]) -> Table:
+def _critical(group_fits: Sequence[GroupFits]) -> Table:
     table = pd.concat(
         [
             curve_of_fits(group.fits).assign(
@@ -159,11 +159,11 @@ def _critical(found: Sequence[GroupFits]) -> Table:
                 runs_met_early=[group.early[target][0] for target in group.fits],
                 runs_reached=[group.early[target][1] for target in group.fits],
             )
-            for group in found
+            for group in group_fits
         ],
         ignore_index=True,
     )
-    fits = [fit for group in found for fit in group.fits.values()]
+    fits = [fit for group in group_fits for fit in group.fits.values()]
     two_term = [fit.of_form("two_term") for fit in fits]
     alone = [None if fit is None else fit.critical_batch_size for fit in two_term]
     hidden = {
@@ -172,7 +172,7 @@ def _critical(found: Sequence[GroupFits]) -> Table:
     }
     left_out = [fit.excluded["global_batch_size"] for fit in fits]
     early = table["runs_met_early"].astype(str) + " of " + table["runs_reached"].astype(str)
-    first = found[0].fit
+    first = group_fits[0].fit
 
     def estimate(name: str, header: str) -> Column:
         ends = (f"{name}_low", f"{name}_high")
@@ -223,20 +223,20 @@ def _fitted(table: Table) -> list[Table]:
 
 
 def _stacked(
-    found: Sequence[GroupFits], table_of: Callable[[TradeoffFit], pd.DataFrame]
+    group_fits: Sequence[GroupFits], table_of: Callable[[TradeoffFit], pd.DataFrame]
 ) -> pd.DataFrame:
     """Put tables of the fits that are spoken of under each other."""
     tables = [pd.DataFrame()]
-    for group in found:
-        own, runs = table_of(group.fit), group.fit.runs
+    for group in group_fits:
+        table, runs = table_of(group.fit), group.fit.runs
         # What was not fitted has its batch sizes alone.
-        if "global_batch_size" in own:
-            behind = [runs[runs["global_batch_size"].eq(b)] for b in own["global_batch_size"]]
+        if "global_batch_size" in table:
+            behind = [runs[runs["global_batch_size"].eq(b)] for b in table["global_batch_size"]]
         else:
-            behind = [runs] * len(own)
+            behind = [runs] * len(table)
         names = list(map(run_names, behind))
         is_fitted = group.fit.fitted is not None
-        tables.append(own.assign(group=group.label, run_ids=names, **{_FITTED: is_fitted}))
+        tables.append(table.assign(group=group.label, run_ids=names, **{_FITTED: is_fitted}))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -255,7 +255,9 @@ def _forms(fit: TradeoffFit) -> pd.DataFrame:
     fits = [fit.of_form(name) if name in FORMULAS else None for name in table["form"]]
     for name in _OF_FORMS:
         attribute = "fewest_samples" if name == "e_min" else name
-        estimates = [None if own is None else getattr(own, attribute) for own in fits]
+        estimates = [
+            None if form_fit is None else getattr(form_fit, attribute) for form_fit in fits
+        ]
         for part in ("value", "low", "high"):
             column = name if part == "value" else f"{name}_{part}"
             table[column] = [

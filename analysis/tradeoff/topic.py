@@ -84,55 +84,58 @@ def tradeoff_section(
     # A foreign table may have one target that it does not name.
     targets = table.get("target_loss", pd.Series(math.inf, table.index))
     table = table.assign(target_loss=targets.fillna(math.inf))
-    found: list[GroupFits] = []
+    group_fits: list[GroupFits] = []
     loud = list(warnings)
     parts = [part for part in table.groupby("group") if part[1]["global_batch_size"].nunique() > 1]
-    for number, own in parts:
+    for number, group_reaches in parts:
         group = int(str(number))
         label = group_name(groups, group) if len(parts) > 1 else ""
         try:
             fits = fit_targets(
-                own, form=form, overhead=overhead, reference_batch_size=reference_batch_size
+                group_reaches,
+                form=form,
+                overhead=overhead,
+                reference_batch_size=reference_batch_size,
             )
         except AnalysisError as error:
             loud.append(f"{label}: {error}" if label else str(error))
             continue
-        found.append(_spoken_of(group, label, own, fits))
+        group_fits.append(_choose_target(group, label, group_reaches, fits))
     if not parts:
         return None
-    curves = fitted_curves(found)
-    spoken_of = next(((g.number, g.target) for g in found if g.unsettled is None), None)
-    steps = steps_chart(table, curves, groups or {}, spoken_of)
-    if not found:
+    curves = fitted_curves(group_fits)
+    headline_target = next(((g.number, g.target) for g in group_fits if g.unsettled is None), None)
+    steps = steps_chart(table, curves, groups or {}, headline_target)
+    if not group_fits:
         answer = ["Not identified: nothing can be fitted."]
         return Section(_TITLE, answer, pictures=[steps] if steps else [], warnings=loud)
-    several = len(found) > 1
+    several = len(group_fits) > 1
     return Section(
         _TITLE,
-        [sentence for group in found for sentence in _answer(group, noise_scales)],
-        tradeoff_tables(found),
-        _pictures(found, noise_scales, steps),
+        [sentence for group in group_fits for sentence in _answer(group, noise_scales)],
+        tradeoff_tables(group_fits),
+        _pictures(group_fits, noise_scales, steps),
         [
             *loud,
             *(
-                f"{group.prefix}{said}"
-                for group in found
-                if tuning is not None and (said := tuning(group.number, group.target))
+                f"{group.prefix}{warning}"
+                for group in group_fits
+                if tuning is not None and (warning := tuning(group.number, group.target))
             ),
-            *(f"{g.prefix}{text}" for g in found for text in g.fit.warnings),
+            *(f"{g.prefix}{text}" for g in group_fits for text in g.fit.warnings),
             *(
                 f"{g.prefix}{name.replace('_', ' ')}: {estimate.note}"
-                for g in found
+                for g in group_fits
                 for name, estimate in g.headlines.items()
                 if estimate.readings
             ),
         ],
         {
             f"{name}_group_{group.number}" if several else name: estimate
-            for group in found
+            for group in group_fits
             for name, estimate in group.headlines.items()
         },
-        short=_short(found),
+        short=_short(group_fits),
         curves={} if curves.empty else {"tradeoff_curve": curves},
     )
 
@@ -155,12 +158,12 @@ def noise_scale_sentence(
     str or None
         None where one of both is not identified.
     """
-    scale, known = _typical(noise_scales)
+    scale, n_known = _typical(noise_scales)
     if not (critical.is_identified and math.isfinite(scale)):
         return None
     ratio = significant(scale / critical.value, 2)
     return (
-        f"The gradient noise scale, {significant(scale, 3)} samples (geometric mean over {known} "
+        f"The gradient noise scale, {significant(scale, 3)} samples (geometric mean over {n_known} "
         f"of {batches} batch sizes), is {ratio} times that. It tells the order of magnitude only: "
         "over the eight tasks of McCandlish et al. 2018 (table 1) the ratio went from 0.05 to 8."
     )
@@ -204,27 +207,27 @@ def _answer(group: GroupFits, noise_scales: pd.DataFrame | None) -> list[str]:
     if least.is_identified:
         also = f"; fewest samples: {samples.text()}" if fit.form == "two_term" else ""
         answer.append(f"Fewest optimizer steps: {least.text()}{_over_readings(least)}{also}.")
-    own = _of_group(noise_scales, group)
-    sentence = None if own is None else noise_scale_sentence(critical, own, len(fit.batches))
+    scales = _of_group(noise_scales, group)
+    sentence = None if scales is None else noise_scale_sentence(critical, scales, len(fit.batches))
     return [text for text in (*answer, _chosen(fit), sentence) if text]
 
 
-def _short(found: Sequence[GroupFits]) -> list[str]:
+def _short(group_fits: Sequence[GroupFits]) -> list[str]:
     """Say of the first group what its samples buy, and its critical batch size."""
-    first, *others = found
+    first, *others = group_fits
     fit = first.fit
     where = "the target" if math.isinf(first.target) else f"a loss of {first.target:g}"
     critical = first.headlines["critical_batch_size"]
-    said = []
+    sentences = []
     if first.unsettled is not None:
-        said.append(
+        sentences.append(
             f"{first.prefix}What fewer optimizer steps cost is not identified: no target is "
             f"settled. At {where} {first.unsettled}."
         )
     elif "steps_ratio" in first.headlines:
         fewer, more = first.headlines["steps_ratio"], first.headlines["samples_ratio"]
         low, high = fit.batches["global_batch_size"].iloc[[0, -1]]
-        said.append(
+        sentences.append(
             f"{first.prefix}From a global batch of {low:g} to {high:g} samples{_rates(fit)}, "
             f"{where} takes {fewer.text()} times fewer optimizer steps{_over_readings(fewer)} and "
             f"{more.text()} times the samples{_over_readings(more)} (n = {fewer.n} seeds; "
@@ -232,20 +235,20 @@ def _short(found: Sequence[GroupFits]) -> list[str]:
         )
     if first.unsettled is None and critical.is_identified:
         note = None if critical.readings else critical.note
-        said.append(
+        sentences.append(
             f"{first.prefix}The critical batch size, where {where} takes twice the fewest "
             f"optimizer steps, is {critical.text()} samples{_over_readings(critical)} "
             f"({len(fit.batches)} batch sizes, n = {fit.n_seeds} seeds; {_rule(fit)})"
             f"{f': {note}' if note else ''}."
         )
     elif first.unsettled is None:
-        said.append(f"{first.prefix}The critical batch size is {critical.note}.")
+        sentences.append(f"{first.prefix}The critical batch size is {critical.note}.")
     if first.unsettled is None:
-        said[0] += _left_out(fit)
+        sentences[0] += _left_out(fit)
     if others:
         rest = count_text(len(others), "more group of runs is", "more groups of runs are")
-        said[-1] += f" {rest} in the tables."
-    return said
+        sentences[-1] += f" {rest} in the tables."
+    return sentences
 
 
 def _rule(fit: TradeoffFit) -> str:
@@ -285,13 +288,13 @@ def _over_readings(estimate: Estimate) -> str:
     return f" (a range over readings: {listed})"
 
 
-def _spoken_of(
+def _choose_target(
     number: int, label: str, reaches: pd.DataFrame, fits: dict[float, TradeoffFit]
 ) -> GroupFits:
     """Choose the target that is spoken of, and hold its numbers against their other readings."""
     rows = {target: reaches[reaches["target_loss"] == target] for target in fits}
-    whys = {target: why_unsettled(own) for target, own in rows.items()}
-    early = {target: early_crossings(own) for target, own in rows.items()}
+    whys = {target: why_unsettled(target_rows) for target, target_rows in rows.items()}
+    early = {target: early_crossings(target_rows) for target, target_rows in rows.items()}
     # Chosen without looking at the estimates, which would favour some of them.
     settled = [target for target in fits if whys[target] is None]
     main = max(
@@ -330,12 +333,12 @@ def _spoken_of(
 
 def _other_fits(fit: TradeoffFit, reaches: pd.DataFrame) -> dict[str, TradeoffFit]:
     """Fit the batch sizes of a fit to their first crossings, and to each half of the seeds."""
-    own = reaches[reaches["global_batch_size"].isin(fit.batches["global_batch_size"])]
-    if own.empty:
+    fitted_rows = reaches[reaches["global_batch_size"].isin(fit.batches["global_batch_size"])]
+    if fitted_rows.empty:
         return {}
-    first = at_first_crossing(own)
-    tables = dict(halves_of_seeds(own))
-    if first is not None and not first["steps_to_target"].equals(own["steps_to_target"]):
+    first = at_first_crossing(fitted_rows)
+    tables = dict(halves_of_seeds(fitted_rows))
+    if first is not None and not first["steps_to_target"].equals(fitted_rows["steps_to_target"]):
         tables["at the first crossing"] = first
     return {name: fit_tradeoff(table, form=fit.form) for name, table in tables.items()}
 
@@ -348,9 +351,9 @@ def _left_out(fit: TradeoffFit) -> str:
         "it needs more samples than a larger one": fit.excluded[~missed],
     }
     texts = [
-        f"B = {', '.join(f'{size:g}' for size in own['global_batch_size'])} left out: {why}"
-        for why, own in kinds.items()
-        if len(own)
+        f"B = {', '.join(f'{size:g}' for size in rows['global_batch_size'])} left out: {why}"
+        for why, rows in kinds.items()
+        if len(rows)
     ]
     return f" ({'; '.join(texts)}.)" if texts else ""
 
@@ -390,21 +393,21 @@ def _behind(fit: TradeoffFit, critical: Estimate) -> str:
 
 
 def _pictures(
-    found: list[GroupFits], noise_scales: pd.DataFrame | None, steps: Chart | None
+    group_fits: list[GroupFits], noise_scales: pd.DataFrame | None, steps: Chart | None
 ) -> list[Chart]:
     scales = {}
-    for group in found:
-        own = _of_group(noise_scales, group)
-        if own is not None:
-            scales[group.label] = _typical(own)[0]
-    charts = [steps, *fit_charts(found), critical_batch_chart(found, scales)]
+    for group in group_fits:
+        group_scales = _of_group(noise_scales, group)
+        if group_scales is not None:
+            scales[group.label] = _typical(group_scales)[0]
+    charts = [steps, *fit_charts(group_fits), critical_batch_chart(group_fits, scales)]
     return [chart for chart in charts if chart is not None]
 
 
 def _estimates(fit: TradeoffFit, ends: tuple[float, float] | None = None) -> dict[str, Estimate]:
     """Return what is trusted, what the range of batch sizes buys, and what holds at exponent 1."""
     estimates = {name: getattr(fit, name) for name in _HEADLINES}
-    ratios = None if fit.fitted is None else ends_of_range(fit.fitted.found, ends)
+    ratios = None if fit.fitted is None else ends_of_range(fit.fitted.measurements, ends)
     if ratios is not None:
         estimates |= {"steps_ratio": ratios[0], "samples_ratio": ratios[1]}
     two = fit.of_form("two_term")
@@ -419,15 +422,15 @@ def _of_group(noise_scales: pd.DataFrame | None, group: GroupFits) -> pd.DataFra
     """Select the scales of the runs behind a fit, as far as they can be told apart."""
     if noise_scales is None or noise_scales.empty:
         return None
-    own = noise_scales[noise_scales["group"] == group.number]
-    return own[own["cell"].isin(group.fit.runs["cell"])]
+    group_scales = noise_scales[noise_scales["group"] == group.number]
+    return group_scales[group_scales["cell"].isin(group.fit.runs["cell"])]
 
 
 def _typical(noise_scales: pd.DataFrame) -> tuple[float, int]:
     """Geometric mean over the batch sizes at which it is identified, and their number."""
     # A scale without an interval counts; one without an upper end is not identified.
-    known = noise_scales["estimate"].gt(0) & ~np.isinf(noise_scales["high"])
-    usable = noise_scales[known]
+    is_identified = noise_scales["estimate"].gt(0) & ~np.isinf(noise_scales["high"])
+    usable = noise_scales[is_identified]
     logs = np.log(usable["estimate"].astype(float))
     means = logs.groupby(usable["global_batch_size"]).mean()
     return math.exp(means.mean()), len(means)

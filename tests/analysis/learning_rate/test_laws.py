@@ -91,7 +91,7 @@ def test_optima_at_the_edge_are_left_out_and_named():
     table.loc[6, "learning_rate"] = math.nan
     found = learning_rate_laws(table)
     assert found.left_out == (f"256: {note}",)
-    assert len(found.used) == 6
+    assert len(found.optima) == 6
     assert found.exponent.n == 6
 
 
@@ -107,7 +107,7 @@ def test_optima_without_two_ends_are_left_out_and_the_interval_is_theirs():
         "64: no rate is worse beyond the noise below or above the best one",
     )
     exponent = found.exponent
-    logs = np.log(found.used["global_batch_size"])
+    logs = np.log(found.optima["global_batch_size"])
     assert (exponent.n, len(logs)) == (4, 4)
     assert exponent.value == pytest.approx(0.5)
     # These optima lie on a line exactly, so that only their own intervals give it a width.

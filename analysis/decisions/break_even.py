@@ -16,8 +16,6 @@ from batchscape.analysis.tradeoff.forms import FORMULAS, Floats
 from batchscape.analysis.tradeoff.quantities import log_reach
 from batchscape.text import count_text
 
-__all__ = ["Growth", "break_even_batch"]
-
 Growth = Literal["accumulation", "micro"]
 """How the global batch grows at one number of devices."""
 

@@ -41,18 +41,6 @@ from batchscape.analysis.estimates import FEWEST
 from batchscape.analysis.multiplicity import pair_quantile
 from batchscape.analysis.numbers import significant
 
-__all__ = [
-    "DERIVED",
-    "MEMORY_MARGIN",
-    "candidates_of",
-    "compare_with",
-    "failures_that_count",
-    "is_to_target",
-    "largest_micro_batch",
-    "memory_of_device",
-    "own_learning_rate",
-]
-
 DERIVED = "derived: optimizer steps times the mean time of a step, over whole trainings"
 """Said of a time to a target that the runs of a cut did not record themselves."""
 Floats = NDArray[np.float64]
@@ -62,14 +50,7 @@ libraries take."""
 
 
 def memory_of_device(evidence: Basis, memory_gib: float | None, devices: int) -> float:
-    """Return the memory of one of so many devices; NaN where it is not known.
-
-    Parameters
-    ----------
-    memory_gib : float, optional
-        What was given; else what a device of these runs had: a limit, or its own memory; ranks on
-        a processor without a limit share its memory.
-    """
+    """Return the memory of one of so many devices in GiB: given, else recorded, else NaN."""
     if memory_gib is not None:
         return memory_gib
     recorded = evidence.device_memory_gib
@@ -77,10 +58,7 @@ def memory_of_device(evidence: Basis, memory_gib: float | None, devices: int) ->
 
 
 def is_to_target(candidates: pd.DataFrame) -> bool:
-    """Tell whether times are those to a target.
-
-    Without one they are those of one step, and device-hours of that are nobody's question.
-    """
+    """Tell whether times are times to a target; without a target they are times of one step."""
     return bool(candidates["n_seeds"].gt(0).any())
 
 
@@ -95,16 +73,7 @@ def own_learning_rate(candidates: pd.DataFrame, chosen: Mapping[Any, Any]) -> st
 def failures_that_count(
     evidence: Basis, memory_gib: float, devices: int | None = None
 ) -> list[Geometry]:
-    """Return what ran out of memory, but for what a device of more memory may well hold.
-
-    Parameters
-    ----------
-    memory_gib : float
-        Memory of the device to use; NaN: not known.
-    devices : int, optional
-        Only what tells of so many devices. Copies of a model take no less memory on more devices;
-        its shards no less on fewer.
-    """
+    """Return the geometries out of memory that a device of `memory_gib` must respect."""
 
     def tells(failed: int) -> bool:
         if devices is None:
@@ -172,18 +141,7 @@ def candidates_of(
 
 
 def largest_micro_batch(model: MemoryModel, devices: int, memory_gib: float, most: int) -> int:
-    """Find the largest micro-batch whose upper end with `MEMORY_MARGIN` fits, if accumulated.
-
-    Parameters
-    ----------
-    most : int
-        The largest that is asked about.
-
-    Returns
-    -------
-    int
-        0 where none fits or the model does not tell.
-    """
+    """Find the largest micro-batch up to `most` that fits when accumulated; 0: none."""
 
     def fits(micro: int) -> bool:
         upper = _upper(model, (devices, micro, 2))

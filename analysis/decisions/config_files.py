@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from batchscape.geometry import BatchGeometry
 
-__all__ = ["config_values"]
-
 
 def config_values(geometry: BatchGeometry) -> dict[str, dict[str, int]]:
     """Write one geometry in the keys of each system.

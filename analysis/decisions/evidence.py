@@ -32,8 +32,6 @@ from batchscape.record.tables import Tables, load
 from batchscape.record.trials import refuse_trials
 from batchscape.text import count_text, list_text
 
-__all__ = ["Basis", "evidence_of", "gather", "more_than_tensors"]
-
 _EARLY = 0.25
 """Share of a training within which a target says little of it: ours."""
 _TRAINED_AS = ("global_batch_size", *SEEDS, *FACTORS)
@@ -182,15 +180,7 @@ def evidence_of(
     target_loss: float | None = None,
     reaches: pd.DataFrame | None = None,
 ) -> list[Basis]:
-    """Sort runs by model, machine and settings.
-
-    Parameters
-    ----------
-    tables : Tables
-        What its runs were loaded from.
-    reaches : DataFrame, optional
-        As `steps_to_target` returns it for these runs, where it was computed before.
-    """
+    """Sort runs by model, machine and settings; `reaches` spares computing them again."""
     note = None
     if reaches is None or reaches.empty:
         reaches, note = _reaches(cells, tables, target_loss)
@@ -235,13 +225,7 @@ def _reaches(
 
 
 def more_than_tensors(runs: pd.DataFrame) -> list[str]:
-    """Warn where a limit counts what a process takes, and figures of memory its tensors alone.
-
-    Parameters
-    ----------
-    runs : DataFrame
-        Runs under a limit, one row each, as `load` returns them.
-    """
+    """Warn where the memory limit counts a process and the figures count its tensors."""
     columns = ["peak_taken_gib", "peak_allocated_gib"]
     peaks = runs.reindex(columns=columns).apply(pd.to_numeric).astype(float)
     times = float((peaks["peak_taken_gib"] / peaks["peak_allocated_gib"]).max())
@@ -306,10 +290,7 @@ def _evidence(
 
 
 def _hardest(reaches: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Keep the lowest target that most runs of a global batch and learning rate reached.
-
-    Where there is none, the lowest. Those that are lower are named.
-    """
+    """Keep the lowest target that most runs of some batch and rate reached; name lower ones."""
     by = [reaches[name] for name in ("target_loss", "global_batch_size", "learning_rate")]
     share = reaches["outcome"].eq("reached").groupby(by, dropna=False).mean()
     reached = share.index[share > 0.5].get_level_values("target_loss")
@@ -333,10 +314,7 @@ def _with_recorded_times(table: pd.DataFrame, every: pd.DataFrame) -> pd.DataFra
 
 
 def _one_rate(reaches: pd.DataFrame) -> pd.DataFrame:
-    """Keep one run a seed of each global batch that no run at any learning rate brought there.
-
-    It has no best learning rate, and no time to the target but a bound.
-    """
+    """Give a batch that no run brought to the target one run a seed, and no learning rate."""
     missed = ~reaches["outcome"].eq("reached").groupby(reaches["global_batch_size"]).transform(
         "any"
     )

@@ -11,8 +11,6 @@ from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.figures.chart import Axis, Chart, Look, Marks
 from batchscape.analysis.figures.style import ACCENT, GREY, MARK
 
-__all__ = ["pareto_chart"]
-
 _MAX_LABELS = 8
 _LOOKS = {
     "measured": ACCENT,
@@ -24,24 +22,7 @@ _LOOKS = {
 
 
 def pareto_chart(candidates: pd.DataFrame, label: str, name: str, table: str) -> Chart | None:
-    """Draw device-hours against time to the target: a point a geometry.
-
-    Parameters
-    ----------
-    candidates : DataFrame
-        Table of the section, with the runs of its rows.
-    label : str
-        Which group of runs it is of, where there are several.
-    name : str
-        Of the picture.
-    table : str
-        Of the table.
-
-    Returns
-    -------
-    Chart or None
-        None with fewer than two points, or where times are those of one step.
-    """
+    """Draw device-hours against time to the target; None with fewer than two points."""
     if not is_to_target(candidates):
         return None
     rows = candidates[np.isfinite(candidates["time_s"]) & candidates["fits"].astype(bool)]

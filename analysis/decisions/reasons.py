@@ -28,15 +28,6 @@ from batchscape.analysis.estimates import FEWEST, interval_text, too_few
 from batchscape.analysis.numbers import significant
 from batchscape.text import SIZES, count_text, duration_text, size_text
 
-__all__ = [
-    "cut_text",
-    "known_without_times",
-    "measured_again",
-    "measured_next",
-    "missing_evidence",
-    "reasons_for",
-]
-
 _REACH = 4
 """A memory model is asked about micro-batches up to so many times the largest measured: ours."""
 
@@ -48,24 +39,7 @@ def reasons_for(
     memory_gib: float,
     memory_given: bool,
 ) -> list[str]:
-    """Say how each step of the recipe came out.
-
-    Parameters
-    ----------
-    candidates : DataFrame
-        As `candidates_of` returns it.
-    chosen : Series
-        One of its rows.
-    memory_gib : float
-        Memory of a device; NaN: unknown.
-    memory_given : bool
-        Whether the user gave it.
-
-    Returns
-    -------
-    list of str
-        One text for micro-batch, devices, accumulation, learning rate and time.
-    """
+    """Explain micro-batch, devices, accumulation, learning rate and time of the chosen row."""
     return [
         _micro_batch(evidence, chosen, memory_gib, memory_given),
         _devices(candidates, chosen),
@@ -76,13 +50,7 @@ def reasons_for(
 
 
 def known_without_times(evidence: Basis) -> list[str]:
-    """Say what runs tell from which no geometry can be chosen by time.
-
-    Returns
-    -------
-    list of str
-        The critical batch, and the learning rate of each global batch, as far as known.
-    """
+    """Say the critical batch and the learning rates, which need no times."""
     critical, reaches = evidence.critical, evidence.reaches
     facts = []
     if critical is not None and critical.is_identified:
@@ -110,13 +78,7 @@ def known_without_times(evidence: Basis) -> list[str]:
 
 
 def missing_evidence(evidence: Basis) -> list[str]:
-    """Name what the runs do not identify, and the sweep that would.
-
-    Returns
-    -------
-    list of str
-        Each ends in a command where one would settle it.
-    """
+    """Name what the runs do not identify, with a command that would settle it."""
     missing = []
     memory, times = evidence.memory, evidence.step_time
     if memory is None or not all(
@@ -157,18 +119,7 @@ def missing_evidence(evidence: Basis) -> list[str]:
 
 
 def measured_next(evidence: Basis, compared: pd.DataFrame) -> list[str]:
-    """Name the cut that is predicted to be faster than the one chosen, with the command to run it.
-
-    Parameters
-    ----------
-    compared : DataFrame
-        As `compare_with` returns it.
-
-    Returns
-    -------
-    list of str
-        Empty where no cut inside the measured range is.
-    """
+    """Name the cut that is predicted to be faster than the chosen one, and its command."""
     guessed = compared["fits"] & compared["source"].ne("measured") & compared["beyond"].eq("")
     faster = compared[guessed & compared["times_slower"].lt(1)].sort_values("time_s")
     if faster.empty or evidence.runs.empty:
@@ -253,11 +204,7 @@ def _micro_batch(
 def _largest(
     evidence: Basis, model: MemoryModel, devices: int, share: int, memory_gib: float
 ) -> str:
-    """Say which micro-batch is the largest that fits, where the memory model tells.
-
-    None is larger than the share that a device has of the global batch, and none is told of that
-    is much larger than all that were measured.
-    """
+    """Name the largest micro-batch that fits by the memory model, up to the share of a device."""
     if not _memory_grows(model):
         sizes = sorted(model.measured["micro_batch_size"].astype(int).unique())
         if len(sizes) == 1:

@@ -35,8 +35,6 @@ from batchscape.errors import AnalysisError
 from batchscape.geometry import BatchGeometry
 from batchscape.text import duration_text, list_text
 
-__all__ = ["Needs", "Recommendation", "recommend"]
-
 _MOST_NAMED = 3
 """Geometries named in a headline."""
 
@@ -214,10 +212,7 @@ def recommend(evidence: Basis, needs: Needs) -> Recommendation:
 def _pool(
     rows: pd.DataFrame, evidence: Basis, needs: Needs, devices: int, measured: int
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Choose the rows to decide among: what was measured where anything was.
-
-    Empty where nothing that fits has a time.
-    """
+    """Choose the rows to decide among: measured ones where there are any; none without a time."""
     warnings = []
     if devices > measured:
         warnings.append(

@@ -21,14 +21,6 @@ from batchscape.analysis.report.writers import show
 from batchscape.outgoing import outgoing_json
 from batchscape.text import count_text, duration_text
 
-__all__ = [
-    "as_json",
-    "candidates_table",
-    "check_of_derived_times",
-    "geometry_text",
-    "show_recommendation",
-]
-
 _MAX_ROWS = 12
 
 
@@ -82,14 +74,7 @@ def show_recommendation(console: Console, recommendation: Recommendation) -> Non
 
 
 def candidates_table(candidates: pd.DataFrame, max_rows: int, name: str, title: str) -> Table:
-    """Choose what is shown of candidates: those that fit, measured ones first.
-
-    Parameters
-    ----------
-    candidates : DataFrame
-        As `compare_with` returns it; those beyond the measured range are shown only where no other
-        is.
-    """
+    """Show the candidates that fit, measured ones first; extrapolated ones for want of others."""
     has_time = candidates["fits"].to_numpy(bool) & candidates["time_s"].notna().to_numpy()
     near = has_time & candidates["beyond"].eq("").to_numpy()
     order = pd.DataFrame(

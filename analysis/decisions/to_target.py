@@ -17,8 +17,6 @@ from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
 from batchscape.text import count_text
 
-__all__ = ["pareto_front", "step_times", "steps_by_batch", "time_to_target"]
-
 _Floats = NDArray[np.float64]
 
 
@@ -227,11 +225,7 @@ def _checked_reaches(reaches: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 
 
 def _trajectories(group: pd.DataFrame, by: Sequence[str]) -> tuple[pd.DataFrame, str]:
-    """Give one row a trajectory, with the column that names it.
-
-    All runs of one train alike, so that any that reached stands for them. Where cuts have steps of
-    their own so have repeats: the mean of their logarithms counts, infinite if any is.
-    """
+    """Give one row a trajectory, and the column that names it."""
     key = "seed" if group["trajectory_id"].isna().all() else "trajectory_id"
     ordered = group.sort_values("steps", kind="stable")
     if not set(FACTORS) & set(by):

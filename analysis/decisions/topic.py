@@ -25,8 +25,6 @@ from batchscape.analysis.report.topic import Section
 from batchscape.errors import AnalysisError
 from batchscape.record.tables import Tables
 
-__all__ = ["decision_section"]
-
 _MAX_ROWS = 20
 _MAX_GROUPS = 6
 _DEFINITION = (
@@ -37,21 +35,7 @@ _DEFINITION = (
 def decision_section(
     cells: Cells, tables: Tables, reaches: pd.DataFrame | None = None
 ) -> Section | None:
-    """Recommend a geometry for every group of comparable runs.
-
-    Parameters
-    ----------
-    tables : Tables
-        What its runs were loaded from.
-    reaches : DataFrame, optional
-        As `steps_to_target` returns it for these runs, where it was computed before.
-
-    Returns
-    -------
-    Section or None
-        None where no run was completed. Where no geometry has a time, it recommends none, and says
-        what is known.
-    """
+    """Recommend a geometry for every group of comparable runs."""
     answer: list[str] = []
     warnings: list[str] = []
     views: list[Table] = []

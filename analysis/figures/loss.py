@@ -16,8 +16,8 @@ from batchscape.analysis.figures.style import CROSS, GREY, MARK, looks, loss_axi
 from batchscape.analysis.hardware import was_started
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.numbers import significant
-from batchscape.analysis.targets.crossings import TO_TARGET
 from batchscape.analysis.targets.curves import PROGRESS, only_what_counts
+from batchscape.analysis.targets.ends import TO_TARGET
 from batchscape.record.tables import Tables
 from batchscape.text import list_text
 

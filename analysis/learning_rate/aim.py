@@ -9,8 +9,6 @@ import pandas as pd
 
 from batchscape.analysis.learning_rate.optimum import best_learning_rates
 
-__all__ = ["LOSS", "STEPS", "Optima", "final_losses", "find_optima", "is_varied"]
-
 STEPS, LOSS = "steps_to_target", "final_eval_loss"
 """What may be minimised."""
 
@@ -71,18 +69,7 @@ def find_optima(reaches: pd.DataFrame, finals: pd.DataFrame | None = None) -> Op
 
 
 def final_losses(runs: pd.DataFrame) -> pd.DataFrame:
-    """Collect the final losses of runs that saw equal samples: none that stopped before.
-
-    Parameters
-    ----------
-    runs : DataFrame
-        Runs of `Cells`.
-
-    Returns
-    -------
-    DataFrame
-        What `find_optima` needs as `finals`, but for `group`.
-    """
+    """Collect the final losses of runs that saw equal samples: none that stopped before."""
     stopped = runs.reindex(columns=["stop_reason"])["stop_reason"].eq("target")
     names = ["global_batch_size", "learning_rate", "seed", LOSS, "status"]
     return runs[~stopped].reindex(columns=[*names, "run_id", "sweep_dir", "trajectory_id"])

@@ -11,15 +11,6 @@ from batchscape.analysis.learning_rate.table import SERIES, costs_by_rate, has_r
 from batchscape.analysis.numbers import significant
 from batchscape.text import list_text
 
-__all__ = [
-    "at_best_learning_rate",
-    "cells_at_best",
-    "runs_at_best",
-    "tied_warning",
-    "tuning_warning",
-    "with_cuts_of_programs",
-]
-
 
 def at_best_learning_rate(reaches: pd.DataFrame, value: str = "steps_to_target") -> pd.DataFrame:
     """Select the runs at the best learning rate of each global batch.
@@ -110,25 +101,7 @@ def runs_at_best(runs: pd.DataFrame, score: pd.Series[float], seed: str = "seed"
 
 
 def cells_at_best(reaches: pd.DataFrame, finals: pd.DataFrame) -> dict[int, float]:
-    """Find the cells that stand for their global batch where there is no room for all.
-
-    Parameters
-    ----------
-    reaches, finals : DataFrame
-        As for `find_optima`, with `group` and `cell`.
-
-    Returns
-    -------
-    dict of int to float
-        Cells at the rate with the fewest optimizer steps to the target (where no rate of a global
-        batch reached it, at that with the lowest final held-out loss), and that rate. Empty where
-        no global batch was trained at two rates.
-
-    Raises
-    ------
-    AnalysisError
-        As `costs_by_rate` does.
-    """
+    """Return the cells at the best rate of their batch (fewest steps, else loss), and the rate."""
     searches = [find_optima(reaches), find_optima(reaches.iloc[:0], finals)]
     best = [optima.best for optima in searches if optima is not None]
     if not best:
@@ -142,20 +115,7 @@ def cells_at_best(reaches: pd.DataFrame, finals: pd.DataFrame) -> dict[int, floa
 
 
 def with_cuts_of_programs(best: pd.DataFrame, reaches: pd.DataFrame) -> pd.DataFrame:
-    """Add the runs of every cut of a program of others, at the learning rates that were chosen.
-
-    Parameters
-    ----------
-    best : DataFrame
-        As `at_best_learning_rate(reaches)` returns it: one run a trajectory, of whichever cut.
-    reaches : DataFrame
-        With `program_cut`, as `steps_to_target` returns it for recorded runs.
-
-    Returns
-    -------
-    DataFrame
-        `best`, where each such run is replaced by those of all cuts and repeats.
-    """
+    """Add the runs of every cut of a program at the learning rates that `best` has."""
     keys = [*SERIES, "global_batch_size", "learning_rate"]
     is_program = best["program_cut"].notna()
     rates = best.loc[is_program, [*keys, "tuned", "edge", "n_learning_rates"]].drop_duplicates(keys)
@@ -223,25 +183,7 @@ def tuning_warning(reaches: pd.DataFrame) -> str | None:
 
 
 def tied_warning(table: pd.DataFrame, value: str) -> str | None:
-    """Say where several learning rates share the lowest cost, of which the tables show one.
-
-    Parameters
-    ----------
-    table : DataFrame
-        As for `costs_by_rate`.
-    value : str
-        What is minimised: `steps_to_target`, or a loss.
-
-    Returns
-    -------
-    str or None
-        None where every global batch has one best rate.
-
-    Raises
-    ------
-    AnalysisError
-        As `costs_by_rate` does.
-    """
+    """Warn where several learning rates share the lowest cost; tables show one of them."""
     if "learning_rate" not in table or table["learning_rate"].isna().all():
         return None
     costs = costs_by_rate(table[table["learning_rate"].notna()], value)

@@ -54,13 +54,6 @@ from numpy.typing import NDArray
 from batchscape.analysis.estimates import Estimate, t_reach
 from batchscape.text import count_text, list_text
 
-__all__ = [
-    "exponent_of",
-    "is_bounded",
-    "is_limited_by_grid",
-    "left_out_reason",
-]
-
 _Array = NDArray[np.float64]
 _FEWEST = 3
 """Optima behind an exponent: with two there is no scatter around the line."""

@@ -11,8 +11,6 @@ from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
 from batchscape.analysis.figures.style import CROSS, GREY, INK, MARK, palette, shades
 from batchscape.analysis.learning_rate.laws import LearningRateLaws, predict
 
-__all__ = ["learning_rate_charts"]
-
 _MOST_LAWS = 3
 _MISSED = "missed"
 _EDGE = "at the edge"
@@ -29,19 +27,7 @@ def learning_rate_charts(
     labels: Mapping[int, str],
     batches: Sequence[float],
 ) -> list[Chart]:
-    """Draw costs against learning rates, and optima against global batches.
-
-    Parameters
-    ----------
-    costs : DataFrame
-        Table `learning_rate_costs`: what was minimised, and the run, of each row.
-    best : DataFrame
-        As `best_learning_rates` returns it, with the runs behind.
-    labels : mapping of int to str
-        Labels of groups, by number; empty where there is one.
-    batches : sequence of float
-        Global batches that have colours, in their order.
-    """
+    """Draw costs against learning rates, and optima against global batches."""
     value = next(name for name in costs if name in _VALUES)
     is_log = value == "steps_to_target"
     options = {str(group): label for group, label in labels.items()}

@@ -39,8 +39,6 @@ from batchscape.analysis.tradeoff.forms import aicc
 from batchscape.errors import AnalysisError
 from batchscape.text import list_text
 
-__all__ = ["LAWS", "LearningRateLaws", "laws_of_most_optima", "learning_rate_laws", "predict"]
-
 _Array = NDArray[np.float64]
 _SAME = 2.0
 """Difference in AICc below which two laws are not told apart (Burnham and Anderson 2002, p. 70)."""
@@ -99,13 +97,7 @@ def learning_rate_laws(best: pd.DataFrame) -> LearningRateLaws:
 
 
 def laws_of_most_optima(optima: Optima) -> tuple[LearningRateLaws, pd.DataFrame]:
-    """Compare the laws of the group that has most optima: groups are not pooled.
-
-    Returns
-    -------
-    tuple
-        The laws, and the rows of `optima.table` behind them; all of the group where none are.
-    """
+    """Compare the laws of the group with most optima; also return the rows behind them."""
     counts = optima.best.groupby("group")["learning_rate"].transform("count")
     group = optima.best["group"].iloc[int(counts.to_numpy().argmax())]
     laws = learning_rate_laws(optima.best[optima.best["group"].eq(group)])
@@ -117,18 +109,7 @@ def laws_of_most_optima(optima: Optima) -> tuple[LearningRateLaws, pd.DataFrame]
 
 
 def predict(law: pd.Series[Any], batch_sizes: Sequence[float] | _Array) -> _Array:
-    """Compute learning rates from a fitted law.
-
-    Parameters
-    ----------
-    law : Series
-        A row of `LearningRateLaws.table`.
-    batch_sizes : sequence of float, shape (n,)
-
-    Returns
-    -------
-    array, shape (n,)
-    """
+    """Compute learning rates at batch sizes, shape (n,), from a row of `LearningRateLaws.table`."""
     sizes: _Array = np.asarray(batch_sizes, dtype=float)
     return float(law["coefficient"]) * sizes ** float(law["exponent"])
 

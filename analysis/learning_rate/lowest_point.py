@@ -61,8 +61,6 @@ from scipy.special import stdtrit
 from batchscape.analysis.estimates import FEWEST, NOT_IDENTIFIED, TWO_SIDED
 from batchscape.text import count_text
 
-__all__ = ["Optimum", "optimum_of"]
-
 _REACH = math.log(3.2)
 """Half-width of the window where the grid is finer: 3.2 is the coarse grid of 1 and 3 an order of
 magnitude."""

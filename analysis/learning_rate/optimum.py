@@ -12,8 +12,6 @@ from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
 from batchscape.analysis.learning_rate.lowest_point import Optimum, optimum_of
 from batchscape.analysis.learning_rate.table import costs_by_rate, series_of
 
-__all__ = ["best_learning_rates", "optimum_estimate", "tried_often"]
-
 _FARTHEST = 700.0
 """Logarithm beyond which an end is none: its exponential has no floating-point number."""
 _DEFINITION = (

@@ -12,8 +12,6 @@ from batchscape.analysis.cells import SEEDS
 from batchscape.analysis.targets.columns import numbers_of
 from batchscape.errors import AnalysisError
 
-__all__ = ["SERIES", "costs_by_rate", "has_result", "series_of"]
-
 SERIES = ("group", "target_loss")
 """Columns that part a table into series with one curve of optima each; both may be lacking."""
 

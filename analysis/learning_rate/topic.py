@@ -23,8 +23,6 @@ from batchscape.analysis.report.topic import Section
 from batchscape.errors import AnalysisError
 from batchscape.text import list_text
 
-__all__ = ["learning_rate_section"]
-
 
 def learning_rate_section(
     reaches: pd.DataFrame,
@@ -32,28 +30,7 @@ def learning_rate_section(
     groups: Mapping[int, str] | None = None,
     batches: Sequence[float] = (),
 ) -> Section | None:
-    """Say which learning rate each global batch wants.
-
-    Steps to the hardest target that some learning rate of every batch reached are minimised;
-    where there is none, the final held-out loss.
-
-    Parameters
-    ----------
-    reaches : DataFrame
-        One row a run and target, with `learning_rate`; as for `best_learning_rates`.
-    finals : DataFrame, optional
-        One row a run of equal samples: `global_batch_size`, `learning_rate`, `seed`,
-        `final_eval_loss`, and `group`, `status` where there are any.
-    groups : mapping of int to str, optional
-        Labels of the groups; shown where there is more than one.
-    batches : sequence of float, optional
-        Global batches that have colours in other figures; by default those of these runs.
-
-    Returns
-    -------
-    Section or None
-        None where no global batch was trained at two learning rates.
-    """
+    """Say which learning rate each global batch wants; None where none was varied."""
     try:
         return _section(reaches, finals, groups or {}, batches)
     except AnalysisError as error:

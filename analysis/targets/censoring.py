@@ -19,8 +19,6 @@ from scipy.special import bdtr
 from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, TWO_SIDED, Estimate
 from batchscape.errors import AnalysisError
 
-__all__ = ["median_with_infinity", "samples_or_bound"]
-
 _MEDIAN = "order statistics with exact binomial coverage over {n} runs"
 
 

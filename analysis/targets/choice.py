@@ -31,16 +31,6 @@ from batchscape.analysis.targets.tidy import tidy_curves
 from batchscape.errors import AnalysisError
 from batchscape.text import count_text, list_text
 
-__all__ = [
-    "EARLIER",
-    "MOST_EARLY",
-    "N_TARGETS",
-    "ChosenTargets",
-    "choose_targets",
-    "early_crossings",
-    "why_unsettled",
-]
-
 EARLIER = 0.1
 """A run that first met a target by more than this share of its steps before it met it for good
 met it early."""
@@ -130,19 +120,7 @@ def choose_targets(
 
 
 def early_crossings(reaches: pd.DataFrame) -> tuple[int, int]:
-    """Count the runs that first met their target early, and those that reached it.
-
-    Parameters
-    ----------
-    reaches : DataFrame
-        As `steps_to_target` returns it. Without `first_steps_to_target` none is known to be early.
-
-    Returns
-    -------
-    tuple of int
-        Runs whose first crossing is more than `EARLIER` of its steps before the one counted, and
-        runs that reached.
-    """
+    """Count the runs that first met their target early, and the runs that reached it."""
     steps = reaches["steps_to_target"].astype(float)
     reached = reaches["outcome"].eq("reached") if "outcome" in reaches else np.isfinite(steps)
     first = reaches.get("first_steps_to_target", steps).astype(float)
@@ -150,16 +128,7 @@ def early_crossings(reaches: pd.DataFrame) -> tuple[int, int]:
 
 
 def why_unsettled(reaches: pd.DataFrame) -> str | None:
-    """Decide whether a target may be spoken of: say why not, None where it may.
-
-    A target is settled where at most `MOST_EARLY` of the runs met it early. Every headline that
-    rests on a target asks here.
-
-    Parameters
-    ----------
-    reaches : DataFrame
-        Rows of one target, as `steps_to_target` returns it, at the learning rates that count.
-    """
+    """Say why a target is not settled: more than `MOST_EARLY` of its runs met it early."""
     early, reached = early_crossings(reaches)
     if early <= MOST_EARLY * reached:
         return None
@@ -170,7 +139,7 @@ def why_unsettled(reaches: pd.DataFrame) -> str | None:
 
 
 def _settled(losses: _LossRange, curves: pd.DataFrame, n: int) -> tuple[_LossRange, str | None]:
-    """Raise the hardest target until it is settled, and say what was passed over."""
+    """Raise the hardest target until it is settled; the text names one passed over."""
     if losses.stop >= losses.hardest or not losses.easiest > losses.hardest:
         return losses, None
     places = np.linspace(losses.hardest, losses.easiest, _PLACES, endpoint=False)
@@ -191,7 +160,7 @@ def _settled(losses: _LossRange, curves: pd.DataFrame, n: int) -> tuple[_LossRan
 
 
 def _both_crossings(curves: pd.DataFrame, target: float) -> pd.DataFrame:
-    """Return the steps of both crossings of each run, as far as `early_crossings` needs them."""
+    """Return the steps of both crossings of each run."""
     runs = cut(curves)
     loss = curves["loss"].to_numpy(dtype=float)
     first, sustained, _ = crossing_rows((loss <= target) & (loss > -np.inf), runs)
@@ -219,7 +188,7 @@ def _best_runs(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[tuple[int, str]]]
 
 
 def _why_none(cell: pd.DataFrame) -> str:
-    """Say what became of the runs of a batch that lost one at every learning rate."""
+    """Count the lost runs of a batch that lost one at every learning rate."""
     losses = cell["final_loss"]
     parts = [(losses.eq(np.inf), "diverged"), (losses.isna(), "measured no loss")]
     counts = [f"{int(which.sum())} {what}" for which, what in parts if which.any()]

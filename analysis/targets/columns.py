@@ -16,8 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from batchscape.errors import AnalysisError
 
-__all__ = ["ALIASES", "numbers_of", "plain", "recognise", "refuse_rows"]
-
 ALIASES: dict[str, tuple[str, ...]] = {
     "global_batch_size": ("batch_size", "global_batch", "batch", "bs", "batchsize"),
     "seed": ("random_seed", "trial", "replicate"),
@@ -58,26 +56,7 @@ _IN_TOKENS = re.compile(r"(batch(_size)?|bs)_(in_)?(m?tokens|mtok|tok)|(m?tokens
 def recognise(
     table: pd.DataFrame, columns: Mapping[str, str] | None = None
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Rename the columns of a foreign table to ours.
-
-    Parameters
-    ----------
-    given : mapping of str to str, optional
-        Our name to theirs, which decides before any rule.
-
-    Returns
-    -------
-    DataFrame
-        The same rows; columns that are not recognised keep their names.
-    list of str
-        What was taken for what, one sentence a column.
-
-    Raises
-    ------
-    AnalysisError
-        If two columns answer to one name, a batch is in tokens, a name is given that is not ours
-        or not there, or a name is there twice.
-    """
+    """Rename foreign columns to ours (`columns`: our names to theirs), with a note for each."""
     _refuse_twice(table, columns or {})
     # W&B writes its own count of calls as `Step`.
     names = {plain(str(column)): str(column) for column in table.columns if column != "Step"}
@@ -118,13 +97,7 @@ def recognise(
 
 
 def numbers_of(table: pd.DataFrame, name: str) -> NDArray[np.float64]:
-    """Return a column as numbers; NaN where there is none.
-
-    Raises
-    ------
-    AnalysisError
-        If a value is there that is no number.
-    """
+    """Return a column as numbers, NaN where a value is missing; refuse text."""
     try:
         column = pd.to_numeric(table[name])
     except (TypeError, ValueError) as error:
@@ -134,13 +107,7 @@ def numbers_of(table: pd.DataFrame, name: str) -> NDArray[np.float64]:
 
 
 def refuse_rows(wrong: ArrayLike, name: str, column: pd.Series[Any], rule: str) -> None:
-    """Refuse a column of which some rows break a rule, and show the first.
-
-    Raises
-    ------
-    AnalysisError
-        If `wrong` holds in any row.
-    """
+    """Refuse a column of which some rows break a rule, and show the first of them."""
     bad = np.asarray(wrong, dtype=bool)
     if bad.any():
         row = int(np.flatnonzero(bad)[0])

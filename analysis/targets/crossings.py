@@ -41,8 +41,6 @@ from batchscape.analysis.targets.ends import (
 from batchscape.analysis.targets.tidy import tidy_curves
 from batchscape.errors import AnalysisError
 
-__all__ = ["OUTCOMES", "TO_TARGET", "Crossing", "steps_to_target"]
-
 Crossing = Literal["sustained", "first", "first_evaluation"]
 
 OUTCOMES = ("reached", "censored", "pruned", "diverged")

@@ -21,8 +21,6 @@ from batchscape.analysis.numbers import MISSING
 from batchscape.errors import AnalysisError
 from batchscape.record.tables import Tables
 
-__all__ = ["IDENTITY", "PROGRESS", "curve_groups", "curves_of", "only_what_counts"]
-
 PROGRESS = {
     "optimizer_step": "optimizer steps",
     "samples": "samples",
@@ -105,15 +103,7 @@ def curves_of(cells: Cells, tables: Tables) -> pd.DataFrame:
 
 
 def only_what_counts(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Blank times of runs whose times are not valid, and tokens where samples have none.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        With `tokens`, `train_time_s` and `run`, the position of the run in `runs`.
-    runs : DataFrame
-        With `timing_valid`, and `task` where it is known.
-    """
+    """Blank times of runs without valid times, and tokens where samples have none."""
     position = rows["run"].to_numpy()
     timed = runs["timing_valid"].to_numpy(dtype=bool)[position]
     # A sample of another task has no tokens, though it has a target.

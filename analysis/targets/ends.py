@@ -10,16 +10,6 @@ from numpy.typing import NDArray
 
 from batchscape.analysis.targets.curves import IDENTITY
 
-__all__ = [
-    "TO_TARGET",
-    "Runs",
-    "crossing_rows",
-    "cut",
-    "diverged_runs",
-    "last_losses",
-    "progress_at",
-]
-
 TO_TARGET = {
     "steps_to_target": "optimizer_step",
     "samples_to_target": "samples",
@@ -97,19 +87,7 @@ def progress_at(
 
 
 def last_losses(curves: pd.DataFrame) -> pd.DataFrame:
-    """Return the last loss of each run; infinite where it diverged, NaN without measurements.
-
-    Parameters
-    ----------
-    curves : DataFrame
-        Tidy, as `tidy_curves` returns them.
-
-    Returns
-    -------
-    DataFrame
-        One row a run: what it is, `final_loss` and `settled_loss`, the highest loss that it
-        had after its first two measurements (-inf where there are no more).
-    """
+    """Return one row a run with its last loss (inf: diverged) and its highest settled one."""
     runs = cut(curves)
     loss = curves["loss"].to_numpy(dtype=float)
     identity = curves.loc[runs.last, [name for name in IDENTITY if name in curves]]

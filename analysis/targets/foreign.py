@@ -27,24 +27,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from batchscape.analysis.targets.columns import plain, recognise, refuse_rows
-from batchscape.analysis.targets.crossings import OUTCOMES, TO_TARGET
+from batchscape.analysis.targets.crossings import OUTCOMES
 from batchscape.analysis.targets.curves import PROGRESS
-from batchscape.analysis.targets.ends import cut, last_losses
+from batchscape.analysis.targets.ends import TO_TARGET, cut, last_losses
 from batchscape.analysis.targets.summary import tidy_reaches
 from batchscape.analysis.targets.tidy import refuse_missing, tidy_curves
 from batchscape.errors import AnalysisError
 from batchscape.record.status import Status
 from batchscape.text import list_text
-
-__all__ = [
-    "STATUS_WORDS",
-    "ForeignTable",
-    "Minimised",
-    "NotANumber",
-    "as_table",
-    "read_file",
-    "read_table",
-]
 
 Minimised = Literal["loss", "steps"]
 """What a learning rate is chosen by: the final loss of a run, or its steps to a target loss."""
@@ -289,24 +279,7 @@ _OF_CHART = re.compile(r" - .*(?<!__MIN)(?<!__MAX)$")
 
 
 def read_file(path: Path) -> pd.DataFrame:
-    """Read a file so that what is missing and what is NaN stay apart.
-
-    Parameters
-    ----------
-    path : Path
-        As for `read_table`.
-
-    Returns
-    -------
-    DataFrame
-        As it stands in the file; in text and JSON a missing value is None, and a NaN the text
-        `nan`.
-
-    Raises
-    ------
-    AnalysisError
-        If it cannot be read as its ending says.
-    """
+    """Read a file as text and objects, so that a missing value (None) and `nan` stay apart."""
     kind = _ENDINGS.get(path.suffix.lower())
     if kind is None:
         msg = f"{path}: a table is a file that ends in {', '.join(_ENDINGS)}"
@@ -500,10 +473,7 @@ _LEAST_ROWS = 3
 def _measured(
     rows: pd.DataFrame, losses: pd.Series[Any], nan: NotANumber | None
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Leave out the rows whose loss was not measured, and say what was taken for what.
-
-    A run without any loss keeps one row, at no progress, so that it stays in every denominator.
-    """
+    """Drop the rows whose loss was not measured; a run without any loss keeps one row."""
     words = _words(losses)
     none, missing = rows["loss"].isna(), words.isin(_MISSING)
     unclear = none & ~missing & ~words.isin(_NAN)
@@ -660,10 +630,7 @@ def _refuse_mixed_units(rows: pd.DataFrame, kind: str) -> None:
 
 
 def _unused(table: pd.DataFrame, rows: pd.DataFrame, group: Sequence[str]) -> list[str]:
-    """Name columns that tell apart runs of one batch and learning rate, as a setting would.
-
-    Seeds do not excuse them: two models may have been trained with seeds of their own.
-    """
+    """Name columns that vary between runs of one batch and learning rate, as a setting would."""
     understood = {"global_batch_size", "learning_rate", "seed", "status", "outcome", "run", "group"}
     understood |= {"trajectory_id", *_CURVE_NUMBERS, *_REACH_NUMBERS, *group}
     others = [n for n in table if n not in understood]

@@ -31,8 +31,6 @@ import pandas as pd
 from batchscape.analysis.estimates import FEWEST, NOT_IDENTIFIED, Estimate
 from batchscape.analysis.numbers import significant
 
-__all__ = ["CROSSING_RULES", "Reading", "at_first_crossing", "halves_of_seeds", "under_readings"]
-
 CROSSING_RULES = {
     "sustained": "crossing for good",
     "first": "first crossing",
@@ -63,13 +61,7 @@ def at_first_crossing(reaches: pd.DataFrame) -> pd.DataFrame | None:
 
 
 def halves_of_seeds(reaches: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """Return the runs of the lower and of the upper half of the seeds, where a half has three.
-
-    Parameters
-    ----------
-    reaches : DataFrame
-        With `seed`.
-    """
+    """Return the runs of the lower and the upper half of the seeds, of three seeds or more."""
     seeds = np.sort(reaches["seed"].dropna().unique())
     parts = np.split(seeds, [len(seeds) // 2])
     return [

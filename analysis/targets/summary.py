@@ -9,10 +9,9 @@ import pandas as pd
 
 from batchscape.analysis.estimates import Estimate, half_widths
 from batchscape.analysis.targets.censoring import median_with_infinity
-from batchscape.analysis.targets.crossings import OUTCOMES, TO_TARGET
+from batchscape.analysis.targets.crossings import OUTCOMES
+from batchscape.analysis.targets.ends import TO_TARGET
 from batchscape.analysis.targets.tidy import distinct_trajectories, refuse_missing
-
-__all__ = ["MEAN", "MEDIAN", "reaches_table", "tidy_reaches"]
 
 MEAN = "geometric mean"
 """Of a row of which every run reached."""
@@ -28,25 +27,7 @@ _KEYS = ("group", "global_batch_size", "program_cut", "learning_rate", "target_l
 
 
 def tidy_reaches(reaches: pd.DataFrame) -> pd.DataFrame:
-    """Complete reaches that came without the columns that `steps_to_target` gives.
-
-    Parameters
-    ----------
-    reaches : DataFrame
-        With `global_batch_size` and `steps_to_target` at least.
-
-    Returns
-    -------
-    DataFrame
-        With `group` (0), `seed` (NaN), `target_loss` (NaN), `outcome` ("reached" where the steps
-        are finite, "diverged" where they are infinite, else "censored"), all columns of what it
-        took, `steps_low` and `steps_high`.
-
-    Raises
-    ------
-    AnalysisError
-        If the table is empty or lacks its needed columns.
-    """
+    """Add the columns of `steps_to_target` that a foreign table of reaches lacks."""
     refuse_missing(reaches, ["global_batch_size", "steps_to_target"], "a table of reaches")
     reaches = reaches.reset_index(drop=True)
     for name, value in {"group": 0, "seed": np.nan, "target_loss": np.nan}.items():

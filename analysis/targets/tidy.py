@@ -11,13 +11,6 @@ from numpy.typing import NDArray
 
 from batchscape.errors import AnalysisError
 
-__all__ = [
-    "at_common_target",
-    "distinct_trajectories",
-    "refuse_missing",
-    "tidy_curves",
-]
-
 _NEEDED = ("run", "global_batch_size", "loss")
 _IDENTIFYING = ("group", "global_batch_size", "seed", "learning_rate")
 
@@ -69,20 +62,7 @@ def tidy_curves(curves: pd.DataFrame) -> pd.DataFrame:
 
 
 def distinct_trajectories(reaches: pd.DataFrame) -> pd.DataFrame:
-    """Keep one run of each trajectory: decompositions and timing repeats are no further seeds.
-
-    Parameters
-    ----------
-    reaches : DataFrame
-        With `target_loss`, and `group`, `trajectory_id`, `program_cut` and `status` where they are
-        known. Cuts of a program of others are not known to train alike: each has its own.
-
-    Returns
-    -------
-    DataFrame
-        The rows of one run of each trajectory, a completed one where there is one (of a program one
-        that diverged before that), in order.
-    """
+    """Keep one run a trajectory (of programs, a cut): a diverged or completed one first."""
     if "trajectory_id" not in reaches:
         return reaches
     names = ("group", "trajectory_id", "program_cut", "target_loss")
@@ -100,23 +80,7 @@ def distinct_trajectories(reaches: pd.DataFrame) -> pd.DataFrame:
 def at_common_target(
     reaches: pd.DataFrame, runs: pd.DataFrame, by: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """Keep the rows at the lowest target that all of some runs reached.
-
-    Parameters
-    ----------
-    reaches : DataFrame
-        One row a run and target: `sweep_dir`, `run_id`, `target_loss`, `outcome`, and what else
-        there is.
-    runs : DataFrame
-        One row a run, with `sweep_dir`, `run_id` and the columns of `by`.
-    by : sequence of str
-        Runs that agree in these have a target of their own.
-
-    Returns
-    -------
-    DataFrame
-        Rows of `reaches`; none of runs without such a target.
-    """
+    """Keep the rows at the lowest target that all of `runs` (with equal `by`) reached."""
     keys = ["sweep_dir", "run_id"]
     place = runs.groupby(list(by), dropna=False).ngroup() if by else 0
     head = runs[keys].assign(place=place)
@@ -132,18 +96,7 @@ def at_common_target(
 
 
 def refuse_missing(table: pd.DataFrame, needed: Sequence[str], what: str) -> None:
-    """Refuse a table that is empty or lacks columns.
-
-    Parameters
-    ----------
-    what : str
-        What the table should be, as the subject of a sentence.
-
-    Raises
-    ------
-    AnalysisError
-        If it is not that.
-    """
+    """Refuse a table (`what` it should be) that is empty or lacks columns."""
     missing = [name for name in needed if name not in table]
     if missing:
         have = ", ".join(map(str, table.columns)) or "none"

@@ -18,8 +18,6 @@ from batchscape.analysis.targets.summary import reaches_table, tidy_reaches
 from batchscape.analysis.targets.tidy import distinct_trajectories
 from batchscape.text import list_text
 
-__all__ = ["coarse_warnings", "reaches_shown", "targets_section"]
-
 _CROSSINGS = {
     "sustained": "A target is reached at the sustained crossing: from there on every measured loss "
     "is at or below it.",
@@ -47,26 +45,7 @@ def targets_section(
     quantity: str = "held-out loss",
     schedules: Sequence[str] = (),
 ) -> Section | None:
-    """Say what it took to reach each target.
-
-    Parameters
-    ----------
-    reaches : DataFrame
-        As `steps_to_target` or `read_table` returns it; one learning rate a batch, or all.
-    groups : mapping of int to str, optional
-        Labels of groups, as `curve_groups` gives them.
-    notes : sequence of str
-        How targets were chosen, as `ChosenTargets.notes`.
-    quantity : str
-        What the loss is.
-    schedules : sequence of str
-        Names of the learning rate schedules of the runs; one that decays is warned of.
-
-    Returns
-    -------
-    Section or None
-        None where there are no rows.
-    """
+    """Say what it took to reach each target; warn of a `schedules` entry that decays."""
     if reaches.empty:
         return None
     table = reaches_table(reaches)
@@ -80,15 +59,7 @@ def targets_section(
 
 
 def reaches_shown(table: pd.DataFrame, groups: Mapping[int, str] | None = None) -> Table:
-    """Choose what of the table is shown.
-
-    Parameters
-    ----------
-    table : DataFrame
-        As `reaches_table` returns it.
-    groups : mapping of int to str, optional
-        Labels of the groups; shown where there is more than one.
-    """
+    """Choose the columns of `reaches_table` to show."""
     several = table["group"].nunique() > 1
     labels = [group_name(groups, g) if several else "" for g in table["group"]]
     columns = [Column("group", texts=labels, is_left=True)]
@@ -227,22 +198,7 @@ def _warnings(
 def coarse_warnings(
     reached: pd.DataFrame, table: pd.DataFrame, groups: Mapping[int, str] | None = None
 ) -> Iterator[str]:
-    """Compare the bracket of crossings with what batches differ by.
-
-    Parameters
-    ----------
-    reached : DataFrame
-        Runs that reached the target, as `steps_to_target` returns them.
-    table : DataFrame
-        As `reaches_table` returns it for them.
-    groups : mapping of int to str, optional
-        Labels of the groups.
-
-    Yields
-    ------
-    str
-        A warning a group and target where the first are not small beside the second.
-    """
+    """Warn where the brackets of crossings are wide against the differences of batches."""
     if "interpolation_error" not in reached or not reached["interpolation_error"].notna().any():
         return
     for (group, target), cells in table.groupby(["group", "target_loss"], dropna=False):

@@ -6,8 +6,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-__all__ = ["WINDOWS", "at_equal_loss", "largest_rises"]
-
 WINDOWS = 20
 """Windows of equal samples over a training, in which the loss is averaged: the same samples for
 every global batch, so that their noise is the same too."""

@@ -21,29 +21,11 @@ from batchscape.analysis.tradeoff.forms import (
 from batchscape.analysis.tradeoff.measurements import Measurements
 from batchscape.analysis.tradeoff.noise import Noise
 
-__all__ = ["form_table", "lack_of_fit", "leave_one_out", "residuals"]
-
 
 def residuals(
     data: Data, theta: Floats, measurements: Measurements, noise: Noise | None, parameters: int
 ) -> pd.DataFrame:
-    """Set measured beside fitted steps.
-
-    Parameters
-    ----------
-    data : Data
-        One data set.
-    theta : array, shape (1, 3)
-    parameters : int
-        Fitted ones.
-
-    Returns
-    -------
-    DataFrame
-        `global_batch_size`, `runs`, `steps`, `fitted_steps`, `residual` (of log steps),
-        `residual_error` (standard error of a residual, from seeds; missing for one seed),
-        `samples`.
-    """
+    """Set measured beside fitted steps, with the standard error of each residual from seeds."""
     fitted = predicted(data.x, theta)
     error = np.full(len(measurements.batches), math.nan)
     if noise is not None:
@@ -65,20 +47,7 @@ def residuals(
 
 
 def leave_one_out(data: Data, form: Form) -> pd.DataFrame:
-    """Fit without each batch size in turn.
-
-    Parameters
-    ----------
-    data : Data
-        One data set.
-
-    Returns
-    -------
-    DataFrame
-        `left_out`, `critical_batch_size`, `s_min`, `e_min` (missing with a free exponent, where
-        samples have no least value), `exponent`; 0 and infinity where the fit ends at perfect
-        scaling or at a constant.
-    """
+    """Fit without each batch size in turn."""
     n = len(data.x)
     without_one = Data(data.x, np.repeat(data.y, n, axis=0), 1.0 - np.eye(n))
     theta, _ = fit_form(without_one, form)
@@ -95,19 +64,7 @@ def leave_one_out(data: Data, form: Form) -> pd.DataFrame:
 
 
 def form_table(data: Data) -> pd.DataFrame:
-    """Compare all forms on the same means.
-
-    Parameters
-    ----------
-    data : Data
-        One data set.
-
-    Returns
-    -------
-    DataFrame
-        Indexed by form: `formula`, `parameters`, `rms_residual` (of log steps), `aicc` (over batch
-        sizes) and `delta` (from the best).
-    """
+    """Compare all forms on the same means by AICc over batch sizes."""
     nulls = null_residuals(data)
     squares = {name: (float(values[0]), 1) for name, values in nulls.items()}
     squares["two_term"] = (float(fit_form(data, "two_term")[1][0]), 2)

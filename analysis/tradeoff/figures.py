@@ -14,8 +14,6 @@ from batchscape.analysis.tradeoff.forms import FORMULAS
 from batchscape.analysis.tradeoff.tables import GroupFits
 from batchscape.analysis.tradeoff.targets import curve_of_fits
 
-__all__ = ["critical_batch_chart", "fit_charts", "steps_chart"]
-
 _BATCH = "global batch size (samples)"
 _QUANTITIES = {
     "steps_to_target": "optimizer steps to target",
@@ -41,24 +39,7 @@ def steps_chart(
     labels: Mapping[int, str],
     headline_target: tuple[int, float] | None,
 ) -> Chart | None:
-    """Draw what reaching a target took, run by run, with the fit where there is one.
-
-    Parameters
-    ----------
-    reaches : DataFrame
-        As the fit had it, with `group` and `target_loss`.
-    curves : DataFrame
-        As `tradeoff.tables.fitted_curves` returns it; empty where nothing was fitted.
-    labels : mapping of int to str
-        Labels of groups, by number; used where there are several.
-    headline_target : tuple of int and float, optional
-        Group and target of which the sentences are: shown first.
-
-    Returns
-    -------
-    Chart or None
-        None where no target was tried at several global batches.
-    """
+    """Draw what reaching a target took, run by run, with the fit; None for one batch size."""
     several = reaches["group"].nunique() > 1
     options: dict[str, str] = {}
     for keys, rows in reaches.groupby(["group", "target_loss"], sort=False):
@@ -258,18 +239,7 @@ def _relative(
 def critical_batch_chart(
     group_fits: Sequence[GroupFits], scales: Mapping[str, float]
 ) -> Chart | None:
-    """Draw the critical batch size over target losses, easier targets to the left.
-
-    Parameters
-    ----------
-    scales : mapping of str to float
-        Gradient noise scale in samples, drawn as a line, by the labels of groups.
-
-    Returns
-    -------
-    Chart or None
-        None where no curve has two targets with an estimate.
-    """
+    """Draw critical batch sizes over targets, with noise scales by the labels of groups."""
     curves = [
         curve_of_fits(group.fits)
         .dropna(subset="critical_batch_size")

@@ -80,8 +80,6 @@ from batchscape.analysis.tradeoff.quantities import (
 from batchscape.errors import AnalysisError
 from batchscape.text import count_text
 
-__all__ = ["TradeoffFit", "fit_tradeoff"]
-
 
 @dataclass(frozen=True)
 class TradeoffFit:

@@ -18,20 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-__all__ = [
-    "FORMULAS",
-    "REACH",
-    "Data",
-    "Form",
-    "Path",
-    "aicc",
-    "fit_form",
-    "jacobian",
-    "null_residuals",
-    "predicted",
-    "solve",
-]
-
 Form = Literal["two_term", "free_exponent"]
 Floats = NDArray[np.float64]
 

@@ -51,8 +51,6 @@ from batchscape.analysis.tradeoff.forms import REACH, Data, Floats, Form, Path, 
 from batchscape.analysis.tradeoff.forms import solve as refit
 from batchscape.analysis.tradeoff.noise import Noise, Rows
 
-__all__ = ["PATHS", "band", "influence", "intervals"]
-
 _FIRST_STEP = 1e-9
 _GROWTH = 1.6
 _PRECISION = 1e-8

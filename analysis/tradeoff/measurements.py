@@ -14,8 +14,6 @@ from batchscape.analysis.numbers import significant
 from batchscape.analysis.targets.columns import numbers_of
 from batchscape.errors import AnalysisError
 
-__all__ = ["Measurements", "ends_of_range", "measure"]
-
 _NEEDED = ("global_batch_size", "seed", "steps_to_target")
 _MOST_COUNTED = 2.0**53
 """From there on floating-point numbers skip whole ones."""
@@ -307,11 +305,7 @@ def _row(cell: pd.DataFrame, reason: str, median: float, least: float) -> dict[s
 
 
 def _penalty(kept: list[pd.DataFrame]) -> tuple[int, str] | None:
-    """Find whether small batches need more samples, and from which batch size on they do not.
-
-    Samples to target rise with the batch size in every form here; where the smallest batch size
-    needs more than another, its learning rate, momentum or noise floor costs what no form holds.
-    """
+    """Find from which batch size on small batches need no more samples than larger ones."""
     if len(kept) < 3:
         return None
     samples = [

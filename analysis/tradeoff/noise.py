@@ -11,8 +11,6 @@ from scipy.sparse.csgraph import connected_components
 
 from batchscape.analysis.tradeoff.forms import Floats
 
-__all__ = ["Noise", "Rows", "noise_of"]
-
 Rows = NDArray[np.bool_] | NDArray[np.int64]
 """Which data sets: a mask or numbers."""
 

@@ -19,18 +19,6 @@ from batchscape.analysis.tradeoff.measurements import Measurements
 from batchscape.analysis.tradeoff.noise import Noise, noise_of
 from batchscape.text import count_text
 
-__all__ = [
-    "LEAST_BATCHES",
-    "Fitted",
-    "critical_batch_size",
-    "exponent",
-    "fit_means",
-    "largest_batch",
-    "least_samples",
-    "least_steps",
-    "log_reach",
-]
-
 LEAST_BATCHES: dict[Form, int] = {"two_term": 3, "free_exponent": 4}
 """Batch sizes that a form is fitted to at least."""
 
@@ -70,13 +58,7 @@ class Fitted:
 
 
 def fit_means(measurements: Measurements, form: Form) -> Fitted | str:
-    """Fit a form to the means over seeds.
-
-    Returns
-    -------
-    Fitted or str
-        The latter says why there is no fit.
-    """
+    """Fit a form to the means over seeds, or say why there is no fit."""
     n, least = len(measurements.batches), LEAST_BATCHES[form]
     if n < least:
         return (

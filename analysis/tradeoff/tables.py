@@ -16,8 +16,6 @@ from batchscape.analysis.tradeoff.fit import TradeoffFit
 from batchscape.analysis.tradeoff.forms import FORMULAS
 from batchscape.analysis.tradeoff.targets import curve_of_fits, run_names
 
-__all__ = ["GroupFits", "fitted_curves", "tradeoff_tables"]
-
 _PLACES = 60
 _FITTED = "is_fitted"
 _OF_FORMS = {
@@ -57,14 +55,7 @@ class GroupFits:
 
 
 def tradeoff_tables(group_fits: Sequence[GroupFits]) -> list[Table]:
-    """Make all tables.
-
-    Returns
-    -------
-    list of Table
-        Critical batch sizes by target; then, at the target that is spoken of, steps and their fit,
-        and all forms. Those without rows are left out.
-    """
+    """Make the tables of critical batches, of steps with their fit, and of forms."""
     return [
         _critical(group_fits),
         *_fitted(
@@ -116,17 +107,7 @@ def tradeoff_tables(group_fits: Sequence[GroupFits]) -> list[Table]:
 
 
 def fitted_curves(group_fits: Sequence[GroupFits]) -> pd.DataFrame:
-    """Follow every fit over its batch sizes, beside perfect scaling.
-
-    Returns
-    -------
-    DataFrame
-        One row a group, target and global batch size (60 of each fit, evenly in logarithms):
-        `group` (its number), `target_loss`, `global_batch_size`, `steps` (fitted), `low` and `high`
-        (pointwise interval), `perfect_steps` (of half the steps at twice the batch, from the
-        smallest batch size fitted on), and `critical_batch_size` with its ends, the same in all
-        rows of a fit. Empty where nothing was fitted.
-    """
+    """Follow every fit over its batch sizes, with its interval, beside perfect scaling."""
     parts = [pd.DataFrame()]
     for group in group_fits:
         for target, fit in group.fits.items():

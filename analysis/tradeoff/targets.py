@@ -8,8 +8,6 @@ from batchscape.analysis.tradeoff.fit import TradeoffFit, fit_tradeoff
 from batchscape.analysis.tradeoff.forms import Form
 from batchscape.errors import AnalysisError
 
-__all__ = ["critical_batch_curve", "curve_of_fits", "fit_targets", "run_names"]
-
 _ESTIMATES = ("critical_batch_size", "overhead_batch_size", "s_min", "e_min", "exponent")
 
 
@@ -20,25 +18,7 @@ def fit_targets(
     overhead: float = 0.2,
     reference_batch_size: float | None = None,
 ) -> dict[float, TradeoffFit]:
-    """Fit the trade-off at every target of one group.
-
-    Parameters
-    ----------
-    reaches : DataFrame
-        As for `fit_tradeoff`, with `target_loss`.
-    form, overhead, reference_batch_size
-        As for `fit_tradeoff`.
-
-    Returns
-    -------
-    dict of float to TradeoffFit
-        By target, from the highest loss to the lowest.
-
-    Raises
-    ------
-    AnalysisError
-        As `fit_tradeoff`, and if targets are missing.
-    """
+    """Fit the trade-off at every target of one group, from the highest loss to the lowest."""
     if "target_loss" not in reaches.columns or reaches["target_loss"].isna().any():
         msg = "a curve over targets needs target_loss in every row"
         raise AnalysisError(msg)

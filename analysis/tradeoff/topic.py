@@ -30,8 +30,6 @@ from batchscape.analysis.tradeoff.targets import fit_targets
 from batchscape.errors import AnalysisError
 from batchscape.text import count_text
 
-__all__ = ["noise_scale_sentence", "tradeoff_section"]
-
 _TITLE = "Update frequency against convergence"
 _HEADLINES = ("critical_batch_size", "overhead_batch_size", "s_min", "exponent")
 _OF_A_TARGET = ("s_min", "e_min")
@@ -49,35 +47,7 @@ def tradeoff_section(
     warnings: Sequence[str] = (),
     tuning: Callable[[int, float], str | None] | None = None,
 ) -> Section | None:
-    """Say how update frequency trades against convergence.
-
-    Of several targets the lowest settled one is spoken of at which most batch sizes can be fitted;
-    all are in the tables. A headline is shown with its interval where it holds under the readings
-    of `analysis/targets/readings.py`, else with their range.
-
-    Parameters
-    ----------
-    reaches : DataFrame
-        One row a run and target, at one learning rate a batch size: columns as for `fit_tradeoff`,
-        and optionally `target_loss`, `group`, `cell`, and `n_learning_rates`, of how many learning
-        rates that of the row is the best.
-    groups : mapping of int to str, optional
-        Labels of groups; shown where there are several.
-    form, overhead, reference_batch_size
-        As for `fit_tradeoff`.
-    noise_scales : DataFrame, optional
-        Gradient noise scales to compare with, of the same runs: `estimate` and `high` in samples,
-        `group`, `cell` and `global_batch_size`, a row a cell; those of the runs of the fit count.
-    warnings : sequence of str
-        What else weakens the answer.
-    tuning : callable, optional
-        Says of a group and the target that is spoken of where learning rates were not tuned.
-
-    Returns
-    -------
-    Section or None
-        None where no group has two batch sizes.
-    """
+    """Say how update frequency trades against convergence, by the lowest settled target."""
     if reaches.empty or "global_batch_size" not in reaches.columns:
         return None
     table = reaches if "group" in reaches.columns else reaches.assign(group=0)
@@ -143,21 +113,7 @@ def tradeoff_section(
 def noise_scale_sentence(
     critical: Estimate, noise_scales: pd.DataFrame, batches: int
 ) -> str | None:
-    """Compare a critical batch size with gradient noise scales.
-
-    Parameters
-    ----------
-    noise_scales : DataFrame
-        `estimate` and `high` in samples, and `global_batch_size`: the mean is taken over the cells
-        of each first.
-    batches : int
-        Batch sizes of the fit, of which some may have no scale.
-
-    Returns
-    -------
-    str or None
-        None where one of both is not identified.
-    """
+    """Compare a critical batch size with gradient noise scales; None without either."""
     scale, n_known = _typical(noise_scales)
     if not (critical.is_identified and math.isfinite(scale)):
         return None

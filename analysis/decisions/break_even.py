@@ -22,7 +22,7 @@ Growth = Literal["accumulation", "micro"]
 _STEP = 1e-5
 """Of a logarithm, to take a derivative."""
 _WIDEST = 10.0
-"""Factor to either side beyond which a batch size tells nobody what to run: ours."""
+"""A break-even batch that is open by a larger factor is not identified (our choice)."""
 
 
 def break_even_batch(

@@ -42,7 +42,7 @@ from batchscape.analysis.multiplicity import pair_quantile
 from batchscape.analysis.numbers import significant
 
 DERIVED = "derived: optimizer steps times the mean time of a step, over whole trainings"
-"""Said of a time to a target that the runs of a cut did not record themselves."""
+"""Text for a time to a target that the runs of a cut did not record themselves."""
 Floats = NDArray[np.float64]
 MEMORY_MARGIN = 0.10
 """Share of the predicted memory kept free on top of its upper end: fragmentation, and what other
@@ -63,7 +63,7 @@ def is_to_target(candidates: pd.DataFrame) -> bool:
 
 
 def own_learning_rate(candidates: pd.DataFrame, chosen: Mapping[Any, Any]) -> str:
-    """Say the learning rate of one geometry; empty where one was tried, or it is not known."""
+    """Name the learning rate of a geometry; empty if one rate was tried or none is known."""
     rate = float(chosen["learning_rate"])
     if not candidates["rates_tried"].gt(1).any() or math.isnan(rate):
         return ""
@@ -76,6 +76,7 @@ def failures_that_count(
     """Return the geometries out of memory that a device of `memory_gib` must respect."""
 
     def tells(failed: int) -> bool:
+        """Copies of a model need no less on more devices, and its shards no less on fewer."""
         if devices is None:
             return True
         return devices <= failed if evidence.is_sharded else failed <= devices
@@ -134,7 +135,7 @@ def candidates_of(
     ]
     columns = ["memory_gib", "memory_source", "memory_beyond", "fits"]
     rows = pd.concat([rows, pd.DataFrame(limits, columns=columns, index=rows.index)], axis=1)
-    # What is only predicted must not push a measured geometry off the front.
+    # A prediction must not push a measured geometry off the front.
     counts = (rows["source"] == "measured") & rows["fits"]
     rows["on_front"] = pareto_front(rows["time_s"].where(counts), rows["device_hours"])
     return rows
@@ -201,7 +202,7 @@ def compare_with(candidates: pd.DataFrame, chosen: pd.Series[Any], n_compared: i
     ).astype(float)
     variance, degrees = _welch(variances, degrees_of)
     half = np.where(same_cut, 0.0, pair_quantile(max(n_compared, 2), degrees) * np.sqrt(variance))
-    # What was timed once has no degrees of freedom.
+    # A cut that was timed once has no degrees of freedom.
     time_degrees = candidates["time_degrees"].fillna(0)
     of_times = time_degrees.clip(
         upper=0 if math.isnan(chosen["time_degrees"]) else chosen["time_degrees"]
@@ -235,7 +236,7 @@ def _welch(variances: Floats, degrees: Floats) -> tuple[Floats, Floats]:
 
 
 def _with_derived_times(rows: pd.DataFrame, evidence: Basis) -> pd.DataFrame:
-    """Say which times the runs recorded, and what times made of mean steps would be."""
+    """Add which times are derived, and the times that mean steps would give."""
     paces = evidence.paces
     names = list(FACTORS)
     cuts = pd.MultiIndex.from_frame(rows[names])
@@ -288,7 +289,7 @@ def _steps(evidence: Basis) -> pd.DataFrame:
 
 
 def _geometries(batches: Iterable[int], measured: pd.DataFrame, max_devices: int) -> list[Geometry]:
-    """Cut each batch by the micro-batches measured and powers of two, on up to so many devices."""
+    """Cut each batch by measured micro-batches and powers of two, on up to `max_devices`."""
     powers = {2**power for power in range(21)}
     micros = powers | set(measured["micro_batch_size"].astype(int))
     counts = {n for n in powers | {max_devices} if n <= max_devices}

@@ -1,4 +1,4 @@
-"""The values of one geometry as every system that trains must be told them."""
+"""The settings of one geometry in the configuration files of training systems."""
 
 from __future__ import annotations
 

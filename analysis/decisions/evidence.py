@@ -1,4 +1,4 @@
-"""What sweeps say about one model on one machine, gathered for a decision."""
+"""Runs of one model on one machine: their reaches, times, memory and fits."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _TRAINED_AS = ("global_batch_size", *SEEDS, *FACTORS)
 
 @dataclass(frozen=True)
 class Basis:
-    """All that a decision needs."""
+    """Runs that may be compared, with the fits that a recommendation needs."""
 
     label: str
-    """What tells these runs from others of the same folders; empty where there are none."""
+    """Settings that differ from the other runs of the folders; empty if there are no others."""
     table: pd.DataFrame
     """One row a completed run, as `cost_table` returns it; with `steps_to_target` and
     `time_to_target_s` where a run recorded them, at the learning rate that counts."""
@@ -253,7 +253,11 @@ def _evidence(
         untuned = tuning_warning(hardest) if several else None
         reaches = at_best_learning_rate(hardest)
         every = _every_cut(hardest, reaches, runs)
-        table = _with_recorded_times(table, every)
+        # What the runs themselves took to the target, at the learning rates that count.
+        names = ["sweep_dir", "run_id"]
+        reached = every[every["outcome"].eq("reached")].astype(dict.fromkeys(names, object))
+        took = reached[[*names, "steps_to_target", "time_to_target_s"]]
+        table = table.merge(took, on=names, how="left")
         warnings = [*warnings, *([untuned] if untuned else [])]
         target_warnings += _of_target(reaches, runs)
         reaches = _one_rate(every if is_program else reaches)
@@ -302,15 +306,6 @@ def _hardest(reaches: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
         f"{chosen:.4g}"
     ]
     return reaches[reaches["target_loss"] == chosen], lower if missed else []
-
-
-def _with_recorded_times(table: pd.DataFrame, every: pd.DataFrame) -> pd.DataFrame:
-    """Add what the runs themselves took to the target, at the learning rates that count."""
-    names = ["sweep_dir", "run_id"]
-    reached = every[every["outcome"].eq("reached")].astype(dict.fromkeys(names, object))
-    return table.merge(
-        reached[[*names, "steps_to_target", "time_to_target_s"]], on=names, how="left"
-    )
 
 
 def _one_rate(reaches: pd.DataFrame) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""The recipe, carried out: which step led to which value, and what is not known."""
+"""Sentences on each step of the recipe, and on what the runs do not identify."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from batchscape.analysis.numbers import significant
 from batchscape.text import SIZES, count_text, duration_text, size_text
 
 _REACH = 4
-"""A memory model is asked about micro-batches up to so many times the largest measured: ours."""
+"""Largest micro-batch to predict memory for, over the largest measured one (our choice)."""
 
 
 def reasons_for(
@@ -205,7 +205,9 @@ def _largest(
     evidence: Basis, model: MemoryModel, devices: int, share: int, memory_gib: float
 ) -> str:
     """Name the largest micro-batch that fits by the memory model, up to the share of a device."""
-    if not _memory_grows(model):
+    slopes = (model.phases[name].estimates["per_sample_gib"] for name in model.limiting)
+    # Without an interval, which is NaN, the value alone tells.
+    if not any(slope.value > 0 and not slope.low <= 0 for slope in slopes):
         sizes = sorted(model.measured["micro_batch_size"].astype(int).unique())
         if len(sizes) == 1:
             return f"Only micro-batch {sizes[0]} was measured, so no largest one is known."
@@ -230,13 +232,6 @@ def _largest(
     flag = f"; EXTRAPOLATED: {'; '.join(beyond)}." if beyond else "."
     all_of_share = ", all that a device has of this global batch" if largest == share else ""
     return f"The largest that fits, by the memory model, is {largest}{all_of_share}{flag}"
-
-
-def _memory_grows(model: MemoryModel) -> bool:
-    """Tell whether a phase that limits was found to take more for a larger micro-batch."""
-    slopes = (model.phases[name].estimates["per_sample_gib"] for name in model.limiting)
-    # Without an interval, which is NaN, the value alone tells.
-    return any(slope.value > 0 and not slope.low <= 0 for slope in slopes)
 
 
 def _devices(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:

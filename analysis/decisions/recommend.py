@@ -64,10 +64,10 @@ class Needs:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A geometry to use, and all that speaks for and against it; or why none can be named."""
+    """A geometry to use with reasons, regret and warnings; or why none can be named."""
 
     label: str
-    """What tells these runs from others; empty where there are none."""
+    """Settings that differ from other runs; empty if there are no others."""
     chosen: pd.Series[Any] | None
     """Its row of `candidates`; None where no time is known, and so no geometry is named."""
     reasons: list[str]
@@ -102,7 +102,7 @@ class Recommendation:
 
     @property
     def headline(self) -> str:
-        """Which geometry to use for which target, and which of those measured are not told from it.
+        """The geometry and its target, and the measured geometries that may be as fast.
 
         With its learning rate, where several were tried.
         """
@@ -124,7 +124,7 @@ class Recommendation:
         return f"{text}{doubt}."
 
     def as_mapping(self) -> dict[str, Any]:
-        """Give the same in values that JSON can carry; what is unknown or infinite is null."""
+        """Return values that JSON can carry; unknown or infinite values are null."""
         columns = [*FACTORS, "global_batch_size", "learning_rate", "time_s", "time_low_s"]
         columns += ["time_high_s", "device_hours", "device_hours_low", "device_hours_high"]
         columns += [
@@ -235,7 +235,7 @@ def _pool(
 
 
 def _on_memory(evidence: Basis, needs: Needs) -> list[str]:
-    """Say where the memory that was given decides less than it seems to."""
+    """Warn where `--memory-gib` cannot decide what fits."""
     if needs.memory_gib is None:
         return []
     warnings = []
@@ -336,7 +336,15 @@ def _best(pool: pd.DataFrame, deadline_s: float | None) -> tuple[pd.Series[Any],
     likely = order[order["time_s"] <= deadline_s]
     if len(safe):
         cheapest = safe.sort_values("device_hours", kind="stable").iloc[0]
-        return cheapest, _cheaper_without_interval(likely, cheapest)
+        unsure = likely[likely["time_high_s"].isna()]
+        unsure = unsure[unsure["device_hours"] < cheapest["device_hours"]]
+        share = significant(unsure["device_hours"].min() / cheapest["device_hours"], 3)
+        passed_over = [
+            "passed over, as no interval tells whether the deadline is met: "
+            f"{_cuts_text(unsure)}, which would take {share} times the device-hours; {FEWEST} "
+            f"seeds that reach and {FEWEST} valid times would tell"
+        ]
+        return cheapest, passed_over if len(unsure) else []
     if len(likely):
         least = likely.loc[ends[likely.index].sort_values(kind="stable").index[0]]
         if math.isnan(least["time_high_s"]):
@@ -349,24 +357,10 @@ def _best(pool: pd.DataFrame, deadline_s: float | None) -> tuple[pd.Series[Any],
     return fastest, ["THE DEADLINE IS NOT MET by any geometry measured; this is the fastest"]
 
 
-def _cheaper_without_interval(likely: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
-    """Name the cuts that a deadline passes over though they would be cheaper."""
-    unsure = likely[likely["time_high_s"].isna()]
-    unsure = unsure[unsure["device_hours"] < chosen["device_hours"]]
-    if unsure.empty:
-        return []
-    share = significant(unsure["device_hours"].min() / chosen["device_hours"], 3)
-    return [
-        f"passed over, as no interval tells whether the deadline is met: {_cuts_text(unsure)}, "
-        f"which would take {share} times the device-hours; {FEWEST} seeds that reach and {FEWEST} "
-        "valid times would tell"
-    ]
-
-
 def _on_deadline(
     chosen: pd.Series[Any], best: pd.Series[Any], deadline_s: float | None
 ) -> list[str]:
-    """Say that a deadline is met; `_best` warns of one that is not, or may not be."""
+    """Say that a deadline is met; `_best` warns if it is not, or may not be."""
     if deadline_s is None or not chosen["time_high_s"] <= deadline_s or not chosen["n_seeds"]:
         return []
     high, source = duration_text(chosen["time_high_s"]), chosen["source"]
@@ -383,7 +377,7 @@ def _on_deadline(
 def _by_recipe(
     pool: pd.DataFrame, best: pd.Series[Any], deadline_s: float | None
 ) -> pd.Series[Any]:
-    """Prefer the larger micro-batch where nothing tells it from the best."""
+    """Prefer a larger micro-batch that is not significantly slower than the best cut."""
     same = ["global_batch_size", "data_parallel_size", "source"]
     cuts = compare_with(pool[(pool[same] == best[same]).all(axis=1)], best, len(pool))
     tied = cuts[~(cuts["times_slower_low"] > 1) & cuts["times_slower_low"].notna()]
@@ -400,8 +394,12 @@ def _regret(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
     measured = _others(compared, chosen)
     has_interval = measured["times_slower_low"].notna()
     with_interval, without_interval = measured[has_interval], measured[~has_interval]
-    if with_interval.empty:
-        lines = [f"Not identified: {_without_interval(measured) or _no_rival(compared, chosen)}."]
+    timed = measured[measured["time_s"].map(math.isfinite)]
+    if with_interval.empty and len(timed):
+        few = too_few(int(timed["times_slower_n"].max()), "seeds or valid times")
+        lines = [f"Not identified: what a wrong choice would cost; {few}."]
+    elif with_interval.empty:
+        lines = [f"Not identified: {_no_rival(compared, chosen)}."]
     else:
         lines = [_best_rival(with_interval), *_costliest(compared, chosen)]
     if len(with_interval) and len(without_interval):
@@ -422,17 +420,8 @@ def _regret(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
     return lines
 
 
-def _without_interval(measured: pd.DataFrame) -> str:
-    """Say that rivals have too few times for an interval; empty where none has a time at all."""
-    timed = measured[measured["time_s"].map(math.isfinite)]
-    if timed.empty:
-        return ""
-    few = too_few(int(timed["times_slower_n"].max()), "seeds or valid times")
-    return f"what a wrong choice would cost; {few}"
-
-
 def _doubt(compared: pd.DataFrame, chosen: pd.Series[Any]) -> str:
-    """Say which measured geometries are, for all that was measured, as fast as the chosen one."""
+    """Name the measured geometries that may be as fast as the chosen one."""
     if chosen["source"] != "measured":
         return ", of which no time was measured"
     rivals = _others(compared, chosen)

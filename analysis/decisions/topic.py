@@ -81,7 +81,8 @@ def decision_section(
         if recommendation.geometry is None:
             continue
         name, title = f"time_to_target{suffix}", f"Geometries to choose from{title}"
-        table = candidates_table(_full(recommendation, evidence), _MAX_ROWS, name, title)
+        full = _full(recommendation, evidence)
+        table = candidates_table(full, _MAX_ROWS, name, title)
         views += [table] if table.positions else []
         even = dict(_break_even(recommendation, evidence))
         answer += _break_even_answer(even)
@@ -90,7 +91,6 @@ def decision_section(
         headlines |= {
             f"{n}{suffix}": replace(e, group=evidence.label) for n, e in group_headlines.items()
         }
-        full = _full(recommendation, evidence)
         picture = pareto_chart(full, evidence.label, f"pareto{suffix}", f"time_to_target{suffix}")
         pictures += [] if picture is None else [picture]
     if not answer:

@@ -1,4 +1,4 @@
-"""What learning rates are chosen by: steps to a target that all batches met, else a final loss."""
+"""The cost that learning rates minimise: steps to a common target, else the final loss."""
 
 from __future__ import annotations
 

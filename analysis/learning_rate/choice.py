@@ -1,4 +1,4 @@
-"""Runs at the best learning rate of their global batch, and a warning where none was sought."""
+"""Runs at the best learning rate of their global batch, and warnings where none was tuned."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def exponent_of(best: pd.DataFrame) -> Estimate:
     slope = float(centred @ rate / (centred @ centred))
     residuals = rate - rate.mean() - slope * centred
     error = math.sqrt(float(residuals @ residuals) / (n - 2) / float(centred @ centred))
-    if _lacks_ends(optima):
+    if "low" in optima and optima[["low", "high"]].isna().any(axis=None):
         return Estimate(slope, math.nan, math.nan, n, "", "none", _DEFINITION, _UNBOUNDED)
     # No interval is narrower than what the grid leaves open.
     half = math.hypot(t_reach(error, n - 2), _grid_half(optima))
@@ -119,11 +119,6 @@ def is_bounded(best: pd.DataFrame) -> pd.Series[bool]:
     return best["learning_rate"].notna() & ~(_is_open(best, "low") | _is_open(best, "high"))
 
 
-def _lacks_ends(optima: pd.DataFrame) -> bool:
-    """Tell whether any of the optima that count is of too few seeds to have ends."""
-    return "low" in optima and bool(optima[["low", "high"]].isna().any(axis=None))
-
-
 def _is_open(best: pd.DataFrame, side: str) -> pd.Series[bool]:
     """Tell which optima have no end on a side."""
     none = {"low": 0.0, "high": math.inf}[side]
@@ -131,7 +126,7 @@ def _is_open(best: pd.DataFrame, side: str) -> pd.Series[bool]:
 
 
 def left_out_reason(row: pd.Series[Any]) -> str:
-    """Say why a batch's optimum counts for no exponent and no law, behind the batch."""
+    """Name a batch and why its optimum counts neither for the exponent nor for laws."""
     note = row.get("note")
     text = note if isinstance(note, str) else "no optimum"
     if pd.notna(row["learning_rate"]):

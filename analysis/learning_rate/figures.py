@@ -1,4 +1,4 @@
-"""Pictures of learning rates: what each took, and the optima with the laws that describe them."""
+"""Charts of the cost of each learning rate, and of the optima with fitted laws."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class LearningRateLaws:
     laws whose exponent lies inside the interval of the fitted one; NaN where the grid of rates, not
     the scatter of optima, makes that interval)."""
     optima: pd.DataFrame
-    """Rows of the optima behind it."""
+    """Rows of `best_learning_rates` behind it."""
     left_out: tuple[str, ...]
     """Which batches are not among them, and why."""
     verdict: str
@@ -90,7 +90,12 @@ def learning_rate_laws(best: pd.DataFrame) -> LearningRateLaws:
     )
     exponent, is_coarse = exponent_of(best), is_limited_by_grid(best)
     # Where the grid decides how wide the interval is, the scatter of optima ranks no laws.
-    table["delta_aicc"] = np.nan if is_coarse else _deltas(table, exponent)
+    table["delta_aicc"] = np.nan
+    if not is_coarse:
+        # Optima that lie on a law exactly have an interval without width, but for rounding.
+        is_inside = table["exponent"].between(exponent.low - 1e-9, exponent.high + 1e-9)
+        criteria = table["aicc"].astype(float).where(is_inside)
+        table["delta_aicc"] = criteria - criteria.min()
     left_out = tuple(left_out_reason(row) for _, row in best[~bounded].iterrows())
     verdict = _verdict_of_grid(table, exponent) if is_coarse else _verdict(table, exponent)
     return LearningRateLaws(exponent, table, optima, left_out, verdict)
@@ -134,15 +139,6 @@ def _fit_laws(batch: _Array, rate: _Array) -> pd.DataFrame:
         }
     names = ["law", "parameters", "coefficient", "exponent", "rms", "aicc"]
     return pd.DataFrame(rows, columns=names)
-
-
-def _deltas(table: pd.DataFrame, exponent: Estimate) -> pd.Series[float]:
-    """Return how far each law that the exponent's interval holds lies above the lowest AICc."""
-    # Optima that lie on a law exactly have an interval without width.
-    rounding = 1e-9
-    held = table["exponent"].between(exponent.low - rounding, exponent.high + rounding)
-    criteria = table["aicc"].astype(float).where(held)
-    return criteria.sub(float(criteria.min()))
 
 
 def _verdict(table: pd.DataFrame, exponent: Estimate) -> str:

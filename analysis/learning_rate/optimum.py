@@ -15,8 +15,8 @@ from batchscape.analysis.learning_rate.table import costs_by_rate, series_of
 _FARTHEST = 700.0
 """Logarithm beyond which an end is none: its exponential has no floating-point number."""
 _DEFINITION = (
-    "lowest point of a parabola in that power of the learning rate which fits best, through the "
-    "best rate of the grid and its neighbours, the cost averaged over seeds"
+    "lowest point of a parabola in rate^p, with p fitted too, through the mean costs over seeds at "
+    "the best rate of the grid and its neighbours"
 )
 
 
@@ -68,12 +68,11 @@ def best_learning_rates(table: pd.DataFrame, value: str = "final_eval_loss") -> 
 
 def optimum_estimate(row: pd.Series[Any]) -> Estimate:
     """Turn a row of `best_learning_rates` into an estimate."""
-    fields = {name: float(row[name]) for name in ("learning_rate", "low", "high")}
     note = row["note"]
     return Estimate(
-        value=fields["learning_rate"],
-        low=fields["low"],
-        high=fields["high"],
+        value=float(row["learning_rate"]),
+        low=float(row["low"]),
+        high=float(row["high"]),
         n=int(row["n"]),
         unit="",
         method=str(row["method"]),
@@ -107,7 +106,7 @@ def tried_often(costs: pd.DataFrame) -> list[float]:
 
 
 def _row(costs: pd.DataFrame) -> dict[str, object]:
-    """Return what is said of one batch."""
+    """Return a row of `best_learning_rates` from the costs of one batch."""
     rates, column = np.unique(costs["learning_rate"], return_inverse=True)
     seeds, row = np.unique(costs["seed"], return_inverse=True)
     grid = np.full((len(seeds), len(rates)), np.nan)

@@ -1,4 +1,4 @@
-"""Tables of learning rates as they come in: checked, one row a trajectory, a cost to minimise."""
+"""Costs by learning rate, one row a trajectory, from a checked table of runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from batchscape.errors import AnalysisError
 SERIES = ("group", "target_loss")
 """Columns that part a table into series with one curve of optima each; both may be lacking."""
 
-# A run that ended so says nothing about its learning rate.
+# Runs of these statuses show nothing about their learning rate.
 _WITHOUT_RESULT = ("failed", "interrupted", "oom", "pending", "rejected", "running", "timeout")
 _LOSSES = ("diverged", "pruned")
 
@@ -108,7 +108,7 @@ def _joined(seeds: pd.DataFrame) -> NDArray[np.object_]:
 
 
 def has_result(table: pd.DataFrame) -> NDArray[np.bool_]:
-    """Tell which runs have a result: all but those that ended, or stopped, before they had one."""
+    """Tell which runs have a result: those whose status is not one of `_WITHOUT_RESULT`."""
     if "status" not in table:
         return np.ones(len(table), dtype=bool)
     return ~table["status"].isin(_WITHOUT_RESULT).to_numpy(dtype=bool)

@@ -1,4 +1,4 @@
-"""What a report says of learning rates: the optimum of each global batch, and how it scales."""
+"""The report's section on learning rates: the optimum of each global batch, and laws."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ def _full(best: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     columns = [name for name in plurals if name in table]
     by_optimum = table.groupby(keys, dropna=False)[columns]
 
-    def each(plurals: pd.Series[str]) -> str:
-        return ";".join(sorted(set(plurals)))
+    def each(names: pd.Series[str]) -> str:
+        return ";".join(sorted(set(names)))
 
     behind = by_optimum.agg(each)
     return best.merge(behind.rename(columns=plurals).reset_index(), on=keys, how="left")
@@ -145,8 +145,8 @@ def _optima(full: pd.DataFrame, labels: Mapping[int, str], value: str) -> Table:
         ],
         footnotes=[full["note"]],
         notes=[
-            f"Lowest point of a parabola of {what} in that power of the learning rate which fits "
-            "best through the best rate tried and its neighbours, averaged over n seeds; in "
+            f"Lowest point of a parabola of {what} in rate^p, with p fitted too, through the best "
+            "rate tried and its neighbours, averaged over n seeds; in "
             f"brackets its {LEVEL:.0%} interval (Fieller over seeds, widened by what the grid "
             f"leaves open), from {FEWEST} seeds on.",
         ],
@@ -154,7 +154,7 @@ def _optima(full: pd.DataFrame, labels: Mapping[int, str], value: str) -> Table:
 
 
 def _named_costs(costs: pd.DataFrame, table: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Write costs in units of what was measured, with the run behind each."""
+    """Give costs in measured units, with the run of each."""
     behind = table.reindex(columns=["sweep_dir", "run_id"]).iloc[costs["row"].to_numpy()]
     run = {str(name): column.to_numpy() for name, column in behind.items()}
     measured = np.exp(costs["cost"]) if value == STEPS else costs["cost"]

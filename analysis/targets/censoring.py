@@ -1,7 +1,7 @@
-"""What censored runs are worth: bounds, and medians of values that some did not reach.
+"""Bounds of censored runs, and medians over runs that did not all reach their target.
 
-A run that diverged has an infinite time to target and stays at risk for ever. A run that ended or
-was cut before its target has one above its bound. To leave either out would favour whatever fails.
+The time to target of a run that diverged is infinite. That of a run that ended or was cut before
+its target lies above a bound. To leave either out would favour settings that fail.
 
 Source: order-statistic interval: Conover 1999, Practical Nonparametric Statistics, section 3.2.
 """
@@ -9,21 +9,18 @@ Source: order-statistic interval: Conover 1999, Practical Nonparametric Statisti
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import bdtr
 
 from batchscape.analysis.estimates import LEVEL, NOT_IDENTIFIED, TWO_SIDED, Estimate
 from batchscape.errors import AnalysisError
 
-_MEDIAN = "order statistics with exact binomial coverage over {n} runs"
-
 
 def median_with_infinity(low: ArrayLike, high: ArrayLike | None = None) -> Estimate:
-    """Return the median of values of which some are infinite or known as bounds only.
+    """Return the median of values, where some may be infinite and some known as bounds only.
 
     The median of all lower ends and that of all upper ends bracket the true one. Where they agree
     it is known, and may be infinite. For an even number it is the mean of the two in the middle.
@@ -55,9 +52,10 @@ def median_with_infinity(low: ArrayLike, high: ArrayLike | None = None) -> Estim
         )
         raise AnalysisError(msg)
     n = len(lower)
-    k = _rank(n)
+    # The largest k with P(fewer than k of n lie below the median) <= (1 - LEVEL) / 2.
+    k = int((bdtr(np.arange(n // 2), n, 0.5) <= 1 - TWO_SIDED).sum())
     ends = (float(lower[k - 1]), float(upper[n - k])) if k > 0 else (0.0, math.inf)
-    least, most = _median(lower), _median(upper)
+    least, most = float(np.median(lower)), float(np.median(upper))
     note = None if k > 0 else f"{n} runs bound a median at no level of {LEVEL:.0%}"
     if least != most:
         note = f"{NOT_IDENTIFIED}: runs that ended before reaching leave it open from {least:g} on"
@@ -67,23 +65,10 @@ def median_with_infinity(low: ArrayLike, high: ArrayLike | None = None) -> Estim
         high=ends[1],
         n=n,
         unit="",
-        method=_MEDIAN.format(n=n),
+        method=f"order statistics with exact binomial coverage over {n} runs",
         definition="median over runs; a run that diverged counts as infinite",
         note=note,
     )
-
-
-@lru_cache
-def _rank(n: int) -> int:
-    """Return the largest k with P(fewer than k of n lie below the median) <= (1 - LEVEL) / 2."""
-    below = bdtr(np.arange(n // 2), n, 0.5)
-    return int((below <= 1 - TWO_SIDED).sum())
-
-
-def _median(values: NDArray[np.float64]) -> float:
-    """Return the median of sorted values; one infinity in the middle makes it infinite."""
-    n = len(values)
-    return float((values[(n - 1) // 2] + values[n // 2]) / 2)
 
 
 def samples_or_bound(reaches: pd.DataFrame) -> pd.Series[float]:

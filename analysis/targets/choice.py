@@ -1,9 +1,9 @@
-"""Targets chosen from the curves: what every batch size reached, from easy to hard.
+"""Targets chosen from the curves: losses that every batch size reached, from easy to hard.
 
 The rule, for each group of runs:
 
-* Of each global batch, the learning rate counts whose worst seed ended lowest. A batch of which
-  every learning rate lost a seed (diverged, or without a measurement) is left out, and named.
+* Each global batch counts at the learning rate with the lowest worst-seed loss. A batch that lost
+  a seed at every learning rate (it diverged, or measured nothing) is left out, and named.
 * The hardest target is the highest last loss of the runs that count: all of them reach it for
   good. Where runs were stopped at a target of their own, that one is used if all reached it.
 * It is raised until it is settled: at most a tenth of the runs first met it more than 10 % earlier
@@ -39,7 +39,7 @@ MOST_EARLY = 0.1
 """Share of runs that may meet a target early; beyond it the target is not settled."""
 
 N_TARGETS = 5
-"""Targets of a group, unless told otherwise."""
+"""Targets of a group by default."""
 
 _MOST_DECIMALS = 12
 
@@ -49,12 +49,12 @@ _PLACES = 40
 
 @dataclass(frozen=True)
 class ChosenTargets:
-    """Targets, and what was decided on the way."""
+    """Targets by group, with notes on batches and targets that were left out."""
 
     by_group: dict[int, tuple[float, ...]]
     """Losses by group, from easy to hard; a group that reaches nothing in common has none."""
     notes: tuple[str, ...]
-    """What was left out and why."""
+    """One sentence for each batch or target that was left out."""
 
 
 @dataclass(frozen=True)
@@ -183,17 +183,13 @@ def _best_runs(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[tuple[int, str]]]
         if np.isfinite(best["worst"]).all():
             kept.append(best)
             continue
-        left_out.append((int(str(batch)), _why_none(cell)))
+        losses = cell["final_loss"]
+        kinds = {"diverged": losses.eq(np.inf), "measured no loss": losses.isna()}
+        counts = [f"{int(lost.sum())} {what}" for what, lost in kinds.items() if lost.any()]
+        where = "at every learning rate some run is lost: " if len(worst) > 1 else ""
+        runs_text = f"of {count_text(len(cell), 'run')}, {list_text(counts, 'and')}"
+        left_out.append((int(str(batch)), where + runs_text))
     return (pd.concat(kept) if kept else runs.iloc[:0]), left_out
-
-
-def _why_none(cell: pd.DataFrame) -> str:
-    """Count the lost runs of a batch that lost one at every learning rate."""
-    losses = cell["final_loss"]
-    parts = [(losses.eq(np.inf), "diverged"), (losses.isna(), "measured no loss")]
-    counts = [f"{int(which.sum())} {what}" for which, what in parts if which.any()]
-    where = "at every learning rate some run is lost: " if cell["rate"].nunique() > 1 else ""
-    return f"{where}of {count_text(len(cell), 'run')}, {list_text(counts, 'and')}"
 
 
 def _range(runs: pd.DataFrame) -> _LossRange:

@@ -1,7 +1,7 @@
-"""Which column is which: names in tables that others wrote, and units that must not be mixed.
+"""Names and units of columns in foreign tables.
 
-A name is taken for another only where the list here says so and one column alone answers to it.
-Two that do are a question for whoever knows the table, never for a rule.
+A column is renamed only if the list here has its name and no other column has a name for the same.
+If several do, the user has to say which.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "group": (),
     "trajectory_id": (),
 }
-"""Names of `docs/analysis_tables.md`, and the others that are taken for them."""
+"""Names of `docs/analysis_tables.md`, and the foreign names that mean the same."""
 
 _NOT_NEEDED = {"samples_to_target", "time_to_target_s", "tokens", "train_time_s"}
-"""Columns that an analysis does without, where several could be one."""
+"""Columns that an analysis can do without if several columns could be one of them."""
 
 # Without a loss, a column of steps can only be what it took.
 _WITHOUT_LOSS = {"steps_to_target": ("steps", "iterations", "updates")}
@@ -74,8 +74,8 @@ def recognise(
         possible = [*aliases, *extra.get(name, ())]
         matches = [names[alias] for alias in possible if alias in names]
         matches = [column for column in matches if column not in taken.values()]
-        if name == "run" and len(matches) > 1 and _name_alike(table[matches]):
-            del matches[1:]
+        if name == "run" and len({pd.factorize(table[n])[0].tobytes() for n in matches}) == 1:
+            del matches[1:]  # Each tells the same runs apart.
         if len(matches) > 1:
             if name in _NOT_NEEDED or (name == "samples" and "optimizer_step" in taken):
                 unused.append(f"not used, for several could be {name}: {', '.join(matches)}")
@@ -90,7 +90,7 @@ def recognise(
     _refuse_tokens(taken, names)
     notes = [f"{theirs} is taken for {name}" for name, theirs in taken.items() if theirs != name]
     notes += unused
-    # A column of the same name as ours that another was given for keeps out of the way.
+    # A column with our name, where the user gave another column for that name.
     shadowed = {name: f"{name} (not used)" for name in taken if name in table}
     renamed = table.rename(columns={**shadowed, **{old: new for new, old in taken.items()}})
     return renamed, notes
@@ -141,12 +141,6 @@ def _given(table: pd.DataFrame, columns: Mapping[str, str]) -> dict[str, str]:
     return dict(columns)
 
 
-def _name_alike(table: pd.DataFrame) -> bool:
-    """Tell whether columns tell the same runs apart."""
-    first, *others = (pd.factorize(table[name])[0] for name in table)
-    return all(np.array_equal(first, other) for other in others)
-
-
 def _refuse_twice(table: pd.DataFrame, columns: Mapping[str, str]) -> None:
     """Refuse a name that two columns have, where it is one of ours and not given."""
     headers = [str(column) for column in table.columns]
@@ -165,7 +159,7 @@ def _refuse_twice(table: pd.DataFrame, columns: Mapping[str, str]) -> None:
 
 
 def _refuse_tokens(taken: Mapping[str, str], names: Mapping[str, str]) -> None:
-    """Refuse a batch in tokens: whether it is one cannot be read from its numbers."""
+    """Refuse a batch in tokens."""
     batch = taken.get("global_batch_size")
     suspects = [name for plain, name in names.items() if _IN_TOKENS.fullmatch(plain)]
     if batch is None and suspects:

@@ -46,6 +46,9 @@ Crossing = Literal["sustained", "first", "first_evaluation"]
 OUTCOMES = ("reached", "censored", "pruned", "diverged")
 """How a run stands to a target."""
 
+_SEEN_AT_END = {"tokens_low": "tokens", "time_low_s": "train_time_s"}
+"""Columns of what a run without the target had seen in the end, and of its progress."""
+
 _Floats = NDArray[np.float64]
 
 
@@ -150,7 +153,12 @@ def _reaches(
             **to_target,
             "steps_low": low,
             "steps_high": high,
-            **_bounds(curves, runs, reached | diverged),
+            **{
+                name: np.where(
+                    reached | diverged, np.nan, curves[progress].to_numpy(dtype=float)[runs.last]
+                )
+                for name, progress in _SEEN_AT_END.items()
+            },
             "first_steps_to_target": np.where(
                 first <= runs.last, first_steps["steps_to_target"], np.nan
             ),
@@ -159,17 +167,6 @@ def _reaches(
             "confirmed_by": np.where(reached, confirmed["first" if as_measured else crossing], 0),
         }
     )
-
-
-def _bounds(
-    curves: pd.DataFrame, runs: Runs, is_known: NDArray[np.bool_]
-) -> dict[str, NDArray[np.float64]]:
-    """Give the tokens and the time that runs without the target had seen in the end."""
-    names = {"tokens_low": "tokens", "time_low_s": "train_time_s"}
-    at_end = {
-        name: curves[column].to_numpy(dtype=float)[runs.last] for name, column in names.items()
-    }
-    return {name: np.where(is_known, np.nan, column) for name, column in at_end.items()}
 
 
 def _refuse_met_at_start(

@@ -92,7 +92,12 @@ def curves_of(cells: Cells, tables: Tables) -> pd.DataFrame:
             f"none of the {len(runs)} runs measured its held-out loss; set evaluation.every_samples"
         )
         raise AnalysisError(msg)
-    rows = only_what_counts(_with_silent_runs(_ordered(rows), len(runs)), runs)
+    rows = _ordered(rows)
+    silent = np.setdiff1d(np.arange(len(runs)), rows["run"].to_numpy())
+    if len(silent):
+        start = pd.DataFrame({"run": silent, "loss": np.nan, **dict.fromkeys(PROGRESS, 0.0)})
+        rows = pd.concat([rows, start]).sort_values("run", kind="stable")
+    rows = only_what_counts(rows, runs)
     position = rows["run"].to_numpy()
     identity = _identity(cells, runs)
     columns = {name: column.array.take(position) for name, column in identity.items()}
@@ -187,14 +192,6 @@ def _ordered(rows: pd.DataFrame) -> pd.DataFrame:
         return rows
     rows = rows.sort_values(["run", "optimizer_step"], kind="stable")
     return rows.drop_duplicates(["run", "optimizer_step"], keep="last")
-
-
-def _with_silent_runs(rows: pd.DataFrame, n_runs: int) -> pd.DataFrame:
-    silent = np.setdiff1d(np.arange(n_runs), rows["run"].to_numpy())
-    if not len(silent):
-        return rows
-    nothing = pd.DataFrame({"run": silent, "loss": np.nan, **dict.fromkeys(PROGRESS, 0.0)})
-    return pd.concat([rows, nothing]).sort_values("run", kind="stable")
 
 
 def _follows(table: pd.DataFrame, others: Sequence[str], name: str) -> bool:

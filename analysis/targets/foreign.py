@@ -1,4 +1,4 @@
-"""Tables that batchscape did not write, read with all doubts stated.
+"""Foreign tables, with a note or a question wherever a value could mean two things.
 
 They hold curves, steps to target, or one final loss a run.
 
@@ -51,7 +51,7 @@ _ENDINGS = {
 }
 _SEPARATORS = (";", "\t", ",", "|")
 _SHOWN = 60
-"""Characters of a line that a message quotes."""
+"""Characters of a line that a message quotes at most."""
 _CURVE_NUMBERS = (*PROGRESS, "loss")
 _REACH_NUMBERS = (*TO_TARGET, "target_loss")
 _MAY_BE_MISSING = {*TO_TARGET, "loss", "tokens", "train_time_s"}
@@ -92,7 +92,7 @@ _NAMED = 6
 
 @dataclass(frozen=True)
 class ForeignTable:
-    """A table, what kind it is, and how it was understood."""
+    """A foreign table with our column names."""
 
     kind: Literal["curves", "reaches", "final losses"]
     table: pd.DataFrame
@@ -100,7 +100,7 @@ class ForeignTable:
     groups: dict[int, str]
     """What each `group` is."""
     notes: tuple[str, ...]
-    """What was taken for what, and what was not used."""
+    """Columns that were renamed, values that were translated, and columns that were not used."""
 
 
 def read_table(
@@ -188,15 +188,11 @@ def as_table(
     )
     names = ("status", "outcome", "trajectory_id")
     rows = rows.assign(**{n: table[n].to_numpy(dtype=object) for n in names if n in table})
-    rows, new_notes = _statuses(rows)
-    notes += new_notes
-    rows = _steps_done(rows, first_step)
+    rows = _steps_done(_statuses(rows, notes), first_step)
     rows["global_batch_size"] = rows["global_batch_size"].astype("int64")
-    rows["seed"], new_notes = _seeds(table)
-    notes += new_notes
+    rows["seed"] = _seeds(table, notes)
     if has_loss:
-        rows, new_notes = _runs(table, rows)
-        notes += new_notes
+        rows = _runs(table, rows, notes)
     elif "run" in table:
         rows["run_id"] = table["run"].reset_index(drop=True).astype(str)
     _refuse_mixed_units(rows, "curves" if has_loss else "reaches")
@@ -209,8 +205,7 @@ def as_table(
     has_progress = bool({"optimizer_step", "samples"} & set(rows))
     # Where nothing says how far a run was, its only loss is its last.
     rows = rows if has_progress else rows.assign(optimizer_step=1.0)
-    rows, new_notes = _measured(rows, table["loss"], nan)
-    notes += new_notes
+    rows = _measured(rows, table["loss"], nan, notes)
     alone = rows["run"].is_unique
     if not has_progress and (minimise == "steps" or not alone):
         msg = (
@@ -222,8 +217,12 @@ def as_table(
     curves = tidy_curves(rows)
     if minimise == "steps" or (minimise is None and not alone):
         return ForeignTable("curves", curves, labels, tuple(notes))
-    finals, new_notes = _finals(curves, has_progress=has_progress)
-    notes += [*([_FINAL] if minimise is None else []), *new_notes]
+    if minimise is None:
+        notes.append(
+            "one loss a run: taken for the final losses, of which the lowest is sought; "
+            "--minimise steps takes them for curves"
+        )
+    finals = _finals(curves, notes, has_progress=has_progress)
     return ForeignTable("final losses", finals, labels, tuple(notes))
 
 
@@ -232,14 +231,10 @@ _LOG_CALLS = (
     "add the column that counts optimizer steps, or say --column optimizer_step=_step (or Step) if "
     "it does"
 )
-_FINAL = (
-    "one loss a run: taken for the final losses, of which the lowest is sought; --minimise steps "
-    "takes them for curves"
-)
 
 
 def _has_loss(table: pd.DataFrame, minimise: Minimised | None) -> bool:
-    """Tell whether losses are what the table is read for."""
+    """Tell whether to read the losses of the table (else its steps to target)."""
     if minimise == "loss":
         refuse_missing(table, ["loss"], "a table of final losses")
     if "loss" not in table or "steps_to_target" not in table:
@@ -287,7 +282,7 @@ def read_file(path: Path) -> pd.DataFrame:
     try:
         _refuse_separator(path, kind)
         if kind == "parquet":
-            # What pandas wrote is read as it was, with one NaN for both; others told them apart.
+            # pandas writes one NaN for both; other writers keep null and NaN apart.
             from_pandas = pq.read_schema(path).pandas_metadata is not None
             return (
                 pd.read_parquet(path)
@@ -314,7 +309,7 @@ def read_file(path: Path) -> pd.DataFrame:
 
 
 def _lines(path: Path) -> pd.DataFrame:
-    """Read JSON lines; pandas would make one NaN of null, NaN and what is not there."""
+    """Read JSON lines; pandas would read null, NaN and an absent key alike."""
     with path.open(encoding="utf-8") as file:
         rows: list[dict[str, Any]] = [json.loads(line) for line in file if line.strip()]
     names = dict.fromkeys(name for row in rows for name in row.keys())  # noqa: SIM118
@@ -329,7 +324,7 @@ def _is_nan(value: object) -> bool:
 
 
 def _refuse_separator(path: Path, kind: str) -> None:
-    """Refuse a text whose first line is one name by its ending's separator, several by another."""
+    """Refuse a text file whose first line has another separator than its ending says."""
     separator = {"csv": ",", "tsv": "\t"}.get(kind)
     if separator is None:
         return
@@ -369,7 +364,7 @@ def _groups(
 
 
 def _numbers(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Take columns as numbers; refuse what is none, is missing, negative or infinite."""
+    """Convert columns to numbers; refuse text and values out of range."""
     columns = {}
     for name in (name for name in names if name in table):
         column = table[name]
@@ -394,10 +389,10 @@ def _numbers(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _statuses(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Write how runs ended in our words; refuse words that are not known to have one meaning."""
+def _statuses(rows: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
+    """Translate statuses to our words; refuse words that are not known to have one meaning."""
     if "status" not in rows:
-        return rows, []
+        return rows
     texts = rows["status"].dropna().astype(str)
     # `TrialState.FAIL` of Optuna, `CANCELLED by 1000` of Slurm.
     words = {text: text.rpartition(".")[2].partition(" by ")[0] for text in texts.unique()}
@@ -411,9 +406,10 @@ def _statuses(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
         raise AnalysisError(msg)
     ours = {text: _STATUS_OF[plain(word)].value for text, word in words.items()}
     other = [f"{text} for {status}" for text, status in ours.items() if text.lower() != status]
-    notes = [f"of status, {', '.join(other)} is taken"] if other else []
+    if other:
+        notes.append(f"of status, {', '.join(other)} is taken")
     mapped = rows["status"].map(lambda text: ours[str(text)], na_action="ignore")
-    return rows.assign(status=mapped.astype(object)), notes
+    return rows.assign(status=mapped.astype(object))
 
 
 def _steps_done(rows: pd.DataFrame, first_step: int | None) -> pd.DataFrame:
@@ -430,7 +426,7 @@ def _steps_done(rows: pd.DataFrame, first_step: int | None) -> pd.DataFrame:
 
 
 def _refuse_steps_from_0(rows: pd.DataFrame, first_step: int | None) -> None:
-    """Refuse steps of which each is one less than a multiple, as where they are counted from 0.
+    """Refuse steps that look counted from 0: each is one less than a multiple.
 
     Where a run is measured every n-th step, the first of them has the number n, or n - 1. A last
     measurement, at the end of the training, may be anywhere, and one at 0 may be of no step. Where
@@ -465,14 +461,14 @@ def _refuse_steps_from_0(rows: pd.DataFrame, first_step: int | None) -> None:
 
 
 _EVERY_SECOND = 2
-"""Such runs are at 1, 3, 5 either way, and those of other batches tell."""
+"""Steps 1, 3, 5 fit either way of counting; the runs of other batches decide."""
 _LEAST_ROWS = 3
 """Measurements of a run, beside one at 0, that show at which steps it is measured."""
 
 
 def _measured(
-    rows: pd.DataFrame, losses: pd.Series[Any], nan: NotANumber | None
-) -> tuple[pd.DataFrame, list[str]]:
+    rows: pd.DataFrame, losses: pd.Series[Any], nan: NotANumber | None, notes: list[str]
+) -> pd.DataFrame:
     """Drop the rows whose loss was not measured; a run without any loss keeps one row."""
     words = _words(losses)
     none, missing = rows["loss"].isna(), words.isin(_MISSING)
@@ -488,7 +484,6 @@ def _measured(
         )
         raise AnalysisError(msg)
     out = none if nan == "missing" else missing
-    notes = []
     if out.any():
         notes.append(
             f"{out.sum()} of {len(rows)} rows have no loss and are left out, as not measured (a "
@@ -509,11 +504,11 @@ def _measured(
         rows["status"] = ordered.groupby("run")["status"].transform("last")
     silent = out.groupby(rows["run"]).transform("all") & ~rows.duplicated("run")
     rows.loc[silent, progress] = 0.0
-    return rows[~out | silent].reset_index(drop=True), notes
+    return rows[~out | silent].reset_index(drop=True)
 
 
 def _words(losses: pd.Series[Any]) -> pd.Series[str]:
-    """Write what stands in place of a number in small letters; `?` where pandas does not tell."""
+    """Return the small-letter text of each value; `?` for a NaN that may be either."""
     is_arrow = isinstance(losses.dtype, pd.ArrowDtype)
 
     def word(value: object) -> str:
@@ -526,31 +521,31 @@ def _words(losses: pd.Series[Any]) -> pd.Series[str]:
     return losses.astype(object).map(word).reset_index(drop=True).astype(object)
 
 
-def _seeds(table: pd.DataFrame) -> tuple[pd.Series[float], list[str]]:
+def _seeds(table: pd.DataFrame, notes: list[str]) -> pd.Series[float]:
     if "seed" not in table:
-        return pd.Series(0.0, index=range(len(table))), ["no column of seeds: all rows are of one"]
+        notes.append("no column of seeds: all rows are of one")
+        return pd.Series(0.0, index=range(len(table)))
     column = table["seed"].reset_index(drop=True)
     refuse_rows(column.isna(), "seed", column.astype(str), "is there in every row")
     numbers = pd.to_numeric(column.astype(object), errors="coerce").astype("float64")
     if np.isfinite(numbers).all():
-        return numbers, []
+        return numbers
     codes, names = pd.factorize(column.astype(str))
-    return pd.Series(codes.astype(float)), [
-        f"seeds are names, numbered from 0: {len(names)} of them"
-    ]
+    notes.append(f"seeds are names, numbered from 0: {len(names)} of them")
+    return pd.Series(codes.astype(float))
 
 
-def _runs(table: pd.DataFrame, rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+def _runs(table: pd.DataFrame, rows: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
     if "run" in table:
         run = table["run"].reset_index(drop=True)
         refuse_rows(run.isna(), "run", run.astype(str), "is there in every row")
-        return rows.assign(run=pd.factorize(run.astype(str))[0], run_id=run.astype(str)), []
+        return rows.assign(run=pd.factorize(run.astype(str))[0], run_id=run.astype(str))
     names = [n for n in ("group", "learning_rate", "global_batch_size", "seed") if n in rows]
-    run = rows.groupby(names, sort=False).ngroup()
-    return rows.assign(run=run), [f"no column of runs: rows of one {', '.join(names)} are a run"]
+    notes.append(f"no column of runs: rows of one {', '.join(names)} are a run")
+    return rows.assign(run=rows.groupby(names, sort=False).ngroup())
 
 
-def _finals(curves: pd.DataFrame, *, has_progress: bool) -> tuple[pd.DataFrame, list[str]]:
+def _finals(curves: pd.DataFrame, notes: list[str], *, has_progress: bool) -> pd.DataFrame:
     """Take the last loss of each run; infinite where it diverged."""
     finals = last_losses(curves).drop(columns="settled_loss")
     finals = finals.rename(columns={"final_loss": "final_eval_loss"})
@@ -559,19 +554,22 @@ def _finals(curves: pd.DataFrame, *, has_progress: bool) -> tuple[pd.DataFrame, 
         finals = finals.assign(**{name: last[name] for name in PROGRESS})
     early = ~finals["status"].isin([Status.COMPLETED, Status.DIVERGED]) & finals["status"].notna()
     missing = finals["final_eval_loss"].isna() & ~early
-    notes = []
+    left_out = []
     if early.any():
         statuses = ", ".join(sorted(finals.loc[early, "status"].unique()))
-        notes.append(
+        left_out.append(
             f"{early.sum()} of {len(finals)} runs did not end ({statuses}) and are left out"
         )
     if missing.any():
-        notes.append(f"{missing.sum()} of {len(finals)} runs have no final loss and are left out")
+        left_out.append(
+            f"{missing.sum()} of {len(finals)} runs have no final loss and are left out"
+        )
     ended = finals[~early & ~missing].reset_index(drop=True)
     if ended.empty:
-        msg = f"a table of final losses needs a run that ended with one: {'; '.join(notes)}"
+        msg = f"a table of final losses needs a run that ended with one: {'; '.join(left_out)}"
         raise AnalysisError(msg)
-    return ended, notes
+    notes += left_out
+    return ended
 
 
 def _reaches(rows: pd.DataFrame) -> pd.DataFrame:

@@ -37,7 +37,7 @@ CROSSING_RULES = {
     "first_evaluation": "first evaluation",
     "as given": "steps as the table gives them",
 }
-"""How each crossing is named beside a number."""
+"""Names of crossings in texts."""
 
 _WITHOUT_INTERVAL = 0.1
 """Share of the value by which readings may differ where too few seeds give no interval."""
@@ -45,13 +45,13 @@ _WITHOUT_INTERVAL = 0.1
 
 @dataclass(frozen=True)
 class Reading:
-    """A headline computed under another reading of its words."""
+    """A headline by another reading of its words."""
 
     name: str
     """As in "at the first crossing"."""
     estimate: Estimate
     of_half: bool = False
-    """Whether it is of a half of the seeds, whose noise is larger."""
+    """Whether its runs are half of the seeds, whose noise is larger."""
 
 
 def at_first_crossing(reaches: pd.DataFrame) -> pd.DataFrame | None:

@@ -14,9 +14,9 @@ from batchscape.analysis.targets.ends import TO_TARGET
 from batchscape.analysis.targets.tidy import distinct_trajectories, refuse_missing
 
 MEAN = "geometric mean"
-"""Of a row of which every run reached."""
+"""Statistic of a cell whose runs all reached."""
 MEDIAN = "median"
-"""Of any other, with the runs that did not reach at infinity, or from their bound on."""
+"""Statistic of any other cell; a run that did not reach is infinite, or above its bound."""
 _BOUNDS = {
     "steps_to_target": "steps_low",
     "samples_to_target": "steps_low",
@@ -100,7 +100,7 @@ def reaches_table(reaches: pd.DataFrame) -> pd.DataFrame:
 
 
 def _figures(cell: pd.DataFrame, name: str) -> dict[str, float]:
-    """Geometric mean of one of the columns of what it took, or its median where some missed."""
+    """Return the geometric mean of a column of `TO_TARGET`, or its median if a run missed."""
     values = cell[name].to_numpy(dtype=float, na_value=np.nan)
     outcome = cell["outcome"].to_numpy()
     names = (name, f"{name}_low", f"{name}_high")

@@ -1,4 +1,4 @@
-"""Tables of curves, checked and completed: whatever comes in, what goes on is one shape."""
+"""Tables of curves and reaches: checked, completed, one row a trajectory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ from numpy.typing import NDArray
 from batchscape.errors import AnalysisError
 
 _NEEDED = ("run", "global_batch_size", "loss")
+_DEFAULTS: dict[str, Any] = {
+    "group": 0,
+    "seed": np.nan,
+    "status": "completed",
+    "tokens": np.nan,
+    "train_time_s": np.nan,
+}
 _IDENTIFYING = ("group", "global_batch_size", "seed", "learning_rate")
 
 
 def tidy_curves(curves: pd.DataFrame) -> pd.DataFrame:
-    """Check curves and complete what follows from what is there.
+    """Check curves and add the columns that follow from others.
 
     Parameters
     ----------
@@ -41,7 +48,13 @@ def tidy_curves(curves: pd.DataFrame) -> pd.DataFrame:
         msg = "a table of curves needs optimizer_step or samples: how far a run was at each loss"
         raise AnalysisError(msg)
     curves = curves.reset_index(drop=True)
-    curves = curves.assign(**_completed(curves))
+    batch = curves["global_batch_size"]
+    if "optimizer_step" not in curves:
+        curves["optimizer_step"] = curves["samples"] / batch
+    elif "samples" not in curves:
+        curves["samples"] = curves["optimizer_step"] * batch
+    unknown = {name: value for name, value in _DEFAULTS.items() if name not in curves}
+    curves = curves.assign(**unknown)
     _refuse_bad_identity(curves)
     _refuse_bad_progress(curves)
     step = curves["optimizer_step"].to_numpy(dtype=float)
@@ -105,21 +118,6 @@ def refuse_missing(table: pd.DataFrame, needed: Sequence[str], what: str) -> Non
     if table.empty:
         msg = f"{what} needs rows; it is empty"
         raise AnalysisError(msg)
-
-
-def _completed(curves: pd.DataFrame) -> dict[str, Any]:
-    batch = curves["global_batch_size"]
-    columns: dict[str, Any] = {}
-    if "optimizer_step" not in curves:
-        columns["optimizer_step"] = curves["samples"] / batch
-    elif "samples" not in curves:
-        columns["samples"] = curves["optimizer_step"] * batch
-    defaults = {"group": 0, "seed": np.nan, "status": "completed"}
-    unknown = dict.fromkeys(("tokens", "train_time_s"), np.nan)
-    columns |= {
-        name: value for name, value in {**defaults, **unknown}.items() if name not in curves
-    }
-    return columns
 
 
 def _refuse_bad_identity(curves: pd.DataFrame) -> None:

@@ -1,4 +1,4 @@
-"""What a report says of targets: which there are, who reached them, and how far to trust it."""
+"""The report's section on targets: which runs reached them, with warnings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FIGURES = {
 
 _BATCH = "global_batch_size"
 _COARSE = 0.25
-"""Share of the effect beyond which the evaluation grid is called coarse."""
+"""A bracket wider than this share of the effect makes a warning."""
 
 
 def targets_section(
@@ -54,7 +54,7 @@ def targets_section(
         title="Targets",
         answer=[*_answers(table, counted, groups or {}, quantity), *notes],
         tables=[reaches_shown(table, groups)],
-        warnings=[*_warnings(counted, table, groups), *_of_schedules(schedules)],
+        warnings=list(_warnings(counted, table, groups, schedules)),
     )
 
 
@@ -161,13 +161,16 @@ def _what_it_took(rows: pd.DataFrame, target: str, *, alone: bool) -> str:
 
 
 def _statistics(*rows: pd.Series[Any]) -> str:
-    """Say what numbers of rows of the table are."""
+    """Name the statistics of rows of the table."""
     names = dict.fromkeys(f"{row['statistic']}s" for row in rows)
     return f"{list_text(names, 'and')} over runs"
 
 
 def _warnings(
-    reaches: pd.DataFrame, table: pd.DataFrame, groups: Mapping[int, str] | None
+    reaches: pd.DataFrame,
+    table: pd.DataFrame,
+    groups: Mapping[int, str] | None,
+    schedules: Sequence[str],
 ) -> Iterator[str]:
     reached = reaches[reaches["outcome"].eq("reached")]
     yield from coarse_warnings(reached, table, groups)
@@ -193,6 +196,12 @@ def _warnings(
             "the average; where that is not the same number of samples for all, batches differ "
             "by it"
         )
+    decaying = sorted({name for name in schedules if name != "constant"})
+    if decaying:
+        yield (
+            f"the learning rate decays ({', '.join(decaying)}): a target met on the way is met "
+            "later than by a run whose decay ended there, and by how much depends on the target"
+        )
 
 
 def coarse_warnings(
@@ -213,13 +222,4 @@ def coarse_warnings(
             f"the evaluation grid is coarse{where} at {target:.7g}: a bracket is up to "
             f"±{error:.0%} wide, and the samples of global batches differ by {effect:.0%}; "
             "interpolation is closer than that, but evaluate more often to rely on it"
-        )
-
-
-def _of_schedules(schedules: Sequence[str]) -> Iterator[str]:
-    decaying = sorted({name for name in schedules if name != "constant"})
-    if decaying:
-        yield (
-            f"the learning rate decays ({', '.join(decaying)}): a target met on the way is met "
-            "later than by a run whose decay ended there, and by how much depends on the target"
         )

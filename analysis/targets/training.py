@@ -1,4 +1,4 @@
-"""What training losses say: how far they rose again, and held-out losses at an equal one."""
+"""Rises of training losses, and held-out losses at equal training losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What shows whether a form fits: residuals, other forms, lack of fit, fits without one batch."""
+"""Checks of a fit: residuals, other forms, lack of fit, fits without one batch size."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pandas as pd
 from scipy.special import fdtrc
 
 from batchscape.analysis.tradeoff.forms import (
+    FORMULAS,
     Data,
     Floats,
     Form,
@@ -71,12 +72,7 @@ def form_table(data: Data) -> pd.DataFrame:
     n = len(data.x)
     if n >= 4:
         squares["free_exponent"] = (float(fit_form(data, "free_exponent")[1][0]), 3)
-    formulas = {
-        "perfect_scaling": "S = b/B",
-        "constant": "S = a",
-        "two_term": "S = a + b/B",
-        "free_exponent": "S = a + b/B^alpha",
-    }
+    formulas = {"perfect_scaling": "S = b/B", "constant": "S = a", **FORMULAS}
     rows = {
         name: {
             "formula": formulas[name],

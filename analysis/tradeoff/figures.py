@@ -78,7 +78,11 @@ def steps_chart(
         keyed = _keyed(curves)
         fit = _counted(keyed, "steps")
         ends = pd.concat(
-            [_counted(keyed, end).add_suffix(f"_{end}")[_with_suffix(end)] for end in _ENDS], axis=1
+            [
+                _counted(keyed, end)[["steps_to_target", "samples_to_target"]].add_suffix(f"_{end}")
+                for end in ("low", "high")
+            ],
+            axis=1,
         )
         critical = keyed.drop_duplicates("target")[["target", *_CRITICAL]].rename(columns=_CRITICAL)
         ends_known = critical[list(_CRITICAL.values())].abs().lt(np.inf).all(axis=1)
@@ -123,14 +127,9 @@ _CAPTIONS = {
     "smallest batch on.",
     "critical batch size": " Vertical: the critical batch size, with its interval.",
 }
-_ENDS = ("low", "high")
 _CRITICAL = {
     f"critical_batch_size{end}": f"global_batch_size{end}" for end in ("", "_low", "_high")
 }
-
-
-def _with_suffix(end: str) -> list[str]:
-    return [f"steps_to_target_{end}", f"samples_to_target_{end}"]
 
 
 def _key(group: int, target: float) -> str:
@@ -153,7 +152,7 @@ def _counted(table: pd.DataFrame, steps: str) -> pd.DataFrame:
 
 
 def fit_charts(group_fits: Sequence[GroupFits]) -> list[Chart]:
-    """Draw residuals of the fits that are spoken of, and their steps against their samples."""
+    """Draw residuals of the fits at the headline targets, and their steps against samples."""
     residuals, trades, lines, marks = [], [], [], []
     options: dict[str, str] = {}
     for group in group_fits:

@@ -86,7 +86,7 @@ class TradeoffFit:
     """Steps to a target as a function of the global batch size, and what follows from it."""
 
     form: Form
-    """The one that is trusted, or was asked for."""
+    """The trusted form, or the one that the caller chose."""
     s_min: Estimate
     """Fewest optimizer steps, at unlimited batch size: a."""
     e_min: Estimate
@@ -117,7 +117,7 @@ class TradeoffFit:
     fitted: Fitted | None
     """What the estimates were made of; None where nothing was fitted."""
     fit_other: Callable[[], TradeoffFit] = field(repr=False, compare=False)
-    """Fits the other form; once, when it is asked for."""
+    """Fits the other form, on the first call only."""
 
     def of_form(self, form: Form) -> TradeoffFit | None:
         """Return the fit of one form to the same runs; None where there are too few batch sizes."""

@@ -1,4 +1,4 @@
-"""From rows of runs to what a trade-off is fitted to: log steps by batch size and seed."""
+"""Log steps to a target by batch size and seed, which a trade-off is fitted to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NEVER = ("diverged",)
 
 @dataclass(frozen=True)
 class Measurements:
-    """Steps to one target by batch size and seed, and what is left out of a fit."""
+    """Steps to one target by batch size and seed, and the batch sizes left out of a fit."""
 
     batches: NDArray[np.float64]
     """Batch sizes in samples, ascending, shape (batches,)."""
@@ -274,7 +274,7 @@ def _refuse_mixed_rates(rows: pd.DataFrame) -> None:
 
 
 def _censored(cell: pd.DataFrame) -> dict[str, object]:
-    """Say what is known of a batch size of which some run did not reach the target."""
+    """Describe a batch size with a run that did not reach the target."""
     steps = cell["steps_to_target"].where(cell["reached"], np.inf)
     median = float(np.median(steps))
     diverged = cell["outcome"].isin(_NEVER) if "outcome" in cell.columns else ~cell["reached"]
@@ -306,6 +306,8 @@ def _row(cell: pd.DataFrame, reason: str, median: float, least: float) -> dict[s
 
 def _penalty(kept: list[pd.DataFrame]) -> tuple[int, str] | None:
     """Find from which batch size on small batches need no more samples than larger ones."""
+    # No form has samples to target that fall with the batch: learning rate, momentum or the noise
+    # floor cost small batches what no form holds.
     if len(kept) < 3:
         return None
     samples = [

@@ -28,7 +28,7 @@ _OF_FORMS = {
 
 @dataclass(frozen=True)
 class GroupFits:
-    """The fits of one group at all targets, and the target that is spoken of."""
+    """The fits of one group at all targets, and its headline target."""
 
     number: int
     label: str
@@ -39,9 +39,9 @@ class GroupFits:
     early: dict[float, tuple[int, int]]
     """By target, the runs that first met it early and those that reached it."""
     unsettled: str | None
-    """Why no target may be spoken of; None where the one above may."""
+    """Why no target may be a headline; None if `target` may."""
     headlines: dict[str, Estimate]
-    """Numbers at that target, held against the other readings of their words."""
+    """Estimates at that target, checked against the other readings of their words."""
 
     @property
     def fit(self) -> TradeoffFit:
@@ -187,7 +187,7 @@ def _critical(group_fits: Sequence[GroupFits]) -> Table:
             "If the exponent is 1: the critical batch of S = a + b/B.",
             f"In brackets: {first.critical_batch_size.method}.",
             f"Met early: runs that first met the target more than {EARLIER * 100:g} % earlier than "
-            f"for good. A target is spoken of where at most {MOST_EARLY * 100:g} % did.",
+            f"for good. A target is a headline only if at most {MOST_EARLY * 100:g} % did.",
             "Left out: batch sizes of which a run did not reach the target, or with a "
             "small-batch penalty.",
         ],
@@ -196,7 +196,7 @@ def _critical(group_fits: Sequence[GroupFits]) -> Table:
 
 
 def _fitted(table: Table) -> list[Table]:
-    """Show the rows of what was fitted; nothing where there are none."""
+    """Show the rows of fits; no table if nothing was fitted."""
     rows = np.flatnonzero(table.frame[_FITTED]).tolist()
     columns = [Column("group", is_left=True), *table.columns]
     hidden = [*table.hidden, _FITTED]
@@ -206,11 +206,11 @@ def _fitted(table: Table) -> list[Table]:
 def _stacked(
     group_fits: Sequence[GroupFits], table_of: Callable[[TradeoffFit], pd.DataFrame]
 ) -> pd.DataFrame:
-    """Put tables of the fits that are spoken of under each other."""
+    """Concatenate a table of each fit at its headline target."""
     tables = [pd.DataFrame()]
     for group in group_fits:
         table, runs = table_of(group.fit), group.fit.runs
-        # What was not fitted has its batch sizes alone.
+        # Without a fit there is a row a batch size, and no row a form.
         if "global_batch_size" in table:
             behind = [runs[runs["global_batch_size"].eq(b)] for b in table["global_batch_size"]]
         else:

@@ -45,13 +45,21 @@ def critical_batch_curve(
 
     Parameters
     ----------
-    reaches, form, overhead, reference_batch_size
-        As for `fit_targets`.
+    reaches : DataFrame
+        As for `fit_tradeoff`, with `target_loss`.
+    form, overhead, reference_batch_size
+        As for `fit_tradeoff`.
 
     Returns
     -------
     DataFrame
-        As `curve_of_fits` returns it. The fits share runs, so that their errors go together.
+        One row a target: `target_loss`, `form`, for each of `critical_batch_size`,
+        `overhead_batch_size`, `s_min`, `e_min` and `exponent` its value (missing where it is not
+        identified), `_low` and `_high`; the same of the critical batch size by the `other_form`
+        as `other_critical_batch_size`; `n_seeds`, `n_batches`, `batches_left_out`,
+        `lack_of_fit_p`, `aicc`, `aicc_delta` (from the best form), `identified`, `note`, `runs`
+        (their ids, where the table has them). The fits share runs, so that their errors go
+        together.
     """
     fits = fit_targets(
         reaches,
@@ -63,23 +71,7 @@ def critical_batch_curve(
 
 
 def curve_of_fits(fits: dict[float, TradeoffFit]) -> pd.DataFrame:
-    """Write fits as rows of a table.
-
-    Parameters
-    ----------
-    fits : dict
-        As `fit_targets` returns it.
-
-    Returns
-    -------
-    DataFrame
-        One row a target: `target_loss`, `form`, for each of `critical_batch_size`,
-        `overhead_batch_size`, `s_min`, `e_min` and `exponent` its value (missing where it is not
-        identified), `_low` and `_high`; the same of the critical batch size by the `other_form`
-        as `other_critical_batch_size`; `n_seeds`, `n_batches`, `batches_left_out`,
-        `lack_of_fit_p`, `aicc`, `aicc_delta` (from the best form), `identified`, `note`, `runs`
-        (their ids, where the table has them).
-    """
+    """Write the fits of `fit_targets` as the table of `critical_batch_curve`."""
     rows = []
     for target, fit in fits.items():
         row: dict[str, object] = {"target_loss": target, "form": fit.form}

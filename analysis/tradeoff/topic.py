@@ -1,4 +1,4 @@
-"""What a report says of the trade-off: the critical batch size, its fit and its curve."""
+"""The report's section on the trade-off: the critical batch size, its fit and its curve."""
 
 from __future__ import annotations
 
@@ -225,11 +225,8 @@ def _rates(fit: TradeoffFit) -> str:
     best = f", the best of {most:g}" if most > 1 else ""
     if texts[0] == texts[1]:
         return f" (learning rate {texts[0]}{best})"
-    return (
-        f" (learning rates {texts[0]} and {texts[1]}{best} each)"
-        if best
-        else (f" (learning rates {texts[0]} and {texts[1]})")
-    )
+    each = f"{best} each" if best else ""
+    return f" (learning rates {texts[0]} and {texts[1]}{each})"
 
 
 def _over_readings(estimate: Estimate) -> str:
@@ -247,7 +244,7 @@ def _over_readings(estimate: Estimate) -> str:
 def _choose_target(
     number: int, label: str, reaches: pd.DataFrame, fits: dict[float, TradeoffFit]
 ) -> GroupFits:
-    """Choose the target that is spoken of, and hold its numbers against their other readings."""
+    """Choose the headline target, and check its estimates against their other readings."""
     rows = {target: reaches[reaches["target_loss"] == target] for target in fits}
     whys = {target: why_unsettled(target_rows) for target, target_rows in rows.items()}
     early = {target: early_crossings(target_rows) for target, target_rows in rows.items()}
@@ -361,7 +358,7 @@ def _pictures(
 
 
 def _estimates(fit: TradeoffFit, ends: tuple[float, float] | None = None) -> dict[str, Estimate]:
-    """Return what is trusted, what the range of batch sizes buys, and what holds at exponent 1."""
+    """Return the trusted estimates, the ratios over the range, and those at exponent 1."""
     estimates = {name: getattr(fit, name) for name in _HEADLINES}
     ratios = None if fit.fitted is None else ends_of_range(fit.fitted.measurements, ends)
     if ratios is not None:
@@ -375,7 +372,7 @@ def _estimates(fit: TradeoffFit, ends: tuple[float, float] | None = None) -> dic
 
 
 def _of_group(noise_scales: pd.DataFrame | None, group: GroupFits) -> pd.DataFrame | None:
-    """Select the scales of the runs behind a fit, as far as they can be told apart."""
+    """Select the noise scales of the cells of a fit."""
     if noise_scales is None or noise_scales.empty:
         return None
     group_scales = noise_scales[noise_scales["group"] == group.number]

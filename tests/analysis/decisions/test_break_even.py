@@ -45,7 +45,7 @@ def tradeoff(exponent=1.0, critical=200.0, *, noise=0.0, seeds=3, form=None, bat
 @pytest.mark.parametrize("devices", [1, 4])
 @pytest.mark.parametrize("growth", ["accumulation", "micro"])
 def test_it_is_the_minimum_of_time_to_target(devices, growth, exponent):
-    found = break_even_batch(
+    even = break_even_batch(
         tradeoff(exponent), model(), devices=devices, micro_batch_size=8, growth=growth
     )
     batches = np.linspace(1, 5000, 500_000)
@@ -54,21 +54,21 @@ def test_it_is_the_minimum_of_time_to_target(devices, growth, exponent):
     else:
         times = step_time(devices, batches / devices, 1)
     best = batches[np.argmin((1 + (200 / batches) ** exponent) * times)]
-    assert found.value == pytest.approx(best, rel=1e-3)
+    assert even.value == pytest.approx(best, rel=1e-3)
 
 
 def test_the_two_term_form_has_a_closed_one():
     fit = tradeoff(noise=0.02, seeds=5, form="two_term")
-    found = break_even_batch(fit, model(), devices=2, growth="micro")
+    even = break_even_batch(fit, model(), devices=2, growth="micro")
     fixed, per_sample = ALPHA + EXCHANGE + UPDATE, BETA / 2
     critical = fit.critical_batch_size
-    assert found.value == pytest.approx(math.sqrt(critical.value * fixed / per_sample), rel=1e-4)
+    assert even.value == pytest.approx(math.sqrt(critical.value * fixed / per_sample), rel=1e-4)
     # Of exact times the interval is that of the root of the critical batch.
-    assert found.high / found.value == pytest.approx(
+    assert even.high / even.value == pytest.approx(
         math.sqrt(critical.high / critical.value), rel=5e-3
     )
     wide = break_even_batch(fit, model(0.1), devices=2, growth="micro")
-    assert wide.high / wide.low > found.high / found.low
+    assert wide.high / wide.low > even.high / even.low
 
 
 @pytest.mark.slow
@@ -86,11 +86,11 @@ def test_the_interval_counts_the_exponent_too():
         fit = fit_tradeoff(pd.DataFrame(rows, columns=columns))
         return break_even_batch(fit, model(), devices=1, growth="micro")
 
-    whole = found(range(10))
+    truth = found(range(10))
     logs = [math.log(found([s for s in range(10) if s != out]).value) for out in range(10)]
     error = math.sqrt(9 * np.var(logs))
-    assert whole.n == 10
-    assert math.log(whole.high / whole.value) == pytest.approx(
+    assert truth.n == 10
+    assert math.log(truth.high / truth.value) == pytest.approx(
         stats.t.ppf(0.975, 9) * error, rel=0.2
     )
 
@@ -136,6 +136,6 @@ def test_an_exchange_that_was_not_measured_is_not_taken_as_free():
     cells = [(1, m, a, step_time(1, m, a)) for m in (2, 8, 32) for a in (1, 4)]
     names = ["data_parallel_size", "micro_batch_size", "gradient_accumulation_steps", "step_time_s"]
     alone = fit_step_time(pd.DataFrame(cells, columns=names))
-    found = break_even_batch(tradeoff(), alone, devices=2, micro_batch_size=8)
-    assert "exchange" in found.note
-    assert not found.is_identified
+    even = break_even_batch(tradeoff(), alone, devices=2, micro_batch_size=8)
+    assert "exchange" in even.note
+    assert not even.is_identified

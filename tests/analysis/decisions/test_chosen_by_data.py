@@ -27,8 +27,8 @@ def candidates(rng, n, spread, scale=0.05):
     table = pd.DataFrame(
         [
             {**dict(zip(FACTORS, cut, strict=True)), "step_time_s": math.exp(log)}
-            for cut, own in zip(CUTS, spread, strict=False)
-            for log in scale * own * rng.standard_normal(n)
+            for cut, logs in zip(CUTS, spread, strict=False)
+            for log in scale * logs * rng.standard_normal(n)
         ]
     )
     reaches = pd.DataFrame(
@@ -46,8 +46,8 @@ def coverage(n, spread, simulations, seed=1):
         rows, _ = candidates(rng, n, spread)
         fastest = rows.loc[rows["time_s"].idxmin()]
         for place, compared in enumerate((len(rows), 2)):
-            found = compare_with(rows, fastest, compared)
-            slowest = found.loc[found["times_slower"].idxmax()]
+            compared_rows = compare_with(rows, fastest, compared)
+            slowest = compared_rows.loc[compared_rows["times_slower"].idxmax()]
             covered[place] += slowest["times_slower_low"] <= 1 <= slowest["times_slower_high"]
     return covered / simulations
 
@@ -66,14 +66,14 @@ def test_the_slowest_of_eight_equal_cuts_is_covered(n):
 
 def test_the_interval_of_a_pair_is_that_of_games_and_howell():
     rows, table = candidates(np.random.default_rng(3), 5, UNEQUAL)
-    found = compare_with(rows, rows.iloc[0], 8)
+    compared = compare_with(rows, rows.iloc[0], 8)
     logs = np.log(table["step_time_s"].to_numpy()).reshape(8, 5)
     first, last = logs[0], logs[-1]
     parts = np.array([first.var(ddof=1), last.var(ddof=1)]) / 5
     degrees = parts.sum() ** 2 / (parts**2 / 4).sum()
     half = stats.studentized_range.ppf(0.95, 8, degrees) / math.sqrt(2) * math.sqrt(parts.sum())
     ends = np.exp(last.mean() - first.mean() + np.array([-half, half]))
-    row = found.iloc[-1]
+    row = compared.iloc[-1]
     assert [row["times_slower_low"], row["times_slower_high"]] == pytest.approx(ends, rel=1e-4)
     # Two that nothing chose are compared by Welch's t.
     two = compare_with(rows.iloc[[0, 7]], rows.iloc[0], 2).iloc[-1]

@@ -71,31 +71,31 @@ def evidence(cells=CELLS, steps=None, noise=0.002, **changes):
             for seed, taken in enumerate(all_steps)
         ]
     )
-    given = {"label": "", "table": pd.DataFrame(rows), "reaches": reaches, "optimizer": "adamw"}
-    return Basis(**given | changes)
+    fields = {"label": "", "table": pd.DataFrame(rows), "reaches": reaches, "optimizer": "adamw"}
+    return Basis(**fields | changes)
 
 
 def test_the_fastest_measured_geometry_is_chosen():
-    found = recommend(evidence(), Needs(memory_gib=80.0))
+    recommendation = recommend(evidence(), Needs(memory_gib=80.0))
     times = {
         cell: np.exp(np.log(STEPS[math.prod(cell)]).mean()) * step_time(*cell) for cell in CELLS
     }
-    assert found.geometry == min(times, key=times.get) == (2, 16, 1)
-    assert found.chosen["time_s"] == pytest.approx(times[2, 16, 1], rel=0.01)
-    front = found.candidates[found.candidates["on_front"]]
+    assert recommendation.geometry == min(times, key=times.get) == (2, 16, 1)
+    assert recommendation.chosen["time_s"] == pytest.approx(times[2, 16, 1], rel=0.01)
+    front = recommendation.candidates[recommendation.candidates["on_front"]]
     assert set(front["data_parallel_size"]) == {1, 2}
 
 
 def test_of_cuts_that_nothing_tells_apart_the_largest_micro_batch_is_taken():
-    found = recommend(evidence([(1, 8, 4), (1, 16, 2), (1, 32, 1)], noise=0.3), Needs())
-    assert found.geometry == (1, 32, 1)
+    recommendation = recommend(evidence([(1, 8, 4), (1, 16, 2), (1, 32, 1)], noise=0.3), Needs())
+    assert recommendation.geometry == (1, 32, 1)
 
 
 def test_a_device_too_small_for_the_best_gets_what_fits():
-    found = recommend(evidence(), Needs(memory_gib=2.6))
+    recommendation = recommend(evidence(), Needs(memory_gib=2.6))
     # (2, 16, 1) needs 1 + 1.6 + 0.3 = 2.9 GiB, and ten per cent.
-    assert found.geometry == (2, 8, 2)
-    assert found.chosen["memory_gib"] == pytest.approx(2.3 * 1.1)
+    assert recommendation.geometry == (2, 8, 2)
+    assert recommendation.chosen["memory_gib"] == pytest.approx(2.3 * 1.1)
     with pytest.raises(AnalysisError, match=r"no geometry fits a device of 0\.5 GiB"):
         recommend(evidence(), Needs(memory_gib=0.5))
 
@@ -108,9 +108,11 @@ def test_the_largest_micro_batch_follows_the_memory_model():
 
 
 def test_no_micro_batch_is_named_beyond_the_global_batch_or_far_beyond_what_was_measured():
-    whole = recommend(evidence(), Needs(memory_gib=1e6))
-    assert whole.geometry == (2, 16, 1)
-    assert whole.reasons[0].endswith("(given). It is all that a device has of this global batch.")
+    recommendation = recommend(evidence(), Needs(memory_gib=1e6))
+    assert recommendation.geometry == (2, 16, 1)
+    assert recommendation.reasons[0].endswith(
+        "(given). It is all that a device has of this global batch."
+    )
     steps = {128: STEPS[128]}
     part = recommend(evidence([(1, 32, 4), (1, 64, 2)], steps=steps), Needs(memory_gib=1e6))
     assert "model, is 128, all that a device has of this global batch; EXTRA" in part.reasons[0]
@@ -126,14 +128,14 @@ def test_no_micro_batch_is_named_beyond_the_global_batch_or_far_beyond_what_was_
 
 
 def test_what_ran_out_of_memory_is_not_recommended():
-    found = recommend(evidence(out_of_memory=[(1, 16, 1)]), Needs())
-    assert found.geometry[1] < 16
+    recommendation = recommend(evidence(out_of_memory=[(1, 16, 1)]), Needs())
+    assert recommendation.geometry[1] < 16
 
 
 def test_shards_that_ran_out_of_memory_tell_of_fewer_devices_and_copies_of_more():
     def devices_of(failed, **changes):
-        given = evidence(out_of_memory=[(failed, 1, 1)], **changes)
-        return set(candidates_of(given, 2).query("fits")["data_parallel_size"])
+        basis = evidence(out_of_memory=[(failed, 1, 1)], **changes)
+        return set(candidates_of(basis, 2).query("fits")["data_parallel_size"])
 
     assert devices_of(1) == set()
     assert devices_of(2) == {1}
@@ -154,8 +156,8 @@ def test_shards_that_ran_out_of_memory_tell_of_fewer_devices_and_copies_of_more(
 def test_what_an_engine_shards_is_known(build, engine, is_sharded):
     sweep = build()
     sweep.run((1, 8, 4), engine=engine)
-    (found,) = gather([sweep.path])
-    assert found.is_sharded == is_sharded
+    (basis,) = gather([sweep.path])
+    assert basis.is_sharded == is_sharded
 
 
 def test_a_cut_that_is_predicted_to_be_faster_is_named_with_its_command():
@@ -175,15 +177,17 @@ def test_a_cut_that_is_predicted_to_be_faster_is_named_with_its_command():
     )
     of_batch = {32: "2-8-2-0", 128: "2-8-8-0"}
     reaches = plain.reaches.assign(run_id=plain.reaches["global_batch_size"].map(of_batch))
-    found = recommend(evidence(cells, runs=runs, reaches=reaches, same_sweeps=runs), Needs())
-    guesses = found.candidates[found.candidates["source"].eq("predicted")]
+    recommendation = recommend(
+        evidence(cells, runs=runs, reaches=reaches, same_sweeps=runs), Needs()
+    )
+    guesses = recommendation.candidates[recommendation.candidates["source"].eq("predicted")]
     (row,) = guesses.nsmallest(1, "time_s").to_dict("records")
     assert row["times_slower"] < 1
     cut = [int(row[name]) for name in ("data_parallel_size", "micro_batch_size")]
     assert cut == [2, 16]
-    said = found.missing[0]
-    assert said.startswith("Not measured: 2 x 16 x 1 = 32, which is predicted to take 0.")
-    assert said.endswith(
+    sentence = recommendation.missing[0]
+    assert sentence.startswith("Not measured: 2 x 16 x 1 = 32, which is predicted to take 0.")
+    assert sentence.endswith(
         "To measure it: batchscape sweep sweeps=mine batch.data_parallel_size=2 "
         "batch.micro_batch_size=16 batch.gradient_accumulation_steps=1 batch.global_batch_size=32 "
         "optimizer.learning_rate=0.002 sweep_dir=out/mine"
@@ -206,16 +210,16 @@ def test_a_deadline_takes_the_cheapest_that_meets_it():
 
 
 def test_a_deadline_names_the_cheaper_cut_whose_time_has_no_interval():
-    given = evidence([(1, 8, 4), (1, 16, 2)])
-    table = given.table
+    basis = evidence([(1, 8, 4), (1, 16, 2)])
+    table = basis.table
     few = table["micro_batch_size"].eq(16) & table["seed"].gt(0)
-    found = recommend(replace(given, table=table[~few]), Needs(deadline_s=1e5))
-    assert found.geometry == (1, 8, 4)
+    recommendation = recommend(replace(basis, table=table[~few]), Needs(deadline_s=1e5))
+    assert recommendation.geometry == (1, 8, 4)
     share = step_time(1, 16, 2) / step_time(1, 8, 4)
-    (said,) = (text for text in found.warnings if text.startswith("passed over"))
-    assert "1 x 16 x 2" in said
-    told = float(re.search(r"would take (\S+) times the device-hours", said)[1])
-    assert told == pytest.approx(share, rel=0.02)
+    (warning,) = (text for text in recommendation.warnings if text.startswith("passed over"))
+    assert "1 x 16 x 2" in warning
+    quoted = float(re.search(r"would take (\S+) times the device-hours", warning)[1])
+    assert quoted == pytest.approx(share, rel=0.02)
 
 
 def test_a_deadline_says_what_decided():
@@ -237,20 +241,23 @@ def test_a_deadline_says_what_decided():
 
 
 def test_no_geometry_is_named_without_a_valid_step_time():
-    given = evidence([(1, 1, 2), (1, 2, 2)], steps={2: [100.0, 101.0], 4: [90.0, 91.0]})
-    table = given.table.drop(columns="peak_allocated_gib").assign(step_time_s=math.nan)
-    given = evidence(table=table, reaches=given.reaches)
-    found = recommend(given, Needs(memory_gib=1.0, deadline_s=60.0))
-    assert found.chosen is None
-    assert found.geometry is None
-    assert found.why_not.startswith("not identified: no valid step time. ")
-    assert found.config == {}
-    assert "Learning rate, NOT TUNED, by global batch: 0.00100 at 2, 0.00100 at 4." in found.reasons
-    assert any("--memory-gib decides nothing here" in text for text in found.warnings)
-    assert any("deadline could not be checked" in text for text in found.warnings)
-    written = json.loads(json.dumps(found.as_mapping(), allow_nan=False))
+    basis = evidence([(1, 1, 2), (1, 2, 2)], steps={2: [100.0, 101.0], 4: [90.0, 91.0]})
+    table = basis.table.drop(columns="peak_allocated_gib").assign(step_time_s=math.nan)
+    basis = evidence(table=table, reaches=basis.reaches)
+    recommendation = recommend(basis, Needs(memory_gib=1.0, deadline_s=60.0))
+    assert recommendation.chosen is None
+    assert recommendation.geometry is None
+    assert recommendation.why_not.startswith("not identified: no valid step time. ")
+    assert recommendation.config == {}
+    assert (
+        "Learning rate, NOT TUNED, by global batch: 0.00100 at 2, 0.00100 at 4."
+        in recommendation.reasons
+    )
+    assert any("--memory-gib decides nothing here" in text for text in recommendation.warnings)
+    assert any("deadline could not be checked" in text for text in recommendation.warnings)
+    written = json.loads(json.dumps(recommendation.as_mapping(), allow_nan=False))
     assert written["geometry"] is None
-    assert written["not_identified"] == found.why_not
+    assert written["not_identified"] == recommendation.why_not
     assert written["candidates"] == []
 
 
@@ -260,36 +267,36 @@ def test_the_critical_batch_is_said_where_no_geometry_can_be():
     columns = ["global_batch_size", "seed", "steps_to_target"]
     tradeoff = fit_tradeoff(pd.DataFrame(rows, columns=columns))
     table = evidence().table.assign(step_time_s=math.nan)
-    found = recommend(evidence(table=table, tradeoff=tradeoff), Needs())
-    assert found.reasons[0].startswith("Critical batch: 40.0 [40.0, 40.0] samples.")
+    recommendation = recommend(evidence(table=table, tradeoff=tradeoff), Needs())
+    assert recommendation.reasons[0].startswith("Critical batch: 40.0 [40.0, 40.0] samples.")
 
 
 def test_no_batch_that_reached_the_target_names_no_geometry():
-    found = recommend(evidence(steps={32: [math.inf] * 3}), Needs())
-    assert found.geometry is None
-    assert "in no global batch most runs reached a held-out loss of 2.5." in found.why_not
+    recommendation = recommend(evidence(steps={32: [math.inf] * 3}), Needs())
+    assert recommendation.geometry is None
+    assert "in no global batch most runs reached a held-out loss of 2.5." in recommendation.why_not
 
 
 def test_a_prediction_without_an_interval_has_no_upper_end():
-    given = evidence([(1, 8, 4), (1, 16, 2)], steps={32: [100.0, 104.0], 64: [80.0, 81.0]})
+    basis = evidence([(1, 8, 4), (1, 16, 2)], steps={32: [100.0, 104.0], 64: [80.0, 81.0]})
     # Two cells determine two terms, and leave nothing to tell an interval by.
-    table = given.table[given.table["global_batch_size"] == 32]
+    table = basis.table[basis.table["global_batch_size"] == 32]
     table = table.assign(peak_allocated_gib=1 + 0.1 * table["micro_batch_size"])
-    given = evidence(table=table, reaches=given.reaches, out_of_memory=[])
-    rows = candidates_of(given, 1, 80.0)
+    basis = evidence(table=table, reaches=basis.reaches, out_of_memory=[])
+    rows = candidates_of(basis, 1, 80.0)
     row = rows[rows["memory_source"].eq("predicted")].iloc[0]
     assert (
         "predicted without an interval, and 10% margin"
-        in reasons_for(given, rows, row, 80.0, True)[0]
+        in reasons_for(basis, rows, row, 80.0, True)[0]
     )
-    own = rows[rows["memory_source"].eq("measured")].iloc[0]
-    assert "(measured, and 10% margin)" in reasons_for(given, rows, own, 80.0, True)[0]
+    measured_row = rows[rows["memory_source"].eq("measured")].iloc[0]
+    assert "(measured, and 10% margin)" in reasons_for(basis, rows, measured_row, 80.0, True)[0]
 
 
 def test_what_ran_out_of_memory_may_run_on_a_device_with_more():
-    given = evidence(out_of_memory=[(1, 16, 1)], host_memory_gib=4.0)
-    assert recommend(given, Needs(memory_gib=4.0)).geometry[1] < 16
-    assert recommend(given, Needs(memory_gib=80.0)).geometry == (2, 16, 1)
+    basis = evidence(out_of_memory=[(1, 16, 1)], host_memory_gib=4.0)
+    assert recommend(basis, Needs(memory_gib=4.0)).geometry[1] < 16
+    assert recommend(basis, Needs(memory_gib=80.0)).geometry == (2, 16, 1)
     # How much the device had is not known: the failure counts, and it is said.
     unknown = recommend(evidence(out_of_memory=[(1, 16, 1)]), Needs(memory_gib=80.0))
     assert unknown.geometry[1] < 16
@@ -298,38 +305,40 @@ def test_what_ran_out_of_memory_may_run_on_a_device_with_more():
 
 @pytest.mark.parametrize("noise", [0.1, 0.3])
 def test_a_deadline_that_is_not_sure_to_be_met_gives_no_time_away(noise):
-    given = evidence([(1, 8, 4), (1, 16, 2), (1, 32, 1)], noise=noise)
-    rows = recommend(given, Needs()).candidates
+    basis = evidence([(1, 8, 4), (1, 16, 2), (1, 32, 1)], noise=noise)
+    rows = recommend(basis, Needs()).candidates
     fastest = float(rows.loc[rows["source"] == "measured", "time_s"].min())
-    assert recommend(given, Needs()).chosen["time_s"] > fastest
-    for deadline, said in ((fastest * 1.0001, "met on average"), (fastest * 0.9, "the fastest")):
-        found = recommend(given, Needs(deadline_s=deadline))
-        assert found.chosen["time_s"] == fastest
-        assert any(said in text for text in found.warnings)
+    assert recommend(basis, Needs()).chosen["time_s"] > fastest
+    for deadline, warning in ((fastest * 1.0001, "met on average"), (fastest * 0.9, "the fastest")):
+        recommendation = recommend(basis, Needs(deadline_s=deadline))
+        assert recommendation.chosen["time_s"] == fastest
+        assert any(warning in text for text in recommendation.warnings)
 
 
 def test_ranks_on_a_processor_share_its_memory_each_geometry_by_its_own_number():
     # (2, 16, 1) needs 3.19 GiB on each of two, whatever number of devices there is.
-    found = recommend(evidence(host_memory_gib=6.5), Needs(devices=64))
-    assert found.geometry == (2, 16, 1)
-    assert "of 3.25 GiB" in found.reasons[0]
+    recommendation = recommend(evidence(host_memory_gib=6.5), Needs(devices=64))
+    assert recommendation.geometry == (2, 16, 1)
+    assert "of 3.25 GiB" in recommendation.reasons[0]
     assert recommend(evidence(host_memory_gib=6.3), Needs()).geometry != (2, 16, 1)
 
 
 def test_the_largest_that_fits_is_not_one_that_ran_out_of_memory():
     cuts = [(1, 8, 16), (1, 16, 8), (1, 32, 4)]
     made = evidence(cuts, steps={128: STEPS[128]}, out_of_memory=[(1, 64, 1)])
-    found = recommend(made, Needs(memory_gib=80.0))
-    assert "By the memory model 128 would fit, but 64 ran out of memory" in found.reasons[0]
+    recommendation = recommend(made, Needs(memory_gib=80.0))
+    assert (
+        "By the memory model 128 would fit, but 64 ran out of memory" in recommendation.reasons[0]
+    )
     with pytest.raises(AnalysisError, match=r"ran out of memory \(1 x 1 x 1\)"):
         recommend(evidence(out_of_memory=[(1, 1, 1)]), Needs())
 
 
 def test_more_devices_than_measured_are_predicted_flagged_and_not_chosen():
-    found = recommend(evidence(), Needs(devices=4))
-    assert found.geometry[0] <= 2
-    assert any("nothing was measured on more than 2" in text for text in found.warnings)
-    four = found.candidates[found.candidates["data_parallel_size"] == 4]
+    recommendation = recommend(evidence(), Needs(devices=4))
+    assert recommendation.geometry[0] <= 2
+    assert any("nothing was measured on more than 2" in text for text in recommendation.warnings)
+    four = recommendation.candidates[recommendation.candidates["data_parallel_size"] == 4]
     assert (four["beyond"] != "").all()
     assert (four["source"] == "predicted").all()
     one = recommend(evidence(), Needs(devices=1))
@@ -337,16 +346,18 @@ def test_more_devices_than_measured_are_predicted_flagged_and_not_chosen():
 
 
 def test_the_regret_is_the_end_of_the_interval_of_the_ratio():
-    found = recommend(evidence(noise=0.2), Needs())
-    chosen = (found.candidates[["data_parallel_size", "micro_batch_size"]] == [
-        found.geometry[0], found.geometry[1]]).all(axis=1)  # fmt: skip
-    others = found.candidates[(found.candidates["source"] == "measured") & ~chosen]
+    recommendation = recommend(evidence(noise=0.2), Needs())
+    chosen = (recommendation.candidates[["data_parallel_size", "micro_batch_size"]] == [
+        recommendation.geometry[0], recommendation.geometry[1]]).all(axis=1)  # fmt: skip
+    others = recommendation.candidates[
+        (recommendation.candidates["source"] == "measured") & ~chosen
+    ]
     lost = 100 * (1 - others["times_slower_low"].min())
-    assert f"at most {lost:.2g} %" in found.regret[0]
+    assert f"at most {lost:.2g} %" in recommendation.regret[0]
     slowest = others.sort_values("times_slower").iloc[-1]
     ends = (significant(slowest[f"times_slower_{end}"], 3) for end in ("low", "high"))
     slower = f"{significant(slowest['times_slower'], 3)} [{', '.join(ends)}]"
-    assert f"takes {slower} times as long" in found.costliest[0]
+    assert f"takes {slower} times as long" in recommendation.costliest[0]
 
 
 def test_the_slowest_is_of_all_measured_and_has_an_interval_from_three_units_on():
@@ -355,30 +366,34 @@ def test_the_slowest_is_of_all_measured_and_has_an_interval_from_three_units_on(
     slow = (table[list(FACTORS)] == list(cut)).all(axis=1)
     table.loc[slow, "step_time_s"] *= 50
     once = table[~slow | table["seed"].eq(0)]
-    for own, n in ((once, 1), (table[~slow | table["seed"].le(1)], 2)):
-        found = recommend(evidence(table=own), Needs())
-        row = found.candidates.set_index(list(FACTORS)).loc[cut]
-        said = f"The slowest measured, 2 x 32 x 2, takes {significant(row['times_slower'], 3)} "
-        assert found.costliest[0].startswith(f"{said}(n = {n}) times as long to the target and ")
-        assert found.costliest[0] in found.regret
+    for interval, n in ((once, 1), (table[~slow | table["seed"].le(1)], 2)):
+        recommendation = recommend(evidence(table=interval), Needs())
+        row = recommendation.candidates.set_index(list(FACTORS)).loc[cut]
+        sentence = f"The slowest measured, 2 x 32 x 2, takes {significant(row['times_slower'], 3)} "
+        assert recommendation.costliest[0].startswith(
+            f"{sentence}(n = {n}) times as long to the target and "
+        )
+        assert recommendation.costliest[0] in recommendation.regret
     never = {**STEPS, 128: [math.nan, math.nan, math.inf]}
-    found = recommend(evidence(steps=never), Needs())
-    assert found.costliest[0].startswith("The slowest measured that reached the target, 1 x ")
+    recommendation = recommend(evidence(steps=never), Needs())
+    assert recommendation.costliest[0].startswith(
+        "The slowest measured that reached the target, 1 x "
+    )
 
 
 def test_a_batch_that_no_seed_brought_to_the_target_is_not_preferred():
     steps = {32: [100.0, 104.0, 98.0], 128: [math.nan, 1.0, math.inf]}
-    found = recommend(evidence(steps=steps), Needs())
-    assert found.chosen["global_batch_size"] == 32
-    rows = found.candidates.set_index("global_batch_size")
+    recommendation = recommend(evidence(steps=steps), Needs())
+    assert recommendation.chosen["global_batch_size"] == 32
+    rows = recommendation.candidates.set_index("global_batch_size")
     assert np.isinf(rows.loc[128, "time_s"].dropna()).all()
 
 
 def test_without_a_target_there_is_still_an_answer():
     nothing = evidence(reaches=None)
-    found = recommend(nothing, Needs(deadline_s=60.0))
-    assert math.prod(found.geometry) == 32
-    grid = candidates_table(found.candidates, 12, "name", "title").texts()
+    recommendation = recommend(nothing, Needs(deadline_s=60.0))
+    assert math.prod(recommendation.geometry) == 32
+    grid = candidates_table(recommendation.candidates, 12, "name", "title").texts()
     assert "time of a step" in grid.headers
     assert not {"time to target", "device-hours", "seeds"} & set(grid.headers)
     assert (
@@ -387,9 +402,9 @@ def test_without_a_target_there_is_still_an_answer():
         .texts()
         .headers
     )
-    assert found.costliest[0].endswith(" times as long a step.")
-    assert any("deadline could not be checked" in text for text in found.warnings)
-    assert any("vary_global_batch" in text for text in found.missing)
+    assert recommendation.costliest[0].endswith(" times as long a step.")
+    assert any("deadline could not be checked" in text for text in recommendation.warnings)
+    assert any("vary_global_batch" in text for text in recommendation.missing)
     table = evidence().table.assign(step_time_s=math.nan)
     untimed = recommend(evidence(table=table), Needs())
     assert untimed.geometry is None
@@ -421,9 +436,9 @@ def test_a_folder_of_packed_runs_gets_no_geometry(build, capsys):
     lines = section_lines(section)[1:]
     assert any(text.endswith("tells: `batchscape sweep sweeps=vary_micro_batch`") for text in lines)
     commands = [text for text in section.settle if text.count("batchscape ") == 1]
-    for said in commands:
-        text, name, arguments = said.partition("batchscape ")
-        assert f"{escape_markdown(text)} `{name}{arguments}`" in lines
+    for text in commands:
+        before, name, arguments = text.partition("batchscape ")
+        assert f"{escape_markdown(before)} `{name}{arguments}`" in lines
     assert section.tables == []
     assert section.headlines == {}
 
@@ -471,9 +486,9 @@ def test_the_verb_prints_and_writes_json(build, capsys):
     ):
         assert part in text
     assert main(["recommend", str(folder), "--json", "--devices", "1", "--deadline", "2h"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
-    assert found["geometry"]["data_parallel_size"] == 1
-    assert found["candidates"][0]["time_s"] > 0
+    (entries,) = json.loads(capsys.readouterr().out)
+    assert entries["geometry"]["data_parallel_size"] == 1
+    assert entries["candidates"][0]["time_s"] > 0
 
 
 def test_the_verb_refuses_bad_input_with_a_message(build, capsys, tmp_path):
@@ -494,9 +509,9 @@ def test_two_machines_get_a_recommendation_each(build):
     for seed in (0, 1):
         sweep.run((1, 8, 4), seed=seed)
         sweep.run((1, 32, 1), seed=seed, hardware="Another CPU")
-    found = gather([sweep.path])
-    assert [each.label.split()[1] for each in found] == ["Another", "Example"]
-    assert {recommend(each, Needs()).geometry for each in found} == {(1, 8, 4), (1, 32, 1)}
+    bases = gather([sweep.path])
+    assert [each.label.split()[1] for each in bases] == ["Another", "Example"]
+    assert {recommend(each, Needs()).geometry for each in bases} == {(1, 8, 4), (1, 32, 1)}
 
 
 @pytest.mark.slow
@@ -505,9 +520,9 @@ def test_a_version_that_never_completed_gets_no_words_of_the_other_ones_runs(bui
     for seed in (0, 1):
         sweep.run((1, 8, 4), seed=seed)
         sweep.run((1, 8, 4), seed=seed, status="failed", optimizer__weight_decay=0.3)
-    (found,) = gather([sweep.path])
-    assert found.label == ""
-    assert recommend(found, Needs()).geometry == (1, 8, 4)
+    (bases,) = gather([sweep.path])
+    assert bases.label == ""
+    assert recommend(bases, Needs()).geometry == (1, 8, 4)
 
 
 @pytest.mark.slow
@@ -555,9 +570,9 @@ def test_the_only_cut_with_a_time_is_not_chosen_among_those_without():
         table = made.table.assign(step_time_s=made.table["step_time_s"].mask(busy))
         return recommend(replace(made, table=table), Needs())
 
-    found = timed(16)
-    assert found.geometry is None
-    assert found.why_not.startswith(
+    recommendation = timed(16)
+    assert recommendation.geometry is None
+    assert recommendation.why_not.startswith(
         "not identified: 1 x 16 x 2 alone has a valid time (1 x 8 x 4 and 1 x 32 x 1 completed "
         "without one), so that there is nothing to choose among. "
     )
@@ -577,12 +592,14 @@ def test_no_largest_micro_batch_is_named_where_memory_does_not_grow():
 
 
 def test_one_device_and_one_micro_step_are_reasons_in_words():
-    found = recommend(evidence([(1, 32, 1), (1, 8, 4)], steps={32: STEPS[32]}), Needs())
+    recommendation = recommend(evidence([(1, 32, 1), (1, 8, 4)], steps={32: STEPS[32]}), Needs())
     assert (
-        found.reasons[1]
+        recommendation.reasons[1]
         == "Devices 1: cuts of this batch were timed on no other number of devices."
     )
-    assert found.reasons[2].startswith("Accumulation 1: devices x micro-batch is the global batch")
+    assert recommendation.reasons[2].startswith(
+        "Accumulation 1: devices x micro-batch is the global batch"
+    )
     both = candidates_of(evidence(), 2, math.nan)
     row = both[(both[["data_parallel_size", "micro_batch_size"]] == [1, 8]).all(axis=1)].iloc[0]
     texts = reasons_for(evidence(), both, row, math.nan, memory_given=False)
@@ -601,13 +618,13 @@ def test_figures_name_their_group():
 
 def test_a_time_without_an_interval_meets_a_deadline_by_a_ratio():
     alone = evidence([(1, 32, 1)], steps={32: [100.0]})
-    found = recommend(alone, Needs(deadline_s=7200.0))
-    ratio = 7200.0 / found.chosen["time_s"]
-    (said,) = [text for text in found.warnings if "deadline" in text]
-    assert said.startswith(
+    recommendation = recommend(alone, Needs(deadline_s=7200.0))
+    ratio = 7200.0 / recommendation.chosen["time_s"]
+    (warning,) = [text for text in recommendation.warnings if "deadline" in text]
+    assert warning.startswith(
         f"the deadline is {ratio:.3g} times the time, of which there is no inter"
     )
-    assert "1 seed" in said
+    assert "1 seed" in warning
 
 
 def test_a_valid_time_is_not_denied_where_it_has_no_interval():
@@ -616,10 +633,10 @@ def test_a_valid_time_is_not_denied_where_it_has_no_interval():
     busy = table["micro_batch_size"].eq(8)
     once = table["micro_batch_size"].eq(32) & table["seed"].gt(0)
     table = table.assign(step_time_s=table["step_time_s"].mask(busy | once))
-    found = recommend(replace(made, table=table), Needs())
-    said = " ".join([found.headline, *found.regret])
-    assert "has a valid time" not in said
-    assert "what a wrong choice would cost; too few seeds or valid times (n = 1; 3 needed)" in said
+    recommendation = recommend(replace(made, table=table), Needs())
+    text = " ".join([recommendation.headline, *recommendation.regret])
+    assert "has a valid time" not in text
+    assert "what a wrong choice would cost; too few seeds or valid times (n = 1; 3 needed)" in text
 
 
 def test_cuts_of_a_program_take_their_own_steps_and_none_is_derived():
@@ -639,10 +656,12 @@ def test_cuts_of_a_program_take_their_own_steps_and_none_is_derived():
         for d, m, a in cuts
         for seed, steps in enumerate((100.0, 150.0, 80.0))
     ]
-    found = recommend(replace(made, reaches=pd.DataFrame(rows), is_program=True), Needs(devices=2))
-    table = found.candidates.set_index("data_parallel_size")
+    recommendation = recommend(
+        replace(made, reaches=pd.DataFrame(rows), is_program=True), Needs(devices=2)
+    )
+    table = recommendation.candidates.set_index("data_parallel_size")
     assert sorted(table.index) == [1, 2], "a cut that did not run has no steps"
-    assert found.geometry == (2, 8, 2)
+    assert recommendation.geometry == (2, 8, 2)
     expected = 2**-0.585 * step_time(1, 8, 4) / step_time(2, 8, 2)
     one = table.loc[1]
     assert one["times_slower"] == pytest.approx(expected, rel=1e-4)
@@ -654,29 +673,31 @@ def test_two_seeds_have_no_interval_anywhere():
     """Student's t of one degree would end far out; of many times, Satterthwaite's hide it."""
     steps = {32: [100.0, 150.0], 128: [60.0, 61.0]}
     made = evidence(steps=steps, noise=0.2)
-    found = recommend(made, Needs())
-    time_s = found.chosen["time_s"]
-    assert math.isnan(found.chosen["time_high_s"])
+    recommendation = recommend(made, Needs())
+    time_s = recommendation.chosen["time_s"]
+    assert math.isnan(recommendation.chosen["time_high_s"])
     late = recommend(made, Needs(deadline_s=1.01 * time_s))
-    (said,) = [text for text in late.warnings if "deadline" in text]
-    assert "there is no interval (2 seeds): how sure it is to be met is not known" in said
+    (warning,) = [text for text in late.warnings if "deadline" in text]
+    assert "there is no interval (2 seeds): how sure it is to be met is not known" in warning
     # An end that meets the deadline promises no more.
     far = recommend(made, Needs(deadline_s=1e6 * time_s))
     assert any("2 seeds" in text for text in far.warnings)
-    assert "[" not in found.reasons[-1]
-    assert "(2 of 2 seeds reached it; derived: " in found.reasons[-1]
-    grid = candidates_table(found.candidates, 99, "name", "title").texts()
-    shown = [row for row in grid.rows if row[1] == "measured"]
-    assert len(shown) == len(CELLS)
-    assert not any("[" in row[3] for row in shown)
-    other = found.candidates["global_batch_size"].ne(found.chosen["global_batch_size"])
+    assert "[" not in recommendation.reasons[-1]
+    assert "(2 of 2 seeds reached it; derived: " in recommendation.reasons[-1]
+    grid = candidates_table(recommendation.candidates, 99, "name", "title").texts()
+    measured_rows = [row for row in grid.rows if row[1] == "measured"]
+    assert len(measured_rows) == len(CELLS)
+    assert not any("[" in row[3] for row in measured_rows)
+    other = recommendation.candidates["global_batch_size"].ne(
+        recommendation.chosen["global_batch_size"]
+    )
     ends = ["times_slower_low", "times_slower_high"]
-    assert found.candidates.loc[other, ends].isna().all(axis=None)
-    (open_,) = [text for text in found.missing if "between seeds" in text]
+    assert recommendation.candidates.loc[other, ends].isna().all(axis=None)
+    (open_,) = [text for text in recommendation.missing if "between seeds" in text]
     assert "how steps vary between seeds: too few seeds (n = 2; 3 needed)" in open_
     # Of cuts of one batch the steps cancel, and three times tell their ratio.
-    own = f"= {int(found.chosen['global_batch_size'])}"
-    assert all(("[" in row[5]) == row[0].endswith(own) for row in shown)
+    suffix = f"= {int(recommendation.chosen['global_batch_size'])}"
+    assert all(("[" in row[5]) == row[0].endswith(suffix) for row in measured_rows)
     three = recommend(evidence(noise=0.2), Needs())
     rows = candidates_table(three.candidates, 99, "name", "title").texts().rows
     assert all("[" in row[3] and "[" in row[5] for row in rows if row[1] == "measured")
@@ -713,26 +734,28 @@ def test_two_times_quote_no_end_and_say_what_three_would_settle():
     """Two seeds of cuts whose steps cancel: their ratio has one degree of freedom."""
     made = evidence([(1, 8, 4), (1, 16, 2), (1, 32, 1)], steps={32: STEPS[32][:2]}, noise=0.2)
     table = made.table[made.table["seed"].lt(2)]
-    found = recommend(replace(made, table=table), Needs())
-    assert "compare it with 1 x 32 x 1 and 1 x 16 x 2 (n = 2)" in found.headline
-    assert "do not tell its time" not in found.headline
-    assert found.regret == [
+    recommendation = recommend(replace(made, table=table), Needs())
+    assert "compare it with 1 x 32 x 1 and 1 x 16 x 2 (n = 2)" in recommendation.headline
+    assert "do not tell its time" not in recommendation.headline
+    assert recommendation.regret == [
         "Not identified: what a wrong choice would cost; too few seeds or valid times "
         "(n = 2; 3 needed)."
     ]
-    assert "[" not in " ".join([*found.costliest, *found.reasons])
-    assert "(n = 2) times as long" in found.costliest[0]
-    assert any("too few seeds (n = 2; 3 needed)" in text for text in found.missing)
-    measured = found.candidates[found.candidates["source"].eq("measured")]
-    assert found.chosen["time_s"] == measured["time_s"].min(), "none counts as just as good"
-    carried = found.as_mapping()
+    assert "[" not in " ".join([*recommendation.costliest, *recommendation.reasons])
+    assert "(n = 2) times as long" in recommendation.costliest[0]
+    assert any("too few seeds (n = 2; 3 needed)" in text for text in recommendation.missing)
+    measured = recommendation.candidates[recommendation.candidates["source"].eq("measured")]
+    assert recommendation.chosen["time_s"] == measured["time_s"].min(), (
+        "none counts as just as good"
+    )
+    carried = recommendation.as_mapping()
     assert carried["time_high_s"] is None
     assert all(row["times_slower_low"] in {None, 1.0} for row in carried["candidates"])
 
 
 def test_a_caption_says_only_what_is_drawn():
-    def drawn(found):
-        rows = found.candidates.assign(recommended=False)
+    def drawn(candidates):
+        rows = candidates.candidates.assign(recommended=False)
         chart = pareto_chart(rows, "", "pareto", "time_to_target")
         return chart.caption, {marks.kind for marks in chart.marks}
 

@@ -49,8 +49,8 @@ def by_hand(sweep, target):
 def test_the_time_to_a_target_is_the_one_that_the_runs_recorded(uneven):
     target = 1.5
     (basis,) = gather([uneven.path], target)
-    found = recommend(basis, Needs())
-    measured = found.candidates[found.candidates["source"].eq("measured")]
+    recommendation = recommend(basis, Needs())
+    measured = recommendation.candidates[recommendation.candidates["source"].eq("measured")]
     measured = measured.set_index("micro_batch_size")
     recorded = by_hand(uneven, target)
     for micro in (8, 32):
@@ -58,23 +58,23 @@ def test_the_time_to_a_target_is_the_one_that_the_runs_recorded(uneven):
         assert row["time_s"] == pytest.approx(recorded[micro])
         assert not row["derived"]
         # The median step is none of the slow ones, of which there are more on the way there.
-        own = basis.table[basis.table["micro_batch_size"].eq(micro)]
-        by_median = row["steps"] * np.exp(np.log(own["step_time_s"]).mean())
+        cut_rows = basis.table[basis.table["micro_batch_size"].eq(micro)]
+        by_median = row["steps"] * np.exp(np.log(cut_rows["step_time_s"]).mean())
         assert row["time_s"] > 1.5 * by_median
-        whole = np.exp(np.log(own["mean_step_time_s"]).mean())
-        assert row["derived_time_s"] == pytest.approx(row["steps"] * whole)
-    assert "seeds reached it; recorded by the runs)." in found.reasons[-1]
+        mean_step_s = np.exp(np.log(cut_rows["mean_step_time_s"]).mean())
+        assert row["derived_time_s"] == pytest.approx(row["steps"] * mean_step_s)
+    assert "seeds reached it; recorded by the runs)." in recommendation.reasons[-1]
     share = measured["derived_time_s"] / measured["time_s"]
-    said = [
+    notes = [
         note
-        for note in candidates_table(found.candidates, 9, "name", "title").texts().notes
+        for note in candidates_table(recommendation.candidates, 9, "name", "title").texts().notes
         if "held against" in note
     ]
-    assert f"is {share.min():.3g} to {share.max():.3g} times what was recorded (2 cuts)" in said[0]
+    assert f"is {share.min():.3g} to {share.max():.3g} times what was recorded (2 cuts)" in notes[0]
     tables = load(uneven.path)
     cells = find_cells(tables.runs)
     curves = steps_to_target(curves_of(cells, tables), [target])
-    assert said[0] in decision_section(cells, tables, curves).answer
+    assert notes[0] in decision_section(cells, tables, curves).answer
 
 
 def test_the_mean_step_counts_warm_up_and_slow_steps(uneven):
@@ -89,11 +89,11 @@ def test_a_deadline_is_held_against_the_recorded_time(uneven):
     target = 1.5
     (basis,) = gather([uneven.path], target)
     slow = float(by_hand(uneven, target).min())
-    own = basis.table.groupby("micro_batch_size")["step_time_s"].mean()
+    mean_times = basis.table.groupby("micro_batch_size")["step_time_s"].mean()
     steps = recommend(basis, Needs()).chosen["steps"]
-    assert steps * own.min() < slow / 1.5
-    found = recommend(basis, Needs(deadline_s=slow / 1.5))
-    assert any("THE DEADLINE IS NOT MET" in text for text in found.warnings)
+    assert steps * mean_times.min() < slow / 1.5
+    recommendation = recommend(basis, Needs(deadline_s=slow / 1.5))
+    assert any("THE DEADLINE IS NOT MET" in text for text in recommendation.warnings)
 
 
 def test_a_time_that_no_run_at_the_rate_recorded_is_derived_of_its_mean_step(build):
@@ -106,8 +106,8 @@ def test_a_time_that_no_run_at_the_rate_recorded_is_derived_of_its_mean_step(bui
     rows = recommend(basis, Needs()).candidates.set_index("micro_batch_size")
     rows = rows[rows["source"].eq("measured")]
     assert rows["derived"].to_dict() == {32: False, 8: True}
-    own = basis.table[basis.table["micro_batch_size"].eq(8)]
-    mean = np.exp(np.log(own["mean_step_time_s"]).mean())
+    cut_rows = basis.table[basis.table["micro_batch_size"].eq(8)]
+    mean = np.exp(np.log(cut_rows["mean_step_time_s"]).mean())
     assert rows.loc[8, "time_s"] == pytest.approx(rows.loc[8, "steps"] * mean)
     table = candidates_table(rows.reset_index(), 9, "name", "title").texts()
     marked = {row[0]: row[3].endswith(", derived") for row in table.rows}
@@ -125,18 +125,18 @@ def test_a_target_that_one_batch_misses_leaves_it_out_and_is_answered(build):
             sweep.run((1, 32, 1), seed=seed, held_out=falling(100 * rate), **rates)
             sweep.run((1, 32, 4), seed=seed, held_out=falling(rate), **rates)
     (basis,) = gather([sweep.path], 1.5)
-    found = recommend(basis, Needs())
-    assert found.geometry == (1, 32, 1)
-    assert found.headline.startswith(
+    recommendation = recommend(basis, Needs())
+    assert recommendation.geometry == (1, 32, 1)
+    assert recommendation.headline.startswith(
         "Use 1 x 32 x 1 = 32 (devices x micro-batch x accumulation = global batch), learning rate "
         "0.00200, to reach a held-out loss of 1.5"
     )
-    (said,) = [text for text in found.warnings if "left out" in text]
-    assert said == (
+    (warning,) = [text for text in recommendation.warnings if "left out" in text]
+    assert warning == (
         "no run of global batch 128 reached a held-out loss of 1.5 (6 runs at 2 learning rates): "
         "it is left out of the choice"
     )
-    missed = found.candidates.set_index("global_batch_size").loc[128]
+    missed = recommendation.candidates.set_index("global_batch_size").loc[128]
     missed = missed[missed["source"].eq("measured")].iloc[0]
     assert math.isinf(missed["time_s"])
     assert (missed["n_reached"], missed["n_seeds"]) == (0, 3)
@@ -155,13 +155,13 @@ def test_the_lowest_target_that_a_run_reached_is_chosen_for(build):
     low = float(curves["loss"].min())
     targets = [2 * low, 0.5 * low]
     (basis,) = evidence_of(cells, tables, reaches=steps_to_target(curves, targets))
-    found = recommend(basis, Needs())
-    assert found.target_loss == targets[0]
-    assert found.geometry is not None
+    recommendation = recommend(basis, Needs())
+    assert recommendation.target_loss == targets[0]
+    assert recommendation.geometry is not None
     assert (
         f"in no global batch most runs reached a held-out loss of {targets[1]:.4g}: the choice is "
         f"for {targets[0]:.4g}"
-    ) in found.warnings
+    ) in recommendation.warnings
     (missed,) = evidence_of(cells, tables, reaches=steps_to_target(curves, targets[1:]))
     assert f"in no global batch most runs reached a held-out loss of {targets[1]:.4g}" in str(
         recommend(missed, Needs()).why_not
@@ -190,12 +190,14 @@ def test_a_rate_of_another_aim_is_named_beside_the_one_recommended(build):
             rates = {"optimizer__learning_rate": rate, "loss": np.exp}
             sweep.run((1, 32, 1), seed=seed, held_out=curve, **rates)
     (basis,) = gather([sweep.path], 1.5)
-    found = recommend(basis, Needs())
+    recommendation = recommend(basis, Needs())
     assert (
         "learning rate 0.00200, to reach a held-out loss of 1.5 (the least final loss is that of "
-        "learning rate 0.00100)" in found.headline
+        "learning rate 0.00100)" in recommendation.headline
     )
-    assert found.reasons[3].endswith("The least final loss is that of 0.00100: another aim.")
+    assert recommendation.reasons[3].endswith(
+        "The least final loss is that of 0.00100: another aim."
+    )
 
 
 def test_a_target_that_most_batches_meet_at_once_is_a_warning(build):
@@ -204,8 +206,8 @@ def test_a_target_that_most_batches_meet_at_once_is_a_warning(build):
         for cut, rate in (((1, 32, 1), 2.0), ((1, 32, 2), 2.0), ((1, 32, 4), 0.04)):
             sweep.run(cut, seed=seed, held_out=falling(rate), loss=np.exp)
     (basis,) = gather([sweep.path])
-    (said,) = [text for text in recommend(basis, Needs()).warnings if "far above" in text]
-    assert "2 of 3 meet it in the first 25% of their training" in said
+    (warning,) = [text for text in recommend(basis, Needs()).warnings if "far above" in text]
+    assert "2 of 3 meet it in the first 25% of their training" in warning
 
 
 def test_the_share_of_seeds_decides_where_no_rate_took_all_of_them():

@@ -41,38 +41,38 @@ def times(cells, repeats=(1.0, 1.1, 0.9)):
 def test_time_is_steps_times_step_time_and_variances_of_logarithms_add():
     steps = np.array([100.0, 120.0, 90.0, 110.0])
     table = times({(2, 8, 2): 0.5})
-    found = time_to_target(steps_by_batch(reaches(steps)), step_times(table, [(2, 8, 2)])).iloc[0]
+    row = time_to_target(steps_by_batch(reaches(steps)), step_times(table, [(2, 8, 2)])).iloc[0]
     seconds = np.log(table["step_time_s"])
     centre = np.log(steps).mean() + seconds.mean()
     parts = np.array([np.log(steps).var(ddof=1) / 4, seconds.var(ddof=1) / 3])
     degrees = parts.sum() ** 2 / (parts**2 / [3, 2]).sum()
     half = stats.t.ppf(0.975, degrees) * np.sqrt(parts.sum())
-    assert found["time_s"] == pytest.approx(np.exp(centre))
-    assert found["time_low_s"] == pytest.approx(np.exp(centre - half))
-    assert found["time_high_s"] == pytest.approx(np.exp(centre + half))
-    assert found["device_hours"] == pytest.approx(2 * np.exp(centre) / 3600)
+    assert row["time_s"] == pytest.approx(np.exp(centre))
+    assert row["time_low_s"] == pytest.approx(np.exp(centre - half))
+    assert row["time_high_s"] == pytest.approx(np.exp(centre + half))
+    assert row["device_hours"] == pytest.approx(2 * np.exp(centre) / 3600)
 
 
 def test_a_run_that_did_not_reach_opens_the_interval_and_stays_in_the_count():
     table = times({(1, 32, 1): 2.0}, repeats=(1.0, 1.0))
     some = reaches([100.0, 140.0, math.nan], steps_low=[90.0, 130.0, 200.0])
-    found = time_to_target(steps_by_batch(some), step_times(table, [(1, 32, 1)])).iloc[0]
-    assert found["time_s"] == pytest.approx(280)
-    assert (found["time_low_s"], found["time_high_s"]) == (200, math.inf)
-    assert (found["n_reached"], found["n_seeds"]) == (2, 3)
-    assert "1 of 3 did not reach" in found["note"]
+    row = time_to_target(steps_by_batch(some), step_times(table, [(1, 32, 1)])).iloc[0]
+    assert row["time_s"] == pytest.approx(280)
+    assert (row["time_low_s"], row["time_high_s"]) == (200, math.inf)
+    assert (row["n_reached"], row["n_seeds"]) == (2, 3)
+    assert "1 of 3 did not reach" in row["note"]
     most = reaches([100.0, math.inf, math.nan], outcome=["reached", "diverged", "censored"])
-    found = time_to_target(steps_by_batch(most), step_times(table, [(1, 32, 1)])).iloc[0]
-    assert found["time_s"] == math.inf
-    assert not found["on_front"]
-    assert found["outcomes"] == "1 reached, 1 diverged, 1 censored"
+    row = time_to_target(steps_by_batch(most), step_times(table, [(1, 32, 1)])).iloc[0]
+    assert row["time_s"] == math.inf
+    assert not row["on_front"]
+    assert row["outcomes"] == "1 reached, 1 diverged, 1 censored"
 
 
 def test_runs_of_one_trajectory_count_once():
     twice = reaches([100.0, 100.0, 120.0], trajectory_id=["a", "a", "b"], run_id=["1", "2", "3"])
-    found = steps_by_batch(twice).loc[32]
-    assert found["n_seeds"] == 2
-    assert found["steps"] == pytest.approx(math.sqrt(12000))
+    steps = steps_by_batch(twice).loc[32]
+    assert steps["n_seeds"] == 2
+    assert steps["steps"] == pytest.approx(math.sqrt(12000))
 
 
 def test_repeats_of_a_program_count_once_by_all_of_them():
@@ -84,25 +84,25 @@ def test_repeats_of_a_program_count_once_by_all_of_them():
         outcome=["reached"] * 4 + ["diverged"],
         **cut,
     )
-    alike = steps_by_batch(rows[:3], tuple(cut)).iloc[0]
-    assert (alike["n_seeds"], alike["n_reached"]) == (2, 2)
-    assert alike["steps_log_of"] == pytest.approx({"a": math.log(120), "b": math.log(120)})
-    found = steps_by_batch(rows, tuple(cut)).iloc[0]
-    assert (found["n_seeds"], found["n_reached"]) == (3, 2)
-    assert found["steps_log_of"]["c"] == math.inf
-    assert found["outcomes"] == "2 reached, 1 diverged"
-    assert found["run_ids"] == "1;2;3;4;5"
+    steps = steps_by_batch(rows[:3], tuple(cut)).iloc[0]
+    assert (steps["n_seeds"], steps["n_reached"]) == (2, 2)
+    assert steps["steps_log_of"] == pytest.approx({"a": math.log(120), "b": math.log(120)})
+    steps = steps_by_batch(rows, tuple(cut)).iloc[0]
+    assert (steps["n_seeds"], steps["n_reached"]) == (3, 2)
+    assert steps["steps_log_of"]["c"] == math.inf
+    assert steps["outcomes"] == "2 reached, 1 diverged"
+    assert steps["run_ids"] == "1;2;3;4;5"
     # Runs of one trajectory that train alike: the one that ended early tells nothing of its own.
     assert steps_by_batch(rows).loc[32, "n_reached"] == 3
 
 
 def test_one_seed_or_one_time_has_a_value_without_interval():
     table = times({(1, 32, 1): 2.0}, repeats=(1.0,))
-    found = time_to_target(steps_by_batch(reaches([10.0])), step_times(table, [(1, 32, 1)])).iloc[0]
-    assert found["time_s"] == pytest.approx(20)
-    assert math.isnan(found["time_low_s"])
-    assert "1 seed" in found["note"]
-    assert "1 valid time" in found["note"]
+    row = time_to_target(steps_by_batch(reaches([10.0])), step_times(table, [(1, 32, 1)])).iloc[0]
+    assert row["time_s"] == pytest.approx(20)
+    assert math.isnan(row["time_low_s"])
+    assert "1 seed" in row["note"]
+    assert "1 valid time" in row["note"]
 
 
 def test_what_was_not_measured_is_predicted_and_flagged():
@@ -125,9 +125,9 @@ def test_a_predicted_time_that_is_open_by_more_than_ten_times_is_unknown():
     low, high = model.at(1, 16, 1).low, model.at(1, 16, 1).high
     assert rows["ends_apart"].iloc[1] == pytest.approx(high / low)
     steps = steps_by_batch(reaches([10.0, 10.0], [4, 16]))
-    found = time_to_target(steps, rows).set_index("global_batch_size")
-    assert found["time_s"].isna().to_list() == [False, True]
-    assert "times apart: a run of this cut would tell" in found["note"][16]
+    by_batch = time_to_target(steps, rows).set_index("global_batch_size")
+    assert by_batch["time_s"].isna().to_list() == [False, True]
+    assert "times apart: a run of this cut would tell" in by_batch["note"][16]
 
 
 @pytest.mark.parametrize(

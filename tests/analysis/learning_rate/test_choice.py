@@ -117,7 +117,7 @@ def test_tuned_batches_need_no_warning():
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "words"),
     [
         (reaches({8: (100,), 32: (50,)}, rates=(0.01,)), "one and the same learning rate, 0.01"),
         (
@@ -129,9 +129,9 @@ def test_tuned_batches_need_no_warning():
         (reaches({8: (300, 100, 200), 32: (math.nan,) * 3}), "B = 32: no learning rate took"),
     ],
 )
-def test_what_was_not_tuned_is_said(table, said):
+def test_what_was_not_tuned_is_said(table, words):
     text = tuning_warning(table)
-    assert said in text
+    assert words in text
     assert text.startswith(("UNTUNED", "NOT TUNED EVERYWHERE"))
     remedy = "sweeps=learning_rate" if text.startswith("UNTUNED") else "objective=[steps_to_target]"
     assert remedy in text

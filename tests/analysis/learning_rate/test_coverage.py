@@ -49,9 +49,9 @@ def steep(distance):
     return distance**2 / 2 + 20 * np.maximum(distance - 0.3, 0) ** 2
 
 
-def exponent_from(batches, found, shift):
+def exponent_from(batches, optima, shift):
     """Estimate an exponent from optima, each moved by a shift of its own."""
-    table = pd.DataFrame(found, columns=["learning_rate", "low", "high"], dtype=float)
+    table = pd.DataFrame(optima, columns=["learning_rate", "low", "high"], dtype=float)
     with np.errstate(over="ignore"):
         table = np.exp(table.add(shift, axis=0))
     return exponent_of(table.assign(global_batch_size=batches))
@@ -63,16 +63,16 @@ def covered(curve, *, n, noise, factor, correlated, sweeps=SWEEPS):
     points = np.arange(-6, 7) * math.log(factor)
     held, exponents = [], []
     for _ in range(sweeps):
-        wanted = 0.1 * rng.standard_normal((n, 1)) if correlated else np.zeros((n, 1))
+        shared_noise = 0.1 * rng.standard_normal((n, 1)) if correlated else np.zeros((n, 1))
         level = rng.standard_normal((n, 1))
         optima = []
         places = rng.uniform(-0.5, 0.5, len(BATCHES)) * math.log(factor)
         for best in places:
-            costs = curve(points - best - wanted) + level
+            costs = curve(points - best - shared_noise) + level
             costs += noise * rng.standard_normal(costs.shape)
-            found = optimum_of(points, costs)
-            held.append(found.low <= best <= found.high)
-            optima.append((found.value, found.low, found.high))
+            optimum = optimum_of(points, costs)
+            held.append(optimum.low <= best <= optimum.high)
+            optima.append((optimum.value, optimum.low, optimum.high))
         exponent = exponent_from(BATCHES, optima, 0.5 * np.log(BATCHES) - places)
         exponents.append(exponent.low <= 0.5 <= exponent.high)
     return float(np.mean(held)), float(np.mean(exponents))
@@ -85,9 +85,9 @@ def found_optima(curve, *, factor, noise, n, sweeps):
     errors, held = [], []
     for best in rng.uniform(-0.5, 0.5, sweeps) * math.log(factor):
         costs = curve(points - best) + rng.standard_normal((n, 1))
-        found = optimum_of(points, costs + noise * rng.standard_normal(costs.shape))
-        errors.append(found.value - best)
-        held.append(found.low <= best <= found.high)
+        optimum = optimum_of(points, costs + noise * rng.standard_normal(costs.shape))
+        errors.append(optimum.value - best)
+        held.append(optimum.low <= best <= optimum.high)
     return float(np.mean(errors)), float(np.mean(held))
 
 
@@ -117,7 +117,7 @@ def on_a_narrow_grid(*, truth, curve, depth, noise, n, points, sweeps):
     rng = np.random.default_rng(12)
     batches = 2.0 ** np.arange(1, 8)
     logs = np.log(batches) - np.log(batches).mean()
-    found = []
+    estimates = []
     for _ in range(sweeps):
         level = 0.1 * rng.standard_normal((n, 1))
         middle = rng.uniform(-0.5, 0.5) * (points[1] - points[0])
@@ -130,8 +130,8 @@ def on_a_narrow_grid(*, truth, curve, depth, noise, n, points, sweeps):
             )[1:4]
             for log in logs
         ]
-        found.append(exponent_from(batches, optima, 0.0))
-    return [exponent for exponent in found if exponent.is_identified]
+        estimates.append(exponent_from(batches, optima, 0.0))
+    return [exponent for exponent in estimates if exponent.is_identified]
 
 
 @pytest.mark.slow
@@ -178,20 +178,20 @@ def test_flat_curves_on_a_narrow_grid_give_no_exponent_near_zero(
     Counting every optimum inside its grid held the truth in as few as 31 % of sweeps.
     """
     points = np.linspace(-math.log(2), math.log(2), rates)
-    known = on_a_narrow_grid(
+    estimates = on_a_narrow_grid(
         truth=truth, curve=curve, depth=depth, noise=noise, n=n, points=points, sweeps=200
     )
-    lost = sum(not exponent.low <= truth <= exponent.high for exponent in known)
+    lost = sum(not exponent.low <= truth <= exponent.high for exponent in estimates)
     # Where few sweeps give an exponent at all, a tenth of them is less than chance makes.
-    assert lost <= max(0.1 * len(known), 4)
+    assert lost <= max(0.1 * len(estimates), 4)
 
 
 def test_a_flat_curve_on_a_narrow_grid_gives_no_exponent():
     points = np.linspace(-math.log(2), math.log(2), 3)
-    known = on_a_narrow_grid(
+    estimates = on_a_narrow_grid(
         truth=0.5, curve=bowl, depth=0.1, noise=0.15, n=3, points=points, sweeps=40
     )
-    assert len(known) <= 2
+    assert len(estimates) <= 2
 
 
 def wall(at, curve=bowl):
@@ -214,15 +214,15 @@ def exponents_with(curve, *, factor, follows, truth, sweeps):
         for log in np.log(batches):
             points = np.arange(-9, 16) * math.log(factor) + follows * log
             costs = curve(points - middle - truth * log) + rng.standard_normal((3, 1))
-            found = optimum_of(points, costs + 0.1 * rng.standard_normal(costs.shape))
-            rows.append([found.value, found.low, found.high, found.reach])
+            optimum = optimum_of(points, costs + 0.1 * rng.standard_normal(costs.shape))
+            rows.append([optimum.value, optimum.low, optimum.high, optimum.reach])
         columns = ["learning_rate", "low", "high", "grid_factor"]
         with np.errstate(over="ignore"):
             best = pd.DataFrame(np.exp(rows), columns=columns).assign(global_batch_size=batches)
         exponents = exponent_of(best), exponent_of(best.assign(grid_factor=1.0))
         held.append([exponent.low <= truth <= exponent.high for exponent in exponents])
-    whole, scatter_alone = np.mean(held, axis=0).tolist()
-    return whole, scatter_alone
+    grid_too, scatter_alone = np.mean(held, axis=0).tolist()
+    return grid_too, scatter_alone
 
 
 CURVES = {
@@ -243,8 +243,8 @@ def print_table(sweeps):
             for follows in GRIDS.values():
                 settings = {"factor": factor, "follows": follows, "sweeps": sweeps}
                 shares = [exponents_with(curve, truth=truth, **settings) for truth in TRUTHS]
-                whole, alone = (100 * min(share) for share in zip(*shares, strict=True))
-                cells.append(f"{whole:.0f} % ({alone:.0f} %)")
+                grid_too, alone = (100 * min(share) for share in zip(*shares, strict=True))
+                cells.append(f"{grid_too:.0f} % ({alone:.0f} %)")
             print(name, factor, *cells, sep="   ", flush=True)
 
 
@@ -259,8 +259,10 @@ def test_walls_and_grids_that_batches_share_leave_the_truth_in(curve, truth, fac
 
 
 def test_optima_on_one_grid_say_less_than_their_scatter():
-    whole, scatter_alone = exponents_with(wall(0.05), factor=4, follows=0.5, truth=0.3, sweeps=20)
-    assert whole >= 0.9
+    grid_too, scatter_alone = exponents_with(
+        wall(0.05), factor=4, follows=0.5, truth=0.3, sweeps=20
+    )
+    assert grid_too >= 0.9
     assert scatter_alone < 0.6
 
 

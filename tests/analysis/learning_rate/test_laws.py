@@ -34,12 +34,12 @@ def optima(rates, batches=BATCHES, **columns):
 def test_each_law_is_recognised(law):
     rng = np.random.default_rng(1)
     rates = CURVES[law](BATCHES) * np.exp(0.02 * rng.standard_normal(len(BATCHES)))
-    found = learning_rate_laws(optima(rates))
-    table = found.table.set_index("law")
+    laws = learning_rate_laws(optima(rates))
+    table = laws.table.set_index("law")
     assert table["aicc"].idxmin() == law
-    assert found.verdict.startswith((f"AICc prefers {law}", f"The exponent's interval holds {law}"))
+    assert laws.verdict.startswith((f"AICc prefers {law}", f"The exponent's interval holds {law}"))
     assert table.loc[law, "rms"] < 0.03
-    assert predict(found.table[found.table["law"] == law].iloc[0], BATCHES) == pytest.approx(
+    assert predict(laws.table[laws.table["law"] == law].iloc[0], BATCHES) == pytest.approx(
         rates, rel=0.06
     )
     if law != "power":
@@ -78,10 +78,10 @@ def test_aicc_is_that_of_the_text_book():
 @given(scale=st.floats(1e-3, 1e3), shift=st.integers(-3, 3))
 def test_units_do_not_change_the_verdict(scale, shift):
     rates = CURVES["sqrt"](BATCHES) * (1 + 0.05 * np.sin(np.arange(7)))
-    found = learning_rate_laws(optima(rates))
+    laws = learning_rate_laws(optima(rates))
     again = learning_rate_laws(optima(rates * scale, BATCHES * 2.0**shift))
-    assert again.exponent.value == pytest.approx(found.exponent.value, rel=1e-6)
-    assert again.verdict.split()[2] == found.verdict.split()[2]
+    assert again.exponent.value == pytest.approx(laws.exponent.value, rel=1e-6)
+    assert again.verdict.split()[2] == laws.verdict.split()[2]
 
 
 def test_optima_at_the_edge_are_left_out_and_named():
@@ -89,10 +89,10 @@ def test_optima_at_the_edge_are_left_out_and_named():
     note = "not identified: the highest learning rate of the grid is the best, at least 0.1"
     table = optima(rates, low=rates / 2, high=rates * 2, note=[None] * 6 + [note])
     table.loc[6, "learning_rate"] = math.nan
-    found = learning_rate_laws(table)
-    assert found.left_out == (f"256: {note}",)
-    assert len(found.optima) == 6
-    assert found.exponent.n == 6
+    laws = learning_rate_laws(table)
+    assert laws.left_out == (f"256: {note}",)
+    assert len(laws.optima) == 6
+    assert laws.exponent.n == 6
 
 
 def test_optima_without_two_ends_are_left_out_and_the_interval_is_theirs():
@@ -100,14 +100,14 @@ def test_optima_without_two_ends_are_left_out_and_the_interval_is_theirs():
     low, high = rates / 2, rates * 2
     low[1], high[2], low[4], high[4] = 0.0, math.inf, 0.0, math.inf
     table = optima(rates, low=low, high=high, note="the curvature is compatible with zero")
-    found = learning_rate_laws(table)
-    assert found.left_out == (
+    laws = learning_rate_laws(table)
+    assert laws.left_out == (
         "8: no rate is worse beyond the noise below the best one",
         "16: no rate is worse beyond the noise above the best one",
         "64: no rate is worse beyond the noise below or above the best one",
     )
-    exponent = found.exponent
-    logs = np.log(found.optima["global_batch_size"])
+    exponent = laws.exponent
+    logs = np.log(laws.optima["global_batch_size"])
     assert (exponent.n, len(logs)) == (4, 4)
     assert exponent.value == pytest.approx(0.5)
     # These optima lie on a line exactly, so that only their own intervals give it a width.
@@ -118,10 +118,10 @@ def test_optima_without_two_ends_are_left_out_and_the_interval_is_theirs():
 
 def test_two_optima_with_ends_give_no_exponent():
     high = np.where(BATCHES < 16, 1.0, math.inf)
-    found = learning_rate_laws(optima(CURVES["sqrt"](BATCHES), low=1e-4, high=high))
-    assert not found.exponent.is_identified
-    assert "2 global batches have an optimum bounded on both sides" in found.exponent.note
-    assert "not identified" in found.verdict
+    laws = learning_rate_laws(optima(CURVES["sqrt"](BATCHES), low=1e-4, high=high))
+    assert not laws.exponent.is_identified
+    assert "2 global batches have an optimum bounded on both sides" in laws.exponent.note
+    assert "not identified" in laws.verdict
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
@@ -138,13 +138,13 @@ def test_few_seeds_give_an_exponent_without_interval(seeds):
         for seed in range(seeds)
     ]
     best = best_learning_rates(pd.DataFrame(rows))
-    found = learning_rate_laws(best)
-    assert not found.left_out
-    assert found.exponent.value == pytest.approx(0.5, abs=1e-6)
-    assert math.isnan(found.exponent.low)
-    assert math.isnan(found.exponent.high)
-    assert "fewer than three seeds" in found.exponent.note
-    assert found.verdict.startswith("Laws are not identified")
+    laws = learning_rate_laws(best)
+    assert not laws.left_out
+    assert laws.exponent.value == pytest.approx(0.5, abs=1e-6)
+    assert math.isnan(laws.exponent.low)
+    assert math.isnan(laws.exponent.high)
+    assert "fewer than three seeds" in laws.exponent.note
+    assert laws.verdict.startswith("Laws are not identified")
     # An optimum at the edge of its grid is no optimum with one seed either.
     edge = best.assign(learning_rate=best["learning_rate"].where(best["global_batch_size"] > 4))
     again = learning_rate_laws(edge)
@@ -158,22 +158,22 @@ def verdicts(n_batches, exponent, sd, sweeps):
     batches = 4.0 * 2.0 ** np.arange(n_batches)
     for _ in range(sweeps):
         scatter = np.exp(sd * rng.standard_normal(n_batches))
-        found = learning_rate_laws(optima(0.01 * batches**exponent * scatter, batches))
-        order = found.table.dropna(subset=["aicc"]).sort_values("aicc")
+        laws = learning_rate_laws(optima(0.01 * batches**exponent * scatter, batches))
+        order = laws.table.dropna(subset=["aicc"]).sort_values("aicc")
         apart = order["aicc"].iloc[1] - order["aicc"].iloc[0] >= 2
         first = order.iloc[0]
-        outside = not found.exponent.low <= first["exponent"] <= found.exponent.high
-        yield found, apart and outside
+        outside = not laws.exponent.low <= first["exponent"] <= laws.exponent.high
+        yield laws, apart and outside
 
 
 def check_no_verdict_against_the_interval(n_batches, sweeps):
     against = 0
-    for found, would_be_against in verdicts(n_batches, 0.28, 0.1, sweeps):
+    for laws, would_be_against in verdicts(n_batches, 0.28, 0.1, sweeps):
         against += would_be_against
-        held = found.table.dropna(subset=["delta_aicc"])
-        low, high = found.exponent.low, found.exponent.high
+        held = laws.table.dropna(subset=["delta_aicc"])
+        low, high = laws.exponent.low, laws.exponent.high
         assert held["exponent"].between(low, high).all()
-        preferred = re.search(r"prefers (\w+)|holds (\w+) alone", found.verdict)
+        preferred = re.search(r"prefers (\w+)|holds (\w+) alone", laws.verdict)
         if preferred:
             assert (preferred[1] or preferred[2]) in set(held["law"])
     # Else nothing was tested: AICc alone prefers a law outside in many of these sweeps.
@@ -192,27 +192,27 @@ def test_nor_is_one_of_four_batches():
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_few_batches_give_no_exponent(n):
-    found = learning_rate_laws(optima(CURVES["sqrt"](BATCHES)[:n], BATCHES[:n]))
-    assert not found.exponent.is_identified
-    assert "3 needed" in found.exponent.note
-    assert "not identified" in found.verdict
+    laws = learning_rate_laws(optima(CURVES["sqrt"](BATCHES)[:n], BATCHES[:n]))
+    assert not laws.exponent.is_identified
+    assert "3 needed" in laws.exponent.note
+    assert "not identified" in laws.verdict
 
 
 def test_four_batches_compare_laws_of_one_parameter_only():
-    found = learning_rate_laws(optima(CURVES["sqrt"](BATCHES)[:4] * 1.01, BATCHES[:4]))
-    known = found.table.dropna(subset=["aicc"])["law"].tolist()
-    assert known == ["fixed", "sqrt", "linear"]
-    assert "Too few batches for power." in found.verdict
+    laws = learning_rate_laws(optima(CURVES["sqrt"](BATCHES)[:4] * 1.01, BATCHES[:4]))
+    with_aicc = laws.table.dropna(subset=["aicc"])["law"].tolist()
+    assert with_aicc == ["fixed", "sqrt", "linear"]
+    assert "Too few batches for power." in laws.verdict
 
 
 def test_no_optimum_at_all():
-    found = learning_rate_laws(optima(math.nan, edge="single"))
-    assert not found.exponent.is_identified
-    assert len(found.left_out) == 7
+    laws = learning_rate_laws(optima(math.nan, edge="single"))
+    assert not laws.exponent.is_identified
+    assert len(laws.left_out) == 7
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "message"),
     [
         (optima(0.1).drop(columns="learning_rate"), "missing"),
         (optima(0.1).iloc[:0], "no rows"),
@@ -222,8 +222,8 @@ def test_no_optimum_at_all():
         (pd.concat([optima(0.1), optima(0.2)]), "several rows"),
     ],
 )
-def test_bad_tables_are_refused(table, said):
-    with pytest.raises(AnalysisError, match=said):
+def test_bad_tables_are_refused(table, message):
+    with pytest.raises(AnalysisError, match=message):
         learning_rate_laws(table)
 
 
@@ -242,9 +242,9 @@ def test_optima_known_to_a_factor_of_two_give_an_exponent_as_wide() -> None:
     )
     best = best_learning_rates(runs.rename(columns={"steps": "steps_to_target"}), "steps_to_target")
     assert best["grid_factor"].tolist() == pytest.approx([2.0] * 5)
-    found = learning_rate_laws(best)
-    assert found.exponent.value == pytest.approx(0.5)
-    assert (found.exponent.low, found.exponent.high) == pytest.approx((-0.1, 1.1))
-    assert "too coarse to rank laws" in found.verdict
-    assert "Outside" not in found.verdict
-    assert found.table["delta_aicc"].isna().all()
+    laws = learning_rate_laws(best)
+    assert laws.exponent.value == pytest.approx(0.5)
+    assert (laws.exponent.low, laws.exponent.high) == pytest.approx((-0.1, 1.1))
+    assert "too coarse to rank laws" in laws.verdict
+    assert "Outside" not in laws.verdict
+    assert laws.table["delta_aicc"].isna().all()

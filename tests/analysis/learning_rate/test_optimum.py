@@ -57,20 +57,20 @@ def three(costs, rates=(0.001, 0.002, 0.004, 0.008, 0.016), **columns):
 def test_a_parabola_is_found_exactly(best, level, depth):
     points = np.log(GRID)
     costs = np.tile(level + depth * (points - math.log(best)) ** 2, (3, 1)) + np.arange(3)[:, None]
-    found = optimum_of(points, costs)
-    assert found.value == pytest.approx(math.log(best), abs=1e-6)
-    assert found.low - 1e-9 <= math.log(best) <= found.high + 1e-9
+    optimum = optimum_of(points, costs)
+    assert optimum.value == pytest.approx(math.log(best), abs=1e-6)
+    assert optimum.low - 1e-9 <= math.log(best) <= optimum.high + 1e-9
 
 
 @settings(max_examples=10)
 @given(best=st.floats(0.0021, 0.0079), factor=st.floats(0.01, 100))
 def test_the_unit_of_the_learning_rate_does_not_matter(best, factor):
-    found = only(sweep(bowl(best), noise=0.01))
+    row = only(sweep(bowl(best), noise=0.01))
     scaled = sweep(bowl(best), noise=0.01)
     scaled["learning_rate"] *= factor
     again = only(scaled)
     for name in ("learning_rate", "low", "high", "grid_learning_rate"):
-        assert again[name] == pytest.approx(factor * found[name], rel=1e-6)
+        assert again[name] == pytest.approx(factor * row[name], rel=1e-6)
 
 
 @pytest.mark.parametrize("factor", [math.sqrt(2), 2, math.sqrt(10)])
@@ -79,8 +79,8 @@ def test_the_unit_of_the_learning_rate_does_not_matter(best, factor):
 def test_a_parabola_in_a_power_of_the_rate_is_found_exactly(factor, place, power):
     """A parabola in the logarithm put the lowest point of (rate - 1)^2 at 0.84."""
     rates = factor ** (np.arange(-6, 7) + place)
-    found = optimum_of(np.log(rates), np.tile((rates**power - 1) ** 2, (3, 1)))
-    assert math.exp(found.value) == pytest.approx(1, abs=1e-6)
+    optimum = optimum_of(np.log(rates), np.tile((rates**power - 1) ** 2, (3, 1)))
+    assert math.exp(optimum.value) == pytest.approx(1, abs=1e-6)
 
 
 def test_a_fine_grid_is_fitted_by_least_squares():
@@ -90,22 +90,22 @@ def test_a_fine_grid_is_fitted_by_least_squares():
     mean = table.groupby("learning_rate")["final_eval_loss"].mean()
     x = np.log(rates / mean.idxmin())
     inside = np.flatnonzero(np.abs(x) <= math.log(3.2))
-    used = np.arange(max(inside[0] - 1, 0), min(inside[-1] + 2, len(x)))
+    positions = np.arange(max(inside[0] - 1, 0), min(inside[-1] + 2, len(x)))
     reach = np.abs(x[inside]).max()
-    weights = np.sqrt(1 - 0.75 * np.clip(x[used] / reach, -1, 1) ** 2)
-    weights[~np.isin(used, inside)] = 0.3
+    weights = np.sqrt(1 - 0.75 * np.clip(x[positions] / reach, -1, 1) ** 2)
+    weights[~np.isin(positions, inside)] = 0.3
 
     def away(theta):
         level, depth, place, power = theta
-        z = (np.exp(power * x[used]) - math.exp(power * place)) / power
-        return weights * (level + depth * z**2 - mean.to_numpy()[used])
+        z = (np.exp(power * x[positions]) - math.exp(power * place)) / power
+        return weights * (level + depth * z**2 - mean.to_numpy()[positions])
 
     place, power = optimize.least_squares(away, (1, 1, 0.01, 0.9)).x[2:]
     assert power == pytest.approx(1, abs=0.5)
-    found = only(table)
+    row = only(table)
     # Powers are tried in steps of an eighth.
-    assert found["learning_rate"] == pytest.approx(mean.idxmin() * math.exp(place), rel=0.01)
-    assert found["n_learning_rates"] == 33
+    assert row["learning_rate"] == pytest.approx(mean.idxmin() * math.exp(place), rel=0.01)
+    assert row["n_learning_rates"] == 33
 
 
 def test_the_interval_is_fiellers_and_what_the_grid_leaves_open():
@@ -118,8 +118,8 @@ def test_the_interval_is_fiellers_and_what_the_grid_leaves_open():
     points = np.log([0.001, 0.002, 0.004])
     x = points - points[1]
     costs = x**2 + 0.02 * rng.standard_normal((6, 3))
-    found = optimum_of(points, costs)
-    assert "three" in found.note
+    optimum = optimum_of(points, costs)
+    assert "three" in optimum.note
     root = 2 * np.expm1(x / 2)
     tops = []
     for axis, values, back in (
@@ -131,7 +131,7 @@ def test_the_interval_is_fiellers_and_what_the_grid_leaves_open():
         top = np.polynomial.Polynomial.fit(axis, values, 2).deriv().roots()[0]
         tops.append(back(float(top)))
     value, straight, linear, gains = tops
-    assert found.value == pytest.approx(points[1] + value, abs=1e-9)
+    assert optimum.value == pytest.approx(points[1] + value, abs=1e-9)
     # Slope and curvature in the logarithm, at the lowest point.
     bends = np.polynomial.polynomial.polyfit(root, costs.T, 2)
     z, dz = 2 * math.expm1(value / 2), math.exp(value / 2)
@@ -142,8 +142,8 @@ def test_the_interval_is_fiellers_and_what_the_grid_leaves_open():
     moved = abs(value - straight)
     below = max(moved, value - min(straight, linear, gains))
     above = max(moved, max(straight, linear, gains) - value)
-    assert found.low == pytest.approx(found.value - math.hypot(inside[0], below), abs=2e-4)
-    assert found.high == pytest.approx(found.value + math.hypot(inside[-1], above), abs=2e-4)
+    assert optimum.low == pytest.approx(optimum.value - math.hypot(inside[0], below), abs=2e-4)
+    assert optimum.high == pytest.approx(optimum.value + math.hypot(inside[-1], above), abs=2e-4)
 
 
 @pytest.mark.parametrize(
@@ -154,35 +154,35 @@ def test_the_interval_is_fiellers_and_what_the_grid_leaves_open():
     ],
 )
 def test_the_edge_of_the_grid_bounds_the_optimum(costs, edge, low, high):
-    found = only(three(costs))
-    assert found["edge"] == edge
-    assert not found["tuned"]
-    assert math.isnan(found["learning_rate"])
-    assert found["low"] == pytest.approx(low)
-    assert found["high"] == pytest.approx(high)
-    assert "not identified" in found["note"]
-    assert "0.008" in found["note"] or "0.002" in found["note"]
-    assert not optimum_estimate(found).is_identified
+    row = only(three(costs))
+    assert row["edge"] == edge
+    assert not row["tuned"]
+    assert math.isnan(row["learning_rate"])
+    assert row["low"] == pytest.approx(low)
+    assert row["high"] == pytest.approx(high)
+    assert "not identified" in row["note"]
+    assert "0.008" in row["note"] or "0.002" in row["note"]
+    assert not optimum_estimate(row).is_identified
 
 
 def test_noise_at_the_edge_gives_no_bound_that_it_does_not_hold():
     table = sweep(lambda rate, _: -0.001 * math.log(rate), noise=1.0)
     table = table[table["learning_rate"] >= 0.008]
-    found = only(table)
-    assert (found["low"], found["high"]) == (0, math.inf)
-    assert "beyond or near it" in found["note"]
+    row = only(table)
+    assert (row["low"], row["high"]) == (0, math.inf)
+    assert "beyond or near it" in row["note"]
 
 
 def test_diverged_runs_count_as_the_worst():
     table = three((3, 2, 1, 0.5, 0.1), status="completed")
     worst = (table["learning_rate"] == 0.016) & (table["seed"] == 0)
     table.loc[worst, ["status", "final_eval_loss"]] = ["diverged", math.nan]
-    found = only(table)
-    assert found["grid_learning_rate"] == 0.008
+    row = only(table)
+    assert row["grid_learning_rate"] == 0.008
     # Beside a rate that may diverge no parabola can be laid.
-    assert found["learning_rate"] == pytest.approx(0.008)
-    assert (found["low"], found["high"]) == (pytest.approx(0.004), pytest.approx(0.016))
-    assert "neighbour diverged" in found["note"]
+    assert row["learning_rate"] == pytest.approx(0.008)
+    assert (row["low"], row["high"]) == (pytest.approx(0.004), pytest.approx(0.016))
+    assert "neighbour diverged" in row["note"]
     # Left out instead, the optimum would seem to lie at the edge.
     assert only(table[~worst & (table["seed"] > 0)])["edge"] == "highest"
 
@@ -190,18 +190,18 @@ def test_diverged_runs_count_as_the_worst():
 def test_runs_that_failed_say_nothing():
     table = three((3, 2, 1, 2, 3), status="completed")
     broken = table.iloc[[0]].assign(seed=9, status="failed", final_eval_loss=math.nan)
-    found = only(pd.concat([table, broken]))
-    assert found["n"] == 3
-    assert found["learning_rate"] == pytest.approx(0.004)
+    row = only(pd.concat([table, broken]))
+    assert row["n"] == 3
+    assert row["learning_rate"] == pytest.approx(0.004)
 
 
 def test_steps_are_compared_on_a_log_scale():
     table = three([math.exp(c) for c in (2, 0.5, 0, 0.5, 2)]).rename(
         columns={"final_eval_loss": "steps_to_target"}
     )
-    found = only(table, "steps_to_target")
-    assert found["learning_rate"] == pytest.approx(0.004)
-    assert found["value_at_best"] == pytest.approx(0.0)
+    row = only(table, "steps_to_target")
+    assert row["learning_rate"] == pytest.approx(0.004)
+    assert row["value_at_best"] == pytest.approx(0.0)
 
 
 def test_a_target_that_was_missed_is_infinitely_far():
@@ -217,10 +217,10 @@ def test_seeds_that_lack_a_rate_are_not_compared():
     """Seed 2 is the worst everywhere and lacks the best rate, which must not help that rate."""
     table = three((3, 2, 1, 0.9, 3))
     table["final_eval_loss"] += 10 * (table["seed"] == 2)
-    found = only(table[~((table["seed"] == 2) & (table["learning_rate"] == 0.004))])
-    assert found["grid_learning_rate"] == 0.008
-    assert found["n"] == 2
-    assert "2 seeds" in found["note"]
+    row = only(table[~((table["seed"] == 2) & (table["learning_rate"] == 0.004))])
+    assert row["grid_learning_rate"] == 0.008
+    assert row["n"] == 2
+    assert "2 seeds" in row["note"]
 
 
 def test_another_number_of_rates_is_noted():
@@ -255,7 +255,7 @@ def test_decompositions_of_one_trajectory_count_once():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda table: table.drop(columns="learning_rate"), "missing: learning_rate"),
         (lambda table: table.iloc[:0], "no rows"),
@@ -268,8 +268,8 @@ def test_decompositions_of_one_trajectory_count_once():
         (lambda table: table.assign(status="failed"), "no run has a result"),
     ],
 )
-def test_bad_tables_are_refused(change, said):
-    with pytest.raises(AnalysisError, match=said):
+def test_bad_tables_are_refused(change, message):
+    with pytest.raises(AnalysisError, match=message):
         best_learning_rates(change(sweep(bowl(0.003))), "final_eval_loss")
 
 
@@ -310,10 +310,10 @@ def test_below_three_seeds_an_optimum_has_no_ends(seeds):
 def test_a_rate_that_few_seeds_tried_does_not_cost_the_others():
     table = sweep(bowl(0.004), seeds=range(5), noise=0.01)
     new = sweep(bowl(0.004), rates=(0.006,), seeds=(0,))
-    found, before = only(pd.concat([table, new])), only(table)
-    assert found["n"] == 5
-    assert found["learning_rate"] == before["learning_rate"]
-    assert "0.006" in found["note"]
+    row, before = only(pd.concat([table, new])), only(table)
+    assert row["n"] == 5
+    assert row["learning_rate"] == before["learning_rate"]
+    assert "0.006" in row["note"]
     # Half as many seeds are enough.
     more = sweep(bowl(0.004), rates=(0.006,), seeds=(0, 1, 2))
     assert only(pd.concat([table, more]))["n"] == 3
@@ -322,8 +322,8 @@ def test_a_rate_that_few_seeds_tried_does_not_cost_the_others():
 def test_a_rate_of_many_seeds_does_not_cost_a_grid_of_few():
     grid = sweep(bowl(0.004), seeds=range(3), noise=0.01)
     many = sweep(bowl(0.004), rates=(0.004,), seeds=range(3, 10))
-    found = only(pd.concat([grid, many]))
-    assert (found["n"], found["n_learning_rates"]) == (3, 5)
+    row = only(pd.concat([grid, many]))
+    assert (row["n"], row["n_learning_rates"]) == (3, 5)
     # One seed elsewhere is no grid: the rate of many stands alone.
     alone = only(pd.concat([many, sweep(bowl(0.004), rates=(0.001, 0.002), seeds=(3,))]))
     assert (alone["n"], alone["edge"]) == (7, "single")

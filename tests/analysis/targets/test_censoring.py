@@ -19,18 +19,18 @@ values = st.lists(st.floats(0.5, 100.0) | st.just(math.inf), min_size=1, max_siz
 
 
 @given(values)
-def test_a_median_is_that_of_numpy_wherever_it_has_one(found: list[float]) -> None:
+def test_a_median_is_that_of_numpy_wherever_it_has_one(values: list[float]) -> None:
     with np.errstate(invalid="ignore"):
-        expected = float(np.median(found))
-    assert median_with_infinity(found).value == pytest.approx(expected, rel=1e-12)
+        expected = float(np.median(values))
+    assert median_with_infinity(values).value == pytest.approx(expected, rel=1e-12)
 
 
 @given(values)
-def test_the_interval_of_a_median_is_the_order_statistics_of_scipy(found: list[float]) -> None:
-    finite = np.where(np.isinf(found), 1000.0, found)
+def test_the_interval_of_a_median_is_the_order_statistics_of_scipy(values: list[float]) -> None:
+    finite = np.where(np.isinf(values), 1000.0, values)
     expected = stats.quantile_test(finite, q=0, p=0.5).confidence_interval(0.95)
     estimate = median_with_infinity(finite)
-    n = len(found)
+    n = len(values)
     ends = np.sort(finite)
     # scipy's own interval is the same pair, or one step wider where it takes P < alpha strictly.
     if n >= 6:
@@ -48,8 +48,8 @@ def test_the_interval_of_a_median_covers_it(n: int) -> None:
     rng = np.random.default_rng(n)
     draws = np.exp(rng.normal(size=(4000, n)))
     draws[draws > np.exp(1.5)] = np.inf
-    found = [median_with_infinity(draw) for draw in draws]
-    covered = np.mean([estimate.low <= 1.0 <= estimate.high for estimate in found])
+    medians = [median_with_infinity(draw) for draw in draws]
+    covered = np.mean([estimate.low <= 1.0 <= estimate.high for estimate in medians])
     assert 0.945 <= covered <= 0.999
 
 

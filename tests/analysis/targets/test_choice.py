@@ -96,8 +96,8 @@ def test_without_any_batch_there_is_no_target() -> None:
 
 
 def test_groups_share_targets_only_where_that_costs_little() -> None:
-    alike = pd.concat([sweep(), sweep(group=1, floor=2.001)])
-    shared = choose_targets(alike).by_group
+    near = pd.concat([sweep(), sweep(group=1, floor=2.001)])
+    shared = choose_targets(near).by_group
     assert shared[0] == shared[1]
     apart = pd.concat([sweep(), sweep(group=1, floor=5.0)])
     chosen = choose_targets(apart).by_group
@@ -106,8 +106,8 @@ def test_groups_share_targets_only_where_that_costs_little() -> None:
     reaches = steps_to_target(apart)
     assert reaches["outcome"].eq("reached").all()
     for group, targets in chosen.items():
-        own = reaches[reaches["group"].eq(group)]
-        assert set(own["target_loss"]) == set(targets)
+        group_reaches = reaches[reaches["group"].eq(group)]
+        assert set(group_reaches["target_loss"]) == set(targets)
 
 
 def test_a_target_that_runs_were_stopped_at_is_used() -> None:
@@ -151,8 +151,8 @@ def test_the_hardest_target_is_settled() -> None:
     )
     chosen = choose_targets(curves)
     reaches = steps_to_target(curves)
-    for _, own in reaches.groupby("target_loss"):
-        assert why_unsettled(own) is None
+    for _, group_reaches in reaches.groupby("target_loss"):
+        assert why_unsettled(group_reaches) is None
     assert chosen.by_group[0][-1] > raw + 0.2
     assert chosen.notes[0].startswith("no target is set below ")
     assert "8 of 10 runs first met it" in chosen.notes[0]

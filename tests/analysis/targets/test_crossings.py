@@ -68,29 +68,29 @@ numbers = st.floats(0.1, 5.0) | st.sampled_from([1.0, 2.0, math.nan, math.inf])
 @example([1.0] * 9 + [math.nan, 1.0], "sustained")  # once one part in 10^16 beyond the bracket
 def test_crossings_are_those_of_a_plain_loop(losses: list[float], crossing: str) -> None:
     losses = [6.0, *losses]
-    found = reach(losses, 2.0, crossing=crossing)
+    row = reach(losses, 2.0, crossing=crossing)
     steps, low, high = plainly(losses, 2.0, crossing)
     if math.isnan(steps):
-        assert found["outcome"] == ("censored" if math.isfinite(losses[-1]) else "diverged")
-        assert math.isnan(found["steps_to_target"])
-        assert math.isinf(found["steps_high"])
+        assert row["outcome"] == ("censored" if math.isfinite(losses[-1]) else "diverged")
+        assert math.isnan(row["steps_to_target"])
+        assert math.isinf(row["steps_high"])
         return
-    assert found["outcome"] == "reached"
-    assert found["steps_to_target"] == pytest.approx(steps, rel=1e-12)
-    assert (found["steps_low"], found["steps_high"]) == (low, high)
-    assert low <= found["steps_to_target"] <= high
-    assert found["samples_to_target"] == pytest.approx(16 * steps)
-    assert found["tokens_to_target"] == pytest.approx(128 * steps)
-    assert found["time_to_target_s"] == pytest.approx(0.5 * steps)
-    assert found["interpolation_error"] == pytest.approx((high - low) / 2 / steps)
+    assert row["outcome"] == "reached"
+    assert row["steps_to_target"] == pytest.approx(steps, rel=1e-12)
+    assert (row["steps_low"], row["steps_high"]) == (low, high)
+    assert low <= row["steps_to_target"] <= high
+    assert row["samples_to_target"] == pytest.approx(16 * steps)
+    assert row["tokens_to_target"] == pytest.approx(128 * steps)
+    assert row["time_to_target_s"] == pytest.approx(0.5 * steps)
+    assert row["interpolation_error"] == pytest.approx((high - low) / 2 / steps)
 
 
 @settings(max_examples=30)
 @given(st.lists(st.floats(0.1, 5.0), min_size=2, max_size=12), st.floats(0.2, 4.9))
 def test_a_sustained_crossing_is_never_before_the_first(losses: list[float], target: float) -> None:
-    found = reach([6.0, *losses], target)
-    if found["outcome"] == "reached":
-        assert found["first_steps_to_target"] <= found["steps_to_target"]
+    row = reach([6.0, *losses], target)
+    if row["outcome"] == "reached":
+        assert row["first_steps_to_target"] <= row["steps_to_target"]
 
 
 @settings(max_examples=30)
@@ -104,8 +104,8 @@ def test_a_lower_target_is_never_reached_earlier(losses: list[float], target: fl
 
 def test_interpolation_is_exact_for_a_loss_that_falls_with_the_logarithm_of_samples() -> None:
     losses = [9.0, *(9.0 - math.log(16 * 10 * k) for k in range(1, 40))]
-    found = reach(losses, 3.0)
-    assert found["samples_to_target"] == pytest.approx(math.exp(6.0), rel=1e-12)
+    row = reach(losses, 3.0)
+    assert row["samples_to_target"] == pytest.approx(math.exp(6.0), rel=1e-12)
 
 
 def test_the_error_of_interpolation_stays_within_the_bracket() -> None:
@@ -114,15 +114,15 @@ def test_the_error_of_interpolation_stays_within_the_bracket() -> None:
 
     losses = [exact(160 * k) for k in range(50)]
     truth = (100 * ((0.8 / 5.0) ** -2 - 1)) / 16
-    found = reach(losses, 2.8)
-    assert abs(found["steps_to_target"] / truth - 1) < found["interpolation_error"]
-    assert found["steps_to_target"] == pytest.approx(truth, rel=1e-3)
+    row = reach(losses, 2.8)
+    assert abs(row["steps_to_target"] / truth - 1) < row["interpolation_error"]
+    assert row["steps_to_target"] == pytest.approx(truth, rel=1e-3)
 
 
 def test_a_target_is_met_at_equality() -> None:
-    found = reach([6.0, 3.0, 2.0, 1.0], 2.0)
-    assert found["steps_to_target"] == 20.0
-    assert found["confirmed_by"] == 1
+    row = reach([6.0, 3.0, 2.0, 1.0], 2.0)
+    assert row["steps_to_target"] == 20.0
+    assert row["confirmed_by"] == 1
 
 
 @pytest.mark.parametrize(
@@ -142,31 +142,31 @@ def test_a_target_is_met_at_equality() -> None:
 def test_what_did_not_reach_is_a_bound(
     losses: list[float], status: str, outcome: str, low: float
 ) -> None:
-    found = reach(losses, 2.0, status=status)
-    assert (found["outcome"], found["steps_low"], found["steps_high"]) == (outcome, low, math.inf)
-    assert found[["steps_to_target", "samples_to_target", "time_to_target_s"]].isna().all()
+    row = reach(losses, 2.0, status=status)
+    assert (row["outcome"], row["steps_low"], row["steps_high"]) == (outcome, low, math.inf)
+    assert row[["steps_to_target", "samples_to_target", "time_to_target_s"]].isna().all()
 
 
 def test_runs_are_told_apart_and_each_target_has_its_rows() -> None:
     curves = pd.concat([curve([6.0, 3.0, 1.0], run=1, batch=8), curve([6.0, 5.0, 4.5], run=0)])
-    found = steps_to_target(curves, [2.0, 5.5])
-    assert found[["target_loss", "run", "outcome"]].values.tolist() == [
+    reaches = steps_to_target(curves, [2.0, 5.5])
+    assert reaches[["target_loss", "run", "outcome"]].values.tolist() == [
         [5.5, 1, "reached"],
         [5.5, 0, "reached"],
         [2.0, 1, "reached"],
         [2.0, 0, "censored"],
     ]
-    assert found["global_batch_size"].tolist() == [8, 16, 8, 16]
+    assert reaches["global_batch_size"].tolist() == [8, 16, 8, 16]
     mixed = steps_to_target(curves.sample(frac=1.0, random_state=0), [2.0, 5.5])
     assert mixed.sort_values("run")["steps_low"].tolist() == (
-        found.sort_values("run")["steps_low"].tolist()
+        reaches.sort_values("run")["steps_low"].tolist()
     )
 
 
 def test_a_curve_that_begins_below_its_target_gives_an_upper_bound() -> None:
-    found = steps_to_target(curve([9.0, 1.0, 0.9]).iloc[1:], [2.0]).iloc[0]
-    assert (found["steps_low"], found["steps_to_target"]) == (0.0, 10.0)
-    assert found["interpolation_error"] == 0.5
+    reaches = steps_to_target(curve([9.0, 1.0, 0.9]).iloc[1:], [2.0]).iloc[0]
+    assert (reaches["steps_low"], reaches["steps_to_target"]) == (0.0, 10.0)
+    assert reaches["interpolation_error"] == 0.5
 
 
 def test_bad_targets_and_tables_are_refused() -> None:
@@ -209,12 +209,12 @@ def test_the_first_evaluation_scores_as_algoperf_does() -> None:
             losses[-1] = math.nan
         target = float(rng.uniform(1, 3))
         met = np.asarray(losses) <= target
-        found = reach(losses, target, crossing="first_evaluation")
+        row = reach(losses, target, crossing="first_evaluation")
         if not met.any():
-            assert found["outcome"] == ("diverged" if math.isnan(losses[-1]) else "censored")
+            assert row["outcome"] == ("diverged" if math.isnan(losses[-1]) else "censored")
             continue
         at = int(np.argmax(met))
-        assert found["outcome"] == "reached"
-        assert found["steps_to_target"] == 10 * at
-        assert found["time_to_target_s"] == 5.0 * at
-        assert (found["steps_low"], found["steps_high"]) == (10 * (at - 1), 10 * at)
+        assert row["outcome"] == "reached"
+        assert row["steps_to_target"] == 10 * at
+        assert row["time_to_target_s"] == 5.0 * at
+        assert (row["steps_low"], row["steps_high"]) == (10 * (at - 1), 10 * at)

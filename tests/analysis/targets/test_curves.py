@@ -28,11 +28,11 @@ def test_a_curve_holds_what_its_run_measured(build: Callable[..., Any]) -> None:
     cells, tables = loaded(sweep)
     curves = curves_of(cells, tables)
     for folder in folders:
-        own = curves[curves["run_id"].eq(folder.path.name)]
+        curve = curves[curves["run_id"].eq(folder.path.name)]
         written = pd.read_parquet(folder.parquet("evals"))
         for name, column in {"loss": "eval_loss", "samples": "samples", "tokens": "tokens"}.items():
-            assert own[name].tolist() == written[column].tolist()
-        assert own["optimizer_step"].iloc[0] == 0
+            assert curve[name].tolist() == written[column].tolist()
+        assert curve["optimizer_step"].iloc[0] == 0
     assert sorted(curves["global_batch_size"].unique()) == [16, 32]
     assert sorted(curves["seed"].unique()) == [0.0, 3.0]
     assert curves["learning_rate"].eq(1e-3).all()

@@ -44,15 +44,15 @@ CURVES = """batch_size,seed,step,val_loss
 
 
 def test_steps_to_target_are_recognised_and_every_renaming_is_said() -> None:
-    found = as_table(table(STEPS))
-    assert found.kind == "reaches"
-    assert found.table["outcome"].tolist() == [
+    foreign = as_table(table(STEPS))
+    assert foreign.kind == "reaches"
+    assert foreign.table["outcome"].tolist() == [
         "reached", "reached", "reached", "censored", "diverged", "reached",
     ]  # fmt: skip
-    assert found.table["global_batch_size"].tolist() == [8, 8, 16, 16, 32, 32]
-    assert found.table["samples_to_target"].tolist()[:3] == [800.0, 880.0, 960.0]
-    assert found.table["steps_low"].tolist()[3:5] == [0.0, math.inf]
-    assert found.notes == (
+    assert foreign.table["global_batch_size"].tolist() == [8, 8, 16, 16, 32, 32]
+    assert foreign.table["samples_to_target"].tolist()[:3] == [800.0, 880.0, 960.0]
+    assert foreign.table["steps_low"].tolist()[3:5] == [0.0, math.inf]
+    assert foreign.notes == (
         "batch_size is taken for global_batch_size",
         "trial is taken for seed",
         "steps is taken for steps_to_target",
@@ -60,24 +60,24 @@ def test_steps_to_target_are_recognised_and_every_renaming_is_said() -> None:
 
 
 def test_curves_are_recognised_by_their_loss() -> None:
-    found = as_table(table(CURVES), nan="diverged")
-    assert found.kind == "curves"
-    assert found.table["samples"].tolist() == [0, 80, 0, 160]
-    assert found.table["run"].nunique() == 2
-    assert "val_loss is taken for loss" in found.notes
-    assert any("rows of one group, global_batch_size, seed are a run" in n for n in found.notes)
+    foreign = as_table(table(CURVES), nan="diverged")
+    assert foreign.kind == "curves"
+    assert foreign.table["samples"].tolist() == [0, 80, 0, 160]
+    assert foreign.table["run"].nunique() == 2
+    assert "val_loss is taken for loss" in foreign.notes
+    assert any("rows of one group, global_batch_size, seed are a run" in n for n in foreign.notes)
 
 
 def test_a_name_that_is_given_decides() -> None:
     both = table(STEPS).assign(steps_to_target=1.0)
     assert as_table(both).table["steps_to_target"].eq(1.0).all()
-    found = as_table(both, columns={"steps_to_target": "steps"})
-    assert found.table["steps_to_target"].iloc[0] == 100.0
+    foreign = as_table(both, columns={"steps_to_target": "steps"})
+    assert foreign.table["steps_to_target"].iloc[0] == 100.0
 
 
 @pytest.mark.parametrize("name", sorted(ALIASES))
 def test_no_alias_serves_two_names(name: str) -> None:
-    others = {alias for other, found in ALIASES.items() if other != name for alias in found}
+    others = {alias for other, names in ALIASES.items() if other != name for alias in names}
     assert not others & {name, *ALIASES[name]}
 
 
@@ -85,9 +85,9 @@ def test_groups_keep_rows_apart() -> None:
     two = pd.concat([table(STEPS).assign(model="a"), table(STEPS).assign(model="b")])
     with pytest.raises(AnalysisError, match=r"global_batch_size=8, seed=0 is there .* --group"):
         as_table(two)
-    found = as_table(two, group=["model"])
-    assert found.groups == {0: "a", 1: "b"}
-    assert found.table["group"].value_counts().to_dict() == {0: 6, 1: 6}
+    foreign = as_table(two, group=["model"])
+    assert foreign.groups == {0: "a", 1: "b"}
+    assert foreign.table["group"].value_counts().to_dict() == {0: 6, 1: 6}
 
 
 def test_a_setting_that_is_not_used_is_named() -> None:
@@ -213,8 +213,8 @@ BENT = """batch,seed,step,val_loss
 """
 
 
-def crossings(found: pd.DataFrame) -> list[tuple[str, float]]:
-    reached = steps_to_target(found, [3.5])
+def crossings(foreign: pd.DataFrame) -> list[tuple[str, float]]:
+    reached = steps_to_target(foreign, [3.5])
     return list(zip(reached["outcome"], reached["steps_high"], strict=True))
 
 
@@ -226,10 +226,10 @@ def test_an_empty_loss_is_missing_and_nan_was_logged(
     path.write_text(BENT.format(text))
     # Missing: neither resets the sustained crossing, nor ends the run. Logged: both do.
     kept, lost = [("reached", 10.0)] * 2, [("reached", 30.0), ("diverged", math.inf)]
-    found = read_table(path)
-    assert crossings(found.table) == (lost if logged else kept)
-    said = "2 of 8 losses are NaN, taken as logged" if logged else "2 of 8 rows have no loss"
-    assert any(said in note for note in found.notes)
+    foreign = read_table(path)
+    assert crossings(foreign.table) == (lost if logged else kept)
+    words = "2 of 8 losses are NaN, taken as logged" if logged else "2 of 8 rows have no loss"
+    assert any(words in note for note in foreign.notes)
     assert crossings(read_table(path, nan="missing").table) == kept
 
 
@@ -250,8 +250,8 @@ def test_formats_that_tell_missing_from_nan_are_read_so(tmp_path: Path, kind: st
         pq.write_table(pa.table({**columns, "val_loss": pa.array(missing)}), path)
     else:
         path.write_text("\n".join(json.dumps(row) for row in rows.to_dict("records")))
-    found = read_table(path)
-    assert crossings(found.table) == [("reached", 10.0), ("diverged", math.inf)]
+    foreign = read_table(path)
+    assert crossings(foreign.table) == [("reached", 10.0), ("diverged", math.inf)]
     assert crossings(read_table(path, nan="missing").table) == [("reached", 10.0)] * 2
 
 
@@ -271,21 +271,21 @@ def test_a_column_of_groups_is_used() -> None:
     # Seeds of their own: nothing else tells the two models apart.
     two = pd.concat([table(STEPS).assign(group="a"),
                      table(STEPS).assign(group="b", trial=lambda t: t["trial"] + 2)])  # fmt: skip
-    found = as_table(two)
-    assert found.groups == {0: "a", 1: "b"}
-    assert found.table["group"].tolist() == [0] * 6 + [1] * 6
-    assert "2 groups, never pooled: a and b" in found.notes
+    foreign = as_table(two)
+    assert foreign.groups == {0: "a", 1: "b"}
+    assert foreign.table["group"].tolist() == [0] * 6 + [1] * 6
+    assert "2 groups, never pooled: a and b" in foreign.notes
     assert as_table(two.assign(size=1), group=["size"]).groups == {0: "a, 1", 1: "b, 1"}
     assert as_table(two, group=["group"]).groups == {0: "a", 1: "b"}
-    named = two.rename(columns={"group": "model"})
-    assert "not used, and it varies: model" in as_table(named).notes[-1]
-    assert as_table(named, columns={"group": "model"}).groups == {0: "a", 1: "b"}
+    with_models = two.rename(columns={"group": "model"})
+    assert "not used, and it varies: model" in as_table(with_models).notes[-1]
+    assert as_table(with_models, columns={"group": "model"}).groups == {0: "a", 1: "b"}
 
 
 def test_cuts_of_one_trajectory_are_no_further_seeds() -> None:
     cuts = pd.concat([table(STEPS), table(STEPS)])
-    named = cuts.assign(trajectory_id=cuts["batch_size"].astype(str) + cuts["trial"].astype(str))
-    assert reaches_table(as_table(named).table)["n"].tolist() == [2, 2, 2]
+    with_ids = cuts.assign(trajectory_id=cuts["batch_size"].astype(str) + cuts["trial"].astype(str))
+    assert reaches_table(as_table(with_ids).table)["n"].tolist() == [2, 2, 2]
     with pytest.raises(AnalysisError, match="a run reaches a target once"):
         as_table(cuts)
 
@@ -303,12 +303,12 @@ FINAL = """batch,lr,seed,step,loss
 def test_one_loss_a_run_is_a_table_of_final_losses(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(FINAL)
-    found = read_table(path)
-    assert found.kind == "final losses"
-    assert found.table["final_eval_loss"].tolist() == [2.5, 2.3, math.inf, 2.4, 2.2]
-    assert found.table["samples"].eq(800).all()
-    assert any("1 of 6 runs have no final loss" in note for note in found.notes)
-    assert any("--minimise steps takes them for curves" in note for note in found.notes)
+    foreign = read_table(path)
+    assert foreign.kind == "final losses"
+    assert foreign.table["final_eval_loss"].tolist() == [2.5, 2.3, math.inf, 2.4, 2.2]
+    assert foreign.table["samples"].eq(800).all()
+    assert any("1 of 6 runs have no final loss" in note for note in foreign.notes)
+    assert any("--minimise steps takes them for curves" in note for note in foreign.notes)
     assert read_table(path, minimise="steps").kind == "curves"
     path.write_text(FINAL.replace(",step", "").replace(",100", "").replace(",50", ""))
     assert read_table(path).table["final_eval_loss"].tolist() == [2.5, 2.3, math.inf, 2.4, 2.2]
@@ -319,8 +319,8 @@ def test_one_loss_a_run_is_a_table_of_final_losses(tmp_path: Path) -> None:
 def test_the_last_losses_of_curves_are_minimised_where_asked() -> None:
     rows = table(BENT.format("2.9"))
     assert as_table(rows).kind == "curves"
-    found = as_table(rows.assign(status=["completed"] * 7 + ["diverged"]), minimise="loss")
-    assert found.table["final_eval_loss"].tolist() == [2.9, math.inf]
+    foreign = as_table(rows.assign(status=["completed"] * 7 + ["diverged"]), minimise="loss")
+    assert foreign.table["final_eval_loss"].tolist() == [2.9, math.inf]
     both = table(STEPS).assign(loss=2.0)
     with pytest.raises(AnalysisError, match="both a loss and steps"):
         as_table(both.rename(columns={"steps": "steps_to_target"}))
@@ -375,12 +375,12 @@ def test_columns_that_clash_and_are_not_needed_do_not_matter() -> None:
             "run_name": "small",
         }
     )
-    found = as_table(curves)
-    assert set(found.table["run_id"]) == {"a7x"}
-    assert "not used, for several could be train_time_s: time_s, seconds" in found.notes
-    assert "not used, for several could be samples: examples, sequences" in found.notes
-    assert found.table["train_time_s"].isna().all()
-    assert found.table["samples"].tolist() == [8, 16]
+    foreign = as_table(curves)
+    assert set(foreign.table["run_id"]) == {"a7x"}
+    assert "not used, for several could be train_time_s: time_s, seconds" in foreign.notes
+    assert "not used, for several could be samples: examples, sequences" in foreign.notes
+    assert foreign.table["train_time_s"].isna().all()
+    assert foreign.table["samples"].tolist() == [8, 16]
 
 
 def test_runs_that_two_columns_tell_apart_otherwise_are_asked_about() -> None:
@@ -413,7 +413,7 @@ def test_steps_that_may_be_what_was_done_are_taken_as_they_are(steps: list[int])
 
 
 @pytest.mark.parametrize(
-    ("runs", "shown"),
+    ("runs", "numbers_text"),
     [
         ([[0, 49, 99, 149, 199]], "49, 99, 149, each one less than a multiple of 50"),
         ([[99, 199, 299]], "99, 199, 299, each one less than a multiple of 100"),
@@ -423,16 +423,16 @@ def test_steps_that_may_be_what_was_done_are_taken_as_they_are(steps: list[int])
     ],
 )
 def test_steps_that_may_be_numbers_from_0_are_asked_about(
-    runs: list[list[int]], shown: str
+    runs: list[list[int]], numbers_text: str
 ) -> None:
     """That of 0 may be of no step; one run that was resumed does not speak for the others."""
     rows = [(8 * 2**k, step, 1 / (1 + step)) for k, run in enumerate(runs) for step in run]
     curves = pd.DataFrame(rows, columns=["bs", "step", "val_loss"])
-    with pytest.raises(AnalysisError, match=f"a run was measured at {shown}"):
+    with pytest.raises(AnalysisError, match=f"a run was measured at {numbers_text}"):
         as_table(curves)
     for first in (0, 1):
-        found = as_table(curves, first_step=first).table["optimizer_step"]
-        assert found.tolist() == (curves["step"] + 1 - first).tolist()
+        foreign = as_table(curves, first_step=first).table["optimizer_step"]
+        assert foreign.tolist() == (curves["step"] + 1 - first).tolist()
     with pytest.raises(AnalysisError, match=r"--first-step is 0 or 1, the number of .*; got -5"):
         as_table(curves, first_step=-5)
 
@@ -443,7 +443,7 @@ def test_the_step_of_a_file_of_wandb_is_asked_about() -> None:
         AnalysisError, match=r"needs optimizer_step .* or Step, counts calls of its"
     ):
         as_table(curves)
-    named = as_table(curves, columns={"optimizer_step": "Step"})
-    assert named.table["optimizer_step"].tolist() == [2, 4, 6]
+    foreign = as_table(curves, columns={"optimizer_step": "Step"})
+    assert foreign.table["optimizer_step"].tolist() == [2, 4, 6]
     both = as_table(curves.assign(global_step=[1, 2, 3]))
     assert both.table["optimizer_step"].tolist() == [1, 2, 3]

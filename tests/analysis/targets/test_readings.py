@@ -40,20 +40,22 @@ def test_a_reading_beyond_the_interval_shows_the_range() -> None:
         Reading("at the first crossing", replace(HEADLINE, value=4.81, low=3.57, high=6.47)),
         Reading("at a loss of 0.42", replace(HEADLINE, value=5.91)),
     ]
-    found = under_readings(HEADLINE, readings)
-    assert found.text() == "4.81 to 15.0"
-    assert found.note is not None
-    assert found.note.endswith("15.0 for good, 4.81 at the first crossing, 5.91 at a loss of 0.42")
-    text = macros({"steps_ratio": found})
+    headline = under_readings(HEADLINE, readings)
+    assert headline.text() == "4.81 to 15.0"
+    assert headline.note is not None
+    assert headline.note.endswith(
+        "15.0 for good, 4.81 at the first crossing, 5.91 at a loss of 0.42"
+    )
+    text = macros({"steps_ratio": headline})
     assert r"\newcommand{\bsStepsRatio}{\mbox{4.81 to 15.0}}" in text
     assert r"\newcommand{\bsStepsRatioText}{4.81 to 15.0}" in text
 
 
 def test_bounds_that_contradict_leave_nothing_identified() -> None:
     bound = replace(HEADLINE, value=math.nan, low=0.0, high=9.0)
-    found = under_readings(HEADLINE, [Reading("at the first crossing", bound)])
-    assert not found.is_identified
-    assert "at most 9.00 at the first crossing" in str(found.note)
+    headline = under_readings(HEADLINE, [Reading("at the first crossing", bound)])
+    assert not headline.is_identified
+    assert "at most 9.00 at the first crossing" in str(headline.note)
     open_end = replace(bound, high=math.inf)
     assert under_readings(HEADLINE, [Reading("at the first crossing", open_end)]) is HEADLINE
 

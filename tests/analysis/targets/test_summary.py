@@ -79,8 +79,8 @@ def test_a_table_shows_the_figure_by_which_its_learning_rates_were_chosen() -> N
     steps = {0.1: [150.0, 170.0, 160.0], 0.2: [120.0, 900.0, 100.0]}
     rows = pd.DataFrame(
         {"global_batch_size": 8, "seed": seed, "learning_rate": rate, "steps_to_target": taken}
-        for rate, own in steps.items()
-        for seed, taken in enumerate(own)
+        for rate, cell in steps.items()
+        for seed, taken in enumerate(cell)
     )
     every = reaches_table(rows).set_index("learning_rate")["steps_to_target"]
     (chosen,) = reaches_table(at_best_learning_rate(rows)).to_dict("records")
@@ -163,10 +163,10 @@ def test_the_section_answers_first_and_warns() -> None:
     assert "5 were reached" not in section.answer[0]
     assert "6 were reached; 1 censored, 1 pruned, 1 diverged" in section.answer[1]
     assert section.answer[-1] == "as chosen"
-    said = "\n".join(section.warnings)
+    warnings = "\n".join(section.warnings)
     for text in ("coarse", "more than 10 % earlier", "last measurement", "averaged weights",
                  "decays (cosine)"):  # fmt: skip
-        assert text in said
+        assert text in warnings
     assert "decays" not in "\n".join(targets_section(rows, schedules=["constant"]).warnings)  # type: ignore[union-attr]
 
 

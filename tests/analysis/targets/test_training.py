@@ -11,8 +11,14 @@ from batchscape.analysis.targets.training import at_equal_loss, largest_rises
 
 def curves(losses: dict[str, list[float]], name: str, every: int = 10) -> pd.DataFrame:
     return pd.concat(
-        pd.DataFrame({"run": run, "samples": every * np.arange(1, len(own) + 1), name: own})
-        for run, own in losses.items()
+        pd.DataFrame(
+            {
+                "run": run,
+                "samples": every * np.arange(1, len(losses_of_run) + 1),
+                name: losses_of_run,
+            }
+        )
+        for run, losses_of_run in losses.items()
     )
 
 
@@ -48,11 +54,11 @@ def test_held_out_losses_are_compared_where_training_losses_are_equal() -> None:
     one, other = 3 - steps / 50, 2.5 - steps / 50
     losses = {"one": one.tolist(), "other": other.tolist()}
     held_out = {"one": one[9::10].tolist(), "other": (other[9::10] + 0.5).tolist()}
-    found = at_equal_loss(
+    comparison = at_equal_loss(
         curves(losses, "loss"), curves(held_out, "eval_loss", 100), pd.Index(["one", "other"])
     )
-    assert found is not None
-    level, table = found
+    assert comparison is not None
+    level, table = comparison
     difference = table["held_out"]["other"] - table["held_out"]["one"]
     assert difference == pytest.approx(0.5)
     assert table["held_out"]["one"] == pytest.approx(level, abs=0.03)

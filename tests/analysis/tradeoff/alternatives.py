@@ -67,8 +67,8 @@ def bootstrap_t(x, values):
         chosen = rng.integers(0, n, n)
         # With one seed only there is no error to divide by.
         if len(set(chosen)) > 1:
-            drawn, own = _studentised(x, values[:, :, chosen])
-            ratios.append((drawn - centre) / own)
+            drawn, resampled = _studentised(x, values[:, :, chosen])
+            ratios.append((drawn - centre) / resampled)
     low, high = np.quantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     return centre - high * error, centre - low * error
 

@@ -42,15 +42,15 @@ def coverages(batches, values, truth, form="two_term"):
     """Fractions of sweeps, shape (sweeps, batch sizes, seeds), whose intervals hold the truth."""
     data, theta = fitted(batches, np.nanmean(values, axis=2), form)
     noise = noise_of(values)
-    true, found = quantities(truth), quantities(theta)
+    true, share = quantities(truth), quantities(theta)
     covered = {}
     for name, path in PATHS[form].items():
         low, high = intervals(data, noise, theta, path, 0.95)
-        inside = (found[name] + low <= true[name]) & (true[name] <= found[name] + high)
+        inside = (share[name] + low <= true[name]) & (true[name] <= share[name] + high)
         covered[name] = inside.mean()
         if name == "critical":
-            overhead = [20 + 0.2 * np.exp(c) for c in (found[name] + low, true[name])]
-            overhead.append(20 + 0.2 * np.exp(found[name] + high))
+            overhead = [20 + 0.2 * np.exp(c) for c in (share[name] + low, true[name])]
+            overhead.append(20 + 0.2 * np.exp(share[name] + high))
             covered["overhead"] = np.mean(
                 (overhead[0] <= overhead[1]) & (overhead[1] <= overhead[2])
             )
@@ -146,10 +146,10 @@ def test_coverage_where_batches_do_not_share_all_seeds(design):
     values = noisy_log_steps(rng, steps, SWEEPS, 5, sd=0.1, correlation=correlation)
     if design == "apart":
         n = len(BATCHES)
-        own = np.full((SWEEPS, n, 5 * n), np.nan)
+        spread_seeds = np.full((SWEEPS, n, 5 * n), np.nan)
         for batch in range(n):
-            own[:, batch, 5 * batch : 5 * batch + 5] = values[:, batch]
-        values = own
+            spread_seeds[:, batch, 5 * batch : 5 * batch + 5] = values[:, batch]
+        values = spread_seeds
     elif design == "some missing":
         for batch, seed in ((0, 1), (3, 4), (5, 0), (6, 2)):
             values[:, batch, seed] = np.nan

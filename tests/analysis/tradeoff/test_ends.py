@@ -15,15 +15,15 @@ TRUTH = 16 * (1 + 8 / CRITICAL) / (1 + 128 / CRITICAL)
 def crossings(samples, losses, target):
     """First crossings and those for good, between measurements, and which runs end below."""
     met, n = losses <= target, losses.shape[-1]
-    found = []
+    steps = []
     for place in (met.argmax(-1), n - (~met[..., ::-1]).argmax(-1)):
         upper = np.clip(place, 1, n - 1)[..., None]
         after = np.take_along_axis(losses, upper, -1)[..., 0]
         before = np.take_along_axis(losses, upper - 1, -1)[..., 0]
         share = np.clip((before - target) / (before - after), 0, 1)
         low, high = samples[upper[..., 0] - 1], samples[upper[..., 0]]
-        found.append(low + share * (high - low))
-    return (*found, met[..., -1])
+        steps.append(low + share * (high - low))
+    return (*steps, met[..., -1])
 
 
 @pytest.mark.parametrize("noise", [0.1, 0.3])
@@ -39,8 +39,8 @@ def test_the_ratio_covers_the_noiseless_one(seeds, noise):
     speed = speed / (1 + sizes[:, None, None] / CRITICAL)
     losses = (0.1 + 2.2 * (1 + samples * speed / 300) ** -1.3) * np.exp(noise * errors)
     first, good, reached = crossings(samples, losses, 0.6)
-    whole = reached.all((1, 2))
-    log_first, log_good = (np.log(x[whole] / sizes[:, None]) for x in (first, good))
+    all_reached = reached.all((1, 2))
+    log_first, log_good = (np.log(x[all_reached] / sizes[:, None]) for x in (first, good))
     nothing = pd.DataFrame()
     covered = []
     for steps, first_steps in zip(log_good, log_first, strict=True):

@@ -36,12 +36,12 @@ def means(table):
 def test_two_term_fit_is_that_of_another_optimiser():
     table = sweep(4, sd=0.2)
     y = means(table)
-    found, _ = optimize.curve_fit(
+    solution, _ = optimize.curve_fit(
         lambda x, p, c: np.log(np.exp(p) + np.exp(c) / x), y.index, y, p0=(5, 9), xtol=1e-14
     )
     fit = fit_tradeoff(table, form="two_term")
-    assert fit.s_min.value == pytest.approx(math.exp(found[0]), rel=1e-6)
-    assert fit.e_min.value == pytest.approx(math.exp(found[1]), rel=1e-6)
+    assert fit.s_min.value == pytest.approx(math.exp(solution[0]), rel=1e-6)
+    assert fit.e_min.value == pytest.approx(math.exp(solution[1]), rel=1e-6)
     ratio = fit.e_min.value / fit.s_min.value
     assert fit.critical_batch_size.value == pytest.approx(ratio, rel=1e-9)
     curve = fit.predict(BATCHES)["steps"]
@@ -51,13 +51,13 @@ def test_two_term_fit_is_that_of_another_optimiser():
 def test_free_exponent_fit_is_that_of_another_optimiser():
     table = sweep(4, sd=0.1, seed=1)
     y = means(table)
-    found, _ = optimize.curve_fit(
+    solution, _ = optimize.curve_fit(
         lambda x, p, c, q: np.log(np.exp(p) + np.exp(c) / x**q), y.index, y, p0=(5, 9, 1)
     )
     fit = fit_tradeoff(table, form="free_exponent")
-    assert fit.exponent.value == pytest.approx(found[2], rel=1e-4)
-    assert fit.s_min.value == pytest.approx(math.exp(found[0]), rel=1e-4)
-    critical = math.exp((found[1] - found[0]) / found[2])
+    assert fit.exponent.value == pytest.approx(solution[2], rel=1e-4)
+    assert fit.s_min.value == pytest.approx(math.exp(solution[0]), rel=1e-4)
+    critical = math.exp((solution[1] - solution[0]) / solution[2])
     assert fit.critical_batch_size.value == pytest.approx(critical, rel=1e-4)
     a, _, q = fit.parameters
     size = fit.overhead_batch_size.value
@@ -100,10 +100,10 @@ def test_band_is_students_t_over_seeds_of_refits(form):
 
     def refitted(values):
         start = (4.6, 4.2) if form == "two_term" else (4.6, 4.2, 0.0)
-        found = optimize.least_squares(
+        solution = optimize.least_squares(
             lambda theta: curve(theta, BATCHES) - values, start, xtol=1e-15, ftol=1e-15, gtol=1e-15
         )
-        return curve(found.x, places)
+        return curve(solution.x, places)
 
     step = 1e-4
     moves = [refitted(means + way) - refitted(means - way) for way in step * np.eye(len(means))]
@@ -226,8 +226,8 @@ def test_batch_with_an_unreached_run_is_left_out_loudly():
     assert 512 not in fit.batches["global_batch_size"].to_numpy()
     (row,) = fit.excluded.to_dict("records")
     assert (row["runs"], row["reached"], row["at_least_steps"]) == (3, 2, 50.0)
-    own = table.loc[table["global_batch_size"] == 512, "steps_to_target"]
-    assert row["median_steps"] == own.max()
+    batch_steps = table.loc[table["global_batch_size"] == 512, "steps_to_target"]
+    assert row["median_steps"] == batch_steps.max()
     assert "1 of 3 runs did not reach the target (1 diverged)" in fit.warnings[0]
     assert (
         fit.critical_batch_size
@@ -255,8 +255,8 @@ def test_penalty_on_small_batches_is_found():
 
 def test_seeds_that_batches_do_not_share_add_variances():
     table = sweep(6, sd=0.1)
-    own = table.assign(seed=np.arange(len(table)))
-    shared, apart = (fit_tradeoff(part).critical_batch_size for part in (table, own))
+    unshared = table.assign(seed=np.arange(len(table)))
+    shared, apart = (fit_tradeoff(part).critical_batch_size for part in (table, unshared))
     assert shared.value == pytest.approx(apart.value, rel=1e-6)
     # More degrees of freedom, for the variances of seven batches are each estimated.
     assert math.log(apart.high / apart.low) < math.log(shared.high / shared.low) * 1.5

@@ -48,10 +48,10 @@ def fits(form="two_term", **settings):
 
 
 def test_critical_batch_sizes_of_zhang_et_al():
-    found = fits(reference_batch_size=256)
-    values = [fit.overhead_batch_size.value for fit in found.values()]
+    fits_by_size = fits(reference_batch_size=256)
+    values = [fit.overhead_batch_size.value for fit in fits_by_size.values()]
     assert values == pytest.approx(OVERHEAD20, abs=0.05001)
-    ratios = [fit.critical_batch_size.value for fit in found.values()]
+    ratios = [fit.critical_batch_size.value for fit in fits_by_size.values()]
     assert ratios == pytest.approx(RATIOS, rel=1e-3)
 
 

@@ -52,8 +52,8 @@ def section(reaches):
 def test_curve_has_the_fit_of_each_target(reaches):
     curve = critical_batch_curve(reaches).set_index("target_loss")
     assert list(curve.index) == [3.0, 2.5, 2.0]
-    for target, own in reaches.groupby("target_loss"):
-        fit = fit_tradeoff(own)
+    for target, rows in reaches.groupby("target_loss"):
+        fit = fit_tradeoff(rows)
         row = curve.loc[target]
         assert row["critical_batch_size"] == fit.critical_batch_size.value
         assert row["critical_batch_size_low"] < CRITICAL[target] < row["critical_batch_size_high"]
@@ -68,14 +68,16 @@ def test_curve_needs_targets(reaches):
 def test_section_answers_first_with_definition_and_interval(section, reaches):
     fit = fit_tradeoff(reaches[reaches["target_loss"] == 2.0])
     easier = fit_tradeoff(reaches[reaches["target_loss"] == 2.5])
-    found = section.headlines["critical_batch_size"]
+    critical = section.headlines["critical_batch_size"]
     # The next target gives less than the interval holds: the range of both is shown.
     assert easier.critical_batch_size.value < fit.critical_batch_size.low
-    assert (found.low, found.high) == (
+    assert (critical.low, critical.high) == (
         easier.critical_batch_size.value,
         fit.critical_batch_size.value,
     )
-    assert f"at a loss of 2 is {found.low:.3g} to {found.high:.3g} samples" in section.answer[0]
+    assert (
+        f"at a loss of 2 is {critical.low:.3g} to {critical.high:.3g} samples" in section.answer[0]
+    )
     assert "mccandlish" in section.answer[0]
     assert "range over fair readings, in place of an interval" in section.answer[0]
     assert section.warnings[0] == "The learning rate was not tuned."
@@ -101,63 +103,63 @@ def test_tables_and_pictures_are_whole(section):
 def test_unidentified_groups_are_told_apart(reaches):
     few = reaches[reaches["global_batch_size"] < 32].assign(group=1)
     both = pd.concat([reaches.assign(group=0), few])
-    found = tradeoff_section(both, groups={0: "gpt2", 1: "digits"})
-    assert found.answer[0].startswith("gpt2: The critical batch size")
-    assert any("digits" in text and "not identified" in text for text in found.answer)
-    assert set(found.headlines) >= {"critical_batch_size_group_0", "critical_batch_size_group_1"}
-    assert not found.headlines["critical_batch_size_group_1"].is_identified
+    report = tradeoff_section(both, groups={0: "gpt2", 1: "digits"})
+    assert report.answer[0].startswith("gpt2: The critical batch size")
+    assert any("digits" in text and "not identified" in text for text in report.answer)
+    assert set(report.headlines) >= {"critical_batch_size_group_0", "critical_batch_size_group_1"}
+    assert not report.headlines["critical_batch_size_group_1"].is_identified
 
 
 def test_bad_tables_become_warnings_not_tracebacks(reaches):
-    found = tradeoff_section(pd.concat([reaches, reaches]))
-    assert any("appears more than once" in text for text in found.warnings)
+    report = tradeoff_section(pd.concat([reaches, reaches]))
+    assert any("appears more than once" in text for text in report.warnings)
     assert tradeoff_section(reaches[reaches["global_batch_size"] == 8]) is None
     assert tradeoff_section(reaches.iloc[:0]) is None
 
 
 def test_table_without_targets_or_intervals(reaches):
-    own = reaches[(reaches["target_loss"] == 2) & (reaches["seed"] == 0)]
-    found = tradeoff_section(own.drop(columns=["target_loss", "run_id"]))
-    assert "1 seed: no interval" in found.answer[0]
-    assert any("1 seed" in text for text in found.warnings)
+    rows = reaches[(reaches["target_loss"] == 2) & (reaches["seed"] == 0)]
+    report = tradeoff_section(rows.drop(columns=["target_loss", "run_id"]))
+    assert "1 seed: no interval" in report.answer[0]
+    assert any("1 seed" in text for text in report.warnings)
 
 
 @pytest.mark.slow
 def test_a_form_that_does_not_fit_is_said_first(reaches):
-    own = reaches[reaches["target_loss"] == 2].copy()
-    own.loc[own["global_batch_size"] == 64, "steps_to_target"] *= 2
-    found = tradeoff_section(own, form="two_term")
-    fit = fit_tradeoff(own, form="two_term")
+    rows = reaches[reaches["target_loss"] == 2].copy()
+    rows.loc[rows["global_batch_size"] == 64, "steps_to_target"] *= 2
+    report = tradeoff_section(rows, form="two_term")
+    fit = fit_tradeoff(rows, form="two_term")
     assert fit.lack_of_fit_p < 0.05
-    sentence = found.answer[0].partition(":")[0]
+    sentence = report.answer[0].partition(":")[0]
     assert "does not fit these runs (p = " in sentence
     assert "interval over 4 seeds" in sentence
-    assert "does not fit" in found.headlines["critical_batch_size"].note
-    assert critical_batch_curve(own, form="two_term")["note"].str.contains("does not fit").all()
+    assert "does not fit" in report.headlines["critical_batch_size"].note
+    assert critical_batch_curve(rows, form="two_term")["note"].str.contains("does not fit").all()
     assert fit_tradeoff(reaches[reaches["target_loss"] == 2]).critical_batch_size.note is None
 
 
 @pytest.mark.slow
 def test_a_choice_among_learning_rates_is_said(reaches):
-    asked = []
+    queries = []
 
     def tuning(group, target):
-        asked.append((group, target))
+        queries.append((group, target))
         return "B = 8 is at the edge."
 
-    found = tradeoff_section(reaches.assign(n_learning_rates=5), tuning=tuning)
+    report = tradeoff_section(reaches.assign(n_learning_rates=5), tuning=tuning)
     plain = tradeoff_section(reaches.assign(n_learning_rates=1))
-    assert any("best of up to 5 learning rates" in text for text in found.answer)
+    assert any("best of up to 5 learning rates" in text for text in report.answer)
     assert not any("learning rates" in text for text in plain.answer)
-    assert asked == [(0, 2.0)]
-    assert "B = 8 is at the edge." in found.warnings
+    assert queries == [(0, 2.0)]
+    assert "B = 8 is at the edge." in report.warnings
 
 
 def test_noise_scales_are_of_the_runs_of_the_fit_and_count_once_a_batch(reaches):
     """Cell 0: batch 8; cells 1 and 2: batch 16, of which 3 is at another rate."""
     place = {8.0: 0, 16.0: 1}
-    own = reaches.assign(cell=reaches["global_batch_size"].map(place).fillna(9).astype(int))
-    own.loc[(own["global_batch_size"] == 16) & (own["seed"] == 0), "cell"] = 2
+    rows = reaches.assign(cell=reaches["global_batch_size"].map(place).fillna(9).astype(int))
+    rows.loc[(rows["global_batch_size"] == 16) & (rows["seed"] == 0), "cell"] = 2
     scales = pd.DataFrame(
         {
             "estimate": [10.0, 30.0, 120.0, 1e6],
@@ -167,16 +169,16 @@ def test_noise_scales_are_of_the_runs_of_the_fit_and_count_once_a_batch(reaches)
             "global_batch_size": [8, 16, 16, 16],
         }
     )
-    found = tradeoff_section(own, noise_scales=scales)
+    report = tradeoff_section(rows, noise_scales=scales)
     # The square root of 10 times the square root of 30 times 120.
-    assert "24.5 samples (geometric mean over 2 of 7 batch sizes)" in found.answer[-1]
+    assert "24.5 samples (geometric mean over 2 of 7 batch sizes)" in report.answer[-1]
 
 
 def test_the_first_screen_says_what_samples_buy(reaches):
     """The ratio over seeds by plain pandas and scipy, at the target that is spoken of."""
-    own = reaches[reaches["target_loss"] == 2.0]
-    buys, critical = tradeoff_section(own).short
-    steps = own.pivot(index="seed", columns="global_batch_size", values="steps_to_target")
+    rows = reaches[reaches["target_loss"] == 2.0]
+    buys, critical = tradeoff_section(rows).short
+    steps = rows.pivot(index="seed", columns="global_batch_size", values="steps_to_target")
     logs = np.log(steps[8] / steps[512])
     low, high = stats.t.interval(0.95, len(logs) - 1, logs.mean(), stats.sem(logs))
     fewer = [f"{np.exp(value):.3g}" for value in (logs.mean(), low, high)]
@@ -187,32 +189,32 @@ def test_the_first_screen_says_what_samples_buy(reaches):
         f"{more[0]} [{more[1]}, {more[2]}] times the samples "
         f"(n = {len(logs)} seeds; steps as the table gives them)."
     )
-    assert fit_tradeoff(own).critical_batch_size.text() in critical
+    assert fit_tradeoff(rows).critical_batch_size.text() in critical
 
 
 def test_the_first_screen_names_the_batch_sizes_left_out(reaches):
-    own = reaches[reaches["target_loss"] == 2.0].copy()
-    own.loc[(own["global_batch_size"] == 512) & (own["seed"] == 0), "steps_to_target"] = math.nan
-    buys, critical = tradeoff_section(own).short
+    rows = reaches[reaches["target_loss"] == 2.0].copy()
+    rows.loc[(rows["global_batch_size"] == 512) & (rows["seed"] == 0), "steps_to_target"] = math.nan
+    buys, critical = tradeoff_section(rows).short
     assert buys.startswith("From a global batch of 8 to 256 samples")
     assert buys.endswith(" them). (B = 512 left out: not all runs reached the target.)")
     assert "left out" not in critical
 
 
 def test_batch_sizes_without_a_common_seed_give_no_ratio(reaches):
-    own = reaches[reaches["target_loss"] == 2.0]
-    said = tradeoff_section(own.assign(seed=range(len(own)))).short
-    assert len(said) == 1
-    assert said[0].startswith("The critical batch size")
+    rows = reaches[reaches["target_loss"] == 2.0]
+    short = tradeoff_section(rows.assign(seed=range(len(rows)))).short
+    assert len(short) == 1
+    assert short[0].startswith("The critical batch size")
 
 
 @pytest.mark.slow
 def test_the_first_screen_counts_the_other_groups(reaches):
-    own = reaches[reaches["target_loss"] == 2.0]
-    for others, said in ((1, "1 more group of runs is"), (2, "2 more groups of runs are")):
-        table = pd.concat([own.assign(group=group) for group in range(others + 1)])
+    rows = reaches[reaches["target_loss"] == 2.0]
+    for others, words in ((1, "1 more group of runs is"), (2, "2 more groups of runs are")):
+        table = pd.concat([rows.assign(group=group) for group in range(others + 1)])
         last = tradeoff_section(table).short[-1]
-        assert last.endswith(f" {said} in the tables.")
+        assert last.endswith(f" {words} in the tables.")
 
 
 def demo_like(first_at_8=192.0, seeds=5):
@@ -241,41 +243,41 @@ def demo_like(first_at_8=192.0, seeds=5):
 
 
 def test_a_target_that_runs_met_early_is_never_spoken_of_first():
-    found = tradeoff_section(demo_like())
-    table = found.tables[0].frame.set_index("target_loss")
+    report = tradeoff_section(demo_like())
+    table = report.tables[0].frame.set_index("target_loss")
     assert table.loc[0.23, ["runs_met_early", "runs_reached"]].tolist() == [20, 25]
     assert table["is_spoken_of"].tolist() == [True, False]
-    assert found.short[0].startswith(
+    assert report.short[0].startswith(
         "From a global batch of 8 to 128 samples (learning rates 0.0200 and 0.320, the best of 5 "
         "each), a loss of 0.42 takes "
     )
-    assert found.short[0].endswith("(n = 5 seeds; crossing for good).")
-    assert not any("0.23" in text for text in found.short)
+    assert report.short[0].endswith("(n = 5 seeds; crossing for good).")
+    assert not any("0.23" in text for text in report.short)
 
 
 def test_without_a_settled_target_nothing_is_identified():
-    own = demo_like()
-    found = tradeoff_section(own[own["target_loss"].eq(0.23)])
-    assert found.short == [
+    rows = demo_like()
+    report = tradeoff_section(rows[rows["target_loss"].eq(0.23)])
+    assert report.short == [
         "What fewer optimizer steps cost is not identified: no target is settled. At a loss of "
         "0.23 20 of 25 runs first met it more than 10 % earlier than for good, and 10 % of runs "
         "at most may."
     ]
-    assert not any(estimate.is_identified for estimate in found.headlines.values())
-    assert "20 of 25 runs first met it" in found.answer[0]
+    assert not any(estimate.is_identified for estimate in report.headlines.values())
+    assert "20 of 25 runs first met it" in report.answer[0]
 
 
 def test_the_ratio_of_first_crossings_lies_in_the_interval():
     """Two of 25 runs met it at a fifth of the steps: a target may do so, a ratio says it."""
-    own = demo_like()
-    own = own[own["target_loss"].eq(0.42)].copy()
-    early = own["global_batch_size"].eq(8) & own["seed"].lt(2)
-    own.loc[early, "first_steps_to_target"] = own.loc[early, "steps_to_target"] / 20
-    steps = own.pivot(index="seed", columns="global_batch_size", values="steps_to_target")
-    first = own.pivot(index="seed", columns="global_batch_size", values="first_steps_to_target")
+    rows = demo_like()
+    rows = rows[rows["target_loss"].eq(0.42)].copy()
+    early = rows["global_batch_size"].eq(8) & rows["seed"].lt(2)
+    rows.loc[early, "first_steps_to_target"] = rows.loc[early, "steps_to_target"] / 20
+    steps = rows.pivot(index="seed", columns="global_batch_size", values="steps_to_target")
+    first = rows.pivot(index="seed", columns="global_batch_size", values="first_steps_to_target")
     values = [float(np.exp(np.log(t[8] / t[128]).mean())) for t in (steps, first)]
-    found = tradeoff_section(own)
-    ratio = found.headlines["steps_ratio"]
+    report = tradeoff_section(rows)
+    ratio = report.headlines["steps_ratio"]
     assert ratio.value == pytest.approx(values[0])
     assert ratio.low < values[1] < values[0] < ratio.high
     assert "first crossings" in ratio.method

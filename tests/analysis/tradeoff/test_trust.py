@@ -74,15 +74,15 @@ def test_coverage_by_form(n_batches, seeds, sd, exponent):
 
 
 def test_the_headline_is_that_of_the_trusted_form_and_both_are_said():
-    found = table(0.88)
-    fit = fit_tradeoff(found)
+    rows = table(0.88)
+    fit = fit_tradeoff(rows)
     assert fit.form == "free_exponent"
     assert fit.critical_batch_size.low < CRITICAL < fit.critical_batch_size.high
     assert fit.exponent.low < 0.88 < fit.exponent.high < 1
     two = fit.of_form("two_term")
-    assert two.critical_batch_size == fit_tradeoff(found, form="two_term").critical_batch_size
+    assert two.critical_batch_size == fit_tradeoff(rows, form="two_term").critical_batch_size
     assert two.critical_batch_size.high < CRITICAL
-    section = tradeoff_section(found)
+    section = tradeoff_section(rows)
     assert section.headlines["critical_batch_size"] == fit.critical_batch_size
     # The data exclude the other form: it stands beside the first, and is nobody's headline.
     assert "critical_batch_size_two_term" not in section.headlines
@@ -95,9 +95,9 @@ def test_the_headline_is_that_of_the_trusted_form_and_both_are_said():
     assert (row["form"], row["other_form"]) == ("free_exponent", "two_term")
     assert row["other_critical_batch_size_high"] == two.critical_batch_size.high
     forms = next(view for view in section.tables if view.name == "tradeoff_forms")
-    shown = {row[0]: row[1] for row in forms.texts().rows}
-    assert shown["S = a + b/B^alpha"] == fit.critical_batch_size.text()
-    assert shown["S = a + b/B"] == two.critical_batch_size.text()
+    trust_of_form = {row[0]: row[1] for row in forms.texts().rows}
+    assert trust_of_form["S = a + b/B^alpha"] == fit.critical_batch_size.text()
+    assert trust_of_form["S = a + b/B"] == two.critical_batch_size.text()
     assert r"\newcommand{\bsCriticalBatchSize}" in macros(section.headlines)
     assert r"\newcommand{\bsCriticalBatchSizeTwoTerm}" not in macros(section.headlines)
 

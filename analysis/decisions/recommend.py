@@ -178,7 +178,6 @@ def recommend(evidence: Basis, needs: Needs) -> Recommendation:
     devices = needs.devices or measured
     rows = candidates_of(evidence, devices, needs.memory_gib)
     pool, warnings = _pool(rows, evidence, needs, devices, measured)
-    warnings += _on_memory(evidence, needs)
     alone = _only_timed_cut(rows, pool)
     if pool.empty or alone:
         return _unnamed(evidence, needs, rows, warnings, alone)
@@ -219,6 +218,18 @@ def _pool(
             f"nothing was measured on more than {measured} devices; what is said of more is "
             "predicted beyond the measured range, and not chosen where something measured fits"
         )
+    if needs.memory_gib is not None:
+        if evidence.memory is None:
+            warnings.append(
+                "--memory-gib decides nothing here: no run recorded how much memory it took, so "
+                "that none can be told to fit"
+            )
+        is_unknown = math.isnan(memory_of_device(evidence, None, 1))
+        if is_unknown and failures_that_count(evidence, needs.memory_gib):
+            warnings.append(
+                "what ran out of memory stays left out, though --memory-gib may be more than the "
+                "device had: how much it had is not recorded"
+            )
     fits = rows[rows["fits"]]
     if fits.empty:
         raise AnalysisError(_nothing_fits(rows, evidence, needs))
@@ -232,25 +243,6 @@ def _pool(
         if len(pool):
             return pool, warnings + ([warning] if warning else [])
     return timed, warnings
-
-
-def _on_memory(evidence: Basis, needs: Needs) -> list[str]:
-    """Warn where `--memory-gib` cannot decide what fits."""
-    if needs.memory_gib is None:
-        return []
-    warnings = []
-    if evidence.memory is None:
-        warnings.append(
-            "--memory-gib decides nothing here: no run recorded how much memory it took, so that "
-            "none can be told to fit"
-        )
-    had = memory_of_device(evidence, None, 1)
-    if math.isnan(had) and failures_that_count(evidence, needs.memory_gib):
-        warnings.append(
-            "what ran out of memory stays left out, though --memory-gib may be more than the "
-            "device had: how much it had is not recorded"
-        )
-    return warnings
 
 
 def _only_timed_cut(rows: pd.DataFrame, pool: pd.DataFrame) -> str:
@@ -401,7 +393,19 @@ def _regret(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
     elif with_interval.empty:
         lines = [f"Not identified: {_no_rival(compared, chosen)}."]
     else:
-        lines = [_best_rival(with_interval), *_costliest(compared, chosen)]
+        rival = with_interval.sort_values("times_slower_low").iloc[0]
+        lost = 100 * (1 - rival["times_slower_low"])
+        line = (
+            "No other measured geometry is faster, even at the end of its interval (95 %, of all "
+            "pairs at once)."
+        )
+        if lost > 0:
+            line = (
+                f"If this is the wrong one, at most {significant(lost, 2)} % of the time is lost, "
+                f"against {cut_text(rival)} at the end of its interval (95 %, of all pairs at "
+                "once: the data chose which are compared)."
+            )
+        lines = [line, *_costliest(compared, chosen)]
     if len(with_interval) and len(without_interval):
         cuts = _cuts_text(without_interval)
         lines.append(
@@ -467,21 +471,6 @@ def _no_rival(compared: pd.DataFrame, chosen: pd.Series[Any]) -> str:
 def _cuts_text(rows: pd.DataFrame) -> str:
     """Name the first few cuts, and count the others."""
     return list_text((cut_text(row) for _, row in rows.iterrows()), "and", _MOST_NAMED)
-
-
-def _best_rival(others: pd.DataFrame) -> str:
-    rival = others.sort_values("times_slower_low").iloc[0]
-    lost = 100 * (1 - rival["times_slower_low"])
-    if lost <= 0:
-        return (
-            "No other measured geometry is faster, even at the end of its interval (95 %, of all "
-            "pairs at once)."
-        )
-    return (
-        f"If this is the wrong one, at most {significant(lost, 2)} % of the time is lost, against "
-        f"{cut_text(rival)} at the end of its interval (95 %, of all pairs at once: the data chose "
-        "which are compared)."
-    )
 
 
 def _costliest(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:

@@ -14,7 +14,6 @@ from batchscape.analysis.cost.step_time import WIDEST, StepTimeModel
 from batchscape.analysis.cost.table import FACTORS, Geometry, one_group
 from batchscape.analysis.estimates import FEWEST, t_reach
 from batchscape.analysis.numbers import significant
-from batchscape.errors import AnalysisError
 from batchscape.text import count_text
 
 _Floats = NDArray[np.float64]
@@ -45,14 +44,19 @@ def steps_by_batch(
         `steps_degrees` (NaN where a run did not reach, or there is one seed), `steps_log_of` (a
         dict of the logarithms by trajectory, or by seed), `learning_rate`, `outcomes`, `run_ids`.
         Runs that did not reach stay in every count.
-
-    Raises
-    ------
-    AnalysisError
-        If a column is missing, the table mixes targets, groups or learning rates of a batch, or
-        a number of steps is not positive.
     """
-    rows = _checked_reaches(reaches, by)
+    steps_of_runs = pd.to_numeric(reaches["steps_to_target"]).astype(float).fillna(math.inf)
+    has_reached = np.isfinite(steps_of_runs)
+    optional = ("outcome", "trajectory_id", "run_id", "learning_rate", "steps_low")
+    rows = reaches.reindex(columns=["seed", *by, *optional])
+    bounds = pd.to_numeric(rows["steps_low"]).astype(float).fillna(0.0)
+    unknown = np.where(has_reached, "reached", "not reached")
+    rows = rows.assign(
+        steps=steps_of_runs,
+        learning_rate=pd.to_numeric(rows["learning_rate"]).astype(float),
+        least=steps_of_runs.where(has_reached, bounds),
+        outcome=rows["outcome"].astype(object).where(rows["outcome"].notna(), unknown),
+    )
     summaries = {}
     for key, group in rows.groupby(list(by) if len(by) > 1 else by[0]):
         runs, name = _trajectories(group, by)
@@ -184,44 +188,6 @@ def pareto_front(time: pd.Series[float], cost: pd.Series[float]) -> NDArray[np.b
             front[i] = True
             best, fastest = values[i, 1], values[i, 0]
     return front
-
-
-def _checked_reaches(reaches: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    needed = list(dict.fromkeys(["global_batch_size", "seed", "steps_to_target", *by]))
-    missing = [name for name in needed if name not in reaches.columns]
-    if missing:
-        msg = f"steps to a target need columns {', '.join(needed)}; missing: {', '.join(missing)}"
-        raise AnalysisError(msg)
-    for name in ("target_loss", "group"):
-        if name in reaches and reaches[name].nunique(dropna=False) > 1:
-            msg = (
-                f"one decision is of one {name}, and the table mixes "
-                f"{reaches[name].nunique(dropna=False)}; choose one"
-            )
-            raise AnalysisError(msg)
-    rates = reaches.reindex(columns=["learning_rate"])["learning_rate"]
-    mixed = rates.groupby(reaches["global_batch_size"]).nunique()
-    if (mixed > 1).any():
-        batch = mixed[mixed > 1].index[0]
-        msg = (
-            f"global batch {batch} has runs at {mixed[batch]} learning rates; choose one with "
-            "at_best_learning_rate(reaches)"
-        )
-        raise AnalysisError(msg)
-    steps = pd.to_numeric(reaches["steps_to_target"]).astype(float).fillna(math.inf)
-    if (steps <= 0).any():
-        msg = f"steps_to_target must be above zero, got {steps.min():g}; empty where not reached"
-        raise AnalysisError(msg)
-    optional = ["outcome", "trajectory_id", "run_id"]
-    rows = reaches[needed].join(reaches.reindex(columns=optional))
-    least = pd.to_numeric(reaches.reindex(columns=["steps_low"])["steps_low"]).astype(float)
-    unknown = np.where(np.isfinite(steps), "reached", "not reached")
-    return rows.assign(
-        steps=steps,
-        learning_rate=pd.to_numeric(rates).astype(float),
-        least=steps.where(np.isfinite(steps), least.fillna(0.0)),
-        outcome=rows["outcome"].astype(object).where(rows["outcome"].notna(), unknown),
-    )
 
 
 def _trajectories(group: pd.DataFrame, by: Sequence[str]) -> tuple[pd.DataFrame, str]:

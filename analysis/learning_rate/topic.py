@@ -11,7 +11,7 @@ import pandas as pd
 
 from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate
 from batchscape.analysis.labels import group_name
-from batchscape.analysis.learning_rate.aim import LOSS, STEPS, find_optima, is_varied
+from batchscape.analysis.learning_rate.aim import STEPS, find_optima, is_varied
 from batchscape.analysis.learning_rate.choice import tuning_warning
 from batchscape.analysis.learning_rate.figures import learning_rate_charts
 from batchscape.analysis.learning_rate.laws import LearningRateLaws, learning_rate_laws
@@ -78,7 +78,11 @@ def _section(
     law_table = law_table.merge(behind.agg(";".join).reset_index(), on="group", how="left")
     tables = [_optima(full, labels, value), _laws(law_table, labels)]
     costs = costs_by_rate(table, value)
-    cost_table = _named_costs(costs, table, value)
+    cost_runs = table.reindex(columns=["sweep_dir", "run_id"]).iloc[costs["row"].to_numpy()]
+    cost_table = costs.drop(columns=["row", "cost"]).assign(
+        **{value: np.exp(costs["cost"]) if value == STEPS else costs["cost"]},
+        **{str(name): column.to_numpy() for name, column in cost_runs.items()},
+    )
     sizes = sorted({*(batches or costs["global_batch_size"])})
     pictures = learning_rate_charts(cost_table, full, laws, labels, sizes)
     curves = {"learning_rate_costs": cost_table}
@@ -102,16 +106,6 @@ def _answer(best: pd.DataFrame, laws: LearningRateLaws, value: str) -> str:
     return f"The best learning rate {aim} is {', and '.join(parts)}; {grows}. {laws.verdict}"
 
 
-def _title(best: pd.DataFrame, value: str) -> str:
-    if value == LOSS:
-        return "Learning rate with the lowest final held-out loss"
-    targets = sorted(best["target_loss"].dropna().unique())
-    losses = ", ".join(f"{target:g}" for target in targets)
-    return f"Learning rate with the fewest steps to a held-out loss of {losses}".removesuffix(
-        " of "
-    )
-
-
 def _full(best: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     """Add the runs behind each optimum."""
     if "run_id" not in table:
@@ -129,11 +123,16 @@ def _full(best: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _optima(full: pd.DataFrame, labels: Mapping[int, str], value: str) -> Table:
-    what = "steps to the target, on a log scale," if value == STEPS else "final held-out loss"
+    what, title = "final held-out loss", "Learning rate with the lowest final held-out loss"
+    if value == STEPS:
+        what = "steps to the target, on a log scale,"
+        losses = ", ".join(f"{loss:g}" for loss in sorted(full["target_loss"].dropna().unique()))
+        title = "Learning rate with the fewest steps to a held-out loss"
+        title += f" of {losses}" if losses else ""
     optima = [_optimum_text(row) for _, row in full.iterrows()]
     return Table(
         "learning_rates",
-        _title(full, value),
+        title,
         full,
         [
             Column("group", words=labels, is_left=True),
@@ -151,14 +150,6 @@ def _optima(full: pd.DataFrame, labels: Mapping[int, str], value: str) -> Table:
             f"leaves open), from {FEWEST} seeds on.",
         ],
     )
-
-
-def _named_costs(costs: pd.DataFrame, table: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Give costs in measured units, with the run of each."""
-    behind = table.reindex(columns=["sweep_dir", "run_id"]).iloc[costs["row"].to_numpy()]
-    run = {str(name): column.to_numpy() for name, column in behind.items()}
-    measured = np.exp(costs["cost"]) if value == STEPS else costs["cost"]
-    return costs.drop(columns=["row", "cost"]).assign(**{value: measured}, **run)
 
 
 def _optimum_text(row: pd.Series[Any]) -> str:

@@ -7,8 +7,8 @@ The rule, for each group of runs:
 * The hardest target is the highest last loss of the runs that count: all of them reach it for
   good. Where runs were stopped at a target of their own, that one is used if all reached it.
 * It is raised until it is settled: at most a tenth of the runs first met it more than 10 % earlier
-  than for good. Below that a crossing tells where the noise or the budget ends, not how fast a
-  loss was reached. Where no loss of the range is settled the hardest stays, and a note says so.
+  than for good. Below that a crossing shows where the noise or the budget ends, not how fast a
+  loss was reached. If no loss of the range is settled the hardest stays, with a note.
 * The easiest is the lowest over these runs of the highest loss after their first two measurements,
   so that every crossing is bracketed by measurements during the training.
 * Targets between are spaced evenly in loss; all are rounded up to digits that a reader can quote,

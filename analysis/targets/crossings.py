@@ -90,7 +90,15 @@ def steps_to_target(
         msg = f"crossing is one of {', '.join(get_args(Crossing))}, got {crossing!r}"
         raise AnalysisError(msg)
     curves = tidy_curves(curves)
-    targets_by_group = _targets_of(curves, targets)
+    targets_by_group: dict[int, Sequence[float]]
+    if targets is None:
+        targets_by_group = dict(choose_targets(curves).by_group)
+    elif not len(targets) or not np.isfinite(np.asarray(targets, dtype=float)).all():
+        msg = f"targets are finite losses, one at least, got {list(targets)}"
+        raise AnalysisError(msg)
+    else:
+        targets = [float(target) for target in targets]
+        targets_by_group = dict.fromkeys(map(int, curves["group"].unique()), targets)
     runs = cut(curves)
     identity = curves.loc[runs.last, [name for name in IDENTITY if name in curves]]
     identity = identity.reset_index(drop=True)
@@ -103,18 +111,6 @@ def steps_to_target(
         part = _reaches(curves, group_runs, diverged[is_in_group], target, crossing)
         parts.append(pd.concat([identity[is_in_group].reset_index(drop=True), part], axis=1))
     return pd.concat(parts, ignore_index=True)
-
-
-def _targets_of(
-    curves: pd.DataFrame, targets: Sequence[float] | None
-) -> dict[int, Sequence[float]]:
-    if targets is None:
-        return dict(choose_targets(curves).by_group)
-    if not len(targets) or not np.isfinite(np.asarray(targets, dtype=float)).all():
-        msg = f"targets are finite losses, one at least, got {list(targets)}"
-        raise AnalysisError(msg)
-    losses = [float(target) for target in targets]
-    return {int(group): losses for group in curves["group"].unique()}
 
 
 def _reaches(

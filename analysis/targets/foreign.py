@@ -181,7 +181,6 @@ def as_table(
     foreign, (table, notes) = table, recognise(table, columns)
     group, labels, numbers = _groups(foreign, table, group)
     has_loss = _has_loss(table, minimise)
-    _refuse_lacking(table, has_loss=has_loss)
     numeric_columns = _CURVE_NUMBERS if has_loss else _REACH_NUMBERS
     rows = _numbers(table, ("global_batch_size", "learning_rate", *numeric_columns)).assign(
         group=numbers
@@ -237,19 +236,15 @@ def _has_loss(table: pd.DataFrame, minimise: Minimised | None) -> bool:
     """Tell whether to read the losses of the table (else its steps to target)."""
     if minimise == "loss":
         refuse_missing(table, ["loss"], "a table of final losses")
-    if "loss" not in table or "steps_to_target" not in table:
-        return "loss" in table
-    if minimise is None:
-        msg = (
-            "the table has both a loss and steps to a target; say which the analysis is of, with "
-            "--minimise loss or --minimise steps"
-        )
-        raise AnalysisError(msg)
-    return minimise == "loss"
-
-
-def _refuse_lacking(table: pd.DataFrame, *, has_loss: bool) -> None:
-    """Refuse a table without the columns that one of its kind needs."""
+    has_loss = "loss" in table
+    if has_loss and "steps_to_target" in table:
+        if minimise is None:
+            msg = (
+                "the table has both a loss and steps to a target; say which the analysis is of, "
+                "with --minimise loss or --minimise steps"
+            )
+            raise AnalysisError(msg)
+        has_loss = minimise == "loss"
     charts = [str(name) for name in table if _OF_CHART.search(str(name))]
     if "global_batch_size" not in table and charts:
         msg = (
@@ -267,6 +262,7 @@ def _refuse_lacking(table: pd.DataFrame, *, has_loss: bool) -> None:
             "a table without a loss (--column loss=COLUMN names it) is one of steps to target and"
         )
         refuse_missing(table, needed, what)
+    return has_loss
 
 
 _OF_CHART = re.compile(r" - .*(?<!__MIN)(?<!__MAX)$")

@@ -89,7 +89,10 @@ def under_readings(headline: Estimate, readings: Sequence[Reading]) -> Estimate:
     """
     if not headline.is_identified:
         return headline
-    low, high = _interval(headline)
+    low, high = headline.low, headline.high
+    if math.isnan(low) or headline.n < FEWEST:
+        factor = 1 + _WITHOUT_INTERVAL
+        low, high = headline.value / factor, headline.value * factor
     for reading in readings:
         other = reading.estimate
         if not (other.is_identified or reading.of_half) and (other.low > high or other.high < low):
@@ -102,7 +105,12 @@ def under_readings(headline: Estimate, readings: Sequence[Reading]) -> Estimate:
             note = f"{NOT_IDENTIFIED}: {why}"
             return replace(headline, value=math.nan, low=math.nan, high=math.nan, note=note)
     identified = [r for r in readings if r.estimate.is_identified]
-    apart = [r for r in identified if _disagrees(r, headline.value, low, high)]
+    apart = [
+        r
+        for r in identified
+        if not low <= r.estimate.value <= high
+        and not (r.of_half and r.estimate.low <= headline.value <= r.estimate.high)
+    ]
     if not apart:
         return headline
     # A half that agrees within its noise would only widen the range by it.
@@ -120,16 +128,3 @@ def under_readings(headline: Estimate, readings: Sequence[Reading]) -> Estimate:
         method="range over fair readings, in place of an interval",
         note="; ".join(filter(None, (headline.note, f"the readings differ: {listed}"))),
     )
-
-
-def _interval(headline: Estimate) -> tuple[float, float]:
-    if math.isnan(headline.low) or headline.n < FEWEST:
-        factor = 1 + _WITHOUT_INTERVAL
-        return headline.value / factor, headline.value * factor
-    return headline.low, headline.high
-
-
-def _disagrees(reading: Reading, value: float, low: float, high: float) -> bool:
-    other = reading.estimate
-    outside = not low <= other.value <= high
-    return outside and not (reading.of_half and other.low <= value <= other.high)

@@ -231,7 +231,20 @@ def fit_tradeoff(
     Sources: McCandlish et al. 2018, arXiv:1812.06162, section 2.3; Zhang et al. 2024,
     arXiv:2410.21676, for the overhead (there 20 % above batch size 256).
     """
-    _check_settings(form, overhead, reference_batch_size)
+    if form is not None and form not in FORMULAS:
+        msg = f"form must be one of {', '.join(FORMULAS)}, got {form!r}"
+        raise AnalysisError(msg)
+    if not 0 < overhead < math.inf:
+        msg = (
+            f"overhead is a fraction above zero, such as 0.2 for 20 % more samples, got {overhead}"
+        )
+        raise AnalysisError(msg)
+    if reference_batch_size is not None and not 0 < reference_batch_size < math.inf:
+        msg = (
+            "reference_batch_size counts samples and must be above zero, got "
+            f"{reference_batch_size}"
+        )
+        raise AnalysisError(msg)
     measurements = measure(reaches)
     enough = len(measurements.batches) >= LEAST_BATCHES["free_exponent"]
     chosen: Form = form or ("free_exponent" if enough else "two_term")
@@ -375,17 +388,3 @@ def _noted(estimate: Estimate, misfit: str | None) -> Estimate:
 
 def _n_parameters(form: Form) -> int:
     return 2 if form == "two_term" else 3
-
-
-def _check_settings(form: str | None, overhead: float, reference: float | None) -> None:
-    if form is not None and form not in FORMULAS:
-        msg = f"form must be one of {', '.join(FORMULAS)}, got {form!r}"
-        raise AnalysisError(msg)
-    if not (math.isfinite(overhead) and overhead > 0):
-        msg = (
-            f"overhead is a fraction above zero, such as 0.2 for 20 % more samples, got {overhead}"
-        )
-        raise AnalysisError(msg)
-    if reference is not None and not (math.isfinite(reference) and reference > 0):
-        msg = f"reference_batch_size counts samples and must be above zero, got {reference}"
-        raise AnalysisError(msg)

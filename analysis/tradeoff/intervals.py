@@ -57,13 +57,13 @@ _PRECISION = 1e-8
 
 PATHS: dict[Form, dict[str, Path]] = {
     "two_term": {
-        "critical": Path((0, 1, 0), ((1, 0, 0),)),
+        "critical_batch_size": Path((0, 1, 0), ((1, 0, 0),)),
         "s_min": Path((1, 0, 0), ((0, 1, 0),)),
         # log b = p + c is held by moving p against c.
         "e_min": Path((1, 0, 0), ((-1, 1, 0),)),
     },
     "free_exponent": {
-        "critical": Path((0, 1, 0), ((1, 0, 0), (0, 0, 1))),
+        "critical_batch_size": Path((0, 1, 0), ((1, 0, 0), (0, 0, 1))),
         "s_min": Path((1, 0, 0), ((0, 1, 0), (0, 0, 1))),
         "exponent": Path((0, 0, 1), ((1, 0, 0), (0, 1, 0))),
     },

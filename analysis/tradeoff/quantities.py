@@ -92,7 +92,7 @@ def critical_batch_size(fit: Fitted) -> Estimate:
     definition = (
         f"mccandlish: {formula} of {FORMULAS[fit.form]}, where steps to target are twice the fewest"
     )
-    estimate = _estimate(fit, "critical", fit.log_critical, "samples", definition)
+    estimate = _estimate(fit, "critical_batch_size", fit.log_critical, "samples", definition)
     beyond = _beyond(fit, smaller=True, larger=True)
     if beyond is None:
         return estimate
@@ -151,11 +151,12 @@ def largest_batch(fit: Fitted, overhead: float, reference: float) -> Estimate:
         method = fit.method.replace("score interval", "linear propagation")
     else:
         low, high = (
-            base + overhead * math.exp(fit.log_critical + end) for end in fit.ends["critical"]
+            base + overhead * math.exp(fit.log_critical + end)
+            for end in fit.ends["critical_batch_size"]
         )
         value, method = base + overhead * math.exp(fit.log_critical), fit.method
     estimate = Estimate(value, low, high, fit.measurements.n_seeds, "samples", method, definition)
-    reason = _undecided(fit, "critical", upper_only=True)
+    reason = _undecided(fit, "critical_batch_size", upper_only=True)
     if reason is not None:
         return _weakened(estimate, reason)
     if value > fit.measurements.batches.max() * (1 + 1e-9):
@@ -201,7 +202,7 @@ def _estimate(fit: Fitted, quantity: str, log_value: float, unit: str, definitio
     if reason is not None:
         return _weakened(estimate, reason)
     if fit.noise is None:
-        return replace(estimate, note=_range_note(fit, fit.leave_one_out[_COLUMNS[quantity]]))
+        return replace(estimate, note=_range_note(fit, fit.leave_one_out[quantity]))
     return estimate
 
 
@@ -219,7 +220,7 @@ def _undecided(fit: Fitted, quantity: str, *, upper_only: bool = False) -> str |
     low, high = fit.ends[quantity]
     if math.isfinite(high) and (upper_only or math.isfinite(low)):
         return None
-    critical = fit.ends["critical"]
+    critical = fit.ends["critical_batch_size"]
     if math.isinf(critical[1]):
         return _no_plateau(fit)
     if math.isinf(critical[0]):
@@ -305,11 +306,3 @@ def _overhead_root(theta: Floats, reference: float, factor: float) -> float:
     # log samples is never below the log batch size.
     root = optimize.brentq(lambda x: log_samples(x) - log_limit, max(start, turn), log_limit + 1)
     return math.exp(root)
-
-
-_COLUMNS = {
-    "critical": "critical_batch_size",
-    "s_min": "s_min",
-    "e_min": "e_min",
-    "exponent": "exponent",
-}

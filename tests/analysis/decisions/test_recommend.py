@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 
 from batchscape.analysis.cells import find_cells
-from batchscape.analysis.cost.figures import step_time_model_chart
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.cost.topic import cost_section
 from batchscape.analysis.decisions.candidates import candidates_of, largest_micro_batch
@@ -589,31 +588,6 @@ def test_no_largest_micro_batch_is_named_where_memory_does_not_grow():
     assert text.endswith("memory was not found to grow, so no largest one is known.")
     one = evidence([(1, 8, 4), (2, 8, 2)])
     assert "Only micro-batch 8 was measured" in recommend(one, Needs(memory_gib=80.0)).reasons[0]
-
-
-def test_one_device_and_one_micro_step_are_reasons_in_words():
-    recommendation = recommend(evidence([(1, 32, 1), (1, 8, 4)], steps={32: STEPS[32]}), Needs())
-    assert (
-        recommendation.reasons[1]
-        == "Devices 1: cuts of this batch were timed on no other number of devices."
-    )
-    assert recommendation.reasons[2].startswith(
-        "Accumulation 1: devices x micro-batch is the global batch"
-    )
-    both = candidates_of(evidence(), 2, math.nan)
-    row = both[(both[["data_parallel_size", "micro_batch_size"]] == [1, 8]).all(axis=1)].iloc[0]
-    texts = reasons_for(evidence(), both, row, math.nan, memory_given=False)
-    assert "the best measured cut of this batch on more devices, 2 x" in texts[1]
-    assert "with less of it, 1 x" in texts[2]
-
-
-def test_figures_name_their_group():
-    rows = candidates_of(evidence(steps={32: STEPS[32]}), 2).assign(recommended=False)
-    chart = pareto_chart(rows, "engine.name fsdp", "pareto_0", "time_to_target_0")
-    assert chart.title.endswith(": engine.name fsdp")
-    assert chart.caption.startswith("engine.name fsdp: ")
-    model = step_time_model_chart(evidence().step_time, "_0", "a group")
-    assert model.caption.endswith("a group.")
 
 
 def test_a_time_without_an_interval_meets_a_deadline_by_a_ratio():

@@ -16,7 +16,6 @@ from batchscape.analysis.decisions.to_target import (
     steps_by_batch,
     time_to_target,
 )
-from batchscape.errors import AnalysisError
 
 
 def reaches(steps, batch=32, **columns):
@@ -128,21 +127,6 @@ def test_a_predicted_time_that_is_open_by_more_than_ten_times_is_unknown():
     by_batch = time_to_target(steps, rows).set_index("global_batch_size")
     assert by_batch["time_s"].isna().to_list() == [False, True]
     assert "times apart: a run of this cut would tell" in by_batch["note"][16]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda t: t.drop(columns="seed"), "missing: seed"),
-        (lambda t: t.assign(target_loss=range(len(t))), "one target_loss"),
-        (lambda t: t.assign(group=range(len(t))), "one group"),
-        (lambda t: t.assign(learning_rate=[0.1, 0.2]), "2 learning rates"),
-        (lambda t: t.assign(steps_to_target=-1.0), "above zero"),
-    ],
-)
-def test_a_bad_table_is_refused(change, message):
-    with pytest.raises(AnalysisError, match=message):
-        steps_by_batch(change(reaches([10.0, 11.0])))
 
 
 @given(

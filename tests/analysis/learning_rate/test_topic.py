@@ -39,24 +39,20 @@ def reaches(batches=BATCHES, rates=RATES, target=2.0, **columns):
     return pd.DataFrame(rows)
 
 
-def section(*tables, **options):
-    return learning_rate_section(*tables, **options)
-
-
 def test_a_tuned_grid_is_answered():
-    shown_section = section(reaches())
-    assert not shown_section.warnings
-    exponent = shown_section.headlines["learning_rate_exponent"]
+    section = learning_rate_section(reaches())
+    assert not section.warnings
+    exponent = section.headlines["learning_rate_exponent"]
     assert exponent.value == pytest.approx(0.5, abs=0.05)
-    assert "Outside the exponent's interval: fixed, linear." in shown_section.answer[0]
-    optima, laws = shown_section.tables
+    assert "Outside the exponent's interval: fixed, linear." in section.answer[0]
+    optima, laws = section.tables
     assert optima.frame["run_ids"].str.count(";").eq(3 * len(RATES) - 1).all()
     assert [row[0] for row in optima.texts().rows] == [str(batch) for batch in BATCHES]
     assert [row[0] for row in laws.texts().rows] == ["fixed", "sqrt", "linear", "power"]
-    for table in shown_section.tables:
+    for table in section.tables:
         assert to_latex(table)
         assert to_markdown(table)
-    costs, optima = shown_section.pictures
+    costs, optima = section.pictures
     assert [name for name in costs.looks if name.isdecimal()] == [str(batch) for batch in BATCHES]
     assert optima.y.columns == {"learning_rate": "best learning rate"}
     best = next(marks.table for marks in optima.marks if marks.name == "best")
@@ -65,38 +61,38 @@ def test_a_tuned_grid_is_answered():
 
 def test_an_optimum_at_the_edge_is_loud():
     table = reaches()
-    shown_section = section(
+    section = learning_rate_section(
         table[(table["learning_rate"] < 0.01) | (table["global_batch_size"] < 64)]
     )
-    assert any(text.startswith("NOT TUNED EVERYWHERE") for text in shown_section.warnings)
-    assert any("B = 128" in text and "Left out" in text for text in shown_section.warnings)
-    by_batch = {row[0]: row[1] for row in shown_section.tables[0].texts().rows}
+    assert any(text.startswith("NOT TUNED EVERYWHERE") for text in section.warnings)
+    assert any("B = 128" in text and "Left out" in text for text in section.warnings)
+    by_batch = {row[0]: row[1] for row in section.tables[0].texts().rows}
     assert by_batch["128"] == "≥ 0.0040"
 
 
 def test_the_hardest_target_that_all_reached_is_used():
     hard = reaches(target=1.0)
     hard.loc[hard["global_batch_size"] == 8, "steps_to_target"] = math.nan
-    shown_section = section(pd.concat([reaches(target=3.0), reaches(target=2.0), hard]))
-    assert shown_section.tables[0].frame["target_loss"].unique().tolist() == [2.0]
-    assert shown_section.tables[0].title.endswith("held-out loss of 2")
+    section = learning_rate_section(pd.concat([reaches(target=3.0), reaches(target=2.0), hard]))
+    assert section.tables[0].frame["target_loss"].unique().tolist() == [2.0]
+    assert section.tables[0].title.endswith("held-out loss of 2")
 
 
 def test_final_losses_serve_where_no_target_was_reached():
     unreached = reaches().assign(steps_to_target=math.nan)
     finals = reaches().rename(columns={"steps_to_target": "final_eval_loss"})
-    shown_section = section(unreached, finals.drop(columns="target_loss"))
-    assert shown_section.tables[0].title == "Learning rate with the lowest final held-out loss"
-    assert shown_section.headlines["learning_rate_exponent"].is_identified
+    section = learning_rate_section(unreached, finals.drop(columns="target_loss"))
+    assert section.tables[0].title == "Learning rate with the lowest final held-out loss"
+    assert section.headlines["learning_rate_exponent"].is_identified
 
 
 def test_groups_are_shown_apart():
     two = pd.concat([reaches(), reaches(group=1)])
-    shown_section = section(two, groups={0: "model gpt", 1: "model mlp"})
-    assert shown_section.answer[1].startswith("model mlp: ")
-    assert set(shown_section.headlines) == {"learning_rate_exponent_0", "learning_rate_exponent_1"}
-    assert shown_section.tables[0].texts().n_left == 2
-    for chart in shown_section.pictures:
+    section = learning_rate_section(two, groups={0: "model gpt", 1: "model mlp"})
+    assert section.answer[1].startswith("model mlp: ")
+    assert set(section.headlines) == {"learning_rate_exponent_0", "learning_rate_exponent_1"}
+    assert section.tables[0].texts().n_left == 2
+    for chart in section.pictures:
         assert chart.choices[0].options == {"0": "model gpt", "1": "model mlp"}
 
 
@@ -110,10 +106,10 @@ def test_groups_are_shown_apart():
     ],
 )
 def test_nothing_is_said_of_what_was_not_varied(table):
-    assert section(table) is None
+    assert learning_rate_section(table) is None
 
 
 def test_a_contradiction_is_a_warning_and_no_end_of_the_report():
-    shown_section = section(pd.concat([reaches(), reaches()]))
-    assert shown_section.answer == ["Not identified."]
-    assert "rows that repeat" in shown_section.warnings[0]
+    section = learning_rate_section(pd.concat([reaches(), reaches()]))
+    assert section.answer == ["Not identified."]
+    assert "rows that repeat" in section.warnings[0]

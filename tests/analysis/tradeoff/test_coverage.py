@@ -33,24 +33,24 @@ def fitted(batches, log_steps, form="two_term"):
 
 
 def quantities(theta):
-    """What the intervals are of, as logarithms; the overhead batch size follows the critical."""
+    """Logarithms of the quantities that have intervals."""
     p, c, q = theta.T
-    return {"critical": c, "s_min": p, "e_min": p + c, "exponent": q}
+    return {"critical_batch_size": c, "s_min": p, "e_min": p + c, "exponent": q}
 
 
 def coverages(batches, values, truth, form="two_term"):
     """Fractions of sweeps, shape (sweeps, batch sizes, seeds), whose intervals hold the truth."""
     data, theta = fitted(batches, np.nanmean(values, axis=2), form)
     noise = noise_of(values)
-    true, share = quantities(truth), quantities(theta)
+    true, estimates = quantities(truth), quantities(theta)
     covered = {}
     for name, path in PATHS[form].items():
         low, high = intervals(data, noise, theta, path, 0.95)
-        inside = (share[name] + low <= true[name]) & (true[name] <= share[name] + high)
+        inside = (estimates[name] + low <= true[name]) & (true[name] <= estimates[name] + high)
         covered[name] = inside.mean()
-        if name == "critical":
-            overhead = [20 + 0.2 * np.exp(c) for c in (share[name] + low, true[name])]
-            overhead.append(20 + 0.2 * np.exp(share[name] + high))
+        if name == "critical_batch_size":
+            overhead = [20 + 0.2 * np.exp(c) for c in (estimates[name] + low, true[name])]
+            overhead.append(20 + 0.2 * np.exp(estimates[name] + high))
             covered["overhead"] = np.mean(
                 (overhead[0] <= overhead[1]) & (overhead[1] <= overhead[2])
             )

@@ -208,15 +208,6 @@ def test_batch_sizes_without_a_common_seed_give_no_ratio(reaches):
     assert short[0].startswith("The critical batch size")
 
 
-@pytest.mark.slow
-def test_the_first_screen_counts_the_other_groups(reaches):
-    rows = reaches[reaches["target_loss"] == 2.0]
-    for others, words in ((1, "1 more group of runs is"), (2, "2 more groups of runs are")):
-        table = pd.concat([rows.assign(group=group) for group in range(others + 1)])
-        last = tradeoff_section(table).short[-1]
-        assert last.endswith(f" {words} in the tables.")
-
-
 def demo_like(first_at_8=192.0, seeds=5):
     """Five batch sizes at two targets; at 0.23 all but the largest meet it early."""
     sizes, rng = np.array([8.0, 16, 32, 64, 128]), np.random.default_rng(1)

@@ -203,8 +203,8 @@ def evidence_of(
             names = [str(group_table["group_label"].iloc[0]), str(label) if len(within) > 1 else ""]
             runs = cells.runs[cells.runs["cell"].isin(here)]
             text = ", ".join(filter(None, names))
-            made = _evidence(text, group_table, mine, runs, [note] if note else [])
-            evidence.append(replace(made, runs=runs, same_sweeps=cells.runs))
+            basis = _evidence(text, group_table, mine, runs, [note] if note else [])
+            evidence.append(replace(basis, same_sweeps=cells.runs))
     return evidence
 
 
@@ -233,7 +233,7 @@ def more_than_tensors(runs: pd.DataFrame) -> list[str]:
         return []
     return [
         f"memory is that of tensors, and the limit counts all that a process takes, here up to "
-        f"{times:.2g} times as much: beyond what was measured, less fits than is said",
+        f"{times:.2g} times as much: beyond what was measured, less fits than predicted",
     ]
 
 
@@ -276,12 +276,12 @@ def _evidence(
     oom = runs.loc[runs["status"].eq("oom"), list(FACTORS)].dropna().drop_duplicates()
     on_cpu = runs["device_type"].eq("cpu").all()
     memory = pd.to_numeric(runs.reindex(columns=["environment.memory_gib"]).iloc[:, 0])
-    names = runs.reindex(columns=["optimizer.name"]).iloc[:, 0].dropna().unique()
+    optimizers = runs.reindex(columns=["optimizer.name"]).iloc[:, 0].dropna().unique()
     return Basis(
         label=label,
         table=table,
         reaches=reaches if reaches is not None and len(reaches) else None,
-        optimizer=str(names[0]) if len(names) == 1 else None,
+        optimizer=str(optimizers[0]) if len(optimizers) == 1 else None,
         host_memory_gib=float(memory.min()) if on_cpu else np.nan,
         device_memory_gib=memory_gib,
         out_of_memory=[(int(d), int(m), int(a)) for d, m, a in oom.to_numpy()],
@@ -290,6 +290,7 @@ def _evidence(
         tradeoff=tradeoff,
         warnings=warnings,
         target_warnings=target_warnings,
+        runs=runs,
     )
 
 

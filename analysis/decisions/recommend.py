@@ -215,20 +215,19 @@ def _pool(
     warnings = []
     if devices > measured:
         warnings.append(
-            f"nothing was measured on more than {measured} devices; what is said of more is "
-            "predicted beyond the measured range, and not chosen where something measured fits"
+            f"nothing was measured on more than {measured} devices; predictions for more "
+            "lie beyond the measured range, and are chosen only if no measured geometry fits"
         )
     if needs.memory_gib is not None:
         if evidence.memory is None:
             warnings.append(
-                "--memory-gib decides nothing here: no run recorded how much memory it took, so "
-                "that none can be told to fit"
+                "--memory-gib decides nothing here: no run recorded how much memory it took"
             )
         is_unknown = math.isnan(memory_of_device(evidence, None, 1))
         if is_unknown and failures_that_count(evidence, needs.memory_gib):
             warnings.append(
-                "what ran out of memory stays left out, though --memory-gib may be more than the "
-                "device had: how much it had is not recorded"
+                "geometries that ran out of memory stay left out, though --memory-gib may be more "
+                "than their device had, which is not recorded"
             )
     fits = rows[rows["fits"]]
     if fits.empty:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.cost.table import FACTORS
-from batchscape.analysis.decisions.break_even import break_even_batch
+from batchscape.analysis.decisions.break_even import Growth, break_even_batch
 from batchscape.analysis.decisions.evidence import Basis, evidence_of
 from batchscape.analysis.decisions.figures import pareto_chart
 from batchscape.analysis.decisions.recommend import Needs, Recommendation, recommend
@@ -84,7 +84,7 @@ def decision_section(
         full = _full(recommendation, evidence)
         table = candidates_table(full, _MAX_ROWS, name, title)
         views += [table] if table.positions else []
-        even = dict(_break_even(recommendation, evidence))
+        even = _break_even(recommendation.geometry, evidence)
         answer += _break_even_answer(even)
         group_headlines = {f"break_even_batch_{growth}": e for growth, e in even.items()}
         group_headlines |= _headlines(recommendation, evidence)
@@ -100,16 +100,17 @@ def decision_section(
     return Section(title, answer, views, pictures, warnings, headlines, short, settle)
 
 
-def _break_even(recommendation: Recommendation, evidence: Basis) -> Iterable[tuple[str, Estimate]]:
-    model = evidence.step_time
-    if model is None or evidence.tradeoff is None or recommendation.geometry is None:
-        return
-    devices, micro, _ = recommendation.geometry
-    yield (
-        "accumulation",
-        break_even_batch(evidence.tradeoff, model, devices=devices, micro_batch_size=micro),
-    )
-    yield "micro", break_even_batch(evidence.tradeoff, model, devices=devices, growth="micro")
+def _break_even(geometry: tuple[int, int, int], evidence: Basis) -> dict[str, Estimate]:
+    """Return the break-even batch by what grows with it; none without both fits."""
+    fit, model = evidence.tradeoff, evidence.step_time
+    if fit is None or model is None:
+        return {}
+    devices, micro, _ = geometry
+    sizes: dict[Growth, int | None] = {"accumulation": micro, "micro": None}
+    return {
+        growth: break_even_batch(fit, model, devices=devices, micro_batch_size=size, growth=growth)
+        for growth, size in sizes.items()
+    }
 
 
 def _break_even_answer(estimates: Mapping[str, Estimate]) -> Iterable[str]:

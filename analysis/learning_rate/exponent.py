@@ -97,12 +97,11 @@ def exponent_of(best: pd.DataFrame) -> Estimate:
     return Estimate(slope, slope - half, slope + half, n, "", method, _DEFINITION)
 
 
-def is_limited_by_grid(best: pd.DataFrame) -> bool:
+def is_limited_by_grid(exponent: Estimate, optima: pd.DataFrame) -> bool:
     """Tell whether the grid of rates, not their scatter, makes half of the exponent's interval."""
-    exponent = exponent_of(best)
     half = (exponent.high - exponent.low) / 2
-    # An exponent without an interval has no half.
-    return bool(half > 0) and _grid_half(best[is_bounded(best)]) > half / 2
+    # NaN without an interval.
+    return bool(half > 0) and _grid_half(optima) > half / 2
 
 
 def _grid_half(optima: pd.DataFrame) -> float:

@@ -88,7 +88,8 @@ def learning_rate_laws(best: pd.DataFrame) -> LearningRateLaws:
     table = _fit_laws(
         *np.log(optima[["global_batch_size", "learning_rate"]].to_numpy(dtype=float)).T
     )
-    exponent, is_coarse = exponent_of(best), is_limited_by_grid(best)
+    exponent = exponent_of(best)
+    is_coarse = is_limited_by_grid(exponent, best[bounded])
     # Where the grid decides how wide the interval is, the scatter of optima ranks no laws.
     table["delta_aicc"] = np.nan
     if not is_coarse:

@@ -23,6 +23,8 @@ from batchscape.analysis.report.topic import Section
 from batchscape.errors import AnalysisError
 from batchscape.text import list_text
 
+_TITLE = "Learning rate"
+
 
 def learning_rate_section(
     reaches: pd.DataFrame,
@@ -31,24 +33,13 @@ def learning_rate_section(
     batches: Sequence[float] = (),
 ) -> Section | None:
     """Say which learning rate each global batch wants; None where none was varied."""
+    groups = groups or {}
     try:
-        return _section(reaches, finals, groups or {}, batches)
+        optima = find_optima(reaches, finals)
     except AnalysisError as error:
         if not is_varied(reaches):
             return None
         return Section(_TITLE, answer=["Not identified."], warnings=[str(error)])
-
-
-_TITLE = "Learning rate"
-
-
-def _section(
-    reaches: pd.DataFrame,
-    finals: pd.DataFrame | None,
-    groups: Mapping[int, str],
-    batches: Sequence[float],
-) -> Section | None:
-    optima = find_optima(reaches, finals)
     if optima is None:
         return None
     table, value, best = optima

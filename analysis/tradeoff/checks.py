@@ -72,7 +72,12 @@ def form_table(data: Data) -> pd.DataFrame:
     n = len(data.x)
     if n >= 4:
         squares["free_exponent"] = (float(fit_form(data, "free_exponent")[1][0]), 3)
-    formulas = {"perfect_scaling": "S = b/B", "constant": "S = a", **FORMULAS}
+    formulas = {
+        "perfect_scaling": "S = b/B",
+        "constant": "S = a",
+        "two_term": FORMULAS["two_term"],
+        "free_exponent": FORMULAS["free_exponent"],
+    }
     rows = {
         name: {
             "formula": formulas[name],

@@ -278,7 +278,7 @@ def _censored(cell: pd.DataFrame) -> dict[str, object]:
     steps = cell["steps_to_target"].where(cell["reached"], np.inf)
     median = float(np.median(steps))
     diverged = cell["outcome"].isin(_NEVER) if "outcome" in cell.columns else ~cell["reached"]
-    # A run that was stopped may have reached later; whether above the median nobody knows.
+    # A run that was stopped may have reached later; whether above the median is not known.
     if "outcome" in cell.columns and not diverged[~cell["reached"]].all() and np.isinf(median):
         median = np.nan
     least = steps.copy()

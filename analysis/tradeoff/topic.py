@@ -165,7 +165,13 @@ def _answer(group: GroupFits, noise_scales: pd.DataFrame | None) -> list[str]:
         answer.append(f"Fewest optimizer steps: {least.text()}{_over_readings(least)}{also}.")
     scales = _of_group(noise_scales, group)
     sentence = None if scales is None else noise_scale_sentence(critical, scales, len(fit.batches))
-    return [text for text in (*answer, _chosen(fit), sentence) if text]
+    most = fit.runs.get("n_learning_rates", pd.Series(dtype="float64")).max()
+    if most > 1:
+        answer.append(
+            f"Each batch size stands at the best of up to {most:g} learning rates: the lowest of "
+            "several noisy means is a little too low, and intervals take the chosen rates as known."
+        )
+    return answer if sentence is None else [*answer, sentence]
 
 
 def _short(group_fits: Sequence[GroupFits]) -> list[str]:
@@ -322,17 +328,6 @@ def _by_form(fit: TradeoffFit) -> list[str]:
         f"the exponent taken for 1, {FORMULAS['two_term']}, {two.critical_batch_size.text()} "
         f"samples. The first is {free.trust}; the second {two.trust}."
     ]
-
-
-def _chosen(fit: TradeoffFit) -> str | None:
-    """Say what a choice among learning rates does to the answer."""
-    most = fit.runs.get("n_learning_rates", pd.Series(dtype="float64")).max()
-    if not most > 1:
-        return None
-    return (
-        f"Each batch size stands at the best of up to {most:g} learning rates: the lowest of "
-        "several noisy means is a little too low, and intervals take the chosen rates as known."
-    )
 
 
 def _behind(fit: TradeoffFit, critical: Estimate) -> str:

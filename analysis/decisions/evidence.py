@@ -252,9 +252,11 @@ def _evidence(
         several = hardest["global_batch_size"].nunique() > 1
         untuned = tuning_warning(hardest) if several else None
         reaches = at_best_learning_rate(hardest)
-        every = _every_cut(hardest, reaches, runs)
-        # What the runs themselves took to the target, at the learning rates that count.
-        names = ["sweep_dir", "run_id"]
+        # The runs of all cuts at the chosen learning rates; `reaches` has one run a trajectory.
+        keys, names = ["global_batch_size", "learning_rate"], ["sweep_dir", "run_id"]
+        rates = reaches[[*keys, "tuned", "edge", "n_learning_rates"]].drop_duplicates()
+        every = hardest.merge(rates, on=keys).merge(runs[[*names, *FACTORS]], on=names)
+        # What the runs themselves took to the target.
         reached = every[every["outcome"].eq("reached")].astype(dict.fromkeys(names, object))
         took = reached[[*names, "steps_to_target", "time_to_target_s"]]
         table = table.merge(took, on=names, how="left")
@@ -348,11 +350,3 @@ def _of_target(reaches: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
             "Ask for a lower one (--target) where that is what a training is for"
         )
     return warnings
-
-
-def _every_cut(reaches: pd.DataFrame, best: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs of all cuts at the learning rates of `best`, which has one a trajectory."""
-    keys = ["global_batch_size", "learning_rate"]
-    rates = best[[*keys, "tuned", "edge", "n_learning_rates"]].drop_duplicates()
-    names = ["sweep_dir", "run_id"]
-    return reaches.merge(rates, on=keys).merge(runs[[*names, *FACTORS]], on=names)

@@ -78,16 +78,16 @@ def distinct_trajectories(reaches: pd.DataFrame) -> pd.DataFrame:
     """Keep one run a trajectory (of programs, a cut): a diverged or completed one first."""
     if "trajectory_id" not in reaches:
         return reaches
-    names = ("group", "trajectory_id", "program_cut", "target_loss")
+    names = ("group", "trajectory_id", "global_batch_size", "program_cut", "target_loss")
     keys = [name for name in names if name in reaches]
-    unknown = reaches["trajectory_id"].isna()
     status = reaches.get("status", pd.Series("completed", reaches.index))
     cuts = reaches.reindex(columns=["program_cut"])["program_cut"].notna()
     # Repeats of a program need not be equal: one that reached must not hide one that diverged.
-    later = status.ne("completed").astype(int).mask(cuts & status.eq("diverged"), -1)
-    ranked = reaches.assign(_later=later).sort_values("_later", kind="stable")
-    again = ranked.duplicated(keys) & ~unknown.reindex(ranked.index)
-    return reaches[~again.reindex(reaches.index)]
+    rank = status.ne("completed").astype(int).mask(cuts & status.eq("diverged"), -1)
+    order = np.argsort(rank.to_numpy(), kind="stable")
+    ranked = reaches.iloc[order]
+    is_repeat = (ranked.duplicated(keys) & ranked["trajectory_id"].notna()).to_numpy()
+    return reaches.iloc[np.sort(order[~is_repeat])]
 
 
 def at_common_target(

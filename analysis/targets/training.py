@@ -76,17 +76,14 @@ def at_equal_loss(
     if len(complete) < len(runs) or not complete:
         return None
     level = max(float(training.min()) for training, _ in complete)
-    rows = [(_held_out_at(level, *path), path[1][-1] - path[0][-1]) for path in complete]
+    rows = []
+    for training, held_out in complete:
+        # The held-out loss where the training loss first falls to the level.
+        below = int((training <= level).argmax())
+        around = [below, max(below - 1, 0)]
+        at_level = float(np.interp(level, training[around], held_out[around]))
+        rows.append((at_level, held_out[-1] - training[-1]))
     return level, pd.DataFrame(rows, index=runs, columns=["held_out", "gap"])
-
-
-def _held_out_at(
-    level: float, training: NDArray[np.float64], held_out: NDArray[np.float64]
-) -> float:
-    """Return the held-out loss where the training loss first falls to a level that it reaches."""
-    below = int((training <= level).argmax())
-    around = [below, max(below - 1, 0)]
-    return float(np.interp(level, training[around], held_out[around]))
 
 
 def _path(

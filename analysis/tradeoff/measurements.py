@@ -12,6 +12,7 @@ from scipy.special import stdtr
 from batchscape.analysis.estimates import Estimate, half_width
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.targets.columns import numbers_of
+from batchscape.analysis.targets.tidy import distinct_trajectories
 from batchscape.errors import AnalysisError
 
 _NEEDED = ("global_batch_size", "seed", "steps_to_target")
@@ -70,7 +71,19 @@ def measure(reaches: pd.DataFrame) -> Measurements:
         If columns are missing, values are impossible, runs are repeated, or several groups,
         targets or learning rates are mixed.
     """
-    rows = _checked(_without_repeats(reaches))
+    missing = [name for name in _NEEDED if name not in reaches.columns]
+    if missing:
+        msg = (
+            f"a trade-off needs the columns {', '.join(_NEEDED)}; missing: {', '.join(missing)}; "
+            f"the table has {', '.join(map(str, reaches.columns)) or 'none'}"
+        )
+        raise AnalysisError(msg)
+    if reaches.columns.has_duplicates:
+        twice = ", ".join(map(str, reaches.columns[reaches.columns.duplicated()]))
+        msg = f"every column needs a name of its own; more than one is called {twice}"
+        raise AnalysisError(msg)
+    # Cuts and timing repeats of one trajectory draw no new noise, nor do cuts of a program.
+    rows = _checked(distinct_trajectories(reaches.drop(columns="program_cut", errors="ignore")))
     left_out = []
     kept = []
     for _, cell in rows.groupby("global_batch_size", sort=True):
@@ -174,28 +187,6 @@ def ends_of_range(
     return ratio(ends_of_log, "optimizer steps, smallest to largest"), ratio(
         span - ends_of_log, "samples, largest to smallest"
     )
-
-
-def _without_repeats(reaches: pd.DataFrame) -> pd.DataFrame:
-    """Keep one run a trajectory: decompositions and timing repeats draw no new noise."""
-    missing = [name for name in _NEEDED if name not in reaches.columns]
-    if missing:
-        msg = (
-            f"a trade-off needs the columns {', '.join(_NEEDED)}; missing: {', '.join(missing)}; "
-            f"the table has {', '.join(map(str, reaches.columns)) or 'none'}"
-        )
-        raise AnalysisError(msg)
-    if reaches.columns.has_duplicates:
-        twice = ", ".join(map(str, reaches.columns[reaches.columns.duplicated()]))
-        msg = f"every column needs a name of its own; more than one is called {twice}"
-        raise AnalysisError(msg)
-    if "trajectory_id" not in reaches.columns:
-        return reaches
-    rows = reaches
-    if "status" in rows.columns:
-        rows = rows.iloc[np.argsort(rows["status"].ne("completed").to_numpy(), kind="stable")]
-    has_id = rows["trajectory_id"].notna()
-    return rows[~(has_id & rows.duplicated(["trajectory_id", "global_batch_size"]))].sort_index()
 
 
 def _checked(rows: pd.DataFrame) -> pd.DataFrame:

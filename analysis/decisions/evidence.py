@@ -196,14 +196,19 @@ def evidence_of(
     evidence = []
     for number in sorted(table["group"].unique()):
         group_table = table[table["group"] == number]
-        here = set(groups.index[groups["group"] == number])
-        within = [(group, label) for group, label, members in shared if here & done & set(members)]
-        for group, label in within:
-            mine = None if reaches is None else reaches[reaches["group"] == group]
-            names = [str(group_table["group_label"].iloc[0]), str(label) if len(within) > 1 else ""]
-            runs = cells.runs[cells.runs["cell"].isin(here)]
+        group_cells = set(groups.index[groups["group"] == number])
+        groups_here = [
+            (group, label) for group, label, members in shared if group_cells & done & set(members)
+        ]
+        for group, label in groups_here:
+            group_reaches = None if reaches is None else reaches[reaches["group"] == group]
+            names = [
+                str(group_table["group_label"].iloc[0]),
+                str(label) if len(groups_here) > 1 else "",
+            ]
+            runs = cells.runs[cells.runs["cell"].isin(group_cells)]
             text = ", ".join(filter(None, names))
-            basis = _evidence(text, group_table, mine, runs, [note] if note else [])
+            basis = _evidence(text, group_table, group_reaches, runs, [note] if note else [])
             evidence.append(replace(basis, same_sweeps=cells.runs))
     return evidence
 
@@ -255,14 +260,14 @@ def _evidence(
         # The runs of all cuts at the chosen learning rates; `reaches` has one run a trajectory.
         keys, names = ["global_batch_size", "learning_rate"], ["sweep_dir", "run_id"]
         rates = reaches[[*keys, "tuned", "edge", "n_learning_rates"]].drop_duplicates()
-        every = hardest.merge(rates, on=keys).merge(runs[[*names, *FACTORS]], on=names)
+        all_cuts = hardest.merge(rates, on=keys).merge(runs[[*names, *FACTORS]], on=names)
         # What the runs themselves took to the target.
-        reached = every[every["outcome"].eq("reached")].astype(dict.fromkeys(names, object))
-        took = reached[[*names, "steps_to_target", "time_to_target_s"]]
-        table = table.merge(took, on=names, how="left")
+        reached = all_cuts[all_cuts["outcome"].eq("reached")].astype(dict.fromkeys(names, object))
+        recorded = reached[[*names, "steps_to_target", "time_to_target_s"]]
+        table = table.merge(recorded, on=names, how="left")
         warnings = [*warnings, *([untuned] if untuned else [])]
         target_warnings += _of_target(reaches, runs)
-        reaches = _one_rate(every if is_program else reaches)
+        reaches = _one_rate(all_cuts if is_program else reaches)
         try:
             tradeoff = fit_tradeoff(reaches)
         except AnalysisError as error:
@@ -316,8 +321,8 @@ def _one_rate(reaches: pd.DataFrame) -> pd.DataFrame:
     missed = ~reaches["outcome"].eq("reached").groupby(reaches["global_batch_size"]).transform(
         "any"
     )
-    again = reaches.duplicated([name for name in _TRAINED_AS if name in reaches])
-    kept = reaches[~(missed & again)]
+    is_repeat = reaches.duplicated([name for name in _TRAINED_AS if name in reaches])
+    kept = reaches[~(missed & is_repeat)]
     return kept.assign(learning_rate=kept["learning_rate"].mask(missed.reindex(kept.index)))
 
 

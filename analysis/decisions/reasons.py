@@ -134,10 +134,10 @@ def measured_next(evidence: Basis, compared: pd.DataFrame) -> list[str]:
         settings |= {RATE: str(rates[0])} if len(rates) == 1 else {}
     value, low, high = (float(row[f"times_slower{end}"]) for end in ("", "_low", "_high"))
     ratio = interval_text(value, low, high, FEWEST)
-    others = f"; so are {len(faster) - 1} more" if len(faster) > 1 else ""
+    also = f"; so are {len(faster) - 1} more" if len(faster) > 1 else ""
     text = (
         f"Not measured: {cut_text(row)} = {batch}, which is predicted to take {ratio} times as "
-        f"long as the geometry recommended{others}."
+        f"long as the geometry recommended{also}."
     )
     command = for_cut(same_batch, settings)
     return [text if command is None else f"{text} To measure it: {command}"]
@@ -239,8 +239,8 @@ def _devices(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:
     text = f"Devices {devices}"
     if chosen["source"] != "measured":
         return f"{text}: the step time of this cut is {chosen['source']}, not measured."
-    others = _timed(candidates, chosen["global_batch_size"])
-    fewer = others[others["data_parallel_size"] < devices]
+    timed_cuts = _timed(candidates, chosen["global_batch_size"])
+    fewer = timed_cuts[timed_cuts["data_parallel_size"] < devices]
     if len(fewer):
         best, ratio = _fastest(fewer, chosen)
         return (
@@ -248,9 +248,9 @@ def _devices(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:
             f"{int(best['data_parallel_size'])} ({cut_text(best)}), and "
             f"{ratio * best['data_parallel_size'] / devices:.0%} of its throughput per device."
         )
-    more = others[others["data_parallel_size"] > devices]
-    if len(more):
-        best, ratio = _fastest(more, chosen)
+    on_more_devices = timed_cuts[timed_cuts["data_parallel_size"] > devices]
+    if len(on_more_devices):
+        best, ratio = _fastest(on_more_devices, chosen)
         return (
             f"{text}: the best measured cut of this batch on more devices, {cut_text(best)}, takes "
             f"{ratio:.3g} times as long."
@@ -274,15 +274,15 @@ def _accumulation(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:
     if chosen["source"] != "measured":
         return f"{text}; the step time of this cut is {chosen['source']}, not measured."
     devices = int(chosen["data_parallel_size"])
-    others = _timed(candidates, batch)
-    others = others[
-        (others["data_parallel_size"] == devices)
-        & (others["micro_batch_size"] > chosen["micro_batch_size"])
+    timed_cuts = _timed(candidates, batch)
+    timed_cuts = timed_cuts[
+        (timed_cuts["data_parallel_size"] == devices)
+        & (timed_cuts["micro_batch_size"] > chosen["micro_batch_size"])
     ]
-    if others.empty:
+    if timed_cuts.empty:
         on = count_text(devices, "device")
         return f"{text}; on {on}, no cut with less accumulation that fits was timed."
-    best, ratio = _fastest(others, chosen)
+    best, ratio = _fastest(timed_cuts, chosen)
     return f"{text}; with less of it, {cut_text(best)} takes {ratio:.3g} times as long."
 
 
@@ -302,17 +302,17 @@ def _learning_rate(evidence: Basis, chosen: pd.Series[Any]) -> str:
         )
     text = f"Learning rate {significant(rate, 3)}, at which global batch {batch} was measured"
     reaches, least = evidence.reaches, evidence.rate_of_least_loss(batch)
-    other = ""
+    of_least_loss = ""
     if not math.isnan(least) and least != rate:
-        other = f" The least final loss is that of {significant(least, 3)}: another aim."
+        of_least_loss = f" The least final loss is that of {significant(least, 3)}: another aim."
     if reaches is not None and "tuned" in reaches:
         rows = reaches[reaches["global_batch_size"] == batch]
         if bool(rows["tuned"].all()):
-            return f"{text}: of its grid the one of the fewest steps to the target.{other}"
+            return f"{text}: of its grid the one of the fewest steps to the target.{of_least_loss}"
         if bool(rows["edge"].any()):
             return (
                 f"{text}, of its grid the one of the fewest steps to the target, but AT ITS EDGE: "
-                f"a better one may lie outside.{other}"
+                f"a better one may lie outside.{of_least_loss}"
             )
     rule, factor = ("linear", "k") if evidence.optimizer == "sgd" else ("sqrt", "the root of k")
     return (

@@ -178,9 +178,9 @@ def recommend(evidence: Basis, needs: Needs) -> Recommendation:
     devices = needs.devices or measured
     rows = candidates_of(evidence, devices, needs.memory_gib)
     pool, warnings = _pool(rows, evidence, needs, devices, measured)
-    alone = _only_timed_cut(rows, pool)
-    if pool.empty or alone:
-        return _unnamed(evidence, needs, rows, warnings, alone)
+    only_timed = _only_timed_cut(rows, pool)
+    if pool.empty or only_timed:
+        return _unnamed(evidence, needs, rows, warnings, only_timed)
     best, late = _best(pool, needs.deadline_s)
     chosen = _by_recipe(pool, best, needs.deadline_s)
     compared = compare_with(rows, chosen, len(pool)).drop(columns="steps_log_of")
@@ -250,17 +250,17 @@ def _only_timed_cut(rows: pd.DataFrame, pool: pd.DataFrame) -> str:
     is_only = rows["source"].eq("measured").sum() == 1 and pool["source"].eq("measured").any()
     if not is_only or not untimed.any():
         return ""
-    others = _cuts_text(rows[untimed])
-    return f"{cut_text(pool.iloc[0])} alone has a valid time ({others} completed without one)"
+    untimed_cuts = _cuts_text(rows[untimed])
+    return f"{cut_text(pool.iloc[0])} alone has a valid time ({untimed_cuts} completed without one)"
 
 
 def _unnamed(
-    evidence: Basis, needs: Needs, rows: pd.DataFrame, warnings: list[str], alone: str
+    evidence: Basis, needs: Needs, rows: pd.DataFrame, warnings: list[str], only_timed: str
 ) -> Recommendation:
     """Say why no geometry can be named, and what is known without one."""
     again = measured_again(evidence)
-    if alone:
-        reason = f"{alone}, so that there is nothing to choose among. {again}"
+    if only_timed:
+        reason = f"{only_timed}, so that there is nothing to choose among. {again}"
     elif not rows["step_time_s"].notna().any():
         reason = f"no valid step time. {again}"
     elif not rows["steps"].map(math.isfinite).any():
@@ -369,8 +369,10 @@ def _by_recipe(
     pool: pd.DataFrame, best: pd.Series[Any], deadline_s: float | None
 ) -> pd.Series[Any]:
     """Prefer a larger micro-batch that is not significantly slower than the best cut."""
-    same = ["global_batch_size", "data_parallel_size", "source"]
-    cuts = compare_with(pool[(pool[same] == best[same]).all(axis=1)], best, len(pool))
+    shared_columns = ["global_batch_size", "data_parallel_size", "source"]
+    cuts = compare_with(
+        pool[(pool[shared_columns] == best[shared_columns]).all(axis=1)], best, len(pool)
+    )
     tied = cuts[~(cuts["times_slower_low"] > 1) & cuts["times_slower_low"].notna()]
     if deadline_s is not None and best["n_seeds"]:
         # Where no time is sure to meet the deadline, none is given away for the recipe.
@@ -433,7 +435,7 @@ def _doubt(compared: pd.DataFrame, chosen: pd.Series[Any]) -> str:
         return f"; {_no_rival(compared, chosen)}"
     has_interval = rivals["times_slower_low"].notna()
     is_apart = (rivals["times_slower_low"] > 1) | (rivals["times_slower_high"] < 1)
-    not_apart, few = (
+    not_apart, without_interval = (
         rows.sort_values("times_slower")
         for rows in (rivals[has_interval & ~is_apart], rivals[~has_interval])
     )
@@ -445,19 +447,19 @@ def _doubt(compared: pd.DataFrame, chosen: pd.Series[Any]) -> str:
     elif len(not_apart):
         cuts = _cuts_text(not_apart)
         doubts.append(f"these runs do not tell its time from that of {cuts}")
-    if len(few):
-        cuts = _cuts_text(few)
+    if len(without_interval):
+        cuts = _cuts_text(without_interval)
         doubts.append(
             f"too few seeds or valid times to compare it with {cuts} "
-            f"(n = {int(few['times_slower_n'].max())})"
+            f"(n = {int(without_interval['times_slower_n'].max())})"
         )
     return "".join(f"; {doubt}" for doubt in doubts)
 
 
 def _others(compared: pd.DataFrame, chosen: pd.Series[Any]) -> pd.DataFrame:
     """Choose the measured geometries that fit, but for the chosen one."""
-    same = (compared[list(FACTORS)] == chosen[list(FACTORS)]).all(axis=1)
-    return compared[compared["source"].eq("measured") & compared["fits"] & ~same]
+    is_chosen = (compared[list(FACTORS)] == chosen[list(FACTORS)]).all(axis=1)
+    return compared[compared["source"].eq("measured") & compared["fits"] & ~is_chosen]
 
 
 def _no_rival(compared: pd.DataFrame, chosen: pd.Series[Any]) -> str:

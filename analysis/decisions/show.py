@@ -27,7 +27,9 @@ _MAX_ROWS = 12
 def as_json(recommendations: Sequence[Recommendation]) -> str:
     """Write recommendations as JSON: a list, one entry a group of comparable runs."""
     return json.dumps(
-        outgoing_json([each.as_mapping() for each in recommendations]), allow_nan=False, indent=2
+        outgoing_json([recommendation.as_mapping() for recommendation in recommendations]),
+        allow_nan=False,
+        indent=2,
     )
 
 
@@ -83,7 +85,7 @@ def candidates_table(candidates: pd.DataFrame, max_rows: int, name: str, title: 
     order = order.reset_index(drop=True)[near if near.any() else has_time]
     rows = order.sort_values(["guess", "time"], kind="stable").index[:max_rows].tolist()
     visible = candidates.iloc[rows]
-    more = int(has_time.sum()) - len(rows)
+    n_hidden = int(has_time.sum()) - len(rows)
     records = candidates.to_dict("records")
     seeds = [f"{row['n_reached']:.0f} of {row['n_seeds']:.0f}" for row in records]
     to_target = is_to_target(visible)
@@ -119,7 +121,11 @@ def candidates_table(candidates: pd.DataFrame, max_rows: int, name: str, title: 
             "In brackets: 95 % intervals; those of times slower (against the geometry "
             "recommended) hold for all pairs at once, as the data chose which are compared. front: "
             "of those measured, none is faster and cheaper.",
-            *([f"Not shown: {more} more, slower or beyond the measured range."] if more else []),
+            *(
+                [f"Not shown: {n_hidden} more, slower or beyond the measured range."]
+                if n_hidden
+                else []
+            ),
         ],
     )
 

@@ -149,13 +149,13 @@ def time_to_target(steps: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
     rows["log"] = rows["steps_log"] + rows["time_log"]
     rows["log_variance"], rows["degrees"] = variance, degrees
     half = t_reach(variance**0.5, degrees)
-    every = rows["n_reached"] == rows["n_seeds"]
+    all_reached = rows["n_reached"] == rows["n_seeds"]
     bound = rows["least_steps"] * rows["step_time_s"]
     rows["time_s"] = rows["steps"] * rows["step_time_s"]
     # Without a target (0 seeds) the runs that were timed are the units.
-    few = rows["n_seeds"].between(1, FEWEST - 1) | (degrees < FEWEST - 1)
-    rows["time_low_s"] = np.exp(rows["log"] - half).where(every, bound).mask(few)
-    rows["time_high_s"] = np.exp(rows["log"] + half).where(every, math.inf).mask(few)
+    has_few = rows["n_seeds"].between(1, FEWEST - 1) | (degrees < FEWEST - 1)
+    rows["time_low_s"] = np.exp(rows["log"] - half).where(all_reached, bound).mask(has_few)
+    rows["time_high_s"] = np.exp(rows["log"] + half).where(all_reached, math.inf).mask(has_few)
     hours = rows["data_parallel_size"] / 3600
     for end in ("", "_low", "_high"):
         rows[f"device_hours{end}"] = rows[f"time{end}_s"] * hours

@@ -43,14 +43,14 @@ def decision_section(
     headlines: dict[str, Estimate] = {}
     open_: list[str] = []
     short: list[str] = []
-    everything = evidence_of(cells, tables, reaches=reaches)
-    if len(everything) > _MAX_GROUPS:
+    bases = evidence_of(cells, tables, reaches=reaches)
+    if len(bases) > _MAX_GROUPS:
         command = ["batchscape", "recommend", *map(str, cells.runs["sweep_dir"].unique())]
         warnings.append(
-            f"{len(everything)} groups of runs may not be compared with one another; the first "
+            f"{len(bases)} groups of runs may not be compared with one another; the first "
             f"{_MAX_GROUPS} are shown. For all of them: {shlex.join(command)}"
         )
-    for number, evidence in enumerate(everything[:_MAX_GROUPS]):
+    for number, evidence in enumerate(bases[:_MAX_GROUPS]):
         try:
             recommendation = recommend(evidence, Needs())
         except AnalysisError as error:

@@ -74,8 +74,8 @@ def _optima(
 ) -> list[Chart]:
     inside = best[best["learning_rate"].notna()]
     edges = best[best["edge"].isin(["lowest", "highest"])]
-    everything = [*inside["learning_rate"], *edges["grid_learning_rate"].dropna()]
-    if not everything:
+    rates = [*inside["learning_rate"], *edges["grid_learning_rate"].dropna()]
+    if not rates:
         return []
     lines = []
     for group, group_laws in laws.items():
@@ -87,7 +87,7 @@ def _optima(
             lines.append(pd.DataFrame(line).assign(group=str(group), series=f"law: {law['law']}"))
     laws_drawn = pd.concat(lines) if lines else pd.DataFrame({"series": []})
     ends = {f"learning_rate_{end}": inside[end] for end in ("low", "high")}
-    floor, ceiling = min(everything) / 4, max(everything) * 4
+    floor, ceiling = min(rates) / 4, max(rates) * 4
     bars = inside.assign(**{name: sizes.clip(floor, ceiling) for name, sizes in ends.items()})
     at_edge = edges.assign(learning_rate=edges["grid_learning_rate"])
     marks = [

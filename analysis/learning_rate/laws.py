@@ -152,28 +152,28 @@ def _verdict(table: pd.DataFrame, exponent: Estimate) -> str:
     near = order[order["delta_aicc"] < _SAME]["law"].tolist()
     outside = with_aicc.loc[with_aicc["delta_aicc"].isna(), "law"].tolist()
     absent = table.loc[table["aicc"].isna(), "law"].tolist()
-    rest = f" Outside the exponent's interval: {', '.join(outside)}." if outside else ""
-    rest += f" Too few batches for {', '.join(absent)}." if absent else ""
+    suffix = f" Outside the exponent's interval: {', '.join(outside)}." if outside else ""
+    suffix += f" Too few batches for {', '.join(absent)}." if absent else ""
     if not near:
-        return f"The exponent's interval holds none of the laws that could be compared.{rest}"
+        return f"The exponent's interval holds none of the laws that could be compared.{suffix}"
     if len(near) > 1:
-        return f"AICc does not tell {list_text(near, 'and')} apart.{rest}"
+        return f"AICc does not tell {list_text(near, 'and')} apart.{suffix}"
     if len(order) == 1:
-        return f"The exponent's interval holds {near[0]} alone of the laws compared.{rest}"
+        return f"The exponent's interval holds {near[0]} alone of the laws compared.{suffix}"
     margin = significant(float(order["delta_aicc"].iloc[1]), 2)
-    return f"AICc prefers {near[0]}, by {margin} before {order['law'].iloc[1]}.{rest}"
+    return f"AICc prefers {near[0]}, by {margin} before {order['law'].iloc[1]}.{suffix}"
 
 
 def _verdict_of_grid(table: pd.DataFrame, exponent: Estimate) -> str:
     """Say which laws the grid of rates leaves, where it is too coarse to rank them."""
     is_inside = table["exponent"].between(exponent.low, exponent.high)
     inside, outside = table.loc[is_inside, "law"], table.loc[~is_inside, "law"]
-    rest = f" Outside the exponent's interval: {', '.join(outside)}." if len(outside) else ""
+    suffix = f" Outside the exponent's interval: {', '.join(outside)}." if len(outside) else ""
     names = list_text(inside, "and")
     if len(inside) == 1:
-        return f"The exponent's interval holds {names} alone of the laws compared.{rest}"
+        return f"The exponent's interval holds {names} alone of the laws compared.{suffix}"
     apart = f"does not tell {names} apart" if names else "holds none of the laws"
-    return f"The grid of learning rates is too coarse to rank laws, and {apart}.{rest}"
+    return f"The grid of learning rates is too coarse to rank laws, and {apart}.{suffix}"
 
 
 def _check(best: pd.DataFrame) -> None:

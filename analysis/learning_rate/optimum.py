@@ -61,8 +61,8 @@ def best_learning_rates(table: pd.DataFrame, value: str = "final_eval_loss") -> 
     )
     unequal &= tried.notna()
     # The lowest of more noisy numbers is lower.
-    more = "other batches had another number of rates, and the best of more looks better"
-    best.loc[unequal, "note"] = best.loc[unequal, "note"].map(lambda note: _and(note, more))
+    reason = "other batches had another number of rates, and the best of more looks better"
+    best.loc[unequal, "note"] = best.loc[unequal, "note"].map(lambda note: _and(note, reason))
     return best.astype({"note": object})
 
 

@@ -176,12 +176,12 @@ def _best_runs(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[tuple[int, str]]]
     """Keep the runs at each batch's best learning rate; name the batches without one."""
     rates = runs["learning_rate"] if "learning_rate" in runs else pd.Series(0.0, runs.index)
     runs = runs.assign(rate=rates.fillna(0.0), worst=runs["final_loss"].fillna(np.inf))
-    kept, left_out = [], []
+    best_parts, left_out = [], []
     for batch, cell in runs.groupby("global_batch_size"):
         worst = cell.groupby("rate")["worst"].max()
         best = cell[cell["rate"].eq(float(str(worst.idxmin())))]
         if np.isfinite(best["worst"]).all():
-            kept.append(best)
+            best_parts.append(best)
             continue
         losses = cell["final_loss"]
         kinds = {"diverged": losses.eq(np.inf), "measured no loss": losses.isna()}
@@ -189,7 +189,7 @@ def _best_runs(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[tuple[int, str]]]
         where = "at every learning rate some run is lost: " if len(worst) > 1 else ""
         runs_text = f"of {count_text(len(cell), 'run')}, {list_text(counts, 'and')}"
         left_out.append((int(str(batch)), where + runs_text))
-    return (pd.concat(kept) if kept else runs.iloc[:0]), left_out
+    return (pd.concat(best_parts) if best_parts else runs.iloc[:0]), left_out
 
 
 def _range(runs: pd.DataFrame) -> _LossRange:

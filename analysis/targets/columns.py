@@ -61,23 +61,23 @@ def recognise(
     # W&B writes its own count of calls as `Step`.
     names = {plain(str(column)): str(column) for column in table.columns if column != "Step"}
     table = table.set_axis([str(column) for column in table.columns], axis=1)
-    taken = _given(table, columns or {})
-    has_loss = "loss" in taken or any(n in names for n in ("loss", *ALIASES["loss"]))
+    column_of = _given(table, columns or {})
+    has_loss = "loss" in column_of or any(n in names for n in ("loss", *ALIASES["loss"]))
     extra = _WITH_LOSS if has_loss else _WITHOUT_LOSS
     unused = []
     for name, aliases in ALIASES.items():
-        if name in taken:
+        if name in column_of:
             continue
         if name in names:
-            taken[name] = names[name]
+            column_of[name] = names[name]
             continue
         possible = [*aliases, *extra.get(name, ())]
         matches = [names[alias] for alias in possible if alias in names]
-        matches = [column for column in matches if column not in taken.values()]
+        matches = [column for column in matches if column not in column_of.values()]
         if name == "run" and len({pd.factorize(table[n])[0].tobytes() for n in matches}) == 1:
             del matches[1:]  # Each tells the same runs apart.
         if len(matches) > 1:
-            if name in _NOT_NEEDED or (name == "samples" and "optimizer_step" in taken):
+            if name in _NOT_NEEDED or (name == "samples" and "optimizer_step" in column_of):
                 unused.append(f"not used, for several could be {name}: {', '.join(matches)}")
                 continue
             msg = (
@@ -86,13 +86,15 @@ def recognise(
             )
             raise AnalysisError(msg)
         if matches:
-            taken[name] = matches[0]
-    _refuse_tokens(taken, names)
-    notes = [f"{theirs} is taken for {name}" for name, theirs in taken.items() if theirs != name]
+            column_of[name] = matches[0]
+    _refuse_tokens(column_of, names)
+    notes = [
+        f"{theirs} is taken for {name}" for name, theirs in column_of.items() if theirs != name
+    ]
     notes += unused
     # A column with our name, where the user gave another column for that name.
-    shadowed = {name: f"{name} (not used)" for name in taken if name in table}
-    renamed = table.rename(columns={**shadowed, **{old: new for new, old in taken.items()}})
+    shadowed = {name: f"{name} (not used)" for name in column_of if name in table}
+    renamed = table.rename(columns={**shadowed, **{old: new for new, old in column_of.items()}})
     return renamed, notes
 
 
@@ -152,15 +154,17 @@ def _refuse_twice(table: pd.DataFrame, columns: Mapping[str, str]) -> None:
     recognised -= {plain(column) for column in columns.values()}
     for name in columns:
         recognised -= {name, *ALIASES.get(name, ())}
-    again = {name for name in names if names.count(name) > 1}
-    if twice := sorted(again & recognised) or sorted({c for c in headers if headers.count(c) > 1}):
+    repeated = {name for name in names if names.count(name) > 1}
+    if twice := sorted(repeated & recognised) or sorted(
+        {c for c in headers if headers.count(c) > 1}
+    ):
         msg = f"columns have names of their own; these are there more than once: {', '.join(twice)}"
         raise AnalysisError(msg)
 
 
-def _refuse_tokens(taken: Mapping[str, str], names: Mapping[str, str]) -> None:
+def _refuse_tokens(column_of: Mapping[str, str], names: Mapping[str, str]) -> None:
     """Refuse a batch in tokens."""
-    batch = taken.get("global_batch_size")
+    batch = column_of.get("global_batch_size")
     suspects = [name for plain, name in names.items() if _IN_TOKENS.fullmatch(plain)]
     if batch is None and suspects:
         msg = (

@@ -112,9 +112,11 @@ def only_what_counts(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     position = rows["run"].to_numpy()
     timed = runs["timing_valid"].to_numpy(dtype=bool)[position]
     # A sample of another task has no tokens, though it has a target.
-    other = runs.reindex(columns=["task"])["task"].isin(["class", "other"]).to_numpy()[position]
+    has_no_tokens = (
+        runs.reindex(columns=["task"])["task"].isin(["class", "other"]).to_numpy()[position]
+    )
     return rows.assign(
-        tokens=rows["tokens"].mask(other), train_time_s=rows["train_time_s"].where(timed)
+        tokens=rows["tokens"].mask(has_no_tokens), train_time_s=rows["train_time_s"].where(timed)
     )
 
 
@@ -139,11 +141,11 @@ def curve_groups(cells: Cells) -> pd.DataFrame:
     table = table.assign(**{name: table[name].astype(object).fillna(MISSING) for name in names})
     # Names say most, and a hash least: the first that tells groups apart is what they are called.
     for name in sorted(names, key=lambda n: (n != _DATA, n.endswith(".name"))):
-        others = [other for other in names if other != name]
+        other_settings = [setting for setting in names if setting != name]
         may_follow = name.startswith(_MAY_FOLLOW) and not name.endswith(".name")
-        is_redundant = _follows(table, others, name)
-        if is_redundant or (may_follow and _follows(table, [*varied, *others], name)):
-            names = others
+        is_redundant = _follows(table, other_settings, name)
+        if is_redundant or (may_follow and _follows(table, [*varied, *other_settings], name)):
+            names = other_settings
     groups = {name.partition(".")[0] for name in names if not name.startswith(_MAY_FOLLOW)}
     # What varies with one of these is named beside it, as in the label of a cell.
     beside = [n for n in cells.shown if "." in n and n.partition(".")[0] in groups]
@@ -187,15 +189,15 @@ def _numbers(runs: pd.DataFrame, names: Sequence[str]) -> NDArray[np.float64]:
 def _ordered(rows: pd.DataFrame) -> pd.DataFrame:
     """Sort by run and optimizer step; of a step that was measured twice, keep the last."""
     run, step = rows["run"].to_numpy(), rows["optimizer_step"].to_numpy()
-    again = run[1:] == run[:-1]
-    if ((run[1:] > run[:-1]) | (again & (step[1:] > step[:-1]))).all():
+    is_same_run = run[1:] == run[:-1]
+    if ((run[1:] > run[:-1]) | (is_same_run & (step[1:] > step[:-1]))).all():
         return rows
     rows = rows.sort_values(["run", "optimizer_step"], kind="stable")
     return rows.drop_duplicates(["run", "optimizer_step"], keep="last")
 
 
-def _follows(table: pd.DataFrame, others: Sequence[str], name: str) -> bool:
+def _follows(table: pd.DataFrame, determining: Sequence[str], name: str) -> bool:
     """Tell whether the given columns determine another one."""
-    if not others:
+    if not determining:
         return bool(table[name].nunique() <= 1)
-    return not table.groupby(list(others), dropna=False)[name].nunique().gt(1).any()
+    return not table.groupby(list(determining), dropna=False)[name].nunique().gt(1).any()

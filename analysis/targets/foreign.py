@@ -205,8 +205,8 @@ def as_table(
     # Where nothing says how far a run was, its only loss is its last.
     rows = rows if has_progress else rows.assign(optimizer_step=1.0)
     rows = _measured(rows, table["loss"], nan, notes)
-    alone = rows["run"].is_unique
-    if not has_progress and (minimise == "steps" or not alone):
+    is_run_unique = rows["run"].is_unique
+    if not has_progress and (minimise == "steps" or not is_run_unique):
         msg = (
             "a table of curves needs optimizer_step or samples: how far a run was at each loss. "
             "One of final losses has one row a run; tell runs apart by a column `seed` or `run`"
@@ -214,7 +214,7 @@ def as_table(
         raise AnalysisError(msg)
     _refuse_steps_from_0(rows, first_step)
     curves = tidy_curves(rows)
-    if minimise == "steps" or (minimise is None and not alone):
+    if minimise == "steps" or (minimise is None and not is_run_unique):
         return ForeignTable("curves", curves, labels, tuple(notes))
     if minimise is None:
         notes.append(
@@ -367,8 +367,10 @@ def _numbers(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
         # As objects, for Arrow's NaN is no missing value.
         objects = column.astype(object)
         numbers = pd.to_numeric(objects, errors="coerce").astype("float64")
-        none = objects.isna() | objects.astype(str).str.strip().str.lower().isin(_MISSING | _NAN)
-        refuse_rows(numbers.isna() & ~none, name, column, "is a number in every row")
+        is_no_number = objects.isna() | objects.astype(str).str.strip().str.lower().isin(
+            _MISSING | _NAN
+        )
+        refuse_rows(numbers.isna() & ~is_no_number, name, column, "is a number in every row")
         if name not in _MAY_BE_MISSING:
             refuse_rows(numbers.isna(), name, column, "is there in every row")
         if name not in _MAY_BE_INFINITE:
@@ -401,9 +403,11 @@ def _statuses(rows: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
         )
         raise AnalysisError(msg)
     ours = {text: _STATUS_OF[plain(word)].value for text, word in words.items()}
-    other = [f"{text} for {status}" for text, status in ours.items() if text.lower() != status]
-    if other:
-        notes.append(f"of status, {', '.join(other)} is taken")
+    translations = [
+        f"{text} for {status}" for text, status in ours.items() if text.lower() != status
+    ]
+    if translations:
+        notes.append(f"of status, {', '.join(translations)} is taken")
     mapped = rows["status"].map(lambda text: ours[str(text)], na_action="ignore")
     return rows.assign(status=mapped.astype(object))
 
@@ -440,17 +444,17 @@ def _refuse_steps_from_0(rows: pd.DataFrame, first_step: int | None) -> None:
             suspect = unique_steps if suspect is None else suspect
             continue
         grid = grid[: max(_LEAST_ROWS, len(grid) - 1)]
-        every = grid[0] + 1
-        if ((grid + 1) % every).any():
+        interval = grid[0] + 1
+        if ((grid + 1) % interval).any():
             continue
-        if every > widest and (every == _EVERY_SECOND or (grid % grid[0]).any()):
-            widest, suspect = every, grid
+        if interval > widest and (interval == _EVERY_SECOND or (grid % grid[0]).any()):
+            widest, suspect = interval, grid
     if suspect is not None:
         examples = ", ".join(f"{step:g}" for step in suspect[:3])
-        each = f", each one less than a multiple of {widest:g}" if suspect[0] else ""
+        multiples = f", each one less than a multiple of {widest:g}" if suspect[0] else ""
         msg = (
-            f"optimizer_step counts what is done, and a run was measured at {examples}{each}: is "
-            "its first optimizer step number 0? Say so by --first-step 0, or --first-step 1 if "
+            f"optimizer_step counts what is done, and a run was measured at {examples}{multiples}: "
+            "is its first optimizer step number 0? Say so by --first-step 0, or --first-step 1 if "
             "that many were done"
         )
         raise AnalysisError(msg)
@@ -467,8 +471,8 @@ def _measured(
 ) -> pd.DataFrame:
     """Drop the rows whose loss was not measured; a run without any loss keeps one row."""
     words = _words(losses)
-    none, missing = rows["loss"].isna(), words.isin(_MISSING)
-    unclear = none & ~missing & ~words.isin(_NAN)
+    has_no_number, missing = rows["loss"].isna(), words.isin(_MISSING)
+    unclear = has_no_number & ~missing & ~words.isin(_NAN)
     if unclear.any() and nan is None:
         row = int(np.flatnonzero(unclear)[0]) + 1
         msg = (
@@ -479,16 +483,16 @@ def _measured(
             "apart: an empty cell is missing, and nan was logged"
         )
         raise AnalysisError(msg)
-    out = none if nan == "missing" else missing
+    out = has_no_number if nan == "missing" else missing
     if out.any():
         notes.append(
             f"{out.sum()} of {len(rows)} rows have no loss and are left out, as not measured (a "
             "NaN that training logged is written nan; pandas writes it with na_rep='nan')"
         )
-    if (none & ~out).any():
+    if (has_no_number & ~out).any():
         notes.append(
-            f"{(none & ~out).sum()} of {len(rows)} losses are NaN, taken as logged: they meet no "
-            "target, and a run that ends with one diverged; --nan missing leaves them out"
+            f"{(has_no_number & ~out).sum()} of {len(rows)} losses are NaN, taken as logged: they "
+            "meet no target, and a run that ends with one diverged; --nan missing leaves them out"
         )
     if out.all():
         msg = f"loss has a number in one row at least; all {len(rows)} have none"
@@ -571,17 +575,18 @@ def _finals(curves: pd.DataFrame, notes: list[str], *, has_progress: bool) -> pd
 def _reaches(rows: pd.DataFrame) -> pd.DataFrame:
     names = ("group", "target_loss", "learning_rate", "global_batch_size", "seed")
     keys = [name for name in names if name in rows]
-    again = rows.duplicated(keys)
+    is_repeat = rows.duplicated(keys)
     if "trajectory_id" in rows:
         # One training that was cut differently, of which one row will count.
         cuts = rows["trajectory_id"].notna() & rows.duplicated([*keys, "trajectory_id"])
-        again &= ~cuts
-    if again.any():
-        row = rows.loc[again, keys].iloc[0]
+        is_repeat &= ~cuts
+    if is_repeat.any():
+        row = rows.loc[is_repeat, keys].iloc[0]
         values = ", ".join(f"{name}={row[name]:g}" for name in keys if name != "group")
         msg = (
-            f"a run reaches a target once; {values} is there more than once ({again.sum()} rows "
-            "too many). Tell runs apart by a column `seed`, or groups of them with --group COLUMN"
+            f"a run reaches a target once; {values} is there more than once ({is_repeat.sum()} "
+            "rows too many). Tell runs apart by a column `seed`, or groups of them with --group "
+            "COLUMN"
         )
         raise AnalysisError(msg)
     if "outcome" in rows:
@@ -590,15 +595,18 @@ def _reaches(rows: pd.DataFrame) -> pd.DataFrame:
             wrong, "outcome", rows["outcome"].astype(str), f"is one of {', '.join(OUTCOMES)}"
         )
         reached = rows["outcome"].eq("reached")
-        odd = reached != np.isfinite(rows["steps_to_target"])
+        contradicts = reached != np.isfinite(rows["steps_to_target"])
         refuse_rows(
-            odd, "outcome", rows["outcome"], "is 'reached' where steps are finite, only there"
+            contradicts,
+            "outcome",
+            rows["outcome"],
+            "is 'reached' where steps are finite, only there",
         )
     elif "status" in rows:
         lost = rows["status"].eq("diverged")
-        odd = lost & np.isfinite(rows["steps_to_target"])
+        contradicts = lost & np.isfinite(rows["steps_to_target"])
         status = rows["status"].astype(str)
-        refuse_rows(odd, "status", status, "is not 'diverged' where a target was reached")
+        refuse_rows(contradicts, "status", status, "is not 'diverged' where a target was reached")
         rows["steps_to_target"] = rows["steps_to_target"].mask(lost, np.inf)
     return tidy_reaches(rows.assign(run=np.arange(len(rows)), crossing="as given"))
 
@@ -610,10 +618,10 @@ def _refuse_mixed_units(rows: pd.DataFrame, kind: str) -> None:
     if not {steps, samples} <= set(rows):
         return
     expected = rows[steps] * rows["global_batch_size"]
-    both = np.isfinite(expected) & np.isfinite(rows[samples])
+    has_both = np.isfinite(expected) & np.isfinite(rows[samples])
     off = (rows[samples] - expected).abs() > _SAME_UNIT * expected + rows["global_batch_size"]
-    if (both & off).any():
-        row = int(np.flatnonzero((both & off).to_numpy())[0])
+    if (has_both & off).any():
+        row = int(np.flatnonzero((has_both & off).to_numpy())[0])
         factor = float(rows[samples].iloc[row] / max(float(expected.iloc[row]), 1.0))
         msg = (
             f"{samples} is {steps} times global_batch_size; row {row + 1} has {factor:.4g} times "
@@ -627,15 +635,15 @@ def _unused(table: pd.DataFrame, rows: pd.DataFrame, group: Sequence[str]) -> li
     """Name columns that vary between runs of one batch and learning rate, as a setting would."""
     understood = {"global_batch_size", "learning_rate", "seed", "status", "outcome", "run", "group"}
     understood |= {"trajectory_id", *_CURVE_NUMBERS, *_REACH_NUMBERS, *group}
-    others = [n for n in table if n not in understood]
-    texts = table[others].astype(str).reset_index(drop=True)
+    unknown_columns = [n for n in table if n not in understood]
+    texts = table[unknown_columns].astype(str).reset_index(drop=True)
     if "run" in rows:
         # What varies along a run was measured, and is no setting.
         varies = texts.groupby(rows["run"]).nunique().gt(1).any()
         texts = texts.loc[~rows.duplicated("run"), list(varies.index[~varies])]
-    few = [n for n in texts if 1 < texts[n].nunique() <= len(texts) / 2]
-    same = ["group", "global_batch_size", *(["learning_rate"] * ("learning_rate" in rows))]
-    apart = texts[few].groupby([rows.loc[texts.index, name] for name in same]).nunique()
+    setting_columns = [n for n in texts if 1 < texts[n].nunique() <= len(texts) / 2]
+    keys = ["group", "global_batch_size", *(["learning_rate"] * ("learning_rate" in rows))]
+    apart = texts[setting_columns].groupby([rows.loc[texts.index, name] for name in keys]).nunique()
     suspects = [str(name) for name in apart if apart[name].gt(1).any()]
     if not suspects:
         return []

@@ -58,17 +58,20 @@ def tidy_curves(curves: pd.DataFrame) -> pd.DataFrame:
     _refuse_bad_identity(curves)
     _refuse_bad_progress(curves)
     step = curves["optimizer_step"].to_numpy(dtype=float)
-    same = _same_run(curves)
-    if curves.loc[~same, "run"].is_unique and (np.diff(step, prepend=-1.0)[same] > 0).all():
+    is_same_run = _same_run(curves)
+    if (
+        curves.loc[~is_same_run, "run"].is_unique
+        and (np.diff(step, prepend=-1.0)[is_same_run] > 0).all()
+    ):
         return curves
     curves = curves.sort_values(["run", "optimizer_step"], kind="stable", ignore_index=True)
-    again = curves.duplicated(["run", "optimizer_step"])
-    if again.any():
-        row = curves[again].iloc[0]
+    is_repeat = curves.duplicated(["run", "optimizer_step"])
+    if is_repeat.any():
+        row = curves[is_repeat].iloc[0]
         msg = (
             "a run has one loss at an optimizer step; run "
             f"{row['run']} has several at step {row['optimizer_step']:g} "
-            f"({again.sum()} rows too many); name runs apart by the column `run`"
+            f"({is_repeat.sum()} rows too many); name runs apart by the column `run`"
         )
         raise AnalysisError(msg)
     return curves
@@ -104,8 +107,8 @@ def at_common_target(
         reached["place"].map(head["place"].value_counts())
     )
     lowest = reached[everywhere].groupby("place")["target_loss"].min()
-    kept = merged["target_loss"].eq(merged["place"].map(lowest))
-    return merged[kept].drop(columns="place").reset_index(drop=True)
+    at_lowest = merged["target_loss"].eq(merged["place"].map(lowest))
+    return merged[at_lowest].drop(columns="place").reset_index(drop=True)
 
 
 def refuse_missing(table: pd.DataFrame, needed: Sequence[str], what: str) -> None:
@@ -134,12 +137,12 @@ def _refuse_bad_identity(curves: pd.DataFrame) -> None:
         raise AnalysisError(msg)
     names = [name for name in _IDENTIFYING if name in curves]
     # Only rows that differ from the one before can bring something new, and those are few.
-    same = _same_run(curves)
+    is_repeated = _same_run(curves)
     for name in names:
         column = curves[name]
         repeated = column.eq(column.shift()) | (column.isna() & column.shift().isna())
-        same = same & repeated.to_numpy(dtype=bool)
-    distinct = curves.loc[~same, ["run", *names]].drop_duplicates()
+        is_repeated = is_repeated & repeated.to_numpy(dtype=bool)
+    distinct = curves.loc[~is_repeated, ["run", *names]].drop_duplicates()
     twice = distinct["run"].duplicated()
     if twice.any():
         run = distinct["run"][twice].iloc[0]
@@ -150,8 +153,8 @@ def _refuse_bad_identity(curves: pd.DataFrame) -> None:
 
 def _same_run(curves: pd.DataFrame) -> NDArray[np.bool_]:
     """Tell which rows are of the run of the row before."""
-    same: NDArray[np.bool_] = curves["run"].eq(curves["run"].shift()).to_numpy(dtype=bool)
-    return same
+    is_same_run: NDArray[np.bool_] = curves["run"].eq(curves["run"].shift()).to_numpy(dtype=bool)
+    return is_same_run
 
 
 def _refuse_bad_progress(curves: pd.DataFrame) -> None:

@@ -79,7 +79,7 @@ def reaches_shown(table: pd.DataFrame, groups: Mapping[int, str] | None = None) 
             columns.append(Column(name, header, low=f"{name}_low", high=f"{name}_high"))
             with_times |= name == "time_to_target_s"
     # What became of the runs that did not reach, row by row.
-    lost = [
+    outcomes_missed = [
         ", ".join(f"{row[f'n_{name}']} {name}" for name in OUTCOMES[1:] if row[f"n_{name}"])
         for row in table.to_dict("records")
     ]
@@ -88,7 +88,7 @@ def reaches_shown(table: pd.DataFrame, groups: Mapping[int, str] | None = None) 
         "Geometric mean over runs, by which learning rates are chosen; in brackets the "
         f"{LEVEL:.0%} t-interval of the mean logarithm."
     ]
-    if any(lost):
+    if any(outcomes_missed):
         notes.append(
             "Where a run did not reach: the median, a run that diverged counting as "
             f"infinite; in brackets its {LEVEL:.0%} interval from order statistics, where "
@@ -99,7 +99,9 @@ def reaches_shown(table: pd.DataFrame, groups: Mapping[int, str] | None = None) 
         "Steps to target",
         table,
         columns,
-        footnotes=[[f"median; {of}, of the runs in this row" if of else None for of in lost]],
+        footnotes=[
+            [f"median; {of}, of the runs in this row" if of else None for of in outcomes_missed]
+        ],
         notes=[
             *notes,
             *([_OF_ONE_CUT] if with_times else []),
@@ -130,23 +132,25 @@ def _answers(
             yield f"No global batch{where} reached {target} with half of its runs."
             continue
         yield _what_it_took(with_steps, f"{target}{where}", alone=part[_BATCH].nunique() == 1)
-    lost = ", ".join(f"{counts[o]} {o}" for o in ("censored", "pruned", "diverged") if o in counts)
-    if lost:
+    missed_counts = ", ".join(
+        f"{counts[o]} {o}" for o in ("censored", "pruned", "diverged") if o in counts
+    )
+    if missed_counts:
         yield (
             f"Of {len(reaches)} pairs of run and target, {counts.get('reached', 0)} were reached; "
-            f"{lost}. All of them stay in the denominators."
+            f"{missed_counts}. All of them stay in the denominators."
         )
 
 
-def _what_it_took(rows: pd.DataFrame, target: str, *, alone: bool) -> str:
+def _what_it_took(rows: pd.DataFrame, target: str, *, is_only_batch: bool) -> str:
     """Say what reaching a target took; `alone`: there is one global batch."""
     steps = rows.nsmallest(1, "steps_to_target").iloc[0]
     samples = rows.nsmallest(1, "samples_to_target").iloc[0]
     n_steps = significant(steps["steps_to_target"], 3)
     n_samples = significant(samples["samples_to_target"], 3)
     if rows[_BATCH].nunique() == 1:
-        which = "a" if alone else "only a"
-        does = "takes" if alone else "gets there with half of its runs; it takes"
+        which = "a" if is_only_batch else "only a"
+        does = "takes" if is_only_batch else "gets there with half of its runs; it takes"
         rates = rows["learning_rate"].nunique() if "learning_rate" in rows else 0
         rate = " at the best of its learning rates" if rates > 1 else ""
         return (
@@ -184,11 +188,11 @@ def _warnings(
             )
     for_good = "crossing" not in reached or reached["crossing"].eq("sustained").any()
     if "confirmed_by" in reached and len(reached) and for_good:
-        alone = reached["confirmed_by"].eq(0).sum()
-        if alone:
+        n_unconfirmed = reached["confirmed_by"].eq(0).sum()
+        if n_unconfirmed:
             yield (
-                f"{alone} of {len(reached)} crossings are at a run's last measurement, as where it "
-                "is stopped at its target: nothing later shows that they are for good"
+                f"{n_unconfirmed} of {len(reached)} crossings are at a run's last measurement, as "
+                "where it is stopped at its target: nothing later shows that they are for good"
             )
     if "averaged" in reaches and reaches["averaged"].eq(True).any():
         yield (

@@ -66,12 +66,12 @@ def steps_chart(
     }
     of_runs = reaches[[*quantities, "global_batch_size", "target", "run_id", "sweep_dir"]]
     short = reaches[reaches["outcome"].isin(["censored", "pruned"])]
-    lost = of_runs[reaches["outcome"].eq("diverged")]
+    diverged = of_runs[reaches["outcome"].eq("diverged")]
     lowest = of_runs["steps_to_target"].min()
     marks = [
         Marks("point", of_runs[reaches["outcome"].eq("reached")], "runs"),
         Marks("point", _counted(short, "steps_low"), "not reached: more than this", size=36),
-        Marks("point", lost.assign(steps_to_target=lowest)
+        Marks("point", diverged.assign(steps_to_target=lowest)
               .drop(columns=[*quantities][1:]), "diverged", size=36, placed="y"),
     ]  # fmt: skip
     if len(curves):
@@ -96,7 +96,7 @@ def steps_chart(
             Marks("rule", critical.dropna(subset="global_batch_size"), "critical batch size"),
             *marks,
         ]
-    marks = [each for each in marks if len(each.table)]
+    marks = [mark for mark in marks if len(mark.table)]
     names = {mark.name for mark in marks}
     at_best = " at the best learning rate of their global batch"
     return Chart(

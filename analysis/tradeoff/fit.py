@@ -248,7 +248,7 @@ def fit_tradeoff(
     measurements = measure(reaches)
     enough = len(measurements.batches) >= LEAST_BATCHES["free_exponent"]
     chosen: Form = form or ("free_exponent" if enough else "two_term")
-    rest: Form = "two_term" if chosen == "free_exponent" else "free_exponent"
+    other_form: Form = "two_term" if chosen == "free_exponent" else "free_exponent"
     reference = reference_batch_size or (
         measurements.batches.min() if len(measurements.batches) else math.nan
     )
@@ -259,7 +259,7 @@ def fit_tradeoff(
 
     @cache
     def other() -> TradeoffFit:
-        return _fit(measurements, rest, own, overhead=overhead, reference=reference)
+        return _fit(measurements, other_form, own, overhead=overhead, reference=reference)
 
     fit = own()
     return replace(fit, warnings=(*fit.warnings, *_doubts(fit)))
@@ -305,7 +305,7 @@ def _nothing_fitted(
     measurements: Measurements, form: Form, why: str, other: Callable[[], TradeoffFit]
 ) -> TradeoffFit:
     unit = {"s_min": "optimizer steps", "exponent": ""}
-    none = {
+    estimates = {
         name: Estimate.unknown(
             why, measurements.n_seeds, f"{name} of {FORMULAS[form]}", unit=unit.get(name, "samples")
         )
@@ -320,7 +320,7 @@ def _nothing_fitted(
     missing = dict.fromkeys(("fitted_steps", "residual", "residual_error"), math.nan)
     return TradeoffFit(
         form=form,
-        **none,
+        **estimates,
         batches=batches.assign(steps=steps, **missing, samples=steps * measurements.batches),
         excluded=measurements.excluded,
         forms=pd.DataFrame({"aicc": pd.Series(dtype="float64")}).rename_axis("form"),

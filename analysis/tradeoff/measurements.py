@@ -85,25 +85,25 @@ def measure(reaches: pd.DataFrame) -> Measurements:
     # Cuts and timing repeats of one trajectory draw no new noise, nor do cuts of a program.
     rows = _checked(distinct_trajectories(reaches.drop(columns="program_cut", errors="ignore")))
     left_out = []
-    kept = []
+    complete = []
     for _, cell in rows.groupby("global_batch_size", sort=True):
         if cell["reached"].all():
-            kept.append(cell)
+            complete.append(cell)
         else:
             left_out.append(_censored(cell))
     warnings = [
         f"Batch size {row['global_batch_size']:g} is left out of the fit: {row['reason']}."
         for row in left_out
     ]
-    penalty = _penalty(kept)
+    penalty = _penalty(complete)
     if penalty is not None:
         first, text = penalty
         warnings.append(text)
-        for cell in kept[:first]:
+        for cell in complete[:first]:
             steps = cell["steps_to_target"]
             left_out.append(_row(cell, "small-batch penalty", steps.median(), steps.min()))
-        kept = kept[first:]
-    fitted_runs = pd.concat(kept) if kept else rows.iloc[:0]
+        complete = complete[first:]
+    fitted_runs = pd.concat(complete) if complete else rows.iloc[:0]
     table = fitted_runs.pivot_table(
         index="global_batch_size", columns="seed", values="steps_to_target"
     )
@@ -295,28 +295,28 @@ def _row(cell: pd.DataFrame, reason: str, median: float, least: float) -> dict[s
     }
 
 
-def _penalty(kept: list[pd.DataFrame]) -> tuple[int, str] | None:
+def _penalty(cells: list[pd.DataFrame]) -> tuple[int, str] | None:
     """Find from which batch size on small batches need no more samples than larger ones."""
     # No form has samples to target that fall with the batch: learning rate, momentum or the noise
     # floor cost small batches what no form holds.
-    if len(kept) < 3:
+    if len(cells) < 3:
         return None
     samples = [
-        np.log((cell["steps_to_target"] * cell["global_batch_size"]).to_numpy()) for cell in kept
+        np.log((cell["steps_to_target"] * cell["global_batch_size"]).to_numpy()) for cell in cells
     ]
     means = np.array([values.mean() for values in samples])
     least = int(means.argmin())
     excess = means[0] - means[least]
     if least == 0 or excess < _LEAST_PENALTY:
         return None
-    error, degrees = _paired_error(kept[0], kept[least])
-    sizes = [cell["global_batch_size"].iloc[0] for cell in (kept[0], kept[least])]
+    error, degrees = _paired_error(cells[0], cells[least])
+    sizes = [cell["global_batch_size"].iloc[0] for cell in (cells[0], cells[least])]
     excess_text = (
         f"Batch size {sizes[0]:g} needs {significant(float(np.expm1(excess)) * 100, 2)} % more "
         f"samples than {sizes[1]:g}"
     )
     # The batch size of the minimum was chosen among all others.
-    limit = _PENALTY_LEVEL / (len(kept) - 1)
+    limit = _PENALTY_LEVEL / (len(cells) - 1)
     if degrees < 1 or stdtr(degrees, -excess / max(error, 1e-300)) >= limit:
         return None
     return (

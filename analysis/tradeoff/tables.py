@@ -146,9 +146,11 @@ def _critical(group_fits: Sequence[GroupFits]) -> Table:
     )
     fits = [fit for group in group_fits for fit in group.fits.values()]
     two_term = [fit.of_form("two_term") for fit in fits]
-    alone = [None if fit is None else fit.critical_batch_size for fit in two_term]
+    two_term_critical = [None if fit is None else fit.critical_batch_size for fit in two_term]
     hidden = {
-        f"if_one{end}": [math.nan if one is None else float(getattr(one, part)) for one in alone]
+        f"if_one{end}": [
+            math.nan if one is None else float(getattr(one, part)) for one in two_term_critical
+        ]
         for end, part in (("", "value"), ("_low", "low"), ("_high", "high"))
     }
     left_out = [fit.excluded["global_batch_size"] for fit in fits]
@@ -168,7 +170,7 @@ def _critical(group_fits: Sequence[GroupFits]) -> Table:
             Column("target_loss", format="g", is_left=True),
             estimate("critical_batch_size", "critical batch (samples)"),
             estimate("exponent", "exponent"),
-            *([estimate("if_one", "if the exponent is 1")] if any(alone) else []),
+            *([estimate("if_one", "if the exponent is 1")] if any(two_term_critical) else []),
             estimate("overhead_batch_size", "overhead batch (samples)"),
             estimate("s_min", "fewest steps"),
             Column("n_batches", "batch sizes"),

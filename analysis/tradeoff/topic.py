@@ -176,7 +176,7 @@ def _answer(group: GroupFits, noise_scales: pd.DataFrame | None) -> list[str]:
 
 def _short(group_fits: Sequence[GroupFits]) -> list[str]:
     """Say of the first group what its samples buy, and its critical batch size."""
-    first, *others = group_fits
+    first, *other_groups = group_fits
     fit = first.fit
     where = "the target" if math.isinf(first.target) else f"a loss of {first.target:g}"
     critical = first.headlines["critical_batch_size"]
@@ -207,8 +207,8 @@ def _short(group_fits: Sequence[GroupFits]) -> list[str]:
         sentences.append(f"{first.prefix}The critical batch size is {critical.note}.")
     if first.unsettled is None:
         sentences[0] += _left_out(fit)
-    if others:
-        rest = count_text(len(others), "more group of runs is", "more groups of runs are")
+    if other_groups:
+        rest = count_text(len(other_groups), "more group of runs is", "more groups of runs are")
         sentences[-1] += f" {rest} in the tables."
     return sentences
 
@@ -231,8 +231,8 @@ def _rates(fit: TradeoffFit) -> str:
     best = f", the best of {most:g}" if most > 1 else ""
     if texts[0] == texts[1]:
         return f" (learning rate {texts[0]}{best})"
-    each = f"{best} each" if best else ""
-    return f" (learning rates {texts[0]} and {texts[1]}{each})"
+    suffix = f"{best} each" if best else ""
+    return f" (learning rates {texts[0]} and {texts[1]}{suffix})"
 
 
 def _over_readings(estimate: Estimate) -> str:

@@ -67,30 +67,7 @@ def at_best_learning_rate(reaches: pd.DataFrame, value: str = "steps_to_target")
 
 
 def runs_at_best(runs: pd.DataFrame, score: pd.Series[float], seed: str = "seed") -> pd.DataFrame:
-    """Keep the runs at the learning rate that is best for their global batch, and target.
-
-    Cuts and repeats of a seed count by their mean, and all of them stay.
-
-    Parameters
-    ----------
-    runs : DataFrame
-        `global_batch_size`, `learning_rate`, and `target_loss` if there is one.
-    score : Series
-        By the index of the runs; named `steps_to_target`, or as a loss, and infinite where a rate
-        is out of the question. A run without one has no say.
-    seed : str
-        Column that tells seeds apart.
-
-    Returns
-    -------
-    DataFrame
-        Rows of `runs`, with `tuned`: whether the rate lies inside its grid.
-
-    Raises
-    ------
-    AnalysisError
-        As `costs_by_rate` does.
-    """
+    """Keep the runs at the best rate of their batch and target by the mean score of each seed."""
     name = str(score.name)
     keys = [key for key in ("target_loss", "global_batch_size", "learning_rate") if key in runs]
     table = runs[keys].assign(seed=runs[seed], **{name: score.reindex(runs.index)})

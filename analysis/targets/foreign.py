@@ -194,7 +194,7 @@ def as_table(
         rows = _runs(table, rows, notes)
     elif "run" in table:
         rows["run_id"] = table["run"].reset_index(drop=True).astype(str)
-    _refuse_mixed_units(rows, "curves" if has_loss else "reaches")
+    _refuse_mixed_units(rows)
     if len(labels) > 1:
         group_names = list_text(labels.values(), "and", _NAMED)
         notes.append(f"{len(labels)} groups, never pooled: {group_names}")
@@ -611,10 +611,11 @@ def _reaches(rows: pd.DataFrame) -> pd.DataFrame:
     return tidy_reaches(rows.assign(run=np.arange(len(rows)), crossing="as given"))
 
 
-def _refuse_mixed_units(rows: pd.DataFrame, kind: str) -> None:
+def _refuse_mixed_units(rows: pd.DataFrame) -> None:
     """Refuse samples that are not steps times batch: one of the three is in another unit."""
-    steps = "optimizer_step" if kind == "curves" else "steps_to_target"
-    samples = "samples" if kind == "curves" else "samples_to_target"
+    steps, samples = "steps_to_target", "samples_to_target"
+    if "loss" in rows:
+        steps, samples = "optimizer_step", "samples"
     if not {steps, samples} <= set(rows):
         return
     expected = rows[steps] * rows["global_batch_size"]

@@ -131,7 +131,9 @@ def _answers(
         if with_steps.empty:
             yield f"No global batch{where} reached {target} with half of its runs."
             continue
-        yield _what_it_took(with_steps, f"{target}{where}", alone=part[_BATCH].nunique() == 1)
+        yield _what_it_took(
+            with_steps, f"{target}{where}", is_only_batch=part[_BATCH].nunique() == 1
+        )
     missed_counts = ", ".join(
         f"{counts[o]} {o}" for o in ("censored", "pruned", "diverged") if o in counts
     )

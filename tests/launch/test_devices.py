@@ -257,13 +257,13 @@ def test_a_wide_run_does_not_starve_beside_another_launcher_s_narrow_ones() -> N
         wide = Placer(FOUR_CORES, "completes-w-d4", "completes-v-d1")
         assert wide.start() == set()
         waits = "Waiting for cores that another launcher holds ("
-        assert str(wide.placement.waits).startswith(waits)
+        assert str(wide.placement.why_waiting).startswith(waits)
         left = []
         while not wide.start():
             left.append(turn())
             assert len(left) < 10
         assert left == [3, 2, 1, 0]
-        assert wide.placement.waits is None
+        assert wide.placement.why_waiting is None
         # The others are as they were.
         wide.end("completes-w-d4")
         assert [turn(), turn()] == [4, 4]

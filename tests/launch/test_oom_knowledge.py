@@ -334,5 +334,5 @@ def test_a_run_that_is_to_run_again_tells_nothing_until_it_has(folder: Folder) -
     RunStatus(Status.PENDING).write(folder.sweep.run("x").status)
     knowledge = OomKnowledge(queue, folder.sweep, MACHINE, {})
     assert "(run w16)" in str(knowledge.refusal(LARGER))
-    knowledge.ended(queue[0])
+    knowledge.learn(queue[0])
     assert "(run w8)" in str(knowledge.refusal(LARGER))

@@ -98,7 +98,7 @@ def test_cores_have_their_own_numbers() -> None:
     assert one.start() == {"a-d2"}
     assert one.devices == [3, 7]
     assert two.start() == set()
-    assert "Waiting for cores" in str(two.placement.waits)
+    assert "Waiting for cores" in str(two.placement.why_waiting)
     one.end("a-d2")
     assert one.start() == set()
     assert two.start() == {"b-d2"}

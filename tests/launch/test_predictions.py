@@ -45,7 +45,7 @@ def test_what_is_said_is_read_and_what_was_said_before_is_kept(ask: Any) -> None
     said, trouble = ask("says")
     assert trouble is None
     assert said == {**KEPT, "b-d1": {"run_time_s": {"value": 7.0, "method": "x"}}}
-    assert predictions.foretold(said) == {"b-d1": ("x", 7.0)}
+    assert predictions.run_time_predictions(said) == {"b-d1": ("x", 7.0)}
 
 
 @pytest.mark.parametrize(

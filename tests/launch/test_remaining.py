@@ -12,7 +12,7 @@ from rich.console import Console
 from sweeps_of_fakes import ENTRY, MACHINE, spec_named
 
 from batchscape.launch.launcher import Launcher
-from batchscape.launch.remaining import RemainingRuns, repeated
+from batchscape.launch.remaining import RemainingRuns, statuses_to_retry
 from batchscape.launch.result import SweepResult
 from batchscape.record.causes import Cause
 from batchscape.record.files import write_json
@@ -75,7 +75,7 @@ def test_faults_stand_unless_they_are_named(
     for status in tried:
         begun(sweep, str(status), status)
     specs = [spec_named(str(status)) for status in (*tried, "new")]
-    remaining = RemainingRuns(specs, sweep, repeated(names))
+    remaining = RemainingRuns(specs, sweep, statuses_to_retry(names))
     assert [spec.run_id for spec in remaining.missing] == [
         *(str(status) for status in tried if status in MISSING | faults),
         "new",
@@ -203,7 +203,7 @@ def test_what_another_launcher_has_ended_meanwhile(
     sweep: SweepFolder, before: Status, after: Status
 ) -> None:
     folder = begun(sweep, "completes", before)
-    remaining = RemainingRuns([spec_named("completes")], sweep, repeated(["all"]))
+    remaining = RemainingRuns([spec_named("completes")], sweep, statuses_to_retry(["all"]))
     assert [spec.run_id for spec in remaining.missing] == ["completes"]
     assert remaining.settled_now(spec_named("completes")) is None
     status = RunStatus.read(folder.status)

@@ -75,8 +75,8 @@ def test_looking_at_what_others_have_takes_a_small_part_of_the_time(
         end = clock + 400
         while clock < end:  # as the launcher does that has nothing else to do
             assert found.due() == []
-            assert found.has_elsewhere
-            assert f"Waiting for {runs} run" in found.describe_elsewhere()
+            assert found.waits_for_others
+            assert f"Waiting for {runs} run" in found.describe_waiting()
             clock += 0.3
         times = [at for name, at in looked_at if name == "run-0"]
         rarest[runs] = max(after - before for before, after in pairwise(times))

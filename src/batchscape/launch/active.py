@@ -1,4 +1,4 @@
-"""One attempt at one run: its ranks are watched, and their end is judged and written down."""
+"""One attempt at one run: its ranks are watched, and their end is decided and written."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from batchscape.record.timing import invalidate_times
 STOP_GRACE_S = 20.0
 """Least time for a checkpoint between SIGTERM and SIGKILL."""
 STOP_GRACE_STEPS = 4
-"""Optimizer steps that may pass as well: ranks agree on a stop at the end of some later one."""
+"""Optimizer steps that may pass before the checkpoint: ranks agree to stop after a later step."""
 CHECKPOINT_GRACE_S = 10.0
 """Time for the checkpoint itself, after those steps."""
 PEER_GRACE_S = 5.0
-"""Time for the other ranks once one has failed, or once all have left their outcomes: they may
-wait in a collective, or for a native thread, for ever."""
+"""Time for the other ranks once one has failed, or once all have written their outcomes: they may
+wait for ever in a collective or for a native thread."""
 STACKS_GRACE_S = 1.0
 """Time for ranks that hang to dump their stacks before they are asked to end."""
 END_GRACE_S = 300.0
@@ -61,20 +61,20 @@ class ActiveRun:
     """On the monotonic clock."""
     exits: dict[int, RankExit] = field(default_factory=dict)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
-    """What ranks have left behind so far."""
+    """Outcomes that ranks have written so far."""
     stop: Stop | None = None
     killed_at: float | None = None
     """When this launcher killed the ranks, in seconds since the epoch."""
     _stacks_at: float | None = None
-    """When the ranks of a run that hangs have written their stacks."""
+    """When the ranks of a run that hangs will have written their stacks."""
     _oom_kills_before: int | None = field(default_factory=oom_kills)
     _kill_at: float | None = None
-    _watching_end_since: float | None = None
-    _spoiled: bool = False
+    _end_watched_since: float | None = None
+    _has_spoiled_times: bool = False
 
     @property
     def last_row(self) -> dict[str, Any]:
-        """Latest row of optimizer steps; empty where there is none that can be read."""
+        """Latest row of optimizer steps; empty where no row can be read."""
         with contextlib.suppress(RecordError):
             return last_row(self.folder.lines("steps"))
         return {}
@@ -102,16 +102,16 @@ class ActiveRun:
 
     def spoil_times(self, reason: str) -> None:
         """Keep the times of this run out of comparisons."""
-        if self._spoiled:
+        if self._has_spoiled_times:
             return
-        self._spoiled = True
+        self._has_spoiled_times = True
         invalidate_times(self.launch, reason)
-        # Now, for the case that this launcher is killed; else `_conclude` has the last word.
+        # Now, for the case that this launcher is killed; else `_conclude` writes it last.
         with contextlib.suppress(OSError):
             write_json(self.folder.launch, self.launch)
 
     def look(self, exits: Iterable[RankExit]) -> RunStatus | None:
-        """Take note of ranks that have ended, and keep the rest to their limits.
+        """Note which ranks have ended, and enforce the limits of the others.
 
         Parameters
         ----------
@@ -121,10 +121,10 @@ class ActiveRun:
         Returns
         -------
         RunStatus or None
-            How the run ended, which is written down, once no rank is left.
+            How the run ended, already written, once no rank is left.
         """
-        with contextlib.suppress(RecordError):  # what is damaged is told at the end
-            self._hear()
+        with contextlib.suppress(RecordError):  # the end of the run reports the damage
+            self._read_outcomes()
         for ended in exits:
             self.exits[ended.rank] = ended
             if len(self.exits) < self.spec.processes and self.stop is None:
@@ -134,33 +134,33 @@ class ActiveRun:
         self._watch_for_hang(now)
         return self._conclude() if len(self.exits) == self.spec.processes else None
 
-    def _hear(self) -> None:
-        """Read what ranks have left behind since the last time."""
+    def _read_outcomes(self) -> None:
+        """Read the outcomes that ranks have written since the last look."""
         for rank in range(self.spec.processes):
-            if rank not in self.outcomes and (said := Outcome.read(self.folder, rank)):
-                self.outcomes[rank] = said
+            if rank not in self.outcomes and (outcome := Outcome.read(self.folder, rank)):
+                self.outcomes[rank] = outcome
 
     def _note_end_of(self, rank: int) -> None:
-        """Give the other ranks the time that they may need, now that one has ended."""
-        # Its exit code says nothing: a rank may end with 0 and leave the others waiting for it.
-        said = self.outcomes.get(rank)
-        if said is None or not said.status.is_sealed:
+        """Limit the time of the other ranks, now that one has ended."""
+        # The exit code says nothing: a rank may end with 0 and leave the others waiting for it.
+        outcome = self.outcomes.get(rank)
+        if outcome is None or not outcome.status.is_sealed:
             # Ranks that somebody has asked to stop wait for nobody; one writes the checkpoint.
-            is_asked = (
-                said is not None
-                and said.status is Status.INTERRUPTED
-                and said.cause is not Cause.DISK
+            is_stopping = (
+                outcome is not None
+                and outcome.status is Status.INTERRUPTED
+                and outcome.cause is not Cause.DISK
             )
-            self._kill_within(self.stop_grace_s if is_asked else PEER_GRACE_S)
-        elif self._watching_end_since is None:
-            # Also after a crash in the teardown, which takes nothing from the training.
-            self._watching_end_since = time.monotonic()
+            self._kill_within(self.stop_grace_s if is_stopping else PEER_GRACE_S)
+        elif self._end_watched_since is None:
+            # Also after a crash in the teardown, which costs the training nothing.
+            self._end_watched_since = time.monotonic()
 
     def _enforce_limits(self, now: float) -> None:
         timeout_s = self.spec.config.launcher.timeout_s
         if timeout_s is not None and now - self.began > timeout_s:
             self.ask_to_stop(Status.TIMEOUT, f"not done after timeout_s = {timeout_s:g} s")
-        since = self._watching_end_since
+        since = self._end_watched_since
         is_watched = since is not None and self.stop is None and self._kill_at is None
         if len(self.outcomes) == self.spec.processes:
             self._kill_within(PEER_GRACE_S)
@@ -178,7 +178,7 @@ class ActiveRun:
             if now >= self._stacks_at:
                 self._keep_stacks()
                 self.processes.signal(self.spec.run_id, signal.SIGTERM)
-                # Whoever watches a program has to end it first.
+                # The watcher of a program has to end the program first.
                 self._kill_within(self.stop_grace_s if self.hangs.is_program else PEER_GRACE_S)
         elif self.stop is None and not self.exits:
             hang = self.hangs.look(now)
@@ -203,7 +203,11 @@ class ActiveRun:
         if self._stacks_at is not None:
             self._keep_stacks()
         try:
-            self._write(self._judge())
+            run_end = self._decide_end()
+            if self._has_spoiled_times:
+                write_json(self.folder.launch, self.launch)
+            ended_at, ranks = self._ended_at(), self.lease.ranks
+            write_end(self.folder, self.status, run_end, ranks, ended_at=ended_at)
         except DiskError as error:
             self.abandon(str(error), Cause.DISK, Status.INTERRUPTED)
         except RecordError as error:
@@ -213,19 +217,13 @@ class ActiveRun:
         self.hangs.close()
         return self.status
 
-    def _write(self, run_end: RunEnd) -> None:
-        if self._spoiled:
-            write_json(self.folder.launch, self.launch)
-        ended_at, ranks = self._ended_at(), self.lease.ranks
-        write_end(self.folder, self.status, run_end, ranks, ended_at=ended_at)
-
     def abandon(
         self,
         reason: str,
         cause: Cause = Cause.INFRASTRUCTURE,
         status: Status = Status.FAILED,
     ) -> None:
-        """Write that the run ended by no word of its ranks, if anything can be written."""
+        """Write how the run ended where its ranks do not say so, if anything can be written."""
         run_end = RunEnd(status, reason=reason, cause=cause)
         note_end(self.status, run_end, self._ended_at())
         self.status.seal = {}
@@ -235,17 +233,17 @@ class ActiveRun:
     def _ended_at(self) -> float:
         return self.status.attempts[-1].started_at + time.monotonic() - self.began
 
-    def _judge(self) -> RunEnd:
-        self._hear()
+    def _decide_end(self) -> RunEnd:
+        self._read_outcomes()
         printed = end_of(self.folder.log, _LOG_TAIL_BYTES, self.log_offset)
-        said = [line.strip() for line in printed.decode(errors="replace").split("\n")]
+        lines = [line.strip() for line in printed.decode(errors="replace").split("\n")]
         kills_before, kills = self._oom_kills_before, oom_kills()
         run_end = decide(
             self.spec.processes,
             self.outcomes,
             self.exits,
             self.stop,
-            next((line for line in reversed(said) if line), None),
+            next((line for line in reversed(lines) if line), None),
             killed_at=self.killed_at,
             oom_kills=0 if kills_before is None or kills is None else kills - kills_before,
             device_type=self.spec.device_type,

@@ -1,8 +1,7 @@
-"""The start of each attempt at a run: its folder made ready, its place recorded, ranks started.
+"""The start of an attempt at a run: its folder is prepared, its placement recorded, ranks started.
 
-What ranks share while they run is in a folder that does not outlive its launcher for long: one that
-is killed cannot remove it, and the next one of the same user does. A lock inside tells which
-folders are in use.
+Ranks share files in a scratch folder while they run. A launcher that is killed cannot remove its
+folder; the next launcher of the same user does. A lock in each folder shows that it is in use.
 """
 
 from __future__ import annotations
@@ -62,13 +61,13 @@ def scratch_folder() -> Iterator[Path]:
         If the folder for temporary files cannot be used.
     """
     parent = Path(tempfile.gettempdir())
-    # Those of launchers that are gone; those of other users are not ours to touch.
+    # Folders of launchers that are gone; those of other users cannot be removed.
     with contextlib.suppress(OSError):
-        for left in parent.glob(f"{_PREFIX}*"):
-            if not left.is_symlink() and not is_held(left / _LOCK):
-                shutil.rmtree(left, ignore_errors=True)
+        for leftover in parent.glob(f"{_PREFIX}*"):
+            if not leftover.is_symlink() and not is_held(leftover / _LOCK):
+                shutil.rmtree(leftover, ignore_errors=True)
     hidden = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=parent))
-    # Seen by others only with its lock: without one it would be taken for left over.
+    # It gets its name once it is locked: other launchers remove a folder without a lock.
     lock = take(hidden / _LOCK)
     folder = hidden.rename(parent / hidden.name.removeprefix("."))
     try:
@@ -80,7 +79,7 @@ def scratch_folder() -> Iterator[Path]:
 
 
 OTHER_LAUNCHER = "another launcher was at work on this machine"
-"""Why times are not valid that were taken beside one."""
+"""Why the times of a run are not valid that had another launcher beside it."""
 _EARLIER = "an earlier attempt: "
 
 
@@ -88,7 +87,7 @@ def launch_record(spec: RunSpec, lease: Lease, machine: Machine, *, others: bool
     """Describe how a run is placed, and whether its times can be compared."""
     concurrent = spec.config.launcher.concurrent_runs
     sharing = min(concurrent, spec.config.launcher.runs_per_device)
-    # Numbers of the devices of a CPU are cores.
+    # The device numbers of a CPU run are cores.
     leased = [d for d in machine.cuda_devices if d.index in lease.devices]
     leased = leased if spec.device_type == "cuda" else []
     why = []
@@ -122,31 +121,31 @@ def launch_record(spec: RunSpec, lease: Lease, machine: Machine, *, others: bool
         if spec.device_type == "cuda"
         else machine.cpu_name,
         "devices": list(lease.devices),
-        # Of a CPU, environment.json has what all ranks share.
+        # The memory of the host is in environment.json.
         **({"device_memory_gib": min(memories)} if memories else {}),
         "usable_cores": machine.cpu_cores,
         "threads_per_rank": 1,
         "concurrent_runs": concurrent,
         "runs_per_device": sharing,
         "oversubscribed": oversubscribed,
-        # Who asks Slurm how a job ended has to know which.
+        # The follower of jobs asks Slurm by this id how the job ended.
         **({"slurm_job_id": job} if (job := os.environ.get("SLURM_JOB_ID")) else {}),
         "timing_valid": not why,
         "timing_invalid_reason": "; ".join(why) or None,
     }
 
 
-def with_times_of(before: dict[str, Any], launch: dict[str, Any]) -> dict[str, Any]:
-    """Return the record of a run that goes on: its rows are those of all its attempts."""
+def with_earlier_times(before: dict[str, Any], launch: dict[str, Any]) -> dict[str, Any]:
+    """Return the launch record of a run that goes on: its rows are those of all its attempts."""
     launch = dict(launch)
     then, now = before.get("usable_cores"), launch["usable_cores"]
     if then != now:
         invalidate_times(launch, f"usable cores changed from {then} to {now} between attempts")
     if not before.get("timing_valid"):
         reasons = str(before.get("timing_invalid_reason") or "no reason recorded").split("; ")
-        known = str(launch["timing_invalid_reason"]).split("; ")
+        present = str(launch["timing_invalid_reason"]).split("; ")
         for reason in (reason.removeprefix(_EARLIER) for reason in reasons):
-            if reason not in known:
+            if reason not in present:
                 invalidate_times(launch, _EARLIER + reason)
     return launch
 
@@ -162,11 +161,11 @@ class Attempts:
     scratch : Path
         Folder on this machine for the meeting points of ranks.
     predictions : mapping of str to mapping
-        What `prediction.json` of a run is to hold, by run; a later attempt leaves it as it is.
+        Content of `prediction.json`, by run; only a first attempt writes it.
     entry : str
-        What the ranks of our own loop call.
+        Entry point of the ranks of our own loop.
     command : str or None
-        What asked for these runs, recorded with each.
+        The command of the launch, recorded with each run.
     """
 
     def __init__(
@@ -188,7 +187,7 @@ class Attempts:
         self._environment = environment({**os.environ, **WORKER_ENVIRONMENT}, machine.cpu_cores)
 
     def begin(self, spec: RunSpec, lease: Lease, claim: RunClaim, *, others: bool) -> ActiveRun:
-        """Make the folder of a run ready for its next attempt, and start the ranks.
+        """Prepare the folder of a run for its next attempt, and start the ranks.
 
         Parameters
         ----------
@@ -196,7 +195,7 @@ class Attempts:
             Of a run that is not sealed.
         lease : Lease
         claim : RunClaim
-            The ranks inherit it, and the locks of the devices, which last as long as they do.
+            The ranks inherit it and the locks of the devices, which last as long as the ranks.
         others : bool
             Whether another launcher is at work on this machine.
 
@@ -208,7 +207,7 @@ class Attempts:
             If the run has a checkpoint from a device of another model, or no process can be
             started.
         ServerError or DiskError
-            If no run can be started at all; the folder is as it was then.
+            If no run can be started at all; the folder is then as it was.
         OSError
             If the folder cannot be written to.
         """
@@ -224,15 +223,15 @@ class Attempts:
         if state.goes_on:
             before = read_json(folder.launch)
             if (model := before.get("device_model")) != launch["device_model"]:
-                # The times would mean nothing.
+                # Times of two device models cannot be joined.
                 msg = (
                     f"it was begun on {model} and cannot go on here, on {launch['device_model']}; "
                     f"delete {folder.path} to begin again"
                 )
                 raise LaunchError(msg)
-            launch = with_times_of(before, launch)
+            launch = with_earlier_times(before, launch)
         attempt = len(state.record.attempts)
-        # Nothing of an earlier attempt may be where the ranks meet.
+        # The ranks meet where no earlier attempt has left files.
         meeting = f"{launch['rendezvous']}-{attempt}"
         is_program = isinstance(spec.config.engine, Command)
         try:
@@ -275,7 +274,7 @@ class Attempts:
             try:
                 self._processes.start(start, (*claim.descriptors, *lease.locks))
             except ServerError:
-                # It says nothing of this run, whose turn will come.
+                # The server is at fault and not this run, whose turn will come.
                 state.record.write(folder.status)
                 raise
             except LaunchError as error:
@@ -287,7 +286,7 @@ class Attempts:
     def _write_start(
         self, spec: RunSpec, folder: RunFolder, before: RunStatus, launch: dict[str, Any]
     ) -> RunStatus:
-        """Write into the folder of a run that it is running, and what it is; return its status."""
+        """Write the files of an attempt that begins into the folder of a run; return its status."""
         attempts = deepcopy(before.attempts)
         remove_dead_writes_of_run(folder)
         for leftover in (*folder.outcomes(), *map(folder.parquet, TABLES)):
@@ -312,9 +311,9 @@ class Attempts:
             and folder.log.exists()
             and attempts
         ):
-            # A program that begins again has an empty log: its losses may be read from it.
+            # A program that begins again begins a new log: its losses may be read from the log.
             folder.log.rename(folder.log.with_name(f"log-{len(attempts) - 1}.txt"))
-        # After the attempts before it, whatever the clock says.
+        # An attempt begins after the earlier ones, whatever the clock says.
         began = max([now(), *(ended.ended_at or ended.started_at for ended in attempts)])
         attempts.append(Attempt(began, 0))
         status = RunStatus(Status.RUNNING, attempts=attempts, summary=before.summary)

@@ -1,8 +1,8 @@
 """The life of one rank's process, around the worker that it calls.
 
 A rank belongs to the process group of its run, reads nothing, prints into the run's log, and does
-not outlive the process that started it. The same function ends both ways of starting: forked by
-`batchscape.launch.forkserver`, or spawned, where this module's `main` is the first to run.
+not outlive the process that started it. Both ways of starting end in `live`: `launch.forkserver`
+forks a process for it, and this module's `main` is the first function of a spawned one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from batchscape.outgoing import redact
 from batchscape.record.heartbeat import beats_path, share, stacks_path
 
 WORKER = "batchscape.train.worker:main"
-"""What a rank calls: `module:function`, taking the run folder and the rank, returning a code."""
+"""Entry point of a rank: `module:function`, which takes run folder and rank and returns a code."""
 
 COMMAND_WORKER = "batchscape.programs.worker:main"
 """The same for `engine=command`, where one process watches all that the program starts."""
@@ -59,25 +59,25 @@ _BOOT = (
 
 @dataclass(frozen=True)
 class Start:
-    """Everything that the processes of one run need to begin."""
+    """Arguments of the processes of one run."""
 
     run: str
-    """Names the run in messages."""
+    """Name of the run in messages."""
     run_dir: str
     """Folder of the run."""
     log: str
     """File that the ranks append to."""
     ranks: int
-    """Those that are started here."""
+    """Number of ranks that are started here."""
     entry: str
-    """What each rank calls, see `WORKER`."""
+    """Entry point of each rank, see `WORKER`."""
     environment: dict[str, str]
     """Added to the environment of the ranks."""
     watched: str = ""
-    """Path that the names of the files begin with in which ranks tell of their progress, see
+    """Beginning of the paths of the files that hold the heartbeats of the ranks, see
     `record.heartbeat`; empty: nobody watches, and stacks go to the log."""
     first_rank: int = 0
-    """Number of the first of them; the others follow."""
+    """Number of the first rank; the others follow."""
 
     @property
     def numbers(self) -> range:
@@ -88,8 +88,8 @@ class Start:
 def resolve(entry: str) -> Callable[[str, int], int]:
     """Import the function that `module:function` names."""
     module, _, function = entry.partition(":")
-    found: Callable[[str, int], int] = getattr(importlib.import_module(module), function)
-    return found
+    worker: Callable[[str, int], int] = getattr(importlib.import_module(module), function)
+    return worker
 
 
 def live(start: Start, rank: int) -> NoReturn:
@@ -97,10 +97,15 @@ def live(start: Start, rank: int) -> NoReturn:
     code = 1
     try:
         _redirect(start.log)
-        _be_watched(start.watched, rank)
+        _share_heartbeat(start.watched, rank)
         os.environ.update(start.environment)
         sys.argv = [f"batchscape rank {rank} of {start.run}"]
-        code = _call(start, rank)
+        try:
+            code = resolve(start.entry)(start.run_dir, rank)
+        except SystemExit as leaving:
+            code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        except BaseException:  # noqa: BLE001  (nothing may pass: the stack below is the server's)
+            sys.stderr.write(redact(traceback.format_exc()))
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
     finally:
@@ -108,26 +113,16 @@ def live(start: Start, rank: int) -> NoReturn:
         os._exit(code)
 
 
-def _call(start: Start, rank: int) -> int:
-    try:
-        return resolve(start.entry)(start.run_dir, rank)
-    except SystemExit as leaving:
-        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-    except BaseException:  # noqa: BLE001  (nothing may pass: the stack below is the server's)
-        sys.stderr.write(redact(traceback.format_exc()))
-        return 1
-
-
 def main(text: str, rank: str) -> NoReturn:
     """Be a spawned rank. Standard input is a pipe whose other end only the launcher holds."""
     life_line = os.dup(0)
-    threading.Thread(target=_die_with_launcher, args=(life_line,), daemon=True).start()
+
+    def die_with_launcher() -> None:
+        os.read(life_line, 1)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=die_with_launcher, daemon=True).start()
     live(Start(**json.loads(text)), int(rank))
-
-
-def _die_with_launcher(life_line: int) -> None:
-    os.read(life_line, 1)
-    os.killpg(0, signal.SIGKILL)
 
 
 def _redirect(log: str) -> None:
@@ -150,13 +145,13 @@ def _redirect(log: str) -> None:
     faulthandler.enable()
 
 
-def _be_watched(place: str, rank: int) -> None:
+def _share_heartbeat(place: str, rank: int) -> None:
     """Share the heartbeat, and dump all stacks on SIGUSR1, wherever the rank is stuck."""
     stacks = 2
     with contextlib.suppress(OSError):
         if place:
             share(beats_path(place, rank))
-            # Its own file: stacks that ranks write into one at the same time cannot be read.
+            # A file for each rank: stacks that ranks write into one file at the same time mix.
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             stacks = os.open(stacks_path(place, rank), flags, 0o600)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)

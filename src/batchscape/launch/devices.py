@@ -1,18 +1,18 @@
-"""Which run holds which devices of this machine, beside what other launchers hold.
+"""Which run holds which devices of this machine, beside those that other launchers hold.
 
 Each device has a file in one folder for all users, named by the UUID of a CUDA device or by the
-number of a core. Who holds the lock on the file holds the device. Ranks inherit the lock, so that
-ranks that outlive a killed launcher still hold their devices. Nobody removes the files, as two
-launchers could then lock two files of one name.
+number of a core. A launcher that holds the lock on the file holds the device. Ranks inherit the
+lock, so that ranks that outlive a killed launcher still hold their devices. The files are never
+removed, as two launchers could then lock two files of one name.
 
 Where a run needs more devices than are free, its launcher keeps those whose names come before all
 that other launchers hold, and gives back the others. So no two launchers wait for each other, and a
 wide run gathers its devices while narrow ones come and go. A launcher that waits holds a shared
-lock on one more file; who sees it pauses after the end of a run (`placement.py`).
+lock on one more file; launchers that see it pause after the end of a run (`placement.py`).
 
-Launchers find each other by a second folder, where each holds a lock on a file of its own while it
-has runs at work: they would spoil each other's times. A lock ends with its process, however that
-ends; files without one are left from launchers that were killed.
+Launchers spoil each other's times, and find each other by a second folder, where each holds a lock
+on a file of its own while it has runs at work. A lock ends with its process, however that ends; a
+file without a lock is left from a launcher that was killed.
 
 The folders are in the temporary folder, which `TMPDIR` names: launchers with different ones do not
 see each other.
@@ -34,15 +34,15 @@ from batchscape.record.locks import AT_ONCE, BESIDE, Lock, is_held, public_folde
 class Presence:
     """Shows this launcher to others while it is entered, and finds them.
 
-    One that only waits for devices hides: it takes nothing from the runs of others. Where the
-    folder cannot be used, nobody is shown and nobody found.
+    A launcher that only waits for devices hides: it disturbs no run. Where the folder cannot be
+    used, no launcher is shown and none is found.
     """
 
     def __init__(self) -> None:
         self._folder = public_folder("batchscape-launchers")
         self._lock: Lock | None = None
         self._looked_at = float("-inf")
-        self._found = False
+        self._has_others = False
 
     def __enter__(self) -> Presence:
         self.show()
@@ -59,7 +59,7 @@ class Presence:
     def show(self) -> None:
         """Let others know that this launcher is at work, if they do not."""
         with suppress(OSError):
-            # Whoever looks holds a file for an instant: then it is another one.
+            # A launcher that looks holds a file for an instant; then another name is tried.
             while self._lock is None:
                 self._lock = take(self._folder / uuid4().hex, is_public=True)
 
@@ -80,16 +80,16 @@ class Presence:
         """
         now = time.monotonic()
         if now - self._looked_at >= max_age_s:
-            self._looked_at, self._found = now, False
-            own = None if self._lock is None else self._lock.path
+            self._looked_at, self._has_others = now, False
+            own_path = None if self._lock is None else self._lock.path
             with suppress(OSError):
-                others = [path for path in self._folder.iterdir() if path != own]
-                self._found = any(map(_is_held, others))
-        return self._found
+                others = [path for path in self._folder.iterdir() if path != own_path]
+                self._has_others = any(map(_is_launcher_alive, others))
+        return self._has_others
 
 
-def _is_held(path: Path) -> bool:
-    """Whether a launcher lives that holds the file; one that nobody holds is removed."""
+def _is_launcher_alive(path: Path) -> bool:
+    """Whether a launcher lives that holds the file; a file that nobody holds is removed."""
     with suppress(OSError):
         lock = take(path, BESIDE, is_public=True)
         if lock is None:
@@ -116,16 +116,16 @@ class Lease:
 
 
 class DeviceLocks:
-    """Locks on the devices of one kind. Where the folder cannot be used, nobody is kept away.
+    """Locks on the devices of one kind. Where the folder cannot be used, no launcher is kept off.
 
     Parameters
     ----------
     kind : str
         `cpu` or `cuda`.
     names : mapping
-        What a device is called on the whole machine, by its number here.
+        Name of a device on the whole machine, by its number here.
     warn : callable
-        Told once, in words, when there can be no locks.
+        Takes the warning that there can be no locks, once.
     """
 
     def __init__(self, kind: str, names: Mapping[int, str], warn: Callable[[str], None]) -> None:
@@ -136,13 +136,13 @@ class DeviceLocks:
         self._usable = True
 
     def take(self, device: int) -> bool:
-        """Take a device, if it is not ours yet; False while another launcher holds it."""
-        if device not in self._held and (lock := self._try(self.names[device], AT_ONCE)):
+        """Take a device, if this launcher does not hold it; False while another one holds it."""
+        if device not in self._held and (lock := self._try_lock(self.names[device], AT_ONCE)):
             self._held[device] = lock
         return device in self._held or not self._usable
 
     def give_back(self, device: int) -> None:
-        """Give a device back that was taken."""
+        """Give back a device, if this launcher holds it."""
         if (lock := self._held.pop(device, None)) is not None:
             lock.release()
 
@@ -156,7 +156,7 @@ class DeviceLocks:
             self._waiting.release()
             self._waiting = None
         elif self._waiting is None and is_waiting:
-            self._waiting = self._try("waiting", BESIDE)
+            self._waiting = self._try_lock("waiting", BESIDE)
 
     def others_wait(self) -> bool:
         """Return whether another launcher waits for devices; this one must not."""
@@ -165,7 +165,7 @@ class DeviceLocks:
     def _path(self, name: str) -> Path:
         return self.folder / f"{self._kind}-{name}"
 
-    def _try(self, name: str, kind: int) -> Lock | None:
+    def _try_lock(self, name: str, kind: int) -> Lock | None:
         if not self._usable:
             return None
         try:

@@ -1,6 +1,6 @@
-"""Writing down how an attempt at a run ended: the run sealed if that is final, else left open.
+"""Writing how an attempt at a run ended: the run is sealed if the end is final, else left open.
 
-And removing what writers that were killed have left: files that were never whole.
+Unfinished files of writers that were killed are removed here, too.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from batchscape.record.status import RunStatus
 from batchscape.record.tables import note_rows, seal
 
 _UNFINISHED = "*.tmp"
-"""What `record.files.write_atomically` and others call a file until it is whole."""
+"""Names that `record.files.write_atomically` and others give a file until it is complete."""
 _DAY_S = 86400.0
-"""More than a file takes to be written, and than clocks differ by."""
+"""Longer than a write of a file takes, and than clocks differ."""
 
 
 def remove_dead_writes(sweep: SweepFolder) -> None:
-    """Remove unfinished files beside the runs, which other launchers may be writing: old ones."""
+    """Remove unfinished files beside the runs that are too old to be written by a launcher."""
     with suppress(OSError):
         for path in sweep.path.glob(_UNFINISHED):
             if file_age_s(path) > _DAY_S:
@@ -36,15 +36,15 @@ def remove_dead_writes(sweep: SweepFolder) -> None:
 def remove_dead_writes_of_run(run: RunFolder) -> None:
     """Remove the unfinished files of a run that is claimed and has no process.
 
-    Those of a mirror stay, which notes what it has sent; and where several machines may share the
-    file system, which may have no locks, what is younger than a day.
+    Those of a mirror stay, which notes what it has sent. Where several machines may share the file
+    system, which may have no locks, files younger than a day stay, too.
     """
-    is_ours = is_of_this_machine(run.path)
+    is_local = is_of_this_machine(run.path)
     with suppress(OSError):
         for folder in (run.path, run.checkpoints):
             for path in folder.glob(_UNFINISHED):
                 is_of_mirror = path.name.startswith(f".{run.mirror.name}.")
-                if not is_of_mirror and (is_ours or file_age_s(path) > _DAY_S):
+                if not is_of_mirror and (is_local or file_age_s(path) > _DAY_S):
                     path.unlink(missing_ok=True)
 
 
@@ -61,13 +61,13 @@ def note_end(status: RunStatus, run_end: RunEnd, ended_at: float) -> None:
 def write_end(
     folder: RunFolder, status: RunStatus, run_end: RunEnd, ranks: int, *, ended_at: float
 ) -> None:
-    """Write how the last attempt at a run ended. To be called with the lock of the run.
+    """Write how the last attempt at a run ended. The caller holds the lock of the run.
 
     Parameters
     ----------
     folder : RunFolder
     status : RunStatus
-        As it stands in the folder; it is filled in.
+        As the folder has it; the end is filled in.
     run_end : RunEnd
     ranks : int
         Data-parallel ranks of the run.
@@ -82,7 +82,7 @@ def write_end(
         If it cannot be written.
     """
     note_end(status, run_end, ended_at)
-    status.attempts[-1].from_optimizer_step = _went_on_from(folder, len(status.attempts) - 1)
+    status.attempts[-1].from_optimizer_step = _steps_before(folder, len(status.attempts) - 1)
     if status.status.is_sealed:
         seal(folder, status, ranks)
         clear_away(folder)
@@ -92,9 +92,9 @@ def write_end(
 
 
 def seal_from_rows(spec: RunSpec, folder: RunFolder, status: RunStatus) -> bool:
-    """Seal a run that was trained to its end, where only this could not be written.
+    """Seal a run that was trained to its end, where only the seal could not be written.
 
-    To be called with the lock of the run. Some tables may be Parquet already; they are made again
+    The caller holds the lock of the run. Some tables may be Parquet already; they are made again
     from the lines.
 
     Returns
@@ -118,20 +118,18 @@ def seal_from_rows(spec: RunSpec, folder: RunFolder, status: RunStatus) -> bool:
 
 
 def clear_away(folder: RunFolder) -> None:
-    """Remove from a sealed run what only one that goes on needs: rows, checkpoints, outcomes.
+    """Remove from a sealed run what only an open one needs, and the unfinished files of its ranks.
 
-    And what ranks that were killed have left half written.
-
-    A launcher that was killed right after the seal has left it. What cannot be removed takes
-    nothing from the record.
+    Those are rows as lines, checkpoints and outcomes, which a launcher that was killed right after
+    the seal has left. The record loses nothing where they cannot be removed.
     """
     shutil.rmtree(folder.checkpoints, ignore_errors=True)
     remove_if_possible(*map(folder.lines, TABLES), *folder.outcomes())
     remove_dead_writes_of_run(folder)
 
 
-def _went_on_from(folder: RunFolder, attempt: int) -> int:
-    """Return the optimizer steps that were done before an attempt, by the rows that it kept."""
+def _steps_before(folder: RunFolder, attempt: int) -> int:
+    """Return the optimizer steps done before an attempt, by the rows that it kept."""
     done = 0
     path = folder.lines("steps")
     for row in read_json_lines(path):

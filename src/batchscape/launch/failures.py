@@ -1,4 +1,4 @@
-"""When failures end a launch: as many as were allowed, or all runs alike from the first one on."""
+"""When failures end a launch: the number allowed is reached, or all runs so far failed alike."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from batchscape.record.spec import RunSpec
 from batchscape.record.status import FAULTS, RunStatus, Status
 from batchscape.text import count_text
 
-_ALIKE = 3
-"""Runs that fail alike before any ends otherwise: the next ones would, too."""
+_EQUAL_FAILURES = 3
+"""Runs that fail alike, and none ends otherwise: the next ones would fail, too."""
 _NUMBER = re.compile(r"(?<!code )\b\d+(?:\.\d+)?(?:e[+-]?\d+)?")
-"""A number in a reason that may differ between runs that fail alike: not an exit code."""
+"""A number in a reason, which may differ between runs that fail alike; an exit code may not."""
 _TRAINED = {Status.COMPLETED, Status.DIVERGED, Status.PRUNED}
-"""How runs end whose program works."""
+"""Statuses of runs whose program works."""
 
 
 class Failures:
-    """How the runs of one launch ended, as far as it decides whether more are started.
+    """Decides by the ends of the runs of one launch whether more are started.
 
     Parameters
     ----------
     sweep : SweepFolder
     most : int or None
-        Once so many runs have ended by a fault, no more are started.
+        Number of faults from which on no more runs are started.
     """
 
     def __init__(self, sweep: SweepFolder, most: int | None) -> None:
@@ -35,13 +35,13 @@ class Failures:
         self._ended: list[RunResult] = []
         self._failed: dict[str, RunSpec] = {}
         self._has_trained = False
-        """Whether a run of the folder was seen that has ever trained, whoever launched it."""
-        self._alike: str | None = None
-        """What was said of the next runs since the last end; looking takes time from what runs."""
+        """Whether a run of the folder has trained, whoever launched it."""
+        self._reason_to_stop: str | None = None
+        """Answer of `why_next` since the last end; computing it costs the runs at work time."""
 
     def note(self, result: RunResult, failed: RunSpec | None = None) -> None:
-        """Take note of how a run ended; `failed` is one that this launch has seen fail."""
-        self._alike = None
+        """Note how a run ended; `failed` is its spec where this launch has seen it fail."""
+        self._reason_to_stop = None
         self._faults += result.status in FAULTS and not result.by_another
         if result.status is not Status.REJECTED:
             self._ended.append(result)
@@ -57,16 +57,16 @@ class Failures:
         return f"{count} failed, and launcher.max_failures is {self._most}"
 
     def why_next(self, queue: Iterable[RunSpec]) -> str:
-        """Say why the next runs would fail as all did so far; empty where they may not."""
-        if self._alike is None:
-            self._alike = self._look(queue)
-        return self._alike
+        """Say why the next runs would fail as all have so far; empty where they may not."""
+        if self._reason_to_stop is None:
+            self._reason_to_stop = self._find_common_cause(queue)
+        return self._reason_to_stop
 
-    def _look(self, queue: Iterable[RunSpec]) -> str:
+    def _find_common_cause(self, queue: Iterable[RunSpec]) -> str:
         if (
             self._has_trained
             or self._most is not None
-            or len(self._failed) < _ALIKE
+            or len(self._failed) < _EQUAL_FAILURES
             or any(run.status is not Status.FAILED for run in self._ended)
         ):
             return ""
@@ -81,8 +81,8 @@ class Failures:
         shared = set.intersection(*map(_settings, self._failed.values()))
         if not all(shared <= _settings(spec) for spec in queue):
             return ""
-        stood = (RunStatus.if_readable(run.status) for run in self._sweep.run_folders())
-        self._has_trained = any(status and status.status in _TRAINED for status in stood)
+        statuses = (RunStatus.if_readable(run.status) for run in self._sweep.run_folders())
+        self._has_trained = any(status and status.status in _TRAINED for status in statuses)
         if self._has_trained:
             return ""
         return (
@@ -92,7 +92,7 @@ class Failures:
 
 
 def _settings(spec: RunSpec) -> set[str]:
-    """Return the settings of a run, as texts; a seed is none that makes it fail."""
+    """Return the settings of a run as texts, without the seeds, which make no run fail."""
     return {
         f"{group}.{name}={value!r}"
         for group, values in spec.config.to_mapping().items()

@@ -34,15 +34,15 @@ _BOOT_LIMIT_S = 600.0
 
 
 class _UnsafeToForkError(LaunchError):
-    """The fork server has threads or a CUDA context, which its children could not use."""
+    """The fork server has threads or a CUDA context, which its children cannot use."""
 
 
 class ServerError(LaunchError):
-    """No fork server can be had, so that no run can be started."""
+    """There is no fork server, so that no run can be started."""
 
 
 class ServerKilledError(ServerError):
-    """The machine lets no fork server live: nothing is wrong with what was asked for."""
+    """The machine lets no fork server live; the settings of the runs are not the cause."""
 
 
 class Forked(Processes):
@@ -111,7 +111,7 @@ class Forked(Processes):
             If there can be no other.
         """
         if self._server.poll() is not None:
-            # What it had started is reported by the next `wait`.
+            # The next `wait` reports the ranks that it had started.
             while not self._is_gone:
                 self._unreported = self.wait(0.1)
             self._channel.close()
@@ -128,10 +128,10 @@ class Forked(Processes):
                 raise ServerError(msg)
         self._living[start.run] = set(start.numbers)
         try:
-            # The first ones are those that matter most; the launcher holds them all anyway.
+            # The first locks matter most; the launcher holds all of them anyway.
             self._send(asdict(start), keep_open[:MOST_DESCRIPTORS])
         except OSError as error:
-            # It was not sent: nobody will report the end of these ranks.
+            # The message was not sent: nobody will report the end of these ranks.
             del self._living[start.run]
             msg = f"{start.run} cannot be handed to the fork server: {error}"
             raise LaunchError(msg) from None
@@ -140,7 +140,7 @@ class Forked(Processes):
         """See `Processes`."""
         exits, self._unreported = self._unreported, []
         if self._is_gone:
-            # Its channel is at its end, and would wake us at once, for nothing.
+            # A closed channel is always readable: `select` would not wait.
             time.sleep(0 if exits else timeout_s)
             return exits
         while self._readable(0 if exits else timeout_s):
@@ -161,7 +161,7 @@ class Forked(Processes):
         """See `Processes`."""
         self._channel.close()
         if not self._ready:
-            # It is importing, has no ranks, and would notice only afterwards.
+            # It is importing, has no ranks, and would notice the close only afterwards.
             self._server.kill()
         self._server.wait()
         self._errors.close()
@@ -169,7 +169,7 @@ class Forked(Processes):
     def _bury_all(self) -> list[RankExit]:
         """Report the ranks of a dead server: the system has killed them with it."""
         self._is_gone = True
-        # What the ranks have started does not die with the server; all of them are in its session.
+        # Processes that the ranks have started survive the server; all are in its session.
         for process in psutil.process_iter():
             with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
                 if os.getsid(process.pid) == self._server.pid:
@@ -217,9 +217,9 @@ def open_processes(
     Parameters
     ----------
     entry : str
-        What the ranks will call; preloaded where they are forked.
+        Entry point of the ranks; preloaded where they are forked.
     should_stop : callable
-        Asked while the fork server boots.
+        Called while the fork server boots.
     also_preload : str
         Module that a fork server imports beside the usual ones; empty: none.
     method : str, optional
@@ -228,7 +228,7 @@ def open_processes(
     Returns
     -------
     Processes or None
-        None if `should_stop` said so.
+        None if `should_stop` returned True.
 
     Raises
     ------

@@ -1,9 +1,9 @@
 """A process that has imported everything, and forks one process for each rank of a run.
 
 It is started once a sweep, with a socket to the launcher. A message in is a run to start, or a
-signal for the process group of a run; the first message out says that it is ready, each other that
-a rank has ended. When the socket closes, all groups are killed and the server ends; when the server
-ends, its ranks die with it.
+signal for the process group of a run. The first message out says that the server is ready, each
+other one that a rank has ended. When the socket closes, all groups are killed and the server ends;
+when the server ends, its ranks die with it.
 
 Forking is only safe from a process with one thread and without a CUDA context, so the server
 imports but never computes, and reports when that was not enough. Linux only: it needs
@@ -69,10 +69,10 @@ def main(channel: str, entry: str) -> NoReturn:
     channel : str
         File descriptor of a connected SOCK_SEQPACKET socket.
     entry : str
-        What the ranks will call; its module is imported ahead.
+        Entry point of the ranks; its module is imported ahead.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # The launcher decides what they mean; the server lives and dies with the socket.
+        # The launcher obeys the signals; the server lives and dies with the socket.
         signal.signal(number, signal.SIG_IGN)
     _preload(entry)
     server = _ForkServer(socket.socket(fileno=int(channel)))
@@ -83,7 +83,7 @@ def main(channel: str, entry: str) -> NoReturn:
 def _preload(entry: str) -> None:
     # Imports make no garbage; looking for it takes a fifth of their time.
     gc.disable()
-    # What watches a program of others needs none of them.
+    # The watcher of a program needs none of them.
     for name in () if entry == COMMAND_WORKER else PRELOADED:
         importlib.import_module(name)
     # Our own modules take a fifth of a second, mostly pydantic's schemas; and the whole sweep
@@ -94,7 +94,7 @@ def _preload(entry: str) -> None:
                 importlib.import_module(name)
         except Exception:  # noqa: BLE001  (each rank meets it again, and its run's log shows it)
             traceback.print_exc()
-    # What is loaded by now is garbage to nobody: keep the collector off the shared pages.
+    # All that is loaded stays in use: keep the collector off the shared pages.
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -121,7 +121,7 @@ class _ForkServer:
         self._channel = channel
         self._groups: dict[str, _Group] = {}
         self._pid = os.getpid()
-        # What a rank leaves behind becomes a child of the server, and is found.
+        # Processes that a rank leaves become children of the server, which kills them.
         adopt_orphans()
 
     def serve(self) -> None:
@@ -140,7 +140,12 @@ class _ForkServer:
                 self._reap()
             if self._channel in readable and not self._answer():
                 break
-        self._end()
+        for group in self._groups.values():
+            os.killpg(group.leader, signal.SIGKILL)
+        _kill_descendants()
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-1, 0)
 
     def _answer(self) -> bool:
         try:
@@ -157,13 +162,13 @@ class _ForkServer:
         else:
             self._start(Start(**request))
         for descriptor in inherited:
-            # The ranks have them: what is locked is theirs, not the server's.
+            # The ranks inherit the locks; the server gives them up.
             os.close(descriptor)
         return True
 
     def _start(self, start: Start) -> None:
         # A signal for a rank must wait until the rank has stopped ignoring it.
-        held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         group: _Group | None = None
         for rank in start.numbers:
             try:
@@ -176,16 +181,16 @@ class _ForkServer:
                 self._send(run=start.run, rank=rank, code=1, lost=lost, at=now())
                 continue
             if pid == 0:
-                self._become_rank(start, rank, group.leader if group else 0, held)
+                self._become_rank(start, rank, group.leader if group else 0, mask)
             if group is None:
                 group = self._groups[start.run] = _Group(start.run, pid, {})
             group.ranks[pid] = rank
-            # The child does the same; whoever comes first, neither goes on outside of the group.
+            # The child does the same; whichever is first, neither goes on outside of the group.
             with contextlib.suppress(OSError):
                 os.setpgid(pid, group.leader)
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    def _become_rank(self, start: Start, rank: int, leader: int, held: set[Any]) -> NoReturn:
+    def _become_rank(self, start: Start, rank: int, leader: int, mask: set[Any]) -> NoReturn:
         try:
             os.setpgid(0, leader)
             end_with_parent()
@@ -201,7 +206,7 @@ class _ForkServer:
             for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             live(start, rank)
         finally:
             # Whatever went wrong, a rank never returns into the server's code.
@@ -218,7 +223,8 @@ class _ForkServer:
             if ended is None:
                 return
             pid, at = ended.si_pid, now()
-            group = next((one for one in self._groups.values() if pid in one.ranks), None)
+            groups = self._groups.values()
+            group = next((candidate for candidate in groups if pid in candidate.ranks), None)
             if group is not None and len(group.ranks) == 1:
                 os.killpg(group.leader, signal.SIGKILL)
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -231,22 +237,14 @@ class _ForkServer:
                     _kill_descendants()
             self._send(run=group.run, rank=rank, code=code, at=at)
 
-    def _end(self) -> None:
-        for group in self._groups.values():
-            os.killpg(group.leader, signal.SIGKILL)
-        _kill_descendants()
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                os.waitpid(-1, 0)
-
     def _send(self, **message: object) -> None:
-        # A launcher that is gone is noticed where the next message is awaited.
+        # `serve` notices a launcher that is gone when it waits for the next message.
         with contextlib.suppress(ConnectionError):
             self._channel.send(json.dumps(message).encode())
 
 
 def _kill_descendants() -> None:
-    """Kill what ranks started in groups of their own."""
+    """Kill the processes that ranks started in groups of their own."""
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

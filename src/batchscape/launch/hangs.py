@@ -1,6 +1,6 @@
 """Whether a run hangs, by the heartbeats of its ranks and the launcher's own clock.
 
-The rule: a run hangs when none of its ranks has told of progress for
+The rule: a run hangs when none of its ranks has had a heartbeat for
 
 * `max(hang_s, 20 x step time)` while all of them are within optimizer steps, where
   the step time is the mean of this attempt so far (evaluations and checkpoints included, which
@@ -8,15 +8,15 @@ The rule: a run hangs when none of its ranks has told of progress for
 * `6 x hang_s`, or the above if that is longer, while any of them is elsewhere: at its start, in
   its first step, in a compilation, an evaluation or a checkpoint.
 
-Ranks tell of every micro-step and of every batch of an evaluation (`record.heartbeat`). One that
-waits for the others is silent as long as they are, so the silence of all is what counts; the rank
-that is behind is named. Of a run over nodes the ranks on the first one are watched, and none is
-named. A program of `engine=command` tells by its log and its metrics: it is judged only once those
-show its steps, and by the longer time. Once it is trained, its own watcher (`programs.worker`) ends
-it where its processes idle.
+Every micro-step and every batch of an evaluation is a heartbeat of a rank (`record.heartbeat`). A
+rank that waits for the others is silent as long as they are, so all must be silent; the message
+names the rank that is behind. In a run over nodes only the ranks of the first node are watched, and
+no rank is named. The heartbeats of a program (`engine=command`) are its log and its metrics: the
+rule applies once those show its steps, with the longer time. Once it is trained, its own watcher
+(`programs.worker`) ends it where its processes idle.
 
-A launcher that was itself stopped for a while has not watched: a look that comes late counts for no
-more than a few seconds.
+A launcher that was itself stopped for a while has not watched: a late look counts for no more than
+a few seconds.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ FACTOR = 20.0
 """Mean optimizer steps of a run that a micro-step may take before it counts as a hang."""
 
 _LONGEST_LOOK_S = 5.0
-"""Time that passes between two looks at most, as far as the rule is concerned."""
+"""Longest time between two looks that the rule counts."""
 _WITHIN_STEPS = {Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.RECORD}
 
 
 class Hang(NamedTuple):
-    """What a run hangs in."""
+    """A hang of a run."""
 
     reason: str
     rank: int | None
-    """The rank that is behind the others; None where there is none, or several."""
+    """The only rank that is behind the others; None where there is no such rank."""
 
 
 class HangWatch:
@@ -51,15 +51,15 @@ class HangWatch:
     Parameters
     ----------
     place : str
-        Path that the names of the shared files begin with.
+        Beginning of the paths of the shared files.
     ranks : int
-        Processes that are watched, the first ones of the run.
+        Number of processes that are watched, the first ones of the run.
     settings : Launcher
-        With the times of the rule.
+        Holds the times of the rule.
     is_program : bool
-        Whether a program of the user's own is watched, through its log and metrics.
+        Whether the run is a program of the user's own, watched by its log and metrics.
     has_others : bool
-        Whether the run has ranks on other nodes, which wait wherever these do.
+        Whether the run has ranks on other nodes.
 
     Raises
     ------
@@ -84,9 +84,9 @@ class HangWatch:
         self._beats = [heart.read() for heart in self._hearts]
         self._looked_at: float | None = None
         self._watched_s = 0.0
-        self._quiet_s = 0.0
-        self._first: tuple[int, float] | None = None
-        """Optimizer steps that were done when some were first seen, and after how many seconds."""
+        self._silent_s = 0.0
+        self._first_steps: tuple[int, float] | None = None
+        """Optimizer steps done when the first were seen, and the seconds watched until then."""
         self._step_time_s: float | None = None
 
     def look(self, now: float) -> Hang | None:
@@ -105,19 +105,19 @@ class HangWatch:
         if self._looked_at is not None:
             elapsed_s = min(now - self._looked_at, _LONGEST_LOOK_S)
             self._watched_s += elapsed_s
-            self._quiet_s += elapsed_s
+            self._silent_s += elapsed_s
         self._looked_at = now
         beats = [heart.read() for heart in self._hearts]
         if beats != self._beats:
-            self._beats, self._quiet_s = beats, 0.0
+            self._beats, self._silent_s = beats, 0.0
             self._note_steps(max(beat.steps_done for beat in beats))
         limit_s, rule = self._limit()
-        if limit_s is None or self._quiet_s < limit_s:
+        if limit_s is None or self._silent_s < limit_s:
             return None
-        return self._described(limit_s, rule)
+        return self._describe(limit_s, rule)
 
     def last(self, rank: int) -> Beat | None:
-        """Return what a rank told last; None if it told nothing."""
+        """Return the last heartbeat of a rank; None if it had none."""
         if rank >= len(self._hearts):
             return None
         beat = self._hearts[rank].read()
@@ -143,11 +143,11 @@ class HangWatch:
     def _note_steps(self, done: int) -> None:
         if done == 0:
             return
-        if self._first is None:
-            self._first = done, self._watched_s
-            # The start is in it: too long, which is on the safe side.
+        if self._first_steps is None:
+            self._first_steps = done, self._watched_s
+            # This includes the start and is too long, which is on the safe side.
             self._step_time_s = self._watched_s / done
-        first, since_s = self._first
+        first, since_s = self._first_steps
         if done > first:
             self._step_time_s = (self._watched_s - since_s) / (done - first)
 
@@ -166,7 +166,7 @@ class HangWatch:
         rule = f"{FACTOR:g} x step time {step_s:.3g} s, at least {name} = {least_s:g} s"
         return max(least_s, FACTOR * step_s), rule
 
-    def _described(self, limit_s: float, rule: str) -> Hang:
+    def _describe(self, limit_s: float, rule: str) -> Hang:
         silence = f"no heartbeat for {limit_s:.4g} s ({rule})"
         if self.is_program:
             done = self._beats[0].optimizer_step

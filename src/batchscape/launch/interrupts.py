@@ -1,4 +1,4 @@
-"""Signals that ask the launcher to stop: like Ctrl-C, or counted instead of obeyed at once."""
+"""Signals that ask the launcher to stop: they are counted, or raised as Ctrl-C is."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Counts SIGINT, SIGTERM and SIGHUP while it is entered; the old handlers return after it.
+    """Counts SIGINT, SIGTERM and SIGHUP while it is entered, and restores the old handlers.
 
-    Outside of the main thread Python delivers no signals, and it counts none. A signal that the
-    process was told to ignore (as `nohup` does) stays ignored.
+    Outside of the main thread Python delivers no signals, and none is counted. A signal that the
+    process ignores (as under `nohup`) stays ignored.
     """
 
     def __init__(self) -> None:
@@ -50,10 +50,9 @@ class Interrupts:
 
 @contextmanager
 def terminations_as_interrupts() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise `KeyboardInterrupt`, as SIGINT does, so that all ends in order.
+    """Let SIGTERM and SIGHUP raise `KeyboardInterrupt`, as SIGINT does.
 
-    One that the process was told to ignore stays ignored. Outside of the main thread nothing
-    changes.
+    A signal that the process ignores stays ignored. Outside of the main thread nothing changes.
     """
 
     def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:

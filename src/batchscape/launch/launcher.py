@@ -1,4 +1,4 @@
-"""Running a sweep on this machine: what is missing is started, watched, ended, and told of."""
+"""Running a sweep on this machine: the runs that are missing are started, watched and ended."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ from batchscape.launch.forked import ServerError, ServerKilledError, open_proces
 from batchscape.launch.interrupts import Interrupts
 from batchscape.launch.oom_knowledge import OomKnowledge, reject
 from batchscape.launch.placement import Placement
-from batchscape.launch.predictions import alike, foretold, predict
+from batchscape.launch.predictions import predict, predictions_of_equal_runs, run_time_predictions
 from batchscape.launch.processes import Processes
 from batchscape.launch.progress import Progress
-from batchscape.launch.remaining import ClaimedRuns, RemainingRuns, repeated
+from batchscape.launch.remaining import ClaimedRuns, RemainingRuns, statuses_to_retry
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.schedule import launch_order
 from batchscape.record.causes import Cause
-from batchscape.record.claims import RunClaim
 from batchscape.record.disk import check_usable, explained, read_each
 from batchscape.record.files import write_json
 from batchscape.record.folder import SweepFolder
@@ -48,17 +47,17 @@ if TYPE_CHECKING:
 
 OpenProcesses = Callable[[str, Callable[[], bool], str], Processes | None]
 _POLL_S = 0.5
-"""Longest time that a signal or a time limit waits to be seen; ends of ranks are seen at once."""
+"""Longest time until a signal or a time limit is noticed; the end of a rank is noticed at once."""
 _LOOK_S = 3.0
-"""Time between looks for other launchers while runs are timed."""
+"""Time between looks for other launchers while runs are at work."""
 
 
 class Steering(Protocol):
-    """Decides on the way what else is launched, and what is cut."""
+    """Adds runs to a launch, and cuts runs, while it is at work."""
 
     @property
     def runs(self) -> int:
-        """Runs that there will be in all, as far as can be said."""
+        """Number of runs that the launch is expected to have in the end."""
 
     def more(self, over: Collection[str]) -> Sequence[RunSpec]:
         """Return the runs that come next, none of which was returned before.
@@ -66,21 +65,21 @@ class Steering(Protocol):
         Parameters
         ----------
         over : collection of str
-            Names of all runs that are over, or are not launched again, whatever they came to.
+            Names of all runs that are over or are not launched again, whatever their status.
         """
 
     def cut(self, spec: RunSpec) -> str | None:
-        """Return why a run at work is cut before its end; None: it goes on."""
+        """Return why a run at work is cut before its end; None where it goes on."""
 
 
 class Launcher:
-    """Runs everything of a sweep that is missing; one run's failure leaves the others alone.
+    """Runs the missing runs of a sweep; the failure of one run leaves the others alone.
 
     Runs that ended by a fault before are launched again only where `launcher.retry` names their
     status. Other launchers may work in the same folder at the same time: no run is done twice.
 
     The first SIGINT, SIGTERM or SIGHUP asks the running ranks for a checkpoint and starts no
-    more runs; a second one kills. The same launch goes on from there.
+    more runs; a second one kills the ranks. The same launch goes on from there.
 
     Parameters
     ----------
@@ -91,25 +90,25 @@ class Launcher:
     specs : sequence of RunSpec
         Each run once, all with the same launcher and tracker settings.
     entry : str
-        What every rank of our own loop calls, `module:function` of a run folder and a rank.
+        Entry point of every rank of our own loop, `module:function` of a run folder and a rank.
     method : str, optional
         `fork` or `spawn`; by default processes are forked where that is safe.
     console : Console, optional
         Where progress is shown; by default the standard output.
     command : str, optional
-        As `record.commands.command_of` returns it; recorded with every run, and what is printed
-        about the runs is built from it.
+        As `record.commands.command_of` returns it; it is recorded with every run, and the
+        commands that are printed derive from it.
     steering : Steering, optional
-        Adds runs on the way, with the launcher and the type of device of the others, and cuts
-        some, which makes them `pruned`.
+        Adds runs with the launcher and the type of device of the others, and cuts runs, which
+        become `pruned`.
     values : mapping of str to str, optional
-        What is shown beside the name of a run; runs may be added to it on the way.
+        Text beside the name of a run; the caller may add runs to it during the launch.
     opens : callable, optional
-        Opens another way of starting ranks: given what they call, a callable that says whether to
-        stop, and a module to import ahead, as `open_processes` takes them.
+        Opens another way of starting ranks. It takes an entry point, a callable that says whether
+        to stop, and a module to import ahead, as `open_processes` does.
     is_part : bool
-        Whether another process follows the sweep, of which this one does a part: nobody waits here
-        for runs of other launchers, and nothing is mirrored.
+        Whether this process does a part of a sweep that another one follows: it does not wait for
+        runs of other launchers, and mirrors nothing.
     """
 
     _remaining: RemainingRuns
@@ -144,15 +143,15 @@ class Launcher:
         self._progress = Progress(console or OutgoingConsole(), total, values)
         self._presence, self._interrupts = Presence(), Interrupts()
         self._predictions: dict[str, Mapping[str, Any]] = {}
-        self._asked_at = -1
-        self._stopped: str | None = None
-        self._retried: Counter[str] = Counter()
-        self._again: list[RunSpec] = []
+        self._results_at_request = -1
+        self._stop_reason: str | None = None
+        self._retries: Counter[str] = Counter()
+        self._retry_queue: list[RunSpec] = []
         self._active: dict[str, ActiveRun] = {}
-        self._done: dict[str, RunResult] = {}
+        self._results: dict[str, RunResult] = {}
 
     def run(self) -> SweepResult:
-        """Do what is missing, until it is done, or a signal or a failing machine stops it.
+        """Launch the missing runs, until all are over, or a signal or a failing machine stops it.
 
         Raises
         ------
@@ -173,13 +172,13 @@ class Launcher:
         with sweep_lock(self._sweep), ExitStack() as stack:
             remove_dead_writes(self._sweep)
             self._remaining = RemainingRuns(
-                self._specs, self._sweep, repeated(config.launcher.retry)
+                self._specs, self._sweep, statuses_to_retry(config.launcher.retry)
             )
             missing = self._remaining.missing
             tracker = NoTracker("none") if self._is_part else config.tracker
             live = may_mirror_live(missing, self._machine.cpu_cores)
             mirror = Mirror(tracker, self._sweep, live=live)
-            self._progress.stand_still(list(self._remaining.settled.values()))
+            self._progress.runs_skipped(list(self._remaining.settled.values()))
             if missing:
                 stack.enter_context(self._presence)
                 with self._interrupts:
@@ -187,19 +186,18 @@ class Launcher:
         interrupted = self._interrupts.count > 0
         with self._presence:
             note = mirror.finish(interrupted=interrupted)
-        runs = self._remaining.results(self._done)
-        result = SweepResult(runs, interrupted, self._stopped, note, mirror.standing())
+        runs = self._remaining.results(self._results)
+        result = SweepResult(runs, interrupted, self._stop_reason, note, mirror.standing())
         self._progress.summary(result)
         return result
 
     def _launch(self, missing: Sequence[RunSpec]) -> None:
-        """Open what runs need, do them, and close it."""
+        """Open the processes, claims and predictions, work off the runs, and close them."""
 
         def should_stop() -> bool:
             return self._interrupts.count > 0
 
         with ExitStack() as stack:
-            # What most processes of the sweep call, and what is worth importing once for all.
             configs = [spec.config for spec in missing]
             are_programs = all(isinstance(config.engine, Command) for config in configs)
             is_slow = any(isinstance(config.model, Transformers) for config in configs)
@@ -230,12 +228,12 @@ class Launcher:
                 )
                 if trouble is not None:
                     self._progress.warn(trouble)
-            predicted = foretold(self._predictions)
+            predicted = run_time_predictions(self._predictions)
             self._placement = Placement(missing[0], self._machine, predicted, self._progress.warn)
             over = [s for s in self._remaining.specs if s.run_id in self._remaining.settled]
             paths = [self._sweep.run(spec.run_id).status for spec in over]
-            stood = read_each(RunStatus.if_readable, paths, self._sweep.path)
-            for spec, status in zip(over, stood, strict=True):
+            statuses = read_each(RunStatus.if_readable, paths, self._sweep.path)
+            for spec, status in zip(over, statuses, strict=True):
                 if status is not None:
                     self._placement.learn(spec, status)
             self._attempts = Attempts(
@@ -249,56 +247,58 @@ class Launcher:
             )
             self._oom = OomKnowledge(missing, self._sweep, self._machine, self._predictions)
             with self._progress:
-                self._do(deque(missing))
+                self._work_off(deque(missing))
 
-    def _do(self, queue: deque[RunSpec]) -> None:
-        """Run what is queued, until it is done or a signal stops it."""
+    def _work_off(self, queue: deque[RunSpec]) -> None:
+        """Run the queue, until it is empty or a signal stops it."""
         while True:
             goes_on = not self._must_stop()
             if goes_on:
                 queue.extend(self._claims.due())
-                queue.extend(self._again)
-                self._again.clear()
-                queue.extend(self._added())
-                self._start_what_fits(queue)
-            if not goes_on or self._stopped is not None:
+                queue.extend(self._retry_queue)
+                self._retry_queue.clear()
+                queue.extend(self._request_runs())
+                self._start_runs(queue)
+            if not goes_on or self._stop_reason is not None:
                 self._placement.close()
             if not self._active:
-                if not (goes_on and (queue or self._claims.has_elsewhere)):
+                if not (goes_on and (queue or self._claims.waits_for_others)):
                     return
                 self._presence.hide()
-                waits = self._placement.waits or self._claims.describe_elsewhere()
-                self._progress.waits(waits)
+                waits = self._placement.why_waiting or self._claims.describe_waiting()
+                self._progress.note_waiting(waits)
             exits = self._processes.wait(_POLL_S)
             for name in self._claims.renew({ended.run for ended in exits}):
-                self._lose(name)
-            # Whoever came while a run ended has disturbed it, too.
+                self._give_up(name)
+            # A launcher that came while a run ended has disturbed it, too.
             others = self._presence.others(0.0 if exits else _LOOK_S)
             for run in list(self._active.values()):
                 if others:
                     run.spoil_times(OTHER_LAUNCHER)
-                self._look(run, exits)
+                self._watch(run, exits)
             self._progress.update(
                 list(self._active.values()),
                 partial(self._placement.left_s, self._active, queue),
             )
 
-    def _added(self) -> list[RunSpec]:
-        """Ask for more runs, once after each end."""
-        if self._steering is None or len(self._done) == self._asked_at:
+    def _request_runs(self) -> list[RunSpec]:
+        """Request more runs of the steering, once after each end."""
+        if self._steering is None or len(self._results) == self._results_at_request:
             return []
-        self._asked_at = len(self._done)
-        while specs := self._steering.more({*self._done, *self._remaining.settled}):
+        self._results_at_request = len(self._results)
+        while specs := self._steering.more({*self._results, *self._remaining.settled}):
             missing = self._remaining.add(specs)
             settled = (self._remaining.settled.get(spec.run_id) for spec in specs)
-            self._progress.stand_still([result for result in settled if result is not None])
-            self._predictions |= alike(missing, self._remaining.specs, self._predictions)
+            self._progress.runs_skipped([result for result in settled if result is not None])
+            self._predictions |= predictions_of_equal_runs(
+                missing, self._remaining.specs, self._predictions
+            )
             if missing:
                 return missing
         return []
 
-    def _look(self, run: ActiveRun, exits: Iterable[RankExit]) -> None:
-        """Note how a run stands; end it where a rule cuts it."""
+    def _watch(self, run: ActiveRun, exits: Iterable[RankExit]) -> None:
+        """End a run whose ranks have ended; stop one that the steering cuts."""
         status = run.look(ended for ended in exits if ended.run == run.spec.run_id)
         if status is not None:
             self._end(run, status)
@@ -309,7 +309,7 @@ class Launcher:
 
     def _stop(self, reason: str) -> None:
         """Start no more runs."""
-        self._stopped = self._stopped or reason
+        self._stop_reason = self._stop_reason or reason
 
     def _stop_for_the_disk(self, trouble: str) -> None:
         self._stop(f"{trouble}; make space, then the same command goes on")
@@ -317,11 +317,11 @@ class Launcher:
     def _must_stop(self) -> bool:
         count = self._interrupts.count
         if count == 0:
-            return self._stopped is not None
+            return self._stop_reason is not None
         reason = f"stopped by {self._interrupts.first}"
-        asked = [run for run in self._active.values() if run.stop is None]
-        if asked:
-            grace_s = max(run.stop_grace_s for run in asked)
+        running = [run for run in self._active.values() if run.stop is None]
+        if running:
+            grace_s = max(run.stop_grace_s for run in running)
             self._progress.note(
                 f"{reason}: waiting up to {grace_s:.0f} s for checkpoints; once more kills"
             )
@@ -331,33 +331,40 @@ class Launcher:
                 run.kill()
         return True
 
-    def _start_what_fits(self, queue: deque[RunSpec]) -> None:
-        """Start what there are devices for."""
+    def _start_runs(self, queue: deque[RunSpec]) -> None:
+        """Start runs while there are devices for the next one."""
         waiting = self._placement.waiting
-        if waiting is not None and waiting in queue and self._claims.is_elsewhere(waiting):
+        if waiting is not None and waiting in queue and self._claims.is_claimed_by_other(waiting):
             # Nobody waits for devices for a run that another launcher has.
             queue.remove(waiting)
-        if queue and (alike := self._failures.why_next(queue)):
+        if queue and (reason := self._failures.why_next(queue)):
             if self._active:
                 return  # how these end decides
-            self._stop(alike)
-        while self._stopped is None and (placed := self._placement.next(queue)) is not None:
+            self._stop(reason)
+        while self._stop_reason is None and (placed := self._placement.next(queue)) is not None:
             spec, lease = placed
-            run = self._begun(spec, lease)
+            run = self._try_to_begin(spec, lease)
             if run is None:
                 self._placement.release(spec)
                 continue
             self._active[spec.run_id] = run
             self._progress.run_started(run)
 
-    def _begun(self, spec: RunSpec, lease: Lease) -> ActiveRun | None:
+    def _try_to_begin(self, spec: RunSpec, lease: Lease) -> ActiveRun | None:
         """Begin a run; None if another launcher has it, if it is over, or if it cannot begin."""
         try:
             claim = self._claims.take(spec)
             if claim is not None and not isinstance(claim, RunResult):
                 refusal = self._oom.refusal(spec)
                 if refusal is None:
-                    return self._begin(spec, lease, claim)
+                    self._presence.show()
+                    others = self._presence.others()
+                    run = self._attempts.begin(spec, lease, claim, others=others)
+                    # A server that died meanwhile was replaced by this start.
+                    if self._processes.note is not None:
+                        self._progress.warn(self._processes.note)
+                        self._processes.note = None
+                    return run
                 self._reject(spec, refusal)
                 return None
         except ServerError as error:
@@ -366,26 +373,20 @@ class Launcher:
             return None
         except (BatchscapeError, OSError) as error:
             self._claims.release(spec.run_id, Status.FAILED)
-            told = explained(error, self._sweep.path)
-            if isinstance(told, DiskError):
-                self._stop_for_the_disk(str(told))  # the run is as open as it was
+            cause = explained(error, self._sweep.path)
+            if isinstance(cause, DiskError):
+                self._stop_for_the_disk(str(cause))  # the run is as open as it was
             else:
-                self._refuse(spec, error)
+                log = self._sweep.run(spec.run_id).log
+                result = RunResult(spec.run_id, Status.FAILED, str(error), log)
+                self._settle(result)
+                self._progress.run_refused(result)
             return None
         if claim is not None:
-            self._oom.ended(spec)
+            self._oom.learn(spec)
             self._settle(claim)
             self._progress.run_settled(claim)
         return None
-
-    def _begin(self, spec: RunSpec, lease: Lease, claim: RunClaim) -> ActiveRun:
-        self._presence.show()
-        run = self._attempts.begin(spec, lease, claim, others=self._presence.others())
-        # A server that died meanwhile was replaced by this start.
-        if self._processes.note is not None:
-            self._progress.warn(self._processes.note)
-            self._processes.note = None
-        return run
 
     def _reject(self, spec: RunSpec, reason: str) -> None:
         folder = self._sweep.run(spec.run_id)
@@ -398,29 +399,29 @@ class Launcher:
         self._progress.run_refused(result)
 
     def _end(self, run: ActiveRun, status: RunStatus) -> None:
-        """Give back what a run had that has ended, and tell of it, unless it is tried again."""
+        """Give back the devices of a run that has ended; settle it, unless it is tried again."""
         del self._active[run.spec.run_id]
         if not self._active:
-            # Before anybody can take the devices: it would take us for at work beside it.
+            # Before the devices are free: who takes them would find this launcher at work.
             self._presence.hide()
         self._placement.release(run.spec)
         self._placement.learn(run.spec, status)
         if status.cause is Cause.DISK:
             self._stop_for_the_disk(str(status.reason))
-        goes_on = not self._interrupts.count and self._stopped is None
-        if goes_on and self._is_retried(run, status):
+        goes_on = not self._interrupts.count and self._stop_reason is None
+        if goes_on and self._retry(run, status):
             return
         self._claims.release(run.spec.run_id, status.status)
-        self._oom.ended(run.spec)
+        self._oom.learn(run.spec)
         failed = run.spec if status.status is Status.FAILED else None
         self._settle(RunResult.of(run.folder, status), failed)
         self._progress.run_ended(run, status)
 
-    def _lose(self, run_id: str) -> None:
-        """End a run that another launcher has taken over, as this one was cut off."""
-        reason = "taken over by another launcher, which did not see this one any more"
+    def _give_up(self, run_id: str) -> None:
+        """Settle a run that another launcher has taken over, as this one was cut off."""
+        reason = "another launcher took it over, as this one was silent for too long"
         run = self._active.pop(run_id, None)
-        self._again = [spec for spec in self._again if spec.run_id != run_id]
+        self._retry_queue = [spec for spec in self._retry_queue if spec.run_id != run_id]
         if run is not None:
             run.kill()
             run.hangs.close()
@@ -430,13 +431,13 @@ class Launcher:
         self._settle(result)
         self._progress.run_refused(result)
 
-    def _is_retried(self, run: ActiveRun, status: RunStatus) -> bool:
-        """Put a run into the queue again that the machine may have ended; it stays claimed."""
+    def _retry(self, run: ActiveRun, status: RunStatus) -> bool:
+        """Queue a run again, still claimed, if the machine may have ended it; return whether so."""
         run_id, most = run.spec.run_id, run.spec.config.launcher.retries
-        if not is_tried_again(status, most - self._retried[run_id]):
+        if not is_tried_again(status, most - self._retries[run_id]):
             return False
-        self._retried[run_id] += 1
-        reason = f"retry {self._retried[run_id]} of {most} follows: {status.reason}"
+        self._retries[run_id] += 1
+        reason = f"retry {self._retries[run_id]} of {most} follows: {status.reason}"
         try:
             # Whatever becomes of this launcher, the same command goes on with the run. Where that
             # cannot be written there is no retry, and the run stands as it ended.
@@ -445,17 +446,11 @@ class Launcher:
         except OSError:
             return False
         self._progress.run_retried(run_id, reason)
-        self._again.append(run.spec)
+        self._retry_queue.append(run.spec)
         return True
 
-    def _refuse(self, spec: RunSpec, error: BatchscapeError | OSError) -> None:
-        log = self._sweep.run(spec.run_id).log
-        result = RunResult(spec.run_id, Status.FAILED, str(error), log)
-        self._settle(result)
-        self._progress.run_refused(result)
-
     def _settle(self, result: RunResult, failed: RunSpec | None = None) -> None:
-        self._done[result.run_id] = result
+        self._results[result.run_id] = result
         self._failures.note(result, failed)
         if (reason := self._failures.too_many) is not None:
             self._stop(reason)

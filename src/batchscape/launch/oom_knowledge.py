@@ -1,17 +1,15 @@
 """Which runs are not launched, as they cannot fit.
 
-A run whose tensors alone are predicted to take more than there is: `plan.room`.
+A run is not launched where its tensors alone are predicted to take more memory than there is
+(`plan.room`), or where a run with a smaller micro-batch and the same settings ran out of memory on
+the same device. The allocator (on a CPU also the cgroup) must have said so, and no other process
+may have shared the device. A run of the same micro-batch (with another seed) is launched: the other
+may have been just too large. A run that accumulates is no evidence against one that does not:
+gradients that are kept between micro-steps take memory too, with some engines as much as a whole
+model.
 
-And a run with a larger micro-batch than one that ran out of memory, with the same settings on the
-same device, by the word of the allocator (on a CPU also of the cgroup), where nobody shared that
-device. One of the same micro-batch (another seed, say) is still run: the other may have been just
-too large. Neither does a run that accumulates say anything of one that does not, however large:
-gradients that are kept between micro-steps take memory too, as much as a whole model with some
-engines.
-
-Where the memory that ran out is not that of the training (an evaluation's, the host's of a
-device, or of a device that others share), the run is no `oom` in the first place:
-`train.failures`.
+Where the memory that ran out is not that of the training (an evaluation's, the host's of a device,
+or of a device that others share), the run is no `oom`: `train.failures`.
 """
 
 from __future__ import annotations
@@ -38,19 +36,18 @@ if TYPE_CHECKING:
 
 
 class OomKnowledge:
-    """What is known of the memory of the runs of one sweep folder, on one machine.
+    """Runs of one sweep folder that ran out of memory on one machine, and what follows for others.
 
     Parameters
     ----------
     queue : sequence of RunSpec
-        Runs to launch. One among them that ran out of memory before tells nothing until it has
-        ended again.
+        Runs to launch. One that ran out of memory before does not count until it has ended again.
     sweep : SweepFolder
         Runs of earlier launches count.
     machine : Machine
-        Those that ran out of memory on other devices do not.
+        Runs that ran out of memory on other devices do not count.
     predictions : mapping of str to mapping
-        What `prediction.json` holds, by run.
+        Content of `prediction.json`, by run.
     """
 
     def __init__(
@@ -66,17 +63,17 @@ class OomKnowledge:
         self._ran_out: defaultdict[str, list[RunSpec]] = defaultdict(list)
         queued = {spec.run_id for spec in queue}
         folders = [run for run in sweep.run_folders() if run.path.name not in queued]
-        for spec in read_each(self._out_of_memory, folders, sweep.path):
+        for spec in read_each(self._spec_if_out_of_memory, folders, sweep.path):
             if spec is not None:
                 self._ran_out[_memory_key(spec)].append(spec)
 
     def refusal(self, spec: RunSpec) -> str | None:
-        """Say why a run need not be launched; None where it is to be tried.
+        """Say why a run is not launched; None where it is.
 
         Parameters
         ----------
         spec : RunSpec
-            A run that was begun before is tried: it is known better than by its likes.
+            A run that was begun before is launched: its own end says more than those of others.
 
         Raises
         ------
@@ -95,20 +92,20 @@ class OomKnowledge:
         smaller = [other for other in ran_out if _needs_more(spec, other)]
         if not smaller:
             return None
-        other = min(smaller, key=lambda run: (_micro(run), run.run_id))
+        other = min(smaller, key=lambda run: (_largest_micro(run), run.run_id))
         return (
-            f"not launched: micro_batch_size {_micro(other)} ran out of memory with "
-            f"{_described(other)} (run {other.run_id}), and {_micro(spec)} is larger; "
+            f"not launched: micro_batch_size {_largest_micro(other)} ran out of memory with "
+            f"{_describe(other)} (run {other.run_id}), and {_largest_micro(spec)} is larger; "
             "launcher.skip_unfit=false launches it"
         )
 
-    def ended(self, spec: RunSpec) -> None:
-        """Look at what the end of a run tells, whoever launched it."""
-        if self._out_of_memory(self._sweep.run(spec.run_id)) is not None:
+    def learn(self, spec: RunSpec) -> None:
+        """Note whether a run that has ended ran out of memory, whoever launched it."""
+        if self._spec_if_out_of_memory(self._sweep.run(spec.run_id)) is not None:
             self._ran_out[_memory_key(spec)].append(spec)
 
-    def _out_of_memory(self, folder: RunFolder) -> RunSpec | None:
-        """Return the run of a folder if its memory was out; a damaged one tells nothing."""
+    def _spec_if_out_of_memory(self, folder: RunFolder) -> RunSpec | None:
+        """Return the spec of a run that ran out of memory; None where its folder is damaged."""
         try:
             status = RunStatus.read(folder.status)
             if status.status is not Status.OOM:
@@ -116,10 +113,10 @@ class OomKnowledge:
             spec, launch = RunSpec.read(folder.config), read_json(folder.launch)
         except (BatchscapeError, OSError):
             return None
-        # Without a phase no rank has said so, but the system: of the memory of the host.
-        is_told = status.phase is not None or spec.device_type == "cpu"
-        is_like = ran_on(self._machine, spec, launch) and _had_its_device(spec, launch)
-        return spec if is_told and is_like else None
+        # Without a phase the system and no rank has said so: the memory of the host was out.
+        is_of_device = status.phase is not None or spec.device_type == "cpu"
+        is_comparable = ran_on(self._machine, spec, launch) and _had_memory_alone(spec, launch)
+        return spec if is_of_device and is_comparable else None
 
 
 def reject(folder: RunFolder, reason: str) -> RunStatus:
@@ -128,7 +125,7 @@ def reject(folder: RunFolder, reason: str) -> RunStatus:
     Parameters
     ----------
     folder : RunFolder
-        With a status of a run that was never begun.
+        Of a run that was never begun.
     reason : str
 
     Returns
@@ -140,13 +137,13 @@ def reject(folder: RunFolder, reason: str) -> RunStatus:
     return status
 
 
-def _had_its_device(spec: RunSpec, launch: dict[str, Any]) -> bool:
-    """Whether nobody else took of the memory that ran out."""
+def _had_memory_alone(spec: RunSpec, launch: dict[str, Any]) -> bool:
+    """Whether the memory that ran out was the run's alone."""
     if spec.config.device.memory_limit_gib is not None:
         return True
     if spec.device_type == "cuda":
-        # Other launchers are kept off a device. Of processes that are not ours `train.failures` has
-        # asked the driver.
+        # Locks keep other launchers off a device; `train.failures` has asked the driver about
+        # other processes.
         return bool(launch.get("runs_per_device") == 1)
     others = OTHER_LAUNCHER in (launch.get("timing_invalid_reason") or "")
     return launch.get("concurrent_runs") == 1 and not others
@@ -162,10 +159,9 @@ def ran_on(machine: Machine, spec: RunSpec, launch: dict[str, Any]) -> bool:
 
 
 def _memory_key(spec: RunSpec) -> str:
-    """Return all that decides memory, but for micro-batch and accumulation."""
-    kept = that_affect(spec.config, Affects.MEMORY)
-    # The geometry, and the type of the device.
-    del kept["batch"], kept["launcher"]
+    """Return the settings that decide memory, without micro-batch and accumulation."""
+    settings = that_affect(spec.config, Affects.MEMORY)
+    del settings["batch"], settings["launcher"]
     resolved = {
         "nodes": spec.geometry.nodes,
         "data_parallel_size": spec.geometry.data_parallel_size,
@@ -174,11 +170,11 @@ def _memory_key(spec: RunSpec) -> str:
         "data": spec.data.manifest_hash,
         "source": spec.source_hash,
     }
-    return json.dumps([kept, resolved], sort_keys=True)
+    return json.dumps([settings, resolved], sort_keys=True)
 
 
 def _needs_more(spec: RunSpec, other: RunSpec) -> bool:
-    """Whether a run takes more memory than another, in some stage than in each of its stages."""
+    """Whether for each stage of the other run some stage of this one takes more memory."""
     ours = [stage.geometry for stage in spec.stages]
     theirs = [stage.geometry for stage in other.stages]
     return all(
@@ -191,12 +187,12 @@ def _needs_more(spec: RunSpec, other: RunSpec) -> bool:
     )
 
 
-def _micro(spec: RunSpec) -> int:
-    """The largest micro-batch of a run; one with a ramp may have several."""
+def _largest_micro(spec: RunSpec) -> int:
+    """Return the largest micro-batch of a run; a run with a ramp may have several."""
     return max(stage.geometry.micro_batch_size for stage in spec.stages)
 
 
-def _described(spec: RunSpec) -> str:
+def _describe(spec: RunSpec) -> str:
     ranks = spec.geometry.data_parallel_size
     limit = spec.config.device.memory_limit_gib
     of = "" if limit is None else f" of {limit:g} GiB each"

@@ -1,9 +1,9 @@
 """Which run of a launch starts next, on which devices of this machine, and how long all will take.
 
 Runs that go one at a time keep the order of the launch: their times are compared, and a drift of
-the machine must fall on all alike. Where several go at once no time is compared, and what should
-take longest starts first; a run that nobody can tell the time of comes before that. The queue is
-strict: nothing starts past its head.
+the machine must fall equally on all. Where several go at once no time is compared, and the run that
+should take longest starts first; a run whose time is unknown starts before it. The queue is strict:
+no run starts before its head.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
 
 _PAUSE_S = 1.0
-"""How long nothing starts after the end of a run while another launcher waits for devices: it looks
-for them twice in that time."""
+"""Time without a start after the end of a run while another launcher waits for devices, which looks
+for free ones twice in that time."""
 
 
 class Placement:
-    """Gives runs their devices, one after the other; each is to be started or released.
+    """Leases devices to runs, one after the other; the caller starts or releases each.
 
     Parameters
     ----------
     spec : RunSpec
-        One of those that are launched, all with its launcher and on its type of devices. The plan
-        has rejected those with more ranks than may share these devices.
+        One of the runs of the launch, which share its launcher and type of devices. The plan has
+        rejected runs with more ranks than may share these devices.
     machine : Machine
     predicted : mapping of str to tuple of (str, float)
-        How a whole run was predicted, and what it should take, in seconds, by `run_id`.
+        Method and value of the predicted time of a whole run, in seconds, by `run_id`.
     warn : callable
-        Told in words when devices cannot be locked.
+        Takes the warning that devices cannot be locked.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Placement:
             names = {device.index: device.uuid for device in machine.cuda_devices}
             self._noun = "CUDA devices"
         self._launcher = launcher
-        # In an allocation nobody else has the devices.
+        # The devices of an allocation belong to its job.
         is_local = isinstance(launcher, Local)
         self._locks = DeviceLocks(device_type, names, warn) if is_local else None
         self._pool = DevicePool(names, launcher.runs_per_device, self._locks)
@@ -69,13 +69,13 @@ class Placement:
         """The run at the head of the queue, for which there is no room."""
         self._paused_until_s = -math.inf
         self._predicted = predicted
-        self._took_s = self._samples = 0.0
-        """Of the runs of the sweep that are over, all together."""
-        self._of_way: dict[str, tuple[float, float]] = {}
-        """Of those that were predicted in one way: what they took, and should have taken."""
+        self._sealed_s = self._sealed_samples = 0.0
+        """Sums over the sealed runs of the sweep."""
+        self._seconds_by_method: dict[str, tuple[float, float]] = {}
+        """Sums of measured and of predicted times of the sealed runs, by method of prediction."""
 
     def next(self, queue: deque[RunSpec]) -> tuple[RunSpec, Lease] | None:
-        """Take the run that is to start next out of the queue, with its devices.
+        """Take the next run out of the queue, and lease its devices.
 
         Parameters
         ----------
@@ -86,7 +86,7 @@ class Placement:
         -------
         spec : RunSpec
         lease : Lease
-            None instead of both: nothing starts before a run ends, here or in another launcher.
+            None instead of both where no run can start before one ends, here or elsewhere.
         """
         if not queue or len(self._leases) >= self._launcher.concurrent_runs:
             self.close()
@@ -95,7 +95,7 @@ class Placement:
         is_paused = time.monotonic() < self._paused_until_s
         if is_paused and self._locks is not None and self._locks.others_wait():
             return None
-        spec = min(queue, key=self._order) if self._launcher.concurrent_runs > 1 else queue[0]
+        spec = min(queue, key=self._sort_key) if self._launcher.concurrent_runs > 1 else queue[0]
         lease = self._pool.lease(spec.geometry.data_parallel_size)
         self.waiting = spec if lease is None else None
         self._show_waiting(self._pool.waits_for_others)
@@ -115,7 +115,7 @@ class Placement:
             runs.append((run.lease.ranks, left_s))
         ordered = list(queue)
         if self._launcher.concurrent_runs > 1:
-            ordered.sort(key=self._order)
+            ordered.sort(key=self._sort_key)
         runs += [(spec.geometry.data_parallel_size, self.expected_s(spec)) for spec in ordered]
         if any(math.isnan(seconds) for _, seconds in runs):
             return math.nan
@@ -127,25 +127,28 @@ class Placement:
         )
 
     def expected_s(self, spec: RunSpec) -> float:
-        """Return what a whole run should take, in seconds; NaN where nobody can tell.
+        """Return the expected time of a whole run, in seconds; NaN where it is not known.
 
-        What was predicted, times what those that are over took of theirs, predicted in the same
-        way; where nothing was, as much a sample as those took.
+        It is the predicted time, multiplied by the ratio of measured to predicted time of the
+        sealed runs that were predicted by the same method. Where there is no prediction, it is the
+        time per sample of the sealed runs, multiplied by the samples of the run.
         """
         if spec.run_id not in self._predicted:
-            return self._took_s / self._samples * spec.samples if self._samples else math.nan
-        way, predicted_s = self._predicted[spec.run_id]
-        took_s, should_s = self._of_way.get(way, (1.0, 1.0))
-        return predicted_s * took_s / should_s
+            if not self._sealed_samples:
+                return math.nan
+            return self._sealed_s / self._sealed_samples * spec.samples
+        method, predicted_s = self._predicted[spec.run_id]
+        measured_sum_s, predicted_sum_s = self._seconds_by_method.get(method, (1.0, 1.0))
+        return predicted_s * measured_sum_s / predicted_sum_s
 
-    def _order(self, spec: RunSpec) -> float:
-        """Sort what should take longest first, and what nobody can tell before that."""
+    def _sort_key(self, spec: RunSpec) -> float:
+        """Sort runs of unknown time first, then the longest."""
         expected_s = self.expected_s(spec)
         return -math.inf if math.isnan(expected_s) else -expected_s
 
     @property
-    def waits(self) -> str | None:
-        """Why nothing starts, where other launchers are the reason."""
+    def why_waiting(self) -> str | None:
+        """Why no run starts, where other launchers are the reason."""
         if self._locks is None or self.waiting is None or not self._pool.waits_for_others:
             return None
         return (
@@ -159,7 +162,7 @@ class Placement:
         self._pool.release(self._leases.pop(spec.run_id))
 
     def close(self) -> None:
-        """Let other launchers have what no run is on, and wait for nothing."""
+        """Give other launchers the devices that no run is on, and wait for none."""
         self.waiting = None
         self._pool.close()
         self._show_waiting(False)
@@ -169,15 +172,15 @@ class Placement:
             self._locks.show_waiting(is_waiting)
 
     def learn(self, spec: RunSpec, status: RunStatus) -> None:
-        """Take note of what a run took, from its first attempt to its end."""
+        """Note the time that a sealed run took, in all its attempts."""
         if not status.status.is_sealed or not (samples := status.summary.get("samples")):
             return
         spans = [(a.started_at, a.ended_at) for a in status.attempts]
-        took_s = sum(max(0.0, end - start) for start, end in spans if end is not None)
-        self._took_s += took_s
-        self._samples += samples
+        measured_s = sum(max(0.0, end - start) for start, end in spans if end is not None)
+        self._sealed_s += measured_s
+        self._sealed_samples += samples
         if spec.run_id in self._predicted:
-            way, predicted_s = self._predicted[spec.run_id]
-            took_before_s, should_before_s = self._of_way.get(way, (0.0, 0.0))
-            should_s = should_before_s + predicted_s * samples / spec.samples
-            self._of_way[way] = took_before_s + took_s, should_s
+            method, predicted_s = self._predicted[spec.run_id]
+            measured_sum_s, predicted_sum_s = self._seconds_by_method.get(method, (0.0, 0.0))
+            predicted_sum_s += predicted_s * samples / spec.samples
+            self._seconds_by_method[method] = measured_sum_s + measured_s, predicted_sum_s

@@ -1,4 +1,4 @@
-"""What the runs of a launch are predicted to take, asked for before the first of them begins."""
+"""Predictions of the memory and time of runs, made before the first run of a launch begins."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from batchscape.record.outcome import RankExit
 from batchscape.record.spec import RunSpec
 
 PREDICTOR = "batchscape.predictor:main"
-"""What the process calls that predicts: its folder holds a `config.json` for each run."""
+"""Entry point of the process that predicts; its folder holds a `config.json` for each run."""
 
 _LONGEST_S = 120.0
-"""Time that predictions may take; what is not predicted by then goes unpredicted."""
+"""Time that predictions may take; runs that are not predicted by then have no prediction."""
 _LOOK_S = 0.2
 _NAME = "prediction"
 
@@ -36,49 +36,48 @@ def predict(
     *,
     should_stop: Callable[[], bool],
 ) -> tuple[dict[str, Mapping[str, Any]], str | None]:
-    """Predict what runs take, in a process of its own: models are code of others.
+    """Predict memory and time of runs, in a process of its own: models may be code of the user.
 
     Parameters
     ----------
     specs : iterable of RunSpec
-        Of the sweep: what their folders hold of predictions is kept.
+        All runs of the sweep; predictions in their folders are kept.
     missing : iterable of RunSpec
-        Those that are to be launched.
+        Runs that are to be launched.
     sweep : SweepFolder
     processes : Processes
-        Nothing else was started yet.
+        Has started no ranks yet.
     scratch : Path
         Empty folder on this machine.
     should_stop : callable
-        Asked while it is waited for.
+        Called while the process predicts.
 
     Returns
     -------
-    said : dict of str to mapping
-        By run: what `prediction.json` holds. Runs of which nothing can be said are not in it.
+    predictions : dict of str to mapping
+        Content of `prediction.json`, by run; runs that cannot be predicted are not in it.
     trouble : str or None
-        Why nothing is said of those that were asked for. Runs come before what is said of them, so
-        that the launch goes on.
+        Why runs are not predicted; the launch goes on without.
     """
-    said: dict[str, Mapping[str, Any]] = {}
+    predictions: dict[str, Mapping[str, Any]] = {}
     for spec in specs:
-        with suppress(BatchscapeError):  # its launch will say what the matter is
-            before = sweep.run(spec.run_id).prediction
-            if before.exists():
-                said[spec.run_id] = read_json(before)
-    asked = [
+        with suppress(BatchscapeError):  # the launch of the run reports the error
+            path = sweep.run(spec.run_id).prediction
+            if path.exists():
+                predictions[spec.run_id] = read_json(path)
+    unpredicted = [
         spec
         for spec in missing
-        if spec.run_id not in said and not isinstance(spec.config.engine, Command)
+        if spec.run_id not in predictions and not isinstance(spec.config.engine, Command)
     ]
-    if not asked:
-        return said, None
+    if not unpredicted:
+        return predictions, None
     folder = scratch / _NAME
     log = folder / "log.txt"
     try:
         folder.mkdir()
         (folder / "sweep").write_text(str(sweep.path.absolute()), encoding="utf-8")
-        for spec in asked:
+        for spec in unpredicted:
             spec.write(folder / f"{spec.run_id}.json")
         processes.start(Start(_NAME, str(folder), str(log), 1, PREDICTOR, {}))
         until = time.monotonic() + _LONGEST_S
@@ -87,34 +86,38 @@ def predict(
             if should_stop() or time.monotonic() > until:
                 processes.signal(_NAME, signal.SIGKILL)
             ended = processes.wait(_LOOK_S)
-        predictions = folder / "predictions"
-        if predictions.exists():
-            return said | read_json(predictions), None
+        path = folder / "predictions"
+        if path.exists():
+            return predictions | read_json(path), None
         if should_stop():
-            return said, None
+            return predictions, None
         lines = log.read_text(errors="replace").split("\n") if log.exists() else []
         why = next((line for line in reversed(lines) if line.strip()), f"exit code {ended[0].code}")
     except (BatchscapeError, OSError) as error:
         why = str(error)
-    return said, f"Memory and time of the runs are not predicted: {why}"
+    return predictions, f"Memory and time of the runs are not predicted: {why}"
 
 
-def alike(
-    specs: Iterable[RunSpec], others: Iterable[RunSpec], said: Mapping[str, Mapping[str, Any]]
+def predictions_of_equal_runs(
+    specs: Iterable[RunSpec],
+    others: Iterable[RunSpec],
+    predictions: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Mapping[str, Any]]:
-    """Return what is predicted of runs that cost what others do: it is not computed anew."""
+    """Return predictions of runs from those of others that need the same memory and time."""
 
     def key(spec: RunSpec) -> tuple[str, str, str]:
         stages = [(stage.samples, stage.geometry) for stage in spec.stages]
         return spec.time_key, str(that_affect(spec.config, Affects.MEMORY)), str(stages)
 
-    known = {key(spec): said[spec.run_id] for spec in others if spec.run_id in said}
-    return {spec.run_id: known[key(spec)] for spec in specs if key(spec) in known}
+    by_key = {key(spec): predictions[spec.run_id] for spec in others if spec.run_id in predictions}
+    return {spec.run_id: by_key[key(spec)] for spec in specs if key(spec) in by_key}
 
 
-def foretold(predictions: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[str, float]]:
-    """Return how whole runs were predicted, and what they should take, in seconds."""
-    times = {run: said.get("run_time_s") for run, said in predictions.items()}
+def run_time_predictions(
+    predictions: Mapping[str, Mapping[str, Any]],
+) -> dict[str, tuple[str, float]]:
+    """Return method and value of the predicted times of whole runs, in seconds."""
+    times = {run: prediction.get("run_time_s") for run, prediction in predictions.items()}
     return {
         run: (figure["method"], figure["value"])
         for run, figure in times.items()

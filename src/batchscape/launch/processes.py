@@ -1,4 +1,4 @@
-"""What starts the ranks of runs, and the plain way: a fresh interpreter for each of them."""
+"""The protocol of ways to start ranks, and the plain way: a fresh interpreter for each rank."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Processes(Protocol):
     method: str
     """`fork` or `spawn`."""
     note: str | None
-    """What the user should know about the choice of it."""
+    """What the user should know about the choice of the method."""
 
     def place(self) -> dict[str, Any]:
-        """Return what `launch.json` says of where the ranks of a next run are, on several nodes.
+        """Return entries of `launch.json` about the nodes of the next run; none on one node.
 
-        `nodes` are their names, and `master` is where the ranks meet, as torch takes it.
+        `nodes` are their names, and `master` is the address where the ranks meet, for torch.
         """
         return {}
 
@@ -52,13 +52,13 @@ class Processes(Protocol):
         """
 
     def wait(self, timeout_s: float) -> list[RankExit]:
-        """Return the ranks that have ended, at once when there are any."""
+        """Return the ranks that have ended, as soon as there are any."""
 
     def signal(self, run: str, number: int) -> None:
-        """Send a signal to all processes of a run; none if they have ended."""
+        """Send a signal to all processes of a run that have not ended."""
 
     def close(self) -> None:
-        """Kill whatever still runs and wait for its end."""
+        """Kill all ranks and wait for their end."""
 
 
 class Spawned(Processes):
@@ -70,8 +70,8 @@ class Spawned(Processes):
         self.note = note
         self._living: dict[str, dict[int, subprocess.Popen[bytes]]] = {}
         self._groups: dict[str, int] = {}
-        # The ranks read its one end, and end when nobody holds the other.
-        self._life_line, self._held = os.pipe()
+        # The ranks read one end of a pipe, and end when nobody holds the other.
+        self._rank_end, self._launcher_end = os.pipe()
 
     def start(self, start: Start, keep_open: Sequence[int] = ()) -> None:
         """See `Processes`."""
@@ -83,7 +83,7 @@ class Spawned(Processes):
                         "child",
                         (json.dumps(asdict(start)), str(rank)),
                         keep_open,
-                        stdin=self._life_line,
+                        stdin=self._rank_end,
                         output=log,
                         environment=start.environment,
                         process_group=self._groups.get(start.run, 0),
@@ -110,7 +110,7 @@ class Spawned(Processes):
         for ended in exits:
             del self._living[ended.run][ended.rank]
             if not self._living[ended.run]:
-                # What the ranks have started in their group ends with them.
+                # Processes that the ranks have started in their group end with them.
                 self._kill(ended.run)
         return exits
 
@@ -124,8 +124,8 @@ class Spawned(Processes):
         """See `Processes`."""
         for run in list(self._living):
             self._kill(run)
-        os.close(self._life_line)
-        os.close(self._held)
+        os.close(self._rank_end)
+        os.close(self._launcher_end)
 
     def _kill(self, run: str) -> None:
         self.signal(run, signal.SIGKILL)

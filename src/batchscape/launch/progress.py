@@ -1,7 +1,7 @@
 """What the user sees of a sweep while it runs, and at its end.
 
-Training is timed on the same cores, so this is drawn at most once a second, and reads no more of
-a run than the end of its last table.
+Training is timed on the same cores, so the display is drawn at most once a second, and reads only
+the last row of each run.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Progress:
     total : int
         Runs of the sweep.
     values : mapping of str to str, optional
-        What is shown beside the name of a run.
+        Text beside the name of a run.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class Progress:
         self._console = console
         self._values = {} if values is None else values
         self._total = total
-        self._done = 0
+        self._over = 0
         self._failed = 0
-        self._drawn = 0.0
-        self._waits_for = ""
-        self._untimed: set[str] = set()
+        self._drawn_at = 0.0
+        self._waiting_for = ""
+        self._untimed_reasons: set[str] = set()
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> Progress:
@@ -71,20 +71,20 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with _even_if_nobody_reads():
+        with _ignore_closed_output():
             self._live.stop()
 
     def note(self, text: str, style: str = "") -> None:
         """Write a line that stays."""
-        with _even_if_nobody_reads():
+        with _ignore_closed_output():
             self._console.print(Text(text, style=style), soft_wrap=True)
 
-    def stand_still(self, results: Sequence[RunResult]) -> None:
-        """Tell of runs that are not launched: sealed before, ended by a fault, or damaged."""
+    def runs_skipped(self, results: Sequence[RunResult]) -> None:
+        """Report runs that are not launched: sealed before, ended by a fault, or damaged."""
         skipped = [result for result in results if result.skipped]
         faults = Counter(str(result.status) for result in skipped if result.status in FAULTS)
         sealed = len(skipped) - faults.total()
-        self._done += len(skipped)
+        self._over += len(skipped)
         self._failed += faults.total()
         if sealed:
             self.note(f"{sealed} of {count_text(self._total, 'run')} done already, not run again")
@@ -100,64 +100,65 @@ class Progress:
                 self.run_refused(result)
 
     def run_settled(self, result: RunResult) -> None:
-        """Tell of a run that needed no start: it had ended, here or by another launcher."""
-        by = "by another launcher" if result.by_another else "its rows were whole already"
-        self._tell(result.run_id, result.status, f"{by}, {result.reason}" if result.reason else by)
+        """Report a run that needed no start: it had ended, here or by another launcher."""
+        how = "by another launcher" if result.by_another else "its rows were whole already"
+        how = f"{how}, {result.reason}" if result.reason else how
+        self._note_run(result.run_id, result.status, how)
 
     def warn(self, text: str) -> None:
-        """Write a line that stays about something that is not as it should be."""
+        """Write a line that stays, in the colour of warnings."""
         self.note(text, "yellow")
 
-    def waits(self, text: str) -> None:
-        """Tell what is waited for, once."""
-        if text and text != self._waits_for:
-            self._waits_for = text
+    def note_waiting(self, text: str) -> None:
+        """Report what the launcher waits for, once."""
+        if text and text != self._waiting_for:
+            self._waiting_for = text
             self.note(text)
 
     def run_started(self, run: ActiveRun) -> None:
-        """Tell of a run that begins; a terminal sees it below the lines anyway."""
+        """Report a run that begins; a terminal shows it below the lines anyway."""
         if self._console.is_terminal:
             return
         attempt = len(run.status.attempts)
         again = f", attempt {attempt}" if attempt > 1 else ""
         ranks = count_text(run.lease.ranks, "rank")
-        named = self._named(run.spec.run_id)
-        self.note(f"[{self._done + 1}/{self._total}] {named} started ({ranks}{again})")
+        label = self._label(run.spec.run_id)
+        self.note(f"[{self._over + 1}/{self._total}] {label} started ({ranks}{again})")
 
     def run_ended(self, run: ActiveRun, status: RunStatus) -> None:
-        """Tell how a run ended."""
+        """Report how a run ended."""
         duration = duration_text(round(time.monotonic() - run.began))
         is_completed = status.status is Status.COMPLETED
         untimed = why_untimed(run.launch, status.summary) if is_completed else None
         counted = "tokens" if run.spec.data.task == "next_token" else "samples"
         described = _ended_text(status, counted if untimed is None else None)
-        self._tell(run.spec.run_id, status.status, f"{described}, {duration}")
-        if untimed is not None and untimed not in self._untimed:
-            self._untimed.add(untimed)
+        self._note_run(run.spec.run_id, status.status, f"{described}, {duration}")
+        if untimed is not None and untimed not in self._untimed_reasons:
+            self._untimed_reasons.add(untimed)
             self.note(f"Its losses and memory count, its times do not: {untimed}", "yellow")
 
     def run_followed(self, spec: RunSpec, status: RunStatus) -> None:
-        """Tell how a run ended that a job had."""
+        """Report how a run ended that a job had."""
         counted = "tokens" if spec.data.task == "next_token" else "samples"
-        self._tell(spec.run_id, status.status, _ended_text(status, counted))
+        self._note_run(spec.run_id, status.status, _ended_text(status, counted))
 
     def run_retried(self, run_id: str, reason: str) -> None:
-        """Tell of a run that is tried again."""
+        """Report a run that is tried again."""
         self.note(f"{run_id}: {reason}", "yellow")
-        self._drawn = 0.0
+        self._drawn_at = 0.0
 
     def run_refused(self, result: RunResult) -> None:
-        """Tell of a run that could not begin, or need not."""
-        self._tell(result.run_id, result.status, result.reason or "")
+        """Report a run that could not begin, or is not launched."""
+        self._note_run(result.run_id, result.status, result.reason or "")
 
-    def _tell(self, run_id: str, status: Status, description: str) -> None:
-        # One that is interrupted is still to be done.
-        self._done += status is not Status.INTERRUPTED
+    def _note_run(self, run_id: str, status: Status, description: str) -> None:
+        # An interrupted run is not over.
+        self._over += status is not Status.INTERRUPTED
         self._failed += status in FAULTS
-        line = f"[{self._done}/{self._total}] {self._named(run_id)} {status}: {description}"
+        line = f"[{self._over}/{self._total}] {self._label(run_id)} {status}: {description}"
         self.note(line, _STYLES.get(status, ""))
-        # What is drawn still shows the run.
-        self._drawn = 0.0
+        # The last drawing still shows the run.
+        self._drawn_at = 0.0
 
     def update(self, active: Sequence[ActiveRun], left_s: Callable[[], float]) -> None:
         """Draw what is running, if it was not drawn in the last second.
@@ -169,37 +170,35 @@ class Progress:
             Returns the time until the last run ends, in seconds; NaN where it is not known.
         """
         now = time.monotonic()
-        if not self._console.is_terminal or now - self._drawn < _REFRESH_S:
+        if not self._console.is_terminal or now - self._drawn_at < _REFRESH_S:
             return
-        self._drawn = now
+        self._drawn_at = now
         width = self._console.width
         rows = [run.last_row for run in active]
-        lines = [self._overview(len(active), left_s())]
+        failed = f", {self._failed} failed" if self._failed else ""
+        rest_s = left_s()
+        has_forecast = self._over < self._total and not math.isnan(rest_s)
+        forecast = f", about {duration_text(round(rest_s))} left" if has_forecast else ""
+        lines = [f"{self._over}/{self._total} runs done, {len(active)} running{failed}{forecast}"]
         lines += [
-            f"  {self._named(run.spec.run_id)}  {_running_text(run, row)}"
+            f"  {self._label(run.spec.run_id)}  {_running_text(run, row)}"
             for run, row in zip(active, rows, strict=True)
         ]
-        # Cut here: the layout of one plain text costs a tenth of that of a table.
+        # Lines are cut here: the layout of plain text costs a tenth of that of a table.
         text = "\n".join(line[: width - 1] for line in lines)
-        with _even_if_nobody_reads():
+        with _ignore_closed_output():
             self._live.update(Text(text, no_wrap=True), refresh=True)
 
-    def _named(self, run_id: str) -> str:
+    def _label(self, run_id: str) -> str:
         values = self._values.get(run_id)
         return run_id if values is None else f"{run_id} ({values})"
-
-    def _overview(self, active: int, left_s: float) -> str:
-        failed = f", {self._failed} failed" if self._failed else ""
-        is_told = self._done < self._total and not math.isnan(left_s)
-        left = f", about {duration_text(round(left_s))} left" if is_told else ""
-        return f"{self._done}/{self._total} runs done, {active} running{failed}{left}"
 
     def summary(self, result: SweepResult) -> None:
         """Write how the sweep ended: counts, and each failure with its cause and its log."""
         counts = ", ".join(f"{count} {status}" for status, count in result.counts.items())
         self.note(f"{count_text(len(result.runs), 'run')}: {counts}")
         for run in result.failed:
-            self.note(f"{self._named(run.run_id)} {run.status}: {run.reason}", "red")
+            self.note(f"{self._label(run.run_id)} {run.status}: {run.reason}", "red")
             self.note(f"  log: {run.log}")
         if result.stopped is not None:
             self.note(f"{result.stopped}: no more were started; the same command goes on")
@@ -218,7 +217,7 @@ def _running_text(run: ActiveRun, row: Mapping[str, Any]) -> str:
     if done is None:
         return "starting"
     line = f"optimizer step {done}/{steps}"
-    # A program that is not ours may log neither.
+    # A program may log no loss.
     if row.get("loss") is not None:
         line += f"  loss {row['loss']:.4f}"
     left_s = remaining_s(row, steps)
@@ -228,7 +227,7 @@ def _running_text(run: ActiveRun, row: Mapping[str, Any]) -> str:
 
 
 def _ended_text(status: RunStatus, counted: str | None) -> str:
-    """Say how a run ended: its figures, or its reason. Speed is of what is counted, if of any."""
+    """Say how a run ended: its figures, or its reason. `counted` is the unit of the speed."""
     if status.status is not Status.COMPLETED:
         return status.reason or "for an unknown reason"
     figures = status.summary
@@ -250,10 +249,7 @@ def _ended_text(status: RunStatus, counted: str | None) -> str:
 
 
 @contextmanager
-def _even_if_nobody_reads() -> Iterator[None]:
-    """Go on where the terminal or the pipe has been closed: runs come before what is said of them.
-
-    Rich ends the program when a pipe closes.
-    """
+def _ignore_closed_output() -> Iterator[None]:
+    """Go on where the terminal or the pipe has been closed; Rich ends the program then."""
     with suppress(OSError, SystemExit):
         yield

@@ -1,7 +1,7 @@
-"""What is left of a sweep: which runs are to be launched, and how the others stand.
+"""Which runs of a sweep are to be launched, how the others stand, and the claims on runs.
 
-One that another launcher has claimed is left for now and looked at again: once nobody holds it, it
-has ended, or its launcher has died, and it is ours.
+A run that another launcher has claimed is looked at again later: once nobody holds it, it has
+ended, or its launcher has died, and this one may claim it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from batchscape.record.status import FAULTS, RunStatus, Status
 from batchscape.text import count_text, list_text
 
 _LOOK_S, _LONGEST_S = 1.0, 0.05
-"""Time between looks at the runs that others have, and the time that a look takes at most; the next
-one goes on where it ended. A hundred launchers ask one file system for a thousand runs."""
+"""Time between looks at the runs of other launchers, and the longest time of a look; the next look
+goes on where it ended. A hundred launchers may ask one file system for a thousand runs."""
 
 
-class _Elsewhere(NamedTuple):
-    """A run that this launcher would begin."""
+class _RunOfOther(NamedTuple):
+    """A run that this launcher would begin, and that another one has."""
 
     spec: RunSpec
     holder: str | None
-    """Who had it when it was last looked at; None: somebody who is gone."""
+    """Who had it at the last look; None where the launcher is gone."""
 
 
 class ClaimedRuns:
@@ -44,9 +44,9 @@ class ClaimedRuns:
     ----------
     sweep : SweepFolder
     remaining : RemainingRuns
-        Tells whether one is over by now.
+        Decides whether a run is over by now.
     waits : bool
-        Whether runs that others are at work on are waited for.
+        Whether this launcher waits for runs that others are at work on.
     """
 
     def __init__(self, sweep: SweepFolder, remaining: RemainingRuns, *, waits: bool = True) -> None:
@@ -54,27 +54,28 @@ class ClaimedRuns:
         self._sweep = sweep
         self._remaining = remaining
         self._claims: dict[str, RunClaim] = {}
-        self._elsewhere: dict[str, _Elsewhere] = {}
-        self._look_at = 0.0
+        self._runs_of_others: dict[str, _RunOfOther] = {}
+        self._next_look_s = 0.0
 
     @property
-    def has_elsewhere(self) -> bool:
-        """Whether others have runs that this launcher would begin, and waits for.
+    def waits_for_others(self) -> bool:
+        """Whether this launcher waits for runs that others have.
 
-        Those that a launcher has left are waited for in any case: nobody else may take them.
+        It waits in any case for a run whose launcher is gone: nobody else may take it.
         """
-        if self._waits or any(run.holder is None for run in self._elsewhere.values()):
-            return bool(self._elsewhere)
-        # Before this launcher ends: as they stand now, and not when they were last looked at.
-        return any(self._noted(run.spec).holder is None for run in list(self._elsewhere.values()))
+        if self._waits or any(run.holder is None for run in self._runs_of_others.values()):
+            return bool(self._runs_of_others)
+        # This launcher is about to end: the last look may be outdated.
+        runs = list(self._runs_of_others.values())
+        return any(self._look_up_holder(run.spec).holder is None for run in runs)
 
     @property
     def elsewhere(self) -> Collection[str]:
-        """Runs that others have and that this launcher would begin."""
-        return self._elsewhere.keys()
+        """Runs that others have, by name."""
+        return self._runs_of_others.keys()
 
     def take(self, spec: RunSpec) -> RunClaim | RunResult | None:
-        """Claim a run that is to be begun.
+        """Claim a run that is to begin.
 
         Parameters
         ----------
@@ -83,8 +84,8 @@ class ClaimedRuns:
         Returns
         -------
         RunClaim or RunResult or None
-            The claim, which the ranks are to inherit. Or how the run stands, if it is over by now.
-            Or None while another launcher has it; `due` returns it later.
+            The claim, which the ranks inherit; the result of the run, if it is over by now; None
+            while another launcher has it, and then `due` returns it later.
 
         Raises
         ------
@@ -93,55 +94,55 @@ class ClaimedRuns:
         OSError
             If its folder cannot be written to.
         """
-        # One that is tried again has kept its claim.
+        # A run that is tried again has kept its claim.
         claim = self._claims.get(spec.run_id) or CLAIMS.claim(self._sweep.run(spec.run_id))
         if claim is None:
-            self._noted(spec)
+            self._look_up_holder(spec)
             return None
         self._claims[spec.run_id] = claim
-        result = self._remaining.settled_now(spec)
+        result = self._remaining.settle_now(spec)
         if result is None:
             return claim
         self.release(spec.run_id, result.status)
         return result
 
-    def is_elsewhere(self, spec: RunSpec) -> bool:
-        """Whether another launcher has a run, which is noted; `due` returns it later."""
+    def is_claimed_by_other(self, spec: RunSpec) -> bool:
+        """Whether another launcher has a run; then `due` returns it later."""
         if spec.run_id in self._claims:
             return False
-        has_holder = self._noted(spec).holder is not None
+        has_holder = self._look_up_holder(spec).holder is not None
         if not has_holder:
-            del self._elsewhere[spec.run_id]
+            del self._runs_of_others[spec.run_id]
         return has_holder
 
     def due(self) -> list[RunSpec]:
-        """Return runs that others had and have no more; each is looked at once a second at most."""
+        """Return runs that others no longer have; each is looked at once a second at most."""
         began = time.monotonic()
-        if began < self._look_at:
+        if began < self._next_look_s:
             return []
-        left = []
-        for run in list(self._elsewhere.values()):
-            if not self.is_elsewhere(run.spec):
-                left.append(run.spec)
+        free = []
+        for run in list(self._runs_of_others.values()):
+            if not self.is_claimed_by_other(run.spec):
+                free.append(run.spec)
             if time.monotonic() - began > _LONGEST_S:
                 break
-        self._look_at = time.monotonic() + _LOOK_S
-        return left
+        self._next_look_s = time.monotonic() + _LOOK_S
+        return free
 
-    def _noted(self, spec: RunSpec) -> _Elsewhere:
-        """Note who has a run, as the last one that was looked at."""
-        self._elsewhere.pop(spec.run_id, None)
-        found = _Elsewhere(spec, CLAIMS.holder(self._sweep.run(spec.run_id)))
-        self._elsewhere[spec.run_id] = found
-        return found
+    def _look_up_holder(self, spec: RunSpec) -> _RunOfOther:
+        """Look up who has a run, and note it behind the others."""
+        self._runs_of_others.pop(spec.run_id, None)
+        run = _RunOfOther(spec, CLAIMS.holder(self._sweep.run(spec.run_id)))
+        self._runs_of_others[spec.run_id] = run
+        return run
 
     def renew(self, ended: Collection[str]) -> list[str]:
-        """Keep what this launcher has claimed; return the runs that others have taken over.
+        """Renew the claims of this launcher; return the runs that others have taken over.
 
         Parameters
         ----------
         ended : collection of str
-            Runs whose end may be written next, which are looked at however short ago that was.
+            Runs whose end may be written next; their claims are renewed at once.
         """
         lost = [
             name for name, claim in self._claims.items() if not claim.renew(at_once=name in ended)
@@ -151,50 +152,53 @@ class ClaimedRuns:
         return lost
 
     def release(self, run_id: str, status: Status) -> None:
-        """Give a run up that this launcher has ended; nothing where it has not claimed it."""
+        """Release the claim on a run that this launcher has ended, if there is one."""
         claim = self._claims.pop(run_id, None)
         if claim is not None:
             claim.release(is_over=status.is_sealed)
 
     def release_all(self) -> None:
-        """Give everything up; runs that have no end are for others to go on with."""
+        """Release all claims; others may go on with runs that have not ended."""
         for claim in self._claims.values():
             claim.release()
         self._claims.clear()
 
-    def describe_elsewhere(self) -> str:
-        """Say who has the runs that are waited for; nothing where nobody has any more."""
-        held = {name: run.holder for name, run in self._elsewhere.items() if run.holder is not None}
-        if not held:
+    def describe_waiting(self) -> str:
+        """Say who has the runs that this launcher waits for; empty where nobody has them."""
+        holder_of = {
+            name: run.holder for name, run in self._runs_of_others.items() if run.holder is not None
+        }
+        if not holder_of:
             return ""
-        holders = ", ".join(sorted(set(held.values())))
+        holders = ", ".join(sorted(set(holder_of.values())))
+        runs = count_text(len(holder_of), "run")
         return (
-            f"Waiting for {count_text(len(held), 'run')} of another launcher ({holders}, or what "
-            f"it left): {list_text(held, 'and', 3)}"
+            f"Waiting for {runs} of another launcher ({holders}, or what it left): "
+            f"{list_text(holder_of, 'and', 3)}"
         )
 
 
-def repeated(names: Collection[str]) -> frozenset[Status]:
+def statuses_to_retry(names: Collection[str]) -> frozenset[Status]:
     """Return the statuses that `launcher.retry` names."""
     return FAULTS if "all" in names else frozenset(map(Status, names))
 
 
 class RemainingRuns:
-    """The runs of a sweep that a launch has to do, and how the others stand.
+    """The runs of a sweep that are to be launched, and how the others stand.
 
-    Runs without a folder, and rejected ones that fit now, are given one that says `pending`.
+    Runs without a folder, and rejected ones that fit now, get a folder with status `pending`.
 
     Parameters
     ----------
     specs : sequence of RunSpec
     sweep : SweepFolder
     retry : collection of Status
-        Faults that are repeated.
+        Statuses of faults that are repeated.
 
     Attributes
     ----------
     specs : list of RunSpec
-        All of them.
+        All runs.
     settled : dict of str to RunResult
         Runs that are not to be launched, by name.
     missing : list of RunSpec
@@ -212,16 +216,16 @@ class RemainingRuns:
         self.missing = self.add(specs)
 
     def add(self, specs: Sequence[RunSpec]) -> list[RunSpec]:
-        """Take on more runs; return those of them that are to be launched."""
+        """Add runs; return those that are to be launched."""
         self.specs += specs
-        stood = read_each(self._settled_before, specs, self._sweep.path)
-        for spec, result in zip(specs, stood, strict=True):
+        results = read_each(self._settle_before, specs, self._sweep.path)
+        for spec, result in zip(specs, results, strict=True):
             if result is not None:
                 self.settled[spec.run_id] = result
         return [spec for spec in specs if spec.run_id not in self.settled]
 
     def results(self, done: Mapping[str, RunResult]) -> tuple[RunResult, ...]:
-        """Return how all runs stand, given those that this launch has done."""
+        """Return the results of all runs, given those of this launch."""
         ended = {**self.settled, **done}
         folders = [self._sweep.run(spec.run_id) for spec in self.specs]
         return tuple(
@@ -229,18 +233,23 @@ class RemainingRuns:
             for folder in folders
         )
 
-    def _settled_before(self, spec: RunSpec) -> RunResult | None:
+    def _settle_before(self, spec: RunSpec) -> RunResult | None:
         folder = self._sweep.run(spec.run_id)
         try:
             state = read_state(folder, spec, is_ours=True)
             if not folder.status.exists() or state.record.status is Status.REJECTED:
-                state = replace(state, record=_made_pending(spec, folder, self._sweep))
+                state = replace(state, record=_make_pending(spec, folder, self._sweep))
             self._attempts[spec.run_id] = len(state.record.attempts)
-            what = state.next_step(self._retry)
-            if what is Next.SKIP:
+            next_step = state.next_step(self._retry)
+            if next_step is Next.SKIP:
                 verify_seal(folder, state.record)
-                _clear_away(folder)
-            if what in {Next.SKIP, Next.LEAVE}:
+                # A launcher that was killed right after the seal has left its lock and its rows.
+                with suppress(OSError):
+                    claim = CLAIMS.claim(folder) if folder.lock.exists() else None
+                    if claim is not None:
+                        clear_away(folder)
+                        claim.release(is_over=True)
+            if next_step in {Next.SKIP, Next.LEAVE}:
                 return RunResult.of(folder, state.record, skipped=True)
         except RecordError as error:
             reason = f"{error}; delete {folder.path} to run it again"
@@ -250,10 +259,10 @@ class RemainingRuns:
             return None
         return RunResult(spec.run_id, Status.FAILED, reason, folder.log)
 
-    def settled_now(self, spec: RunSpec) -> RunResult | None:
-        """Return how a missing run stands that this launcher has locked, if it is over by now.
+    def settle_now(self, spec: RunSpec) -> RunResult | None:
+        """Return the result of a missing run that this launcher has claimed, if it is over by now.
 
-        Another launcher may have ended it, or it lacks nothing but its seal, which it is given.
+        Another launcher may have ended it, or it lacks only its seal, which is written here.
 
         Raises
         ------
@@ -264,29 +273,20 @@ class RemainingRuns:
         """
         folder = self._sweep.run(spec.run_id)
         state = read_state(folder, spec, is_ours=True)
-        # A fault is repeated once a launch: not what ended so since, by another launcher.
+        # A fault is repeated once a launch, and not where another launcher has repeated it.
         is_new = len(state.record.attempts) != self._attempts[spec.run_id]
-        what = state.next_step(() if is_new else self._retry)
-        if what is Next.SEAL and seal_from_rows(spec, folder, state.record):
+        next_step = state.next_step(() if is_new else self._retry)
+        if next_step is Next.SEAL and seal_from_rows(spec, folder, state.record):
             return RunResult.of(folder, state.record)
-        if what is Next.SKIP:
+        if next_step is Next.SKIP:
             clear_away(folder)  # its launcher may have died right after the seal
-        if what in {Next.SKIP, Next.LEAVE, Next.REJECT}:
+        if next_step in {Next.SKIP, Next.LEAVE, Next.REJECT}:
             return RunResult.of(folder, state.record, by_another=True)
         return None
 
 
-def _clear_away(folder: RunFolder) -> None:
-    """Do what a launcher that was killed right after the seal has left, its lock among it."""
-    with suppress(OSError):
-        claim = CLAIMS.claim(folder) if folder.lock.exists() else None
-        if claim is not None:
-            clear_away(folder)
-            claim.release(is_over=True)
-
-
-def _made_pending(spec: RunSpec, folder: RunFolder, sweep: SweepFolder) -> RunStatus:
-    """Give a run its folder, unless another launcher has done so meanwhile, and begun."""
+def _make_pending(spec: RunSpec, folder: RunFolder, sweep: SweepFolder) -> RunStatus:
+    """Make the folder of a run, unless another launcher has done so meanwhile."""
     with hold(sweep.writing):
         status = RunStatus.read(folder.status) if folder.status.exists() else None
         if status is not None and status.status is not Status.REJECTED:
@@ -295,6 +295,6 @@ def _made_pending(spec: RunSpec, folder: RunFolder, sweep: SweepFolder) -> RunSt
         spec.write(folder.config)
         try:
             pending.write(folder.status, replaces=status is not None)
-        except FileExistsError:  # there may be no locks
+        except FileExistsError:  # the file system may have no locks
             return RunStatus.read(folder.status)
         return pending

@@ -1,4 +1,4 @@
-"""What a sweep came to, run by run."""
+"""Results of a launch, run by run."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class RunResult:
     status: Status
     """`pending` where the sweep was stopped before the run's turn."""
     reason: str | None
-    """The cause in words, where it did not complete."""
+    """The cause in words, where the run did not complete."""
     log: Path
-    """What its processes printed."""
+    """File with the output of its processes."""
     skipped: bool = False
-    """Whether it had ended in an earlier launch, and was not launched again."""
+    """Whether the run had ended in an earlier launch, and was not launched again."""
     by_another: bool = False
     """Whether another launcher ended it while this one was at work."""
     untimed: str | None = None
@@ -42,7 +42,7 @@ class RunResult:
         skipped: bool = False,
         by_another: bool = False,
     ) -> RunResult:
-        """Return how a run stands by its folder."""
+        """Return the result of a run by its folder."""
         untimed = None
         if status.status is Status.COMPLETED:
             with suppress(RecordError):
@@ -61,9 +61,9 @@ class SweepResult:
     interrupted: bool
     """Whether a signal stopped the sweep."""
     stopped: str | None = None
-    """Why no more runs were started before the end, where that was no signal."""
+    """Why no more runs were started, where no signal was the reason."""
     mirror_note: str | None = None
-    """What was not mirrored to the tracker, and why; None where all was, or nothing was asked."""
+    """Which runs the tracker does not have, and why; None where it has all, or there is none."""
     mirrored: str | None = None
     """Where the tracker has the runs; None where it has none."""
 
@@ -71,7 +71,7 @@ class SweepResult:
     def failed(self) -> tuple[RunResult, ...]:
         """Runs that ended by a fault: `failed`, `oom`, `timeout`.
 
-        So is `interrupted`, unless the sweep was: then somebody else stopped the run.
+        `interrupted` is one as well, unless the sweep was interrupted.
         """
         faults = FAULTS if self.interrupted else FAULTS | {Status.INTERRUPTED}
         return tuple(run for run in self.runs if run.status in faults)
@@ -79,22 +79,22 @@ class SweepResult:
     @property
     def counts(self) -> dict[Status, int]:
         """Number of runs of each status that occurs."""
-        found = Counter(run.status for run in self.runs)
-        return {status: found[status] for status in Status if found[status]}
+        counts = Counter(run.status for run in self.runs)
+        return {status: counts[status] for status in Status if counts[status]}
 
     def untimed_text(self, sweep: SweepFolder, command: str) -> str | None:
-        """Say how many completed runs have no times that count, why, and what measures them again.
+        """Say how many completed runs have no valid times, why, and which command times them again.
 
         Parameters
         ----------
         sweep : SweepFolder
         command : str
-            That of this launch, as `record.commands.command_of` returns it.
+            The command of this launch, as `record.commands.command_of` returns it.
 
         Returns
         -------
         str or None
-            None where all have.
+            None where all times are valid.
         """
         reasons = Counter(run.untimed for run in self.runs if run.untimed is not None)
         if not reasons:

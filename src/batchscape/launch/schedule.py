@@ -12,8 +12,8 @@ from batchscape.record.spec import RunSpec
 def launch_order(specs: Sequence[RunSpec]) -> list[RunSpec]:
     """Order runs at random within blocks of equal seeds.
 
-    Every block holds each geometry once, so that a drift of the machine falls on all alike. The
-    order of two runs does not depend on which others there are: added runs change nothing.
+    Every block holds each geometry once, so that a drift of the machine falls equally on all. The
+    order of two runs does not depend on the others: runs that are added change nothing.
 
     Parameters
     ----------
@@ -42,11 +42,11 @@ def makespan_s(
     Parameters
     ----------
     runs : iterable of (int, float)
-        Ranks, and seconds that the run takes, in the order of their starts.
+        Ranks and seconds of each run, in the order of the starts.
     devices : int
-        A run takes one a rank, or all.
+        A run takes one for each rank, or all.
     concurrent_runs : int
-        Runs at the same time.
+        Number of runs at the same time.
     runs_per_device : int
         Runs that may share a device.
     """

@@ -1,7 +1,7 @@
 """Runs in jobs of a Slurm cluster.
 
-Where the command is called `launch` plans, submits and follows; in its allocation a job (`job`) is
-a launcher like any other, on the same sweep folder. `docs/slurm.md` shows it.
+The command plans, submits and follows jobs (`launch`); in its allocation a job (`job`) is a
+launcher like any other, on the same sweep folder. `docs/slurm.md` shows it.
 """
 
 from batchscape.launch.slurm.launch import cancel, describe_jobs, run_on_slurm

@@ -20,7 +20,7 @@ from batchscape.terminal import OutgoingConsole
 
 
 def main(sweep_dir: str, shape: str, meeting: str, *nodes: str) -> int:
-    """Do the runs that a job of some shape takes, until none is left that nobody has.
+    """Launch the runs of one shape, until each is over or another job has it.
 
     Parameters
     ----------
@@ -28,29 +28,29 @@ def main(sweep_dir: str, shape: str, meeting: str, *nodes: str) -> int:
     shape : str
         As `Shape` writes it.
     meeting : str
-        Where the nodes of a job over several meet.
+        File for the address where several nodes meet.
     *nodes : str
-        Their names.
+        Names of the nodes.
     """
     sweep, of_shape = SweepFolder(Path(sweep_dir)), Shape.named(shape)
     opens = None if len(nodes) < 2 else partial(open_nodes, Path(meeting), nodes)
-    machine = _machine(len(nodes))
+    machine = _allocation(len(nodes))
     console = OutgoingConsole(width=160, highlight=False, markup=False)
     looked_at: set[tuple[str, int | None]] = set()
     while True:
-        # Runs may have been added while others were at work, or opened again.
+        # Runs may have been added or opened again while others were at work.
         order = JobOrder.read(sweep)
-        stood = read_each(_attempts_before, list(map(sweep.run, order.runs)), sweep.path)
-        found = set(zip(order.runs, stood, strict=True))
-        known = {name for name, _ in found & looked_at}
+        attempts = read_each(_attempts_before, list(map(sweep.run, order.runs)), sweep.path)
+        states = set(zip(order.runs, attempts, strict=True))
+        unchanged = {name for name, _ in states & looked_at}
         note = partial(console.print, style="red", soft_wrap=True)
-        specs = order.specs(sweep, of_shape, note, but=known)
+        specs = order.specs(sweep, of_shape, note, but=unchanged)
         if not specs:
             return 0
         if opens is not None and looked_at:
-            return QUEUE_AGAIN  # what srun has started on the nodes has ended with the first runs
-        # One that is not open need not be looked at again, however it came to that.
-        looked_at |= found | {(name, None) for name in order.runs}
+            return QUEUE_AGAIN  # the processes that srun started have ended with the first runs
+        # A run that is not open need not be looked at again.
+        looked_at |= states | {(name, None) for name in order.runs}
         result = Launcher(
             sweep,
             machine,
@@ -67,23 +67,23 @@ def main(sweep_dir: str, shape: str, meeting: str, *nodes: str) -> int:
 
 
 def _attempts_before(run: RunFolder) -> int | None:
-    """Return the attempts that were made at a run that is open; None where it is not."""
+    """Return the number of attempts at a run; None where it is not open."""
     status = RunStatus.if_readable(run.status)
     if status is None or status.status not in {Status.PENDING, Status.INTERRUPTED}:
         return None
     return len(status.attempts)
 
 
-def _machine(nodes: int) -> Machine:
-    """Return the allocation: what this node has, on each node."""
-    found = Machine.detect()
+def _allocation(nodes: int) -> Machine:
+    """Return all nodes of the job as one machine; each is like this node."""
+    node = Machine.detect()
     if nodes < 2:
-        return found
+        return node
     devices = [
-        replace(device, index=index) for index, device in enumerate(found.cuda_devices * nodes)
+        replace(device, index=index) for index, device in enumerate(node.cuda_devices * nodes)
     ]
     return replace(
-        found, cpu_cores=found.cpu_cores * nodes, cores=(), cuda_devices=tuple(devices), nodes=nodes
+        node, cpu_cores=node.cpu_cores * nodes, cores=(), cuda_devices=tuple(devices), nodes=nodes
     )
 
 

@@ -1,8 +1,7 @@
-"""Where the command is called: jobs are submitted, followed, and cancelled.
+"""The side of the command: jobs are submitted, followed, and cancelled.
 
-Nothing is remembered of jobs but their names, which derive from the sweep folder: the scheduler
-knows which there are, so that the same command submits nothing twice, whatever became of the one
-before it.
+Only the names of jobs are needed, which derive from the sweep folder: the scheduler knows which
+jobs there are, so that the same command submits none twice, however the one before it ended.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from batchscape.config import Slurm
 from batchscape.errors import BatchscapeError, LaunchError, RecordError, SchedulerError
 from batchscape.launch.ending import write_end
 from batchscape.launch.progress import Progress
-from batchscape.launch.remaining import RemainingRuns, repeated
+from batchscape.launch.remaining import RemainingRuns, statuses_to_retry
 from batchscape.launch.result import RunResult, SweepResult
 from batchscape.launch.schedule import launch_order
 from batchscape.launch.slurm.order import POOL, JobOrder, Shape, job_name, script, shapes
@@ -42,12 +41,12 @@ from batchscape.tracking.mirror import Mirror
 
 _LOOK_S = 2.0
 """Time between looks at the runs that are not over."""
-_ASK_S = 10.0
-"""Time between questions to the scheduler, which has others to answer."""
+_QUERY_S = 10.0
+"""Time between queries to the scheduler, which serves others as well."""
 _LEFT_S = 180.0
-"""How long the runs of jobs that are gone may still seem to be somebody's: `record.claims`."""
+"""How long claims of jobs that are gone may still seem to be held: `record.claims`."""
 _SILENT_S = 600.0
-"""How long a scheduler may give no answer before nobody waits for it any more."""
+"""Time without an answer of the scheduler after which the command gives up."""
 
 
 def run_on_slurm(
@@ -57,9 +56,9 @@ def run_on_slurm(
     console: Console,
     command: str | None = None,
 ) -> SweepResult:
-    """Have jobs do everything that is missing, and follow them until it is done.
+    """Submit jobs for the runs that are missing, and follow them until all are over.
 
-    SIGINT, SIGTERM or SIGHUP end the following and not the jobs; the same call follows again.
+    SIGINT, SIGTERM or SIGHUP end this function and not the jobs; the same call follows again.
 
     Parameters
     ----------
@@ -86,11 +85,11 @@ def run_on_slurm(
     ordered = launch_order(specs)
     check_usable(sweep)
     with sweep_lock(sweep):
-        retry = repeated(launcher.retry)
+        retry = statuses_to_retry(launcher.retry)
         remaining = RemainingRuns(ordered, sweep, retry)
         progress = Progress(console, len(specs))
-        progress.stand_still(list(remaining.settled.values()))
-        # Nothing is timed here.
+        progress.runs_skipped(list(remaining.settled.values()))
+        # No run is timed on this machine.
         mirror = Mirror(specs[0].config.tracker, sweep, live=bool(remaining.missing))
         follower = _Follower(remaining, sweep, progress)
         try:
@@ -127,9 +126,9 @@ def cancel(sweep: SweepFolder) -> int:
     SchedulerError
         If the scheduler does not answer, or refuses.
     """
-    found = _live(sweep)
-    scheduler.cancel(found)
-    return len(found)
+    live = _live_jobs(sweep)
+    scheduler.cancel(live)
+    return len(live)
 
 
 def describe_jobs(sweep: SweepFolder) -> str:
@@ -140,19 +139,19 @@ def describe_jobs(sweep: SweepFolder) -> str:
     SchedulerError
         If the scheduler does not answer.
     """
-    return _described(jobs(_live(sweep)).values())
+    return _describe(jobs(_live_jobs(sweep)).values())
 
 
-def _described(found: Iterable[Job]) -> str:
+def _describe(of_sweep: Iterable[Job]) -> str:
     counts: Counter[str] = Counter()
-    for job in found:
+    for job in of_sweep:
         waits = job.state is JobState.PENDING and job.reason
         counts[f"{job.state} ({job.reason})" if waits else str(job.state)] += 1
-    told = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
-    return f"Jobs: {told or 'none'}"
+    listing = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+    return f"Jobs: {listing or 'none'}"
 
 
-def _live(sweep: SweepFolder) -> dict[str, str]:
+def _live_jobs(sweep: SweepFolder) -> dict[str, str]:
     """Return the names of the jobs of a sweep that are not over, by id."""
     names = [
         job_name(sweep, Shape.named(path.stem.removeprefix("job-")))
@@ -162,7 +161,7 @@ def _live(sweep: SweepFolder) -> dict[str, str]:
 
 
 def _open_again(missing: Sequence[RunSpec], sweep: SweepFolder, retry: frozenset[Status]) -> None:
-    """Have the jobs go on with the faults that are to be repeated, once."""
+    """Open the runs whose faults are to be repeated, so that jobs go on with them once."""
     for spec in missing:
         folder = sweep.run(spec.run_id)
         status = RunStatus.read(folder.status)
@@ -176,68 +175,68 @@ def _open_again(missing: Sequence[RunSpec], sweep: SweepFolder, retry: frozenset
 def _submit_missing(
     missing: Sequence[RunSpec], sweep: SweepFolder, order: JobOrder, progress: Progress
 ) -> list[str]:
-    """Submit the jobs that there are too few of; return their ids."""
-    found = []
-    # Two commands at the same time would each find no job.
+    """Submit the jobs that are missing; return their ids."""
+    ids = []
+    # Without the lock two commands at the same time would each find no job.
     with hold(sweep.slurm / "submitting.lock"):
-        live = Counter(_live(sweep).values())
+        live = Counter(_live_jobs(sweep).values())
         (order.extended(sweep) if live else order).write(sweep)
         for shape, specs in shapes(missing).items():
             name = job_name(sweep, shape)
             most = order.launcher.jobs if shape == POOL else 1
             path = sweep.slurm / f"job-{shape}.sh"
             write_atomically(path, script(sweep, specs[0], order.launcher).encode())
-            wanted = range(min(most, len(specs)) - live[name])
-            submitted = [_submitted(path) for _ in wanted]
+            missing_jobs = range(min(most, len(specs)) - live[name])
+            submitted = [_submit(path) for _ in missing_jobs]
             where = "one node" if shape == POOL else f"{shape.nodes} nodes"
-            told = [f"{live[name]} there already"] if live[name] else []
-            told += [f"submitted {', '.join(submitted)}"] if submitted else []
+            counts = [f"{live[name]} there already"] if live[name] else []
+            counts += [f"submitted {', '.join(submitted)}"] if submitted else []
             runs = count_text(len(specs), "run")
-            progress.note(f"Jobs for {runs} on {where}: {'; '.join(told)}")
-            found += submitted
-    return found
+            progress.note(f"Jobs for {runs} on {where}: {'; '.join(counts)}")
+            ids += submitted
+    return ids
 
 
-def _submitted(path: Path) -> str:
+def _submit(path: Path) -> str:
     try:
         return submit(path)
     except SchedulerError as error:
-        there = []
+        texts = []
         for partition in partitions():
             gpus = sorted({group.gpus for group in partition.groups})
             nodes = sum(group.count for group in partition.groups)
             cores = sorted({group.cpus for group in partition.groups})
-            there.append(f"{partition.name} ({nodes} nodes, cores {cores}, GPUs {gpus} each)")
-        msg = f"no job could be submitted: {error}\nPartitions: {'; '.join(there)}\nScript: {path}"
+            texts.append(f"{partition.name} ({nodes} nodes, cores {cores}, GPUs {gpus} each)")
+        msg = f"no job could be submitted: {error}\nPartitions: {'; '.join(texts)}\nScript: {path}"
         raise LaunchError(msg) from None
 
 
 class _Follower:
-    """Tells of runs as they end, whoever ends them, and finds those whose job is gone."""
+    """Reports runs as they end, and finds those whose job is gone."""
 
     def __init__(self, remaining: RemainingRuns, sweep: SweepFolder, progress: Progress) -> None:
         self._sweep, self._progress = sweep, progress
         self._open = {spec.run_id: spec for spec in remaining.missing}
         self.done: dict[str, RunResult] = {}
         self.stopped: str | None = None
-        self._known: set[str] = set()
-        self._asked: dict[str, Job] = {}
+        self._job_ids: set[str] = set()
+        self._jobs: dict[str, Job] = {}
 
     def follow(self, submitted: Iterable[str]) -> None:
-        """Return once all is over, or no job is left."""
-        self._known |= set(submitted)
+        """Return once all runs are over, or no job is left."""
+        self._job_ids |= set(submitted)
         answered_at = live_at = time.monotonic()
-        asked_at = -_ASK_S
+        asked_at = -_QUERY_S
         is_alone = False
         while True:
             self._look()
             if not self._open:
                 return
-            if time.monotonic() - asked_at >= _ASK_S:
+            if time.monotonic() - asked_at >= _QUERY_S:
                 try:
-                    self._known |= set(_live(self._sweep))
-                    self._asked = jobs(self._known)
-                    live = {name: job for name, job in self._asked.items() if not job.state.is_over}
+                    self._job_ids |= set(_live_jobs(self._sweep))
+                    self._jobs = jobs(self._job_ids)
+                    live = {name: job for name, job in self._jobs.items() if not job.state.is_over}
                     is_settled = self._find_lost(live)
                     asked_at = answered_at = time.monotonic()
                 except SchedulerError as error:
@@ -245,14 +244,14 @@ class _Follower:
                     if asked_at - answered_at > _SILENT_S:
                         self.stopped = f"nothing is known of the jobs: {error}"
                         return
-                    self._progress.waits(str(error))
+                    self._progress.note_waiting(str(error))
                     continue
-                self._progress.waits(_described(live.values()))
+                self._progress.note_waiting(_describe(live.values()))
                 # What a job wrote right before its end may not have been seen by then.
                 if not live and is_alone:
                     self._look()
                     if self._open:
-                        self.stopped = self._why_none_is_left()
+                        self.stopped = self._why_no_job_is_left()
                     return
                 is_alone = not live and (is_settled or asked_at - live_at > _LEFT_S)
                 live_at = asked_at if live else live_at
@@ -268,10 +267,10 @@ class _Follower:
                 self._progress.run_followed(spec, status)
 
     def _end(self, spec: RunSpec) -> RunStatus | None:
-        """Return how a run ended; None while it is open, or where it cannot be read."""
+        """Return the status of a run that is over; None while it is open or cannot be read."""
         folder = self._sweep.run(spec.run_id)
         with suppress(RecordError):
-            # Most are open at most looks, and who has those need not be asked.
+            # At most looks most runs are open, and their claims need not be read.
             if not RunStatus.read(folder.status).status.is_open:
                 state = read_state(folder, spec)
                 # A launcher keeps a run whose next attempt follows.
@@ -280,12 +279,12 @@ class _Follower:
         return None
 
     def _find_lost(self, live: Mapping[str, Job]) -> bool:
-        """Write down how runs ended whose job is gone and has not said so.
+        """Write the ends of runs whose job is gone without having written them.
 
         Returns
         -------
         bool
-            Whether that is done: a claim is left only once it has been silent for a while.
+            Whether all are written: a claim is free only once it has been silent for a while.
         """
         lost: dict[str, list[RunSpec]] = {}
         for spec in self._open.values():
@@ -308,17 +307,17 @@ class _Follower:
                     self._progress.note(f"{spec.run_id} {end.status}: {end.reason}", "yellow")
         return noted == sum(map(len, lost.values()))
 
-    def _why_none_is_left(self) -> str:
+    def _why_no_job_is_left(self) -> str:
         count = count_text(len(self._open), "run is", "runs are")
-        ended = [f"{job.id} {job.reason or job.state}" for job in self._asked.values()]
+        ended = [f"{job.id} {job.reason or job.state}" for job in self._jobs.values()]
         jobs_text = f"the jobs ended ({', '.join(ended)})" if ended else "no job is left"
         logs = self._sweep.slurm / "job-*.txt"
         return f"{jobs_text} and {count} not done; their logs: {logs}"
 
 
 def _end_of_run(job: Job, *, alone: bool) -> RunEnd:
-    """Return what the end of a job means for a run that it was at work on."""
-    said = {
+    """Return the end of a run whose job has ended."""
+    how = {
         JobState.TIMEOUT: "at its time limit, before a checkpoint was written",
         JobState.PREEMPTED: "as it was preempted",
         JobState.NODE_FAIL: "as a node failed",
@@ -326,7 +325,7 @@ def _end_of_run(job: Job, *, alone: bool) -> RunEnd:
         JobState.OUT_OF_MEMORY: "as it ran out of memory by Slurm's count",
         JobState.UNKNOWN: "and the scheduler does not know how",
     }.get(job.state, f"without a word ({job.reason or job.state})")
-    reason = f"job {job.id} ended {said}"
+    reason = f"job {job.id} ended {how}"
     if job.state is JobState.OUT_OF_MEMORY and alone:
         reason += "; launcher.sbatch.mem"
         return RunEnd(Status.OOM, reason=reason, cause=Cause.OUT_OF_MEMORY)
@@ -338,7 +337,7 @@ def _end_of_run(job: Job, *, alone: bool) -> RunEnd:
 
 
 def _note_lost(spec: RunSpec, folder: RunFolder, end: RunEnd) -> bool:
-    """Write an end down, unless another job has the run by now."""
+    """Write the end of a run, unless another job has it by now; return whether it is written."""
     claim = CLAIMS.claim(folder)
     if claim is None:
         return False
@@ -349,7 +348,7 @@ def _note_lost(spec: RunSpec, folder: RunFolder, end: RunEnd) -> bool:
         ranks = spec.geometry.data_parallel_size
         write_end(folder, status, end, ranks, ended_at=max(now(), status.attempts[-1].started_at))
     except (BatchscapeError, OSError):
-        return False  # the next launch meets it again, and says what is wrong
+        return False  # the next launch meets the error again, and reports it
     finally:
         claim.release()
     return True

@@ -1,4 +1,4 @@
-"""One node of a job: forks its ranks, and tells the launcher on the first node of their ends.
+"""One node of a job: forks its ranks, and reports their ends to the launcher on the first node.
 
 `srun` starts it once a node; the other end is `batchscape.launch.slurm.nodes`.
 """
@@ -23,13 +23,13 @@ from batchscape.record.instants import now
 from batchscape.record.outcome import RankExit
 
 _MEET_S = 600.0
-"""Time for the launcher to leave its address: a job may start its nodes one by one."""
+"""Time for the launcher to write its address: a job may start its nodes one by one."""
 _POLL_S = 0.1
 """Longest time that an order of the launcher waits."""
 
 
 def main(meeting: str) -> int:
-    """Serve the launcher that has left its address in a file, until it closes the connection.
+    """Serve the launcher that has written its address to a file, until it closes the connection.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ def main(meeting: str) -> int:
         The file.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # The launcher decides what they mean.
+        # The launcher obeys the signals.
         signal.signal(number, signal.SIG_IGN)
     channel = _connect(Path(meeting))
     if channel is None:
@@ -46,9 +46,9 @@ def main(meeting: str) -> int:
     with channel:
         channel.send_bytes(json.dumps({"node": int(os.environ["SLURM_NODEID"])}).encode())
         try:
-            asked = json.loads(channel.recv_bytes())["open"]
+            request = json.loads(channel.recv_bytes())["open"]
             processes = open_processes(
-                asked["entry"], lambda: channel.poll(0), asked["also_preload"]
+                request["entry"], lambda: channel.poll(0), request["also_preload"]
             )
         except LaunchError as error:
             channel.send_bytes(json.dumps({"error": str(error)}).encode())
@@ -68,14 +68,15 @@ def _connect(meeting: Path) -> Connection | None:
     deadline = time.monotonic() + _MEET_S
     while time.monotonic() < deadline:
         with suppress(OSError, ValueError):
-            told = json.loads(meeting.read_text())
-            return Client((told["host"], told["port"]), authkey=bytes.fromhex(told["key"]))
+            address = json.loads(meeting.read_text())
+            key = bytes.fromhex(address["key"])
+            return Client((address["host"], address["port"]), authkey=key)
         time.sleep(_POLL_S)
     return None
 
 
 def _serve(channel: Connection, processes: Processes) -> None:
-    """Do what the launcher says until it is gone, or says so."""
+    """Obey the launcher until it closes or is gone."""
     while True:
         ended = []
         while channel.poll(0):
@@ -86,14 +87,14 @@ def _serve(channel: Connection, processes: Processes) -> None:
                 processes.signal(message["run"], message["signal"])
                 continue
             start = Start(**message["start"])
-            # What Slurm gave to this job is visible as Slurm says, and is all the run's.
+            # Slurm has made the devices of this job visible, and the run takes all of them.
             start.environment.pop("CUDA_VISIBLE_DEVICES", None)
             try:
                 processes.start(start)
             except LaunchError as error:
                 ended += [RankExit(start.run, r, 1, now(), str(error)) for r in start.numbers]
-        for one in (*ended, *processes.wait(_POLL_S)):
-            channel.send_bytes(json.dumps(asdict(one)).encode())
+        for rank_exit in (*ended, *processes.wait(_POLL_S)):
+            channel.send_bytes(json.dumps(asdict(rank_exit)).encode())
 
 
 if __name__ == "__main__":

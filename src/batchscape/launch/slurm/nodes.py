@@ -1,11 +1,11 @@
-"""Ranks over the nodes of a job: a launcher on the first node, and on every node what forks there.
+"""Ranks over the nodes of a job: the launcher on the first node starts them on every node.
 
-`srun` starts `batchscape.launch.slurm.node` once a node. It connects to the launcher, forks the
-ranks of its node from a warm server of its own, and tells of their ends. When the connection
-closes, for whatever reason, both sides take the other for gone: ranks never outlive it. Heartbeats
-are those of the first node alone: where a rank hangs, all others wait for it.
+`srun` starts `batchscape.launch.slurm.node` once a node. That process connects to the launcher,
+forks the ranks of its node from a warm server of its own, and reports their ends. When the
+connection closes, each side takes the other for gone: ranks never outlive it. Only heartbeats of
+the first node are read: where a rank hangs, all others wait for it.
 
-Who connects must know a key, which is in a file of the sweep folder that only its owner may read.
+A node must know a key, which is in a file of the sweep folder that only its owner may read.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Nodes:
     Parameters
     ----------
     names : sequence of str
-        The nodes by their names, which are their addresses too; this process is on the first.
+        Names of the nodes, which are their addresses too; this process is on the first.
     channels : sequence of Connection
-        To each of them, in the same order.
+        Connections to the nodes, in the same order.
     method : str
-        How they start ranks.
+        Way of starting ranks on the nodes.
     note : str or None
-        What is to be known of it.
+        What the user should know about the method.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Nodes:
         self._names = tuple(names)
         self._channels = dict(enumerate(channels))
         self._living: dict[str, dict[int, int]] = {}
-        """Of each run the node of each living rank."""
+        """Node of each living rank, by run and rank."""
 
     def place(self) -> dict[str, Any]:
         """See `Processes`."""
@@ -67,7 +67,7 @@ class Nodes:
         return {"nodes": list(self._names), "master": f"tcp://{self._names[0]}:{port}"}
 
     def start(self, start: Start, keep_open: Sequence[int] = ()) -> None:  # noqa: ARG002
-        """See `Processes`; what is kept open stays with the launcher, whose end is theirs.
+        """See `Processes`; descriptors stay with the launcher, with which the ranks end.
 
         Raises
         ------
@@ -78,7 +78,7 @@ class Nodes:
         if lost:
             msg = f"node {self._names[min(lost)]} of this job is lost"
             raise ServerKilledError(msg)
-        # What is no training, such as a prediction, has one process.
+        # A prediction has one process.
         nodes = len(self._names) if start.ranks > 1 else 1
         each = start.ranks // nodes
         self._living[start.run] = {rank: rank // each for rank in start.numbers}
@@ -88,7 +88,7 @@ class Nodes:
                 start,
                 ranks=each,
                 first_rank=node * each,
-                # Two machines that append to one file may lose lines: NFS knows no appending.
+                # Two machines that append to one file may lose lines: NFS has no atomic append.
                 log=str(log if node == 0 else log.with_name(f"log-node{node}.txt")),
                 watched=start.watched if node == 0 else "",
             )
@@ -102,7 +102,7 @@ class Nodes:
             left_s = 0.0 if exits else max(0.0, deadline - time.monotonic())
             ready = wait(list(self._channels.values()), left_s)
             for node in [n for n, channel in self._channels.items() if channel in ready]:
-                exits += self._heard(node)
+                exits += self._receive(node)
             if not ready or exits or not self._channels:
                 break
         if not self._channels and not exits:
@@ -126,25 +126,25 @@ class Nodes:
             channel.close()
         self._channels.clear()
 
-    def _heard(self, node: int) -> list[RankExit]:
-        """Take one message of a node; the ends of its ranks where it is gone."""
+    def _receive(self, node: int) -> list[RankExit]:
+        """Receive one message of a node; where it is gone, return the ends of its ranks."""
         try:
             message = json.loads(self._channels[node].recv_bytes())
         except (OSError, EOFError):
-            return self._lost(node)
-        return [self._noted(RankExit(**message))]
+            return self._bury_node(node)
+        return [self._note_exit(RankExit(**message))]
 
-    def _lost(self, node: int) -> list[RankExit]:
+    def _bury_node(self, node: int) -> list[RankExit]:
         self._channels.pop(node).close()
         lost = f"node {self._names[node]} is lost, and the ranks of the run on it"
         return [
-            self._noted(RankExit(run, rank, -signal.SIGKILL, now(), lost))
+            self._note_exit(RankExit(run, rank, -signal.SIGKILL, now(), lost))
             for run, living in list(self._living.items())
             for rank, place in list(living.items())
             if place == node
         ]
 
-    def _noted(self, ended: RankExit) -> RankExit:
+    def _note_exit(self, ended: RankExit) -> RankExit:
         living = self._living[ended.run]
         del living[ended.rank]
         if not living:
@@ -152,7 +152,7 @@ class Nodes:
         return ended
 
     def _send(self, node: int, message: dict[str, Any]) -> None:
-        # A node that is gone is noticed where its next message is awaited.
+        # `wait` notices a node that is gone.
         with suppress(OSError, KeyError):
             self._channels[node].send_bytes(json.dumps(message).encode())
 
@@ -164,16 +164,16 @@ def open_nodes(
     should_stop: Callable[[], bool],
     also_preload: str,
 ) -> Nodes | None:
-    """Wait for what `srun` has started on each node, and have it ready to start ranks.
+    """Wait for the process that `srun` has started on each node, and prepare it to start ranks.
 
     Parameters
     ----------
     meeting : Path
-        File to leave the address and the key in; removed once all have connected.
+        File for the address and the key; removed once all have connected.
     names : sequence of str
-        The nodes; this process is on the first.
+        Names of the nodes; this process is on the first.
     entry : str
-        What ranks will call.
+        Entry point of the ranks.
     should_stop : callable
     also_preload : str
         As `open_processes` takes them.
@@ -181,7 +181,7 @@ def open_nodes(
     Returns
     -------
     Nodes or None
-        None if `should_stop` said so.
+        None if `should_stop` returned True.
 
     Raises
     ------
@@ -190,9 +190,9 @@ def open_nodes(
     LaunchError
         If one cannot start processes.
     """
-    channels = _connected(meeting, names, should_stop)
+    channels = _connect(meeting, names, should_stop)
     try:
-        opened = channels and _opened(names, channels, entry, should_stop, also_preload)
+        opened = channels and _boot(names, channels, entry, should_stop, also_preload)
     except BaseException:
         _close(channels or ())
         raise
@@ -202,43 +202,45 @@ def open_nodes(
     return opened
 
 
-def _connected(
+def _connect(
     meeting: Path, names: Sequence[str], should_stop: Callable[[], bool]
 ) -> list[Connection] | None:
     key = secrets.token_bytes(32)
-    came: dict[int, Connection] = {}
+    by_node: dict[int, Connection] = {}
     with Listener(("", 0), backlog=len(names), authkey=key) as listener:
-        # In a thread, as it waits without an end.
-        accepts = threading.Thread(target=_accept, args=(listener, came, len(names)), daemon=True)
+        # In a thread, as `accept` has no time limit.
+        accepts = threading.Thread(
+            target=_accept, args=(listener, by_node, len(names)), daemon=True
+        )
         accepts.start()
         port = listener.address[1]
-        _write_for_its_owner(meeting, {"host": names[0], "port": port, "key": key.hex()})
+        _write_private(meeting, {"host": names[0], "port": port, "key": key.hex()})
         try:
             deadline = time.monotonic() + _CONNECT_S
-            while len(came) < len(names):
+            while len(by_node) < len(names):
                 if should_stop() or time.monotonic() > deadline:
                     break
                 time.sleep(0.05)
         finally:
             meeting.unlink(missing_ok=True)
-    if len(came) == len(names):
-        return [came[node] for node in range(len(names))]
-    _close(came.values())
+    if len(by_node) == len(names):
+        return [by_node[node] for node in range(len(names))]
+    _close(by_node.values())
     if should_stop():
         return None
-    missing = ", ".join(name for node, name in enumerate(names) if node not in came)
+    missing = ", ".join(name for node, name in enumerate(names) if node not in by_node)
     msg = f"nodes of this job have not started within {_CONNECT_S:g} s: {missing}"
     raise ServerKilledError(msg)
 
 
-def _opened(
+def _boot(
     names: Sequence[str],
     channels: Sequence[Connection],
     entry: str,
     should_stop: Callable[[], bool],
     also_preload: str,
 ) -> Nodes | None:
-    """Have every node boot what forks its ranks, all at the same time."""
+    """Have all nodes boot their fork servers, at the same time."""
     for channel in channels:
         opening = {"open": {"entry": entry, "also_preload": also_preload}}
         channel.send_bytes(json.dumps(opening).encode())
@@ -264,18 +266,18 @@ def _close(channels: Iterable[Connection]) -> None:
         channel.close()
 
 
-def _accept(listener: Listener, came: dict[int, Connection], nodes: int) -> None:
-    while len(came) < nodes:
+def _accept(listener: Listener, by_node: dict[int, Connection], nodes: int) -> None:
+    while len(by_node) < nodes:
         try:
             channel = listener.accept()
-            came[int(json.loads(channel.recv_bytes())["node"])] = channel
+            by_node[int(json.loads(channel.recv_bytes())["node"])] = channel
         except (AuthenticationError, EOFError, ConnectionError):
             continue  # not one of ours
         except OSError:
             return  # closed: nobody waits any more
 
 
-def _write_for_its_owner(path: Path, content: dict[str, Any]) -> None:
+def _write_private(path: Path, content: dict[str, Any]) -> None:
     hidden = path.with_suffix(".new")
     hidden.unlink(missing_ok=True)
     hidden.touch(0o600, exist_ok=False)

@@ -1,4 +1,4 @@
-"""What the jobs of a sweep are to do: written where the command is called, read in every job."""
+"""The order for the jobs of a sweep: the command writes it, every job reads it."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 {cores}--mpi=none --wa
 
 
 def job_name(sweep: SweepFolder, shape: Shape) -> str:
-    """Return what jobs of a sweep are called: the folder and the shape, and no others' name."""
+    """Return the name of jobs of a sweep, which is unique for its folder and a shape."""
     path = sweep.path.resolve()
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     return f"{''.join(c for c in path.name if c.isalnum() or c in '_-')}-{shape}-{digest}"
 
 
 def script(sweep: SweepFolder, spec: RunSpec, launcher: Slurm) -> str:
-    """Return the script of a job that takes a run, and those of its shape.
+    """Return the script of the jobs that take the runs of one shape.
 
     Parameters
     ----------
@@ -75,8 +75,8 @@ def script(sweep: SweepFolder, spec: RunSpec, launcher: Slurm) -> str:
     cores = options.get("cpus-per-task")
     nodes = ""
     if shape != POOL:
-        asked = f"--cpus-per-task={cores} " if cores else ""
-        nodes = _NODES.format(nodes=shape.nodes, cores=asked, python=python)
+        option = f"--cpus-per-task={cores} " if cores else ""
+        nodes = _NODES.format(nodes=shape.nodes, cores=option, python=python)
     return _SCRIPT.format(
         options="\n".join(
             f"#SBATCH --{name}" + ("" if value is True else f"={shlex.quote(str(value))}")
@@ -95,12 +95,12 @@ def script(sweep: SweepFolder, spec: RunSpec, launcher: Slurm) -> str:
 
 
 def _options(sweep: SweepFolder, spec: RunSpec, launcher: Slurm) -> dict[str, SbatchValue]:
-    """Return what a job asks for, by the long names of the options of `sbatch`."""
+    """Return the options of a job, by the long names of `sbatch`."""
     shape, devices = Shape.of(spec), spec.config.cluster.devices_per_node
     is_cpu = spec.device_type == "cpu"
     options = {
         "job-name": job_name(sweep, shape),
-        # Slurm reads a percent sign of the folder's own as it reads "%j".
+        # A percent sign in the path of the folder would be read like that of "%j".
         "output": str(sweep.slurm.resolve()).replace("%", "%%") + "/job-%j.txt",
         "open-mode": "append",
         "requeue": True,
@@ -111,21 +111,21 @@ def _options(sweep: SweepFolder, spec: RunSpec, launcher: Slurm) -> dict[str, Sb
         "cpus-per-task" if is_cpu else "gpus-per-node": devices,
         **launcher.sbatch,
     }
-    # A number is what pool jobs ask for; a job over nodes takes whole nodes of its shape.
+    # The number is that of pool jobs; a job over nodes takes the devices of its shape.
     if shape != POOL and isinstance(options.get("gpus-per-node"), int):
         options["gpus-per-node"] = shape.devices_per_node
     return options
 
 
 QUEUE_AGAIN = os.EX_TEMPFAIL
-"""Exit code of a job's launcher that ends while runs are left, as it was asked to stop or as it
-cannot take those that were added."""
+"""Exit code of a job's launcher that ends while runs are left: it was asked to stop, or cannot take
+the runs that were added."""
 
 _LAUNCHER = TypeAdapter(Slurm)
 
 
 class Shape(NamedTuple):
-    """Which runs a job takes: all of one node (`POOL`), or those of one shape over several."""
+    """Runs that a job takes: all on one node (`POOL`), or those of one shape over several nodes."""
 
     nodes: int
     devices_per_node: int
@@ -139,7 +139,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def named(cls, name: str) -> Shape:
-        """Return the shape that a text names, as `str` writes it."""
+        """Return the shape of a name, as `str` writes it."""
         return POOL if name == str(POOL) else cls(*map(int, name.split("x")))
 
     def __str__(self) -> str:
@@ -159,7 +159,7 @@ class JobOrder:
     command: str | None
 
     def write(self, sweep: SweepFolder) -> None:
-        """Replace what the jobs of a sweep are to do; those at work look again before they end."""
+        """Replace the order for the jobs of a sweep; jobs at work read it again before they end."""
         launcher: dict[str, Any] = _LAUNCHER.dump_python(self.launcher, mode="json")
         content = {"runs": list(self.runs), "launcher": launcher, "command": self.command}
         write_json(sweep.slurm / "order.json", content)
@@ -183,7 +183,7 @@ class JobOrder:
             raise DamageError(msg) from None
 
     def extended(self, sweep: SweepFolder) -> JobOrder:
-        """Return it with the runs of the one before, which jobs at work still do."""
+        """Return the order with the runs of the one before, which jobs are at work on."""
         try:
             before = JobOrder.read(sweep).runs
         except RecordError:
@@ -197,9 +197,9 @@ class JobOrder:
         note: Callable[[str], object],
         but: Collection[str] = (),
     ) -> list[RunSpec]:
-        """Return the runs that jobs of a shape take, but some, launched as the order says.
+        """Return the runs of a shape, without those in `but`, with the launcher of the order.
 
-        Those that cannot be read are left out; `note` is told of each.
+        Runs that cannot be read are left out; `note` takes a message about each.
         """
 
         def read(name: str) -> RunSpec | None:
@@ -209,17 +209,17 @@ class JobOrder:
                 note(f"{name} is left out: {error}")
                 return None
 
-        found = read_each(read, [name for name in self.runs if name not in but], sweep.path)
+        specs = read_each(read, [name for name in self.runs if name not in but], sweep.path)
         return [
             replace(spec, config=replace(spec.config, launcher=self.launcher))
-            for spec in found
+            for spec in specs
             if spec is not None and Shape.of(spec) == shape
         ]
 
 
 def shapes(specs: Iterable[RunSpec]) -> dict[Shape, list[RunSpec]]:
     """Return runs by the shape of the jobs that take them."""
-    found: dict[Shape, list[RunSpec]] = {}
+    specs_by_shape: dict[Shape, list[RunSpec]] = {}
     for spec in specs:
-        found.setdefault(Shape.of(spec), []).append(spec)
-    return found
+        specs_by_shape.setdefault(Shape.of(spec), []).append(spec)
+    return specs_by_shape

@@ -21,7 +21,7 @@ from batchscape.analysis.report.topic import Section
 from batchscape.analysis.report.writers import show
 from batchscape.analysis.search.measured import best_measured, means_along, setting_text
 from batchscape.record.folder import SweepFolder
-from batchscape.record.trial_counts import UNTOLD
+from batchscape.record.trial_counts import FAILED_TRIALS
 from batchscape.record.trials import TRIALS, read_measured, read_trials
 from batchscape.text import count_text, list_text
 
@@ -173,7 +173,7 @@ class _SearchResults:
         """Say which studies have no result, and whether there were trials since."""
         lost = [where for study, where in at.items() if study not in {*self.measured["study"]}]
         text = f"; no result {_few(lost)}" if lost else ""
-        told = self.trials[~self.trials["outcome"].isin(UNTOLD)]
+        told = self.trials[~self.trials["outcome"].isin(FAILED_TRIALS)]
         done = told.groupby("study")["outcome"].count()
         before = {str(grid["study"]): int(grid["trials"]) for grid in self.grids}
         if any(before.get(str(study)) != count for study, count in done.items()):

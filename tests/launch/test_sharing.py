@@ -164,10 +164,10 @@ def test_who_lost_a_run_writes_no_end(tmp_path: Path, is_over: bool) -> None:
     def take_over() -> bytes:
         wait_for_begun(sweep, 1)
         wait_until(lambda: RunStatus.read(run.status).status is Status.RUNNING, "it is not begun")
-        number, found = claims._last(run)
+        number, found = claims._last_claim(run)
         assert isinstance(found, claims._Holder)
         own = replace(found, mark="another", has_lock=False)
-        assert claims._follows(run, number, found, own)
+        assert claims._follow(run, number, found, own)
         status = RunStatus.read(run.status)
         status.reason = "the other one's"
         status.write(run.status)

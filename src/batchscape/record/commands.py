@@ -1,4 +1,4 @@
-"""Commands as they are recorded with runs, and what is printed is built from them."""
+"""Commands that are recorded with runs, and the printed commands that derive from them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class LaunchedRun:
-    """A run of which something is to be done again."""
+    """A run that a printed command is to run again, or whose settings it is to extend."""
 
     sweep_dir: str
-    """Folder of its sweep, as the reader of the message knows it."""
+    """Folder of its sweep, as the user wrote it."""
     command: str | None
-    """As `command_of` returns it; None where it was not launched by one."""
+    """As `command_of` returns it; None where no command launched the run."""
     untimed: str | None = None
     """Why its times do not count."""
 
@@ -35,18 +35,18 @@ def command_of(arguments: Sequence[str]) -> str:
     Parameters
     ----------
     arguments : sequence of str
-        What follows the verb. A run is a sweep of one.
+        Arguments after the verb. A single run counts as a sweep of one.
 
     Returns
     -------
     str
-        For a shell; without what was to be repeated.
+        For a shell, without `--retry`.
     """
-    left, kept = list(arguments), []
-    while left:
-        argument = left.pop(0)
+    queue, kept = list(arguments), []
+    while queue:
+        argument = queue.pop(0)
         if argument == "--retry":
-            del left[:1]
+            del queue[:1]
         elif argument not in _LEFT_OUT and not argument.startswith("--retry="):
             kept.append(argument)
     return shlex.join(["batchscape", "sweep", *kept])
@@ -70,19 +70,19 @@ def again(command: str, sweep_dir: str | Path, settings: Mapping[str, str]) -> s
 
 
 def time_again(untimed: Iterable[LaunchedRun], next_repeat: Mapping[str, int]) -> str | None:
-    """Return the command that measures times again which do not count.
+    """Return the command that measures times again that are not valid.
 
     Parameters
     ----------
     untimed : iterable of LaunchedRun
     next_repeat : mapping of str to int
-        By sweep folder, the first `timing_repeat` that no run of it has.
+        First unused `timing_repeat`, by sweep folder.
 
     Returns
     -------
     str or None
-        For a shell; several commands where several launched these runs. None where their commands
-        are not known, or none of them would help.
+        For a shell; several commands where several launched these runs. None where no command is
+        known, or repeating would not make the times valid.
     """
     mended = [run for run in untimed if run.untimed and is_mended_by_repeating(run.untimed)]
     return _commands(
@@ -97,45 +97,44 @@ def more_seeds(runs: Iterable[LaunchedRun], seeds: Sequence[int]) -> str | None:
     ----------
     runs : iterable of LaunchedRun
     seeds : sequence of int
-        Those that there are among them: they are skipped.
+        All seeds, the existing ones included, which the command skips.
     """
-    return _commands(runs, lambda sweep_dir: _seeds_of(sweep_dir, seeds))
+
+    def setting(sweep_dir: str) -> dict[str, str]:
+        if SweepFolder(Path(sweep_dir)).search.space.exists():
+            return {"search.grid_seeds": str(len(seeds))}
+        return {"seed": ",".join(map(str, seeds))}
+
+    return _commands(runs, setting)
 
 
 def _commands(
     runs: Iterable[LaunchedRun], settings_of: Callable[[str], dict[str, str]]
 ) -> str | None:
-    """Return the commands that launched some runs, with other settings by sweep folder."""
+    """Return the commands that launched runs, with other settings by sweep folder."""
     shared: dict[tuple[str, str], bool] = {}
     for run in runs:
         if run.command is not None:
             key = run.sweep_dir, run.command
             beside = run.untimed is not None and is_beside_others(run.untimed)
             shared[key] = shared.get(key, False) or beside
-    found = [
+    commands = [
         again(command, sweep_dir, (ONE_AT_A_TIME if beside else {}) | settings_of(sweep_dir))
         for (sweep_dir, command), beside in shared.items()
     ]
-    return " && ".join(dict.fromkeys(found)) or None
-
-
-def _seeds_of(sweep_dir: str, seeds: Sequence[int]) -> dict[str, str]:
-    """Return the setting by which a command takes seeds; a search counts those of its grid."""
-    if SweepFolder(Path(sweep_dir)).search.space.exists():
-        return {"search.grid_seeds": str(len(seeds))}
-    return {"seed": ",".join(map(str, seeds))}
+    return " && ".join(dict.fromkeys(commands)) or None
 
 
 def hydra_text(text: str) -> str:
-    """Quote a text for Hydra's grammar, which gives many signs another meaning, or none.
+    """Quote a text for Hydra's grammar, in which many characters have a meaning.
 
     Source: https://hydra.cc/docs/1.3/advanced/override_grammar/basic/, "Quoted values".
     """
-    # A backslash counts before a quote only; the end of the text stands before one.
+    # A backslash escapes only before a quote, also before the closing one.
     escaped = re.sub(r'(\\*)("|\Z)', lambda at: at[1] * 2 + at[2].replace('"', '\\"'), text)
     return f'"{escaped}"'
 
 
 def _folder_text(path: str) -> str:
-    # `123` and `null` would be no text.
+    # `123` and `null` would not be read as text.
     return path if "/" in path and _PLAIN.fullmatch(path) else hydra_text(path)

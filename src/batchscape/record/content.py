@@ -1,4 +1,4 @@
-"""Naming files and folders by what is in them."""
+"""Names of files and folders by their content."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def hash_of_files(entries: Iterable[str], folder: Path, setting: str) -> str | N
     entries : iterable of str
         Paths as the user wrote them; each counts once, with its text and its content.
     folder : Path
-        What they are relative to.
+        Folder that the paths are relative to.
     setting : str
-        Where they were given, for messages.
+        Setting that names the entries, for messages.
 
     Returns
     -------
@@ -35,7 +35,7 @@ def hash_of_files(entries: Iterable[str], folder: Path, setting: str) -> str | N
     Raises
     ------
     ConfigError
-        If one does not exist or cannot be read, or a folder has too many files to be a source.
+        If an entry does not exist or cannot be read, or a folder has too many files to be code.
     """
     digest = hashlib.sha256()
     distinct = sorted(set(entries))
@@ -57,17 +57,17 @@ def _files(path: Path, entry: str, setting: str) -> list[Path]:
     if not path.is_dir():
         msg = f"{setting}: there is no file or folder {entry} in {path.parent}"
         raise ConfigError(msg)
-    found = []
+    files = []
     for file in path.rglob("*"):
         parts = file.relative_to(path).parts
         if any(part.startswith(".") or part in _NOT_CONTENT for part in parts):
             continue
         if file.is_file():
-            found.append(file)
-        if len(found) > _MOST_FILES:
+            files.append(file)
+        if len(files) > _MOST_FILES:
             msg = (
                 f"{setting}: {entry} has more than {_MOST_FILES} files, each of which would be "
                 "read to name the runs; name those that decide the training"
             )
             raise ConfigError(msg)
-    return sorted(found)
+    return sorted(files)

@@ -1,4 +1,4 @@
-"""What a disk has left, and what to say when it takes no more."""
+"""Free space of a disk, and errors of a disk that takes no more."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 _CAUSES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG})
-"""Errors that a write meets because of the disk, not because of what it was told."""
+"""Errors of a write that the disk causes, and not the arguments."""
 _PROBE_BYTES = 1 << 16
-"""What a disk must still take for a run to begin: its JSON files and first rows."""
+"""Space that a run needs to begin: its JSON files and first rows."""
 _LONGEST_CHAIN = 10
-"""Exceptions that raised each other; a loop of them has no end."""
+"""Longest chain of exceptions that is followed; a loop of them has no end."""
 _READERS = 16
 _Folder = TypeVar("_Folder")
 _Read = TypeVar("_Read")
@@ -35,22 +35,25 @@ _LOCAL = frozenset({"apfs", "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs",
 
 
 def free_bytes(path: Path) -> int:
-    """Return what an unprivileged user may still write to the disk that holds a path, in bytes.
+    """Return the free bytes of the disk that holds a path, for an unprivileged user.
 
     Parameters
     ----------
     path : Path
-        Need not exist: the folder above it counts that does.
+        Need not exist; then the nearest existing folder above it counts.
     """
-    found = os.statvfs(_existing(path))
-    return found.f_bavail * found.f_frsize
+    path = path.absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    disk = os.statvfs(path)
+    return disk.f_bavail * disk.f_frsize
 
 
 @functools.cache
 def is_of_this_machine(folder: Path) -> bool:
     """Return whether a folder is on a file system that this machine has for itself."""
     place = folder.resolve()
-    # Of several at one place the last one is seen.
+    # Of several disks mounted at one place the last one is visible.
     mounts = {Path(disk.mountpoint): disk.fstype for disk in psutil.disk_partitions(all=True)}
     return next((mounts[at] in _LOCAL for at in (place, *place.parents) if at in mounts), False)
 
@@ -58,17 +61,17 @@ def is_of_this_machine(folder: Path) -> bool:
 def read_each(
     read: Callable[[_Folder], _Read], folders: Sequence[_Folder], at: Path
 ) -> list[_Read]:
-    """Return what is read of each of many folders, in their order.
+    """Read each of many folders; return the results in their order.
 
-    Where the file system is not this machine's own, reading is waiting for answers, and many are
-    read at once; else threads would only take each other's time.
+    On a network file system reading is mostly waiting, and many folders are read at once; on a
+    local one threads would only slow each other down.
 
     Parameters
     ----------
     read : callable
     folders : sequence
     at : Path
-        Where they are.
+        Folder that holds them.
     """
     if is_of_this_machine(at):
         return list(map(read, folders))
@@ -77,18 +80,18 @@ def read_each(
 
 
 def disk_error(error: OSError, path: Path) -> OSError:
-    """Return what to raise for a write that failed.
+    """Return the error to raise for a write that failed.
 
     Parameters
     ----------
     error : OSError
     path : Path
-        What was written to.
+        The file of the write.
 
     Returns
     -------
     OSError
-        A `DiskError` that says what is free, where the disk is the cause; else the error itself.
+        A `DiskError` with the free space, where the disk is the cause; else the error itself.
     """
     number = error.errno
     if isinstance(error, DiskError) or number is None or number not in _CAUSES:
@@ -103,46 +106,46 @@ def disk_error(error: OSError, path: Path) -> OSError:
 
 
 def explained(error: Exception, path: Path) -> Exception:
-    """Return a `DiskError` for an exception that a disk is behind; else the exception itself.
+    """Return a `DiskError` for an exception that a disk caused; else the exception itself.
 
     Parameters
     ----------
     error : Exception
-        What it was raised from counts as well: a library may wrap what a file raised.
+        Its causes count as well: a library may wrap the error of a file.
     path : Path
-        What was most likely written to, where the exception names no file.
+        Most likely path of the write, where the exception names no file.
     """
     for cause in causes_of(error, hidden=True):
         if isinstance(cause, DiskError):
             return cause
         if isinstance(cause, OSError) and cause.errno in _CAUSES:
-            named = Path(cause.filename) if isinstance(cause.filename, str) else path
-            return disk_error(cause, named if named.is_absolute() else path)
+            file = Path(cause.filename) if isinstance(cause.filename, str) else path
+            return disk_error(cause, file if file.is_absolute() else path)
     return error
 
 
 def causes_of(error: BaseException, *, hidden: bool = False) -> Iterator[BaseException]:
-    """Yield an exception and those that it was raised from, or while they were handled.
+    """Yield an exception and its chain of causes and contexts.
 
     Parameters
     ----------
     error : BaseException
     hidden : bool
-        Whether those count that `from None` hides.
+        Whether to include contexts that `from None` hides.
     """
-    found: BaseException | None = error
+    cause: BaseException | None = error
     for _ in range(_LONGEST_CHAIN):
-        if found is None:
+        if cause is None:
             return
-        yield found
-        is_hidden = found.__suppress_context__ and not hidden
-        found = found.__cause__ or (None if is_hidden else found.__context__)
+        yield cause
+        is_hidden = cause.__suppress_context__ and not hidden
+        cause = cause.__cause__ or (None if is_hidden else cause.__context__)
 
 
 def disk_trouble(folder: Path) -> str | None:
-    """Say why the disk of a folder takes no more; None where it takes enough for a run to begin.
+    """Say why the disk of a folder takes no more; None where it has space for a run to begin.
 
-    It is asked by writing: what is free says nothing of quotas, limits and disks that fail.
+    This writes a file, as the free space says nothing of quotas, limits and disks that fail.
 
     Parameters
     ----------
@@ -153,9 +156,9 @@ def disk_trouble(folder: Path) -> str | None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            left = _PROBE_BYTES
-            while left:
-                left -= os.write(descriptor, bytes(left))
+            unwritten = _PROBE_BYTES
+            while unwritten:
+                unwritten -= os.write(descriptor, bytes(unwritten))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -166,12 +169,12 @@ def disk_trouble(folder: Path) -> str | None:
 
 
 def check_usable(sweep: SweepFolder) -> None:
-    """Make the folder of a sweep if it is not there, and write to it for a trial.
+    """Make the folder of a sweep if it does not exist, and test that it can be written to.
 
     Raises
     ------
     LaunchError
-        If it cannot be written to, with the reason of the system.
+        If it cannot be written to, with the error of the system.
     """
     path = sweep.path.absolute()
     try:
@@ -182,10 +185,3 @@ def check_usable(sweep: SweepFolder) -> None:
     if trouble is not None:
         msg = f"{path} cannot be used: {trouble}; give a sweep_dir that can be written to"
         raise LaunchError(msg)
-
-
-def _existing(path: Path) -> Path:
-    path = path.absolute()
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    return path

@@ -78,7 +78,7 @@ _GIT_TIMEOUT_S = 10.0
 
 
 def environment(variables: Mapping[str, str], usable_cores: int) -> dict[str, Any]:
-    """Describe this machine and its software, naming neither the machine nor a person.
+    """Describe this machine and its software, without the names of machine and user.
 
     Parameters
     ----------
@@ -91,10 +91,14 @@ def environment(variables: Mapping[str, str], usable_cores: int) -> dict[str, An
     Returns
     -------
     dict
-        Plain values that JSON can carry; null where something cannot be told. `git` is the
-        checkout of the working directory, `batchscape_git` the one that this package's source is
-        a part of: null where it is installed without one.
+        Plain values for JSON; null where a value is not known. `git` is the checkout of the working
+        directory, `batchscape_git` the one with the source of this package: null where it is
+        installed without one.
     """
+    source = Path(batchscape.__file__)
+    # A package installed inside another checkout, as in a virtual environment, is no part of it:
+    # git must know the file.
+    is_checkout = _git_output(source.parent, "ls-files", "--error-unmatch", source.name) is not None
     return {
         "format_version": FORMAT_VERSION,
         "batchscape": _version("batchscape"),
@@ -102,7 +106,7 @@ def environment(variables: Mapping[str, str], usable_cores: int) -> dict[str, An
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in (*PACKAGES, *_cuda_packages(*sys.path))},
         "git": _git(Path.cwd()),
-        "batchscape_git": _source_git(Path(batchscape.__file__)),
+        "batchscape_git": _git(source.parent) if is_checkout else None,
         "cpu": {
             "name": processor_name(),
             "logical_cores": psutil.cpu_count(logical=True),
@@ -125,10 +129,7 @@ def _version(package: str) -> str | None:
 
 @cache
 def _cuda_packages(*path: str) -> list[str]:
-    """Name what torch's CUDA builds bring along: cuDNN, cuBLAS, NCCL and the rest, and Triton.
-
-    Kept, as every installed package is looked at.
-    """
+    """Name the packages of torch's CUDA builds: cuDNN, cuBLAS, NCCL and others, and Triton."""
     names = {str(package.metadata["Name"]) for package in metadata.distributions(path=list(path))}
     return sorted(name for name in names if name == "triton" or name.startswith("nvidia-"))
 
@@ -142,17 +143,9 @@ def _git(folder: Path) -> dict[str, Any]:
     }
 
 
-def _source_git(file: Path) -> dict[str, Any] | None:
-    # A package installed inside somebody else's checkout, as in a virtual environment, is no part
-    # of it: git must know the file.
-    if _git_output(file.parent, "ls-files", "--error-unmatch", file.name) is None:
-        return None
-    return _git(file.parent)
-
-
 def _git_output(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", "--no-optional-locks", *arguments],  # noqa: S607  (the user's own git)
             cwd=folder,
             capture_output=True,
@@ -162,15 +155,15 @@ def _git_output(folder: Path, *arguments: str) -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 def _cuda() -> dict[str, Any]:
-    """Ask the driver; a device that it does not let us open has no name."""
+    """Ask the driver; a device that cannot be opened has no name."""
     try:
         with open_nvml() as nvml:
             version = nvml.nvmlSystemGetDriverVersion()
-        names = [None if one is None else one.name for one in every_cuda_device()]
+        names = [None if device is None else device.name for device in every_cuda_device()]
     except pynvml.NVMLError:
         return {"driver": None, "devices": []}
     return {"driver": version, "devices": names}

@@ -1,7 +1,7 @@
-"""The figures of a run, each declared once: what it is, where it is measured, what follows from it.
+"""The figures of a run, each declared once with its meaning, its measurement and its uses.
 
 A column is measured in every optimizer step, in every evaluation, or by every rank. A figure is one
-value of a run, in the summary of `status.json`; most are what the rows of one column come to. From
+value of a run, in the summary of `status.json`; most are reductions of one column. From
 here follow the types of the rows, the summary (`record.summary`), which figures are times and may
 not count (`record.timing`), the curves in W&B (`tracking.run`), the columns of the comparison
 (`analysis.comparison`), and docs/columns.md (`python docs/record_reference.py`).
@@ -27,20 +27,20 @@ class Figure(NamedTuple):
     """One value of a run."""
 
     meaning: str
-    """What it is, over which steps or ranks."""
+    """Its definition, with the steps or ranks that it covers."""
     how: How = ""
-    """What the rows of its column come to: those of the last attempt of every rank, of all
-    evaluations or optimizer steps, and `median` of the measured steps of the last global batch;
-    empty: `record.summary` computes it."""
+    """Reduction of its column, over the last attempt of every rank, or over all evaluations or
+    optimizer steps; `median` covers the measured steps of the last global batch; empty:
+    `record.summary` computes it."""
     kind: Kind = ""
-    """What it depends on: a loss on the trajectory alone, so that repeats of one count once; a time
-    counts only where it was measured on a free machine. Others are in no comparison of cells."""
+    """A loss depends on the trajectory alone, so that repeats of one count once; a time counts only
+    where it was measured on a free machine. Figures of no kind are in no comparison of cells."""
     name: str = ""
-    """Empty: that of its column."""
+    """Its name; empty: that of its column."""
     label: str = ""
-    """What the comparison calls it; empty: it does not show it."""
+    """Its name in the comparison; empty: the comparison does not show it."""
     better: Literal["lower", "higher"] = "lower"
-    """Of what the comparison shows, which value is best."""
+    """Which values are better, for the comparison."""
 
 
 class Column(NamedTuple):
@@ -49,9 +49,9 @@ class Column(NamedTuple):
     dtype: str
     """pandas dtype."""
     meaning: str
-    """What it holds, with its scope."""
+    """Its meaning, with its scope."""
     figure: Figure | None = None
-    """What it comes to for a run."""
+    """Figure of a run that follows from the column."""
     curve: str = ""
     """Its curve in W&B; the part before the slash is a section of panels. Empty: none."""
 
@@ -520,8 +520,7 @@ FIGURES: dict[str, Figure] = {
         label="energy a token",
     ),
 }
-"""Figures by name: those of columns, then those of several. None where there is nothing to compute
-one from."""
+"""Figures by name: those of one column, then those of several."""
 
 TIMES = frozenset(name for name, figure in FIGURES.items() if figure.kind == "time")
 """Figures that count only where the run had the machine to itself."""

@@ -36,7 +36,7 @@ class Tail:
         Raises
         ------
         RecordError
-            If a line is damaged; one without its end is left for the next time.
+            If a line is damaged; an unfinished line is read the next time.
         """
         try:
             with self._path.open("rb") as file:
@@ -47,21 +47,21 @@ class Tail:
                 content = file.read()
         except FileNotFoundError:
             return []
-        whole = content[: content.rfind(b"\n") + 1]
-        self._offset += len(whole)
+        lines = content[: content.rfind(b"\n") + 1]
+        self._offset += len(lines)
         try:
-            return [parsed_row(line) for line in whole.split(b"\n")[:-1]]
+            return [parse_row(line) for line in lines.split(b"\n")[:-1]]
         except ValueError as error:
             msg = f"{self._path} is damaged: {error}"
             raise DamageError(msg) from None
 
 
 _TAIL_BYTES = 1 << 14
-"""What is read of the end of a table for its last row, which takes less than a tenth of it."""
+"""Bytes that are read of the end of a table for its last row, which takes less than a tenth."""
 
 
 _WITHOUT_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
-"""How a file system says that it has no hard links."""
+"""Errors of a file system without hard links."""
 
 
 def write_atomically(path: Path, content: bytes, *, replaces: bool = True) -> None:
@@ -70,9 +70,9 @@ def write_atomically(path: Path, content: bytes, *, replaces: bool = True) -> No
     Raises
     ------
     FileExistsError
-        If it is there and `replaces` is false: whoever else writes it, one of them succeeds.
+        If it exists and `replaces` is false: of several writers one succeeds.
     DiskError
-        If the disk takes no more; what was there before is still there.
+        If the disk takes no more; the earlier content is kept.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -94,10 +94,10 @@ def write_atomically(path: Path, content: bytes, *, replaces: bool = True) -> No
         raise
 
 
-def link_or_copy(whole: Path, path: Path) -> None:
-    """Give a file a second name, which nobody else does; a copy where there are no hard links.
+def link_or_copy(source: Path, path: Path) -> None:
+    """Link a file to a free name; of several callers one succeeds.
 
-    Exclusive creation is as good there, but that a copy may be seen before it is whole.
+    Where there are no hard links, it is copied, and the copy may be seen before it is complete.
 
     Raises
     ------
@@ -105,13 +105,13 @@ def link_or_copy(whole: Path, path: Path) -> None:
         If the name is taken.
     """
     try:
-        path.hardlink_to(whole)
+        path.hardlink_to(source)
     except OSError as error:
         if error.errno not in _WITHOUT_LINKS:
             raise
         with path.open("xb") as file:
             try:
-                file.write(whole.read_bytes())
+                file.write(source.read_bytes())
                 file.flush()
                 os.fsync(file.fileno())
             except BaseException:
@@ -125,11 +125,11 @@ def write_json(path: Path, content: Mapping[str, Any], *, replaces: bool = True)
     Raises
     ------
     FileExistsError
-        If it is there and `replaces` is false.
+        If it exists and `replaces` is false.
     DiskError
         If the disk takes no more.
     """
-    # Settings with secrets were refused long before; what a library says may still quote one.
+    # Settings with secrets were refused before; the message of a library may still quote one.
     text = json.dumps(redact_json(content), indent=2, allow_nan=False)
     write_atomically(path, f"{text}\n".encode(), replaces=replaces)
 
@@ -140,14 +140,14 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises
     ------
     DamageError
-        If the file is missing, or is not one whole JSON object.
+        If the file is missing, or is not one complete JSON object.
     RecordError
         If it cannot be read.
     """
     try:
         # Tens of thousands of small files are read at once: a buffer for each takes time.
         with path.open("rb", buffering=0) as file:
-            return parsed_row(file.read())
+            return parse_row(file.read())
     except FileNotFoundError:
         msg = f"{path} is missing"
         raise DamageError(msg) from None
@@ -159,13 +159,13 @@ def read_json(path: Path) -> dict[str, Any]:
         raise RecordError(msg) from None
 
 
-def parsed_row(text: bytes) -> dict[str, Any]:
+def parse_row(text: bytes) -> dict[str, Any]:
     """Parse one JSON object.
 
     Raises
     ------
     ValueError
-        If it is not one whole JSON object.
+        If it is not one complete JSON object.
     """
     content = json.loads(text)
     if not isinstance(content, dict):
@@ -175,7 +175,7 @@ def parsed_row(text: bytes) -> dict[str, Any]:
 
 
 def remove_if_possible(*paths: Path) -> None:
-    """Remove files that nobody needs any more; those that cannot be removed stay."""
+    """Remove files; those that cannot be removed stay."""
     for path in paths:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
@@ -198,7 +198,10 @@ class JsonLines:
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _cut_torn_line(path)
+            # A torn last line is removed, so that the next row starts on a line of its own.
+            content = path.read_bytes() if path.exists() else b""
+            if content and not content.endswith(b"\n"):
+                write_atomically(path, content[: content.rfind(b"\n") + 1])
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as error:
             raise disk_error(error, path) from error
@@ -209,7 +212,7 @@ class JsonLines:
         Raises
         ------
         DiskError
-            If the disk takes no more; the rows before are whole.
+            If the disk takes no more; the earlier rows are complete.
         """
         text = json_lines(rows)
         written = 0
@@ -254,7 +257,7 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
                 if not line.endswith(b"\n"):
                     return
                 try:
-                    row = parsed_row(line)
+                    row = parse_row(line)
                 except (ValueError, RecursionError) as error:
                     msg = f"{path} is damaged in line {number}: {error}"
                     raise DamageError(msg) from None
@@ -267,7 +270,7 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def last_row(path: Path, tail_bytes: int = _TAIL_BYTES) -> dict[str, Any]:
-    """Return the last whole row of a file of JSON lines, reading no more than its end.
+    """Return the last complete row of a file of JSON lines; only the end of the file is read.
 
     Parameters
     ----------
@@ -278,25 +281,25 @@ def last_row(path: Path, tail_bytes: int = _TAIL_BYTES) -> dict[str, Any]:
     Returns
     -------
     dict
-        Empty where there is no whole row, or no file.
+        Empty where there is no complete row, or no file.
 
     Raises
     ------
     DamageError
-        If the last whole line is damaged.
+        If the last complete line is damaged.
     """
-    # What follows the last newline is empty, or torn; the first line may have been cut.
+    # The text after the last newline is empty or torn; the first line may be cut.
     end = end_of(path, tail_bytes)
     lines = end.split(b"\n")[1 if len(end) == tail_bytes else 0 : -1]
     try:
-        return parsed_row(lines[-1]) if lines else {}
+        return parse_row(lines[-1]) if lines else {}
     except ValueError as error:
         msg = f"{path} is damaged in its last line: {error}"
         raise DamageError(msg) from None
 
 
 def end_of(path: Path, most_bytes: int, since: int = 0) -> bytes:
-    """Return the last bytes of a file that others append to; none where there is no file.
+    """Return the last bytes of a file; none where there is no file.
 
     Parameters
     ----------
@@ -322,12 +325,3 @@ def json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
 def keep_json_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
     """Rewrite a file of JSON lines without the rows that `keep` refuses."""
     write_atomically(path, json_lines(row for row in read_json_lines(path) if keep(row)))
-
-
-def _cut_torn_line(path: Path) -> None:
-    """Remove a last line without its newline, so that the next row starts on a line of its own."""
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    if content and not content.endswith(b"\n"):
-        write_atomically(path, content[: content.rfind(b"\n") + 1])

@@ -4,21 +4,21 @@
 
     runs/<run_id>/
         config.json          what the run is: identity, geometry, resolved settings (RunSpec)
-        status.json          how it stands: status, reason, attempts, summary, seal (RunStatus)
+        status.json          status, reason, attempts, summary, seal (RunStatus)
         environment.json     where it ran: versions, revision, hardware, threads
-        prediction.json      what the plan said that it would take, before it ran
+        prediction.json      memory and time that were predicted before it ran
         launch.json          how its processes were started: devices, threads, concurrency
-        command.json         of engine=command: what was started, and the batch that it really used
-        program/             of engine=command: what the program wrote, `{run_dir}`
+        command.json         of engine=command: the command, and the batch that it really used
+        program/             of engine=command: output of the program, `{run_dir}`
         gradient_sketch.npy  sketch of the first optimizer step's gradient, to measure distances by
         steps.jsonl          one row an optimizer step     -> steps.parquet when sealed
         evals.jsonl          one row an evaluation         -> evals.parquet
         ranks.jsonl          one row a rank and attempt    -> ranks.parquet
         outcome-<rank>.json  how a rank ended; folded into status.json by the launcher
-        log.txt              what its processes printed
+        log.txt              output of its processes
         checkpoints/         state to go on from
-        wandb.json           what was mirrored to Weights & Biases
-        .claim.<n>           who has the run, or that it was released; gone once it is sealed
+        wandb.json           record of the rows sent to Weights & Biases
+        .claim.<n>           the holder of the run, or its release; gone once it is sealed
         .lock                held while a launcher or a rank works here; gone once it is sealed
 """
 
@@ -35,7 +35,7 @@ _MOST_NAMED = 3
 
 
 def no_runs(sweep_dir: Path) -> str:
-    """Say that a folder holds no runs, and which sweep folders beside it may be meant.
+    """Say that a folder holds no runs, and suggest sweep folders beside it.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def no_runs(sweep_dir: Path) -> str:
     Returns
     -------
     str
-        First those whose name goes on with a hash, as that of a sweep with further settings does.
+        The message; folders whose name continues with a hash come first among the suggestions.
     """
     what = "holds no runs" if sweep_dir.is_dir() else "is no folder"
     what = what if sweep_dir.exists() else "does not exist"
@@ -62,8 +62,8 @@ def _near(sweep_dir: Path) -> list[str]:
         return []
     names = [name for name in names if name != sweep_dir.name]
     longer = [name for name in names if name.startswith(f"{sweep_dir.name}-")]
-    alike = near_names(sweep_dir.name, names, _MOST_NAMED)
-    return list(dict.fromkeys([*longer, *alike]))[:_MOST_NAMED]
+    similar = near_names(sweep_dir.name, names, _MOST_NAMED)
+    return list(dict.fromkeys([*longer, *similar]))[:_MOST_NAMED]
 
 
 FORMAT_VERSION = 4
@@ -92,7 +92,7 @@ class RunFolder:
 
     @property
     def status(self) -> Path:
-        """How it stands."""
+        """Status, attempts, summary and seal of the run."""
         return self.path / "status.json"
 
     @property
@@ -102,27 +102,27 @@ class RunFolder:
 
     @property
     def prediction(self) -> Path:
-        """What the plan said that it would take, before its first attempt."""
+        """Memory and time that were predicted before the first attempt."""
         return self.path / "prediction.json"
 
     @property
     def launch(self) -> Path:
-        """How its processes were started, the latest time."""
+        """How the processes of the latest attempt were started."""
         return self.path / "launch.json"
 
     @property
     def command(self) -> Path:
-        """What the program of `engine=command` was told, and the batch that it really used."""
+        """Command of a program (`engine=command`), and the batch that it really used."""
         return self.path / "command.json"
 
     @property
     def program(self) -> Path:
-        """Folder that the program of `engine=command` writes to."""
+        """Folder that a program (`engine=command`) writes to."""
         return self.path / "program"
 
     @property
     def log(self) -> Path:
-        """What its processes printed."""
+        """Output of its processes."""
         return self.path / "log.txt"
 
     @property
@@ -140,7 +140,7 @@ class RunFolder:
 
     @property
     def mirror(self) -> Path:
-        """What was mirrored to Weights & Biases."""
+        """Record of the rows sent to Weights & Biases."""
         return self.path / "wandb.json"
 
     @property
@@ -150,7 +150,7 @@ class RunFolder:
 
     @property
     def lock(self) -> Path:
-        """Held by the launcher that has begun the run, and by the run's ranks; `record.claims`."""
+        """Lock of the launcher that has begun the run, and of its ranks; `record.claims`."""
         return self.path / ".lock"
 
     def lines(self, table: str) -> Path:
@@ -183,12 +183,12 @@ class SweepFolder:
 
     @property
     def lock(self) -> Path:
-        """Shared by the launchers that are at work; see `record.locks`."""
+        """Lock that the launchers at work share; see `record.locks`."""
         return self.path / ".lock"
 
     @property
     def writing(self) -> Path:
-        """Lock that is held for moments: to write the plan, or to add run folders."""
+        """Lock that is held for moments, to write the plan or to add run folders."""
         return self.path / ".writing.lock"
 
     @property
@@ -203,7 +203,7 @@ class SweepFolder:
 
     @property
     def mirror(self) -> Path:
-        """What was mirrored to Weights & Biases of the sweep itself: its report."""
+        """Record of the report of the sweep sent to Weights & Biases."""
         return self.path / "wandb.json"
 
     @property
@@ -213,32 +213,32 @@ class SweepFolder:
 
     @property
     def slurm(self) -> Path:
-        """Folder of what jobs of a cluster are to do, and of what they printed."""
+        """Folder of the orders for jobs of a cluster, and of their output."""
         return self.path / "slurm"
 
     @property
     def search(self) -> SweepFolder:
-        """The runs of a search's trials: a sweep of its own, which no analysis pools."""
+        """Sweep of the trials of a search, which no analysis pools."""
         return SweepFolder(self.path / "search")
 
     @property
     def trials(self) -> Path:
-        """Of a search: every trial, its values, what it came to. Derived from its storage."""
+        """Trials of a search with their values and outcomes, derived from its storage."""
         return self.path / "trials.csv"
 
     @property
     def measured(self) -> Path:
-        """Of a search: what the grid around its best trials came to."""
+        """Results of the grid around the best trials of a search."""
         return self.path / "measured.json"
 
     @property
     def search_lock(self) -> Path:
-        """Of a search: held while one works here, also between its launches."""
+        """Lock that a search holds while it works here, also between its launches."""
         return self.path / ".search.lock"
 
     @property
     def space(self) -> Path:
-        """Of a search: what is searched, which may not change, and how many trials are asked."""
+        """Space of a search, which may not change, and its number of trials."""
         return self.path / "search.json"
 
     def run(self, run_id: str) -> RunFolder:

@@ -1,4 +1,4 @@
-"""The sketch of a run's first gradient on the disk: one array, readable with numpy alone."""
+"""The file of the sketch of a run's first gradient: one array, readable with numpy alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read_sketch(folder: RunFolder) -> NDArray[np.float64] | None:
     Returns
     -------
     ndarray, shape (buckets,), or None
-        None where the run left none: it ended before its first update, or its engine shards
+        None where there is none: the run ended before its first update, or its engine shards
         gradients.
 
     Raises

@@ -1,9 +1,9 @@
-"""Where a rank is right now, told by a few bytes that it shares with whoever watches it.
+"""The heartbeat of a rank: a few bytes about what it does, which it shares with its watcher.
 
 A rank writes into a mapped file of its own at every micro-step, batch of an evaluation and
-checkpoint: no system call, no flush, about a microsecond. The watcher compares what it reads by its
-own clock; the count means nothing but that it has changed. A rank that nobody watches remembers
-all the same what it was doing, for the report of a failure.
+checkpoint: no system call, no flush, about a microsecond. The watcher notes by its own clock when
+the bytes change. A rank without a watcher keeps its last heartbeat, too, for the report of a
+failure.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 
 def beats_path(place: str, rank: int) -> Path:
-    """Return the file that a rank of an attempt shares its beats in."""
+    """Return the file of the heartbeat of a rank."""
     return Path(f"{place}.beats-{rank}")
 
 
 def stacks_path(place: str, rank: int) -> Path:
-    """Return the file that a rank of an attempt dumps its stacks to, when it is told to."""
+    """Return the file that a rank dumps its stacks to on a signal."""
     return Path(f"{place}.stacks-{rank}")
 
 
@@ -52,21 +52,21 @@ _PAGE = mmap.PAGESIZE
 
 
 class Beat(NamedTuple):
-    """What one rank last told."""
+    """One heartbeat of a rank."""
 
     beats: int
-    """So far; 0: none."""
+    """Number of heartbeats so far; 0: none."""
     optimizer_step: int
-    """The one under way, or the last one done, from 1; 0: before the first."""
+    """The optimizer step under way, or the last one done, from 1; 0: before the first."""
     steps_done: int
     """Optimizer steps that this attempt has done."""
     micro_step: int
-    """Within it, from 0."""
+    """Micro-step within the optimizer step, from 0."""
     phase: Phase
 
     @property
     def pace(self) -> tuple[int, int, int]:
-        """How far the rank is, to compare ranks by: the larger one is ahead."""
+        """Progress of the rank, to compare ranks: the larger one is ahead."""
         return self.optimizer_step, self.micro_step, _ORDER.index(self.phase)
 
     def __str__(self) -> str:
@@ -98,18 +98,18 @@ class Heartbeat:
         descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
         try:
             if create:
-                # Blocks that are there: a write into a hole of a full disk would be a SIGBUS.
+                # Allocate the blocks: a write into a hole of a full disk would raise SIGBUS.
                 os.pwrite(descriptor, bytes(_PAGE), 0)
             self._bytes = mmap.mmap(descriptor, _PAGE)
         finally:
             os.close(descriptor)
 
-    def write(self, told: Beat) -> None:
-        """Replace what is told."""
-        _LAYOUT.pack_into(self._bytes, 0, *told[:4], _ORDER.index(told.phase))
+    def write(self, beat: Beat) -> None:
+        """Replace the heartbeat."""
+        _LAYOUT.pack_into(self._bytes, 0, *beat[:4], _ORDER.index(beat.phase))
 
     def read(self) -> Beat:
-        """Return what was last told; between two beats, perhaps a mixture of both."""
+        """Return the last heartbeat; during a write, perhaps a mixture of two."""
         beats, step, done, micro_step, phase = _LAYOUT.unpack_from(self._bytes, 0)
         return Beat(beats, step, done, micro_step, _ORDER[min(phase, len(_ORDER) - 1)])
 
@@ -118,15 +118,15 @@ class Heartbeat:
         self._bytes.close()
 
 
-class _Own:
-    """The heartbeat of this process: it is one rank."""
+class _CurrentRank:
+    """The heartbeat of this process, which is one rank."""
 
     def __init__(self) -> None:
         self.last = Beat(0, 0, 0, 0, Phase.START)
         self.shared: Heartbeat | None = None
 
 
-_own = _Own()
+_current = _CurrentRank()
 
 
 def share(path: Path) -> None:
@@ -135,10 +135,10 @@ def share(path: Path) -> None:
     Raises
     ------
     OSError
-        If there is none.
+        If there is no such file.
     """
-    _own.last = Beat(0, 0, 0, 0, Phase.START)
-    _own.shared = Heartbeat(path)
+    _current.last = Beat(0, 0, 0, 0, Phase.START)
+    _current.shared = Heartbeat(path)
 
 
 def beat(
@@ -148,7 +148,7 @@ def beat(
     *,
     steps_done: int | None = None,
 ) -> None:
-    """Tell what this rank does next.
+    """Note what this rank does next.
 
     Parameters
     ----------
@@ -158,9 +158,9 @@ def beat(
     micro_step : int, optional
         From 0; left out: the same as before, or 0 in another optimizer step.
     steps_done : int, optional
-        Optimizer steps of this attempt; left out: as many as were told one by one.
+        Optimizer steps of this attempt; left out: those counted so far.
     """
-    before = _own.last
+    before = _current.last
     step = before.optimizer_step if optimizer_step is None else optimizer_step
     if micro_step is None:
         micro_step = before.micro_step if step == before.optimizer_step else 0
@@ -169,11 +169,11 @@ def beat(
         done = steps_done
     elif step > before.optimizer_step > 0:
         done += step - before.optimizer_step
-    _own.last = Beat(before.beats + 1, step, done, micro_step, phase)
-    if _own.shared is not None:
-        _own.shared.write(_own.last)
+    _current.last = Beat(before.beats + 1, step, done, micro_step, phase)
+    if _current.shared is not None:
+        _current.shared.write(_current.last)
 
 
 def last_beat() -> Beat:
-    """Return what this rank told last."""
-    return _own.last
+    """Return the last heartbeat of this rank."""
+    return _current.last

@@ -1,8 +1,8 @@
 """The time of day by a clock that never jumps, the same in all processes of a launch.
 
-What ended a run first is found by comparing times of several processes. The clock of the wall may
-be set back or ahead at any moment; the clock of the machine only runs. A launcher reads both once,
-and hands the difference to every process that it starts.
+The first cause of the end of a run is found by comparing times of several processes. The wall clock
+may be set back or ahead at any moment, the clock of the machine never. A launcher reads both once,
+and passes the difference to every process that it starts.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import time
 from pathlib import Path
 
 _VARIABLE = "BATCHSCAPE_CLOCK_OFFSET_S"
-# Counts on while the machine sleeps, where the system has such a clock.
+# A clock that continues while the machine sleeps, where the system has one.
 _RUNNING = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def now() -> float:
-    """Return the time in seconds since the epoch, as the launcher's wall clock had it at its start.
+    """Return the seconds since the epoch, by the wall clock at the start of the launcher.
 
     Returns
     -------
     float
-        Never less than what any process of the same launch was given before.
+        Never less than an earlier time in any process of the same launch.
     """
     return _OFFSET_S + time.clock_gettime(_RUNNING)
 

@@ -1,7 +1,7 @@
-"""Locks on files: held by open descriptors, and therefore released by any death of a process.
+"""Locks on files. Open descriptors hold them, so that the death of a process releases them.
 
-A lock (`flock`) belongs to an open file, not to a process: descriptors that other processes inherit
-prolong it to their own end.
+A lock (`flock`) belongs to an open file, not to a process: it lasts until the last process ends
+that has inherited the descriptor.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from batchscape.errors import LaunchError
 from batchscape.record.folder import SweepFolder
 
 AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
-"""For one alone, and only if nobody else has it now."""
+"""Exclusive, without waiting."""
 BESIDE = fcntl.LOCK_SH | fcntl.LOCK_NB
-"""Beside others who have it so, and only if nobody has it alone."""
+"""Shared, without waiting."""
 _WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
-"""What a lock fails with where its file system has none: Lustre without `flock`, some of NFS."""
+"""Errors of file systems without locks: Lustre without `flock`, some of NFS."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Lock:
     ----------
     path : Path
     descriptor : int
-        Open file that carries the lock; to be passed to processes that shall prolong it.
+        Open file that carries the lock; processes that inherit it prolong the lock.
     keeps_out : bool
-        Whether others are kept out; not where the file system has no locks.
+        Whether the lock excludes others; False where the file system has no locks.
     """
 
     path: Path
@@ -44,15 +44,15 @@ class Lock:
     keeps_out: bool = True
 
     def release(self, *, remove: bool = False) -> None:
-        """Give the lock up, also for processes that have inherited it.
+        """Release the lock, also for processes that have inherited it.
 
         Parameters
         ----------
         remove : bool
-            Whether to remove the file too: nobody will need this lock again.
+            Whether to remove the file as well, as the lock is not needed again.
         """
         try:
-            # A folder that was moved has taken the file along: the one there now is another's.
+            # Where the folder was moved, the file that is there now belongs to another.
             if remove and _is_at(self.path, self.descriptor):
                 self.path.unlink(missing_ok=True)
         finally:
@@ -64,7 +64,7 @@ class Lock:
 def take(
     path: Path, kind: int = AT_ONCE, *, is_public: bool = False, is_needed: bool = True
 ) -> Lock | None:
-    """Take a lock, if nobody else holds it.
+    """Take a lock, if no other process holds it.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def take(
     is_public : bool
         Whether processes of all users take it.
     is_needed : bool
-        Whether a file system that has no locks is an error; else the lock keeps nobody out.
+        Whether a file system without locks is an error; else the lock excludes nobody.
 
     Returns
     -------
@@ -107,7 +107,7 @@ def take(
 
 
 def public_folder(name: str) -> Path:
-    """Name a folder for the files of all users of this machine, in the temporary folder."""
+    """Return a folder for files of all users of this machine, in the temporary folder."""
     return Path(tempfile.gettempdir()) / name
 
 
@@ -116,7 +116,7 @@ def _open_public(path: Path) -> int:
         return _open(path)
     with suppress(FileExistsError):
         path.parent.mkdir()
-        # As the folder above it: everybody may add files, nobody may remove another's.
+        # Like the temporary folder: all users may add files, and remove only their own.
         path.parent.chmod(0o1777)
     with suppress(FileExistsError):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
@@ -126,18 +126,15 @@ def _open_public(path: Path) -> int:
 
 
 def _open(path: Path) -> int:
-    """Open whatever is there: links are not followed, and a pipe must not block."""
-    # Network file systems lock only what may be written to; else reading is enough to lock, and is
-    # all that other users may do.
+    """Open a file; links are not followed, and a pipe does not block."""
+    # Network file systems lock only files that may be written; elsewhere reading is enough, which
+    # is all that other users may do.
     mode = os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY
     return os.open(path, mode | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def is_held(path: Path) -> bool:
-    """Whether anybody holds a lock, shared or not.
-
-    Nobody does where there is no such file, or its file system has no locks.
-    """
+    """Whether a process holds a lock; False without a file, or on a file system without locks."""
     try:
         descriptor = _open(path)
     except OSError:
@@ -153,9 +150,7 @@ def is_held(path: Path) -> bool:
 
 @contextmanager
 def hold(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Hold a lock for a time, waiting for others who do the same.
-
-    Where the file system has no locks nobody waits.
+    """Hold a lock, waiting for others that hold it; without waiting where there are no locks.
 
     Parameters
     ----------
@@ -182,7 +177,7 @@ def hold(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
 def sweep_lock(sweep: SweepFolder) -> Iterator[None]:
     """Show that a launcher is at work in a sweep, beside others if there are any.
 
-    `status` asks for it; where the file system has no locks, a launcher is seen by its runs.
+    `status` reads it; where the file system has no locks, `status` infers it from the runs.
 
     Raises
     ------

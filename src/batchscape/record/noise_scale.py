@@ -3,7 +3,7 @@
 With the mean gradient g_b of b samples, |g_b|^2 is |G|^2 + tr(S)/b on average: G is the gradient of
 the whole loss, S the covariance of the gradient of one sample. Two batch sizes give both unknowns
 without bias, and the scale is their ratio: the batch at which the noise is as large as the signal.
-A sample with more labels weighs more in the loss, and so it does here.
+A sample with more labels has more weight here, as in the loss.
 
 Source: McCandlish et al. 2018, arXiv:1812.06162, appendix A.1.
 """
@@ -19,10 +19,10 @@ SAMPLED = ("global_batch_size", "gradient_norm", "small_batch_size", "small_grad
 
 
 def has_no_noise_scale(not_invariant: object) -> bool:
-    """Tell whether small batches of a run have another objective than large ones.
+    """Return whether small batches of a run have another objective than large ones.
 
-    Then the difference of their gradients is more than noise: with batch normalisation, or a loss
-    that is not a sum over samples. Dropout is noise, and counts as such.
+    The difference of their gradients is then more than noise: with batch normalisation, or a loss
+    that is not a sum over samples. Dropout counts as noise.
 
     Parameters
     ----------
@@ -45,9 +45,8 @@ def noise_samples(steps: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The rows whose numbers are all there and finite, under their index: `noise` (an unbiased
-        estimate of tr(S)), `signal` (one of |G|^2), `b_small` and `b_big`. Single ones may well be
-        negative.
+        Rows with finite numbers only, under their index: `noise` (an unbiased estimate of tr(S)),
+        `signal` (one of |G|^2), `b_small` and `b_big`. Single estimates may be negative.
     """
     numbers = {name: steps[name].to_numpy(dtype=float, na_value=np.nan) for name in SAMPLED}
     big, small = numbers["global_batch_size"], numbers["small_batch_size"]
@@ -81,7 +80,7 @@ def estimate(steps: pd.DataFrame) -> float | None:
     Returns
     -------
     float or None
-        None where nothing was sampled, or where one of the two means is not above zero.
+        None where no step was sampled, or where one of the two means is not above zero.
     """
     samples = noise_samples(steps)
     if samples.empty:

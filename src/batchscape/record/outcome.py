@@ -1,8 +1,8 @@
-"""What a rank leaves behind, and how a run ended by what all its ranks have left.
+"""The outcome of a rank, and the end of a run, which is decided by the outcomes of its ranks.
 
-`Outcome` is the content of `outcome-<rank>.json`, written by whoever is a rank and read by whoever
-judges the run; `RankExit` is what the process that started a rank saw of its end. `decide` is pure:
-it reads no clock, no process and no file.
+`Outcome` is the content of `outcome-<rank>.json`, which a rank writes and the launcher reads;
+`RankExit` is the end of a rank's process, as its parent saw it. `decide` is pure: it reads no
+clock, no process and no file.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _CAUSES = {
     Status.FAILED: Cause.EXCEPTION,
     Status.INTERRUPTED: Cause.INTERRUPTED,
 }
-"""What a status means by itself, where nothing more is said."""
+"""Cause that follows from a status, where the outcome names none."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the training ended on one rank, in its own words."""
+    """How the training ended on one rank, as the rank reports it."""
 
     status: Status
     optimizer_step: int
@@ -48,13 +48,13 @@ class Outcome:
     phase: str | None = None
     """What the rank was doing, a phase of `record.heartbeat`."""
     peak_memory_gib: float | None = None
-    """Of a rank that is out of memory: its peak until then."""
+    """Peak of a rank that ran out of memory."""
     peak_memory_method: str | None = None
     at: float = field(default_factory=now)
     """Seconds since the epoch, by `record.instants`."""
 
     def write(self, folder: RunFolder, rank: int) -> None:
-        """Leave it behind, as the outcome of a rank.
+        """Write the outcome of a rank.
 
         Raises
         ------
@@ -66,7 +66,7 @@ class Outcome:
 
     @classmethod
     def read(cls, folder: RunFolder, rank: int) -> Outcome | None:
-        """Read what a rank has left behind; None where it has left nothing.
+        """Read the outcome of a rank; None where there is none.
 
         Raises
         ------
@@ -101,7 +101,7 @@ class RankExit:
     at: float
     """When it was noticed, in seconds since the epoch."""
     lost: str | None = None
-    """Why it ended, where that was no doing of its own: its server died, it could not be forked."""
+    """Why it ended, where it is not the cause: its server died, or it could not be forked."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Stop:
     """Seconds since the epoch."""
     cause: Cause
     rank: int | None = None
-    """The rank that gave the reason for it, where one did."""
+    """The rank that caused the stop, where one did."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class RunEnd:
     """The rank that raised the cause, where one did."""
     cause: Cause | None = None
     phase: str | None = None
-    """What that rank was doing, by its own word."""
+    """What that rank was doing, as it reported."""
     peak_memory_gib: float | None = None
     peak_memory_method: str | None = None
 
@@ -145,7 +145,7 @@ def decide(
     oom_kills: int = 0,
     device_type: str = "cpu",
 ) -> RunEnd:
-    """Find what ended a run first; the rest are its consequences.
+    """Decide how a run ended: by its earliest cause, of which the others are consequences.
 
     Parameters
     ----------
@@ -158,45 +158,49 @@ def decide(
     stop : Stop, optional
         The launcher's own reason for ending the run.
     last_words : str, optional
-        Last line of the log, shown for a rank that said nothing else.
+        Last line of the log, shown for a rank without an outcome.
     killed_at : float, optional
-        When the launcher killed the ranks, in seconds since the epoch: SIGKILL after that is ours.
+        When the launcher killed the ranks, in seconds since the epoch: later SIGKILLs are its own.
     oom_kills : int
         Kills by the system's out-of-memory killer that the cgroup has counted during the run.
     device_type : str
-        Of the run: the memory that this killer watches is that of the host, and of a CPU's ranks.
+        Of the run. The out-of-memory killer watches the memory of the host, which CPU ranks use.
 
     Returns
     -------
     RunEnd
-        `completed` only if every rank says so. Otherwise the earliest cause decides: an outcome
-        that is not `completed`, a rank without an outcome, or the stop. That a rank lost the
-        others decides only where nothing happened to those.
+        `completed` only if every rank reports it. Otherwise the earliest cause decides: an outcome
+        that is not `completed`, a rank without an outcome, or the stop. A lost connection decides
+        only where there is no other cause.
     """
     unfinished = {r: o for r, o in outcomes.items() if o.status is not Status.COMPLETED}
     if len(outcomes) == ranks and not unfinished:
-        return _completed(outcomes)
-    causes = [(said.at, said.at, _said(said, rank)) for rank, said in unfinished.items()]
+        return _end_completed(outcomes)
+    causes = [(end.at, end.at, _end_by_outcome(end, rank)) for rank, end in unfinished.items()]
     deaths = [ended for rank, ended in exits.items() if rank not in outcomes]
-    of_their_own = [ended for ended in deaths if not _is_ours(ended, killed_at)]
+    unkilled = [
+        ended
+        for ended in deaths
+        if killed_at is None or ended.code != -signal.SIGKILL or ended.at < killed_at
+    ]
     causes += [
         (
             ended.at,
             ended.at - (SIGNAL_LAG_S if ended.code < 0 else 0),
-            _died(ended, last_words),
+            _end_by_death(ended, last_words),
         )
-        for ended in (of_their_own if of_their_own or unfinished else deaths)
+        for ended in (unkilled if unkilled or unfinished else deaths)
     ]
     if stop is not None:
-        # What follows the stop is its effect, a death by our own signal above all.
+        # Causes after the stop are its effects, mostly deaths by the launcher's signals.
         causes = [cause for cause in causes if cause[0] < stop.at]
         if not causes:
             return RunEnd(stop.status, reason=stop.reason, rank=stop.rank, cause=stop.cause)
     first = min(causes, key=lambda cause: (cause[2].cause is Cause.LOST_CONNECTION, cause[1]))[2]
-    return _with_kills_counted(first, oom_kills, device_type)
+    return _add_oom_kills(first, oom_kills, device_type)
 
 
-def _completed(outcomes: Mapping[int, Outcome]) -> RunEnd:
+def _end_completed(outcomes: Mapping[int, Outcome]) -> RunEnd:
     reasons = {rank: outcome.stop_reason for rank, outcome in outcomes.items()}
     if len(set(reasons.values())) > 1:
         listed = ", ".join(f"rank {rank}: {reason}" for rank, reason in sorted(reasons.items()))
@@ -205,8 +209,8 @@ def _completed(outcomes: Mapping[int, Outcome]) -> RunEnd:
     return RunEnd(Status.COMPLETED, stop_reason=reasons[0], reason=outcomes[0].reason)
 
 
-def _said(outcome: Outcome, rank: int) -> RunEnd:
-    """Say what a rank tells of its own end."""
+def _end_by_outcome(outcome: Outcome, rank: int) -> RunEnd:
+    """Return the end that the outcome of a rank reports."""
     return RunEnd(
         outcome.status,
         reason=outcome.reason,
@@ -218,8 +222,8 @@ def _said(outcome: Outcome, rank: int) -> RunEnd:
     )
 
 
-def _died(ended: RankExit, last_words: str | None) -> RunEnd:
-    """Say what a rank died of that left no outcome."""
+def _end_by_death(ended: RankExit, last_words: str | None) -> RunEnd:
+    """Return the end of a rank that left no outcome."""
     who = f"rank {ended.rank}"
     if ended.lost is not None:
         return RunEnd(Status.FAILED, reason=ended.lost, cause=Cause.INFRASTRUCTURE)
@@ -236,12 +240,8 @@ def _died(ended: RankExit, last_words: str | None) -> RunEnd:
     return RunEnd(Status.FAILED, reason=reason, rank=ended.rank, cause=cause)
 
 
-def _is_ours(ended: RankExit, killed_at: float | None) -> bool:
-    return killed_at is not None and ended.code == -signal.SIGKILL and ended.at >= killed_at
-
-
-def _with_kills_counted(run_end: RunEnd, oom_kills: int, device_type: str) -> RunEnd:
-    """Say of a process that was killed whether the system counted it as out of memory."""
+def _add_oom_kills(run_end: RunEnd, oom_kills: int, device_type: str) -> RunEnd:
+    """Add to the end of a killed process whether the system counted it as out of memory."""
     if run_end.cause is not Cause.KILLED:
         return run_end
     if not oom_kills:
@@ -256,7 +256,7 @@ def _with_kills_counted(run_end: RunEnd, oom_kills: int, device_type: str) -> Ru
 
 
 def killed_by(what: str, number: int) -> str:
-    """Say that a signal killed a process, which may be one that has no name here."""
+    """Say that a signal killed a process; a signal without a name is shown by its number."""
     try:
         name = signal.Signals(number).name
     except ValueError:

@@ -1,4 +1,4 @@
-"""How a whole sweep stands: what was done, what runs, what failed, and what to do next."""
+"""The state of a whole sweep: what is done, what runs, what failed, and what to do next."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNREADABLE_ADVICE = (
     "to run it again"
 )
 SEAL_ADVICE = "nothing: it was trained to its end, and the same command seals it from its rows"
-"""Of a run that lacks nothing but its seal, whatever its status says."""
+"""Advice on a run that lacks only its seal, whatever its status."""
 
 STATUS_ADVICE: dict[Status, str] = {
     Status.PENDING: "nothing: the same command starts it",
@@ -40,7 +40,7 @@ STATUS_ADVICE: dict[Status, str] = {
     Status.PRUNED: "nothing: a stated rule cut it, and its targets are bounds",
     Status.REJECTED: "choose one of the geometries that its reason names",
 }
-"""By status; of a run that ended by a fault, `CAUSE_ADVICE` says more."""
+"""Advice by status; of a run that ended by a fault, `CAUSE_ADVICE` says more."""
 
 CAUSE_ADVICE: dict[Cause, str] = {
     Cause.OUT_OF_MEMORY: STATUS_ADVICE[Status.OOM],
@@ -65,14 +65,14 @@ CAUSE_ADVICE: dict[Cause, str] = {
     Cause.CONTRADICTION: "compare what the reason says with the settings or the command, mend it, "
     "and add --retry failed",
 }
-"""By cause."""
+"""Advice by cause."""
 
 
 _NOT_LAUNCHED = (
     "use a smaller micro-batch with more accumulation, which trains alike; to try it all the same: "
     "launcher.skip_unfit=false"
 )
-"""What to do about a run that was rejected because it cannot fit."""
+"""Advice on a run that was rejected because it cannot fit."""
 
 
 def advice(status: Status | str, cause: Cause | None = None) -> str:
@@ -83,7 +83,7 @@ def advice(status: Status | str, cause: Cause | None = None) -> str:
     status : Status or str
         Or `UNREADABLE`.
     cause : Cause, optional
-        What ended it; None where it has not ended, or completed.
+        Cause of its end; None where it has not ended, or completed.
 
     Returns
     -------
@@ -117,31 +117,31 @@ class Overview:
     state: str
     """One of `STATES`."""
     launchers: tuple[str, ...]
-    """The launchers that have runs now: process ids and machines."""
+    """Process ids and machines of the launchers that have runs now."""
     runs: tuple[RunProgress, ...]
-    """By name; those that the latest plan has and no folder are pending."""
+    """By name; runs of the latest plan without a folder are pending."""
     trials: TrialCounts | None = None
-    """Of a search, whether the runs are its trials' or its grid's."""
+    """Counts of the search that the sweep belongs to, as its trials or as its grid."""
 
     @property
     def counts(self) -> dict[str, int]:
         """Number of runs of each status that occurs, `unreadable` among them."""
-        found = Counter(run.status for run in self.runs)
+        counts = Counter(run.status for run in self.runs)
         order = [*map(str, Status), UNREADABLE]
-        return {status: found[status] for status in order if found[status]}
+        return {status: counts[status] for status in order if counts[status]}
 
     @property
     def next_steps(self) -> dict[str, int]:
-        """Number of runs for each thing that the same command would do."""
-        found = Counter(run.next for run in self.runs)
-        return {str(step): found[step] for step in Next if found[step]}
+        """Number of runs for each next step of the same command."""
+        counts = Counter(run.next for run in self.runs)
+        return {str(step): counts[step] for step in Next if counts[step]}
 
     def with_status(self, *statuses: str) -> list[RunProgress]:
         """Return the runs of some statuses."""
         return [run for run in self.runs if run.status in statuses]
 
     def as_json(self) -> str:
-        """Return all of it as JSON; docs/statuses.md says what each name means."""
+        """Return the overview as JSON; docs/statuses.md says what each name means."""
         content: dict[str, Any] = {
             "sweep_dir": str(self.sweep_dir),
             "state": self.state,
@@ -155,26 +155,31 @@ class Overview:
 
 
 def overview(sweep: SweepFolder) -> Overview:
-    """Read how a sweep stands; no table is loaded.
+    """Read the state of a sweep; no table is loaded.
 
     Raises
     ------
     RecordError
         If the folder is no sweep.
     """
-    planned = _planned(sweep)
+    try:
+        with sweep.plan.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        planned = [row["run_id"] for row in rows if row["planned"] == "launch"]
+    except (OSError, ValueError, KeyError, csv.Error):
+        planned = []  # the plan is derived: a damaged one counts for nothing
     runs = sweep_progress(sweep) if sweep.run_folders() or not planned else []
-    known = {run.run_id for run in runs}
-    runs += [RunProgress(name, str(Status.PENDING)) for name in planned if name not in known]
-    # A search works between its launches too, and on its trials in a folder of their own.
+    names = {run.run_id for run in runs}
+    runs += [RunProgress(name, str(Status.PENDING)) for name in planned if name not in names]
+    # A search works between its launches too, and on its trials in another folder.
     locks = (sweep.lock, sweep.search.search_lock, sweep.search_lock)
     at_work = any(map(is_held, locks)) or any(run.status == Status.RUNNING for run in runs)
     trials = count_trials(sweep)
     is_searching = trials is not None and (trials.left or trials.grid_is_left)
-    left = is_searching or any(run.next.is_work for run in runs)
+    is_unfinished = is_searching or any(run.next.is_work for run in runs)
     return Overview(
         sweep_dir=sweep.path,
-        state="running" if at_work else "interrupted" if left else "finished",
+        state="running" if at_work else "interrupted" if is_unfinished else "finished",
         launchers=tuple(sorted({run.launcher for run in runs if run.launcher is not None})),
         runs=tuple(sorted(runs, key=lambda run: run.run_id)),
         trials=trials,
@@ -182,19 +187,10 @@ def overview(sweep: SweepFolder) -> Overview:
 
 
 def advice_of(run: RunProgress) -> str:
-    """Say what to do about a run."""
+    """Return the advice on a run."""
     if run.next is Next.SEAL:
         return SEAL_ADVICE
     return advice(run.status, None if run.cause is None else Cause(run.cause))
-
-
-def _planned(sweep: SweepFolder) -> list[str]:
-    """Return the runs of the latest plan; none where it cannot be read, as it is derived."""
-    try:
-        with sweep.plan.open(newline="") as file:
-            return [row["run_id"] for row in csv.DictReader(file) if row["planned"] == "launch"]
-    except (OSError, ValueError, KeyError, csv.Error):
-        return []
 
 
 def by_reason(runs: Iterable[RunProgress]) -> dict[str, int]:

@@ -24,70 +24,70 @@ from batchscape.record.trial_counts import TrialCounts
 from batchscape.text import count_text, duration_text
 
 _MOST_LISTED = 20
-"""Runs that are listed of a kind; `--json` has all."""
+"""Runs that are listed in each section; `--json` has all."""
 
 
-def overview_text(found: Overview) -> RenderableType:
-    """Return what a person wants to know of a sweep, the most urgent first."""
-    by = f" (launchers: {', '.join(found.launchers)})" if found.launchers else ""
-    headline = Text(f"{found.sweep_dir}: {found.state}{by}", style="bold")
-    parts: list[RenderableType] = [headline, Text(_counts(found))]
-    if found.trials is not None:
-        parts += map(Text, _trials(found.trials))
-    if untimed := Counter(run.untimed for run in found.runs if run.untimed is not None):
-        parts.append(Text(_without_times(found, untimed)))
-    if running := found.with_status(Status.RUNNING):
-        parts += [_title("Running now"), _running(running)]
-    parts += _faults(found)
-    if unread := found.with_status(UNREADABLE):
+def overview_text(sweep: Overview) -> RenderableType:
+    """Return the overview of a sweep for people, the most urgent part first."""
+    by = f" (launchers: {', '.join(sweep.launchers)})" if sweep.launchers else ""
+    headline = Text(f"{sweep.sweep_dir}: {sweep.state}{by}", style="bold")
+    parts: list[RenderableType] = [headline, Text(_counts_text(sweep))]
+    if sweep.trials is not None:
+        parts += map(Text, _trial_lines(sweep.trials))
+    if untimed := Counter(run.untimed for run in sweep.runs if run.untimed is not None):
+        parts.append(Text(_untimed_text(sweep, untimed)))
+    if running := sweep.with_status(Status.RUNNING):
+        parts += [_title("Running now"), _running_table(running)]
+    parts += _fault_parts(sweep)
+    if unread := sweep.with_status(UNREADABLE):
         parts += _section("Cannot be read", [f"{run.run_id}: {run.reason}" for run in unread])
-        parts.append(_listed(f"What to do: {advice_of(unread[0])}"))
-    stopped = found.with_status(Status.INTERRUPTED)
-    over = found.with_status(Status.DIVERGED, Status.PRUNED)
-    rejected = by_reason(found.with_status(Status.REJECTED))
-    completed = found.with_status(Status.COMPLETED)
+        parts.append(_line(f"What to do: {advice_of(unread[0])}"))
+    stopped = sweep.with_status(Status.INTERRUPTED)
+    over = sweep.with_status(Status.DIVERGED, Status.PRUNED)
+    rejected = by_reason(sweep.with_status(Status.REJECTED))
+    completed = sweep.with_status(Status.COMPLETED)
     for title, lines in (
-        ("Interrupted", [_interrupted(run) for run in stopped]),
+        ("Interrupted", [_interrupted_text(run) for run in stopped]),
         (
             "Over, without having reached their budget",
             [f"{run.run_id} {run.status}: {run.reason}" for run in over],
         ),
         ("Rejected runs", [f"{count}: {reason}" for reason, count in rejected.items()]),
-        ("Completed", [_completed(run) for run in completed]),
+        ("Completed", [_completed_text(run) for run in completed]),
     ):
         parts += _section(title, lines)
-    return Group(*parts, Text(""), Text(_next(found)))
+    return Group(*parts, Text(""), Text(_next_text(sweep)))
 
 
 def _section(title: str, lines: Sequence[str]) -> list[RenderableType]:
     if not lines:
         return []
-    listed = [_listed(line) for line in lines[:_MOST_LISTED]]
-    return [_title(title), *listed, *_more(len(lines))]
+    listed = [_line(line) for line in lines[:_MOST_LISTED]]
+    return [_title(title), *listed, *_lines_left_out(len(lines))]
 
 
-def _counts(found: Overview) -> str:
-    counts = dict(found.counts)
+def _counts_text(sweep: Overview) -> str:
+    counts = dict(sweep.counts)
     rejected = counts.pop(str(Status.REJECTED), 0)
     listed = ", ".join(f"{n} {status}" for status, n in counts.items()) or "none"
     text = f"{count_text(sum(counts.values()), 'run')}: {listed}"
     return f"{text}; {count_text(rejected, 'run')} rejected" if rejected else text
 
 
-def _trials(found: TrialCounts) -> Iterator[str]:
-    total = sum(found.done.values())
-    yield f"Trials: {total} of {total + found.left} done"
-    if found.left:
-        for study, done in found.done.items():
-            yield f"  {study}: {done} of {max(found.asked, done)}"
+def _trial_lines(trials: TrialCounts) -> Iterator[str]:
+    total = sum(trials.done.values())
+    yield f"Trials: {total} of {total + trials.left} done"
+    if trials.left:
+        for study, done in trials.done.items():
+            yield f"  {study}: {done} of {max(trials.asked, done)}"
 
 
-def _without_times(found: Overview, untimed: Counter[str]) -> str:
-    text = untimed_text(untimed, len(found.with_status(Status.COMPLETED)))
-    folder = str(found.sweep_dir)
-    launched = (LaunchedRun(folder, run.command, run.untimed) for run in found.runs)
-    # Of trials there is no report.
-    if SweepFolder(found.sweep_dir).space.exists() or time_again(launched, {}) is None:
+def _untimed_text(sweep: Overview, untimed: Counter[str]) -> str:
+    text = untimed_text(untimed, len(sweep.with_status(Status.COMPLETED)))
+    folder = str(sweep.sweep_dir)
+    launched = (LaunchedRun(folder, run.command, run.untimed) for run in sweep.runs)
+    # There is no report of trials.
+    if SweepFolder(sweep.sweep_dir).space.exists() or time_again(launched, {}) is None:
         return text
     report = shlex.join(["batchscape", "report", folder])
     return f"{text}; {report} has the command that measures them again"
@@ -97,16 +97,16 @@ def _title(text: str) -> Text:
     return Text(f"\n{text}", style="bold")
 
 
-def _listed(text: str, indent: int = 2) -> Padding:
+def _line(text: str, indent: int = 2) -> Padding:
     return Padding(Text(text), (0, 0, 0, indent), expand=False)
 
 
-def _more(count: int) -> list[Padding]:
-    left = count - _MOST_LISTED
-    return [_listed(f"and {left} more; --json lists all")] if left > 0 else []
+def _lines_left_out(count: int) -> list[Padding]:
+    unlisted = count - _MOST_LISTED
+    return [_line(f"and {unlisted} more; --json lists all")] if unlisted > 0 else []
 
 
-def _running(runs: list[RunProgress]) -> Table:
+def _running_table(runs: list[RunProgress]) -> Table:
     table = Table("run_id", "step", "loss", "left", "last row", "attempt", "doing", box=None)
     table.columns[0].overflow = "fold"
     for column in table.columns[1:-1]:
@@ -114,7 +114,7 @@ def _running(runs: list[RunProgress]) -> Table:
     for run in runs:
         table.add_row(
             run.run_id,
-            "starting" if run.optimizer_step is None else _step(run),
+            "starting" if run.optimizer_step is None else _step_text(run),
             "" if run.loss is None else f"{run.loss:.4f}",
             "" if run.left_s is None else duration_text(round(run.left_s)),
             "" if run.age_s is None else f"{duration_text(round(run.age_s))} ago",
@@ -124,31 +124,31 @@ def _running(runs: list[RunProgress]) -> Table:
     return table
 
 
-def _step(run: RunProgress) -> str:
+def _step_text(run: RunProgress) -> str:
     return f"{run.optimizer_step or 0}/{run.optimizer_steps}"
 
 
-def _faults(found: Overview) -> Iterator[RenderableType]:
+def _fault_parts(sweep: Overview) -> Iterator[RenderableType]:
 
     def kind(run: RunProgress) -> tuple[str, str, str]:
         return run.status, run.cause or "", advice_of(run)
 
     for (status, cause, what_to_do), group in groupby(
-        sorted(found.with_status(*FAULTS), key=kind), kind
+        sorted(sweep.with_status(*FAULTS), key=kind), kind
     ):
-        alike = list(group)
+        runs = list(group)
         words = str(cause or status).replace("_", " ")
         failed = "Failed: " if cause and status == Status.FAILED else ""
-        yield _title(f"{failed}{words if failed else words.capitalize()} ({len(alike)})")
-        for run in alike[:_MOST_LISTED]:
-            yield _listed(_fault(run))
-            yield _listed(run.reason or "for an unknown reason", indent=4)
-        yield from _more(len(alike))
-        yield _listed(f"What to do: {what_to_do}")
+        yield _title(f"{failed}{words if failed else words.capitalize()} ({len(runs)})")
+        for run in runs[:_MOST_LISTED]:
+            yield _line(_fault(run))
+            yield _line(run.reason or "for an unknown reason", indent=4)
+        yield from _lines_left_out(len(runs))
+        yield _line(f"What to do: {what_to_do}")
 
 
 def _fault(run: RunProgress) -> str:
-    parts = [] if run.optimizer_step is None else [f"step {_step(run)}"]
+    parts = [] if run.optimizer_step is None else [f"step {_step_text(run)}"]
     if run.rank is not None:
         parts.append(f"rank {run.rank}" + (f" in {run.phase}" if run.phase else ""))
     if run.attempts > 1:
@@ -156,25 +156,27 @@ def _fault(run: RunProgress) -> str:
     return f"{run.run_id}  {', '.join(parts)}"
 
 
-def _completed(run: RunProgress) -> str:
+def _completed_text(run: RunProgress) -> str:
     loss = "" if run.loss is None else f", loss {run.loss:.4f}"
     why = ", target reached" if run.stop_reason == StopReason.TARGET else ""
-    return f"{run.run_id}  step {_step(run)}{loss}{why}"
+    return f"{run.run_id}  step {_step_text(run)}{loss}{why}"
 
 
-def _interrupted(run: RunProgress) -> str:
+def _interrupted_text(run: RunProgress) -> str:
     if run.next is Next.SEAL:
-        return f"{run.run_id}  step {_step(run)}, trained to its end: it is sealed from its rows"
+        return (
+            f"{run.run_id}  step {_step_text(run)}, trained to its end: it is sealed from its rows"
+        )
     why = f"; {run.reason}" if run.cause == Cause.DISK else ""
     if run.next is Next.BEGIN:
-        return f"{run.run_id}  step {_step(run)}, without a checkpoint: it begins again{why}"
+        return f"{run.run_id}  step {_step_text(run)}, without a checkpoint: it begins again{why}"
     where = "" if run.checkpoint_step is None else f" from step {run.checkpoint_step}"
-    return f"{run.run_id}  step {_step(run)}, goes on{where}{why}"
+    return f"{run.run_id}  step {_step_text(run)}, goes on{where}{why}"
 
 
-def _next(found: Overview) -> str:
+def _next_text(sweep: Overview) -> str:
     """Say what the same command would do."""
-    said = {
+    texts = {
         "seal": "seals {} that only lacks its seal",
         "begin": "begins {}",
         "go_on": "goes on with {}",
@@ -182,20 +184,20 @@ def _next(found: Overview) -> str:
         "leave": "leaves {} alone",
         "skip": "skips {} done",
     }
-    steps = found.next_steps
-    parts = [text.format(steps[step]) for step, text in said.items() if step in steps]
-    trials = found.trials
+    steps = sweep.next_steps
+    parts = [text.format(steps[step]) for step, text in texts.items() if step in steps]
+    trials = sweep.trials
     is_searching = trials is not None and (trials.left or trials.grid_is_left)
     text = f"The same command now {', '.join(parts)}." if parts else ""
     if not parts and not is_searching:
         return "The same command would do nothing."
     if trials is not None and is_searching:
         count = count_text(trials.left, "trial is", "trials are")
-        of = [f"{count} left"] if trials.left else []
-        of += ["the grid around the best is to be measured"] if trials.grid_is_left else []
+        tasks = [f"{count} left"] if trials.left else []
+        tasks += ["the grid around the best is to be measured"] if trials.grid_is_left else []
         goes_on = "It goes on" if parts else "The same command goes on"
-        text = f"{text} {goes_on} with the search: {', and '.join(of)}.".lstrip()
-    left = {run.status for run in found.with_status(*FAULTS) if run.next is Next.LEAVE}
-    if left:
-        text += f" To repeat those that failed, add --retry {','.join(sorted(left))}."
+        text = f"{text} {goes_on} with the search: {', and '.join(tasks)}.".lstrip()
+    faults = {run.status for run in sweep.with_status(*FAULTS) if run.next is Next.LEAVE}
+    if faults:
+        text += f" To repeat those that failed, add --retry {','.join(sorted(faults))}."
     return text

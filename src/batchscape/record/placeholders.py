@@ -1,8 +1,8 @@
-"""What the placeholders of a command stand for, and which settings reach the program by them."""
+"""Values of the placeholders of a command, and the settings that reach the program by them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +55,7 @@ CUT_PLACEHOLDERS = frozenset(
         "micro_steps",
     }
 )
-"""Placeholders that say how the global batch is cut; all of its cuts share the others."""
+"""Placeholders that depend on the cut of the global batch; all cuts share the others."""
 
 OF_THE_START = ("run_dir", "run_id", "python", "port")
 """Placeholders that only the start of a run can fill in."""
@@ -76,11 +76,11 @@ _BY_NAME = {
     "scaling.weight_decay": ("optimizer.weight_decay",),
     "data.sequence_length": ("sequence_length", "tokens", "global_batch_tokens"),
 }
-"""By setting: the placeholders by any of which it reaches the program, beside its own key."""
+"""Placeholders that pass a setting to the program, beside its own key, by setting."""
 
 
 def used_placeholders(command: Command) -> list[str]:
-    """Return the names in argv and environment, each once, in their order.
+    """Return the placeholders in argv and environment, each once, in their order.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def used_placeholders(command: Command) -> list[str]:
 
 
 def placeholder_values(config: RunConfig, stages: Sequence[Stage]) -> dict[str, Any]:
-    """Return the value of every placeholder that a plan can fill in; None where it has none.
+    """Return the value of every placeholder that a plan can fill in; None where there is none.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ def placeholder_values(config: RunConfig, stages: Sequence[Stage]) -> dict[str, 
     (stage,) = stages
     geometry, length = stage.geometry, config.sequence_length
     batch = geometry.global_batch_size
-    used = used_placeholders(command)
+    names = used_placeholders(command)
     values: dict[str, Any] = {
         "micro_batch_size": geometry.micro_batch_size,
         "gradient_accumulation_steps": geometry.gradient_accumulation_steps,
@@ -137,23 +137,27 @@ def placeholder_values(config: RunConfig, stages: Sequence[Stage]) -> dict[str, 
         ("warmup_optimizer_steps", "schedule.warmup_samples"),
         ("evaluation_every_optimizer_steps", "evaluation.every_samples"),
     ):
-        values[name] = _in_steps(name, key, values[key], batch) if name in used else None
-    _check_known(used, (*values, *OF_THE_START))
-    _check_given(used, values)
+        values[name] = _in_steps(name, key, values[key], batch) if name in names else None
+    _check_names(names, (*values, *OF_THE_START))
+    for name in names:
+        if name in values and values[name] is None:
+            key = next((key for key, by in _BY_NAME.items() if name in by), name)
+            msg = f"engine.argv names {{{name}}}, but {key} is null; give it a value"
+            raise ConfigError(msg)
     return values
 
 
-def is_passed(key: str, used: Iterable[str]) -> bool:
+def is_passed(key: str, names: Iterable[str]) -> bool:
     """Return whether a setting, or a group of settings, reaches the program.
 
     Parameters
     ----------
     key : str
         Dotted key of a setting, or a group such as `schedule`.
-    used : iterable of str
+    names : iterable of str
         Placeholders of the command.
     """
-    names = set(used)
+    names = set(names)
     if key in OUR_GROUPS:
         by_name = {by for setting, many in _BY_NAME.items() for by in many if _in(setting, key)}
         return bool(by_name & names) or any(_in(name, key) for name in names)
@@ -164,13 +168,13 @@ def is_passed(key: str, used: Iterable[str]) -> bool:
 
 def not_passed(config: RunConfig) -> list[str]:
     """Return the settings of our own loop that do not reach the program, by their dotted keys."""
-    used = used_placeholders(_command(config))
+    names = used_placeholders(_command(config))
     keys = [
         f"{group}.{name}" if isinstance(values, dict) else group
         for group, values in config.to_mapping().items()
         for name in (values if isinstance(values, dict) else (group,))
     ]
-    return [key for key in keys if is_of_our_loop(key) and not is_passed(key, used)]
+    return [key for key in keys if is_of_our_loop(key) and not is_passed(key, names)]
 
 
 def _dotted(config: RunConfig, stage: Stage) -> dict[str, Any]:
@@ -195,24 +199,16 @@ def _in_steps(name: str, key: str, samples: int | None, batch: int) -> int | Non
     return samples // batch
 
 
-def _check_known(used: Iterable[str], known: Sequence[str]) -> None:
-    for name in used:
-        if name not in known:
-            hint = did_you_mean([f"{{{near}}}" for near in near_names(name, known)])
-            shown = ", ".join(n for n in dict.fromkeys((*PLACEHOLDERS, *known)) if "." not in n)
+def _check_names(names: Iterable[str], valid: Sequence[str]) -> None:
+    for name in names:
+        if name not in valid:
+            hint = did_you_mean([f"{{{near}}}" for near in near_names(name, valid)])
+            listing = ", ".join(n for n in dict.fromkeys((*PLACEHOLDERS, *valid)) if "." not in n)
             msg = (
-                f"engine.argv: there is no placeholder {{{name}}}{hint} Known: {shown}; settings "
+                f"engine.argv: there is no placeholder {{{name}}}{hint} Known: {listing}; settings "
                 f"by their keys, such as {{optimizer.weight_decay}}; and your own, with "
                 f"+engine.values.{name.replace('.', '_')}=VALUE"
             )
-            raise ConfigError(msg)
-
-
-def _check_given(used: Iterable[str], values: Mapping[str, Any]) -> None:
-    for name in used:
-        if name in values and values[name] is None:
-            key = next((key for key, names in _BY_NAME.items() if name in names), name)
-            msg = f"engine.argv names {{{name}}}, but {key} is null; give it a value"
             raise ConfigError(msg)
 
 

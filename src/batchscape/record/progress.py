@@ -1,4 +1,4 @@
-"""How far the runs of a sweep are, read without loading their tables."""
+"""The progress of the runs of a sweep, read without loading their tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TRIED_AGAIN = "waits for its next attempt"
 
 @dataclass(frozen=True)
 class RunProgress:
-    """One run, at a glance."""
+    """Progress of one run."""
 
     run_id: str
     status: str
@@ -33,12 +33,12 @@ class RunProgress:
     optimizer_steps: int | None = None
     """Optimizer steps in all; None for a rejected cell."""
     loss: float | None = None
-    """Latest training loss; of a sealed run, that of its last tenth."""
+    """Latest training loss; of a sealed run, the loss over its last tenth."""
     age_s: float | None = None
     """Time since the last row of an open run."""
     reason: str | None = None
     cause: str | None = None
-    """What ended it, a `Cause`, where it did not complete."""
+    """`Cause` of its end, where it did not complete."""
     stop_reason: str | None = None
     """Why a completed run stopped."""
     rank: int | None = None
@@ -50,17 +50,17 @@ class RunProgress:
     checkpoint_step: int | None = None
     """Optimizer steps in the newest checkpoint of an open run; None without one."""
     left_s: float | None = None
-    """Time that a running run still takes, see `remaining_s`."""
+    """Remaining time of a running run, see `remaining_s`."""
     launcher: str | None = None
-    """Who has a running run: the process id and the machine of its launcher."""
+    """Process id and machine of the launcher of a running run."""
     doing: str | None = None
-    """What the rank of a running run that is behind the others does right now."""
+    """What the slowest rank of a running run does now."""
     untimed: str | None = None
     """Why the times of a completed run do not count."""
     command: str | None = None
-    """What launched a completed run."""
+    """Command that launched a completed run."""
     next: Next = Next.BEGIN
-    """What the same command would do with it."""
+    """Next step of the same command."""
 
 
 def sweep_progress(sweep: SweepFolder) -> list[RunProgress]:
@@ -81,7 +81,7 @@ def sweep_progress(sweep: SweepFolder) -> list[RunProgress]:
 
 
 def run_progress(folder: RunFolder) -> RunProgress:
-    """Look at a run, and again where what was read may be the doing of its launcher meanwhile."""
+    """Read the progress of a run; read again where its launcher may have written meanwhile."""
     with contextlib.suppress(RecordError, OSError):
         return _progress(read_state(folder))
     try:
@@ -124,41 +124,41 @@ def _progress(state: RunState) -> RunProgress:
 
 
 def _doing(state: RunState) -> str | None:
-    """Read where the ranks are, in what they share with their launcher."""
+    """Return what the slowest rank does, by the heartbeats shared with the launcher."""
     if state.is_between_attempts:
         return _TRIED_AGAIN
     try:
         place = str(read_json(state.folder.launch)["rendezvous"])
         paths = [beats_path(place, rank) for rank in range(state.processes)]
-        # Of a run over nodes, those of the ranks on this one.
+        # In a run over nodes only the ranks on this node share theirs.
         hearts = [Heartbeat(path) for path in paths if path.exists()]
     except (RecordError, OSError, KeyError, ValueError):
         return None
     beats = [heart.read() for heart in hearts]
     for heart in hearts:
         heart.close()
-    told = beats and all(beat.beats for beat in beats)
-    return str(min(beats, key=lambda beat: beat.pace)) if told else None
+    have_begun = beats and all(beat.beats for beat in beats)
+    return str(min(beats, key=lambda beat: beat.pace)) if have_begun else None
 
 
 def remaining_s(row: Mapping[str, Any], optimizer_steps: int | None) -> float | None:
-    """Return what a run still takes at the time of its latest step, evaluations excluded.
+    """Return the remaining time of a run at the time of its latest step, without evaluations.
 
     Parameters
     ----------
     row : mapping
-        Its latest row of optimizer steps; may be empty.
+        Latest row of its optimizer steps; may be empty.
     optimizer_steps : int or None
         Optimizer steps in all.
 
     Returns
     -------
     float or None
-        In seconds. None during warm-up, whose steps take another time, or where no time is known.
+        In seconds. None during warm-up, whose steps differ in time, or where no time is known.
     """
     done, spent_s = row.get("optimizer_step"), row.get("train_time_s")
     if not done or spent_s is None or optimizer_steps is None or row.get("warmup"):
         return None
-    # The mean, where a program tells no more, has its slow first step.
+    # The mean, where a program logs no step times, includes the slow first step.
     step_s = row.get("step_time_s") or spent_s / done
     return max(0.0, float(step_s) * (optimizer_steps - int(done)))

@@ -1,6 +1,6 @@
-"""Reading run folders into columns: Polars scans what is sealed, lines are read one by one.
+"""Reading run folders into columns: Polars scans sealed tables, open ones are read line by line.
 
-What else is known of a run becomes one flat row (`run_row`).
+The other files of a run become one flat row (`run_row`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from batchscape.record.state import read_sealed
 from batchscape.record.status import RunStatus, check_version
 
 if TYPE_CHECKING:
-    # Its runtime takes time and memory that trainer and launcher need not spend: it is imported
-    # where sweeps are read.
+    # Importing Polars takes time and memory, which trainer and launcher save: it is imported where
+    # sweeps are read.
     import polars as pl
 
 
-_ASKED = (
+_BATCH_SETTINGS = (
     "nodes",
     "data_parallel_size",
     "micro_batch_size",
@@ -42,18 +42,18 @@ _ASKED = (
 
 
 def run_row(folder: RunFolder, status: RunStatus) -> dict[str, Any]:
-    """Flatten what is known of one run into one row.
+    """Return the files of one run as one flat row.
 
     Parameters
     ----------
     folder : RunFolder
     status : RunStatus
-        What its `status.json` says.
+        Content of its `status.json`.
 
     Returns
     -------
     dict
-        Identity, status, geometry, what was resolved, where it ran, its summary, its settings.
+        Identity, status, geometry, resolved values, environment, summary and settings.
 
     Raises
     ------
@@ -86,25 +86,25 @@ def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dic
         "started_at": status.attempts[-1].started_at if status.attempts else None,
     }
     settings = _flatten(config["config"])
-    # Part of the device, and in the table by the name that figures of memory have.
+    # The limit has the name of figures of memory.
     row["memory_limit_gib"] = settings.pop("device.memory_limit_gib", None)
-    # A rejected cell has no solved geometry: it shows what was asked for.
+    # A rejected cell has no solved geometry: it shows the settings.
     row |= config["geometry"] or {
         "devices_per_node": None,
-        **{name: settings[f"batch.{name}"] for name in _ASKED},
+        **{name: settings[f"batch.{name}"] for name in _BATCH_SETTINGS},
     }
     resolved = dict(config["resolved"] or {})
     stages = resolved.pop("stages", [])
     not_passed = resolved.pop("not_passed", [])
     batches = [str(stage["geometry"]["global_batch_size"]) for stage in stages]
     row["ramp"] = "\u2192".join(batches) if len(batches) > 1 else None
-    # Ramps of one text may climb at other places.
+    # Ramps with the same batches may climb after different numbers of samples.
     climbs = [str(stage["samples"]) for stage in stages[:-1]]
     row["ramp_samples"] = ", ".join(climbs) if climbs else None
-    # What a scaling rule made of the asked one, at the peak of the schedule.
+    # Peak of the schedule, scaling rules applied.
     row["learning_rate"] = stages[-1]["optimizer"]["learning_rate"] if stages else None
     for name, value in resolved.items():
-        # What was planned must not pass for what was done.
+        # A planned value must not be taken for a measured one.
         row[f"planned_{name}" if name in FIGURES else name] = value
     if folder.launch.exists():
         launch = read_json(folder.launch)
@@ -113,21 +113,21 @@ def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dic
     if folder.environment.exists():
         row |= _flatten(read_json(folder.environment), "environment.")
     if folder.prediction.exists():
-        with suppress(RecordError):  # a run is no worse for what was said of it before
+        with suppress(RecordError):  # a damaged prediction leaves the run valid
             row |= _flatten(read_json(folder.prediction), "predicted.")
     if config["data"] is not None:
         row["data.manifest_hash"] = config["data"]["manifest_hash"]
         row["task"] = config["data"]["task"]
         row["train_samples"] = config["data"].get("train_samples")
     row |= {name: status.summary.get(name) for name in FIGURES}
-    # What a program was never told must not look as if it had applied.
+    # A setting that the program did not get must not look as if it had applied.
     settings |= dict.fromkeys(key for key in not_passed if "." in key)
     if "optimizer.learning_rate" in not_passed:
         row["learning_rate"] = None
     if folder.command.exists():
         observed = read_json(folder.command).get("observed", {})
         row |= _flatten(observed, "observed.")
-    # What was resolved, such as a seed or the sweep's name, stays before what was asked for.
+    # Resolved values, such as a seed or the name of the sweep, replace the settings.
     kept = {"sweep_dir", *row}
     return row | {name: value for name, value in settings.items() if name not in kept}
 
@@ -135,26 +135,26 @@ def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dic
 def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in mapping.items():
-        if isinstance(value, dict):  # as JSON has it; any mapping takes ten times as long to tell
+        if isinstance(value, dict):  # a check for Mapping would take ten times as long
             flat |= _flatten(value, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = value
     return flat
 
 
-Wanted = Mapping[str, Sequence[str]]
+ColumnNames = Mapping[str, Sequence[str]]
 """Columns to read, by table."""
 
 Columns = dict[str, dict[str, ExtensionArray]]
 """Whole columns, by table and name."""
 
 _RUNS_A_SCAN = 250
-"""Runs whose sealed files are scanned at once; those of the next ones are read meanwhile."""
+"""Number of runs whose sealed files are scanned at once, while the next ones are read."""
 
 
 @dataclass
 class RunRead:
-    """What was read of one run folder."""
+    """Content of one run folder."""
 
     folder: str
     row: dict[str, Any] = field(default_factory=dict)
@@ -162,25 +162,25 @@ class RunRead:
     attempts: list[dict[str, Any]] = field(default_factory=list)
     """Its starts, one after the other."""
     content: tuple[str, ...] | None = None
-    """Its name and the hashes of its tables, or where it lies while it is open: equal for copies
-    and links only."""
+    """Its name and the hashes of its tables, or its path while it is open: equal only for copies
+    and links."""
     counts: dict[str, int] = field(default_factory=dict)
     """Rows by table."""
     damage: str | None = None
     """Why the folder could not be read."""
     sources: dict[str, bytes | pd.DataFrame] = field(default_factory=dict)
-    """What its rows are made of, by table, until they are: the content of a sealed file, or rows
-    that were read from lines."""
+    """Source of its rows, by table, until they are scanned: the content of a sealed file, or the
+    rows of the lines."""
 
 
-def read_folders(folders: Sequence[RunFolder], wanted: Wanted) -> tuple[list[RunRead], Columns]:
+def read_folders(folders: Sequence[RunFolder], names: ColumnNames) -> tuple[list[RunRead], Columns]:
     """Read run folders; a damaged one is named, and adds no rows.
 
     Parameters
     ----------
     folders : sequence of RunFolder
-    wanted : mapping of str to sequence of str
-        Columns to read, for every table.
+    names : mapping of str to sequence of str
+        Names of the columns to read, for every table.
 
     Returns
     -------
@@ -193,23 +193,23 @@ def read_folders(folders: Sequence[RunFolder], wanted: Wanted) -> tuple[list[Run
 
     types = {"Int64": pl.Int64, "Float64": pl.Float64, "boolean": pl.Boolean, "string": pl.String}
     schemas = {
-        table: pl.Schema({name: types[COLUMNS[table][name].dtype] for name in names})
-        for table, names in wanted.items()
+        table: pl.Schema({name: types[COLUMNS[table][name].dtype] for name in of_table})
+        for table, of_table in names.items()
     }
     runs: list[RunRead] = []
     scans: list[Future[dict[str, pl.DataFrame]]] = []
-    with ThreadPoolExecutor(1) as beside:
+    with ThreadPoolExecutor(1) as executor:
         for start in range(0, len(folders), _RUNS_A_SCAN):
             some = folders[start : start + _RUNS_A_SCAN]
-            opened = read_each(partial(_read_twice, wanted=wanted), some, some[0].path)
+            opened = read_each(partial(_read_with_retry, names=names), some, some[0].path)
             runs += opened
             if scans:
-                scans[-1].result()  # so that no more files are in memory than of two scans
-            scans.append(beside.submit(_scanned, opened, schemas))
+                scans[-1].result()  # at most the files of two scans are in memory
+            scans.append(executor.submit(_scan, opened, schemas))
     columns: Columns = {}
     for table, schema in schemas.items():
-        # Nothing else may hold on to the rows, so that columns go as they are handed over.
-        columns[table] = _columns(
+        # Nothing else may refer to the rows: each column is freed once it is copied.
+        columns[table] = _to_pandas(
             table, pl.concat([schema.to_frame(), *(s.result().pop(table) for s in scans)])
         )
     return runs, columns
@@ -232,9 +232,7 @@ def open_rows(folder: RunFolder, table: str) -> pd.DataFrame:
         raise DamageError(msg) from None
 
 
-def _scanned(
-    opened: Sequence[RunRead], schemas: Mapping[str, pl.Schema]
-) -> dict[str, pl.DataFrame]:
+def _scan(opened: Sequence[RunRead], schemas: Mapping[str, pl.Schema]) -> dict[str, pl.DataFrame]:
     """Scan each table once for all runs."""
     rows = {table: _rows(table, opened, schema) for table, schema in schemas.items()}
     for run in opened:
@@ -248,7 +246,7 @@ def _rows(table: str, opened: Sequence[RunRead], schema: pl.Schema) -> pl.DataFr
     Raises
     ------
     DamageError
-        If they are not as many as were counted, or columns are of other types.
+        If their number is not the sealed one, or columns have other types.
     """
     import polars as pl
 
@@ -271,15 +269,15 @@ def _rows(table: str, opened: Sequence[RunRead], schema: pl.Schema) -> pl.DataFr
             raise pl.exceptions.ShapeError(msg)
     except pl.exceptions.PolarsError as error:
         if len(opened) > 1:
-            for one in opened:
-                _rows(table, [one], schema)  # the run that does not fit is named
+            for run in opened:
+                _rows(table, [run], schema)  # the error names the run that does not fit
         msg = f"{opened[0].folder}: {table}.parquet does not fit: {error}"
         raise DamageError(msg) from None
     return rows
 
 
-def _columns(table: str, rows: pl.DataFrame) -> dict[str, ExtensionArray]:
-    """Hand columns over to pandas, one after the other: each is let go of as it is copied."""
+def _to_pandas(table: str, rows: pl.DataFrame) -> dict[str, ExtensionArray]:
+    """Copy columns to pandas, one after the other; each is freed once it is copied."""
     columns = {}
     for name in rows.columns:
         dtype: Any = pd.api.types.pandas_dtype(COLUMNS[table][name].dtype)
@@ -287,25 +285,25 @@ def _columns(table: str, rows: pl.DataFrame) -> dict[str, ExtensionArray]:
     return columns
 
 
-def _read_twice(folder: RunFolder, wanted: Wanted) -> RunRead:
-    """Read a folder, and again where its launcher may have gone on with it meanwhile."""
+def _read_with_retry(folder: RunFolder, names: ColumnNames) -> RunRead:
+    """Read a folder; read again where its launcher may have written meanwhile."""
     try:
         with contextlib.suppress(DamageError):
-            return _read(folder, wanted)
-        return _read(folder, wanted)
+            return _read(folder, names)
+        return _read(folder, names)
     except RecordError as error:
         return RunRead(str(folder.path), damage=str(error))
 
 
-def _read(folder: RunFolder, wanted: Wanted) -> RunRead:
+def _read(folder: RunFolder, names: ColumnNames) -> RunRead:
     status = RunStatus.read(folder.status)
     row = run_row(folder, status)
     hashes = [of_file["sha256"] for _, of_file in sorted(status.seal.items())]
-    # Of an open run a link is told, and no copy.
+    # A link to an open run is recognised, a copy of one is not.
     content = (row["run_id"], *hashes) if hashes else (os.path.realpath(folder.path),)
     run = RunRead(str(folder.path), row, list(map(asdict, status.attempts)), content)
     sealed = {name: read_sealed(folder.path / name, seal) for name, seal in status.seal.items()}
-    for table in (table for table, names in wanted.items() if names):
+    for table in (table for table, of_table in names.items() if of_table):
         file = sealed.get(folder.parquet(table).name)
         if file is not None:
             if table not in status.rows:
@@ -317,7 +315,7 @@ def _read(folder: RunFolder, wanted: Wanted) -> RunRead:
         rows = open_rows(folder, table) if folder.lines(table).exists() else None
         if rows is None and folder.parquet(table).exists():
             msg = f"{folder.parquet(table)} is not sealed, and its lines are gone"
-            raise DamageError(msg)  # it is being sealed right now, if it is read again
+            raise DamageError(msg)  # the run may be being sealed, and is read again
         run.counts[table] = 0 if rows is None else len(rows)
         if rows is not None:
             run.sources[table] = rows

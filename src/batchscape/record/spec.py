@@ -1,4 +1,4 @@
-"""What a run is: its identity, geometry and resolved settings (`config.json`)."""
+"""The specification of a run: identity, geometry and resolved settings (`config.json`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -25,23 +24,23 @@ class DataIdentity:
     """The prepared data that a run reads."""
 
     manifest_hash: str
-    """Names the content: same hash, same samples."""
+    """Hash of the content: equal hashes mean equal samples."""
     folder: str
-    """Where the prepared arrays lie; may differ between machines; empty for custom data."""
+    """Folder of the prepared arrays; may differ between machines; empty for custom data."""
     train_samples: int
     """Samples in the training part."""
     held_out_samples: int
     """Samples in the evaluation part."""
     classes: int
-    """Different values of a label: size of the vocabulary, or number of classes; 0 where custom
-    data do not say."""
+    """Number of different labels: size of the vocabulary, or number of classes; 0 where custom data
+    do not say."""
     task: str
-    """What a label is: `next_token`, or `class` (one a sample); custom data may say `other`."""
+    """Kind of the labels: `next_token`, or `class` (one a sample); custom data may say `other`."""
     features: int | None = None
-    """Numbers in a sample that is a vector; None for sequences of tokens."""
+    """Length of a sample that is a vector; None for sequences of tokens."""
     vocabulary: int | None = None
-    """Different tokens of an input sequence, where these are not what is predicted (a text with a
-    class); None: `classes` counts them, or inputs are no tokens."""
+    """Number of different input tokens, where labels are no tokens (a text with a class); None:
+    `classes` counts them, or inputs are no tokens."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Stage:
     """Samples of this stage, whole optimizer steps."""
     geometry: BatchGeometry
     optimizer: Optimizer
-    """The optimizer's settings once scaling rules were applied for this global batch."""
+    """Settings of the optimizer, with scaling rules applied for this global batch."""
 
     @property
     def optimizer_steps(self) -> int:
@@ -62,13 +61,13 @@ class Stage:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run, resolved: nothing in it is left to be decided by a worker."""
+    """One run with all values resolved, so that a worker decides nothing."""
 
     run_id: str
     trajectory_id: str
     sweep_name: str
     stages: tuple[Stage, ...]
-    """In their order; all have the same data-parallel ranks."""
+    """Stages in their order; all have the same data-parallel ranks."""
     device_type: str
     """`cpu` or `cuda`."""
     precision: str
@@ -78,7 +77,7 @@ class RunSpec:
     data: DataIdentity
     config: RunConfig
     source_hash: str | None = None
-    """Names the content of model code and weights that are not part of this package."""
+    """Hash of model code and weights that are not part of this package."""
 
     @property
     def geometry(self) -> BatchGeometry:
@@ -103,9 +102,9 @@ class RunSpec:
 
     @cached_property
     def time_key(self) -> str:
-        """What decides the time of a training step, but its cut: alike in runs of one cost model.
+        """Key of all that decides the time of a training step, without its cut, for cost models.
 
-        How many nodes share the ranks counts: hops between machines are slower.
+        The number of nodes is a part of it: exchange between machines is slower.
         """
         settings = that_affect(self.config, Affects.TIME)
         del settings["batch"], settings["launcher"]
@@ -114,7 +113,7 @@ class RunSpec:
 
     @property
     def is_resumable_program(self) -> bool:
-        """Whether it is a program of the user's own that goes on when it is started again."""
+        """Whether it is a program that goes on when it is started again."""
         engine = self.config.engine
         return isinstance(engine, Command) and engine.resumable
 
@@ -165,35 +164,31 @@ class RunSpec:
         content = read_json(path)
         check_version(path, content)
         try:
-            return cls._from_content(content)
+            resolved = content["resolved"]
+            return cls(
+                run_id=content["run_id"],
+                trajectory_id=content["trajectory_id"],
+                sweep_name=content["sweep_name"],
+                stages=tuple(
+                    Stage(
+                        samples=stage["samples"],
+                        geometry=BatchGeometry(
+                            **{k: n for k, n in stage["geometry"].items() if k not in _DERIVED}
+                        ),
+                        optimizer=_OPTIMIZER.validate_json(json.dumps(stage["optimizer"])),
+                    )
+                    for stage in resolved["stages"]
+                ),
+                device_type=resolved["device_type"],
+                precision=resolved["precision"],
+                evaluation_every_samples=resolved["evaluation_every_samples"],
+                data=DataIdentity(**content["data"]),
+                config=RunConfig.from_mapping(content["config"]),
+                source_hash=resolved["source_hash"],
+            )
         except (KeyError, TypeError, ValueError) as error:
             msg = f"{path} is damaged: {error}"
             raise DamageError(msg) from None
-
-    @classmethod
-    def _from_content(cls, content: dict[str, Any]) -> RunSpec:
-        resolved = content["resolved"]
-        return cls(
-            run_id=content["run_id"],
-            trajectory_id=content["trajectory_id"],
-            sweep_name=content["sweep_name"],
-            stages=tuple(
-                Stage(
-                    samples=stage["samples"],
-                    geometry=BatchGeometry(
-                        **{k: n for k, n in stage["geometry"].items() if k not in _DERIVED}
-                    ),
-                    optimizer=_OPTIMIZER.validate_json(json.dumps(stage["optimizer"])),
-                )
-                for stage in resolved["stages"]
-            ),
-            device_type=resolved["device_type"],
-            precision=resolved["precision"],
-            evaluation_every_samples=resolved["evaluation_every_samples"],
-            data=DataIdentity(**content["data"]),
-            config=RunConfig.from_mapping(content["config"]),
-            source_hash=resolved["source_hash"],
-        )
 
 
 def next_timing_repeat(sweep: SweepFolder) -> int:
@@ -211,5 +206,5 @@ _DERIVED = ("data_parallel_size", "global_batch_size")
 
 
 def plain_geometry(geometry: BatchGeometry) -> dict[str, int]:
-    """Return a geometry as JSON carries it, with what follows from it."""
+    """Return a geometry for JSON, with its derived values."""
     return {**asdict(geometry), **{name: getattr(geometry, name) for name in _DERIVED}}

@@ -1,7 +1,7 @@
-"""How a run stands, what the same command does with it, and whether its folder is whole.
+"""The state of a run, the next step of the same command, and checks of sealed files.
 
-Decided here alone: launchers, jobs and `batchscape status` ask. `status.json` says how a run ended;
-how it stands depends as well on who has it, and on what its ranks have left behind.
+Launchers, jobs and `batchscape status` read states only here. `status.json` says how a run ended;
+its state depends as well on its holder and on the outcomes of its ranks.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ if TYPE_CHECKING:
 
 
 UNREADABLE = "unreadable"
-"""Shown in place of a status that cannot be read: damage, another format, or its rights."""
+"""Shown in place of a status that is damaged, of another format version, or cannot be read."""
 
 _LAUNCHER_GONE = "the launcher is gone; the same command goes on"
 
 
 class Standing(Enum):
-    """Ways in which a run may stand."""
+    """States of a run, as far as they decide the next step."""
 
     PENDING = "pending"
-    """Is to be begun, or gone on with."""
+    """It is to begin, or to go on."""
     HELD = "held"
-    """Somebody has it: a launcher, or ranks that one has left."""
+    """A launcher has it, or the ranks of one that is gone."""
     UNSEALED = "unsealed"
-    """Was trained to its end, and only this could not be written."""
+    """It was trained to its end, and only its seal could not be written."""
     OVER = "over"
-    """Ended for good, or by a fault, or was rejected: its status tells."""
+    """It ended for good or by a fault, or was rejected, as its status says."""
 
 
 class Next(StrEnum):
-    """What the same command does with a run."""
+    """Next step of the same command with a run."""
 
     SKIP = "skip"
     """It is over."""
     WAIT = "wait"
-    """It runs now: another launcher of the same command leaves it alone."""
+    """It runs now, and another launcher leaves it alone."""
     SEAL = "seal"
-    """It was trained to its end, and only this could not be written: seals it from its rows."""
+    """It was trained to its end, and only its seal could not be written: seals it from its rows."""
     BEGIN = "begin"
     """Starts it from its first step."""
     GO_ON = "go_on"
-    """Goes on from its newest checkpoint; or starts a program that goes on by itself."""
+    """Goes on from its newest checkpoint, or starts a program that goes on by itself."""
     LEAVE = "leave"
     """Leaves it as it is; a fault is repeated where `--retry` names its status."""
     REJECT = "reject"
@@ -68,32 +68,25 @@ class Next(StrEnum):
         return self in {Next.SEAL, Next.BEGIN, Next.GO_ON}
 
 
-_NEXT = {
-    Standing.HELD: Next.WAIT,
-    Standing.UNSEALED: Next.SEAL,
-}
-"""What is done whatever the status says."""
-
-
 @dataclass(frozen=True)
 class RunState:
-    """How a run stands."""
+    """State of a run."""
 
     folder: RunFolder
     record: RunStatus = field(default_factory=lambda: RunStatus(Status.PENDING))
     """Content of its `status.json`; without one the run is pending."""
     holder: str | None = None
-    """Who has it; never of a run that is sealed."""
+    """Launcher that has it; None for a sealed run."""
     processes: int = 1
-    """Those that leave an outcome each."""
+    """Number of processes that leave an outcome each."""
     is_resumable: bool = False
-    """Whether it is a program of the user's own that goes on when it is started again."""
+    """Whether it is a program that goes on when it is started again."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Content of its `config.json`, where that was read."""
+    """Content of its `config.json`, where it was read."""
 
     @property
     def standing(self) -> Standing:
-        """How it stands."""
+        """State as far as it decides the next step."""
         status = self.record.status
         if status.is_sealed:
             return Standing.OVER
@@ -106,10 +99,12 @@ class RunState:
         return Standing.OVER if status in FAULTS else Standing.PENDING
 
     def next_step(self, retry: Collection[Status] = ()) -> Next:
-        """Decide what the same command does with it, which repeats some faults."""
+        """Return the next step of the same command, which repeats the faults in `retry`."""
         standing, status = self.standing, self.record.status
-        if standing in _NEXT:
-            return _NEXT[standing]
+        if standing is Standing.HELD:
+            return Next.WAIT
+        if standing is Standing.UNSEALED:
+            return Next.SEAL
         if standing is Standing.OVER and status.is_sealed:
             return Next.SKIP
         if standing is Standing.OVER and status is Status.REJECTED:
@@ -120,7 +115,7 @@ class RunState:
 
     @property
     def goes_on(self) -> bool:
-        """Whether another attempt goes on; else ranks drop the rows, and begin again."""
+        """Whether another attempt goes on; else the ranks drop the rows and begin again."""
         by_itself = self.is_resumable and bool(self.record.attempts)
         return by_itself or self.folder.checkpoint_step is not None
 
@@ -131,19 +126,19 @@ class RunState:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it claims to be running, and nobody has it."""
+        """Whether its status is `running`, and no launcher has it."""
         return self.record.status is Status.RUNNING and self.holder is None
 
     @property
     def status(self) -> Status:
-        """Its status as people are told: who has it counts."""
+        """Its status as it is shown, which depends on its holder as well."""
         if self.is_between_attempts:
             return Status.RUNNING
         return Status.INTERRUPTED if self.is_lost else self.record.status
 
     @property
     def cause(self) -> Cause | None:
-        """What ended it, where it has ended and did not complete."""
+        """Cause of its end, where it has ended and did not complete."""
         if self.is_between_attempts:
             return None
         return Cause.INTERRUPTED if self.is_lost else self.record.cause
@@ -159,15 +154,15 @@ class RunState:
 def read_state(
     folder: RunFolder, spec: RunSpec | None = None, *, is_ours: bool = False
 ) -> RunState:
-    """Read how a run stands.
+    """Read the state of a run.
 
     Parameters
     ----------
     folder : RunFolder
     spec : RunSpec, optional
-        What the run is; by default its folder tells.
+        Specification of the run; by default it is read from the folder.
     is_ours : bool
-        Whether the caller has claimed the run, or is about to: nobody asks for its holder.
+        Whether the caller has claimed the run, or is about to; then the holder is not read.
 
     Raises
     ------
@@ -177,15 +172,14 @@ def read_state(
         If it cannot be read.
     """
     config: Mapping[str, Any] = {}
-    # A launcher that has begun a run has left its status; one that made its folder, perhaps not.
+    # A launcher that has begun a run has written its status; one that made its folder, perhaps not.
     has_begun = folder.status.exists() or folder.launch.exists()
     if spec is None and (has_begun or folder.config.exists()):
         config = read_json(folder.config)
         check_version(folder.config, config)
     record = RunStatus.read(folder.status) if has_begun else RunStatus(Status.PENDING)
-    # Asked after the status was read: a run that has ended since is not taken for a lost one.
-    is_held_by_nobody = is_ours or record.status.is_sealed
-    holder = None if is_held_by_nobody else CLAIMS.holder(folder)
+    # The holder is read after the status: a run that ends between is not taken for a lost one.
+    holder = None if is_ours or record.status.is_sealed else CLAIMS.holder(folder)
     if record.status is Status.RUNNING and holder is None and not is_ours:
         record = RunStatus.read(folder.status)
     if spec is not None:
@@ -200,19 +194,19 @@ def read_state(
 
 
 def final_outcomes(folder: RunFolder, processes: int) -> Mapping[int, Outcome] | None:
-    """Return what the ranks of a run left that was trained to its end; None where it was not.
+    """Return the outcomes of a run that was trained to its end; None where it was not.
 
     Parameters
     ----------
     folder : RunFolder
     processes : int
-        Those of the run that leave an outcome each.
+        Number of processes that leave an outcome each.
 
     Returns
     -------
     mapping of int to Outcome, or None
         None unless the ranks of the latest attempt agree on a final end, and the rows of all steps
-        are there.
+        exist.
     """
     outcomes: dict[int, Outcome] = {}
     try:
@@ -233,8 +227,8 @@ def is_tried_again(status: RunStatus, retries_left: int) -> bool:
     """Return whether the launch that saw a run end tries it again, from its newest checkpoint.
 
     It does where the machine may have ended the run: a hang, a rank that was killed, crashed or
-    lost its connection, a fork server that died. What the same run would meet again is not tried
-    again: an exception, memory that is out, divergence, a time limit, damaged records.
+    lost its connection, a fork server that died. It does not where the same run would end likewise:
+    an exception, memory that is out, divergence, a time limit, damaged records.
     """
     if status.status is not Status.FAILED or status.cause is None:
         return False
@@ -242,7 +236,7 @@ def is_tried_again(status: RunStatus, retries_left: int) -> bool:
 
 
 def read_sealed(path: Path, sealed: Mapping[str, Any]) -> bytes:
-    """Read a file that must be what was sealed.
+    """Read a sealed file, and check its hash.
 
     Parameters
     ----------
@@ -266,7 +260,7 @@ def read_sealed(path: Path, sealed: Mapping[str, Any]) -> bytes:
 
 
 def verify_seal(folder: RunFolder, status: RunStatus) -> None:
-    """Check that every sealed file is what was sealed.
+    """Check the hash of every sealed file.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""How a run stands: its status, its reason, and its attempts."""
+"""The status of a run, with its reason and its attempts (`status.json`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from batchscape.record.instants import now
 
 
 class Status(StrEnum):
-    """States of a run; the first two have no end, the others are how it ended."""
+    """Statuses of a run; the first two are those of a run without an end."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -31,7 +31,7 @@ class Status(StrEnum):
 
     @property
     def is_open(self) -> bool:
-        """Whether the same command goes on with the run, once nobody has it."""
+        """Whether the same command goes on with the run, once no launcher has it."""
         return self in {Status.PENDING, Status.RUNNING, Status.INTERRUPTED}
 
     @property
@@ -41,7 +41,7 @@ class Status(StrEnum):
 
 
 FAULTS = frozenset({Status.FAILED, Status.OOM, Status.TIMEOUT})
-"""Statuses of a run that ended by a fault: they are repeated only where that is asked for."""
+"""Statuses of a run that ended by a fault; only `--retry` repeats such a run."""
 
 
 class StopReason(StrEnum):
@@ -58,15 +58,15 @@ class Attempt:
     started_at: float
     """Seconds since the epoch."""
     from_optimizer_step: int
-    """Optimizer steps already done by the checkpoint that it went on from; 0 without one."""
+    """Optimizer steps in the checkpoint that it went on from; 0 without one."""
     ended_at: float | None = None
     """Seconds since the epoch; null while it runs."""
     status: str | None = None
     """How it ended; null while it runs."""
     reason: str | None = None
-    """The cause in words; of a completed attempt, what its metrics lack, mostly nothing."""
+    """The cause in words; of a completed attempt, what its metrics lack, if anything."""
     cause: str | None = None
-    """What ended it, a `Cause`; null for a completed attempt."""
+    """`Cause` of its end; null for a completed attempt."""
 
 
 @dataclass
@@ -80,15 +80,15 @@ class RunStatus:
     """The cause in words, where a run was rejected or did not complete; of one that completed,
     what the metrics of its program lack."""
     cause: Cause | None = None
-    """What ended it, where it did not complete."""
+    """Cause of its end, where it did not complete."""
     rank: int | None = None
     """The rank that raised the cause first, where one did."""
     phase: str | None = None
     """What that rank was doing, a phase of `record.heartbeat`, where that is known."""
     peak_memory_gib: float | None = None
-    """Of a run that is out of memory: the peak of that rank until then."""
+    """Peak of that rank, where it ran out of memory."""
     peak_memory_method: str | None = None
-    """What that peak counts: `allocated` by the allocator of a device, or `resident` on a host."""
+    """Method of that peak: `allocated` by the allocator of a device, or `resident` on a host."""
     attempts: list[Attempt] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
     """Figures of the sealed run; see `record.summary`."""
@@ -107,7 +107,7 @@ class RunStatus:
 
     @classmethod
     def if_readable(cls, path: Path) -> RunStatus | None:
-        """Read a status; None where `read` would raise, which others tell of."""
+        """Read a status; None where `read` would raise."""
         try:
             return cls.read(path)
         except RecordError:
@@ -143,7 +143,7 @@ class RunStatus:
 
 def check_version(path: Path, content: Mapping[str, Any]) -> None:
     """Refuse a file of another format version."""
-    found = content.get("format_version")
-    if found != FORMAT_VERSION:
-        msg = f"{path} has format version {found}; this batchscape reads version {FORMAT_VERSION}"
+    version = content.get("format_version")
+    if version != FORMAT_VERSION:
+        msg = f"{path} has format version {version}; this batchscape reads version {FORMAT_VERSION}"
         raise RecordError(msg)

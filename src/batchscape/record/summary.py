@@ -1,4 +1,4 @@
-"""Figures of one run, computed once from its rows when it is sealed."""
+"""Figures of one run, computed from its rows."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ FINAL_FRACTION = 0.1
 
 
 def counts_tokens(config: Mapping[str, Any]) -> bool:
-    """Whether what a run counts as tokens may be called so.
+    """Whether the labels of a run are tokens.
 
-    A sample of `class` or `other` has a target, which is no token; what a program of others counts
-    is its own.
+    Labels of `class` and `other` are not; a program decides itself what it counts as tokens.
 
     Parameters
     ----------
@@ -47,18 +46,20 @@ def summarise(
     Returns
     -------
     dict
-        One value for each name in `FIGURES`; None where there is nothing to compute it from.
+        One value for each name in `FIGURES`; None where it cannot be computed.
     """
     figures: dict[str, Any] = dict.fromkeys(FIGURES)
     if len(steps):
-        figures |= _reduced("steps", steps, "last", "sum") | _times(steps, data_parallel_size)
+        figures |= _reduce_columns("steps", steps, "last", "sum") | _times(
+            steps, data_parallel_size
+        )
         figures["final_loss"] = _final_loss(steps)
         figures["gradient_noise_scale"] = noise_scale.estimate(steps)
     if len(evals):
-        figures |= _reduced("evals", evals)
+        figures |= _reduce_columns("evals", evals)
     if len(ranks):
         latest = ranks[ranks["attempt"] == ranks["attempt"].max()]
-        figures |= _reduced("ranks", latest)
+        figures |= _reduce_columns("ranks", latest)
         if noise_scale.has_no_noise_scale(figures["not_invariant"]):
             figures["gradient_noise_scale"] = None
         figures |= _hardware_use(steps, latest, figures["samples_per_s"], figures["peak_tflops"])
@@ -75,46 +76,46 @@ _REDUCTIONS: dict[How, Callable[[Any], Any]] = {
     "first": lambda values: next(iter(values.dropna()), None),
     "each": lambda values: "; ".join(sorted(values.dropna().unique())) or None,
 }
-"""What the rows of a column come to."""
-_TELLING = ("any", "first", "each")
-"""Those that are no number."""
+"""Reductions of the rows of a column."""
+_NOT_NUMERIC = ("any", "first", "each")
+"""Reductions whose results are not numbers."""
 
 
-def _reduced(table: str, rows: pd.DataFrame, *hows: How) -> dict[str, Any]:
-    """Compute the figures that follow from one column each, by these reductions or by any."""
+def _reduce_columns(table: str, rows: pd.DataFrame, *hows: How) -> dict[str, Any]:
+    """Compute the figures of single columns, by the given reductions or by all."""
     figures = {}
     for name, column in COLUMNS[table].items():
         figure = column.figure
         if figure is not None and figure.how in (hows or _REDUCTIONS):
             value = _REDUCTIONS[figure.how](rows[name])
-            if figure.how not in _TELLING:
-                # A median of counts need not be one.
+            if figure.how not in _NOT_NUMERIC:
+                # A median of counts need not be a whole number.
                 is_count = column.dtype != "Float64" and figure.how != "median"
-                value = _whole(value) if is_count else _number(value)
+                value = _to_int(value) if is_count else _to_float(value)
             figures[figure.name or name] = value
     return figures
 
 
 def _final_loss(steps: pd.DataFrame) -> float | None:
-    seen = steps["samples"].iloc[-1]
-    if pd.isna(seen):
+    samples = steps["samples"].iloc[-1]
+    if pd.isna(samples):
         return None
-    # A program that is not ours may count samples alone; they then weigh alike.
-    counted = steps["samples" if steps["tokens"].isna().any() else "tokens"]
-    labels = counted.diff().fillna(counted)
-    final = steps["samples"] > (1 - FINAL_FRACTION) * float(seen)
-    return _number((steps["loss"] * labels)[final].sum(skipna=False) / labels[final].sum())
+    # A program may count samples alone, which then have equal weights.
+    counts = steps["samples" if steps["tokens"].isna().any() else "tokens"]
+    labels = counts.diff().fillna(counts)
+    final = steps["samples"] > (1 - FINAL_FRACTION) * float(samples)
+    return _to_float((steps["loss"] * labels)[final].sum(skipna=False) / labels[final].sum())
 
 
 def _times(steps: pd.DataFrame, data_parallel_size: int) -> dict[str, Any]:
-    # The noise scale costs a step a little, and more with some geometries than with others.
+    # Sampling the noise scale takes time, with some geometries more than with others.
     warm_up = steps["warmup"].fillna(value=True).astype(bool)
     measured = steps[~warm_up & steps["small_batch_size"].isna()]
     if (steps if measured.empty else measured)["step_time_s"].isna().all():
         return {}
     if measured.empty:
         return {"measured_optimizer_steps": 0}
-    # Steps of another global batch take another time: a ramp's last stage names the run.
+    # The last stage of a ramp counts: steps of another global batch take another time.
     last = measured[measured["global_batch_size"] == steps["global_batch_size"].iloc[-1]]
     # A program may log every n-th step: a row has the samples of n steps, and the time of one.
     counts = steps[["optimizer_step", "tokens", "samples"]]
@@ -122,30 +123,25 @@ def _times(steps: pd.DataFrame, data_parallel_size: int) -> dict[str, Any]:
     timed = measured.dropna(subset=["step_time_s"])
     steps_of_row = increments.loc[timed.index, "optimizer_step"].astype(float)
     total_s = float((timed["step_time_s"] * steps_of_row).sum())
-    wait_s = _number((timed["core_wait_s"] * steps_of_row).sum(min_count=1))
+    wait_s = _to_float((timed["core_wait_s"] * steps_of_row).sum(min_count=1))
     done = increments.loc[timed.index].sum(skipna=False)
-    tokens = _number(done["tokens"])
-    return _reduced("steps", last, "median") | {
+    tokens = _to_float(done["tokens"])
+    following = measured.dropna(subset=["gap_s"])
+    gaps_s = _to_float(following["gap_s"].sum(min_count=1))
+    stepping_s = float(following["step_time_s"].sum())
+    return _reduce_columns("steps", last, "median") | {
         "measured_optimizer_steps": len(measured),
-        "step_time_p10_s": _number(last["step_time_s"].quantile(0.1)),
-        "step_time_p90_s": _number(last["step_time_s"].quantile(0.9)),
-        "gap_pct": _gap_pct(measured),
+        "step_time_p10_s": _to_float(last["step_time_s"].quantile(0.1)),
+        "step_time_p90_s": _to_float(last["step_time_s"].quantile(0.9)),
+        "gap_pct": None if gaps_s is None else 100 * gaps_s / (gaps_s + stepping_s),
         "tokens_per_s": None if tokens is None else tokens / total_s,
         "samples_per_s": float(done["samples"]) / total_s,
         "tokens_per_s_per_device": None
         if tokens is None
         else tokens / total_s / data_parallel_size,
-        "involuntary_switches": _whole(measured["involuntary_switches"].sum(min_count=1)),
+        "involuntary_switches": _to_int(measured["involuntary_switches"].sum(min_count=1)),
         "core_wait_pct": None if wait_s is None else 100 * wait_s / total_s,
     }
-
-
-def _gap_pct(measured: pd.DataFrame) -> float | None:
-    following = measured.dropna(subset=["gap_s"])
-    gaps_s = _number(following["gap_s"].sum(min_count=1))
-    if gaps_s is None:
-        return None
-    return 100 * gaps_s / (gaps_s + float(following["step_time_s"].sum()))
 
 
 def _hardware_use(
@@ -154,21 +150,21 @@ def _hardware_use(
     samples_per_s: float | None,
     peak_tflops: float | None,
 ) -> dict[str, Any]:
-    """Compute what the devices attained, and what it took; `ranks` are those of one attempt."""
+    """Compute FLOP/s, power and energy of the devices; `ranks` are the rows of one attempt."""
     figures: dict[str, Any] = {}
     devices = _devices(ranks)
-    flops = _number(ranks["model_flops_per_sample"].max())
+    flops = _to_float(ranks["model_flops_per_sample"].max())
     if flops is not None and samples_per_s is not None:
         attained = flops * samples_per_s / len(devices) / 1e12
         figures["model_tflops_per_s_per_device"] = attained
         if peak_tflops:
             figures["mfu_pct"] = 100 * attained / peak_tflops
     # Ranks that share a device report its energy once.
-    energy_j = _number(devices["energy_j"].max().sum(skipna=False))
+    energy_j = _to_float(devices["energy_j"].max().sum(skipna=False))
     attempt = steps[steps["attempt"].eq(ranks["attempt"].iloc[0])]
     measured = attempt[~attempt["warmup"].fillna(value=True).astype(bool)]
     if energy_j is not None and len(measured):
-        # Energy is counted by attempt, so its steps are those of the same attempt.
+        # Energy is counted by attempt, so that only steps of the same attempt count.
         tokens = steps["tokens"].diff().fillna(steps["tokens"]).loc[measured.index].sum()
         figures["power_w"] = energy_j / float(measured[["step_time_s", "gap_s"]].sum().sum())
         figures["energy_j_per_token"] = energy_j / float(tokens)
@@ -185,12 +181,12 @@ def _devices(ranks: pd.DataFrame) -> DataFrameGroupBy[Any, Any]:
     return ranks.groupby([ranks["node"].fillna(0), device])
 
 
-def _whole(value: Any) -> int | None:  # noqa: ANN401  (a pandas scalar, perhaps NA)
+def _to_int(value: Any) -> int | None:  # noqa: ANN401  (a pandas scalar, perhaps NA)
     """Return an integer; None stands for missing."""
     return None if pd.isna(value) else int(value)
 
 
-def _number(value: Any) -> float | None:  # noqa: ANN401  (a pandas scalar, perhaps NA)
+def _to_float(value: Any) -> float | None:  # noqa: ANN401  (a pandas scalar, perhaps NA)
     """Return a float that JSON can carry; None stands for missing, NaN and infinity."""
     if value is None or pd.isna(value) or math.isinf(value):
         return None

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from batchscape.errors import DamageError, RecordError
 from batchscape.record.figures import COLUMNS, OF_TOKENS
@@ -25,7 +24,7 @@ from batchscape.record.summary import counts_tokens, summarise
 
 @dataclass(frozen=True)
 class Tables:
-    """All records of one or more sweeps, one tidy table a kind."""
+    """All records of one or more sweeps, as tidy tables."""
 
     runs: pd.DataFrame
     """One row a run, rejected ones included: identity, status, settings, summary."""
@@ -53,7 +52,7 @@ def read_table(folder: RunFolder, table: str) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        With exactly the columns of `record.figures`, missing ones filled with NA.
+        With exactly the columns of `record.figures`; missing ones are NA.
 
     Raises
     ------
@@ -73,7 +72,7 @@ def read_table(folder: RunFolder, table: str) -> pd.DataFrame:
 
 
 def seal(folder: RunFolder, status: RunStatus, data_parallel_size: int) -> None:
-    """Turn the rows of an ended run into Parquet, write its summary and its seal.
+    """Write the rows of an ended run as Parquet, then its status with summary and seal.
 
     The status is written last: a crash before leaves the run open, and it is sealed again.
 
@@ -87,14 +86,14 @@ def seal(folder: RunFolder, status: RunStatus, data_parallel_size: int) -> None:
     """
     tables = note_rows(folder, status, data_parallel_size)
     write_sealed(folder, status, tables)
-    # It is sealed: what cannot be removed now, on a disk that fails, takes nothing from it.
+    # The run is sealed: lines that cannot be removed do no harm.
     remove_if_possible(*map(folder.lines, TABLES))
 
 
 def note_rows(
     folder: RunFolder, status: RunStatus, data_parallel_size: int
 ) -> dict[str, pd.DataFrame]:
-    """Note in the status what the rows of an ended attempt come to.
+    """Note the summary of the rows of an ended attempt in its status.
 
     Parameters
     ----------
@@ -139,8 +138,8 @@ def write_sealed(folder: RunFolder, status: RunStatus, tables: Mapping[str, pd.D
     status.seal = {}
     status.rows = {table: len(rows) for table, rows in tables.items()}
     for table, rows in tables.items():
-        # Measured numbers repeat too seldom for dictionaries, and counters grow evenly: this is a
-        # quarter smaller than pyarrow's choice, and read in two thirds of the time.
+        # Measured numbers repeat too seldom for dictionaries, and counters grow evenly: the file is
+        # a quarter smaller than by pyarrow's choice, and is read in two thirds of the time.
         counters = [name for name, column in COLUMNS[table].items() if column.dtype == "Int64"]
         content = rows.to_parquet(
             index=False,
@@ -166,7 +165,7 @@ def load(*sweep_dirs: str | Path, columns: Mapping[str, Sequence[str]] | None = 
     Parameters
     ----------
     *sweep_dirs : str or Path
-        Sweep folders, each with a `runs` folder. One that is named twice is read once.
+        Sweep folders, each with a `runs` folder. A folder that is named twice is read once.
     columns : mapping of str to sequence of str, optional
         Columns to read of some tables, as in `{"steps": ["optimizer_step", "loss"], "ranks": []}`,
         for thousands of runs at a time; by default all. Sealed files are verified all the same.
@@ -181,20 +180,20 @@ def load(*sweep_dirs: str | Path, columns: Mapping[str, Sequence[str]] | None = 
     RecordError
         If a folder holds no runs, a table has no such column, or a run folder is a copy of another.
     """
-    wanted = _wanted(columns or {})
+    names = _column_names(columns or {})
     distinct: dict[Path, Path] = {}
     for sweep_dir in map(Path, sweep_dirs):
         distinct.setdefault(sweep_dir.resolve(), sweep_dir)
     folders: list[RunFolder] = []
     sweeps: list[str] = []
     for sweep_dir in distinct.values():
-        found = SweepFolder(sweep_dir).run_folders()
-        if not found:
+        of_sweep = SweepFolder(sweep_dir).run_folders()
+        if not of_sweep:
             msg = no_runs(sweep_dir)
             raise RecordError(msg)
-        folders += found
-        sweeps += [str(sweep_dir)] * len(found)
-    runs, columns_read = read_folders(folders, wanted)
+        folders += of_sweep
+        sweeps += [str(sweep_dir)] * len(of_sweep)
+    runs, columns_read = read_folders(folders, names)
     _refuse_copies(runs)
     kept = [run.damage is None for run in runs]
     rows = [
@@ -214,7 +213,7 @@ def load(*sweep_dirs: str | Path, columns: Mapping[str, Sequence[str]] | None = 
         ),
         damaged={run.folder: run.damage for run in runs if run.damage is not None},
         **{
-            table: _joined(
+            table: _join(
                 columns_read[table], [run.counts.get(table, 0) for run in runs], kept, rows
             )
             for table in TABLES
@@ -223,7 +222,7 @@ def load(*sweep_dirs: str | Path, columns: Mapping[str, Sequence[str]] | None = 
 
 
 def _refuse_copies(runs: Sequence[RunRead]) -> None:
-    """Refuse run folders that hold the same run: it would count twice."""
+    """Refuse two run folders of one run, which would count twice."""
     originals: dict[tuple[str, ...], str] = {}
     for run in runs:
         if run.content is not None and run.content in originals:
@@ -236,7 +235,7 @@ def _refuse_copies(runs: Sequence[RunRead]) -> None:
             originals[run.content] = run.folder
 
 
-def _wanted(columns: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+def _column_names(columns: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
     for table, names in columns.items():
         if table not in COLUMNS:
             msg = f"there is no table {table}, only {', '.join(COLUMNS)}"
@@ -248,26 +247,22 @@ def _wanted(columns: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
     return {table: tuple(columns.get(table, COLUMNS[table])) for table in TABLES}
 
 
-def _joined(
+def _join(
     columns: Mapping[str, pd.api.extensions.ExtensionArray],
     counts: Sequence[int],
     kept: Sequence[bool],
     runs: Sequence[Mapping[str, Any]],
 ) -> pd.DataFrame:
-    """Name the run of each row, and leave out the rows of runs that are not kept."""
+    """Add the run and the sweep of each row, and leave out the rows of runs that are not kept."""
     lengths, keep = np.array(counts, dtype=np.int64), np.array(kept, dtype=bool)
     if lengths[~keep].any():
         chosen = np.repeat(keep, lengths)
         columns = {name: column[chosen] for name, column in columns.items()}
-    named = {
-        name: _repeated([run[name] for run in runs], lengths[keep])
-        for name in ("run_id", "sweep_dir")
-    }
-    return pd.DataFrame({**columns, **named}, copy=False)
-
-
-def _repeated(texts: Sequence[str], counts: NDArray[np.int64]) -> pd.Categorical:
-    """Repeat texts as categories, which take no more memory than numbers."""
-    codes, found = pd.factorize(np.array(texts, dtype=object))
-    used = codes.astype(np.min_scalar_type(-len(found)))
-    return pd.Categorical.from_codes(np.repeat(used, counts), pd.Index(found, dtype=str))
+    names = {}
+    for name in ("run_id", "sweep_dir"):
+        # Categories take no more memory than numbers.
+        codes, texts = pd.factorize(np.array([run[name] for run in runs], dtype=object))
+        small = codes.astype(np.min_scalar_type(-len(texts)))
+        repeated = np.repeat(small, lengths[keep])
+        names[name] = pd.Categorical.from_codes(repeated, pd.Index(texts, dtype=str))
+    return pd.DataFrame({**columns, **names}, copy=False)

@@ -1,4 +1,4 @@
-"""Whether the times of a run count: decided here, and asked by report, status, terminal and W&B."""
+"""Whether the times of a run count, for report, status, terminal and W&B."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from batchscape.record.status import RunStatus
 from batchscape.text import count_text
 
 BUSY_PCT = 10.0
-"""Share of the step time that a rank waited for a core beyond which its times are no times."""
+"""Share of the step time that a rank may wait for a core before its times do not count."""
 BUSY = f"other work took the core for more than {BUSY_PCT:g} % of the step time"
-"""Why they are none then."""
+"""Reason of a run whose ranks waited longer."""
 SHARED_DEVICE = "processes of others computed on a device of the run"
-"""Why they are none of a run that had no device to itself."""
+"""Reason of a run that shared a device."""
 THROTTLED = "heat or the hardware's protection held the clock of a device down"
-"""Why they are none of a device that could not keep its clock."""
+"""Reason of a run with a device that could not keep its clock."""
 LET_IT_LOG = (
     "let it log the time of each step: step_time_s in a pattern or in columns, or "
     "batchscape.recorder, a Trainer by BatchscapeCallback of batchscape.transformers_callback, or "
     "by --include_num_input_tokens_seen=yes and --logging_steps=1"
 )
-"""What helps where a program logs no step times."""
+"""Advice where a program logs no step times."""
 _NOT_LOGGED = f"the program logs no step times (what helps: {LET_IT_LOG})"
 SEEN_BETWEEN_ROWS = (
     "the program logs no step times, and these are the wall clock between its rows as the launcher "
     "saw them, evaluations and checkpoints included"
 )
-"""Why times are none that were seen from outside: a row may come late, or with many others."""
+"""Reason of times that the launcher took: a row may come late, or with many others."""
 _NOT_MEASURED = (
     "no optimizer step was measured: all were warm-up, or sampled the gradient's noise (what "
     "helps: more optimizer steps, or a smaller measure.warmup_optimizer_steps)"
@@ -42,7 +42,7 @@ _SHARE = " share "
 _RUNS_SHARE = " runs" + _SHARE
 
 VERDICT = ("timing_valid", "timing_invalid_reason")
-"""Of `launch.json`: what was known of the machine while the run ran. Part of the answer only."""
+"""Entries of `launch.json` about the machine during the run; only a part of the answer."""
 
 
 def why_untimed(launch: Mapping[str, Any] | None, summary: Mapping[str, Any]) -> str | None:
@@ -62,7 +62,7 @@ def why_untimed(launch: Mapping[str, Any] | None, summary: Mapping[str, Any]) ->
     """
     if not launch:
         return _NO_LAUNCH
-    # First, as no other machine would change it.
+    # These come first, as they hold on any machine.
     if summary.get("optimizer_steps") and summary.get("measured_optimizer_steps") is None:
         return _NOT_LOGGED
     if summary.get("measured_optimizer_steps") == 0:
@@ -79,8 +79,8 @@ def why_untimed(launch: Mapping[str, Any] | None, summary: Mapping[str, Any]) ->
 
 def invalidate_times(launch: dict[str, Any], reason: str) -> None:
     """Add a reason why the times of a run cannot be compared, once."""
-    known = launch["timing_invalid_reason"]
-    reasons = [] if known is None else known.split("; ")
+    text = launch["timing_invalid_reason"]
+    reasons = [] if text is None else text.split("; ")
     if reason not in reasons:
         reasons.append(reason)
     launch["timing_valid"] = False
@@ -88,29 +88,29 @@ def invalidate_times(launch: dict[str, Any], reason: str) -> None:
 
 
 def runs_share(runs: int, what: str) -> str:
-    """Say that runs of a sweep are beside each other; a reason why their times do not count."""
+    """Return the reason that runs of a sweep share a device or the machine."""
     return f"up to {runs}{_RUNS_SHARE}{what}"
 
 
 def processes_share(processes: str, places: str) -> str:
-    """Say that a run alone has more processes than there is room for; a reason as well."""
+    """Return the reason that a run has more processes than devices or cores."""
     return f"{processes}{_SHARE}{places}"
 
 
 def is_beside_others(reason: str) -> bool:
-    """Whether `runs_share` gave a reason, or one of several."""
+    """Whether a reason, or one of several in a text, is of `runs_share`."""
     return _RUNS_SHARE in reason
 
 
 def is_mended_by_repeating(reason: str) -> bool:
-    """Whether the same run, alone on this machine when it is free, would have times."""
+    """Whether the same run would have valid times alone on a free machine."""
     if reason in {_NOT_LOGGED, _NOT_MEASURED} or SEEN_BETWEEN_ROWS in reason:
         return False
     return all(is_beside_others(part) or _SHARE not in part for part in reason.split("; "))
 
 
 def why_run_untimed(folder: RunFolder, status: RunStatus) -> str | None:
-    """Say the same of a run folder.
+    """Say why the times of a run do not count, by its folder.
 
     Raises
     ------
@@ -122,7 +122,7 @@ def why_run_untimed(folder: RunFolder, status: RunStatus) -> str | None:
 
 
 def untimed_text(reasons: Counter[str], completed: int) -> str:
-    """Say how many of the completed runs have no times that count, and why."""
+    """Say how many of the completed runs have no valid times, and why."""
     listed = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common())
     have = count_text(completed, "completed run has", "completed runs have")
     return f"{reasons.total()} of {have} no times that count: {listed}"

@@ -1,4 +1,4 @@
-"""How far a search is, by its files; no table is loaded."""
+"""The progress of a search, by its files; no table is loaded."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.status import FAULTS, Status
 
-UNTOLD = FAULTS - {Status.OOM}
-"""Outcomes of trials that told nothing and may be run again; out of memory is told."""
+FAILED_TRIALS = FAULTS - {Status.OOM}
+"""Outcomes of trials without a result, which may be run again; out of memory is a result."""
 
 
 @dataclass(frozen=True)
 class TrialCounts:
-    """How far the trials of a search are."""
+    """Progress of the trials of a search."""
 
     asked: int
-    """Trials that each study is to have, by the latest command."""
+    """Number of trials for each study, by the latest command."""
     done: dict[str, int]
-    """Trials that are over, by study, whatever they came to."""
+    """Number of trials that are over, by study, whatever their outcomes."""
     grid_is_left: bool
     """Whether a grid is to be measured around the best, and is not over."""
 
     @property
     def left(self) -> int:
-        """Trials that are not over, or not begun."""
+        """Number of trials that are not over, or not begun."""
         return sum(max(0, self.asked - done) for done in self.done.values())
 
 
 def count_trials(sweep: SweepFolder) -> TrialCounts | None:
-    """Count the trials of a search; None where there is none, or where that cannot be read.
+    """Count the trials of a search; None where there is none, or its files cannot be read.
 
     Parameters
     ----------
@@ -47,16 +47,17 @@ def count_trials(sweep: SweepFolder) -> TrialCounts | None:
             rows = list(csv.DictReader(file))
         done = Counter({row["study"]: 0 for row in rows})
         done.update(row["study"] for row in rows if row["outcome"])
-        # A grid is of the trials that were there: where there are more, another is to come.
+        # A grid belongs to a number of trials: where there are more, another grid follows.
         grids = read_json(search.measured)["studies"] if search.measured.exists() else []
         measured = {study["study"]: study["trials"] for study in grids}
         with_best = {row["study"] for row in rows if row["is_best"] == "True"}
-        told = Counter(r["study"] for r in rows if r["outcome"] and r["outcome"] not in UNTOLD)
+        outcomes = [(row["study"], row["outcome"]) for row in rows if row["outcome"]]
+        valid = Counter(study for study, outcome in outcomes if outcome not in FAILED_TRIALS)
         return TrialCounts(
             asked=int(space["trials"]),
             done=dict(done),
             grid_is_left=int(space["grid_points"]) > 0
-            and any(measured.get(study) != told[study] for study in with_best),
+            and any(measured.get(study) != valid[study] for study in with_best),
         )
     except (OSError, ValueError, TypeError, KeyError, csv.Error, RecordError):
         return None

@@ -21,12 +21,12 @@ TRIALS = {
     "runs": "names of its runs in `runs/`, apart by blanks",
     "reason": "why it has no value, or an infinite one; empty: it has",
 }
-"""Columns of `trials.csv`, and what they hold. Between `trial` and `outcome` stand the searched
-values by key, then the objectives."""
+"""Columns of `trials.csv` and their meanings. The searched values by key, then the objectives, are
+between `trial` and `outcome`."""
 
 
 def write_trials(sweep: SweepFolder, studies: Iterable[pd.DataFrame]) -> None:
-    """Replace `trials.csv` of a search by the trials of its studies, which are one at least."""
+    """Replace `trials.csv` of a search by the trials of its studies, at least one."""
     texts = [
         trials.map(lambda value: outgoing_cell(value) if isinstance(value, str) else value).to_csv(
             index=False, header=number == 0
@@ -47,24 +47,24 @@ def write_measured(
         Of the search.
     objectives : sequence of str
     studies : sequence of mapping
-        `study`; `values` of its axes; `trials` there were; `points` of the grid, the one that the
-        rest lies around first, none where it is not whole, with `point`, the searched values;
-        `seeds`, by seed the value of each objective (None: it diverged, ran out of memory or was
-        rejected); `on_front`, of two objectives; `runs`; `brackets`, of each interval the `key`,
-        the `best` value with all else as in the first point, and its neighbours `low` and `high`
-        (None: there is none).
+        `study`; `values` of its axes; number of `trials`; `points` of the grid, the centre first,
+        none where the grid is not complete, each with `point`, the searched values, `seeds`, the
+        value of each objective by seed (None: it diverged, ran out of memory or was rejected),
+        `on_front`, for two objectives, and `runs`; `brackets`, for each interval the `key`, the
+        `best` value with all others as in the centre, and its neighbours `low` and `high` (None:
+        there is none).
     """
     content = {"objectives": list(objectives), "studies": list(studies)}
     write_json(sweep.measured, {"format_version": FORMAT_VERSION, **content})
 
 
 def refuse_trials(sweep_dirs: Iterable[str | Path]) -> None:
-    """Refuse to make estimates of the runs of a search.
+    """Refuse estimates from the trials of a search.
 
     Raises
     ------
     RecordError
-        If a folder holds trials: a sampler chose them for doing well.
+        If a folder holds trials, which a sampler has chosen for their results.
     """
     for folder in map(Path, sweep_dirs):
         if SweepFolder(folder).space.exists():
@@ -82,7 +82,7 @@ def read_trials(sweep: SweepFolder) -> pd.DataFrame | None:
     Parameters
     ----------
     sweep : SweepFolder
-        Of the grid; the search is in its `search/`.
+        Of the grid, which holds the search in its folder `search`.
     """
     path = sweep.search.trials
     if not path.is_file():
@@ -95,7 +95,7 @@ def read_trials(sweep: SweepFolder) -> pd.DataFrame | None:
 
 
 def read_measured(sweep: SweepFolder) -> list[dict[str, Any]]:
-    """Read the studies that `write_measured` wrote, likewise; none before the grid is over."""
+    """Read the studies that `write_measured` wrote; none before the grid is over."""
     path = sweep.search.measured
     if not path.is_file():
         return []

@@ -100,7 +100,7 @@ def listed(losses: Losses, rates: Sequence[float]) -> float:
 
 def laid(losses: Losses, count: int) -> list[float]:
     """Return the rates of the plain grid from end to end."""
-    return [point["rate"] for point in space_of(losses, "grid", count, 0).laid]
+    return [point["rate"] for point in space_of(losses, "grid", count, 0).listed_points]
 
 
 def begun_at(losses: Losses, count: int, offset: float) -> list[float]:

@@ -937,7 +937,7 @@ def _search(grid: SweepCells, machine: Machine, arguments: Sequence[str]) -> int
         console.print(f"Report: {report}", soft_wrap=True)
     if found.result.interrupted:
         return 130
-    return 1 if found.result.failed or found.result.stopped or not found.is_whole else 0
+    return 1 if found.result.failed or found.result.stopped or not found.is_complete else 0
 
 
 def _console(*, stderr: bool = False) -> Console:

@@ -204,10 +204,10 @@ def test_who_was_taken_over_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert claim.renew()
     own = claims._read(run.path / ".claim.1")
     assert isinstance(own, claims._Holder)
-    assert claims._follows(run, 1, own, replace(own, mark="another"))
+    assert claims._follow(run, 1, own, replace(own, mark="another"))
     assert not claim.renew()
     claim.release(is_over=True)
-    assert claims._last(run)[0] == 2  # the other one's stays
+    assert claims._last_claim(run)[0] == 2  # the other one's stays
 
 
 def test_of_two_who_found_the_same_one_has_the_run(tmp_path: Path) -> None:
@@ -216,9 +216,9 @@ def test_of_two_who_found_the_same_one_has_the_run(tmp_path: Path) -> None:
     run.path.mkdir()
     first = claims._Holder.here(has_lock=False)
     second = replace(first, mark="another")
-    assert claims._follows(run, 0, None, first)
-    assert not claims._follows(run, 0, None, second)
-    assert claims._last(run) == (1, first)
+    assert claims._follow(run, 0, None, first)
+    assert not claims._follow(run, 0, None, second)
+    assert claims._last_claim(run) == (1, first)
 
 
 def test_who_was_taken_over_sees_it_after_the_run_is_over(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_who_was_taken_over_sees_it_after_the_run_is_over(tmp_path: Path) -> Non
     own = claims._read(run.path / ".claim.1")
     assert isinstance(own, claims._Holder)
     other = replace(own, mark="another")
-    assert claims._follows(run, 1, own, other)
+    assert claims._follow(run, 1, own, other)
     assert claim.renew(), "it has just looked"
     assert not claim.renew(at_once=True)
     lock = Lock(run.lock, os.open(run.lock, os.O_RDWR), keeps_out=False)
@@ -237,10 +237,10 @@ def test_who_was_taken_over_sees_it_after_the_run_is_over(tmp_path: Path) -> Non
     assert not list(run.path.glob(".claim*"))
     assert not claim.renew(at_once=True)
     # Opened again meanwhile, as by `--retry`: the first claim there now is not its own.
-    assert claims._follows(run, 0, None, other)
+    assert claims._follow(run, 0, None, other)
     assert not claim.renew(at_once=True)
     claim.release(is_over=True)
-    assert claims._last(run) == (1, other)
+    assert claims._last_claim(run) == (1, other)
 
 
 def test_a_folder_that_was_moved_takes_its_claim_along(tmp_path: Path) -> None:
@@ -256,8 +256,8 @@ def test_who_comes_so_late_that_the_run_is_over_withdraws(tmp_path: Path) -> Non
     run = RunFolder(tmp_path / "a")
     claim = CLAIMS.claim(run)
     assert claim is not None
-    number, found = claims._last(run)
+    number, found = claims._last_claim(run)
     claim.release(is_over=True)
     assert isinstance(found, claims._Holder)
-    assert not claims._follows(run, number, found, replace(found, mark="late"))
+    assert not claims._follow(run, number, found, replace(found, mark="late"))
     assert list(run.path.iterdir()) == []

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from batchscape.plan.expand import Interval
-from batchscape.search.around import Bracket, around, beyond, bracket
+from batchscape.search.around import Bracket, bracket, points_around, values_beyond
 
 RATE = Interval("rate", 1e-4, 1e-1, is_log=True)
 DECAY = Interval("decay", 0.0, 0.5, is_log=False)
@@ -15,18 +15,18 @@ WIDTH = Interval("width", 1, 64, is_log=True)
 
 
 def test_values_of_a_logarithmic_interval_have_one_ratio() -> None:
-    points = around([RATE], {"rate": 0.00312345}, 5, 2.0)
+    points = points_around([RATE], {"rate": 0.00312345}, 5, 2.0)
     assert [point["rate"] for point in points] == [0.00312, 0.000781, 0.00156, 0.00625, 0.0125]
 
 
 def test_values_of_another_interval_are_a_tenth_of_it_apart() -> None:
-    points = around([DECAY], {"decay": 0.2}, 3, 1.5)
+    points = points_around([DECAY], {"decay": 0.2}, 3, 1.5)
     assert sorted(point["decay"] for point in points) == pytest.approx([0.15, 0.2, 0.25])
 
 
 def test_each_interval_is_varied_by_itself() -> None:
     best = {"rate": 1e-2, "decay": 0.25, "name": "adamw"}
-    points = around([RATE, DECAY], best, 3, 2.0)
+    points = points_around([RATE, DECAY], best, 3, 2.0)
     assert points[0] == best
     assert len(points) == 5
     assert all(sum(point[key] != best[key] for key in best) == 1 for point in points[1:])
@@ -38,7 +38,7 @@ def test_each_interval_is_varied_by_itself() -> None:
     st.floats(1.01, 3.0, allow_nan=False),
 )
 def test_whole_numbers_stay_whole_within_and_apart(best: int, points: int, ratio: float) -> None:
-    values = [point["width"] for point in around([WIDTH], {"width": best}, points, ratio)]
+    values = [point["width"] for point in points_around([WIDTH], {"width": best}, points, ratio)]
     assert all(isinstance(value, int) and 1 <= value <= 64 for value in values)
     assert len(set(values)) == len(values)
     assert best in values
@@ -46,7 +46,7 @@ def test_whole_numbers_stay_whole_within_and_apart(best: int, points: int, ratio
 
 @given(st.floats(1e-4, 1e-1), st.integers(1, 9), st.floats(1.05, 4.0))
 def test_no_value_leaves_its_interval(best: float, points: int, ratio: float) -> None:
-    values = [point["rate"] for point in around([RATE], {"rate": best}, points, ratio)]
+    values = [point["rate"] for point in points_around([RATE], {"rate": best}, points, ratio)]
     assert all(1e-4 <= value <= 1e-1 for value in values)
     assert values[0] == pytest.approx(best, rel=0.006)
 
@@ -62,14 +62,14 @@ def test_a_bracket_is_the_least_and_its_neighbours(losses: dict[float, float]) -
 
 
 def test_only_an_open_side_is_widened() -> None:
-    assert beyond(RATE, Bracket(1e-3, 2e-3, 4e-3), 2.0) == []
-    assert beyond(RATE, Bracket(None, 2e-3, 4e-3), 2.0) == [1e-3, 5e-4]
-    assert beyond(RATE, Bracket(1e-3, 2e-3, None), 2.0) == [4e-3, 8e-3]
+    assert values_beyond(RATE, Bracket(1e-3, 2e-3, 4e-3), 2.0) == []
+    assert values_beyond(RATE, Bracket(None, 2e-3, 4e-3), 2.0) == [1e-3, 5e-4]
+    assert values_beyond(RATE, Bracket(1e-3, 2e-3, None), 2.0) == [4e-3, 8e-3]
 
 
 def test_at_the_end_of_an_interval_there_is_nothing_to_add() -> None:
-    assert beyond(RATE, Bracket(5e-2, 1e-1, None), 2.0) == []
-    assert beyond(RATE, Bracket(4e-2, 8e-2, None), 2.0) == [1e-1]
+    assert values_beyond(RATE, Bracket(5e-2, 1e-1, None), 2.0) == []
+    assert values_beyond(RATE, Bracket(4e-2, 8e-2, None), 2.0) == [1e-1]
 
 
 @given(st.floats(2e-4, 5e-2), st.floats(-3.9, -1.1))
@@ -79,10 +79,10 @@ def test_widening_finds_the_least_of_a_parabola(start: float, log_optimum: float
     def loss(rate: float) -> float:
         return (math.log10(rate) - log_optimum) ** 2
 
-    values = [point["rate"] for point in around([RATE], {"rate": start}, 5, 1.5)]
+    values = [point["rate"] for point in points_around([RATE], {"rate": start}, 5, 1.5)]
     for _ in range(40):
         found = bracket({value: loss(value) for value in values})
-        more = beyond(RATE, found, 1.5)
+        more = values_beyond(RATE, found, 1.5)
         if not more:
             break
         values += more
@@ -95,5 +95,5 @@ def test_widening_finds_the_least_of_a_parabola(start: float, log_optimum: float
 
 def test_a_narrow_interval_of_large_numbers_keeps_its_distances() -> None:
     beta = Interval("beta2", 0.999, 0.9999, is_log=False)
-    values = sorted(point["beta2"] for point in around([beta], {"beta2": 0.99945}, 5, 1.5))
+    values = sorted(point["beta2"] for point in points_around([beta], {"beta2": 0.99945}, 5, 1.5))
     assert values == pytest.approx([0.99927, 0.99936, 0.99945, 0.99954, 0.99963], abs=1e-9)

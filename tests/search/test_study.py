@@ -90,12 +90,12 @@ def test_the_first_trials_are_spread_over_the_whole_space(name: str, tmp_path: P
 def test_a_trial_that_was_asked_and_not_told_is_the_next_one(tmp_path: Path) -> None:
     asked = opened(space(), tmp_path).ask()
     again = opened(space(), tmp_path)
-    assert [(trial.number, trial.params) for trial in again.untold] == [(0, asked.params)]
+    assert [(trial.number, trial.params) for trial in again.running] == [(0, asked.params)]
     again.tell(0, TrialOutcome("failed", None, "the disk was full"), [], {})
     (row,) = opened(space(), tmp_path).table().to_dict("records")
     assert (row["outcome"], row["reason"]) == ("failed", "the disk was full")
     again.tell(0, TrialOutcome("completed", (1.0,), None), ["run"], {})
-    assert opened(space(), tmp_path).untold == []
+    assert opened(space(), tmp_path).running == []
     (row,) = opened(space(), tmp_path).table().to_dict("records")
     assert row == {
         "study": "study",
@@ -118,7 +118,7 @@ def test_the_lock_of_a_killed_search_holds_nobody_up(tmp_path: Path) -> None:
 def test_a_grid_asks_for_each_of_its_points_once(tmp_path: Path) -> None:
     of = space("grid", trials=4)
     rates = []
-    while len(opened(of, tmp_path).trials) < opened(of, tmp_path).wanted:
+    while len(opened(of, tmp_path).trials) < opened(of, tmp_path).planned:
         study = opened(of, tmp_path)
         asked = study.ask()
         rates.append(asked.params["rate"])
@@ -131,21 +131,21 @@ def test_another_grid_adds_the_points_that_are_not_there(tmp_path: Path) -> None
     for _ in range(4):
         told(study, 1.0)
     finer = opened(space("grid", trials=7), tmp_path)
-    assert finer.wanted == 7
-    while len(finer.trials) < finer.wanted:
+    assert finer.planned == 7
+    while len(finer.trials) < finer.planned:
         told(finer, 1.0)
     rates = sorted(trial.params["rate"] for trial in finer.trials)
     assert rates == pytest.approx([10 ** (-4 + n / 2) for n in range(7)])
     # A sampler goes on from a grid, and a grid from a sampler.
     told(opened(space("gp", trials=8), tmp_path), 1.0)
-    assert opened(space("grid", trials=6), tmp_path).wanted == 8 + 4
+    assert opened(space("grid", trials=6), tmp_path).planned == 8 + 4
 
 
 @pytest.mark.parametrize("name", ["random", "tpe", "gp"])
 def test_of_few_points_each_is_asked_for_once(name: str, tmp_path: Path) -> None:
     width = Interval("width", 1, 4, is_log=False)
     study = opened(space(name, trials=20, intervals=(width,), over=["optimizer"]), tmp_path)
-    assert study.wanted == 8
+    assert study.planned == 8
     for _ in range(8):
         told(study, 1.0)
     points = {(trial.params["width"], trial.params["optimizer"]) for trial in study.trials}
@@ -154,7 +154,7 @@ def test_of_few_points_each_is_asked_for_once(name: str, tmp_path: Path) -> None
 
 def test_a_grid_has_no_more_points_than_trials() -> None:
     width = Interval("width", 1, 3, is_log=False)
-    points = space("grid", trials=20, intervals=(RATE, width), over=["optimizer"]).laid
+    points = space("grid", trials=20, intervals=(RATE, width), over=["optimizer"]).listed_points
     assert len(points) == 18  # 3 x 3 x 2: a fourth value of each would be 32
     assert {point["width"] for point in points} == {1, 2, 3}
     assert len({tuple(point.values()) for point in points}) == len(points)

@@ -1,8 +1,8 @@
 """Search instead of listing: trials by Optuna, then a small grid around the best of each study.
 
-A trial is one combination of searched values; its runs, which differ by the seed alone, are runs
-like any other. Trials are chosen for having done well, so that no interval can be made of them:
-they live in a folder of their own, and analysis rests on the grid.
+A trial is one combination of searched values; its runs differ by the seed alone, and are runs like
+any other. Trials are chosen for their results, so that no interval can be estimated from them:
+they have a folder of their own, and analysis uses the grid.
 """
 
 from batchscape.search.search import search

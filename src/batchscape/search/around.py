@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 from batchscape.plan.expand import Interval
 
-__all__ = ["Bracket", "around", "beyond", "bracket"]
-
 _DIGITS = 3
 """Significant digits of the values of a grid."""
 _STEPS_A_RANGE = 10
@@ -17,42 +15,42 @@ _STEPS_A_RANGE = 10
 
 
 class Bracket(NamedTuple):
-    """Where the least of the measured values of one interval lies."""
+    """The best measured value of one interval, and its neighbours."""
 
     low: float | None
-    """The next lower value that was measured; None: there is none."""
+    """The next lower measured value; None where there is none."""
     best: float
     high: float | None
-    """The next higher one."""
+    """The next higher measured value; None where there is none."""
 
 
-def around(
+def points_around(
     intervals: Sequence[Interval], best: Mapping[str, Any], points: int, ratio: float
 ) -> list[dict[str, Any]]:
-    """Return points around the best one: each interval by itself, the others held.
+    """Return points around the best one that differ from it in one interval each.
 
     Parameters
     ----------
     intervals : sequence of Interval
-        No point leaves them.
+        Limits of the points.
     best : mapping
-        The value of everything that is searched.
+        The searched values of the best trial.
     points : int
-        Values of each interval, the best among them.
+        Number of values of each interval, the best included.
     ratio : float
-        Between neighbours of a logarithmic interval.
+        Ratio of neighbours in a logarithmic interval.
     """
     centre = dict(best)
     for interval in intervals:
-        centre[interval.key] = _stepped(interval, best[interval.key], 0, ratio)
-    found = [centre]
+        centre[interval.key] = _step_from(interval, best[interval.key], 0, ratio)
+    grid = [centre]
     for interval in intervals:
         for steps in range(-((points - 1) // 2), points // 2 + 1):
-            value = _stepped(interval, best[interval.key], steps, ratio)
+            value = _step_from(interval, best[interval.key], steps, ratio)
             point = {**centre, interval.key: value}
-            if point not in found:
-                found.append(point)
-    return found
+            if point not in grid:
+                grid.append(point)
+    return grid
 
 
 def bracket(losses: Mapping[float, float]) -> Bracket:
@@ -61,7 +59,7 @@ def bracket(losses: Mapping[float, float]) -> Bracket:
     Parameters
     ----------
     losses : mapping of float to float
-        What is to be small, by value.
+        Loss by value of the interval.
     """
     values = sorted(losses)
     place = min(range(len(values)), key=lambda index: losses[values[index]])
@@ -72,20 +70,19 @@ def bracket(losses: Mapping[float, float]) -> Bracket:
     )
 
 
-def beyond(interval: Interval, found: Bracket, ratio: float) -> list[float]:
-    """Return up to two more values past each end at which the best has no measured neighbour.
-
-    They lie within the interval: at its end there is nothing to add.
-    """
-    sides = [side for side, end in ((-1, found.low), (1, found.high)) if end is None]
+def values_beyond(interval: Interval, measured: Bracket, ratio: float) -> list[float]:
+    """Return up to two more values on each side without a measured neighbour."""
+    sides = [side for side, end in ((-1, measured.low), (1, measured.high)) if end is None]
     values = [
-        _stepped(interval, found.best, side * steps, ratio) for side in sides for steps in (1, 2)
+        _step_from(interval, measured.best, side * steps, ratio)
+        for side in sides
+        for steps in (1, 2)
     ]
-    return [value for value in dict.fromkeys(values) if value != found.best]
+    return [value for value in dict.fromkeys(values) if value != measured.best]
 
 
-def _stepped(interval: Interval, value: float, steps: int, ratio: float) -> float:
-    """Go some steps from a value, but not out of the interval."""
+def _step_from(interval: Interval, value: float, steps: int, ratio: float) -> float:
+    """Go some steps from a value, within the interval."""
     low, high = interval.low, interval.high
     if interval.is_log:
         moved = value * ratio**steps

@@ -1,4 +1,4 @@
-"""The grid that is measured around the best of each study, with seeds that no trial had."""
+"""The measurement of a grid around the best of each study, with seeds that no trial had."""
 
 from __future__ import annotations
 
@@ -11,67 +11,70 @@ from batchscape.plan.expand import Interval
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.trials import write_measured
-from batchscape.search.around import Bracket, around, beyond, bracket
+from batchscape.search.around import Bracket, bracket, points_around, values_beyond
 from batchscape.search.launching import Launching
 from batchscape.search.objective import outcome_of, unbeaten
 from batchscape.search.space import Space, StudyCells
 from batchscape.search.study import Study
 
-__all__ = ["measure_around"]
-
 _RATIO = 1.5
-"""Between two values of an interval that is tagged log."""
+"""Ratio of two values of an interval that is tagged log."""
 _MOST_WIDENED = 4
-"""Times that a grid grows on the side where its best is the last."""
+"""Number of times that a grid may grow on the side where its best is the last value."""
 
 
-class _Around:
+class _StudyGrid:
     """The grid of one study."""
 
-    def __init__(self, space: Space, of: StudyCells, study: Study) -> None:
-        self._space, self._of, self._trials = space, of, study.told
+    def __init__(self, space: Space, cells: StudyCells, study: Study) -> None:
+        self._space, self._cells, self._trials = space, cells, study.finished
         first = space.first_seed + space.sampler.seeds
         self._seeds = range(first, first + space.sampler.grid_seeds)
         self._is_front = len(space.sampler.objective) > 1
         values = min(1, space.sampler.grid_points) if self._is_front else space.sampler.grid_points
         self._points: list[dict[str, Any]] = []
         for trial in study.best():
-            near = around(space.intervals, trial.params, values, _RATIO)
-            self._points += [point for point in near if point not in self._points]
+            points = points_around(space.intervals, trial.params, values, _RATIO)
+            self._points += [point for point in points if point not in self._points]
         self.runs: list[list[RunSpec | str]] = []
-        """Of each point its runs, or the rule that it breaks."""
+        """Runs of each point; in place of a run the rule that it breaks."""
         self._values: list[list[tuple[float, ...]]] = []
-        """Of each point its objectives by run; empty where `why_not` says why."""
-        self.why_not = "" if self._points else "no trial has a value to measure around"
+        """Objectives of each run of each point; empty where `problem` says why."""
+        self.problem = "" if self._points else "no trial has a value to measure around"
 
     def plan(self, launching: Launching) -> None:
         """Plan the points that are new."""
         for point in self._points[len(self.runs) :]:
-            self.runs.append(launching.plan([self._of.at(point, seed) for seed in self._seeds]))
+            self.runs.append(launching.plan([self._cells.at(point, seed) for seed in self._seeds]))
 
     def read(self, sweep: SweepFolder) -> None:
-        """Read what all points came to, infinite where a run has none."""
+        """Read the objectives of all points, infinite where a run has none."""
         if self._points:
-            self.why_not = ""
+            self.problem = ""
         outcomes = [
             [outcome_of([run], sweep, self._space.sampler.objective) for run in runs]
             for runs in self.runs
         ]
-        self._values = [[one.values for one in own if one.values is not None] for own in outcomes]
-        for lost in (one for own in outcomes for one in own if one.values is None):
-            again = "" if lost.is_over else "; the same command with --retry failed,timeout goes on"
-            self.why_not = f"the grid around the best is not whole: {lost.reason}{again}"
-            self._values = []
+        self._values = [
+            [outcome.values for outcome in of_point if outcome.values is not None]
+            for of_point in outcomes
+        ]
+        for lost in (outcome for of_point in outcomes for outcome in of_point):
+            if lost.values is None:
+                retry = "; the same command with --retry failed,timeout goes on"
+                text = f"the grid around the best is not whole: {lost.reason}"
+                self.problem = text if lost.is_over else text + retry
+                self._values = []
 
     def _means(self) -> list[tuple[float, ...]]:
         """Average each objective of each point over seeds."""
         return [
-            tuple(math.fsum(column) / len(column) for column in zip(*own, strict=True))
-            for own in self._values
+            tuple(math.fsum(column) / len(column) for column in zip(*by_seed, strict=True))
+            for by_seed in self._values
         ]
 
     def _brackets(self) -> Iterator[tuple[Interval, Bracket]]:
-        """Find the best values of each interval that were measured, the rest held, if any is."""
+        """Yield the bracket of each interval along the centre, where a value is finite."""
         if self._is_front or len(self._values) < 2:
             return
         centre = self._points[0]
@@ -85,23 +88,23 @@ class _Around:
                 yield interval, bracket(line)
 
     def widen(self) -> bool:
-        """Add points where a bracket is open; whether there are any."""
+        """Add points where a bracket is open; return whether there are any."""
         values = [
             {**self._points[0], interval.key: value}
-            for interval, found in self._brackets()
-            for value in beyond(interval, found, _RATIO)
+            for interval, measured in self._brackets()
+            for value in values_beyond(interval, measured, _RATIO)
         ]
         further = [point for point in values if point not in self._points]
         self._points += further
         return bool(further)
 
     def record(self) -> dict[str, Any]:
-        """Return what `write_measured` takes of this study."""
+        """Return the record of this study for `write_measured`."""
         on_front = unbeaten(self._means()) if self._is_front else [False] * len(self._values)
         measured = zip(self._points, self.runs, self._values, on_front, strict=True)
         return {
-            "study": self._of.name,
-            "values": self._of.values,
+            "study": self._cells.name,
+            "values": self._cells.values,
             "trials": self._trials,
             "points": [
                 {
@@ -116,7 +119,7 @@ class _Around:
                 for point, runs, by_seed, is_best in (measured if self._values else ())
             ],
             "brackets": [
-                {"key": interval.key, **found._asdict()} for interval, found in self._brackets()
+                {"key": interval.key, **best._asdict()} for interval, best in self._brackets()
             ],
         }
 
@@ -137,16 +140,16 @@ def measure_around(
     Returns
     -------
     SweepResult or None
-        None where there is nothing to measure around.
+        None where no grid is asked for, or no trial has a value.
     """
     if not space.sampler.grid_points:
         return None
-    grids = {of.name: _Around(space, of, studies[of.name]) for of in space.studies}
+    grids = {cells.name: _StudyGrid(space, cells, studies[cells.name]) for cells in space.studies}
     result = None
     for last in (False,) * _MOST_WIDENED + (True,):
         for grid in grids.values():
             grid.plan(launching)
-        runs = [run for grid in grids.values() for own in grid.runs for run in own]
+        runs = [run for grid in grids.values() for of_point in grid.runs for run in of_point]
         if not runs:
             break
         specs = {run.run_id: run for run in runs if isinstance(run, RunSpec)}
@@ -158,11 +161,11 @@ def measure_around(
         grown = [name for name, grid in grids.items() if not last and grid.widen()]
         if not grown:
             break
-        told = f"The best is at the end of its grid, which grows: {', '.join(grown)}"
-        launching.console.print(told, soft_wrap=True)
+        text = f"The best is at the end of its grid, which grows: {', '.join(grown)}"
+        launching.console.print(text, soft_wrap=True)
     rejected = dict.fromkeys(run for run in runs if isinstance(run, str))
     problems = [f"Rejected in the grid: {reason}" for reason in rejected]
-    problems += [f"{name}: {grid.why_not}" for name, grid in grids.items() if grid.why_not]
+    problems += [f"{name}: {grid.problem}" for name, grid in grids.items() if grid.problem]
     for line in problems:
         launching.console.print(line, soft_wrap=True)
     records = [grid.record() for grid in grids.values()]

@@ -1,4 +1,4 @@
-"""Cells into runs, and the runs launched: as a sweep of its own each time."""
+"""The runs of a search: planned from cells, and launched as a sweep."""
 
 from __future__ import annotations
 
@@ -19,16 +19,14 @@ from batchscape.record.spec import RunSpec
 from batchscape.search.space import at_first_corner
 from batchscape.search.words import point_text
 
-__all__ = ["Launching", "plan_at_corner"]
-
 
 @dataclass(frozen=True)
 class Launching:
-    """How the runs of a search are launched: its trials, or the grid."""
+    """Plans and launches the runs of the trials, or of the grid."""
 
     grid: SweepCells
     corner: Plan
-    """Of the cells of `grid` where no rule is broken."""
+    """Plan of the cells of `grid` at a point where no rule is broken."""
     machine: Machine
     prepare: Prepare
     console: Console
@@ -37,9 +35,9 @@ class Launching:
     """Keys whose values are shown beside each run."""
     sweep: SweepFolder
     cells: dict[str, PlannedCell] = field(default_factory=dict)
-    """What was planned, by name of the run."""
+    """Planned cells, by name of the run."""
     values: dict[str, str] = field(default_factory=dict)
-    """What is shown beside each."""
+    """Text beside each run, by name."""
 
     def plan(self, cells: Sequence[Cell]) -> list[RunSpec | str]:
         """Return the run of each cell, or the rule that it breaks."""
@@ -62,7 +60,7 @@ class Launching:
         return runs
 
     def launch(self, specs: Sequence[RunSpec], steering: Steering | None = None) -> SweepResult:
-        """Run what is missing."""
+        """Launch the runs that are missing."""
         return Launcher(
             self.sweep,
             self.machine,
@@ -89,7 +87,7 @@ def plan_at_corner(
     Raises
     ------
     ConfigError
-        If a rule is broken in the middle and at both ends, or no cell at all can be launched.
+        If a rule is broken in the middle and at both ends, or no cell can be launched.
     """
     return at_first_corner(
         grid, lambda cells: make_plan(replace(grid, cells=cells, intervals=()), machine, prepare)

@@ -1,4 +1,4 @@
-"""What a trial comes to, by the folders of its runs."""
+"""The outcome of a trial, by the folders of its runs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from batchscape.record.status import RunStatus, Status, StopReason
 from batchscape.record.tables import read_table
 from batchscape.record.timing import why_run_untimed
 
-__all__ = ["NOT_MEASURED", "TrialOutcome", "curve_of", "outcome_of", "unbeaten"]
-
-_CANNOT = {Status.DIVERGED, Status.OOM, Status.REJECTED}
-"""What would happen again, and is no fault of the machine: infinitely bad."""
+_WITHOUT_VALUE = {Status.DIVERGED, Status.OOM, Status.REJECTED}
+"""Ends that a repetition would have as well, and the machine does not cause: infinitely bad."""
 
 NOT_MEASURED = "not measured"
-"""TrialOutcome of a trial whose runs ended, but have no valid time."""
+"""State of a trial whose runs ended, but have no valid time."""
 
 
 class TrialOutcome(NamedTuple):
@@ -30,14 +28,14 @@ class TrialOutcome(NamedTuple):
     state: str
     """`completed`, or the status of the run that did not."""
     values: tuple[float, ...] | None
-    """Mean over its runs of each objective, infinite where one of them has none; None: the trial
-    is not over, or tells nothing."""
+    """Mean of each objective over its runs, infinite where a run has none; None: the trial is not
+    over, or has no result."""
     reason: str | None = None
     """Why it has no value, or an infinite one."""
 
     @property
     def is_over(self) -> bool:
-        """Whether it is told, and not run again."""
+        """Whether it has a result, and is not run again."""
         return self.values is not None or self.state in {str(Status.PRUNED), NOT_MEASURED}
 
 
@@ -49,9 +47,9 @@ def outcome_of(
     Parameters
     ----------
     runs : sequence of RunSpec or str
-        Its runs, or the reason why there is none.
+        Its runs; in place of a run the rule that it breaks.
     sweep : SweepFolder
-        Where they are.
+        Folder of the runs.
     objectives : sequence of str
     """
     specs = [run for run in runs if not isinstance(run, str)]
@@ -65,7 +63,7 @@ def outcome_of(
         status = RunStatus.read(folder.status)
         if status.status is Status.PRUNED:
             return TrialOutcome(str(Status.PRUNED), None, status.reason)
-        if status.status in _CANNOT:
+        if status.status in _WITHOUT_VALUE:
             state, why = str(status.status), status.reason
             rows.append((math.inf,) * len(objectives))
             continue
@@ -74,8 +72,8 @@ def outcome_of(
         untimed = why_run_untimed(folder, status)
         values = [_value_of(name, spec, status, timed=untimed is None) for name in objectives]
         if None in values:
-            lacks = objectives[values.index(None)]
-            return TrialOutcome(NOT_MEASURED, None, f"{spec.run_id} has no {lacks}: {untimed}")
+            missing = objectives[values.index(None)]
+            return TrialOutcome(NOT_MEASURED, None, f"{spec.run_id} has no {missing}: {untimed}")
         rows.append(tuple(value for value in values if value is not None))
     means = tuple(math.fsum(column) / len(rows) for column in zip(*rows, strict=True))
     return TrialOutcome(state, means, why)
@@ -91,7 +89,7 @@ def _value_of(name: Objective, spec: RunSpec, status: RunStatus, *, timed: bool)
         return math.inf
     if name in {"samples_to_target", "steps_to_target"}:
         return float(summary["samples" if name == "samples_to_target" else "optimizer_steps"])
-    # What the run recorded counts its warm-up and its slow steps, which no median does.
+    # The recorded sum includes warm-up and slow steps, unlike a median.
     if not timed or summary["train_time_s"] is None:
         return None
     devices = 1 if name == "time_to_target_s" else spec.geometry.data_parallel_size / 3600
@@ -107,7 +105,7 @@ def curve_of(folder: RunFolder) -> dict[int, float]:
 
 
 def unbeaten(rows: Sequence[Sequence[float]]) -> list[bool]:
-    """Return of each row whether it is on the front: no other is as small in all, and unlike it.
+    """Return for each row whether no other row is at most as large in all values (the front).
 
     Parameters
     ----------

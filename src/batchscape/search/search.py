@@ -1,4 +1,4 @@
-"""The search itself: trials of all studies side by side, then the grids around their best."""
+"""The search: trials of all studies side by side, then the grids around their best."""
 
 from __future__ import annotations
 
@@ -27,37 +27,35 @@ from batchscape.search.study import Study, storage_of
 from batchscape.search.trials import run_trials
 from batchscape.search.words import search_text
 
-__all__ = ["Searched", "search"]
 
-
-class Searched(NamedTuple):
-    """What a search came to."""
+class SearchResult(NamedTuple):
+    """Result of a search."""
 
     sweep_dir: Path
     """Folder of the grid; the trials are in its `search/`."""
     result: SweepResult
-    """Of the last launch."""
-    is_whole: bool
-    """Whether every trial was told."""
+    """Result of the last launch."""
+    is_complete: bool
+    """Whether every trial is over."""
 
 
 def search(
     grid: SweepCells, machine: Machine, prepare: Prepare, console: Console, command: str
-) -> Searched:
-    """Search, and then measure around the best; the same call goes on after any end.
+) -> SearchResult:
+    """Search, and then measure around the best; the same call goes on after an interruption.
 
     Parameters
     ----------
     grid : SweepCells
         Each cell with the low ends of its intervals.
     machine : Machine
-        Where the runs execute.
+        Machine of the runs.
     prepare : callable
         As `plan.build.make_plan` takes it.
     console : Console
         Where progress is shown.
     command : str
-        Recorded with every run.
+        Command that is recorded with every run.
 
     Raises
     ------
@@ -67,7 +65,7 @@ def search(
         If the folder cannot be used, or another process searches in it.
     """
     space = space_of(grid)
-    # Nothing is written before it is known that runs can be launched.
+    # No file is written before some run can be launched.
     prepared: dict[str, DataIdentity] = {}
 
     def prepare_once(data: Data) -> DataIdentity:
@@ -79,24 +77,24 @@ def search(
     console.print(search_text(space), soft_wrap=True)
     sweep_dir = corner.sweep_dir
     sweep = SweepFolder(sweep_dir)
-    with _alone(sweep.search):
+    with _exclusive(sweep.search):
         _check_space(space, sweep.search)
         storage = storage_of(sweep.search.path)
-        studies = {of.name: Study(space, of.name, storage) for of in space.studies}
-        of_trials, of_grid = (
+        studies = {cells.name: Study(space, cells.name, storage) for cells in space.studies}
+        trials, around_best = (
             Launching(grid, corner, machine, prepare_once, console, command, space.keys, folder)
             for folder in (sweep.search, sweep)
         )
-        result = run_trials(space, studies, of_trials)
-        is_whole = all(study.trials and not study.untold for study in studies.values())
+        result = run_trials(space, studies, trials)
+        is_complete = all(study.trials and not study.running for study in studies.values())
         if not result.interrupted and result.stopped is None:
-            result = measure_around(space, studies, of_grid) or result
-        return Searched(sweep_dir, result, is_whole=is_whole)
+            result = measure_around(space, studies, around_best) or result
+        return SearchResult(sweep_dir, result, is_complete=is_complete)
 
 
 @contextmanager
-def _alone(sweep: SweepFolder) -> Iterator[None]:
-    """Keep other searches out of the folder: two of them would ask for twice the trials."""
+def _exclusive(sweep: SweepFolder) -> Iterator[None]:
+    """Exclude other searches from the folder: two would ask for twice the trials."""
     try:
         sweep.path.mkdir(parents=True, exist_ok=True)
         lock = take(sweep.search_lock)
@@ -113,20 +111,20 @@ def _alone(sweep: SweepFolder) -> Iterator[None]:
 
 
 def _check_space(space: Space, sweep: SweepFolder) -> None:
-    """Refuse to mix the trials of two searches."""
+    """Write the space of a search; refuse a folder with the trials of another."""
     now = json.loads(json.dumps(space.identity))
     before = read_json(sweep.space).get("space", {}) if sweep.space.exists() else now
     other = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     if other:
-        told = "".join(
+        listing = "".join(
             f"\n  {key}: {before.get(key, 'nothing')} there, {now.get(key, 'nothing')} here"
             for key in other
         )
         msg = (
             f"{sweep.path} has the trials of another search, and trials of two searches are not "
-            f"compared; use another sweep_dir:{told}"
+            f"compared; use another sweep_dir:{listing}"
         )
         raise ConfigError(msg)
-    # What may change beside what may not: a status says how much of it is left.
-    asked = {"trials": space.trials, "grid_points": space.sampler.grid_points}
-    write_json(sweep.space, {"format_version": FORMAT_VERSION, "space": now, **asked})
+    # These may change; `status` reads them.
+    counts = {"trials": space.trials, "grid_points": space.sampler.grid_points}
+    write_json(sweep.space, {"format_version": FORMAT_VERSION, "space": now, **counts})

@@ -1,4 +1,4 @@
-"""From a grid with intervals to studies: what is searched in each, and the cells of a trial."""
+"""The space of a search and its studies, from a grid with intervals; the cells of a trial."""
 
 from __future__ import annotations
 
@@ -16,36 +16,27 @@ from batchscape.config import Constant, RunConfig, Sampler, affects_of
 from batchscape.errors import ConfigError
 from batchscape.plan.expand import Cell, Interval, SweepCells, set_values
 
-__all__ = [
-    "UNJUDGED_SHARE",
-    "Space",
-    "StudyCells",
-    "at_first_corner",
-    "setting_text",
-    "space_of",
-]
-
 UNJUDGED_SHARE = 0.25
-"""Share of the samples of a run before which none is cut: early losses say little of late ones."""
+"""Share of the samples before which no run is cut: early losses do not predict late ones."""
 
 _Result = TypeVar("_Result")
 _SEEDS = ("seed", "init_seed", "data_seed", "timing_repeat")
-_ALIKE = {"budget", "data", "evaluation"}
-"""Groups whose settings are alike in all trials of a study."""
+_FIXED_GROUPS = {"budget", "data", "evaluation"}
+"""Groups whose settings are equal in all trials of a study."""
 _TIMES = {"time_to_target_s", "device_hours_to_target"}
 
 
 @dataclass(frozen=True)
 class StudyCells:
-    """What one study is about."""
+    """Cells of one study."""
 
     name: str
-    """Its values of the axes that have studies of their own, such as
-    `batch.global_batch_size=8`; `all` where there are none."""
+    """Values of the axes that are not searched, such as `batch.global_batch_size=8`; `all` where
+    there are none."""
     values: dict[str, Any]
-    """The same, by key."""
+    """Values of the axes that are not searched, by key."""
     cells: tuple[Cell, ...]
-    """Every combination of the other axes, those that are searched included."""
+    """Every combination of the other axes, the searched ones included."""
 
     def at(self, point: Mapping[str, Any], seed: int) -> Cell:
         """Return the cell of one point with one seed."""
@@ -55,13 +46,13 @@ class StudyCells:
             if all(cell.swept.get(key, value) == value for key, value in point.items())
         )
         values = {**point, "seed": seed}
-        own = {key: value for key, value in values.items() if key not in cell.swept}
-        return Cell(set_values(cell.settings, own), {**cell.swept, **values})
+        new = {key: value for key, value in values.items() if key not in cell.swept}
+        return Cell(set_values(cell.settings, new), {**cell.swept, **values})
 
 
 @dataclass(frozen=True)
 class Space:
-    """What is searched, the same in every study."""
+    """Intervals and choices that are searched, the same in every study."""
 
     sampler: Sampler
     intervals: tuple[Interval, ...]
@@ -69,16 +60,16 @@ class Space:
     """Values of the axes that are searched, by key."""
     studies: tuple[StudyCells, ...]
     first_seed: int
-    """Of the trials; the grid begins behind them."""
+    """First seed of the trials; the seeds of the grid follow theirs."""
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """What is searched: intervals, then choices."""
+        """Searched keys: intervals, then choices."""
         return (*(interval.key for interval in self.intervals), *self.choices)
 
     @cached_property
-    def laid(self) -> list[dict[str, Any]]:
-        """All points of a grid, or of a space that has no more than there are trials; else none.
+    def listed_points(self) -> list[dict[str, Any]]:
+        """Points of a grid, or of a space with at most as many points as trials; else none.
 
         A grid has equal distances and both ends, or the middles of two halves, or one middle.
         """
@@ -102,12 +93,12 @@ class Space:
 
     @property
     def trials(self) -> int:
-        """How many trials a study is to have."""
-        return len(self.laid) or self.sampler.trials
+        """Number of trials of a study."""
+        return len(self.listed_points) or self.sampler.trials
 
     @property
     def grid_points(self) -> int:
-        """How many points are measured around each best, unless the grid grows."""
+        """Number of points that are measured around each best, unless the grid grows."""
         points = self.sampler.grid_points
         if len(self.sampler.objective) > 1:
             return min(1, points)
@@ -115,13 +106,13 @@ class Space:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What makes trials comparable, by key: it may not change while a folder is used."""
+        """Settings that make trials comparable, by key; they may not change in a folder."""
         first = self.studies[0].cells[0]
         free = {
             *_SEEDS,
             *self.keys,
             *first.swept,
-            *(key for of in self.studies for key in of.values),
+            *(key for cells in self.studies for key in cells.values),
         }
         settings = _flat(first.settings)
         return {
@@ -134,7 +125,7 @@ class Space:
 
 
 def space_of(grid: SweepCells) -> Space:
-    """Read what a command line asks to search.
+    """Return the space that a command line searches.
 
     Parameters
     ----------
@@ -144,7 +135,7 @@ def space_of(grid: SweepCells) -> Space:
     Raises
     ------
     ConfigError
-        If there is nothing to search, or the objective cannot be had of these runs.
+        If there is nothing to search, or these runs cannot have the objective.
     """
     _refuse_batches(grid.intervals)
     _, configs = at_first_corner(
@@ -158,8 +149,8 @@ def space_of(grid: SweepCells) -> Space:
     axes: dict[str, list[Any]] = {}
     for cell in grid.cells:
         for key, value in cell.swept.items():
-            if value not in (known := axes.setdefault(key, [])):
-                known.append(value)
+            if value not in (values := axes.setdefault(key, [])):
+                values.append(value)
     for interval in grid.intervals:
         del axes[interval.key]
     _check_keys(sampler, grid.intervals, axes)
@@ -195,7 +186,7 @@ def space_of(grid: SweepCells) -> Space:
 
 
 def _choices(key: str, values: Sequence[Any]) -> tuple[Any, ...]:
-    """Refuse what Optuna cannot keep as a choice."""
+    """Refuse values that Optuna cannot keep as choices."""
     if not all(value is None or isinstance(value, int | float | str) for value in values):
         msg = f"search.over={[key]}: values of {key} must be numbers or texts, given {values}"
         raise ConfigError(msg)
@@ -207,7 +198,7 @@ def at_first_corner(
 ) -> tuple[dict[str, float], _Result]:
     """Try the cells of a search in the middle of its intervals, then at their ends.
 
-    Elsewhere a rule may be broken: a trial there is rejected, with the reason.
+    A trial at another point may break a rule; then it is rejected, with the reason.
 
     Parameters
     ----------
@@ -218,15 +209,15 @@ def at_first_corner(
     Returns
     -------
     point : dict of str to float
-        The first one where no rule is broken.
+        The first point where no rule is broken.
     result
-        Of the attempt there.
+        Result of the attempt there.
 
     Raises
     ------
     ConfigError
-        That of the middle, if a rule is broken everywhere; or how to search whole numbers, if they
-        would break none.
+        The error of the middle, if a rule is broken at all points; or how to search whole numbers,
+        if those would break no rule.
     """
 
     def attempt_at(point: Mapping[str, float]) -> _Result:
@@ -236,23 +227,23 @@ def at_first_corner(
 
     problems = []
     for share in (0.5, 0.0, 1.0):
-        point = {one.key: _at(one, share) for one in grid.intervals}
+        point = {interval.key: _at(interval, share) for interval in grid.intervals}
         try:
             return point, attempt_at(point)
         except ConfigError as error:
             problems.append(error)
-    whole = [one for one in grid.intervals if one.low % 1 == 0 and one.high % 1 == 0]
+    integers = [i for i in grid.intervals if i.low % 1 == 0 and i.high % 1 == 0]
     try:
-        attempt_at(point | {one.key: int(one.high) for one in whole})
+        attempt_at(point | {interval.key: int(interval.high) for interval in integers})
     except ConfigError:
         raise problems[0] from None
-    wanted = " ".join(f"'{one.key}=int(interval({one.low:g},{one.high:g}))'" for one in whole)
-    msg = f"a search between whole numbers is written so: {wanted}"
+    example = " ".join(f"'{i.key}=int(interval({i.low:g},{i.high:g}))'" for i in integers)
+    msg = f"a search between whole numbers is written so: {example}"
     raise ConfigError(msg)
 
 
 def _at(interval: Interval, share: float) -> float:
-    """Return the number that lies so far into an interval."""
+    """Return the number at a share of an interval."""
     low, high = interval.low, interval.high
     value = low * (high / low) ** share if interval.is_log else low + share * (high - low)
     return round(value) if isinstance(low, int) else min(max(value, low), high)
@@ -272,11 +263,11 @@ def _refuse_batches(intervals: Sequence[Interval]) -> None:
 def _check_keys(
     sampler: Sampler, intervals: tuple[Interval, ...], axes: Mapping[str, list[Any]]
 ) -> None:
-    known, over = ", ".join(axes) or "none", sampler.over
+    axes_text, over = ", ".join(axes) or "none", sampler.over
     searched = [*(interval.key for interval in intervals), *over]
     seeds = [key for key in _SEEDS if key in axes]
     absent = [key for key in over if key not in axes]
-    unlike = [key for key in searched if key.split(".")[0] in _ALIKE]
+    fixed = [key for key in searched if key.split(".")[0] in _FIXED_GROUPS]
     sizes = [key for key in searched if key.split(".")[0] == "batch"]
     _refuse(
         (
@@ -287,17 +278,17 @@ def _check_keys(
         (
             absent,
             f"search.over={over}: {', '.join(absent)} is no axis of this command line (axes with "
-            f"lists of values: {known})",
+            f"lists of values: {axes_text})",
         ),
         (
             not searched,
             f"search={sampler.name} has nothing to search: give an interval, as in "
             "optimizer.learning_rate='tag(log, interval(1e-4, 1e-2))', or name axes with "
-            f"search.over=[KEY] (axes: {known})",
+            f"search.over=[KEY] (axes: {axes_text})",
         ),
         (
-            unlike,
-            f"{', '.join(unlike)} cannot be searched: it decides what the results of trials mean",
+            fixed,
+            f"{', '.join(fixed)} cannot be searched: it decides what the results of trials mean",
         ),
         (
             sizes and sampler.pruner != "none",
@@ -308,31 +299,31 @@ def _check_keys(
 
 
 def _check_objective(sampler: Sampler, config: RunConfig) -> None:
-    asked, target = sampler.objective, config.budget.target_loss
-    to_target = [name for name in asked if "to_target" in name]
+    objectives, target = sampler.objective, config.budget.target_loss
+    to_target = [name for name in objectives if "to_target" in name]
     at_once = config.launcher.concurrent_runs
     _refuse(
         (
-            len(set(asked)) < len(asked),
-            f"search.objective={asked} names one thing twice; name each once",
+            len(set(objectives)) < len(objectives),
+            f"search.objective={objectives} names one thing twice; name each once",
         ),
         (
             to_target and target is None,
             f"search.objective={to_target} needs a budget.target_loss, as budget=target gives",
         ),
         (
-            at_once > 1 and _TIMES & set(asked),
-            f"search.objective={asked} is measured with the machine for one run alone; given "
+            at_once > 1 and _TIMES & set(objectives),
+            f"search.objective={objectives} is measured with the machine for one run alone; given "
             f"launcher.concurrent_runs={at_once}, use 1",
         ),
         (
-            "loss" in asked and target is not None,
+            "loss" in objectives and target is not None,
             "search.objective=loss compares losses at equal samples, and runs with a "
             "budget.target_loss stop at the target; use search.objective=[samples_to_target], or "
             "budget.target_loss=null",
         ),
         (
-            "peak_allocated_gib" in asked and not config.measure.memory,
+            "peak_allocated_gib" in objectives and not config.measure.memory,
             "a search for memory needs measure.memory=true",
         ),
         (
@@ -343,40 +334,40 @@ def _check_objective(sampler: Sampler, config: RunConfig) -> None:
 
 
 def _check_fair(sampler: Sampler, config: RunConfig) -> None:
-    """Refuse to cut trials where a loss on the way says nothing fair of the end."""
-    said, samples = f"search.pruner={sampler.pruner}", config.budget.samples
+    """Refuse a pruner where losses during training cannot be compared."""
+    setting, samples = f"search.pruner={sampler.pruner}", config.budget.samples
     warmup = config.schedule.warmup_samples
     _refuse(
         (
             len(sampler.objective) > 1 or sampler.objective[0] == "peak_allocated_gib",
-            f"{said} cuts by held-out losses, and search.objective={sampler.objective} is judged "
-            "by more; use search.pruner=none",
+            f"{setting} cuts by held-out losses, and search.objective={sampler.objective} is "
+            "judged by more; use search.pruner=none",
         ),
         (
             sampler.seeds > 1,
-            f"{said} cuts single runs, and a trial has {sampler.seeds}; use search.seeds=1",
+            f"{setting} cuts single runs, and a trial has {sampler.seeds}; use search.seeds=1",
         ),
         (
             not isinstance(config.schedule, Constant) or config.batch.ramp,
-            f"{said} compares trials on their way, and with schedule={config.schedule.name} "
+            f"{setting} compares trials on their way, and with schedule={config.schedule.name} "
             "or a ramp ranks change later; use search.pruner=none",
         ),
         (
             samples and warmup > UNJUDGED_SHARE * samples,
-            f"{said} compares trials from {UNJUDGED_SHARE:g} of budget.samples={samples} on, and "
-            f"schedule.warmup_samples={warmup} lasts longer",
+            f"{setting} compares trials from {UNJUDGED_SHARE:g} of budget.samples={samples} on, "
+            f"and schedule.warmup_samples={warmup} lasts longer",
         ),
         (
             config.evaluation.every_samples is None,
-            f"{said} needs evaluations on the way: give evaluation.every_samples",
+            f"{setting} needs evaluations on the way: give evaluation.every_samples",
         ),
     )
 
 
 def _refuse(*problems: tuple[object, str]) -> None:
-    """Raise the first of these that there is."""
-    for is_there, message in problems:
-        if is_there:
+    """Raise the first problem whose condition holds."""
+    for holds, message in problems:
+        if holds:
             raise ConfigError(message)
 
 
@@ -389,5 +380,5 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def setting_text(value: object) -> str:
-    """Write a value as a command line has it."""
+    """Write a value as on a command line."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -1,4 +1,4 @@
-"""Cells that cost what a search will: what a plan shows of it."""
+"""Cells with the cost of a search, for a plan of it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,22 @@ from batchscape.search.space import space_of
 from batchscape.search.words import point_text, search_text
 from batchscape.text import count_text
 
-__all__ = ["StandIns", "stand_ins"]
-
 
 class StandIns(NamedTuple):
-    """Cells that cost what a search will, and what they stand for."""
+    """Cells with the cost of a search, and the description of the search."""
 
     text: str
-    """What the search will do."""
+    """Description of the search."""
     cells: SweepCells
-    """As many as there will be runs, each in the middle of every interval, unless a grid grows."""
+    """One cell for each run, in the middle of every interval, unless a grid grows."""
     searched: tuple[str, ...]
-    """Keys whose values are chosen on the way."""
+    """Keys whose values the search chooses."""
     trials: int
-    """Of each study."""
+    """Number of trials of each study."""
 
 
 def stand_ins(grid: SweepCells, machine: Machine, prepare: Prepare) -> StandIns:
-    """Return cells that cost what a search will, and what they stand for.
+    """Return cells with the cost of a search, and the description of the search.
 
     Parameters
     ----------
@@ -42,20 +40,20 @@ def stand_ins(grid: SweepCells, machine: Machine, prepare: Prepare) -> StandIns:
     """
     space = space_of(grid)
     sampler = space.sampler
-    asked, measured = space.trials * sampler.seeds, space.grid_points * sampler.grid_seeds
+    in_trials, in_grid = space.trials * sampler.seeds, space.grid_points * sampler.grid_seeds
     corner, _ = plan_at_corner(grid, machine, prepare)
     point = corner | {key: values[0] for key, values in space.choices.items()}
     first = space.first_seed
     cells = [
         study.at(point, seed)
         for study in space.studies
-        for seed in range(first, first + asked + measured)
+        for seed in range(first, first + in_trials + in_grid)
     ]
-    each = len(space.studies)
-    after = "the grid around the best" if len(sampler.objective) == 1 else "a trial of each front"
+    studies = len(space.studies)
+    around = "the grid around the best" if len(sampler.objective) == 1 else "a trial of each front"
     text = (
-        f"{search_text(space)}.\nIn all {count_text(len(cells), 'run')}: {each * asked} of trials, "
-        f"whose values are chosen on the way, and {each * measured} of {after}. "
+        f"{search_text(space)}.\nIn all {count_text(len(cells), 'run')}: {studies * in_trials} of "
+        f"trials, whose values are chosen on the way, and {studies * in_grid} of {around}. "
         f"Planned as if each had {point_text(point)}."
     )
     return StandIns(text, replace(grid, cells=cells, intervals=()), space.keys, space.trials)

@@ -1,4 +1,4 @@
-"""The trials of one study, kept by Optuna: asked once each, told once each."""
+"""The trials of one study, kept by Optuna: each is asked once and told once."""
 
 from __future__ import annotations
 
@@ -29,19 +29,17 @@ from batchscape.plan.expand import Interval
 from batchscape.search.objective import TrialOutcome
 from batchscape.search.space import UNJUDGED_SHARE, Space
 
-__all__ = ["Study", "storage_of"]
-
 _FIRST_TRIALS = 4
-"""Trials before a sampler has something to learn from, and before their median does."""
+"""Number of trials before a sampler models them, and before their median cuts others."""
 
 
 def storage_of(folder: Path) -> BaseStorage:
-    """Open the journal that keeps the trials of a search; nobody else works in its folder."""
+    """Open the journal of the trials of a search; no other process works in its folder."""
     journal = folder / "optuna.journal"
-    # Whoever held it was killed: the folder is ours alone.
+    # A lock that is left belongs to a process that was killed: the folder is locked for this one.
     journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
     if journal.exists() and not (content := journal.read_bytes()).endswith(b"\n"):
-        # A line that was torn by a full disk or a crash was never read by anybody.
+        # No process has read a line that a full disk or a crash has torn.
         os.truncate(journal, content.rfind(b"\n") + 1)
     return JournalStorage(JournalFileBackend(str(journal)))
 
@@ -54,7 +52,7 @@ def _distribution_of(interval: Interval) -> BaseDistribution:
 
 
 def _sampler_of(name: str, seed: int) -> BaseSampler:
-    """Return what draws one trial, by a seed of its own, so that a killed command repeats none."""
+    """Return the sampler of one trial, with its own seed, so that a new process repeats none."""
     if name == "tpe":
         return TPESampler(seed=seed, n_startup_trials=_FIRST_TRIALS)
     if name == "gp":
@@ -63,27 +61,29 @@ def _sampler_of(name: str, seed: int) -> BaseSampler:
 
 
 class Study:
-    """One study.
+    """One study of a search.
 
     Parameters
     ----------
     space : Space
     name : str
-        Of the study, unlike any other of the search.
+        Name of the study, unique in the search.
     storage : BaseStorage
     """
 
     def __init__(self, space: Space, name: str, storage: BaseStorage) -> None:
         self._space, self._name, self._storage = space, name, storage
-        self._judged: set[int] = set()
-        """Trials whose earlier losses this process has judged."""
+        self._reported_here: set[int] = set()
+        """Trials whose earlier losses this process has compared."""
         self._seed = zlib.crc32(f"{space.first_seed} {name}".encode())
-        self._distributions = {one.key: _distribution_of(one) for one in space.intervals}
+        self._distributions = {
+            interval.key: _distribution_of(interval) for interval in space.intervals
+        }
         self._distributions |= {
             key: CategoricalDistribution(values) for key, values in space.choices.items()
         }
         with _quiet():
-            # What draws is asked elsewhere, see `_next`.
+            # `_choose_point` uses another sampler.
             self._study = optuna.create_study(
                 storage=storage,
                 sampler=RandomSampler(),
@@ -95,33 +95,33 @@ class Study:
 
     @property
     def trials(self) -> list[FrozenTrial]:
-        """All trials that were asked, by number."""
+        """All trials, by number."""
         return self._study.get_trials(deepcopy=False)
 
     @property
-    def untold(self) -> list[FrozenTrial]:
-        """Trials that were asked and not told, those of a killed command among them."""
+    def running(self) -> list[FrozenTrial]:
+        """Trials that are not over, those of a killed command included."""
         return [trial for trial in self.trials if trial.state is TrialState.RUNNING]
 
     @property
-    def told(self) -> int:
-        """Trials that are over."""
-        return len(self.trials) - len(self.untold)
+    def finished(self) -> int:
+        """Number of trials that are over."""
+        return len(self.trials) - len(self.running)
 
     @property
-    def wanted(self) -> int:
-        """Trials that it is to have; no fewer than there are."""
-        if self._space.laid:
-            return len(self.trials) + len(self._laid_and_unasked())
+    def planned(self) -> int:
+        """Number of trials that the study will have, at least those that exist."""
+        if self._space.listed_points:
+            return len(self.trials) + len(self._unasked_points())
         return max(self._space.trials, len(self.trials))
 
     def ask(self) -> FrozenTrial:
         """Ask for one more trial."""
         with _quiet():
-            # One entry of the journal: a kill leaves the whole trial, or none.
+            # A single entry of the journal: a kill leaves a complete trial, or none.
             trial = create_trial(
                 state=TrialState.RUNNING,
-                params=self._next(),
+                params=self._choose_point(),
                 distributions=self._distributions,
                 user_attrs={"outcome": "", "runs": "", "reason": ""},
             )
@@ -129,7 +129,7 @@ class Study:
         return self.trials[-1]
 
     def loss_at_cut(self, number: int, curve: Mapping[int, float], samples: int) -> float | None:
-        """Report how a trial does, and say whether `search.pruner` cuts it.
+        """Report the losses of a trial, and return whether `search.pruner` cuts it.
 
         Parameters
         ----------
@@ -137,12 +137,12 @@ class Study:
         curve : mapping of int to float
             Held-out losses so far, by samples.
         samples : int
-            Of a full run.
+            Samples of a full run.
 
         Returns
         -------
         float or None
-            The least loss until then, for which it is cut; None: it goes on.
+            The least loss so far, for which it is cut; None where it goes on.
         """
         self._study.pruner = MedianPruner(
             n_startup_trials=_FIRST_TRIALS,
@@ -150,10 +150,10 @@ class Study:
             n_min_trials=_FIRST_TRIALS,
         )
         trial, reported = self._trial(number), dict(self.trials[number].intermediate_values)
-        # A command that was killed may have reported the loss for which the trial is cut.
-        if reported and number not in self._judged and trial.should_prune():
+        # A process that was killed may have reported the loss for which the trial is cut.
+        if reported and number not in self._reported_here and trial.should_prune():
             return min(reported.values())
-        self._judged.add(number)
+        self._reported_here.add(number)
         for at in sorted(curve.keys() - reported.keys()):
             trial.report(curve[at], at)
             reported[at] = curve[at]
@@ -164,20 +164,20 @@ class Study:
     def tell(
         self, number: int, outcome: TrialOutcome, runs: Sequence[str], curve: Mapping[int, float]
     ) -> None:
-        """Note how a trial ended, and tell it if that is not to be repeated.
+        """Note how a trial ended, and tell it to Optuna unless it is to be repeated.
 
         Parameters
         ----------
         number : int
         outcome : TrialOutcome
         runs : sequence of str
-            Their names.
+            Names of its runs.
         curve : mapping of int to float
-            Its held-out losses by samples, where others are cut by them.
+            Its held-out losses by samples, where a pruner compares them.
         """
         trial = self._trial(number)
-        noted = {"outcome": outcome.state, "runs": " ".join(runs), "reason": outcome.reason or ""}
-        for key, text in noted.items():
+        texts = {"outcome": outcome.state, "runs": " ".join(runs), "reason": outcome.reason or ""}
+        for key, text in texts.items():
             trial.set_user_attr(key, text)
         if not outcome.is_over:
             return
@@ -198,25 +198,25 @@ class Study:
         return front if len(self._space.sampler.objective) > 1 else front[:1]
 
     def table(self) -> pd.DataFrame:
-        """Return what `write_trials` takes of this study."""
-        shown = ("number", "state", "params", "values", "user_attrs")
-        table = self._study.trials_dataframe(shown, multi_index=True)
+        """Return the trials of this study for `write_trials`."""
+        attributes = ("number", "state", "params", "values", "user_attrs")
+        table = self._study.trials_dataframe(attributes, multi_index=True)
         table.columns = table.columns.map(lambda names: names[1] or names[0])
         objectives, best = list(self._space.sampler.objective), self.best()
-        # Of what was cut Optuna has the last loss.
+        # Optuna keeps the last loss of a trial that was cut.
         table.loc[table["state"] != "COMPLETE", objectives] = None
         table["study"], table["trial"] = self._name, table["number"]
         table["is_best"] = table["number"].isin([trial.number for trial in best])
         columns = ["study", "trial", *self._space.keys, *objectives]
         return table[[*columns, "outcome", "is_best", "runs", "reason"]]
 
-    def _next(self) -> dict[str, Any]:
-        """Choose the point of the next trial: in a copy, so that a kill leaves no half of it."""
-        if self._space.laid:
-            return self._laid_and_unasked()[0]
+    def _choose_point(self) -> dict[str, Any]:
+        """Choose the next point in a copy of the study: a kill leaves no incomplete trial."""
+        if self._space.listed_points:
+            return self._unasked_points()[0]
         name, trials = self._space.sampler.name, self.trials
         if name != "random" and len(trials) < _FIRST_TRIALS:
-            # Optuna draws the first one at random, and then those of Sobol's sequence.
+            # Optuna draws the first point at random, and the next ones from Sobol's sequence.
             copy = optuna.create_study(sampler=QMCSampler(scramble=True, seed=self._seed))
             return [copy.ask(self._distributions).params for _ in range(len(trials) + 2)][-1]
         sampler = _sampler_of(name, self._seed + len(trials))
@@ -224,9 +224,9 @@ class Study:
         copy.add_trials(trials)
         return copy.ask(self._distributions).params
 
-    def _laid_and_unasked(self) -> list[dict[str, Any]]:
-        known = [trial.params for trial in self.trials]
-        return [point for point in self._space.laid if point not in known]
+    def _unasked_points(self) -> list[dict[str, Any]]:
+        points = [trial.params for trial in self.trials]
+        return [point for point in self._space.listed_points if point not in points]
 
     def _trial(self, number: int) -> Trial:
         study = self._storage.get_study_id_from_name(self._name)
@@ -236,7 +236,7 @@ class Study:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave out what Optuna logs, and that parts of it are new."""
+    """Suppress the log of Optuna, and its warnings about experimental parts."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""The trials of all studies, side by side: asked, launched, told."""
+"""The trials of all studies, side by side: each is asked, launched and told."""
 
 from __future__ import annotations
 
@@ -15,32 +15,30 @@ from batchscape.search.objective import NOT_MEASURED, curve_of, outcome_of
 from batchscape.search.space import Space
 from batchscape.search.study import Study
 
-__all__ = ["run_trials"]
-
 
 @dataclass
-class _Trial:
-    """A trial that was asked for, and is not told yet."""
+class _OpenTrial:
+    """A trial that was asked, and is not told yet."""
 
     study: str
     number: int
     runs: list[RunSpec | str]
-    """Of each seed its run, or the rule that it breaks."""
+    """Run of each seed; in place of a run the rule that it breaks."""
     has_fault: bool = False
-    """Whether its runs are over, and are to be repeated by another command."""
+    """Whether its runs are over, and another command is to repeat them."""
 
     @property
     def specs(self) -> list[RunSpec]:
-        """Its runs; none where a rule is broken."""
+        """Its runs; none where one breaks a rule."""
         specs = [run for run in self.runs if isinstance(run, RunSpec)]
         return specs if len(specs) == len(self.runs) else []
 
 
-class _Trials:
-    """Asks for trials while runs are at work, and tells them as these end.
+class _TrialSteering:
+    """Asks for trials while runs are at work, and tells their outcomes as the runs end.
 
-    Every study has as many trials at a time as keep the machine at work: a trial learns of those
-    before it.
+    Every study has only as many open trials as keep the machine busy, as a trial learns from
+    earlier ones.
 
     Parameters
     ----------
@@ -53,25 +51,27 @@ class _Trials:
         self._space, self._studies, self._launching = space, studies, launching
         at_once = launching.corner.cells[0].config.launcher.concurrent_runs
         self._at_a_time = math.ceil(at_once / (len(studies) * space.sampler.seeds))
-        self._open: dict[tuple[str, int], _Trial] = {}
+        self._open: dict[tuple[str, int], _OpenTrial] = {}
         self._returned: set[str] = set()
 
     @property
     def runs(self) -> int:
-        """Runs of all trials that are not told yet, unless some cannot be built."""
-        return sum(s.wanted - s.told for s in self._studies.values()) * self._space.sampler.seeds
+        """Number of runs of all trials that are not over, unless some cannot be built."""
+        return (
+            sum(s.planned - s.finished for s in self._studies.values()) * self._space.sampler.seeds
+        )
 
     def more(self, over: Collection[str]) -> list[RunSpec]:
-        """Tell what is over, and return the runs of the trials that are asked for next."""
+        """Tell the trials that are over, and return the runs of the next ones."""
         while True:
             self.tell(over)
-            asked = list(self._ask())
+            trials = list(self._ask())
             self.write()
-            specs = {spec.run_id: spec for trial in asked for spec in trial.specs}
+            specs = {spec.run_id: spec for trial in trials for spec in trial.specs}
             new = {name: spec for name, spec in specs.items() if name not in self._returned}
             self._returned |= set(new)
             # A trial whose cells are rejected, or whose point was asked before, is over already.
-            if new or not asked:
+            if new or not trials:
                 return list(new.values())
 
     def tell(self, over: Collection[str]) -> None:
@@ -83,12 +83,14 @@ class _Trials:
                     del self._open[key]
 
     def cut(self, spec: RunSpec) -> str | None:
-        """Return why a run goes on no longer; None: it does."""
+        """Return why a run is cut; None where it goes on."""
         if self._space.sampler.pruner == "none":
             return None
-        # A trial that is cut has one run.
+        # Only trials with one run are cut.
         trial = next(
-            one for one in self._open.values() if spec.run_id in {s.run_id for s in one.specs}
+            trial
+            for trial in self._open.values()
+            if spec.run_id in {own.run_id for own in trial.specs}
         )
         curve = curve_of(self._launching.sweep.run(spec.run_id))
         loss = self._studies[trial.study].loss_at_cut(trial.number, curve, spec.samples)
@@ -101,38 +103,41 @@ class _Trials:
 
     @property
     def progress(self) -> str:
-        """How many trials are told."""
+        """Number of trials that are over, in words."""
         studies = self._studies.values()
-        return f"Trials: {sum(s.told for s in studies)} of {sum(s.wanted for s in studies)}"
+        return f"Trials: {sum(s.finished for s in studies)} of {sum(s.planned for s in studies)}"
 
-    def _ask(self) -> Iterator[_Trial]:
+    def _ask(self) -> Iterator[_OpenTrial]:
         """Yield the trials that come next, those of a killed command first."""
         first, seeds = self._space.first_seed, range(self._space.sampler.seeds)
-        for of in self._space.studies:
-            study = self._studies[of.name]
-            faults = sum(one.has_fault for one in self._open.values() if one.study == of.name)
-            while len(study.untold) - faults < self._at_a_time and len(study.trials) < study.wanted:
+        for cells in self._space.studies:
+            study = self._studies[cells.name]
+            opened = [trial for trial in self._open.values() if trial.study == cells.name]
+            faults = sum(trial.has_fault for trial in opened)
+            while (
+                len(study.running) - faults < self._at_a_time and len(study.trials) < study.planned
+            ):
                 study.ask()
-            for trial in study.untold:
-                key = of.name, trial.number
+            for trial in study.running:
+                key = cells.name, trial.number
                 if key not in self._open:
-                    cells = [of.at(trial.params, first + seed) for seed in seeds]
-                    self._open[key] = _Trial(*key, self._launching.plan(cells))
+                    of_seeds = [cells.at(trial.params, first + seed) for seed in seeds]
+                    self._open[key] = _OpenTrial(*key, self._launching.plan(of_seeds))
                     yield self._open[key]
 
-    def _tell(self, trial: _Trial) -> None:
+    def _tell(self, trial: _OpenTrial) -> None:
         sweep, names = self._launching.sweep, [spec.run_id for spec in trial.specs]
         outcome = outcome_of(trial.runs, sweep, self._space.sampler.objective)
         is_watched = names and self._space.sampler.pruner != "none"
         curve = curve_of(sweep.run(names[0])) if is_watched else {}
         self._studies[trial.study].tell(trial.number, outcome, names, curve)
         trial.has_fault = not outcome.is_over
-        said = f"Trial {trial.number} of {trial.study} {outcome.state}: {outcome.reason}"
+        text = f"Trial {trial.number} of {trial.study} {outcome.state}: {outcome.reason}"
         if trial.has_fault:
-            said += "; the same command with --retry failed,timeout runs it again"
+            text += "; the same command with --retry failed,timeout runs it again"
         if trial.has_fault or outcome.state in {NOT_MEASURED, Status.REJECTED}:
-            # What else has no value, the launch has told.
-            self._launching.console.print(said)
+            # The launch has reported other trials without a value.
+            self._launching.console.print(text)
 
     def write(self) -> None:
         """Write `trials.csv`."""
@@ -140,7 +145,7 @@ class _Trials:
 
 
 def run_trials(space: Space, studies: Mapping[str, Study], launching: Launching) -> SweepResult:
-    """Ask, run and tell until every study has its trials, or a signal stops it.
+    """Ask, launch and tell trials until every study has all of its own, or a signal stops it.
 
     Parameters
     ----------
@@ -150,8 +155,8 @@ def run_trials(space: Space, studies: Mapping[str, Study], launching: Launching)
     launching : Launching
         Of the trials.
     """
-    trials = _Trials(space, studies, launching)
-    if any(study.told for study in studies.values()):
+    trials = _TrialSteering(space, studies, launching)
+    if any(study.finished for study in studies.values()):
         launching.console.print(trials.progress)
     result = SweepResult((), interrupted=False)
     specs = trials.more(frozenset())
@@ -159,7 +164,7 @@ def run_trials(space: Space, studies: Mapping[str, Study], launching: Launching)
         result = launching.launch(specs, trials)
         is_stopped = result.interrupted or result.stopped is not None
         if is_stopped:
-            # Runs that ended meanwhile.
+            # Some runs may have ended meanwhile.
             trials.tell({run.run_id for run in result.runs if run.status.is_sealed})
             trials.write()
         launching.console.print(trials.progress)

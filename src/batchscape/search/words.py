@@ -1,4 +1,4 @@
-"""What a search asks, and the points that it names, in words."""
+"""Descriptions of a search and of its points."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import Any
 from batchscape.search.space import Space, setting_text
 from batchscape.text import count_text, list_text
 
-__all__ = ["point_text", "search_text"]
-
 
 def point_text(point: Mapping[str, Any]) -> str:
-    """Write searched values."""
+    """Write the searched values of a point."""
     return ", ".join(
         f"{key}={f'{value:.4g}' if isinstance(value, float) else setting_text(value)}"
         for key, value in point.items()
@@ -20,12 +18,12 @@ def point_text(point: Mapping[str, Any]) -> str:
 
 
 def search_text(space: Space) -> str:
-    """Say what is searched, by whom, and for what."""
+    """Describe the searched settings, the trials, the sampler and the objectives."""
     sampler = space.sampler
     searched = [
         *(
-            f"{one.key} ({one.low:g} to {one.high:g}{', logarithmic' if one.is_log else ''})"
-            for one in space.intervals
+            f"{i.key} ({i.low:g} to {i.high:g}{', logarithmic' if i.is_log else ''})"
+            for i in space.intervals
         ),
         *(
             f"{key} ({', '.join(map(setting_text, values))})"

@@ -2,14 +2,14 @@ r"""Weights & Biases: one mapping from a run folder to a W&B run, live and by `b
 
 ::
 
-    mirror.py                 of a launch, and the process that it starts and ends
-    sync.py                   the command, by the same process
+    mirror.py                 mirror of a launch, which starts and ends a process
+    sync.py                   the command, with the same process
     - - - - - - - - - - - -   another process from here on, the only one that loads wandb
-    worker.py                 looks at the run folders
+    worker.py                 reads the run folders
     run.py                    a run folder as a W&B run, named by labels.py
-    report.py, workspace.py   the written report and a saved view, of a sweep
-    state.py                  what W&B has of a run, of a report: `wandb.json`
+    report.py, workspace.py   the report and a saved view of a sweep
+    state.py                  state of a run or a report in W&B: `wandb.json`
 
-Training neither waits for any of this nor knows of it. Whatever happens here, the run folders are
-whole, and `batchscape sync` sends what W&B lacks.
+Training neither waits for W&B nor knows of it. Whatever happens here, the run folders are complete,
+and `batchscape sync` sends what W&B lacks.
 """

@@ -1,6 +1,6 @@
-"""What the runs of a sweep are called in W&B: by geometry, a few settings, a hash and the seed.
+"""Names of runs in W&B: geometry, a few settings, a hash and the seed.
 
-All of it follows from the run's own `config.json`, so that no run that is added later moves it.
+A name follows from the `config.json` of its run alone, so that no later run changes it.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from batchscape.record.folder import RunFolder
 from batchscape.record.status import RunStatus
 
 _SEEDS = frozenset({"seed", "init_seed", "data_seed"})
-_OTHERWISE = ("batch.", "engine.precision", "launcher.device")
-"""Settings that count as what became of them: the geometry, the precision, the type of device."""
-_SHOWN = ("engine", "model", "optimizer")
-"""Groups whose option a name tells."""
+_RESOLVED = ("batch.", "engine.precision", "launcher.device")
+"""Settings that count by their resolved values: geometry, precision and type of device."""
+_NAMED_GROUPS = ("engine", "model", "optimizer")
+"""Groups whose options are in a name."""
 _FACTORS = ("data_parallel_size", "micro_batch_size", "gradient_accumulation_steps")
 _LONGEST = 128
-"""Letters of a name, and of a group, that W&B takes."""
+"""Longest name or group that W&B takes, in letters."""
 
 
 class Label(NamedTuple):
-    """What one run is called."""
+    """Name and group of one run."""
 
     name: str
     """Such as `2x8x4 fsdp gpt adamw 0.001 1f3a2b s3`: devices x micro-batch x accumulation, engine,
-    model, optimizer and learning rate as far as they were told, a hash of the cell, the seed."""
+    model, optimizer and learning rate as far as the program got them, a hash of the cell, the
+    seed."""
     group: str
-    """Its cell, which is the same for every seed and repeat, and its sweep."""
+    """Cell, which is the same for every seed and repeat, and sweep of the run."""
 
 
 def label_of(folder: RunFolder, sweep_id: str) -> Label:
-    """Return what a run is called.
+    """Return name and group of a run.
 
     Parameters
     ----------
@@ -48,23 +49,25 @@ def label_of(folder: RunFolder, sweep_id: str) -> Label:
     Raises
     ------
     DamageError
-        If its `config.json` cannot be read, or says no geometry.
+        If its `config.json` cannot be read, or has no geometry.
     """
     try:
         content = read_json(folder.config)
-        told, resolved = told_settings(content), content["resolved"]
-        shown = ["x".join(str(content["geometry"][factor]) for factor in _FACTORS)]
-        shown += [told[group]["name"] for group in _SHOWN if "name" in told.get(group, {})]
-        rate = told.get("optimizer", {}).get("learning_rate")
-        shown += [] if rate is None else [f"{rate:g}"]
-        text = json.dumps(_cell(content, told), sort_keys=True)
-        cell = " ".join([*shown, hashlib.sha256(text.encode()).hexdigest()[:6]])
+        settings, resolved = passed_settings(content), content["resolved"]
+        parts = ["x".join(str(content["geometry"][factor]) for factor in _FACTORS)]
+        parts += [
+            settings[group]["name"] for group in _NAMED_GROUPS if "name" in settings.get(group, {})
+        ]
+        rate = settings.get("optimizer", {}).get("learning_rate")
+        parts += [] if rate is None else [f"{rate:g}"]
+        text = json.dumps(_cell(content, settings), sort_keys=True)
+        cell = " ".join([*parts, hashlib.sha256(text.encode()).hexdigest()[:6]])
         init, data = resolved["init_seed"], resolved["data_seed"]
         parts = [cell]
-        if _SEEDS & told.keys():
+        if _SEEDS & settings.keys():
             parts.append(f"s{init}" if init == data else f"s{init}.{data}")
-        if told["timing_repeat"]:
-            parts.append(f"repeat {told['timing_repeat']}")
+        if settings["timing_repeat"]:
+            parts.append(f"repeat {settings['timing_repeat']}")
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         msg = f"{folder.config} is damaged"
         raise DamageError(msg) from error
@@ -72,9 +75,9 @@ def label_of(folder: RunFolder, sweep_id: str) -> Label:
 
 
 def sweep_id_of(folders: Sequence[RunFolder]) -> str:
-    """Name a sweep by the run of it that began first; empty where none has begun.
+    """Return the id of a sweep, by its first run that began; empty where none has begun.
 
-    It is another one on each machine, as the ids of runs are.
+    Ids of sweeps differ between machines, as those of runs do.
     """
     began: list[tuple[float, RunFolder]] = []
     for folder in folders:
@@ -86,7 +89,7 @@ def sweep_id_of(folders: Sequence[RunFolder]) -> str:
             began.append((attempts[0].started_at, folder))
     if not began:
         return ""
-    at, first = min(began, key=lambda one: (one[0], one[1].path.name))
+    at, first = min(began, key=lambda pair: (pair[0], pair[1].path.name))
     try:
         name = str(read_json(first.config)["sweep_name"])
     except (RecordError, OSError, KeyError, TypeError):
@@ -94,37 +97,37 @@ def sweep_id_of(folders: Sequence[RunFolder]) -> str:
     return f"{name}-{hashlib.sha256(repr(at).encode()).hexdigest()[:8]}"
 
 
-def told_settings(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a `config.json`, nested, without those that a program was never told.
+def passed_settings(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a `config.json`, nested, without those that a program did not get.
 
     Parameters
     ----------
     content : mapping
-        Of the file.
+        Content of the file.
     """
     lacking = set(content["resolved"].get("not_passed", ()))
-    told: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for group, values in content["config"].items():
         if group in lacking:
             continue
         if not isinstance(values, dict):
-            told[group] = values
+            settings[group] = values
             continue
-        kept = {name: value for name, value in values.items() if f"{group}.{name}" not in lacking}
-        if kept:
-            told[group] = kept
-    return told
+        passed = {name: value for name, value in values.items() if f"{group}.{name}" not in lacking}
+        if passed:
+            settings[group] = passed
+    return settings
 
 
-def _cell(content: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what tells a cell apart, flat."""
+def _cell(content: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that distinguish cells, flat."""
     resolved = content["resolved"]
     return {
         **{
             key: value
-            for key, value in _flat(told)
+            for key, value in _flat(settings)
             if key not in {*_SEEDS, "timing_repeat"}
-            and not key.startswith(_OTHERWISE)
+            and not key.startswith(_RESOLVED)
             and tells_apart(key)
         },
         "geometry": content["geometry"],

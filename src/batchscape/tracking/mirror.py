@@ -1,7 +1,7 @@
-"""The mirror of a launch, and the process that talks to Weights & Biases as its caller sees it.
+"""The mirror of a launch, and the caller's side of the process that talks to Weights & Biases.
 
-It works beside runs only where that costs them nothing, else after them. W&B may take long, or for
-ever: a process that says nothing for long is ended. This module does not import wandb.
+The process works beside runs only where that costs them nothing, else after them. W&B may hang: a
+process that is silent for too long is ended. This module does not import wandb.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from batchscape.config import Tracker, WandbTracker
 from batchscape.outgoing import redact
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
-from batchscape.tracking.state import standing_of, sync_command
+from batchscape.tracking.state import sync_command, uploads_of
 
 _SILENCE_S = 60.0
-"""For a busy machine, beside what W&B takes."""
+"""Time for a busy machine, beside the patience with W&B."""
 _LOOK_S = 0.1
 
 
@@ -37,7 +37,7 @@ def patience_s() -> float:
 
 
 def may_mirror_live(specs: Sequence[RunSpec], cpu_cores: int) -> bool:
-    """Return whether the mirror can work beside timed runs without taking anything from them."""
+    """Return whether the mirror can work beside timed runs without disturbing them."""
     if not specs or any(spec.device_type != "cuda" for spec in specs):
         return False
     ranks = max(spec.geometry.data_parallel_size for spec in specs)
@@ -46,36 +46,36 @@ def may_mirror_live(specs: Sequence[RunSpec], cpu_cores: int) -> bool:
 
 @dataclass(frozen=True)
 class MirrorRequest:
-    """What the process of a mirror has to do."""
+    """Request to the process of a mirror."""
 
     sweep_dir: str
     mode: str
     """`online`, `offline`, or `auto`: online with an API key, else offline."""
     work: Literal["live", "rest", "sync"]
-    """Follow runs until the end is asked for; send what has ended; the same at a command, unless
-    another process is at it."""
+    """`live` follows runs until its end is requested; `rest` sends the runs that have ended; `sync`
+    does the same at a command, unless another process mirrors the sweep."""
     beside: Sequence[str] = ()
-    """What of the sweep itself is sent too: `report`, `workspace`."""
+    """Parts of the sweep itself to send: `report`, `workspace`."""
     project: str | None = None
-    """Where runs go that W&B has not seen yet; by default as their own settings say."""
+    """Project of runs that are new to W&B; by default that of their own settings."""
     entity: str | None = None
     tags: list[str] | None = None
 
 
 @dataclass(frozen=True)
 class Event:
-    """What the process says."""
+    """Message of the process."""
 
     kind: Literal["rows", "done", "failed", "refused", "end"]
-    """`rows`: W&B takes the rows of a long run. The last two are its last: nothing can be mirrored
-    in this mode; all was looked at."""
+    """`rows`: W&B takes the rows of a long run. `refused` and `end` are the last: nothing can be
+    mirrored in this mode; all runs were read."""
     run: str | None = None
-    """A run, or `report`, or `workspace`; None: all of them."""
+    """A run, or `report`, or `workspace`; None: the whole sweep."""
     reason: str | None = None
 
 
 class Worker:
-    """A process at work, at low priority; `close` it.
+    """The process of a mirror, at low priority; the caller closes it.
 
     Raises
     ------
@@ -86,49 +86,49 @@ class Worker:
     def __init__(self, request: MirrorRequest) -> None:
         folder = SweepFolder(Path(request.sweep_dir)).wandb
         folder.mkdir(parents=True, exist_ok=True)
-        # Not a pipe, which is full once nobody has read it for long.
+        # A file and no pipe, which is full when nobody reads it.
         self._events = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (as long as the worker)
-        self._read = 0
-        # -P: a module in the current folder must not stand in for one that wandb imports.
+        self._offset = 0
+        # -P: a module in the current folder must not replace one that wandb imports.
         command = [sys.executable, "-P", "-m", "batchscape.tracking.worker"]
         self.log = folder / "mirror.log"
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, json.dumps(asdict(request))],
                 stdin=subprocess.PIPE,
-                bufsize=0,  # a closed pipe is met where it is written to, and nowhere else
+                bufsize=0,  # only a write can meet a closed pipe
                 stdout=self._events,
                 stderr=log,
                 env=_environment(folder, request.mode),
                 start_new_session=True,  # Ctrl-C is for its parent
             )
-        # From here, before it has imported anything: a hook in the child is unsafe with threads.
+        # Set from here, before its imports: a hook in the child is unsafe with threads.
         with suppress(psutil.Error):
             psutil.Process(self._process.pid).nice(19)
         self.problem: str | None = None
-        """What was missed last, and why."""
+        """Last failure, with its reason."""
         self.has_finished = False
-        """Whether it looked at all there is."""
+        """Whether it has read all runs."""
 
     def ask_for_the_end(self) -> None:
-        """Let it mirror what is left, and end."""
+        """Let it mirror the remaining rows, and end."""
         if self._process.stdin is not None:
             with suppress(OSError):
                 self._process.stdin.write(b"\n")
 
     def events(self, silence_s: float) -> Iterator[Event]:
-        """Yield what it says until it has ended; it is killed where it is silent for too long.
+        """Yield its messages until it has ended, or is silent for too long.
 
         Parameters
         ----------
         silence_s : float
             Longest time between two events, in seconds.
         """
-        heard = time.monotonic()
+        last_at = time.monotonic()
         while not self.has_finished:
-            has_ended = self._process.poll() is not None  # first: then all that it said is there
-            for event in self._news():
-                heard = time.monotonic()
+            has_ended = self._process.poll() is not None  # first: then all its messages are there
+            for event in self._new_events():
+                last_at = time.monotonic()
                 self.problem = event.reason or self.problem
                 self.has_finished = event.kind == "end"
                 yield event
@@ -136,13 +136,13 @@ class Worker:
                 if not self.has_finished and self.problem is None:
                     self.problem = f"it ended with exit code {self._process.returncode}"
                 return
-            if time.monotonic() - heard >= silence_s:
+            if time.monotonic() - last_at >= silence_s:
                 self.problem = f"it did not answer for {silence_s:g} s"
                 return
             time.sleep(_LOOK_S)
 
     def close(self) -> None:
-        """End it, and the helper of W&B, whatever they do."""
+        """Kill the process and the helper of W&B."""
         if self._process.poll() is None:
             kill_tree(self._process.pid)
             self._process.wait()
@@ -150,26 +150,26 @@ class Worker:
         if self._process.stdin is not None:
             self._process.stdin.close()
 
-    def _news(self) -> Iterator[Event]:
-        content = os.pread(self._events.fileno(), 1 << 20, self._read)
-        whole = content[: content.rfind(b"\n") + 1]
-        self._read += len(whole)
-        for line in whole.splitlines():
-            with suppress(ValueError, TypeError):  # whatever a library prints
+    def _new_events(self) -> Iterator[Event]:
+        content = os.pread(self._events.fileno(), 1 << 20, self._offset)
+        lines = content[: content.rfind(b"\n") + 1]
+        self._offset += len(lines)
+        for line in lines.splitlines():
+            with suppress(ValueError, TypeError):  # a library may print other lines
                 yield Event(**json.loads(line))
 
 
 class Mirror:
-    """The mirror of one launch; nothing at all without a tracker.
+    """The mirror of one launch; without a tracker it does nothing.
 
-    What goes wrong here is told, and stops no training. Nobody waits for it before `finish`.
+    A failure here is reported, and stops no training. Only `finish` waits.
 
     Parameters
     ----------
     tracker : WandbTracker or NoTracker
     sweep : SweepFolder
     live : bool
-        Whether to mirror from now on, else only in `finish`.
+        Whether to mirror during the launch, else only in `finish`.
     """
 
     def __init__(self, tracker: Tracker, sweep: SweepFolder, *, live: bool) -> None:
@@ -179,12 +179,12 @@ class Mirror:
         self._live = self._start("live") if live else None
 
     def finish(self, *, interrupted: bool) -> str | None:
-        """Mirror what is left, unless the user waits for the end.
+        """Mirror the remaining rows, unless the user has interrupted the sweep.
 
         Returns
         -------
         str or None
-            What was not mirrored, and how to get it later; None where all was.
+            Which runs were not mirrored, and how to send them; None where all were.
         """
         if self._tracker is None:
             return None
@@ -195,26 +195,26 @@ class Mirror:
                     self._live.close()
             else:
                 self._drain(self._live)
-                # One that failed on the way is gone on with by another.
-                if self._live is None or standing_of(self._sweep_dir).lacking:
+                # A second process continues where the live one has failed.
+                if self._live is None or uploads_of(self._sweep_dir).lacking:
                     self._drain(self._start("rest"))
         except KeyboardInterrupt:
             self._problems.append("the wait for it was interrupted")
-        except Exception as error:  # noqa: BLE001  (what goes wrong here must fail no sweep)
+        except Exception as error:  # noqa: BLE001  (no error here may fail a sweep)
             self._problems.append(f"{type(error).__name__}: {error}")
         why = "; ".join(dict.fromkeys(self._problems))
         try:
-            note = standing_of(self._sweep_dir).missing(why)
+            note = uploads_of(self._sweep_dir).missing(why)
         except OSError as error:
             command = sync_command(self._sweep_dir)
             note = f"What Weights & Biases lacks is not known: {error}. `{command}` sends it."
         return None if note is None else redact(note)
 
     def standing(self) -> str | None:
-        """Say where W&B has the runs of the sweep; None where it has none, or none can be read."""
+        """Say in which project W&B has the runs of the sweep; None where it has none."""
         if self._tracker is not None:
-            with suppress(OSError):  # `finish` has told it
-                return str(standing_of(self._sweep_dir)) or None
+            with suppress(OSError):  # `finish` has reported it
+                return str(uploads_of(self._sweep_dir)) or None
         return None
 
     def _start(self, work: Literal["live", "rest"]) -> Worker | None:
@@ -228,7 +228,7 @@ class Mirror:
         return None
 
     def _drain(self, worker: Worker | None) -> None:
-        """Let a process mirror what is left; note what kept it from that."""
+        """Let a process mirror the remaining rows; note its problem."""
         if worker is None:
             return
         try:
@@ -242,7 +242,7 @@ class Mirror:
 
 
 def kill_tree(pid: int) -> None:
-    """Kill the descendants of a process of ours (W&B runs its own helper), and then itself."""
+    """Kill the descendants of a process (W&B starts a helper), then the process."""
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         for member in [*process.children(recursive=True), process]:
@@ -251,7 +251,7 @@ def kill_tree(pid: int) -> None:
 
 
 def _environment(folder: Path, mode: str) -> dict[str, str]:
-    """Environment of the process: the user's, quiet, and leaving nothing outside the sweep."""
+    """Return the environment of the process: W&B is quiet and writes only into the sweep folder."""
     environment = {
         "WANDB_CACHE_DIR": str(folder / "cache"),
         "WANDB_DATA_DIR": str(folder / "cache"),
@@ -259,7 +259,7 @@ def _environment(folder: Path, mode: str) -> dict[str, str]:
         "WANDB_SILENT": "true",
         "WANDB_ERROR_REPORTING": "false",
     }
-    environment.pop("WANDB_SERVICE", None)  # would tie it to a W&B process of the launcher
+    environment.pop("WANDB_SERVICE", None)  # it would use a W&B process of the launcher
     if mode != "auto":
         environment.pop("WANDB_MODE", None)
     return environment

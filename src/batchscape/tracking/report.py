@@ -1,19 +1,18 @@
-"""The written report of a sweep as one W&B run beside those of its runs.
+"""The report of a sweep as one W&B run, beside those of its runs.
 
 ==============  =====================================================================
 W&B             folder `report/` of the sweep
 ==============  =====================================================================
 id, name        follow from the sweep; `job_type` is `report`
-`report/page`   `report.html`, as it is
+`report/page`   `report.html`
 `report/...`    `comparison`, `targets` and `claims` of `tables/*.csv`, as tables
 `figures/...`   `figures/*.png`
-artifact        these files and all others but `paper/`, of type `report`
+artifact        all files but `paper/`, of type `report`
 summary         `report_sha256`: a digest of all the files of the artifact
 ==============  =====================================================================
 
-All of it is one row, and a changed report the next row and the next version of the artifact. The
-server is asked which report it has, so that a call that was killed is not taken for one that was
-not made.
+A report is one row; a changed report is the next row and the next version of the artifact. The
+digest is read from the server, so that a call that was killed after the upload is not repeated.
 """
 
 from __future__ import annotations
@@ -33,18 +32,19 @@ _DIGEST = "report_sha256"
 
 
 def send_report(sweep: SweepFolder, state: MirrorState) -> None:
-    """Send the report of a sweep, unless the server has it as it is.
+    """Send the report of a sweep, unless the server has the same.
 
     Parameters
     ----------
     sweep : SweepFolder
     state : MirrorState
-        What W&B has of it; `sweep_id` is the id of its W&B run. It is noted when all has arrived.
+        State of the report in W&B, written once all files have arrived; `sweep_id` is the id of its
+        W&B run.
 
     Raises
     ------
     TimeoutError
-        If the server does not show its end.
+        If the server does not show the end of the W&B run.
     """
     content = report_content(sweep)
     run = wandb.init(
@@ -65,7 +65,7 @@ def send_report(sweep: SweepFolder, state: MirrorState) -> None:
         artifact = wandb.Artifact(f"report-{state.sweep_id}", type="report")
         for file in report_files(sweep):
             name = file.relative_to(sweep.report.resolve()).as_posix()
-            # W&B would copy every file first.
+            # Without these options W&B copies every file first.
             artifact.add_file(str(file), name=name, skip_cache=True, policy="immutable")
         run.log_artifact(artifact)
         artifact.wait()
@@ -89,9 +89,6 @@ def _row(sweep: SweepFolder) -> dict[str, Any]:
 
 
 def _table(path: Path) -> pd.DataFrame:
-    """Read a table; what is missing is None, which W&B shows as empty.
-
-    Missing is an empty field: a cell may be called `NA`. Whole numbers stay whole beside it.
-    """
+    """Read a table; an empty field is None, which W&B shows as empty, while `NA` is a text."""
     table = pd.read_csv(path, keep_default_na=False, na_values=[""], dtype_backend="numpy_nullable")
     return table.astype(object).where(table.notna(), None)

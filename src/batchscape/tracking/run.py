@@ -1,4 +1,4 @@
-"""One run folder as one W&B run: what of it is mirrored, under which names.
+"""One run folder as one W&B run: the mirrored values and their names.
 
 ==============  =====================================================================
 W&B             run folder
@@ -7,7 +7,7 @@ name            geometry, engine, model, optimizer, learning rate, a hash of the
                 `2x8x4 fsdp gpt adamw 0.001 1f3a2b s3`
 group           the cell: the same for all seeds, so that W&B draws their mean and range
 config          geometry, identity and resolved settings as columns; all settings that the
-                program was told, nested; how it was launched (`launch.devices`, ...)
+                program got, nested; how it was launched (`launch.devices`, ...)
 history         one row an optimizer step, one an evaluation; every row carries all axes
 axes            `samples` for losses, `optimizer_step` for times; `tokens` and
                 `train_time_s` to choose from
@@ -15,9 +15,8 @@ summary         the summary of `status.json`, with status, stop reason and reaso
                 they count, and `timing_valid` and `timing_invalid_reason` beside them
 ==============  =====================================================================
 
-Names of curves, and of their sections of panels before the slash, are in `record.figures`, as those
-of figures. Missing values are
-left out of rows; as in the tables, a loss that is not a number is missing.
+Names of curves and figures are in `record.figures`; the part before the slash is a section of
+panels. Rows leave missing values out; as in the tables, a loss that is not a number is missing.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import read_table
 from batchscape.record.timing import VERDICT, timed_figures, why_run_untimed
-from batchscape.tracking.labels import Label, told_settings
+from batchscape.tracking.labels import Label, passed_settings
 from batchscape.tracking.mirror import patience_s
 from batchscape.tracking.state import MirrorState, content_of, id_of
 
@@ -61,14 +60,14 @@ _BY_OPTIMIZER_STEP = frozenset({"time", "throughput", "system"})
 
 
 def section_axes() -> dict[str, str]:
-    """Return the axis that a section is drawn over: `samples`, or `optimizer_step` for costs."""
+    """Return the horizontal axis of each section: `samples`, or `optimizer_step` for costs."""
     names = [_THROUGHPUT, *(name for names in CURVES.values() for name in names.values())]
     sections = {name.partition("/")[0] for name in names}
     return {s: "optimizer_step" if s in _BY_OPTIMIZER_STEP else "samples" for s in sections}
 
 
 def curve_points(table: str, row: Row) -> dict[str, Any]:
-    """Return what W&B gets of one row: the axes, and a point of each curve that has one there.
+    """Return the values of one row for W&B: the axes, and a point of each curve.
 
     W&B draws numbers only, so that a truth value becomes 0 or 1.
 
@@ -87,11 +86,11 @@ def curve_points(table: str, row: Row) -> dict[str, Any]:
     return points
 
 
-ROWS_TOLD = 256
+ROWS_PER_EVENT = 256
 _LOOK_S = 0.2
 _UNTIMED = "timing_invalid"
 """Tag of a run whose times do not count."""
-_Keyed = tuple[int, str, Row]
+_NumberedRow = tuple[int, str, Row]
 """A row with its number in W&B, 2k for optimizer step k and 2k + 1 for the evaluation then."""
 
 
@@ -103,17 +102,17 @@ class WandbRun:
     folder : RunFolder
     sweep_dir : Path
     tracker : WandbTracker
-        Its mode is not asked.
+        Its mode is not used.
     mode : str
         `online` or `offline`.
     status : RunStatus
-        How the run stands now.
+        Current status of the run.
     label : Label
-        What it is called.
+        Name and group of the run.
     sweep_id : str
-        What W&B calls its sweep.
+        Id of its sweep in W&B.
     tell_rows : callable
-        Called once in a while as W&B takes rows: a long run is no silence.
+        Called from time to time while W&B takes rows, so that a long run is not taken for silence.
     """
 
     def __init__(
@@ -132,16 +131,16 @@ class WandbRun:
         self._tell_rows = tell_rows
         self._tracker = tracker
         self._tails = {table: Tail(folder.lines(table)) for table in CURVES}
-        self._waiting: list[_Keyed] = []
-        noted = MirrorState.read(folder)
-        self._state = noted or MirrorState(project=tracker.project, entity=tracker.entity)
+        self._held_rows: list[_NumberedRow] = []
+        state = MirrorState.read(folder)
+        self._state = state or MirrorState(project=tracker.project, entity=tracker.entity)
         wandb_id = id_of(folder.path.name, status)
-        self._before = [
+        self._offline_copies = [
             path
             for path in SweepFolder(sweep_dir).wandb.glob("offline-run-*")
             if path.name.endswith(f"-{wandb_id}") and not path.is_symlink()
         ]
-        """Where it was written offline before: all of that is written anew now."""
+        """Earlier offline copies of the run, which the new one replaces."""
         self._run = wandb.init(
             id=wandb_id,
             name=outgoing(label.name),
@@ -160,13 +159,13 @@ class WandbRun:
         )
         self._state.mode, self._state.content = mode, None
         self._state.write(folder)
-        # What the server has; offline, all is written anew.
+        # Last step at the server; offline, all rows are written anew.
         self._last_step = self._run.starting_step - 1
         for axis in AXES:
-            # Their last values belong to the summary of the run folder, not to the last row.
+            # The summary has values of the run folder, and not those of the last row.
             self._run.define_metric(axis, hidden=True, summary="none")
         for section, axis in section_axes().items():
-            # Nor does the end of a curve, which is one step's.
+            # Nor the last point of a curve, which is that of one step.
             self._run.define_metric(
                 f"{section}/*", step_metric=axis, step_sync=False, summary="none"
             )
@@ -175,14 +174,14 @@ class WandbRun:
         """Mirror the rows that were written since the last call, while the run runs."""
         # The order of reading matters: an evaluation is written before any later optimizer step.
         for table in CURVES:
-            self._waiting += _keyed(table, self._tails[table].read())
-        reached = max((step for step, table, _ in self._waiting if table == "steps"), default=0)
+            self._held_rows += _with_numbers(table, self._tails[table].read())
+        reached = max((step for step, table, _ in self._held_rows if table == "steps"), default=0)
         ready = max(reached, self._last_step) + 1  # the evaluation after the last known step
-        self._log(row for row in self._waiting if row[0] <= ready)
-        self._waiting = [row for row in self._waiting if row[0] > ready]
+        self._log(row for row in self._held_rows if row[0] <= ready)
+        self._held_rows = [row for row in self._held_rows if row[0] > ready]
 
     def close(self, status: RunStatus) -> None:
-        """Mirror all the rest of a run that has ended, and how it ended.
+        """Mirror the remaining rows of a run that has ended, and its end.
 
         Raises
         ------
@@ -194,15 +193,15 @@ class WandbRun:
         self._log(
             row
             for table in CURVES
-            for row in _keyed(table, read_table(folder, table).to_dict("records"))
+            for row in _with_numbers(table, read_table(folder, table).to_dict("records"))
         )
         figures = timed_figures(status.summary, untimed)
         if read_table(folder, "ranks")["memory_method"].eq(RESIDENT).any():
-            # Resident memory stands for allocated memory, which only a program could tell.
+            # The figure is resident memory: only the program knows its allocated memory.
             figures["peak_allocated_gib"] = None
         self._run.summary.update(
             {
-                # All of them: an attempt that ended before may have left another.
+                # All figures, as an earlier attempt may have left others.
                 **{name: figures.get(name) for name in FIGURES},
                 **dict(zip(VERDICT, (untimed is None, untimed), strict=True)),
                 "status": str(status.status),
@@ -214,18 +213,18 @@ class WandbRun:
         self._run.tags = self._tags(status)
         ended_well = status.status in {Status.COMPLETED, Status.PRUNED}
         finish(self._run, "finished" if ended_well else "failed")
-        for path in self._before:
+        for path in self._offline_copies:
             shutil.rmtree(path, ignore_errors=True)
         self._state.content = content_of(status)
         self._state.write(folder)
 
-    def _log(self, rows: Iterable[_Keyed]) -> None:
-        """Log rows that W&B lacks: a resumed run writes again what came after its checkpoint."""
+    def _log(self, rows: Iterable[_NumberedRow]) -> None:
+        """Log rows that W&B lacks: a resumed run repeats the rows after its checkpoint."""
         for number, (step, table, row) in enumerate(sorted(rows, key=lambda keyed: keyed[0])):
             if step > self._last_step:
                 self._run.log(curve_points(table, row), step=step)
                 self._last_step = step
-                if number % ROWS_TOLD == 0:
+                if number % ROWS_PER_EVENT == 0:
                     self._tell_rows()
 
     def _tags(self, status: RunStatus) -> tuple[str, ...]:
@@ -235,7 +234,7 @@ class WandbRun:
 
 
 def quiet_settings() -> wandb.Settings:
-    """Return settings by which W&B gets what it is given: no console, code, git, machine."""
+    """Return settings by which W&B collects no console, code, git state or machine."""
     return wandb.Settings(
         silent=True,
         console="off",
@@ -251,9 +250,9 @@ def quiet_settings() -> wandb.Settings:
 
 
 def finish(run: wandb.Run, state: Literal["finished", "failed"]) -> None:
-    """Finish a W&B run, and wait until the server shows that it has its end.
+    """Finish a W&B run, and wait until the server shows its end.
 
-    W&B's own finish returns in silence when an upload was refused for good.
+    The finish of W&B returns without an error when an upload was refused.
 
     Raises
     ------
@@ -265,7 +264,7 @@ def finish(run: wandb.Run, state: Literal["finished", "failed"]) -> None:
     deadline = time.monotonic() + patience_s()
     while not is_offline:
         with suppress(Exception):  # W&B raises errors of many families
-            # Anew each time: it answers from memory.
+            # A new client each time, as it caches its answers.
             if wandb.Api(timeout=math.ceil(patience_s())).run(path).state == state:
                 return
         if time.monotonic() >= deadline:
@@ -275,18 +274,17 @@ def finish(run: wandb.Run, state: Literal["finished", "failed"]) -> None:
 
 
 def _config(folder: RunFolder) -> dict[str, Any]:
-    """Return what W&B shows as the config of a run.
+    """Return the config of a run in W&B.
 
-    Groups of settings stay nested, which W&B shows as `model.name`; a dot inside a key would
-    break its queries.
+    Groups of settings stay nested: W&B shows `model.name`, and a dot in a key breaks its queries.
     """
     content = read_json(folder.config)
-    config: dict[str, Any] = told_settings(content)
+    config: dict[str, Any] = passed_settings(content)
     lacking = set(content["resolved"].get("not_passed", ()))
     for name, value in content["resolved"].items():
         if name in lacking or name == "not_passed":
             continue
-        # What was planned must not pass for what was done.
+        # A planned value must not be taken for a measured one.
         config[f"planned_{name}" if name in FIGURES else name] = value
     config["stages"] = [
         {
@@ -304,13 +302,13 @@ def _config(folder: RunFolder) -> dict[str, Any]:
     config["data_manifest_hash"] = content["data"]["manifest_hash"]
     if folder.launch.exists():
         launch = read_json(folder.launch)
-        # A path that is gone when the run ends, and what the summary says with the run's end.
+        # A path that is gone when the run ends, and entries of the summary.
         for name in ("rendezvous", *VERDICT):
             launch.pop(name, None)
         config["launch"] = launch
-    leaving: dict[str, Any] = outgoing_json(config)
-    return leaving
+    redacted: dict[str, Any] = outgoing_json(config)
+    return redacted
 
 
-def _keyed(table: str, rows: Iterable[Mapping[Any, Any]]) -> list[_Keyed]:
+def _with_numbers(table: str, rows: Iterable[Mapping[Any, Any]]) -> list[_NumberedRow]:
     return [(2 * row["optimizer_step"] + (table == "evals"), table, row) for row in rows]

@@ -1,4 +1,4 @@
-"""What W&B has of each run, and of a report: `wandb.json` in its folder. Needs no wandb."""
+"""The state of each run and each report in W&B: `wandb.json` in its folder. Needs no wandb."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from batchscape.text import count_text, list_text
 from batchscape.tracking.labels import sweep_id_of
 
 ENDS = frozenset(Status) - {Status.PENDING, Status.RUNNING, Status.REJECTED}
-"""Of a run that was launched: these are mirrored for good."""
+"""Ends of a run that was launched, which are mirrored."""
 
 
 @dataclass
 class MirrorState:
-    """Content of `wandb.json`: what W&B has of one run, or of the report of a sweep."""
+    """Content of `wandb.json`: the state of one run, or of the report of a sweep, in W&B."""
 
     project: str
-    """Project that the W&B run is in, for good."""
+    """Project of the W&B run, which does not change."""
     entity: str | None
-    """User or team that it belongs to; null: the key's default."""
+    """User or team of the project; null: the default of the key."""
     mode: Literal["online", "offline"] = "offline"
-    """Where `content` is: at the server, or in a folder of W&B's own."""
+    """Whether `content` is at the server, or in an offline folder of W&B."""
     content: str | None = None
     """Digest of the end of the run, or of the report, that was mirrored last; null: none, or the
-    upload was cut. Which rows the server has, it tells."""
+    upload was cut. The server knows which rows it has."""
     sweep_id: str | None = None
-    """Of a sweep: what W&B calls it, which is the id of the W&B run of its report."""
+    """Id of a sweep in W&B, also of the W&B run of its report."""
     workspace: str | None = None
-    """Of a sweep: address of the workspace that was saved for it."""
+    """Address of the saved workspace of a sweep."""
 
     def write(self, folder: RunFolder | SweepFolder) -> None:
         """Replace the state of a run, or of a report.
@@ -58,8 +58,8 @@ class MirrorState:
     def read(cls, folder: RunFolder | SweepFolder) -> MirrorState | None:
         """Read the state of a run, or of a report.
 
-        None if nothing of it was mirrored, or the file is damaged or of another format version:
-        the same W&B run goes on then.
+        None where there is none, or the file is damaged or of another format version: the same
+        W&B run goes on then.
 
         Raises
         ------
@@ -77,33 +77,33 @@ class MirrorState:
 
 @dataclass
 class Uploads:
-    """The runs of a sweep by name, by what W&B has of them."""
+    """The runs of a sweep by their states in W&B."""
 
     sweep_dir: Path
     uploaded: list[str] = field(default_factory=list)
-    """The server has them as they ended."""
+    """Runs whose ends the server has."""
     offline: list[str] = field(default_factory=list)
-    """Written offline as they ended, and not uploaded by `batchscape sync`."""
+    """Runs whose ends are written offline, and not uploaded by `batchscape sync`."""
     lacking: list[str] = field(default_factory=list)
-    """Ended, and neither of the two; damaged ones are among them."""
+    """Other runs that have ended, damaged ones included."""
     open: list[str] = field(default_factory=list)
-    """Marked as running, or not started."""
+    """Runs that are running or pending."""
     damaged: dict[str, str] = field(default_factory=dict)
-    """Those that cannot be read, and why."""
+    """Reasons of runs that cannot be read."""
     projects: set[str] = field(default_factory=set)
     lacks_report: bool = False
-    """Whether there is a report that the server does not have as it is, of a sweep of which a run
-    has begun: the report is called after that one."""
+    """Whether the server lacks the report in its current state; False before a run of the sweep has
+    begun, by which the report is named."""
     lacks_workspace: bool = False
-    """Whether a workspace can be saved for it, and was not."""
+    """Whether a workspace can be saved, and is not."""
 
     def missing(self, because: str) -> str | None:
-        """Say what was not mirrored, why, and how to get it later; None where all was.
+        """Say which runs were not mirrored, why, and how to send them; None where all were.
 
         Parameters
         ----------
         because : str
-            Empty where nothing is known to have gone wrong.
+            The reason; empty where it is not known.
         """
         ended = len(self.uploaded) + len(self.offline) + len(self.lacking)
         if not self.lacking:
@@ -127,18 +127,19 @@ class Uploads:
         return where + upload if self.offline else where
 
 
-def standing_of(sweep_dir: Path) -> Uploads:
-    """Find out what W&B has of a sweep, by the notes in its folder and its run folders."""
+def uploads_of(sweep_dir: Path) -> Uploads:
+    """Return the states of the runs of a sweep in W&B, by the files in its folders."""
     uploads = Uploads(sweep_dir)
     sweep = SweepFolder(sweep_dir)
-    noted = None
-    with suppress(RecordError):  # told by whoever sends it
-        noted = MirrorState.read(sweep)
-    if (noted is not None and noted.sweep_id) or sweep_id_of(sweep.run_folders()):
-        sent = None if noted is None else noted.content
+    of_report = None
+    with suppress(RecordError):  # the process that sends the report reports the error
+        of_report = MirrorState.read(sweep)
+    if (of_report is not None and of_report.sweep_id) or sweep_id_of(sweep.run_folders()):
+        sent = None if of_report is None else of_report.content
         uploads.lacks_report = report_content(sweep) not in {None, sent}
-        has_view = noted is not None and noted.workspace is not None
-        uploads.lacks_workspace = _can_save_workspaces() and not has_view
+        can_save = importlib.util.find_spec("wandb_workspaces") is not None
+        has_workspace = of_report is not None and of_report.workspace is not None
+        uploads.lacks_workspace = can_save and not has_workspace
     for folder in sweep.run_folders():
         name = folder.path.name
         if not folder.status.exists():
@@ -148,7 +149,7 @@ def standing_of(sweep_dir: Path) -> Uploads:
             state = MirrorState.read(folder)
         except (RecordError, OSError) as error:
             uploads.damaged[name] = str(error)
-            # What another version wrote is that version's to send.
+            # A run of another format version is sent by that version.
             if isinstance(error, DamageError | OSError):
                 uploads.lacking.append(name)
             continue
@@ -165,7 +166,7 @@ def standing_of(sweep_dir: Path) -> Uploads:
 
 
 def content_of(status: RunStatus) -> str:
-    """Return a digest of how a run ended: its rows by their seal, its figures, its reason."""
+    """Return a digest of the end of a run: its rows by their seal, its figures, its reason."""
     content = asdict(status)
     del content["updated_at"]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -174,7 +175,7 @@ def content_of(status: RunStatus) -> str:
 def report_files(sweep: SweepFolder) -> list[Path]:
     """Return the files of the report of a sweep, by name; none where no page has been written.
 
-    What a link leads to outside of the folder is left out, and `paper/`, where an author writes.
+    Links to files outside of the folder are left out, and `paper/`, which an author edits.
     """
     root = sweep.report.resolve()
     if not (root / "report.html").is_file():
@@ -198,9 +199,9 @@ def report_content(sweep: SweepFolder) -> str | None:
 
 
 def id_of(run_id: str, status: RunStatus) -> str:
-    """Return the name of the W&B run of a run: another one on each machine, and if begun anew.
+    """Return the id of the W&B run of a run: it differs between machines, and after a new begin.
 
-    It follows from the run folder alone, so that no damage makes two W&B runs of one run.
+    It follows from the run folder alone, so that a run has one W&B run even after damage.
     """
     began = repr([attempt.started_at for attempt in status.attempts[:1]])
     return f"{run_id}-{hashlib.sha256(began.encode()).hexdigest()[:8]}"
@@ -209,7 +210,3 @@ def id_of(run_id: str, status: RunStatus) -> str:
 def sync_command(sweep_dir: Path) -> str:
     """Return the command that sends what W&B lacks of a sweep."""
     return shlex.join(["batchscape", "sync", str(sweep_dir)])
-
-
-def _can_save_workspaces() -> bool:
-    return importlib.util.find_spec("wandb_workspaces") is not None

@@ -1,4 +1,4 @@
-"""`batchscape sync`: brings to Weights & Biases what it does not have yet, once."""
+"""`batchscape sync`: sends the runs and reports that Weights & Biases lacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from batchscape.errors import LaunchError, RecordError
 from batchscape.record.folder import SweepFolder, no_runs
 from batchscape.text import count_text
 from batchscape.tracking.mirror import Event, MirrorRequest, Worker
-from batchscape.tracking.state import MirrorState, Uploads, standing_of
+from batchscape.tracking.state import MirrorState, Uploads, uploads_of
 
 
 def sync(
@@ -25,10 +25,10 @@ def sync(
     entity: str | None = None,
     timeout_s: float = 600.0,
 ) -> bool:
-    """Upload every ended run, and the report, of some sweeps that W&B does not have as they are.
+    """Upload the ended runs and reports of sweeps that W&B lacks.
 
-    A run is noted as uploaded when the server shows its end, so that the same call goes on where
-    another one was stopped, and then has nothing to do.
+    A run counts as uploaded once the server shows its end, so that a second call goes on where the
+    first was stopped.
 
     Parameters
     ----------
@@ -37,9 +37,9 @@ def sync(
     console : Console
         Where progress is shown.
     project, entity : str, optional
-        Where runs that W&B has not seen yet go; by default as their own settings say.
+        Where new runs go in W&B; by default as their own settings say.
     timeout_s : float
-        Longest time without news of any run, in seconds.
+        Longest time without an event of any run, in seconds.
 
     Returns
     -------
@@ -51,16 +51,20 @@ def sync(
     RecordError
         If a folder holds no runs.
     LaunchError
-        If nothing can be uploaded: no key, no network, or another process is at it.
+        If nothing can be uploaded: no key, no network, or another process mirrors the sweep.
     """
-    # One folder, one name: the lock and the log of its mirror lie in it.
-    sweeps = [_standing(path) for path in dict.fromkeys(path.resolve() for path in sweep_dirs)]
+    sweeps = []
+    # Paths are resolved, as two mirrors of one folder would share its lock and its log.
+    for path in dict.fromkeys(path.resolve() for path in sweep_dirs):
+        if not SweepFolder(path).run_folders():
+            raise RecordError(no_runs(path))
+        sweeps.append(uploads_of(path))
     done: Counter[str] = Counter()
     failed = 0
     columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    shown = console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
-        task = progress.add_task("", total=sum(len(_waiting(sweep)) for sweep in sweeps))
+    is_hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=is_hidden) as progress:
+        task = progress.add_task("", total=sum(len(_names_to_send(sweep)) for sweep in sweeps))
         for sweep in sweeps:
             for event in _events(sweep, project, entity, timeout_s):
                 progress.advance(task)
@@ -71,51 +75,44 @@ def sync(
                     console.print(f"{event.run}: not uploaded: {event.reason}", soft_wrap=True)
     for sweep in sweeps:
         with suppress(RecordError):
-            noted = MirrorState.read(SweepFolder(sweep.sweep_dir))
-            if noted is not None and noted.workspace is not None:
-                console.print(f"Workspace: {noted.workspace}", soft_wrap=True)
+            state = MirrorState.read(SweepFolder(sweep.sweep_dir))
+            if state is not None and state.workspace is not None:
+                console.print(f"Workspace: {state.workspace}", soft_wrap=True)
     console.print(_summary(sweeps, done, failed))
     return failed == 0
 
 
-def _standing(sweep_dir: Path) -> Uploads:
-    sweep = SweepFolder(sweep_dir)
-    if not sweep.run_folders():
-        raise RecordError(no_runs(sweep_dir))
-    return standing_of(sweep_dir)
-
-
-def _waiting(sweep: Uploads) -> set[str]:
-    waiting = {*sweep.offline, *sweep.lacking} - sweep.damaged.keys()
+def _names_to_send(sweep: Uploads) -> set[str]:
+    names = {*sweep.offline, *sweep.lacking} - sweep.damaged.keys()
     if sweep.lacks_report:
-        waiting.add("report")
-    if sweep.lacks_workspace and (waiting or sweep.uploaded):
-        waiting.add("workspace")
-    return waiting
+        names.add("report")
+    if sweep.lacks_workspace and (names or sweep.uploaded):
+        names.add("workspace")
+    return names
 
 
 def _events(
     sweep: Uploads, project: str | None, entity: str | None, timeout_s: float
 ) -> Iterator[Event]:
-    """Upload what waits; yield what came of each."""
+    """Upload a sweep; yield the result of each run, of the report and of the workspace."""
     for run, problem in sweep.damaged.items():
         yield Event("failed", run, problem)
-    left = _waiting(sweep)
-    if not left:
+    unsent = _names_to_send(sweep)
+    if not unsent:
         return
-    beside = sorted(left & {"report", "workspace"})
+    beside = sorted(unsent & {"report", "workspace"})
     request = MirrorRequest(str(sweep.sweep_dir), "online", "sync", beside, project, entity)
     with closing(Worker(request)) as worker:
         for event in worker.events(timeout_s):
-            # A run may have ended since, and a damaged one has been told: that is no news.
-            if event.run in left:
-                left.discard(str(event.run))
+            # Runs that have ended since do not count, and damaged ones are reported above.
+            if event.run in unsent:
+                unsent.discard(str(event.run))
                 yield event
     if not worker.has_finished:
-        if left == _waiting(sweep):
+        if unsent == _names_to_send(sweep):
             msg = f"Weights & Biases: {worker.problem}; details: {worker.log}"
             raise LaunchError(msg)
-        yield from (Event("failed", run, worker.problem) for run in sorted(left))
+        yield from (Event("failed", run, worker.problem) for run in sorted(unsent))
 
 
 def _summary(sweeps: Sequence[Uploads], done: Counter[str], failed: int) -> str:

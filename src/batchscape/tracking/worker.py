@@ -1,9 +1,9 @@
 """The process that talks to Weights & Biases: `python -m batchscape.tracking.worker ORDER`.
 
-It mirrors run folders, several at a time, then the report of the sweep, and says on its standard
-output what it has done. What one run's own files or the server make impossible leaves the others
-alone. W&B may fail or hang whenever it is called: who started this process then starts
-another one, since a fresh start is the only state of the W&B library that is known to work.
+It mirrors run folders, several at a time, then the report of the sweep, and reports each on its
+standard output. The failure of one run leaves the others alone. W&B may fail or hang at any call:
+the caller then starts another process, since only a fresh start of the W&B library is known to
+work.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from batchscape.tracking.state import ENDS, MirrorState, content_of
 
 _POLL_S = 2.0
 _AT_ONCE = 8
-"""Runs that are mirrored at a time: nearly all of it is waiting for W&B."""
-_TELLING = threading.Lock()
+"""Runs that are mirrored at a time: most of the time is waiting for W&B."""
+_ONE_EVENT = threading.Lock()
 """One line at a time."""
 _NO_KEY = "no API key is known; `wandb login` or WANDB_API_KEY gives one"
 _BUSY = "another process mirrors this sweep now: its own sweep, or another sync; wait for its end"
 
 
 class _RefusedError(Exception):
-    """Nothing can be mirrored in this way, and why."""
+    """Nothing can be mirrored in this mode, with the reason."""
 
 
 def main(text: str) -> None:
@@ -59,110 +59,108 @@ def main(text: str) -> None:
         A `MirrorRequest`, as JSON.
     """
     request = MirrorRequest(**json.loads(text))
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     try:
         with ExitStack() as stack:
             path = SweepFolder(Path(request.sweep_dir)).wandb / "mirror.lock"
             while (lock := take(path, is_needed=False)) is None:
-                # The mirror of another launcher, or a sync, sends what there is meanwhile.
+                # The mirror of another launcher, or a sync, sends the runs meanwhile.
                 if request.work != "live" or select.select([sys.stdin], [], [], _POLL_S)[0]:
                     raise _RefusedError(_BUSY)
             stack.callback(lock.release)
             mirror = _WandbMirror(request, _mode(request))
             while request.work == "live" and not select.select([sys.stdin], [], [], _POLL_S)[0]:
-                mirror.look()
-            mirror.look()
-            mirror.look_beside()
-            if not mirror.has_failed:  # else what is left of W&B could hang
-                # Runs of another launcher that still run are left: its own mirror goes on.
+                mirror.mirror_runs()
+            mirror.mirror_runs()
+            mirror.send_beside()
+            if not mirror.has_failed:  # else W&B could hang
+                # Runs of another launcher that still run go on in its own mirror.
                 wandb.teardown(exit_code=1)
     except _RefusedError as error:
-        _tell(Event("refused", reason=str(error)))
+        _send_event(Event("refused", reason=str(error)))
     except Exception as error:  # noqa: BLE001  (W&B raises errors of many families)
-        _tell(Event("refused", reason=_in_a_line(error)))
+        _send_event(Event("refused", reason=_one_line(error)))
     else:
-        _tell(Event("end"))
+        _send_event(Event("end"))
     kill_tree(os.getpid())
 
 
 class _WandbMirror:
-    """All runs of one sweep, and the ones that are open in W&B."""
+    """The runs of one sweep, and those that are open in W&B."""
 
     def __init__(self, request: MirrorRequest, mode: Literal["online", "offline"]) -> None:
         self._request = request
         self._sweep = SweepFolder(Path(request.sweep_dir))
         self._mode = mode
         self._open: dict[Path, WandbRun] = {}
-        self._settled: dict[Path, int] = {}
+        self._finished_at: dict[Path, int] = {}
         self._sweep_id = ""
         self.has_failed = False
-        """Whether W&B has failed with a run."""
+        """Whether W&B has failed for a run."""
 
-    def look(self) -> None:
-        """Mirror what is new in every run folder."""
+    def mirror_runs(self) -> None:
+        """Mirror the new rows and ends of all runs."""
         folders = [folder for folder in self._sweep.run_folders() if folder.status.exists()]
         if not self._sweep_id:
             state = MirrorState.read(self._sweep)
-            noted = None if state is None else state.sweep_id
-            self._sweep_id = noted or sweep_id_of(folders)
+            earlier = None if state is None else state.sweep_id
+            self._sweep_id = earlier or sweep_id_of(folders)
         if not self._sweep_id:
             return
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(self._look_at, folders))
-        if MirrorState.read(self._sweep) is None and (run := self._run_noted()) is not None:
-            # For good: the run that the sweep is named by may be deleted.
+            list(pool.map(self._mirror_run, folders))
+        if MirrorState.read(self._sweep) is None and (run := self._first_state()) is not None:
+            # The id is kept, as the run that it derives from may be deleted.
             MirrorState(run.project, run.entity, sweep_id=self._sweep_id).write(self._sweep)
 
-    def look_beside(self) -> None:
-        """Send what is asked for of the sweep itself, if a run of it has begun."""
-        wanted, state = self._request.beside, MirrorState.read(self._sweep)
-        if not wanted or not self._sweep_id:
+    def send_beside(self) -> None:
+        """Send the requested parts of the sweep itself, if a run of it has begun."""
+        parts, state = self._request.beside, MirrorState.read(self._sweep)
+        if not parts or not self._sweep_id:
             return
         if state is None:
-            place = self._place()
+            # The report is in the project of the runs that W&B has, else where they would go.
+            folders = self._sweep.run_folders()
+            first = next(folder for folder in folders if folder.config.exists())
+            place = self._first_state() or self._tracker_of(first)
             state = MirrorState(place.project, place.entity, sweep_id=self._sweep_id)
-        if "report" in wanted:
+        if "report" in parts:
             send_report(self._sweep, state)
-            _tell(Event("done", "report"))
-        if "workspace" in wanted:
+            _send_event(Event("done", "report"))
+        if "workspace" in parts:
             from batchscape.tracking.workspace import save_workspace
 
             state.workspace = save_workspace(state)
             state.write(self._sweep)
-            _tell(Event("done", "workspace"))
+            _send_event(Event("done", "workspace"))
 
-    def _place(self) -> MirrorState | WandbTracker:
-        """Return where the report belongs: to the runs that W&B has, else where they would go."""
-        folders = self._sweep.run_folders()
-        return self._run_noted() or self._tracker_of(next(f for f in folders if f.config.exists()))
-
-    def _run_noted(self) -> MirrorState | None:
-        """Return what is noted of the first run that W&B has anything of."""
+    def _first_state(self) -> MirrorState | None:
+        """Return the state of the first run that W&B has."""
         states = (MirrorState.read(folder) for folder in self._sweep.run_folders())
         return next((state for state in states if state is not None), None)
 
-    def _look_at(self, folder: RunFolder) -> None:
-        """Mirror what is new in one run folder, if it has changed since that was all."""
+    def _mirror_run(self, folder: RunFolder) -> None:
+        """Mirror the new rows or the end of a run, if it has changed since its end was mirrored."""
         written, name = folder.status.stat().st_mtime_ns, folder.path.name
         # Most runs of a long sweep are over: their files are read once.
-        if self._settled.get(folder.path) == written:
+        if self._finished_at.get(folder.path) == written:
             return
         try:
             status = RunStatus.read(folder.status)
             if status.status is Status.RUNNING and self._request.work == "live":
-                self._opened(folder, status).follow()
+                self._open_run(folder, status).follow()
                 return
             if status.status in ENDS and self._lacks(folder, status):
-                verify_seal(folder, status)  # before anything of it is opened anew
-                self._opened(folder, status).close(status)
-                _tell(Event("done", name))
+                verify_seal(folder, status)  # before it is opened in W&B
+                self._open_run(folder, status).close(status)
+                _send_event(Event("done", name))
         except RecordError as error:
-            _tell(Event("failed", name, str(error)))
+            _send_event(Event("failed", name, str(error)))
         except Exception as error:  # noqa: BLE001  (W&B raises errors of many families)
-            _tell(Event("failed", name, _in_a_line(error)))
+            _send_event(Event("failed", name, _one_line(error)))
             self.has_failed = True
         self._open.pop(folder.path, None)
-        self._settled[folder.path] = written
+        self._finished_at[folder.path] = written
 
     def _lacks(self, folder: RunFolder, status: RunStatus) -> bool:
         state = MirrorState.read(folder)
@@ -170,7 +168,7 @@ class _WandbMirror:
             return True
         return self._mode == "online" and state.mode == "offline"
 
-    def _opened(self, folder: RunFolder, status: RunStatus) -> WandbRun:
+    def _open_run(self, folder: RunFolder, status: RunStatus) -> WandbRun:
         if folder.path not in self._open:
             self._open[folder.path] = WandbRun(
                 folder,
@@ -180,7 +178,7 @@ class _WandbMirror:
                 status=status,
                 label=label_of(folder, self._sweep_id),
                 sweep_id=self._sweep_id,
-                tell_rows=lambda: _tell(Event("rows")),
+                tell_rows=lambda: _send_event(Event("rows")),
             )
         return self._open[folder.path]
 
@@ -197,12 +195,12 @@ class _WandbMirror:
 
 
 def _mode(request: MirrorRequest) -> Literal["online", "offline"]:
-    """Decide between online and offline, and ask the server for an answer where it is online."""
+    """Decide between online and offline; test the connection where it is online."""
     if request.mode == "offline":
         return "offline"
     knows_a_key = False
     try:
-        # In the environment, in netrc, or in W&B's settings; nobody is asked.
+        # A key in the environment, in netrc, or in the settings of W&B; no prompt appears.
         knows_a_key = bool(wandb.login(verify=False))
     except AuthenticationError as error:
         msg = f"{error} `wandb login` or WANDB_API_KEY gives another"
@@ -225,22 +223,22 @@ def _mode(request: MirrorRequest) -> Literal["online", "offline"]:
     return "online"
 
 
-def _end_with(parent: int) -> None:
+def _end_with_parent(parent: int) -> None:
     """End once the parent is gone."""
     while os.getppid() == parent:
         time.sleep(1.0)
     kill_tree(os.getpid())
 
 
-def _in_a_line(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     first = f"{type(error).__name__}: {error}".splitlines()[0]
     return f"W&B cannot be written to: {first}"
 
 
-def _tell(event: Event) -> None:
+def _send_event(event: Event) -> None:
     if event.reason is not None:
         event = replace(event, reason=redact(visible(event.reason)))
-    with _TELLING, suppress(OSError):  # of a full disk
+    with _ONE_EVENT, suppress(OSError):  # of a full disk
         for file in (sys.stdout, sys.stderr) if event.reason is not None else (sys.stdout,):
             print(json.dumps(asdict(event)), file=file, flush=True)  # the latter is mirror.log
 

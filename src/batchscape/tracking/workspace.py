@@ -1,7 +1,6 @@
-"""A saved workspace of W&B for one sweep: its cells over samples, tokens and time, its geometry.
+"""A saved workspace of W&B for one sweep: losses over samples, tokens and time, and the geometry.
 
-It needs `wandb-workspaces`, which writes what the page of W&B reads. What it says here can be
-changed there like any other view; a view that was saved is left alone.
+It needs `wandb-workspaces`. Users may change the view in W&B; a saved view is not written again.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ import wandb_workspaces.reports.v2 as panels
 from wandb_workspaces import workspaces
 
 from batchscape.tracking.state import MirrorState
-
-__all__ = ["save_workspace", "workspace_of"]
 
 _AXES = ("samples", "tokens", "train_time_s")
 _GEOMETRY = (
@@ -25,12 +22,12 @@ _COSTS = ("final_eval_loss", "step_time_s", "peak_allocated_gib")
 
 
 def save_workspace(state: MirrorState) -> str:
-    """Save the workspace of a sweep, and return its address.
+    """Save the workspace of a sweep; return its address.
 
     Parameters
     ----------
     state : MirrorState
-        Of the sweep; `sweep_id` names it in W&B.
+        State of the sweep; `sweep_id` is its id in W&B.
     """
     entity = state.entity or str(wandb.Api().default_entity)
     return str(workspace_of(entity, state.project, str(state.sweep_id)).save().url)

@@ -32,9 +32,9 @@ def _no_process_left(warm_interpreter: list[WarmInterpreter]) -> Iterator[None]:
     yield
     # It starts with the first sweep that is launched in this process, and serves all.
     before |= {warm.pid for warm in warm_interpreter}
-    left = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
+    survivors = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
     # Killed ones may take a moment to go.
-    _, alive = psutil.wait_procs(left, timeout=5)
+    _, alive = psutil.wait_procs(survivors, timeout=5)
     assert [p.cmdline() for p in alive] == []
 
 

@@ -11,9 +11,9 @@ from fake_workers import Rank
 def fill_disk(rank: Rank) -> None:
     """Take all that is left of the disk that the sweep is on."""
     sweep = rank.folder.path.parents[1]
-    found = os.statvfs(sweep)
+    disk = os.statvfs(sweep)
     with (sweep / "filler").open("wb") as file:
-        file.write(bytes(found.f_bavail * found.f_frsize))
+        file.write(bytes(disk.f_bavail * disk.f_frsize))
 
 
 def writes(rank: Rank) -> int:

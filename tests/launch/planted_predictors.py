@@ -13,8 +13,8 @@ from batchscape.record.files import write_json
 def says(folder: str, _rank: int) -> int:
     place = Path(folder)
     runs = [path.stem for path in place.glob("*.json")]
-    said = {run: {"run_time_s": {"value": 7.0, "method": "x"}} for run in runs}
-    write_json(place / "predictions", said)
+    predictions = {run: {"run_time_s": {"value": 7.0, "method": "x"}} for run in runs}
+    write_json(place / "predictions", predictions)
     return 0
 
 

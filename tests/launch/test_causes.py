@@ -100,9 +100,9 @@ def swept(spec_of: Callable[..., RunSpec], tmp_path_factory: pytest.TempPathFact
 def test_every_way_to_die_has_its_status_and_cause(swept: Swept) -> None:
     """Out of memory by itself, behind other exceptions, in a loader; signals, words, a network."""
     for name, (status, cause, reason) in EXPECTED.items():
-        found = swept.status(name)
-        assert (found.status, found.cause) == (status, cause), (name, found.reason)
-        assert (reason or "") in str(found.reason), name
+        written = swept.status(name)
+        assert (written.status, written.cause) == (status, cause), (name, written.reason)
+        assert (reason or "") in str(written.reason), name
     assert {run.run_id: str(run.status) for run in swept.result.runs} == {
         name: status for name, (status, _, _) in EXPECTED.items()
     }
@@ -212,17 +212,17 @@ def test_a_rank_that_the_system_kills_for_memory_is_out_of_memory(
         )
     assert done.returncode == 0, done.stderr
     sweep = SweepFolder(tmp_path / "sweep")
-    found = {folder.path.name: RunStatus.read(folder.status) for folder in sweep.run_folders()}
-    hungry = found["hungry"]
+    statuses = {folder.path.name: RunStatus.read(folder.status) for folder in sweep.run_folders()}
+    hungry = statuses["hungry"]
     assert (hungry.status, hungry.cause, hungry.rank) == (Status.OOM, Cause.OUT_OF_MEMORY, 0)
     assert hungry.reason == (
         "rank 0 was killed by SIGKILL, which the launcher did not send; its cgroup counted 1 kill "
         "by the out-of-memory killer meanwhile"
     )
     # The count of before says nothing of this one.
-    killed = found["killed"]
+    killed = statuses["killed"]
     assert (killed.status, killed.cause) == (Status.FAILED, Cause.KILLED)
     assert str(killed.reason).startswith("killed, probably out of memory: ")
-    assert found["completes"].status is found["completes-later"].status is Status.COMPLETED
+    assert statuses["completes"].status is statuses["completes-later"].status is Status.COMPLETED
     pids = [json.loads(p.read_text())["pid"] for p in sweep.path.rglob("pid-*.json")]
     assert not any(map(is_alive, pids))

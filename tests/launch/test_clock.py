@@ -60,8 +60,8 @@ def test_attempts_follow_each_other_and_take_no_negative_time(
     monkeypatch.setattr(time, "time", jumping)
     for _ in range(3):
         (status,) = sweep_of(tmp_path, "fails").values()
-        (seen,) = sweep_progress(SweepFolder(tmp_path))
-        assert seen.age_s is None or seen.age_s >= 0
+        (progress,) = sweep_progress(SweepFolder(tmp_path))
+        assert progress.age_s is None or progress.age_s >= 0
     times = [(attempt.started_at, attempt.ended_at) for attempt in status.attempts]
     assert len(times) >= 3
     edges = [edge for pair in times for edge in pair]
@@ -96,9 +96,9 @@ def test_processes_of_a_launch_share_one_clock(monkeypatch: pytest.MonkeyPatch) 
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     before = instants.now()
-    told = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, check=True, text=True
     )
-    assert before <= float(told.stdout) <= instants.now()
+    assert before <= float(process.stdout) <= instants.now()
     monkeypatch.setattr(time, "time", lambda: 0.0)
     assert abs(instants.now() - REAL()) < DAY_S

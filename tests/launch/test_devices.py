@@ -82,11 +82,11 @@ def test_a_process_that_inherited_a_lock_does_not_keep_what_was_given_back() -> 
     """Something that a rank left behind must not keep its own launcher waiting for ever."""
     one, two = locks(), locks()
     assert one.take(0)
-    with subprocess.Popen(["/bin/sleep", "600"], pass_fds=one.descriptors([0])) as left:
+    with subprocess.Popen(["/bin/sleep", "600"], pass_fds=one.descriptors([0])) as process:
         one.give_back(0)
         assert two.take(0)
         two.give_back(0)
-        left.kill()
+        process.kill()
 
 
 def test_a_killed_launcher_holds_nothing_and_its_ranks_hold_what_they_use() -> None:
@@ -164,8 +164,8 @@ def test_runs_that_share_a_device_share_its_lock() -> None:
 
 @pytest.mark.parametrize("how", ["a file in its place", "no permission", "a pipe in its place"])
 def test_without_a_usable_folder_it_is_said_once_and_nobody_waits(how: str) -> None:
-    said: list[str] = []
-    mine = DeviceLocks("cpu", {0: "0", 1: "1"}, said.append)
+    warnings: list[str] = []
+    mine = DeviceLocks("cpu", {0: "0", 1: "1"}, warnings.append)
     if how == "a file in its place":
         mine.folder.write_text("")
     elif how == "no permission":
@@ -183,9 +183,9 @@ def test_without_a_usable_folder_it_is_said_once_and_nobody_waits(how: str) -> N
         mine.give_back(device)
     if how == "a pipe in its place":
         # It can be locked like any file, and blocks nobody.
-        assert said == []
+        assert warnings == []
     else:
-        (warning,) = said
+        (warning,) = warnings
         assert re.match(r"devices cannot be locked in .*: launchers on this machine may", warning)
 
 
@@ -258,11 +258,11 @@ def test_a_wide_run_does_not_starve_beside_another_launcher_s_narrow_ones() -> N
         assert wide.start() == set()
         waits = "Waiting for cores that another launcher holds ("
         assert str(wide.placement.why_waiting).startswith(waits)
-        left = []
+        remaining = []
         while not wide.start():
-            left.append(turn())
-            assert len(left) < 10
-        assert left == [3, 2, 1, 0]
+            remaining.append(turn())
+            assert len(remaining) < 10
+        assert remaining == [3, 2, 1, 0]
         assert wide.placement.why_waiting is None
         # The others are as they were.
         wide.end("completes-w-d4")
@@ -292,8 +292,8 @@ def test_a_wide_run_gets_in_beside_narrow_ones_that_take_longer_than_a_pause(
 
 def test_a_wide_run_does_not_starve_beside_narrow_ones_of_its_own_launcher_either() -> None:
     """What should take longest starts first, and nothing starts past it."""
-    own = [f"completes-o{i}-d1" for i in range(40)]
-    expected = {"completes-w-d3": 5.0} | dict.fromkeys(own, 1.0)
+    names = [f"completes-o{i}-d1" for i in range(40)]
+    expected = {"completes-w-d3": 5.0} | dict.fromkeys(names, 1.0)
     with narrow_launcher() as turn:
         assert [turn(), turn()] == [4, 4]
         mine = Placer(FOUR_CORES, *expected, expected=expected, concurrent_runs=4)
@@ -336,17 +336,17 @@ def launched(path: Path, *specs: RunSpec, method: str = "spawn") -> tuple[SweepF
 
 @pytest.mark.slow
 def test_a_sweep_waits_for_cores_and_says_so(tmp_path: Path) -> None:
-    said = tmp_path / "said"
+    log = tmp_path / "log"
     arguments = [str(tmp_path / "sweep"), "spawn", "completes-d2"]
-    with held("cpu", "1") as other, said.open("w") as output:
+    with held("cpu", "1") as other, log.open("w") as output:
         command = [sys.executable, str(Path(__file__).parent / "launch_elsewhere.py"), *arguments]
         with subprocess.Popen(command, stdout=output, stderr=output) as launcher:
-            wait_until(lambda: "Waiting" in said.read_text(), "it never said that it waits")
+            wait_until(lambda: "Waiting" in log.read_text(), "it never said that it waits")
             status = RunStatus.read(SweepFolder(tmp_path / "sweep").run("completes-d2").status)
             assert status.status is Status.PENDING
             other.send_signal(signal.SIGKILL)
             assert launcher.wait() == 0
-    printed = " ".join(said.read_text().split())
+    printed = " ".join(log.read_text().split())
     waits = "Waiting for cores that another launcher holds ("
     assert printed.count(waits) == 1
     folder = SweepFolder(tmp_path / "sweep").run("completes-d2")
@@ -470,7 +470,7 @@ print("done", flush=True)
 def test_processes_killed_at_random_never_share_a_device() -> None:
     """Whoever has a device marks it, and looks for the mark of a living process."""
     rng = random.Random(0)
-    said: list[str] = []
+    lines: list[str] = []
     with ExitStack() as stack:
 
         def begun(seed: int) -> subprocess.Popen[str]:
@@ -481,14 +481,14 @@ def test_processes_killed_at_random_never_share_a_device() -> None:
         for seed in range(3, 9):
             victim = rng.choice(going)
             assert victim.stdout is not None
-            said += [victim.stdout.readline().strip() for _ in range(rng.randint(1, 60))]
+            lines += [victim.stdout.readline().strip() for _ in range(rng.randint(1, 60))]
             victim.kill()
             victim.wait()
             going[going.index(victim)] = begun(seed)
         for process in going:
             assert process.stdout is not None
-            said += process.stdout.read().split("\n")
+            lines += process.stdout.read().split("\n")
             assert process.wait() == 0
-    assert said.count("done") == 3
-    assert said.count("leased") > 3 * 150
-    assert [line for line in said if line not in {"leased", "done", ""}] == []
+    assert lines.count("done") == 3
+    assert lines.count("leased") > 3 * 150
+    assert [line for line in lines if line not in {"leased", "done", ""}] == []

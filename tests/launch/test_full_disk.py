@@ -156,7 +156,7 @@ def test_curves_of_a_full_disk_are_those_of_an_empty_one(
     # It went on from its last checkpoint.
     kept = int(checkpoints[-1].split("-")[1])
     assert attempts == [0] * kept + [1] * (80 - kept)
-    for resumed, whole in curves.values():
+    for resumed, uninterrupted in curves.values():
         # Lists of floats: equal here is equal bit for bit, as there is no NaN.
-        assert resumed == whole
+        assert resumed == uninterrupted
     assert len(curves["steps"][0]["loss"]) == 80

@@ -130,15 +130,15 @@ SMALL = [
 
 def wait_for_reader(fifo: Path) -> int:
     """Wait until somebody reads a pipe; return the end that keeps the reader waiting."""
-    found: list[int] = []
+    pids: list[int] = []
 
     def is_read() -> bool:
         with contextlib.suppress(OSError):
-            found.append(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
-        return bool(found)
+            pids.append(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(pids)
 
     wait_until(is_read, "nobody reads")
-    return found[0]
+    return pids[0]
 
 
 @pytest.mark.slow

@@ -93,10 +93,10 @@ def test_a_run_that_cannot_be_read_is_left_out_and_told_of(
     shutil.rmtree(sweep.run(names[1]).path)
     assert job.main(str(sweep.path), str(POOL), "", "node1") == 0
     assert status(sweep, names[2]).status is Status.COMPLETED
-    told = capsys.readouterr().out
-    assert f"damaged-0 is left out: {sweep.run(names[0]).config} is damaged" in told
-    assert f"missing-0 is left out: {sweep.run(names[1]).config} is missing\n" in told
-    assert told.count("is left out") == 2
+    printed = capsys.readouterr().out
+    assert f"damaged-0 is left out: {sweep.run(names[0]).config} is damaged" in printed
+    assert f"missing-0 is left out: {sweep.run(names[1]).config} is missing\n" in printed
+    assert printed.count("is left out") == 2
 
 
 def test_a_job_does_runs_that_were_opened_again_meanwhile(sweep: SweepFolder) -> None:
@@ -114,8 +114,8 @@ def test_a_job_does_runs_that_were_opened_again_meanwhile(sweep: SweepFolder) ->
         )
         assert status(sweep, "recovers").status is Status.OOM
         for run in map(sweep.run, names[:2]):
-            found = RunStatus.read(run.status)
-            replace(found, status=Status.INTERRUPTED).write(run.status)
+            record = RunStatus.read(run.status)
+            replace(record, status=Status.INTERRUPTED).write(run.status)
         (sweep.path / "go").touch()
         # Its claim goes later: no look during the first pass may do.
         wait_until(

@@ -39,9 +39,9 @@ def died_while_writing(path: Path) -> Path:
     writer = subprocess.Popen([sys.executable, "-c", DIES, str(path)])
     assert writer.wait() == 9
     assert not path.exists()
-    left = path.with_name(f".{path.name}.{writer.pid}.tmp")
-    assert left.read_bytes() == b"half"
-    return left
+    temporary = path.with_name(f".{path.name}.{writer.pid}.tmp")
+    assert temporary.read_bytes() == b"half"
+    return temporary
 
 
 def test_unfinished_files_of_a_run_are_removed_and_others_are_not(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_what_others_may_be_writing_beside_the_runs_stays_for_a_day(tmp_path: Pa
 
 def test_a_launch_removes_them(tmp_path: Path) -> None:
     sweep = SweepFolder(tmp_path / "sweep")
-    left = died_while_writing(sweep.run("completes").status)
+    temporary = died_while_writing(sweep.run("completes").status)
     half = sweep.run("completes").path / "steps.tmp"
     half.write_bytes(b"a table that was being sealed")
     result = Launcher(
@@ -98,7 +98,7 @@ def test_a_launch_removes_them(tmp_path: Path) -> None:
         console=Console(file=io.StringIO()),
     ).run()
     assert [run.status for run in result.runs] == [Status.COMPLETED]
-    assert not left.exists()
+    assert not temporary.exists()
     assert not half.exists()
 
 
@@ -114,8 +114,8 @@ def test_a_launcher_killed_after_a_seal_leaves_nothing_for_good(tmp_path: Path) 
     assert [run.status for run in again().runs] == [Status.COMPLETED]
     record = {path: path.read_bytes() for path in folder.path.iterdir()}
     checkpoint = folder.checkpoints / "1.pt"
-    left = [folder.lock, folder.lines("steps"), folder.outcome(0), checkpoint]
-    for path in left:
+    leftovers = [folder.lock, folder.lines("steps"), folder.outcome(0), checkpoint]
+    for path in leftovers:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"of a launcher that was killed")
     assert [run.skipped for run in again().runs] == [True]

@@ -430,8 +430,12 @@ def test_ranks_share_cuda_devices_where_that_is_asked_for(sweep: Sweep) -> None:
     logged = sweep.folder.run("device-d5").log.read_text().splitlines()
     assert [json.loads(line)["visible"] for line in logged] == ["GPU-0,GPU-2"] * 5
     # Nothing is shared that need not be.
-    own = sweep.launch("device-d2")
-    assert (own["devices"], own["oversubscribed"], own["timing_valid"]) == ([0, 2], False, True)
+    exclusive = sweep.launch("device-d2")
+    assert (exclusive["devices"], exclusive["oversubscribed"], exclusive["timing_valid"]) == (
+        [0, 2],
+        False,
+        True,
+    )
 
 
 @pytest.mark.parametrize("concurrent", [2, pytest.param(3, marks=pytest.mark.slow)])

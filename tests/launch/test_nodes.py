@@ -73,12 +73,12 @@ def start_of(tmp_path: Path, ranks: int = 4) -> Start:
 
 
 def ends(nodes: Nodes, count: int) -> list[RankExit]:
-    found: list[RankExit] = []
+    exits: list[RankExit] = []
     deadline = time.monotonic() + 60
-    while len(found) < count and time.monotonic() < deadline:
-        found += nodes.wait(0.5)
+    while len(exits) < count and time.monotonic() < deadline:
+        exits += nodes.wait(0.5)
     assert nodes.wait(0.5) == [], "each is told once"
-    return sorted(found, key=lambda ended: ended.rank)
+    return sorted(exits, key=lambda ended: ended.rank)
 
 
 @pytest.mark.slow

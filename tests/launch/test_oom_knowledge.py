@@ -59,8 +59,8 @@ class Folder:
 
     def write(self, spec: RunSpec, status: Status = Status.OOM, **about: Any) -> None:
         """Leave a run; `about` has the cause, the phase and what `launch.json` says otherwise."""
-        told = {"cause": Cause.OUT_OF_MEMORY, "phase": "forward"}
-        told |= {name: about.pop(name) for name in ("cause", "phase") if name in about}
+        end = {"cause": Cause.OUT_OF_MEMORY, "phase": "forward"}
+        end |= {name: about.pop(name) for name in ("cause", "phase") if name in about}
         folder = self.sweep.run(spec.run_id)
         spec.write(folder.config)
         write_json(
@@ -74,7 +74,7 @@ class Folder:
                 **about,
             },
         )
-        RunStatus(status, attempts=[Attempt(0.0, 0)], **told).write(folder.status)
+        RunStatus(status, attempts=[Attempt(0.0, 0)], **end).write(folder.status)
 
     def refusal(
         self,
@@ -178,7 +178,7 @@ def test_devices_precision_and_code_must_be_alike(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("witness", "asked", "refused"),
+    ("witness", "cut", "refused"),
     [
         ([(16, 1)], [(17, 1)], True),
         ([(16, 1)], [(16, 1)], False),  # as large: another seed may just fit
@@ -194,10 +194,10 @@ def test_devices_precision_and_code_must_be_alike(folder: Folder) -> None:
     ],
 )
 def test_larger_means_surely_more_memory(
-    folder: Folder, witness: list[tuple[int, int]], asked: list[tuple[int, int]], refused: bool
+    folder: Folder, witness: list[tuple[int, int]], cut: list[tuple[int, int]], refused: bool
 ) -> None:
     folder.write(run("w", *witness))
-    assert (folder.refusal(run("x", *asked)) is not None) == refused
+    assert (folder.refusal(run("x", *cut)) is not None) == refused
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_a_sweep_launches_nothing_larger_than_what_ran_out(folder: Folder, launc
     }
     result = launch(*specs())
     assert statuses(result) == expected
-    assert [found.run_id for found in result.failed] == ["runsout-16"]
+    assert [run.run_id for run in result.failed] == ["runsout-16"]
     skipped = RunStatus.read(folder.sweep.run("completes-32-later").status)
     assert (skipped.status, skipped.cause) == (Status.REJECTED, Cause.OUT_OF_MEMORY)
     reason = "not launched: micro_batch_size 16 ran out of memory"

@@ -21,8 +21,8 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Ask a planted predictor about two runs, of which one was predicted before."""
     monkeypatch.syspath_prepend(str(PLANTED.parent))
     sweep = SweepFolder(tmp_path / "sweep")
-    known, other = spec_named("a-d1"), spec_named("b-d1")
-    write_json(sweep.run(known.run_id).prediction, {"step_time_s": {"value": 1.0}})
+    predicted, other = spec_named("a-d1"), spec_named("b-d1")
+    write_json(sweep.run(predicted.run_id).prediction, {"step_time_s": {"value": 1.0}})
 
     def ask(name: str, *, should_stop: Any = lambda: False) -> tuple[Any, Any]:
         monkeypatch.setattr(predictions, "PREDICTOR", f"planted_predictors:{name}")
@@ -30,7 +30,12 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         scratch.mkdir()
         try:
             return predictions.predict(
-                [known, other], [known, other], sweep, processes, scratch, should_stop=should_stop
+                [predicted, other],
+                [predicted, other],
+                sweep,
+                processes,
+                scratch,
+                should_stop=should_stop,
             )
         finally:
             processes.close()
@@ -42,10 +47,10 @@ KEPT = {"a-d1": {"step_time_s": {"value": 1.0}}}
 
 
 def test_what_is_said_is_read_and_what_was_said_before_is_kept(ask: Any) -> None:
-    said, trouble = ask("says")
+    predicted, trouble = ask("says")
     assert trouble is None
-    assert said == {**KEPT, "b-d1": {"run_time_s": {"value": 7.0, "method": "x"}}}
-    assert predictions.run_time_predictions(said) == {"b-d1": ("x", 7.0)}
+    assert predicted == {**KEPT, "b-d1": {"run_time_s": {"value": 7.0, "method": "x"}}}
+    assert predictions.run_time_predictions(predicted) == {"b-d1": ("x", 7.0)}
 
 
 @pytest.mark.parametrize(
@@ -53,8 +58,8 @@ def test_what_is_said_is_read_and_what_was_said_before_is_kept(ask: Any) -> None
     [("raises", "ValueError: planted"), ("leaves", "exit code 3"), ("is_killed", "exit code -9")],
 )
 def test_a_launch_goes_on_without_predictions(name: str, why: str, ask: Any) -> None:
-    said, trouble = ask(name)
-    assert said == KEPT
+    predicted, trouble = ask(name)
+    assert predicted == KEPT
     assert "are not predicted" in trouble
     assert why in trouble
 

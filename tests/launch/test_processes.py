@@ -53,14 +53,14 @@ def start(processes: Processes, folder: Path, ranks: int = 1, **environment: str
 
 
 def ends(processes: Processes, count: int) -> list[RankExit]:
-    found: list[RankExit] = []
+    exits: list[RankExit] = []
 
     def enough() -> bool:
-        found.extend(processes.wait(0.1))
-        return len(found) >= count
+        exits.extend(processes.wait(0.1))
+        return len(exits) >= count
 
     wait_until(enough, "the ranks do not end")
-    return sorted(found, key=lambda ended: ended.rank)
+    return sorted(exits, key=lambda ended: ended.rank)
 
 
 def wait_for_pids(folder: Path, count: int) -> dict[str, int]:

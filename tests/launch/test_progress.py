@@ -94,11 +94,11 @@ def test_the_last_row_is_the_last_whole_one(
     path = tmp_path_factory.mktemp("rows") / "steps.jsonl"
     lines = [json.dumps(row(k, loss)) for k, loss in enumerate(losses)]
     path.write_bytes("".join(line + "\n" for line in lines).encode() + torn)
-    found = last_row(path, tail)
+    row = last_row(path, tail)
     if lines and tail > len(lines[-1]) + 1 + len(torn) + 1:
-        assert found == json.loads(lines[-1])
+        assert row == json.loads(lines[-1])
     else:
-        assert found in ({}, json.loads(lines[-1]) if lines else {})
+        assert row in ({}, json.loads(lines[-1]) if lines else {})
 
 
 def test_rows_that_are_none(tmp_path: Path) -> None:
@@ -172,9 +172,9 @@ def test_no_speed_is_told_that_the_report_leaves_out(run: ActiveRun) -> None:
         *["loss 1.5000, disturbed: 2.15 ms of processor time a step, 0 s"] * 4,
         "loss 1.5000, 12,346 tokens/s, 0 s",
     ]
-    told = [line for line in lines if " completed: " not in line]
+    notes = [line for line in lines if " completed: " not in line]
     prefix = "Its losses and memory count, its times do not: "
-    assert told == [
+    assert notes == [
         f"{prefix}{OTHER_LAUNCHER}",
         f"{prefix}up to 2 runs share the machine",
         f"{prefix}{BUSY}",
@@ -267,8 +267,8 @@ def test_the_last_line_counts_what_has_no_times(
     runs += [result("d", None), result("e", None, Status.FAILED)]
     sweep = SweepFolder(Path("outputs/mine"))
     write_json(sweep.run("a").config, {"config": {"timing_repeat": 1}})
-    told = SweepResult(tuple(runs), interrupted=False).untimed_text(sweep, "batchscape sweep a=1")
-    assert told == (
+    text = SweepResult(tuple(runs), interrupted=False).untimed_text(sweep, "batchscape sweep a=1")
+    assert text == (
         f"3 of 4 completed runs have no times that count: {BUSY} (2); 4 ranks share 2 cores (1). "
         "On a free machine, with a core or device for each rank, this measures them: "
         "batchscape sweep a=1 timing_repeat=2 sweep_dir=outputs/mine"
@@ -306,13 +306,13 @@ def test_a_status_says_which_runs_have_no_times(tmp_path: Path) -> None:
         write_json(
             sweep.run("a").launch, launch | ({} if command is None else {"command": command})
         )
-        found = overview(sweep)
-        assert [run.untimed for run in found.runs] == [reason, None, None]
+        progress = overview(sweep)
+        assert [run.untimed for run in progress.runs] == [reason, None, None]
         output = io.StringIO()
-        Console(file=output, width=400).print(overview_text(found))
+        Console(file=output, width=400).print(overview_text(progress))
         (line,) = [line for line in output.getvalue().splitlines() if "no times" in line]
-        said = f"1 of 2 completed runs have no times that count: {reason} (1)"
-        assert line.rstrip() == said + (remedy if has_remedy else "")
+        text = f"1 of 2 completed runs have no times that count: {reason} (1)"
+        assert line.rstrip() == text + (remedy if has_remedy else "")
 
 
 def test_a_line_is_cleaned_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,9 +101,9 @@ def test_a_folder_of_somebody_else(public: Path, exists: bool) -> None:
     parent.chmod(0o555)
     place = sweep if exists else parent
     try:
-        said = without_privileges(refusal, sweep)
-        assert "Permission denied" in said
-        assert str(place) in said
+        message = without_privileges(refusal, sweep)
+        assert "Permission denied" in message
+        assert str(place) in message
     finally:
         for folder in (parent, sweep, sweep / "runs"):
             if folder.exists():
@@ -122,8 +122,8 @@ def test_a_read_only_disk(tmp_path: Path) -> None:
     begun, empty = tmp_path / "begun", tmp_path / "empty"
     SweepFolder(begun).runs.mkdir(parents=True)
     empty.mkdir()
-    said = in_child(on_a_read_only_disk, tmp_path, begun, empty)
-    assert all("Read-only file system" in message for message in said)
+    messages = in_child(on_a_read_only_disk, tmp_path, begun, empty)
+    assert all("Read-only file system" in message for message in messages)
 
 
 def on_a_full_disk(place: Path) -> str:
@@ -154,6 +154,6 @@ def becomes_read_only(path: Path) -> tuple[str, list[str]]:
 
 @pytest.mark.slow
 def test_what_was_done_before_a_disk_failed_stays(tmp_path: Path) -> None:
-    message, left = in_child(becomes_read_only, tmp_path)
+    message, files = in_child(becomes_read_only, tmp_path)
     assert "Read-only file system" in message
-    assert left == [str(Status.COMPLETED), "completes"]
+    assert files == [str(Status.COMPLETED), "completes"]

@@ -90,8 +90,8 @@ def test_faults_stand_unless_they_are_named(
 
 def test_a_run_that_was_begun_and_has_no_status_is_damaged(sweep: SweepFolder) -> None:
     begun(sweep, "completes", Status.RUNNING).status.unlink()
-    (told,) = overview(sweep).runs
-    assert (told.status, told.next) == ("unreadable", "leave")
+    (run,) = overview(sweep).runs
+    assert (run.status, run.next) == ("unreadable", "leave")
     result, printed = launched(sweep, "completes")
     assert [run.status for run in result.runs] == [Status.FAILED]
     assert "to run it again" in printed
@@ -115,8 +115,8 @@ def test_status_says_of_each_run_what_the_same_command_then_does(sweep: SweepFol
         Rank(str(begun(sweep, name, status, cause).path), 0).complete()
     names = [folder.path.name for folder in sweep.run_folders()]
     before = {name: RunStatus.read(sweep.run(name).status) for name in names}
-    told = json.loads(overview(sweep).as_json())
-    assert told["state"] == "interrupted"
+    content = json.loads(overview(sweep).as_json())
+    assert content["state"] == "interrupted"
     launched(sweep, *names)
     done = {}
     for name in names:
@@ -128,7 +128,7 @@ def test_status_says_of_each_run_what_the_same_command_then_does(sweep: SweepFol
         else:
             done[name] = "seal"
             assert after.status is Status.COMPLETED
-    assert done == {run["run_id"]: run["next"] for run in told["runs"]}
+    assert done == {run["run_id"]: run["next"] for run in content["runs"]}
     assert set(done.values()) == {"skip", "leave", "begin", "go_on", "seal"}
     assert json.loads(overview(sweep).as_json())["state"] == "finished"
 
@@ -163,20 +163,20 @@ def test_what_was_trained_to_its_end_is_sealed_from_its_rows(
     assert (written.cause, written.stop_reason) == (None, "budget")
     verify_seal(folder, written)
     assert list(read_table(folder, "steps")["optimizer_step"]) == [1, 2, 3]
-    left = {path.name for path in folder.path.iterdir()}
-    assert not {name for name in left if "outcome" in name or name in {".lock", "checkpoints"}}
+    names = {path.name for path in folder.path.iterdir()}
+    assert not {name for name in names if "outcome" in name or name in {".lock", "checkpoints"}}
     assert launched(sweep, "completes-d2")[0].runs[0].skipped
 
 
-@pytest.mark.parametrize("left", ["one outcome", "rows cut short", "ranks that disagree"])
-def test_what_was_not_trained_to_its_end_goes_on(sweep: SweepFolder, left: str) -> None:
+@pytest.mark.parametrize("leftover", ["one outcome", "rows cut short", "ranks that disagree"])
+def test_what_was_not_trained_to_its_end_goes_on(sweep: SweepFolder, leftover: str) -> None:
     folder = begun(sweep, "completes-d2", Status.RUNNING)
     Rank(str(folder.path), 0).complete()
-    if left == "rows cut short":
+    if leftover == "rows cut short":
         Rank(str(folder.path), 1).complete()
         lines = folder.lines("steps").read_bytes().splitlines(keepends=True)
         folder.lines("steps").write_bytes(b"".join(lines[:-1]) + lines[-1][:9])
-    elif left == "ranks that disagree":
+    elif leftover == "ranks that disagree":
         Rank(str(folder.path), 1).outcome("diverged", "the loss is not finite")
         folder.lines("steps").unlink()
     result, _ = launched(sweep, "completes-d2")
@@ -205,14 +205,14 @@ def test_what_another_launcher_has_ended_meanwhile(
     folder = begun(sweep, "completes", before)
     remaining = RemainingRuns([spec_named("completes")], sweep, statuses_to_retry(["all"]))
     assert [spec.run_id for spec in remaining.missing] == ["completes"]
-    assert remaining.settled_now(spec_named("completes")) is None
+    assert remaining.settle_now(spec_named("completes")) is None
     status = RunStatus.read(folder.status)
     status.status = after
     status.attempts.append(Attempt(started_at=3.0, from_optimizer_step=0))
     status.write(folder.status)
-    found = remaining.settled_now(spec_named("completes"))
+    result = remaining.settle_now(spec_named("completes"))
     if after in SEALED | FAULTS | {Status.REJECTED}:
-        assert found is not None
-        assert (found.status, found.by_another) == (after, True)
+        assert result is not None
+        assert (result.status, result.by_another) == (after, True)
     else:
-        assert found is None
+        assert result is None

@@ -75,12 +75,12 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
     return Sweep(tmp_path / "sweep")
 
 
-@pytest.mark.parametrize("left", [0, 1, 3])
-def test_the_policy_is_by_status_and_cause_and_bounded(left: int) -> None:
+@pytest.mark.parametrize("retries", [0, 1, 3])
+def test_the_policy_is_by_status_and_cause_and_bounded(retries: int) -> None:
     for status, cause in itertools.product(Status, [None, *Cause]):
-        expected = status is Status.FAILED and cause in AGAIN and left > 0
-        found = is_tried_again(RunStatus(status, cause=cause), left)
-        assert found == expected, (status, cause)
+        expected = status is Status.FAILED and cause in AGAIN and retries > 0
+        retried = is_tried_again(RunStatus(status, cause=cause), retries)
+        assert retried == expected, (status, cause)
 
 
 @pytest.mark.slow
@@ -201,8 +201,8 @@ def test_where_no_server_can_be_had_the_other_runs_stay_pending(
     )
     assert "/no/interpreter/here" in result.stopped
     assert f"{result.stopped}: no more were started" in sweep.printed
-    left = sweep.status("completes-later")
-    assert (left.status, left.attempts) == (Status.PENDING, [])
+    later = sweep.status("completes-later")
+    assert (later.status, later.attempts) == (Status.PENDING, [])
     # The run that it took along is open as well: the same command goes on with both.
     assert sweep.status("killsserver").status is Status.INTERRUPTED
     assert len(sweep.status("killsserver").attempts) == 1

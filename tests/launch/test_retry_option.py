@@ -100,8 +100,8 @@ def test_what_runs_is_finished(sweep: Sweep) -> None:
     """The other run of a pair goes on to its end when one has failed."""
     names = ("exits7", "outlasts", "completes-later")
     result = sweep.run(*names, max_failures=1, concurrent_runs=2)
-    found = {run.run_id: run.status for run in result.runs}
-    assert found == {
+    statuses = {run.run_id: run.status for run in result.runs}
+    assert statuses == {
         "exits7": Status.FAILED,
         "outlasts": Status.COMPLETED,
         "completes-later": Status.PENDING,
@@ -130,7 +130,7 @@ def test_the_option_is_a_setting(arguments: list[str]) -> None:
     assert grid.axis_keys <= {"seed"}
     # The folder of the sweep is the same, with and without it.
     plain = cells(*(a for a in arguments if "retry" not in a and "," not in a))
-    named = [
+    names = [
         name_sweep(
             RunConfig.from_mapping(g.cells[0].settings),
             sweep_file=None,
@@ -139,7 +139,7 @@ def test_the_option_is_a_setting(arguments: list[str]) -> None:
         )
         for g in (grid, plain)
     ]
-    assert named[0] == named[1]
+    assert names[0] == names[1]
 
 
 @pytest.mark.parametrize(

@@ -37,13 +37,13 @@ def test_it_is_there_and_then_gone() -> None:
 
 
 def test_what_a_killed_launcher_left_is_removed_and_what_is_in_use_is_not() -> None:
-    left, abandoned = held_by_another()
-    alive, used = held_by_another()
-    left.send_signal(signal.SIGKILL)
-    left.communicate()
+    dead, abandoned = held_by_another()
+    alive, occupied = held_by_another()
+    dead.send_signal(signal.SIGKILL)
+    dead.communicate()
     assert (abandoned / "run").exists()
     with scratch_folder():
         assert not abandoned.exists()
-        assert (used / "run").exists()
+        assert (occupied / "run").exists()
     alive.kill()
     alive.communicate()

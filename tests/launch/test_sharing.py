@@ -69,19 +69,18 @@ def test_looking_at_what_others_have_takes_a_small_part_of_the_time(
     monkeypatch.setattr(own_claims.time, "monotonic", lambda: clock)
     sweep, share, rarest = SweepFolder(tmp_path), {}, {}
     for runs in (1, 1000):
-        found = ClaimedRuns(sweep, RemainingRuns([], sweep, ()))
-        assert all(found.is_elsewhere(spec_named(f"run-{n}")) for n in range(runs))
+        runs_of_others = ClaimedRuns(sweep, RemainingRuns([], sweep, ()))
+        assert all(runs_of_others.is_claimed_by_other(spec_named(f"run-{n}")) for n in range(runs))
         looked_at.clear()
         end = clock + 400
         while clock < end:  # as the launcher does that has nothing else to do
-            assert found.due() == []
-            assert found.waits_for_others
-            assert f"Waiting for {runs} run" in found.describe_waiting()
+            assert runs_of_others.due() == []
+            assert runs_of_others.waits_for_others
+            assert f"Waiting for {runs} run" in runs_of_others.describe_waiting()
             clock += 0.3
         times = [at for name, at in looked_at if name == "run-0"]
         rarest[runs] = max(after - before for before, after in pairwise(times))
         share[runs] = 0.002 * len(looked_at) / 400
-        assert set(found.elsewhere) == {f"run-{n}" for n in range(runs)}
     # Looks are 1.2 s apart here. Of a thousand runs 26 are looked at each time, in turn.
     assert share == {
         1: pytest.approx(0.0017, abs=1e-4),
@@ -164,16 +163,16 @@ def test_who_lost_a_run_writes_no_end(tmp_path: Path, is_over: bool) -> None:
     def take_over() -> bytes:
         wait_for_begun(sweep, 1)
         wait_until(lambda: RunStatus.read(run.status).status is Status.RUNNING, "it is not begun")
-        number, found = claims._last_claim(run)
-        assert isinstance(found, claims._Holder)
-        own = replace(found, mark="another", has_lock=False)
-        assert claims._follow(run, number, found, own)
+        number, last = claims._last_claim(run)
+        assert isinstance(last, claims._Holder)
+        holder = replace(last, mark="another", has_lock=False)
+        assert claims._follow(run, number, last, holder)
         status = RunStatus.read(run.status)
         status.reason = "the other one's"
         status.write(run.status)
         if is_over:
             lock = Lock(run.lock, os.open(run.lock, os.O_RDWR), keeps_out=False)
-            claims.RunClaim(run, number + 1, own, lock).release(is_over=True)
+            claims.RunClaim(run, number + 1, holder, lock).release(is_over=True)
         written = run.status.read_bytes()
         open_gate(sweep)
         return written
@@ -189,8 +188,8 @@ def test_who_lost_a_run_writes_no_end(tmp_path: Path, is_over: bool) -> None:
             console=Console(file=io.StringIO()),
         ).run()
     assert run.status.read_bytes() == written.result()
-    (left,) = result.runs
-    assert (left.status, left.by_another) == (Status.INTERRUPTED, True)
+    (loser,) = result.runs
+    assert (loser.status, loser.by_another) == (Status.INTERRUPTED, True)
     assert run.lines("steps").exists(), "nothing is cleared away"
 
 

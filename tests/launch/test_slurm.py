@@ -52,8 +52,8 @@ def script_of(spec: RunSpec, sweep: SweepFolder) -> str:
 
 def test_a_pool_job_asks_for_a_node_as_declared(on_nodes, tmp_path: Path) -> None:
     sweep = SweepFolder(tmp_path / "a sweep")
-    asked = options(script_of(on_nodes(1), sweep))
-    assert asked == {
+    values = options(script_of(on_nodes(1), sweep))
+    assert values == {
         "--job-name": job_name(sweep, POOL),
         "--output": f"{tmp_path}/a sweep/slurm/job-%j.txt",
         "--open-mode": "append",
@@ -64,23 +64,23 @@ def test_a_pool_job_asks_for_a_node_as_declared(on_nodes, tmp_path: Path) -> Non
         "--signal": "B:USR1@120",
         "--cpus-per-task": "4",
     }
-    given = {"partition": "p", "account": "a", "mem": "1536M", "gres": "gpu:a100:3"}
+    sbatch = {"partition": "p", "account": "a", "mem": "1536M", "gres": "gpu:a100:3"}
     more = {"cpus-per-task": 12, "gpus-per-node": 3, "exclusive": True, "requeue": None}
-    spec = on_nodes(1, sbatch=given | more, timeout_min=7, signal_delay_s=30)
+    spec = on_nodes(1, sbatch=sbatch | more, timeout_min=7, signal_delay_s=30)
     changed = options(script_of(spec, sweep))
-    expected = {f"--{name}": value for name, value in given.items()}
+    expected = {f"--{name}": value for name, value in sbatch.items()}
     expected |= {"--cpus-per-task": "12", "--gpus-per-node": "3", "--exclusive": ""}
     expected |= {"--time": "7", "--signal": "B:USR1@30"}
-    assert changed == {k: v for k, v in asked.items() if k != "--requeue"} | expected
+    assert changed == {k: v for k, v in values.items() if k != "--requeue"} | expected
 
 
 def test_a_percent_sign_of_the_folder_is_its_own(on_nodes, tmp_path: Path) -> None:
-    asked = options(script_of(on_nodes(1), SweepFolder(tmp_path / "50%")))
-    assert asked["--output"] == f"{tmp_path}/50%%/slurm/job-%j.txt"
+    values = options(script_of(on_nodes(1), SweepFolder(tmp_path / "50%")))
+    assert values["--output"] == f"{tmp_path}/50%%/slurm/job-%j.txt"
 
 
 @pytest.mark.parametrize(
-    ("own", "told"),
+    ("sbatch", "option"),
     [
         (
             {"job-name": "mine"},
@@ -97,24 +97,24 @@ def test_a_percent_sign_of_the_folder_is_its_own(on_nodes, tmp_path: Path) -> No
     ],
 )
 def test_options_that_would_break_the_job_are_refused(
-    own: dict[str, Any], told: str, on_nodes: Callable[..., RunSpec]
+    sbatch: dict[str, Any], option: str, on_nodes: Callable[..., RunSpec]
 ) -> None:
-    with pytest.raises(ValueError, match=re.escape(told)):
-        on_nodes(1, sbatch=own)
+    with pytest.raises(ValueError, match=re.escape(option)):
+        on_nodes(1, sbatch=sbatch)
 
 
 def test_a_job_over_nodes_has_a_process_on_each(on_nodes, tmp_path: Path) -> None:
     sweep = SweepFolder(tmp_path)
     text = script_of(on_nodes(2, sbatch={"gpus-per-node": 8}), sweep)
-    asked = options(text)
-    assert (asked["--nodes"], asked["--gpus-per-node"]) == ("2", "4"), "one a rank"
+    values = options(text)
+    assert (values["--nodes"], values["--gpus-per-node"]) == ("2", "4"), "one a rank"
     assert "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=4 " in text
     assert "srun" not in script_of(on_nodes(1), sweep)
-    own = script_of(
+    text = script_of(
         on_nodes(2, python="apptainer exec i.sif python", setup=["module load x"]), sweep
     )
-    assert own.count("apptainer exec i.sif python -m batchscape.launch.slurm.") == 2
-    assert own.index("module load x") < own.index("apptainer")
+    assert text.count("apptainer exec i.sif python -m batchscape.launch.slurm.") == 2
+    assert text.index("module load x") < text.index("apptainer")
 
 
 def test_names_of_jobs_are_those_of_one_folder_and_shape(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_an_order_is_read_as_it_was_written_and_extended(on_nodes, tmp_path: Pat
     assert spec.config.launcher == launcher
     assert replace(spec, config=specs[1].config) == specs[1]
     assert both.specs(sweep, POOL, pytest.fail, but={"run-1"}) == []
-    assert {shape: [s.run_id for s in found] for shape, found in shapes(specs).items()} == {
+    assert {shape: [s.run_id for s in of_shape] for shape, of_shape in shapes(specs).items()} == {
         POOL: ["run-1"],
         Shape(2, 4): ["run-2"],
     }
@@ -158,8 +158,8 @@ def test_a_cluster_is_planned_for_without_being_looked_at(
 
     def told(verb: str, *settings: str, code: int = 2) -> str:
         assert main([verb, *slurm, *settings]) == code
-        said = capsys.readouterr()
-        return said.out + said.err
+        printed = capsys.readouterr()
+        return printed.out + printed.err
 
     assert "choose the devices of the cluster" in told("plan")
     assert "give cluster.nodes and cluster.devices_per_node" in told("sweep", "cluster.nodes=2")

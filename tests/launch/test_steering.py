@@ -23,14 +23,14 @@ class Steers:
 
     waves: list[list[RunSpec]]
     cuts: str = "nothing"
-    seen: list[frozenset[str]] = field(default_factory=list)
+    calls: list[frozenset[str]] = field(default_factory=list)
 
     @property
     def runs(self) -> int:
         return 9
 
     def more(self, over: Collection[str]) -> list[RunSpec]:
-        self.seen.append(frozenset(over))
+        self.calls.append(frozenset(over))
         return self.waves.pop(0) if self.waves else []
 
     def cut(self, spec: RunSpec) -> str | None:
@@ -38,11 +38,11 @@ class Steers:
 
 
 def launched(sweep: SweepFolder, steers: Steers, *specs: RunSpec) -> tuple[SweepResult, str]:
-    told = io.StringIO()
+    output = io.StringIO()
     result = Launcher(
-        sweep, MACHINE, specs, entry=ENTRY, console=Console(file=told), steering=steers
+        sweep, MACHINE, specs, entry=ENTRY, console=Console(file=output), steering=steers
     ).run()
-    return result, told.getvalue()
+    return result, output.getvalue()
 
 
 def statuses(result: SweepResult) -> dict[str, Status]:
@@ -54,7 +54,7 @@ def test_runs_are_added_until_there_are_no_more(tmp_path) -> None:
     sweep = SweepFolder(tmp_path)
     waves = [[], [spec_named("completes-b"), spec_named("diverges-c")], [spec_named("completes-d")]]
     steers = Steers(waves)
-    result, told = launched(sweep, steers, spec_named("completes-a"))
+    result, printed = launched(sweep, steers, spec_named("completes-a"))
     assert statuses(result) == {
         "completes-a": Status.COMPLETED,
         "completes-b": Status.COMPLETED,
@@ -62,10 +62,10 @@ def test_runs_are_added_until_there_are_no_more(tmp_path) -> None:
         "completes-d": Status.COMPLETED,
     }
     # It is asked before the first run, and after each end: nothing is added twice.
-    assert steers.seen[0] == frozenset()
-    assert {"completes-a"} in steers.seen
-    assert steers.seen[-1] == frozenset(statuses(result))
-    assert "[4/9] " in told
+    assert steers.calls[0] == frozenset()
+    assert {"completes-a"} in steers.calls
+    assert steers.calls[-1] == frozenset(statuses(result))
+    assert "[4/9] " in printed
 
 
 @pytest.mark.slow
@@ -76,7 +76,7 @@ def test_added_runs_that_are_over_are_known_at_once(tmp_path) -> None:
     steers = Steers([[], [spec_named("completes-b")], [spec_named("completes-c")]])
     result, _ = launched(sweep, steers, spec_named("completes-a"))
     assert set(statuses(result).values()) == {Status.COMPLETED}
-    assert {"completes-a", "completes-b"} in steers.seen
+    assert {"completes-a", "completes-b"} in steers.calls
     assert sweep.run("completes-b").path.stat().st_mtime_ns == before
 
 

@@ -65,10 +65,10 @@ def test_folders_without_causes_are_read_as_before(tmp_path: Path) -> None:
         "updated_at": 3.0,
     }
     path.write_text(json.dumps(old))
-    found = RunStatus.read(path)
-    assert (found.status, found.reason, found.rank) == (Status.FAILED, "planted", 1)
-    assert (found.cause, found.phase, found.peak_memory_gib) == (None, None, None)
-    assert found.attempts[0].cause is None
+    status = RunStatus.read(path)
+    assert (status.status, status.reason, status.rank) == (Status.FAILED, "planted", 1)
+    assert (status.cause, status.phase, status.peak_memory_gib) == (None, None, None)
+    assert status.attempts[0].cause is None
     path.write_text(json.dumps({**old, "cause": "bad luck"}))
     with pytest.raises(RecordError, match="bad luck"):
         RunStatus.read(path)

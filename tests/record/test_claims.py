@@ -202,9 +202,9 @@ def test_who_was_taken_over_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(claims, "_BEAT_S", 0.0)
     claim._beat_at = 0.0  # type: ignore[attr-defined]
     assert claim.renew()
-    own = claims._read(run.path / ".claim.1")
-    assert isinstance(own, claims._Holder)
-    assert claims._follow(run, 1, own, replace(own, mark="another"))
+    holder = claims._read(run.path / ".claim.1")
+    assert isinstance(holder, claims._Holder)
+    assert claims._follow(run, 1, holder, replace(holder, mark="another"))
     assert not claim.renew()
     claim.release(is_over=True)
     assert claims._last_claim(run)[0] == 2  # the other one's stays
@@ -226,10 +226,10 @@ def test_who_was_taken_over_sees_it_after_the_run_is_over(tmp_path: Path) -> Non
     claim = CLAIMS.claim(run)
     assert claim is not None
     run.status.touch()
-    own = claims._read(run.path / ".claim.1")
-    assert isinstance(own, claims._Holder)
-    other = replace(own, mark="another")
-    assert claims._follow(run, 1, own, other)
+    holder = claims._read(run.path / ".claim.1")
+    assert isinstance(holder, claims._Holder)
+    other = replace(holder, mark="another")
+    assert claims._follow(run, 1, holder, other)
     assert claim.renew(), "it has just looked"
     assert not claim.renew(at_once=True)
     lock = Lock(run.lock, os.open(run.lock, os.O_RDWR), keeps_out=False)
@@ -256,8 +256,8 @@ def test_who_comes_so_late_that_the_run_is_over_withdraws(tmp_path: Path) -> Non
     run = RunFolder(tmp_path / "a")
     claim = CLAIMS.claim(run)
     assert claim is not None
-    number, found = claims._last_claim(run)
+    number, last = claims._last_claim(run)
     claim.release(is_over=True)
-    assert isinstance(found, claims._Holder)
-    assert not claims._follow(run, number, found, replace(found, mark="late"))
+    assert isinstance(last, claims._Holder)
+    assert not claims._follow(run, number, last, replace(last, mark="late"))
     assert list(run.path.iterdir()) == []

@@ -39,19 +39,19 @@ def grow_until_full(folder: Path) -> tuple[str, list[int], int]:
             written += 1
     except DiskError as error:
         message = str(error)
-    whole = [row["row"] for row in read_json_lines(folder / "rows.jsonl")]
+    rows = [row["row"] for row in read_json_lines(folder / "rows.jsonl")]
     filler.unlink()
     lines.append([{"row": written}])
     lines.close()
     after = [row["row"] for row in read_json_lines(folder / "rows.jsonl")]
-    assert after == [*whole, written], after
-    return message, whole, written
+    assert after == [*rows, written], after
+    return message, rows, written
 
 
 def test_rows_on_a_full_disk_are_whole_and_go_on_after(tmp_path: Path) -> None:
     place = tmp_path / "disk"
-    message, whole, written = with_small_disk(place, SIZE, grow_until_full, place)
-    assert whole == list(range(written))
+    message, rows, written = with_small_disk(place, SIZE, grow_until_full, place)
+    assert rows == list(range(written))
     assert written > 0
     full = f"{place / 'rows.jsonl'} cannot be written: No space left on device, "
     assert message.startswith(full)
@@ -64,7 +64,7 @@ def replace_when_full(folder: Path) -> tuple[str, dict[str, int], list[str], int
     fill(folder)
     with pytest.raises(DiskError) as raised:
         write_json(path, {"a": 2, "long": "x" * 100_000})
-    names = sorted(found.name for found in folder.iterdir())
+    names = sorted(file.name for file in folder.iterdir())
     return str(raised.value), read_json(path), names, free_bytes(folder)
 
 
@@ -120,26 +120,26 @@ def test_a_device_that_is_always_full() -> None:
         pytest.raises(OSError, match="28") as raised,
     ):
         file.write(b"a")
-    said = str(disk_error(raised.value, Path("/dev/full")))
-    assert said.startswith("/dev/full cannot be written: No space left on device")
+    text = str(disk_error(raised.value, Path("/dev/full")))
+    assert text.startswith("/dev/full cannot be written: No space left on device")
 
 
 @pytest.mark.parametrize(
-    ("number", "said"),
+    ("number", "text"),
     [
         (errno.EDQUOT, "Disk quota exceeded"),
         (errno.EIO, "Input/output error"),
         (errno.ENOSPC, "No space left on device"),
     ],
 )
-def test_errors_of_disks_are_told_from_others(tmp_path: Path, number: int, said: str) -> None:
+def test_errors_of_disks_are_told_from_others(tmp_path: Path, number: int, text: str) -> None:
     error = disk_error(OSError(number, "of the system"), tmp_path / "a")
     assert isinstance(error, DiskError)
-    assert said in str(error)
+    assert text in str(error)
     assert error.errno == number
     wrapped = RuntimeError("a library says something")
     wrapped.__cause__ = OSError(number, "of the system")
-    assert said in str(explained(wrapped, tmp_path))
+    assert text in str(explained(wrapped, tmp_path))
 
 
 def test_errors_of_others_are_what_they_are(tmp_path: Path) -> None:

@@ -23,35 +23,35 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def test_what_is_told_is_true() -> None:
-    found = environment(os.environ, 1)
-    assert found["batchscape"] == metadata.version("batchscape")
-    assert found["python"] == platform.python_version()
-    assert set(found["packages"]) >= set(PACKAGES)
-    assert found["packages"]["torch"] == metadata.version("torch")
-    assert found["cpu"]["logical_cores"] == psutil.cpu_count()
-    assert found["memory_gib"] == pytest.approx(psutil.virtual_memory().total / 2**30)
+    recorded = environment(os.environ, 1)
+    assert recorded["batchscape"] == metadata.version("batchscape")
+    assert recorded["python"] == platform.python_version()
+    assert set(recorded["packages"]) >= set(PACKAGES)
+    assert recorded["packages"]["torch"] == metadata.version("torch")
+    assert recorded["cpu"]["logical_cores"] == psutil.cpu_count()
+    assert recorded["memory_gib"] == pytest.approx(psutil.virtual_memory().total / 2**30)
     assert environment(os.environ, 3)["cpu"]["usable_cores"] == 3
-    json.dumps(found, allow_nan=False)
+    json.dumps(recorded, allow_nan=False)
 
 
 def test_no_secret_and_no_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0123456789-a-secret")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    found = environment(os.environ, 1)
-    assert set(found["threads"]) == set(THREAD_VARIABLES)
-    assert found["threads"]["OMP_NUM_THREADS"] == "1"
-    assert found["threads"]["OMP_WAIT_POLICY"] is None
-    assert set(found["kernels"]) == set(KERNEL_VARIABLES)
-    text = json.dumps(found)
+    recorded = environment(os.environ, 1)
+    assert set(recorded["threads"]) == set(THREAD_VARIABLES)
+    assert recorded["threads"]["OMP_NUM_THREADS"] == "1"
+    assert recorded["threads"]["OMP_WAIT_POLICY"] is None
+    assert set(recorded["kernels"]) == set(KERNEL_VARIABLES)
+    text = json.dumps(recorded)
     assert "a-secret" not in text
     assert str(Path.home()) not in text
     assert environment({"OMP_NUM_THREADS": "7"}, 1)["threads"]["OMP_NUM_THREADS"] == "7"
 
 
 def test_what_decides_kernels_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    told = {"NVIDIA_TF32_OVERRIDE": "0", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    assert told.items() <= environment(told, 1)["kernels"].items()
+    kernels = {"NVIDIA_TF32_OVERRIDE": "0", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    assert kernels.items() <= environment(kernels, 1)["kernels"].items()
     package = tmp_path / "nvidia_cudnn_cu13-9.20.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text(

@@ -81,4 +81,4 @@ def test_a_file_is_written_once_with_hard_links_and_without(
     assert claim is not None
     assert claim.renew(at_once=True)
     claim.release()
-    assert sorted(found.name for found in tmp_path.iterdir()) == ["run", "status.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "status.json"]

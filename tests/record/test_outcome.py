@@ -159,9 +159,9 @@ def test_any_mixture_has_a_verdict() -> None:
 
 def test_what_a_rank_leaves_is_read_as_it_was_written(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    whole = replace(left("oom", reason="out"), cause=Cause.OUT_OF_MEMORY, peak_memory_gib=1.5)
-    whole.write(folder, 0)
-    assert Outcome.read(folder, 0) == whole
+    outcome = replace(left("oom", reason="out"), cause=Cause.OUT_OF_MEMORY, peak_memory_gib=1.5)
+    outcome.write(folder, 0)
+    assert Outcome.read(folder, 0) == outcome
     assert Outcome.read(folder, 1) is None
     for wrong in ({"status": "gone"}, {"at": None, "node": 3}):
         write_json(folder.outcome(1), read_json(folder.outcome(0)) | wrong)
@@ -172,8 +172,8 @@ def test_what_a_rank_leaves_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_a_rank_killed_at_the_instant_of_our_own_signal_is_ours() -> None:
     """The clock is coarse: the death may carry the time of the signal."""
     ended = RankExit("run", 0, -9, 100.0)
-    said = Outcome(Status.FAILED, 3, reason="it raised", at=100.2)
-    verdict = decide(2, {1: said}, {0: ended, 1: RankExit("run", 1, 1, 100.3)}, killed_at=100.0)
+    outcome = Outcome(Status.FAILED, 3, reason="it raised", at=100.2)
+    verdict = decide(2, {1: outcome}, {0: ended, 1: RankExit("run", 1, 1, 100.3)}, killed_at=100.0)
     assert (verdict.rank, verdict.reason) == (1, "it raised")
-    verdict = decide(2, {1: said}, {0: ended, 1: RankExit("run", 1, 1, 100.3)}, killed_at=100.1)
+    verdict = decide(2, {1: outcome}, {0: ended, 1: RankExit("run", 1, 1, 100.3)}, killed_at=100.1)
     assert verdict.cause is Cause.KILLED

@@ -95,12 +95,12 @@ def test_what_is_not_damaged_but_cannot_be_read(
     folder = add("b", None)
     write_json(folder.status, {"format_version": 99})
     sweep.run("c").path.mkdir()  # its launcher is about to write into it
-    found = overview(sweep)
-    assert [run.status for run in found.runs] == ["completed", "unreadable", "pending"]
-    assert "format version 99" in (found.runs[1].reason or "")
-    assert found.next_steps == {"skip": 1, "begin": 1, "leave": 1}
+    sweep_overview = overview(sweep)
+    assert [run.status for run in sweep_overview.runs] == ["completed", "unreadable", "pending"]
+    assert "format version 99" in (sweep_overview.runs[1].reason or "")
+    assert sweep_overview.next_steps == {"skip": 1, "begin": 1, "leave": 1}
     console = Console(width=80, file=io.StringIO())
-    console.print(overview_text(found))
+    console.print(overview_text(sweep_overview))
     assert isinstance(console.file, io.StringIO)
     text = " ".join(console.file.getvalue().split())
     assert "The same command now begins 1, leaves 1 alone, skips 1 done." in text

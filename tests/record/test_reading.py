@@ -78,8 +78,8 @@ def test_rows_are_those_that_pandas_reads(sweep, runs_a_scan, monkeypatch):
     monkeypatch.setattr(reading, "_RUNS_A_SCAN", runs_a_scan)
     tables = load(sweep)
     for table in TABLES:
-        found = getattr(tables, table).astype(TEXTS)
-        assert_same_rows(found, rows_by_pandas(sweep, table))
+        values = getattr(tables, table).astype(TEXTS)
+        assert_same_rows(values, rows_by_pandas(sweep, table))
     assert tables.runs["run_id"].tolist() == ["run-0", "run-1", "run-2", "run-4", "run-5"]
     assert [path.rpartition("/")[2] for path in tables.damaged] == ["run-3"]
     assert "differs from what was sealed" in next(iter(tables.damaged.values()))
@@ -134,9 +134,9 @@ def test_columns_that_nobody_knows_are_left_out_and_those_that_lack_are_missing(
     tables = load(sweep)
     assert str(folder.path) not in tables.damaged
     assert list(tables.steps) == [*COLUMNS["steps"], "run_id", "sweep_dir"]
-    own = tables.steps[tables.steps["run_id"] == "run-0"]
-    assert own["loss"].isna().all()
-    assert own["tokens"].tolist() == [40, 80, 120, 160]
+    steps = tables.steps[tables.steps["run_id"] == "run-0"]
+    assert steps["loss"].isna().all()
+    assert steps["tokens"].tolist() == [40, 80, 120, 160]
 
 
 def test_a_table_of_other_types_is_named_among_many(sweep):
@@ -150,13 +150,13 @@ def test_the_bytes_that_were_verified_are_those_that_are_parsed(sweep, monkeypat
     path = SweepFolder(sweep).run("run-0").parquet("steps")
     expected, content, sha256 = load(sweep), path.read_bytes(), hashlib.sha256
 
-    def changed_meanwhile(given):
-        if given == content:
+    def changed_meanwhile(data):
+        if data == content:
             path.write_bytes(SweepFolder(sweep).run("run-4").parquet("steps").read_bytes())
-        return sha256(given)
+        return sha256(data)
 
     monkeypatch.setattr(hashlib, "sha256", changed_meanwhile)
-    found = load(sweep)
+    tables = load(sweep)
     assert path.read_bytes() != content
-    assert found.damaged == expected.damaged
-    assert_same_rows(found.steps.astype(TEXTS), expected.steps.astype(TEXTS))
+    assert tables.damaged == expected.damaged
+    assert_same_rows(tables.steps.astype(TEXTS), expected.steps.astype(TEXTS))

@@ -45,7 +45,7 @@ def train(
 @pytest.mark.parametrize("status", list(Status))
 @pytest.mark.parametrize("cause", [None, Cause.EXCEPTION, Cause.DISK, Cause.DAMAGED_RECORDS])
 def test_every_status(folder: RunFolder, status: Status, cause: Cause | None) -> None:
-    known = RunStatus(status, cause=cause, attempts=[Attempt(1.0, 0)])
+    record = RunStatus(status, cause=cause, attempts=[Attempt(1.0, 0)])
     for retry, is_held, has_checkpoint in itertools.product(
         ((), {Status.OOM}, FAULTS), (False, True), (False, True)
     ):
@@ -64,7 +64,7 @@ def test_every_status(folder: RunFolder, status: Status, cause: Cause | None) ->
             (folder.checkpoints / CHECKPOINT).touch()
         else:
             (folder.checkpoints / CHECKPOINT).unlink(missing_ok=True)
-        state = RunState(folder, known, "somebody" if is_held else None)
+        state = RunState(folder, record, "somebody" if is_held else None)
         assert state.next_step(retry) is expected, (retry, is_held, has_checkpoint)
 
 
@@ -73,15 +73,15 @@ def test_what_was_trained_to_its_end_is_sealed_whatever_its_status(
     folder: RunFolder, status: Status
 ) -> None:
     train(folder, Status.COMPLETED, Status.COMPLETED)
-    known = RunStatus(status, attempts=[Attempt(1.0, 0)])
-    state = RunState(folder, known, processes=2)
+    record = RunStatus(status, attempts=[Attempt(1.0, 0)])
+    state = RunState(folder, record, processes=2)
     for retry in ((), FAULTS):
         assert (state.standing, state.next_step(retry)) == (Standing.UNSEALED, Next.SEAL)
     assert replace(state, holder="somebody").next_step() is Next.WAIT
 
 
 @pytest.mark.parametrize(
-    ("left", "steps", "is_final"),
+    ("statuses", "steps", "is_final"),
     [
         ((Status.COMPLETED, Status.COMPLETED), 3, True),
         ((Status.DIVERGED, Status.DIVERGED), 3, True),
@@ -92,9 +92,9 @@ def test_what_was_trained_to_its_end_is_sealed_whatever_its_status(
     ],
 )
 def test_an_end_is_final_where_all_ranks_and_all_rows_say_so(
-    folder: RunFolder, left: tuple[Status, ...], steps: int, is_final: bool
+    folder: RunFolder, statuses: tuple[Status, ...], steps: int, is_final: bool
 ) -> None:
-    train(folder, *left, steps=steps)
+    train(folder, *statuses, steps=steps)
     assert (final_outcomes(folder, 2) is not None) == is_final
     # Neither what is damaged.
     folder.outcome(0).write_text("{")

@@ -41,12 +41,12 @@ def test_a_torn_last_line_is_dropped_and_never_glued_to_the_next(tmp_path_factor
     content = path.read_bytes()
     cut = data.draw(st.integers(0, len(content)))
     path.write_bytes(content[:cut])
-    whole = content[:cut].count(b"\n")
-    assert list(read_json_lines(path)) == rows[:whole]
+    complete = content[:cut].count(b"\n")
+    assert list(read_json_lines(path)) == rows[:complete]
     lines = JsonLines(path)
     lines.append([{"new": 1}])
     lines.close()
-    assert list(read_json_lines(path)) == [*rows[:whole], {"new": 1}]
+    assert list(read_json_lines(path)) == [*rows[:complete], {"new": 1}]
 
 
 def test_damage_before_the_last_line_is_an_error(tmp_path):
@@ -209,14 +209,14 @@ def test_where_every_step_was_sampled_there_is_no_time(run):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "parts"),
     [
         ({"warmup": True}, ("all were warm-up", "a smaller measure.warmup_optimizer_steps")),
         ({"step_time_s": None}, ("the program logs no step times", "let it log")),
         ({"step_time_s": None, "warmup": True}, ("the program logs no step times", "let it log")),
     ],
 )
-def test_what_no_repetition_gives_times_says_what_does(run, changes, said):
+def test_what_no_repetition_gives_times_says_what_does(run, changes, parts):
     with rows_again(run, "steps") as rows:
         for row in rows:
             row.update(changes)
@@ -226,7 +226,7 @@ def test_what_no_repetition_gives_times_says_what_does(run, changes, said):
     launch = {"timing_valid": False, "timing_invalid_reason": "up to 2 runs share the machine"}
     reason = why_untimed(launch, figures_of(run))
     assert reason is not None
-    assert all(part in reason for part in said)
+    assert all(part in reason for part in parts)
     assert time_again([LaunchedRun("out", "batchscape sweep a=1", reason)], {}) is None
 
 
@@ -248,13 +248,13 @@ def test_a_device_that_others_used_or_heat_held_down_has_no_times(run, of_ranks,
         for row, changes in zip(rows, of_ranks, strict=True):
             row.update(changes)
     figures = figures_of(run)
-    said = why_untimed({"timing_valid": True}, figures)
-    assert said == reason
-    if said is not None:
-        assert is_mended_by_repeating(said)
-        assert "step_time_s" not in timed_figures(figures, said)
-    told = [changes.get("foreign_processes") for changes in of_ranks]
-    assert figures["foreign_processes"] == max((t for t in told if t is not None), default=None)
+    untimed = why_untimed({"timing_valid": True}, figures)
+    assert untimed == reason
+    if untimed is not None:
+        assert is_mended_by_repeating(untimed)
+        assert "step_time_s" not in timed_figures(figures, untimed)
+    foreign = [changes.get("foreign_processes") for changes in of_ranks]
+    assert figures["foreign_processes"] == max((t for t in foreign if t is not None), default=None)
 
 
 def test_limits_of_devices_are_named_once(run):
@@ -480,8 +480,8 @@ def test_a_copied_run_is_refused_and_another_training_is_not(run, tmp_path):
     shutil.copytree(one / "runs", copy / "runs")
     with pytest.raises(RecordError) as raised:
         load(one, copy, again)
-    said = f"{folders[copy].path} is a copy of {folders[one].path}, and would count twice"
-    assert str(raised.value).startswith(said)
+    message = f"{folders[copy].path} is a copy of {folders[one].path}, and would count twice"
+    assert str(raised.value).startswith(message)
 
 
 def test_open_runs_are_never_taken_for_copies(run, tmp_path):

@@ -30,10 +30,10 @@ def sweep(tmp_path: Path) -> SweepFolder:
 
 
 def test_trials_that_are_over_are_counted_by_study(sweep: SweepFolder) -> None:
-    found = count_trials(sweep)
-    assert found == TrialCounts(3, {"b=8": 2, "b=16": 0}, grid_is_left=True)
-    assert found.left == 4
-    assert count_trials(sweep.search) == found
+    counts = count_trials(sweep)
+    assert counts == TrialCounts(3, {"b=8": 2, "b=16": 0}, grid_is_left=True)
+    assert counts.left == 4
+    assert count_trials(sweep.search) == counts
     # A grid of fewer trials is another's.
     # Of the two that are over one told nothing.
     for trials, is_left in ((0, True), (1, False), (2, True)):

@@ -53,12 +53,12 @@ def test_no_value_leaves_its_interval(best: float, points: int, ratio: float) ->
 
 @given(st.dictionaries(st.floats(1e-4, 1e-1), st.floats(0, 10), min_size=1))
 def test_a_bracket_is_the_least_and_its_neighbours(losses: dict[float, float]) -> None:
-    found = bracket(losses)
-    assert losses[found.best] == min(losses.values())
-    lower = [value for value in losses if value < found.best]
-    higher = [value for value in losses if value > found.best]
-    assert found.low == max(lower, default=None)
-    assert found.high == min(higher, default=None)
+    measured = bracket(losses)
+    assert losses[measured.best] == min(losses.values())
+    lower = [value for value in losses if value < measured.best]
+    higher = [value for value in losses if value > measured.best]
+    assert measured.low == max(lower, default=None)
+    assert measured.high == min(higher, default=None)
 
 
 def test_only_an_open_side_is_widened() -> None:
@@ -81,16 +81,16 @@ def test_widening_finds_the_least_of_a_parabola(start: float, log_optimum: float
 
     values = [point["rate"] for point in points_around([RATE], {"rate": start}, 5, 1.5)]
     for _ in range(40):
-        found = bracket({value: loss(value) for value in values})
-        more = values_beyond(RATE, found, 1.5)
+        measured = bracket({value: loss(value) for value in values})
+        more = values_beyond(RATE, measured, 1.5)
         if not more:
             break
         values += more
-    assume(found.low is not None and found.high is not None)
-    assert found.low is not None
-    assert found.high is not None
-    assert found.low <= 10**log_optimum * 1.01
-    assert found.high >= 10**log_optimum / 1.01
+    assume(measured.low is not None and measured.high is not None)
+    assert measured.low is not None
+    assert measured.high is not None
+    assert measured.low <= 10**log_optimum * 1.01
+    assert measured.high >= 10**log_optimum / 1.01
 
 
 def test_a_narrow_interval_of_large_numbers_keeps_its_distances() -> None:

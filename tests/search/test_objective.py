@@ -18,7 +18,7 @@ Told = tuple[Status, float | None]
 
 
 @pytest.mark.parametrize(
-    ("told", "state", "values"),
+    ("outcomes", "state", "values"),
     [
         ([(Status.COMPLETED, 1.0), (Status.COMPLETED, 4.0)], "completed", (2.5,)),
         ([(Status.COMPLETED, 1.0), (Status.DIVERGED, None)], "diverged", (math.inf,)),
@@ -28,14 +28,14 @@ Told = tuple[Status, float | None]
     ],
 )
 def test_a_trial_is_the_mean_of_its_seeds_and_infinitely_bad_where_one_cannot_train(
-    told: list[Told],
+    outcomes: list[Told],
     state: str,
     values: tuple[float, ...] | None,
     spec_of: Callable[..., RunSpec],
     tmp_path: Path,
 ) -> None:
     sweep, specs = SweepFolder(tmp_path), []
-    for seed, (status, loss) in enumerate(told):
+    for seed, (status, loss) in enumerate(outcomes):
         spec = replace(spec_of(seed=seed), run_id=f"seed-{seed}")
         attempts = [Attempt(1.0, 0, 2.0, str(status))]
         record = RunStatus(status, StopReason.BUDGET, attempts=attempts)

@@ -55,7 +55,7 @@ def test_a_search_that_is_killed_three_times_ends_as_one_that_was_not(tmp_path: 
     trials_by_tpe = ("search=tpe" if line == "search=gp" else line for line in SEARCH)
     searched = (*trials_by_tpe, "batch.global_batch_size=16,64")
     lines = (*SMALL, *searched)
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    killed, undisturbed = tmp_path / "killed", tmp_path / "whole"
     command = [sys.executable, "-m", "batchscape", "sweep", *lines, f"sweep_dir={killed}"]
     done: dict[str, bytes] = {}
     for kills in range(3):
@@ -63,9 +63,9 @@ def test_a_search_that_is_killed_three_times_ends_as_one_that_was_not(tmp_path: 
             command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
         )
         # Later each time: among the trials, then among more of them, then wherever it is by then.
-        wanted = 2 + 4 * kills
+        entries = 2 + 4 * kills
         while process.poll() is None and len(list(killed.glob("search/runs/*/steps.parquet"))) < (
-            wanted
+            entries
         ):
             time.sleep(0.05)
         assert process.poll() is None
@@ -79,17 +79,21 @@ def test_a_search_that_is_killed_three_times_ends_as_one_that_was_not(tmp_path: 
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     trials = trials_of(killed)
     assert trials.groupby("study").size().eq(6).all()
-    assert trials.groupby("study")["trial"].apply(lambda own: list(own) == list(range(6))).all()
+    assert (
+        trials.groupby("study")["trial"]
+        .apply(lambda numbers: list(numbers) == list(range(6)))
+        .all()
+    )
     assert trials["outcome"].isin(["completed", "diverged"]).all()
     # No run but those of trials, and one of each.
-    found = statuses(SweepFolder(killed).search)
-    assert set(trials["runs"]) == set(found)
-    assert len(found) == 12
-    assert all(status.status.is_sealed for status in found.values())
+    status_by_run = statuses(SweepFolder(killed).search)
+    assert set(trials["runs"]) == set(status_by_run)
+    assert len(status_by_run) == 12
+    assert all(status.status.is_sealed for status in status_by_run.values())
     # A kill changed nothing of what was asked and found.
-    assert swept(whole, *searched) == 0
-    pd.testing.assert_frame_equal(trials, trials_of(whole))
-    assert statuses(SweepFolder(killed)).keys() == statuses(SweepFolder(whole)).keys()
+    assert swept(undisturbed, *searched) == 0
+    pd.testing.assert_frame_equal(trials, trials_of(undisturbed))
+    assert statuses(SweepFolder(killed)).keys() == statuses(SweepFolder(undisturbed)).keys()
     _check_brackets(killed)
 
 
@@ -106,8 +110,8 @@ def _check_brackets(folder: Path) -> None:
         rows.append((batch, settings["optimizer"]["learning_rate"], loss))
     grid = pd.DataFrame(rows, columns=["batch", "rate", "loss"])
     assert set(grid["batch"]) == {16, 64}
-    for _, own in grid.groupby("batch"):
-        means = own.groupby("rate")["loss"].apply(lambda losses: losses.mean(skipna=False))
+    for _, group in grid.groupby("batch"):
+        means = group.groupby("rate")["loss"].apply(lambda losses: losses.mean(skipna=False))
         means = means.fillna(float("inf")).sort_index()
         place = int(means.argmin())
         assert 0 < place < len(means) - 1
@@ -116,8 +120,8 @@ def _check_brackets(folder: Path) -> None:
 @pytest.mark.slow
 def test_trials_enter_no_number_of_a_report(tmp_path: Path, capsys) -> None:
     assert swept(tmp_path / "s", *SEARCH, "batch.global_batch_size=16,32") == 0
-    told = capsys.readouterr().out
-    _check_what_is_said(told, tmp_path / "s")
+    printed = capsys.readouterr().out
+    _check_what_is_said(printed, tmp_path / "s")
     report = write_report([tmp_path / "s"], figures=False)
     runs = pd.read_csv(report.out / "tables" / "runs.csv")
     assert set(runs["run_id"]) == set(statuses(SweepFolder(tmp_path / "s")))
@@ -148,16 +152,18 @@ def test_trials_enter_no_number_of_a_report(tmp_path: Path, capsys) -> None:
     assert "another search" in refusal
 
 
-def _check_what_is_said(told: str, folder: Path) -> None:
+def _check_what_is_said(printed: str, folder: Path) -> None:
     """Hold the lines of a search of the learning rate against its run folders."""
     head = "Search of optimizer.learning_rate (0.001 to 1, logarithmic): 6 trials for each of 2 "
-    assert told.startswith(f"{head}values of batch.global_batch_size, by gp, for the least loss\n")
+    assert printed.startswith(
+        f"{head}values of batch.global_batch_size, by gp, for the least loss\n"
+    )
     for sweep in (SweepFolder(folder), SweepFolder(folder).search):
         for run in sweep.run_folders():
             rate = json.loads(run.config.read_text())["config"]["optimizer"]["learning_rate"]
-            named = f"{run.path.name} (learning_rate={rate:.4g})"
-            assert f"] {named} started" in told
-            assert f"] {named} completed: " in told or f"] {named} diverged: " in told
+            label = f"{run.path.name} (learning_rate={rate:.4g})"
+            assert f"] {label} started" in printed
+            assert f"] {label} completed: " in printed or f"] {label} diverged: " in printed
     rows = []
     for run in SweepFolder(folder).run_folders():
         config = json.loads(run.config.read_text())["config"]
@@ -165,15 +171,17 @@ def _check_what_is_said(told: str, folder: Path) -> None:
         batch = config["batch"]["global_batch_size"]
         rows.append((batch, config["optimizer"]["learning_rate"], loss))
     grid = pd.DataFrame(rows, columns=["batch", "rate", "loss"])
-    assert "Least held-out loss: learning rate " in told
-    assert "no lower at the next values on either side" in told
-    rows = [line.split() for line in told.splitlines() if "=" in line and "learning rate" in line]
-    for batch, own in grid.groupby("batch"):
-        means = own.groupby("rate")["loss"].mean().sort_index()
+    assert "Least held-out loss: learning rate " in printed
+    assert "no lower at the next values on either side" in printed
+    rows = [
+        line.split() for line in printed.splitlines() if "=" in line and "learning rate" in line
+    ]
+    for batch, group in grid.groupby("batch"):
+        means = group.groupby("rate")["loss"].mean().sort_index()
         place = means.index.get_loc(means.idxmin())
         (row,) = (row for row in rows if row[0] == f"batch.global_batch_size={batch}")
-        shown = [significant(value, 3) for value in means.index[place - 1 : place + 2]]
-        assert [text for text in shown if text in row] == shown
+        neighbours = [significant(value, 3) for value in means.index[place - 1 : place + 2]]
+        assert [text for text in neighbours if text in row] == neighbours
 
 
 @pytest.mark.slow
@@ -204,13 +212,13 @@ def test_a_study_without_a_best_trial_is_named(tmp_path: Path, capsys) -> None:
         *("batch.global_batch_size=16,640", "evaluation.every_samples=640"),
     )
     assert swept(tmp_path / "s", *lines) == 0
-    told = capsys.readouterr().out
-    assert told.count("batch.global_batch_size=640: no trial has a value") == 1
+    printed = capsys.readouterr().out
+    assert printed.count("batch.global_batch_size=640: no trial has a value") == 1
     report = write_report([tmp_path / "s"], figures=False)
-    said = report.sections[0].short[0]
-    assert "; no result at B = 640" in said
-    assert "trials since" not in said
-    assert "B = 16 (" in said
+    line = report.sections[0].short[0]
+    assert "; no result at B = 640" in line
+    assert "trials since" not in line
+    assert "B = 16 (" in line
     assert main(["status", "--json", str(tmp_path / "s")]) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "finished"
 
@@ -227,27 +235,27 @@ def test_a_search_that_is_stopped_tells_its_trials_and_goes_on(tmp_path: Path, c
     process.terminate()
     assert process.wait() == 130
     trials = trials_of(folder)
-    done = {study: int(own["outcome"].notna().sum()) for study, own in trials.groupby("study")}
+    done = {study: int(group["outcome"].notna().sum()) for study, group in trials.groupby("study")}
     sealed = [s for s in statuses(SweepFolder(folder).search).values() if s.status.is_sealed]
     assert 3 <= sum(done.values()) == len(sealed) < 12
     assert main(["status", "--json", str(folder)]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["state"] == "interrupted"
-    assert found["trials"] == {"asked": 6, "done": done, "grid_is_left": True}
+    content = json.loads(capsys.readouterr().out)
+    assert content["state"] == "interrupted"
+    assert content["trials"] == {"asked": 6, "done": done, "grid_is_left": True}
     assert main(["status", str(folder)]) == 0
-    told = capsys.readouterr().out
-    assert f"Trials: {sum(done.values())} of 12 done" in told
-    assert all(f"  {study}: {count} of 6\n" in told for study, count in done.items())
-    assert f"It goes on with the search: {12 - sum(done.values())} trials are left, and" in told
+    printed = capsys.readouterr().out
+    assert f"Trials: {sum(done.values())} of 12 done" in printed
+    assert all(f"  {study}: {count} of 6\n" in printed for study, count in done.items())
+    assert f"It goes on with the search: {12 - sum(done.values())} trials are left, and" in printed
     assert swept(folder, *SEARCH, "search=tpe", "batch.global_batch_size=16,32") == 0
     again = capsys.readouterr().out
     assert f"\nTrials: {sum(done.values())} of 12\n" in again
     assert f"/{12 - sum(done.values())}] " in again
     assert main(["status", str(folder)]) == 0
-    told = capsys.readouterr().out
-    assert f"{folder}: finished" in told.replace("\n", "")
-    assert "Trials: 12 of 12 done\n" in told
-    assert "goes on with the search" not in told
+    printed = capsys.readouterr().out
+    assert f"{folder}: finished" in printed.replace("\n", "")
+    assert "Trials: 12 of 12 done\n" in printed
+    assert "goes on with the search" not in printed
 
 
 @pytest.mark.slow
@@ -256,10 +264,10 @@ def test_status_shows_the_trials_until_there_is_a_grid(tmp_path: Path, capsys) -
     assert swept(tmp_path / "s", *lines, "search.grid_points=0") == 0
     capsys.readouterr()
     assert main(["status", "--json", str(tmp_path / "s")]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["counts"] == {"completed": 2}
-    assert told["state"] == "finished"
-    assert told["trials"] == {"asked": 2, "done": {"all": 2}, "grid_is_left": False}
+    content = json.loads(capsys.readouterr().out)
+    assert content["counts"] == {"completed": 2}
+    assert content["state"] == "finished"
+    assert content["trials"] == {"asked": 2, "done": {"all": 2}, "grid_is_left": False}
     assert swept(tmp_path / "s", *lines, "search.grid_points=1") == 0
     capsys.readouterr()
     assert main(["status", "--json", str(tmp_path / "s")]) == 0
@@ -270,8 +278,8 @@ def test_status_shows_the_trials_until_there_is_a_grid(tmp_path: Path, capsys) -
 def test_what_the_median_rule_cuts_is_pruned_and_says_why(tmp_path: Path) -> None:
     lines = ("search.pruner=median", "search.trials=10", "search.grid_points=0")
     assert swept(tmp_path / "s", SEARCH[0], "search=random", *lines, "budget.samples=51200") == 0
-    found = statuses(SweepFolder(tmp_path / "s").search)
-    cut = {run: status for run, status in found.items() if status.status is Status.PRUNED}
+    status_by_run = statuses(SweepFolder(tmp_path / "s").search)
+    cut = {run: status for run, status in status_by_run.items() if status.status is Status.PRUNED}
     assert cut
     for run, status in cut.items():
         assert status.reason is not None
@@ -296,21 +304,21 @@ def test_a_rule_that_is_broken_between_the_ends_rejects_the_one_trial(
     )
     assert main(["plan", *lines]) == 0
     assert main(["sweep", *lines]) == 0
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     trials = trials_of(tmp_path / "s")
     divides = trials["model.d_model"] % 4 == 0
     assert list(trials["outcome"]) == ["completed" if one else "rejected" for one in divides]
     assert 0 < divides.sum() < 6
-    said = trials.loc[~divides, "reason"]
-    assert said.str.contains("n_heads must divide d_model").all()
+    reasons = trials.loc[~divides, "reason"]
+    assert reasons.str.contains("n_heads must divide d_model").all()
     assert trials.loc[divides, "reason"].isna().all()
-    assert "n_heads must divide d_model" in told
+    assert "n_heads must divide d_model" in printed
     # The grid's neighbours are rejected as well, and the best is measured.
     best = int(trials.loc[trials["is_best"], "model.d_model"].item())
-    found = statuses(SweepFolder(tmp_path / "s"))
-    assert [status.status for status in found.values()] == [Status.COMPLETED]
-    assert f"Least held-out loss: d model {best} (" in told
-    assert "no lower at the next values on either side" in told
+    status_by_run = statuses(SweepFolder(tmp_path / "s"))
+    assert [status.status for status in status_by_run.values()] == [Status.COMPLETED]
+    assert f"Least held-out loss: d model {best} (" in printed
+    assert "no lower at the next values on either side" in printed
 
 
 def test_a_rule_that_is_broken_everywhere_refuses_the_search(tmp_path: Path, capsys) -> None:
@@ -342,10 +350,10 @@ def test_a_plan_counts_the_trials_that_there_will_be(
     assert len(json.loads(capsys.readouterr().out)["runs"]) == trials + grid
     command.remove("--json")
     assert main(command) == 0
-    told = capsys.readouterr().out
-    assert f": {trials} trials, by " in told
-    assert f"In all {trials + grid} runs: {trials} of trials, " in told
-    assert f" and {grid} of the grid around the best." in told
+    printed = capsys.readouterr().out
+    assert f": {trials} trials, by " in printed
+    assert f"In all {trials + grid} runs: {trials} of trials, " in printed
+    assert f" and {grid} of the grid around the best." in printed
 
 
 def test_a_plan_of_a_search_has_one_line_a_cell_whose_numbers_make_its_total(
@@ -355,21 +363,21 @@ def test_a_plan_of_a_search_has_one_line_a_cell_whose_numbers_make_its_total(
     batches = "batch.global_batch_size=8,16,32"
     command = ["plan", *SMALL, SEARCH[0], *lines, batches, f"sweep_dir={tmp_path / 's'}"]
     assert main(command) == 0
-    told = capsys.readouterr().out
-    rows = [line.split()[-4:] for line in told.splitlines() if re.search(r"\d+ = \d+ ", line)]
+    printed = capsys.readouterr().out
+    rows = [line.split()[-4:] for line in printed.splitlines() if re.search(r"\d+ = \d+ ", line)]
     # 6 trials of one run, and 3 x 2 runs of the grid.
     assert rows == [[str(1280 // batch), "1280", "6", "12"] for batch in (8, 16, 32)]
-    assert "In all 36 runs: 18 of trials, whose values are chosen on the way, and 18 of" in told
-    assert "-s0-" not in told
-    assert "Runs: 36. " in told
+    assert "In all 36 runs: 18 of trials, whose values are chosen on the way, and 18 of" in printed
+    assert "-s0-" not in printed
+    assert "Runs: 36. " in printed
 
 
 def test_a_plan_of_few_points_has_no_more_trials(tmp_path: Path, capsys) -> None:
     lines = ("search=tpe", "optimizer=sgd,adamw", "search.over=[optimizer]")
     assert main(["plan", *SMALL, *lines, f"sweep_dir={tmp_path / 's'}"]) == 0
-    told = capsys.readouterr().out
-    assert ": 2 trials, by tpe, for the least loss." in told
-    assert "and 3 of the grid around the best." in told
+    printed = capsys.readouterr().out
+    assert ": 2 trials, by tpe, for the least loss." in printed
+    assert "and 3 of the grid around the best." in printed
 
 
 @pytest.mark.slow
@@ -385,26 +393,26 @@ def test_two_objectives_have_a_front_which_is_measured_and_drawn(tmp_path: Path,
     cannot = trials["batch.micro_batch_size"].eq(3)
     assert trials.loc[cannot, "outcome"].eq("rejected").all()
     assert trials.loc[cannot, ["loss", "peak_allocated_gib"]].eq(float("inf")).all(axis=None)
-    told = trials[~cannot].dropna(subset=["loss", "peak_allocated_gib"])
+    valid = trials[~cannot].dropna(subset=["loss", "peak_allocated_gib"])
     beaten = [
         any(
             (
-                told["loss"].le(one["loss"])
-                & told["peak_allocated_gib"].le(one["peak_allocated_gib"])
+                valid["loss"].le(one["loss"])
+                & valid["peak_allocated_gib"].le(one["peak_allocated_gib"])
             )
             & (
-                told["loss"].lt(one["loss"])
-                | told["peak_allocated_gib"].lt(one["peak_allocated_gib"])
+                valid["loss"].lt(one["loss"])
+                | valid["peak_allocated_gib"].lt(one["peak_allocated_gib"])
             )
         )
-        for _, one in told.iterrows()
+        for _, one in valid.iterrows()
     ]
-    assert list(told["is_best"]) == [not lost for lost in beaten]
-    assert trials["is_best"].sum() == told["is_best"].sum() >= 1
+    assert list(valid["is_best"]) == [not lost for lost in beaten]
+    assert trials["is_best"].sum() == valid["is_best"].sum() >= 1
     # A point that two trials named is measured once.
     front = trials[trials["is_best"]].drop_duplicates(["optimizer.learning_rate", "runs"])
     assert len(statuses(SweepFolder(tmp_path / "s"))) == 2 * len(front)
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     rows = []
     for run in SweepFolder(tmp_path / "s").run_folders():
         config = json.loads(run.config.read_text())["config"]
@@ -412,19 +420,21 @@ def test_two_objectives_have_a_front_which_is_measured_and_drawn(tmp_path: Path,
         point = config["batch"]["micro_batch_size"], config["optimizer"]["learning_rate"]
         rows.append((*point, figures["final_eval_loss"], figures["peak_allocated_gib"]))
     measured = pd.DataFrame(rows, columns=["micro", "rate", "loss", "peak_allocated_gib"])
-    _check_front(said, measured.groupby(["micro", "rate"]).mean())
+    _check_front(printed, measured.groupby(["micro", "rate"]).mean())
     report = write_report([tmp_path / "s"])
     assert (report.out / "figures" / "search.png").exists()
 
 
-def _check_front(said: str, points: pd.DataFrame) -> None:
+def _check_front(printed: str, points: pd.DataFrame) -> None:
     """Find the front anew, by going through the points from the least loss on."""
     front, least = [], float("inf")
     for loss, gib in points.sort_values(["loss", "peak_allocated_gib"]).to_numpy():
         if gib < least:
             front.append(f"({significant(loss, 4)}, {significant(gib, 4)})")
             least = gib
-    (line,) = (line for line in said.splitlines() if line.startswith("Front of held-out loss and"))
+    (line,) = (
+        line for line in printed.splitlines() if line.startswith("Front of held-out loss and")
+    )
     assert front[0] in line
     assert front[-1] in line
     assert line.endswith("; over 2 new seeds.")
@@ -464,9 +474,9 @@ def test_one_folder_has_one_search_at_a_time(tmp_path: Path, capsys) -> None:
 
 
 def test_an_interval_without_a_search_says_what_would_work(tmp_path: Path, capsys) -> None:
-    for verb, said in (("sweep", "search="), ("plan", "search="), ("run", "asks for a search")):
+    for verb, message in (("sweep", "search="), ("plan", "search="), ("run", "asks for a search")):
         assert main([verb, *SMALL, SEARCH[0], f"sweep_dir={tmp_path / 's'}"]) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert not (tmp_path / "s").exists()
 
 

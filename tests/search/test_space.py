@@ -17,9 +17,9 @@ MakeSpace = Callable[..., Space]
 
 
 def grid(*lines: str) -> SweepCells:
-    found = compose(lines, "batchscape sweep")
-    assert found is not None
-    return found
+    composed = compose(lines, "batchscape sweep")
+    assert composed is not None
+    return composed
 
 
 def space(*lines: str) -> Space:
@@ -27,28 +27,28 @@ def space(*lines: str) -> Space:
 
 
 def test_an_interval_of_the_command_line_is_searched_and_a_list_is_an_axis() -> None:
-    found = space(RATE, BATCHES, "search=tpe")
-    (interval,) = found.intervals
+    searched = space(RATE, BATCHES, "search=tpe")
+    (interval,) = searched.intervals
     assert (interval.key, interval.low, interval.high) == ("optimizer.learning_rate", 1e-4, 1e-1)
     assert interval.is_log
-    assert [study.name for study in found.studies] == [
+    assert [study.name for study in searched.studies] == [
         "batch.global_batch_size=8",
         "batch.global_batch_size=16",
     ]
-    assert [study.values for study in found.studies] == [
+    assert [study.values for study in searched.studies] == [
         {"batch.global_batch_size": 8},
         {"batch.global_batch_size": 16},
     ]
 
 
 def test_the_cells_of_a_trial_have_its_values_and_its_seed() -> None:
-    found = space(RATE, BATCHES, "model=gpt_nano,gpt_micro", "search=tpe")
-    assert [study.name for study in found.studies] == [
+    searched = space(RATE, BATCHES, "model=gpt_nano,gpt_micro", "search=tpe")
+    assert [study.name for study in searched.studies] == [
         f"batch.global_batch_size={size}, model={model}"
         for size in (8, 16)
         for model in ("gpt_nano", "gpt_micro")
     ]
-    cell = found.studies[1].at({"optimizer.learning_rate": 0.003}, 7)
+    cell = searched.studies[1].at({"optimizer.learning_rate": 0.003}, 7)
     assert cell.settings["batch"]["global_batch_size"] == 8
     assert cell.settings["optimizer"]["learning_rate"] == 0.003
     assert cell.settings["seed"] == 7
@@ -57,19 +57,19 @@ def test_the_cells_of_a_trial_have_its_values_and_its_seed() -> None:
 
 
 def test_choices_are_searched_where_they_are_named() -> None:
-    found = space(RATE, "optimizer=adamw,muon", "search=tpe", "search.over=[optimizer]")
-    assert found.choices == {"optimizer": ("adamw", "muon")}
-    assert [study.name for study in found.studies] == ["all"]
+    searched = space(RATE, "optimizer=adamw,muon", "search=tpe", "search.over=[optimizer]")
+    assert searched.choices == {"optimizer": ("adamw", "muon")}
+    assert [study.name for study in searched.studies] == ["all"]
     point = {"optimizer": "muon", "optimizer.learning_rate": 0.02}
-    cell = found.studies[0].at(point, 0)
+    cell = searched.studies[0].at(point, 0)
     assert cell.settings["optimizer"]["name"] == "muon"
     assert cell.settings["optimizer"]["learning_rate"] == 0.02
 
 
 def test_whole_numbers_are_searched_as_such() -> None:
-    found = space("schedule.warmup_samples=int(interval(32,320))", "search=random")
-    assert isinstance(found.intervals[0].low, int)
-    assert not found.intervals[0].is_log
+    searched = space("schedule.warmup_samples=int(interval(32,320))", "search=random")
+    assert isinstance(searched.intervals[0].low, int)
+    assert not searched.intervals[0].is_log
 
 
 def test_what_would_make_trials_incomparable_tells_two_searches_apart() -> None:
@@ -82,7 +82,7 @@ def test_what_would_make_trials_incomparable_tells_two_searches_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "message"),
     [
         ((RATE,), "an interval is searched, not listed: add search="),
         (("search=tpe",), "nothing to search"),
@@ -172,13 +172,13 @@ def test_what_would_make_trials_incomparable_tells_two_searches_apart() -> None:
         ),
     ],
 )
-def test_refusals(lines: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ConfigError, match=said.replace("[", r"\[")):
+def test_refusals(lines: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace("[", r"\[")):
         space(*lines)
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("optimizer.learning_rate=interval(1,0)", "the lower one first"),
         ("optimizer.learning_rate=tag(log,interval(0,1))", "above 0 where it is tagged log"),
@@ -189,8 +189,8 @@ def test_refusals(lines: tuple[str, ...], said: str) -> None:
         ("optimizer.learning_rate=tag(lg,interval(1e-4,1))", "the tag lg means nothing"),
     ],
 )
-def test_intervals_that_cannot_be_searched(line: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_intervals_that_cannot_be_searched(line: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         grid(line, "search=tpe")
 
 

@@ -56,9 +56,9 @@ def test_a_search_that_is_opened_again_goes_on_as_if_it_never_ended(
         for number in range(7):
             if not at_once:
                 study = opened(space(name), folder)
-            asked = study.ask()
-            assert asked.number == number
-            loss = (math.log10(asked.params["rate"]) + 2.5) ** 2
+            trial = study.ask()
+            assert trial.number == number
+            loss = (math.log10(trial.params["rate"]) + 2.5) ** 2
             study.tell(number, TrialOutcome("completed", (loss,), None), [f"run-{number}"], {})
         return [trial.params["rate"] for trial in study.trials]
 
@@ -88,9 +88,9 @@ def test_the_first_trials_are_spread_over_the_whole_space(name: str, tmp_path: P
 
 
 def test_a_trial_that_was_asked_and_not_told_is_the_next_one(tmp_path: Path) -> None:
-    asked = opened(space(), tmp_path).ask()
+    trial = opened(space(), tmp_path).ask()
     again = opened(space(), tmp_path)
-    assert [(trial.number, trial.params) for trial in again.running] == [(0, asked.params)]
+    assert [(trial.number, trial.params) for trial in again.running] == [(0, trial.params)]
     again.tell(0, TrialOutcome("failed", None, "the disk was full"), [], {})
     (row,) = opened(space(), tmp_path).table().to_dict("records")
     assert (row["outcome"], row["reason"]) == ("failed", "the disk was full")
@@ -100,7 +100,7 @@ def test_a_trial_that_was_asked_and_not_told_is_the_next_one(tmp_path: Path) -> 
     assert row == {
         "study": "study",
         "trial": 0,
-        "rate": asked.params["rate"],
+        "rate": trial.params["rate"],
         "loss": 1.0,
         "outcome": "completed",
         "is_best": True,
@@ -120,9 +120,9 @@ def test_a_grid_asks_for_each_of_its_points_once(tmp_path: Path) -> None:
     rates = []
     while len(opened(of, tmp_path).trials) < opened(of, tmp_path).planned:
         study = opened(of, tmp_path)
-        asked = study.ask()
-        rates.append(asked.params["rate"])
-        study.tell(asked.number, TrialOutcome("completed", (1.0,), None), [], {})
+        trial = study.ask()
+        rates.append(trial.params["rate"])
+        study.tell(trial.number, TrialOutcome("completed", (1.0,), None), [], {})
     assert rates == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1])
 
 
@@ -168,11 +168,11 @@ def test_a_sampler_stays_away_from_what_cannot_be(
     """Above a rate of 0.003 nothing fits, and below it the higher the rate, the better."""
     study = opened(space(name, trials=16, objective=objective), tmp_path)
     for _ in range(16):
-        asked = study.ask()
-        fits = asked.params["rate"] < 3e-3
-        loss = -math.log10(asked.params["rate"]) if fits else math.inf
+        trial = study.ask()
+        fits = trial.params["rate"] < 3e-3
+        loss = -math.log10(trial.params["rate"]) if fits else math.inf
         outcome = TrialOutcome("completed" if fits else "oom", (loss,) * len(objective), None)
-        study.tell(asked.number, outcome, [], {})
+        study.tell(trial.number, outcome, [], {})
     later = [trial.params["rate"] for trial in study.trials[8:]]
     assert name != "gp" or sum(rate < 3e-3 for rate in later) >= 6
     table = study.table().set_index("trial")
@@ -260,8 +260,8 @@ def test_optuna_reads_the_journal_and_its_dashboard_serves_it(tmp_path: Path) ->
         try:
             summaries = served(f"http://{address}/api/studies", server)["study_summaries"]
             assert [one["study_name"] for one in summaries] == ["study"]
-            shown = served(f"http://{address}/api/studies/{summaries[0]['study_id']}", server)
-            (trial,) = shown["trials"]
+            details = served(f"http://{address}/api/studies/{summaries[0]['study_id']}", server)
+            (trial,) = details["trials"]
             assert trial["values"] == [1.0, 2.0]
             assert [one["name"] for one in trial["params"]] == ["rate"]
         finally:

@@ -184,8 +184,8 @@ class Segment:
 
     @property
     def tags(self) -> list[str]:
-        found: list[str] = self.of("run")[-1]["tags"]
-        return found
+        tags: list[str] = self.of("run")[-1]["tags"]
+        return tags
 
 
 def segment_in(path: Path) -> Segment:
@@ -316,25 +316,27 @@ class FakeServer(ThreadingHTTPServer):
 
     def run_of(self, run_id: str) -> FakeRun:
         """The one W&B run of a run folder."""
-        (found,) = (run for name, run in self.runs.items() if name.startswith(f"{run_id}-"))
-        return found
+        (run,) = (run for name, run in self.runs.items() if name.startswith(f"{run_id}-"))
+        return run
 
-    def answer(self, operation: str, given: dict[str, Any]) -> dict[str, Any]:
-        entity = {"id": "E", "name": given.get("entity") or "me"}
-        project = {"id": "P", "name": given.get("project"), "entity": entity}
+    def answer(self, operation: str, variables: dict[str, Any]) -> dict[str, Any]:
+        entity = {"id": "E", "name": variables.get("entity") or "me"}
+        project = {"id": "P", "name": variables.get("project"), "entity": entity}
         viewer = {"viewer": {"id": "U", "name": "me", "username": "me", "entity": "me"}}
         if "Artifact" in operation:
-            return self._answer_artifact(operation, given)
-        name = given.get("name") or str(given.get("id") or "").removeprefix("R:")
-        known = name in self.runs
+            return self._answer_artifact(operation, variables)
+        name = variables.get("name") or str(variables.get("id") or "").removeprefix("R:")
+        exists = name in self.runs
         run = self.runs.get(name) or FakeRun()
         if operation == "UpsertBucket":
             self.runs[name] = run
-            if given.get("name"):
-                run.settings |= {name: value for name, value in given.items() if value is not None}
+            if variables.get("name"):
+                run.settings |= {
+                    name: value for name, value in variables.items() if value is not None
+                }
                 run.state = "running"
             else:  # by its id: the public interface changes a run that has ended
-                run.summary = json.loads(given["summaryMetrics"])
+                run.summary = json.loads(variables["summaryMetrics"])
         bucket = {
             "id": f"R:{name}",
             "name": name,
@@ -351,35 +353,35 @@ class FakeServer(ThreadingHTTPServer):
             "state": run.state,
             "projectId": "1",
         }
-        uploads = [{"name": n, "uploadUrl": self.url} for n in given.get("files", [])]
+        uploads = [{"name": n, "uploadUrl": self.url} for n in variables.get("files", [])]
         if operation == "CreateRunFiles":
-            self.runs[given["run"]].files.update(given["files"])
+            self.runs[variables["run"]].files.update(variables["files"])
         if operation == "UpsertView2":
-            self.views.append(given)
+            self.views.append(variables)
         answers: dict[str, dict[str, Any]] = {
             "UpsertView2": {"upsertView": {"view": {"id": "V", "name": name}, "inserted": True}},
             "Viewer": viewer,
             "GetDefaultEntity": viewer,
-            "Run": {"project": {"internalId": "1", "run": bucket if known else None}},
-            "RunResumeStatus": {"model": project | {"bucket": bucket if known else None}},
-            "UpsertBucket": {"upsertBucket": {"bucket": bucket, "inserted": not known}},
+            "Run": {"project": {"internalId": "1", "run": bucket if exists else None}},
+            "RunResumeStatus": {"model": project | {"bucket": bucket if exists else None}},
+            "UpsertBucket": {"upsertBucket": {"bucket": bucket, "inserted": not exists}},
             "CreateRunFiles": {
                 "createRunFiles": {"runID": "R", "uploadHeaders": [], "files": uploads}
             },
         }
         return answers.get(operation, {})
 
-    def _answer_artifact(self, operation: str, given: dict[str, Any]) -> dict[str, Any]:
-        asked = given.get("input") or given
+    def _answer_artifact(self, operation: str, variables: dict[str, Any]) -> dict[str, Any]:
+        values = variables.get("input") or variables
         if operation == "CreateArtifact":
-            wanted = (asked["artifactTypeName"], asked["artifactCollectionName"], asked["digest"])
-            found = [a for a in self.artifacts if (a.type, a.name, a.digest) == wanted]
-            if not found:
-                found = [FakeArtifact(*wanted)]
-                self.artifacts += found
-            id_ = str(self.artifacts.index(found[0]))
+            key = (values["artifactTypeName"], values["artifactCollectionName"], values["digest"])
+            artifacts = [a for a in self.artifacts if (a.type, a.name, a.digest) == key]
+            if not artifacts:
+                artifacts = [FakeArtifact(*key)]
+                self.artifacts += artifacts
+            id_ = str(self.artifacts.index(artifacts[0]))
             sequence = {"id": "S", "latestArtifact": None}
-            created = {"id": id_, "state": found[0].state, "artifactSequence": sequence}
+            created = {"id": id_, "state": artifacts[0].state, "artifactSequence": sequence}
             return {"createArtifact": {"artifact": created}}
         file = {"id": "F", "displayName": "f", "uploadUrl": self.url, "uploadHeaders": []}
         if operation == "CreateArtifactManifest":
@@ -390,16 +392,16 @@ class FakeServer(ThreadingHTTPServer):
             }
         if operation == "CreateArtifactFiles":
             edges = []
-            for wanted in asked["artifactFiles"]:
-                self.artifacts[int(wanted["artifactID"])].files.add(wanted["name"])
-                artifact = {"id": wanted["artifactID"]}
-                edges.append({"node": {**file, "name": wanted["name"], "artifact": artifact}})
+            for entry in values["artifactFiles"]:
+                self.artifacts[int(entry["artifactID"])].files.add(entry["name"])
+                artifact = {"id": entry["artifactID"]}
+                edges.append({"node": {**file, "name": entry["name"], "artifact": artifact}})
             return {"createArtifactFiles": {"files": {"edges": edges}}}
         if operation == "CommitArtifact":
-            self.artifacts[int(asked["artifactID"])].state = "COMMITTED"
-            return {"commitArtifact": {"artifact": {"id": asked["artifactID"], "digest": "d"}}}
+            self.artifacts[int(values["artifactID"])].state = "COMMITTED"
+            return {"commitArtifact": {"artifact": {"id": values["artifactID"], "digest": "d"}}}
         if operation == "ArtifactByID":
-            return {"artifact": self._fragment(asked["id"])}
+            return {"artifact": self._fragment(values["id"])}
         return {"project": {"artifact": None}}
 
     def _fragment(self, id_: str) -> dict[str, Any]:
@@ -462,9 +464,9 @@ class _Answers(BaseHTTPRequestHandler):
         if self.path == "/graphql":
             key = base64.b64decode(self.headers["Authorization"].split()[-1]).decode()
             if key == f"api:{KEY}":
-                asked = json.loads(content)
-                (operation,) = re.findall(r"^\s*(?:query|mutation)\s+(\w+)", asked["query"], re.M)
-                answer = {"data": self.server.answer(operation, asked.get("variables") or {})}
+                request = json.loads(content)
+                (operation,) = re.findall(r"^\s*(?:query|mutation)\s+(\w+)", request["query"], re.M)
+                answer = {"data": self.server.answer(operation, request.get("variables") or {})}
             else:
                 status = 401
         elif self.path.endswith("/file_stream"):
@@ -536,8 +538,8 @@ def open_rows() -> Callable[[RunFolder], list[dict[str, Any]]]:
 
     def read(folder: RunFolder) -> list[dict[str, Any]]:
         wandb = SweepFolder(folder.path.parents[1]).wandb
-        found = [path for path in wandb.glob("offline-run-*") if folder.path.name in path.name]
-        return segment_in(found[-1]).history if found and any(found[-1].glob("*.wandb")) else []
+        copies = [path for path in wandb.glob("offline-run-*") if folder.path.name in path.name]
+        return segment_in(copies[-1]).history if copies and any(copies[-1].glob("*.wandb")) else []
 
     return read
 

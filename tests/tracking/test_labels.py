@@ -9,7 +9,7 @@ import pytest
 from batchscape.errors import DamageError
 from batchscape.record.files import read_json, write_json
 from batchscape.record.status import Attempt
-from batchscape.tracking.labels import label_of, sweep_id_of, told_settings
+from batchscape.tracking.labels import label_of, passed_settings, sweep_id_of
 
 
 @pytest.fixture
@@ -46,13 +46,13 @@ def test_names_tell_the_settings_and_groups_are_cells(sweep, cell) -> None:
     ]
     sweep_id = sweep_id_of(sweep.run_folders())
     assert re.fullmatch("fixed_global_batch-[0-9a-f]{8}", sweep_id)
-    found = [label_of(folder, sweep_id) for folder in folders]
-    keys = [re.search(" ([0-9a-f]{6})( |$)", label.name)[1] for label in found]
+    labels = [label_of(folder, sweep_id) for folder in folders]
+    keys = [re.search(" ([0-9a-f]{6})( |$)", label.name)[1] for label in labels]
     # Tags decide nothing of a run, seeds and repeats are pooled; a width makes another cell.
     assert keys[0] == keys[1] == keys[2]
     assert keys[3] == keys[4]
     assert len(set(keys)) == 3
-    assert [label.name for label in found] == [
+    assert [label.name for label in labels] == [
         f"2x8x2 ddp gpt adamw 0.001 {keys[0]} s3",
         f"2x8x2 ddp gpt adamw 0.001 {keys[0]} s4",
         f"2x8x2 ddp gpt adamw 0.001 {keys[0]} s3 repeat 1",
@@ -60,7 +60,7 @@ def test_names_tell_the_settings_and_groups_are_cells(sweep, cell) -> None:
         f"2x8x2 fsdp gpt adamw 0.01 {keys[3]} s3",
         f"2x8x2 ddp gpt adamw 0.001 {keys[5]} s3",
     ]
-    for label in found:
+    for label in labels:
         assert label.name.startswith(label.group.removesuffix(f" ({sweep_id})"))
 
 
@@ -115,9 +115,9 @@ def test_ramps_of_other_lengths_and_times_of_other_steps_are_other_cells(cell, o
 
 def test_what_a_program_was_never_told_is_no_setting_of_its_run(fake_training) -> None:
     content = read_json(fake_training("a").folder.config)
-    assert told_settings(content) == content["config"]
+    assert passed_settings(content) == content["config"]
     content["resolved"]["not_passed"] = ["seed", "optimizer.learning_rate", "loader"]
-    told = told_settings(content)
-    assert {"seed", "loader"} & told.keys() == set()
-    assert "learning_rate" not in told["optimizer"]
-    assert told["model"] == content["config"]["model"]
+    settings = passed_settings(content)
+    assert {"seed", "loader"} & settings.keys() == set()
+    assert "learning_rate" not in settings["optimizer"]
+    assert settings["model"] == content["config"]["model"]

@@ -373,8 +373,8 @@ def test_a_long_run_is_no_silence(sweep, fake_training) -> None:
 def test_every_wait_has_a_bound(monkeypatch) -> None:
     monkeypatch.delenv("WANDB_INIT_TIMEOUT", raising=False)
     assert patience_s() == 20
-    for given, expected in (("7", 7), ("inf", 600)):
-        monkeypatch.setenv("WANDB_INIT_TIMEOUT", given)
+    for text, expected in (("7", 7), ("inf", 600)):
+        monkeypatch.setenv("WANDB_INIT_TIMEOUT", text)
         assert patience_s() == expected
 
 

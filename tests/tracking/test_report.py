@@ -14,7 +14,7 @@ from PIL import Image
 
 from batchscape.cli import main
 from batchscape.record.status import Status
-from batchscape.tracking.state import MirrorState, report_content, standing_of
+from batchscape.tracking.state import MirrorState, report_content, uploads_of
 
 TABLES = ("comparison", "targets", "claims")
 SENT = {
@@ -58,8 +58,8 @@ def sync(sweep, capsys) -> str:
 
 
 def sweep_run(server):
-    (found,) = (run for run in server.runs.values() if run.settings["jobType"] == "report")
-    return found
+    (run,) = (run for run in server.runs.values() if run.settings["jobType"] == "report")
+    return run
 
 
 def check(server, sweep, rows: int = 1) -> None:
@@ -78,10 +78,10 @@ def check(server, sweep, rows: int = 1) -> None:
     assert len(artifacts) == rows
     assert artifacts[-1].files == SENT
     # Texts that pandas would take for missing, and whole numbers beside one that is.
-    shown = [json.loads(c)["data"] for c in server.contents if c.startswith(b'{"columns"')]
+    tables = [json.loads(c)["data"] for c in server.contents if c.startswith(b'{"columns"')]
     expected = [[3, "NA", 1.5], [None, "null", None], [2, None, 2.0]]
-    assert len(shown) >= rows * len(TABLES)
-    assert {json.dumps(data) for data in shown} == {json.dumps(expected)}
+    assert len(tables) >= rows * len(TABLES)
+    assert {json.dumps(data) for data in tables} == {json.dumps(expected)}
     assert {artifact.state for artifact in server.artifacts} == {"COMMITTED"}
     assert run.summary["report_sha256"] == report_content(sweep)
 
@@ -157,10 +157,10 @@ def test_a_report_of_runs_that_never_began_waits_for_one(sweep, fake_training, c
     training.status.write(training.folder.status)
     sweep.report.mkdir()
     (sweep.report / "report.html").write_text("<p>nothing ran</p>")
-    assert not standing_of(sweep.path).lacks_report
+    assert not uploads_of(sweep.path).lacks_report
     assert "nothing to upload" in sync(sweep, capsys)
     training.begin()
-    assert standing_of(sweep.path).lacks_report
+    assert uploads_of(sweep.path).lacks_report
 
 
 @pytest.mark.slow
@@ -172,8 +172,8 @@ def test_a_workspace_is_saved_once(sweep, server, fake_training, monkeypatch, ca
     training.begin()
     training.train(range(1, 6))
     training.end(Status.COMPLETED)
-    assert "uploaded 1 run, 1 workspace" in (said := sync(sweep, capsys))
-    assert f"Workspace: {server.url}/me/geometry?nw=" in said
+    assert "uploaded 1 run, 1 workspace" in (printed := sync(sweep, capsys))
+    assert f"Workspace: {server.url}/me/geometry?nw=" in printed
     assert "nothing to upload" in sync(sweep, capsys)
     (view,) = server.views
     run = server.run_of("run-a")
@@ -199,7 +199,11 @@ def test_a_workspace_is_saved_once(sweep, server, fake_training, monkeypatch, ca
     drawn = {name for curve in curves for name in (curve["xAxis"], *curve["metrics"])}
     assert drawn <= {name for line in run.history for name in json.loads(line)}
     others = [str(panel["config"]) for panel in panels if "Line" not in panel["viewType"]]
-    named = {name for text in others for name in re.findall(r"'((?:config|summary):[^']+)'", text)}
-    assert {n.removeprefix("summary:") for n in named if n.startswith("s")} <= summary.keys()
-    assert {n[len("config:") : -len(".value")] for n in named if n.startswith("c")} <= config.keys()
-    assert len(named) == 7
+    columns = {
+        name for text in others for name in re.findall(r"'((?:config|summary):[^']+)'", text)
+    }
+    assert {n.removeprefix("summary:") for n in columns if n.startswith("s")} <= summary.keys()
+    assert {
+        n[len("config:") : -len(".value")] for n in columns if n.startswith("c")
+    } <= config.keys()
+    assert len(columns) == 7

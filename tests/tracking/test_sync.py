@@ -18,7 +18,7 @@ from batchscape.record.folder import FORMAT_VERSION
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.timing import BUSY
 from batchscape.tracking.mirror import Mirror
-from batchscape.tracking.state import MirrorState, content_of, id_of, standing_of
+from batchscape.tracking.state import MirrorState, content_of, id_of, uploads_of
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 ONLINE = WandbTracker(name="wandb", mode="online", project="geometry", tags=["paper"])
@@ -40,7 +40,7 @@ def three_runs(fake_training):
 
 
 def waiting(sweep) -> list[str]:
-    uploads = standing_of(sweep.path)
+    uploads = uploads_of(sweep.path)
     return sorted([*uploads.offline, *uploads.lacking])
 
 
@@ -63,9 +63,9 @@ def check_all_there(server, trainings, rows_of) -> None:
 def test_runs_without_a_tracker_are_uploaded_once(
     sweep, server, three_runs, rows_of, capsys
 ) -> None:
-    code, said = sync(sweep, capsys, "--project", "geometry", "--entity", "lab")
+    code, printed = sync(sweep, capsys, "--project", "geometry", "--entity", "lab")
     assert code == 0
-    assert "uploaded 2 runs; 1 have not ended" in said
+    assert "uploaded 2 runs; 1 have not ended" in printed
     assert len(server.runs) == 2
     check_all_there(server, three_runs[:2], rows_of)
     for training, state in zip(three_runs[:2], ("finished", "failed"), strict=True):
@@ -106,9 +106,9 @@ def test_what_was_written_offline_and_what_changed_since(
     second.begin(after=4)
     second.train(range(5, 13))
     second.end(Status.COMPLETED)
-    code, said = sync(sweep, capsys)
+    code, printed = sync(sweep, capsys)
     assert code == 0
-    assert "uploaded 1 run; 1 had been uploaded before" in said
+    assert "uploaded 1 run; 1 had been uploaded before" in printed
     check_all_there(server, [first, second], rows_of)
 
 
@@ -205,11 +205,11 @@ def test_a_run_that_goes_on_disturbed_takes_its_times_back(
 
 @pytest.mark.slow
 def test_without_a_key_nothing_is_marked(sweep, three_runs, silent_server, capsys) -> None:
-    code, said = sync(sweep, capsys)
+    code, printed = sync(sweep, capsys)
     assert code == 2
-    assert "no API key" in said
-    assert "wandb login" in said
-    assert "WANDB_API_KEY" in said
+    assert "no API key" in printed
+    assert "wandb login" in printed
+    assert "WANDB_API_KEY" in printed
     assert waiting(sweep) == ["run-a", "run-b"]
     assert not three_runs[0].folder.mirror.exists()
     with pytest.raises(BlockingIOError):
@@ -220,10 +220,10 @@ def test_without_a_key_nothing_is_marked(sweep, three_runs, silent_server, capsy
 @pytest.mark.usefixtures("three_runs")
 def test_a_key_that_is_none_is_said_to_be(sweep, monkeypatch, capsys) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "short")
-    code, said = sync(sweep, capsys)
+    code, printed = sync(sweep, capsys)
     assert code == 2
-    assert "WANDB_API_KEY invalid" in said
-    assert "gives another" in said
+    assert "WANDB_API_KEY invalid" in printed
+    assert "gives another" in printed
     assert waiting(sweep) == ["run-a", "run-b"]
 
 
@@ -232,10 +232,10 @@ def test_a_key_that_is_none_is_said_to_be(sweep, monkeypatch, capsys) -> None:
 def test_a_silent_server_is_told_within_a_bound(sweep, server, monkeypatch, capsys) -> None:
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1")
     server.hangs = True
-    code, said = sync(sweep, capsys)
+    code, printed = sync(sweep, capsys)
     assert code == 2
-    assert "cannot be used" in said
-    assert KEY not in said
+    assert "cannot be used" in printed
+    assert KEY not in printed
     assert waiting(sweep) == ["run-a", "run-b"]
 
 
@@ -247,12 +247,12 @@ def test_a_failing_run_does_not_stop_the_others(
     server.refused["run-a"] = 403
     three_runs[2].end(Status.PRUNED)
     three_runs[2].folder.parquet("steps").write_bytes(b"not what was sealed")
-    code, said = sync(sweep, capsys)
+    code, printed = sync(sweep, capsys)
     assert code == 1
-    assert "run-a: not uploaded: W&B cannot be written to: TimeoutError: the server does" in said
-    assert "run-c: not uploaded" in said
-    assert "differs from what was sealed" in " ".join(said.split())
-    assert "uploaded 1 run; 2 not uploaded: the same command tries again" in said
+    assert "run-a: not uploaded: W&B cannot be written to: TimeoutError: the server does" in printed
+    assert "run-c: not uploaded" in printed
+    assert "differs from what was sealed" in " ".join(printed.split())
+    assert "uploaded 1 run; 2 not uploaded: the same command tries again" in printed
     check_all_there(server, three_runs[1:2], rows_of)
     assert waiting(sweep) == ["run-a", "run-c"]
 
@@ -267,9 +267,9 @@ def test_a_hanging_upload_is_cut_and_the_others_go_on(
     sweep, three_runs, server, rows_of, capsys
 ) -> None:
     server.refused["run-a"] = 500  # W&B's client tries again and again
-    code, said = sync(sweep, capsys, "--timeout", "20")
+    code, printed = sync(sweep, capsys, "--timeout", "20")
     assert code == 1
-    assert "run-a: not uploaded: " in said
+    assert "run-a: not uploaded: " in printed
     check_all_there(server, three_runs[1:2], rows_of)
     server.refused.clear()
     assert sync(sweep, capsys)[0] == 0
@@ -283,10 +283,10 @@ def test_two_at_once_upload_once(sweep, three_runs, server, rows_of) -> None:
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for _ in range(2)
     ]
-    said = [process.communicate(timeout=100)[0] for process in both]
+    outputs = [process.communicate(timeout=100)[0] for process in both]
     codes = [process.returncode for process in both]
-    assert 0 in codes, said
-    for code, text in zip(codes, said, strict=True):
+    assert 0 in codes, outputs
+    for code, text in zip(codes, outputs, strict=True):
         assert code == 0 or "another process mirrors this sweep now" in text
     check_all_there(server, three_runs[:2], rows_of)
 
@@ -303,9 +303,9 @@ def test_killed_in_the_middle_and_called_again(sweep, three_runs, server, rows_o
         process.send_signal(signal.SIGINT)
     assert process.returncode == 130
     server.refused.clear()
-    code, said = sync(sweep, capsys)
+    code, printed = sync(sweep, capsys)
     assert code == 0
-    assert "uploaded 1 run; 1 had been uploaded before" in said
+    assert "uploaded 1 run; 1 had been uploaded before" in printed
     check_all_there(server, three_runs[:2], rows_of)
 
 
@@ -339,10 +339,10 @@ def test_a_damaged_config_names_the_file(sweep, three_runs, capsys) -> None:
     path = three_runs[0].folder.config
     config = {"tracker": {"name": "wandb", "mode": "sideways"}}
     path.write_text(json.dumps({"format_version": FORMAT_VERSION, "config": config}))
-    code, said = sync(sweep, capsys)
+    code, printed = sync(sweep, capsys)
     assert code == 1
-    assert f"{path} is damaged" in "".join(said.splitlines())
-    assert "uploaded 1 run; 1 not uploaded" in said
+    assert f"{path} is damaged" in "".join(printed.splitlines())
+    assert "uploaded 1 run; 1 not uploaded" in printed
 
 
 def test_every_end_of_a_run_is_uploaded_and_only_ends(sweep, fake_training) -> None:
@@ -350,7 +350,7 @@ def test_every_end_of_a_run_is_uploaded_and_only_ends(sweep, fake_training) -> N
         training = fake_training(f"run-{status}")
         training.status.status = status
         training.status.write(training.folder.status)
-    uploads = standing_of(sweep.path)
+    uploads = uploads_of(sweep.path)
     ends = {"completed", "oom", "diverged", "timeout", "failed", "interrupted", "pruned"}
     assert set(uploads.lacking) == {f"run-{status}" for status in ends}
     assert set(uploads.open) == {"run-pending", "run-running"}
@@ -366,7 +366,7 @@ def test_what_counts_as_uploaded(sweep, fake_training) -> None:
     def stands(state: MirrorState) -> str:
         state.write(training.folder)
         assert MirrorState.read(training.folder) == state
-        uploads = standing_of(sweep.path)
+        uploads = uploads_of(sweep.path)
         places = "uploaded", "offline", "lacking"
         (place,) = (place for place in places if "run-a" in getattr(uploads, place))
         return place

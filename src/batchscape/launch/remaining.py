@@ -69,11 +69,6 @@ class ClaimedRuns:
         runs = list(self._runs_of_others.values())
         return any(self._look_up_holder(run.spec).holder is None for run in runs)
 
-    @property
-    def elsewhere(self) -> Collection[str]:
-        """Runs that others have, by name."""
-        return self._runs_of_others.keys()
-
     def take(self, spec: RunSpec) -> RunClaim | RunResult | None:
         """Claim a run that is to begin.
 

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from batchscape.plan.expand import Interval
-from batchscape.search.around import Bracket, bracket, points_around, values_beyond
+from batchscape.search.grid import Bracket, bracket, points_around, values_beyond
 
 RATE = Interval("rate", 1e-4, 1e-1, is_log=True)
 DECAY = Interval("decay", 0.0, 0.5, is_log=False)

@@ -93,10 +93,13 @@ class OomKnowledge:
         if not smaller:
             return None
         other = min(smaller, key=lambda run: (_largest_micro(run), run.run_id))
+        limit = other.config.device.memory_limit_gib
+        devices = count_text(other.geometry.data_parallel_size, "device")
+        devices = devices if limit is None else f"{devices} of {limit:g} GiB each"
         return (
             f"not launched: micro_batch_size {_largest_micro(other)} ran out of memory with "
-            f"{_describe(other)} (run {other.run_id}), and {_largest_micro(spec)} is larger; "
-            "launcher.skip_unfit=false launches it"
+            f"all else alike on {devices} (run {other.run_id}), and {_largest_micro(spec)} is "
+            "larger; launcher.skip_unfit=false launches it"
         )
 
     def learn(self, spec: RunSpec) -> None:
@@ -190,10 +193,3 @@ def _needs_more(spec: RunSpec, other: RunSpec) -> bool:
 def _largest_micro(spec: RunSpec) -> int:
     """Return the largest micro-batch of a run; a run with a ramp may have several."""
     return max(stage.geometry.micro_batch_size for stage in spec.stages)
-
-
-def _describe(spec: RunSpec) -> str:
-    ranks = spec.geometry.data_parallel_size
-    limit = spec.config.device.memory_limit_gib
-    of = "" if limit is None else f" of {limit:g} GiB each"
-    return f"all else alike on {count_text(ranks, 'device')}{of}"

@@ -66,7 +66,11 @@ def again(command: str, sweep_dir: str | Path, settings: Mapping[str, str]) -> s
     replaced = {*settings, *_FOLDER, "launcher.retry"}
     kept = [word for word in words if word.partition("=")[0].lstrip("+~") not in replaced]
     added = [f"{key}={value}" for key, value in settings.items()]
-    return shlex.join([program, verb, *kept, *added, f"sweep_dir={_folder_text(str(sweep_dir))}"])
+    folder = str(sweep_dir)
+    # `123` and `null` would not be read as text.
+    is_plain = "/" in folder and _PLAIN.fullmatch(folder)
+    place = f"sweep_dir={folder if is_plain else hydra_text(folder)}"
+    return shlex.join([program, verb, *kept, *added, place])
 
 
 def time_again(untimed: Iterable[LaunchedRun], next_repeat: Mapping[str, int]) -> str | None:
@@ -133,8 +137,3 @@ def hydra_text(text: str) -> str:
     # A backslash escapes only before a quote, also before the closing one.
     escaped = re.sub(r'(\\*)("|\Z)', lambda at: at[1] * 2 + at[2].replace('"', '\\"'), text)
     return f'"{escaped}"'
-
-
-def _folder_text(path: str) -> str:
-    # `123` and `null` would not be read as text.
-    return path if "/" in path and _PLAIN.fullmatch(path) else hydra_text(path)

@@ -49,21 +49,18 @@ def no_runs(sweep_dir: Path) -> str:
     what = "holds no runs" if sweep_dir.is_dir() else "is no folder"
     what = what if sweep_dir.exists() else "does not exist"
     text = f"{sweep_dir} {what}; a sweep folder has a 'runs' folder with runs in it"
-    near = [str(sweep_dir.with_name(name)) for name in _near(sweep_dir)]
-    return text + did_you_mean(near).removesuffix(".")
-
-
-def _near(sweep_dir: Path) -> list[str]:
     if not sweep_dir.name:
-        return []
+        return text
     try:
-        names = sorted(path.name for path in sweep_dir.parent.iterdir() if (path / "runs").is_dir())
+        sweeps = [path for path in sweep_dir.parent.iterdir() if (path / "runs").is_dir()]
     except OSError:
-        return []
-    names = [name for name in names if name != sweep_dir.name]
+        sweeps = []
+    names = sorted({path.name for path in sweeps} - {sweep_dir.name})
     longer = [name for name in names if name.startswith(f"{sweep_dir.name}-")]
     similar = near_names(sweep_dir.name, names, _MOST_NAMED)
-    return list(dict.fromkeys([*longer, *similar]))[:_MOST_NAMED]
+    near = list(dict.fromkeys([*longer, *similar]))[:_MOST_NAMED]
+    suggestion = did_you_mean([str(sweep_dir.with_name(name)) for name in near])
+    return text + suggestion.removesuffix(".")
 
 
 FORMAT_VERSION = 4

@@ -31,7 +31,12 @@ def overview_text(sweep: Overview) -> RenderableType:
     """Return the overview of a sweep for people, the most urgent part first."""
     by = f" (launchers: {', '.join(sweep.launchers)})" if sweep.launchers else ""
     headline = Text(f"{sweep.sweep_dir}: {sweep.state}{by}", style="bold")
-    parts: list[RenderableType] = [headline, Text(_counts_text(sweep))]
+    counts = dict(sweep.counts)
+    rejected = counts.pop(str(Status.REJECTED), 0)
+    listing = ", ".join(f"{n} {status}" for status, n in counts.items()) or "none"
+    text = f"{count_text(sum(counts.values()), 'run')}: {listing}"
+    text = f"{text}; {count_text(rejected, 'run')} rejected" if rejected else text
+    parts: list[RenderableType] = [headline, Text(text)]
     if sweep.trials is not None:
         parts += map(Text, _trial_lines(sweep.trials))
     if untimed := Counter(run.untimed for run in sweep.runs if run.untimed is not None):
@@ -44,7 +49,7 @@ def overview_text(sweep: Overview) -> RenderableType:
         parts.append(_line(f"What to do: {advice_of(unread[0])}"))
     stopped = sweep.with_status(Status.INTERRUPTED)
     over = sweep.with_status(Status.DIVERGED, Status.PRUNED)
-    rejected = by_reason(sweep.with_status(Status.REJECTED))
+    reasons = by_reason(sweep.with_status(Status.REJECTED))
     completed = sweep.with_status(Status.COMPLETED)
     for title, lines in (
         ("Interrupted", [_interrupted_text(run) for run in stopped]),
@@ -52,7 +57,7 @@ def overview_text(sweep: Overview) -> RenderableType:
             "Over, without having reached their budget",
             [f"{run.run_id} {run.status}: {run.reason}" for run in over],
         ),
-        ("Rejected runs", [f"{count}: {reason}" for reason, count in rejected.items()]),
+        ("Rejected runs", [f"{count}: {reason}" for reason, count in reasons.items()]),
         ("Completed", [_completed_text(run) for run in completed]),
     ):
         parts += _section(title, lines)
@@ -64,14 +69,6 @@ def _section(title: str, lines: Sequence[str]) -> list[RenderableType]:
         return []
     listed = [_line(line) for line in lines[:_MOST_LISTED]]
     return [_title(title), *listed, *_lines_left_out(len(lines))]
-
-
-def _counts_text(sweep: Overview) -> str:
-    counts = dict(sweep.counts)
-    rejected = counts.pop(str(Status.REJECTED), 0)
-    listed = ", ".join(f"{n} {status}" for status, n in counts.items()) or "none"
-    text = f"{count_text(sum(counts.values()), 'run')}: {listed}"
-    return f"{text}; {count_text(rejected, 'run')} rejected" if rejected else text
 
 
 def _trial_lines(trials: TrialCounts) -> Iterator[str]:

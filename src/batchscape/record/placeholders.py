@@ -111,6 +111,7 @@ def placeholder_values(config: RunConfig, stages: Sequence[Stage]) -> dict[str, 
     geometry, length = stage.geometry, config.sequence_length
     batch = geometry.global_batch_size
     names = used_placeholders(command)
+    settings = config.to_mapping() | {"optimizer": asdict(stage.optimizer)}
     values: dict[str, Any] = {
         "micro_batch_size": geometry.micro_batch_size,
         "gradient_accumulation_steps": geometry.gradient_accumulation_steps,
@@ -130,7 +131,12 @@ def placeholder_values(config: RunConfig, stages: Sequence[Stage]) -> dict[str, 
         "init_seed": config.resolved_init_seed,
         "data_seed": config.resolved_data_seed,
         "precision": command.precision,
-        **_dotted(config, stage),
+        **{
+            f"{group}.{name}": value
+            for group in OUR_GROUPS
+            for name, value in settings[group].items()
+            if isinstance(value, str | int | float | None)
+        },
         **command.values,
     }
     for name, key in (
@@ -175,16 +181,6 @@ def not_passed(config: RunConfig) -> list[str]:
         for name in (values if isinstance(values, dict) else (group,))
     ]
     return [key for key in keys if is_of_our_loop(key) and not is_passed(key, names)]
-
-
-def _dotted(config: RunConfig, stage: Stage) -> dict[str, Any]:
-    settings = config.to_mapping() | {"optimizer": asdict(stage.optimizer)}
-    return {
-        f"{group}.{name}": value
-        for group in OUR_GROUPS
-        for name, value in settings[group].items()
-        if isinstance(value, str | int | float | None)
-    }
 
 
 def _in_steps(name: str, key: str, samples: int | None, batch: int) -> int | None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
-from pandas.core.groupby import DataFrameGroupBy
 
 from batchscape.record import noise_scale
 from batchscape.record.figures import COLUMNS, FIGURES, How
@@ -152,7 +151,10 @@ def _hardware_use(
 ) -> dict[str, Any]:
     """Compute FLOP/s, power and energy of the devices; `ranks` are the rows of one attempt."""
     figures: dict[str, Any] = {}
-    devices = _devices(ranks)
+    # Ranks may share a CUDA device, while each CPU rank is a device; machines count from 0.
+    shared = ranks["device"].str.startswith("cuda").fillna(value=False)
+    device = ranks["device"].where(shared, ranks["rank"].astype("string"))
+    devices = ranks.groupby([ranks["node"].fillna(0), device])
     flops = _to_float(ranks["model_flops_per_sample"].max())
     if flops is not None and samples_per_s is not None:
         attained = flops * samples_per_s / len(devices) / 1e12
@@ -169,16 +171,6 @@ def _hardware_use(
         figures["power_w"] = energy_j / float(measured[["step_time_s", "gap_s"]].sum().sum())
         figures["energy_j_per_token"] = energy_j / float(tokens)
     return figures
-
-
-def _devices(ranks: pd.DataFrame) -> DataFrameGroupBy[Any, Any]:
-    """Group ranks by device: ranks may share a CUDA device; each CPU rank is a device.
-
-    Each machine counts its devices from 0.
-    """
-    shared = ranks["device"].str.startswith("cuda").fillna(value=False)
-    device = ranks["device"].where(shared, ranks["rank"].astype("string"))
-    return ranks.groupby([ranks["node"].fillna(0), device])
 
 
 def _to_int(value: Any) -> int | None:  # noqa: ANN401  (a pandas scalar, perhaps NA)

@@ -17,7 +17,6 @@ digest is read from the server, so that a call that was killed after the upload 
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -80,15 +79,15 @@ def _row(sweep: SweepFolder) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for path in report_files(sweep):
         if path.parent.name == "tables" and path.suffix == ".csv" and path.stem in _TABLES:
-            row[f"report/{path.stem}"] = wandb.Table(dataframe=_table(path), allow_mixed_types=True)
+            # An empty field is None, which W&B shows as empty, while `NA` is a text; whole numbers
+            # stay whole beside it.
+            table = pd.read_csv(
+                path, keep_default_na=False, na_values=[""], dtype_backend="numpy_nullable"
+            )
+            table = table.astype(object).where(table.notna(), None)
+            row[f"report/{path.stem}"] = wandb.Table(dataframe=table, allow_mixed_types=True)
         elif path.parent.name == "figures" and path.suffix == ".png":
             row[f"figures/{path.stem}"] = wandb.Image(str(path))
         elif path.name == "report.html":
             row["report/page"] = wandb.Html(str(path), inject=False)
     return row
-
-
-def _table(path: Path) -> pd.DataFrame:
-    """Read a table; an empty field is None, which W&B shows as empty, while `NA` is a text."""
-    table = pd.read_csv(path, keep_default_na=False, na_values=[""], dtype_backend="numpy_nullable")
-    return table.astype(object).where(table.notna(), None)

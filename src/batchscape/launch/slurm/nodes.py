@@ -214,7 +214,13 @@ def _connect(
         )
         accepts.start()
         port = listener.address[1]
-        _write_private(meeting, {"host": names[0], "port": port, "key": key.hex()})
+        address = {"host": names[0], "port": port, "key": key.hex()}
+        # Only its owner may read the file, from its first byte on.
+        hidden = meeting.with_suffix(".new")
+        hidden.unlink(missing_ok=True)
+        hidden.touch(0o600, exist_ok=False)
+        hidden.write_text(json.dumps(address))
+        hidden.rename(meeting)
         try:
             deadline = time.monotonic() + _CONNECT_S
             while len(by_node) < len(names):
@@ -275,11 +281,3 @@ def _accept(listener: Listener, by_node: dict[int, Connection], nodes: int) -> N
             continue  # not one of ours
         except OSError:
             return  # closed: nobody waits any more
-
-
-def _write_private(path: Path, content: dict[str, Any]) -> None:
-    hidden = path.with_suffix(".new")
-    hidden.unlink(missing_ok=True)
-    hidden.touch(0o600, exist_ok=False)
-    hidden.write_text(json.dumps(content))
-    hidden.rename(path)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from batchscape.cuda_devices import CudaDevice
 from batchscape.launch.attempts import launch_record
 from batchscape.launch.devices import Lease
 from batchscape.plan.machine import Machine
@@ -64,3 +66,14 @@ def test_runs_that_share_a_device_are_marked(
     assert record["timing_valid"] == (not reasons)
     assert record["oversubscribed"] == any("share a device" in reason for reason in reasons)
     assert record["runs_per_device"] == min(concurrent, shares)
+
+
+def test_ranks_that_share_cuda_devices_are_marked(spec_of: Callable[..., RunSpec]) -> None:
+    devices = tuple(CudaDevice(i, "GPU model", (9, 0), f"GPU-{i}") for i in (0, 2))
+    machine = Machine(cpu_cores=4, cpu_name="a processor", cuda_devices=devices)
+    spec = replace(spec_of((5, 2, 1)), device_type="cuda")
+    record = launch_record(spec, Lease((0, 2), 5), machine, others=False)
+    assert (record["devices"], record["oversubscribed"]) == ([0, 2], True)
+    assert record["timing_invalid_reason"] == "5 ranks share 2 CUDA devices; 5 ranks share 4 cores"
+    record = launch_record(spec, Lease((0, 2), 2), machine, others=False)
+    assert (record["oversubscribed"], record["timing_valid"]) == (False, True)

@@ -126,9 +126,7 @@ def test_what_ranks_leave_behind_ends_with_them(processes: Processes, tmp_path: 
     wait_until(lambda: not any(map(is_alive, pids.values())), "processes are left")
 
 
-@pytest.mark.parametrize(
-    "processes", ["fork", pytest.param("spawn", marks=pytest.mark.slow)], indirect=True
-)
+@pytest.mark.parametrize("processes", ["fork"], indirect=True)
 def test_ranks_meet_in_a_real_collective(processes: Processes, tmp_path: Path) -> None:
     start(processes, tmp_path / "gloo", 3, GLOO_SOCKET_IFNAME="lo")
     assert [ended.code for ended in ends(processes, 3)] == [0] * 3

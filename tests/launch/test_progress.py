@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from rich.text import Text
 from sweeps_of_fakes import spec_named
 
-from batchscape import outgoing as leaving
 from batchscape.errors import DamageError
 from batchscape.launch.active import ActiveRun
 from batchscape.launch.attempts import OTHER_LAUNCHER
@@ -28,7 +26,6 @@ from batchscape.record.overview import overview
 from batchscape.record.overview_text import overview_text
 from batchscape.record.status import Attempt, RunStatus, Status
 from batchscape.record.timing import BUSY, BUSY_PCT
-from batchscape.terminal import OutgoingConsole
 
 
 def row(step: int, loss: float = 0.25) -> dict[str, float]:
@@ -313,21 +310,3 @@ def test_a_status_says_which_runs_have_no_times(tmp_path: Path) -> None:
         (line,) = [line for line in output.getvalue().splitlines() if "no times" in line]
         text = f"1 of 2 completed runs have no times that count: {reason} (1)"
         assert line.rstrip() == text + (remedy if has_remedy else "")
-
-
-def test_a_line_is_cleaned_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the console that it goes through."""
-    cleaned: list[str] = []
-
-    def clean(text: str, _: object) -> str:
-        cleaned.append(text)
-        return text
-
-    monkeypatch.setattr(leaving, "_redacted", clean)
-    output = io.StringIO()
-    console = OutgoingConsole(file=output, width=100)
-    console.print(Text("one line"), soft_wrap=True)
-    times = len(cleaned)
-    Progress(console, total=1).note("one line")
-    assert output.getvalue() == "one line\none line\n"
-    assert (times > 0, len(cleaned)) == (True, 2 * times)

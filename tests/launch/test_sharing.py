@@ -141,19 +141,6 @@ def test_what_a_killed_launcher_had_is_taken_over(launch: Launch) -> None:
     assert_done_once(one.sweep, ["completes-2-later"])
 
 
-@pytest.mark.slow
-def test_what_an_interrupted_launcher_had_is_taken_over(launch: Launch) -> None:
-    one = launch("spawn", "polite")
-    one.wait_for_pids("polite", 1)
-    two = launch("spawn", "polite")
-    wait_until(lambda: "Waiting for 1 run" in two.printed, "the second launcher does not wait")
-    one.process.terminate()
-    assert one.process.wait() == 130
-    assert two.process.wait() == 0
-    attempts = two.status("polite").attempts
-    assert [a.status for a in attempts] == ["interrupted", "completed"]
-
-
 @pytest.mark.parametrize("is_over", [False, True])
 def test_who_lost_a_run_writes_no_end(tmp_path: Path, is_over: bool) -> None:
     """However short before: another launcher took it over, and may have done it by now."""
@@ -191,28 +178,6 @@ def test_who_lost_a_run_writes_no_end(tmp_path: Path, is_over: bool) -> None:
     (loser,) = result.runs
     assert (loser.status, loser.by_another) == (Status.INTERRUPTED, True)
     assert run.lines("steps").exists(), "nothing is cleared away"
-
-
-@pytest.mark.slow
-def test_a_failure_of_the_other_launcher_is_not_repeated(launch: Launch) -> None:
-    """Nor hidden: both end with it."""
-    one = launch("spawn", "gated-1", "exits7-later")
-    one.wait_for_pids("gated-1", 1)
-    printed = io.StringIO()
-    sweep = one.sweep
-    open_gate(sweep)
-    result = Launcher(
-        sweep,
-        MACHINE,
-        [spec_named("gated-1"), spec_named("exits7-later")],
-        entry=ENTRY,
-        method="spawn",
-        console=Console(file=printed),
-    ).run()
-    assert one.process.wait() == 1
-    assert [run.run_id for run in result.failed] == ["exits7-later"]
-    assert [a.status for a in one.status("exits7-later").attempts] == ["failed"]
-    assert [a.status for a in one.status("gated-1").attempts] == ["completed"]
 
 
 def test_added_seeds_and_cells_extend_a_sweep(tmp_path: Path) -> None:

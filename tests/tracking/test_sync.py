@@ -113,19 +113,15 @@ def test_what_was_written_offline_and_what_changed_since(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "content", ["", json.dumps({"format_version": FORMAT_VERSION, "idd": "x"})]
-)
-def test_a_damaged_note_is_as_good_as_none(
-    content, sweep, server, three_runs, rows_of, capsys
-) -> None:
+def test_a_damaged_note_is_as_good_as_none(sweep, server, three_runs, rows_of, capsys) -> None:
     """The same W&B run goes on, and every row is sent once."""
     first, second, _ = three_runs
     assert sync(sweep, capsys)[0] == 0
     second.begin(after=4)
     second.train(range(5, 13))
     second.end(Status.COMPLETED)
-    for training in (first, second):
+    unknown = {"format_version": FORMAT_VERSION, "idd": "x"}
+    for training, content in ((first, ""), (second, json.dumps(unknown))):
         training.folder.mirror.write_text(content)
     # On a busy machine the end may not show in time: the same command tries again.
     assert any(sync(sweep, capsys)[0] == 0 for _ in range(3))
@@ -331,18 +327,6 @@ def test_a_folder_without_runs(argv, tmp_path, monkeypatch, capsys) -> None:
 def test_a_timeout_is_a_positive_number(text, capsys) -> None:
     assert main(["sync", "here", f"--timeout={text}"]) == 2
     assert "--timeout" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("server")
-def test_a_damaged_config_names_the_file(sweep, three_runs, capsys) -> None:
-    path = three_runs[0].folder.config
-    config = {"tracker": {"name": "wandb", "mode": "sideways"}}
-    path.write_text(json.dumps({"format_version": FORMAT_VERSION, "config": config}))
-    code, printed = sync(sweep, capsys)
-    assert code == 1
-    assert f"{path} is damaged" in "".join(printed.splitlines())
-    assert "uploaded 1 run; 1 not uploaded" in printed
 
 
 def test_every_end_of_a_run_is_uploaded_and_only_ends(sweep, fake_training) -> None:

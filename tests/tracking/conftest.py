@@ -239,7 +239,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepFolder:
             monkeypatch.delenv(name)
     (tmp_path / "home").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("batchscape.tracking.state._can_save_workspaces", lambda: False)
+    monkeypatch.setattr("batchscape.tracking.state.can_save_workspaces", lambda: False)
     return SweepFolder(tmp_path / "sweep")
 
 

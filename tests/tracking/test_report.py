@@ -167,7 +167,7 @@ def test_a_report_of_runs_that_never_began_waits_for_one(sweep, fake_training, c
 def test_a_workspace_is_saved_once(sweep, server, fake_training, monkeypatch, capsys) -> None:
     """Of the cells of this sweep, by names that its runs have."""
     pytest.importorskip("wandb_workspaces")
-    monkeypatch.setattr("batchscape.tracking.state._can_save_workspaces", lambda: True)
+    monkeypatch.setattr("batchscape.tracking.state.can_save_workspaces", lambda: True)
     training = fake_training("run-a")
     training.begin()
     training.train(range(1, 6))

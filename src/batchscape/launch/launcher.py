@@ -21,7 +21,7 @@ from batchscape.launch.ending import remove_dead_writes
 from batchscape.launch.failures import Failures
 from batchscape.launch.forked import ServerError, ServerKilledError, open_processes
 from batchscape.launch.interrupts import Interrupts
-from batchscape.launch.oom_knowledge import OomKnowledge, reject
+from batchscape.launch.oom_knowledge import OomKnowledge
 from batchscape.launch.placement import Placement
 from batchscape.launch.predictions import predict, predictions_of_equal_runs, run_time_predictions
 from batchscape.launch.processes import Processes
@@ -392,7 +392,8 @@ class Launcher:
         folder = self._sweep.run(spec.run_id)
         if (prediction := self._predictions.get(spec.run_id)) is not None:
             write_json(folder.prediction, dict(prediction))
-        status = reject(folder, reason)
+        status = RunStatus(Status.REJECTED, reason=reason, cause=Cause.OUT_OF_MEMORY)
+        status.write(folder.status)
         self._claims.release(spec.run_id, status.status)
         result = RunResult.of(folder, status)
         self._settle(result)

@@ -23,7 +23,6 @@ from batchscape.config import Affects, that_affect
 from batchscape.errors import BatchscapeError
 from batchscape.launch.attempts import OTHER_LAUNCHER
 from batchscape.plan.room import room_gib, why_too_large
-from batchscape.record.causes import Cause
 from batchscape.record.disk import read_each
 from batchscape.record.files import read_json
 from batchscape.record.folder import RunFolder, SweepFolder
@@ -120,24 +119,6 @@ class OomKnowledge:
         is_of_device = status.phase is not None or spec.device_type == "cpu"
         is_comparable = ran_on(self._machine, spec, launch) and _had_memory_alone(spec, launch)
         return spec if is_of_device and is_comparable else None
-
-
-def reject(folder: RunFolder, reason: str) -> RunStatus:
-    """Write that a run was not launched because it cannot fit.
-
-    Parameters
-    ----------
-    folder : RunFolder
-        Of a run that was never begun.
-    reason : str
-
-    Returns
-    -------
-    RunStatus
-    """
-    status = RunStatus(Status.REJECTED, reason=reason, cause=Cause.OUT_OF_MEMORY)
-    status.write(folder.status)
-    return status
 
 
 def _had_memory_alone(spec: RunSpec, launch: dict[str, Any]) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -191,8 +190,3 @@ def advice_of(run: RunProgress) -> str:
     if run.next is Next.SEAL:
         return SEAL_ADVICE
     return advice(run.status, None if run.cause is None else Cause(run.cause))
-
-
-def by_reason(runs: Iterable[RunProgress]) -> dict[str, int]:
-    """Count runs by their reasons, the most frequent first."""
-    return dict(Counter(run.reason or "for an unknown reason" for run in runs).most_common())

@@ -15,7 +15,7 @@ from rich.text import Text
 from batchscape.record.causes import Cause
 from batchscape.record.commands import LaunchedRun, time_again
 from batchscape.record.folder import SweepFolder
-from batchscape.record.overview import Overview, advice_of, by_reason
+from batchscape.record.overview import Overview, advice_of
 from batchscape.record.progress import RunProgress
 from batchscape.record.state import UNREADABLE, Next
 from batchscape.record.status import FAULTS, Status, StopReason
@@ -49,7 +49,7 @@ def overview_text(sweep: Overview) -> RenderableType:
         parts.append(_line(f"What to do: {advice_of(unread[0])}"))
     stopped = sweep.with_status(Status.INTERRUPTED)
     over = sweep.with_status(Status.DIVERGED, Status.PRUNED)
-    reasons = by_reason(sweep.with_status(Status.REJECTED))
+    reasons = Counter(run.reason for run in sweep.with_status(Status.REJECTED))
     completed = sweep.with_status(Status.COMPLETED)
     for title, lines in (
         ("Interrupted", [_interrupted_text(run) for run in stopped]),
@@ -57,7 +57,7 @@ def overview_text(sweep: Overview) -> RenderableType:
             "Over, without having reached their budget",
             [f"{run.run_id} {run.status}: {run.reason}" for run in over],
         ),
-        ("Rejected runs", [f"{count}: {reason}" for reason, count in reasons.items()]),
+        ("Rejected runs", [f"{count}: {reason}" for reason, count in reasons.most_common()]),
         ("Completed", [_completed_text(run) for run in completed]),
     ):
         parts += _section(title, lines)

@@ -137,9 +137,8 @@ def uploads_of(sweep_dir: Path) -> Uploads:
     if (of_report is not None and of_report.sweep_id) or sweep_id_of(sweep.run_folders()):
         sent = None if of_report is None else of_report.content
         uploads.lacks_report = report_content(sweep) not in {None, sent}
-        can_save = importlib.util.find_spec("wandb_workspaces") is not None
         has_workspace = of_report is not None and of_report.workspace is not None
-        uploads.lacks_workspace = can_save and not has_workspace
+        uploads.lacks_workspace = can_save_workspaces() and not has_workspace
     for folder in sweep.run_folders():
         name = folder.path.name
         if not folder.status.exists():
@@ -210,3 +209,8 @@ def id_of(run_id: str, status: RunStatus) -> str:
 def sync_command(sweep_dir: Path) -> str:
     """Return the command that sends what W&B lacks of a sweep."""
     return shlex.join(["batchscape", "sync", str(sweep_dir)])
+
+
+def can_save_workspaces() -> bool:
+    """Whether the library is installed that saves workspaces."""
+    return importlib.util.find_spec("wandb_workspaces") is not None

@@ -39,7 +39,7 @@ def test_nothing_is_mirrored_unasked(tmp_path: Path) -> None:
     mirror = Mirror(NoTracker(name="none"), SweepFolder(tmp_path), live=True)
     for interrupted in (True, False):
         assert mirror.finish(interrupted=interrupted) is None
-    assert mirror.standing() is None
+    assert mirror.summary() is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -67,7 +67,7 @@ def test_run_folders_that_cannot_be_read_stop_nothing(
         f"What Weights & Biases lacks is not known: [Errno {errno.ESTALE}] Stale file handle. "
         f"`batchscape sync {shlex.quote(str(sweep.path))}` sends it."
     )
-    assert mirror.standing() is None
+    assert mirror.summary() is None
 
 
 def test_a_mirror_that_cannot_start_stops_nothing(tmp_path: Path) -> None:

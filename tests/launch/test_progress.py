@@ -91,11 +91,11 @@ def test_the_last_row_is_the_last_whole_one(
     path = tmp_path_factory.mktemp("rows") / "steps.jsonl"
     lines = [json.dumps(row(k, loss)) for k, loss in enumerate(losses)]
     path.write_bytes("".join(line + "\n" for line in lines).encode() + torn)
-    row = last_row(path, tail)
+    last = last_row(path, tail)
     if lines and tail > len(lines[-1]) + 1 + len(torn) + 1:
-        assert row == json.loads(lines[-1])
+        assert last == json.loads(lines[-1])
     else:
-        assert row in ({}, json.loads(lines[-1]) if lines else {})
+        assert last in ({}, json.loads(lines[-1]) if lines else {})
 
 
 def test_rows_that_are_none(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from batchscape.record.files import JsonLines, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.outcome import Outcome
 from batchscape.record.progress import run_progress
-from batchscape.record.state import Next, RunState, Standing, final_outcomes
+from batchscape.record.state import Next, RunState, final_outcomes
 from batchscape.record.status import FAULTS, Attempt, RunStatus, Status, StopReason
 
 SEALED = {Status.COMPLETED, Status.DIVERGED, Status.PRUNED}
@@ -76,7 +76,7 @@ def test_what_was_trained_to_its_end_is_sealed_whatever_its_status(
     record = RunStatus(status, attempts=[Attempt(1.0, 0)])
     state = RunState(folder, record, processes=2)
     for retry in ((), FAULTS):
-        assert (state.standing, state.next_step(retry)) == (Standing.UNSEALED, Next.SEAL)
+        assert state.next_step(retry) is Next.SEAL
     assert replace(state, holder="somebody").next_step() is Next.WAIT
 
 

@@ -187,7 +187,7 @@ class Launcher:
         with self._presence:
             note = mirror.finish(interrupted=interrupted)
         runs = self._remaining.results(self._results)
-        result = SweepResult(runs, interrupted, self._stop_reason, note, mirror.standing())
+        result = SweepResult(runs, interrupted, self._stop_reason, note, mirror.summary())
         self._progress.summary(result)
         return result
 

@@ -138,19 +138,15 @@ def _fault_parts(sweep: Overview) -> Iterator[RenderableType]:
         failed = "Failed: " if cause and status == Status.FAILED else ""
         yield _title(f"{failed}{words if failed else words.capitalize()} ({len(runs)})")
         for run in runs[:_MOST_LISTED]:
-            yield _line(_fault(run))
+            parts = [] if run.optimizer_step is None else [f"step {_step_text(run)}"]
+            if run.rank is not None:
+                parts.append(f"rank {run.rank}" + (f" in {run.phase}" if run.phase else ""))
+            if run.attempts > 1:
+                parts.append(f"{run.attempts} attempts")
+            yield _line(f"{run.run_id}  {', '.join(parts)}")
             yield _line(run.reason or "for an unknown reason", indent=4)
         yield from _lines_left_out(len(runs))
         yield _line(f"What to do: {what_to_do}")
-
-
-def _fault(run: RunProgress) -> str:
-    parts = [] if run.optimizer_step is None else [f"step {_step_text(run)}"]
-    if run.rank is not None:
-        parts.append(f"rank {run.rank}" + (f" in {run.phase}" if run.phase else ""))
-    if run.attempts > 1:
-        parts.append(f"{run.attempts} attempts")
-    return f"{run.run_id}  {', '.join(parts)}"
 
 
 def _completed_text(run: RunProgress) -> str:

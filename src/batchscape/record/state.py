@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from enum import Enum, StrEnum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,19 +29,6 @@ UNREADABLE = "unreadable"
 """Shown in place of a status that is damaged, of another format version, or cannot be read."""
 
 _LAUNCHER_GONE = "the launcher is gone; the same command goes on"
-
-
-class Standing(Enum):
-    """States of a run, as far as they decide the next step."""
-
-    PENDING = "pending"
-    """It is to begin, or to go on."""
-    HELD = "held"
-    """A launcher has it, or the ranks of one that is gone."""
-    UNSEALED = "unsealed"
-    """It was trained to its end, and only its seal could not be written."""
-    OVER = "over"
-    """It ended for good or by a fault, or was rejected, as its status says."""
 
 
 class Next(StrEnum):
@@ -84,32 +71,18 @@ class RunState:
     config: Mapping[str, Any] = field(default_factory=dict)
     """Content of its `config.json`, where it was read."""
 
-    @property
-    def standing(self) -> Standing:
-        """State as far as it decides the next step."""
-        status = self.record.status
-        if status.is_sealed:
-            return Standing.OVER
-        if self.holder is not None:
-            return Standing.HELD
-        if status is Status.REJECTED:
-            return Standing.OVER
-        if self.record.attempts and final_outcomes(self.folder, self.processes) is not None:
-            return Standing.UNSEALED
-        return Standing.OVER if status in FAULTS else Standing.PENDING
-
     def next_step(self, retry: Collection[Status] = ()) -> Next:
         """Return the next step of the same command, which repeats the faults in `retry`."""
-        standing, status = self.standing, self.record.status
-        if standing is Standing.HELD:
-            return Next.WAIT
-        if standing is Standing.UNSEALED:
-            return Next.SEAL
-        if standing is Standing.OVER and status.is_sealed:
+        status = self.record.status
+        if status.is_sealed:
             return Next.SKIP
-        if standing is Standing.OVER and status is Status.REJECTED:
+        if self.holder is not None:
+            return Next.WAIT
+        if status is Status.REJECTED:
             return Next.REJECT
-        if standing is Standing.OVER and status not in retry:
+        if self.record.attempts and final_outcomes(self.folder, self.processes) is not None:
+            return Next.SEAL
+        if status in FAULTS and status not in retry:
             return Next.LEAVE
         return Next.GO_ON if self.goes_on else Next.BEGIN
 

@@ -210,7 +210,7 @@ class Mirror:
             note = f"What Weights & Biases lacks is not known: {error}. `{command}` sends it."
         return None if note is None else redact(note)
 
-    def standing(self) -> str | None:
+    def summary(self) -> str | None:
         """Say in which project W&B has the runs of the sweep; None where it has none."""
         if self._tracker is not None:
             with suppress(OSError):  # `finish` has reported it

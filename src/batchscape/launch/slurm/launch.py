@@ -33,7 +33,7 @@ from batchscape.record.instants import now
 from batchscape.record.locks import hold, sweep_lock
 from batchscape.record.outcome import RunEnd
 from batchscape.record.spec import RunSpec
-from batchscape.record.state import Standing, read_state
+from batchscape.record.state import Next, read_state
 from batchscape.record.status import RunStatus, Status
 from batchscape.scheduler import Job, JobState, jobs, named, partitions, submit
 from batchscape.text import count_text
@@ -106,7 +106,7 @@ def run_on_slurm(
             detached = True
         note = mirror.finish(interrupted=detached)
     runs = remaining.results(follower.done)
-    result = SweepResult(runs, detached, follower.stopped, note, mirror.standing())
+    result = SweepResult(runs, detached, follower.stopped, note, mirror.summary())
     if detached:
         progress.note(
             "Detached: the jobs go on. The same command follows again; "
@@ -274,7 +274,7 @@ class _Follower:
             if not RunStatus.read(folder.status).status.is_open:
                 state = read_state(folder, spec)
                 # A launcher keeps a run whose next attempt follows.
-                if state.standing in {Standing.OVER, Standing.UNSEALED}:
+                if state.next_step() in {Next.SKIP, Next.LEAVE, Next.REJECT, Next.SEAL}:
                     return state.record
         return None
 

@@ -102,7 +102,12 @@ class Nodes:
             left_s = 0.0 if exits else max(0.0, deadline - time.monotonic())
             ready = wait(list(self._channels.values()), left_s)
             for node in [n for n, channel in self._channels.items() if channel in ready]:
-                exits += self._receive(node)
+                try:
+                    message = json.loads(self._channels[node].recv_bytes())
+                except (OSError, EOFError):
+                    exits += self._bury_node(node)
+                else:
+                    exits.append(self._note_exit(RankExit(**message)))
             if not ready or exits or not self._channels:
                 break
         if not self._channels and not exits:
@@ -125,14 +130,6 @@ class Nodes:
                     channel.recv_bytes()
             channel.close()
         self._channels.clear()
-
-    def _receive(self, node: int) -> list[RankExit]:
-        """Receive one message of a node; where it is gone, return the ends of its ranks."""
-        try:
-            message = json.loads(self._channels[node].recv_bytes())
-        except (OSError, EOFError):
-            return self._bury_node(node)
-        return [self._note_exit(RankExit(**message))]
 
     def _bury_node(self, node: int) -> list[RankExit]:
         self._channels.pop(node).close()

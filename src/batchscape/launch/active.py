@@ -145,7 +145,7 @@ class ActiveRun:
         # The exit code says nothing: a rank may end with 0 and leave the others waiting for it.
         outcome = self.outcomes.get(rank)
         if outcome is None or not outcome.status.is_sealed:
-            # Ranks that somebody has asked to stop wait for nobody; one writes the checkpoint.
+            # Ranks that were asked to stop do not wait for each other; one writes the checkpoint.
             is_stopping = (
                 outcome is not None
                 and outcome.status is Status.INTERRUPTED

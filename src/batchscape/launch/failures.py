@@ -77,7 +77,7 @@ class Failures:
         }
         if len(reasons) > 1:
             return ""
-        # What they have in common may be why they fail.
+        # A setting that all have in common may be the cause.
         shared = set.intersection(*map(_settings, self._failed.values()))
         if not all(shared <= _settings(spec) for spec in queue):
             return ""

@@ -56,7 +56,7 @@ class _Group:
 
     run: str
     leader: int
-    """Number of the group; it stays ours until the last member is reaped."""
+    """Number of the group; no other group can have it until the last member is reaped."""
     ranks: dict[int, int]
     """Rank of each living process, by process id."""
 

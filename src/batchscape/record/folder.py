@@ -84,7 +84,7 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
-        """What the run is."""
+        """Specification of the run (`record.spec`)."""
         return self.path / "config.json"
 
     @property
@@ -94,7 +94,7 @@ class RunFolder:
 
     @property
     def environment(self) -> Path:
-        """Where it ran."""
+        """Software and hardware of the run."""
         return self.path / "environment.json"
 
     @property

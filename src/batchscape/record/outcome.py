@@ -44,7 +44,7 @@ class Outcome:
     stop_reason: StopReason | None = None
     reason: str | None = None
     cause: Cause | None = None
-    """What ended it, where it did not complete."""
+    """Cause of its end, where it did not complete."""
     phase: str | None = None
     """What the rank was doing, a phase of `record.heartbeat`."""
     peak_memory_gib: float | None = None

@@ -247,7 +247,7 @@ class _Follower:
                     self._progress.note_waiting(str(error))
                     continue
                 self._progress.note_waiting(_describe(live.values()))
-                # What a job wrote right before its end may not have been seen by then.
+                # A last look, as jobs may have written ends since the one before.
                 if not live and is_alone:
                     self._look()
                     if self._open:

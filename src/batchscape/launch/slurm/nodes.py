@@ -275,6 +275,6 @@ def _accept(listener: Listener, by_node: dict[int, Connection], nodes: int) -> N
             channel = listener.accept()
             by_node[int(json.loads(channel.recv_bytes())["node"])] = channel
         except (AuthenticationError, EOFError, ConnectionError):
-            continue  # not one of ours
+            continue  # a stranger, or a node that has ended
         except OSError:
-            return  # closed: nobody waits any more
+            return  # closed, as the launcher has stopped waiting

@@ -90,7 +90,7 @@ class _TrialSteering:
         trial = next(
             trial
             for trial in self._open.values()
-            if spec.run_id in {own.run_id for own in trial.specs}
+            if spec.run_id in {its_spec.run_id for its_spec in trial.specs}
         )
         curve = curve_of(self._launching.sweep.run(spec.run_id))
         loss = self._studies[trial.study].loss_at_cut(trial.number, curve, spec.samples)

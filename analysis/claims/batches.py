@@ -1,4 +1,4 @@
-"""What claims about convergence rest on: targets, rises and gaps of global batches."""
+"""Results of claims about convergence: targets, rises and gaps of global batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.claims.claim import Finding, Result, run_ids_of
+from batchscape.analysis.claims.claim import Judgement, Result, run_ids_of
 from batchscape.analysis.claims.evidence import Context
 from batchscape.analysis.claims.rates import (
     BATCH,
@@ -27,13 +27,6 @@ from batchscape.analysis.numbers import MISSING
 from batchscape.analysis.targets.censoring import samples_or_bound
 from batchscape.analysis.targets.training import WINDOWS, at_equal_loss, largest_rises
 
-__all__ = [
-    "RISE",
-    "at_equal_training_loss",
-    "of_rises",
-    "of_times_to_target",
-]
-
 RISE = 0.02
 """A rise larger than the reference's by 2 % of the loss at the start counts as unstable: ours."""
 _EPOCHS = 2.0
@@ -50,7 +43,7 @@ _BY_SAMPLES = (
 )
 
 
-def of_times_to_target(context: Context) -> Result | Finding | None:
+def of_times_to_target(context: Context) -> Result | Judgement | None:
     """Time to a target of the largest global batch against the others, at one place.
 
     The target is the lowest that all runs at their best rates reached, else the highest.
@@ -70,79 +63,84 @@ def of_times_to_target(context: Context) -> Result | Finding | None:
         # More runs of these cuts would decide no more.
         contrasts = _largest_against_others(samples)
         ids = run_ids_of(contrasts) or rows["run_id"]
-        found = Finding.none(_APART, f"ratio of the time to a loss of {target:.4g}", ids)
-        known = [contrast for contrast in contrasts if len(contrast.values)]
-        if not known:
-            return found
-        most = max(known, key=lambda contrast: contrast.mean).text("ratio")
-        text = f"{found.explanation} Of samples, not of time, it is: {most}."
-        return replace(found, explanation=text)
+        definition = f"ratio of the time to a loss of {target:.4g}"
+        judgement = Judgement.undecided(_APART, definition, ids)
+        with_pairs = [contrast for contrast in contrasts if len(contrast.values)]
+        if not with_pairs:
+            return judgement
+        most = max(with_pairs, key=lambda contrast: contrast.mean).text("ratio")
+        text = f"{judgement.explanation} Of samples, not of time, it is: {most}."
+        return replace(judgement, explanation=text)
     times = logarithm(place.reindex(columns=["time_to_target_s"])["time_to_target_s"])
     times = times.where(place["outcome"].eq("reached") & place["timing_valid"].eq(True))
     # What arrived late or never would be left out of times.
     is_timed = times.notna().all()
     contrasts = _largest_against_others(place.assign(value=times) if is_timed else place)
     has_bounds = any(contrast.bounds_below for contrast in contrasts)
-    of_what = "time" if is_timed else "samples"
+    quantity = "time" if is_timed else "samples"
     at_one = "" if is_timed else ", at one micro-batch"
     facts = {
         "target": f"{target:.4g}",
         "how": "all at one micro-batch and number of devices" if is_timed else _BY_SAMPLES,
         "bounds": "Some runs did not reach it and count as lower bounds." if has_bounds else "",
     }
-    definition = f"ratio of the {of_what} to a loss of {target:.4g}{at_one}"
+    definition = f"ratio of the {quantity} to a loss of {target:.4g}{at_one}"
     return Result({"most": contrasts}, facts, definition, untuned(rows))
 
 
-def of_rises(context: Context) -> Result | Finding | None:
+def of_rises(context: Context) -> Result | Judgement | None:
     """Largest rise of the training loss, and what diverged, of the smallest and middle batch."""
     ends = _ends(context, largest=False)
     if ends is None:
         return None
     runs = ends.runs[ends.runs["status"].isin(["completed", "diverged"])]
     # Cuts and repeats of one seed diverge together: a seed counts once.
-    of_seed = runs["status"].eq("diverged").groupby([runs[BATCH], runs["seed_block"]]).any()
-    diverged = of_seed.groupby(level=0).agg(["sum", "size"])
+    is_lost = runs["status"].eq("diverged").groupby([runs[BATCH], runs["seed_block"]]).any()
+    diverged = is_lost.groupby(level=0).agg(["sum", "size"])
     counts = ", ".join(f"{row['sum']} of {row['size']} at {b}" for b, row in diverged.iterrows())
     diverged = diverged.reindex([ends.end, ends.middle], fill_value=0)
-    p = _more_often(diverged)
+    p = _fisher_p(diverged)
     steps, _ = context.curves(runs)
-    whole = runs.index[runs["status"].eq("completed")]
-    rises = ends.compare(runs.assign(value=largest_rises(steps, runs[BATCH], whole)))
+    completed = runs.index[runs["status"].eq("completed")]
+    rises = ends.compare(runs.assign(value=largest_rises(steps, runs[BATCH], completed)))
     if p < _FISHER and not any(len(contrast.values) >= FEWEST for contrast in rises):
-        return _diverged(ends, diverged, p, counts, runs)
+        return _judge_divergence(ends, diverged, p, counts, runs)
+    losses = runs.join(logarithm(context.figures[loss_name(context)]).rename("log"))
+    losses_of_seeds = losses.groupby([BATCH, "seed_block"])["log"].mean()
+    sd = losses_of_seeds.groupby(level=0).std().dropna()
+    spread = ", ".join(f"{value:.2g} at {batch}" for batch, value in sd.items()) or MISSING
     return Result(
         {"rise": rises},
-        {"p": f"{p:.2g}", "counts": counts, "windows": WINDOWS, "spread": _spread(context, runs)},
+        {"p": f"{p:.2g}", "counts": counts, "windows": WINDOWS, "spread": spread},
         note=ends.note,
-        beside=f"; diverged: {counts}",
-        shown=p < _FISHER,
+        few_pairs_note=f"; diverged: {counts}",
+        is_supported=p < _FISHER,
         withheld=CONTRADICTED if diverged.loc[ends.end, "sum"] else None,
     )
 
 
-def at_equal_training_loss(context: Context) -> Result | Finding | None:
+def at_equal_training_loss(context: Context) -> Result | Judgement | None:
     """Held-out loss at an equal training loss, largest global batch and middle one."""
     ends = _ends(context, largest=True)
     if ends is None:
         return None
     runs = ends.runs[ends.runs["status"].eq("completed")]
-    # How often the least of the runs went over its training data.
+    # The run with the fewest passes over its training data counts.
     counts = runs[["samples", "train_samples"]].apply(pd.to_numeric).astype(float)
     epochs = float((counts["samples"] / counts["train_samples"]).min(skipna=False))
-    (_, reason), found = context.stated, None
+    (_, reason), level_and_losses = context.margin, None
     if not epochs >= _EPOCHS:
-        shown = "an unknown number of times" if np.isnan(epochs) else f"{epochs:.2g} times"
+        times = "an unknown number of times" if np.isnan(epochs) else f"{epochs:.2g} times"
         reason = (
-            f"training went over its data {shown}; before it has come around "
+            f"training went over its data {times}; before it has come around "
             f"{_EPOCHS:g} times a training loss is a held-out loss, and generalisation is untested"
         )
-    elif (found := at_equal_loss(*context.curves(runs), runs.index)) is None:
+    elif (level_and_losses := at_equal_loss(*context.curves(runs), runs.index)) is None:
         reason = "some run has fewer than three evaluations to compare at an equal training loss"
-    if reason or found is None:
+    if reason or level_and_losses is None:
         definition = "difference of held-out loss at an equal training loss"
-        return Finding.none(reason, definition, runs["run_id"])
-    level, losses = found
+        return Judgement.undecided(reason, definition, runs["run_id"])
+    level, losses = level_and_losses
     gaps = ends.compare(runs.assign(value=losses["gap"]))
     facts = {
         "level": f"{level:.4g}",
@@ -160,14 +158,14 @@ class _Ends(NamedTuple):
     middle: int
     runs: pd.DataFrame
     note: str | None
-    """What weakens the comparison."""
+    """Reason to doubt the comparison."""
 
     def compare(self, runs: pd.DataFrame) -> list[Contrast]:
         """Compare the end with the middle, seed by seed; cuts of a seed are averaged."""
         pair = (self.end, self.middle)
         value = runs["value"].astype(float)
-        known = runs.assign(value=value.where(np.isfinite(value)))
-        return contrasts_of(known, BATCH, [], "seed_block", lambda _: [pair])
+        rows = runs.assign(value=value.where(np.isfinite(value)))
+        return contrasts_of(rows, BATCH, [], "seed_block", lambda _: [pair])
 
 
 def _ends(context: Context, *, largest: bool) -> _Ends | None:
@@ -183,47 +181,35 @@ def _ends(context: Context, *, largest: bool) -> _Ends | None:
 
 
 def _largest_against_others(reaches: pd.DataFrame) -> list[Contrast]:
-    """Compare the largest batch with each smaller one.
-
-    Batches that share no seed are compared too, without a value: "no batch" holds only where all
-    were looked at.
-    """
+    """Compare the largest batch with each smaller one, without a value where they share no seed."""
     largest = reaches[BATCH].max()
     unreached = set(reaches.loc[reaches["outcome"].ne("reached"), BATCH])
     # A bound of the smaller batch would be one from above, which says nothing.
-    known = reaches["value"].mask(reaches[BATCH].isin(unreached - {largest}))
+    value = reaches["value"].mask(reaches[BATCH].isin(unreached - {largest}))
     # Timing repeats share a trajectory: seeds are the pairs.
     contrasts = contrasts_of(
-        reaches.assign(value=known),
+        reaches.assign(value=value),
         *(BATCH, [], "seed_block"),
         lambda batches: [(largest, batch) for batch in batches[:-1]],
     )
     return [replace(contrast, bounds_below=largest in unreached) for contrast in contrasts]
 
 
-def _more_often(diverged: pd.DataFrame) -> float:
-    """One-sided p of Fisher's test that the end, in the first row, diverges more often."""
+def _fisher_p(diverged: pd.DataFrame) -> float:
+    """Return the one-sided p value that the batch in the first row diverges more often."""
     if not diverged["sum"].iloc[0]:
         return 1.0
-    # It loads in a second, which reports of sweeps in which nothing diverged do not wait for.
+    # The import takes a second, for which a report without divergence need not wait.
     from scipy.stats import fisher_exact
 
     table = diverged.assign(size=diverged["size"] - diverged["sum"]).to_numpy(dtype=int)
     return float(fisher_exact(table, alternative="greater").pvalue)
 
 
-def _spread(context: Context, runs: pd.DataFrame) -> str:
-    """Say how far the log final losses of seeds spread at each batch."""
-    losses = runs.join(logarithm(context.figures[loss_name(context)]).rename("log"))
-    of_seeds = losses.groupby([BATCH, "seed_block"])["log"].mean()
-    sd = of_seeds.groupby(level=0).std().dropna()
-    return ", ".join(f"{value:.2g} at {batch}" for batch, value in sd.items()) or MISSING
-
-
-def _diverged(
+def _judge_divergence(
     ends: _Ends, diverged: pd.DataFrame, p: float, counts: str, runs: pd.DataFrame
-) -> Finding:
-    """Return what divergence alone says, where no rise can be compared."""
+) -> Judgement:
+    """Judge by divergence alone, where no rise can be compared."""
     end, middle = diverged["sum"] / diverged["size"]
     definition = (
         f"difference of the share of seeds that diverged: global batch {ends.end} against "
@@ -234,4 +220,4 @@ def _diverged(
     explanation = f"No rise of the loss can be compared. Seeds that diverged: {counts} ({method})."
     if ends.note:
         explanation += f" Beware: {ends.note}."
-    return Finding(SUPPORTED, effect, tuple(sorted(set(runs["run_id"]))), explanation)
+    return Judgement(SUPPORTED, effect, tuple(sorted(set(runs["run_id"]))), explanation)

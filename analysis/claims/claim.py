@@ -1,4 +1,4 @@
-"""A claim: what is said, the result it rests on, and the rule that decides, fixed beforehand."""
+"""A claim: its statement, the result it rests on, and the rule that decides, fixed in advance."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from batchscape.analysis.claims.rules import CONTRADICTED, OPEN, SUPPORTED, Answ
 from batchscape.analysis.commands import for_more_seeds, for_times
 from batchscape.analysis.comparing.pairs import Contrast
 from batchscape.analysis.estimates import FEWEST, Estimate, too_few
-
-__all__ = ["Claim", "Finding", "Result", "Rule", "Verdict", "run_ids_of"]
 
 _SWEEP = "batchscape sweep sweeps="
 _ON_DIGITS = ("fixed_global_batch", "learning_rate", "vary_global_batch")
@@ -32,31 +30,31 @@ Rule = Callable[[Sequence[Contrast], float], Test]
 
 @dataclass(frozen=True)
 class Result:
-    """What a topic computed of the runs of one context."""
+    """The contrasts and facts that a topic computed from the runs of one context."""
 
     contrasts: Mapping[str, Sequence[Contrast]]
-    """By the names that the claim's rules have for them; every one that was looked at."""
+    """All contrasts, by the names of the claim's rules."""
     facts: Mapping[str, object] = field(default_factory=dict)
-    """What else the claim's sentence has a place for."""
+    """Further values for the claim's sentence."""
     definition: str | None = None
-    """Of the effect, where it is not the claim's."""
+    """Definition of the effect, in place of the claim's."""
     note: str | None = None
-    """What weakens the effect."""
+    """Reason to doubt the effect."""
     reason: str = ""
     """Why nothing is decided, whatever the contrasts are."""
-    beside: str = ""
-    """What is said beside there being too few pairs."""
-    shown: bool = False
-    """Whether the claim holds by what is no contrast."""
+    few_pairs_note: str = ""
+    """Text that follows the message of too few pairs."""
+    is_supported: bool = False
+    """Whether another test supports the claim, whatever the contrasts are."""
     withheld: Answer | None = None
-    """The answer that these runs cannot give, whatever the contrasts are."""
+    """An answer that these runs cannot give, whatever the contrasts are."""
     unless_supported: str = ""
-    """What is said where the answer is another than "supported", as a sentence."""
+    """Sentence that is added to every answer but "supported"."""
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What the runs of one context say about a claim."""
+class Judgement:
+    """The answer of the runs of one context."""
 
     verdict: Answer
     effect: Estimate
@@ -67,13 +65,12 @@ class Finding:
     is_compared: bool = False
     """Whether more runs of these cells would say more."""
     n_seeds: int | None = None
-    """Seeds behind it, where they are not the units of the effect's interval."""
+    """Number of seeds, where they are not the units of the effect's interval."""
     settle: str | None = None
-    """The command that would settle it: at first by the very sweeps of these runs, where it is
-    known; None where it is settled."""
+    """Command that would settle an open claim, if possible by the sweeps of these runs."""
 
     @classmethod
-    def none(
+    def undecided(
         cls,
         reason: str,
         definition: str,
@@ -81,8 +78,8 @@ class Finding:
         *,
         n: int = 0,
         is_compared: bool = False,
-    ) -> Finding:
-        """Return the finding of runs that say nothing, with the reason as half a sentence."""
+    ) -> Judgement:
+        """Return the judgement of runs that decide nothing, with a reason as half a sentence."""
         text = f"{reason[:1].upper()}{reason[1:]}."
         ids = tuple(sorted(set(run_ids)))
         return cls(OPEN, Estimate.unknown(reason, n, definition), ids, text, is_compared)
@@ -94,165 +91,154 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict(Finding):
+class Verdict(Judgement):
     """A claim judged in one context."""
 
     claim: Claim
     context: str = ""
-    """Hardware, precision, model and data, and what else tells contexts apart; empty where no
-    context has anything to say."""
+    """Hardware, precision, model, data and the other settings of the context; empty if no context
+    has the runs that the claim needs."""
     sweep_dirs: tuple[str, ...] = ()
     """Folders of these runs: those of other contexts may have the same ids."""
     is_own: bool = False
-    """Whether the command is the one of these runs' own sweeps; else it names a shipped study."""
+    """Whether the command repeats the sweeps of these runs; else it names a shipped study."""
 
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """One row of the list of claims, as a test."""
+    """One row of the list of claims, with its test."""
 
     id: str
     statement: str
     source: str
     needs: str
-    """Which runs it needs."""
+    """Runs that the claim needs."""
     effect: str
-    """What its effect size is."""
+    """Effect size."""
     rule: str
-    """What supports it, and what contradicts it."""
+    """Outcomes that support and that contradict the claim."""
     settle: str
     """Command of the shipped study that would settle it, where no sweep of the user's can."""
     view: View
-    """Which settings tell contexts apart."""
-    result: Callable[[Context], Result | Finding | None]
-    """What it rests on. None: the context has none of the runs that it needs."""
+    """Settings that separate contexts."""
+    result: Callable[[Context], Result | Judgement | None]
+    """Computes the result of a context; None without the runs that the claim needs."""
     definition: str = ""
-    """Of the effect, before what is compared."""
+    """Definition of the effect, before the names of the compared sides."""
     rules: Mapping[str, Rule] = field(default_factory=dict)
-    """What contrasts must show, by their name. All must hold; the effect is that of the first,
+    """Tests of the contrasts, by their names. All must hold; the effect is that of the first,
     unless another one contradicts."""
     says: str = ""
-    """The sentence behind a verdict, with places for the size that decides each rule (its name),
-    the number of its contrasts (`n_` and the name), the margin and the facts."""
+    """Format of the explanation: the deciding size of each rule by its name, the number of its
+    contrasts by `n_` and the name, the margin and the facts."""
     unit: str = ""
-    """Of the effect."""
+    """Unit of the effect."""
     fewest: int = FEWEST
-    """Pairs of runs from which the rules judge a comparison."""
+    """Least number of pairs of runs of a comparison that is judged."""
 
     def judge(self, evidence: Evidence) -> list[Verdict]:
-        """Judge the claim in every context that has something to say about it.
-
-        Returns
-        -------
-        list of Verdict
-            One a context, in order of the contexts; a single "not identified" where there is none.
-            Runs of different hardware, precision or model are never pooled.
-        """
+        """Judge the claim in every context, or return one "not identified" if none has its runs."""
         contexts = evidence.contexts(self.view)
-        judged = [(context, self._found(context, evidence)) for context in contexts]
-        verdicts = [self._verdict(context, finding) for context, finding in judged if finding]
+        judgements = [(context, self._judge(context, evidence)) for context in contexts]
+        verdicts = [self._verdict(*pair) for pair in judgements if pair[1] is not None]
         if verdicts:
             return verdicts
-        none = Finding.none(f"no context has the runs it needs: {self.needs}", self.effect)
+        reason = f"no context has the runs it needs: {self.needs}"
+        judgement = Judgement.undecided(reason, self.effect)
         settle = self.settle_on(name for context in contexts for name in context.data)
-        return [Verdict(**vars(replace(none, settle=settle)), claim=self)]
+        return [Verdict(**vars(replace(judgement, settle=settle)), claim=self)]
 
     def settle_on(self, data: Iterable[str]) -> str:
-        """Return the command for the data at hand.
-
-        Parameters
-        ----------
-        data : iterable of str
-            Names of the data.
-
-        Returns
-        -------
-        str
-            `settle`, with the sweep of the same question on digits where all runs are on them.
-        """
+        """Return `settle`, by its twin study on digits where all runs are on digits."""
         sweep, *others = self.settle.removeprefix(_SWEEP).split()
         on_digits = set(data) == {"digits"} and sweep in _ON_DIGITS
         return _SWEEP + " ".join([f"{sweep}_digits" if on_digits else sweep, *others])
 
-    def _decide(self, context: Context) -> Finding | None:
-        """Put the claim's questions to its result."""
+    def _decide(self, context: Context) -> Judgement | None:
+        """Apply the rules to the result."""
         result = self.result(context)
         if not isinstance(result, Result):
             return result
-        margin, _ = context.stated
-        looked_at = [*chain(*result.contrasts.values())]
-        ids, definition = run_ids_of(looked_at), result.definition or self.definition
+        margin, _ = context.margin
+        contrasts = [*chain(*result.contrasts.values())]
+        ids, definition = run_ids_of(contrasts), result.definition or self.definition
         pairs = {
-            name: max((len(contrast.values) for contrast in own), default=0)
-            for name, own in result.contrasts.items()
+            name: max((len(contrast.values) for contrast in group), default=0)
+            for name, group in result.contrasts.items()
         }
         decisions: dict[str, Decision] = {}
         for name in sorted(self.rules, key=lambda name: pairs[name]):
             rule = self.rules[name](result.contrasts[name], margin)
-            if result.reason or (decided := rule()) is None:
+            decision = None if result.reason else rule()
+            if decision is None:
                 along = f"along the {name}, " if len(self.rules) > 1 else ""
-                few = f"{along}{too_few(pairs[name], 'pairs of runs', self.fewest)}{result.beside}"
-                n = 0 if result.reason or along or result.beside else pairs[name]
-                reason, is_compared = result.reason or few, bool(looked_at)
-                return Finding.none(reason, definition, ids, n=n, is_compared=is_compared)
-            decisions[name] = decided
+                few = f"{along}{too_few(pairs[name], 'pairs of runs', self.fewest)}"
+                few += result.few_pairs_note
+                n = 0 if result.reason or along or result.few_pairs_note else pairs[name]
+                reason, is_compared = result.reason or few, bool(contrasts)
+                return Judgement.undecided(reason, definition, ids, n=n, is_compared=is_compared)
+            decisions[name] = decision
         decisions = {name: decisions[name] for name in self.rules}
-        against = [one for one in decisions.values() if one.answer == CONTRADICTED]
+        answers = {name: decision.answer for name, decision in decisions.items()}
+        against = [decisions[name] for name in decisions if answers[name] == CONTRADICTED]
         first = [*against[-1:], *decisions.values()][0]
-        answers = [one.answer for one in decisions.values()]
-        answer = next((one for one in (CONTRADICTED, OPEN) if one in answers), SUPPORTED)
-        answer = SUPPORTED if result.shown else OPEN if answer == result.withheld else answer
+        answer = CONTRADICTED if against else OPEN if OPEN in answers.values() else SUPPORTED
+        answer = OPEN if answer == result.withheld else answer
+        answer = SUPPORTED if result.is_supported else answer
         kind = definition.partition(" ")[0]
         effect = first.deciding.estimate(definition, kind, self.unit, result.note)
-        sizes = {name: one.deciding.text(kind) for name, one in decisions.items()}
-        counts = {f"n_{name}": len(own) for name, own in result.contrasts.items()}
+        sizes = {name: decision.deciding.text(kind) for name, decision in decisions.items()}
+        counts = {f"n_{name}": len(group) for name, group in result.contrasts.items()}
         says = self.says.format(margin=f"{margin:g}", **sizes, **counts, **result.facts)
         if answer != SUPPORTED:
             says += f" {result.unless_supported}"
         if result.note:
             says += f" Beware: {result.note}."
-        lacking = sum(len(contrast.values) < self.fewest for contrast in looked_at)
+        lacking = sum(len(contrast.values) < self.fewest for contrast in contrasts)
         if effect.n < FEWEST:
             says += _FEW_PAIRS.format(effect.n)
         if lacking:
             has = "has" if lacking == 1 else "have"
-            says += _FEW_IN_SOME.format(len(looked_at), lacking, has, self.fewest)
-        return Finding(answer, effect, ids, " ".join(says.split()), is_compared=True)
+            says += _FEW_IN_SOME.format(len(contrasts), lacking, has, self.fewest)
+        return Judgement(answer, effect, ids, " ".join(says.split()), is_compared=True)
 
-    def _found(self, context: Context, evidence: Evidence) -> Finding | None:
-        """Decide; where valid times of these very runs would tell more, the command for them."""
-        finding = self._decide(context)
+    def _judge(self, context: Context, evidence: Evidence) -> Judgement | None:
+        """Decide, and add the command for valid times where these would decide more."""
+        judgement = self._decide(context)
         untimed = context.launched["timing_note"].notna() & context.runs["status"].eq("completed")
-        if not untimed.any() or (finding is not None and finding.verdict != OPEN):
-            return finding
-        free = {other.label: other for other in evidence.as_if_timed.contexts(self.view)}
-        hoped = self._decide(free[context.label])
-        n = 0 if finding is None else finding.effect.n
-        if hoped is None or not hoped.is_compared or n >= hoped.effect.n > 0:
-            return finding
+        if not untimed.any() or (judgement is not None and judgement.verdict != OPEN):
+            return judgement
+        timed_contexts = evidence.as_if_timed.contexts(self.view)
+        (timed_context,) = (other for other in timed_contexts if other.label == context.label)
+        with_times = self._decide(timed_context)
+        n = 0 if judgement is None else judgement.effect.n
+        if with_times is None or not with_times.is_compared or n >= with_times.effect.n > 0:
+            return judgement
         command = for_times(context.launched[untimed], evidence.cells.runs)
         if command is None:
-            return finding
-        if finding is None:
-            why = "; ".join(sorted(set(context.launched.loc[untimed, "timing_note"])))
-            reason = f"the times of {untimed.sum()} runs do not count ({why})"
-            finding = Finding.none(reason, self.effect, hoped.run_ids)
-        return replace(finding, settle=command)
+            return judgement
+        if judgement is None:
+            notes = "; ".join(sorted(set(context.launched.loc[untimed, "timing_note"])))
+            reason = f"the times of {untimed.sum()} runs do not count ({notes})"
+            judgement = Judgement.undecided(reason, self.effect, with_times.run_ids)
+        return replace(judgement, settle=command)
 
-    def _verdict(self, context: Context, finding: Finding) -> Verdict:
-        """Join a finding and the command, with more seeds where those that there are say little."""
-        n = finding.effect.n if finding.n_seeds is None else finding.n_seeds
+    def _verdict(self, context: Context, judgement: Judgement) -> Verdict:
+        """Add the context, and a command for more seeds where these decide too little."""
+        n = judgement.effect.n if judgement.n_seeds is None else judgement.n_seeds
         seeds = range(min(max(_SEEDS, 2 * n), _MOST_SEEDS))
-        own, (_, several) = finding.settle, context.stated
-        if own is None and finding.is_compared and (not several or self.view == "cost"):
-            own = for_more_seeds(context.launched, seeds)
+        command, (_, several) = judgement.settle, context.margin
+        if command is None and judgement.is_compared and (not several or self.view == "cost"):
+            command = for_more_seeds(context.launched, seeds)
         more = f" seed={','.join(map(str, seeds))}" if n > 1 else ""
-        settle = own or self.settle_on(context.data) + more
-        found = replace(finding, settle=settle if finding.verdict == OPEN else None)
-        behind = context.runs.loc[context.runs["run_id"].isin(finding.run_ids), "sweep_dir"]
-        folders, is_own = tuple(behind.unique()), own is not None
+        settle = command or self.settle_on(context.data) + more
+        is_behind = context.runs["run_id"].isin(judgement.run_ids)
         return Verdict(
-            **vars(found), claim=self, context=context.label, sweep_dirs=folders, is_own=is_own
+            **{**vars(judgement), "settle": settle if judgement.verdict == OPEN else None},
+            claim=self,
+            context=context.label,
+            sweep_dirs=tuple(context.runs.loc[is_behind, "sweep_dir"].unique()),
+            is_own=command is not None,
         )
 
 

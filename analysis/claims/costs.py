@@ -1,4 +1,4 @@
-"""What claims about memory and time rest on: figures of cuts, compared pair by pair."""
+"""Results of claims about memory and time: figures of cuts, compared pair by pair."""
 
 from __future__ import annotations
 
@@ -12,18 +12,6 @@ from batchscape.analysis.claims.evidence import Context
 from batchscape.analysis.claims.rules import CONTRADICTED
 from batchscape.analysis.comparing.pairs import Contrast, Level, Which, contrasts_of, to_lowest
 from batchscape.analysis.cost.table import FACTORS
-
-__all__ = [
-    "of_accumulation",
-    "of_cuts_of_224",
-    "of_exchange",
-    "of_iterations",
-    "of_micro_batch",
-    "of_micro_steps",
-    "of_rank_0",
-    "of_step_times",
-    "of_typical_accumulation",
-]
 
 _DEVICES, _MICRO, _STEPS = FACTORS
 _BATCH = "global_batch_size"
@@ -58,21 +46,22 @@ def of_accumulation(context: Context) -> Result | None:
 def of_rank_0(context: Context) -> Result | None:
     """Memory of rank 0 against the mean of the other ranks of its run."""
     ranks = context.evidence.ranks
-    measured = [name for name in ("device_used_gib", _PEAK) if name in ranks]
-    for name in measured:
-        if contrasts := _rank_0(context, ranks.assign(memory=ranks[name].astype(float))):
-            break
-    else:
-        return None
-    is_allocator = name == _PEAK
-    return Result(
-        {"extra": contrasts},
-        {"whose": _OF_ALLOCATOR if is_allocator else "of the device, as its driver tells"},
-        f"ratio of {name.removesuffix('_gib').replace('_', ' ')}",
-        # What a device holds beside that, as contexts and buffers, is what the claim is about.
-        withheld=CONTRADICTED if is_allocator else None,
-        unless_supported=_NOT_AGAINST if is_allocator else "",
-    )
+    for name in ("device_used_gib", _PEAK):
+        if name not in ranks:
+            continue
+        contrasts = _rank_0_contrasts(context, ranks.assign(memory=ranks[name].astype(float)))
+        if not contrasts:
+            continue
+        is_allocator = name == _PEAK
+        return Result(
+            {"extra": contrasts},
+            {"whose": _OF_ALLOCATOR if is_allocator else "of the device, as its driver tells"},
+            f"ratio of {name.removesuffix('_gib').replace('_', ' ')}",
+            # The claim is about contexts and buffers, which the allocator does not see.
+            withheld=CONTRADICTED if is_allocator else None,
+            unless_supported=_NOT_AGAINST if is_allocator else "",
+        )
+    return None
 
 
 _OF_ALLOCATOR = "that the allocator of each process handed out"
@@ -103,7 +92,8 @@ def of_typical_accumulation(context: Context) -> Result | None:
     """Step time at one global batch, of accumulation 4 and 8 against every other."""
 
     def to_others(levels: Sequence[Level]) -> list[tuple[Level, Level]]:
-        return [(one, other) for one in _TYPICAL for other in levels if other not in _TYPICAL]
+        others = [level for level in levels if level not in _TYPICAL]
+        return [(typical, other) for typical in _TYPICAL for other in others]
 
     return _result({"good": _at_one_batch(context, to_others)})
 
@@ -159,10 +149,10 @@ def _at_one_batch(context: Context, which: Which) -> list[Contrast]:
 def _compare(
     rows: pd.DataFrame, factor: str, within: Sequence[str], which: Which
 ) -> list[Contrast]:
-    """Compare what is known; what shares no seed and repeat is not looked at."""
-    known = rows[np.isfinite(rows["value"].to_numpy(dtype=float))]
-    found = contrasts_of(known, factor, within, "block", which)
-    return [contrast for contrast in found if len(contrast.values)]
+    """Compare finite values of levels that share a seed and repeat."""
+    finite = rows[np.isfinite(rows["value"].to_numpy(dtype=float))]
+    contrasts = contrasts_of(finite, factor, within, "block", which)
+    return [contrast for contrast in contrasts if len(contrast.values)]
 
 
 def _ends(levels: Sequence[Level]) -> list[tuple[Level, Level]]:
@@ -183,13 +173,15 @@ def _mean(contrasts: Sequence[Contrast]) -> float:
 
 
 def _phases(context: Context) -> str:
-    """Say what accumulation costs in each phase, on average over what can be compared."""
-    costs = {words: _along(_STEPS, context.logs(name), _to_1) for name, words in _PHASES.items()}
-    said = [f"{100 * np.expm1(_mean(own)):+.1f} % {words}" for words, own in costs.items() if own]
-    return f"Accumulation changes the peak by {', '.join(said)}." if said else ""
+    """Say what accumulation costs in each phase, on average over its contrasts."""
+    texts = []
+    for name, words in _PHASES.items():
+        if contrasts := _along(_STEPS, context.logs(name), _to_1):
+            texts.append(f"{100 * np.expm1(_mean(contrasts)):+.1f} % {words}")
+    return f"Accumulation changes the peak by {', '.join(texts)}." if texts else ""
 
 
-def _rank_0(context: Context, ranks: pd.DataFrame) -> list[Contrast]:
+def _rank_0_contrasts(context: Context, ranks: pd.DataFrame) -> list[Contrast]:
     """Compare the logarithms of what ranks hold, within runs of several ranks."""
     keys = ["sweep_dir", "run_id"]
     rows = ranks.merge(context.figures[[*keys, *FACTORS, "block"]], on=keys)

@@ -47,8 +47,6 @@ from batchscape.analysis.claims.updates import (
 )
 from batchscape.analysis.comparing.pairs import Contrast
 
-__all__ = ["CLAIMS", "judge_claims"]
-
 _LITGPT = "LitGPT article (000)"
 _MUSEV = "MuseV article (002)"
 _GRID = (
@@ -59,39 +57,43 @@ _GRID = (
 _GOOD = log(1.05)
 """A cut that is slower by less than 5 % than every other counts as good: ours."""
 
-_ALIKE = (
+_EQUIVALENT = (
     "Farthest of {n_cuts}: {cuts}; alike means that every 90 % interval lies within {margin} nats."
 )
 
 
 def _all_above(threshold: float) -> Rule:
-    return lambda contrasts, _: every([above(one, threshold) for one in contrasts])
+    return lambda contrasts, _: every([above(contrast, threshold) for contrast in contrasts])
 
 
 def _one_above(threshold: float) -> Rule:
-    return lambda contrasts, _: some([above(one, threshold) for one in contrasts])
+    return lambda contrasts, _: some([above(contrast, threshold) for contrast in contrasts])
 
 
 def _all_within(margin: float) -> Rule:
-    return lambda contrasts, _: every([equal(one, margin) for one in contrasts])
+    return lambda contrasts, _: every([equal(contrast, margin) for contrast in contrasts])
 
 
-def _all_alike(contrasts: Sequence[Contrast], margin: float) -> Test:
-    return every([equal(one, margin, fewest=EQUIVALENCE_FEWEST) for one in contrasts])
+def _all_equivalent(contrasts: Sequence[Contrast], margin: float) -> Test:
+    return every([equal(contrast, margin, fewest=EQUIVALENCE_FEWEST) for contrast in contrasts])
 
 
 def _one_is_good(contrasts: Sequence[Contrast], _: float) -> Test:
     """Everywhere one of the levels is not slower than any base by more than `_GOOD`."""
     places: dict[object, dict[object, list[Test]]] = {}
-    for one in contrasts:
-        places.setdefault(one.place, {}).setdefault(one.level, []).append(below(one, _GOOD))
-    return every([some([every(own) for own in levels.values()]) for levels in places.values()])
+    for contrast in contrasts:
+        levels = places.setdefault(contrast.place, {})
+        levels.setdefault(contrast.level, []).append(below(contrast, _GOOD))
+    return every([some([*map(every, levels.values())]) for levels in places.values()])
 
 
 def _none_is_better(contrasts: Sequence[Contrast], _: float) -> Test:
-    """Of each cut the time, in the first half, is not lower by `_GOOD`, or the peak is higher."""
-    cuts = zip(contrasts[: len(contrasts) // 2], contrasts[len(contrasts) // 2 :], strict=True)
-    return every([some([above(t, -_GOOD), above(p, _GOOD, told=t)]) for t, p in cuts])
+    """No cut has a time (first half) lower by `_GOOD` without a peak (second half) higher by it."""
+    half = len(contrasts) // 2
+    cuts = zip(contrasts[:half], contrasts[half:], strict=True)
+    return every(
+        [some([above(time, -_GOOD), above(peak, _GOOD, reported=time)]) for time, peak in cuts]
+    )
 
 
 CLAIMS: tuple[Claim, ...] = (
@@ -230,8 +232,8 @@ CLAIMS: tuple[Claim, ...] = (
         view="training",
         result=of_cuts,
         definition="difference of final loss between two cuts of one trajectory",
-        rules={"cuts": _all_alike},
-        says=_ALIKE + " {table} {left_out} {diverged}",
+        rules={"cuts": _all_equivalent},
+        says=_EQUIVALENT + " {table} {left_out} {diverged}",
         unit="nats",
         fewest=EQUIVALENCE_FEWEST,
     ),
@@ -250,8 +252,8 @@ CLAIMS: tuple[Claim, ...] = (
         view="training",
         result=of_accumulated_batches,
         definition="difference of final loss between accumulation and one large micro-batch",
-        rules={"cuts": _all_alike},
-        says=_ALIKE + " {left_out} {diverged}",
+        rules={"cuts": _all_equivalent},
+        says=_EQUIVALENT + " {left_out} {diverged}",
         unit="nats",
         fewest=EQUIVALENCE_FEWEST,
     ),
@@ -289,7 +291,7 @@ CLAIMS: tuple[Claim, ...] = (
         view="training",
         result=at_equal_training_loss,
         definition="difference of held-out loss at an equal training loss",
-        rules={"loss": lambda contrasts, margin: some([above(one, margin) for one in contrasts])},
+        rules={"loss": lambda contrasts, margin: some([above(each, margin) for each in contrasts])},
         says="Held-out loss where the training loss is {level}, which all runs reached, after "
         "{epochs} times over the data: {loss}; worse means by more than {margin} nats. Held-out "
         "minus training loss at the end, which also differs where one batch has trained further: "
@@ -326,7 +328,9 @@ CLAIMS: tuple[Claim, ...] = (
         view="training",
         result=of_variance,
         definition="exponent p of (step-to-step variance of the gradient norm) ~ (global batch)^p",
-        rules={"slope": lambda contrasts, _: every([below(one, -LEAST) for one in contrasts])},
+        rules={
+            "slope": lambda contrasts, _: every([below(contrast, -LEAST) for contrast in contrasts])
+        },
         says="Of the step-to-step variance of the gradient norm: {slope}; lower means below -0.1. "
         "-1, as for independent samples at the same weights, is {inside}within the interval. The "
         "norm stands for the gradient, of which it is one number; what it drifts by steadily is "
@@ -401,6 +405,7 @@ def judge_claims(evidence: Evidence, claims: Sequence[Claim] = CLAIMS) -> list[V
     Returns
     -------
     list of Verdict
-        In the order of the claims; a claim has one for each context with something to say.
+        One a claim and context, in the order of the claims; a claim without a context that has
+        the runs it needs has one, "not identified".
     """
     return [verdict for claim in claims for verdict in claim.judge(evidence)]

@@ -1,8 +1,8 @@
-"""What claims are judged by: runs, sorted into contexts that are never pooled."""
+"""The runs that claims are judged by, in contexts that are never pooled."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
@@ -18,8 +18,6 @@ from batchscape.analysis.hardware import was_started
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.targets.tidy import refuse_missing
 from batchscape.config import Affects, affects_of
-
-__all__ = ["Context", "Evidence", "View"]
 
 View = Literal["cost", "training", "reaching"]
 """Memory and times do not depend on settings that decide the loss alone; a loss does; when a target
@@ -49,7 +47,7 @@ class Context:
     reaches: pd.DataFrame
     """Rows of the runs of this context; empty where there are none."""
     evidence: Evidence
-    """What the context is a part of."""
+    """The evidence that the context is a part of."""
 
     @cached_property
     def launched(self) -> pd.DataFrame:
@@ -62,34 +60,25 @@ class Context:
         return list(self.runs["data.name"].unique())
 
     @cached_property
-    def stated(self) -> tuple[float, str]:
+    def margin(self) -> tuple[float, str]:
         """Nats within which losses count as equal, and why no margin was fixed, if none was."""
         margins = pd.to_numeric(self.runs[_MARGIN], errors="coerce").to_numpy(dtype=float)
         return stated_margin(margins, "final_eval_loss")
 
     def logs(self, figure: str | pd.Series[float]) -> pd.DataFrame:
-        """Return the figures with the logarithm of one of them, or of a column, as `value`."""
+        """Return the figures with the logarithm of one figure, or of a column, as `value`."""
         column = self.figures[figure] if isinstance(figure, str) else figure
         return self.figures.assign(value=logarithm(column))
 
     def curves(self, runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Return the steps and the evaluations of some runs of the context, in order of time.
-
-        Returns
-        -------
-        tuple of DataFrame
-            `run`, the index of the run in `runs`, and `samples` with `loss` and `gradient_norm`, or
-            with `eval_loss`, as floats; NaN where there are none.
-        """
-        own = self.evidence
-        return _rows(own.steps, runs, ["loss", "gradient_norm"]), _rows(
-            own.evals, runs, ["eval_loss"]
-        )
+        """Return steps and evaluations by `run` (its index) in order of time, NaN where missing."""
+        steps = _rows(self.evidence.steps, runs, ["loss", "gradient_norm"])
+        return steps, _rows(self.evidence.evals, runs, ["eval_loss"])
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything that claims are judged by."""
+    """Tables that claims are judged by."""
 
     cells: Cells
     steps: pd.DataFrame = field(default_factory=pd.DataFrame)
@@ -103,7 +92,7 @@ class Evidence:
     `target_loss`, `outcome` and `samples_to_target`; `time_to_target_s` and `steps_low` count
     where they are there."""
 
-    _memory: dict[View, list[Context]] = field(default_factory=dict, repr=False, compare=False)
+    _contexts: dict[View, list[Context]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.reaches is not None and not self.reaches.empty:
@@ -111,7 +100,7 @@ class Evidence:
 
     @cached_property
     def as_if_timed(self) -> Evidence:
-        """The same as if the machine had been free: for what valid times would settle, no more."""
+        """The same with all times valid, to choose which command to suggest."""
         reaches = self.reaches
         if reaches is not None and "time_to_target_s" in reaches:
             some = reaches["time_to_target_s"].fillna(reaches["samples_to_target"])
@@ -121,26 +110,25 @@ class Evidence:
 
     def contexts(self, view: View) -> list[Context]:
         """Return the contexts, in the order of their labels."""
-        if view not in self._memory:
-            self._memory[view] = list(self._contexts(view))
-        return self._memory[view]
+        if view not in self._contexts:
+            runs = self._launched_runs()
+            labels = self._labels(runs, view)
+            columns = [*_KEPT, *GEOMETRY, "learning_rate", "seed_block", "block"]
+            runs = runs.reindex(columns=[*dict.fromkeys(columns)])
+            figures = valid_figures(self.cells.runs).drop(columns=["cell", "trajectory_id"])
+            self._contexts[view] = [
+                Context(
+                    label=str(label),
+                    runs=context_runs,
+                    figures=context_runs.join(figures, how="inner"),
+                    reaches=self._reaches(context_runs),
+                    evidence=self,
+                )
+                for label, context_runs in runs.groupby(labels)
+            ]
+        return self._contexts[view]
 
-    def _contexts(self, view: View) -> Iterator[Context]:
-        runs = self._runs()
-        labels = self._labels(runs, view)
-        kept = dict.fromkeys([*_KEPT, *GEOMETRY, "learning_rate", "seed_block", "block"])
-        runs = runs.reindex(columns=[*kept])
-        figures = valid_figures(self.cells.runs).drop(columns=["cell", "trajectory_id"])
-        for label, own in runs.groupby(labels):
-            yield Context(
-                label=str(label),
-                runs=own,
-                figures=own.join(figures, how="inner"),
-                reaches=self._reaches(own),
-                evidence=self,
-            )
-
-    def _runs(self) -> pd.DataFrame:
+    def _launched_runs(self) -> pd.DataFrame:
         runs = self.cells.runs
         runs = runs[was_started(runs)]
         runs = runs.dropna(subset=list(GEOMETRY)).sort_values(["sweep_dir", "run_id"])
@@ -153,12 +141,21 @@ class Evidence:
         )
 
     def _labels(self, runs: pd.DataFrame, view: View) -> pd.Series[str]:
-        """Name the context of each run by what its runs may not differ in."""
+        """Name the context of each run by the settings in which its runs are equal."""
         others = [n for n in self.cells.shown if n not in _NAMED and not _is_free(n, view)]
         parts = [plain_texts(runs[name]) for name in _NAMED if name in runs]
         parts += [labels_of(self.cells, runs, [name]) for name in others if name in runs]
         labels = joined(parts, "; ", runs.index)
-        return labels if view == "cost" else _apart_by_rate(runs, labels)
+        if view == "cost":
+            return labels
+        # Where each global batch was set one learning rate of its own, the rate is another factor.
+        # A rule that makes rates of one setting chooses none.
+        rates = runs[RATE if RATE in runs else "learning_rate"]
+        rates_of_batch = rates.groupby([labels, runs["global_batch_size"]]).nunique()
+        has_one_each = rates_of_batch.groupby(level=0).max().eq(1)
+        is_confounded = labels.map(has_one_each & rates.groupby(labels).nunique().gt(1))
+        with_rate = labels + "; learning rate " + plain_texts(rates)
+        return labels.mask(is_confounded.astype(bool), with_rate)
 
     def _reaches(self, runs: pd.DataFrame) -> pd.DataFrame:
         if self.reaches is None or self.reaches.empty:
@@ -186,15 +183,3 @@ def _is_free(name: str, view: View) -> bool:
     if view == "cost" and affects is not None and not affects & Affects.COST:
         return True
     return view == "reaching" and name.startswith("budget.")
-
-
-def _apart_by_rate(runs: pd.DataFrame, labels: pd.Series[str]) -> pd.Series[str]:
-    """Tell apart runs of which each global batch was set a learning rate of its own, and no other.
-
-    The rate is another factor then. What a rule makes of one rate is no choice of a batch.
-    """
-    rates = runs[RATE if RATE in runs else "learning_rate"]
-    by_batch = rates.groupby([labels, runs["global_batch_size"]]).nunique().groupby(level=0).max()
-    in_all = rates.groupby(labels).nunique()
-    is_confounded = labels.map(by_batch.eq(1) & in_all.gt(1)).astype(bool)
-    return labels.mask(is_confounded, labels + "; learning rate " + plain_texts(rates))

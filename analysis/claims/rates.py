@@ -1,4 +1,4 @@
-"""Which runs stand for each global batch: those at its best learning rate."""
+"""Runs that stand for each global batch, and scores that choose its best learning rate."""
 
 from __future__ import annotations
 
@@ -8,15 +8,6 @@ import pandas as pd
 from batchscape.analysis.claims.evidence import Context
 from batchscape.analysis.learning_rate.aim import LOSS, STEPS
 from batchscape.record.noise_scale import has_no_noise_scale
-
-__all__ = [
-    "BATCH",
-    "comparable",
-    "loss_name",
-    "of_one_place",
-    "score_of",
-    "untuned",
-]
 
 BATCH = "global_batch_size"
 _PLACE = ["data_parallel_size", "micro_batch_size"]
@@ -30,10 +21,7 @@ def of_one_place(rows: pd.DataFrame) -> pd.DataFrame | None:
 
 
 def comparable(runs: pd.DataFrame) -> pd.DataFrame | None:
-    """Return the runs whose losses the global batch alone tells apart: all, as cuts train alike.
-
-    Where the objective depends on the cut, as with batch normalisation, those of one place.
-    """
+    """Return all runs, or those of one place where the objective depends on the cut."""
     is_of_cut = runs["not_invariant"].map(has_no_noise_scale).astype(bool)
     return of_one_place(runs) if is_of_cut.any() else runs
 
@@ -44,11 +32,7 @@ def loss_name(context: Context) -> str:
 
 
 def score_of(context: Context) -> pd.Series[float]:
-    """Return what a learning rate is chosen by: low is good, infinite is out of the question.
-
-    It is the final loss; where runs stopped at a target, the samples that they needed for it. Its
-    name is the column by which `runs_at_best` knows the one from the other.
-    """
+    """Return the final loss, or the samples to a target; infinite where a run cannot be best."""
     runs = context.runs
     stopped = runs["stop_reason"].eq("target")
     if stopped.any():
@@ -59,5 +43,5 @@ def score_of(context: Context) -> pd.Series[float]:
 
 
 def untuned(runs: pd.DataFrame) -> str | None:
-    """Say what weakens a comparison of batches; None where every batch had its rate tuned."""
+    """Say that learning rates were not tuned; None where they were for every batch."""
     return None if runs["tuned"].all() else "learning rates were not tuned for each global batch"

@@ -1,4 +1,4 @@
-"""Rules: what contrasts must show for a claim to hold, with every threshold fixed in advance.
+"""Rules: tests of contrasts that decide a claim, with every threshold fixed in advance.
 
 A rule asks whether a mean difference lies above, below or within a bound, of *every* one of several
 contrasts or of *some* of them, and of any such answers together:
@@ -8,36 +8,22 @@ contrasts or of *some* of them, and of any such answers together:
 * that *some* one holds is tested at the level over their number; that none does needs none;
 * equality is shown by TOST (Schuirmann 1987: the 90 % interval lies inside the margin).
 
-"Not significant" never decides anything: what neither interval settles is not identified. Neither
-is what has fewer pairs than an interval is shown of (`estimates.FEWEST`): "every" and "none" hold
-only where every comparison has so many. Equivalence alone asks for two, as in the report's tests.
+"Not significant" never decides anything: where neither interval settles a claim, it is not
+identified. Comparisons with fewer pairs than `estimates.FEWEST` are not identified either: "every"
+and "none" hold only where every comparison has so many. Equivalence alone needs two, as in the
+report's tests.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
 from batchscape.analysis.comparing.pairs import Contrast
 from batchscape.analysis.equivalence.tost import ALPHA, tost
 from batchscape.analysis.estimates import FEWEST, LEVEL
-
-__all__ = [
-    "CONTRADICTED",
-    "EQUIVALENCE_FEWEST",
-    "OPEN",
-    "SUPPORTED",
-    "Answer",
-    "Decision",
-    "Test",
-    "above",
-    "below",
-    "equal",
-    "every",
-    "some",
-]
 
 Answer = Literal["supported", "contradicted", "not identified"]
 SUPPORTED: Answer = "supported"
@@ -50,36 +36,33 @@ choice to make of so wide an interval."""
 
 
 class Decision(NamedTuple):
-    """What contrasts say to a rule, and the one that says it."""
+    """The outcome of a test, and the contrast that decides it."""
 
     supports: float
-    """How far the interval lies inside of what is asked for; above 0 it holds."""
+    """Distance of the interval inside the tested range; above 0 the test holds."""
     contradicts: float
-    """How far it lies outside; above 0 it does not hold."""
+    """Distance of the interval outside the range; above 0 the test fails."""
     deciding: Contrast
 
     @property
     def answer(self) -> Answer:
-        """Whether what is asked for holds."""
+        """The answer of the test."""
         if self.supports > 0:
             return SUPPORTED
         return CONTRADICTED if self.contradicts > 0 else OPEN
 
 
 class Test(Protocol):
-    """A question to contrasts; None where none has enough pairs."""
+    """A test of contrasts; None where no contrast has enough pairs."""
 
     def __call__(self, ways: int = 1, places: int = 1) -> Decision | None:
-        """Answer it, as one of `ways` that support, and of `places` that contradict, on its own."""
+        """Test at the level over `ways` to support and over `places` to contradict a claim."""
 
 
 def above(
-    contrast: Contrast, threshold: float, *, sign: int = 1, told: Contrast | None = None
+    contrast: Contrast, threshold: float, *, sign: int = 1, reported: Contrast | None = None
 ) -> Test:
-    """Ask whether a mean lies above a threshold; with a sign of -1 below it.
-
-    What is told of it is the size of another contrast, if there is one.
-    """
+    """Test whether a mean lies above (sign -1: below) a threshold; `reported` has another size."""
 
     def test(ways: int = 1, places: int = 1) -> Decision | None:
         if len(contrast.values) < FEWEST:
@@ -88,7 +71,7 @@ def above(
             sorted(sign * (end - threshold) for end in contrast.interval(1 - (1 - LEVEL) / count))
             for count in (ways, places)
         ]
-        return Decision(ends[0][0], -ends[1][1], told or contrast)
+        return Decision(ends[0][0], -ends[1][1], reported or contrast)
 
     return test
 
@@ -97,7 +80,7 @@ below = partial(above, sign=-1)
 
 
 def equal(contrast: Contrast, margin: float, *, fewest: int = FEWEST) -> Test:
-    """Ask whether a mean lies within a margin of zero."""
+    """Test whether a mean lies within a margin of zero."""
 
     def test(ways: int = 1, places: int = 1) -> Decision | None:
         if len(contrast.values) < fewest:
@@ -111,15 +94,15 @@ def equal(contrast: Contrast, margin: float, *, fewest: int = FEWEST) -> Test:
 
 
 def every(tests: Sequence[Test]) -> Test:
-    """Ask whether all of some tests hold."""
+    """Test whether all of several tests hold."""
 
     def test(ways: int = 1, places: int = 1) -> Decision | None:
-        usable = [one for one in tests if one()]
-        found = _found(usable, ways, places * len(usable))
-        if not found:
+        usable = [each for each in tests if each()]
+        decisions = [each(ways, places * len(usable)) for each in usable]
+        least = min(filter(None, decisions), key=lambda decision: decision.supports, default=None)
+        most = max(filter(None, decisions), key=lambda decision: decision.contradicts, default=None)
+        if least is None or most is None:
             return None
-        least = min(found, key=lambda one: one.supports)
-        most = max(found, key=lambda one: one.contradicts)
         return Decision(
             least.supports if len(usable) == len(tests) else -math.inf,
             most.contradicts,
@@ -130,20 +113,16 @@ def every(tests: Sequence[Test]) -> Test:
 
 
 def some(tests: Sequence[Test]) -> Test:
-    """Ask whether one of some tests holds."""
+    """Test whether one of several tests holds."""
 
     def test(ways: int = 1, places: int = 1) -> Decision | None:
-        usable = [one for one in tests if one()]
-        found = _found(usable, ways * len(usable), places)
-        if not found:
+        usable = [each for each in tests if each()]
+        decisions = [*filter(None, (each(ways * len(usable), places) for each in usable))]
+        if not decisions:
             return None
-        best = max(found, key=lambda one: one.supports)
-        is_whole = len(usable) == len(tests)
-        none = min(one.contradicts for one in found) if is_whole else -math.inf
+        best = max(decisions, key=lambda decision: decision.supports)
+        is_complete = len(usable) == len(tests)
+        none = min(each.contradicts for each in decisions) if is_complete else -math.inf
         return Decision(best.supports, none, best.deciding)
 
     return test
-
-
-def _found(tests: Sequence[Callable[..., Decision | None]], *shared: int) -> list[Decision]:
-    return [found for one in tests if (found := one(*shared)) is not None]

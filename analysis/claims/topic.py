@@ -1,4 +1,4 @@
-"""What a report says of the claims: a verdict for each, and what would settle the others."""
+"""The section on claims: a verdict for each, and commands that would settle the open ones."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 
+import numpy as np
 import pandas as pd
 
 from batchscape.analysis.claims.claim import Claim, Verdict
 from batchscape.analysis.claims.declared import CLAIMS, judge_claims
 from batchscape.analysis.claims.evidence import Evidence
-from batchscape.analysis.claims.figures import claims_chart
 from batchscape.analysis.claims.rules import CONTRADICTED, OPEN, SUPPORTED
 from batchscape.analysis.estimates import LEVEL
+from batchscape.analysis.figures.chart import Axis, Chart, Look, Marks
+from batchscape.analysis.figures.style import ACCENT, INK, MARK
 from batchscape.analysis.numbers import MISSING
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
-
-__all__ = ["claims_section", "claims_table", "shown_verdicts"]
 
 _LEVEL_OF_A_CLAIM = 0.05
 
@@ -45,52 +45,44 @@ _COLUMNS = {
     "run_ids": "run_ids",
     "sweep_dirs": "sweep_dirs",
 }
-"""Columns of the table, and where they stand in a verdict."""
+"""Columns of the table, and the attributes of a verdict that they hold."""
 
 
 def claims_section(evidence: Evidence, claims: Sequence[Claim] = CLAIMS) -> Section | None:
-    """Say which of the practitioners' claims the runs support.
-
-    Returns
-    -------
-    Section or None
-        None where no run has completed.
-    """
+    """Say which of the practitioners' claims the runs support; None if no run has completed."""
     if not evidence.cells.runs["status"].eq("completed").any():
         return None
     verdicts = judge_claims(evidence, claims)
-    shown = shown_verdicts(verdicts)
-    settled = [verdict for verdict in shown if verdict.verdict != OPEN]
-    ids = [verdict.claim.id for verdict in shown]
+    main = main_verdicts(verdicts)
+    settled = [verdict for verdict in main if verdict.verdict != OPEN]
+    open_ids = [verdict.claim.id for verdict in main if verdict.verdict == OPEN]
+    ids = [verdict.claim.id for verdict in main]
+    settle = (
+        f"Not identified: {', '.join(open_ids)}. The notes under the table give what would settle "
+        "each: where these runs do not have what a claim needs, a study that ships with "
+        "batchscape. It is of its own model, and on digits where the runs are: add your "
+        "settings."
+    )
     return Section(
         title="What practitioners claim, and what these runs say",
         answer=[
-            *_answer(shown, verdicts),
+            *_answer(main, verdicts),
             *(f"{v.claim.id}: {v.verdict} ({v.context}). {v.explanation}" for v in settled),
         ],
-        settle=[*_settle(shown)],
-        tables=[_table(verdicts, shown)],
-        pictures=claims_chart(claims_table(settled)),
+        settle=[settle] if open_ids else [],
+        tables=[_table(verdicts, main)],
+        pictures=_chart(claims_table(settled)),
         warnings=[*_warnings(settled)],
         headlines={
             f"claim_{v.claim.id.replace('-', '_')}": v.effect
-            for v in shown
+            for v in main
             if v.effect.is_identified and ids.count(v.claim.id) == 1
         },
     )
 
 
 def claims_table(verdicts: Sequence[Verdict]) -> pd.DataFrame:
-    """Write verdicts as a table.
-
-    Returns
-    -------
-    DataFrame
-        One row a claim and context: `claim`, `statement`, `source`, `verdict`, `context`,
-        `effect`, `low`, `high`, `unit`, `n`, `n_runs`, `method`, `definition`, `note`, `rule`,
-        `needs`, `explanation`, `settle` (missing where it is settled), `run_ids` and
-        `sweep_dirs`, joined by semicolons.
-    """
+    """Write verdicts as a table, one row a claim and context."""
     table = pd.DataFrame(
         [attrgetter(*_COLUMNS.values())(verdict) for verdict in verdicts], columns=[*_COLUMNS]
     )
@@ -99,34 +91,28 @@ def claims_table(verdicts: Sequence[Verdict]) -> pd.DataFrame:
     )
 
 
-def shown_verdicts(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Choose what a page shows: for each claim the settled contexts, else the one with most runs.
-
-    Returns
-    -------
-    list of Verdict
-        In the order given.
-    """
-    shown = []
-    for own in _by_claim(verdicts):
-        settled = [verdict for verdict in own if verdict.verdict != OPEN]
-        shown += settled or [max(own, key=lambda v: (v.effect.is_identified, v.n_runs))]
-    return shown
+def main_verdicts(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Choose for each claim the settled contexts, or the one with the most runs."""
+    chosen = []
+    for group in _by_claim(verdicts):
+        settled = [verdict for verdict in group if verdict.verdict != OPEN]
+        chosen += settled or [max(group, key=lambda v: (v.effect.is_identified, v.n_runs))]
+    return chosen
 
 
 def _by_claim(verdicts: Sequence[Verdict]) -> list[list[Verdict]]:
-    return [list(own) for _, own in groupby(verdicts, attrgetter("claim.id"))]
+    return [list(group) for _, group in groupby(verdicts, attrgetter("claim.id"))]
 
 
-def _answer(shown: Sequence[Verdict], verdicts: Sequence[Verdict]) -> Iterator[str]:
-    found = [{verdict.verdict for verdict in own} for own in _by_claim(shown)]
-    if found.count({OPEN}) == len(found):
+def _answer(main: Sequence[Verdict], verdicts: Sequence[Verdict]) -> Iterator[str]:
+    answers = [{verdict.verdict for verdict in group} for group in _by_claim(main)]
+    if answers.count({OPEN}) == len(answers):
         return
-    numbers = {answer: found.count({answer}) for answer in (SUPPORTED, CONTRADICTED, OPEN)}
+    numbers = {answer: answers.count({answer}) for answer in (SUPPORTED, CONTRADICTED, OPEN)}
     counts = [f"{count} {answer}" for answer, count in numbers.items() if count]
-    conflicting = sum(len(answers) > 1 for answers in found)
+    conflicting = sum(len(of_claim) > 1 for of_claim in answers)
     differ = f", and {conflicting} that differ between contexts" if conflicting else ""
-    yield f"Of {len(found)} claims, these runs leave {', '.join(counts)}{differ}."
+    yield f"Of {len(answers)} claims, these runs leave {', '.join(counts)}{differ}."
     # What was tested and stayed open had its chance to be settled wrongly too.
     tested = sum(verdict.effect.is_identified for verdict in verdicts)
     yield (
@@ -137,22 +123,11 @@ def _answer(shown: Sequence[Verdict], verdicts: Sequence[Verdict]) -> Iterator[s
     )
 
 
-def _settle(shown: Sequence[Verdict]) -> Iterator[str]:
-    names = [verdict.claim.id for verdict in shown if verdict.verdict == OPEN]
-    if names:
-        yield (
-            f"Not identified: {', '.join(names)}. The notes under the table give what would settle "
-            "each: where these runs do not have what a claim needs, a study that ships with "
-            "batchscape. It is of its own model, and on digits where the runs are: add your "
-            "settings."
-        )
-
-
 def _warnings(settled: Sequence[Verdict]) -> Iterator[str]:
-    for own in _by_claim(settled):
-        if len({verdict.verdict for verdict in own}) > 1:
-            places = "; ".join(f"{v.verdict} for {v.context}" for v in own)
-            yield f"Contexts disagree on {own[0].claim.id}: {places}."
+    for group in _by_claim(settled):
+        if len({verdict.verdict for verdict in group}) > 1:
+            places = "; ".join(f"{v.verdict} for {v.context}" for v in group)
+            yield f"Contexts disagree on {group[0].claim.id}: {places}."
     names = [v.claim.id for v in settled if v.effect.note and "not tuned" in v.effect.note]
     if names:
         yield (
@@ -161,10 +136,15 @@ def _warnings(settled: Sequence[Verdict]) -> Iterator[str]:
         )
 
 
-def _table(verdicts: Sequence[Verdict], shown: Sequence[Verdict]) -> Table:
+def _table(verdicts: Sequence[Verdict], main: Sequence[Verdict]) -> Table:
     table = claims_table(verdicts)
-    several = len({verdict.context for verdict in shown if verdict.context}) > 1
+    several = len({verdict.context for verdict in main if verdict.context}) > 1
     effect = f"effect, {LEVEL:.0%} interval"
+    sources = {True: "the same sweep again", False: "a study that ships with batchscape"}
+    footnotes = [
+        f"{v.explanation} To settle it, {sources[v.is_own]}: {v.settle}" if v.settle else None
+        for v in verdicts
+    ]
     return Table(
         "claims",
         "Claims",
@@ -178,8 +158,8 @@ def _table(verdicts: Sequence[Verdict], shown: Sequence[Verdict]) -> Table:
             Column("n", texts=[str(n or MISSING) for n in table["n"]]),
             Column("n_runs", "runs"),
         ],
-        [verdicts.index(verdict) for verdict in shown],
-        footnotes=[list(map(_how_to_settle, verdicts))],
+        [verdicts.index(verdict) for verdict in main],
+        footnotes=[footnotes],
         notes=[
             "Sources, rules, definitions of the effects and run ids: claims.csv. An "
             "effect is the comparison that decides: the one nearest to, or farthest beyond, the "
@@ -189,8 +169,42 @@ def _table(verdicts: Sequence[Verdict], shown: Sequence[Verdict]) -> Table:
     )
 
 
-def _how_to_settle(verdict: Verdict) -> str | None:
-    if not verdict.settle:
-        return None
-    how = "the same sweep again" if verdict.is_own else "a study that ships with batchscape"
-    return f"{verdict.explanation} To settle it, {how}: {verdict.settle}"
+_LOOKS = {SUPPORTED: ACCENT, CONTRADICTED: Look(MARK.colour, hollow=True)}
+_MOST_ROWS = 40
+
+
+def _chart(table: pd.DataFrame) -> list[Chart]:
+    """Draw a forest of the effects that are ratios, if there are any."""
+    ratios = table[table["definition"].str.startswith("ratio") & table["low"].gt(0)]
+    ratios = ratios.head(_MOST_ROWS)
+    if ratios.empty:
+        return []
+    # A claim that is judged in several contexts has a line for each.
+    several = ratios["context"].nunique() > 1
+    names = ratios["claim"] + ("\n" + ratios["context"] if several else "")
+    rows = ratios.assign(
+        name=names,
+        series=ratios["verdict"],
+        effect_low=ratios["low"],
+        effect_high=ratios["high"].where(np.isfinite(ratios["high"]), ratios["effect"]),
+    )
+    one = pd.DataFrame({"effect": [1.0]})
+    return [
+        Chart(
+            "claims",
+            "Effects behind the verdicts",
+            f"Effects behind the verdicts that are ratios, with their {LEVEL:.0%} intervals; "
+            "filled: the claim is supported; open: it is contradicted. What is compared, and the "
+            "threshold of each rule, stand in the table.",
+            Axis({"effect": "ratio, as the claim's rule defines it"}, kind="log"),
+            Axis({"name": ""}, kind="names"),
+            [
+                Marks("rule", one, "no effect"),
+                Marks("interval", rows),
+                Marks("point", rows, text="definition", size=30),
+            ],
+            {name: look for name, look in _LOOKS.items() if rows["series"].eq(name).any()}
+            | {"no effect": Look(INK.colour, INK.dark, "stroke")},
+            tables=["tables/claims.csv"],
+        )
+    ]

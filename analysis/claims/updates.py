@@ -1,4 +1,4 @@
-"""What claims about the update rest on: whether cuts train alike, its size, its variance."""
+"""Results of claims about the update: differences of cuts, best learning rates, its variance."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.claims.claim import Finding, Result, run_ids_of
+from batchscape.analysis.claims.claim import Judgement, Result, run_ids_of
 from batchscape.analysis.claims.evidence import Context
 from batchscape.analysis.claims.rates import BATCH, comparable, loss_name, score_of
 from batchscape.analysis.claims.rules import CONTRADICTED, OPEN, SUPPORTED
@@ -23,23 +23,21 @@ from batchscape.errors import AnalysisError
 from batchscape.record.noise_scale import has_no_noise_scale
 from batchscape.text import list_text
 
-__all__ = ["LEAST", "of_accumulated_batches", "of_best_rates", "of_cuts", "of_variance"]
-
 LEAST = 0.1
 """An exponent below 0.1 is no growth: a batch 10 times larger would change things by 26 %. Ours."""
 _TABLE = [(1, 32, 1), (4, 8, 1), (2, 8, 2), (1, 8, 4)]
 """The cuts of 32 that the claim names."""
 
 
-def of_cuts(context: Context) -> Result | Finding | None:
+def of_cuts(context: Context) -> Result | Judgement | None:
     """Final losses of the cuts of one global batch."""
-    result = _alike(context, _invariant(context.runs), [BATCH])
+    result = _compare_cuts(context, _invariant(context.runs), [BATCH])
     if not isinstance(result, Result):
         return result
     contrasts = result.contrasts["cuts"]
     cuts = {cut for contrast in contrasts for cut in (contrast.level, contrast.base)}
-    own = context.figures[context.figures["run_id"].isin(run_ids_of(contrasts))]
-    costs = own.groupby([BATCH, *FACTORS])[["peak_allocated_gib", "step_time_s"]].mean()
+    figures = context.figures[context.figures["run_id"].isin(run_ids_of(contrasts))]
+    costs = figures.groupby([BATCH, *FACTORS])[["peak_allocated_gib", "step_time_s"]].mean()
     spans = (costs.groupby(BATCH).max() / costs.groupby(BATCH).min()).max()
     spans = spans.set_axis(["peak memory", "step time"]).dropna()
     differ = [f"{figure} by a factor of up to {span:.2f}" for figure, span in spans.items()]
@@ -50,12 +48,12 @@ def of_cuts(context: Context) -> Result | Finding | None:
     return replace(result, facts={**result.facts, "table": table})
 
 
-def of_accumulated_batches(context: Context) -> Result | Finding | None:
-    """The same with accumulation against without, on as many devices."""
+def of_accumulated_batches(context: Context) -> Result | Judgement | None:
+    """Final losses of cuts with accumulation against those without, on as many devices."""
     runs, within = _invariant(context.runs), [BATCH, FACTORS[0]]
     # Where accumulation of 1 was tried anywhere, a divergence counts wherever it was.
     is_tried = runs[FACTORS[2]].eq(1).any()
-    return _alike(context, runs if is_tried else runs.iloc[:0], within, of_one=True)
+    return _compare_cuts(context, runs if is_tried else runs.iloc[:0], within, of_one=True)
 
 
 def _invariant(runs: pd.DataFrame) -> pd.DataFrame:
@@ -64,11 +62,11 @@ def _invariant(runs: pd.DataFrame) -> pd.DataFrame:
     return runs[~depends & runs["status"].isin(["completed", "diverged"])]
 
 
-def _alike(
+def _compare_cuts(
     context: Context, runs: pd.DataFrame, within: list[str], *, of_one: bool = False
-) -> Result | Finding | None:
+) -> Result | Judgement | None:
     """Compare all cuts that agree in some columns; `of_one` only with one without accumulation."""
-    contrasts = _pairs(context, runs, within, of_one=of_one)
+    contrasts = _cut_contrasts(context, runs, within, of_one=of_one)
     labels = [why for why in context.figures["not_invariant"] if isinstance(why, str) and why]
     why = "; ".join(sorted(set(labels)))
     left_out = f"{len(labels)} runs are left out, whose objective itself depends on the cut ({why})"
@@ -78,26 +76,23 @@ def _alike(
     diverged = (
         f"{alone} of {len(outcomes)} trajectories diverged under one cut and not under another"
     )
-    said = {"left_out": left_out if why else "", "diverged": diverged if alone else ""}
+    left_out_texts = {"left_out": left_out if why else "", "diverged": diverged if alone else ""}
     if not contrasts:
         definition = "difference of final loss between two cuts"
-        reason = ". ".join(filter(None, said.values()))
-        return Finding.none(reason, definition, context.runs["run_id"]) if reason else None
+        reason = ". ".join(filter(None, left_out_texts.values()))
+        return Judgement.undecided(reason, definition, context.runs["run_id"]) if reason else None
     return Result(
         {"cuts": contrasts},
-        {name: f"{words}." if words else "" for name, words in said.items()},
-        reason=context.stated[1],
+        {name: f"{words}." if words else "" for name, words in left_out_texts.items()},
+        reason=context.margin[1],
         withheld=SUPPORTED if alone else None,
     )
 
 
-def _pairs(
+def _cut_contrasts(
     context: Context, runs: pd.DataFrame, within: list[str], *, of_one: bool
 ) -> list[Contrast]:
-    """Compare final losses with those of the first cut that has one, trajectory by trajectory.
-
-    The first is that on least devices, then of least accumulation.
-    """
+    """Compare final losses with those of the cut on least devices, then of least accumulation."""
     losses = context.figures[loss_name(context)].astype(float).rename("value")
     rows = runs.join(losses[np.isfinite(losses)], how="inner").dropna(subset=["trajectory_id"])
     rows = rows.sort_values([FACTORS[0], FACTORS[2], FACTORS[1]], kind="stable")
@@ -106,15 +101,15 @@ def _pairs(
     steps = rows.set_index("cut")[FACTORS[2]].to_dict()
     order = list(steps)
 
-    def to_first(there: Sequence[str]) -> list[tuple[str, str]]:
-        first, *others = sorted(there, key=order.index)
+    def to_first(cuts: Sequence[str]) -> list[tuple[str, str]]:
+        first, *others = sorted(cuts, key=order.index)
         return [] if of_one and steps[first] > 1 else [(cut, first) for cut in others]
 
-    found = contrasts_of(rows, "cut", within, "trajectory_id", to_first)
-    return [contrast for contrast in found if len(contrast.values)]
+    contrasts = contrasts_of(rows, "cut", within, "trajectory_id", to_first)
+    return [contrast for contrast in contrasts if len(contrast.values)]
 
 
-def of_best_rates(context: Context) -> Finding | None:
+def of_best_rates(context: Context) -> Judgement | None:
     """The exponent of the best learning rate in the global batch, as the report gives it."""
     runs, reaches = comparable(context.runs), context.reaches
     if runs is None:
@@ -127,25 +122,29 @@ def of_best_rates(context: Context) -> Finding | None:
         optima = find_optima(reaches, final_losses(figures))
     except AnalysisError as error:
         definition = "exponent of the best learning rate"
-        return Finding.none(str(error).rstrip("."), definition, context.runs["run_id"])
+        return Judgement.undecided(str(error).rstrip("."), definition, context.runs["run_id"])
     if optima is None:
         return None
-    laws, behind = laws_of_most_optima(optima)
-    exponent, used = laws.exponent, laws.optima
-    ids = tuple(sorted(set(behind["run_id"])))
+    laws, run_rows = laws_of_most_optima(optima)
+    exponent, optima_in_fit = laws.exponent, laws.optima
+    ids = tuple(sorted(set(run_rows["run_id"])))
     left_out = "".join(f" Left out: B = {text}." for text in laws.left_out)
     if not exponent.is_identified:
-        return Finding(OPEN, exponent, ids, f"{str(exponent.note).capitalize()}.{left_out}")
-    shared = _shared_seeds(context, behind)
+        return Judgement(OPEN, exponent, ids, f"{str(exponent.note).capitalize()}.{left_out}")
+    # Seeds of one sweep that every global batch was trained with.
+    keys = ["sweep_dir", "run_id"]
+    seeds = run_rows[[*keys, BATCH]].merge(context.runs[[*keys, "seed_block"]], on=keys)
+    batches_of_seed = seeds.groupby("seed_block")[BATCH].nunique()
+    shared = int(batches_of_seed.eq(seeds[BATCH].nunique()).sum())
     if np.isnan(exponent.low) or shared < FEWEST:
         few = too_few(shared, "seeds of one sweep that all of these global batches have")
         reason = str(exponent.note) if np.isnan(exponent.low) else few
-        return Finding.none(reason, exponent.definition, ids)
+        return Judgement.undecided(reason, exponent.definition, ids)
     low, high = exponent.low, exponent.high
     answer = SUPPORTED if low > LEAST else CONTRADICTED if high < LEAST else OPEN
     linear, root = ("" if low <= power <= high else "not " for power in (1.0, 0.5))
     # What weakens the optima behind it, each thing once.
-    batches = used[BATCH].map("{:g}".format).groupby(used["note"]).agg(", ".join)
+    batches = optima_in_fit[BATCH].map("{:g}".format).groupby(optima_in_fit["note"]).agg(", ".join)
     notes = "; ".join(f"B = {names}: {note}" for note, names in batches.items()) or None
     explanation = (
         f"Exponent {exponent.text(2)} over {exponent.n} global batches, as in the report on "
@@ -154,15 +153,7 @@ def of_best_rates(context: Context) -> Finding | None:
         f"{f' {notes}.' if notes else ''}{left_out}"
     )
     effect = replace(exponent, note=notes)
-    return Finding(answer, effect, ids, explanation, n_seeds=int(used["n"].max()))
-
-
-def _shared_seeds(context: Context, rows: pd.DataFrame) -> int:
-    """Count the seeds of one sweep that every global batch was trained with."""
-    keys = ["sweep_dir", "run_id"]
-    seeds = rows[[*keys, BATCH]].merge(context.runs[[*keys, "seed_block"]], on=keys)
-    batches = seeds.groupby("seed_block")[BATCH].nunique()
-    return int(batches.eq(seeds[BATCH].nunique()).sum())
+    return Judgement(answer, effect, ids, explanation, n_seeds=int(optima_in_fit["n"].max()))
 
 
 def of_variance(context: Context) -> Result | None:

@@ -1,4 +1,4 @@
-"""A picture, declared once: which columns of which tables it shows, on what scales.
+"""A chart, declared once: the columns of tables that it shows, and their scales.
 
 Page and paper draw the same declaration (`vega.py`). Axes name columns, and every table of marks
 has the columns that it is shown by: `<column>_low` and `<column>_high` are the ends of an interval,
@@ -14,8 +14,6 @@ from typing import Literal
 
 import pandas as pd
 
-__all__ = ["Axis", "Chart", "Choice", "Look", "Marks"]
-
 
 @dataclass(frozen=True)
 class Look:
@@ -25,7 +23,7 @@ class Look:
     dark: str = ""
     """Colour on a dark page; empty: the same."""
     symbol: str = "circle"
-    """Of its points, and in the legend; `stroke` is a short line."""
+    """Symbol of points and of the entry in the legend; `stroke` is a short line."""
     dash: tuple[float, ...] = ()
     width: float = 1.2
     hollow: bool = False
@@ -33,21 +31,21 @@ class Look:
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis shows."""
+    """One axis: its columns and its scale."""
 
     columns: Mapping[str, str]
-    """Titles by column; of several the reader of the page chooses, and the paper has the first."""
+    """Titles by column. The reader of the page chooses one of several; the paper has the first."""
     label: str = ""
-    """What that choice is called."""
+    """Label of that choice."""
     kind: Literal["linear", "log", "names", "either"] = "linear"
     """`either`: the reader chooses between linear and logarithmic."""
     ticks: Sequence[float] = ()
-    """Places that are named; empty: round ones."""
+    """Values with ticks; empty: round ones."""
     from_zero: bool = False
     falls: bool = False
-    """Whether it begins with the largest."""
+    """Whether the axis begins with the largest value."""
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Part of the axis that shows, by column."""
+    """Visible range, by column."""
 
 
 @dataclass(frozen=True)
@@ -55,28 +53,28 @@ class Marks:
     """A mark a row, or a line a series."""
 
     kind: Literal["point", "line", "band", "interval", "bar", "field", "text", "rule", "span"]
-    """A `rule` goes through the picture at a place on one axis, a `span` between two on x."""
+    """A `rule` crosses the chart at a value of one axis; a `span` lies between two on x."""
     table: pd.DataFrame
     name: str = ""
     """Entry of the legend, where the table has no column `series`."""
     text: str = ""
-    """Column of what is written, or of what is said of a row that is pointed at."""
+    """Column of the text that is written, or that the tooltip of a row shows."""
     line: str = ""
-    """Column that parts lines of one series."""
+    """Column that separates lines of one series."""
     size: float = 14
     """Of points, in square points."""
     placed: Literal["", "x", "y"] = ""
-    """Axis on which marks only find a place, which is no number that could be told of them."""
+    """Axis that only places the marks, so that tooltips leave its values out."""
     dodge: bool = False
     """Whether bars of several series stand side by side."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A list of which a reader of the page picks one; rows with another value do not show."""
+    """A list of options for the reader of the page; rows of other options are hidden."""
 
     column: str
-    """Holds values, or lists of those under which the row shows."""
+    """Column with the option of each row, or a list of its options."""
     label: str
     options: Mapping[str, str]
     """Labels by value; the first is chosen when the page opens."""
@@ -84,25 +82,25 @@ class Choice:
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture and what it means."""
+    """A chart with its caption."""
 
     name: str
-    """`figures/<name>.png`, `paper/figures/<name>.pdf`, and its place on the page."""
+    """Name of `figures/<name>.png`, of `paper/figures/<name>.pdf` and of its place on the page."""
     title: str
     caption: str
     x: Axis
     y: Axis
     marks: Sequence[Marks]
     looks: Mapping[str, Look] = field(default_factory=dict)
-    """Of the entries of the legend, in its order."""
+    """Looks of the entries of the legend, in its order."""
     z: Axis | None = None
-    """What the colour of fields shows."""
+    """The colours of fields."""
     choices: Sequence[Choice] = ()
     panels: str = ""
     """`x`, `y`, `z` or the column of a choice: the paper shows its options side by side."""
     page_only: Sequence[str] = ()
     """Options of `panels` that a paper has no room for."""
     aside: str = ""
-    """What the caption says further on a page, where more is drawn than in a paper."""
+    """Further sentences of the caption on a page, which draws more than a paper."""
     tables: Sequence[str] = ()
     """Files of the same numbers."""

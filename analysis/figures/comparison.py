@@ -1,4 +1,4 @@
-"""Pictures of the comparison: what cells cost, as a map, as lines and as bars."""
+"""Charts of the comparison: memory, times and throughput of cells, as a map, lines and bars."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from batchscape.analysis.figures.style import ACCENT, CROSS, GREY, MARK, palette
 from batchscape.analysis.numbers import memory_scale, significant, time_scale
 from batchscape.text import count_text
 
-__all__ = ["MAX_BARS", "comparison_charts"]
-
 MAX_BARS = 40
 """Cells of a figure of bars; further ones are left to the tables."""
 _MOST_LAYERS = 50
@@ -38,27 +36,21 @@ _LOST = {
     "diverged": ("diverged", Look("#CC79A7", symbol="triangle-down")),
     "": ("no run completed", Look(GREY.colour, GREY.dark, hollow=True)),
 }
-"""What is said of a cell without completed runs, the first that its status names."""
+"""Name and look of a cell without completed runs, by the first status that it has."""
 _RUNS = {"runs": Look("#222222", "#f0f0f0", hollow=True)}
 
 
 def comparison_charts(cells: Cells, comparison: pd.DataFrame) -> Iterator[Chart]:
-    """Draw what there is to draw of the comparison.
-
-    Parameters
-    ----------
-    comparison : DataFrame
-        As `compare` returns it.
-    """
-    alike = cells.by_cost()
-    figures = valid_figures(alike.runs)
+    """Draw the charts of `compare(cells)` that have data."""
+    cost_cells = cells.by_cost()
+    figures = valid_figures(cost_cells.runs)
     charts = (
         _heat_map(comparison, cells),
         _cost(comparison, cells),
-        _memory(alike, figures),
-        _step_time(alike, figures),
-        _processor_time(alike),
-        _throughput(alike, figures),
+        _memory(cost_cells, figures),
+        _step_time(cost_cells, figures),
+        _processor_time(cost_cells),
+        _throughput(cost_cells, figures),
     )
     yield from (chart for chart in charts if chart is not None)
 
@@ -67,7 +59,7 @@ def _figures(table: pd.DataFrame, *names: str) -> dict[str, tuple[str, float]]:
     """Title the figures of a comparison that any cell has, with the factor to their unit."""
     memory = memory_scale(table["peak_allocated_gib_mean"])
     time = time_scale(table["step_time_s_mean"])
-    known = {
+    titles = {
         "step_time_s": (f"step time ({time.unit})", time.factor),
         "peak_allocated_gib": (f"peak memory of a device ({memory.unit})", memory.factor),
         "tokens_per_s": ("tokens/s, all devices", 1.0),
@@ -75,31 +67,31 @@ def _figures(table: pd.DataFrame, *names: str) -> dict[str, tuple[str, float]]:
         "final_eval_loss": ("final held-out loss", 1.0),
         "final_loss": ("final training loss", 1.0),
     }
-    return {name: known[name] for name in names if table[f"{name}_n"].gt(0).any()}
+    return {name: titles[name] for name in names if table[f"{name}_n"].gt(0).any()}
 
 
 def _cost(comparison: pd.DataFrame, cells: Cells) -> Chart | None:
     """Draw memory, step time and throughput against the micro-batch."""
     names = ("step_time_s", "peak_allocated_gib", "tokens_per_s", "samples_per_s")
     figures = _figures(comparison, *names)
-    known = comparison[comparison["micro_batch_size"].notna() & comparison["n_completed"].gt(0)]
-    if not figures or known["micro_batch_size"].nunique() < 2:
+    done = comparison[comparison["micro_batch_size"].notna() & comparison["n_completed"].gt(0)]
+    if not figures or done["micro_batch_size"].nunique() < 2:
         return None
     cells = replace(cells, contexts=cells.costly())
     context = cells.context_of()
-    known = known.sort_values("micro_batch_size", kind="stable")
+    done = done.sort_values("micro_batch_size", kind="stable")
     settings = setting_names(cells, context)
     keys = ["data_parallel_size", "gradient_accumulation_steps"]
-    rows = pd.DataFrame({"micro_batch_size": known["micro_batch_size"], "cell": known.index})
+    rows = pd.DataFrame({"micro_batch_size": done["micro_batch_size"], "cell": done.index})
     rows["series"] = [
         f"{count_text(int(devices), 'device')}, accumulation {accumulation}"
-        f"{_behind(settings.get(context[cell], ''))}"
-        for cell, devices, accumulation in known[keys].itertuples()
+        f"{_suffix(settings.get(context[cell], ''))}"
+        for cell, devices, accumulation in done[keys].itertuples()
     ]
     for name, (_, factor) in figures.items():
-        mean, half = known[f"{name}_mean"] * factor, known[f"{name}_ci95"] * factor
+        mean, half = done[f"{name}_mean"] * factor, done[f"{name}_ci95"] * factor
         rows = rows.assign(**{name: mean, f"{name}_low": mean - half, f"{name}_high": mean + half})
-    order = known.assign(context=context).sort_values(["context", *keys], kind="stable").index
+    order = done.assign(context=context).sort_values(["context", *keys], kind="stable").index
     return Chart(
         "cost",
         "Memory and step time against the micro-batch",
@@ -116,12 +108,12 @@ def _cost(comparison: pd.DataFrame, cells: Cells) -> Chart | None:
 
 
 def _heat_map(comparison: pd.DataFrame, cells: Cells) -> Chart | None:
-    """Map devices and micro-batch, with what was rejected or ran out of memory."""
+    """Map devices and micro-batch, with cells that were rejected or ran out of memory."""
     axes = ["data_parallel_size", "micro_batch_size"]
-    asked = (*GEOMETRY, "status", "reason", "n_completed")
-    # Parts of the few columns that are asked for are taken in a fraction of the time.
+    # Rows of few columns are taken in a fraction of the time.
+    columns = (*GEOMETRY, "status", "reason", "n_completed")
     names = [
-        name for name in map(str, comparison) if name in asked or name.endswith(("_mean", "_n"))
+        name for name in map(str, comparison) if name in columns or name.endswith(("_mean", "_n"))
     ]
     places = comparison.loc[comparison[axes].notna().all(axis=1), names]
     if places.empty or all(places[name].nunique() < 2 for name in axes):
@@ -131,21 +123,21 @@ def _heat_map(comparison: pd.DataFrame, cells: Cells) -> Chart | None:
     figures = figures or {"final_loss": ("final training loss", 1.0)}
     factor, layers = _layers(places, cells)
     # Those with most to show come first.
-    shown = next(iter(figures))
-    order = sorted(layers, key=lambda key: -int(layers[key][f"{shown}_n"].gt(0).sum()))
-    first = order[:_MOST_LAYERS]
-    few = (
-        "" if len(first) == len(layers) else f" The choice is among {len(first)} of {len(layers)}."
-    )
-    if max(len(layers[label]) for label in first) < 2:
+    first_figure = next(iter(figures))
+    order = sorted(layers, key=lambda key: -int(layers[key][f"{first_figure}_n"].gt(0).sum()))
+    labels = order[:_MOST_LAYERS]
+    limit = ""
+    if len(labels) < len(layers):
+        limit = f" The choice is among {len(labels)} of {len(layers)}."
+    if max(len(layers[label]) for label in labels) < 2:
         return None
-    whole = pd.concat([layers[label].assign(layer=label) for label in first])
-    whole = whole.assign(cell=whole.index)
+    rows = pd.concat([layers[label].assign(layer=label) for label in labels])
+    rows = rows.assign(cell=rows.index)
     for name, (_, scale) in figures.items():
-        values = whole[f"{name}_mean"] * scale
+        values = rows[f"{name}_mean"] * scale
         texts = [significant(value, 3) if np.isfinite(value) else "" for value in values]
-        whole[name], whole[f"{name}_text"] = values, texts
-    done, lost = whole[whole["n_completed"].gt(0)], whole[whole["n_completed"].eq(0)]
+        rows[name], rows[f"{name}_text"] = values, texts
+    done, lost = rows[rows["n_completed"].gt(0)], rows[rows["n_completed"].eq(0)]
     kinds = [next(kind for kind in _LOST if kind in status) for status in lost["status"]]
     lost = lost.assign(
         series=[_LOST[kind][0] for kind in kinds],
@@ -157,19 +149,19 @@ def _heat_map(comparison: pd.DataFrame, cells: Cells) -> Chart | None:
         f"A field is a cell of the chosen {factor.lower()} and settings: the mean over its "
         "completed runs, or what became of it. Rejected: it cannot be built, or cannot fit, and "
         "was never launched. Where there is nothing, the sweep had no such cell, or none of its "
-        f"runs has the figure.{few}",
+        f"runs has the figure.{limit}",
         Axis({"micro_batch_size": _MICRO}, kind="names"),
         Axis({"data_parallel_size": "devices"}, kind="names", falls=True),
         [Marks("field", done), Marks("text", done), Marks("point", lost, text="why", size=70)],
         {name: look for name, look in _LOST.values() if name in set(lost["series"])},
         Axis({name: title for name, (title, _) in figures.items()}, "Show"),
-        [Choice("layer", factor, {label: label for label in first})],
+        [Choice("layer", factor, {label: label for label in labels})],
         tables=["tables/comparison.csv"],
     )
 
 
 def _layers(places: pd.DataFrame, cells: Cells) -> tuple[str, dict[str, pd.DataFrame]]:
-    """Part cells so that one has a field of its own, by what takes the fewest parts."""
+    """Split cells by the setting that gives each a field of its own in the fewest layers."""
     context = cells.context_of().loc[places.index]
     settings, trained = setting_names(cells, cells.context_of()), cell_names(cells)
     titles = {"global_batch_size": "Global batch", "gradient_accumulation_steps": "Accumulation"}
@@ -178,33 +170,32 @@ def _layers(places: pd.DataFrame, cells: Cells) -> tuple[str, dict[str, pd.DataF
         return "Settings", {"all": places}
     name = min((name for name in counts if counts[name]), key=counts.__getitem__)
     layers: dict[str, pd.DataFrame] = {}
-    # What was rejected may have no accumulation: it is in every part of its settings.
+    # A rejected cell may have no accumulation: it is in every layer of its settings.
     everywhere = dict(list(places[places[name].isna()].groupby(context)))
-    for (number, size), own in places.groupby([context, name], sort=True):
-        shown = pd.concat([own, everywhere[number]]) if number in everywhere else own
-        shown = shown[~shown.duplicated(["data_parallel_size", "micro_batch_size"])]
-        # What was rejected was trained with nothing.
-        names = trained[shown.index[shown["status"].ne("rejected")]].unique()
-        said = names[0] if len(names) == 1 else settings.get(int(str(number)), "")
-        label = f"{size}{_behind(said)}"
-        layers[label if label not in layers else f"{label} ({len(layers) + 1})"] = shown
+    for (number, size), sized in places.groupby([context, name], sort=True):
+        layer = pd.concat([sized, everywhere[number]]) if number in everywhere else sized
+        layer = layer[~layer.duplicated(["data_parallel_size", "micro_batch_size"])]
+        # Rejected cells were trained with no rate.
+        names = trained[layer.index[layer["status"].ne("rejected")]].unique()
+        setting = names[0] if len(names) == 1 else settings.get(int(str(number)), "")
+        label = f"{size}{_suffix(setting)}"
+        layers[label if label not in layers else f"{label} ({len(layers) + 1})"] = layer
     return titles[name], layers
 
 
-def _behind(name: str) -> str:
-    """What stands behind a geometry, or a size, to tell settings apart."""
+def _suffix(name: str) -> str:
     return f", {name}" if name else ""
 
 
 def _memory(cells: Cells, figures: pd.DataFrame) -> Chart | None:
     """Draw peak allocated memory by phase of a run, maximum over ranks."""
     phases = dict(list(MEMORY_PHASES.items())[:4])
-    shown = _shown(cells, figures, [*phases])
-    if shown.empty:
+    rows = _bar_rows(cells, figures, [*phases])
+    if rows.empty:
         return None
-    scale = memory_scale(shown[[*phases]].to_numpy().ravel())
+    scale = memory_scale(rows[[*phases]].to_numpy().ravel())
     parts = [
-        shown[["row", "run"]].assign(value=shown[phase] * scale.factor, series=name)
+        rows[["row", "run"]].assign(value=rows[phase] * scale.factor, series=name)
         for phase, name in phases.items()
     ]
     runs = pd.concat(parts).dropna(subset="value")
@@ -222,13 +213,13 @@ def _memory(cells: Cells, figures: pd.DataFrame) -> Chart | None:
 
 
 def _step_time(cells: Cells, figures: pd.DataFrame) -> Chart | None:
-    """Draw the median step time, split into its phases; a point is the whole of one run."""
-    shown = _shown(cells, figures, ["step_time_s"])
-    if shown.empty:
+    """Draw the median step time, split into its phases; a point is the step time of one run."""
+    rows = _bar_rows(cells, figures, ["step_time_s"])
+    if rows.empty:
         return None
-    scale = time_scale(shown["step_time_s"])
-    parts = shown.groupby("row", sort=False)[[*_TIME_PHASES]].mean() * scale.factor
-    runs = shown.groupby("row", sort=False)["run"].agg(list)
+    scale = time_scale(rows["step_time_s"])
+    parts = rows.groupby("row", sort=False)[[*_TIME_PHASES]].mean() * scale.factor
+    runs = rows.groupby("row", sort=False)["run"].agg(list)
     ends = parts.fillna(0).cumsum(axis=1)
     bars = [
         pd.DataFrame({"value": ends[phase], "value_start": ends[phase] - parts[phase]})
@@ -236,34 +227,37 @@ def _step_time(cells: Cells, figures: pd.DataFrame) -> Chart | None:
         .reset_index()
         for phase, name in _TIME_PHASES.items()
     ]
-    whole = pd.concat(bars).dropna()
     return _bars(
         "step_time",
         "Step time by phase",
         "Median time of an optimizer step by phase: bars are means over runs, points are whole "
         "step times of runs. Medians of parts need not add up to the median of the whole.",
         figure=f"median optimizer step ({scale.unit})",
-        marks=[Marks("bar", whole), *_points(cells, shown, shown["step_time_s"] * scale.factor)],
+        marks=[
+            Marks("bar", pd.concat(bars).dropna()),
+            *_points(cells, rows, rows["step_time_s"] * scale.factor),
+        ],
         looks={**_phases(_TIME_PHASES.values()), **_RUNS},
     )
 
 
 def _processor_time(cells: Cells) -> Chart | None:
-    """Draw the processor time of a step: of the cells alone of which no time counts."""
-    own = untimed_cells(cells.runs)
-    own = own.assign(value=pd.to_numeric(own.reindex(columns=[_SPENT])[_SPENT]).astype(float))
-    own = own.dropna(subset="value")
-    if own.empty:
+    """Draw the processor time of a step for cells without a valid time."""
+    runs = untimed_cells(cells.runs)
+    runs = runs.assign(value=pd.to_numeric(runs.reindex(columns=[_SPENT])[_SPENT]).astype(float))
+    runs = runs.dropna(subset="value")
+    if runs.empty:
         return None
-    scale = time_scale(own["value"])
-    own = _named(cells, own.assign(value=own["value"] * scale.factor))[["row", "run", "value"]]
+    scale = time_scale(runs["value"])
+    runs = _with_row_names(cells, runs.assign(value=runs["value"] * scale.factor))
+    runs = runs[["row", "run", "value"]]
     return _bars(
         "processor_time",
         "Processor time of a step",
         "Disturbed, and no step time: processor time of rank 0 in an optimizer step, of cells of "
         "which no time counts. Bars are means over runs, points are runs.",
         figure=f"disturbed: processor time of a step ({scale.unit})",
-        marks=[Marks("bar", _means(own), "mean"), Marks("point", own, "runs", size=5)],
+        marks=[Marks("bar", _means(runs), "mean"), Marks("point", runs, "runs", size=5)],
         looks={"mean": GREY, **_RUNS},
     )
 
@@ -271,13 +265,13 @@ def _processor_time(cells: Cells) -> Chart | None:
 def _throughput(cells: Cells, figures: pd.DataFrame) -> Chart | None:
     """Draw throughput over all devices: bars are means, points are runs."""
     names = ["tokens_per_s", "samples_per_s"]
-    shown = _shown(cells, figures, names)
-    if shown.empty:
+    rows = _bar_rows(cells, figures, names)
+    if rows.empty:
         return None
-    tokens, samples = (count > 0 for _, count in shown.groupby("cell")[names].count().items())
+    tokens, samples = (count > 0 for _, count in rows.groupby("cell")[names].count().items())
     # All bars have one unit, which each must have.
     name = "tokens_per_s" if (tokens | ~samples).all() else "samples_per_s"
-    points = _points(cells, shown, shown[name])
+    points = _points(cells, rows, rows[name])
     return _bars(
         "throughput",
         "Throughput",
@@ -288,22 +282,21 @@ def _throughput(cells: Cells, figures: pd.DataFrame) -> Chart | None:
     )
 
 
-def _shown(cells: Cells, figures: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Return the figures of the cells that have room; none if nothing was measured."""
-    if not figures[list(names)].notna().any(axis=None):
-        figures = figures.iloc[:0]
-    return _named(cells, figures)
+def _bar_rows(cells: Cells, figures: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Return the figures of the first cells; none if nothing was measured."""
+    is_measured = figures[list(names)].notna().any(axis=None)
+    return _with_row_names(cells, figures if is_measured else figures.iloc[:0])
 
 
-def _named(cells: Cells, figures: pd.DataFrame) -> pd.DataFrame:
-    """Name the rows of bars by their cells, in order, without those that have no room."""
+def _with_row_names(cells: Cells, figures: pd.DataFrame) -> pd.DataFrame:
+    """Name the rows of bars by their cells, as far as there is room."""
     kept = sorted(figures["cell"].unique())[:MAX_BARS]
     labels = cells.labels().loc[kept]
     again = labels.groupby(labels).cumcount()
     labels = labels.where(again.eq(0), labels + " (" + (again + 1).astype(str) + ")")
     positions = pd.Series(range(len(cells.runs)), index=cells.runs.index)
-    named = figures.assign(row=figures["cell"].map(labels), run=positions[figures.index])
-    return named.dropna(subset="row").sort_values("cell", kind="stable")
+    rows = figures.assign(row=figures["cell"].map(labels), run=positions[figures.index])
+    return rows.dropna(subset="row").sort_values("cell", kind="stable")
 
 
 def _means(runs: pd.DataFrame) -> pd.DataFrame:
@@ -312,18 +305,18 @@ def _means(runs: pd.DataFrame) -> pd.DataFrame:
     return means.reset_index()
 
 
-def _points(cells: Cells, shown: pd.DataFrame, values: pd.Series[float]) -> list[Marks]:
-    """Draw a point a run, and say of cells why there is none."""
-    told = shown[["cell", "row", "run"]].assign(value=values)
-    without = told.groupby(["cell", "row"])["value"].count().eq(0)
+def _points(cells: Cells, rows: pd.DataFrame, values: pd.Series[float]) -> list[Marks]:
+    """Draw a point a run, and the reason in a row without points."""
+    rows = rows[["cell", "row", "run"]].assign(value=values)
+    is_empty = rows.groupby(["cell", "row"])["value"].count().eq(0)
     runs = cells.runs[cells.runs["status"].eq("completed")]
     notes = runs.dropna(subset="timing_note").groupby("cell")["timing_note"].first()
-    rows = without.index[without].to_frame(index=False)
-    why = rows["cell"].map(notes).fillna("not measured").astype(str)
-    rows = pd.DataFrame({"row": rows["row"], "value": 0.0, "why": why})
-    points = told.dropna(subset="value").drop(columns="cell")
-    said = [Marks("text", rows, text="why")] if len(rows) else []
-    return [Marks("point", points, "runs", size=5), *said]
+    empty_rows = is_empty.index[is_empty].to_frame(index=False)
+    why = empty_rows["cell"].map(notes).fillna("not measured").astype(str)
+    reasons = pd.DataFrame({"row": empty_rows["row"], "value": 0.0, "why": why})
+    points = rows.dropna(subset="value").drop(columns="cell")
+    texts = [Marks("text", reasons, text="why")] if len(reasons) else []
+    return [Marks("point", points, "runs", size=5), *texts]
 
 
 def _phases(names: Iterable[str]) -> dict[str, Look]:

@@ -8,8 +8,6 @@ import pandas as pd
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.joins import rows_of
 
-__all__ = ["MAX_POINTS", "mean_curves"]
-
 MAX_POINTS = 200
 """Points of a curve; a longer one is averaged over windows of equal numbers of steps."""
 
@@ -42,7 +40,11 @@ def mean_curves(
     """
     runs = cells.runs[cells.runs["status"].eq("completed")]
     runs = runs[runs["timing_valid"]] if timed else runs
-    joined = _windowed(_joined(runs, rows, value).dropna(subset=[value]), points)
+    joined = rows_of(runs, rows, [*PROGRESS, value])
+    joined = joined.assign(cell=runs["cell"].to_numpy()[joined["run"]]).dropna(subset=[value])
+    longest = joined.groupby("cell")["optimizer_step"].transform("max")
+    window_steps = np.ceil(longest / points).clip(lower=1)
+    joined["window"] = (joined["optimizer_step"] - 1) // window_steps
     by_run = joined.groupby(["cell", "run", "window"])[[*PROGRESS, value]].mean()
     curves = by_run.groupby(["cell", "window"]).agg(
         **{name: (name, "mean") for name in PROGRESS},
@@ -53,18 +55,5 @@ def mean_curves(
     )
     curves = curves.reset_index()
     # Where some runs have ended, the mean would jump to that of the others.
-    whole = curves["n"] == curves["cell"].map(runs.groupby("cell").size())
-    return curves[whole].drop(columns=["n", "window"]).reset_index(drop=True)
-
-
-def _joined(runs: pd.DataFrame, rows: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Attach the rows to the cells of their runs."""
-    joined = rows_of(runs, rows, [*PROGRESS, value])
-    return joined.assign(cell=runs["cell"].to_numpy()[joined["run"]])
-
-
-def _windowed(rows: pd.DataFrame, points: int) -> pd.DataFrame:
-    """Number windows of optimizer steps, so that no curve has more points."""
-    longest = rows.groupby("cell")["optimizer_step"].transform("max")
-    length = np.ceil(longest / points).clip(lower=1)
-    return rows.assign(window=(rows["optimizer_step"] - 1) // length)
+    has_all_runs = curves["n"] == curves["cell"].map(runs.groupby("cell").size())
+    return curves[has_all_runs].drop(columns=["n", "window"]).reset_index(drop=True)

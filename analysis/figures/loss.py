@@ -21,13 +21,11 @@ from batchscape.analysis.targets.ends import TO_TARGET
 from batchscape.record.tables import Tables
 from batchscape.text import list_text
 
-__all__ = ["THINNING", "loss_chart", "thinned"]
-
 _TO_TARGET = {progress: name for name, progress in TO_TARGET.items()}
 _KINDS = {"eval_loss": "held-out loss", "loss": "training loss"}
 _ALL_POINTS = 24_000
 _MOST, _LEAST = 1000, 24
-"""Points of all curves of a page, and of one. Ours: so many a page moves without a halt."""
+"""Points of all curves of a page, and of one: ours, so that a page moves smoothly."""
 _MOST_CURVES = 500
 """Curves that a page has room for."""
 THINNING = (
@@ -38,14 +36,14 @@ THINNING = (
 )
 _CUT = (
     "The axis of the loss is cut above the first and last losses of the runs that did not diverge: "
-    "peaks, and crosses, may lie outside. "
+    "peaks, and crosses, may lie outside."
 )
 _MOST_MARKED, _ALL_MARKED = 25, 1000
 """Evaluations of a curve that are marked, and of all curves."""
 _BEST = "best"
 _SOARED = 1.5
-"""How much higher than the range of these losses one must be for that."""
-_OF_RUNS = [
+"""Multiple of the range of losses above which a loss has the axis cut."""
+_RUN_COLUMNS = [
     *("sweep_dir", "run_id", "cell", "global_batch_size", "status", "stop_reason", "task"),
     "timing_valid",
 ]
@@ -54,20 +52,7 @@ _DIVERGED, _MET = "diverged", "met the target"
 
 
 def thinned(rows: pd.DataFrame, value: str, points: int) -> pd.DataFrame:
-    """Leave out points of long curves, but never the lowest or highest of a window.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        With `run` and `value`; rows of one run lie together, in order.
-    points : int
-        Points a run may keep, at least 4; runs that have no more keep all.
-
-    Returns
-    -------
-    DataFrame
-        The rows that stay, in their order.
-    """
+    """Thin curves of more than `points` rows; the lowest and the highest of each window stay."""
     grouped = rows.groupby("run", sort=False)[value]
     counts, place = grouped.transform("size").to_numpy(), grouped.cumcount().to_numpy()
     if not (counts > points).any():
@@ -75,53 +60,43 @@ def thinned(rows: pd.DataFrame, value: str, points: int) -> pd.DataFrame:
     windows = (points - 2) // 2
     finite = np.flatnonzero(np.isfinite(rows[value]))
     losses = pd.Series(rows[value].to_numpy()[finite], index=finite)
-    of_window = losses.groupby(
+    by_window = losses.groupby(
         [rows["run"].to_numpy()[finite], (place * windows // counts)[finite]]
     )
     kept = (counts <= points) | (place == 0) | (place == counts - 1)
-    kept[of_window.idxmin()] = True
-    kept[of_window.idxmax()] = True
+    kept[by_window.idxmin()] = True
+    kept[by_window.idxmax()] = True
     remaining: pd.DataFrame = rows[kept]
     return remaining
 
 
 def with_means(rows: pd.DataFrame, runs: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Put the mean over the completed runs of a cell, where it has several, in place of theirs.
+    """Average the curves of the completed runs of a cell up to the end of the first run.
 
-    Parameters
-    ----------
-    rows : DataFrame
-        With `run`, the position in `runs`, the columns of progress and `value`.
-    runs : DataFrame
-        With `cell` and `status`.
-
-    Returns
-    -------
-    DataFrame
-        Beside the columns of `rows`: `behind`, the positions of the runs of each row, of which
-        `run` is the first, and `<value>_low` and `<value>_high`, the lowest and the highest of
-        them, NaN where there is one. Means end with the first run that ends.
+    Adds `behind` (positions of the averaged runs; `run` is the first), and the range of their
+    losses as `<value>_low` and `<value>_high`, NaN for a lone run.
     """
     position = rows["run"].to_numpy()
     done = rows.assign(cell=runs["cell"].to_numpy()[position])
     done = done[runs["status"].eq("completed").to_numpy()[position]]
     done = done.drop_duplicates(["run", "optimizer_step"], keep="last")
     done = done[done.groupby("cell")["run"].transform("nunique").gt(1)]
-    of_cells = done.groupby("cell")["run"]
+    runs_by_cell = done.groupby("cell")["run"]
     steps = done.groupby(["cell", "optimizer_step"])
     means = steps[[*PROGRESS, value]].mean().drop(columns="optimizer_step")
     means[f"{value}_low"], means[f"{value}_high"] = steps[value].min(), steps[value].max()
     count = steps["run"].nunique()
-    means = means[count.eq(of_cells.nunique().reindex(count.index, level="cell"))].reset_index()
-    behind = of_cells.unique().map(lambda own: sorted(own.tolist())).astype(object)
+    n_runs = runs_by_cell.nunique().reindex(count.index, level="cell")
+    means = means[count.eq(n_runs)].reset_index()
+    behind = runs_by_cell.unique().map(lambda averaged: sorted(averaged.tolist())).astype(object)
     means["behind"] = means["cell"].map(behind).astype(object)
-    means["run"] = means["cell"].map(of_cells.min())
+    means["run"] = means["cell"].map(runs_by_cell.min())
     lone = rows[~rows["run"].isin(means["behind"].explode())]
     lone = lone.assign(
         behind=pd.Series([[run] for run in lone["run"].tolist()], lone.index, dtype=object)
     )
-    found = pd.concat([lone, means.drop(columns="cell")], ignore_index=True)
-    return pd.DataFrame(found.astype({"run": int}))
+    curves = pd.concat([lone, means.drop(columns="cell")], ignore_index=True)
+    return pd.DataFrame(curves.astype({"run": int}))
 
 
 def loss_chart(
@@ -130,124 +105,124 @@ def loss_chart(
     reaches: pd.DataFrame | None,
     at_best: Mapping[int, float] = MappingProxyType({}),
 ) -> Chart | None:
-    """Draw the held-out and the training loss: means over the runs of a cell, and lone runs.
+    """Draw the losses, the cells of `at_best` first, and where runs met the targets of `reaches`.
 
-    Parameters
-    ----------
-    reaches : DataFrame, optional
-        As `steps_to_target` returns it: where each run met a target.
-    at_best : mapping of int to float
-        Cells that are drawn and shown first, as `cells_at_best` returns them.
-
-    Returns
-    -------
-    Chart or None
-        None where no run measured a loss.
+    Lines are means over the completed runs of a cell, or lone runs. None if no run has a loss.
     """
-    # Rows of the few columns that are asked for are taken in a fraction of the time.
-    runs = cells.runs.reindex(columns=_OF_RUNS).reset_index(drop=True)
+    # Rows of few columns are taken in a fraction of the time.
+    runs = cells.runs.reindex(columns=_RUN_COLUMNS).reset_index(drop=True)
     launched = runs[was_started(runs)]
-    labels = geometry_label(cells.table)
-    done = launched[launched["status"].eq("completed")]
-    again = done.index[done.duplicated("cell")]
-    drawn = _drawn(launched.drop(again), labels, at_best)
-    averaged = done.loc[done.index.intersection(drawn), "cell"]
-    taken = drawn.union(again[done.loc[again, "cell"].isin(averaged)])
-    found = {
-        value: rows_of(runs.loc[taken], rows, [*PROGRESS, value]).dropna(subset=[value])
-        for value, rows in (("eval_loss", tables.evals), ("loss", tables.steps))
-    }
-    for rows in found.values():
-        rows["run"] = taken.to_numpy()[rows["run"]]
-    found = {
-        value: with_means(only_what_counts(rows, runs), runs, value)
-        for value, rows in found.items()
-        if len(rows)
-    }
-    if not found:
+    settings = _options_by_cell(cells, launched, at_best)
+    curves, n_drawn = _curves(runs, launched, geometry_label(cells.table), tables, at_best)
+    if not curves:
         return None
-    n_curves = sum(rows["run"].nunique() for rows in found.values())
-    points = min(max(_ALL_POINTS // n_curves, _LEAST), _MOST)
-    shown = _settings_of(cells, launched, at_best)
-    order = runs.sort_values(["global_batch_size", "cell"], kind="stable").index
-    place = pd.Series(range(len(order)), index=order)
-    for value, rows in found.items():
-        left = thinned(rows, value, points)
-        left = left[np.isfinite(left[value])]
-        of = runs.loc[left["run"]].reset_index(drop=True)
-        count = left["behind"].str.len()
-        found[value] = left.assign(
-            curve=left["run"],
-            run=left["behind"],
-            series=labels.loc[of["cell"]].to_numpy(),
-            text=[
-                run if n == 1 else f"mean of {n} runs"
-                for run, n in zip(of["run_id"], count, strict=True)
-            ],
-            status=of["status"].to_numpy(),
-            setting=of["cell"].map(shown).to_numpy(),
-            place=place.loc[left["run"]].to_numpy(),
-        ).sort_values(["place", "optimizer_step"], kind="stable")
+    for rows in curves.values():
+        rows["setting"] = rows.pop("cell").map(settings)
     axes = {
         name: text
         for name, text in PROGRESS.items()
-        if any(rows[name].notna().any() for rows in found.values())
+        if any(rows[name].notna().any() for rows in curves.values())
     }
-    marks = [mark for value, rows in found.items() for mark in _marks(value, rows)]
+    marks = [mark for value, rows in curves.items() for mark in _marks(value, rows)]
     targets = {"": "none"}
     if reaches is not None and len(reaches):
-        marks += _targets(reaches, shown, axes)
+        marks += _target_marks(reaches, settings, axes)
         targets |= {_key(level): f"{level:.7g}" for level in reaches["target_loss"].unique()}
+    has_targets = len(targets) > 1
+    setting_choice = _setting_choice(cells, settings, at_best)
+    opening = next(iter(setting_choice[0].options)) if setting_choice else ""
+    ranges = _ranges(curves, runs, opening)
     names = {name for mark in marks for name in mark.table.get("series", [mark.name])}
-    known = {**looks(cells), _DIVERGED: Look(GREY.colour, GREY.dark, CROSS), _MET: _TRIANGLE}
-    settings = _setting_choice(cells, shown, at_best)
-    opening = next(iter(settings[0].options)) if settings else ""
-    ranges = _ranges(found, runs, opening)
-    choices = [Choice("target", "Target", targets)] if len(targets) > 1 else []
-    choices += settings
-    few = ""
-    if len(taken) < len(launched):
-        few = (
-            f"Drawn are curves of {len(taken)} of {len(launched)} runs: one of each cell, of its "
-            "completed runs if there are such, then another of each, as far as there is room; "
-            "geometries take turns, each with cells from all over its settings. "
-        )
-    rates = f" Best learning rates: {_rates_text(cells, at_best)}." if opening == _BEST else ""
-    crosses = ""
+    all_looks = {**looks(cells), _DIVERGED: Look(GREY.colour, GREY.dark, CROSS), _MET: _TRIANGLE}
+    legend = {name: look for name, look in all_looks.items() if name in names}
+    caption = [f"{_lines_text(curves)}, of one colour a geometry"]
     if _DIVERGED in names:
-        crosses = "; a cross ends a run that diverged, where its loss was last finite"
-    met = ""
-    if len(targets) > 1:
-        met = "Triangles: where a run met the chosen target, from tables/reaches.csv. "
-    wider = ""
-    if any(known[name].width > Look("").width for name in names if name in known):
-        wider = "Of cuts of one global batch, which lie on each other, the first are wider. "
+        caption[0] += "; a cross ends a run that diverged, where its loss was last finite"
+    caption[0] += "."
+    if ranges:
+        caption.append(_CUT)
+    caption.append(
+        "Times: of runs whose times are valid, without evaluation, checkpoints and start-up."
+    )
+    if any(look.width > Look.width for look in legend.values()):
+        caption.append("Of cuts of one global batch, which lie on each other, the first are wider.")
+    if n_drawn < len(launched):
+        caption.append(
+            f"Drawn are curves of {n_drawn} of {len(launched)} runs: one of each cell, of its "
+            "completed runs if there are such, then another of each, as far as there is room; "
+            "geometries take turns, each with cells from all over its settings."
+        )
+    caption.append("Long curves are thinned: their extremes stay.")
+    if opening == _BEST:
+        caption.append(f"Best learning rates: {_rates_text(cells, at_best)}.")
+    met = "Triangles: where a run met the chosen target, from tables/reaches.csv. "
     return Chart(
         "loss",
         "Loss curves",
-        f"{_lines_text(found)}, of one colour a geometry{crosses}. {_CUT if ranges else ''}Times: "
-        "of runs whose times are valid, without evaluation, checkpoints and start-up. "
-        f"{wider}{few}Long curves are thinned: their extremes stay.{rates}",
+        " ".join(caption),
         Axis(axes, "Against"),
         Axis(
-            {value: loss_axis(_KINDS[value], cells.runs) for value in found},
+            {value: loss_axis(_KINDS[value], cells.runs) for value in curves},
             "Curve",
             "either",
             ranges=ranges,
         ),
         marks,
-        {name: look for name, look in known.items() if name in names},
-        choices=choices,
+        legend,
+        choices=[*([Choice("target", "Target", targets)] * has_targets), *setting_choice],
         panels="x",
         page_only=["tokens"],
-        aside=f"{met}{THINNING}",
-        tables=["tables/reaches.csv"] if len(targets) > 1 else [],
+        aside=f"{met * has_targets}{THINNING}",
+        tables=["tables/reaches.csv"] * has_targets,
     )
 
 
-def _lines_text(found: Mapping[str, pd.DataFrame]) -> str:
+def _curves(
+    runs: pd.DataFrame,
+    launched: pd.DataFrame,
+    labels: pd.Series[str],
+    tables: Tables,
+    at_best: Collection[int],
+) -> tuple[dict[str, pd.DataFrame], int]:
+    """Return the curves of each kind of loss, thinned, and the number of runs behind them."""
+    done = launched[launched["status"].eq("completed")]
+    further = done.index[done.duplicated("cell")]
+    chosen = _choose_runs(launched.drop(further), labels, at_best)
+    averaged = done.loc[done.index.intersection(chosen), "cell"]
+    drawn = chosen.union(further[done.loc[further, "cell"].isin(averaged)])
+    curves = {}
+    for value, table in (("eval_loss", tables.evals), ("loss", tables.steps)):
+        rows = rows_of(runs.loc[drawn], table, [*PROGRESS, value]).dropna(subset=[value])
+        rows["run"] = drawn.to_numpy()[rows["run"]]
+        if len(rows):
+            curves[value] = with_means(only_what_counts(rows, runs), runs, value)
+    n_curves = sum(rows["run"].nunique() for rows in curves.values())
+    points = min(max(_ALL_POINTS // max(n_curves, 1), _LEAST), _MOST)
+    order = runs.sort_values(["global_batch_size", "cell"], kind="stable").index
+    place = pd.Series(range(len(order)), index=order)
+    for value, rows in curves.items():
+        points_left = thinned(rows, value, points)
+        points_left = points_left[np.isfinite(points_left[value])]
+        run_rows = runs.loc[points_left["run"]].reset_index(drop=True)
+        counts = points_left["behind"].str.len()
+        curves[value] = points_left.assign(
+            curve=points_left["run"],
+            run=points_left["behind"],
+            cell=run_rows["cell"].to_numpy(),
+            series=labels.loc[run_rows["cell"]].to_numpy(),
+            text=[
+                run_id if n == 1 else f"mean of {n} runs"
+                for run_id, n in zip(run_rows["run_id"], counts, strict=True)
+            ],
+            status=run_rows["status"].to_numpy(),
+            place=place.loc[points_left["run"]].to_numpy(),
+        ).sort_values(["place", "optimizer_step"], kind="stable")
+    return curves, len(drawn)
+
+
+def _lines_text(curves: Mapping[str, pd.DataFrame]) -> str:
     """Say what a line is the mean of."""
-    counts = {len(behind) for rows in found.values() for behind in rows["run"]} - {1}
+    counts = {len(runs) for rows in curves.values() for runs in rows["run"]} - {1}
     if not counts:
         return "A line a run"
     n = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else str(min(counts))
@@ -283,17 +258,17 @@ def _marks(value: str, rows: pd.DataFrame) -> Iterator[Marks]:
         yield Marks("point", ends, _DIVERGED, "text", size=40)
 
 
-def _targets(
-    reaches: pd.DataFrame, shown: Mapping[int, list[str]], axes: Mapping[str, str]
+def _target_marks(
+    reaches: pd.DataFrame, settings: Mapping[int, list[str]], axes: Mapping[str, str]
 ) -> list[Marks]:
-    """Mark where runs met each target; the level as a line."""
+    """Mark each target with a line, and the places where runs met it."""
     names = {_TO_TARGET[name]: name for name in axes}
     met = reaches[reaches["outcome"].eq("reached")]
     marked = met[[*names, "sweep_dir", "run_id", "cell"]].rename(columns=names)
     marked = marked.assign(
         eval_loss=met["target_loss"],
         target=met["target_loss"].map(_key),
-        setting=met["cell"].map(shown),
+        setting=met["cell"].map(settings),
     ).drop(columns="cell")
     levels = pd.DataFrame({"eval_loss": reaches["target_loss"].unique()})
     levels["target"] = levels["eval_loss"].map(_key)
@@ -304,10 +279,10 @@ def _key(level: float) -> str:
     return repr(float(level))
 
 
-def _settings_of(
+def _options_by_cell(
     cells: Cells, launched: pd.DataFrame, at_best: Collection[int]
 ) -> dict[int, list[str]]:
-    """Tell under which choices of settings each cell shows."""
+    """Return the options of the choice of settings under which each cell shows."""
     context, group = cells.context_of(), cells.by_batch()
     tuned = set(group.loc[list(at_best)])
     return {
@@ -318,32 +293,31 @@ def _settings_of(
 
 
 def _setting_choice(
-    cells: Cells, shown: Mapping[int, list[str]], at_best: Collection[int]
+    cells: Cells, options: Mapping[int, list[str]], at_best: Collection[int]
 ) -> list[Choice]:
-    settings = setting_names(cells, cells.context_of())
-    if len(settings) < 2:
+    names = setting_names(cells, cells.context_of())
+    if len(names) < 2:
         return []
-    named = {f"s{number}": name for number, name in settings.items()}
-    others = [cell for cell, own in shown.items() if _BEST in own and cell not in at_best]
+    labels = {f"s{number}": name for number, name in names.items()}
+    others = [cell for cell, keys in options.items() if _BEST in keys and cell not in at_best]
     sizes = cells.table["global_batch_size"].loc[others].unique()
-    apart = "".join(f", B = {size} at all where it has none" for size in sizes)
-    best = {_BEST: f"each global batch at its best learning rate{apart}"} if at_best else {}
-    counts = Counter(key for own in shown.values() for key in own)
+    exceptions = "".join(f", B = {size} at all where it has none" for size in sizes)
+    best = {_BEST: f"each global batch at its best learning rate{exceptions}"} if at_best else {}
+    counts = Counter(key for keys in options.values() for key in keys)
     # The best, or that of the most cells, comes first.
-    first = _BEST if best else max(named, key=lambda key: counts[key])
-    every = {**best, **named, "": "all"}
-    return [Choice("setting", "Settings", {key: every[key] for key in [first, *every]})]
+    first = _BEST if best else max(labels, key=lambda key: counts[key])
+    all_labels = {**best, **labels, "": "all"}
+    ordered = {key: all_labels[key] for key in [first, *all_labels]}
+    return [Choice("setting", "Settings", ordered)]
 
 
-def _drawn(
+def _choose_runs(
     launched: pd.DataFrame, geometries: pd.Series[str], at_best: Collection[int] = ()
 ) -> pd.Index[int]:
-    """Choose runs: of many, one of each cell, then another of each; completed ones first.
+    """Choose one run of each cell, then another of each; completed ones and the best rates first.
 
-    Each time those at the best learning rate of their global batch come first.
-
-    Where cells are more than there is room for, geometries take turns, each with its cells in the
-    order of their reversed bits, which spreads any first few of them over all.
+    Where there is no room for all cells, geometries take turns. The cells of a geometry come in
+    the order of their reversed bits, which spreads any first few of them over all.
     """
     order = launched.loc[launched["status"].ne("completed").sort_values(kind="stable").index]
     cells = geometries.loc[sorted(launched["cell"].unique())]
@@ -358,13 +332,13 @@ def _drawn(
 
 
 def _ranges(
-    found: Mapping[str, pd.DataFrame], runs: pd.DataFrame, opening: str
+    curves: Mapping[str, pd.DataFrame], runs: pd.DataFrame, opening: str
 ) -> dict[str, tuple[float, float]]:
-    """Cut the axis where a loss that soared would press the others, of the first settings."""
+    """Cut the axis where one high loss would flatten the other curves of the opening settings."""
     lost = runs.index[runs["status"].eq("diverged")]
     limits: dict[str, tuple[float, float]] = {}
-    for value, rows in found.items():
-        is_first = rows["setting"].map(lambda own: opening in own)
+    for value, rows in curves.items():
+        is_first = rows["setting"].map(lambda options: opening in options)
         usual = rows[is_first & ~rows["curve"].isin(lost)]
         ends = usual.groupby("curve")[value].agg(["first", "last"])
         low, high = float(usual[value].min()), float(ends.to_numpy().max(initial=-np.inf))

@@ -15,8 +15,6 @@ from batchscape.analysis.numbers import memory_scale, significant
 from batchscape.drawing import draw
 from batchscape.errors import AnalysisError
 
-__all__ = ["plan_chart", "save_plan"]
-
 _KINDS = (".png", ".pdf", ".svg")
 _TITLES = {
     "memory": "peak of a rank's tensors ({memory}); ?: may be too big",
@@ -25,13 +23,7 @@ _TITLES = {
 
 
 def save_plan(cells: pd.DataFrame, path: Path) -> None:
-    """Draw a plan into a file; parameters are those of `plan_chart`.
-
-    Raises
-    ------
-    AnalysisError
-        If the file's name says no kind of picture, or there is nothing to draw.
-    """
+    """Draw the cells of `plan_chart` into a file."""
     if path.suffix not in _KINDS:
         msg = f"a picture is a file that ends in one of {', '.join(_KINDS)}; given {path}"
         raise AnalysisError(msg)
@@ -39,21 +31,7 @@ def save_plan(cells: pd.DataFrame, path: Path) -> None:
 
 
 def plan_chart(cells: pd.DataFrame) -> Chart:
-    """Draw fields of devices x micro-batch; the accumulation follows from the global batch.
-
-    Parameters
-    ----------
-    cells : DataFrame
-        One row a cell: `data_parallel_size`, `micro_batch_size`, `memory_gib` (NaN: not predicted),
-        `fits` (`fits`, `unsure`, `does not fit`, or None), `rate` (tokens or samples a second; NaN:
-        not known), `rate_unit`, and `is_launched`. Of several cells of one field the largest memory
-        and the lowest rate are shown.
-
-    Raises
-    ------
-    AnalysisError
-        If no cell has devices and a micro-batch.
-    """
+    """Draw fields of devices x micro-batch, each with its largest memory and its lowest rate."""
     keys = ["data_parallel_size", "micro_batch_size"]
     placed = cells.dropna(subset=keys)
     if placed.empty:
@@ -71,12 +49,12 @@ def plan_chart(cells: pd.DataFrame) -> Chart:
     )
     scale = memory_scale(fields["memory_gib"].dropna())
     amounts = fields["memory_gib"] * scale.factor
-    behind = np.select([fields["unfit"], fields["unsure"]], ["\ntoo big", " ?"], "")
+    marks = np.select([fields["unfit"], fields["unsure"]], ["\ntoo big", " ?"], "")
     unit = next(iter(placed["rate_unit"].dropna()), "samples/s")
     fields = fields.assign(
         memory=amounts,
         memory_text=[
-            f"{significant(amount, 2)}{said}" for amount, said in zip(amounts, behind, strict=True)
+            f"{significant(amount, 2)}{mark}" for amount, mark in zip(amounts, marks, strict=True)
         ],
         rate_text=[significant(rate, 2) for rate in fields["rate"]],
         rate=fields["rate"].where(~fields["unfit"]),

@@ -11,27 +11,13 @@ import pandas as pd
 from batchscape.analysis.cells import Cells, setting_label, setting_texts
 from batchscape.analysis.numbers import MISSING
 
-__all__ = ["cell_names", "setting_names"]
-
 _LETTERS = 48
 _FIRST = ("model.", "data.", "engine.", "optimizer.")
-"""What says most of an experiment."""
+"""Settings that say most of an experiment."""
 
 
 def setting_names(cells: Cells, number: pd.Series[int]) -> dict[int, str]:
-    """Name parts of the cells by as little as tells them apart.
-
-    Parameters
-    ----------
-    number : Series
-        The part that each cell belongs to, indexed by `cell`; cells that are missing are in none.
-
-    Returns
-    -------
-    dict of int to str
-        By number: the name of the sweep where every part is one; else the first of the settings,
-        beginning with those of the model, that tell all parts apart. Empty for a single part.
-    """
+    """Name parts of the cells, given the number of each cell, by sweeps or by few settings."""
 
     def base(name: str) -> pd.Series[str]:
         values = cells.table[name].astype(object).fillna(MISSING)
@@ -43,15 +29,7 @@ def setting_names(cells: Cells, number: pd.Series[int]) -> dict[int, str]:
 
 
 def cell_names(cells: Cells) -> pd.Series[str]:
-    """Name what tells the contexts of cells apart, with what each cell was trained with.
-
-    A learning rate that follows the global batch is another in each cell of a context.
-
-    Returns
-    -------
-    Series of str
-        Indexed by `cell`; empty where there is one context.
-    """
+    """Name the context of each cell, with the learning rate that the cell was trained with."""
     return _parted(
         cells,
         cells.context_of(),
@@ -73,12 +51,12 @@ def _parted(
     firsts = number.drop_duplicates().index
     table = cells.table.loc[firsts, cells.contexts].astype(object).fillna(MISSING)
     chosen: list[str] = []
-    told = 1
+    n_apart = 1
     for name in sorted(cells.contexts, key=lambda name: not name.startswith(_FIRST)):
         apart = len(table[[*chosen, name]].drop_duplicates())
-        if apart > told:
+        if apart > n_apart:
             chosen.append(name)
-            told = apart
+            n_apart = apart
     names = pd.Series("", index=number.index)
     for name in chosen:
         names = names + ", " + write(name)[number.index]

@@ -9,20 +9,6 @@ import pandas as pd
 from batchscape.analysis.cells import Cells, geometry_label, launched_batches
 from batchscape.analysis.figures.chart import Look
 
-__all__ = [
-    "ACCENT",
-    "COLUMN_IN",
-    "CROSS",
-    "GREY",
-    "INK",
-    "MARK",
-    "PAGE_IN",
-    "looks",
-    "loss_axis",
-    "palette",
-    "shades",
-]
-
 COLUMN_IN = 3.5
 """Width of a column of a two-column paper, in inches."""
 PAGE_IN = 7.0
@@ -54,7 +40,7 @@ _VIRIDIS = (
 """Of matplotlib's map, at equal distances: even in lightness, which every kind of colour vision
 tells apart (https://bids.github.io/colormap/)."""
 _PALER = 0.6
-"""How much of the colour of its global batch the last of several cuts lacks."""
+"""Share of white in the colour of the last of several cuts of a global batch."""
 _DASHES = ((), (5.0, 1.5), (2.0, 1.2), (6.0, 1.5, 1.2, 1.5))
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "triangle-right")
 
@@ -68,10 +54,10 @@ GREY = Look("#777777", "#a0a0a0")
 
 def palette(names: Iterable[object]) -> dict[str, Look]:
     """Give each of several things a colour."""
-    known = list(dict.fromkeys(map(str, names)))
-    if len(known) > len(_PALETTE):
-        return shades(known)
-    tones = dict(zip(known, _PALETTE, strict=False))
+    labels = list(dict.fromkeys(map(str, names)))
+    if len(labels) > len(_PALETTE):
+        return shades(labels)
+    tones = dict(zip(labels, _PALETTE, strict=False))
     return {name: Look(tone, _DARK.get(tone, "")) for name, tone in tones.items()}
 
 
@@ -85,30 +71,27 @@ def shades(names: Sequence[object]) -> dict[str, Look]:
 
 
 def looks(cells: Cells) -> Mapping[str, Look]:
-    """Give each geometry that ran its look, by label, in the order of global batches.
-
-    Cuts of one global batch lie on top of each other: earlier ones are wider, so that they show.
-    """
+    """Give each geometry its look; of cuts of one global batch, earlier ones have wider lines."""
     launched = cells.runs.loc[cells.runs["status"].ne("rejected"), "cell"].unique()
     table = cells.table.loc[sorted(launched)]
     table = table.sort_values("global_batch_size", kind="stable")
     batches = dict(zip(geometry_label(table), table["global_batch_size"], strict=True))
     members = {batch: [g for g in batches if batches[g] == batch] for batch in batches.values()}
-    of_batch, alone = shades(launched_batches(cells.runs)), palette(batches)
-    found = {}
+    batch_looks, cut_looks = shades(launched_batches(cells.runs)), palette(batches)
+    geometry_looks = {}
     for index, (geometry, batch) in enumerate(batches.items()):
         place, total = members[batch].index(geometry), len(members[batch])
-        whole = of_batch[str(batch)] if len(members) > 1 else alone[geometry]
+        base = batch_looks[str(batch)] if len(members) > 1 else cut_looks[geometry]
         paler = _PALER * place / max(total - 1, 1) if len(members) > 1 else 0.0
-        found[geometry] = Look(
-            _mixed(whole.colour, "#ffffff", paler),
-            _mixed(whole.dark or whole.colour, "#16181c", paler),
+        geometry_looks[geometry] = Look(
+            _mixed(base.colour, "#ffffff", paler),
+            _mixed(base.dark or base.colour, "#16181c", paler),
             _SYMBOLS[index % len(_SYMBOLS)],
             _DASHES[place % len(_DASHES)] if total > 1 else (),
             max(2.6 - 0.5 * place, 1.0) if total > 1 else 1.2,
             hollow=True,
         )
-    return found
+    return geometry_looks
 
 
 def loss_axis(loss: str, runs: pd.DataFrame) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from textwrap import fill
 from typing import Any
 
@@ -18,24 +19,16 @@ from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
 from batchscape.analysis.figures.style import COLUMN_IN, PAGE_IN
 from batchscape.outgoing import outgoing, outgoing_json
 
-__all__ = [
-    "MAX_PANELS",
-    "choices_of",
-    "is_narrow",
-    "page_chart",
-    "paper_caption",
-    "paper_chart",
-]
-
 MAX_PANELS = 6
 """Panels of a figure, which fit on a page."""
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 _POINTS = 72.0
-"""Of an inch."""
+"""Points of an inch."""
 _SCALE = "scale"
 _SCALES = {"linear": "linear", "log": "logarithmic"}
 _INK = {"light": "#222222", "dark": "#ececf0"}
 _SHADES = {"light": ["#e8f1fa", "#6baed6"], "dark": ["#24364a", "#3a7cb0"]}
+_MOST_TICKS = 8
 _LETTERS = 34
 """Of a line of a name on an axis."""
 _ROW = 13.0
@@ -51,37 +44,27 @@ _HEIGHT = 150.0
 
 
 def choices_of(chart: Chart) -> list[Choice]:
-    """Return all that a reader of the page chooses: columns of axes, their scale, and rows."""
+    """Return all choices of a reader of the page: of rows, of the columns of axes, of a scale."""
     axes = {"x": chart.x, "y": chart.y} | ({"z": chart.z} if chart.z else {})
-    found = [
-        Choice(name, axis.label, axis.columns)
-        for name, axis in axes.items()
-        if len(axis.columns) > 1
-    ]
+    choices = list(chart.choices)
+    for name, axis in axes.items():
+        if len(axis.columns) > 1:
+            choices.append(Choice(name, axis.label, axis.columns))
     if "either" in {chart.x.kind, chart.y.kind}:
-        found.append(Choice(_SCALE, "Scale", _SCALES))
+        choices.append(Choice(_SCALE, "Scale", _SCALES))
     return [
-        Choice(each.column, each.label, {outgoing(k): outgoing(v) for k, v in each.options.items()})
-        for each in (*chart.choices, *found)
+        replace(choice, options={outgoing(k): outgoing(v) for k, v in choice.options.items()})
+        for choice in choices
     ]
 
 
 def page_chart(
     chart: Chart, runs_of: Callable[[pd.DataFrame], Sequence[Sequence[int]]]
 ) -> dict[str, Any]:
-    """Write a chart for the page, which fills in the rows that its choices leave.
+    """Write a chart as JSON for `page.js`, with the runs behind each row as `runs_of` finds them.
 
-    Parameters
-    ----------
-    runs_of : callable
-        Gives the positions of the runs behind each row of a table.
-
-    Returns
-    -------
-    dict
-        Of JSON: `choices` (options by name), `of_axes` (names of choices that change the
-        specification), `specs` (by their options, joined by a bar), `tables` (columns by table)
-        and `letters` (of the longest entry of the legend).
+    `of_axes` names the choices that change the specification. `specs` are by their options, joined
+    by a bar; the page selects the rows of the other choices.
     """
     choices = {each.column: list(each.options) for each in choices_of(chart)}
     of_axes = [name for name in choices if name in {"x", "y", "z", _SCALE}]
@@ -97,7 +80,9 @@ def page_chart(
             for chosen in combined
         },
         "tables": {
-            f"t{n}": {name: _packed(own) for name, own in _columns(chart, marks, runs_of).items()}
+            f"t{n}": {
+                name: _packed(values) for name, values in _columns(chart, marks, runs_of).items()
+            }
             for n, marks in enumerate(chart.marks)
         },
         "names": [outgoing(name) for name in chart.looks],
@@ -106,14 +91,7 @@ def page_chart(
 
 
 def paper_chart(chart: Chart) -> dict[str, Any]:
-    """Write a chart for a paper, a column or a page wide: choices stand at their first options.
-
-    Returns
-    -------
-    dict
-        A specification, with its rows; `usermeta` has its width in points, and how many panels
-        stand side by side.
-    """
+    """Write a chart with its rows for a paper; `usermeta` has its width in points and columns."""
     choices = {each.column: each for each in choices_of(chart)}
     first = {name: next(iter(each.options)) for name, each in choices.items()}
     options = list(choices[chart.panels].options) if chart.panels in choices else [""]
@@ -121,7 +99,7 @@ def paper_chart(chart: Chart) -> dict[str, Any]:
     tables = [pd.DataFrame(_columns(chart, marks)) for marks in chart.marks]
     datasets: dict[str, Any] = {}
     panels: list[dict[str, Any]] = []
-    used: set[str] = set()
+    series: set[str] = set()
     for option in options[:MAX_PANELS]:
         chosen = first | ({chart.panels: option} if option else {})
         panel = outgoing_json(_light(_Panel(chart, chosen).spec()))
@@ -129,10 +107,10 @@ def paper_chart(chart: Chart) -> dict[str, Any]:
             if (name := layer["data"]["name"]) == "legend":
                 continue
             marks, table = chart.marks[int(name[1:])], tables[int(name[1:])]
-            rows = _left(table, chart.choices, chosen)
+            rows = _chosen_rows(table, chart.choices, chosen)
             if layer["mark"]["type"] in {"line", "area"}:
                 rows = rows.dropna(subset=[layer["encoding"][name]["field"] for name in ("x", "y")])
-            used |= set(
+            series |= set(
                 [outgoing(marks.name)] * len(rows) if marks.name else rows.get("series", [])
             )
             layer["data"] = {"name": f"p{len(panels)}{name}"}
@@ -144,43 +122,42 @@ def paper_chart(chart: Chart) -> dict[str, Any]:
             title = fill(choices[chart.panels].options[option], 36).split("\n")
             panel["title"] = {"text": title, "fontSize": 8, "fontWeight": "normal"}
         panels.append(panel)
-    panels = [panel for panel in panels if _has_rows(panel["layer"], datasets)] or panels[:1]
+    panels = [
+        panel
+        for panel in panels
+        if any(datasets.get(layer["data"]["name"]) for layer in panel["layer"])
+    ] or panels[:1]
     columns = 1 if len(panels) < 2 else 2 if len(panels) in {2, 4} else 3
     width = (COLUMN_IN if columns == 1 else PAGE_IN) * _POINTS
-    named = [name for name in map(outgoing, chart.looks) if name in used]
-    datasets["legend"] = [{"series": name} for name in named]
+    legend = [name for name in map(outgoing, chart.looks) if name in series]
+    datasets["legend"] = [{"series": name} for name in legend]
     for panel in panels:
-        _stretch(panel["layer"], datasets)
+        _widen_single_values(panel["layer"], datasets)
         panel["width"] = (width - 18 * (columns - 1)) / columns - 60
         panel["height"] = _height(chart) or _HEIGHT
         for layer in panel["layer"]:
             for name in set(layer["encoding"]) & set(_OF_LEGEND):
                 channel = layer["encoding"][name]
                 if channel["legend"]:
-                    channel["legend"]["values"] = named
-    letters = max((len(name) for name in used), default=0)
+                    channel["legend"]["values"] = legend
+    letters = max(map(len, series), default=0)
     names = _names(chart, next(iter(chart.y.columns))) if chart.y.kind == "names" else []
-    aside = max((4 * min(len(str(name)), _LETTERS) for name in names), default=0)
-    apart = {"resolve": {"scale": {"color": "independent"}}} if chart.z else {}
-    side_by_side = {"concat": panels, "columns": columns, **apart}
-    whole = panels[0] if len(panels) == 1 else side_by_side
+    label_width = max((4 * min(len(str(name)), _LETTERS) for name in names), default=0)
+    resolve = {"resolve": {"scale": {"color": "independent"}}} if chart.z else {}
+    panes = {"concat": panels, "columns": columns, **resolve} if len(panels) > 1 else panels[0]
     return {
         "$schema": _SCHEMA,
         "usermeta": {"width": width, "columns": columns},
-        "config": _paper_style(width - aside, letters),
+        "config": _paper_style(width - label_width, letters),
         "datasets": datasets,
-        **whole,
+        **panes,
     }
 
 
-def _has_rows(layers: Sequence[Mapping[str, Any]], datasets: Mapping[str, Any]) -> bool:
-    return any(datasets.get(layer["data"]["name"]) for layer in layers)
-
-
-def _stretch(layers: Sequence[Mapping[str, Any]], datasets: Mapping[str, Any]) -> None:
-    """Give a length to an axis on which all is at one place: all of its ticks would be there."""
+def _widen_single_values(layers: Sequence[Mapping[str, Any]], datasets: Mapping[str, Any]) -> None:
+    """Widen an axis with a single value, at which all of its ticks would stand."""
     for name in ("x", "y"):
-        found: set[float] = set()
+        values: set[float] = set()
         scales = []
         for layer in layers:
             channels = [layer["encoding"].get(channel, {}) for channel in (name, f"{name}2")]
@@ -189,10 +166,10 @@ def _stretch(layers: Sequence[Mapping[str, Any]], datasets: Mapping[str, Any]) -
             scales.append(channels[0]["scale"])
             fields = [channel["field"] for channel in channels if "field" in channel]
             rows = datasets[layer["data"]["name"]]
-            found |= {row[of] for of in fields for row in rows if row[of] is not None}
-        if len(found) != 1:
+            values |= {row[of] for of in fields for row in rows if row[of] is not None}
+        if len(values) != 1:
             continue
-        (value,) = found
+        (value,) = values
         for scale in scales:
             room = [value / 2, 2 * value] if scale["type"] == "log" else [value - 1, value + 1]
             if not scale.get("zero") and (scale["type"] != "log" or value > 0):
@@ -200,22 +177,22 @@ def _stretch(layers: Sequence[Mapping[str, Any]], datasets: Mapping[str, Any]) -
 
 
 def is_narrow(chart: Chart) -> bool:
-    """Tell whether the paper shows it in one panel, a column wide."""
+    """Tell whether the paper shows the chart in one panel, a column wide."""
     options = {each.column: each.options for each in choices_of(chart)}
     return len(options.get(chart.panels, [""])) < 2
 
 
 def paper_caption(chart: Chart) -> str:
-    """Say with the caption which options the paper shows, and how many panels it leaves out."""
-    told, left = [], ""
+    """Add to the caption which options the paper shows, and how many panels it leaves out."""
+    options, limit = [], ""
     for choice in choices_of(chart):
         if choice.column == chart.panels:
             if (count := len(choice.options)) > MAX_PANELS:
-                left = f" {MAX_PANELS} of {count} panels are drawn."
+                limit = f" {MAX_PANELS} of {count} panels are drawn."
         elif choice.column != _SCALE and (first := next(iter(choice.options.values()))) != "none":
-            told.append(f"{choice.label}: {first}")
-    said = f" {'; '.join(told)}." if told else ""
-    return f"{chart.caption}{said}{left}"
+            options.append(f"{choice.label}: {first}")
+    options_text = f" {'; '.join(options)}." if options else ""
+    return f"{chart.caption}{options_text}{limit}"
 
 
 def _paper_style(width: float, letters: int) -> dict[str, Any]:
@@ -260,7 +237,7 @@ def _paper_style(width: float, letters: int) -> dict[str, Any]:
 
 
 def _light(spec: Any) -> Any:  # noqa: ANN401  (of JSON)
-    """Take what a light page shows of what has two forms."""
+    """Take the light one of each pair of colours."""
     if isinstance(spec, list):
         return [_light(each) for each in spec]
     if isinstance(spec, dict):
@@ -269,26 +246,26 @@ def _light(spec: Any) -> Any:  # noqa: ANN401  (of JSON)
 
 
 def _height(chart: Chart) -> float:
-    """Return the height that the names of an axis need, in points; 0 where it has none."""
+    """Return the height in points that the names of the y axis need; 0 without names."""
     if chart.y.kind != "names":
         return 0.0
     names = _names(chart, next(iter(chart.y.columns)))
     lines = max((_wrapped(name).count("\n") + 1 for name in names), default=1)
     dodged = [set(marks.table["series"]) for marks in chart.marks if marks.dodge]
     series = max(map(len, dodged), default=1)
-    least = 22.0 if chart.z else 7.0 * series + 4
-    titled = 80.0 if next(iter(chart.y.columns.values())) else 0.0
-    return max(len(names) * max(_ROW * lines, least) + 4, titled)
+    row_height = max(_ROW * lines, 22.0 if chart.z else 7.0 * series + 4)
+    title_height = 80.0 if next(iter(chart.y.columns.values())) else 0.0
+    return max(len(names) * row_height + 4, title_height)
 
 
 def _names(chart: Chart, column: str) -> list[Any]:
     """List the names of an axis: numbers in their order, texts as the tables have them."""
-    found: dict[Any, None] = {}
+    names: dict[Any, None] = {}
     for marks in chart.marks:
         if column in marks.table:
-            found |= dict.fromkeys(marks.table[column].dropna().tolist())
-    is_text = any(isinstance(name, str) for name in found)
-    return [outgoing(name) for name in map(str, found)] if is_text else sorted(found)
+            names |= dict.fromkeys(marks.table[column].dropna().tolist())
+    is_text = any(isinstance(name, str) for name in names)
+    return [outgoing(name) for name in map(str, names)] if is_text else sorted(names)
 
 
 def _wrapped(name: object) -> str:
@@ -302,9 +279,9 @@ def _place(chart: Chart, channel: str, column: str, scale: str) -> dict[str, Any
         names = _names(chart, column)
         texts = {str(name): _wrapped(name).split("\n") for name in names}
         label = f"({json.dumps(texts)})[datum.value] || datum.label"
-        shown = {"labelExpr": label, "labelLimit": 400, "labelAngle": 0, "grid": False}
+        style = {"labelExpr": label, "labelLimit": 400, "labelAngle": 0, "grid": False}
         domain = list(reversed(names)) if axis.falls else names
-        return {**title, "type": "nominal", "scale": {"domain": domain}, "axis": shown}
+        return {**title, "type": "nominal", "scale": {"domain": domain}, "axis": style}
     kind = scale if axis.kind == "either" else axis.kind
     shaped: dict[str, Any] = {"type": kind, "nice": axis.from_zero}
     if kind == "linear":
@@ -314,20 +291,15 @@ def _place(chart: Chart, channel: str, column: str, scale: str) -> dict[str, Any
     elif not axis.from_zero:
         shaped["padding"] = 7
     shaped |= {"reverse": True} if axis.falls else {}
-    shown = {"tickCount": 5, "labelOverlap": "greedy", "labelSeparation": 4} | (
+    style = {"tickCount": 5, "labelOverlap": "greedy", "labelSeparation": 4} | (
         {"format": "~g", "labelExpr": _POWERS} if kind == "log" else {}
     )
     if channel == "x" and chart.y.kind == "names":
-        shown["titleAnchor"] = "end"  # there is room to the left, below the names
+        style["titleAnchor"] = "end"  # there is room to the left, below the names
     if axis.ticks:
-        shown["values"] = _spread(axis.ticks)
-    return {**title, "type": "quantitative", "scale": shaped, "axis": shown}
-
-
-def _spread(ticks: Sequence[float], most: int = 8) -> list[float]:
-    """Choose at most so many of the places that an axis could name."""
-    known = sorted({float(tick) for tick in ticks if np.isfinite(tick)})
-    return known[:: -(-len(known) // most)]
+        ticks = sorted({float(tick) for tick in axis.ticks if np.isfinite(tick)})
+        style["values"] = ticks[:: -(-len(ticks) // _MOST_TICKS)]
+    return {**title, "type": "quantitative", "scale": shaped, "axis": style}
 
 
 def _by_series(chart: Chart, marks: Marks, channel: str) -> dict[str, Any]:
@@ -347,29 +319,19 @@ def _by_series(chart: Chart, marks: Marks, channel: str) -> dict[str, Any]:
         "shape": [look.symbol for look in looks],
         "strokeDash": [list(look.dash) or [1, 0] for look in looks],
     }
-    of = ranges.get(channel, {"light": light, "dark": dark})
-    what = {"datum": marks.name} if marks.name else {"field": "series"}
-    scale: dict[str, Any] = {"domain": list(chart.looks), "range": of}
+    values = ranges.get(channel, {"light": light, "dark": dark})
+    source = {"datum": marks.name} if marks.name else {"field": "series"}
+    scale: dict[str, Any] = {"domain": list(chart.looks), "range": values}
     if channel not in _OF_LEGEND:
         # Of another domain, so that it does not join the legend, which it would take away.
         scale["domain"] = [*chart.looks, ""]
     legend = {"symbolOpacity": 1} if channel in _OF_LEGEND else None
-    return {**what, "type": "nominal", "scale": scale, "legend": legend}
-
-
-def _legend(chart: Chart) -> dict[str, Any]:
-    """Carry the legend: an entry has the symbol and the dash of its series."""
-    every = Marks("point", pd.DataFrame({"series": []}))
-    return {
-        "data": {"name": "legend"},
-        "mark": {"type": "point", "size": 0, "opacity": 0},
-        "encoding": {channel: _by_series(chart, every, channel) for channel in _OF_LEGEND},
-    }
+    return {**source, "type": "nominal", "scale": scale, "legend": legend}
 
 
 _MARKS: dict[str, dict[str, Any]] = {
     "point": {"type": "point", "strokeWidth": 1.1, "opacity": 1, "color": _INK},
-    # Whatever is asked of each point again is what moving thousands of them takes.
+    # Whatever Vega computes again for each point slows the moving of thousands of them.
     "line": {"type": "line", "color": _INK, "invalid": None},
     "band": {"type": "area", "fillOpacity": 0.18},
     "interval": {"type": "rule", "strokeWidth": 0.9, "color": _INK},
@@ -388,7 +350,7 @@ _CHANNELS = {
     "rule": ("stroke", "strokeDash"),
     "span": ("color",),
 }
-"""What tells the series of a kind of marks apart."""
+"""Channels that tell the series of a kind of marks apart."""
 _ASIDE = {"align": "left", "dx": 4, "limit": 260}
 
 
@@ -402,29 +364,36 @@ class _Panel:
             name: chosen.get(name, next(iter(axis.columns))) for name, axis in axes.items()
         }
         scale = chosen.get(_SCALE, "linear")
-        self.alike = set() if any(look.dash for look in chart.looks.values()) else {"strokeDash"}
+        has_dashes = any(look.dash for look in chart.looks.values())
+        self.unused_channels = set() if has_dashes else {"strokeDash"}
         self.places = {n: _place(chart, n, self.columns[n], scale) for n in ("x", "y")}
 
     def spec(self) -> dict[str, Any]:
-        """Write the panel: marks whose table lacks a column that is chosen are left out."""
+        """Write the panel, without marks whose table lacks a chosen column."""
         layers = [
             self._layer(n, marks)
             for n, marks in enumerate(self.chart.marks)
-            if len(marks.table) and self._shows(marks)
+            if len(marks.table) and self._has_columns(marks)
         ]
-        wide = (layer for layer in layers if _moves(layer["encoding"]))
-        if (first := next(wide, None)) is not None:
-            # A wheel alone scrolls the page.
-            select = {"type": "interval", "zoom": "wheel![event.shiftKey]"}
-            first["params"] = [{"name": "shown", "select": select, "bind": "scales"}]
+        for layer in layers:
+            channels = [layer["encoding"].get(name, {}) for name in ("x", "y")]
+            # A reader can move axes of numbers; a wheel alone scrolls the page.
+            if all(channel.get("type") == "quantitative" for channel in channels):
+                select = {"type": "interval", "zoom": "wheel![event.shiftKey]"}
+                layer["params"] = [{"name": "shown", "select": select, "bind": "scales"}]
+                break
         if self.chart.looks:
-            layers.append(_legend(self.chart))
+            # Invisible points carry the legend, with the symbol and the dash of each series.
+            series = Marks("point", pd.DataFrame({"series": []}))
+            legend = {name: _by_series(self.chart, series, name) for name in _OF_LEGEND}
+            mark = {"type": "point", "size": 0, "opacity": 0}
+            layers.append({"data": {"name": "legend"}, "mark": mark, "encoding": legend})
         return {"layer": layers}
 
     def _has(self, marks: Marks, channel: str, end: str = "") -> bool:
         return channel in self.columns and f"{self.columns[channel]}{end}" in marks.table
 
-    def _shows(self, marks: Marks) -> bool:
+    def _has_columns(self, marks: Marks) -> bool:
         x, y, z = (self._has(marks, name) for name in ("x", "y", "z"))
         x_ends, y_ends = (self._has(marks, name, "_low") for name in ("x", "y"))
         on_fields = x and y and (z or "z" not in self.columns)
@@ -438,26 +407,26 @@ class _Panel:
         }.get(marks.kind, x and y)
 
     def _layer(self, n: int, marks: Marks) -> dict[str, Any]:
-        named = bool(marks.name or "series" in marks.table)
+        has_series = bool(marks.name or "series" in marks.table)
         encoding: dict[str, Any] = {
             **{name: self.places[name] for name in ("x", "y") if self._has(marks, name)},
-            **self._own(marks),
+            **self._kind_encoding(marks),
             **{
                 channel: _by_series(self.chart, marks, channel)
-                for channel in (_CHANNELS.get(marks.kind, ()) if named else ())
-                if channel not in self.alike
+                for channel in (_CHANNELS.get(marks.kind, ()) if has_series else ())
+                if channel not in self.unused_channels
             },
         }
         if marks.line:
             encoding["detail"] = {"field": marks.line}
         if marks.dodge and "series" in marks.table:
-            beside = {each for own in self.chart.marks if own.dodge for each in own.table["series"]}
-            domain = [name for name in self.chart.looks if name in beside]
+            dodged = [other.table["series"] for other in self.chart.marks if other.dodge]
+            domain = [name for name in self.chart.looks if name in set(pd.concat(dodged))]
             encoding["yOffset"] = {"field": "series", "scale": {"domain": domain}}
         if marks.kind == "line" and (marks.text or "series" in marks.table):
             encoding["tooltip"] = {"field": marks.text or "series"}
         if marks.kind in {"point", "bar", "field"}:
-            encoding["tooltip"] = _said(self.chart, marks, self.columns)
+            encoding["tooltip"] = self._tooltip(marks)
         mark = {**_MARKS[marks.kind], "clip": bool(self.chart.y.ranges)}
         mark |= {"size": marks.size} if marks.kind == "point" else {}
         if marks.kind == "line" and "strokeWidth" not in encoding:
@@ -466,8 +435,8 @@ class _Panel:
             mark |= {**_ASIDE, "dy": 0 if self.chart.y.kind == "names" else -6}
         return {"data": {"name": f"t{n}"}, "mark": mark, "encoding": encoding}
 
-    def _own(self, marks: Marks) -> dict[str, Any]:
-        """Write what one kind of marks alone has."""
+    def _kind_encoding(self, marks: Marks) -> dict[str, Any]:
+        """Write the channels that one kind of marks alone has."""
         if marks.kind == "line":
             # A scale of its own would spread widths evenly.
             width = {"field": "width", "type": "quantitative", "scale": None, "legend": None}
@@ -476,9 +445,8 @@ class _Panel:
         if marks.kind in {"band", "interval", "span"}:
             return self._ends("y" if self._has(marks, "y", "_low") else "x")
         if marks.kind == "bar":
-            is_part = self._has(marks, "x", "_start")
-            whole = {"x": {**self.places["x"], "stack": None}}
-            return self._ends("x", "_start", "") if is_part else whole
+            bar = {"x": {**self.places["x"], "stack": None}}
+            return self._ends("x", "_start", "") if self._has(marks, "x", "_start") else bar
         if marks.kind == "field":
             tone = {"field": self.columns["z"], "type": "quantitative", "legend": None}
             return {"color": {**tone, "scale": {"range": _SHADES}}}
@@ -492,32 +460,25 @@ class _Panel:
         place = {**self.places[channel], "field": f"{column}{low}"}
         return {channel: place, f"{channel}2": {"field": f"{column}{high}"}}
 
-
-def _moves(encoding: Mapping[str, Any]) -> bool:
-    """Tell whether both axes of a layer have numbers, so that a reader can move them."""
-    return all(encoding.get(name, {}).get("type") == "quantitative" for name in ("x", "y"))
-
-
-def _said(chart: Chart, marks: Marks, columns: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Say of a mark that is pointed at what it shows."""
-    said: list[dict[str, Any]] = []
-    if "series" in marks.table:
-        said.append({"field": "series", "title": " "})
-    if marks.text:
-        said.append({"field": marks.text, "title": "of"})
-    for name, column in columns.items():
-        axis: Axis = getattr(chart, name)
-        if column not in marks.table or name == marks.placed:
-            continue
-        of_numbers = {"type": "quantitative", "format": ".6~g"}
-        kind = {"type": "nominal"} if axis.kind == "names" else of_numbers
-        said.append({"field": column, "title": axis.columns[column], **kind})
-        said += [
-            {"field": f"{column}_{end}", "title": end, **of_numbers}
-            for end in ("low", "high")
-            if f"{column}_{end}" in marks.table
-        ]
-    return said
+    def _tooltip(self, marks: Marks) -> list[dict[str, Any]]:
+        fields: list[dict[str, Any]] = []
+        if "series" in marks.table:
+            fields.append({"field": "series", "title": " "})
+        if marks.text:
+            fields.append({"field": marks.text, "title": "of"})
+        for name, column in self.columns.items():
+            axis: Axis = getattr(self.chart, name)
+            if column not in marks.table or name == marks.placed:
+                continue
+            number = {"type": "quantitative", "format": ".6~g"}
+            kind = {"type": "nominal"} if axis.kind == "names" else number
+            fields.append({"field": column, "title": axis.columns[column], **kind})
+            fields += [
+                {"field": f"{column}_{end}", "title": end, **number}
+                for end in ("low", "high")
+                if f"{column}_{end}" in marks.table
+            ]
+        return fields
 
 
 def _has_widths(chart: Chart, marks: Marks) -> bool:
@@ -530,54 +491,57 @@ def _columns(
     marks: Marks,
     runs_of: Callable[[pd.DataFrame], Sequence[Sequence[int]]] | None = None,
 ) -> dict[str, list[Any]]:
-    """Take what a table of marks is drawn from, as JSON can hold it."""
+    """Take the columns that marks are drawn from, as JSON can hold them."""
     axes = [axis for axis in (chart.x, chart.y, chart.z) if axis is not None]
-    wanted = [f"{name}{end}" for axis in axes for name in axis.columns for end in _ENDS]
-    wanted += ["series", marks.text, marks.line, *(each.column for each in chart.choices)]
-    found = {
-        name: _values(marks.table[name]) for name in dict.fromkeys(wanted) if name in marks.table
+    names = [f"{name}{end}" for axis in axes for name in axis.columns for end in _ENDS]
+    names += ["series", marks.text, marks.line, *(each.column for each in chart.choices)]
+    columns = {
+        name: _values(marks.table[name]) for name in dict.fromkeys(names) if name in marks.table
     }
     if _has_widths(chart, marks):
-        found["width"] = [chart.looks[name].width for name in marks.table["series"].tolist()]
+        columns["width"] = [chart.looks[name].width for name in marks.table["series"].tolist()]
     if runs_of is not None:
-        found["runs"] = [list(own) for own in runs_of(marks.table)]
-    return found
+        columns["runs"] = [list(runs) for runs in runs_of(marks.table)]
+    return columns
 
 
 _ENDS = ("", "_low", "_high", "_start", "_text")
 
 
 def _values(column: pd.Series[Any]) -> list[Any]:
-    """Write a column as JSON can hold it: texts are as they may leave, what is missing is null."""
+    """Write a column as JSON can hold it: texts without secrets, missing values as null."""
     if pd.api.types.is_numeric_dtype(column):
-        values = column.to_numpy(dtype=float, na_value=np.nan)
-        is_whole = pd.api.types.is_integer_dtype(column)
-        known = [value if np.isfinite(value) else None for value in values.tolist()]
-        return [None if value is None else int(value) for value in known] if is_whole else known
+        kind = int if pd.api.types.is_integer_dtype(column) else float
+        numbers = column.to_numpy(dtype=float, na_value=np.nan).tolist()
+        return [kind(number) if np.isfinite(number) else None for number in numbers]
     clean: dict[str, Any] = {}
-    found = column.tolist()
-    for value in found:
+    values = column.tolist()
+    for value in values:
         if str(value) not in clean:
             clean[str(value)] = value if isinstance(value, list) else outgoing(str(value))
-    return [None if value is None else clean[str(value)] for value in found]
+    return [None if value is None else clean[str(value)] for value in values]
 
 
 def _packed(values: Sequence[Any]) -> dict[str, Any] | Sequence[Any]:
     """Write each of few values once, with the places in that list."""
     if all(value is None or isinstance(value, (int, float)) for value in values):
         return values
-    known = dict(zip(map(str, values), values, strict=True))
-    place = {key: n for n, key in enumerate(known)}
-    return {"of": list(known.values()), "at": [place[str(value)] for value in values]}
+    unique = dict(zip(map(str, values), values, strict=True))
+    place = {key: n for n, key in enumerate(unique)}
+    return {"of": list(unique.values()), "at": [place[str(value)] for value in values]}
 
 
-def _left(
+def _chosen_rows(
     table: pd.DataFrame, choices: Sequence[Choice], chosen: Mapping[str, str]
 ) -> pd.DataFrame:
-    """Leave the rows that a choice shows; the page does the same."""
+    """Select the rows of the chosen options, as the page does."""
     for choice in choices:
         if choice.column in table:
-            value = chosen[choice.column]
-            own = table[choice.column]
-            table = table[[value == one or (isinstance(one, list) and value in one) for one in own]]
+            option = chosen[choice.column]
+            table = table[
+                [
+                    option == value or (isinstance(value, list) and option in value)
+                    for value in table[choice.column]
+                ]
+            ]
     return table

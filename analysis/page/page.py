@@ -5,11 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
 
 import jinja2
 import numpy as np
@@ -31,19 +30,15 @@ from batchscape.analysis.page.tables import (
     run_table,
 )
 from batchscape.analysis.report.provenance import questions
-from batchscape.analysis.report.sections import in_short
+from batchscape.analysis.report.sections import FIRST_CHARTS, in_short
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
 from batchscape.analysis.report.topics import Material
 from batchscape.outgoing import outgoing, outgoing_json
 from batchscape.text import duration_text, list_text
 
-__all__ = ["html_page"]
-
 _FILES = resources.files("batchscape.analysis.page")
 _LIBRARY = "vendor/vega.min.js"
-_FIRST = ("steps_to_target", "pareto", "pareto_0", "heat_map", "cost", "loss")
-"""What is shown first, if there is such a chart."""
 _MOST_CARDS = 3
 _NO_FAILURES = ("completed", "pending", "running")
 
@@ -65,152 +60,121 @@ def html_page(
     material: Material,
     *,
     comparison: Section,
-    table: Table,
     sections: Sequence[Section],
     notes: Sequence[str],
     provenance: Sequence[Table],
 ) -> str:
-    """Write the page.
-
-    Parameters
-    ----------
-    material : Material
-        What the sections were computed from.
-    comparison : Section
-        The comparison of the cells, with its pictures.
-    table : Table
-        What `tables.comparison_table` chose of it.
-    sections : sequence of Section
-        As `find_sections` returns them.
-    notes : sequence of str
-        As `find_notes` returns them.
-    provenance : sequence of Table
-        As `provenance` returns it.
-
-    Returns
-    -------
-    str
-        HTML that needs no other file and no network.
-    """
+    """Write the page in HTML that needs no other file and no network."""
     cells = material.cells
     index = RunIndex(cells)
     counts = counted(cells.runs["status"])
-    shown = [
+    commands = cells.runs.reindex(columns=["launch.command"])["launch.command"].dropna()
+    groups = pd.DataFrame({"label": [], "cells": []})
+    if was_started(cells.runs).any():
+        groups = material.groups
+    page_sections = [
         PageSection(
             "comparison",
             "Comparison",
             [f"{len(cells.runs)} runs in {len(cells.table)} cells: {counts}."],
             charts=[chart for chart in comparison.pictures if chart.name != "loss"],
-            tables=comparison_tables(table, cells, _groups(material), index),
+            tables=comparison_tables(comparison.tables[0], cells, groups, index),
         ),
         PageSection(
             "loss",
             "Loss curves",
             charts=[chart for chart in comparison.pictures if chart.name == "loss"],
         ),
-        *_of_topics(sections, index),
+        *(
+            PageSection(
+                f"topic-{number}",
+                section.title,
+                section.answer,
+                section.warnings,
+                section.settle,
+                section.pictures,
+                [html_table(view, index.of_table(view)) for view in section.tables],
+            )
+            for number, section in enumerate(sections)
+        ),
         PageSection("failures", "What did not complete", tables=_failures(cells.runs)),
         PageSection("notes", "Left out, and to be kept in mind", notes),
         PageSection(
             "provenance",
             "Provenance",
-            [f"Launched by: {command}" for command in _commands(cells.runs)],
-            tables=[html_table(of) for of in provenance],
+            [f"Launched by: {command}" for command in commands.unique()],
+            tables=[html_table(view) for view in provenance],
         ),
     ]
-    shown = [each for each in shown if each.answer or each.charts or each.tables or each.warnings]
-    charts = {chart.name: chart for each in shown for chart in each.charts}
+    charts = {chart.name: chart for section in page_sections for chart in section.charts}
     names = list(dict.fromkeys(cells.runs["sweep_name"].astype(str)))
     content = {
         "charts": {name: page_chart(chart, index.of_rows) for name, chart in charts.items()},
         "runs": outgoing_json(run_table(cells)),
     }
-    script, library = _text("page.js"), _text(_LIBRARY)
-    recommended = list(_recommended(sections))
+    # JSON that stands in a page has no end of a script and no begin of a comment.
+    data = json.dumps(content, allow_nan=False, separators=(",", ":"))
+    for letter in "&<>":
+        data = data.replace(letter, f"\\u{ord(letter):04x}")
+    script, library = _read("page.js"), _read(_LIBRARY)
+    cards = list(recommended_cards(sections))
     return _template().render(
         title=list_text(names, "and"),
         questions=list(questions(names)),
         answers=in_short(sections),
-        recommended=recommended[:_MOST_CARDS],
-        n_more=len(recommended[_MOST_CARDS:]),
+        recommended=cards[:_MOST_CARDS],
+        n_more=len(cards[_MOST_CARDS:]),
         counts=counts,
-        first=next((charts[name] for name in _FIRST if name in charts), None),
-        sections=shown,
-        style=Markup(_text("page.css")),  # noqa: S704  (ours)
-        data=Markup(_json(content)),  # noqa: S704  (escaped there)
+        first=next((charts[name] for name in FIRST_CHARTS if name in charts), None),
+        sections=[
+            section
+            for section in page_sections
+            if section.answer or section.charts or section.tables or section.warnings
+        ],
+        style=Markup(_read("page.css")),  # noqa: S704  (ours)
+        data=Markup(data),  # noqa: S704  (escaped above)
         library=Markup(library),  # noqa: S704  (pinned by its hash)
         script=Markup(script),  # noqa: S704  (ours)
         hashes=[_hash(library), _hash(script)],
     )
 
 
-def _groups(material: Material) -> pd.DataFrame:
-    """What the comparison is parted by; nothing where no run was started."""
-    if not was_started(material.cells.runs).any():
-        return pd.DataFrame({"label": [], "cells": []})
-    return material.groups
-
-
-def _of_topics(sections: Sequence[Section], index: RunIndex) -> Iterator[PageSection]:
-    for number, section in enumerate(sections):
-        yield PageSection(
-            f"topic-{number}",
-            section.title,
-            section.answer,
-            section.warnings,
-            section.settle,
-            section.pictures,
-            [html_table(view, index.of_table(view)) for view in section.tables],
-        )
-
-
-def _recommended(sections: Sequence[Section]) -> Iterator[dict[str, str]]:
-    """Take the geometries that are recommended, one a group of comparable runs."""
-    for section in sections:
-        for view in section.tables:
-            if "recommended" not in view.frame:
-                continue
-            to_target = is_to_target(view.frame)
-            for row in view.frame[view.frame["recommended"].astype(bool)].to_dict("records"):
-                cut = [int(row[name]) for name in GEOMETRY]
-                ends = [float(row[f"time{end}_s"]) for end in ("", "_low", "_high")]
-                time = duration_text(ends[0]) if np.isfinite(ends[0]) else ""
-                if time and not np.isnan(ends[2]):
-                    time += f" [{duration_text(ends[1])}, {duration_text(ends[2])}]"
-                hours = significant(float(row["device_hours"]), 3)
-                of = f" to the target, {hours} device-hours" if to_target else " a step"
-                yield {
-                    "label": view.title.partition(": ")[2],
-                    "cut": TIMES.join(map(str, cut[:3])),
-                    "batch": str(cut[3]),
-                    "rate": own_learning_rate(view.frame, row),
-                    "time": time and time + of,
-                }
+def recommended_cards(sections: Sequence[Section]) -> Iterator[dict[str, str]]:
+    """Write the recommended geometries, one a group of comparable runs."""
+    views = [view for section in sections for view in section.tables]
+    for view in views:
+        if "recommended" not in view.frame:
+            continue
+        to_target = is_to_target(view.frame)
+        for row in view.frame[view.frame["recommended"].astype(bool)].to_dict("records"):
+            *cut, batch = (str(int(row[name])) for name in GEOMETRY)
+            value, low, high = (float(row[f"time{end}_s"]) for end in ("", "_low", "_high"))
+            time = duration_text(value) if np.isfinite(value) else ""
+            if time and not np.isnan(high):
+                time += f" [{duration_text(low)}, {duration_text(high)}]"
+            hours = significant(float(row["device_hours"]), 3)
+            goal = f" to the target, {hours} device-hours" if to_target else " a step"
+            yield {
+                "label": view.title.partition(": ")[2],
+                "cut": TIMES.join(cut),
+                "batch": batch,
+                "rate": own_learning_rate(view.frame, row),
+                "time": time and time + goal,
+            }
 
 
 def _failures(runs: pd.DataFrame) -> list[HtmlTable]:
     """Sort the runs that did not complete by their causes."""
     names = ["status", "cause", "reason"]
-    lost = runs.reindex(columns=names).assign(position=range(len(runs)))
-    lost = lost[~lost["status"].isin(_NO_FAILURES)]
-    if lost.empty:
+    failed = runs.reindex(columns=names).assign(position=range(len(runs)))
+    failed = failed[~failed["status"].isin(_NO_FAILURES)]
+    if failed.empty:
         return []
-    keys = lost[names].astype(object).fillna(MISSING).astype(str)
-    found = lost["position"].groupby([keys[name] for name in names], sort=False).agg(list)
-    frame = found.index.to_frame(index=False).assign(runs=found.map(len).to_numpy())
+    keys = failed[names].astype(object).fillna(MISSING).astype(str)
+    positions = failed["position"].groupby([keys[name] for name in names], sort=False).agg(list)
+    frame = positions.index.to_frame(index=False).assign(runs=positions.map(len).to_numpy())
     columns = [*(Column(name, is_left=True) for name in names), Column("runs")]
-    return [html_table(Table("", "", frame, columns), list(found))]
-
-
-def _commands(runs: pd.DataFrame) -> list[str]:
-    commands = runs.reindex(columns=["launch.command"])["launch.command"].dropna().unique()
-    return [text for text in commands.tolist() if isinstance(text, str)]
-
-
-def _json(content: Mapping[str, Any]) -> str:
-    """Write JSON that stands in a page: no end of a script, no begin of a comment."""
-    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
-    return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
+    return [html_table(Table("", "", frame, columns), list(positions))]
 
 
 def _hash(script: str) -> str:
@@ -219,12 +183,12 @@ def _hash(script: str) -> str:
     return f"sha256-{base64.b64encode(digest).decode('ascii')}"
 
 
-def _text(name: str) -> str:
+def _read(name: str) -> str:
     return _FILES.joinpath(name).read_text(encoding="utf-8")
 
 
-def _shown(value: object) -> object:
-    """Clean the texts of others, which may be of a kind of their own; what is ours is marked."""
+def _clean(value: object) -> object:
+    """Remove secrets and control characters from every text but our own, which is `Markup`."""
     if isinstance(value, str) and not isinstance(value, Markup):
         return outgoing(value)
     return value
@@ -234,11 +198,11 @@ def _shown(value: object) -> object:
 def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True,
-        finalize=_shown,
+        finalize=_clean,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters["parts"] = part_command
     environment.filters["choices"] = choices_of
-    return environment.from_string(_text("page.html.jinja"))
+    return environment.from_string(_read("page.html.jinja"))

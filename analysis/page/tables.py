@@ -15,30 +15,22 @@ from batchscape.analysis.figures.settings import setting_names
 from batchscape.analysis.numbers import MISSING
 from batchscape.analysis.report.table import Column, Table, Texts
 
-__all__ = [
-    "HtmlTable",
-    "RunIndex",
-    "comparison_tables",
-    "html_table",
-    "run_table",
-]
-
 _ID_COLUMNS = ("run_ids", "run_id", "runs")
 
 
 @dataclass(frozen=True)
 class HtmlTable:
-    """What the template makes a table of."""
+    """A table for the template."""
 
     texts: Texts
     runs: Sequence[Sequence[int]]
-    """Positions of the runs behind each row; none where nothing is behind any."""
+    """Positions of the runs behind each row; empty where no row has runs."""
     file: str
-    """Where all of it is; empty where that is no file."""
+    """CSV file of the table, or empty."""
 
 
 class RunIndex:
-    """Finds the positions of runs by what tables tell of them."""
+    """Finds the positions of the runs behind a row of a table."""
 
     def __init__(self, cells: Cells) -> None:
         runs = cells.runs
@@ -47,7 +39,7 @@ class RunIndex:
         for position, (run_id, folder) in enumerate(keys):
             self._of_id.setdefault(str(run_id), {})[str(folder)] = position
         positions = pd.Series(range(len(runs)), index=runs["cell"].to_numpy())
-        self.of_cell = {int(str(c)): list(own) for c, own in positions.groupby(level=0)}
+        self.of_cell = {int(str(cell)): list(runs) for cell, runs in positions.groupby(level=0)}
         """Positions by cell."""
         settings = cells.table[cells.settings].astype(object).fillna(MISSING).astype(str)
         self._settings = dict(zip(settings.index, settings.to_dict("records"), strict=True))
@@ -57,83 +49,75 @@ class RunIndex:
             self._of_cut.setdefault(_cut(cut), []).append(cell)
 
     def of_rows(self, table: pd.DataFrame) -> list[list[int]]:
-        """Find the runs behind each row of marks: by `run` (positions), by `cell`, else by row."""
+        """Find the runs behind each row of marks, by `run` (positions), by `cell`, or by row."""
         if "run" in table:
-            return [own if isinstance(own, list) else [own] for own in table["run"].tolist()]
+            return [runs if isinstance(runs, list) else [runs] for runs in table["run"].tolist()]
         if "cell" in table:
             return [self.of_cell[cell] for cell in table["cell"].tolist()]
         return [self.of_row(row) for row in table.to_dict("records")]
 
     def of_row(self, row: Mapping[Any, Any]) -> list[int]:
-        """Find the runs of a row: by the ids it has, else by its geometry and settings.
+        """Find the runs of a row by its ids, or by its geometry and settings; empty if ambiguous.
 
-        Empty where that is not sure: where an id is that of runs of several folders, and the row
-        neither has it as often nor says of which (it may be of several), or where cells of several
-        settings have its geometry.
+        An id is ambiguous if several folders have it and the row neither repeats it as often nor
+        names a folder; a geometry, if cells of several contexts have it.
         """
-        named = [row[name] for name in row if str(name).endswith(_ID_COLUMNS)]
-        texts = [text for text in named if isinstance(text, str)]
+        ids = [row[name] for name in row if str(name).endswith(_ID_COLUMNS)]
+        texts = [text for text in ids if isinstance(text, str)]
         if texts or "run_ids" in row:
             return self._of_ids(re.split(r"[;\s]+", " ".join(texts)), row)
         if not all(name in row for name in GEOMETRY):
             return []
-        alike = [
+        settings = {
+            name: MISSING if pd.api.types.is_scalar(value) and pd.isna(value) else str(value)
+            for name, value in row.items()
+        }
+        same_cells = [
             cell
             for cell in self._of_cut.get(_cut(row[name] for name in GEOMETRY), [])
-            if all(_setting(row.get(n, v)) == v for n, v in self._settings[cell].items())
+            if all(settings.get(name, v) == v for name, v in self._settings[cell].items())
         ]
-        if self._context.loc[alike].nunique() > 1:
+        if self._context.loc[same_cells].nunique() > 1:
             return []
-        return [position for cell in alike for position in self.of_cell[cell]]
+        return [position for cell in same_cells for position in self.of_cell[cell]]
 
     def of_table(self, table: Table) -> list[list[int]]:
         """Find the runs of each row that is shown."""
         return [self.of_row(row) for row in table.frame.iloc[table.positions].to_dict("records")]
 
     def _of_ids(self, run_ids: Iterable[str], row: Mapping[Any, Any]) -> list[int]:
-        told = [row[name] for name in ("sweep_dir", "sweep_dirs") if name in row]
-        folders = {folder for text in told for folder in str(text).split(";")}
+        texts = [str(row[name]) for name in ("sweep_dir", "sweep_dirs") if name in row]
+        folders = {folder for text in texts for folder in text.split(";")}
         counts = Counter(run_ids)
-        behind = {run_id: self._of_id.get(run_id, {}) for run_id in counts}
-        if not told and any(counts[run_id] < len(own) for run_id, own in behind.items()):
+        by_folder = {run_id: self._of_id.get(run_id, {}) for run_id in counts}
+        if not texts and any(counts[run_id] < len(runs) for run_id, runs in by_folder.items()):
             return []
-        found = (item for own in behind.values() for item in own.items())
-        return sorted({place for folder, place in found if not told or folder in folders})
+        positions = {
+            position
+            for runs in by_folder.values()
+            for folder, position in runs.items()
+            if not texts or folder in folders
+        }
+        return sorted(positions)
 
 
 def _cut(parts: Iterable[Any]) -> tuple[str, ...]:
-    """Write a geometry so that those of integers and of floats are the same."""
+    """Write a geometry so that integers and floats give the same texts."""
     return tuple("?" if pd.isna(part) else f"{part:g}" for part in parts)
 
 
-def _setting(value: Any) -> str:  # noqa: ANN401  (of a table)
-    return MISSING if pd.api.types.is_scalar(value) and pd.isna(value) else str(value)
-
-
 def html_table(table: Table, runs: Sequence[Sequence[int]] = ()) -> HtmlTable:
-    """Prepare a table.
-
-    Parameters
-    ----------
-    runs : sequence of sequence of int, optional
-        Positions of the runs behind each row that is shown.
-    """
+    """Prepare a table, with the positions of the runs behind each row that is shown."""
     return HtmlTable(table.texts(), runs, f"tables/{table.name}.csv" if table.name else "")
 
 
 def comparison_tables(
     table: Table, cells: Cells, groups: pd.DataFrame, index: RunIndex
 ) -> list[HtmlTable]:
-    """Give the runs of different settings tables of their own, without what is equal in each.
-
-    Parameters
-    ----------
-    table : Table
-        The comparison: a row a cell, in order.
-    groups : DataFrame
-        As `curve_groups` returns it, of the cells that were started.
-    """
-    group_of = {int(cell): int(str(g)) for g, own in groups["cells"].items() for cell in own}
+    """Split the comparison by groups of settings, each without the columns that are equal in it."""
+    group_of = {
+        int(cell): int(str(g)) for g, members in groups["cells"].items() for cell in members
+    }
     names = [name for name in groups.columns if name not in {"label", "cells"}]
     by_settings = {tuple(map(str, row[names])): int(str(g)) for g, row in groups.iterrows()}
     for cell, row in cells.table.iterrows():
@@ -146,22 +130,21 @@ def comparison_tables(
         if not rows:
             continue
         label = "Never launched" if number < 0 else names_of[number] or groups["label"][number]
-        columns = [column for column in table.columns if not _is_equal_setting(column, rows)]
+        columns = [
+            column
+            for column in table.columns
+            if not column.is_left
+            or column.texts is None
+            or column.name == "geometry"
+            or len({list(column.texts)[row] for row in rows}) > 1
+        ]
         title = label if len(names_of) > 1 else ""
         part = replace(table, title=title, columns=columns, rows=rows)
         tables.append(html_table(part, [index.of_cell[row] for row in rows]))
     return tables
 
 
-def _is_equal_setting(column: Column, rows: Sequence[int]) -> bool:
-    """Tell whether a column is that of a setting which is the same in these rows."""
-    if not column.is_left or column.texts is None or column.name == "geometry":
-        return False
-    texts = list(column.texts)
-    return len({texts[row] for row in rows}) == 1
-
-
-_OF_A_RUN = (
+_RUN_COLUMNS = (
     Column("run_id", "run"),
     Column("geometry"),
     Column("seed", format=".10g"),
@@ -175,26 +158,18 @@ _OF_A_RUN = (
     Column("why", "what to know", missing=""),
     Column("folder"),
 )
-"""What a reader asks of a run."""
 
 
 def run_table(cells: Cells) -> dict[str, Any]:
-    """List all runs.
-
-    Returns
-    -------
-    dict
-        `headers`, and `rows` in the order of `cells.runs`: texts.
-    """
-    runs = cells.runs.reindex(columns=[*cells.runs, *{c.name for c in _OF_A_RUN} - {*cells.runs}])
+    """List all runs as texts: `headers`, and `rows` in the order of `cells.runs`."""
+    names = {column.name for column in _RUN_COLUMNS}
+    runs = cells.runs.reindex(columns=[*cells.runs, *names - {*cells.runs}])
     frame = runs.assign(
         geometry=geometry_label(cells.table).loc[runs["cell"]].tolist(),
         why=runs["reason"].astype(object).where(runs["reason"].notna(), runs["timing_note"]),
         folder=runs["sweep_dir"].astype(str) + "/runs/" + runs["run_id"].astype(str),
     )
-    numbers = [
-        c.name for c in _OF_A_RUN if c.name not in {"run_id", "geometry", "status", "why", "folder"}
-    ]
+    numbers = [*names - {"run_id", "geometry", "status", "why", "folder"}]
     frame[numbers] = frame[numbers].apply(pd.to_numeric, errors="coerce")
-    shown = Table("", "", frame, _OF_A_RUN).texts()
-    return {"headers": shown.headers, "rows": shown.rows}
+    texts = Table("", "", frame, _RUN_COLUMNS).texts()
+    return {"headers": texts.headers, "rows": texts.rows}

@@ -1,4 +1,4 @@
-"""The page of a sweep that runs, made anew as runs end and served to this machine alone."""
+"""`batchscape view`: the page of a running sweep, made anew as runs end, for this machine alone."""
 
 from __future__ import annotations
 
@@ -30,11 +30,9 @@ from batchscape.record.overview_text import overview_text
 from batchscape.record.status import Status
 from batchscape.terminal import OutgoingConsole
 
-__all__ = ["view"]
-
 _ADDRESS = "127.0.0.1"
 _HOSTS = (_ADDRESS, "localhost")
-"""What a browser on this machine, or at the near end of a tunnel, says it asked for."""
+"""Hosts that a browser on this machine, or at the near end of a tunnel, asks for."""
 _NICENESS = 15
 """A rank that shares its core with the page keeps 97 % of it: weights 1024 and 36, `sched(7)`."""
 _LEAST_PAUSE_S = 2.0
@@ -57,32 +55,32 @@ _KINDS = {
 
 
 @dataclass(frozen=True)
-class _Shown:
-    """What there is to see at a time; replaced as a whole."""
+class _Snapshot:
+    """State of the sweeps and their page; replaced as a whole."""
 
     page: int
-    """When the page was made, in milliseconds since the epoch; 0 while there is none."""
+    """Time of the page in milliseconds since the epoch; 0 while there is none."""
     state: str
     """States and counts, in a line."""
     overview: str
-    """What `batchscape status` prints."""
+    """Output of `batchscape status`."""
     note: str = ""
-    """What the page lacks, and why."""
+    """Runs or faults that the page does not show yet."""
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """The page and its tables, by path."""
 
 
 class _PageServer(ThreadingHTTPServer):
-    shown: _Shown
+    snapshot: _Snapshot
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401  (socketserver's)
-        """Say nothing of a browser that went away."""
+        """Ignore a browser that went away."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers with what is held in memory: no path of a request is ever one of a file."""
+    """Answers from memory: no path of a request is ever opened as a file."""
 
     server: _PageServer
     timeout = 30
@@ -93,14 +91,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.FORBIDDEN, f"Ask for {_ADDRESS} or localhost")
             return
         path = self.path.partition("?")[0]
-        shown = self.server.shown
+        snapshot = self.server.snapshot
         if path == "/state.json":
-            state = {name: value for name, value in asdict(shown).items() if name != "files"}
+            state = asdict(replace(snapshot, files={}))
+            del state["files"]
             content = json.dumps(state).encode()
         elif path in _OURS:
             content = _FILES.joinpath(_OURS[path]).read_bytes()
-        elif path in shown.files:
-            content = shown.files[path]
+        elif path in snapshot.files:
+            content = snapshot.files[path]
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
             return
@@ -151,7 +150,7 @@ def view(sweep_dirs: Sequence[Path], port: int, console: Console) -> None:
         If the port cannot be had.
     """
     sweeps = [SweepFolder(sweep_dir) for sweep_dir in sweep_dirs]
-    found = [overview(sweep) for sweep in sweeps]
+    overviews = [overview(sweep) for sweep in sweeps]
     try:
         server = _PageServer((_ADDRESS, port), _Handler)
     except (OSError, OverflowError) as error:
@@ -161,7 +160,7 @@ def view(sweep_dirs: Sequence[Path], port: int, console: Console) -> None:
         )
         raise ConfigError(msg) from None
     with server:
-        server.shown = _Shown(0, _state(found), _overview(found))
+        server.snapshot = _Snapshot(0, _state(overviews), _status_text(overviews))
         Thread(target=server.serve_forever, daemon=True).start()
         try:
             console.print(f"Page: http://{_ADDRESS}:{server.server_port}/", soft_wrap=True)
@@ -175,56 +174,55 @@ def view(sweep_dirs: Sequence[Path], port: int, console: Console) -> None:
 
 
 def _follow(sweeps: Sequence[SweepFolder], server: _PageServer) -> None:
-    drawn: frozenset[tuple[str, ...]] = frozenset()
+    runs_on_page: set[tuple[str, ...]] = set()
     next_page_s, problem = 0.0, ""
     while True:
         # Its own time: on a machine that is in use the clock would tell of others.
         began_s = time.process_time()
         try:
-            found = [overview(sweep) for sweep in sweeps]
+            overviews = [overview(sweep) for sweep in sweeps]
         except (BatchscapeError, OSError) as error:
-            server.shown = replace(server.shown, note=outgoing(str(error)))
+            server.snapshot = replace(server.snapshot, note=outgoing(str(error)))
             time.sleep(_LEAST_PAUSE_S)
             continue
-        ended = _ended(found)
-        note = (problem or _FOLLOWS) if ended != drawn else ""
-        server.shown = replace(
-            server.shown, state=_state(found), overview=_overview(found), note=note
-        )
+        ended = _ended_runs(overviews)
+        note = (problem or _FOLLOWS) if ended != runs_on_page else ""
+        state, status_text = _state(overviews), _status_text(overviews)
+        server.snapshot = replace(server.snapshot, state=state, overview=status_text, note=note)
         pause_s = _PAUSES * (time.process_time() - began_s)
-        if ended != drawn and time.monotonic() >= next_page_s:
+        if ended != runs_on_page and time.monotonic() >= next_page_s:
             began_s = time.process_time()
             try:
-                files = _rendered(sweeps)
+                files = _page_files(sweeps)
             except (BatchscapeError, OSError) as error:
                 problem = outgoing(str(error))
-                server.shown = replace(server.shown, note=problem)
+                server.snapshot = replace(server.snapshot, note=problem)
             else:
-                drawn, problem = ended, ""
-                gc.collect()  # which a command does at a million objects
+                runs_on_page, problem = ended, ""
+                gc.collect()  # a command does so only at a million objects
                 page = round(now() * 1000)
-                server.shown = replace(server.shown, page=page, note="", files=files)
+                server.snapshot = replace(server.snapshot, page=page, note="", files=files)
             next_page_s = time.monotonic() + _PAUSES * (time.process_time() - began_s)
         time.sleep(max(_LEAST_PAUSE_S, pause_s))
 
 
-def _ended(found: Sequence[Overview]) -> frozenset[tuple[str, ...]]:
-    """Name the runs that have ended; none while all that ended were never launched."""
+def _ended_runs(overviews: Sequence[Overview]) -> set[tuple[str, ...]]:
+    """Name the runs that have ended; none while all of them were rejected before the launch."""
     ended = {
         (str(sweep.sweep_dir), run.run_id, run.status, str(run.attempts))
-        for sweep in found
+        for sweep in overviews
         for run in sweep.runs
         if run.status not in _NOT_ENDED
     }
-    is_over = all(sweep.state != "running" for sweep in found)
+    is_over = all(sweep.state != "running" for sweep in overviews)
     none_launched = {status for _, _, status, _ in ended} <= {Status.REJECTED}
-    return frozenset() if none_launched and not is_over else frozenset(ended)
+    return set() if none_launched and not is_over else ended
 
 
-def _rendered(sweeps: Sequence[SweepFolder]) -> dict[str, bytes]:
-    """Make the page as a report has it, with the tables that it leads to."""
-    with TemporaryDirectory(prefix="batchscape-view-") as made:
-        out = Path(made).resolve()
+def _page_files(sweeps: Sequence[SweepFolder]) -> dict[str, bytes]:
+    """Make the page of a report, with the tables that it links to."""
+    with TemporaryDirectory(prefix="batchscape-view-") as folder:
+        out = Path(folder).resolve()
         report = write_report([sweep.path for sweep in sweeps], out, figures=False)
         return {
             f"/{file.relative_to(out).as_posix()}": file.read_bytes()
@@ -233,20 +231,20 @@ def _rendered(sweeps: Sequence[SweepFolder]) -> dict[str, bytes]:
         }
 
 
-def _state(found: Sequence[Overview]) -> str:
-    several = len(found) > 1
+def _state(overviews: Sequence[Overview]) -> str:
+    several = len(overviews) > 1
     return "; ".join(
         (f"{sweep.sweep_dir.name} " if several else "")
         + f"{sweep.state}: "
         + ", ".join(f"{count} {status}" for status, count in sweep.counts.items())
-        for sweep in found
+        for sweep in overviews
     )
 
 
-def _overview(found: Sequence[Overview]) -> str:
+def _status_text(overviews: Sequence[Overview]) -> str:
     text = io.StringIO()
-    # The browser breaks lines, which it knows the width for.
+    # The browser breaks the lines, since it knows its width.
     console = OutgoingConsole(file=text, width=1000, color_system=None, markup=False)
-    for sweep in found:
+    for sweep in overviews:
         console.print(overview_text(sweep))
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())

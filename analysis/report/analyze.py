@@ -1,4 +1,4 @@
-"""`batchscape analyze`: targets, trade-off, learning rates and samples of a table of anyone's."""
+"""`batchscape analyze`: targets, trade-off, learning rates and samples of a user's own table."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ from batchscape.drawing import Drawing
 from batchscape.errors import AnalysisError
 from batchscape.outgoing import visible
 
-__all__ = ["Analysis", "analyze"]
+_SAME_LENGTH = 1.02
+"""Ratio of lengths below which a last, partial batch explains the difference: ours."""
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """What a table says."""
+    """The answers to a user's table."""
 
     source: Path
     runs: pd.DataFrame
-    """One row a run, what everything else is computed from: steps to each target, read or found,
-    or the final loss."""
+    """One row a run: the steps to each target, or the final loss. All else is computed from it."""
     sections: tuple[Section, ...]
     notes: tuple[str, ...]
-    """How the table was understood."""
+    """How the columns of the table were read."""
 
     def render(self, console: Console) -> None:
         """Print answers, warnings and tables."""
@@ -134,37 +134,42 @@ def analyze(
     Raises
     ------
     AnalysisError
-        If the table is refused, a target is not in it, or an option asks for what it has not.
+        If the table is refused, a target is not in it, or an option needs another kind of table.
     """
     table = read_file(path)
     read = as_table(
         table, group=group, columns=columns, minimise=minimise, nan=nan, first_step=first_step
     )
     _refuse_unfit(read, targets, crossing, below)
+    sections: Sequence[Section | None]
     if read.kind == "final losses":
-        final = _of_final_losses(read, margin, below)
-        return Analysis(path, read.table, _there(final), read.notes)
-    reaches, notes = _reaches(read, targets, crossing)
-    best = at_best_learning_rate(reaches)
-    warnings = [tuning_warning(reaches), tied_warning(reaches, "steps_to_target")]
-    sections = [
-        targets_section(best, groups=read.groups, notes=notes, quantity="loss"),
-        tradeoff_section(
-            best,
-            form=form,
-            overhead=overhead,
-            reference_batch_size=reference_batch_size,
-            groups=read.groups,
-            warnings=[text for text in warnings if text is not None],
-        ),
-        learning_rate_section(reaches, groups=read.groups),
-        samples_section(reaches, groups=read.groups, margin=margin),
-    ]
-    return Analysis(path, reaches, _there(sections), read.notes)
-
-
-def _there(sections: Sequence[Section | None]) -> tuple[Section, ...]:
-    return tuple(section for section in sections if section is not None)
+        runs = read.table
+        warnings = [_unequal_lengths(runs), tied_warning(runs, "final_eval_loss")]
+        sections = [
+            learning_rate_section(pd.DataFrame(), runs, groups=read.groups),
+            samples_section(runs, groups=read.groups, margin=margin, below=below),
+        ]
+        first, *others = filter(None, sections)
+        all_warnings = [*filter(None, warnings), *first.warnings]
+        sections = [replace(first, warnings=all_warnings), *others]
+    else:
+        runs, notes = _reaches(read, targets, crossing)
+        best = at_best_learning_rate(runs)
+        warnings = [tuning_warning(runs), tied_warning(runs, "steps_to_target")]
+        sections = [
+            targets_section(best, groups=read.groups, notes=notes, quantity="loss"),
+            tradeoff_section(
+                best,
+                form=form,
+                overhead=overhead,
+                reference_batch_size=reference_batch_size,
+                groups=read.groups,
+                warnings=[*filter(None, warnings)],
+            ),
+            learning_rate_section(runs, groups=read.groups),
+            samples_section(runs, groups=read.groups, margin=margin),
+        ]
+    return Analysis(path, runs, tuple(filter(None, sections)), read.notes)
 
 
 def _refuse_unfit(
@@ -183,39 +188,22 @@ def _refuse_unfit(
         raise AnalysisError(msg)
 
 
-def _of_final_losses(
-    read: ForeignTable, margin: float | None, below: float | None
-) -> tuple[Section, ...]:
-    """Seek the learning rate of the lowest final loss, and say how the runs spread."""
-    runs = read.table
-    warnings = [_unequal(runs), tied_warning(runs, "final_eval_loss")]
-    rates = learning_rate_section(pd.DataFrame(), runs, groups=read.groups)
-    samples = samples_section(runs, groups=read.groups, margin=margin, below=below)
-    found = _there([rates, samples])
-    said = [text for text in warnings if text is not None]
-    return (replace(found[0], warnings=[*said, *found[0].warnings]), *found[1:])
-
-
-def _unequal(runs: pd.DataFrame) -> str | None:
-    """Say where final losses are of trainings of unequal length."""
+def _unequal_lengths(runs: pd.DataFrame) -> str | None:
+    """Warn where trainings of unequal length have their final losses compared."""
     if "samples" not in runs:
         return (
             "how many samples each run saw is not in the table: final losses compare at equal ones"
         )
     spans = runs.groupby("group")["samples"].agg(["min", "max"])
-    unlike = spans[spans["max"] > spans["min"] * _SAME_LENGTH]
-    if unlike.empty:
+    unequal = spans[spans["max"] > spans["min"] * _SAME_LENGTH]
+    if unequal.empty:
         return None
-    low, high = unlike["min"].min(), unlike["max"].max()
+    low, high = unequal["min"].min(), unequal["max"].max()
     return (
         f"runs ended after {low:g} to {high:g} samples: a loss after more of them is lower, "
         "whatever the batch or learning rate. Compare at equal samples, or at a target with "
         "--minimise steps"
     )
-
-
-_SAME_LENGTH = 1.02
-"""Runs whose lengths differ by less differ by what a last, partial batch makes: ours."""
 
 
 def _reaches(
@@ -227,12 +215,13 @@ def _reaches(
         return steps_to_target(read.table, targets, crossing=crossing), notes
     if targets is None:
         return read.table, ()
-    there = sorted(read.table["target_loss"].dropna().unique(), reverse=True)
-    absent = [target for target in targets if target not in there]
+    recorded = sorted(read.table["target_loss"].dropna().unique(), reverse=True)
+    absent = [target for target in targets if target not in recorded]
     if absent:
+        texts = ", ".join(f"{target:g}" for target in recorded) or "unknown"
         msg = (
-            f"the table has steps to the targets {', '.join(f'{t:g}' for t in there) or 'unknown'},"
-            f" and none to {absent[0]:g}; others need curves"
+            f"the table has steps to the targets {texts}, and none to {absent[0]:g}; others need "
+            "curves"
         )
         raise AnalysisError(msg)
     return read.table[read.table["target_loss"].isin(targets)].reset_index(drop=True), ()

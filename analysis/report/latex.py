@@ -10,8 +10,6 @@ from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.report.table import Table, Texts
 from batchscape.outgoing import outgoing
 
-__all__ = ["escape_latex", "to_latex"]
-
 _LATEX = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
@@ -63,25 +61,19 @@ _LONG_WORD = re.compile(r"\S{15,}")
 _BREAKS = re.compile(r"[/_=:;,.\-](?=\w)|\w{14}(?=\w)")
 """Where a long word, such as a path or a hash, may break."""
 _ROOM = {r"\small": 100, r"\footnotesize": 114, r"\scriptsize": 132}
-"""Letters of a line of the page, by font; the largest is taken in which no line breaks."""
+"""Letters of a line of the page, by font. The largest font in which no line breaks is used."""
 
 
 def to_latex(table: Table, *, is_long: bool = True) -> str:
-    r"""Write a table as a `longtable`, which may go on over pages; else as a `tabular` for a float.
-
-    Returns
-    -------
-    str
-        To be read by `\bsTable`; needs the packages array, booktabs and longtable.
-    """
-    shown = table.texts()
-    font, widths, rows = _layout(shown)
-    flush = [r"\raggedright" if i < shown.n_left else r"\raggedleft" for i in range(len(widths))]
+    r"""Write a table for `\bsTable`: a `longtable` over pages, or a `tabular` for a float."""
+    texts = table.texts()
+    font, widths, rows = _layout(texts)
+    flush = [r"\raggedright" if i < texts.n_left else r"\raggedleft" for i in range(len(widths))]
     kinds = "".join(
         rf">{{{side}\arraybackslash}}p{{\dimexpr {width:.4f}\linewidth-2\tabcolsep}}"
         for side, width in zip(flush, widths, strict=True)
     )
-    heads = _row([rf"\textbf{{{escape_latex(header)}}}" for header in shown.headers])
+    heads = _row([rf"\textbf{{{escape_latex(header)}}}" for header in texts.headers])
     begin = [r"\toprule", heads, r"\midrule"]
     name = "tabular"
     if is_long:
@@ -90,16 +82,16 @@ def to_latex(table: Table, *, is_long: bool = True) -> str:
         begin = [caption, *begin, r"\endfirsthead", *begin, r"\endhead", r"\bottomrule\endlastfoot"]
     feet = [
         rf"\textsuperscript{{{mark}}}~{escape_latex(_without_command(text))}"
-        for mark, text in shown.footnotes.items()
+        for mark, text in texts.footnotes.items()
     ]
-    notes = [escape_latex(_without_command(note)) for note in shown.notes]
+    notes = [escape_latex(_without_command(note)) for note in texts.notes]
     under = [rf"\noindent {text}\par" for text in ("\\quad\n".join(feet), "\n".join(notes)) if text]
     return "\n".join(
         [
             rf"\begingroup{font}\setlength{{\tabcolsep}}{{2pt}}",
             rf"\begin{{{name}}}{{@{{}}{kinds}@{{}}}}",
             *begin,
-            *(_row(_cells(shown, number, texts)) for number, texts in enumerate(rows)),
+            *(_row(_cells(texts, number, row)) for number, row in enumerate(rows)),
             *([] if is_long else [r"\bottomrule"]),
             rf"\end{{{name}}}\par",
             *(["{\\raggedright\\footnotesize", *under, "}"] if under else []),
@@ -109,20 +101,28 @@ def to_latex(table: Table, *, is_long: bool = True) -> str:
     )
 
 
-def _layout(shown: Texts) -> tuple[str, list[float], Sequence[Sequence[str]]]:
+def _layout(texts: Texts) -> tuple[str, list[float], Sequence[Sequence[str]]]:
     """Choose the font, the part of the line of each column, and whether numbers may break."""
     for font, room in _ROOM.items():
         # A number with its spread, and its n, stay on one line.
-        rows = [[_tight(text) for text in row] for row in shown.rows]
-        wanted = _widths(shown.headers, rows, lambda text: [text])
-        if sum(wanted) <= room:
-            return font, [width / room for width in wanted], rows
-    least = _widths(shown.headers, rows, _words)
-    if sum(least) > room:
-        rows = [list(row) for row in shown.rows]
-        least = _widths(shown.headers, rows, _words)
-    for most in range(max(wanted), 0, -1):
-        widths = [max(low, min(w, most)) for low, w in zip(least, wanted, strict=True)]
+        rows = [
+            [
+                re.sub("(?<=[±=]) | (?=[±=])", "\N{NO-BREAK SPACE}", cell)
+                if len(cell) < 40
+                else cell
+                for cell in row
+            ]
+            for row in texts.rows
+        ]
+        full_widths = _widths(texts.headers, rows, lambda text: [text])
+        if sum(full_widths) <= room:
+            return font, [width / room for width in full_widths], rows
+    least_widths = _widths(texts.headers, rows, _words)
+    if sum(least_widths) > room:
+        rows = [list(row) for row in texts.rows]
+        least_widths = _widths(texts.headers, rows, _words)
+    for most in range(max(full_widths), 0, -1):
+        widths = [max(low, min(w, most)) for low, w in zip(least_widths, full_widths, strict=True)]
         if sum(widths) <= room:
             break
     return font, [width / max(room, sum(widths)) for width in widths], rows
@@ -145,17 +145,13 @@ def _words(text: str) -> list[str]:
     return re.split("[ \N{ZERO WIDTH SPACE}]", _breakable(text))
 
 
-def _tight(text: str) -> str:
-    return re.sub("(?<=[±=]) | (?=[±=])", "\N{NO-BREAK SPACE}", text) if len(text) < 40 else text
-
-
-def _cells(shown: Texts, row: int, texts: Sequence[str]) -> list[str]:
+def _cells(texts: Texts, number: int, row: Sequence[str]) -> list[str]:
     cells = [
-        rf"\textbf{{\boldmath {text}}}" if (row, column) in shown.bold else text
-        for column, text in enumerate(map(escape_latex, texts))
+        rf"\textbf{{\boldmath {cell}}}" if (number, column) in texts.bold else cell
+        for column, cell in enumerate(map(escape_latex, row))
     ]
-    if marks := shown.marks[row]:
-        cells[shown.n_left - 1] += rf"\textsuperscript{{{','.join(marks)}}}"
+    if marks := texts.marks[number]:
+        cells[texts.n_left - 1] += rf"\textsuperscript{{{','.join(marks)}}}"
     return cells
 
 
@@ -164,33 +160,27 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _without_command(text: str) -> str:
-    """Leave out the sentence that ends in a command: nobody runs one from a printed page."""
-    said, command = part_command(text)
-    return said[: said.rfind(". ") + 1] if command else text
+    """Leave out the sentence that ends in a command, which nobody runs from a printed page."""
+    before, command = part_command(text)
+    return before[: before.rfind(". ") + 1] if command else text
 
 
 def escape_latex(text: str) -> str:
-    r"""Write text so that LaTeX shows it as it is, on one line; its long words may break.
-
-    A character outside ASCII that has no plain command is written as its code point, as in
-    `[U+4E2D]`: it always compiles, and nothing is lost.
-    """
-    pieces = re.split(f"([{_SUPERSCRIPTS}]+)", _breakable(_signed(outgoing(text))))
+    r"""Write text for LaTeX, on one line; a letter without a command becomes `[U+4E2D]`."""
+    text = re.sub("[ \\t\\r\\n]+", " ", outgoing(text))
+    text = re.sub(r"(?<=[\w)]) x (?=[\w(])", f" {TIMES} ", text)
+    # A minus is wider than a hyphen.
+    text = re.sub(r"(?<![\w)-])-(?=[\d.∞])", "\N{MINUS SIGN}", text)
+    pieces = re.split(f"([{_SUPERSCRIPTS}]+)", _breakable(text))
     return "".join(
         f"$^{{{piece.translate(_DIGITS)}}}$" if index % 2 else "".join(map(_letter, piece))
         for index, piece in enumerate(pieces)
     )
 
 
-def _signed(text: str) -> str:
-    """Set a minus, which is wider than a hyphen, before numbers, and a sign for a lone x."""
-    text = re.sub(r"(?<=[\w)]) x (?=[\w(])", f" {TIMES} ", re.sub("[ \\t\\r\\n]+", " ", text))
-    return re.sub(r"(?<![\w)-])-(?=[\d.∞])", "\N{MINUS SIGN}", text)
-
-
 def _breakable(text: str) -> str:
     def broken(word: re.Match[str]) -> str:
-        return _BREAKS.sub(lambda found: found[0] + "\N{ZERO WIDTH SPACE}", word[0])
+        return _BREAKS.sub(lambda match: match[0] + "\N{ZERO WIDTH SPACE}", word[0])
 
     return _LONG_WORD.sub(broken, text)
 

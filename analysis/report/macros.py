@@ -11,8 +11,6 @@ from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.latex import escape_latex
 from batchscape.errors import AnalysisError
 
-__all__ = ["FOLDER", "TABLE", "headline_rows", "macro_name", "macros"]
-
 FOLDER = "bsFolder"
 """Command that says where tables and figures lie; a document elsewhere defines it beforehand."""
 TABLE = "bsTable"
@@ -29,23 +27,7 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
 def macro_name(name: str) -> str:
-    r"""Turn the name of a headline into that of its command, which may hold letters only.
-
-    Parameters
-    ----------
-    name : str
-        As in `critical_batch_size_overhead20`.
-
-    Returns
-    -------
-    str
-        As in `bsCriticalBatchSizeOverheadTwoZero`, without the backslash.
-
-    Raises
-    ------
-    AnalysisError
-        If the name has anything but letters, digits and underscores, or begins with no letter.
-    """
+    r"""Turn `batch_size20` into `bsBatchSizeTwoZero`: commands hold letters only."""
     if not _NAME.fullmatch(name):
         msg = (
             f"the name of a headline consists of letters, digits and underscores and begins with "
@@ -57,28 +39,7 @@ def macro_name(name: str) -> str:
 
 
 def macros(headlines: Mapping[str, Estimate]) -> str:
-    r"""Define the commands of some headline numbers.
-
-    For `critical_batch_size` they are `\bsCriticalBatchSize` (the value), `...Low` and `...High`
-    (ends of the interval), `...N` (units behind it), `...Unit` and `...Text` (value, interval and
-    unit). What is not identified says so in words. All but the last two may stand in formulas too.
-
-    Parameters
-    ----------
-    headlines : mapping of str to Estimate
-        As sections of the report name them.
-
-    Returns
-    -------
-    str
-        LaTeX that needs no package until `\bsTable` sets a table; `\bsHeadlines` sets all numbers
-        that are identified.
-
-    Raises
-    ------
-    AnalysisError
-        If a name cannot be a command, or two names give the same one.
-    """
+    r"""Define the commands of headline numbers, which docs/report.md lists."""
     owners = {
         FOLDER: "the folder",
         TABLE: "a table",
@@ -95,7 +56,11 @@ def macros(headlines: Mapping[str, Estimate]) -> str:
         rf"\newcommand{{\{TABLE}}}[2]{{\def\bsTitle{{#2}}\input{{\{FOLDER}/tables/#1}}\bigskip}}",
     ]
     for name, estimate in headlines.items():
-        lines += ["", f"% {name}: {_comment(estimate)}"]
+        parts = [estimate.definition, f"n = {estimate.n}", estimate.method, estimate.note]
+        comment = " ".join("; ".join(part for part in parts if part).split())
+        # A line end would end the comment.
+        comment = "".join(letter if letter.isprintable() else " " for letter in comment)
+        lines += ["", f"% {name}: {comment}"]
         for ending, text in _texts(estimate).items():
             command = macro_name(name) + ending
             if command in owners:
@@ -112,17 +77,11 @@ def macros(headlines: Mapping[str, Estimate]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def headline_rows(headlines: Mapping[str, Estimate], without: tuple[str, ...] = ()) -> list[str]:
-    """Set the headline numbers that are identified by their commands, as rows of three columns.
-
-    Parameters
-    ----------
-    without : tuple of str
-        Begins of the names that are left out.
-    """
+def headline_rows(headlines: Mapping[str, Estimate]) -> list[str]:
+    """Set the identified headline numbers by their commands, as rows of three columns."""
     rows = []
     for name, estimate in headlines.items():
-        if estimate.is_identified and not name.startswith(without):
+        if estimate.is_identified:
             command, group = macro_name(name), estimate.group
             stem = name.rstrip("_0123456789") if group else name
             words = _WORDS_OF.get(stem, stem.replace("_", " ")) + (f", {group}" if group else "")
@@ -131,24 +90,24 @@ def headline_rows(headlines: Mapping[str, Estimate], without: tuple[str, ...] = 
 
 
 def _texts(estimate: Estimate) -> dict[str, str]:
-    known = estimate.is_identified
-    without = _NO_INTERVAL if known else NOT_IDENTIFIED
+    is_identified = estimate.is_identified
+    missing_end = _NO_INTERVAL if is_identified else NOT_IDENTIFIED
     unit = escape_latex(estimate.unit)
-    few = known and estimate.n < FEWEST
+    few = is_identified and estimate.n < FEWEST
     low, high = (math.nan, math.nan) if few else (estimate.low, estimate.high)
-    text = _robust(escape_latex(estimate.text(_DIGITS)))
-    if unit and known:
+    text = value_text = _robust(escape_latex(estimate.text(_DIGITS)))
+    if unit and is_identified:
         text += f"~{unit}"
     elif unit and text.endswith(")"):
         text = f"{text[:-1]}~{unit})"
-    value = _number(estimate.value if known else math.nan, NOT_IDENTIFIED)
+    value = _number(estimate.value if is_identified else math.nan, NOT_IDENTIFIED)
     if estimate.readings:
         # A value alone would hide that another reading gives another one.
-        value = rf"\mbox{{{_robust(escape_latex(estimate.text(_DIGITS)))}}}"
+        value = rf"\mbox{{{value_text}}}"
     return {
         "": value,
-        "Low": _number(low, without),
-        "High": _number(high, without),
+        "Low": _number(low, missing_end),
+        "High": _number(high, missing_end),
         "N": str(estimate.n),
         "Unit": unit,
         "Text": text,
@@ -158,21 +117,10 @@ def _texts(estimate: Estimate) -> dict[str, str]:
 def _number(value: float, otherwise: str) -> str:
     if math.isnan(value):
         return rf"\mbox{{{otherwise}}}"
-    return rf"\ensuremath{{{_formula(significant(value, _DIGITS))}}}"
-
-
-def _formula(number: str) -> str:
-    """Write a number as it stands in a formula."""
-    return escape_latex(number).replace("$", "")
+    formula = escape_latex(significant(value, _DIGITS)).replace("$", "")
+    return rf"\ensuremath{{{formula}}}"
 
 
 def _robust(text: str) -> str:
     """Let formulas within a text stand in a formula too."""
     return re.sub(r"\$([^$]*)\$", r"\\ensuremath{\1}", text)
-
-
-def _comment(estimate: Estimate) -> str:
-    parts = [estimate.definition, f"n = {estimate.n}", estimate.method, estimate.note]
-    text = "; ".join(part for part in parts if part)
-    # A line end would end the comment.
-    return "".join(c if c.isprintable() else " " for c in " ".join(text.split()))

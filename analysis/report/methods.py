@@ -1,4 +1,4 @@
-"""How the numbers of a report were made, in sentences for a paper, from what runs recorded."""
+"""Methods of a report, in sentences for a paper, from the records of its runs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from batchscape.analysis.hardware import was_started
 from batchscape.analysis.report.provenance import trained
 from batchscape.analysis.report.topic import Section
 from batchscape.text import count_text, list_text
-
-__all__ = ["methods"]
 
 _MOST_VALUES = 8
 """Values of a setting that a sentence lists; of more it says how many, and the ends."""
@@ -46,40 +44,24 @@ _SOFTWARE = {
 
 
 def methods(cells: Cells, sections: Sequence[Section]) -> dict[str, list[str]]:
-    """Say what was trained, what was held fixed and rescaled, and how times and intervals are made.
-
-    Parameters
-    ----------
-    cells : Cells
-        The runs; every number is one of their record.
-    sections : sequence of Section
-        Whose headline numbers' intervals are explained.
-
-    Returns
-    -------
-    dict of str to list of str
-        Sentences of plain text by title.
-    """
+    """Return sentences by title, on the runs and on the intervals of the sections' headlines."""
     runs = cells.runs
     launched = runs[was_started(runs)]
-    found = {"Runs": [_counted(cells), *_of_sweeps(runs, launched)]}
+    counts = (
+        f"{count_text(len(runs), 'run')} in {count_text(len(cells.table), 'cell')} "
+        f"({_statuses(runs)}); the runs of a cell differ in no setting that decides loss, "
+        "memory or time but seed and timing repeat."
+    )
+    paragraphs = {"Runs": [counts, *_of_sweeps(runs, launched)]}
     if not launched.empty:
-        found |= {
+        paragraphs |= {
             "Held fixed": list(_fixed(launched)),
             "Rescaled": list(_rescaled(cells, launched)),
             "Seeds and intervals": list(_intervals(cells, launched, sections)),
             "Times": list(_times(launched)),
             "Machines and software": list(_machines(launched)),
         }
-    return {title: sentences for title, sentences in found.items() if sentences}
-
-
-def _counted(cells: Cells) -> str:
-    return (
-        f"{count_text(len(cells.runs), 'run')} in {count_text(len(cells.table), 'cell')} "
-        f"({_statuses(cells.runs)}); the runs of a cell differ in no setting that decides loss, "
-        "memory or time but seed and timing repeat."
-    )
+    return {title: sentences for title, sentences in paragraphs.items() if sentences}
 
 
 def _statuses(runs: pd.DataFrame) -> str:
@@ -88,17 +70,17 @@ def _statuses(runs: pd.DataFrame) -> str:
 
 
 def _of_sweeps(runs: pd.DataFrame, launched: pd.DataFrame) -> Iterator[str]:
-    """Say of each sweep what varied in it, and what else tells it from the others."""
+    """List for each sweep the values of what varies anywhere."""
     varying = [f"{g}.{leaf}" for g, _, vary in trained(launched) if g != "scaling" for leaf in vary]
-    for sweep, own in runs.groupby("sweep_name", sort=False):
-        began = own[own.index.isin(launched.index)]
-        if began.empty:
-            yield f"{sweep}: none of its {count_text(len(own), 'run')} was launched."
+    labels = {**_CUT, **{name: _words(name) for name in varying}, "seed": "seed"}
+    for sweep, sweep_runs in runs.groupby("sweep_name", sort=False):
+        started = sweep_runs[sweep_runs.index.isin(launched.index)]
+        if started.empty:
+            yield f"{sweep}: none of its {count_text(len(sweep_runs), 'run')} was launched."
             continue
-        known = began.columns[began.notna().any()]
-        what = {**_CUT, **{name: _words(name) for name in varying}, "seed": "seed"}
-        parts = [f"{said} {_values(began[name])}" for name, said in what.items() if name in known]
-        yield f"{sweep} ({_statuses(own)}): {'; '.join(parts)}."
+        recorded = started.columns[started.notna().any()]
+        values = [f"{labels[name]} {_values(started[name])}" for name in labels if name in recorded]
+        yield f"{sweep} ({_statuses(sweep_runs)}): {'; '.join(values)}."
 
 
 def _fixed(launched: pd.DataFrame) -> Iterator[str]:
@@ -107,9 +89,9 @@ def _fixed(launched: pd.DataFrame) -> Iterator[str]:
         same = {leaf: value for leaf, value in shared.items() if f"{group}.{leaf}" not in ruled}
         if group == "scaling" or not same:
             continue
-        own = [f"{_words(leaf)} {value}" for leaf, value in same.items() if leaf != "name"]
+        values = [f"{_words(leaf)} {value}" for leaf, value in same.items() if leaf != "name"]
         parts = [same["name"]] if "name" in same else []
-        parts += [f"({', '.join(own)})" if parts else ", ".join(own)] if own else []
+        parts += [f"({', '.join(values)})" if parts else ", ".join(values)] if values else []
         yield f"{group.capitalize()}: {' '.join(parts)}."
     if "train_samples" in launched and launched["train_samples"].notna().any():
         yield f"Samples to train on: {_values(launched['train_samples'])}."
@@ -140,8 +122,8 @@ def _rescaled(cells: Cells, launched: pd.DataFrame) -> Iterator[str]:
     texts = pd.DataFrame({name: plain_texts(rules[name]) for name in names})
     kinds = texts.value_counts(sort=False)
     for values, count in kinds.items():
-        said = "; ".join(_rules(*map(str, values))) if isinstance(values, tuple) else ""
-        yield f"{said}." if count == len(launched) else f"In {count_text(count, 'run')}: {said}."
+        text = "; ".join(_rules(*map(str, values))) if isinstance(values, tuple) else ""
+        yield f"{text}." if count == len(launched) else f"In {count_text(count, 'run')}: {text}."
     if ruled := _ruled(launched):
         parts = [f"{_words(name.partition('.')[2])} {_values(launched[name])}" for name in ruled]
         yield f"As written, before any rule: {'; '.join(parts)}."
@@ -224,10 +206,10 @@ def _machines(launched: pd.DataFrame) -> Iterator[str]:
     where = [name for name in _WHERE if name in launched]
     groups = pd.DataFrame({n: plain_texts(launched[n]) for n in where}).value_counts(sort=False)
     for values, count in groups.items():
-        known = dict(zip(where, values if isinstance(values, tuple) else (values,), strict=True))
-        threads = known.pop("launch.threads_per_rank", "null")
+        facts = dict(zip(where, values if isinstance(values, tuple) else (values,), strict=True))
+        threads = facts.pop("launch.threads_per_rank", "null")
         beside = "" if threads == "null" else f", threads per rank: {threads}"
-        machine = ", ".join(text for text in known.values() if text != "null")
+        machine = ", ".join(text for text in facts.values() if text != "null")
         yield f"{count_text(count, 'run')} on {machine}{beside}."
     software = [
         f"{name} {_values(launched[column])}"

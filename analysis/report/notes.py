@@ -1,4 +1,4 @@
-"""What a reader must know beside the table: what is missing from it, and what weakens it."""
+"""Notes beside the comparison: the runs that it lacks, and the limits of its numbers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from batchscape.analysis.cost.capacity import LIMITED
 from batchscape.record.noise_scale import has_no_noise_scale
 from batchscape.text import count_text
 
-__all__ = ["find_notes"]
-
 _ENDED_BADLY = ("failed", "oom", "diverged", "timeout", "pruned")
 _OPEN = ("pending", "running", "interrupted")
 _MAX_NAMED = 10
@@ -27,21 +25,9 @@ _NOTICEABLE_PCT = 10.0
 
 
 def find_notes(cells: Cells, damaged: Mapping[str, str]) -> list[str]:
-    """Say what was left out of the comparison, and what its numbers cannot carry.
-
-    Parameters
-    ----------
-    damaged : mapping of str to str
-        Run folders that could not be read, and why.
-
-    Returns
-    -------
-    list of str
-        One sentence or two a finding, as plain text; empty where there is nothing to say.
-    """
+    """Say which runs the comparison lacks and what limits its numbers; `damaged` is by folder."""
     return [
-        *_damaged(damaged),
-        *_replaced(cells.replaced),
+        *_excluded(damaged, cells.replaced),
         *_statuses(cells.runs),
         *_limits(cells.runs),
         *_times(cells.runs),
@@ -51,20 +37,17 @@ def find_notes(cells: Cells, damaged: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _damaged(damaged: Mapping[str, str]) -> Iterator[str]:
+def _excluded(damaged: Mapping[str, str], replaced: pd.DataFrame) -> Iterator[str]:
     for folder, reason in islice(damaged.items(), _MAX_NAMED):
         yield f"Damaged, and in no table: {folder} ({reason})."
     if len(damaged) > _MAX_NAMED:
         are = count_text(len(damaged) - _MAX_NAMED, "more run folder is", "more run folders are")
         yield f"{are} damaged, and in no table."
-
-
-def _replaced(runs: pd.DataFrame) -> Iterator[str]:
-    if len(runs):
-        first = runs.iloc[0]
+    if len(replaced):
+        first = replaced.iloc[0]
         yield (
-            f"In no table: {count_text(len(runs), 'failed run')} of which the same settings and "
-            f"seeds completed later with other files of the program ({first['run_id']}: "
+            f"In no table: {count_text(len(replaced), 'failed run')} of which the same settings "
+            f"and seeds completed later with other files of the program ({first['run_id']}: "
             f"{first['reason']})."
         )
 
@@ -73,18 +56,18 @@ def _statuses(runs: pd.DataFrame) -> Iterator[str]:
     open_runs = runs[runs["status"].isin(_OPEN)]
     if len(open_runs):
         counts = open_runs["status"].value_counts().sort_index()
-        shown = ", ".join(f"{count} {name}" for name, count in counts.items())
-        yield f"The sweep is not finished: {shown}. The table is not final."
+        texts = ", ".join(f"{count} {name}" for name, count in counts.items())
+        yield f"The sweep is not finished: {texts}. The table is not final."
     for status in _ENDED_BADLY:
-        found = runs[runs["status"] == status]
-        for run_id, reason in found[["run_id", "reason"]].head(_MAX_NAMED).itertuples(index=False):
+        ended = runs[runs["status"].eq(status)]
+        for run_id, reason in ended[["run_id", "reason"]].head(_MAX_NAMED).itertuples(index=False):
             yield f"{run_id} is {status}: {reason if isinstance(reason, str) else 'no reason'}."
-        if len(found) > _MAX_NAMED:
-            are = count_text(len(found) - _MAX_NAMED, "more run is", "more runs are")
+        if len(ended) > _MAX_NAMED:
+            are = count_text(len(ended) - _MAX_NAMED, "more run is", "more runs are")
             yield f"{are} {status}; tables/runs.csv has them all."
     noted = runs[runs["status"].eq("completed") & runs["reason"].notna()]
-    for reason, of in noted.groupby("reason"):
-        yield f"Of {count_text(len(of), 'completed run')} ({of['run_id'].iloc[0]}): {reason!s}."
+    for reason, ids in noted.groupby("reason")["run_id"]:
+        yield f"Of {count_text(len(ids), 'completed run')} ({ids.iloc[0]}): {reason!s}."
     rejected = runs.loc[runs["status"].eq("rejected"), "cell"]
     if len(rejected):
         yield (
@@ -118,65 +101,53 @@ def _times(runs: pd.DataFrame) -> Iterator[str]:
             "On a free machine, with a core or device for each rank, this measures times where "
             f"none counts: {command}"
         )
-    waited = pd.to_numeric(runs.reindex(columns=["core_wait_pct"])["core_wait_pct"]).astype(float)
-    timed = waited[runs["status"].eq("completed") & runs["timing_valid"]].dropna()
-    busy = timed[timed > _FREE_PCT]
-    if len(busy):
+    timed = runs[runs["status"].eq("completed") & runs["timing_valid"]]
+    names = ["core_wait_pct", "gap_pct", "data_s", "step_time_s"]
+    figures = timed.reindex(columns=names).apply(pd.to_numeric).astype(float)
+    waits = figures["core_wait_pct"].dropna()
+    if (busy := waits[waits > _FREE_PCT]).any():
         yield (
-            f"The machine was not free: in {len(busy)} of {count_text(len(timed), 'run')} with "
+            f"The machine was not free: in {len(busy)} of {count_text(len(waits), 'run')} with "
             f"valid times the training waited for a core during more than {_FREE_PCT:g} % of the "
             f"step time (at most {busy.max():.0f} %). Their times are too long by about as much."
         )
-    timed_runs = runs[runs["status"].eq("completed") & runs["timing_valid"]]
     for column, reason in (
         ("throttled", "Heat or the hardware's protection"),
         ("power_capped", "The power limit"),
     ):
-        count = timed_runs.reindex(columns=[column])[column].eq(True).sum()
-        if count:
+        if count := timed.reindex(columns=[column])[column].eq(True).sum():
             yield f"{reason} held the clock of a device down in {count_text(count, 'run')}."
-    yield from _starved(timed_runs)
-    yield from _gaps(timed_runs)
-
-
-def _gaps(timed: pd.DataFrame) -> Iterator[str]:
-    share = pd.to_numeric(timed.reindex(columns=["gap_pct"])["gap_pct"]).astype(float).dropna()
-    long = share[share > _FREE_PCT]
-    if len(long):
+    shares = (100 * figures["data_s"] / figures["step_time_s"]).dropna()
+    if (starved := shares[shares > _FREE_PCT]).any():
         yield (
-            f"In {len(long)} of {count_text(len(share), 'run')} more than {_FREE_PCT:g} % of the "
+            f"In {len(starved)} of {count_text(len(shares), 'run')} the training waited for "
+            f"samples during more than {_FREE_PCT:g} % of the step time (at most "
+            f"{starved.max():.0f} %); loader.workers fetches them ahead."
+        )
+    gaps = figures["gap_pct"].dropna()
+    if (long := gaps[gaps > _FREE_PCT]).any():
+        yield (
+            f"In {len(long)} of {count_text(len(gaps), 'run')} more than {_FREE_PCT:g} % of the "
             f"time on the wall is between optimizer steps (at most {long.max():.0f} %; gap_pct): "
             "step times, throughput and MFU leave it out, and by the wall throughput and MFU are "
             "lower by that share."
         )
 
 
-def _starved(timed: pd.DataFrame) -> Iterator[str]:
-    parts = timed.reindex(columns=["data_s", "step_time_s"]).apply(pd.to_numeric).astype(float)
-    share = (100 * parts["data_s"] / parts["step_time_s"]).dropna()
-    slow = share[share > _FREE_PCT]
-    if len(slow):
-        yield (
-            f"In {len(slow)} of {count_text(len(share), 'run')} the training waited for samples "
-            f"during more than {_FREE_PCT:g} % of the step time (at most {slow.max():.0f} %); "
-            "loader.workers fetches them ahead."
-        )
-
-
 def _memory(runs: pd.DataFrame) -> Iterator[str]:
     names = ["workspace_gib", "peak_allocated_gib", "allocator_retries"]
-    of = runs[runs["status"].eq("completed")].reindex(columns=names)
-    of = of.apply(pd.to_numeric).astype(float)
-    share = (100 * of["workspace_gib"] / of["peak_allocated_gib"]).dropna()
+    figures = runs[runs["status"].eq("completed")].reindex(columns=names)
+    figures = figures.apply(pd.to_numeric).astype(float)
+    share = (100 * figures["workspace_gib"] / figures["peak_allocated_gib"]).dropna()
     large = share[share > _NOTICEABLE_PCT]
     if len(large):
         yield (
             f"In {len(large)} of {count_text(len(share), 'run')} cuBLAS's own workspace is more "
             f"than {_NOTICEABLE_PCT:g} % of the peak of allocated memory (at most "
-            f"{large.max():.0f} %, {1024 * of['workspace_gib'].max():.0f} MiB). It is the same for "
-            "every micro-batch (workspace_gib)."
+            f"{large.max():.0f} %, {1024 * figures['workspace_gib'].max():.0f} MiB). It is the "
+            "same for every micro-batch (workspace_gib)."
         )
-    retried = of["allocator_retries"].gt(0).sum()
+    retried = figures["allocator_retries"].gt(0).sum()
     if retried:
         yield (
             f"In {count_text(retried, 'run')} the allocator had no room left and gave cached "
@@ -210,28 +181,19 @@ def _samples(runs: pd.DataFrame) -> Iterator[str]:
             f"The gradient noise scale of {count_text(int(barred.sum()), 'run')} is left out: "
             "their small batches have another objective than their large ones."
         )
-    yield from _short_warmup(completed)
+    names = ["schedule.warmup_samples", "samples"]
+    lengths = completed.reindex(columns=names).apply(pd.to_numeric).astype(float)
+    n_in_warmup = int(lengths["schedule.warmup_samples"].ge(lengths["samples"]).sum())
+    if n_in_warmup:
+        yield (
+            f"In {count_text(n_in_warmup, 'run')} the warm-up lasts as long as the training, or "
+            "longer: the peak learning rate was never reached."
+        )
     skipped = pd.to_numeric(completed.get("skipped_optimizer_steps", pd.Series(dtype=float)))
     if skipped.gt(0).any():
         yield (
             f"{skipped.sum():.0f} updates of {count_text(skipped.gt(0).sum(), 'run')} were left "
             "out: a gradient overflowed in float16."
-        )
-
-
-def _span(values: pd.Series[float]) -> str:
-    low, high = int(values.min()), int(values.max())
-    return str(low) if low == high else f"{low} to {high}"
-
-
-def _short_warmup(completed: pd.DataFrame) -> Iterator[str]:
-    names = ["schedule.warmup_samples", "samples"]
-    seen = completed.reindex(columns=names).apply(pd.to_numeric).astype(float)
-    cut = int(seen["schedule.warmup_samples"].ge(seen["samples"]).sum())
-    if cut:
-        yield (
-            f"In {count_text(cut, 'run')} the warm-up lasts as long as the training, or longer: "
-            "the peak learning rate was never reached."
         )
 
 
@@ -257,12 +219,12 @@ def _mixtures(runs: pd.DataFrame) -> Iterator[str]:
     differ = kernels.groupby("trajectory_id")["attention_kernel"].transform("nunique").gt(1)
     if differ.any():
         counts = kernels.loc[differ, "attention_kernel"].value_counts()
-        shown = ", ".join(f"{kernel} in {count_text(n, 'run')}" for kernel, n in counts.items())
+        kernel_counts = [f"{kernel} in {count_text(n, 'run')}" for kernel, n in counts.items()]
         yield (
-            f"Cuts of one training ran on different kernels of attention ({shown}): they round "
-            "differently."
+            "Cuts of one training ran on different kernels of attention "
+            f"({', '.join(kernel_counts)}): they round differently."
         )
-    repeated = runs[["run_id", "sweep_dir"]].drop_duplicates()["run_id"].duplicated().sum()
-    if repeated:
-        again = count_text(repeated, "run")
-        yield f"{again} of the same identity are in more than one sweep folder."
+    n_repeated = runs[["run_id", "sweep_dir"]].drop_duplicates()["run_id"].duplicated().sum()
+    if n_repeated:
+        repeated = count_text(n_repeated, "run")
+        yield f"{repeated} of the same identity are in more than one sweep folder."

@@ -8,16 +8,16 @@ from batchscape.analysis.cells import Cells, counted
 from batchscape.analysis.figures.comparison import MAX_BARS
 from batchscape.analysis.figures.vega import MAX_PANELS
 from batchscape.analysis.report.provenance import questions
-from batchscape.analysis.report.sections import in_short, section_lines, sentence_markdown
+from batchscape.analysis.report.sections import (
+    FIRST_CHARTS,
+    in_short,
+    section_lines,
+    sentence_markdown,
+)
 from batchscape.analysis.report.table import Table
 from batchscape.analysis.report.topic import Section
 from batchscape.analysis.report.writers import escape_markdown, to_markdown
 from batchscape.text import list_text
-
-__all__ = ["page"]
-
-_FIRST = ("steps_to_target", "pareto", "pareto_0", "heat_map", "cost", "loss")
-"""Figures of which the first that there is stands beside the answer."""
 
 
 def page(
@@ -30,36 +30,17 @@ def page(
     memory_methods: Sequence[str],
     figures: bool,
 ) -> str:
-    """Write the page.
-
-    Parameters
-    ----------
-    comparison : Section
-        The comparison of the cells, with its pictures.
-    sections : sequence of Section
-        As `find_sections` returns them.
-    notes : sequence of str
-        As `find_notes` returns them.
-    provenance : sequence of Table
-        As `provenance.provenance` returns it.
-    memory_methods : sequence of str
-        Where figures of allocated memory come from, as the ranks recorded it.
-    figures : bool
-        Whether the pictures were drawn.
-
-    Returns
-    -------
-    str
-        Markdown; paths are relative to the folder of the page.
-    """
+    """Write the page in Markdown; paths are relative to its folder."""
     names = list(dict.fromkeys(cells.runs["sweep_name"].astype(str)))
     lines = [f"# {escape_markdown(list_text(names, 'and'))}"]
     lines += [f"> {escape_markdown(question)}" for question in questions(names)]
     lines.append(_overview(cells))
-    if said := in_short(sections):
-        lines.append("\n".join(f"{i}. {sentence_markdown(text)}" for i, text in enumerate(said, 1)))
+    if answers := in_short(sections):
+        lines.append(
+            "\n".join(f"{i}. {sentence_markdown(text)}" for i, text in enumerate(answers, 1))
+        )
     drawn = {p.name for section in (comparison, *sections) for p in section.pictures if figures}
-    if picture := next((name for name in _FIRST if name in drawn), None):
+    if picture := next((name for name in FIRST_CHARTS if name in drawn), None):
         lines.append(f"![{picture}](figures/{picture}.png)")
     lines.append("With charts, in a browser: [report.html](report.html).")
     if notes:
@@ -85,10 +66,10 @@ def page(
 
 
 def _overview(cells: Cells) -> str:
-    shown = counted(cells.runs["status"])
+    statuses = counted(cells.runs["status"])
     varying = ", ".join(f"`{name}`" for name in cells.shown)
     more = f", and {count} more along with them" if (count := len(cells.unshown())) else ""
     also = f" Beside the geometry, these settings vary: {varying}{more}." if varying else ""
     hardware = cells.runs["hardware"].dropna().unique()
     where = f" on {escape_markdown(str(hardware[0]))}" if len(hardware) == 1 else ""
-    return f"{len(cells.runs)} runs in {len(cells.table)} cells{where}: {shown}.{also}"
+    return f"{len(cells.runs)} runs in {len(cells.table)} cells{where}: {statuses}.{also}"

@@ -25,8 +25,6 @@ from batchscape.outgoing import outgoing
 from batchscape.record.files import write_atomically
 from batchscape.text import list_text
 
-__all__ = ["DOCUMENT", "PARTS", "write_paper"]
-
 DOCUMENT = "paper.tex"
 PARTS = (
     "appendix.tex",
@@ -56,40 +54,25 @@ def write_paper(
     folder: Path,
     sections: Sequence[Section],
     *,
-    said: Sequence[str],
+    answers: Sequence[str],
     methods: Mapping[str, Sequence[str]],
     figures: bool,
 ) -> None:
-    """Write the document if there is none, and all that it reads but the figures.
-
-    Parameters
-    ----------
-    folder : Path
-        Where to, with `tables` in it.
-    sections : sequence of Section
-        What tables, captions and headline numbers are taken from.
-    said : sequence of str
-        Sentences that the results begin with.
-    methods : mapping of str to sequence of str
-        As `methods.methods` returns it.
-    figures : bool
-        Whether the pictures of the sections lie in `figures`.
-
-    Raises
-    ------
-    AnalysisError
-        As `macros` raises it.
-    """
-    headlines = {name: value for of in sections for name, value in of.headlines.items()}
-    tables = {view.name: view for of in sections for view in of.tables}
-    pictures = [picture for of in sections for picture in of.pictures if figures]
+    """Write the document if there is none, and all that it reads but the figures."""
+    headlines = {name: value for section in sections for name, value in section.headlines.items()}
+    tables = {view.name: view for section in sections for view in section.tables}
+    charts = [chart for section in sections for chart in section.pictures if figures]
     texts = {f"tables/{name}.tex": to_latex(view.shortened()) for name, view in tables.items()}
     texts["macros.tex"] = macros(headlines)
-    texts["methods.tex"] = "\n\n".join([_ANEW, *_paragraphs(methods)]) + "\n"
+    paragraphs = [
+        "\n".join([rf"\paragraph{{{escape_latex(title)}}}", *map(escape_latex, sentences)])
+        for title, sentences in methods.items()
+    ]
+    texts["methods.tex"] = "\n\n".join([_ANEW, *paragraphs]) + "\n"
     texts["comparison.tex"] = ""
     if "comparison" in tables:
-        texts["comparison.tex"] = to_latex(printed(tables["comparison"]), is_long=False)
-    results = _results(said, headlines, pictures, has_table="comparison" in tables)
+        texts["comparison.tex"] = to_latex(paper_comparison(tables["comparison"]), is_long=False)
+    results = _results(answers, headlines, charts, has_table="comparison" in tables)
     texts["results.tex"] = "\n\n".join([_ANEW, *results]) + "\n"
     texts["everything.tex"] = (
         "\n\n".join([_ANEW, *_everything(sections, headlines, figures)]) + "\n"
@@ -102,8 +85,8 @@ def write_paper(
         write_atomically(folder / DOCUMENT, _ours(DOCUMENT))
 
 
-def printed(table: Table) -> Table:
-    """Choose what of the comparison a page has room for: each cut at its best rate, ten columns."""
+def paper_comparison(table: Table) -> Table:
+    """Choose rows and columns of the comparison for a page: each cut at its best rate."""
     done = table.frame["n_completed"].tolist()
     rows = [row for row in table.lead or table.positions if done[row]] or table.positions
     rows = rows[:MAX_ROWS]
@@ -128,21 +111,15 @@ def _ours(name: str) -> bytes:
     return resources.files("batchscape.analysis.report").joinpath(name).read_bytes()
 
 
-def _paragraphs(methods: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    for title, sentences in methods.items():
-        lines = "\n".join(escape_latex(sentence) for sentence in sentences)
-        yield f"\\paragraph{{{escape_latex(title)}}}\n{lines}"
-
-
 def _results(
-    said: Sequence[str],
+    answers: Sequence[str],
     headlines: Mapping[str, Estimate],
-    pictures: Sequence[Chart],
+    charts: Sequence[Chart],
     *,
     has_table: bool,
 ) -> Iterator[str]:
-    """Yield what a paper shows: the answer, the comparison, the headline numbers, four figures."""
-    yield "\n".join(escape_latex(sentence) for sentence in said) or "Nothing was found."
+    """Yield the answer, the comparison, the headline numbers and four figures."""
+    yield "\n".join(escape_latex(sentence) for sentence in answers) or "Nothing was found."
     # In one column and out of floats: these would each wait for a page of their own.
     yield "\\onecolumn\\raggedbottom"
     if has_table:
@@ -152,17 +129,17 @@ def _results(
             "\\label{tab:comparison}\n"
             rf"\input{{\{FOLDER}/comparison}}" + "\\par}\\bigskip"
         )
-    if rows := headline_rows(headlines, without=_OF_APPENDIX)[:_MOST_HEADLINES]:
+    main = {name: value for name, value in headlines.items() if not name.startswith(_OF_APPENDIX)}
+    if rows := headline_rows(main)[:_MOST_HEADLINES]:
         caption = r"\captionof{table}{Headline numbers, with intervals.}\label{tab:headlines}"
         yield "\n".join([r"{\centering", caption, *_tabular("tabular", rows), r"\par}\bigskip"])
-    named = (next((p for p in pictures if p.name.startswith(name)), None) for name in _PICTURES)
-    shown = [picture for picture in named if picture is not None]
-    for is_half, alike in groupby(shown, is_narrow):
+    candidates = (next((c for c in charts if c.name.startswith(name)), None) for name in _PICTURES)
+    for is_half, group in groupby(filter(None, candidates), is_narrow):
         width = f"{COLUMN_IN}in" if is_half else r"\textwidth"
         parts = [
             f"\\begin{{minipage}}[t]{{{width}}}\\centering\n{_graphics(picture)}\n"
             f"{_caption_of(picture)}\n\\end{{minipage}}"
-            for picture in alike
+            for picture in group
         ]
         yield "\\noindent\n" + "\\hfill\n".join(parts) + "\\par\\bigskip"
 

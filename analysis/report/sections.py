@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -18,20 +19,6 @@ from batchscape.errors import AnalysisError
 from batchscape.record.files import write_atomically
 from batchscape.text import count_text
 
-__all__ = [
-    "WRITTEN",
-    "announce",
-    "begin_figures",
-    "in_short",
-    "make_folders",
-    "remove_stale",
-    "section_files",
-    "section_lines",
-    "sentence_markdown",
-    "show_section",
-    "write_sections",
-]
-
 _FOLDERS = ("tables", "figures")
 """Folders beside the page."""
 _PAPER = "paper"
@@ -39,14 +26,16 @@ _OF_PAPER = ("tables", "figures")
 """Likewise in the folder of the paper."""
 
 WRITTEN = "report_files.txt"
-"""The list of the files of a report: of those it is about to write too, while it writes them."""
+"""The list of the files of a report; while it is written, of those still to be written too."""
 
 _SENTENCES = 5
 """Sentences of the first screen."""
+FIRST_CHARTS = ("steps_to_target", "pareto", "pareto_0", "heat_map", "cost", "loss")
+"""Charts of which the first that exists stands beside these sentences."""
 
 
 def make_folders(out: Path) -> list[Path]:
-    """Make the folders beside a page, and return them."""
+    """Make the folders of tables and figures, and return them."""
     folders = [out / name for name in _FOLDERS] + [out / _PAPER / name for name in _OF_PAPER]
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,30 +43,14 @@ def make_folders(out: Path) -> list[Path]:
 
 
 def announce(out: Path, files: Iterable[Path]) -> None:
-    """List what is about to be written beside what was, so that none of it is taken for another's.
-
-    However this report ends, the next one knows all files of it.
-    """
-    _list(out, _listed(out) | _names(out, files))
+    """List files before they are written, so that the next report removes those of a killed one."""
+    _write_list(out, _read_list(out) | _relative_names(out, files))
 
 
 def remove_stale(out: Path, files: Iterable[Path]) -> Path:
-    """Remove what an earlier report wrote and this one did not; all else there is its owner's.
-
-    Parameters
-    ----------
-    out : Path
-        Folder of the page.
-    files : iterable of Path
-        What this report wrote.
-
-    Returns
-    -------
-    Path
-        The list of them, for the next report.
-    """
-    written = _names(out, files)
-    stale = _listed(out) - written
+    """Remove files that only an earlier report wrote, and no others; return the new list."""
+    written = _relative_names(out, files)
+    stale = _read_list(out) - written
     # The folders are searched: a list that came from elsewhere names nothing outside of them.
     for path in [path for folder in make_folders(out) for path in folder.iterdir()]:
         if path.relative_to(out).as_posix() in stale and path.is_file():
@@ -86,34 +59,31 @@ def remove_stale(out: Path, files: Iterable[Path]) -> Path:
         place = out / name
         for torn in place.parent.glob(f".{place.name}.*.tmp"):
             torn.unlink()
-    _list(out, written)
+    _write_list(out, written)
     return out / WRITTEN
 
 
-def _names(out: Path, files: Iterable[Path]) -> set[str]:
+def _relative_names(out: Path, files: Iterable[Path]) -> set[str]:
     return {file.relative_to(out).as_posix() for file in files}
 
 
-def _listed(out: Path) -> set[str]:
+def _read_list(out: Path) -> set[str]:
     listing = out / WRITTEN
     return set(listing.read_text("utf-8", "replace").splitlines()) if listing.exists() else set()
 
 
-def _list(out: Path, names: Iterable[str]) -> None:
+def _write_list(out: Path, names: Iterable[str]) -> None:
     write_atomically(out / WRITTEN, "".join(f"{name}\n" for name in sorted(names)).encode())
 
 
 def in_short(sections: Iterable[Section]) -> list[str]:
-    """Return the sentences of the first screen: what the topics say in short, in their order.
-
-    Each sentence of a topic says how many warnings weaken it, but one that ends in a command.
-    """
-    said = []
+    """Return the first screen: short sentences, with counts of warnings where no command ends."""
+    sentences = []
     for section in sections:
         count = len(section.warnings)
         warned = f" ({count_text(count, 'warning')})" if count else ""
-        said += [text if part_command(text)[1] else text + warned for text in _short(section)]
-    return said[:_SENTENCES]
+        sentences += [text if part_command(text)[1] else text + warned for text in _short(section)]
+    return sentences[:_SENTENCES]
 
 
 def _short(section: Section) -> Sequence[str]:
@@ -121,18 +91,7 @@ def _short(section: Section) -> Sequence[str]:
 
 
 def section_lines(section: Section, *, figures: bool = True) -> list[str]:
-    """Write a section as paragraphs of Markdown.
-
-    Parameters
-    ----------
-    figures : bool
-        Show its pictures too.
-
-    Returns
-    -------
-    list of str
-        Paths are relative to the folder of the page.
-    """
+    """Write a section as paragraphs of Markdown; paths are relative to the folder of the page."""
     lines = [f"## {escape_markdown(section.title)}"]
     lines += [sentence_markdown(sentence) for sentence in (*section.answer, *section.settle)]
     lines += [sentence_markdown(warning, "**") for warning in section.warnings]
@@ -152,13 +111,7 @@ def section_lines(section: Section, *, figures: bool = True) -> list[str]:
 
 
 def sentence_markdown(sentence: str, mark: str = "") -> str:
-    """Write a sentence in Markdown; the command at its end can be copied as it stands.
-
-    Parameters
-    ----------
-    mark : str
-        Set on both sides of the text, such as for bold.
-    """
+    """Write a sentence in Markdown between two marks, and the command at its end as code."""
     text, command = part_command(sentence)
     if not command or "`" in command:
         return f"{mark}{escape_markdown(sentence)}{mark}"
@@ -166,13 +119,7 @@ def sentence_markdown(sentence: str, mark: str = "") -> str:
 
 
 def show_section(console: Console, section: Section, *, tables: bool) -> None:
-    """Print a section in a terminal.
-
-    Parameters
-    ----------
-    tables : bool
-        Print its tables too, not only answers and warnings.
-    """
+    """Print the answers and warnings of a section in a terminal, and its tables too."""
     console.print(Text(f"\n{section.title}"), style="bold", highlight=False)
     for sentence in (*section.answer, *section.settle):
         # A command is copied in one piece: the terminal breaks its line, not we.
@@ -206,48 +153,33 @@ def write_sections(
     methods: Mapping[str, Sequence[str]],
     figures: bool = True,
 ) -> None:
-    """Write the tables of sections, and the paper that is made of them.
-
-    Parameters
-    ----------
-    out : Path
-        Folder of the page, as `make_folders` makes it.
-    methods : mapping of str to sequence of str
-        How the numbers were made: sentences by title.
-    figures : bool
-        Whether `begin_figures` draws the figures, which the paper shows.
-
-    Raises
-    ------
-    AnalysisError
-        If two sections use one name for a table, a figure or a headline.
-    """
-    named = [[*(view.name for view in of.tables), *of.curves] for of in sections]
-    _no_repeats("table", (name for names in named for name in names))
-    _no_repeats("figure", (picture.name for section in sections for picture in section.pictures))
-    _no_repeats("headline", (name for section in sections for name in section.headlines))
+    """Write the tables of sections, and a paper with their `figures`; `methods` is by title."""
+    tables = [view.name for section in sections for view in section.tables]
+    tables += [name for section in sections for name in section.curves]
+    _refuse_repeats("table", tables)
+    _refuse_repeats("figure", [chart.name for section in sections for chart in section.pictures])
+    _refuse_repeats("headline", [name for section in sections for name in section.headlines])
     for section in sections:
         for view in section.tables:
-            write_csv(out / "tables" / f"{view.name}.csv", view.csv)
+            frame = view.frame.drop(columns=list(view.hidden))
+            write_csv(out / "tables" / f"{view.name}.csv", frame)
         for name, curve in section.curves.items():
             write_csv(out / "tables" / f"{name}.csv", curve)
     # A paper counts no warnings: they stand on the page, beside what they weaken.
-    said = [text for section in sections for text in _short(section)][:_SENTENCES]
-    write_paper(out / _PAPER, sections, said=said, methods=methods, figures=figures)
+    answers = [text for section in sections for text in _short(section)][:_SENTENCES]
+    write_paper(out / _PAPER, sections, answers=answers, methods=methods, figures=figures)
 
 
 def begin_figures(section: Section, out: Path, drawing: Drawing) -> None:
-    """Begin to draw what a section shows, while others are computed; its folders are there."""
-    for picture in section.pictures:
-        name = picture.name
-        files = [out / "figures" / f"{name}.png", out / _PAPER / "figures" / f"{name}.pdf"]
-        drawing.begin(paper_chart(picture), files)
+    """Begin to draw the charts of a section; other sections are computed meanwhile."""
+    for chart in section.pictures:
+        png = out / "figures" / f"{chart.name}.png"
+        pdf = out / _PAPER / "figures" / f"{chart.name}.pdf"
+        drawing.begin(paper_chart(chart), [png, pdf])
 
 
-def _no_repeats(what: str, names: Iterable[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            msg = f"every {what} of a report has a name of its own, and two are called {name!r}"
-            raise AnalysisError(msg)
-        seen.add(name)
+def _refuse_repeats(kind: str, names: Sequence[str]) -> None:
+    name, count = next(iter(Counter(names).most_common(1)), ("", 0))
+    if count > 1:
+        msg = f"every {kind} of a report has a name of its own, and two are called {name!r}"
+        raise AnalysisError(msg)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,8 +14,6 @@ from batchscape.analysis.estimates import FEWEST
 from batchscape.analysis.numbers import MISSING, Scale, memory_scale, significant, time_scale
 from batchscape.analysis.numbers import with_spread as spread_text
 from batchscape.outgoing import outgoing
-
-__all__ = ["MAX_ROWS", "Column", "Table", "Texts"]
 
 MAX_ROWS = 40
 """Rows of a long table that page and Markdown show: about what one printed page holds."""
@@ -29,11 +28,11 @@ class Column:
     """What one column shows of the frame."""
 
     name: str
-    """Column of the frame with its values, which the page sorts by."""
+    """Column of the frame that has the values; the page sorts by them."""
     header: str = ""
     """Empty: the name, with blanks."""
     unit: str = ""
-    """Stands in the header; `GiB` and `s` become MiB and ms where all values are small."""
+    """Unit in the header; `GiB` and `s` become MiB and ms where all values are small."""
     format: int | str = 4
     """Significant digits, or a format such as `.0f`."""
     low: str = ""
@@ -42,50 +41,45 @@ class Column:
     spread: str = ""
     """Column with half-widths, in place of ends."""
     n: str = ""
-    """Column with the units behind each value, which are said below `FEWEST`, where no interval is
-    shown; with `usual`, where they are others."""
+    """Column with the sample size of each value. It is shown where it is below `FEWEST`, or, with
+    `usual`, where it differs from that."""
     usual: str = ""
-    """Column with the n that goes without saying."""
+    """Column with the n that is not repeated."""
     units: str = ""
     """Column with the unit of each value, where they differ."""
     words: Mapping[Any, str] | None = None
-    """What values are called."""
+    """Texts of values that are codes."""
     texts: Sequence[str] | pd.Series[str] | None = None
-    """Texts, one a row of the frame, where no format makes them."""
+    """Texts, one a row of the frame, in place of formatted values."""
     missing: str = MISSING
-    """Stands where there is no value."""
+    """Text of a missing value."""
     is_left: bool = False
-    """Whether it names the row: set flush left, and kept where it says nothing."""
+    """Whether the column names the row: flush left, and kept where all its values are missing."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table in full, and what of it is shown."""
+    """A whole table, and the columns and rows of it that are shown."""
 
     name: str
     """File name without its ending: `tables/<name>.csv`, `paper/tables/<name>.tex`."""
     title: str
     frame: pd.DataFrame
-    """Everything; its rows name the runs behind them."""
+    """All rows and columns of the CSV file; rows name the runs behind them."""
     columns: Sequence[Column]
-    """What is shown: those that name the row first."""
+    """Columns that are shown; those that name the row come first."""
     rows: Sequence[int] | None = None
     """Positions of the rows that are shown; None: all of them."""
     footnotes: Sequence[Sequence[object] | pd.Series[Any]] = ()
-    """Texts, one a row of the frame or missing, in several such columns."""
+    """Columns of texts, each with one a row of the frame, or a missing value."""
     notes: Sequence[str] = ()
     """Lines under the table, definitions among them."""
     bold: Collection[tuple[int, str]] = ()
-    """What is set in bold, by position of the row and name of the column; a note says why."""
+    """Values in bold, by position of the row and name of the column; a note says why."""
     lead: Sequence[int] = ()
     """Positions of the rows that are shown first where there is no room for all."""
     hidden: Collection[str] = ()
     """Columns of the frame that are in no file."""
-
-    @property
-    def csv(self) -> pd.DataFrame:
-        """What the file has."""
-        return self.frame.drop(columns=list(self.hidden))
 
     @property
     def positions(self) -> list[int]:
@@ -95,42 +89,48 @@ class Table:
     @property
     def filled(self) -> dict[Column, tuple[str, list[str]]]:
         """Header and texts of the columns that say anything of a row that is shown."""
-        written = {column: _written(column, self.frame, self.positions) for column in self.columns}
-        return {column: of for column, of in written.items() if _says(column, of[1])}
+        filled = {}
+        for column in self.columns:
+            header, texts = _column_texts(column, self.frame, self.positions)
+            if not set(texts) <= ({""} if column.is_left else {"", MISSING}):
+                filled[column] = header, texts
+        return filled
 
     def texts(self) -> Texts:
         """Write the rows that are shown."""
         rows, filled = self.positions, self.filled
-        columns, kept = list(filled), list(filled.values())
         footnotes = [list(texts) for texts in self.footnotes]
-        said = [[text[row] for text in footnotes if isinstance(text[row], str)] for row in rows]
-        texts = dict.fromkeys(text for own in said for text in own)
-        letters = {text: _letter(i) for i, text in enumerate(texts)}
-        bold = {(rows.index(row), name) for row, name in self.bold if row in rows}
+        row_notes = [
+            [texts[row] for texts in footnotes if isinstance(texts[row], str)] for row in rows
+        ]
+        all_notes = dict.fromkeys(itertools.chain(*row_notes))
+        letters = {note: _letter(place) for place, note in enumerate(all_notes)}
+        place = {row: index for index, row in enumerate(rows)}
         return Texts(
             title=outgoing(self.title),
-            headers=[outgoing(header) for header, _ in kept],
+            headers=[outgoing(header) for header, _ in filled.values()],
             rows=[
                 [outgoing(text) for text in row]
-                for row in zip(*(texts for _, texts in kept), strict=True)
+                for row in zip(*(texts for _, texts in filled.values()), strict=True)
             ],
-            keys=[_keys(column, self.frame, rows) for column in columns],
-            n_left=sum(column.is_left for column in columns),
+            keys=[_sort_keys(column, self.frame, rows) for column in filled],
+            n_left=sum(column.is_left for column in filled),
             marks=[
-                [letters[text] for text in sorted(own, key=letters.__getitem__)] for own in said
+                [letters[note] for note in sorted(notes, key=letters.__getitem__)]
+                for notes in row_notes
             ],
-            footnotes={letter: outgoing(str(text)) for text, letter in letters.items()},
+            footnotes={letter: outgoing(str(note)) for note, letter in letters.items()},
             notes=[outgoing(note) for note in self.notes],
             bold={
-                (row, i) for i, of in enumerate(columns) for row, name in bold if name == of.name
+                (place[row], index)
+                for index, column in enumerate(filled)
+                for row, name in self.bold
+                if name == column.name and row in place
             },
         )
 
     def shortened(self, max_rows: int = MAX_ROWS) -> Table:
-        """Keep what a page can show of a long table, and say so under it.
-
-        Those of `lead` are kept first, then those with a bold figure, then the first ones.
-        """
+        """Keep the rows of `lead`, then those with a bold figure, then the first ones; note it."""
         rows = self.positions
         if len(rows) <= max_rows:
             return self
@@ -147,14 +147,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Texts:
-    """A table as texts, before any markup; as they may leave, whoever made them."""
+    """A table as texts without secrets or control characters, before any markup."""
 
     title: str
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
     keys: Sequence[Sequence[float | None] | None]
-    """Numbers that the rows are sorted by, a column each; None: by the texts, or at the end."""
+    """Numbers that sort the rows, a column each. A column that is None sorts by its texts."""
     n_left: int
+    """Columns that name the row."""
     marks: Sequence[Sequence[str]]
     """Letters of the footnotes of each row, set behind its last left column."""
     footnotes: Mapping[str, str]
@@ -163,34 +164,27 @@ class Texts:
     """By row and column."""
 
 
-def _says(column: Column, texts: Sequence[str]) -> bool:
-    """Tell whether a column says anything of a row."""
-    return not set(texts) <= ({""} if column.is_left else {"", MISSING})
-
-
-def _written(column: Column, frame: pd.DataFrame, rows: Sequence[int]) -> tuple[str, list[str]]:
+def _column_texts(
+    column: Column, frame: pd.DataFrame, rows: Sequence[int]
+) -> tuple[str, list[str]]:
     """Write the header and the texts of a column."""
     header = column.header or column.name.replace("_", " ")
     if column.texts is not None:
         texts = list(column.texts)
         return header, [str(texts[row]) for row in rows]
-    scale = _scale(column, frame)
-    header = f"{header} ({scale.unit})" if scale.unit else header
-    shown = list(_numbers(column, frame.iloc[list(rows)], scale))
-    counts = [n for text, n in shown if not text.startswith((MISSING, column.missing))]
-    if len(counts) > 1 and len(set(counts)) == 1 and counts[0]:
-        return f"{header}, {counts[0]}", [text for text, _ in shown]
-    return header, [f"{text} ({n})" if n else text for text, n in shown]
-
-
-def _scale(column: Column, frame: pd.DataFrame) -> Scale:
+    scale = Scale(column.unit, 1.0)
     if column.unit in _SCALES:
-        return _SCALES[column.unit](_floats(frame, column.name))
-    return Scale(column.unit, 1.0)
+        scale = _SCALES[column.unit](_floats(frame, column.name))
+    header = f"{header} ({scale.unit})" if scale.unit else header
+    values = list(_value_texts(column, frame.iloc[list(rows)], scale))
+    counts = [n for text, n in values if not text.startswith((MISSING, column.missing))]
+    if len(counts) > 1 and len(set(counts)) == 1 and counts[0]:
+        return f"{header}, {counts[0]}", [text for text, _ in values]
+    return header, [f"{text} ({n})" if n else text for text, n in values]
 
 
-def _numbers(column: Column, rows: pd.DataFrame, scale: Scale) -> Iterator[tuple[str, str]]:
-    """Yield each value as a text, with what is to be said of its n."""
+def _value_texts(column: Column, rows: pd.DataFrame, scale: Scale) -> Iterator[tuple[str, str]]:
+    """Yield each value as a text, with its n as a text or empty."""
     kind = pd.api.types.infer_dtype(rows[column.name], skipna=True)
     is_number = kind in _NUMBERS and column.words is None
     if not is_number or (kind == "integer" and column.format == 4):
@@ -202,13 +196,17 @@ def _numbers(column: Column, rows: pd.DataFrame, scale: Scale) -> Iterator[tuple
     units = rows[column.units] if column.units else [""] * len(rows)
     numbers = zip(units, *(_floats(rows, name) for name in parts), strict=True)
     for unit, value, low, high, spread, n, usual in numbers:
-        own = _SCALES[unit]([value]) if unit in _SCALES else Scale(str(unit or ""), scale.factor)
-        few = n < FEWEST and not np.isnan(value)
-        ends = (np.nan, np.nan) if few else (low * own.factor, high * own.factor)
-        text = _with_ends(column, value * own.factor, ends, spread * own.factor)
-        text = f"{text} {own.unit}" if own.unit and not np.isnan(value) else text
-        says_n = 0 < n != usual and not np.isnan(value) if column.usual else few
-        yield text, f"n = {n:.0f}" if says_n else ""
+        if unit in _SCALES:
+            value_scale = _SCALES[unit]([value])
+        else:
+            value_scale = Scale(str(unit or ""), scale.factor)
+        factor, is_missing = value_scale.factor, np.isnan(value)
+        is_few = n < FEWEST and not is_missing
+        ends = (np.nan, np.nan) if is_few else (low * factor, high * factor)
+        text = _with_ends(column, value * factor, ends, spread * factor)
+        text = f"{text} {value_scale.unit}" if value_scale.unit and not is_missing else text
+        has_n = 0 < n != usual and not is_missing if column.usual else is_few
+        yield text, f"n = {n:.0f}" if has_n else ""
 
 
 def _floats(frame: pd.DataFrame, name: str) -> list[float]:
@@ -218,25 +216,25 @@ def _floats(frame: pd.DataFrame, name: str) -> list[float]:
 
 
 def _with_ends(column: Column, value: float, ends: tuple[float, float], spread: float) -> str:
+    digits = column.format
+    value_text, low_text, high_text = (
+        significant(number, digits) if isinstance(digits, int) else format(number, digits)
+        for number in (value, *ends)
+    )
     if np.isnan(value):
         if not ends[0] > 0:
             return column.missing
-        least = f"≥ {_number(ends[0], column.format)}"
-        return least if column.missing == MISSING else f"{column.missing} ({least})"
-    if column.spread and isinstance(column.format, int):
-        return spread_text(value, spread, column.format)
-    text = _number(value, column.format)
-    if np.isnan(ends).any():
-        return text
-    return f"{text} [{', '.join(_number(end, column.format) for end in ends)}]"
+        bound = f"≥ {low_text}"
+        return bound if column.missing == MISSING else f"{column.missing} ({bound})"
+    if column.spread and isinstance(digits, int):
+        return spread_text(value, spread, digits)
+    return value_text if np.isnan(ends).any() else f"{value_text} [{low_text}, {high_text}]"
 
 
-def _number(value: float, how: int | str) -> str:
-    return significant(value, how) if isinstance(how, int) else format(value, how)
-
-
-def _keys(column: Column, frame: pd.DataFrame, rows: Sequence[int]) -> list[float | None] | None:
-    """Return what a column sorts by; None where its values are no numbers."""
+def _sort_keys(
+    column: Column, frame: pd.DataFrame, rows: Sequence[int]
+) -> list[float | None] | None:
+    """Return the numbers that sort a column; None where its values are no numbers."""
     if column.name not in frame:
         return None
     values = frame[column.name].iloc[list(rows)]

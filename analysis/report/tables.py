@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.best import mark_best
+from batchscape.analysis.best import SIGNIFICANCE, mark_best
 from batchscape.analysis.cells import GEOMETRY, OF_THE_UPDATE, RATE, Cells, setting_texts
 from batchscape.analysis.comparison import (
     DISTURBED,
@@ -18,25 +18,10 @@ from batchscape.analysis.comparison import (
 from batchscape.analysis.estimates import FEWEST, LEVEL
 from batchscape.analysis.labels import setting_headers
 from batchscape.analysis.numbers import TIMES, unit_of
-from batchscape.analysis.report.definitions import (
-    footnotes,
-    peaks,
-    ratio_definition,
-    rule_of_bold,
-)
 from batchscape.analysis.report.table import Column, Table
 from batchscape.errors import ConfigError
 from batchscape.record.figures import COMPARED, FIGURES
-from batchscape.text import suggest
-
-__all__ = [
-    "GEOMETRY_HEADER",
-    "comparison_table",
-    "decomposition_table",
-    "figures_shown",
-    "geometry_column",
-    "setting_columns",
-]
+from batchscape.text import count_text, suggest
 
 GEOMETRY_HEADER = f"devices {TIMES} micro {TIMES} accumulation = global"
 """Header of a column of geometries."""
@@ -45,7 +30,7 @@ _RATIO = "throughput_ratio"
 _PAIRS = "throughput_ratio_pairs"
 """The n of ratios; missing at the reference."""
 
-_OF_DISTURBED = (
+_DISTURBED_DEFINITION = (
     f"disturbed: processor time: {FIGURES['processor_time_s'].meaning}, of cells of which no time "
     "counts. A hint, and no step time: waits for a core, for samples and for other ranks are not "
     "in it, and it is longer where other work shares caches. It is in no ratio, test or claim."
@@ -58,57 +43,38 @@ def comparison_table(
     at_best: Collection[int] = (),
     figures: Sequence[str] | None = None,
 ) -> Table:
-    """Choose what of the comparison is shown.
-
-    Parameters
-    ----------
-    comparison : DataFrame
-        As `compare` returns it.
-    cells : Cells
-        What it was computed from.
-    at_best : collection of int
-        Cells to show first where there is no room for all, as `cells_at_best` returns them.
-    figures : sequence of str, optional
-        Those that are shown, in this order; by default all that say anything.
-    """
-    shown = [name for name in figures_shown(figures) if comparison[f"{name}_n"].gt(0).any()]
+    """Show `compare(cells)`, the cells of `at_best` first where there is no room for all."""
+    names = [name for name in comparison_figures(figures) if comparison[f"{name}_n"].gt(0).any()]
     if figures is None:
-        shown = [name for name in shown if _says_more(comparison, name)]
+        names = [name for name in names if not _is_redundant(comparison, name)]
     marks = mark_best(cells, valid_figures(cells.runs)).loc[comparison.index]
     reference = comparison[_RATIO].eq(1)
     # The reference has no pairs of its own.
     frame = comparison.assign(**{_PAIRS: comparison[f"{_RATIO}_n"].mask(reference)})
+    pairs = zip(comparison["n_completed"], comparison["n"], strict=True)
+    counts = [str(n) if done in {0, n} and done else f"{done} of {n}" for done, n in pairs]
     columns = [
         geometry_column(comparison),
         *setting_columns(comparison, cells.shown),
         *([] if comparison["status"].eq("completed").all() else [Column("status", is_left=True)]),
-        Column("n_completed", "n", texts=_counts(comparison)),
+        Column("n_completed", "n", texts=counts),
+        *map(_figure_column, names),
     ]
+    bold = {
+        (int(row), _figure_column(name).name)
+        for name in names
+        if f"{name}_best" in marks
+        for row in np.flatnonzero(marks[f"{name}_best"])
+    }
     definitions = [
         "n: completed runs, as '2 of 3' where other runs of the cell did not complete. Figures are "
         f"means ± half-widths of their {LEVEL:.0%} t-intervals over the completed runs only: "
         "over n runs for memory and times, over seeds for losses; (n = ...) where that n differs. "
         f"Below {FEWEST} values the mean stands alone: an interval of two says nothing.",
-        rule_of_bold(marks, cells),
+        _rule_of_bold(marks, cells),
+        *(text for name in names for text in _definitions(name, cells)),
     ]
-    bold: set[tuple[int, str]] = set()
-    # What no cell has is no column; the notes of the report say why there are no times.
-    for name in shown:
-        column = _column(name)
-        columns.append(column)
-        if f"{name}_best" in marks:
-            bold |= {(int(row), column.name) for row in np.flatnonzero(marks[f"{name}_best"])}
-        if name == _RATIO:
-            definitions.append(ratio_definition(throughput_ratios(cells)))
-        elif name == DISTURBED:
-            definitions.append(_OF_DISTURBED)
-        elif name == "peak_allocated_gib":
-            definitions += _of_memory(column.header, cells)
-        else:
-            definitions.append(f"{column.header}: {FIGURES[name].meaning}.")
-        if name == "mfu_pct":
-            definitions.append(peaks(cells))
-    if lacking := [name for name in figures or () if name not in shown]:
+    if lacking := [name for name in figures or () if name not in names]:
         definitions.append(f"No run of these has what was asked for: {', '.join(lacking)}.")
     if unshown := cells.unshown():
         definitions.append(f"Also vary, together with settings shown: {', '.join(unshown)}.")
@@ -118,19 +84,115 @@ def comparison_table(
         frame,
         columns,
         notes=definitions,
-        footnotes=footnotes(comparison, cells),
+        footnotes=_footnotes(comparison, cells),
         bold=bold,
         lead=_at_best_update(comparison, cells, at_best),
         hidden=[*comparison.columns.difference(recorded_columns(comparison).columns), _PAIRS],
     )
 
 
-def _at_best_update(comparison: pd.DataFrame, cells: Cells, at_best: Collection[int]) -> list[int]:
-    """Return the rows that share the settings of the update with the lowest loss of their batch.
+def _is_redundant(comparison: pd.DataFrame, name: str) -> bool:
+    """Tell whether another figure says the same."""
+    if name == "samples_per_s":
+        return not (comparison["samples_per_s_n"].gt(0) & comparison["tokens_per_s_n"].eq(0)).any()
+    # The first cell of its settings has ratio 1: alone, it says nothing.
+    return name == _RATIO and not comparison[_RATIO].dropna().ne(1).any()
 
-    Of each global batch, and of what else differs, and first among cells at the best learning
-    rate, then those whose runs all completed; none where one update is all there is. One row of
-    each global batch stands before the others, the smallest batch first.
+
+def _figure_column(name: str) -> Column:
+    if name == _RATIO:
+        ends = (f"{_RATIO}_low", f"{_RATIO}_high", "", _PAIRS, "n_completed")
+        return Column(_RATIO, "throughput ratio", "", ".3f", *ends)
+    return Column(
+        f"{name}_mean",
+        "disturbed: processor time" if name == DISTURBED else FIGURES[name].label,
+        unit_of(name),
+        spread=f"{name}_ci95",
+        n=f"{name}_n",
+        usual="n_completed",
+    )
+
+
+def _rule_of_bold(marks: pd.DataFrame, cells: Cells) -> str:
+    """Say what bold means, or why nothing can be; `marks` is of `mark_best`."""
+    count = int(marks["best_comparisons"].max())
+    if not count:
+        return "Nothing is bold: no two cells could be compared for a best, run by run."
+    headers = zip(cells.contexts, setting_headers(cells.contexts), strict=True)
+    labels = [cells.label_of(name) if name == RATE else header for name, header in headers]
+    candidates = f"the cells of equal {', '.join(labels)}" if labels else "the cells"
+    return (
+        f"Bold: best in its column among {candidates}, and told from each of them: "
+        "two-sided t-tests of differences paired by seed, of which the largest p value counts, "
+        f"below {SIGNIFICANCE:g} after Holm's adjustment for "
+        f"{count_text(count, 'such comparison')} in this table. Step times "
+        "are compared at one global batch size, losses after equal samples, with the "
+        "decompositions of one global batch as one candidate (but for those of a program of "
+        "others). Where the best cell has runs that did not complete, "
+        "or is not told from another one, nothing is bold."
+    )
+
+
+def _definitions(name: str, cells: Cells) -> Iterator[str]:
+    """Say what a figure of the comparison is."""
+    label = _figure_column(name).header
+    if name == _RATIO:
+        references = throughput_ratios(cells)["throughput_ratio_reference"].dropna().unique()
+        first = f", {references[0]}" if len(references) == 1 else " of the same settings"
+        yield (
+            f"{label}: throughput over that of the first cell{first}, geometric mean over "
+            f"pairs of runs with the same seed, with its {LEVEL:.0%} t-interval."
+        )
+    elif name == DISTURBED:
+        yield _DISTURBED_DEFINITION
+    elif name != "peak_allocated_gib" or not cells.of_programs().all():
+        yield f"{label}: {FIGURES[name].meaning}."
+    # No allocator can be asked for the peak of a program.
+    if name == "peak_allocated_gib" and cells.of_programs().any():
+        yield (
+            f"{label} of a program: what all its processes hold on a device, or on a processor "
+            "what they share with no other process; allocated or not."
+        )
+    if name == "mfu_pct":
+        recorded = cells.runs.dropna(subset=["peak_tflops", "peak_source"])
+        ranges = recorded.groupby("peak_source")["peak_tflops"].agg(["min", "max"])
+        peaks = [
+            f"{' to '.join(dict.fromkeys((f'{low:.3g}', f'{high:.3g}')))} ({source})"
+            for source, low, high in ranges.itertuples()
+        ]
+        yield (
+            "Model FLOPs: matrix products and attention of one forward and backward, 2 a "
+            "multiply-add, causal attention in full, padding counted like any other token, "
+            "recomputation not counted; over the time in optimizer steps, without what is between "
+            f"them. Peak of a device in 10^12 FLOP/s: {'; '.join(peaks)}."
+        )
+
+
+def _footnotes(comparison: pd.DataFrame, cells: Cells) -> list[list[str | None]]:
+    """Say for each cell which of its figures are missing or cut short, and why."""
+    open_status = comparison["status"].where(comparison["n_completed"].lt(comparison["n"]))
+    lacks_some = comparison["step_time_s_n"].gt(0)
+    timing = lacks_some.map({True: "some times left out", False: "no times"})
+    is_at_target = cells.runs.reindex(columns=["stop_reason"])["stop_reason"].eq("target")
+    n_at_target = is_at_target.groupby(cells.runs["cell"]).sum().reindex(comparison.index)
+    return [
+        comparison["reason"].where(comparison["reason"].notna(), open_status).tolist(),
+        (timing + ": " + comparison["timing_note"].astype("string")).tolist(),
+        ("not decomposition-invariant: " + comparison["not_invariant"].astype("string")).tolist(),
+        [
+            f"{count} of {n} stopped at a target loss: final losses are those there"
+            if count
+            else None
+            for count, n in zip(n_at_target, comparison["n_completed"], strict=True)
+        ],
+    ]
+
+
+def _at_best_update(comparison: pd.DataFrame, cells: Cells, at_best: Collection[int]) -> list[int]:
+    """Return the rows whose settings of the update gave the lowest loss of their global batch.
+
+    Cells of `at_best` are preferred, then cells whose runs all completed. One row of each global
+    batch stands before the others, the smallest batch first. Empty where only one update was tried.
     """
     apart = [name for name in cells.contexts if not name.startswith(OF_THE_UPDATE)]
     updates = [name for name in cells.contexts if name not in apart]
@@ -145,36 +207,16 @@ def _at_best_update(comparison: pd.DataFrame, cells: Cells, at_best: Collection[
     order["other"] = ~order.index.isin(list(at_best))
     order = order.sort_values(["other", "survivors", "loss"], kind="stable")
     best = pd.Series(order.index, order.index).groupby(place.loc[order.index]).first()
-    wanted = place.map(best.map(update))
-    rows = np.flatnonzero(update.eq(wanted).loc[comparison.index])
+    best_update = place.map(best.map(update))
+    rows = np.flatnonzero(update.eq(best_update).loc[comparison.index])
     sizes = comparison["global_batch_size"].iloc[rows].to_numpy(dtype=float, na_value=np.nan)
     rows = rows[np.argsort(sizes, kind="stable")]
     is_further = place.loc[comparison.index].iloc[rows].duplicated().to_numpy()
     return [*rows[~is_further].tolist(), *rows[is_further].tolist()]
 
 
-def _of_memory(label: str, cells: Cells) -> Iterator[str]:
-    """Say what the peak of memory is: of a program no allocator can be asked."""
-    of_programs = cells.of_programs()
-    if not of_programs.all():
-        yield f"{label}: {FIGURES['peak_allocated_gib'].meaning}."
-    if of_programs.any():
-        yield (
-            f"{label} of a program: what all its processes hold on a device, or on a processor "
-            "what they share with no other process; allocated or not."
-        )
-
-
 def decomposition_table(table: pd.DataFrame, cells: Cells) -> Table:
-    """Choose what of the differences between decompositions is shown.
-
-    Parameters
-    ----------
-    table : DataFrame
-        As `compare_decompositions` returns it.
-    cells : Cells
-        What it was computed from.
-    """
+    """Show `compare_decompositions(cells)`."""
     settings = [name for name in cells.contexts if name != "precision"]
     precisions = table["precision"].fillna("unknown").unique()
     if len(precisions) > 1:
@@ -207,7 +249,7 @@ def decomposition_table(table: pd.DataFrame, cells: Cells) -> Table:
 
 
 def geometry_column(table: pd.DataFrame, header: str = GEOMETRY_HEADER) -> Column:
-    """Write geometries as 1x32x1=32, `?` where a part was never determined."""
+    """Write geometries as 1x32x1=32, with `?` for a part that was never determined."""
     parts = [table[name].astype("string").fillna("?") for name in GEOMETRY]
     texts = parts[0] + TIMES + parts[1] + TIMES + parts[2] + "=" + parts[3]
     return Column("geometry", header, texts=texts, is_left=True)
@@ -221,54 +263,19 @@ def setting_columns(table: pd.DataFrame, names: Sequence[str]) -> list[Column]:
     keys = [
         "learning_rate" if name == RATE and "learning_rate" in table else name for name in names
     ]
-    columns = zip(keys, headers, texts, strict=True)
-    return [Column(key, header, texts=own, is_left=True) for key, header, own in columns]
+    parts = zip(keys, headers, texts, strict=True)
+    return [Column(key, header, texts=column, is_left=True) for key, header, column in parts]
 
 
-def figures_shown(columns: Sequence[str] | None) -> Sequence[str]:
-    """Return the figures of a comparison: those asked for, else all, in the order of the table.
-
-    Raises
-    ------
-    ConfigError
-        If one that is asked for is no figure of the comparison.
-    """
-    after = {"step_time_s": [DISTURBED], "samples_per_s": [_RATIO]}
-    known = [name for figure in COMPARED for name in (figure, *after.get(figure, ()))]
-    for name in columns or ():
-        if name not in known:
+def comparison_figures(names: Sequence[str] | None) -> Sequence[str]:
+    """Return figures of the comparison, by default all in the order of the table; refuse others."""
+    followers = {"step_time_s": [DISTURBED], "samples_per_s": [_RATIO]}
+    choices = [name for figure in COMPARED for name in (figure, *followers.get(figure, ()))]
+    for name in names or ():
+        if name not in choices:
             msg = (
                 f"--columns takes figures of the comparison, but {name!r} is none"
-                f"{suggest(name, known)}"
+                f"{suggest(name, choices)}"
             )
             raise ConfigError(msg)
-    return known if columns is None else list(dict.fromkeys(columns))
-
-
-def _says_more(comparison: pd.DataFrame, name: str) -> bool:
-    """Tell whether a figure says anything that another one does not."""
-    if name == "samples_per_s":
-        return bool(
-            (comparison["samples_per_s_n"].gt(0) & comparison["tokens_per_s_n"].eq(0)).any()
-        )
-    # The first cell of its settings has ratio 1: alone, it says nothing.
-    return name != _RATIO or bool(comparison[_RATIO].dropna().ne(1).any())
-
-
-def _column(name: str) -> Column:
-    if name == _RATIO:
-        ends = (f"{_RATIO}_low", f"{_RATIO}_high", "", _PAIRS, "n_completed")
-        return Column(_RATIO, "throughput ratio", "", ".3f", *ends)
-    return Column(
-        f"{name}_mean",
-        "disturbed: processor time" if name == DISTURBED else FIGURES[name].label,
-        unit_of(name),
-        spread=f"{name}_ci95",
-        n=f"{name}_n",
-        usual="n_completed",
-    )
-
-
-def _counts(comparison: pd.DataFrame) -> list[str]:
-    pairs = zip(comparison["n_completed"], comparison["n"], strict=True)
-    return [str(n) if done in {0, n} and done else f"{done} of {n}" for done, n in pairs]
+    return choices if names is None else list(dict.fromkeys(names))

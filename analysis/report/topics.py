@@ -1,4 +1,4 @@
-"""What a report says beside the comparison: the list of its topics."""
+"""The topics of a report, in the order of its page, and the material they are computed from."""
 
 from __future__ import annotations
 
@@ -42,31 +42,29 @@ from batchscape.analysis.tradeoff.topic import tradeoff_section
 from batchscape.errors import AnalysisError
 from batchscape.record.tables import Tables
 
-__all__ = ["TOPICS", "Material", "Topic", "find_sections"]
-
-_TOLD = ("completed", "diverged", "pruned")
+_WITH_RESULT = ("completed", "diverged", "pruned")
 """Statuses of runs that have a result."""
 
 
 @dataclass(frozen=True)
 class Material:
-    """What topics are computed from; what several of them need is computed once."""
+    """Tables that several topics are computed from, each computed once."""
 
     cells: Cells
     tables: Tables
-    """What the runs of `cells` were loaded from."""
     targets: Sequence[float] | None = None
-    """Held-out losses to reach; by default chosen from what every global batch reached."""
+    """Held-out losses to reach; by default chosen from the losses that every global batch
+    reached."""
 
     @cached_property
     def noise(self) -> pd.DataFrame:
-        """As `cell_noise_scales` returns it."""
+        """The noise scales of the cells."""
         return cell_noise_scales(self.cells, self.tables.steps)
 
     @cached_property
     def reached(self) -> tuple[pd.DataFrame | None, tuple[str, ...]]:
         """Steps to the targets (None: there is nothing to reach), and how these were chosen."""
-        if self.targets is None and not self.cells.runs["status"].isin(_TOLD).any():
+        if self.targets is None and not self.cells.runs["status"].isin(_WITH_RESULT).any():
             return None, ()
         try:
             curves = curves_of(self.cells, self.tables)
@@ -85,26 +83,26 @@ class Material:
 
     @cached_property
     def best(self) -> pd.DataFrame | None:
-        """Those at the best learning rate of each global batch."""
+        """Steps to the targets at the best learning rate of each global batch."""
         return None if self.reaches is None else at_best_learning_rate(self.reaches)
 
     @cached_property
     def finals(self) -> pd.DataFrame:
-        """As `final_losses` returns it, with `group` and `cell`."""
+        """The final losses, with `group` and `cell`."""
         runs, group_of = self.cells.runs, self.group_of
         runs = runs[runs["cell"].isin(group_of)]
         return final_losses(runs).assign(group=runs["cell"].map(group_of), cell=runs["cell"])
 
     @cached_property
     def at_best(self) -> dict[int, float]:
-        """Cells that stand for their global batch, as `cells_at_best` returns them."""
+        """The best learning rate of each cell that stands for its global batch."""
         with suppress(AnalysisError):
             return {} if self.reaches is None else cells_at_best(self.reaches, self.finals)
         return {}
 
     @cached_property
     def groups(self) -> pd.DataFrame:
-        """As `curve_groups` returns it: what must not be pooled at one target."""
+        """Groups of cells that must not be pooled at one target."""
         return curve_groups(self.cells)
 
     @property
@@ -122,26 +120,14 @@ class Topic(NamedTuple):
     """One topic of the report."""
 
     title: str
-    """Of its section where it has no answer, and says why."""
+    """Title of its section where it cannot answer."""
     section: Callable[[Material], Section | None]
-    """What it says; None where the runs have nothing for it."""
+    """Computes the section; None where the runs have nothing for it."""
 
 
 def find_sections(material: Material) -> Iterator[Section]:
-    """Compute one section after the other.
-
-    Yields
-    ------
-    Section
-        In the order of the page, without those that the runs have nothing for. A topic that
-        cannot answer says why, and leaves the others alone.
-
-    Raises
-    ------
-    AnalysisError
-        If a target that was asked for cannot be one.
-    """
-    # Targets that were asked for are refused here, not topic by topic.
+    """Compute the sections in the order of the page; a topic that cannot answer says why."""
+    # Targets of the user are refused here, not topic by topic.
     _ = material.reached
     for topic in TOPICS:
         try:
@@ -162,11 +148,11 @@ def _tradeoff(material: Material) -> Section | None:
             reaches[(reaches["group"] == group) & (reaches["target_loss"] == target)]
         )
 
-    known = material.noise[material.noise["note"].isna() & material.noise["estimate"].notna()]
-    noise_scales = known.assign(
-        cell=known.index,
-        group=known.index.map(material.group_of),
-        global_batch_size=material.cells.table["global_batch_size"].reindex(known.index),
+    identified = material.noise[material.noise["note"].isna() & material.noise["estimate"].notna()]
+    noise_scales = identified.assign(
+        cell=identified.index,
+        group=identified.index.map(material.group_of),
+        global_batch_size=material.cells.table["global_batch_size"].reindex(identified.index),
     )
     reached = best[best["outcome"].eq("reached")]
     return tradeoff_section(
@@ -176,13 +162,6 @@ def _tradeoff(material: Material) -> Section | None:
         warnings=list(coarse_warnings(reached, reaches_table(best), material.labels)),
         tuning=tuning,
     )
-
-
-def _learning_rate(material: Material) -> Section | None:
-    if material.reaches is None:
-        return None
-    batches = launched_batches(material.cells.runs)
-    return learning_rate_section(material.reaches, material.finals, material.labels, batches)
 
 
 def _targets(material: Material) -> Section | None:
@@ -201,23 +180,30 @@ def _targets(material: Material) -> Section | None:
     return section and replace(section, curves={"reaches": reaches.assign(is_best=is_best)})
 
 
-def _claims(material: Material) -> Section | None:
-    cells, tables = material.cells, material.tables
-    return claims_section(
-        Evidence(cells, tables.steps, tables.evals, tables.ranks, material.reaches)
-    )
-
-
 TOPICS = (
     Topic("Search", lambda m: search_section(m.cells)),
     Topic("Which geometry to use", lambda m: decision_section(m.cells, m.tables, m.reaches)),
     Topic("Update frequency against convergence", _tradeoff),
-    Topic("Claims", _claims),
+    Topic(
+        "Claims",
+        lambda m: claims_section(
+            Evidence(m.cells, m.tables.steps, m.tables.evals, m.tables.ranks, m.reaches)
+        ),
+    ),
     Topic("Decompositions", lambda m: equivalence_section(m.cells, m.tables, m.reaches)),
     Topic("What a step costs", lambda m: cost_section(m.cells)),
     Topic("Where memory ends", lambda m: frontier_section(m.cells)),
     Topic("Predicted against measured", lambda m: predicted_section(m.cells)),
-    Topic("Learning rate", _learning_rate),
+    Topic(
+        "Learning rate",
+        lambda m: (
+            None
+            if m.reaches is None
+            else learning_rate_section(
+                m.reaches, m.finals, m.labels, launched_batches(m.cells.runs)
+            )
+        ),
+    ),
     Topic("Targets", _targets),
     Topic(
         "Gradient noise scale",

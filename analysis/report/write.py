@@ -32,7 +32,7 @@ from batchscape.analysis.report.sections import (
     write_sections,
 )
 from batchscape.analysis.report.table import Table
-from batchscape.analysis.report.tables import comparison_table, figures_shown
+from batchscape.analysis.report.tables import comparison_figures, comparison_table
 from batchscape.analysis.report.topic import Section
 from batchscape.analysis.report.topics import Material, find_sections
 from batchscape.analysis.report.writers import show, write_csv
@@ -42,11 +42,9 @@ from batchscape.outgoing import visible
 from batchscape.record.figures import COLUMNS
 from batchscape.record.folder import SweepFolder
 from batchscape.record.noise_scale import SAMPLED
-from batchscape.record.tables import Tables, load
+from batchscape.record.tables import load
 from batchscape.record.trials import refuse_trials
 from batchscape.text import count_text
-
-__all__ = ["READ", "Report", "write_report"]
 
 _MOST_ROWS = 20
 """Rows of the comparison in the terminal."""
@@ -63,20 +61,20 @@ READ = {
 
 @dataclass(frozen=True)
 class Report:
-    """What was written, and what the terminal shows of it."""
+    """A report that was written."""
 
     out: Path
     """Folder of the report."""
     comparison: pd.DataFrame
     """One row a cell, as `compare` returns it."""
     sections: tuple[Section, ...]
-    """What else the runs say, topic by topic."""
+    """The answers, topic by topic."""
     notes: tuple[str, ...]
-    """What was left out, and what the numbers cannot carry."""
+    """Runs that were left out, and limits of the numbers."""
     files: tuple[Path, ...]
     """Every file written, `report.md` first."""
     table: Table
-    """What is shown of the comparison."""
+    """Columns and rows of the comparison that are shown."""
 
     @property
     def tables(self) -> dict[str, Table]:
@@ -88,16 +86,16 @@ class Report:
         show(console, self.table, _MOST_ROWS)
         for note in self.notes[:_MOST_NOTES]:
             _say(console, f"- {note}")
-        said = [f"{i}. {text}" for i, text in enumerate(in_short(self.sections), 1)]
-        for text in ["", *said] if said else []:
+        answers = [f"{i}. {text}" for i, text in enumerate(in_short(self.sections), 1)]
+        for text in ["", *answers] if answers else []:
             _say(console, text)
         # One may weaken the answers of several topics.
-        warnings = len({text for section in self.sections for text in section.warnings})
-        behind = ["definitions", "tables", "figures"]
-        behind += [count_text(warnings, "warning")] if warnings else []
-        left = len(self.notes) - _MOST_NOTES
-        behind += [count_text(left, "more note")] if left > 0 else []
-        _say(console, f"\nReport: {self.files[0]} ({', '.join(behind)})", in_one_piece=True)
+        n_warnings = len({text for section in self.sections for text in section.warnings})
+        n_notes = max(len(self.notes) - _MOST_NOTES, 0)
+        contents = ["definitions", "tables", "figures"]
+        contents += [count_text(n_warnings, "warning")] * (n_warnings > 0)
+        contents += [count_text(n_notes, "more note")] * (n_notes > 0)
+        _say(console, f"\nReport: {self.files[0]} ({', '.join(contents)})", in_one_piece=True)
         _say(console, f"Page: {self.out / 'report.html'}", in_one_piece=True)
 
 
@@ -137,50 +135,54 @@ def write_report(
     if not sweep_dirs:
         msg = "a report needs at least one sweep folder"
         raise RecordError(msg)
-    figures_shown(columns)
+    comparison_figures(columns)
     out = SweepFolder(sweep_dirs[0]).report if out is None else out
     # Texts as objects: Arrow's are made for more rows than a table here has, and take longer.
     texts = pd.option_context("mode.string_storage", "python")
     with texts, Drawing() if figures else nullcontext() as drawing:
-        return _written(sweep_dirs, out, targets, columns, drawing)
+        return _write(sweep_dirs, out, targets, columns, drawing)
 
 
-def _written(
+def _write(
     sweep_dirs: Sequence[Path],
     out: Path,
     targets: Sequence[float] | None,
     columns: Sequence[str] | None,
     drawing: Drawing | None,
 ) -> Report:
-    tables = _loaded(sweep_dirs)
+    refuse_trials(sweep_dirs)
+    tables = load(*sweep_dirs, columns=READ)
+    if tables.runs.empty:
+        lines = [f"  {folder}: {reason}" for folder, reason in tables.damaged.items()]
+        raise RecordError("\n".join(["no run folder could be read:", *lines]))
     cells = find_cells(tables.runs)
     comparison = compare(cells)
     material = Material(cells, tables, targets)
     table = comparison_table(comparison, cells, material.at_best, columns)
     loss = loss_chart(cells, tables, material.reaches, material.at_best)
-    whole = Section(
+    overview = Section(
         title="Comparison",
         tables=[table],
         pictures=[*([loss] if loss else []), *comparison_charts(cells, comparison)],
     )
     make_folders(out)
-    everything: list[Section] = []
-    for section in itertools.chain([whole], find_sections(material)):
+    all_sections: list[Section] = []
+    for section in itertools.chain([overview], find_sections(material)):
         if drawing is not None:
             begin_figures(section, out, drawing)
-        everything.append(section)
-    sections = everything[1:]
+        all_sections.append(section)
+    sections = all_sections[1:]
     notes = find_notes(cells, tables.damaged)
     origins = provenance(cells.runs)
     files = [out / "report.md", out / "report.html"]
-    files += [*section_files(everything, out, figures=drawing is not None)]
+    files += section_files(all_sections, out, figures=drawing is not None)
     files.append(out / "tables" / "runs.csv")
     announce(out, files)
-    write_sections(everything, out, methods=methods(cells, sections), figures=drawing is not None)
+    write_sections(all_sections, out, methods=methods(cells, sections), figures=drawing is not None)
     write_csv(out / "tables" / "runs.csv", cells.runs)
     text = page(
         cells,
-        comparison=whole,
+        comparison=overview,
         sections=sections,
         notes=notes,
         provenance=origins,
@@ -190,8 +192,7 @@ def _written(
     (out / "report.md").write_text(visible(text), encoding="utf-8")
     html = html_page(
         material,
-        comparison=whole,
-        table=table,
+        comparison=overview,
         sections=sections,
         notes=notes,
         provenance=origins,
@@ -214,12 +215,3 @@ def _say(console: Console, text: str, *, in_one_piece: bool = False) -> None:
     # A command is copied in one piece: the terminal breaks its line, not we.
     in_one_piece = in_one_piece or bool(part_command(text)[1])
     console.print(Text(text), highlight=False, soft_wrap=in_one_piece)
-
-
-def _loaded(sweep_dirs: Sequence[Path]) -> Tables:
-    refuse_trials(sweep_dirs)
-    tables = load(*sweep_dirs, columns=READ)
-    if tables.runs.empty:
-        lines = [f"  {folder}: {reason}" for folder, reason in tables.damaged.items()]
-        raise RecordError("\n".join(["no run folder could be read:", *lines]))
-    return tables

@@ -18,73 +18,70 @@ from batchscape.analysis.report.table import Table
 from batchscape.outgoing import outgoing, outgoing_cell
 from batchscape.text import count_text
 
-__all__ = ["escape_markdown", "show", "to_markdown", "write_csv"]
-
 
 def to_markdown(table: Table) -> str:
     """Write a table as GitHub does, with its notes underneath."""
-    shown = table.shortened().texts()
-    left = shown.n_left
-    rules = [":---" if i < left else "---:" for i in range(len(shown.headers))]
-    lines = [[_escaped(header) for header in shown.headers], rules]
-    for index, (row, marks) in enumerate(zip(shown.rows, shown.marks, strict=True)):
+    texts = table.shortened().texts()
+    n_left = texts.n_left
+    rules = [":---" if i < n_left else "---:" for i in range(len(texts.headers))]
+    lines = [[_escaped(header) for header in texts.headers], rules]
+    for index, (row, marks) in enumerate(zip(texts.rows, texts.marks, strict=True)):
         cells = [_escaped(text) for text in row]
         cells = [
-            f"**{text}**" if (index, c) in shown.bold else text for c, text in enumerate(cells)
+            f"**{text}**" if (index, c) in texts.bold else text for c, text in enumerate(cells)
         ]
         if marks:
-            cells[left - 1] += f" <sup>{','.join(marks)}</sup>"
+            cells[n_left - 1] += f" <sup>{','.join(marks)}</sup>"
         lines.append(cells)
-    written = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    feet = [f"<sup>{mark}</sup> {_escaped(text)}" for mark, text in shown.footnotes.items()]
+    rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    feet = [f"<sup>{mark}</sup> {_escaped(text)}" for mark, text in texts.footnotes.items()]
     # Two trailing spaces break the line without starting a paragraph.
-    under = "".join(f"\n{line}  " for line in [*feet, *map(_escaped, shown.notes)])
-    return f"{written}\n{under}\n" if under else f"{written}\n"
+    notes = "".join(f"\n{line}  " for line in [*feet, *map(_escaped, texts.notes)])
+    return f"{rows}\n{notes}\n" if notes else f"{rows}\n"
 
 
 def show(console: Console, table: Table, max_rows: int = 50) -> None:
-    """Print a table in a terminal: its title, its first rows, their footnotes.
-
-    Lines break between words, never within a number; where even that is too wide, lines are
-    longer than the terminal.
-    """
-    shown = table.texts()
+    """Print a table in a terminal; a line breaks between words, and else is longer than it."""
+    texts = table.texts()
+    # Only the gaps stay where a narrow terminal may break a number.
     rows = [
-        [*row[: shown.n_left], *map(_tight, row[shown.n_left :])] for row in shown.rows[:max_rows]
+        [
+            *row[: texts.n_left],
+            *(
+                number.replace("± ", "±").replace(f" {TIMES} ", TIMES).replace("n = ", "n=")
+                for number in row[texts.n_left :]
+            ),
+        ]
+        for row in texts.rows[:max_rows]
     ]
-    for row, marks in zip(rows, shown.marks, strict=False):
-        row[shown.n_left - 1] += f" ({','.join(marks)})" if marks else ""
+    for row, marks in zip(rows, texts.marks, strict=False):
+        row[texts.n_left - 1] += f" ({','.join(marks)})" if marks else ""
     written = RichTable(box=SIMPLE_HEAD, show_edge=False, padding=0)
     least = 0
-    for index, header in enumerate(shown.headers):
+    for index, header in enumerate(texts.headers):
         column = [row[index] for row in rows]
         width = max(map(cell_len, " ".join([header, *column]).split()), default=1)
         least += width + 1
         written.add_column(
             Text(header),
-            justify="left" if index < shown.n_left else "right",
+            justify="left" if index < texts.n_left else "right",
             min_width=width,
             max_width=max([width, *map(cell_len, column)]),
         )
     for number, row in enumerate(rows):
-        styles = ["bold" if (number, c) in shown.bold else "" for c in range(len(row))]
+        styles = ["bold" if (number, c) in texts.bold else "" for c in range(len(row))]
         written.add_row(*(Text(text, style) for text, style in zip(row, styles, strict=True)))
-    console.print(Text(shown.title), highlight=False)
+    console.print(Text(texts.title), highlight=False)
     # A console never prints wider than it is, so the table is rendered at its own width.
     options = console.options.update(width=max(console.width, least))
     console.print(Segments(console.render(written, options)), crop=False, soft_wrap=True, end="")
-    if more := len(shown.rows) - len(rows):
+    if more := len(texts.rows) - len(rows):
         console.print(f"... and {count_text(more, 'more row')} in the files")
-    used = {mark for marks in shown.marks[:max_rows] for mark in marks}
-    for mark, text in shown.footnotes.items():
-        if mark in used:
+    marks_in_rows = {mark for marks in texts.marks[:max_rows] for mark in marks}
+    for mark, text in texts.footnotes.items():
+        if mark in marks_in_rows:
             console.print(Text(f"({mark}) {text}"), highlight=False)
     console.print()
-
-
-def _tight(number: str) -> str:
-    """Leave only the gaps where a narrow terminal may break a number."""
-    return number.replace("± ", "±").replace(f" {TIMES} ", TIMES).replace("n = ", "n=")
 
 
 def escape_markdown(text: str) -> str:

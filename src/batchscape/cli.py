@@ -928,10 +928,10 @@ def _search(grid: SweepCells, machine: Machine, arguments: Sequence[str]) -> int
     console = _console()
     found = search(grid, machine, prepare, console, command_of(arguments))
     console.print(f"Trials: {found.sweep_dir / 'search'}", soft_wrap=True)
-    from batchscape.analysis.search.topic import print_found
+    from batchscape.analysis.search.topic import print_search_result
     from batchscape.record.folder import SweepFolder
 
-    print_found(SweepFolder(found.sweep_dir), console)
+    print_search_result(SweepFolder(found.sweep_dir), console)
     if (found.sweep_dir / "runs").exists():
         report = shlex.join(["batchscape", "report", str(found.sweep_dir)])
         console.print(f"Report: {report}", soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from batchscape.analysis.claims.declared import CLAIMS, judge_claims
-from batchscape.analysis.claims.topic import claims_section, claims_table, shown_verdicts
+from batchscape.analysis.claims.topic import claims_section, claims_table, main_verdicts
 from batchscape.analysis.report.writers import to_markdown
 
 SEEDS = range(3)
@@ -89,7 +89,7 @@ def test_a_settled_context_stands_before_an_open_one(world: Callable[[], Any]) -
     table.run((1, 8, 4), 0, hardware="Two", step_time_s=1.0)
     verdicts = [v for v in judge_claims(table.evidence()) if v.claim.id.startswith("micro-before")]
     assert [v.verdict for v in verdicts] == ["supported", "not identified"]
-    assert [v.context.split(",")[0] for v in shown_verdicts(verdicts)] == ["One"]
+    assert [v.context.split(",")[0] for v in main_verdicts(verdicts)] == ["One"]
     assert len(claims_table(verdicts)) == 2
 
 

@@ -261,7 +261,7 @@ def test_geometries_take_turns_where_cells_are_more_than_the_room(
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loss_module, "_MOST_CURVES", room)
-        chosen = loss_module._drawn(launched, geometries)
+        chosen = loss_module._choose_runs(launched, geometries)
     assert len(chosen) == min(room, seeds * sum(sizes))
     own = launched.loc[chosen]
     if room >= sum(sizes):
@@ -316,8 +316,11 @@ def test_500_runs_of_1000_points(build: Any, tmp_path: Any, browser: Any) -> Non
     assert loss is not None
     html = html_page(
         Material(cells, tables),
-        comparison=Section("Comparison", pictures=[loss, *comparison_charts(cells, comparison)]),
-        table=comparison_table(comparison, cells),
+        comparison=Section(
+            "Comparison",
+            tables=[comparison_table(comparison, cells)],
+            pictures=[loss, *comparison_charts(cells, comparison)],
+        ),
         sections=[],
         notes=[],
         provenance=[],

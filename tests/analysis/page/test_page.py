@@ -321,7 +321,7 @@ def test_times_of_a_step_are_not_called_times_to_a_target(build: Any, evaluated:
     tables = load(sweep.path)
     section = decision_section(find_cells(tables.runs), tables)
     assert section is not None
-    (card,) = page_module._recommended([section])
+    (card,) = page_module.recommended_cards([section])
     assert ("to the target" in card["time"]) == evaluated
     assert ("device-hours" in card["time"]) == evaluated
     assert card["time"].endswith(" a step") != evaluated
@@ -400,8 +400,7 @@ def test_recommendations_without_room_are_counted(build: Any) -> None:
     table = comparison_table(compare(cells), cells)
     html = page_module.html_page(
         Material(cells, tables),
-        comparison=Section("Comparison"),
-        table=table,
+        comparison=Section("Comparison", tables=[table]),
         sections=[section] * 5,
         notes=[],
         provenance=[],
@@ -412,8 +411,8 @@ def test_recommendations_without_room_are_counted(build: Any) -> None:
 
 @pytest.mark.parametrize("kind", [str, np.str_])
 def test_texts_of_any_kind_are_cleaned(kind: type[str]) -> None:
-    assert "\x1b" not in str(page_module._shown(kind("\x1b]0;title\x07 text")))
-    assert page_module._shown(Markup("\x1b")) == "\x1b", "ours stays as it is"
+    assert "\x1b" not in str(page_module._clean(kind("\x1b]0;title\x07 text")))
+    assert page_module._clean(Markup("\x1b")) == "\x1b", "ours stays as it is"
 
 
 @pytest.mark.slow

@@ -212,7 +212,7 @@ def test_a_page_that_cannot_be_made_says_so_until_it_can(
 ) -> None:
     sweep = build()
     sweep.run()
-    server = SimpleNamespace(shown=view_module._Shown(0, "", ""))
+    server = SimpleNamespace(snapshot=view_module._Snapshot(0, "", ""))
     notes: list[str] = []
 
     def rendered(_: object) -> dict[str, bytes]:
@@ -220,11 +220,11 @@ def test_a_page_that_cannot_be_made_says_so_until_it_can(
         raise AnalysisError(msg)
 
     def sleep(_: float) -> None:
-        notes.append(server.shown.note)
+        notes.append(server.snapshot.note)
         if len(notes) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(view_module, "_rendered", rendered)
+    monkeypatch.setattr(view_module, "_page_files", rendered)
     monkeypatch.setattr(view_module.time, "sleep", sleep)
     with pytest.raises(KeyboardInterrupt):
         view_module._follow([SweepFolder(sweep.path)], server)

@@ -97,7 +97,7 @@ def test_headlines_of_which_none_is_identified_make_no_table(tmp_path: Path) -> 
     write_paper(
         tmp_path,
         [Section("Comparison", headlines={"critical_batch_size": why})],
-        said=["Use 1 x 2 x 3 = 6."],
+        answers=["Use 1 x 2 x 3 = 6."],
         methods={},
         figures=False,
     )

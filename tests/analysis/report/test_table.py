@@ -14,7 +14,7 @@ from rich.console import Console
 
 from batchscape.analysis import compare, find_cells, load
 from batchscape.analysis.numbers import MISSING
-from batchscape.analysis.report.paper import printed
+from batchscape.analysis.report.paper import paper_comparison
 from batchscape.analysis.report.sections import show_section
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.tables import comparison_table
@@ -179,7 +179,7 @@ def test_a_paper_has_every_cut_at_the_best_learning_rate_of_its_batch(build: Any
             sweep.run(cut, loss=loss, held_out=loss, optimizer__learning_rate=rate)
     cells = find_cells(load(sweep.path).runs)
     table = comparison_table(compare(cells), cells)
-    for short in (table.shortened(3), printed(table)):
+    for short in (table.shortened(3), paper_comparison(table)):
         shown = [(row[0].rpartition("=")[2], row[1]) for row in short.texts().rows]
         assert shown == [("8", "0.004"), ("32", "0.016"), ("32", "0.016")]
     assert "3 of 9 rows are shown: those at the best settings of the" in table.shortened(3).notes[0]
@@ -187,7 +187,7 @@ def test_a_paper_has_every_cut_at_the_best_learning_rate_of_its_batch(build: Any
     for seed in (1, 2):
         sweep.run((1, 8, 1), seed=seed, status="diverged", optimizer__learning_rate=best[8])
     cells = find_cells(load(sweep.path).runs)
-    rows = printed(comparison_table(compare(cells), cells)).texts().rows
+    rows = paper_comparison(comparison_table(compare(cells), cells)).texts().rows
     assert (rows[0][0][-2:], rows[0][1]) == ("=8", "0.001")
     # Where nothing of the update varies there is none to choose.
     cuts = cells.runs[cells.runs["optimizer.learning_rate"].eq(0.004)]
@@ -206,7 +206,7 @@ def test_columns_of_the_comparison_are_chosen_by_their_figures(build: Any) -> No
     assert shown[-2:] == ["final loss", "peak memory"]
     assert shown[-3].startswith("n")
     # The file has them all, and a paper ten columns at most.
-    assert "step_time_s_mean" in table.csv
-    assert len(printed(comparison_table(compare(cells), cells)).columns) <= 10
+    assert "step_time_s_mean" in table.frame.drop(columns=table.hidden)
+    assert len(paper_comparison(comparison_table(compare(cells), cells)).columns) <= 10
     with pytest.raises(ConfigError, match=r"'step_time' is none; did you mean step_time_s\?"):
         comparison_table(compare(cells), cells, figures=["step_time"])

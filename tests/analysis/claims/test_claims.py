@@ -287,8 +287,8 @@ def test_machines_are_judged_apart(world: Callable[[], Any], name: str) -> None:
     FILL[name](table, True, SEEDS, "One")
     FILL[name](table, False, SEEDS, "Two")
     verdicts = BY_ID[name].judge(table.evidence())
-    found = {verdict.context.split(",")[0]: verdict.verdict for verdict in verdicts}
-    assert found == {"One": "supported", "Two": "contradicted"}
+    answers = {verdict.context.split(",")[0]: verdict.verdict for verdict in verdicts}
+    assert answers == {"One": "supported", "Two": "contradicted"}
 
 
 def test_a_model_that_follows_from_the_batch_is_another_context(world: Callable[[], Any]) -> None:
@@ -819,8 +819,8 @@ def test_the_command_is_for_the_data_at_hand(world: Callable[[], Any]) -> None:
     on_digits = "batchscape sweep sweeps=learning_rate_digits"
     assert settle["learning-rate-grows-with-batch"] == on_digits
     assert settle["large-batch-less-variance"].endswith("sweeps=vary_global_batch_digits")
-    alike = settle["decompositions-are-equivalent"]
-    assert alike == "batchscape sweep sweeps=fixed_global_batch_digits"
+    equivalence = settle["decompositions-are-equivalent"]
+    assert equivalence == "batchscape sweep sweeps=fixed_global_batch_digits"
     assert settle["musev-224"].endswith("sweeps=musev_224")
 
 

@@ -33,7 +33,10 @@ TURNED = {
 
 
 def contrasts(*values: list[float]) -> list[Contrast]:
-    return [Contrast(str(n), np.array(own), (f"run-{n}",)) for n, own in enumerate(values)]
+    return [
+        Contrast(str(n), np.array(differences), (f"run-{n}",))
+        for n, differences in enumerate(values)
+    ]
 
 
 def all_above(values: list[Contrast], threshold: float, **shared: int) -> Decision | None:
@@ -78,7 +81,7 @@ def test_one_difference_agrees_with_scipy_and_statsmodels(values: list[float], e
 def test_all_and_any_turn_into_each_other_with_the_sign(
     values: list[list[float]], threshold: float
 ) -> None:
-    turned = [[-x for x in own] for own in values]
+    turned = [[-x for x in differences] for differences in values]
     above = decided(all_above(contrasts(*values), threshold))
     assert decided(any_above(contrasts(*turned), -threshold)) == TURNED[above]
 
@@ -112,8 +115,8 @@ def test_below_three_pairs_nothing_is_decided_but_equivalence_on_request(
     assert all_within(contrasts(values), 9) is None
     assert any_above(contrasts(values), 0) is None
     assert some([every([above(one, 0) for one in contrasts(values)])])() is None
-    asked = all_within(contrasts(values), 9, fewest=EQUIVALENCE_FEWEST)
-    assert asked is None if len(values) < 2 else decided(asked) == "supported"
+    equivalence = all_within(contrasts(values), 9, fewest=EQUIVALENCE_FEWEST)
+    assert equivalence is None if len(values) < 2 else decided(equivalence) == "supported"
 
 
 def test_differences_without_spread_are_settled() -> None:
@@ -169,10 +172,10 @@ def test_several_ways_and_places_share_the_level() -> None:
 
 @given(NUMBERS, st.floats(-1, 1))
 def test_below_is_above_with_the_sign_turned(values: list[list[float]], threshold: float) -> None:
-    turned = contrasts(*([-x for x in own] for own in values))
+    turned = contrasts(*([-x for x in sides] for sides in values))
     one, other = (
-        every([test(contrast, sign * threshold) for contrast in own])()
-        for test, own, sign in ((below, contrasts(*values), 1), (above, turned, -1))
+        every([test(contrast, sign * threshold) for contrast in sides])()
+        for test, sides, sign in ((below, contrasts(*values), 1), (above, turned, -1))
     )
     assert decided(one) == decided(other)
     assert one is not None

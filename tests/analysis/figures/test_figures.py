@@ -51,19 +51,19 @@ def test_colours_are_those_of_the_global_batches_in_their_order(build: Any) -> N
     look = looks(find_cells(load(sweep.path).runs))
     batches = (8, 16, 32)
     assert [text.split(TIMES)[1] for text in look] == ["8", "16", "32", "8"]
-    whole = [look[f"1{TIMES}{batch}{TIMES}1"].colour for batch in batches]
-    for colour, expected in zip(whole, VIRIDIS, strict=True):
+    batch_colours = [look[f"1{TIMES}{batch}{TIMES}1"].colour for batch in batches]
+    for colour, expected in zip(batch_colours, VIRIDIS, strict=True):
         assert np.abs(channels(colour) - channels(expected)).max() <= 2
     # Another cut of the largest batch is a paler shade.
     paler = channels(look[f"1{TIMES}8{TIMES}4"].colour)
-    np.testing.assert_allclose(paler, 255 - 0.4 * (255 - channels(whole[2])), atol=1)
+    np.testing.assert_allclose(paler, 255 - 0.4 * (255 - channels(batch_colours[2])), atol=1)
 
 
 @pytest.mark.parametrize("name", ["step_time", "throughput"])
 def test_bars_say_why_there_is_no_time(build: Any, name: str) -> None:
     chart = bars(build().fork(), name)
-    said = shown(chart, "text")
-    assert said[["row", "why"]].to_numpy().tolist() == [
+    texts = shown(chart, "text")
+    assert texts[["row", "why"]].to_numpy().tolist() == [
         [FOUR, "oversubscribed: 4 ranks on 2 cores"]
     ]
     # One dot a run, for the three decompositions with times.
@@ -112,8 +112,8 @@ def test_cells_that_cost_the_same_by_their_settings_are_one_bar(build: Any) -> N
     means = cells.runs.groupby("gradient_accumulation_steps")["tokens_per_s"].mean()
     np.testing.assert_allclose(table["value"], means)
     for accumulation, runs in zip((1, 2), table["run"], strict=True):
-        own = cells.runs.iloc[runs]["gradient_accumulation_steps"]
-        assert own.tolist() == [accumulation] * 4
+        accumulations = cells.runs.iloc[runs]["gradient_accumulation_steps"]
+        assert accumulations.tolist() == [accumulation] * 4
 
 
 def test_bars_have_the_unit_that_all_cells_have(build: Any) -> None:

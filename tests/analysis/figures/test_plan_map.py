@@ -39,7 +39,7 @@ CELLS = pd.DataFrame(
 def test_fields_hold_the_largest_memory_and_the_lowest_rate() -> None:
     chart = plan_chart(CELLS)
     fields = [marks.table for marks in chart.marks if marks.kind == "text"]
-    shown = [
+    texts = [
         {
             (row["data_parallel_size"], row["micro_batch_size"]): row[name]
             for row in table.to_dict("records")
@@ -47,7 +47,7 @@ def test_fields_hold_the_largest_memory_and_the_lowest_rate() -> None:
         for table, name in zip(fields, ("memory_text", "rate_text"), strict=True)
     ]
     memory = {(1, 8): "2.0", (1, 16): "4.0 ?", (2, 8): "2.4", (4, 8): "9.0\ntoo big"}
-    assert shown == [memory, {(1, 8): "100", (1, 16): "110", (2, 8): "180"}]
+    assert texts == [memory, {(1, 8): "100", (1, 16): "110", (2, 8): "180"}]
     (never,) = (marks.table for marks in chart.marks if marks.kind == "point")
     assert never.to_numpy().tolist() == [[2, 16]]
 

@@ -42,8 +42,8 @@ def sweep_of(
     `but` has settings of their own for the runs of some pairs of global batch and rate.
     """
     sweep = build()
-    for batch, own in rates.items():
-        for rate in own:
+    for batch, batch_rates in rates.items():
+        for rate in batch_rates:
             loss = 2.0 + abs(np.log(rate / BEST[batch]))
             for seed in (0, 1):
                 curves = {"loss": ending_at(loss), "held_out": ending_at(loss)}
@@ -101,9 +101,11 @@ def opening(cells: Cells, tables: Any) -> tuple[str, set[tuple[float, float]]]:
     (choice,) = (choice for choice in chart.choices if choice.column == "setting")
     opens = next(iter(choice.options))
     rows = next(marks.table for marks in chart.marks if marks.kind == "line")
-    shown = rows.loc[[opens in own for own in rows["setting"]], "run"].explode().unique()
+    run_positions = (
+        rows.loc[[opens in options for options in rows["setting"]], "run"].explode().unique()
+    )
     keys = ["global_batch_size", "optimizer.learning_rate"]
-    drawn = pd.DataFrame(cells.runs[keys].astype(float).iloc[shown])
+    drawn = pd.DataFrame(cells.runs[keys].astype(float).iloc[run_positions])
     return paper_caption(chart), set(drawn.itertuples(index=False, name=None))
 
 

@@ -37,12 +37,12 @@ def varied(build: Callable[..., Any]) -> Any:
 
 def require_browser() -> str:
     """Skip without Chromium, but where the continuous integration promised to install it."""
-    found = shutil.which("chromium")
-    if found is None:
+    executable = shutil.which("chromium")
+    if executable is None:
         reason = "not installed: chromium"
         assert "BATCHSCAPE_REQUIRE_TOOLS" not in os.environ, reason
         pytest.skip(reason)
-    return found
+    return executable
 
 
 @pytest.fixture

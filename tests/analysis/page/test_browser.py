@@ -32,21 +32,21 @@ PLACE = """(figure, [x, y]) => {
 
 
 def content(page: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(page.text_content("#content"))
-    return found
+    embedded: dict[str, Any] = json.loads(page.text_content("#content"))
+    return embedded
 
 
 def drawn(page: Any, chart: str) -> dict[str, list[dict[str, Any]]]:
     """Return the rows that are drawn, by what the legend says of all of them, or by mark."""
     declared = content(page)["charts"][chart]
     rows = page.eval_on_selector(f"main figure[id='{chart}']", ROWS, list(declared["tables"]))
-    found: dict[str, list[dict[str, Any]]] = {}
+    rows_by_name: dict[str, list[dict[str, Any]]] = {}
     for layer in next(iter(declared["specs"].values()))["layer"]:
         encoding = layer["encoding"]
-        named = encoding.get("stroke", encoding.get("color", {})).get("datum")
-        key = named or layer["mark"]["type"]
-        found.setdefault(key, []).extend(rows.get(layer["data"]["name"], []))
-    return found
+        datum = encoding.get("stroke", encoding.get("color", {})).get("datum")
+        key = datum or layer["mark"]["type"]
+        rows_by_name.setdefault(key, []).extend(rows.get(layer["data"]["name"], []))
+    return rows_by_name
 
 
 def choose(page: Any, chart: str, **choices: str) -> dict[str, list[dict[str, Any]]]:
@@ -97,11 +97,11 @@ def _loss_shows_the_reaches(page: Any, out: Path) -> None:
     for axis, column in AXES.items():
         for target in (targets[1], targets[-1]):
             met = choose(page, "loss", x=axis, target=target)["met the target"]
-            own = reaches[
+            reached = reaches[
                 reaches["target_loss"].eq(float(target)) & reaches["outcome"].eq("reached")
             ]
-            expected = own.set_index("run_id")[column]
-            assert len(met) == len(own) > 0
+            expected = reached.set_index("run_id")[column]
+            assert len(met) == len(reached) > 0
             for row in met:
                 run, x = runs[row["runs"][0]][0], row[axis]
                 assert (x is None and np.isnan(expected[run])) or x == expected[run]
@@ -114,43 +114,45 @@ def _steps_are_those_of_the_reaches(page: Any, out: Path) -> None:
     censored = 0
     for key in options(page, "steps_to_target", "target"):
         group, target = key.split("|")
-        own = reaches[reaches["group"].eq(int(group)) & reaches["target_loss"].eq(float(target))]
-        own = own[own["is_best"]]
-        found = choose(page, "steps_to_target", target=key)
-        met = own[own["outcome"].eq("reached")].set_index("run_id")
-        assert len(found["runs"]) == len(met) == met["trajectory_id"].nunique() > 0
-        for row in found["runs"]:
+        reaches_of_target = reaches[
+            reaches["group"].eq(int(group)) & reaches["target_loss"].eq(float(target))
+        ]
+        reaches_of_target = reaches_of_target[reaches_of_target["is_best"]]
+        rows_by_name = choose(page, "steps_to_target", target=key)
+        met = reaches_of_target[reaches_of_target["outcome"].eq("reached")].set_index("run_id")
+        assert len(rows_by_name["runs"]) == len(met) == met["trajectory_id"].nunique() > 0
+        for row in rows_by_name["runs"]:
             expected = met.loc[names[row["runs"][0]]]
             assert row["global_batch_size"] == expected["global_batch_size"]
             for column in AXES.values():
-                known = row[column] == expected[column]
-                assert known or (row[column] is None and np.isnan(expected[column]))
+                is_equal = row[column] == expected[column]
+                assert is_equal or (row[column] is None and np.isnan(expected[column]))
         fit = curve[curve["group"].eq(int(group)) & curve["target_loss"].eq(float(target))]
         for name, column in (("fit", "steps"), ("perfect scaling", "perfect_steps")):
-            assert [row["steps_to_target"] for row in found[name]] == fit[column].tolist()
-        short = own[own["outcome"].isin(["censored", "pruned"])]
-        assert len(found["not reached: more than this"]) == len(short)
+            assert [row["steps_to_target"] for row in rows_by_name[name]] == fit[column].tolist()
+        short = reaches_of_target[reaches_of_target["outcome"].isin(["censored", "pruned"])]
+        assert len(rows_by_name["not reached: more than this"]) == len(short)
         censored += len(short)
-        assert [row["global_batch_size"] for row in found["diverged"]] == [128]
+        assert [row["global_batch_size"] for row in rows_by_name["diverged"]] == [128]
     assert censored > 0
 
 
 def _fields_are_those_of_the_comparison(page: Any, out: Path) -> None:
     comparison = pd.read_csv(out / "tables" / "comparison.csv")
-    seen: set[str] = set()
+    legend_names: set[str] = set()
     values: list[float] = []
     for layer in options(page, "heat_map", "layer"):
-        found = choose(page, "heat_map", z="step_time_s", layer=layer)
-        seen |= legend(page, "heat_map")
-        for row in found["rect"]:
-            own = comparison[
+        rows_by_name = choose(page, "heat_map", z="step_time_s", layer=layer)
+        legend_names |= legend(page, "heat_map")
+        for row in rows_by_name["rect"]:
+            cells = comparison[
                 comparison["micro_batch_size"].eq(row["micro_batch_size"])
                 & comparison["data_parallel_size"].eq(row["data_parallel_size"])
             ]
             if row["step_time_s"] is not None:
-                assert np.isclose(own["step_time_s_mean"] * 1e3, row["step_time_s"]).any()
+                assert np.isclose(cells["step_time_s_mean"] * 1e3, row["step_time_s"]).any()
                 values.append(row["step_time_s"])
-    assert {"rejected", "out of memory", "diverged"} <= seen
+    assert {"rejected", "out of memory", "diverged"} <= legend_names
     assert len(values) == comparison["step_time_s_mean"].notna().sum()
 
 
@@ -161,15 +163,15 @@ def _rows_open_and_sort(page: Any) -> None:
     for sign in (1, -1):
         header.focus()
         page.keyboard.press("Enter")
-        shown = page.eval_on_selector(
+        sort_values = page.eval_on_selector(
             table,
             "(table, at) => [...table.tBodies[0].rows].map((row) => row.cells[at].dataset.sort)",
             column,
         )
-        known = [sign * float(value) for value in shown if value is not None]
-        assert known == sorted(known)
-        assert len(known) > 4
-        assert all(value is None for value in shown[len(known) :])
+        numbers = [sign * float(value) for value in sort_values if value is not None]
+        assert numbers == sorted(numbers)
+        assert len(numbers) > 4
+        assert all(value is None for value in sort_values[len(numbers) :])
     first = page.locator("#comparison button.runs").first
     first.focus()
     page.keyboard.press("Enter")
@@ -191,8 +193,8 @@ def _points_open_their_runs(page: Any) -> None:
     x, y = page.eval_on_selector("main figure#loss", PLACE, at)
     for away in (0, 5):  # a line is thin
         page.mouse.click(x + away, y)
-        shown = page.locator("dialog#runs[open] tbody td:first-child").all_text_contents()
-        assert sorted(shown) == sorted(names)
+        run_names = page.locator("dialog#runs[open] tbody td:first-child").all_text_contents()
+        assert sorted(run_names) == sorted(names)
         page.keyboard.press("Escape")
     page.mouse.move(x, y)
     page.mouse.down()
@@ -255,15 +257,15 @@ def test_learning_rates_and_noise_scales(build: Any, browser: Any) -> None:
     costs = pd.read_csv(out / "tables" / "learning_rate_costs.csv")
     value = "steps_to_target" if "steps_to_target" in costs else "final_eval_loss"
     points = drawn(page, "learning_rate_costs")["point"]
-    known = costs[np.isfinite(costs[value])]
+    finite = costs[np.isfinite(costs[value])]
     assert np.allclose(
         sorted((row["learning_rate"], row[value]) for row in points),
-        sorted(zip(known["learning_rate"], known[value], strict=True)),
+        sorted(zip(finite["learning_rate"], finite[value], strict=True)),
     )
     noise = pd.read_csv(out / "tables" / "noise_scale.csv")
     identified = noise[noise["note"].isna()]
-    shown = {row["estimate"] for row in drawn(page, "noise_scale")["noise scale"]}
-    assert shown == set(identified["estimate"])
+    estimates = {row["estimate"] for row in drawn(page, "noise_scale")["noise scale"]}
+    assert estimates == set(identified["estimate"])
     # Rows of one geometry and several learning rates have the runs of their own rate.
     ids = [row[0] for row in content(page)["runs"]["rows"]]
     table = page.locator("table", has_text="noise scale (samples)").first
@@ -271,5 +273,5 @@ def test_learning_rates_and_noise_scales(build: Any, browser: Any) -> None:
     runs = pd.read_csv(out / "tables" / "runs.csv").set_index("run_id")
     assert len(rows) == 9
     for row, rate in zip(rows, noise["optimizer.learning_rate"], strict=True):
-        own = runs.loc[[ids[int(position)] for position in row.split(",")]]
-        assert own["learning_rate"].tolist() == [rate] * 3
+        runs_of_row = runs.loc[[ids[int(position)] for position in row.split(",")]]
+        assert runs_of_row["learning_rate"].tolist() == [rate] * 3

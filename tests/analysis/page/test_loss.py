@@ -44,25 +44,25 @@ def test_the_ends_and_the_extremes_of_every_curve_stay(
     )
     kept = thinned(rows, "loss", points)
     for run, losses in enumerate(curves):
-        own = kept[kept["run"] == run]
-        places = own["place"].tolist()
+        curve = kept[kept["run"] == run]
+        places = curve["place"].tolist()
         assert places == sorted(set(places))
-        assert len(own) <= max(points, 2)
-        assert np.array_equal(own["loss"], np.array(losses)[places], equal_nan=True)
+        assert len(curve) <= max(points, 2)
+        assert np.array_equal(curve["loss"], np.array(losses)[places], equal_nan=True)
         if len(losses) <= points:
-            assert len(own) == len(losses)
+            assert len(curve) == len(losses)
             continue
         assert {0, len(losses) - 1} <= set(places)
         finite = [loss for loss in losses if np.isfinite(loss)]
         if finite:
-            assert {min(finite), max(finite)} <= set(own["loss"])
+            assert {min(finite), max(finite)} <= set(curve["loss"])
         # By brute force: each window's own lowest and highest are there.
         windows = (points - 2) // 2
         for window in range(windows):
             inside = [x for i, x in enumerate(losses) if i * windows // len(losses) == window]
-            known = [x for x in inside if np.isfinite(x)]
-            if known:
-                assert {min(known), max(known)} <= set(own["loss"])
+            finite_inside = [x for x in inside if np.isfinite(x)]
+            if finite_inside:
+                assert {min(finite_inside), max(finite_inside)} <= set(curve["loss"])
 
 
 def test_of_many_runs_some_of_every_cell_are_drawn(
@@ -79,9 +79,9 @@ def test_of_many_runs_some_of_every_cell_are_drawn(
     def drawn() -> tuple[list[int], str]:
         chart = loss_chart(cells, tables, None)
         assert chart is not None
-        found = lines(chart, "eval_loss").drop_duplicates("text")
-        positions = found["run"].explode().tolist()
-        assert found["text"].tolist() == cells.runs["run_id"].iloc[positions].tolist()
+        curve_rows = lines(chart, "eval_loss").drop_duplicates("text")
+        positions = curve_rows["run"].explode().tolist()
+        assert curve_rows["text"].tolist() == cells.runs["run_id"].iloc[positions].tolist()
         return sorted(positions), chart.caption
 
     assert len(drawn()[0]) == 6
@@ -154,9 +154,9 @@ def test_axes_are_those_of_the_run_folders(build: Any) -> None:
     for folder in folders:
         for kind, value in (("steps", "loss"), ("evals", "eval_loss")):
             recorded = pd.read_parquet(folder.path / f"{kind}.parquet")
-            own = lines(chart, value).query("text == @folder.path.name")
+            curve = lines(chart, value).query("text == @folder.path.name")
             for name in (value, *PROGRESS):
-                assert np.array_equal(own[name], recorded[name]), name
+                assert np.array_equal(curve[name], recorded[name]), name
 
 
 def test_runs_without_valid_times_have_no_curve_over_time(build: Any) -> None:
@@ -186,8 +186,8 @@ def test_of_many_settings_that_of_the_most_geometries_is_shown(build: Any, n_rat
     assert len(choice.options) == 1 + n_rates
     assert label == "learning rate 0.004"
     rows = lines(chart, "loss")
-    assert rows.loc[[opens in own for own in rows["setting"]], "series"].nunique() == 2
-    assert all("" in own for own in rows["setting"]), "all of them is a choice too"
+    assert rows.loc[[opens in options for options in rows["setting"]], "series"].nunique() == 2
+    assert all("" in options for options in rows["setting"]), "all of them is a choice too"
 
 
 def test_the_axis_is_cut_where_a_run_diverged(build: Any) -> None:
@@ -246,8 +246,8 @@ def name(geometry: tuple[int, int, int]) -> str:
 
 def lines(chart: Chart, value: str) -> pd.DataFrame:
     """Return the rows of all curves of one kind."""
-    (found,) = (m.table for m in chart.marks if m.kind == "line" and value in m.table)
-    return found
+    (table,) = (m.table for m in chart.marks if m.kind == "line" and value in m.table)
+    return table
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=5), st.integers(1, 80))
@@ -263,18 +263,18 @@ def test_geometries_take_turns_where_cells_are_more_than_the_room(
         patch.setattr(loss_module, "_MOST_CURVES", room)
         chosen = loss_module._choose_runs(launched, geometries)
     assert len(chosen) == min(room, seeds * sum(sizes))
-    own = launched.loc[chosen]
+    rows = launched.loc[chosen]
     if room >= sum(sizes):
-        assert set(own["cell"]) == set(geometries.index)
+        assert set(rows["cell"]) == set(geometries.index)
         return
-    assert own["status"].eq("completed").all()
-    taken = geometries.loc[own["cell"]].value_counts().reindex(geometries.unique(), fill_value=0)
+    assert rows["status"].eq("completed").all()
+    taken = geometries.loc[rows["cell"]].value_counts().reindex(geometries.unique(), fill_value=0)
     # Fair: none has two fewer than another, unless it has no more to give.
     short = [size > n for size, n in zip(sizes, taken, strict=True)]
     assert not any(s and n < taken.max() - 1 for s, n in zip(short, taken, strict=True))
     for name, n in taken[taken > 1].items():
         all_of = geometries.index[geometries == name].to_numpy()
-        places = np.flatnonzero(np.isin(all_of, own["cell"]))
+        places = np.flatnonzero(np.isin(all_of, rows["cell"]))
         gaps = np.diff([-1, *places, len(all_of)])
         assert gaps.max() <= 4 * len(all_of) / n + 1
 
@@ -330,11 +330,11 @@ def test_500_runs_of_1000_points(build: Any, tmp_path: Any, browser: Any) -> Non
     assert path.stat().st_size < 10e6
     rows = lines(loss, "loss")
     assert rows["curve"].nunique() == 500
-    for number, own in list(rows.groupby("curve"))[::100]:
+    for number, curve in list(rows.groupby("curve"))[::100]:
         recorded = steps[number]["loss"]
         ends = {recorded.min(), recorded.max(), recorded.iloc[0], recorded.iloc[-1]}
-        assert ends <= set(own["loss"])
-        assert len(own) < 200
+        assert ends <= set(curve["loss"])
+        assert len(curve) < 200
     page = browser(path)
     page.click("details#loss > summary")
     page.select_option("figure#loss select[data-choice=setting]", "")

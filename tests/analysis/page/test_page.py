@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from markupsafe import Markup
 
 from batchscape.analysis import find_cells, load, write_report
 from batchscape.analysis.cells import GEOMETRY
@@ -52,8 +51,8 @@ class Parsed(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self._inside = tag
-        named = dict(attrs)
-        self.links += [str(named[name]) for name in ("href", "src") if name in named]
+        values = dict(attrs)
+        self.links += [str(values[name]) for name in ("href", "src") if name in values]
         if tag == "script":
             self.scripts.append("")
 
@@ -114,8 +113,8 @@ def digest(text: str) -> str:
 
 
 def pinned() -> dict[str, str]:
-    found: dict[str, str] = tomllib.loads((VENDOR / "pinned.toml").read_text())["sha256"]
-    return found
+    hashes_by_file: dict[str, str] = tomllib.loads((VENDOR / "pinned.toml").read_text())["sha256"]
+    return hashes_by_file
 
 
 def test_the_library_is_the_pinned_one() -> None:
@@ -126,27 +125,21 @@ def test_the_library_is_the_pinned_one() -> None:
 
 
 @pytest.mark.slow
-def test_needs_no_network_and_leads_to_files_that_are_there(varied: Any) -> None:
+def test_links_lead_to_files_and_rows_to_their_runs(varied: Any) -> None:
+    """The runs behind each row of the comparison are those of its CSV file."""
     out = write_report([varied.path], figures=False).out
     html = (out / "report.html").read_text()
     links = [link for link in Parsed(html).links if not link.startswith("#")]
     assert links
     assert [link for link in links if not (out / link).is_file()] == []
     assert len(html) < 3e6
-
-
-@pytest.mark.slow
-def test_rows_lead_to_their_runs(varied: Any) -> None:
-    """The runs behind each row of the comparison are those of its CSV file."""
-    out = write_report([varied.path], figures=False).out
-    html = (out / "report.html").read_text()
     names = [row[0] for row in content_of(html)["runs"]["rows"]]
     comparison = pd.read_csv(out / "tables" / "comparison.csv")
     section = html[html.index('id="comparison"') : html.index('id="loss"')]
     rows = re.findall(r'<tr data-runs="([\d,]+)">', section)
-    found = [{names[int(position)] for position in row.split(",")} for row in rows]
+    run_ids_by_row = [{names[int(position)] for position in row.split(",")} for row in rows]
     expected = [set(ids.split(";")) for ids in comparison["run_ids"]]
-    assert sorted(map(sorted, found)) == sorted(map(sorted, expected))
+    assert sorted(map(sorted, run_ids_by_row)) == sorted(map(sorted, expected))
     # Of a table that shows a part of its rows, each row has its own runs too.
     checked = 0
     claims = pd.read_csv(out / "tables" / "claims.csv").set_index("claim")
@@ -170,11 +163,11 @@ def test_a_recommended_cut_opens_its_own_runs(joined: Tables) -> None:
     assert section is not None
     opened = []
     for view in section.tables:
-        for row, shown in zip(
+        for row, positions in zip(
             view.rows or [], html_table(view, index.of_table(view)).runs, strict=True
         ):
             record = view.frame.loc[row]
-            runs = cells.runs.iloc[list(shown)]
+            runs = cells.runs.iloc[list(positions)]
             assert (len(runs) > 0) == (record["source"] == "measured")
             for name in GEOMETRY:
                 assert runs[name].eq(record[name]).all()
@@ -190,8 +183,8 @@ def test_rows_open_nothing_that_is_not_sure(build: Any) -> None:
     cells = find_cells(load(*(sweep.path for sweep in sweeps)).runs)
     index = RunIndex(cells)
     for position, row in enumerate(cells.runs.to_dict("records")):
-        named = {name: row[name] for name in ("run_id", "sweep_dir")}
-        assert index.of_row(named) == [position]
+        id_columns = {name: row[name] for name in ("run_id", "sweep_dir")}
+        assert index.of_row(id_columns) == [position]
         cut = {name: row[name] for name in GEOMETRY}
         assert index.of_row({**cut, "hardware": row["hardware"]}) == [position]
         assert index.of_row(cut) == []
@@ -209,10 +202,10 @@ def test_a_setting_that_a_cell_lacks_is_known_by_its_absence(build: Any) -> None
     cells = find_cells(load(sweep.path).runs)
     assert "budget.target_loss" in cells.settings
     for position, cell in enumerate(cells.runs["cell"]):
-        known = cells.table.loc[cell, [*GEOMETRY, *cells.settings]].to_dict()
+        settings = cells.table.loc[cell, [*GEOMETRY, *cells.settings]].to_dict()
         for none in (None, math.nan, pd.NA):
-            asked = {name: none if pd.isna(value) else value for name, value in known.items()}
-            assert RunIndex(cells).of_row(asked) == [position]
+            row = {name: none if pd.isna(value) else value for name, value in settings.items()}
+            assert RunIndex(cells).of_row(row) == [position]
 
 
 @pytest.mark.slow
@@ -225,8 +218,8 @@ def test_claims_of_joined_folders_open_the_runs_of_their_machine(joined: Tables)
     index = RunIndex(cells)
     rows = zip(view.rows or [], html_table(view, index.of_table(view)).runs, strict=True)
     opened = 0
-    for record, shown in ((view.frame.loc[row], shown) for row, shown in rows):
-        runs = cells.runs.iloc[list(shown)]
+    for record, positions in ((view.frame.loc[row], positions) for row, positions in rows):
+        runs = cells.runs.iloc[list(positions)]
         assert sorted(set(runs["run_id"])) == sorted(filter(None, record["run_ids"].split(";")))
         assert all(hardware in record["context"] for hardware in runs["hardware"])
         opened += len(runs)
@@ -265,6 +258,7 @@ def test_joined_sweeps_are_called_by_their_names(build: Any, tmp_path: Path) -> 
         two.run((1, 32, 1), seed=seed, schedule={"name": "cosine"}, **other)
     one.reject((2, 32, None), 32, "global_batch_size must be a multiple of 2 x 32 (32 is not)")
     report = write_report([one.path, two.path], tmp_path / "joint", figures=False)
+    assert report.files[0].read_text().startswith("# first\\_study and second\\_study")
     html = (report.out / "report.html").read_text()
     section = html[html.index('id="comparison"') : html.index('id="loss"')]
     assert set(re.findall(r"<h3>(.*?)</h3>", section)) == {"first_study", "second_study"}
@@ -340,9 +334,9 @@ def test_costs_of_learning_rates_are_one_line_a_cut(build: Any) -> None:
     (chart,) = (one for one in comparison_charts(cells, compare(cells)) if one.name == "cost")
     lines = chart.marks[0].table
     assert lines["series"].nunique() == 2, "fetching samples ahead decides the time of a step"
-    for _, own in lines.groupby("series"):
-        assert own["micro_batch_size"].tolist() == [8, 8, 8, 16, 16, 16]
-        runs = cells.runs.iloc[[run for behind in index.of_rows(own) for run in behind]]
+    for _, line in lines.groupby("series"):
+        assert line["micro_batch_size"].tolist() == [8, 8, 8, 16, 16, 16]
+        runs = cells.runs.iloc[[run for behind in index.of_rows(line) for run in behind]]
         assert sorted(runs["learning_rate"]) == [1e-3, 1e-3, 3e-3, 3e-3, 9e-3, 9e-3]
 
 
@@ -360,9 +354,9 @@ def test_cuts_of_two_experiments_are_not_on_one_line(build: Any) -> None:
     (chart,) = (one for one in section.pictures if one.name == "decompositions")
     points = chart.marks[0].table
     index = RunIndex(cells)
-    for _, own in points.groupby("series"):
-        assert len(own) == own["name"].nunique() == 4
-        for behind, name in zip(index.of_rows(own), own["name"], strict=True):
+    for _, line in points.groupby("series"):
+        assert len(line) == line["name"].nunique() == 4
+        for behind, name in zip(index.of_rows(line), line["name"], strict=True):
             runs = cells.runs.iloc[behind]
             assert len(runs) == 2
             assert {f"learning rate {rate:g}" in name for rate in runs["learning_rate"]} == {True}
@@ -407,12 +401,6 @@ def test_recommendations_without_room_are_counted(build: Any) -> None:
     )
     assert html.count("Recommended geometry") == 3
     assert "2 more recommended" in html
-
-
-@pytest.mark.parametrize("kind", [str, np.str_])
-def test_texts_of_any_kind_are_cleaned(kind: type[str]) -> None:
-    assert "\x1b" not in str(page_module._clean(kind("\x1b]0;title\x07 text")))
-    assert page_module._clean(Markup("\x1b")) == "\x1b", "ours stays as it is"
 
 
 @pytest.mark.slow

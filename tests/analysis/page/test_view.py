@@ -52,16 +52,16 @@ def viewed(*folders: Path, ends: signal.Signals = signal.SIGINT) -> Iterator[str
     ) as process:
         try:
             assert process.stdout is not None
-            found = re.fullmatch(r"Page: (http://127\.0\.0\.1:\d+/)\n", process.stdout.readline())
-            if found is not None:
-                yield found[1]
+            match = re.fullmatch(r"Page: (http://127\.0\.0\.1:\d+/)\n", process.stdout.readline())
+            if match is not None:
+                yield match[1]
             process.send_signal(ends)
-            said, wrong = process.communicate(timeout=60)
+            output, wrong = process.communicate(timeout=60)
         finally:
             process.kill()
-    assert found, wrong
+    assert match, wrong
     assert (process.returncode, wrong) == (0, "")
-    assert said.endswith("Stopped\n")
+    assert output.endswith("Stopped\n")
 
 
 def asked(address: str, path: str, host: str | None = None) -> tuple[int, dict[str, str], bytes]:
@@ -70,9 +70,9 @@ def asked(address: str, path: str, host: str | None = None) -> tuple[int, dict[s
     connection = http.client.HTTPConnection(str(place.hostname), place.port, timeout=60)
     connection.request("GET", path, headers={"Host": host or place.netloc})
     answer = connection.getresponse()
-    found = answer.status, dict(answer.getheaders()), answer.read()
+    response = answer.status, dict(answer.getheaders()), answer.read()
     connection.close()
-    return found
+    return response
 
 
 def state(address: str) -> dict[str, Any]:
@@ -82,10 +82,10 @@ def state(address: str) -> dict[str, Any]:
 
 def soon(condition: Callable[[], Any]) -> Any:
     end = time.monotonic() + SOON_S
-    while not (found := condition()):
+    while not (value := condition()):
         assert time.monotonic() < end
         time.sleep(0.1)
-    return found
+    return value
 
 
 def files_in(folder: Path) -> dict[str, int]:
@@ -185,11 +185,11 @@ def test_the_page_follows_the_runs(build: Any, browser: Any) -> None:
             position=page.frames[1].eval_on_selector("figure#loss", END_OF_A_LINE)
         )
         frame.locator("dialog#runs[open]").wait_for()
-        shown = page.locator("iframe").get_attribute("src")
+        source = page.locator("iframe").get_attribute("src")
         sweep.run((4, 8, 1), status="oom", reason="CUDA out of memory", stop_reason=None)
         soon(lambda: "1 oom" in page.text_content("#progress summary"))
-        soon(lambda: f"report.html?{state(address)['page']}" != shown)
-        assert page.locator("iframe").get_attribute("src") == shown
+        soon(lambda: f"report.html?{state(address)['page']}" != source)
+        assert page.locator("iframe").get_attribute("src") == source
         frame.locator("dialog button").click()
         newest.locator(f"{runs} >> text=1 oom").wait_for(timeout=SOON_S * 1000)
         soon(lambda: page.locator("iframe").count() == 1)

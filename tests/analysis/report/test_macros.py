@@ -68,8 +68,8 @@ def test_every_command_has_a_text_and_each_headline_a_comment() -> None:
     for name in HEADLINES:
         assert f"% {name}: a definition; n = " in text
         for ending in ("", "Low", "High", "N", "Text"):
-            (found,) = re.findall(rf"\\newcommand{{\\{macro_name(name)}{ending}}}{{(.+)}}\n", text)
-            assert found.strip()
+            (body,) = re.findall(rf"\\newcommand{{\\{macro_name(name)}{ending}}}{{(.+)}}\n", text)
+            assert body.strip()
     assert "the gradient cannot be told from zero" in text
     assert "nan" not in text.lower()
 
@@ -84,14 +84,14 @@ def test_a_definition_cannot_break_out_of_its_comment() -> None:
 
 
 def test_every_number_is_read_back_from_the_page(latex: Callable[..., Any]) -> None:
-    shown = "\n\n".join(
+    body = "\n\n".join(
         rf"{i}: \{macro_name(name)}{{}} from \{macro_name(name)}Low{{}} to "
         rf"$\{macro_name(name)}High$ with n=\{macro_name(name)}N; \{macro_name(name)}Text."
         for i, name in enumerate(HEADLINES)
     )
     table = r"\begin{tabular}{llr}\toprule\bsHeadlines\bottomrule\end{tabular}"
-    shown = rf"\raggedright\hyphenpenalty=10000 {shown}"
-    paper = latex(f"{shown}\n\n{table}", preamble=r"\input{macros}", macros=macros(HEADLINES))
+    body = rf"\raggedright\hyphenpenalty=10000 {body}"
+    paper = latex(f"{body}\n\n{table}", preamble=r"\input{macros}", macros=macros(HEADLINES))
     text = " ".join(paper.text.replace("\N{MINUS SIGN}", "-").split())
     for expected in (
         "0: 745 from 612 to 902 with n=5; 745 [612, 902] samples.",

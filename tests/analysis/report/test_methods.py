@@ -128,8 +128,8 @@ def as_program(folder: RunFolder, rule: str | None) -> None:
     config["config"]["engine"] = {"name": "command", "argv": ["train"]}
     untold = ["optimizer.learning_rate", "scaling.learning_rate"]
     untold.append("scaling.reference_global_batch_size")
-    told = {"reference_global_batch_size": 8, "learning_rate": rule}
-    config["config"]["scaling"] |= told if rule else {}
+    rules = {"reference_global_batch_size": 8, "learning_rate": rule}
+    config["config"]["scaling"] |= rules if rule else {}
     untold = [] if rule else untold
     config["resolved"]["not_passed"] = [*untold, "scaling.betas", "scaling.weight_decay"]
     write_json(folder.config, config)
@@ -170,9 +170,9 @@ def test_times_machines_and_what_was_left_out(build: Any) -> None:
 def test_methods_of_identified_headlines_are_named_once(build: Any) -> None:
     sweep = build()
     sweep.run()
-    known = Estimate(1.0, 0.5, 2.0, 3, "", "jackknife over 3 seeds", "d")
+    identified = Estimate(1.0, 0.5, 2.0, 3, "", "jackknife over 3 seeds", "d")
     unknown = Estimate(NAN, NAN, NAN, 3, "", "none", "d")
-    headlines = dict.fromkeys(("one", "two", "three", "four"), known)
+    headlines = dict.fromkeys(("one", "two", "three", "four"), identified)
     text = said([sweep], Section("T", headlines={**headlines, "five": unknown}))
     assert (
         "Interval of one, two, three and 1 more: jackknife over 3 seeds."

@@ -135,5 +135,5 @@ def test_different_kernels_of_attention_are_told(build: Any) -> None:
     assert "kernels" not in notes_of(sweep), "of two trainings"
     sweep.run((1, 8, 4), seed=0)
     noted(sweep, attention_kernel="efficient")
-    told = "different kernels of attention (flash in 1 run, efficient in 1 run)"
-    assert told in notes_of(sweep)
+    sentence = "different kernels of attention (flash in 1 run, efficient in 1 run)"
+    assert sentence in notes_of(sweep)

@@ -6,10 +6,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
-from batchscape.analysis import write_report
+from batchscape.analysis import Report, write_report
 from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.figures.style import COLUMN_IN, PAGE_IN
 from batchscape.analysis.numbers import TIMES
@@ -40,15 +39,15 @@ def test_paper_and_appendix_of_a_report_compile_where_they_lie(
             sweep.run((1, micro, 2), seed=seed, noise=(40.0, 1.0))
     report = write_report([sweep.path])
     folder = report.out / "paper"
-    own, appendix = (paper(folder / f"{name}.tex") for name in ("paper", "appendix"))
-    for made in (own, appendix):
+    main, appendix = (paper(folder / f"{name}.tex") for name in ("paper", "appendix"))
+    for made in (main, appendix):
         assert made.too_wide == []
         for warning in ("undefined", "Float too large", "multiply defined"):
             assert warning not in made.log
-    assert own.text.count("\f") <= 3
-    shown = plain(own.text)
+    assert main.text.count("\f") <= 3
+    main_text = plain(main.text)
     for word in ("Methods", "Results", "critical", "Bold: best in its column"):
-        assert plain(word) in shown
+        assert plain(word) in main_text
     page = plain(appendix.text)
     figures = re.findall(r"\d[\d.]* ± \d[\d.]*", to_markdown(report.table))
     assert len(figures) > 10
@@ -65,13 +64,12 @@ def test_paper_and_appendix_of_a_report_compile_where_they_lie(
     assert set(re.findall(r"\\label{fig:(\w+)}", everything)) == {
         file.stem for file in report.files if file.suffix == ".png"
     }
+    _check_headlines(report)
+    _check_figures(report)
 
 
-@pytest.mark.slow
-def test_headline_numbers_that_are_identified_are_listed(
-    build: Any, paper: Callable[[Path], Any]
-) -> None:
-    report = write_report([build().fork(seeds=(0, 1)).path])
+def _check_headlines(report: Report) -> None:
+    """Numbers that are identified are listed, and no others."""
     folder = report.out / "paper"
     headlines = {name: value for of in report.sections for name, value in of.headlines.items()}
     unknown = {name for name, value in headlines.items() if not value.is_identified}
@@ -88,7 +86,6 @@ def test_headline_numbers_that_are_identified_are_listed(
     assert not re.search(r"\d warning", results)
     assert " x " not in results
     assert r"$\times$" in results
-    assert paper(folder / "paper.tex").too_wide == []
 
 
 def test_headlines_of_which_none_is_identified_make_no_table(tmp_path: Path) -> None:
@@ -118,9 +115,9 @@ def test_long_tables_go_on_over_pages(
     for cut, width in product(cuts, (64, 128)):
         sweep.run(cut, model__d_model=width)
     folder = write_report([sweep.path], figures=False).out / "paper"
-    own = tmp_path / "own" / "own.tex"
-    own.parent.mkdir()
-    own.write_text(
+    document_file = tmp_path / "own" / "own.tex"
+    document_file.parent.mkdir()
+    document_file.write_text(
         r"""\documentclass{article}
 \usepackage{array}
 \usepackage{booktabs}
@@ -137,24 +134,21 @@ See Table~\ref{tab:comparison}.
 """
     )
     table = (folder / "tables" / "comparison.tex").read_text()
-    shown = re.findall(r"^\d+\$\\times\$.*?=\d+", table, re.MULTILINE)
-    assert len(shown) >= 40
-    for document in (folder / "appendix.tex", own):
+    cuts_in_table = re.findall(r"^\d+\$\\times\$.*?=\d+", table, re.MULTILINE)
+    assert len(cuts_in_table) >= 40
+    for document in (folder / "appendix.tex", document_file):
         made = paper(document)
         assert made.too_wide == []
         for fault in ("Overfull \\vbox", "Float too large", "undefined"):
             assert fault not in made.log
         page = plain(made.text)
-        for row in set(shown):
+        for row in set(cuts_in_table):
             assert plain(row.replace(r"$\times$", TIMES)) in page
     assert "batchscape sweep" not in table
 
 
-@pytest.mark.slow
-def test_figures_of_the_paper_embed_their_fonts_and_are_as_wide_as_its_columns(
-    build: Any,
-) -> None:
-    report = write_report([build().fork(seeds=(0,)).path])
+def _check_figures(report: Report) -> None:
+    """Figures embed their fonts and are as wide as a column or a page."""
     widths = set()
     figures = [file for file in report.files if file.suffix == ".pdf"]
     for file in figures:
@@ -166,7 +160,7 @@ def test_figures_of_the_paper_embed_their_fonts_and_are_as_wide_as_its_columns(
         widths.add(float(box) / 72)
     assert len(figures) > 5
     # A paper scales less than this unseen.
-    assert all(min(abs(w / own - 1) for own in (COLUMN_IN, PAGE_IN)) < 0.04 for w in widths)
+    assert all(min(abs(w / column - 1) for column in (COLUMN_IN, PAGE_IN)) < 0.04 for w in widths)
     geometry = (report.out / "paper" / "paper.tex").read_text()
     text, gap = map(float, re.findall(r"(?:textwidth|columnsep)=([\d.]+)in", geometry))
     assert (text - gap) / 2 == COLUMN_IN
@@ -203,62 +197,10 @@ def test_a_paper_that_was_edited_is_kept_and_its_parts_are_made_anew(build: Any)
     folder = write_report([sweep.path], figures=False).out / "paper"
     (folder / "paper.tex").write_text("mine")
     (folder / "results.tex").write_text("stale")
-    own = [folder / name for name in ("mine.tex", "tables/mine.tex", "figures/mine.pdf")]
-    for file in own:
+    own_files = [folder / name for name in ("mine.tex", "tables/mine.tex", "figures/mine.pdf")]
+    for file in own_files:
         file.write_text("mine")
     report = write_report([sweep.path], figures=False)
-    assert {file.read_text() for file in (folder / "paper.tex", *own)} == {"mine"}
+    assert {file.read_text() for file in (folder / "paper.tex", *own_files)} == {"mine"}
     assert "stale" not in (folder / "results.tex").read_text()
     assert folder / "paper.tex" in report.files
-
-
-@pytest.mark.slow
-def test_bold_in_all_formats(build: Any) -> None:
-    sweep = build()
-    for seed in range(4):
-        sweep.run((1, 32, 1), seed=seed)
-        sweep.run((1, 8, 4), seed=seed)
-    out = write_report([sweep.path], figures=False).out
-    comparison = pd.read_csv(out / "tables" / "comparison.csv")
-    assert comparison["peak_allocated_gib_mean"].idxmin() == 1
-    least = f"{1024 * comparison['peak_allocated_gib_mean'].min():.2f} ± 0"
-    assert f"**{least}**" in (out / "report.md").read_text()
-    latex = (out / "paper" / "tables" / "comparison.tex").read_text()
-    assert r"\textbf{\boldmath " + least.replace(" ± ", r"~$\pm$~") in latex
-    assert "Holm" in latex
-
-
-@pytest.mark.slow
-def test_the_interval_is_that_of_the_mean(build: Any) -> None:
-    report = write_report([build().fork().path], figures=False)
-    row = report.comparison.iloc[0]
-    markdown = (report.out / "report.md").read_text()
-    shown = re.search(r"^\| 1.32.1=32 .* (\S+) ± (\S+) \| \S+ ± \S+ \|$", markdown, re.MULTILINE)
-    assert shown is not None
-    for figure, column in zip(shown.groups(), ("mean", "ci95"), strict=True):
-        decimals = len(figure.partition(".")[2])
-        assert decimals >= 3
-        assert figure == f"{row[f'final_loss_{column}']:.{decimals}f}"
-    assert "means ± half-widths of their 95% t-intervals" in markdown
-
-
-@pytest.mark.slow
-def test_every_cell_that_lacks_something_has_a_footnote(build: Any) -> None:
-    sweep = build()
-    sweep.run(seed=0, stop_reason="target")
-    sweep.run(seed=1)
-    sweep.run((1, 16, 2), seed=0, status="pruned", done=4)
-    sweep.run((1, 8, 4), seed=0, status="failed", reason="out of luck", done=4)
-    report = write_report([sweep.path], figures=False)
-    text = (report.out / "report.md").read_text()
-    for note in ("1 of 2 stopped at a target loss", "</sup> pruned", "</sup> out of luck"):
-        assert note in text
-
-
-@pytest.mark.slow
-def test_padding_is_said_to_be_counted(build: Any) -> None:
-    sweep = build()
-    sweep.run(ranks={"model_flops_per_sample": 1e9, "peak_tflops": 0.5, "peak_source": "x"})
-    report = write_report([sweep.path], figures=False)
-    page = (report.out / "report.md").read_text()
-    assert "padding counted like any other token" in page

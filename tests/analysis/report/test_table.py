@@ -63,7 +63,7 @@ def test_numbers_are_written_with_unit_interval_and_n() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "header", "shown"),
+    ("n", "header", "texts_of_x"),
     [
         ([2, 2, 5], "x, n = 2", ["1.000", "2.000", MISSING]),
         ([2, 1, 5], "x", ["1.000 (n = 2)", "2.000 (n = 1)", MISSING]),
@@ -71,12 +71,12 @@ def test_numbers_are_written_with_unit_interval_and_n() -> None:
     ],
 )
 def test_an_n_that_all_numbers_share_is_said_once(
-    n: list[int], header: str, shown: list[str]
+    n: list[int], header: str, texts_of_x: list[str]
 ) -> None:
     frame = pd.DataFrame({"cell": ["a", "b", "c"], "x": [1.0, 2.0, np.nan], "n": n})
     texts = Table("x", "", frame, [Column("cell", is_left=True), Column("x", n="n")]).texts()
     assert texts.headers[1] == header
-    assert [row[1] for row in texts.rows] == shown
+    assert [row[1] for row in texts.rows] == texts_of_x
 
 
 def test_a_column_that_says_nothing_is_left_out() -> None:
@@ -180,8 +180,8 @@ def test_a_paper_has_every_cut_at_the_best_learning_rate_of_its_batch(build: Any
     cells = find_cells(load(sweep.path).runs)
     table = comparison_table(compare(cells), cells)
     for short in (table.shortened(3), paper_comparison(table)):
-        shown = [(row[0].rpartition("=")[2], row[1]) for row in short.texts().rows]
-        assert shown == [("8", "0.004"), ("32", "0.016"), ("32", "0.016")]
+        batches_and_rates = [(row[0].rpartition("=")[2], row[1]) for row in short.texts().rows]
+        assert batches_and_rates == [("8", "0.004"), ("32", "0.016"), ("32", "0.016")]
     assert "3 of 9 rows are shown: those at the best settings of the" in table.shortened(3).notes[0]
     # Of survivors the mean says less: two of three seeds were lost at the rate with the lowest.
     for seed in (1, 2):
@@ -191,8 +191,8 @@ def test_a_paper_has_every_cut_at_the_best_learning_rate_of_its_batch(build: Any
     assert (rows[0][0][-2:], rows[0][1]) == ("=8", "0.001")
     # Where nothing of the update varies there is none to choose.
     cuts = cells.runs[cells.runs["optimizer.learning_rate"].eq(0.004)]
-    alike = find_cells(cuts.drop(columns="cell"))
-    assert comparison_table(compare(alike), alike).lead == []
+    cells_of_one_rate = find_cells(cuts.drop(columns="cell"))
+    assert comparison_table(compare(cells_of_one_rate), cells_of_one_rate).lead == []
 
 
 def test_columns_of_the_comparison_are_chosen_by_their_figures(build: Any) -> None:
@@ -200,11 +200,11 @@ def test_columns_of_the_comparison_are_chosen_by_their_figures(build: Any) -> No
     sweep.run((1, 32, 1))
     sweep.run((1, 8, 4))
     cells = find_cells(load(sweep.path).runs)
-    asked = ["final_loss", "peak_allocated_gib"]
-    table = comparison_table(compare(cells), cells, figures=asked)
-    shown = [header.partition(" (")[0] for header in table.texts().headers]
-    assert shown[-2:] == ["final loss", "peak memory"]
-    assert shown[-3].startswith("n")
+    figures = ["final_loss", "peak_allocated_gib"]
+    table = comparison_table(compare(cells), cells, figures=figures)
+    headers = [header.partition(" (")[0] for header in table.texts().headers]
+    assert headers[-2:] == ["final loss", "peak memory"]
+    assert headers[-3].startswith("n")
     # The file has them all, and a paper ten columns at most.
     assert "step_time_s_mean" in table.frame.drop(columns=table.hidden)
     assert len(paper_comparison(comparison_table(compare(cells), cells)).columns) <= 10

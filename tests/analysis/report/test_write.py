@@ -16,8 +16,11 @@ import pytest
 from rich.console import Console
 
 from batchscape.analysis import Report, compare, find_cells, load, write_report
-from batchscape.analysis.numbers import MISSING, TIMES
+from batchscape.analysis.numbers import TIMES
+from batchscape.analysis.report.notes import find_notes
+from batchscape.analysis.report.provenance import provenance
 from batchscape.analysis.report.sections import in_short, sentence_markdown
+from batchscape.analysis.report.table import Table
 from batchscape.analysis.report.tables import comparison_table
 from batchscape.analysis.report.topic import Section
 from batchscape.analysis.report.writers import escape_markdown
@@ -28,6 +31,12 @@ DIGITS = {
     "data": {"name": "digits"},
     "task": "class",
 }
+
+
+def table_of(*sweeps: Any) -> Table:
+    """Return the comparison of some sweeps."""
+    cells = find_cells(load(*(sweep.path for sweep in sweeps)).runs)
+    return comparison_table(compare(cells), cells)
 
 
 def figures(report: Report) -> set[str]:
@@ -58,9 +67,9 @@ def check_first_screen(report: Report) -> None:
     sentences = in_short(report.sections)
     assert sentences[0].startswith("Use ")
     assert 4 <= len(sentences) <= 5
-    for number, said in enumerate(sentences, start=1):
-        assert f"\n{number}. {escape_markdown(said)}\n" in answer
-        assert f"{number}. {said}" in " ".join(terminal.split())
+    for number, sentence in enumerate(sentences, start=1):
+        assert f"\n{number}. {escape_markdown(sentence)}\n" in answer
+        assert f"{number}. {sentence}" in " ".join(terminal.split())
     assert f"Report: {report.files[0]}" in terminal
     # What the numbers cannot carry stands before them.
     assert below.startswith("Left out, and to be kept in mind\n")
@@ -76,8 +85,8 @@ def check_links(report: Report) -> None:
     files = {file for file in report.files if file.suffix != ".pdf"}
     assert files - set(linked) == {report.files[0], *paper}
     for section in report.sections:
-        for said in (*section.answer, *section.settle, *section.warnings):
-            sentence, name, arguments = said.partition("batchscape ")
+        for text_of_section in (*section.answer, *section.settle, *section.warnings):
+            sentence, name, arguments = text_of_section.partition("batchscape ")
             assert escape_markdown(sentence).rstrip() in text
             # A command is copied from there as it stands.
             assert name + arguments in text
@@ -167,14 +176,14 @@ def test_the_first_screen_counts_the_warnings_of_a_topic() -> None:
         Section("Three", answer=["No."]),
         Section("Four", answer=["Not told: batchscape sweep sweeps=x"], warnings=["d"]),
     ]
-    said = ["Use it. (2 warnings)", "It is fast. (2 warnings)", "Yes. (1 warning)", "No."]
-    said.append("Not told: batchscape sweep sweeps=x")
-    assert in_short(sections) == said
+    expected = ["Use it. (2 warnings)", "It is fast. (2 warnings)", "Yes. (1 warning)", "No."]
+    expected.append("Not told: batchscape sweep sweeps=x")
+    assert in_short(sections) == expected
 
 
 def test_only_what_ends_in_a_command_has_one() -> None:
-    said = "A study that ships with batchscape is named: batchscape sweep sweeps=a_b x='[1]' && b"
-    assert sentence_markdown(said) == (
+    text = "A study that ships with batchscape is named: batchscape sweep sweeps=a_b x='[1]' && b"
+    assert sentence_markdown(text) == (
         "A study that ships with batchscape is named: `batchscape sweep sweeps=a_b x='[1]' && b`"
     )
     assert sentence_markdown("Ships with batchscape is a_b.", "**") == (
@@ -230,99 +239,76 @@ def test_only_diverged_runs(build: Any) -> None:
     assert report.comparison["final_loss_mean"].isna().all()
 
 
-@pytest.mark.slow
-def test_classification_counts_samples(build: Any) -> None:
+@pytest.mark.parametrize("settings", [DIGITS, {"task": "other"}])
+def test_samples_that_are_no_sequences_have_no_tokens(build: Any, settings: Any) -> None:
     sweep = build()
-    for seed in (0, 1):
-        sweep.run((1, 32, 1), seed=seed, **DIGITS)
-        sweep.run((1, 8, 4), seed=seed, **DIGITS)
-    header = comparison_of(write_report([sweep.path], figures=False)).splitlines()[0]
-    assert "samples/s" in header
-    assert "tokens/s" not in header
-    assert "eval accuracy" in header
-
-
-@pytest.mark.parametrize("task", ["class", "other"])
-def test_samples_that_are_no_sequences_have_no_tokens(build: Any, task: str) -> None:
-    sweep = build()
-    sweep.run((1, 32, 1), task=task)
-    sweep.run((1, 8, 4), task=task)
+    sweep.run((1, 32, 1), **settings)
+    sweep.run((1, 8, 4), **settings)
     runs = load(sweep.path).runs
     assert runs["tokens_per_s"].isna().all()
     assert runs["samples_per_s"].notna().all()
-    cells = find_cells(runs)
-    headers = " ".join(comparison_table(compare(cells), cells).texts().headers)
+    headers = " ".join(table_of(sweep).texts().headers)
     assert "samples/s" in headers
     assert "tokens/s" not in headers
+    assert ("eval accuracy" in headers) == (settings is DIGITS)
 
 
-@pytest.mark.slow
 def test_padded_data_and_mixed_global_batches(build: Any) -> None:
     sweep = build()
     for layout in ("packed", "padded"):
         for geometry in ((1, 8, 1), (1, 8, 4), (2, 8, 2)):
             sweep.run(geometry, data__layout=layout)
-    report = write_report([sweep.path], figures=False)
-    assert report.comparison["global_batch_size"].tolist() == [8, 32, 32] * 2
-    assert report.comparison["data.layout"].tolist() == ["packed"] * 3 + ["padded"] * 3
-    assert len(report.tables["decompositions"].frame) == 2
+    cells = find_cells(load(sweep.path).runs)
+    comparison = compare(cells)
+    assert comparison["global_batch_size"].tolist() == [8, 32, 32] * 2
+    assert comparison["data.layout"].tolist() == ["packed"] * 3 + ["padded"] * 3
 
 
-@pytest.mark.slow
 def test_mfu_names_its_peak(build: Any) -> None:
     sweep = build()
     use = {"model_flops_per_sample": 1e9, "peak_tflops": 0.5, "peak_source": "Some datasheet"}
     sweep.run((1, 32, 1), ranks=use)
     sweep.run((1, 8, 4), ranks=use)
-    report = write_report([sweep.path], figures=False)
-    row = report.comparison.iloc[0]
+    table = table_of(sweep)
+    row = table.frame.iloc[0]
     expected = 100 * 1e9 * row["samples_per_s_mean"] / 0.5e12
     assert row["mfu_pct_mean"] == pytest.approx(expected)
-    page = page_of(report)
-    assert "| MFU (%) |" in page
-    assert "0.5 (Some datasheet)" in page
+    assert "MFU (%)" in " ".join(table.texts().headers)
+    notes = " ".join(table.notes)
+    assert "0.5 (Some datasheet)" in notes
+    assert "padding counted like any other token" in notes
 
 
-@pytest.mark.slow
-def test_the_page_says_what_was_trained(build: Any) -> None:
+def test_the_provenance_says_what_was_trained(build: Any) -> None:
     sweep = build()
     sweep.run(optimizer__learning_rate=0.001)
     sweep.run(optimizer__learning_rate=0.002)
-    report = write_report([sweep.path], figures=False)
-    text = page_of(report).split("## What was trained")[1].split("##")[0]
-    assert "name=gpt" in text
-    assert "d\\_model=128" in text
-    assert "varies: learning\\_rate" in text
-    assert "beta1=0.9" in text
+    settings = provenance(find_cells(load(sweep.path).runs).runs)[0].frame
+    texts = dict(settings.itertuples(index=False, name=None))
+    assert texts["model"].startswith("name=gpt, ")
+    assert "d_model=128" in texts["model"]
+    assert "beta1=0.9" in texts["optimizer"]
+    assert texts["optimizer"].endswith("varies: learning_rate")
 
 
-@pytest.mark.slow
-def test_labels_of_what_is_not_invariant_stand_in_both_tables(build: Any) -> None:
+def test_cells_that_are_not_invariant_have_a_footnote(build: Any) -> None:
     sweep = build()
     for geometry in ((1, 32, 1), (1, 8, 4)):
         sweep.run(geometry, ranks={"not_invariant": "BatchNorm"})
-    report = write_report([sweep.path], figures=False)
-    page = page_of(report)
-    assert page.count("not decomposition-invariant: BatchNorm") == 2
-    assert "Not decomposition-invariant (BatchNorm): 2 runs." in page
+    texts = table_of(sweep).texts()
+    assert "not decomposition-invariant: BatchNorm" in texts.footnotes.values()
 
 
-@pytest.mark.slow
-def test_ramps_are_told_apart(build: Any) -> None:
+def test_ramps_of_other_batches_or_samples_are_other_cells(build: Any) -> None:
     sweep = build()
     sweep.run((1, 32, 1))
-    sweep.run((1, 32, 1), ramp=((320, (1, 8, 1)),))
-    report = write_report([sweep.path], figures=False)
-    assert report.comparison["ramp"].tolist() == ["8→32", "null"]
-    assert "ramp samples" not in report.table.texts().headers
-
-
-def test_ramps_that_climb_at_other_samples_are_other_cells(build: Any) -> None:
-    sweep = build()
     sweep.run((1, 32, 1), ramp=((320, (1, 8, 1)),), seed=0)
+    table = table_of(sweep)
+    assert table.frame["ramp"].tolist() == ["8→32", "null"]
+    assert "ramp samples" not in table.texts().headers
     sweep.run((1, 32, 1), ramp=((640, (1, 8, 1)),), seed=1)
-    table = find_cells(load(sweep.path).runs).table
-    assert table["ramp_samples"].tolist() == ["320", "640"]
+    cells = find_cells(load(sweep.path).runs).table
+    assert cells["ramp_samples"].tolist() == ["320", "640", "null"]
 
 
 @pytest.mark.slow
@@ -351,79 +337,59 @@ def test_nothing_readable_is_refused(build: Any, tmp_path: Path) -> None:
         write_report([])
 
 
-@pytest.mark.slow
-def test_several_sweeps_side_by_side(build: Any, tmp_path: Path) -> None:
-    here, there, task = build("here"), build("there", "other"), build("task", "digits")
+def test_several_sweeps_side_by_side(build: Any) -> None:
+    sweeps = here, there, task = build("here"), build("there", "other"), build("task", "digits")
     for seed in (0, 1):
         for geometry in ((1, 32, 1), (1, 8, 4)):
             here.run(geometry, seed=seed)
             there.run(geometry, seed=seed, device_type="cuda", hardware="Accelerator")
             task.run(geometry, seed=seed, **DIGITS)
-    report = write_report([here.path, there.path, task.path], tmp_path / "joint", figures=False)
-    assert report.out == tmp_path / "joint"
-    assert len(report.comparison) == 6
-    assert report.comparison["n"].tolist() == [2] * 6
-    assert report.comparison["throughput_ratio"].count() == 6
-    header = comparison_of(report).splitlines()[0]
-    assert "tokens/s" in header
-    assert "samples/s" in header
-    assert report.files[0].read_text().startswith("# fixed\\_global\\_batch, other and digits")
+    table = table_of(*sweeps)
+    assert len(table.frame) == 6
+    assert table.frame["n"].tolist() == [2] * 6
+    assert table.frame["throughput_ratio"].count() == 6
+    headers = " ".join(table.texts().headers)
+    assert "tokens/s" in headers
+    assert "samples/s" in headers
 
 
-@pytest.mark.slow
 def test_a_folder_named_twice_changes_nothing_and_a_copy_is_refused(
     build: Any, tmp_path: Path
 ) -> None:
     sweep = build().fork()
     copy = tmp_path / "copy"
     shutil.copytree(sweep.path, copy)
-    once = write_report([sweep.path], figures=False)
-    alone = once.comparison.copy()
-    assert alone["n"].tolist() == [3] * 6
-    again = write_report([sweep.path, sweep.path, sweep.path / "runs" / ".."], figures=False)
-    pd.testing.assert_frame_equal(again.comparison, alone)
-    assert again.notes == once.notes
+    once = compare(find_cells(load(sweep.path).runs))
+    assert once["n"].tolist() == [3] * 6
+    tables = load(sweep.path, sweep.path, sweep.path / "runs" / "..")
+    pd.testing.assert_frame_equal(compare(find_cells(tables.runs)), once)
     with pytest.raises(RecordError, match=r"is a copy of .* would count twice"):
         write_report([sweep.path, copy], figures=False)
 
 
-@pytest.mark.slow
 def test_cells_show_how_many_of_their_runs_completed(build: Any) -> None:
     sweep = build()
     for seed in (0, 1):
         sweep.run(seed=seed)
     sweep.run(seed=2, status="failed", reason="out of luck", done=4)
-    report = write_report([sweep.path], figures=False)
-    assert "| 2 of 3 |" in comparison_of(report)
-    assert "over the completed runs only" in page_of(report)
-    losses = pd.read_csv(report.out / "tables" / "runs.csv").dropna(subset="final_loss")
+    table = table_of(sweep)
+    (row,) = table.texts().rows
+    assert "2 of 3" in row
+    assert any("over the completed runs only" in note for note in table.notes)
+    losses = load(sweep.path).runs.dropna(subset="final_loss")
     completed = losses[losses["status"] == "completed"]["final_loss"]
-    assert report.comparison["final_loss_mean"].item() == pytest.approx(completed.mean())
+    assert table.frame["final_loss_mean"].item() == pytest.approx(completed.mean())
 
 
-@pytest.mark.slow
 def test_the_same_runs_in_two_folders_are_counted_once_for_losses(build: Any) -> None:
     one, two = build("one"), build("two")
     for seed in (0, 1):
         one.run(seed=seed)
         two.run(seed=seed, core_wait=0.01)
-    report = write_report([one.path, two.path], figures=False)
-    row = report.comparison.iloc[0]
+    cells = find_cells(load(one.path, two.path).runs)
+    row = compare(cells).iloc[0]
     assert (row["n"], row["final_loss_n"]) == (4, 2)
-    assert any("more than one sweep folder" in note for note in report.notes)
-
-
-@pytest.mark.slow
-def test_an_earlier_report_leaves_nothing_behind(build: Any) -> None:
-    sweep = build().fork(seeds=(0,))
-    first = write_report([sweep.path], figures=False)
-    for folder in (sweep.path / "runs").iterdir():
-        if not folder.name.startswith("rejected"):
-            (folder / "config.json").unlink()
-    second = write_report([sweep.path], figures=False)
-    left = {path for path in second.out.rglob("*") if path.is_file()}
-    assert left == set(second.files)
-    assert left < set(first.files)
+    assert any("more than one sweep folder" in note for note in find_notes(cells, {}))
 
 
 @pytest.mark.slow
@@ -441,19 +407,18 @@ def test_a_report_removes_only_what_an_earlier_one_wrote(build: Any, tmp_path: P
     outside = ["../elsewhere.csv", str(tmp_path / "elsewhere.csv"), "paper/paper.tex", "", "tables"]
     listing.write_text("\n".join([*listing.read_text().splitlines(), *ours, *outside]))
     report = write_report([sweep.path], figures=False)
-    left = {path for path in out.rglob("*") if path.is_file()}
-    assert left == {*report.files, *(out / name for name in theirs)}
+    remaining = {path for path in out.rglob("*") if path.is_file()}
+    assert remaining == {*report.files, *(out / name for name in theirs)}
     assert (tmp_path / "elsewhere.csv").read_text() == "precious"
     names = {path.relative_to(out).as_posix() for path in report.files}
     assert set(listing.read_text().splitlines()) == names - {"report_files.txt"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reached", ["tables/comparison.csv", "report.md"])
 def test_a_report_after_a_killed_one_has_the_files_of_a_fresh_one(
-    build: Any, tmp_path: Path, reached: str
+    build: Any, tmp_path: Path
 ) -> None:
-    """Of a sweep with more to say, killed once that file is there; then of one with less."""
+    """Of a sweep with more tables, killed at its first one; then of a sweep with fewer."""
     more, less = build("more").fork(), build("less")
     less.run()
     out = tmp_path / "out"
@@ -464,34 +429,20 @@ def test_a_report_after_a_killed_one_has_the_files_of_a_fresh_one(
         "sweep, out = map(pathlib.Path, sys.argv[1:]); write_report([sweep], out, figures=False)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(more.path), str(out)]) as process:
-        while not (out / reached).exists():
+        while not (out / "tables" / "comparison.csv").exists():
             assert process.poll() is None
             time.sleep(0.001)
         process.kill()
     assert process.returncode == -signal.SIGKILL
     torn = {path for path in out.rglob("*") if path.is_file()}
     listed = set((out / "report_files.txt").read_text().splitlines())
-    known = {*listed, "report_files.txt", "mine.txt"}
-    assert {path.relative_to(out).as_posix() for path in torn} <= known
+    expected = {*listed, "report_files.txt", "mine.txt"}
+    assert {path.relative_to(out).as_posix() for path in torn} <= expected
     fresh = write_report([less.path], tmp_path / "fresh", figures=False)
     write_report([less.path], out, figures=False)
-    left = {path.relative_to(out) for path in out.rglob("*") if path.is_file()}
-    assert left == {*(path.relative_to(fresh.out) for path in fresh.files), Path("mine.txt")}
+    remaining = {path.relative_to(out) for path in out.rglob("*") if path.is_file()}
+    assert remaining == {*(path.relative_to(fresh.out) for path in fresh.files), Path("mine.txt")}
     assert (out / "mine.txt").read_text() == "mine"
-
-
-@pytest.mark.slow
-def test_reasons_cannot_break_the_page(build: Any) -> None:
-    sweep = build()
-    sweep.run()
-    sweep.reject((3, None, None), 32, "a|b\n\\end{tabular} $x_1$ [link](http://x) 100%")
-    report = write_report([sweep.path], figures=False)
-    markdown = comparison_of(report)
-    rows = [line for line in markdown.splitlines() if line.startswith("| ")]
-    assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
-    latex = (report.out / "paper" / "tables" / "comparison.tex").read_text()
-    assert latex.count(r"\end{tabular}") == latex.count(r"\begin{tabular}")
-    assert MISSING in markdown
 
 
 @pytest.mark.slow
@@ -503,3 +454,16 @@ def test_the_analysis_needs_no_runtime() -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_every_cell_that_lacks_something_has_a_footnote(build: Any) -> None:
+    sweep = build()
+    sweep.run(seed=0, stop_reason="target")
+    sweep.run(seed=1)
+    sweep.run((1, 16, 2), seed=0, status="pruned", done=4)
+    sweep.run((1, 8, 4), seed=0, status="failed", reason="out of luck", done=4)
+    texts = table_of(sweep).texts()
+    notes = [[texts.footnotes[mark] for mark in marks] for marks in texts.marks]
+    stopped = "1 of 2 stopped at a target loss: final losses are those there"
+    assert {stopped} | {"pruned"} | {"out of luck"} <= {note for row in notes for note in row}
+    assert all(notes)

@@ -99,9 +99,9 @@ def test_searches_of_two_folders_share_no_picture(tmp_path: Path) -> None:
     steps = [{**row, "samples_to_target": 640.0 + row["trial"]} for row in rows]
     for row in steps:
         del row["loss"]
-    for name, own in (("a", rows), ("b", steps)):
+    for name, trials in (("a", rows), ("b", steps)):
         (tmp_path / name / "search").mkdir(parents=True)
-        write_trials(SweepFolder(tmp_path / name).search, [pd.DataFrame(own)])
+        write_trials(SweepFolder(tmp_path / name).search, [pd.DataFrame(trials)])
     runs = pd.DataFrame({"sweep_dir": [str(tmp_path / name) for name in ("a", "b", "a")]})
     section = search_section(cast("Cells", SimpleNamespace(runs=runs)))
     assert section is not None
@@ -121,16 +121,16 @@ def grid_of(
 ) -> dict[str, Any]:
     """Lay down one study as a search records it: values of each objective by seed."""
     values = {"batch.global_batch_size": int(study.rpartition("=")[2])} if "=" in study else {}
-    told = [
+    records = [
         {
             "point": point,
-            "seeds": {str(seed): own for seed, own in enumerate(seeds, 1)},
+            "seeds": {str(seed): values_of_seed for seed, values_of_seed in enumerate(seeds, 1)},
             "on_front": False,
             "runs": [f"{place}-{seed}" for seed in range(1, len(seeds) + 1)],
         }
         for place, (point, seeds) in enumerate(points)
     ]
-    record = {"study": study, "values": values, "trials": 2, "points": told}
+    record = {"study": study, "values": values, "trials": 2, "points": records}
     return {**record, "brackets": [], **other}
 
 
@@ -141,10 +141,10 @@ def with_grids(
     sweep.search.path.mkdir(parents=True, exist_ok=True)
     write_measured(sweep.search, objectives, grids)
     keys = list(grids[0]["points"][0]["point"]) if grids[0]["points"] else [KEY]
-    told = {"outcome": "completed", "is_best": True, "runs": "r", "reason": ""}
+    constants = {"outcome": "completed", "is_best": True, "runs": "r", "reason": ""}
     values = {**dict.fromkeys(keys, 0.1), **dict.fromkeys(objectives, 2.0)}
     rows = [
-        {"study": grid["study"], "trial": number, **values, **told}
+        {"study": grid["study"], "trial": number, **values, **constants}
         for grid in grids
         for number in range(2)
     ]
@@ -189,7 +189,7 @@ def test_the_best_of_the_grid_leads_with_its_interval_and_its_neighbours(tmp_pat
     assert view.frame["runs"].iloc[0] == "0-1 0-2 0-3"
     (lines,) = (marks.table for marks in section.pictures[0].marks if marks.kind == "line")
     # What has no result has no place.
-    assert [own[[FIELD, "loss"]].to_numpy().tolist() for _, own in lines.groupby("series")] == [
+    assert [line[[FIELD, "loss"]].to_numpy().tolist() for _, line in lines.groupby("series")] == [
         [[0.01, pytest.approx(3.1)], [0.02, pytest.approx(3.1)]],
         [[0.001, pytest.approx(2.6)], [0.002, pytest.approx(2.2)], [0.004, pytest.approx(2.4)]],
     ]
@@ -262,7 +262,7 @@ def test_what_the_trials_chose_is_said_to_be_theirs(tmp_path: Path) -> None:
 
 
 def test_studies_without_a_result_are_named(tmp_path: Path) -> None:
-    whole = grid_of(
+    complete = grid_of(
         "batch.global_batch_size=8",
         [rate(0.002, 2.2), rate(0.001, 2.5), rate(0.004, 2.4)],
         brackets=[bracket(0.001, 0.002, 0.004)],
@@ -273,7 +273,7 @@ def test_studies_without_a_result_are_named(tmp_path: Path) -> None:
         brackets=[bracket(None, 0.001, 0.002)],
     )
     broken = grid_of("batch.global_batch_size=32", [])
-    section = with_grids(tmp_path, [whole, lost, broken])
+    section = with_grids(tmp_path, [complete, lost, broken])
     assert section.answer[0].endswith("; no result at B = 16, at B = 32.")
     assert len(section.tables[0].texts().rows) == 1
 

@@ -139,8 +139,11 @@ class Claim:
     def judge(self, evidence: Evidence) -> list[Verdict]:
         """Judge the claim in every context, or return one "not identified" if none has its runs."""
         contexts = evidence.contexts(self.view)
-        judgements = [(context, self._judge(context, evidence)) for context in contexts]
-        verdicts = [self._verdict(*pair) for pair in judgements if pair[1] is not None]
+        verdicts = [
+            self._verdict(context, judgement)
+            for context in contexts
+            if (judgement := self._judge(context, evidence)) is not None
+        ]
         if verdicts:
             return verdicts
         reason = f"no context has the runs it needs: {self.needs}"

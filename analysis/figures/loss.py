@@ -38,6 +38,10 @@ _CUT = (
     "The axis of the loss is cut above the first and last losses of the runs that did not diverge: "
     "peaks, and crosses, may lie outside."
 )
+_SELECTION = (
+    "one of each cell, of its completed runs if there are such, then another of each, as far as "
+    "there is room; geometries take turns, each with cells from all over its settings."
+)
 _MOST_MARKED, _ALL_MARKED = 25, 1000
 """Evaluations of a curve that are marked, and of all curves."""
 _BEST = "best"
@@ -135,26 +139,17 @@ def loss_chart(
     names = {name for mark in marks for name in mark.table.get("series", [mark.name])}
     all_looks = {**looks(cells), _DIVERGED: Look(GREY.colour, GREY.dark, CROSS), _MET: _TRIANGLE}
     legend = {name: look for name, look in all_looks.items() if name in names}
-    caption = [f"{_lines_text(curves)}, of one colour a geometry"]
-    if _DIVERGED in names:
-        caption[0] += "; a cross ends a run that diverged, where its loss was last finite"
-    caption[0] += "."
-    if ranges:
-        caption.append(_CUT)
+    caption = [_lines_text(curves, has_crosses=_DIVERGED in names), *([_CUT] if ranges else [])]
     caption.append(
         "Times: of runs whose times are valid, without evaluation, checkpoints and start-up."
     )
     if any(look.width > Look.width for look in legend.values()):
         caption.append("Of cuts of one global batch, which lie on each other, the first are wider.")
     if n_drawn < len(launched):
-        caption.append(
-            f"Drawn are curves of {n_drawn} of {len(launched)} runs: one of each cell, of its "
-            "completed runs if there are such, then another of each, as far as there is room; "
-            "geometries take turns, each with cells from all over its settings."
-        )
+        caption.append(f"Drawn are curves of {n_drawn} of {len(launched)} runs: {_SELECTION}")
     caption.append("Long curves are thinned: their extremes stay.")
     if opening == _BEST:
-        caption.append(f"Best learning rates: {_rates_text(cells, at_best)}.")
+        caption.append(_rates_text(cells, at_best))
     met = "Triangles: where a run met the chosen target, from tables/reaches.csv. "
     return Chart(
         "loss",
@@ -220,16 +215,18 @@ def _curves(
     return curves, len(drawn)
 
 
-def _lines_text(curves: Mapping[str, pd.DataFrame]) -> str:
-    """Say what a line is the mean of."""
+def _lines_text(curves: Mapping[str, pd.DataFrame], *, has_crosses: bool) -> str:
+    """Say what lines and crosses are."""
     counts = {len(runs) for rows in curves.values() for runs in rows["run"]} - {1}
-    if not counts:
-        return "A line a run"
-    n = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else str(min(counts))
-    return (
-        f"Lines: means over the {n} completed runs of a cell, until the first of them ends, "
-        "shaded from their lowest to their highest loss; or lone runs"
-    )
+    lines = "A line a run"
+    if counts:
+        n = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else str(min(counts))
+        lines = (
+            f"Lines: means over the {n} completed runs of a cell, until the first of them ends, "
+            "shaded from their lowest to their highest loss; or lone runs"
+        )
+    crosses = "; a cross ends a run that diverged, where its loss was last finite" * has_crosses
+    return f"{lines}, of one colour a geometry{crosses}."
 
 
 def _rates_text(cells: Cells, at_best: Mapping[int, float]) -> str:
@@ -237,7 +234,8 @@ def _rates_text(cells: Cells, at_best: Mapping[int, float]) -> str:
     for cell in sorted(at_best, key=lambda cell: at_best[cell]):
         size = int(cells.table["global_batch_size"][cell])
         rates.setdefault(size, {})[significant(at_best[cell], 3)] = None
-    return ", ".join(f"{list_text(rates[size])} at B = {size}" for size in sorted(rates))
+    texts = [f"{list_text(rates[size])} at B = {size}" for size in sorted(rates)]
+    return f"Best learning rates: {', '.join(texts)}."
 
 
 def _marks(value: str, rows: pd.DataFrame) -> Iterator[Marks]:

@@ -208,14 +208,14 @@ def _follow(sweeps: Sequence[SweepFolder], server: _PageServer) -> None:
 
 def _ended_runs(overviews: Sequence[Overview]) -> set[tuple[str, ...]]:
     """Name the runs that have ended; none while all of them were rejected before the launch."""
-    ended = {
+    ended: set[tuple[str, ...]] = {
         (str(sweep.sweep_dir), run.run_id, run.status, str(run.attempts))
         for sweep in overviews
         for run in sweep.runs
         if run.status not in _NOT_ENDED
     }
     is_over = all(sweep.state != "running" for sweep in overviews)
-    none_launched = {status for _, _, status, _ in ended} <= {Status.REJECTED}
+    none_launched = all(status == Status.REJECTED for _, _, status, _ in ended)
     return set() if none_launched and not is_over else ended
 
 

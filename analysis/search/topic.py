@@ -67,9 +67,9 @@ def search_section(cells: Cells) -> Section | None:
             title = "The trials of the front" if search.is_front else "The best"
             title += f", with new seeds{of_folder}"
             tables.append(search.table(f"search_measured{suffix}", title))
-        trials = "The front of two objectives" if search.is_front else "Trials of each study"
+        points = "The front of two objectives" if search.is_front else "Trials of each study"
         caption = (
-            f"{trials}{of_folder}; the best of each study are filled. Trials without a value are "
+            f"{points}{of_folder}; the best of each study are filled. Trials without a value are "
             "left out."
         )
         if not search.is_front and search.grids:

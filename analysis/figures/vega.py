@@ -102,22 +102,9 @@ def paper_chart(chart: Chart) -> dict[str, Any]:
     series: set[str] = set()
     for option in options[:MAX_PANELS]:
         chosen = first | ({chart.panels: option} if option else {})
-        panel = outgoing_json(_light(_Panel(chart, chosen).spec()))
-        for layer in panel["layer"]:
-            if (name := layer["data"]["name"]) == "legend":
-                continue
-            marks, table = chart.marks[int(name[1:])], tables[int(name[1:])]
-            rows = _chosen_rows(table, chart.choices, chosen)
-            if layer["mark"]["type"] in {"line", "area"}:
-                rows = rows.dropna(subset=[layer["encoding"][name]["field"] for name in ("x", "y")])
-            series |= set(
-                [outgoing(marks.name)] * len(rows) if marks.name else rows.get("series", [])
-            )
-            layer["data"] = {"name": f"p{len(panels)}{name}"}
-            layer.pop("params", None)
-            layer["encoding"].pop("tooltip", None)
-            text = rows.to_json(orient="records", double_precision=15)
-            datasets[layer["data"]["name"]] = json.loads(text)
+        panel, panel_data, panel_series = _paper_panel(chart, tables, chosen, f"p{len(panels)}")
+        datasets |= panel_data
+        series |= panel_series
         if len(options) > 1 and chart.panels not in {"x", "y"}:
             title = fill(choices[chart.panels].options[option], 36).split("\n")
             panel["title"] = {"text": title, "fontSize": 8, "fontWeight": "normal"}
@@ -152,6 +139,27 @@ def paper_chart(chart: Chart) -> dict[str, Any]:
         "datasets": datasets,
         **panes,
     }
+
+
+def _paper_panel(
+    chart: Chart, tables: Sequence[pd.DataFrame], chosen: Mapping[str, str], prefix: str
+) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
+    """Return a panel that does not move, the data of its layers, and the series in them."""
+    panel = outgoing_json(_light(_Panel(chart, chosen).spec()))
+    datasets, series = {}, set[str]()
+    for layer in panel["layer"]:
+        if (name := layer["data"]["name"]) == "legend":
+            continue
+        marks, table = chart.marks[int(name[1:])], tables[int(name[1:])]
+        rows = _chosen_rows(table, chart.choices, chosen)
+        if layer["mark"]["type"] in {"line", "area"}:
+            rows = rows.dropna(subset=[layer["encoding"][axis]["field"] for axis in ("x", "y")])
+        series |= set([outgoing(marks.name)] * len(rows) if marks.name else rows.get("series", []))
+        layer["data"] = {"name": prefix + name}
+        layer.pop("params", None)
+        layer["encoding"].pop("tooltip", None)
+        datasets[prefix + name] = json.loads(rows.to_json(orient="records", double_precision=15))
+    return panel, datasets, series
 
 
 def _widen_single_values(layers: Sequence[Mapping[str, Any]], datasets: Mapping[str, Any]) -> None:

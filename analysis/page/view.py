@@ -129,26 +129,7 @@ _PAGE = "/report.html"
 
 
 def view(sweep_dirs: Sequence[Path], port: int, console: Console) -> None:
-    """Serve the page of one or more sweeps until it is interrupted, and make it anew as runs end.
-
-    Nothing is written into a sweep folder.
-
-    Parameters
-    ----------
-    sweep_dirs : sequence of Path
-        Joined as `write_report` joins them.
-    port : int
-        Of this machine; 0 for any that is free.
-    console : Console
-        Where the address is printed.
-
-    Raises
-    ------
-    RecordError
-        If a folder is no sweep.
-    ConfigError
-        If the port cannot be had.
-    """
+    """Serve the page of sweeps until an interrupt; port 0 is any free one, no folder is written."""
     sweeps = [SweepFolder(sweep_dir) for sweep_dir in sweep_dirs]
     overviews = [overview(sweep) for sweep in sweeps]
     try:

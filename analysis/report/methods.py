@@ -46,7 +46,7 @@ _SOFTWARE = {
 def methods(cells: Cells, sections: Sequence[Section]) -> dict[str, list[str]]:
     """Return sentences by title, on the runs and on the intervals of the sections' headlines."""
     runs = cells.runs
-    launched = runs[was_started(runs)]
+    launched = runs[was_started(runs)].dropna(axis="columns", how="all")
     counts = (
         f"{count_text(len(runs), 'run')} in {count_text(len(cells.table), 'cell')} "
         f"({_statuses(runs)}); the runs of a cell differ in no setting that decides loss, "
@@ -93,7 +93,7 @@ def _fixed(launched: pd.DataFrame) -> Iterator[str]:
         parts = [same["name"]] if "name" in same else []
         parts += [f"({', '.join(values)})" if parts else ", ".join(values)] if values else []
         yield f"{group.capitalize()}: {' '.join(parts)}."
-    if "train_samples" in launched and launched["train_samples"].notna().any():
+    if "train_samples" in launched:
         yield f"Samples to train on: {_values(launched['train_samples'])}."
     planned = launched.reindex(columns=["planned_samples", "planned_optimizer_steps"])
     if planned.notna().all(axis=None):
@@ -108,7 +108,7 @@ def _ruled(launched: pd.DataFrame) -> list[str]:
         for setting, (rules, leaves) in _RULED.items()
         if launched.get(f"scaling.{setting}", pd.Series(dtype=object)).isin(rules).any()
         for leaf in leaves
-        if f"optimizer.{leaf}" in launched and launched[f"optimizer.{leaf}"].notna().any()
+        if f"optimizer.{leaf}" in launched
     ]
 
 
@@ -127,7 +127,7 @@ def _rescaled(cells: Cells, launched: pd.DataFrame) -> Iterator[str]:
     if ruled := _ruled(launched):
         parts = [f"{_words(name.partition('.')[2])} {_values(launched[name])}" for name in ruled]
         yield f"As written, before any rule: {'; '.join(parts)}."
-    if "learning_rate" in launched and launched["learning_rate"].notna().any():
+    if "learning_rate" in launched:
         yield f"Learning rates trained with: {_values(launched['learning_rate'])}."
 
 
@@ -185,20 +185,19 @@ def _times(launched: pd.DataFrame) -> Iterator[str]:
     if completed.empty:
         return
     warmup = "measure.warmup_optimizer_steps"
-    if warmup in launched and launched[warmup].notna().any():
+    if warmup in launched:
         yield (
             "The step time of a run is the median over its optimizer steps, without the first "
             f"{_values(launched[warmup])}; evaluation, checkpoints, compilation and start-up are "
             "no part of it."
         )
-    together = pd.to_numeric(launched.get("launch.concurrent_runs", pd.Series(dtype=float)))
-    if together.notna().any():
-        most = int(together.max())
+    if "launch.concurrent_runs" in launched:
+        most = int(pd.to_numeric(launched["launch.concurrent_runs"]).max())
         yield f"Each launcher ran {'up to ' * (most > 1)}{count_text(most, 'run')} at a time."
     valid = int(completed["timing_valid"].sum())
     yield f"The times of {valid} of {count_text(len(completed), 'completed run')} count."
-    notes = completed.loc[~completed["timing_valid"], "timing_note"].value_counts()
-    for note, count in notes.items():
+    notes = completed.reindex(columns=["timing_note"])[~completed["timing_valid"]]
+    for note, count in notes["timing_note"].value_counts().items():
         yield f"Those of {count} do not: {note}."
 
 
@@ -214,9 +213,9 @@ def _machines(launched: pd.DataFrame) -> Iterator[str]:
     software = [
         f"{name} {_values(launched[column])}"
         for column, name in _SOFTWARE.items()
-        if column in launched and launched[column].notna().any()
+        if column in launched
     ]
-    if _REVISION in launched and launched[_REVISION].notna().any():
+    if _REVISION in launched:
         short = launched[_REVISION].dropna().astype(str).str[:12]
         software.append(f"revision of the code {_values(short)}")
     if software:

@@ -183,8 +183,7 @@ def _samples(runs: pd.DataFrame) -> Iterator[str]:
         )
     names = ["schedule.warmup_samples", "samples"]
     lengths = completed.reindex(columns=names).apply(pd.to_numeric).astype(float)
-    n_in_warmup = int(lengths["schedule.warmup_samples"].ge(lengths["samples"]).sum())
-    if n_in_warmup:
+    if n_in_warmup := int(lengths["schedule.warmup_samples"].ge(lengths["samples"]).sum()):
         yield (
             f"In {count_text(n_in_warmup, 'run')} the warm-up lasts as long as the training, or "
             "longer: the peak learning rate was never reached."

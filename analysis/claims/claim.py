@@ -175,10 +175,10 @@ class Claim:
             decision = None if result.reason else rule()
             if decision is None:
                 along = f"along the {name}, " if len(self.rules) > 1 else ""
-                few = f"{along}{too_few(pairs[name], 'pairs of runs', self.fewest)}"
-                few += result.few_pairs_note
+                pair_count_text = f"{along}{too_few(pairs[name], 'pairs of runs', self.fewest)}"
+                pair_count_text += result.few_pairs_note
                 n = 0 if result.reason or along or result.few_pairs_note else pairs[name]
-                reason, is_compared = result.reason or few, bool(contrasts)
+                reason, is_compared = result.reason or pair_count_text, bool(contrasts)
                 return Judgement.undecided(reason, definition, ids, n=n, is_compared=is_compared)
             decisions[name] = decision
         decisions = {name: decisions[name] for name in self.rules}
@@ -212,7 +212,7 @@ class Claim:
         if not untimed.any() or (judgement is not None and judgement.verdict != OPEN):
             return judgement
         timed_contexts = evidence.as_if_timed.contexts(self.view)
-        (timed_context,) = (other for other in timed_contexts if other.label == context.label)
+        (timed_context,) = (timed for timed in timed_contexts if timed.label == context.label)
         with_times = self._decide(timed_context)
         n = 0 if judgement is None else judgement.effect.n
         if with_times is None or not with_times.is_compared or n >= with_times.effect.n > 0:

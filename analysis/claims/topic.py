@@ -93,11 +93,11 @@ def claims_table(verdicts: Sequence[Verdict]) -> pd.DataFrame:
 
 def main_verdicts(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Choose for each claim the settled contexts, or the one with the most runs."""
-    chosen = []
+    main = []
     for group in _by_claim(verdicts):
         settled = [verdict for verdict in group if verdict.verdict != OPEN]
-        chosen += settled or [max(group, key=lambda v: (v.effect.is_identified, v.n_runs))]
-    return chosen
+        main += settled or [max(group, key=lambda v: (v.effect.is_identified, v.n_runs))]
+    return main
 
 
 def _by_claim(verdicts: Sequence[Verdict]) -> list[list[Verdict]]:
@@ -188,7 +188,7 @@ def _chart(table: pd.DataFrame) -> list[Chart]:
         effect_low=ratios["low"],
         effect_high=ratios["high"].where(np.isfinite(ratios["high"]), ratios["effect"]),
     )
-    one = pd.DataFrame({"effect": [1.0]})
+    no_effect = pd.DataFrame({"effect": [1.0]})
     return [
         Chart(
             "claims",
@@ -199,7 +199,7 @@ def _chart(table: pd.DataFrame) -> list[Chart]:
             Axis({"effect": "ratio, as the claim's rule defines it"}, kind="log"),
             Axis({"name": ""}, kind="names"),
             [
-                Marks("rule", one, "no effect"),
+                Marks("rule", no_effect, "no effect"),
                 Marks("interval", rows),
                 Marks("point", rows, text="definition", size=30),
             ],

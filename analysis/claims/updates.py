@@ -137,8 +137,10 @@ def of_best_rates(context: Context) -> Judgement | None:
     batches_of_seed = seeds.groupby("seed_block")[BATCH].nunique()
     shared = int(batches_of_seed.eq(seeds[BATCH].nunique()).sum())
     if np.isnan(exponent.low) or shared < FEWEST:
-        few = too_few(shared, "seeds of one sweep that all of these global batches have")
-        reason = str(exponent.note) if np.isnan(exponent.low) else few
+        seed_count_text = too_few(
+            shared, "seeds of one sweep that all of these global batches have"
+        )
+        reason = str(exponent.note) if np.isnan(exponent.low) else seed_count_text
         return Judgement.undecided(reason, exponent.definition, ids)
     low, high = exponent.low, exponent.high
     answer = SUPPORTED if low > LEAST else CONTRADICTED if high < LEAST else OPEN

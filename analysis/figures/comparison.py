@@ -74,24 +74,26 @@ def _cost(comparison: pd.DataFrame, cells: Cells) -> Chart | None:
     """Draw memory, step time and throughput against the micro-batch."""
     names = ("step_time_s", "peak_allocated_gib", "tokens_per_s", "samples_per_s")
     figures = _figures(comparison, *names)
-    done = comparison[comparison["micro_batch_size"].notna() & comparison["n_completed"].gt(0)]
-    if not figures or done["micro_batch_size"].nunique() < 2:
+    completed = comparison[comparison["micro_batch_size"].notna() & comparison["n_completed"].gt(0)]
+    if not figures or completed["micro_batch_size"].nunique() < 2:
         return None
     cells = replace(cells, contexts=cells.costly())
     context = cells.context_of()
-    done = done.sort_values("micro_batch_size", kind="stable")
+    completed = completed.sort_values("micro_batch_size", kind="stable")
     settings = setting_names(cells, context)
     keys = ["data_parallel_size", "gradient_accumulation_steps"]
-    rows = pd.DataFrame({"micro_batch_size": done["micro_batch_size"], "cell": done.index})
+    rows = pd.DataFrame(
+        {"micro_batch_size": completed["micro_batch_size"], "cell": completed.index}
+    )
     rows["series"] = [
         f"{count_text(int(devices), 'device')}, accumulation {accumulation}"
         f"{_suffix(settings.get(context[cell], ''))}"
-        for cell, devices, accumulation in done[keys].itertuples()
+        for cell, devices, accumulation in completed[keys].itertuples()
     ]
     for name, (_, factor) in figures.items():
-        mean, half = done[f"{name}_mean"] * factor, done[f"{name}_ci95"] * factor
+        mean, half = completed[f"{name}_mean"] * factor, completed[f"{name}_ci95"] * factor
         rows = rows.assign(**{name: mean, f"{name}_low": mean - half, f"{name}_high": mean + half})
-    order = done.assign(context=context).sort_values(["context", *keys], kind="stable").index
+    order = completed.assign(context=context).sort_values(["context", *keys], kind="stable").index
     return Chart(
         "cost",
         "Memory and step time against the micro-batch",
@@ -137,11 +139,11 @@ def _heat_map(comparison: pd.DataFrame, cells: Cells) -> Chart | None:
         values = rows[f"{name}_mean"] * scale
         texts = [significant(value, 3) if np.isfinite(value) else "" for value in values]
         rows[name], rows[f"{name}_text"] = values, texts
-    done, lost = rows[rows["n_completed"].gt(0)], rows[rows["n_completed"].eq(0)]
-    kinds = [next(kind for kind in _LOST if kind in status) for status in lost["status"]]
-    lost = lost.assign(
+    completed, failed = rows[rows["n_completed"].gt(0)], rows[rows["n_completed"].eq(0)]
+    kinds = [next(kind for kind in _LOST if kind in status) for status in failed["status"]]
+    failed = failed.assign(
         series=[_LOST[kind][0] for kind in kinds],
-        why=lost["status"] + ": " + lost["reason"].fillna("no reason").astype(str),
+        why=failed["status"] + ": " + failed["reason"].fillna("no reason").astype(str),
     )[[*axes, "layer", "cell", "series", "why"]]
     return Chart(
         "heat_map",
@@ -152,8 +154,12 @@ def _heat_map(comparison: pd.DataFrame, cells: Cells) -> Chart | None:
         f"runs has the figure.{limit}",
         Axis({"micro_batch_size": _MICRO}, kind="names"),
         Axis({"data_parallel_size": "devices"}, kind="names", falls=True),
-        [Marks("field", done), Marks("text", done), Marks("point", lost, text="why", size=70)],
-        {name: look for name, look in _LOST.values() if name in set(lost["series"])},
+        [
+            Marks("field", completed),
+            Marks("text", completed),
+            Marks("point", failed, text="why", size=70),
+        ],
+        {name: look for name, look in _LOST.values() if name in set(failed["series"])},
         Axis({name: title for name, (title, _) in figures.items()}, "Show"),
         [Choice("layer", factor, {label: label for label in labels})],
         tables=["tables/comparison.csv"],
@@ -290,10 +296,10 @@ def _bar_rows(cells: Cells, figures: pd.DataFrame, names: Sequence[str]) -> pd.D
 
 def _with_row_names(cells: Cells, figures: pd.DataFrame) -> pd.DataFrame:
     """Name the rows of bars by their cells, as far as there is room."""
-    kept = sorted(figures["cell"].unique())[:MAX_BARS]
-    labels = cells.labels().loc[kept]
-    again = labels.groupby(labels).cumcount()
-    labels = labels.where(again.eq(0), labels + " (" + (again + 1).astype(str) + ")")
+    first_cells = sorted(figures["cell"].unique())[:MAX_BARS]
+    labels = cells.labels().loc[first_cells]
+    repeats = labels.groupby(labels).cumcount()
+    labels = labels.where(repeats.eq(0), labels + " (" + (repeats + 1).astype(str) + ")")
     positions = pd.Series(range(len(cells.runs)), index=cells.runs.index)
     rows = figures.assign(row=figures["cell"].map(labels), run=positions[figures.index])
     return rows.dropna(subset="row").sort_values("cell", kind="stable")

@@ -67,10 +67,10 @@ def thinned(rows: pd.DataFrame, value: str, points: int) -> pd.DataFrame:
     by_window = losses.groupby(
         [rows["run"].to_numpy()[finite], (place * windows // counts)[finite]]
     )
-    kept = (counts <= points) | (place == 0) | (place == counts - 1)
-    kept[by_window.idxmin()] = True
-    kept[by_window.idxmax()] = True
-    remaining: pd.DataFrame = rows[kept]
+    is_kept = (counts <= points) | (place == 0) | (place == counts - 1)
+    is_kept[by_window.idxmin()] = True
+    is_kept[by_window.idxmax()] = True
+    remaining: pd.DataFrame = rows[is_kept]
     return remaining
 
 
@@ -81,19 +81,19 @@ def with_means(rows: pd.DataFrame, runs: pd.DataFrame, value: str) -> pd.DataFra
     losses as `<value>_low` and `<value>_high`, NaN for a lone run.
     """
     position = rows["run"].to_numpy()
-    done = rows.assign(cell=runs["cell"].to_numpy()[position])
-    done = done[runs["status"].eq("completed").to_numpy()[position]]
-    done = done.drop_duplicates(["run", "optimizer_step"], keep="last")
-    done = done[done.groupby("cell")["run"].transform("nunique").gt(1)]
-    runs_by_cell = done.groupby("cell")["run"]
-    steps = done.groupby(["cell", "optimizer_step"])
+    completed = rows.assign(cell=runs["cell"].to_numpy()[position])
+    completed = completed[runs["status"].eq("completed").to_numpy()[position]]
+    completed = completed.drop_duplicates(["run", "optimizer_step"], keep="last")
+    completed = completed[completed.groupby("cell")["run"].transform("nunique").gt(1)]
+    runs_by_cell = completed.groupby("cell")["run"]
+    steps = completed.groupby(["cell", "optimizer_step"])
     means = steps[[*PROGRESS, value]].mean().drop(columns="optimizer_step")
     means[f"{value}_low"], means[f"{value}_high"] = steps[value].min(), steps[value].max()
     count = steps["run"].nunique()
     n_runs = runs_by_cell.nunique().reindex(count.index, level="cell")
     means = means[count.eq(n_runs)].reset_index()
-    behind = runs_by_cell.unique().map(lambda averaged: sorted(averaged.tolist())).astype(object)
-    means["behind"] = means["cell"].map(behind).astype(object)
+    run_lists = runs_by_cell.unique().map(lambda averaged: sorted(averaged.tolist())).astype(object)
+    means["behind"] = means["cell"].map(run_lists).astype(object)
     means["run"] = means["cell"].map(runs_by_cell.min())
     lone = rows[~rows["run"].isin(means["behind"].explode())]
     lone = lone.assign(
@@ -180,15 +180,15 @@ def _curves(
     at_best: Collection[int],
 ) -> tuple[dict[str, pd.DataFrame], int]:
     """Return the curves of each kind of loss, thinned, and the number of runs behind them."""
-    done = launched[launched["status"].eq("completed")]
-    further = done.index[done.duplicated("cell")]
-    chosen = _choose_runs(launched.drop(further), labels, at_best)
-    averaged = done.loc[done.index.intersection(chosen), "cell"]
-    drawn = chosen.union(further[done.loc[further, "cell"].isin(averaged)])
+    completed = launched[launched["status"].eq("completed")]
+    further = completed.index[completed.duplicated("cell")]
+    chosen_runs = _choose_runs(launched.drop(further), labels, at_best)
+    averaged = completed.loc[completed.index.intersection(chosen_runs), "cell"]
+    drawn_runs = chosen_runs.union(further[completed.loc[further, "cell"].isin(averaged)])
     curves = {}
     for value, table in (("eval_loss", tables.evals), ("loss", tables.steps)):
-        rows = rows_of(runs.loc[drawn], table, [*PROGRESS, value]).dropna(subset=[value])
-        rows["run"] = drawn.to_numpy()[rows["run"]]
+        rows = rows_of(runs.loc[drawn_runs], table, [*PROGRESS, value]).dropna(subset=[value])
+        rows["run"] = drawn_runs.to_numpy()[rows["run"]]
         if len(rows):
             curves[value] = with_means(only_what_counts(rows, runs), runs, value)
     n_curves = sum(rows["run"].nunique() for rows in curves.values())
@@ -212,7 +212,7 @@ def _curves(
             status=run_rows["status"].to_numpy(),
             place=place.loc[points_left["run"]].to_numpy(),
         ).sort_values(["place", "optimizer_step"], kind="stable")
-    return curves, len(drawn)
+    return curves, len(drawn_runs)
 
 
 def _lines_text(curves: Mapping[str, pd.DataFrame], *, has_crosses: bool) -> str:
@@ -246,13 +246,13 @@ def _marks(value: str, rows: pd.DataFrame) -> Iterator[Marks]:
     rows = rows.drop(columns=[f"{value}_low", f"{value}_high"])
     yield Marks("line", rows, text="text", line="curve")
     lone = rows.groupby("curve")["curve"].transform("size").eq(1)
-    few = len(rows) <= min(_MOST_MARKED * rows["curve"].nunique(), _ALL_MARKED)
-    dotted = rows if value == "eval_loss" and few else rows[lone]
+    has_room = len(rows) <= min(_MOST_MARKED * rows["curve"].nunique(), _ALL_MARKED)
+    dotted = rows if value == "eval_loss" and has_room else rows[lone]
     if len(dotted):
         yield Marks("point", dotted, text="text", size=9)
-    lost = rows[rows["status"].eq("diverged")]
-    if len(lost):
-        ends = lost.groupby("curve").tail(1).drop(columns="series")
+    diverged = rows[rows["status"].eq("diverged")]
+    if len(diverged):
+        ends = diverged.groupby("curve").tail(1).drop(columns="series")
         yield Marks("point", ends, _DIVERGED, "text", size=40)
 
 
@@ -325,19 +325,19 @@ def _choose_runs(
     keys = pd.DataFrame({"turn": order.groupby("cell").cumcount()})
     keys["of_geometry"] = order["cell"].map(spread.groupby(cells).rank())
     keys["other"] = ~order["cell"].isin(list(at_best))
-    chosen = keys.sort_values(["turn", "other", "of_geometry"], kind="stable")
-    return chosen.index[:_MOST_CURVES].sort_values()
+    order_of_turns = keys.sort_values(["turn", "other", "of_geometry"], kind="stable")
+    return order_of_turns.index[:_MOST_CURVES].sort_values()
 
 
 def _ranges(
     curves: Mapping[str, pd.DataFrame], runs: pd.DataFrame, opening: str
 ) -> dict[str, tuple[float, float]]:
     """Cut the axis where one high loss would flatten the other curves of the opening settings."""
-    lost = runs.index[runs["status"].eq("diverged")]
+    diverged = runs.index[runs["status"].eq("diverged")]
     limits: dict[str, tuple[float, float]] = {}
     for value, rows in curves.items():
         is_first = rows["setting"].map(lambda options: opening in options)
-        usual = rows[is_first & ~rows["curve"].isin(lost)]
+        usual = rows[is_first & ~rows["curve"].isin(diverged)]
         ends = usual.groupby("curve")[value].agg(["first", "last"])
         low, high = float(usual[value].min()), float(ends.to_numpy().max(initial=-np.inf))
         if usual.empty or rows[value].max() <= low + _SOARED * (high - low):

@@ -50,15 +50,15 @@ def _parted(
         return number.map(sweeps.str[0])
     firsts = number.drop_duplicates().index
     table = cells.table.loc[firsts, cells.contexts].astype(object).fillna(MISSING)
-    chosen: list[str] = []
+    names_apart: list[str] = []
     n_apart = 1
     for name in sorted(cells.contexts, key=lambda name: not name.startswith(_FIRST)):
-        apart = len(table[[*chosen, name]].drop_duplicates())
-        if apart > n_apart:
-            chosen.append(name)
-            n_apart = apart
+        n_with_name = len(table[[*names_apart, name]].drop_duplicates())
+        if n_with_name > n_apart:
+            names_apart.append(name)
+            n_apart = n_with_name
     names = pd.Series("", index=number.index)
-    for name in chosen:
+    for name in names_apart:
         names = names + ", " + write(name)[number.index]
     short = partial(shorten, width=_LETTERS, placeholder=" ...")
     return names.str.removeprefix(", ").map(short)

@@ -66,18 +66,18 @@ def page_chart(
     `of_axes` names the choices that change the specification. `specs` are by their options, joined
     by a bar; the page selects the rows of the other choices.
     """
-    choices = {each.column: list(each.options) for each in choices_of(chart)}
+    choices = {choice.column: list(choice.options) for choice in choices_of(chart)}
     of_axes = [name for name in choices if name in {"x", "y", "z", _SCALE}]
     combined = itertools.product(*(choices[name] for name in of_axes))
     return {
         "choices": choices,
         "of_axes": of_axes,
-        "rows": [each.column for each in chart.choices],
+        "rows": [choice.column for choice in chart.choices],
         "specs": {
-            "|".join(chosen): outgoing_json(
-                _Panel(chart, dict(zip(of_axes, chosen, strict=True))).spec()
+            "|".join(options_of_axes): outgoing_json(
+                _Panel(chart, dict(zip(of_axes, options_of_axes, strict=True))).spec()
             )
-            for chosen in combined
+            for options_of_axes in combined
         },
         "tables": {
             f"t{n}": {
@@ -92,8 +92,8 @@ def page_chart(
 
 def paper_chart(chart: Chart) -> dict[str, Any]:
     """Write a chart with its rows for a paper; `usermeta` has its width in points and columns."""
-    choices = {each.column: each for each in choices_of(chart)}
-    first = {name: next(iter(each.options)) for name, each in choices.items()}
+    choices = {choice.column: choice for choice in choices_of(chart)}
+    first = {name: next(iter(choice.options)) for name, choice in choices.items()}
     options = list(choices[chart.panels].options) if chart.panels in choices else [""]
     options = [option for option in options if option not in chart.page_only]
     tables = [pd.DataFrame(_columns(chart, marks)) for marks in chart.marks]
@@ -174,7 +174,7 @@ def _widen_single_values(layers: Sequence[Mapping[str, Any]], datasets: Mapping[
             scales.append(channels[0]["scale"])
             fields = [channel["field"] for channel in channels if "field" in channel]
             rows = datasets[layer["data"]["name"]]
-            values |= {row[of] for of in fields for row in rows if row[of] is not None}
+            values |= {row[field] for field in fields for row in rows if row[field] is not None}
         if len(values) != 1:
             continue
         (value,) = values
@@ -186,7 +186,7 @@ def _widen_single_values(layers: Sequence[Mapping[str, Any]], datasets: Mapping[
 
 def is_narrow(chart: Chart) -> bool:
     """Tell whether the paper shows the chart in one panel, a column wide."""
-    options = {each.column: each.options for each in choices_of(chart)}
+    options = {choice.column: choice.options for choice in choices_of(chart)}
     return len(options.get(chart.panels, [""])) < 2
 
 
@@ -247,7 +247,7 @@ def _paper_style(width: float, letters: int) -> dict[str, Any]:
 def _light(spec: Any) -> Any:  # noqa: ANN401  (of JSON)
     """Take the light one of each pair of colours."""
     if isinstance(spec, list):
-        return [_light(each) for each in spec]
+        return [_light(item) for item in spec]
     if isinstance(spec, dict):
         return spec["light"] if "dark" in spec else {k: _light(v) for k, v in spec.items()}
     return spec
@@ -502,7 +502,7 @@ def _columns(
     """Take the columns that marks are drawn from, as JSON can hold them."""
     axes = [axis for axis in (chart.x, chart.y, chart.z) if axis is not None]
     names = [f"{name}{end}" for axis in axes for name in axis.columns for end in _ENDS]
-    names += ["series", marks.text, marks.line, *(each.column for each in chart.choices)]
+    names += ["series", marks.text, marks.line, *(choice.column for choice in chart.choices)]
     columns = {
         name: _values(marks.table[name]) for name in dict.fromkeys(names) if name in marks.table
     }

@@ -210,8 +210,8 @@ def _reaches(
     read: ForeignTable, targets: Sequence[float] | None, crossing: Crossing
 ) -> tuple[pd.DataFrame, tuple[str, ...]]:
     if read.kind == "curves":
-        chosen = choose_targets(read.table, groups=read.groups) if targets is None else None
-        notes = () if chosen is None else chosen.notes
+        choice = choose_targets(read.table, groups=read.groups) if targets is None else None
+        notes = () if choice is None else choice.notes
         return steps_to_target(read.table, targets, crossing=crossing), notes
     if targets is None:
         return read.table, ()

@@ -85,7 +85,9 @@ def to_latex(table: Table, *, is_long: bool = True) -> str:
         for mark, text in texts.footnotes.items()
     ]
     notes = [escape_latex(_without_command(note)) for note in texts.notes]
-    under = [rf"\noindent {text}\par" for text in ("\\quad\n".join(feet), "\n".join(notes)) if text]
+    paragraphs = [
+        rf"\noindent {text}\par" for text in ("\\quad\n".join(feet), "\n".join(notes)) if text
+    ]
     return "\n".join(
         [
             rf"\begingroup{font}\setlength{{\tabcolsep}}{{2pt}}",
@@ -94,7 +96,7 @@ def to_latex(table: Table, *, is_long: bool = True) -> str:
             *(_row(_cells(texts, number, row)) for number, row in enumerate(rows)),
             *([] if is_long else [r"\bottomrule"]),
             rf"\end{{{name}}}\par",
-            *(["{\\raggedright\\footnotesize", *under, "}"] if under else []),
+            *(["{\\raggedright\\footnotesize", *paragraphs, "}"] if paragraphs else []),
             r"\endgroup",
             "",
         ]

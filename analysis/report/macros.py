@@ -93,8 +93,8 @@ def _texts(estimate: Estimate) -> dict[str, str]:
     is_identified = estimate.is_identified
     missing_end = _NO_INTERVAL if is_identified else NOT_IDENTIFIED
     unit = escape_latex(estimate.unit)
-    few = is_identified and estimate.n < FEWEST
-    low, high = (math.nan, math.nan) if few else (estimate.low, estimate.high)
+    is_few = is_identified and estimate.n < FEWEST
+    low, high = (math.nan, math.nan) if is_few else (estimate.low, estimate.high)
     text = value_text = _robust(escape_latex(estimate.text(_DIGITS)))
     if unit and is_identified:
         text += f"~{unit}"

@@ -86,11 +86,13 @@ def _of_sweeps(runs: pd.DataFrame, launched: pd.DataFrame) -> Iterator[str]:
 def _fixed(launched: pd.DataFrame) -> Iterator[str]:
     ruled = _ruled(launched)
     for group, shared, _ in trained(launched):
-        same = {leaf: value for leaf, value in shared.items() if f"{group}.{leaf}" not in ruled}
-        if group == "scaling" or not same:
+        constants = {
+            leaf: value for leaf, value in shared.items() if f"{group}.{leaf}" not in ruled
+        }
+        if group == "scaling" or not constants:
             continue
-        values = [f"{_words(leaf)} {value}" for leaf, value in same.items() if leaf != "name"]
-        parts = [same["name"]] if "name" in same else []
+        values = [f"{_words(leaf)} {value}" for leaf, value in constants.items() if leaf != "name"]
+        parts = [constants["name"]] if "name" in constants else []
         parts += [f"({', '.join(values)})" if parts else ", ".join(values)] if values else []
         yield f"{group.capitalize()}: {' '.join(parts)}."
     if "train_samples" in launched:
@@ -164,9 +166,9 @@ def _intervals(cells: Cells, launched: pd.DataFrame, sections: Sequence[Section]
         f"seeds; below {FEWEST} values there is no interval. Cells are told apart by two-sided "
         f"t-tests of differences paired by seed, p < {SIGNIFICANCE:g} after Holm's adjustment."
     )
-    if lost := int(launched["status"].isin(["diverged", "pruned"]).sum()):
+    if n_lost := int(launched["status"].isin(["diverged", "pruned"]).sum()):
         yield (
-            f"{count_text(lost, 'run')} diverged or {'was' if lost == 1 else 'were'} pruned: "
+            f"{count_text(n_lost, 'run')} diverged or {'was' if n_lost == 1 else 'were'} pruned: "
             "counted as reaching no target."
         )
     by_method: dict[str, dict[str, None]] = {}
@@ -207,9 +209,9 @@ def _machines(launched: pd.DataFrame) -> Iterator[str]:
     for values, count in groups.items():
         facts = dict(zip(where, values if isinstance(values, tuple) else (values,), strict=True))
         threads = facts.pop("launch.threads_per_rank", "null")
-        beside = "" if threads == "null" else f", threads per rank: {threads}"
+        threads_text = "" if threads == "null" else f", threads per rank: {threads}"
         machine = ", ".join(text for text in facts.values() if text != "null")
-        yield f"{count_text(count, 'run')} on {machine}{beside}."
+        yield f"{count_text(count, 'run')} on {machine}{threads_text}."
     software = [
         f"{name} {_values(launched[column])}"
         for column, name in _SOFTWARE.items()

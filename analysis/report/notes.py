@@ -165,11 +165,11 @@ def _samples(runs: pd.DataFrame) -> Iterator[str]:
             f"{count_text(stopped, 'run')} stopped at a target loss, so final losses are those at "
             "the target, not at the end of the budget."
         )
-    for name, what in (("final_loss", "final loss"), ("final_eval_loss", "final eval loss")):
-        lost = completed[name].isna().sum() if name in completed else 0
-        if lost:
-            runs_lost = count_text(lost, "run")
-            yield f"{runs_lost} completed without a finite {what}; figures of it leave them out."
+    for name, label in (("final_loss", "final loss"), ("final_eval_loss", "final eval loss")):
+        n_missing = completed[name].isna().sum() if name in completed else 0
+        if n_missing:
+            runs_lost = count_text(n_missing, "run")
+            yield f"{runs_lost} completed without a finite {label}; figures of it leave them out."
     for why, count in completed.get("not_invariant", pd.Series(dtype=str)).value_counts().items():
         yield (
             f"Not decomposition-invariant ({why}): {count_text(count, 'run')}. Decompositions of "

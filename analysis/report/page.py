@@ -39,8 +39,8 @@ def page(
         lines.append(
             "\n".join(f"{i}. {sentence_markdown(text)}" for i, text in enumerate(answers, 1))
         )
-    drawn = {p.name for section in (comparison, *sections) for p in section.pictures if figures}
-    if picture := next((name for name in FIRST_CHARTS if name in drawn), None):
+    charts = {p.name for section in (comparison, *sections) for p in section.pictures if figures}
+    if picture := next((name for name in FIRST_CHARTS if name in charts), None):
         lines.append(f"![{picture}](figures/{picture}.png)")
     lines.append("With charts, in a browser: [report.html](report.html).")
     if notes:

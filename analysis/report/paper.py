@@ -87,8 +87,8 @@ def write_paper(
 
 def paper_comparison(table: Table) -> Table:
     """Choose rows and columns of the comparison for a page: each cut at its best rate."""
-    done = table.frame["n_completed"].tolist()
-    rows = [row for row in table.lead or table.positions if done[row]] or table.positions
+    n_completed = table.frame["n_completed"].tolist()
+    rows = [row for row in table.lead or table.positions if n_completed[row]] or table.positions
     rows = rows[:MAX_ROWS]
     rows.sort(key=table.frame["global_batch_size"].tolist().__getitem__)
     narrow = replace(table, rows=rows, footnotes=(), notes=table.notes[:2])
@@ -98,11 +98,13 @@ def paper_comparison(table: Table) -> Table:
     if left_out:
         notes.append(f"Not shown: {', '.join(left_out)}.")
     cuts = geometry_label(table.frame).tolist()
-    others = sorted({cut for cut, n in zip(cuts, done, strict=True) if n} - {cuts[r] for r in rows})
-    if others:
+    other_cuts = sorted(
+        {cut for cut, n in zip(cuts, n_completed, strict=True) if n} - {cuts[r] for r in rows}
+    )
+    if other_cuts:
         notes.append(
             "In the appendix alone, as not trained at the best rate of their batch or for want of "
-            f"room: {list_text(others, 'and', _MOST_CUTS)}."
+            f"room: {list_text(other_cuts, 'and', _MOST_CUTS)}."
         )
     return replace(narrow, columns=columns[:_MOST_COLUMNS], notes=notes)
 

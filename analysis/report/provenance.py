@@ -37,8 +37,8 @@ def questions(names: Sequence[str]) -> Iterator[str]:
 def provenance(runs: pd.DataFrame) -> list[Table]:
     """Say what was trained, where, and with which software, as far as it is recorded."""
     settings = []
-    for group, same, vary in trained(runs):
-        text = ", ".join(f"{name}={value}" for name, value in same.items())
+    for group, constants, vary in trained(runs):
+        text = ", ".join(f"{name}={value}" for name, value in constants.items())
         text += f"; varies: {', '.join(vary)}" if vary else ""
         if text:
             settings.append([group, text])
@@ -65,7 +65,7 @@ def _where(runs: pd.DataFrame) -> Table:
     dirty = launched.get("environment.git.dirty", pd.Series(dtype=object)).eq(True)
     changed = f"{dirty.sum()} runs came from a working tree with uncommitted changes."
     headers = [name.rpartition(".")[2].replace("_", " ") for name in columns]
-    row_names = [Column(*of, is_left=True) for of in zip(columns, headers, strict=True)]
+    row_names = [Column(*part, is_left=True) for part in zip(columns, headers, strict=True)]
     notes = [changed] if dirty.any() else []
     frame = counts if columns else pd.DataFrame()
     return Table("", "What ran where", frame, [*row_names, Column("runs")], notes=notes)
@@ -74,7 +74,7 @@ def _where(runs: pd.DataFrame) -> Table:
 def trained(runs: pd.DataFrame) -> Iterator[tuple[str, dict[str, str], list[str]]]:
     """Yield groups of settings that decide a loss, with the shared values and the varying names."""
     for group in _GROUPS:
-        same, vary = {}, []
+        constants, vary = {}, []
         for name in (name for name in map(str, runs) if name.startswith(f"{group}.")):
             values = plain_texts(runs[name]).unique().tolist()
             leaf = name.partition(".")[2]
@@ -83,8 +83,8 @@ def trained(runs: pd.DataFrame) -> Iterator[tuple[str, dict[str, str], list[str]
             if len(values) > 1:
                 vary.append(leaf)
             elif values not in ([], ["null"]):
-                same[leaf] = values[0]
-        yield group, dict(sorted(same.items(), key=lambda item: item[0] != "name")), vary
+                constants[leaf] = values[0]
+        yield group, dict(sorted(constants.items(), key=lambda item: item[0] != "name")), vary
 
 
 def _text_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

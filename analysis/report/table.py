@@ -137,12 +137,14 @@ class Table:
         place = {row: index for index, row in enumerate(self.lead)}
         marked = {row for row, _ in self.bold}
         first = sorted(rows, key=lambda row: (place.get(row, len(rows)), row not in marked))
-        kept = first[:max_rows]
-        which = "those with a bold figure, and the first of the others" if marked else "the first"
+        kept_rows = first[:max_rows]
+        rule = "those with a bold figure, and the first of the others" if marked else "the first"
         if place:
-            which = f"those at the best settings of the update, then {which}"
-        note = f"{max_rows} of {len(rows)} rows are shown: {which}. The CSV file has all."
-        return replace(self, rows=kept if place else sorted(kept), notes=[note, *self.notes])
+            rule = f"those at the best settings of the update, then {rule}"
+        note = f"{max_rows} of {len(rows)} rows are shown: {rule}. The CSV file has all."
+        return replace(
+            self, rows=kept_rows if place else sorted(kept_rows), notes=[note, *self.notes]
+        )
 
 
 @dataclass(frozen=True)

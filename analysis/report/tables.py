@@ -52,7 +52,10 @@ def comparison_table(
     # The reference has no pairs of its own.
     frame = comparison.assign(**{_PAIRS: comparison[f"{_RATIO}_n"].mask(reference)})
     pairs = zip(comparison["n_completed"], comparison["n"], strict=True)
-    counts = [str(n) if done in {0, n} and done else f"{done} of {n}" for done, n in pairs]
+    counts = [
+        str(n) if n_completed in {0, n} and n_completed else f"{n_completed} of {n}"
+        for n_completed, n in pairs
+    ]
     columns = [
         geometry_column(comparison),
         *setting_columns(comparison, cells.shown),
@@ -194,13 +197,13 @@ def _at_best_update(comparison: pd.DataFrame, cells: Cells, at_best: Collection[
     Cells of `at_best` are preferred, then cells whose runs all completed. One row of each global
     batch stands before the others, the smallest batch first. Empty where only one update was tried.
     """
-    apart = [name for name in cells.contexts if not name.startswith(OF_THE_UPDATE)]
-    updates = [name for name in cells.contexts if name not in apart]
+    other_contexts = [name for name in cells.contexts if not name.startswith(OF_THE_UPDATE)]
+    updates = [name for name in cells.contexts if name not in other_contexts]
     held_out = comparison["final_eval_loss_n"].gt(0).any()
     losses = comparison["final_eval_loss_mean" if held_out else "final_loss_mean"].dropna()
     if not updates or losses.empty:
         return []
-    texts = cells.table[["global_batch_size", *apart]].astype(str)
+    texts = cells.table[["global_batch_size", *other_contexts]].astype(str)
     place = texts.groupby(list(texts), sort=False).ngroup()
     update = cells.table.groupby(updates, dropna=False, sort=False).ngroup()
     order = pd.DataFrame({"survivors": cells.incomplete(), "loss": losses}).loc[losses.index]

@@ -56,13 +56,13 @@ def show(console: Console, table: Table, max_rows: int = 50) -> None:
     ]
     for row, marks in zip(rows, texts.marks, strict=False):
         row[texts.n_left - 1] += f" ({','.join(marks)})" if marks else ""
-    written = RichTable(box=SIMPLE_HEAD, show_edge=False, padding=0)
+    grid = RichTable(box=SIMPLE_HEAD, show_edge=False, padding=0)
     least = 0
     for index, header in enumerate(texts.headers):
         column = [row[index] for row in rows]
         width = max(map(cell_len, " ".join([header, *column]).split()), default=1)
         least += width + 1
-        written.add_column(
+        grid.add_column(
             Text(header),
             justify="left" if index < texts.n_left else "right",
             min_width=width,
@@ -70,11 +70,11 @@ def show(console: Console, table: Table, max_rows: int = 50) -> None:
         )
     for number, row in enumerate(rows):
         styles = ["bold" if (number, c) in texts.bold else "" for c in range(len(row))]
-        written.add_row(*(Text(text, style) for text, style in zip(row, styles, strict=True)))
+        grid.add_row(*(Text(text, style) for text, style in zip(row, styles, strict=True)))
     console.print(Text(texts.title), highlight=False)
     # A console never prints wider than it is, so the table is rendered at its own width.
     options = console.options.update(width=max(console.width, least))
-    console.print(Segments(console.render(written, options)), crop=False, soft_wrap=True, end="")
+    console.print(Segments(console.render(grid, options)), crop=False, soft_wrap=True, end="")
     if more := len(texts.rows) - len(rows):
         console.print(f"... and {count_text(more, 'more row')} in the files")
     marks_in_rows = {mark for marks in texts.marks[:max_rows] for mark in marks}

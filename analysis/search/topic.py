@@ -122,11 +122,11 @@ class _SearchResults:
     def scope_text(self) -> str:
         """Say which settings were searched, for which objectives, by how many trials."""
         studies = self.trials["study"].nunique()
-        done = int(self.trials["outcome"].notna().sum())
+        n_trials = int(self.trials["outcome"].notna().sum())
         return (
             f"{list_text(self.keys, 'and')} {'was' if len(self.keys) == 1 else 'were'} searched "
             f"for the least {self._objectives_text}: "
-            f"{count_text(done, 'trial')} in {count_text(studies, 'study', 'studies')}."
+            f"{count_text(n_trials, 'trial')} in {count_text(studies, 'study', 'studies')}."
         )
 
     def best_text(self) -> str | None:
@@ -150,8 +150,10 @@ class _SearchResults:
         else:
             text = f"Least {self._objectives_text}: {_few(points)}; {seeds}"
             text += _bracket_text(rows, places)
-        lost = [place for study, place in places.items() if study not in {*self.measured["study"]}]
-        text += f"; no result {_few(lost)}" if lost else ""
+        without_result = [
+            place for study, place in places.items() if study not in {*self.measured["study"]}
+        ]
+        text += f"; no result {_few(without_result)}" if without_result else ""
         reported = self.trials[~self.trials["outcome"].isin(FAILED_TRIALS)]
         n_trials = reported.groupby("study")["outcome"].count()
         n_before = {str(grid["study"]): int(grid["trials"]) for grid in self.grids}

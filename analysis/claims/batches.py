@@ -89,7 +89,7 @@ def of_times_to_target(context: Context) -> Result | Judgement | None:
 
 
 def of_rises(context: Context) -> Result | Judgement | None:
-    """Largest rise of the training loss, and what diverged, of the smallest and middle batch."""
+    """Largest rise of the training loss, and divergence, of the smallest and the middle batch."""
     ends = _ends(context, largest=False)
     if ends is None:
         return None

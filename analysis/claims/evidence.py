@@ -42,8 +42,7 @@ class Context:
     """One row a run of any status but `rejected`, with its geometry, `learning_rate`,
     `seed_block` (runs of one sweep and equal seeds) and `block` (of equal timing repeat, too)."""
     figures: pd.DataFrame
-    """The same columns for completed runs, with what `comparison.valid_figures` returns: times
-    only where they are valid."""
+    """The same columns for completed runs, with their figures; times only where they are valid."""
     reaches: pd.DataFrame
     """Rows of the runs of this context; empty where there are none."""
     evidence: Evidence

@@ -31,7 +31,11 @@ def save_plan(cells: pd.DataFrame, path: Path) -> None:
 
 
 def plan_chart(cells: pd.DataFrame) -> Chart:
-    """Draw fields of devices x micro-batch, each with its largest memory and its lowest rate."""
+    """Draw fields of devices x micro-batch, each with its largest memory and its lowest rate.
+
+    A row of `cells` has `data_parallel_size`, `micro_batch_size`, `memory_gib`, `fits` (`fits`,
+    `unsure`, `does not fit` or None), `rate` in `rate_unit`, and `is_launched`.
+    """
     keys = ["data_parallel_size", "micro_batch_size"]
     placed = cells.dropna(subset=keys)
     if placed.empty:

@@ -21,7 +21,7 @@ _FREE_PCT = 5.0
 a launcher and the threads of the exchange cost up to half of it on an idle machine of two cores."""
 
 _NOTICEABLE_PCT = 10.0
-"""Share of the peak above which what does not grow with the micro-batch is told apart."""
+"""Share of the peak above which a part that the micro-batch does not change is noted."""
 
 
 def find_notes(cells: Cells, damaged: Mapping[str, str]) -> list[str]:

@@ -1,4 +1,11 @@
-"""Which cell is best in a figure, where the data tell it from every other one."""
+"""Which cell is best in a figure, where the data distinguish it from every other one.
+
+Cells are compared within one context: equal model, data, hardware and other settings that do not
+follow from the global batch. Step times are compared at one global batch size, and losses after
+equal samples. Decompositions of one global batch share their trajectories, so they are one
+candidate for a loss; those of a program are candidates of their own. Runs are paired by seed, times
+and memory by timing repeat too. If a run of the best candidate did not complete, no cell is marked.
+"""
 
 from __future__ import annotations
 
@@ -15,33 +22,18 @@ from batchscape.analysis.estimates import FEWEST
 from batchscape.analysis.multiplicity import holm
 from batchscape.record.figures import COMPARED, FIGURES
 
-__all__ = ["SIGNIFICANCE", "mark_best", "p_of_best"]
-
 SIGNIFICANCE = 0.05
-"""A best is marked where its adjusted p value lies below."""
+"""Adjusted p value below which the best is marked."""
 
 _TIE = 1e-6
-"""Relative differences below count as none: rounding moves losses by less, and no reader cares."""
+"""Relative difference up to which two means count as equal: rounding moves losses by less."""
 _SAME_TASK = ("model.", "data.", "evaluation.")
 
 Floats = npt.NDArray[np.float64]
 
 
 def mark_best(cells: Cells, figures: pd.DataFrame) -> pd.DataFrame:
-    """Find the cells that are best in a figure, and told from every other one.
-
-    Cells are compared within one context: equal model, data, hardware and other settings that do
-    not follow from the global batch. Step times are compared at one global batch size, losses
-    after equal samples; decompositions of one global batch are one candidate for a loss, for they
-    share their trajectories (each is one of its own where a program of others trained, which may
-    train them unlike one another). Runs are paired by seed, times and memory by timing repeat too.
-    A candidate with a run that ended without completing is never marked, and neither is a worse one
-    in its stead.
-
-    Parameters
-    ----------
-    figures : DataFrame
-        As `comparison.valid_figures` returns it: rows are completed runs, indexed as `cells.runs`.
+    """Mark the best cells by figure, of `valid_figures`.
 
     Returns
     -------
@@ -50,23 +42,23 @@ def mark_best(cells: Cells, figures: pd.DataFrame) -> pd.DataFrame:
         largest p value of the best against the others, adjusted by Holm's method; missing for
         other cells). `best_comparisons` counts the p values adjusted together, in every row.
     """
-    found: list[tuple[str, list[int], float, bool]] = []
+    contests: list[tuple[str, list[int], float, bool]] = []
     for name in COMPARED:
         outcomes = _outcomes(_entries(cells, figures, name), FIGURES[name].kind == "loss")
-        found += [(name, *outcome) for outcome in outcomes]
-    adjusted = holm(np.array([p for *_, p, _ in found]))
+        contests += [(name, *outcome) for outcome in outcomes]
+    adjusted = holm(np.array([p for *_, p, _ in contests]))
     p_values: dict[str, dict[int, float]] = {name: {} for name in COMPARED}
     marked: dict[str, set[int]] = {name: set() for name in COMPARED}
-    for (name, members, _, whole), p in zip(found, adjusted, strict=True):
-        p_values[name].update(dict.fromkeys(members, float(p)))
-        if whole and p < SIGNIFICANCE:
-            marked[name].update(members)
+    for (name, cells_of_best, _, completed), p in zip(contests, adjusted, strict=True):
+        p_values[name].update(dict.fromkeys(cells_of_best, float(p)))
+        if completed and p < SIGNIFICANCE:
+            marked[name].update(cells_of_best)
     index = cells.table.index
     columns: dict[str, Any] = {}
-    for name, known in p_values.items():
+    for name, p_by_cell in p_values.items():
         columns[f"{name}_best"] = index.isin(marked[name])
-        columns[f"{name}_best_p"] = pd.Series(known, index=index, dtype=float)
-    return pd.DataFrame(columns, index=index).assign(best_comparisons=len(found))
+        columns[f"{name}_best_p"] = pd.Series(p_by_cell, index=index, dtype=float)
+    return pd.DataFrame(columns, index=index).assign(best_comparisons=len(contests))
 
 
 def p_of_best(values: Floats, best: int) -> float:
@@ -95,47 +87,47 @@ def p_of_best(values: Floats, best: int) -> float:
     scale = np.nanmax(np.abs(values))
     if (mean <= _TIE * scale).any():
         return 1.0
-    # Memory of equal runs has no spread at all: any difference then is certain.
+    # Memory of equal runs has no spread, so that any difference is certain.
     with np.errstate(divide="ignore"):
         t = mean / (sd / np.sqrt(counts))
     return float(np.max(2 * stdtr(counts - 1, -t)))
 
 
 def _entries(cells: Cells, figures: pd.DataFrame, name: str) -> pd.DataFrame:
-    """One row a run that was launched: its contest, candidate, pair and value (lower is better)."""
+    """Collect one row a launched run: its contest, candidate, pair and value (lower is better)."""
     runs = cells.runs[cells.runs["status"].ne("rejected")]
     value, figure = figures[name], FIGURES[name]
-    same = [n for n in cells.settings if n in cells.contexts or n.startswith(_SAME_TASK)]
-    keys: dict[str, Any] = {key: runs["cell"].map(cells.table[key]) for key in same}
-    pair = [seed for seed in SEEDS if seed in runs]
+    shared_settings = [n for n in cells.settings if n in cells.contexts or n.startswith(_SAME_TASK)]
+    keys: dict[str, Any] = {key: runs["cell"].map(cells.table[key]) for key in shared_settings}
+    pair_columns = [seed for seed in SEEDS if seed in runs]
     candidate = runs["cell"]
     if figure.kind == "loss":
         table = cells.table.assign(program=cells.table.index)
         table["program"] = table["program"].where(cells.of_programs())
-        alike = ["global_batch_size", "program", *cells.settings]
-        of_cell = table.groupby(alike, dropna=False, sort=False).ngroup()
-        candidate = candidate.map(of_cell)
+        settings_of_batch = ["global_batch_size", "program", *cells.settings]
+        candidate_of_cell = table.groupby(settings_of_batch, dropna=False, sort=False).ngroup()
+        candidate = candidate.map(candidate_of_cell)
         stopped = runs.reindex(columns=["stop_reason"])["stop_reason"].eq("target")
         value = value.mask(stopped)
-        seen = pd.to_numeric(runs["samples"]).where(runs["status"].eq("completed"))
-        keys["samples"] = seen.groupby(candidate).transform("max")
+        samples = pd.to_numeric(runs["samples"]).where(runs["status"].eq("completed"))
+        keys["samples"] = samples.groupby(candidate).transform("max")
     elif "timing_repeat" in runs:
-        pair.append("timing_repeat")
+        pair_columns.append("timing_repeat")
     if name == "step_time_s":
         keys["global_batch_size"] = runs["global_batch_size"]
-    # The same comparison twice would only cost power.
+    # Samples and tokens a second give the same comparison; a second one would only cost power.
     if name == "samples_per_s":
         value = value.where(figures["tokens_per_s"].isna())
-    # Running out of memory says nothing about a loss, which other decompositions have too.
-    fine = ["completed", "oom"] if figure.kind == "loss" else ["completed"]
+    # A run out of memory says nothing about a loss: other decompositions have that loss too.
+    harmless = ["completed", "oom"] if figure.kind == "loss" else ["completed"]
     return pd.DataFrame(
         {
             "contest": _numbered(pd.DataFrame(keys, index=runs.index)),
             "candidate": candidate,
-            "pair": _numbered(runs[pair]),
+            "pair": _numbered(runs[pair_columns]),
             "cell": runs["cell"],
             "value": (1.0 if figure.better == "lower" else -1.0) * value.reindex(runs.index),
-            "whole": runs["status"].isin(fine),
+            "is_harmless": runs["status"].isin(harmless),
         }
     )
 
@@ -148,21 +140,21 @@ def _numbered(keys: pd.DataFrame) -> pd.Series[int]:
 
 
 def _outcomes(entries: pd.DataFrame, is_loss: bool) -> Iterator[tuple[list[int], float, bool]]:
-    """Cells of the best candidate of each contest, its p value, and whether all runs completed."""
+    """Yield the cells of the best candidate of each contest, its p value, and its completeness."""
     measured = entries.dropna(subset="value")
     rivals = measured.groupby("contest")["candidate"].transform("nunique")
     measured = measured[rivals.gt(1)]
     paired = measured.groupby(["contest", "candidate", "pair"], as_index=False)[["value"]].mean()
     # Means as the table shows them: over seeds for a loss, over runs for the others.
-    shown = paired if is_loss else measured
-    means = shown.groupby(["contest", "candidate"])["value"].mean()
-    whole = entries.groupby("candidate")["whole"].all().to_dict()
-    members = measured.groupby("candidate")["cell"].unique().to_dict()
+    averaged = paired if is_loss else measured
+    means = averaged.groupby(["contest", "candidate"])["value"].mean()
+    completed_by_candidate = entries.groupby("candidate")["is_harmless"].all().to_dict()
+    cells_by_candidate = measured.groupby("candidate")["cell"].unique().to_dict()
     if paired.empty:
         return
     keys = pd.MultiIndex.from_frame(paired[["contest", "candidate"]])
     paired["mean"] = means.reindex(keys).to_numpy()
-    # Thousands of small contests: slices of plain arrays are many times faster than groups.
+    # There are thousands of small contests, and slices of arrays are much faster than groups.
     columns = [paired[name].to_numpy() for name in ("candidate", "pair", "value", "mean")]
     starts = np.flatnonzero(np.diff(paired["contest"].to_numpy(), prepend=-1))
     for rows in np.split(np.arange(len(paired)), starts[1:]):
@@ -174,4 +166,4 @@ def _outcomes(entries: pd.DataFrame, is_loss: bool) -> Iterator[tuple[list[int],
         winner = candidates[mean.argmin()]
         p = p_of_best(values, int(np.searchsorted(names, winner)))
         if not np.isnan(p):
-            yield sorted(members[winner].tolist()), p, whole[winner]
+            yield sorted(cells_by_candidate[winner].tolist()), p, completed_by_candidate[winner]

@@ -17,24 +17,6 @@ from batchscape.config import Affects, affects_of, tells_apart
 from batchscape.errors import RecordError
 from batchscape.record.figures import FIGURES
 
-__all__ = [
-    "GEOMETRY",
-    "OF_THE_UPDATE",
-    "PROGRAMS",
-    "RATE",
-    "SEEDS",
-    "WHERE",
-    "Cells",
-    "counted",
-    "find_cells",
-    "geometry_label",
-    "launched_batches",
-    "plain_texts",
-    "setting_label",
-    "setting_texts",
-    "where_they_differ",
-]
-
 GEOMETRY = (
     "data_parallel_size",
     "micro_batch_size",
@@ -47,11 +29,11 @@ SEEDS = ("seed", "init_seed", "data_seed")
 """Settings that runs of one cell may differ in, beside `timing_repeat`."""
 
 OF_THE_UPDATE = ("optimizer.", "scaling.", "schedule.")
-"""Groups of settings of which each global batch wants its own."""
+"""Groups of settings whose best values depend on the global batch."""
 
 PROGRAMS = "command"
-"""The engine of programs of others. What they do in a step is not ours to say: whether the cuts of
-a global batch train alike is measured, and no curve stands for that of another cut."""
+"""The engine of users' programs. We do not know their steps: whether cuts of a global batch train
+alike is measured, and no curve stands for that of another cut."""
 
 _ORDER = (
     "global_batch_size",
@@ -62,16 +44,17 @@ _ORDER = (
 _DATA = "data.manifest_hash"
 RATE = "optimizer.learning_rate"
 _SCALED = "learning_rate"
-"""What a rule made of it for the global batch; a setting only where there is such a rule."""
+"""The learning rate that a scaling rule gave; a setting only where there is such a rule."""
 _UNITS = {"gib": "GiB", "s": "s"}
 """Units that names of settings end with."""
 _LONG = 40
-"""Letters of a value that a table has room for."""
+"""Letters of a value that fit into a table."""
 _MOST_NAMED = 3
 """Settings of one group that a label names although they vary together."""
 WHERE = ("hardware", "device_type", "precision", "nodes", _DATA, "source_hash")
-"""What a run met when it was launched. A run that was not may lack it, and does not vary in it."""
-# What a run was and did. A column that nobody has named must count, so what does not is listed.
+"""Surroundings of a launched run. A run that was not launched may lack them, and varies in none."""
+# Columns of what a run was and did. A column of a user's own counts as a setting, so that those
+# which are no settings are listed.
 _NOT_SETTINGS = {
     *GEOMETRY,
     *SEEDS,
@@ -94,9 +77,11 @@ _NOT_SETTINGS = {
     "train_samples",
     "trajectory_id",
 }
-_NOT_SETTING_PREFIXES = ("environment.", "launch.", "observed.", "planned_", "predicted.")
-_RESOLVED = ("batch.", "engine.precision", "launcher.device")
-"""Settings that count as what became of them: columns of `GEOMETRY` and `WHERE`."""
+_NOT_SETTING_PREFIXES = (
+    *("environment.", "launch.", "observed.", "planned_", "predicted."),
+    # Columns of `GEOMETRY` and `WHERE` stand for these settings.
+    *("batch.", "engine.precision", "launcher.device"),
+)
 
 
 @dataclass(frozen=True)
@@ -130,8 +115,8 @@ class Cells:
 
         Settings of the update are left out: each global batch wants its own.
         """
-        apart = [name for name in self.contexts if not name.startswith(OF_THE_UPDATE)]
-        return self.table.groupby(["global_batch_size", *apart], dropna=False).ngroup()
+        settings = [name for name in self.contexts if not name.startswith(OF_THE_UPDATE)]
+        return self.table.groupby(["global_batch_size", *settings], dropna=False).ngroup()
 
     def labels(self, settings: Sequence[str] | None = None) -> pd.Series[str]:
         """Name each cell by its geometry and some settings, by default all of `contexts`."""
@@ -147,12 +132,10 @@ class Cells:
         return "base learning rate" if is_scaled else setting_label(name)
 
     def only(self, kept: Collection[int]) -> Cells:
-        """Keep the runs of some cells, and of `contexts` what still tells these apart.
-
-        The learning rate is asked last: it may follow from what else was chosen with it.
-        """
+        """Keep the runs of some cells, and those of `contexts` that still distinguish them."""
         table = self.table.loc[sorted(kept)]
         contexts: list[str] = []
+        # The learning rate comes last: it may follow from settings that were chosen with it.
         for name in sorted(self.contexts, key=lambda name: name == RATE):
             if not _follows(table, ["global_batch_size", *contexts], name):
                 contexts.append(name)
@@ -174,20 +157,17 @@ class Cells:
         return name.eq(PROGRAMS).groupby(self.runs["cell"]).any().reindex(self.table.index)
 
     def costly(self) -> list[str]:
-        """Return the settings that tell apart what takes other memory or time, as `contexts`.
-
-        Unshown ones are among them where they follow from one that decides losses alone.
-        """
+        """Return the settings that distinguish cells by their memory or time, as `contexts`."""
         affects = {name: affects_of(name) for name in (*self.contexts, *self.unshown())}
-        found = [name for name, what in affects.items() if what is None or what & Affects.COST]
-        return _essential(self.table, found)
+        names = [name for name, what in affects.items() if what is None or what & Affects.COST]
+        return _essential(self.table, names)
 
     def by_cost(self) -> Cells:
-        """Sort the runs into cells that differ in memory or time; each is the first of its own."""
-        kept, table = self.costly(), self.table.reset_index()
-        first = table.groupby([*GEOMETRY, *kept], dropna=False, sort=False)["cell"]
+        """Merge cells that do not differ in memory or time; the first one's number stays."""
+        settings, table = self.costly(), self.table.reset_index()
+        first = table.groupby([*GEOMETRY, *settings], dropna=False, sort=False)["cell"]
         cells = self.runs["cell"].map(first.transform("first"))
-        return replace(self, runs=self.runs.assign(cell=cells), contexts=kept)
+        return replace(self, runs=self.runs.assign(cell=cells), contexts=settings)
 
     def unshown(self) -> list[str]:
         """Return the settings that vary only together with those shown."""
@@ -214,34 +194,40 @@ def find_cells(runs: pd.DataFrame) -> Cells:
         raise RecordError(msg)
     runs = known_where(runs)
     runs = runs.assign(**{name: runs[name].astype("Int64") for name in GEOMETRY})
-    candidates = [name for name in runs.columns if _is_setting(name) and tells_apart(name)]
-    replaced = _replaced(runs, candidates)
-    left_out, runs = runs[replaced], runs[~replaced]
-    plain = pd.DataFrame({name: plain_texts(runs[name]) for name in candidates}, index=runs.index)
+    candidates = [
+        name
+        for name in runs.columns
+        if name not in _NOT_SETTINGS and not name.startswith(_NOT_SETTING_PREFIXES)
+        if tells_apart(name)
+    ]
+    is_replaced = _replaced(runs, candidates)
+    earlier, runs = runs[is_replaced], runs[~is_replaced]
+    texts = pd.DataFrame({name: plain_texts(runs[name]) for name in candidates}, index=runs.index)
     where = [name for name in WHERE if name in runs and runs[name].nunique() > 1]
-    settings = where + [name for name in candidates if plain[name].nunique() > 1]
+    settings = where + [name for name in candidates if texts[name].nunique() > 1]
     for name in where:
-        plain[name] = plain_texts(runs[name]).where(runs[name].notna())
-    keys = pd.concat([runs[list(GEOMETRY)], plain[settings]], axis=1)
+        texts[name] = plain_texts(runs[name]).where(runs[name].notna())
+    keys = pd.concat([runs[list(GEOMETRY)], texts[settings]], axis=1)
     distinct = keys.drop_duplicates()
-    shown = _essential(distinct, settings)
-    # A learning rate may follow from the global batch by a rule; what differs between cuts of
-    # one global batch is another experiment, even where each cut has a value of its own.
-    contexts = [n for n in shown if n in WHERE or not _follows(distinct, ["global_batch_size"], n)]
+    key_settings = _essential(distinct, settings)
+    # A learning rate may follow from the global batch by a rule. A setting that differs between
+    # cuts of one global batch makes another experiment, even if each cut has its own value.
+    contexts = [
+        name
+        for name in key_settings
+        if name in WHERE or not _follows(distinct, ["global_batch_size"], name)
+    ]
     rejected = runs["status"].eq("rejected")
     cell, table = _ordered(keys, rejected, [*contexts, *_ORDER, *settings])
     if (rates := _scaled_rates(runs)) is not None:
         settings = [*settings, _SCALED]
         table[_SCALED] = plain_texts(rates.groupby(cell).first().reindex(table.index))
-    # A copy has columns of a type in one piece: parts of it are taken in less time.
-    return Cells(runs.assign(cell=cell).copy(), table, settings, shown, contexts, left_out)
+    # A copy keeps columns of one type together, so that selecting rows takes less time.
+    return Cells(runs.assign(cell=cell).copy(), table, settings, key_settings, contexts, earlier)
 
 
 def _replaced(runs: pd.DataFrame, candidates: Sequence[str]) -> pd.Series[bool]:
-    """Tell the failed runs that were started, and completed, later with other files.
-
-    What fails now and completed with older files is a finding.
-    """
+    """Mark failed runs whose settings and seeds completed later with other files of the program."""
     versions = runs.reindex(columns=["source_hash"])["source_hash"]
     failed = runs["status"].eq("failed") & versions.notna()
     completed = runs["status"].eq("completed") & versions.notna()
@@ -250,22 +236,18 @@ def _replaced(runs: pd.DataFrame, candidates: Sequence[str]) -> pd.Series[bool]:
     others = (*SEEDS, "timing_repeat", "device_type", "hardware")
     names = [*GEOMETRY, *(name for name in others if name in runs), *candidates]
     texts = pd.DataFrame({name: plain_texts(runs[name]) for name in names}, index=runs.index)
-    alike = texts.groupby(names, dropna=False, sort=False).ngroup()
+    same_settings = texts.groupby(names, dropna=False, sort=False).ngroup()
     started = pd.to_numeric(runs.reindex(columns=["started_at"])["started_at"], errors="coerce")
-    last = started[completed].groupby(alike[completed]).max()
-    return failed & started.lt(alike.map(last))
+    last = started[completed].groupby(same_settings[completed]).max()
+    return failed & started.lt(same_settings.map(last))
 
 
 def _scaled_rates(runs: pd.DataFrame) -> pd.Series[float] | None:
-    """Return the learning rates that runs had, where they are not those of their settings."""
+    """Return the learning rates of runs; None where all are those of their settings."""
     columns = runs.reindex(columns=[RATE, _SCALED])
     base, rates = (pd.to_numeric(columns[name], errors="coerce") for name in columns)
     is_scaled = ((rates - base).abs() > 1e-9 * base.abs()).any()
     return rates if is_scaled else None
-
-
-def _is_setting(name: str) -> bool:
-    return name not in _NOT_SETTINGS and not name.startswith((*_NOT_SETTING_PREFIXES, *_RESOLVED))
 
 
 def counted(statuses: pd.Series[str]) -> str:
@@ -275,10 +257,10 @@ def counted(statuses: pd.Series[str]) -> str:
 
 
 def launched_batches(runs: pd.DataFrame) -> list[int]:
-    """Return the global batches of runs that were not rejected, whose order gives them colours."""
-    known = runs.reindex(columns=["status", "global_batch_size"])
-    found = known.loc[known["status"].ne("rejected"), "global_batch_size"].dropna()
-    return sorted(map(int, found.unique()))
+    """Return the sorted global batches of runs that were not rejected."""
+    columns = runs.reindex(columns=["status", "global_batch_size"])
+    batches = columns.loc[columns["status"].ne("rejected"), "global_batch_size"].dropna()
+    return sorted(map(int, batches.unique()))
 
 
 def geometry_label(table: pd.DataFrame) -> pd.Series[str]:
@@ -288,20 +270,11 @@ def geometry_label(table: pd.DataFrame) -> pd.Series[str]:
 
 
 def setting_texts(table: pd.DataFrame, name: str) -> pd.Series[str]:
-    """Write a setting of each cell; of the learning rate, what a rule made of it.
-
-    Parameters
-    ----------
-    table : DataFrame
-        With the settings of cells, as `Cells.table`.
-    """
-    if name in {RATE, _SCALED} and _SCALED in table:
-        return _rate_texts(pd.to_numeric(table[_SCALED], errors="coerce"))
-    return where_they_differ(table[name].fillna(MISSING))
-
-
-def _rate_texts(rates: pd.Series[float]) -> pd.Series[str]:
-    """Write rates with three significant digits, or as many more as tell them apart."""
+    """Write a setting of each cell of `Cells.table`; for the learning rate, the scaled one."""
+    if name not in {RATE, _SCALED} or _SCALED not in table:
+        return where_they_differ(table[name].fillna(MISSING))
+    rates = pd.to_numeric(table[_SCALED], errors="coerce")
+    # As few digits as distinguish all rates, but at least three.
     for digits in range(3, 18):
         texts = rates.map(f"{{:.{digits}g}}".format, na_action="ignore")
         if texts.nunique() == rates.nunique():
@@ -310,29 +283,16 @@ def _rate_texts(rates: pd.Series[float]) -> pd.Series[str]:
 
 
 def where_they_differ(texts: pd.Series[str]) -> pd.Series[str]:
-    """Shorten long values of a setting, such as a program's arguments, to where they differ.
-
-    Parameters
-    ----------
-    texts : Series of str
-        Values; a list is written as JSON.
-
-    Returns
-    -------
-    Series of str
-        As given where none is longer than 40 letters, or where two would become the same; else
-        without the words that all of them begin and end with.
-    """
+    """Drop the words that all long values of a setting begin or end with, if they stay distinct."""
     values = texts.astype(str)
     words = {value: _words_of(value) for value in values.unique()}
     if len(words) < 2 or max(map(len, words)) <= _LONG:
         return values
-    listed = list(words.values())
-    least = min(map(len, listed))
-    same = [len({part[i] for part in listed}) == 1 for i in range(least)]
-    head = next((i for i, equal in enumerate(same) if not equal), least)
-    back = [len({part[-1 - i] for part in listed}) == 1 for i in range(least - head)]
-    tail = next((i for i, equal in enumerate(back) if not equal), least - head)
+    parts = list(words.values())
+    shortest = min(map(len, parts))
+    head = next((i for i in range(shortest) if len({p[i] for p in parts}) > 1), shortest)
+    rest = shortest - head
+    tail = next((i for i in range(rest) if len({p[-1 - i] for p in parts}) > 1), rest)
     short = {value: " ".join(part[head : len(part) - tail]) for value, part in words.items()}
     return values.map(short) if len(set(short.values())) == len(short) else values
 
@@ -362,31 +322,31 @@ def _ordered(
     keys: pd.DataFrame, rejected: pd.Series[bool], order: Sequence[str]
 ) -> tuple[pd.Series[int], pd.DataFrame]:
     """Number the cells in the order of the tables: rejected ones last, then by their keys."""
-    found = keys.groupby(list(keys.columns), dropna=False, sort=False).ngroup()
-    table = keys.assign(cell=found).drop_duplicates("cell").set_index("cell")
-    ranks: dict[str, pd.Series[Any]] = {"rejected": rejected.groupby(found).all()}
+    group = keys.groupby(list(keys.columns), dropna=False, sort=False).ngroup()
+    table = keys.assign(cell=group).drop_duplicates("cell").set_index("cell")
+    ranks: dict[str, pd.Series[Any]] = {"rejected": rejected.groupby(group).all()}
     for name in dict.fromkeys(order):
         numbers = pd.to_numeric(table[name], errors="coerce")
         ranks[name] = (numbers if numbers.notna().all() else table[name]).rank(method="dense")
     ranked = pd.DataFrame(ranks).sort_values(list(ranks), kind="stable")
-    number = pd.Series(range(len(ranked)), index=ranked.index)
+    position = pd.Series(range(len(ranked)), index=ranked.index)
     table = table.loc[ranked.index].set_axis(pd.RangeIndex(len(ranked), name="cell"))
-    return found.map(number), table
+    return group.map(position), table
 
 
 def plain_texts(column: pd.Series[Any]) -> pd.Series[str]:
-    """Write each value of a setting as text; what is not set is `null`, as in the config."""
+    """Write each value of a setting as text; a missing one is `null`, as in the config."""
     if column.dtype != object:
         # Thousands of runs share a few values.
-        codes, found = pd.factorize(column, use_na_sentinel=False)
-        texts = np.array([_text(value) for value in found.tolist()], dtype=object)
+        codes, distinct = pd.factorize(column, use_na_sentinel=False)
+        texts = np.array([_text(value) for value in distinct.tolist()], dtype=object)
         return pd.Series(texts[codes], index=column.index, dtype=str, name=column.name)
-    values = {}
+    texts_by_key = {}
     for value in column:
         key = repr(value)
-        if key not in values:
-            values[key] = _text(value)
-    return column.map(repr).map(values)
+        if key not in texts_by_key:
+            texts_by_key[key] = _text(value)
+    return column.map(repr).map(texts_by_key)
 
 
 def _text(value: Any) -> str:  # noqa: ANN401  (any scalar that `pd.isna` takes, or a list)
@@ -402,33 +362,29 @@ def _text(value: Any) -> str:  # noqa: ANN401  (any scalar that `pd.isna` takes,
 
 def _essential(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
     """Leave out settings that follow from others of their group, as a model's sizes from one."""
-    kept: dict[str, list[str]] = {}
+    key_settings: dict[str, list[str]] = {}
     # A group's name says more than the settings that come with it, and a hash says least.
     for name in sorted(settings, key=lambda name: (name == _DATA, not name.endswith(".name"))):
-        group = kept.setdefault(name.partition(".")[0] if "." in name else "", [])
+        group = key_settings.setdefault(name.partition(".")[0] if "." in name else "", [])
         if not (group and _follows(table, group, name)):
             group.append(name)
     # A label that names one of several suggests that the others are equal.
-    for prefix, group in kept.items():
-        own = [name for name in settings if name.startswith(f"{prefix}.")]
-        group.extend(_companions(table, own, group))
-    everything = {name for group in kept.values() for name in group}
-    return [name for name in settings if name in everything]
+    for prefix, group in key_settings.items():
+        # A name stands for all settings that follow from it. Runs are pooled over learning rates,
+        # and settings that follow from the rate must not separate them.
+        leaders = [name for name in group if name.endswith(".name") or name == RATE]
+        companions = [
+            name
+            for name in settings
+            if name.startswith(f"{prefix}.")
+            and name not in (*group, _DATA)
+            and not (leaders and _follows(table, leaders, name))
+        ]
+        group.extend(companions[: max(_MOST_NAMED - (len(group) - len(leaders)), 0)])
+    chosen = {name for group in key_settings.values() for name in group}
+    return [name for name in settings if name in chosen]
 
 
-def _companions(table: pd.DataFrame, own: Sequence[str], kept: Sequence[str]) -> list[str]:
-    """Choose settings of a group to name beside those they follow from."""
-    # A name stands for all that comes with it. Runs are pooled over learning rates, and must not
-    # be told apart by what was set along with them.
-    said = [name for name in kept if name.endswith(".name") or name == RATE]
-    found = [
-        name
-        for name in own
-        if name not in (*kept, _DATA) and not (said and _follows(table, said, name))
-    ]
-    return found[: max(_MOST_NAMED - (len(kept) - len(said)), 0)]
-
-
-def _follows(table: pd.DataFrame, given: Sequence[str], name: str) -> bool:
-    """Tell whether the given columns determine another one, wherever all are known."""
-    return not table.groupby(list(given))[name].nunique().gt(1).any()
+def _follows(table: pd.DataFrame, keys: Sequence[str], name: str) -> bool:
+    """Tell whether columns determine another one, wherever all have a value."""
+    return not table.groupby(list(keys))[name].nunique().gt(1).any()

@@ -13,21 +13,12 @@ from batchscape.analysis.commands import untimed_cells
 from batchscape.analysis.estimates import half_widths
 from batchscape.record.figures import COMPARED, FIGURES
 
-__all__ = [
-    "DISTURBED",
-    "compare",
-    "recorded_columns",
-    "throughput_ratios",
-    "valid_figures",
-]
-
 DISTURBED = "disturbed_processor_time_s"
-"""What is shown where no time counts: `processor_time_s` of runs whose machine was not free. It is
-no time, and in no ratio, test or claim."""
-
+"""`processor_time_s` of runs whose machine was not free, where no time counts. It enters no ratio,
+test or claim."""
 
 _MEASURED = {name: figure.kind for name, figure in FIGURES.items() if figure.kind}
-"""What each figure that cells are compared by depends on."""
+"""Kinds of the figures that cells are compared by."""
 
 _SHOWN = (*COMPARED, DISTURBED)
 """Figures of the comparison."""
@@ -80,16 +71,7 @@ def compare(cells: Cells) -> pd.DataFrame:
 
 
 def recorded_columns(comparison: pd.DataFrame) -> pd.DataFrame:
-    """Choose the columns of `comparison.csv`.
-
-    Left out are the figures that no cell has, samples a second where all that have them have tokens
-    a second, and `DISTURBED`, which is no measurement of a step.
-
-    Parameters
-    ----------
-    comparison : DataFrame
-        As `compare` returns it.
-    """
+    """Drop the figures that no cell has, samples where tokens are counted, and `DISTURBED`."""
     left_out = [name for name in _SHOWN if comparison[f"{name}_n"].eq(0).all()] + [DISTURBED]
     if comparison["samples_per_s_n"].le(comparison["tokens_per_s_n"]).all():
         left_out.append("samples_per_s")
@@ -112,10 +94,10 @@ def valid_figures(runs: pd.DataFrame) -> pd.DataFrame:
     """
     names = list(_MEASURED)
     completed = runs[runs["status"].eq("completed")]
-    found = completed.reindex(columns=names)
-    if len(texts := found.select_dtypes(object).columns):
-        found[texts] = found[texts].apply(pd.to_numeric)
-    figures = found.to_numpy(dtype=float, na_value=np.nan, copy=True)
+    columns = completed.reindex(columns=names)
+    if len(texts := columns.select_dtypes(object).columns):
+        columns[texts] = columns[texts].apply(pd.to_numeric)
+    figures = columns.to_numpy(dtype=float, na_value=np.nan, copy=True)
     figures[~np.isfinite(figures)] = np.nan
     times = np.array([kind == "time" for kind in _MEASURED.values()])
     valid = completed["timing_valid"].eq(True).fillna(value=False).to_numpy(dtype=bool)
@@ -164,17 +146,21 @@ def throughput_ratios(cells: Cells) -> pd.DataFrame:
 def _spreads(runs: pd.DataFrame) -> pd.DataFrame:
     figures = valid_figures(runs)
     losses = [name for name in COMPARED if FIGURES[name].kind == "loss"]
-    others = [name for name in COMPARED if name not in losses]
+    costs = [name for name in COMPARED if name not in losses]
     trained = figures.groupby(["cell", "trajectory_id"])[losses].mean()
-    # Processor time stands where no time counts; it is in no other table.
-    own = untimed_cells(runs)
-    hints = own.reindex(columns=["processor_time_s"]).apply(pd.to_numeric).astype(float)
-    found = (
-        _spread(trained.groupby("cell"))
-        | _spread(figures[others].groupby(figures["cell"]))
-        | _spread(hints.set_axis([DISTURBED], axis=1).groupby(own["cell"]))
+    # Processor time stands in for cells without a valid time.
+    untimed = untimed_cells(runs)
+    processor_time = (
+        untimed.reindex(columns=["processor_time_s"]).apply(pd.to_numeric).astype(float)
     )
-    columns = {f"{name}_{part}": column for name in _SHOWN for part, column in found[name].items()}
+    spreads = (
+        _spread(trained.groupby("cell"))
+        | _spread(figures[costs].groupby(figures["cell"]))
+        | _spread(processor_time.set_axis([DISTURBED], axis=1).groupby(untimed["cell"]))
+    )
+    columns = {
+        f"{name}_{part}": column for name in _SHOWN for part, column in spreads[name].items()
+    }
     table = pd.DataFrame(columns).reindex(sorted(runs["cell"].unique()))
     counts = [name for name in columns if name.endswith("_n")]
     return table.astype(dict.fromkeys(counts, "Int64")).fillna(dict.fromkeys(counts, 0))
@@ -193,21 +179,21 @@ def _spread(groups: DataFrameGroupBy[Any, Any]) -> dict[str, dict[str, pd.Series
 
 
 def _statuses(counts: pd.DataFrame) -> pd.Series[str]:
-    # What went well comes first, the rest by name.
+    # Completed runs come first, the others by name.
     names = sorted(counts.columns, key=lambda name: (name != "completed", name))
     texts = {}
-    for cell, found in zip(counts.index, counts[names].to_numpy(), strict=True):
-        there = [(name, n) for name, n in zip(names, found, strict=True) if n]
-        alone = len(there) == 1
-        texts[cell] = there[0][0] if alone else ", ".join(f"{name} {n}" for name, n in there)
+    for cell, row in zip(counts.index, counts[names].to_numpy(), strict=True):
+        present = [(name, n) for name, n in zip(names, row, strict=True) if n]
+        is_only = len(present) == 1
+        texts[cell] = present[0][0] if is_only else ", ".join(f"{name} {n}" for name, n in present)
     return pd.Series(texts, dtype=object)
 
 
 def _distinct(runs: pd.DataFrame, name: str, separator: str = ";") -> pd.Series[str]:
-    """Join the different texts of each cell; None where there is none."""
-    found: dict[int, set[str]] = {cell: set() for cell in runs["cell"].unique()}
+    """Join the distinct texts of each cell; None where there is none."""
+    texts_by_cell: dict[int, set[str]] = {cell: set() for cell in runs["cell"].unique()}
     for cell, text in zip(runs["cell"], runs[name].to_numpy(dtype=object), strict=True):
         if isinstance(text, str) and text:
-            found[cell].add(text)
-    joined = {cell: separator.join(sorted(texts)) or None for cell, texts in found.items()}
+            texts_by_cell[cell].add(text)
+    joined = {cell: separator.join(sorted(texts)) or None for cell, texts in texts_by_cell.items()}
     return pd.Series(joined, dtype=object)

@@ -18,30 +18,17 @@ from scipy.special import stdtrit
 
 from batchscape.analysis.numbers import significant
 
-__all__ = [
-    "FEWEST",
-    "LEVEL",
-    "NOT_IDENTIFIED",
-    "TWO_SIDED",
-    "Estimate",
-    "half_width",
-    "half_widths",
-    "interval_text",
-    "t_reach",
-    "too_few",
-]
-
 LEVEL = 0.95
 """Coverage that every interval aims at, unless it says otherwise."""
 
 TWO_SIDED = (1 + LEVEL) / 2
-"""Where in its distribution the upper end of such an interval lies."""
+"""Probability below the upper end of such an interval."""
 
 FEWEST = 3
-"""Units, such as seeds, from which an interval is shown, quoted in a sentence and judged by."""
+"""Fewest units, such as seeds, for which an interval is shown, quoted and used for a verdict."""
 
 NOT_IDENTIFIED = "not identified"
-"""Stands where the data do not determine a quantity."""
+"""Written where the data do not determine a quantity."""
 
 
 @dataclass(frozen=True)
@@ -59,22 +46,22 @@ class Estimate:
     unit: str
     """Unit of value and ends; empty for a pure number."""
     method: str
-    """How the interval was made, and over which units: "block jackknife-t over 5 seeds"."""
+    """Method and units of the interval: "block jackknife-t over 5 seeds"."""
     definition: str
-    """What the quantity is, exactly enough to compute it again."""
+    """Definition of the quantity, exact enough to recompute it."""
     note: str | None = None
     """Why it is not identified, or what weakens it."""
     readings: tuple[tuple[str, float], ...] = ()
-    """Its value by each fair reading of its words, where these differ by more than its interval
-    allows: `low` and `high` are then the range over the readings, in place of the interval."""
+    """Its value by each fair reading of its definition, if these differ by more than the interval:
+    `low` and `high` are then the range over the readings."""
     group: str = ""
-    """Which runs it is of, where it is told of several groups."""
+    """Label of its group of runs, where there are several."""
 
     @classmethod
     def unknown(
         cls, why: str, n: int, definition: str, *, unit: str = "", method: str = "none"
     ) -> Estimate:
-        """Return an estimate of what is not identified, for a reason."""
+        """Return an estimate of a quantity that is not identified, with the reason."""
         note = f"{NOT_IDENTIFIED}: {why}"
         return cls(math.nan, math.nan, math.nan, n, unit, method, definition, note)
 
@@ -110,9 +97,9 @@ class Estimate:
         note: str | None = None,
     ) -> Estimate:
         """Estimate a geometric mean, as of ratios, of logarithms of shape (n,)."""
-        found = cls.of_mean(logs, definition, method, unit=unit, note=note)
-        value, low, high = np.exp([found.value, found.low, found.high]).tolist()
-        return replace(found, value=value, low=low, high=high)
+        mean = cls.of_mean(logs, definition, method, unit=unit, note=note)
+        value, low, high = np.exp([mean.value, mean.low, mean.high]).tolist()
+        return replace(mean, value=value, low=low, high=high)
 
     @property
     def is_identified(self) -> bool:
@@ -120,7 +107,7 @@ class Estimate:
         return math.isfinite(self.value)
 
     def text(self, digits: int = 3) -> str:
-        """Write value and interval, or what is known instead.
+        """Write value and interval, or the lower bound or range in their place.
 
         Parameters
         ----------
@@ -142,7 +129,7 @@ class Estimate:
 
 
 def too_few(n: int, what: str, fewest: int = FEWEST) -> str:
-    """Say that there are too few units, as in `too few seeds (n = 2; 3 needed)`."""
+    """Write that there are too few units, as in `too few seeds (n = 2; 3 needed)`."""
     return f"too few {what} (n = {n}; {fewest} needed)"
 
 
@@ -163,22 +150,7 @@ def t_reach(
 
 
 def t_reach(error, degrees, level=LEVEL):  # type: ignore[no-untyped-def]
-    """Return how far Student's t-interval reaches to each side.
-
-    Parameters
-    ----------
-    error : float, or array or Series, shape (n,)
-        Standard error of what the interval is of; 1 gives the quantile itself.
-    degrees : float, or array or Series, shape (n,)
-        Degrees of freedom of the standard error.
-    level : float
-        Coverage of the two-sided interval.
-
-    Returns
-    -------
-    float, or array or Series, shape (n,)
-        NaN where there are no degrees of freedom.
-    """
+    """Return how far Student's t-interval reaches to each side of a value, given its error."""
     reach = stdtrit(degrees, (1 + level) / 2) * error
     return float(reach) if np.ndim(reach) == 0 else reach
 
@@ -192,33 +164,12 @@ def half_width(values: NDArray[np.float64], level: float = LEVEL) -> float:
 
 
 def half_widths(sd: pd.Series[float], n: pd.Series[int]) -> pd.Series[float]:
-    """Return half-widths of the t-intervals of means; missing below `FEWEST` values.
-
-    Parameters
-    ----------
-    sd, n : Series, shape (means,)
-        Standard deviation of the values behind each mean, and their number.
-    """
+    """Return half-widths of the t-intervals of means; missing below `FEWEST` values."""
     return t_reach(sd, (n - 1).where(n >= FEWEST).astype(float)) / np.sqrt(n)
 
 
 def interval_text(value: float, low: float, high: float, n: int, digits: int = 3) -> str:
-    """Write a value with its interval, or with its n where that is below `FEWEST`.
-
-    Parameters
-    ----------
-    value, low, high : float
-        NaN where there is none.
-    n : int
-        Units behind the interval.
-    digits : int
-        Significant digits.
-
-    Returns
-    -------
-    str
-        As in `120 [95, 160]`, `120`, `120 (n = 2)`, or `MISSING`.
-    """
+    """Write `120 [95, 160]`, or `120 (n = 2)` below `FEWEST`, or `120`, or `MISSING`."""
     text = significant(value, digits)
     if math.isnan(value):
         return text

@@ -1,4 +1,8 @@
-"""Rows of steps and evaluations, joined to the runs that they belong to."""
+"""Rows of steps and evaluations, joined to their runs.
+
+Rows of one run lie together, so only the first row of each stretch is looked up by its keys:
+comparing millions of texts to join them takes many times longer.
+"""
 
 from __future__ import annotations
 
@@ -6,55 +10,32 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
-
-__all__ = ["rows_of"]
 
 _KEYS = ["sweep_dir", "run_id"]
 
 
 def rows_of(runs: pd.DataFrame, rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
-    """Select the rows of some runs.
-
-    Rows of one run lie together, so only the first row of each stretch is looked up by its keys:
-    comparing millions of texts to join them takes many times longer.
-
-    Parameters
-    ----------
-    runs : DataFrame
-        One row a run, with `sweep_dir` and `run_id`, which together are unique.
-    rows : DataFrame
-        With `sweep_dir`, `run_id` and the columns wanted.
-    columns : sequence of str
-        Numeric columns to keep; they become plain floats, NaN where missing.
-
-    Returns
-    -------
-    DataFrame
-        The columns, and `run`, the position of the run in `runs`; in the order of `rows`.
-    """
+    """Select columns of the rows of some runs as floats, with `run`, the run's position."""
     changes = np.ones(len(rows), dtype=bool)
     changes[1:] = False
     for name in _KEYS:
-        codes = _codes(rows[name])
+        column = rows[name]
+        if isinstance(column.dtype, pd.CategoricalDtype):
+            codes = column.cat.codes.to_numpy()
+        else:
+            codes, _ = pd.factorize(column)
         changes[1:] |= codes[1:] != codes[:-1]
     starts = np.flatnonzero(changes)
     lengths = np.diff(starts, append=len(rows))
     place = {key: position for position, key in enumerate(_keys(runs))}
     run = np.array([place.get(key, -1) for key in _keys(rows.iloc[starts])], dtype=np.int64)
     of_rows = np.repeat(run, lengths)
-    known = of_rows >= 0
+    is_selected = of_rows >= 0
     selected = {
-        name: rows[name].array[known].to_numpy(dtype=float, na_value=np.nan) for name in columns
+        name: rows[name].array[is_selected].to_numpy(dtype=float, na_value=np.nan)
+        for name in columns
     }
-    return pd.DataFrame({"run": of_rows[known], **selected}, copy=False)
-
-
-def _codes(column: pd.Series[str]) -> NDArray[np.integer]:
-    if isinstance(column.dtype, pd.CategoricalDtype):
-        return column.cat.codes.to_numpy()
-    codes, _ = pd.factorize(column)
-    return codes
+    return pd.DataFrame({"run": of_rows[is_selected], **selected}, copy=False)
 
 
 def _keys(table: pd.DataFrame) -> Iterator[tuple[object, ...]]:

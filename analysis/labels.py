@@ -1,4 +1,4 @@
-"""What settings, and the groups of runs that they tell apart, are called."""
+"""Labels of settings, and of the groups of runs that they distinguish."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import pandas as pd
 
 from batchscape.analysis.cells import setting_label, where_they_differ
 
-__all__ = ["group_labels", "group_name", "setting_headers"]
-
 
 def setting_headers(names: Sequence[str]) -> list[str]:
-    """Shorten the keys of settings, but for those that would then be the same."""
+    """Shorten the keys of settings, unless two would become equal."""
     labels = [setting_label(name) for name in names]
     repeated = Counter(labels)
     return [
@@ -22,13 +20,7 @@ def setting_headers(names: Sequence[str]) -> list[str]:
 
 
 def group_labels(settings: pd.DataFrame) -> pd.Series[str]:
-    """Name groups of runs by the settings that tell them apart, as in "width 8, depth 2".
-
-    Parameters
-    ----------
-    settings : DataFrame
-        One row a group, one text column a setting; without columns, names are empty.
-    """
+    """Name groups, a row each, by the settings that distinguish them, as in "width 8, depth 2"."""
     texts = settings.apply(where_they_differ).set_axis(
         setting_headers(list(settings.columns)), axis=1
     )
@@ -38,6 +30,6 @@ def group_labels(settings: pd.DataFrame) -> pd.Series[str]:
 
 
 def group_name(groups: Mapping[int, str] | None, group: object) -> str:
-    """Return the label of a group, or its number where no label is known."""
+    """Return the label of a group, or its number where it has none."""
     number = int(str(group))
     return (groups or {}).get(number, f"group {number}")

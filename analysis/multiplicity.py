@@ -13,8 +13,6 @@ from scipy.special import chdtri, ndtr
 
 from batchscape.analysis.estimates import LEVEL
 
-__all__ = ["holm", "pair_quantile"]
-
 _DEGREES = np.array([1.0, 1.4, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0, 20.0, 60.0, np.inf])
 """Where the quantile is computed; between them a spline in 1/degrees errs by less than 0.1 %."""
 _FARTHEST = 9.0
@@ -37,11 +35,11 @@ def holm(p_values: Sequence[float] | npt.NDArray[np.float64]) -> npt.NDArray[np.
         In the same order. Source: Holm (1979), "A simple sequentially rejective multiple test
         procedure".
     """
-    given = np.asarray(p_values, dtype=float)
-    adjusted = np.full(given.shape, np.nan)
-    tested = np.flatnonzero(~np.isnan(given))
-    order = tested[np.argsort(given[tested], kind="stable")]
-    stepped = np.maximum.accumulate(given[order] * np.arange(len(order), 0, -1))
+    values = np.asarray(p_values, dtype=float)
+    adjusted = np.full(values.shape, np.nan)
+    tested = np.flatnonzero(~np.isnan(values))
+    order = tested[np.argsort(values[tested], kind="stable")]
+    stepped = np.maximum.accumulate(values[order] * np.arange(len(order), 0, -1))
     adjusted[order] = np.minimum(stepped, 1.0)
     return adjusted
 
@@ -69,9 +67,9 @@ def pair_quantile(k: int, degrees: npt.ArrayLike) -> Floats:
     With Welch's degrees of freedom for each pair these are the intervals of Games and Howell
     (1976), "Pairwise multiple comparison procedures with unequal n's and/or variances".
     """
-    given = np.asarray(degrees, dtype=float)
+    freedom = np.asarray(degrees, dtype=float)
     with np.errstate(divide="ignore", invalid="ignore"):
-        inverse = 1 / np.where(given >= 1, given, np.nan)
+        inverse = 1 / np.where(freedom >= 1, freedom, np.nan)
     return np.asarray(np.exp(_log_quantile(k)(inverse)), dtype=np.float64)
 
 
@@ -92,11 +90,11 @@ def _log_quantile(k: int) -> CubicSpline:
         within = k * (ndtr(z + width) - ndtr(z)) ** (k - 1) @ at_z
         return float(weights @ within) - LEVEL
 
-    found = []
+    quantiles = []
     for degrees in _DEGREES:
         if np.isinf(degrees):
             spread, weights = np.ones(1), np.ones(1)
         else:
             spread, weights = np.sqrt(chdtri(degrees, 1 - u) / degrees), at_u
-        found.append(brentq(coverage, -1.0, 6.0, args=(spread, weights), xtol=1e-9))
-    return CubicSpline(1 / _DEGREES[::-1], found[::-1])
+        quantiles.append(brentq(coverage, -1.0, 6.0, args=(spread, weights), xtol=1e-9))
+    return CubicSpline(1 / _DEGREES[::-1], quantiles[::-1])

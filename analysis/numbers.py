@@ -7,22 +7,11 @@ from collections.abc import Iterable
 from decimal import ROUND_HALF_EVEN, Decimal
 from typing import NamedTuple
 
-__all__ = [
-    "MISSING",
-    "TIMES",
-    "Scale",
-    "memory_scale",
-    "significant",
-    "time_scale",
-    "unit_of",
-    "with_spread",
-]
-
 MISSING = "—"
-"""Stands where there is no number."""
+"""Written where there is no number."""
 
 TIMES = "\N{MULTIPLICATION SIGN}"
-"""Stands between factors; written by name because it looks like a letter."""
+"""Sign between factors; given by name because it looks like a letter."""
 
 _SPREAD_DIGITS = 2
 _MAX_DIGITS = 5
@@ -49,7 +38,7 @@ def time_scale(values_s: Iterable[float]) -> Scale:
 
 
 def unit_of(figure: str) -> str:
-    """Return the unit of a figure, which the end of its name tells; empty where it has none."""
+    """Return the unit that ends the name of a figure; empty where it has none."""
     name = figure.removesuffix("_per_s")
     units = {"gib": "GiB", "s": "s", "pct": "%", "token": "J"}
     return units.get(figure.rpartition("_")[2], "") if name == figure else ""

@@ -13,20 +13,6 @@ from numpy.typing import NDArray
 from batchscape.analysis.cells import WHERE, Cells, plain_texts
 from batchscape.analysis.estimates import Estimate, half_width
 
-__all__ = [
-    "Contrast",
-    "Level",
-    "Which",
-    "blocks_of",
-    "contrasts_of",
-    "joined",
-    "labels_of",
-    "logarithm",
-    "named",
-    "to_lowest",
-    "values_of",
-]
-
 _WORDS = {
     "micro_batch_size": "micro",
     "gradient_accumulation_steps": "accumulation",
@@ -95,8 +81,8 @@ class Contrast:
         method = f"t over {n} paired differences" if n > 1 else "one pair, no interval"
         of_what = Estimate.of_ratio if kind == "ratio" else Estimate.of_mean
         about = f"{definition}: {self.name}"
-        found = of_what(self.values, about, method, unit=unit, note=note)
-        return replace(found, high=np.inf) if self.is_open else found
+        estimate = of_what(self.values, about, method, unit=unit, note=note)
+        return replace(estimate, high=np.inf) if self.is_open else estimate
 
     def text(self, kind: str) -> str:
         """Write half a sentence: the mean, its 95 % interval, and what is compared."""
@@ -136,29 +122,31 @@ def contrasts_of(
     list of Contrast
         In the order of what is held and of the levels; without a value where two share no unit.
     """
-    found = []
-    for key, own in rows.groupby(list(within)) if within else [((), rows)]:
+    contrasts = []
+    for key, group in rows.groupby(list(within)) if within else [((), rows)]:
         # A level without any value is compared too, but its runs are behind nothing.
-        wide = own.groupby([unit, factor])["value"].mean().unstack(factor)
-        known = own.dropna(subset=["value"])
-        held = f" ({named(within, key)})" if within else ""
+        wide = group.groupby([unit, factor])["value"].mean().unstack(factor)
+        measured = group.dropna(subset=["value"])
+        suffix = f" ({named(within, key)})" if within else ""
         for level, base in which(sorted(wide)):
             if not {level, base} <= {None, *wide}:
                 continue
             differences = (wide[level] - (0 if base is None else wide[base])).dropna()
-            used = known[unit].isin(differences.index) & known[factor].isin([level, base])
+            is_paired = measured[unit].isin(differences.index) & measured[factor].isin(
+                [level, base]
+            )
             against = "" if base is None else f" against {base}"
-            found.append(
+            contrasts.append(
                 Contrast(
-                    f"{named([factor], [level])}{against}{held}",
+                    f"{named([factor], [level])}{against}{suffix}",
                     differences.to_numpy(dtype=np.float64),
-                    tuple(sorted(known.loc[used, "run_id"])),
+                    tuple(sorted(measured.loc[is_paired, "run_id"])),
                     place=key,
                     level=level,
                     base=base,
                 )
             )
-    return found
+    return contrasts
 
 
 def named(names: Sequence[str], values: Iterable[Level]) -> str:

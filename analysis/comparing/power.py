@@ -11,8 +11,6 @@ from scipy import optimize, special
 from batchscape.analysis.estimates import t_reach
 from batchscape.errors import AnalysisError
 
-__all__ = ["ALPHA", "POWER", "smallest_detectable_effect"]
-
 ALPHA = 0.05
 """Level of the two-sided test that the smallest effect refers to."""
 POWER = 0.80
@@ -83,8 +81,8 @@ def _noncentrality(degrees: int, power: float, alpha: float) -> float:
 
     def shortfall(noncentrality: float) -> float:
         reach = critical * scale
-        found = special.ndtr(noncentrality - reach) + special.ndtr(-noncentrality - reach)
-        return float(density @ found) - power
+        chance = special.ndtr(noncentrality - reach) + special.ndtr(-noncentrality - reach)
+        return float(density @ chance) - power
 
     high = 1.0
     while shortfall(high) < 0:

@@ -27,16 +27,6 @@ from batchscape.analysis.targets.tidy import refuse_missing
 from batchscape.errors import AnalysisError
 from batchscape.text import count_text
 
-__all__ = [
-    "OneSided",
-    "TwoSamples",
-    "compare_samples",
-    "divergence_rate",
-    "divergence_rates",
-    "one_sided_test",
-    "pooled_spread",
-]
-
 _CELL = ("group", "target_loss", "global_batch_size", "learning_rate")
 """Columns that tell cells apart, as far as a table has them."""
 _TELLING = ("outcome", "status", "final_eval_loss")
@@ -123,24 +113,25 @@ def compare_samples(
         )
         raise AnalysisError(msg)
     samples: dict[object, NDArray[np.float64]] = {
-        name: _values(own, value) for name, own in table.groupby(by, sort=False)
+        name: _values(rows, value) for name, rows in table.groupby(by, sort=False)
     }
     first = next(iter(samples)) if reference is None else reference
     if first not in samples or len(samples) < 2:
-        found = ", ".join(map(str, samples))
+        sample_names = ", ".join(map(str, samples))
         msg = (
-            f"a comparison needs two samples, one of them the reference; {by} has {found}, and the "
-            f"reference is {first}"
+            "a comparison needs two samples, one of them the reference; "
+            f"{by} has {sample_names}, and the reference is {first}"
         )
         raise AnalysisError(msg)
     base = samples.pop(first)
     compared = [
-        _two_samples((str(first), base), (str(name), own), value, margin)
-        for name, own in samples.items()
+        _two_samples((str(first), base), (str(name), rows), value, margin)
+        for name, rows in samples.items()
     ]
-    adjusted = holm([found.p_different for found in compared])
+    adjusted = holm([comparison.p_different for comparison in compared])
     return tuple(
-        replace(found, p_adjusted=float(p)) for found, p in zip(compared, adjusted, strict=True)
+        replace(comparison, p_adjusted=float(p))
+        for comparison, p in zip(compared, adjusted, strict=True)
     )
 
 
@@ -192,12 +183,12 @@ def one_sided_test(
     is_less = alternative == "less"
     bound = mean + reach if is_less else mean - reach
     low, high = (-math.inf, bound) if is_less else (bound, math.inf)
-    shown = bound < constant if is_less else bound > constant
+    is_shown = bound < constant if is_less else bound > constant
     beyond = constant - mean if is_less else mean - constant
     # Runs without any spread lie on one side, whatever their number.
     p = float(stdtr(n - 1, -beyond / error)) if error else float(beyond <= 0)
     estimate = Estimate(mean, low, high, n, "", f"one-sided t-interval over {n} runs", definition)
-    return OneSided(estimate, constant, alternative, p, "shown" if shown else "not shown")
+    return OneSided(estimate, constant, alternative, p, "shown" if is_shown else "not shown")
 
 
 def pooled_spread(table: pd.DataFrame, value: str) -> Estimate:
@@ -234,26 +225,26 @@ def pooled_spread(table: pd.DataFrame, value: str) -> Estimate:
     names = [name for name in _CELL if name in table]
     refuse_missing(table, [value, *names], "a pooled spread")
     numbers = numbers_of(table, value)
-    known = table[names].assign(value=numbers)[np.isfinite(numbers)]
-    own = (
-        known.groupby(names, dropna=False)["value"]
+    finite = table[names].assign(value=numbers)[np.isfinite(numbers)]
+    cells = (
+        finite.groupby(names, dropna=False)["value"]
         if names
-        else known.groupby(lambda _: 0)["value"]
+        else finite.groupby(lambda _: 0)["value"]
     )
-    found = own.agg(["var", "count"]).query("count > 1")
-    freedom, lost = int((found["count"] - 1).sum()), len(table) - len(known)
+    spreads = cells.agg(["var", "count"]).query("count > 1")
+    freedom, n_left_out = int((spreads["count"] - 1).sum()), len(table) - len(finite)
     definition = f"standard deviation of {value} over runs that differ in their seed alone"
-    note = f"{lost} runs without a finite value are left out" if lost else None
+    note = f"{n_left_out} runs without a finite value are left out" if n_left_out else None
     if not freedom:
         return Estimate.unknown("no cell has two runs with a finite value", 0, definition)
-    squares = float((found["var"] * (found["count"] - 1)).sum())
+    squares = float((spreads["var"] * (spreads["count"] - 1)).sum())
     low, high = (
         math.sqrt(squares / float(chdtri(freedom, 1 - share)))
         for share in (TWO_SIDED, 1 - TWO_SIDED)
     )
-    method = f"chi-square with {freedom} degrees of freedom, pooled over {len(found)} cells"
-    value_ = math.sqrt(squares / freedom)
-    return Estimate(value_, low, high, int(found["count"].sum()), "", method, definition, note)
+    method = f"chi-square with {freedom} degrees of freedom, pooled over {len(spreads)} cells"
+    spread = math.sqrt(squares / freedom)
+    return Estimate(spread, low, high, int(spreads["count"].sum()), "", method, definition, note)
 
 
 def divergence_rate(table: pd.DataFrame) -> Estimate:
@@ -284,9 +275,9 @@ def divergence_rate(table: pd.DataFrame) -> Estimate:
     diverged, unknown = _diverged(_one_row_a_run(table))
     count, n = int(diverged.sum()), len(diverged)
     definition = "share of runs that diverged"
-    lost = f"{unknown} runs without {', '.join(_TELLING)} are left out" if unknown else ""
+    left_out = f"{unknown} runs without {', '.join(_TELLING)} are left out" if unknown else ""
     if not n:
-        return Estimate.unknown(lost, 0, definition)
+        return Estimate.unknown(left_out, 0, definition)
     without = n - count
     return Estimate(
         value=count / n,
@@ -296,7 +287,7 @@ def divergence_rate(table: pd.DataFrame) -> Estimate:
         unit="",
         method=f"Clopper-Pearson over {n} runs",
         definition=definition,
-        note="; ".join([f"{count} of {n}", *([lost] if lost else [])]),
+        note="; ".join([f"{count} of {n}", *([left_out] if left_out else [])]),
     )
 
 
@@ -322,11 +313,11 @@ def divergence_rates(table: pd.DataFrame) -> pd.DataFrame:
     runs = _one_row_a_run(table)
     names = [name for name in _CELL if name in table and name != "target_loss"]
     rows = []
-    for key, own in runs.groupby(names, dropna=False) if names else [((), runs)]:
-        found = divergence_rate(own)
-        count = round(found.value * found.n) if found.n else 0
-        numbers = {"n": found.n, "diverged": count, "rate": found.value}
-        ends = {"low": found.low, "high": found.high}
+    for key, cell_runs in runs.groupby(names, dropna=False) if names else [((), runs)]:
+        rate = divergence_rate(cell_runs)
+        count = round(rate.value * rate.n) if rate.n else 0
+        numbers = {"n": rate.n, "diverged": count, "rate": rate.value}
+        ends = {"low": rate.low, "high": rate.high}
         rows.append({**dict(zip(names, key, strict=True)), **numbers, **ends})
     return pd.DataFrame(rows)
 
@@ -337,24 +328,24 @@ def _two_samples(
     value: str,
     margin: float | None,
 ) -> TwoSamples:
-    (first, base), (second, own) = reference, other
-    equivalence = None if margin is None else tost_unpaired(own, base, margin)
+    (first, base), (second, values) = reference, other
+    equivalence = None if margin is None else tost_unpaired(values, base, margin)
     definition = f"mean {value} of {second} minus that of {first}"
-    both = np.concatenate([base, own])
+    both = np.concatenate([base, values])
     p = math.nan
-    if min(len(base), len(own)) < 2 or not np.isfinite(both).all():
+    if min(len(base), len(values)) < 2 or not np.isfinite(both).all():
         estimate = _open(both, definition)
         if np.isfinite(both).all():
-            difference = float(own.mean() - base.mean())
-            counts = f"{len(base)} and {len(own)} runs; an interval needs 2 of each"
+            difference = float(values.mean() - base.mean())
+            counts = f"{len(base)} and {len(values)} runs; an interval needs 2 of each"
             estimate = replace(estimate, value=difference, note=counts)
     else:
-        mean, error, freedom = welch(own, base)
+        mean, error, freedom = welch(values, base)
         half = t_reach(error, freedom)
         p = 2 * float(stdtr(freedom, -abs(mean) / error)) if error else float(mean == 0)
         method = f"Welch's t with {freedom:.3g} degrees of freedom"
         estimate = Estimate(mean, mean - half, mean + half, len(both), "", method, definition)
-    return TwoSamples(first, second, len(base), len(own), estimate, p, math.nan, equivalence)
+    return TwoSamples(first, second, len(base), len(values), estimate, p, math.nan, equivalence)
 
 
 def _open(values: NDArray[np.float64], definition: str) -> Estimate:
@@ -380,8 +371,8 @@ def _values(table: pd.DataFrame, name: str) -> NDArray[np.float64]:
 
 def _one_row_a_run(table: pd.DataFrame) -> pd.DataFrame:
     """Keep the rows of the lowest target that runs of a cell and seed have: one a run."""
-    known = [n for n in _TELLING if n in table]
-    if table.empty or not known:
+    telling = [n for n in _TELLING if n in table]
+    if table.empty or not telling:
         msg = (
             "a rate of divergence needs runs with outcome, status or final_eval_loss; the table "
             f"has {len(table)} rows and {', '.join(map(str, table.columns)) or 'no columns'}"
@@ -392,19 +383,21 @@ def _one_row_a_run(table: pd.DataFrame) -> pd.DataFrame:
     # A run may reach a target and diverge on its way to a lower one.
     target = table["target_loss"].fillna(np.inf)
     names = [n for n in (*_CELL, "seed") if n in table and n != "target_loss"]
-    own = target.groupby([table[n] for n in names], dropna=False) if names else None
-    return table[target.eq(target.min() if own is None else own.transform("min"))]
+    targets_of_run = target.groupby([table[n] for n in names], dropna=False) if names else None
+    return table[
+        target.eq(target.min() if targets_of_run is None else targets_of_run.transform("min"))
+    ]
 
 
 def _diverged(runs: pd.DataFrame) -> tuple[NDArray[np.bool_], int]:
     """Tell which of the runs that anything is known of diverged, and how many others there are."""
-    found, known = np.zeros((2, len(runs)), dtype=bool)
+    diverged, has_outcome = np.zeros((2, len(runs)), dtype=bool)
     for name in (n for n in _TELLING if n in runs):
         if name == "final_eval_loss":
             losses = numbers_of(runs, name)
-            found |= np.isinf(losses)
-            known |= ~np.isnan(losses)
+            diverged |= np.isinf(losses)
+            has_outcome |= ~np.isnan(losses)
         else:
-            found |= runs[name].eq("diverged").to_numpy(dtype=bool)
-            known |= runs[name].notna().to_numpy(dtype=bool)
-    return found[known], int((~known).sum())
+            diverged |= runs[name].eq("diverged").to_numpy(dtype=bool)
+            has_outcome |= runs[name].notna().to_numpy(dtype=bool)
+    return diverged[has_outcome], int((~has_outcome).sum())

@@ -24,8 +24,6 @@ from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
 from batchscape.analysis.targets.tidy import distinct_trajectories
 
-__all__ = ["samples_section"]
-
 _BATCH, _RATE = "global_batch_size", "learning_rate"
 _LOSS, _STEPS = "final_eval_loss", "log steps to target"
 
@@ -54,22 +52,22 @@ def samples_section(
     """
     names = groups or {}
     runs = distinct_trajectories(runs)
-    own, value, unit = _runs_of(runs)
-    spread = pooled_spread(own, value)
+    sample, value, unit = _runs_of(runs)
+    spread = pooled_spread(sample, value)
     rate = divergence_rate(runs)
-    cells = _cells(runs, own, value)
-    common, where = _common(runs, own, names)
-    compared = _compared(common, value, names, margin)
-    tested = _tested(own, below)
+    cells = _cells(runs, sample, value)
+    common, where = _common(runs, sample, names)
+    comparisons = _compared(common, value, names, margin)
+    tests = _tested(sample, below)
     answer = [
         *_said(spread, rate, unit),
-        *_groups_said(compared, value),
+        *_groups_said(comparisons, value),
         *where,
     ]
-    if len(tested):
-        shown = tested["verdict"].eq("shown").sum()
+    if len(tests):
+        n_shown = tests["verdict"].eq("shown").sum()
         answer.append(
-            f"A mean final loss below {below:g} is shown in {shown} of {len(tested)} cells, each "
+            f"A mean final loss below {below:g} is shown in {n_shown} of {len(tests)} cells, each "
             f"tested one-sided at {1 - LEVEL:.0%} by itself."
         )
     tables = []
@@ -77,11 +75,11 @@ def samples_section(
         tables.append(_cells_table(cells, names, "final_losses", "Final losses"))
     elif cells["diverged"].any():
         tables.append(_cells_table(cells, names, "divergence", "Divergence"))
-    if compared:
-        table = pd.DataFrame([_row(place, found) for place, found in compared])
+    if comparisons:
+        table = pd.DataFrame([_row(place, comparison) for place, comparison in comparisons])
         tables.append(_pairs_table(table, value))
-    if below is not None and len(tested):
-        tables.append(_tests_table(tested, names, below))
+    if below is not None and len(tests):
+        tables.append(_tests_table(tests, names, below))
     headlines = {"seed_spread": spread, "divergence_rate": rate}
     return Section("Runs as samples", answer, tables, headlines=headlines)
 
@@ -90,28 +88,32 @@ def _runs_of(runs: pd.DataFrame) -> tuple[pd.DataFrame, str, str]:
     """Return one row a run, what is compared, and its unit; at the target most reached by group."""
     if _LOSS in runs:
         return runs, _LOSS, "nats"
-    parts = [_at(own, _most_reached(own)) for _, own in runs.groupby("group")]
+    parts = [_at(group_runs, _most_reached(group_runs)) for _, group_runs in runs.groupby("group")]
     return pd.concat(parts).sort_index(), _STEPS, "in log steps"
 
 
 def _common(
-    runs: pd.DataFrame, own: pd.DataFrame, names: Mapping[int, str]
+    runs: pd.DataFrame, sample: pd.DataFrame, names: Mapping[int, str]
 ) -> tuple[pd.DataFrame, list[str]]:
     """Return the runs whose groups are compared, at one target, and which one that is."""
     if _LOSS in runs or runs["group"].nunique() < 2:
-        return own, []
+        return sample, []
     counts = runs.groupby(_targets(runs))["group"].nunique()
     if counts.max() < 2:
-        return own.iloc[:0], ["Groups are not compared: no two of them have a target in common."]
+        return sample.iloc[:0], ["Groups are not compared: no two of them have a target in common."]
     shared = runs[_targets(runs).isin(counts.index[counts.eq(counts.max())])]
     target = _most_reached(shared)
-    found = _at(runs, target)
+    at_target = _at(runs, target)
     if not np.isfinite(target):
-        return found, []
-    there = set(found["group"])
-    absent = [group_name(names, g) for g in runs["group"].unique() if g not in there]
-    rest = f"; without runs at it, and not compared: {', '.join(absent)}" if absent else ""
-    return found, [f"Groups are compared at the target {target:g}{rest}."]
+        return at_target, []
+    groups = set(at_target["group"])
+    missing_groups = [group_name(names, g) for g in runs["group"].unique() if g not in groups]
+    missing_text = (
+        f"; without runs at it, and not compared: {', '.join(missing_groups)}"
+        if missing_groups
+        else ""
+    )
+    return at_target, [f"Groups are compared at the target {target:g}{missing_text}."]
 
 
 def _targets(runs: pd.DataFrame) -> pd.Series[float]:
@@ -125,20 +127,20 @@ def _most_reached(runs: pd.DataFrame) -> float:
 
 
 def _at(runs: pd.DataFrame, target: float) -> pd.DataFrame:
-    own = runs[_targets(runs).eq(target)]
-    steps = own["steps_to_target"].where(own["outcome"].eq("reached"), np.inf)
-    return own.assign(**{_STEPS: np.log(steps.to_numpy(dtype=float))})
+    at_target = runs[_targets(runs).eq(target)]
+    steps = at_target["steps_to_target"].where(at_target["outcome"].eq("reached"), np.inf)
+    return at_target.assign(**{_STEPS: np.log(steps.to_numpy(dtype=float))})
 
 
-def _cells(runs: pd.DataFrame, own: pd.DataFrame, value: str) -> pd.DataFrame:
+def _cells(runs: pd.DataFrame, sample: pd.DataFrame, value: str) -> pd.DataFrame:
     """Sum up each cell: runs, divergence with its interval, mean and spread of what is finite."""
     rates = divergence_rates(runs)
     keys = [name for name in ("group", _BATCH, _RATE) if name in rates]
-    own = own.assign(value=own[value].where(np.isfinite(own[value])))
-    found = own.groupby(keys, dropna=False)["value"].agg(["mean", "std", "count"]).reset_index()
-    found = found.rename(columns={"std": "sd", "count": "finite"})
+    sample = sample.assign(value=sample[value].where(np.isfinite(sample[value])))
+    sums = sample.groupby(keys, dropna=False)["value"].agg(["mean", "std", "count"]).reset_index()
+    sums = sums.rename(columns={"std": "sd", "count": "finite"})
     rates = rates.rename(columns={"low": "rate_low", "high": "rate_high"})
-    return rates.merge(found, on=keys, how="left").fillna({"finite": 0}).astype({"finite": int})
+    return rates.merge(sums, on=keys, how="left").fillna({"finite": 0}).astype({"finite": int})
 
 
 def _compared(
@@ -149,16 +151,16 @@ def _compared(
         return []
     labelled = runs.assign(group=[group_name(names, g) for g in runs["group"]])
     keys = [name for name in (_BATCH, _RATE) if name in runs]
-    found = []
-    for key, own in labelled.groupby(keys, dropna=False):
-        if own["group"].value_counts().ge(2).sum() > 1:
+    comparisons = []
+    for key, place_runs in labelled.groupby(keys, dropna=False):
+        if place_runs["group"].value_counts().ge(2).sum() > 1:
             place = dict(zip(keys, key, strict=True))
-            pairs = compare_samples(own, value, "group", margin=margin)
-            found += [(place, pair) for pair in pairs]
-    adjusted = holm([pair.p_different for _, pair in found])
+            pairs = compare_samples(place_runs, value, "group", margin=margin)
+            comparisons += [(place, pair) for pair in pairs]
+    adjusted = holm([pair.p_different for _, pair in comparisons])
     return [
         (place, replace(pair, p_adjusted=float(p)))
-        for (place, pair), p in zip(found, adjusted, strict=True)
+        for (place, pair), p in zip(comparisons, adjusted, strict=True)
     ]
 
 
@@ -167,11 +169,16 @@ def _tested(runs: pd.DataFrame, below: float | None) -> pd.DataFrame:
         return pd.DataFrame()
     keys = [name for name in ("group", _BATCH, _RATE) if name in runs]
     rows = []
-    for key, own in runs.groupby(keys, dropna=False):
-        found = one_sided_test(own, _LOSS, below)
-        numbers = {"n": len(own), "mean": found.mean.value, "bound": found.mean.high, "p": found.p}
+    for key, cell_runs in runs.groupby(keys, dropna=False):
+        test = one_sided_test(cell_runs, _LOSS, below)
+        numbers = {
+            "n": len(cell_runs),
+            "mean": test.mean.value,
+            "bound": test.mean.high,
+            "p": test.p,
+        }
         place = dict(zip(keys, key, strict=True))
-        rows.append({**place, **numbers, "verdict": found.verdict, "note": found.mean.note})
+        rows.append({**place, **numbers, "verdict": test.verdict, "note": test.mean.note})
     return pd.DataFrame(rows)
 
 
@@ -193,40 +200,46 @@ def _said(spread: Estimate, rate: Estimate, unit: str) -> Iterator[str]:
     )
 
 
-def _groups_said(compared: list[tuple[dict[str, Any], TwoSamples]], value: str) -> Iterator[str]:
-    if not compared:
+def _groups_said(comparisons: list[tuple[dict[str, Any], TwoSamples]], value: str) -> Iterator[str]:
+    if not comparisons:
         return
-    tested = [found for _, found in compared if np.isfinite(found.p_different)]
-    apart = sum(found.p_adjusted < 1 - LEVEL for found in tested)
+    tested = [comparison for _, comparison in comparisons if np.isfinite(comparison.p_different)]
+    n_different = sum(comparison.p_adjusted < 1 - LEVEL for comparison in tested)
     text = (
-        f"Groups are compared unpaired (Welch) in {len(compared)} places by "
-        f"{value.replace('_', ' ')}: in {apart} of {len(tested)} that could be tested they differ "
-        f"at {1 - LEVEL:.0%} by Holm's adjustment for all of them."
+        f"Groups are compared unpaired (Welch) in {len(comparisons)} places by "
+        f"{value.replace('_', ' ')}: in {n_different} of {len(tested)} that could be tested they "
+        f"differ at {1 - LEVEL:.0%} by Holm's adjustment for all of them."
     )
-    judged = [found.equivalence for _, found in compared if found.equivalence is not None]
-    if judged:
-        alike = sum(one.verdict == "equivalent" for one in judged)
-        text += f" Equivalent within {judged[0].margin:g} (two one-sided tests): {alike}."
+    equivalences = [
+        comparison.equivalence
+        for _, comparison in comparisons
+        if comparison.equivalence is not None
+    ]
+    if equivalences:
+        n_equivalent = sum(equivalence.verdict == "equivalent" for equivalence in equivalences)
+        text += (
+            f" Equivalent within {equivalences[0].margin:g} (two one-sided tests): {n_equivalent}."
+        )
     yield text
 
 
-def _row(place: dict[str, Any], found: TwoSamples) -> dict[str, Any]:
-    equal = found.equivalence
+def _row(place: dict[str, Any], comparison: TwoSamples) -> dict[str, Any]:
+    equivalence = comparison.equivalence
     return {
         **place,
-        "reference": found.reference,
-        "other": found.other,
-        "n_reference": found.n_reference,
-        "n_other": found.n_other,
-        "difference": found.difference.value,
-        "low": found.difference.low,
-        "high": found.difference.high,
-        "p_different": found.p_different,
-        "p_adjusted": found.p_adjusted,
-        "margin": np.nan if equal is None else equal.margin,
-        "p_equivalent": np.nan if equal is None else equal.p_equivalent,
-        "equivalence": None if equal is None else equal.verdict,
-        "note": found.difference.note,
+        "reference": comparison.reference,
+        "other": comparison.other,
+        "n_reference": comparison.n_reference,
+        "n_other": comparison.n_other,
+        "difference": comparison.difference.value,
+        "low": comparison.difference.low,
+        "high": comparison.difference.high,
+        "p_different": comparison.p_different,
+        "p_adjusted": comparison.p_adjusted,
+        "margin": np.nan if equivalence is None else equivalence.margin,
+        "p_equivalent": np.nan if equivalence is None else equivalence.p_equivalent,
+        "equivalence": None if equivalence is None else equivalence.verdict,
+        "note": comparison.difference.note,
     }
 
 
@@ -268,15 +281,15 @@ def _cells_table(cells: pd.DataFrame, names: Mapping[int, str], name: str, title
 
 def _pairs_table(table: pd.DataFrame, value: str) -> Table:
     fewest = table[["n_reference", "n_other"]].min(axis=1)
-    known = np.isfinite(table["low"]) & fewest.ge(FEWEST)
+    has_interval = np.isfinite(table["low"]) & fewest.ge(FEWEST)
     counts = table["n_other"].astype(str) + " and " + table["n_reference"].astype(str)
     groups = table["other"] + " against " + table["reference"]
-    judged = [Column("equivalence")] if table["margin"].notna().any() else []
-    shown = {f"shown_{end}": table[end].where(known) for end in ("low", "high")}
+    verdict_columns = [Column("equivalence")] if table["margin"].notna().any() else []
+    interval_columns = {f"shown_{end}": table[end].where(has_interval) for end in ("low", "high")}
     return Table(
         "group_comparisons",
         "Groups compared",
-        table.assign(**shown),
+        table.assign(**interval_columns),
         [
             *_place(table),
             Column("groups", texts=groups, is_left=True),
@@ -285,13 +298,13 @@ def _pairs_table(table: pd.DataFrame, value: str) -> Table:
                 "difference", f"difference, {LEVEL:.0%} interval", "", 3, "shown_low", "shown_high"
             ),
             Column("p_adjusted", "p (Holm)", format=2),
-            *judged,
+            *verdict_columns,
         ],
         notes=[
             f"Difference of mean {value.replace('_', ' ')}, runs taken as independent (Welch); p "
             "adjusted for all comparisons here. Runs on the same samples would say more in pairs.",
         ],
-        hidden=list(shown),
+        hidden=list(interval_columns),
     )
 
 

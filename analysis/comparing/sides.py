@@ -23,8 +23,6 @@ from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.estimates import FEWEST, half_width
 from batchscape.analysis.targets.tidy import at_common_target
 
-__all__ = ["COMPARED", "Sides", "compare_sweeps", "find_axis"]
-
 COMPARED = ("step_time_s", "peak_allocated_gib", "steps_to_target", "final_eval_loss")
 """Figures that are compared: ratios, but for the loss, whose difference is in nats."""
 
@@ -50,14 +48,7 @@ class Sides:
 
 
 def find_axis(cells: Cells) -> tuple[str, ...]:
-    """Return what tells sweep folders apart: machine, engine, model, and so on.
-
-    Returns
-    -------
-    tuple of str
-        Empty where there is one folder, or where what differs also varies within a folder: then
-        the runs are one sweep, whose cells are compared as they are.
-    """
+    """Return the settings that are the same in each sweep folder, and differ between folders."""
     runs = cells.runs[cells.runs["status"].eq("completed")]
     names = [name for name in cells.shown if not name.startswith(_HOW_LONG)]
     axis = []
@@ -144,12 +135,12 @@ def _rows(table: pd.DataFrame, name: str) -> list[dict[str, object]]:
     block, settings = ("seeds", "settings") if is_loss else ("block", "cost")
     values = table[name].astype(float)
     values = logarithm(values) if is_ratio else values
-    known = table.assign(value=values).dropna(subset=["value"])
+    measured = table.assign(value=values).dropna(subset=["value"])
     # Sides stand in the order of the folders, so that the first one given is the reference.
-    order = list(dict.fromkeys(known["side"]))
+    order = list(dict.fromkeys(measured["side"]))
 
-    def to_first(there: Sequence[str]) -> list[tuple[str, str]]:
-        return to_lowest(sorted(there, key=order.index))
+    def to_first(sides: Sequence[str]) -> list[tuple[str, str]]:
+        return to_lowest(sorted(sides, key=order.index))
 
     return [
         {
@@ -160,7 +151,7 @@ def _rows(table: pd.DataFrame, name: str) -> list[dict[str, object]]:
             **_effect(contrast.values, is_ratio),
             "run_ids": ";".join(contrast.run_ids),
         }
-        for contrast in contrasts_of(known, "side", [*GEOMETRY, settings], block, to_first)
+        for contrast in contrasts_of(measured, "side", [*GEOMETRY, settings], block, to_first)
         if len(contrast.values)
     ]
 

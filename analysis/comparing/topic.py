@@ -15,8 +15,6 @@ from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.tables import GEOMETRY_HEADER
 from batchscape.analysis.report.topic import Section
 
-__all__ = ["comparing_section"]
-
 _WORDS = {
     "step_time_s": "step time",
     "peak_allocated_gib": "peak memory",
@@ -26,18 +24,7 @@ _WORDS = {
 
 
 def comparing_section(cells: Cells, reaches: pd.DataFrame | None = None) -> Section | None:
-    """Set sweep folders side by side.
-
-    Parameters
-    ----------
-    reaches : DataFrame, optional
-        One row a run and target, as `steps_to_target` returns it.
-
-    Returns
-    -------
-    Section or None
-        None where there is no second side.
-    """
+    """Set sweep folders side by side; None where there is no second side."""
     sides = compare_sweeps(cells, reaches)
     if sides is None:
         return None
@@ -61,23 +48,23 @@ def _answer(sides: Sides) -> Iterator[str]:
         f"The folders differ in {axis}: {' against '.join(sides.names)}. They are set side by "
         "side, pair by pair of equal geometry, settings and seeds, and never pooled."
     )
-    for (side, quantity, kind), own in sides.table.groupby(
+    for (side, quantity, kind), rows in sides.table.groupby(
         ["side", "quantity", "kind"], sort=False
     ):
         neutral = 1.0 if kind == "ratio" else 0.0
-        is_clear = own["low"].gt(neutral) | own["high"].lt(neutral)
-        span = f"{significant(own['effect'].min(), 3)} to {significant(own['effect'].max(), 3)}"
+        is_clear = rows["low"].gt(neutral) | rows["high"].lt(neutral)
+        span = f"{significant(rows['effect'].min(), 3)} to {significant(rows['effect'].max(), 3)}"
         yield (
             f"{str(_WORDS[str(quantity)]).capitalize()}, {side}: {kind} {span} over "
-            f"{len(own)} settings; in {is_clear.sum()} of them the {LEVEL:.0%} interval leaves out "
-            f"{'1' if kind == 'ratio' else '0'}.{_not_found(own[~is_clear], str(kind))}"
+            f"{len(rows)} settings; in {is_clear.sum()} of them the {LEVEL:.0%} interval leaves "
+            f"out {'1' if kind == 'ratio' else '0'}.{_not_found(rows[~is_clear], str(kind))}"
         )
 
 
-def _not_found(own: pd.DataFrame, kind: str) -> str:
+def _not_found(rows: pd.DataFrame, kind: str) -> str:
     """Say which difference would have been found, of settings where none was."""
     # Runs that agree to the last bit tell nothing of noise.
-    sizes = own["detectable"][own["detectable"] > 0]
+    sizes = rows["detectable"][rows["detectable"] > 0]
     if sizes.empty:
         return ""
     span = " to ".join(dict.fromkeys(significant(size, 2) for size in (sizes.min(), sizes.max())))

@@ -10,8 +10,6 @@ import pandas as pd
 
 from batchscape.analysis.cost.table import MEMORY_PHASES
 
-__all__ = ["LIMITED", "PEAK_FIGURES", "device_memory", "memory_of_ranks", "peaks_of_runs"]
-
 LIMITED = "memory_limit_gib"
 """Column of a limit that emulates a smaller device."""
 
@@ -26,20 +24,7 @@ PEAK_FIGURES = {
 
 
 def memory_of_ranks(runs: pd.DataFrame) -> pd.Series[float]:
-    """Return the memory that each rank of a run had.
-
-    Parameters
-    ----------
-    runs : DataFrame
-        One row a run, as `load` returns it.
-
-    Returns
-    -------
-    Series of float
-        In GiB: the limit of a device, where it had one; else all of its memory. Ranks that share a
-        device, or the host as ranks on a CPU do, have equal parts. NaN where nothing tells, or
-        other runs had a part without a limit.
-    """
+    """Return the memory that each rank of a run had, in GiB; NaN where it is unknown."""
     columns = ["device_type", "launch.devices", "data_parallel_size", LIMITED, _HOST, _DEVICE]
     rows = runs.reindex(columns=columns).astype(object)
     memory = pd.Series([_memory(*row) for row in rows.to_numpy()], runs.index, float)
@@ -48,19 +33,7 @@ def memory_of_ranks(runs: pd.DataFrame) -> pd.Series[float]:
 
 
 def device_memory(runs: pd.DataFrame) -> float:
-    """Return the memory of each device of runs that ran on equal ones.
-
-    Parameters
-    ----------
-    runs : DataFrame
-        One row a run, as `load` returns it.
-
-    Returns
-    -------
-    float
-        In GiB: the limit where all had the same one, else the smallest CUDA device's; NaN where it
-        is not known, or where some had a limit and some had none.
-    """
+    """Return the memory of each device of runs on equal ones, in GiB; NaN where it is unknown."""
     limits = pd.to_numeric(_column(runs, LIMITED)).astype(float)
     if limits.notna().any():
         return float(limits.iloc[0]) if limits.nunique(dropna=False) == 1 else math.nan
@@ -68,30 +41,17 @@ def device_memory(runs: pd.DataFrame) -> float:
 
 
 def peaks_of_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the figure of each run that decides whether it fits.
-
-    Parameters
-    ----------
-    runs : DataFrame
-        One row a run, as `load` returns it.
-
-    Returns
-    -------
-    DataFrame
-        `peak_gib` of the fullest rank, and `peak_figure`, a name of `PEAK_FIGURES`: what the
-        process took (CPU) or the device sees of it (CUDA); under a limit of CUDA, what the
-        allocator held; else tensors.
-    """
+    """Return the figure that decides whether a run fits: `peak_gib`, and its name `peak_figure`."""
     limited = _column(runs, LIMITED).notna()
-    found = pd.DataFrame({"peak_gib": math.nan, "peak_figure": None}, index=runs.index)
+    peaks = pd.DataFrame({"peak_gib": math.nan, "peak_figure": None}, index=runs.index)
     for name in PEAK_FIGURES:
         values = pd.to_numeric(_column(runs, name)).astype(float)
-        allowed = values.notna() & found["peak_gib"].isna()
+        usable = values.notna() & peaks["peak_gib"].isna()
         if name == "device_used_gib":
-            allowed &= ~limited
-        found.loc[allowed, "peak_gib"] = values[allowed]
-        found.loc[allowed, "peak_figure"] = name
-    return found
+            usable &= ~limited
+        peaks.loc[usable, "peak_gib"] = values[usable]
+        peaks.loc[usable, "peak_figure"] = name
+    return peaks
 
 
 def _column(runs: pd.DataFrame, name: str) -> pd.Series[Any]:
@@ -105,6 +65,6 @@ def _memory(device_type: object, devices: object, *figures: Any) -> float:  # no
     if device_type == "cpu":
         # A device of a CPU is one rank, so a limit is already a rank's.
         return limit_gib if math.isfinite(limit_gib) else host_gib / ranks
-    used = len(devices) if isinstance(devices, Sized) and not isinstance(devices, str) else 0
-    sharing = math.ceil(ranks / used) if used else 1
-    return (limit_gib if math.isfinite(limit_gib) else device_gib) / sharing
+    n_devices = len(devices) if isinstance(devices, Sized) and not isinstance(devices, str) else 0
+    ranks_per_device = math.ceil(ranks / n_devices) if n_devices else 1
+    return (limit_gib if math.isfinite(limit_gib) else device_gib) / ranks_per_device

@@ -18,73 +18,54 @@ from batchscape.analysis.figures.style import ACCENT, CROSS, GREY, INK, MARK, pa
 from batchscape.analysis.numbers import MISSING, TIMES, Scale, memory_scale, time_scale
 from batchscape.text import count_text
 
-__all__ = ["frontier_chart", "memory_model_chart", "predicted_chart", "step_time_model_chart"]
-
 _MICRO = "micro-batch (samples a device)"
 _MAX_ROWS = 24
 """Cells or settings of a figure."""
 
 
 def memory_model_chart(model: MemoryModel, suffix: str, label: str) -> Chart | None:
-    """Draw memory against the micro-batch by phase, with the fitted lines of one device.
-
-    Parameters
-    ----------
-    label : str
-        Which group of runs it is of, where there are several.
-
-    Returns
-    -------
-    Chart or None
-        None where all cells have one micro-batch.
-    """
-    shown = {n: p for n, p in model.phases.items() if n != "peak_allocated_gib"} or model.phases
+    """Draw memory against the micro-batch by phase, with the fitted lines of one device."""
+    phases = {n: p for n, p in model.phases.items() if n != "peak_allocated_gib"} or model.phases
     micros = sorted(model.measured["micro_batch_size"].unique())
     if len(micros) < 2:
         return None
-    scale = memory_scale([float(phase.cells["measured"].max()) for phase in shown.values()])
+    scale = memory_scale([float(phase.cells["measured"].max()) for phase in phases.values()])
     lines, points = [], []
     grid = np.linspace(micros[0], micros[-1], 60)
-    for name, phase in shown.items():
+    for name, phase in phases.items():
         series = MEMORY_PHASES[name]
         fitted = [phase.at(1, float(m), 1).value * scale.factor for m in grid]
         line = pd.DataFrame({"micro_batch_size": grid, "memory": fitted})
         lines.append(line.assign(series=series))
         cells = phase.cells
-        plain = cells["gradient_accumulation_steps"].eq(1) & cells["data_parallel_size"].eq(1)
+        is_single = cells["gradient_accumulation_steps"].eq(1) & cells["data_parallel_size"].eq(1)
         points.append(
             cells[list(FACTORS)].assign(
                 memory=cells["measured"] * scale.factor,
-                series=np.where(plain, series, f"{series}, other"),
+                series=np.where(is_single, series, f"{series}, other"),
             )
         )
     looks: dict[str, Look] = {}
-    for name, look in palette(MEMORY_PHASES[n] for n in shown).items():
+    for name, look in palette(MEMORY_PHASES[n] for n in phases).items():
         looks |= {name: look, f"{name}, other": replace(look, hollow=True)}
     measured = pd.concat(points)
-    used = {*measured["series"], *(MEMORY_PHASES[n] for n in shown)}
-    about = f" {label}." if label else ""
+    drawn = {*measured["series"], *(MEMORY_PHASES[n] for n in phases)}
+    group_text = f" {label}." if label else ""
     return Chart(
         f"memory_model{suffix}",
         "Memory by micro-batch, and its fit",
         "Memory of the fullest device by phase. Lines: fit for one device without accumulation; "
-        f"hollow (other): cells with accumulation or more devices.{about}",
+        f"hollow (other): cells with accumulation or more devices.{group_text}",
         Axis({"micro_batch_size": _MICRO}),
         Axis({"memory": f"memory ({scale.unit})"}, from_zero=True),
         [Marks("line", pd.concat(lines)), Marks("point", measured, size=20)],
-        {name: look for name, look in looks.items() if name in used},
+        {name: look for name, look in looks.items() if name in drawn},
         tables=["tables/cost_models.csv"],
     )
 
 
 def step_time_model_chart(model: StepTimeModel, suffix: str, label: str) -> Chart:
-    """Draw the time of an optimizer step, cell by cell, measured and fitted.
-
-    Parameters
-    ----------
-    label : str
-        Which group of runs it is of, where there are several.
-    """
+    """Draw the time of an optimizer step, cell by cell, measured and fitted."""
     cells = model.cells.head(_MAX_ROWS)
     scale = time_scale(cells["measured"])
     looks = {
@@ -98,13 +79,13 @@ def step_time_model_chart(model: StepTimeModel, suffix: str, label: str) -> Char
         cells[list(FACTORS)].assign(time=cells[column] * scale.factor, row=names, series=series)
         for column, series in columns
     ]
-    about = f" {label}." if label else ""
+    group_text = f" {label}." if label else ""
     return Chart(
         f"step_time_model{suffix}",
         "Step time of each cell, and its fit",
         "Time of an optimizer step as measured, as fitted, and as predicted from the other cells "
         f"{MISSING} the last only where they determine it. Cells: devices "
-        f"{TIMES} micro-batch {TIMES} accumulation.{about}",
+        f"{TIMES} micro-batch {TIMES} accumulation.{group_text}",
         Axis({"time": f"time of an optimizer step ({scale.unit})"}, from_zero=True),
         Axis({"row": ""}, kind="names"),
         [Marks("point", pd.concat(parts).dropna(subset="time"), size=30)],
@@ -114,22 +95,7 @@ def step_time_model_chart(model: StepTimeModel, suffix: str, label: str) -> Char
 
 
 def frontier_chart(rows: pd.DataFrame, table: pd.DataFrame) -> Chart | None:
-    """Draw the outcome of every micro-batch tried, a line a setting.
-
-    One is drawn as not launched where no run of it was.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        As `frontier_rows` returns it.
-    table : DataFrame
-        As `memory_frontier` returns it for them.
-
-    Returns
-    -------
-    Chart or None
-        None where there is one micro-batch only.
-    """
+    """Draw the outcome of each micro-batch, a line a setting; None for a single micro-batch."""
     if rows["micro_batch_size"].nunique() < 2:
         return None
     looks = {
@@ -137,43 +103,35 @@ def frontier_chart(rows: pd.DataFrame, table: pd.DataFrame) -> Chart | None:
         OUT: Look(MARK.colour, symbol=CROSS),
         SKIPPED: Look(GREY.colour, GREY.dark, hollow=True),
     }
-    shown = table.head(_MAX_ROWS)
+    settings = table.head(_MAX_ROWS)
     keys = ["group", "data_parallel_size"]
     places = {
         tuple(row[keys]): f"{row['group_label']}\n{count_text(int(row[keys[1]]), 'device')}".strip()
-        for _, row in shown.iterrows()
+        for _, row in settings.iterrows()
     }
     cells = zip(*(rows[key] for key in keys), strict=True)
-    named = rows.assign(row=[places.get(cell, "") for cell in cells], series=rows["outcome"])
-    named = named[named["row"].ne("")]
-    named = named.drop_duplicates(["row", "micro_batch_size", "outcome"])
-    ran = named[named["outcome"].ne(SKIPPED)].set_index(["row", "micro_batch_size"]).index
-    placed = pd.MultiIndex.from_frame(named[["row", "micro_batch_size"]])
-    named = named[named["outcome"].ne(SKIPPED) | ~placed.isin(ran)]
-    used = set(named["series"])
+    points = rows.assign(row=[places.get(cell, "") for cell in cells], series=rows["outcome"])
+    points = points[points["row"].ne("")]
+    points = points.drop_duplicates(["row", "micro_batch_size", "outcome"])
+    launched = points[points["outcome"].ne(SKIPPED)].set_index(["row", "micro_batch_size"]).index
+    keys_of_points = pd.MultiIndex.from_frame(points[["row", "micro_batch_size"]])
+    points = points[points["outcome"].ne(SKIPPED) | ~keys_of_points.isin(launched)]
+    drawn = set(points["series"])
     return Chart(
         "memory_frontier",
         "Where memory ends",
         "Micro-batches that fit a device's memory, that ran out of it, and that were not launched "
         "because a smaller one ran out, by setting.",
-        Axis({"micro_batch_size": _MICRO}, kind="log", ticks=named["micro_batch_size"].tolist()),
+        Axis({"micro_batch_size": _MICRO}, kind="log", ticks=points["micro_batch_size"].tolist()),
         Axis({"row": ""}, kind="names"),
-        [Marks("point", named, size=45)],
-        {name: look for name, look in looks.items() if name in used},
+        [Marks("point", points, size=45)],
+        {name: look for name, look in looks.items() if name in drawn},
         tables=["tables/memory_frontier.csv"],
     )
 
 
 def predicted_chart(table: pd.DataFrame, scales: Mapping[str, Scale]) -> Chart:
-    """Draw what was predicted against what was measured, a point a cell.
-
-    Parameters
-    ----------
-    table : DataFrame
-        As `compare_predictions` returns it.
-    scales : mapping of str to Scale
-        Units, by figure.
-    """
+    """Draw the table of `compare_predictions`: predicted against measured, a point a cell."""
     factors = table["figure"].map({name: scale.factor for name, scale in scales.items()})
     rows = table[["figure", "label"]].assign(
         series=table["method"],

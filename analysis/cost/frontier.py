@@ -13,8 +13,6 @@ from batchscape.analysis.cost.capacity import memory_of_ranks, peaks_of_runs
 from batchscape.analysis.cost.table import cost_groups
 from batchscape.analysis.estimates import NOT_IDENTIFIED
 
-__all__ = ["FIT", "OUT", "SKIPPED", "find_frontier", "frontier_rows", "memory_frontier"]
-
 FIT, OUT, SKIPPED = "fit", "ran out", "not launched"
 """What a run says of memory."""
 
@@ -24,46 +22,25 @@ _SETTING = ["group", "group_label", "data_parallel_size"]
 
 
 def frontier_rows(cells: Cells) -> pd.DataFrame:
-    """Collect what every run says of memory.
-
-    Returns
-    -------
-    DataFrame
-        One row a run that fit, ran out of memory, or was not launched because a smaller one did:
-        `group` and `group_label` (all that costs memory, geometry aside), `data_parallel_size`,
-        `micro_batch_size`, `gradient_accumulation_steps`, `outcome`, `memory_gib` (of a rank),
-        `peak_gib`, `peak_figure` and `run_id`. Runs that ended otherwise say nothing.
-    """
+    """Collect a row a run that fit, ran out of memory, or was skipped since a smaller one did."""
     runs = cells.runs
     outcome = runs["status"].map(_OUTCOMES)
     cause = runs.reindex(columns=["cause"])["cause"]
     outcome = outcome.mask(runs["status"].eq("rejected") & cause.eq("out_of_memory"), SKIPPED)
-    kept = outcome.notna() & runs[_MICRO].notna()
+    has_outcome = outcome.notna() & runs[_MICRO].notna()
     groups = cost_groups(cells).reindex(runs["cell"]).set_axis(runs.index)
     rows = runs[["data_parallel_size", _MICRO, _ACCUMULATION, "run_id"]]
     columns = [groups, rows, peaks_of_runs(runs)]
     table = pd.concat(columns, axis=1).assign(outcome=outcome, memory_gib=memory_of_ranks(runs))
-    return table[kept].reset_index(drop=True)
+    return table[has_outcome].reset_index(drop=True)
 
 
 def memory_frontier(rows: pd.DataFrame) -> pd.DataFrame:
-    """Find the frontier of every setting.
-
-    Parameters
-    ----------
-    rows : DataFrame
-        As `frontier_rows` returns it.
-
-    Returns
-    -------
-    DataFrame
-        One row a setting and number of devices: `group`, `group_label`, `data_parallel_size`, and
-        what `find_frontier` says.
-    """
-    found = []
-    for key, own in rows.groupby(_SETTING, sort=True, dropna=False):
-        found.append(dict(zip(_SETTING, key, strict=True)) | find_frontier(own))
-    return pd.DataFrame(found)
+    """Find the frontier of every setting and number of devices, of the rows of `frontier_rows`."""
+    frontiers = []
+    for key, rows_of_setting in rows.groupby(_SETTING, sort=True, dropna=False):
+        frontiers.append(dict(zip(_SETTING, key, strict=True)) | find_frontier(rows_of_setting))
+    return pd.DataFrame(frontiers)
 
 
 def find_frontier(rows: pd.DataFrame) -> dict[str, Any]:
@@ -141,34 +118,34 @@ def _unidentified(fit: pd.DataFrame, out: pd.DataFrame) -> Iterable[str]:
 
 
 def _contradictions(fit: pd.DataFrame, out: pd.DataFrame) -> list[str]:
-    """Say where a run fit that should not have: larger than one that ran out, or the same."""
-    found = []
+    """Name runs that fit although an equal or smaller one ran out."""
+    sentences = []
     pairs = _cuts(fit).merge(_cuts(out), how="cross", suffixes=("", "_out"))
-    kept = pairs[f"{_ACCUMULATION}_out"].eq(1) | pairs[_ACCUMULATION].gt(1)
-    larger = pairs[kept & (pairs[_MICRO] > pairs[f"{_MICRO}_out"])]
-    if len(larger):
-        found.append(
-            f"not monotone: micro-batch {_listed(larger[_MICRO])} fit, though "
-            f"{_listed(larger[f'{_MICRO}_out'])} ran out"
+    is_comparable = pairs[f"{_ACCUMULATION}_out"].eq(1) | pairs[_ACCUMULATION].gt(1)
+    larger_pairs = pairs[is_comparable & (pairs[_MICRO] > pairs[f"{_MICRO}_out"])]
+    if len(larger_pairs):
+        sentences.append(
+            f"not monotone: micro-batch {_listed(larger_pairs[_MICRO])} fit, though "
+            f"{_listed(larger_pairs[f'{_MICRO}_out'])} ran out"
         )
-    alike = pairs[_ACCUMULATION].gt(1) == pairs[f"{_ACCUMULATION}_out"].gt(1)
+    is_same_kind = pairs[_ACCUMULATION].gt(1) == pairs[f"{_ACCUMULATION}_out"].gt(1)
     for micro in sorted(
-        pairs.loc[alike & pairs[_MICRO].eq(pairs[f"{_MICRO}_out"]), _MICRO].unique()
+        pairs.loc[is_same_kind & pairs[_MICRO].eq(pairs[f"{_MICRO}_out"]), _MICRO].unique()
     ):
         n, of = int(out[_MICRO].eq(micro).sum()), int(fit[_MICRO].eq(micro).sum())
-        found.append(f"at the edge: micro-batch {micro} ran out in {n} of {n + of} runs")
-    return found
+        sentences.append(f"at the edge: micro-batch {micro} ran out in {n} of {n + of} runs")
+    return sentences
 
 
 def _explained(fit: pd.DataFrame, out: pd.DataFrame) -> Iterable[str]:
-    """Say where a larger micro-batch fit because it kept no gradients between micro-steps."""
+    """Name larger micro-batches that fit because they kept no gradients between micro-steps."""
     plain, kept = fit[fit[_ACCUMULATION].eq(1)], out[out[_ACCUMULATION].gt(1)]
     pairs = _cuts(plain).merge(_cuts(kept), how="cross", suffixes=("", "_out"))
-    larger = pairs[pairs[_MICRO] >= pairs[f"{_MICRO}_out"]]
-    if len(larger):
+    larger_pairs = pairs[pairs[_MICRO] >= pairs[f"{_MICRO}_out"]]
+    if len(larger_pairs):
         yield (
-            f"micro-batch {_listed(larger[_MICRO])} fit without accumulation, "
-            f"{_listed(larger[f'{_MICRO}_out'])} ran out with it"
+            f"micro-batch {_listed(larger_pairs[_MICRO])} fit without accumulation, "
+            f"{_listed(larger_pairs[f'{_MICRO}_out'])} ran out with it"
         )
 
 

@@ -18,20 +18,12 @@ from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
 from batchscape.text import count_text
 
-__all__ = ["frontier_section"]
-
 _MOST_TOLD = 6
 """Settings that the text tells of; the table has all."""
 
 
 def frontier_section(cells: Cells) -> Section | None:
-    """Say which micro-batches fit, and which ran out of memory.
-
-    Returns
-    -------
-    Section or None
-        None where no run ran out of memory and none had a limit of it: nothing was looked for.
-    """
+    """Show which micro-batches fit; None where no run ran out of memory and none had a limit."""
     limited = cells.runs.reindex(columns=[LIMITED])[LIMITED].notna().any()
     rows = frontier_rows(cells)
     if rows.empty or not (limited or rows["outcome"].ne(FIT).any()):

@@ -12,8 +12,6 @@ from scipy.special import stdtrit
 
 from batchscape.analysis.estimates import TWO_SIDED
 
-__all__ = ["Combination", "Floats", "LinearFit", "fit_linear"]
-
 _RANK_TOLERANCE = 1e-9
 _NULL_TOLERANCE = 1e-7
 _REWEIGHTINGS = 20
@@ -67,14 +65,14 @@ class LinearFit:
 
     def combine(self, weights: ArrayLike) -> Combination:
         """Estimate the sum of the coefficients times `weights`, of shape (terms,)."""
-        given = np.asarray(weights, dtype=float)
-        scaled = given / self.scale
+        vector = np.asarray(weights, dtype=float)
+        scaled = vector / self.scale
         unknown = np.abs(self.null_space @ scaled).max(initial=0.0)
         if unknown > _NULL_TOLERANCE * np.abs(scaled).max(initial=0.0):
             return Combination(math.nan, math.nan, 0.0)
         return Combination(
-            float(given @ self.coefficients),
-            float(given @ self.covariance @ given),
+            float(vector @ self.coefficients),
+            float(vector @ self.covariance @ vector),
             self.degrees,
         )
 
@@ -159,10 +157,10 @@ def fit_linear(
 def _solve(matrix: Floats, size: Floats) -> tuple[Floats, Floats, Floats, int]:
     """Return what maps means to coefficients, to fitted values, the null space, and the rank."""
     weighted = matrix / size[:, None]
-    left, values, right = np.linalg.svd(weighted, full_matrices=True)
+    u, values, v = np.linalg.svd(weighted, full_matrices=True)
     rank = int((values > _RANK_TOLERANCE * values.max(initial=0.0)).sum())
-    inverse = right[:rank].T / values[:rank] @ left[:, :rank].T
-    return inverse / size, matrix @ inverse / size, right[rank:], rank
+    inverse = v[:rank].T / values[:rank] @ u[:, :rank].T
+    return inverse / size, matrix @ inverse / size, v[rank:], rank
 
 
 def _pooled(groups: Sequence[Floats], size: Floats) -> tuple[float, float]:

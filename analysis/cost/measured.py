@@ -22,8 +22,6 @@ from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.tables import load
 
-__all__ = ["MeasuredSteps"]
-
 _FIGURES = ("step_time_s", *TIME_PARTS)
 _LEAST_OFF = 0.01
 """Of a peak, however near all predictions were: the next model has other kernels."""
@@ -77,8 +75,8 @@ class MeasuredSteps:
         table = self._tables.get(spec.time_key)
         if table is None or len(table) < FEWEST:
             return None
-        found = self._own(table, geometry) or self._fitted(spec, table, geometry)
-        return found if found is not None and found.high <= WIDEST * found.low else None
+        estimate = self._own(table, geometry) or self._fitted(spec, table, geometry)
+        return estimate if estimate is not None and estimate.high <= WIDEST * estimate.low else None
 
     def _own(self, table: pd.DataFrame, geometry: BatchGeometry) -> Estimate | None:
         cut = [getattr(geometry, name) for name in FACTORS]
@@ -96,12 +94,12 @@ class MeasuredSteps:
         if spec.time_key not in self._models:
             self._models[spec.time_key] = fit_step_time(table)
         cut = geometry.micro_batch_size, geometry.gradient_accumulation_steps
-        found = self._models[spec.time_key].at(geometry.data_parallel_size, *cut)
-        if not (found.is_identified and found.value > 0 and math.isfinite(found.low)):
+        estimate = self._models[spec.time_key].at(geometry.data_parallel_size, *cut)
+        if not (estimate.is_identified and estimate.value > 0 and math.isfinite(estimate.low)):
             return None
         if self._models[spec.time_key].beyond(geometry.data_parallel_size, *cut):
             return None
-        return replace(found, n=len(table))
+        return replace(estimate, n=len(table))
 
     def memory_range(self, spec: RunSpec) -> tuple[float, float, int] | None:
         """Return between which multiples of its prediction a run's peak of memory should lie.
@@ -127,17 +125,20 @@ def _shares_measured(runs: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
     """Return measured over predicted peaks: of runs with one prediction, seeds say, the mean."""
     names = ("predicted.peak_allocated_gib.value", "peak_allocated_gib", "workspace_gib")
     table = runs.reindex(columns=list(names)).apply(pd.to_numeric).astype(float)
-    said, found, workspace = (table[name] for name in names)
+    predicted, measured, workspace = (table[name] for name in names)
     # What cuBLAS works in is no part of a prediction.
-    shares = ((found - workspace.fillna(0)) / said)[said.gt(0) & found.gt(0)]
+    shares = ((measured - workspace.fillna(0)) / predicted)[predicted.gt(0) & measured.gt(0)]
     groups = [
         _of_spec(sweep, run_id, _memory_group)
         for sweep, run_id in zip(
             runs.loc[shares.index, "sweep_dir"], runs.loc[shares.index, "run_id"], strict=True
         )
     ]
-    means = shares.groupby([pd.Series(groups, shares.index, dtype=object), said]).mean()
-    return {str(group): np.asarray(own, dtype=np.float64) for group, own in means.groupby(level=0)}
+    means = shares.groupby([pd.Series(groups, shares.index, dtype=object), predicted]).mean()
+    return {
+        str(group): np.asarray(group_means, dtype=np.float64)
+        for group, group_means in means.groupby(level=0)
+    }
 
 
 def _memory_group(spec: RunSpec) -> str:

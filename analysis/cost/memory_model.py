@@ -14,8 +14,6 @@ from batchscape.analysis.cost.table import FACTORS, MEMORY_PHASES, one_group
 from batchscape.analysis.estimates import Estimate
 from batchscape.errors import AnalysisError
 
-__all__ = ["MEMORY_TERMS", "MemoryModel", "fit_memory"]
-
 MEMORY_TERMS = {
     "fixed_gib": Term(
         lambda cut: np.ones_like(cut.devices),
@@ -61,21 +59,21 @@ class MemoryModel:
     def limiting(self) -> list[str]:
         """Figures that decide whether a run fits: what the device sees, else the three peaks."""
         for names in (*((name,) for name in _OF_THE_DEVICE), _PEAKS, ("peak_allocated_gib",)):
-            found = [name for name in names if name in self.phases]
-            if found:
-                return found
+            figures = [name for name in names if name in self.phases]
+            if figures:
+                return figures
         return list(self.phases)
 
     @cached_property
     def largest(self) -> dict[tuple[int, ...], float]:
         """Most memory that was measured of each geometry, in GiB; NaN where a figure is missing."""
         rows = self.measured
-        most = rows[self.limiting].to_numpy(dtype=float).max(axis=1)
+        peaks = rows[self.limiting].to_numpy(dtype=float).max(axis=1)
         cuts = map(tuple, rows[list(FACTORS)].astype(int).to_numpy().tolist())
-        found: dict[tuple[int, ...], float] = {}
-        for cut, value in zip(cuts, most.tolist(), strict=True):
-            found[cut] = float(np.maximum(value, found.get(cut, value)))
-        return found
+        largest: dict[tuple[int, ...], float] = {}
+        for cut, value in zip(cuts, peaks.tolist(), strict=True):
+            largest[cut] = float(np.maximum(value, largest.get(cut, value)))
+        return largest
 
     def peak(self, devices: int, micro: int, accumulation: int) -> Estimate:
         """Predict the memory that decides whether a run fits.
@@ -85,11 +83,11 @@ class MemoryModel:
         Estimate
             Of the phase with the largest upper end; not identified where one phase is not.
         """
-        found = [self.phases[n].at(devices, micro, accumulation) for n in self.limiting]
-        unknown = [estimate for estimate in found if not estimate.is_identified]
-        if unknown:
-            return unknown[0]
-        return max(found, key=lambda e: e.value if math.isnan(e.high) else e.high)
+        estimates = [self.phases[n].at(devices, micro, accumulation) for n in self.limiting]
+        unidentified = [estimate for estimate in estimates if not estimate.is_identified]
+        if unidentified:
+            return unidentified[0]
+        return max(estimates, key=lambda e: e.value if math.isnan(e.high) else e.high)
 
     def beyond(self, devices: int, micro: int, accumulation: int) -> list[str]:
         """Say in which factors a geometry lies outside the measured ones."""

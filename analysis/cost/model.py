@@ -15,8 +15,6 @@ from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
 from batchscape.text import count_text, list_text
 
-__all__ = ["CostFit", "Cuts", "Term", "Terms", "fit_cost", "outside", "runs_of"]
-
 _NAMES = {
     "data_parallel_size": "devices",
     "micro_batch_size": "micro-batch",
@@ -76,8 +74,8 @@ class CostFit:
         devices, micro, accumulation : float
             Numbers between the possible ones draw a line.
         """
-        found = self.fit.predict(self.weights(devices, micro, accumulation))
-        return estimate_of(found, self, "predicted from the fitted cost model", None)
+        prediction = self.fit.predict(self.weights(devices, micro, accumulation))
+        return estimate_of(prediction, self, "predicted from the fitted cost model", None)
 
 
 def fit_cost(
@@ -104,9 +102,9 @@ def fit_cost(
     factors, number = np.unique(
         rows[list(FACTORS)].to_numpy(dtype=float), axis=0, return_inverse=True
     )
-    own = [number.reshape(-1) == cell for cell in range(len(factors))]
+    rows_by_cell = [number.reshape(-1) == cell for cell in range(len(factors))]
     figures, ids = rows[figure].to_numpy(dtype=float), rows.filter(["run_id"])
-    measured = [figures[rows_of_cell] for rows_of_cell in own]
+    measured = [figures[rows_of_cell] for rows_of_cell in rows_by_cell]
     cuts = Cuts(*factors.T)
     design = np.column_stack([term.weight(cuts) for term in terms.values()])
     fit = fit_linear(list(terms), design, measured, relative=relative, repeats=repeats)
@@ -122,7 +120,7 @@ def fit_cost(
             "residual": means - fit.fitted,
             "left_out": fit.left_out,
             "left_out_error_pct": error_pct,
-            "run_ids": [runs_of(ids[rows_of_cell]) for rows_of_cell in own],
+            "run_ids": [runs_of(ids[rows_of_cell]) for rows_of_cell in rows_by_cell],
         }
     )
     model = CostFit(terms, fit, {}, cells, unit, _method(fit, len(cells), len(rows)))
@@ -135,7 +133,7 @@ def fit_cost(
 
 
 def estimate_of(
-    found: Combination,
+    combination: Combination,
     model: CostFit,
     definition: str,
     why: str | None,
@@ -148,10 +146,10 @@ def estimate_of(
         n = len(model.cells)
         return Estimate(value, low, high, n, model.unit, model.method, definition, note)
 
-    if not math.isfinite(found.value):
+    if not math.isfinite(combination.value):
         reason = why or "the measured cells do not determine it"
         return estimate(math.nan, math.nan, math.nan, f"{NOT_IDENTIFIED}: {reason}")
-    low, high = found.interval()
+    low, high = combination.interval()
     note = None
     if math.isnan(low):
         note = "no interval: no more cells than terms"
@@ -159,41 +157,32 @@ def estimate_of(
         note = "the form itself is not tested: no more cells than terms"
     tiny = -1e-9 * float(np.abs(model.cells["measured"].to_numpy()).max())
     if may_save:
-        return estimate(found.value, low, high, note)
+        return estimate(combination.value, low, high, note)
     if high < tiny:
         # Cut off at zero, the interval would be the point 0: a certainty that nothing supports.
         reason = (
-            f"the fit gives {found.value:.3g} [{low:.3g}, {high:.3g}] {model.unit}, below zero, so "
-            "its form does not hold"
+            f"the fit gives {combination.value:.3g} [{low:.3g}, {high:.3g}] {model.unit}, below "
+            "zero, so its form does not hold"
         )
         return estimate(math.nan, math.nan, math.nan, f"{NOT_IDENTIFIED}: {reason}")
-    if found.value < tiny:
-        note = f"the fit alone gives {found.value:.3g} {model.unit}, and it cannot be negative"
+    if combination.value < tiny:
+        note = (
+            f"the fit alone gives {combination.value:.3g} {model.unit}, and it cannot be negative"
+        )
     # A NaN stays one, and what only rounding tells from zero is zero.
-    value, low, high = (0.0 if end < -tiny else end for end in (found.value, low, high))
+    value, low, high = (0.0 if end < -tiny else end for end in (combination.value, low, high))
     return estimate(value, low, high, note)
 
 
 def outside(cells: pd.DataFrame, devices: int, micro: int, accumulation: int) -> list[str]:
-    """Say in which factors a geometry lies outside the measured cells.
-
-    Parameters
-    ----------
-    cells : DataFrame
-        With the three factors.
-
-    Returns
-    -------
-    list of str
-        As in `micro-batch 64 (measured: 1 to 32)`.
-    """
-    found = []
+    """Name factors outside the measured cells, as in `micro-batch 64 (measured: 1 to 32)`."""
+    texts = []
     for name, value in zip(FACTORS, (devices, micro, accumulation), strict=True):
         low, high = int(cells[name].min()), int(cells[name].max())
         if not low <= value <= high:
             span = f"{low}" if low == high else f"{low} to {high}"
-            found.append(f"{_NAMES[name]} {value} (measured: {span})")
-    return found
+            texts.append(f"{_NAMES[name]} {value} (measured: {span})")
+    return texts
 
 
 def runs_of(group: pd.DataFrame) -> str:

@@ -8,8 +8,6 @@ import pandas as pd
 from batchscape.analysis.cells import GEOMETRY, Cells
 from batchscape.analysis.comparison import valid_figures
 
-__all__ = ["PREDICTED", "compare_predictions", "prediction_errors"]
-
 PREDICTED = {"peak_allocated_gib": "peak memory", "step_time_s": "step time"}
 """Figures of a run that a plan predicts."""
 
@@ -34,17 +32,17 @@ def compare_predictions(cells: Cells) -> pd.DataFrame:
     figures = valid_figures(cells.runs)
     # What cuBLAS works in is no part of a prediction.
     workspace = pd.to_numeric(cells.runs.reindex(columns=["workspace_gib"])["workspace_gib"])
-    held = figures["peak_allocated_gib"] - workspace.astype(float).fillna(0)
-    figures = figures.assign(peak_allocated_gib=held)
+    tensors = figures["peak_allocated_gib"] - workspace.astype(float).fillna(0)
+    figures = figures.assign(peak_allocated_gib=tensors)
     rows = []
     for figure in PREDICTED:
         names = {part: f"predicted.{figure}.{part}" for part in ("value", "low", "high", "method")}
         if names["value"] not in cells.runs:
             continue
-        said = cells.runs.reindex(columns=list(names.values())).set_axis(list(names), axis=1)
-        numbers = said[["value", "low", "high"]].apply(pd.to_numeric).astype(float)
+        predictions = cells.runs.reindex(columns=list(names.values())).set_axis(list(names), axis=1)
+        numbers = predictions[["value", "low", "high"]].apply(pd.to_numeric).astype(float)
         runs = numbers.assign(
-            method=said["method"],
+            method=predictions["method"],
             measured=figures[figure],
             cell=cells.runs["cell"],
             run_id=cells.runs["run_id"],
@@ -52,23 +50,23 @@ def compare_predictions(cells: Cells) -> pd.DataFrame:
         ).dropna(subset=["value", "measured"])
         runs["ranged"] = runs["low"].notna() & runs["high"].notna()
         runs["within"] = runs["ranged"] & runs["measured"].between(runs["low"], runs["high"])
-        for (cell, method), own in runs.groupby(["cell", "method"], sort=True):
-            predicted, measured = own["value"].mean(), own["measured"].mean()
+        for (cell, method), cell_runs in runs.groupby(["cell", "method"], sort=True):
+            predicted, measured = cell_runs["value"].mean(), cell_runs["measured"].mean()
             rows.append(
                 {
                     "cell": cell,
                     "figure": figure,
                     "method": method,
                     "predicted": predicted,
-                    "low": own["low"].mean(),
-                    "high": own["high"].mean(),
+                    "low": cell_runs["low"].mean(),
+                    "high": cell_runs["high"].mean(),
                     "measured": measured,
-                    "n": len(own),
+                    "n": len(cell_runs),
                     "error_pct": 100 * (predicted / measured - 1) if measured > 0 else np.nan,
-                    "n_ranged": int(own["ranged"].sum()),
-                    "n_within": int(own["within"].sum()),
-                    "run_ids": ";".join(own["run_id"]),
-                    "sweep_dirs": ";".join(own["sweep_dir"].unique()),
+                    "n_ranged": int(cell_runs["ranged"].sum()),
+                    "n_within": int(cell_runs["within"].sum()),
+                    "run_ids": ";".join(cell_runs["run_id"]),
+                    "sweep_dirs": ";".join(cell_runs["sweep_dir"].unique()),
                 }
             )
     if not rows:
@@ -96,19 +94,21 @@ def prediction_errors(table: pd.DataFrame) -> pd.DataFrame:
         and `n_within` (runs).
     """
     rows = []
-    for (figure, method), own in table.dropna(subset="error_pct").groupby(["figure", "method"]):
-        errors = own["error_pct"].abs()
+    for (figure, method), rows_of_method in table.dropna(subset="error_pct").groupby(
+        ["figure", "method"]
+    ):
+        errors = rows_of_method["error_pct"].abs()
         rows.append(
             {
                 "figure": figure,
                 "method": method,
-                "cells": len(own),
-                "runs": own["n"].sum(),
+                "cells": len(rows_of_method),
+                "runs": rows_of_method["n"].sum(),
                 "median_error_pct": errors.median(),
                 "worst_error_pct": errors.max(),
-                "worst": own["label"].iloc[errors.argmax()],
-                "n_ranged": own["n_ranged"].sum(),
-                "n_within": own["n_within"].sum(),
+                "worst": rows_of_method["label"].iloc[errors.argmax()],
+                "n_ranged": rows_of_method["n_ranged"].sum(),
+                "n_within": rows_of_method["n_within"].sum(),
             }
         )
     return pd.DataFrame(rows)

@@ -15,17 +15,9 @@ from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
 from batchscape.text import count_text
 
-__all__ = ["predicted_section"]
-
 
 def predicted_section(cells: Cells) -> Section | None:
-    """Compare what was predicted with what was measured.
-
-    Returns
-    -------
-    Section or None
-        None where no completed run has both.
-    """
+    """Show how far predictions were off; None where no completed run has prediction and figure."""
     table = compare_predictions(cells)
     if table.empty:
         return None

@@ -12,8 +12,6 @@ from batchscape.analysis.cost.table import FACTORS, Geometry, one_group
 from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.numbers import TIMES
 
-__all__ = ["scaling_efficiency"]
-
 _PAIRED_BY = ("seed", "init_seed", "data_seed", "timing_repeat")
 _DEFINITIONS = {
     "weak": "step time on the fewer devices / step time on the more, at equal micro-batch and "
@@ -64,10 +62,10 @@ def scaling_efficiency(table: pd.DataFrame) -> pd.DataFrame:
         **{name: rows[name].astype(int) for name in FACTORS},
         log=np.log(rows["step_time_s"].to_numpy(dtype=float)),
     )
-    found = [_compare(rows, keys, pair) for pair in _pairs(rows)]
+    comparisons = [_compare(rows, keys, pair) for pair in _pairs(rows)]
     columns = ["kind", "held", "devices", "geometry", "reference", "efficiency", "low", "high"]
     columns += ["n", "speedup", "estimate", "run_ids"]
-    table = pd.DataFrame([row for row in found if row["n"]], columns=columns)
+    table = pd.DataFrame([row for row in comparisons if row["n"]], columns=columns)
     return table.sort_values(["kind", "held", "reference", "devices"], ignore_index=True)
 
 

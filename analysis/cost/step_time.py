@@ -16,8 +16,6 @@ from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
 from batchscape.step_time import weights
 
-__all__ = ["WIDEST", "StepTimeModel", "fit_step_time"]
-
 _MICRO_STEPS = {
     "micro_step_fixed_s": Term(
         lambda cut: weights(*cut)["micro_step_fixed_s"],
@@ -69,22 +67,24 @@ class StepTimeModel:
         Not identified where the ends of its interval are more than `WIDEST` times apart, or the
         fit gives no time above zero.
         """
-        found = self.combine(devices, micro, accumulation)
+        combination = self.combine(devices, micro, accumulation)
         definition = "mean of the step time of a cell, predicted from the fitted cost model"
-        estimate = estimate_of(found, self.parts[0], definition, None)
-        if not math.isfinite(found.value):
+        estimate = estimate_of(combination, self.parts[0], definition, None)
+        if not math.isfinite(combination.value):
             return estimate
         cut = f"a run of {devices} x {micro} x {accumulation} would tell"
-        if found.value <= 0:
-            fitted = significant(found.value, 2)
+        if combination.value <= 0:
+            fitted = significant(combination.value, 2)
             reason = f"{NOT_IDENTIFIED}: the fit gives {fitted} s, and no step takes none; {cut}"
             return replace(estimate, value=math.nan, note=reason)
         # Errors are relative, so the interval is of the logarithm and stays above zero.
-        spread = replace(found, value=0.0, variance=found.variance / found.value**2)
+        spread = replace(
+            combination, value=0.0, variance=combination.variance / combination.value**2
+        )
         below, above = spread.interval()
         with np.errstate(over="ignore", under="ignore"):
             low, high, apart_by = np.exp([below, above, above - below]).tolist()
-        low, high = found.value * low, found.value * high
+        low, high = combination.value * low, combination.value * high
         if apart_by > WIDEST:
             apart = f"its interval has ends {significant(apart_by, 2)} times apart"
             reason = f"{NOT_IDENTIFIED}: {apart}; {cut}"
@@ -97,8 +97,8 @@ class StepTimeModel:
         if devices > 1 and not any("exchange_s" in part.terms for part in self.parts):
             return Combination(math.nan, math.nan, 0.0)
         # A part with no weight, such as the exchange of one device, is known to be zero.
-        used = [(p, w) for p, w in zip(self.parts, factors, strict=True) if any(w)]
-        return _sum([part.fit.predict(weight) for part, weight in used])
+        weighted = [(p, w) for p, w in zip(self.parts, factors, strict=True) if any(w)]
+        return _sum([part.fit.predict(weight) for part, weight in weighted])
 
     def beyond(self, devices: int, micro: int, accumulation: int) -> list[str]:
         """Say in which factors a geometry lies outside the measured ones."""
@@ -147,7 +147,7 @@ def fit_step_time(table: pd.DataFrame) -> StepTimeModel:
         msg = "step_time_s must be above zero; leave a cell empty where there is no time"
         raise AnalysisError(msg)
     parts = _parts(rows)
-    estimates = {name: found for part in parts for name, found in part.estimates.items()}
+    estimates = {name: estimate for part in parts for name, estimate in part.estimates.items()}
     if "exchange_s" not in estimates:
         (term,) = _EXCHANGE.values()
         estimates["exchange_s"] = estimate_of(
@@ -164,18 +164,26 @@ def _parts(rows: pd.DataFrame) -> list[CostFit]:
         return fit_cost(figures, "figure", terms, unit="s", relative=True, repeats=True)
 
     parallel = rows["data_parallel_size"] > 1
-    apart = rows.reindex(columns=list(TIME_PARTS)).apply(pd.to_numeric).astype(float)
-    apart["exchange_s"] = apart["exchange_s"].where(parallel, 0.0)
-    compute = rows["step_time_s"] - apart.sum(axis=1)
-    whole = apart.isna().any(axis=None) or (apart < 0).any(axis=None) or (compute <= 0).any()
-    if whole or (apart.loc[parallel, "exchange_s"] <= 0).any() or (apart["optimizer_s"] <= 0).any():
+    parts_measured = rows.reindex(columns=list(TIME_PARTS)).apply(pd.to_numeric).astype(float)
+    parts_measured["exchange_s"] = parts_measured["exchange_s"].where(parallel, 0.0)
+    compute = rows["step_time_s"] - parts_measured.sum(axis=1)
+    has_gaps = (
+        parts_measured.isna().any(axis=None)
+        or (parts_measured < 0).any(axis=None)
+        or (compute <= 0).any()
+    )
+    if (
+        has_gaps
+        or (parts_measured.loc[parallel, "exchange_s"] <= 0).any()
+        or (parts_measured["optimizer_s"] <= 0).any()
+    ):
         # Ends of exchange and update are not known in every run: only their sum is fitted.
         terms = _MICRO_STEPS | (_EXCHANGE if parallel.any() else {}) | _OPTIMIZER
         return [fit(rows.assign(figure=rows["step_time_s"]), terms)]
     parts = [fit(rows.assign(figure=compute), _MICRO_STEPS)]
     if parallel.any():
-        parts.append(fit(rows[parallel].assign(figure=apart["exchange_s"]), _EXCHANGE))
-    parts.append(fit(rows.assign(figure=apart["optimizer_s"]), _OPTIMIZER))
+        parts.append(fit(rows[parallel].assign(figure=parts_measured["exchange_s"]), _EXCHANGE))
+    parts.append(fit(rows.assign(figure=parts_measured["optimizer_s"]), _OPTIMIZER))
     return parts
 
 
@@ -196,12 +204,12 @@ def _sum_of_cells(parts: list[CostFit], rows: pd.DataFrame) -> pd.DataFrame:
     return total
 
 
-def _sum(found: list[Combination]) -> Combination:
+def _sum(parts: list[Combination]) -> Combination:
     """Add independent parts; the degrees of the sum are Satterthwaite's."""
-    value = sum(part.value for part in found)
-    variance = sum(part.variance for part in found)
-    shares = [part.variance**2 / part.degrees for part in found if part.degrees > 0]
+    value = sum(part.value for part in parts)
+    variance = sum(part.variance for part in parts)
+    shares = [part.variance**2 / part.degrees for part in parts if part.degrees > 0]
     total = sum(shares)
     if not total or math.isnan(total):
-        return Combination(value, variance, min(part.degrees for part in found))
+        return Combination(value, variance, min(part.degrees for part in parts))
     return Combination(value, variance, variance**2 / total)

@@ -14,17 +14,6 @@ from batchscape.analysis.targets.columns import numbers_of
 from batchscape.config import Affects, affects_of
 from batchscape.errors import AnalysisError
 
-__all__ = [
-    "FACTORS",
-    "MEMORY_PHASES",
-    "TIME_PARTS",
-    "Geometry",
-    "cost_groups",
-    "cost_table",
-    "is_sharded",
-    "one_group",
-]
-
 FACTORS = ("data_parallel_size", "micro_batch_size", "gradient_accumulation_steps")
 """Columns that every cost table needs: positive integers."""
 
@@ -49,15 +38,7 @@ _CONTEXT = ("sweep_dir", "run_id", "cell", "seed", "init_seed", "data_seed", "ti
 
 
 def cost_groups(cells: Cells) -> pd.DataFrame:
-    """Number the cells by all that costs memory or time, geometry aside.
-
-    Returns
-    -------
-    DataFrame
-        Indexed by `cell`: `group`, and `group_label` (empty where there is one group). Runs
-        of one group ran on equal hardware, and differ in geometry, seeds and such settings as the
-        learning rate only.
-    """
+    """Number and label the cells by all that costs memory or time, geometry aside."""
     names = [name for name in cells.contexts if _has_cost(name)]
     if not names:
         return pd.DataFrame({"group": 0, "group_label": ""}, index=cells.table.index)
@@ -82,50 +63,29 @@ def cost_table(cells: Cells) -> pd.DataFrame:
     figures = valid_figures(cells.runs)
     runs = cells.runs.loc[figures.index]
     names = [*MEMORY_PHASES, "step_time_s", *TIME_PARTS]
-    kept = [name for name in (*_CONTEXT, *FACTORS, "global_batch_size", "hardware") if name in runs]
+    identifiers = [
+        name for name in (*_CONTEXT, *FACTORS, "global_batch_size", "hardware") if name in runs
+    ]
     groups = cost_groups(cells).reindex(runs["cell"]).set_axis(runs.index)
-    whole = runs.reindex(columns=["train_time_s", "optimizer_steps"])
-    whole = whole.apply(pd.to_numeric).astype(float)
-    mean = (whole["train_time_s"] / whole["optimizer_steps"]).where(figures["step_time_s"].notna())
-    columns = [groups, runs[kept], figures[names], mean.rename("mean_step_time_s")]
+    totals = runs.reindex(columns=["train_time_s", "optimizer_steps"])
+    totals = totals.apply(pd.to_numeric).astype(float)
+    mean = (totals["train_time_s"] / totals["optimizer_steps"]).where(
+        figures["step_time_s"].notna()
+    )
+    columns = [groups, runs[identifiers], figures[names], mean.rename("mean_step_time_s")]
     table: pd.DataFrame = pd.concat(columns, axis=1).reset_index(drop=True)
     return table
 
 
 def is_sharded(runs: pd.DataFrame) -> bool:
-    """Whether any of some runs had an engine that cuts parameters, gradients or moments.
-
-    Parameters
-    ----------
-    runs : DataFrame
-        One row a run, as `load` returns it.
-    """
+    """Tell whether any of some runs had an engine that cuts parameters, gradients or moments."""
     settings = runs.reindex(columns=["engine.name", "engine.zero_stage"])
     stage = pd.to_numeric(settings["engine.zero_stage"]).fillna(0)
     return bool((settings["engine.name"].eq("fsdp") | stage.gt(0)).any())
 
 
 def one_group(table: pd.DataFrame, figures: Sequence[str]) -> pd.DataFrame:
-    """Check a table, and keep the rows that have one of the figures.
-
-    Parameters
-    ----------
-    table : DataFrame
-        With the three `FACTORS`, and some of `figures`; `group`, where there is one, has one value.
-    figures : sequence of str
-        Columns of which a row must have at least one.
-
-    Returns
-    -------
-    DataFrame
-        Factors as floats, figures as floats with NaN where missing.
-
-    Raises
-    ------
-    AnalysisError
-        If a column is missing, a factor is no positive integer, a figure is negative or infinite,
-        or several groups are mixed.
-    """
+    """Check a table of one group, and keep the rows that have one of the figures."""
     present = [name for name in figures if name in table.columns]
     missing = [name for name in FACTORS if name not in table.columns]
     if missing or not present:

@@ -23,8 +23,6 @@ from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
 from batchscape.errors import AnalysisError
 
-__all__ = ["cost_section"]
-
 _MAX_GROUPS = 6
 _TERMS = {
     "fixed_gib": "memory, fixed",
@@ -39,13 +37,7 @@ _TERMS = {
 
 
 def cost_section(cells: Cells) -> Section | None:
-    """Fit the cost models of every group of comparable runs.
-
-    Returns
-    -------
-    Section or None
-        None where no completed run has a figure of memory or time.
-    """
+    """Fit the cost models of every group of comparable runs; None where no figure was measured."""
     table = cost_table(cells)
     answer: list[str] = []
     rows: list[dict[str, object]] = []
@@ -53,26 +45,26 @@ def cost_section(cells: Cells) -> Section | None:
     pictures: list[Chart] = []
     headlines: dict[str, Estimate] = {}
     for number in sorted(table["group"].unique()):
-        own = table[table["group"] == number]
-        label = str(own["group_label"].iloc[0])
+        group_runs = table[table["group"] == number]
+        label = str(group_runs["group_label"].iloc[0])
         suffix = f"_{number}" if label else ""
-        shards = is_sharded(cells.runs[cells.runs["cell"].isin(own["cell"])])
+        has_shards = is_sharded(cells.runs[cells.runs["cell"].isin(group_runs["cell"])])
         memory: MemoryModel | None = None
         times: StepTimeModel | None = None
         with suppress(AnalysisError):
-            memory = fit_memory(own, is_sharded=shards)
+            memory = fit_memory(group_runs, is_sharded=has_shards)
         with suppress(AnalysisError):
-            times = fit_step_time(own)
+            times = fit_step_time(group_runs)
         rows += [{"group": label, **row} for row in _rows(memory, times)]
         if number < _MAX_GROUPS:
             answer += [f"{label}: {text}" if label else text for text in _answers(memory, times)]
             pictures += _pictures(memory, times, suffix, label)
         if memory is not None:
-            found = memory.phases[memory.limiting[-1]].estimates
-            headlines |= _named(found, "memory", suffix, label)
+            phase_terms = memory.phases[memory.limiting[-1]].estimates
+            headlines |= _named(phase_terms, "memory", suffix, label)
         if times is not None:
             headlines |= _named(times.estimates, "step", suffix, label)
-            scaled.append(scaling_efficiency(own).assign(group=label))
+            scaled.append(scaling_efficiency(group_runs).assign(group=label))
     if not rows:
         return None
     tables = [_models(pd.DataFrame(rows))]
@@ -96,18 +88,18 @@ def _rows(memory: MemoryModel | None, times: StepTimeModel | None) -> Iterable[d
     if times is not None:
         fits.append(("optimizer step", times.estimates, times.cells))
     for phase, estimates, cells in fits:
-        for name, found in estimates.items():
+        for name, estimate in estimates.items():
             yield {
                 "phase": phase,
                 "term": name,
-                "value": found.value,
-                "low": found.low,
-                "high": found.high,
-                "unit": found.unit,
-                "cells": found.n,
-                "method": found.method,
-                "definition": found.definition,
-                "note": found.note,
+                "value": estimate.value,
+                "low": estimate.low,
+                "high": estimate.high,
+                "unit": estimate.unit,
+                "cells": estimate.n,
+                "method": estimate.method,
+                "definition": estimate.definition,
+                "note": estimate.note,
                 "max_residual_pct": float(
                     (100 * cells["residual"] / cells["measured"]).abs().max()
                 ),
@@ -148,48 +140,48 @@ def _answers(memory: MemoryModel | None, times: StepTimeModel | None) -> Iterabl
         yield f"A cell's step time, predicted from the other cells, is off by up to {error:.2g} %."
 
 
-def _of_more_devices(found: Estimate) -> Iterable[str]:
+def _of_more_devices(estimate: Estimate) -> Iterable[str]:
     """Say what more than one device adds or, where it shards, surely saves."""
-    if not found.is_identified:
+    if not estimate.is_identified:
         return
-    if found.high < 0:
-        saved = replace(found, value=-found.value, low=-found.high, high=-found.low)
+    if estimate.high < 0:
+        saved = replace(estimate, value=-estimate.value, low=-estimate.high, high=-estimate.low)
         yield (
             f"More than one device takes {_with_unit(saved)} less on each device: what shards "
             "save, less the buckets of the exchange."
         )
-    elif found.value < 0:
-        yield f"No difference found of more than one device, on each: {_with_unit(found)}."
+    elif estimate.value < 0:
+        yield f"No difference found of more than one device, on each: {_with_unit(estimate)}."
     else:
-        yield _added("More than one device", found)
+        yield _added("More than one device", estimate)
 
 
-def _added(what: str, found: Estimate) -> str:
+def _added(what: str, estimate: Estimate) -> str:
     """Say what something adds; a fit of nothing or less, which is shown as zero, is no finding."""
-    if found.value > 0:
-        return f"{what} adds {_with_unit(found)} on each device{_few(found)}."
-    scale = memory_scale([found.high])
-    most = significant(found.high * scale.factor, 3)
-    bound = "" if math.isnan(found.high) else f": at most {most} {scale.unit}"
-    return f"{what} was not found to take more memory on each device{bound}{_few(found)}."
+    if estimate.value > 0:
+        return f"{what} adds {_with_unit(estimate)} on each device{_few(estimate)}."
+    scale = memory_scale([estimate.high])
+    most = significant(estimate.high * scale.factor, 3)
+    bound = "" if math.isnan(estimate.high) else f": at most {most} {scale.unit}"
+    return f"{what} was not found to take more memory on each device{bound}{_few(estimate)}."
 
 
-def _few(found: Estimate) -> str:
-    return f" ({found.n} cells, too few for an interval)" if math.isnan(found.low) else ""
+def _few(estimate: Estimate) -> str:
+    return f" ({estimate.n} cells, too few for an interval)" if math.isnan(estimate.low) else ""
 
 
-def _with_unit(found: Estimate) -> str:
-    scale = _scale(found)
-    return f"{_text(found, scale)} {scale.unit}"
+def _with_unit(estimate: Estimate) -> str:
+    scale = _scale(estimate)
+    return f"{_text(estimate, scale)} {scale.unit}"
 
 
-def _scale(found: Estimate) -> Scale:
-    return (memory_scale if found.unit == "GiB" else time_scale)([found.value])
+def _scale(estimate: Estimate) -> Scale:
+    return (memory_scale if estimate.unit == "GiB" else time_scale)([estimate.value])
 
 
-def _text(found: Estimate, scale: Scale) -> str:
-    value, low, high = (end * scale.factor for end in (found.value, found.low, found.high))
-    return replace(found, value=value, low=low, high=high).text()
+def _text(estimate: Estimate, scale: Scale) -> str:
+    value, low, high = (end * scale.factor for end in (estimate.value, estimate.low, estimate.high))
+    return replace(estimate, value=value, low=low, high=high).text()
 
 
 def _models(table: pd.DataFrame) -> Table:

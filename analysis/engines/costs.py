@@ -11,8 +11,6 @@ from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.engines.matching import counterparts, engines_of, in_order, shared_settings
 from batchscape.analysis.estimates import half_widths
 
-__all__ = ["FIGURES", "engine_costs"]
-
 FIGURES = ("peak_allocated_gib", "uss_gib", "step_time_s", "exchange_s")
 """Figures that are set side by side."""
 _NOT_MEASURED = "not measured"
@@ -20,25 +18,7 @@ _FACTORS = ("data_parallel_size", "gradient_accumulation_steps", "micro_batch_si
 
 
 def engine_costs(cells: Cells, ranks: pd.DataFrame) -> pd.DataFrame:
-    """Set the engines of each geometry side by side.
-
-    Parameters
-    ----------
-    ranks : DataFrame
-        Rows of ranks with `sweep_dir` and `run_id`; `exchanges_every_micro_step` where the runs
-        have recorded it.
-
-    Returns
-    -------
-    DataFrame
-        A row a cell with completed runs, of all engines but programs of others: `cell`, geometry,
-        the settings that vary and are not the engine's own, `engine`, `n`; for each of `FIGURES`
-        its `_mean`, `_ci95` (half-width of the t-interval over runs, from 3 on) and `_n`, times
-        only where they are valid; `step_time_s_note` (where no time is: why); `exchanged_bytes`
-        (median over runs, an optimizer step and rank), `exchanges_every_micro_step` (missing where
-        no run has recorded it), `compared` (whether another engine trained the same) and
-        `run_ids`. Ordered so that engines of one geometry lie together.
-    """
+    """Set the engines of each geometry side by side: one row a cell with completed runs."""
     engine = engines_of(cells)
     order = {name: number for number, name in enumerate(in_order(engine))}
     figures = valid_figures(cells.runs)
@@ -74,9 +54,9 @@ def _why_no_time(runs: pd.DataFrame, n: pd.Series[Any]) -> pd.Series[Any]:
 def _exchanges(cells: Cells, ranks: pd.DataFrame) -> pd.Series[bool]:
     """Tell of each cell whether its engine exchanges gradients in every micro-step."""
     name = "exchanges_every_micro_step"
-    known = ranks.reindex(columns=["sweep_dir", "run_id", name]).dropna(subset=[name])
+    recorded = ranks.reindex(columns=["sweep_dir", "run_id", name]).dropna(subset=[name])
     keys = ["sweep_dir", "run_id"]
-    said = known.astype(dict.fromkeys(keys, object)).groupby(keys)[name].any().reset_index()
-    merged = cells.runs[[*keys, "cell"]].merge(said, on=keys)
-    found = merged.groupby("cell")[name].any()
-    return found.reindex(cells.table.index).astype("boolean")
+    by_run = recorded.astype(dict.fromkeys(keys, object)).groupby(keys)[name].any().reset_index()
+    merged = cells.runs[[*keys, "cell"]].merge(by_run, on=keys)
+    by_cell = merged.groupby("cell")[name].any()
+    return by_cell.reindex(cells.table.index).astype("boolean")

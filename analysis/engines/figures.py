@@ -14,8 +14,6 @@ from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
 from batchscape.analysis.figures.style import GREY, palette
 from batchscape.analysis.numbers import memory_scale, time_scale
 
-__all__ = ["MOST_GEOMETRIES", "engine_cost_chart", "engine_loss_charts"]
-
 MOST_GEOMETRIES = 12
 """Geometries in the figure of costs."""
 _SEEDS = "sd between seeds"
@@ -24,31 +22,26 @@ _SEEDS = "sd between seeds"
 def engine_loss_charts(
     cells: Cells, curves: pd.DataFrame, losses: EngineLosses, engines: Sequence[str]
 ) -> Iterator[Chart]:
-    """Draw the curves of all engines on top of each other, and their differences.
-
-    Parameters
-    ----------
-    curves : DataFrame
-        Mean training loss of each cell, as `mean_curves` returns it.
-    engines : sequence of str
-        In the order of the legend; the first is the one that others are held against.
-    """
-    found = counterparts(cells)
+    """Draw the curves of all engines on top of each other, and their differences."""
+    cells_of_engines = counterparts(cells)
     groups = list(dict.fromkeys(losses.pairs["group"]))
     if not groups:
         return
-    titles = {str(g): _title(cells, int(found.index[found["group"] == g][0])) for g in groups}
+    titles = {
+        str(g): _title(cells, int(cells_of_engines.index[cells_of_engines["group"] == g][0]))
+        for g in groups
+    }
     choices = [Choice("group", "Trained", titles)] if len(titles) > 1 else []
     # Earlier engines are wider, so that they show beneath the later ones.
     looks = {
         name: replace(look, symbol="stroke", width=max(3.4 - place, 0.8))
         for place, (name, look) in enumerate(palette(engines).items())
     }
-    own = found[found["group"].isin(groups)]
-    lines = curves[curves["cell"].isin(own.index)][["cell", "optimizer_step", "mean"]]
+    drawn_cells = cells_of_engines[cells_of_engines["group"].isin(groups)]
+    lines = curves[curves["cell"].isin(drawn_cells.index)][["cell", "optimizer_step", "mean"]]
     lines = lines.assign(
-        series=own["engine"].loc[lines["cell"]].to_numpy(),
-        group=own["group"].loc[lines["cell"]].astype(str).to_numpy(),
+        series=drawn_cells["engine"].loc[lines["cell"]].to_numpy(),
+        group=drawn_cells["group"].loc[lines["cell"]].astype(str).to_numpy(),
     )
     # A layer an engine: later ones are drawn on top.
     layers = [Marks("line", lines[lines["series"] == name], line="cell") for name in engines]
@@ -91,20 +84,7 @@ def engine_loss_charts(
 
 
 def engine_cost_chart(table: pd.DataFrame, engines: Sequence[str]) -> Chart | None:
-    """Draw memory and step time, a bar an engine, a row a geometry.
-
-    Parameters
-    ----------
-    table : DataFrame
-        As `engine_costs` returns it.
-    engines : sequence of str
-        In the order of the legend.
-
-    Returns
-    -------
-    Chart or None
-        None where neither memory nor time was measured.
-    """
+    """Draw memory and step time of `engine_costs`, a bar an engine, a row a geometry."""
     sizes = table[["peak_allocated_gib_mean", "step_time_s_mean"]]
     if not sizes.notna().any(axis=None):
         return None
@@ -113,20 +93,22 @@ def engine_cost_chart(table: pd.DataFrame, engines: Sequence[str]) -> Chart | No
         "peak_allocated_gib": (f"peak memory of a device ({memory.unit})", memory.factor),
         "step_time_s": (f"median optimizer step ({time.unit})", time.factor),
     }
-    named = table.assign(row=_row_names(table), series=table["engine"])
-    named = named[named["row"].isin(list(dict.fromkeys(named["row"]))[:MOST_GEOMETRIES])]
+    bars_by_row = table.assign(row=_row_names(table), series=table["engine"])
+    bars_by_row = bars_by_row[
+        bars_by_row["row"].isin(list(dict.fromkeys(bars_by_row["row"]))[:MOST_GEOMETRIES])
+    ]
     marks = []
     for name, (_, factor) in columns.items():
-        mean, half = named[f"{name}_mean"] * factor, named[f"{name}_ci95"] * factor
-        rows = named[["row", "series"]].assign(
+        mean, half = bars_by_row[f"{name}_mean"] * factor, bars_by_row[f"{name}_ci95"] * factor
+        rows = bars_by_row[["row", "series"]].assign(
             **{name: mean, f"{name}_low": mean - half, f"{name}_high": mean + half}
         )
-        has = rows[name].notna()
-        bars = rows.loc[has, ["row", "series", name]]
-        intervals = rows[has].dropna(subset=f"{name}_low")
-        why = named.reindex(columns=[f"{name}_note"]).iloc[:, 0]
-        missing = rows.loc[~has, ["row", "series"]].assign(
-            **{name: 0.0}, why="n/a: " + why[~has].fillna("not measured").astype(str)
+        is_measured = rows[name].notna()
+        bars = rows.loc[is_measured, ["row", "series", name]]
+        intervals = rows[is_measured].dropna(subset=f"{name}_low")
+        why = bars_by_row.reindex(columns=[f"{name}_note"]).iloc[:, 0]
+        missing = rows.loc[~is_measured, ["row", "series"]].assign(
+            **{name: 0.0}, why="n/a: " + why[~is_measured].fillna("not measured").astype(str)
         )
         marks += [
             Marks("bar", bars, dodge=True),
@@ -162,6 +144,6 @@ def _row_names(table: pd.DataFrame) -> list[str]:
 def _title(cells: Cells, cell: int) -> str:
     row = cells.table.loc[[cell]]
     parts = [f"global batch {row['global_batch_size'].iloc[0]}"]
-    shown = [name for name in shared_settings(cells) if name in cells.contexts]
-    parts += [f"{setting_label(name)} {setting_texts(row, name).iloc[0]}" for name in shown]
+    settings = [name for name in shared_settings(cells) if name in cells.contexts]
+    parts += [f"{setting_label(name)} {setting_texts(row, name).iloc[0]}" for name in settings]
     return ", ".join(parts)

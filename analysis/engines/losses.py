@@ -12,8 +12,6 @@ from batchscape.analysis.cells import SEEDS, Cells
 from batchscape.analysis.engines.matching import counterparts, in_order
 from batchscape.analysis.joins import rows_of
 
-__all__ = ["EngineLosses", "compare_engines"]
-
 MAX_POINTS = 200
 """Points of a drawn curve; of more optimizer steps, the largest difference of each is kept."""
 
@@ -55,12 +53,12 @@ def compare_engines(cells: Cells, steps: pd.DataFrame) -> EngineLosses:
     rows = rows.assign(**{name: members[name].to_numpy()[rows["run"]] for name in names})
     keys = ["group", "family", "optimizer_step", "engine"]
     extremes = rows.groupby(keys)["loss"].agg(["min", "max", "count"]).reset_index()
-    own = rows[rows["cell"] == rows["reference"]]
-    base = own.set_index(["family", "optimizer_step"])["loss"].rename("base")
-    held = rows[rows["cell"] != rows["reference"]].join(base, on=["family", "optimizer_step"])
-    held["largest"] = (held["loss"] - held["base"]).abs()
-    differences = held[["group", "engine", "optimizer_step", "largest"]].dropna()
-    of_seeds = own.groupby(["group", "optimizer_step"])["loss"].std()
+    reference_rows = rows[rows["cell"] == rows["reference"]]
+    base = reference_rows.set_index(["family", "optimizer_step"])["loss"].rename("base")
+    other_rows = rows[rows["cell"] != rows["reference"]].join(base, on=["family", "optimizer_step"])
+    other_rows["largest"] = (other_rows["loss"] - other_rows["base"]).abs()
+    differences = other_rows[["group", "engine", "optimizer_step", "largest"]].dropna()
+    of_seeds = reference_rows.groupby(["group", "optimizer_step"])["loss"].std()
     spread = of_seeds.dropna().rename("sd").reset_index()
     pairs = _pairs(extremes, members)
     square = (spread.set_index("group")["sd"] ** 2).groupby("group").mean()
@@ -74,12 +72,12 @@ def compare_engines(cells: Cells, steps: pd.DataFrame) -> EngineLosses:
 
 def _members(cells: Cells) -> pd.DataFrame:
     """One run for each cell and seed, with its family and the cell that it is held against."""
-    found = counterparts(cells)
-    whole = cells.runs["status"].eq("completed")
-    runs = cells.runs[cells.runs["cell"].isin(found.index) & whole]
+    groups = counterparts(cells)
+    is_completed = cells.runs["status"].eq("completed")
+    runs = cells.runs[cells.runs["cell"].isin(groups.index) & is_completed]
     seeds = [name for name in SEEDS if name in runs]
     runs = runs.drop_duplicates(["cell", *seeds])
-    members = runs[["sweep_dir", "run_id", "cell", *seeds]].join(found, on="cell")
+    members = runs[["sweep_dir", "run_id", "cell", *seeds]].join(groups, on="cell")
     members["family"] = members.groupby(["group", *seeds], dropna=False).ngroup()
     several = members.groupby("family")["engine"].transform("nunique") > 1
     members = members[several]
@@ -119,12 +117,12 @@ def _pairs(extremes: pd.DataFrame, members: pd.DataFrame) -> pd.DataFrame:
     ).reset_index()
     table = table.rename(columns={"engine_other": "other"})
     runs = members.groupby(["group", "engine"])["run_id"].agg(list)
-    named = [
+    runs_of_pair = [
         sorted({*runs[(group, engine)], *runs[(group, other)]})
         for group, engine, other in table[["group", "engine", "other"]].itertuples(index=False)
     ]
-    table["n_runs"] = [len(names) for names in named]
-    table["run_ids"] = [";".join(names) for names in named]
+    table["n_runs"] = [len(names) for names in runs_of_pair]
+    table["run_ids"] = [";".join(names) for names in runs_of_pair]
     place = [table["group"], table["engine"].map(order), table["other"].map(order)]
     return table.iloc[np.lexsort(place[::-1])].reset_index(drop=True)
 
@@ -135,5 +133,5 @@ def _windowed(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     longest = rows.groupby(list(by))["optimizer_step"].transform("max")
     length = np.ceil(longest / MAX_POINTS).clip(lower=1)
     windows = rows.assign(window=(rows["optimizer_step"] - 1) // length).groupby([*by, "window"])
-    found = windows.agg(optimizer_step=("optimizer_step", "mean"), value=(value, "max"))
-    return found.reset_index().drop(columns="window")
+    largest = windows.agg(optimizer_step=("optimizer_step", "mean"), value=(value, "max"))
+    return largest.reset_index().drop(columns="window")

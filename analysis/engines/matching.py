@@ -7,8 +7,6 @@ import pandas as pd
 from batchscape.analysis.cells import PROGRAMS, Cells, setting_label
 from batchscape.config import Affects, affects_of
 
-__all__ = ["counterparts", "engines_of", "in_order", "shared_settings"]
-
 _FIRST = "ddp"
 """The engine that others are held against, where it took part."""
 _ENGINE = "engine.name"
@@ -29,15 +27,15 @@ def engines_of(cells: Cells) -> pd.Series[str]:
     for setting in cells.shown:
         if setting.startswith("engine.") and not _is_of_the_loss(setting):
             value = cells.table[setting]
-            said = ", " + setting_label(setting) + " " + value.astype(str)
-            label = label + said.where(value.notna() & value.ne("null"), "")
+            text = ", " + setting_label(setting) + " " + value.astype(str)
+            label = label + text.where(value.notna() & value.ne("null"), "")
     return label
 
 
 def in_order(engines: pd.Series[str]) -> list[str]:
-    """List engines, the one that others are held against first."""
-    found = engines.dropna().unique()
-    return sorted(found, key=lambda name: (name.partition(",")[0] != _FIRST, name))
+    """List engines, with the one that others are compared with first."""
+    names = engines.dropna().unique()
+    return sorted(names, key=lambda name: (name.partition(",")[0] != _FIRST, name))
 
 
 def shared_settings(cells: Cells) -> list[str]:
@@ -51,15 +49,7 @@ def _is_of_the_loss(name: str) -> bool:
 
 
 def counterparts(cells: Cells) -> pd.DataFrame:
-    """Group the cells that must train alike although their engines differ.
-
-    Returns
-    -------
-    DataFrame
-        Indexed by `cell`: `engine` and `group`, a number for equal global batches and settings
-        that are not the engine's own. Only groups of two engines or more, and no programs of
-        others.
-    """
+    """Group the cells that must train alike although their engines differ, by `group`."""
     engine = engines_of(cells)
     keys = ["global_batch_size", *shared_settings(cells)]
     table = cells.table.assign(engine=engine, name=engine.str.partition(",")[0])

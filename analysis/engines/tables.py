@@ -11,8 +11,6 @@ from batchscape.analysis.numbers import MISSING
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.tables import geometry_column, setting_columns
 
-__all__ = ["costs_view", "losses_view", "observed_view"]
-
 _DECLARED = "declared_exchange"
 
 _HEADERS = dict(
@@ -21,28 +19,22 @@ _HEADERS = dict(
 
 
 def losses_view(pairs: pd.DataFrame, cells: Cells) -> Table:
-    """Choose what of the differences between engines is shown.
-
-    Parameters
-    ----------
-    pairs : DataFrame
-        As `compare_engines` returns them.
-    """
-    shown = _shown(cells)
-    found = counterparts(cells).drop_duplicates("group")
-    head = cells.table.loc[found.index, ["global_batch_size", *shared_settings(cells)]]
-    table = pairs.join(head.set_axis(pd.Index(found["group"])), on="group")
-    alone = table["engine"] == table["other"]
-    within = table["engine"].where(~alone, table["engine"] + ", within")
+    """Show the differences of `compare_engines`."""
+    settings = _shown(cells)
+    one_cell = counterparts(cells).drop_duplicates("group")
+    head = cells.table.loc[one_cell.index, ["global_batch_size", *shared_settings(cells)]]
+    table = pairs.join(head.set_axis(pd.Index(one_cell["group"])), on="group")
+    is_alone = table["engine"] == table["other"]
+    within = table["engine"].where(~is_alone, table["engine"] + ", within")
     return Table(
         "engines_loss",
         "Losses of engines, held against each other",
         table,
         [
             Column("engine", texts=within, is_left=True),
-            Column("other", "and", texts=table["other"].where(~alone, ""), is_left=True),
+            Column("other", "and", texts=table["other"].where(~is_alone, ""), is_left=True),
             Column("global_batch_size", "global batch", is_left=True),
-            *setting_columns(table, shown),
+            *setting_columns(table, settings),
             Column("n_seeds", "seeds"),
             Column("n_runs", "runs"),
             Column("n_optimizer_steps", "paired steps"),
@@ -59,13 +51,7 @@ def losses_view(pairs: pd.DataFrame, cells: Cells) -> Table:
 
 
 def costs_view(table: pd.DataFrame, cells: Cells) -> Table:
-    """Choose what of the engines' costs is shown.
-
-    Parameters
-    ----------
-    table : DataFrame
-        As `engine_costs` returns it.
-    """
+    """Show the costs of `engine_costs`."""
     declared = table["exchanges_every_micro_step"].mask(table["data_parallel_size"].eq(1))
     figures = {
         "peak_allocated_gib": ("peak memory", "GiB"),
@@ -99,19 +85,13 @@ def costs_view(table: pd.DataFrame, cells: Cells) -> Table:
 
 
 def observed_view(table: pd.DataFrame, cells: Cells) -> Table:
-    """Choose what of the observations goes on a page.
-
-    Parameters
-    ----------
-    table : DataFrame
-        As `observed_batches` returns it; not empty.
-    cells : Cells
-        What it was computed from.
-    """
+    """Show the batches of `observed_batches`; the table is not empty."""
     sources = []
     for row in table.to_dict("records"):
-        found = {row[f"{name}_source"] for name in OBSERVED if pd.notna(row[f"observed_{name}"])}
-        texts = sorted(source for source in found if isinstance(source, str))
+        sources_of_run = {
+            row[f"{name}_source"] for name in OBSERVED if pd.notna(row[f"observed_{name}"])
+        }
+        texts = sorted(source for source in sources_of_run if isinstance(source, str))
         sources.append(f"seen in: {', '.join(texts)}" if texts else None)
     labels = table["cell"].map(geometry_label(cells.table))
     return Table(
@@ -139,8 +119,12 @@ def observed_view(table: pd.DataFrame, cells: Cells) -> Table:
 def _seen(table: pd.DataFrame, name: str) -> list[str]:
     pairs = zip(table[f"observed_{name}"], table[f"planned_{name}"], strict=True)
     return [
-        MISSING if pd.isna(seen) else str(seen) if seen == planned else f"{seen}, not {planned}"
-        for seen, planned in pairs
+        MISSING
+        if pd.isna(observed)
+        else str(observed)
+        if observed == planned
+        else f"{observed}, not {planned}"
+        for observed, planned in pairs
     ]
 
 

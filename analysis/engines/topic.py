@@ -21,22 +21,9 @@ from batchscape.analysis.report.table import Table
 from batchscape.analysis.report.topic import Section
 from batchscape.record.tables import Tables
 
-__all__ = ["engines_section"]
-
 
 def engines_section(cells: Cells, tables: Tables) -> Section | None:
-    """Set training systems side by side, and programs beside what was planned for them.
-
-    Parameters
-    ----------
-    tables : Tables
-        What the cells were found in.
-
-    Returns
-    -------
-    Section or None
-        None where all runs have one engine, and none is a program of others.
-    """
+    """Show engines side by side; None where all runs have one engine and none is a program."""
     observed = observed_batches(cells)
     engines = in_order(engines_of(cells))
     several = len({name.partition(",")[0] for name in engines}) > 1
@@ -86,24 +73,24 @@ def _differences(pairs: pd.DataFrame) -> Iterator[str]:
 def _beyond(pairs: pd.DataFrame, margin: float) -> Iterator[str]:
     between = pairs[(pairs["engine"] != pairs["other"]) & pairs["max_abs_difference"].gt(margin)]
     if len(between):
-        named = [
+        engine_texts = [
             f"{row['engine']} and {row['other']} by {_short(row['max_abs_difference'])}"
             for row in between.nlargest(3, "max_abs_difference").to_dict("records")
         ]
         yield (
             f"Engines differ by more than the margin of equivalence, {margin:g}: "
-            f"{', '.join(named)}. Their losses must not be pooled."
+            f"{', '.join(engine_texts)}. Their losses must not be pooled."
         )
 
 
 def _exchange(costs: pd.DataFrame) -> Iterator[str]:
     several = costs[costs["data_parallel_size"].gt(1)]
-    said = several.dropna(subset=["exchanges_every_micro_step"])
-    every = said.groupby("engine", sort=False)["exchanges_every_micro_step"].any()
+    recorded = several.dropna(subset=["exchanges_every_micro_step"])
+    every = recorded.groupby("engine", sort=False)["exchanges_every_micro_step"].any()
     parts = [
-        f"{', '.join(every.index[every == wanted])}: {when}"
-        for wanted, when in ((True, "in every micro-step"), (False, "once an optimizer step"))
-        if every.eq(wanted).any()
+        f"{', '.join(every.index[every == value])}: {when}"
+        for value, when in ((True, "in every micro-step"), (False, "once an optimizer step"))
+        if every.eq(value).any()
     ]
     if parts:
         yield f"Exchange of gradients: {'; '.join(parts)}."
@@ -116,8 +103,8 @@ def _observed(observed: pd.DataFrame) -> str:
         "were seen to use another": int(agrees.eq(False).sum()),
         "did not let their global batch be observed": int(agrees.isna().sum()),
     }
-    said = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    return f"Of {len(observed)} runs of programs, {said}."
+    counts_text = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return f"Of {len(observed)} runs of programs, {counts_text}."
 
 
 def _unobserved(observed: pd.DataFrame) -> Iterator[str]:

@@ -13,16 +13,6 @@ from batchscape.analysis.cells import GEOMETRY, Cells
 from batchscape.analysis.joins import rows_of
 from batchscape.errors import AnalysisError
 
-__all__ = [
-    "compare_decompositions",
-    "compared",
-    "loss_differences",
-    "members_of",
-    "reference_labels",
-    "seed_spread",
-]
-
-
 _MAY_DIFFER = ("hardware", "device_type", "nodes")
 """Contexts in which cells that share a trajectory may differ."""
 
@@ -101,15 +91,7 @@ def compare_decompositions(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def compared(cells: Cells, pairs: pd.DataFrame, spread: pd.DataFrame) -> pd.DataFrame:
-    """Do what `compare_decompositions` does, from what was computed before.
-
-    Parameters
-    ----------
-    pairs : DataFrame
-        As `loss_differences` returns them.
-    spread : DataFrame
-        As `seed_spread` returns it.
-    """
+    """Do what `compare_decompositions` does, given `loss_differences` and `seed_spread`."""
     pairs = pairs.dropna(subset=["difference"])
     size = pairs["difference"].abs()
     relative = size / pairs["loss_reference"].abs()
@@ -145,7 +127,7 @@ def compared(cells: Cells, pairs: pd.DataFrame, spread: pd.DataFrame) -> pd.Data
 
 
 def reference_labels(cells: Cells) -> pd.Series[str]:
-    """Return the label of each cell as the other side of a comparison within its family."""
+    """Label each cell as the other side of a comparison within its family."""
     return cells.labels([name for name in cells.contexts if name in _MAY_DIFFER])
 
 
@@ -153,25 +135,25 @@ def _member_rows(members: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """Attach the rows to their members."""
     rows = rows_of(members, steps, ["optimizer_step", "samples", "loss"])
     run = rows.pop("run").to_numpy()
-    columns = ("cell", "reference", "trajectory")
+    names = ("cell", "reference", "trajectory")
     # Cells and trajectories are few, and rows may be ten million.
-    known = {name: members[name].to_numpy().astype("int32")[run] for name in columns}
-    return rows.astype({"optimizer_step": "int64", "samples": "int64"}).assign(**known)
+    columns_of_rows = {name: members[name].to_numpy().astype("int32")[run] for name in names}
+    return rows.astype({"optimizer_step": "int64", "samples": "int64"}).assign(**columns_of_rows)
 
 
 def _paired(rows: pd.DataFrame) -> pd.DataFrame:
     # A trajectory is of one family, so that it names the reference; with the step it is a number.
     step = rows["optimizer_step"].to_numpy()
     key = rows["trajectory"].to_numpy().astype("int64") * (step.max(initial=0) + 1) + step
-    own = (rows["cell"] == rows["reference"]).to_numpy()
-    base, others = np.flatnonzero(own), np.flatnonzero(~own)
-    known = pd.Index(key[base])
-    if not known.is_unique:
+    is_reference = (rows["cell"] == rows["reference"]).to_numpy()
+    base, others = np.flatnonzero(is_reference), np.flatnonzero(~is_reference)
+    key_index = pd.Index(key[base])
+    if not key_index.is_unique:
         msg = "the steps hold an optimizer step of one run twice; a run does each once"
         raise AnalysisError(msg)
-    place = known.get_indexer(key[others])
-    pairs: pd.DataFrame = rows.iloc[others[place >= 0]].reset_index(drop=True)
-    pairs["loss_reference"] = rows["loss"].to_numpy()[base[place[place >= 0]]]
+    position = key_index.get_indexer(key[others])
+    pairs: pd.DataFrame = rows.iloc[others[position >= 0]].reset_index(drop=True)
+    pairs["loss_reference"] = rows["loss"].to_numpy()[base[position[position >= 0]]]
     pairs["difference"] = pairs.pop("loss") - pairs["loss_reference"]
     return pairs
 

@@ -12,8 +12,6 @@ from batchscape.analysis.cells import Cells, geometry_label, setting_label, sett
 from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
 from batchscape.analysis.figures.style import GREY, INK, looks, loss_axis
 
-__all__ = ["MOST_ROWS", "decompositions_chart", "divergence_chart", "equivalence_chart"]
-
 MOST_ROWS = 40
 """Decompositions in one figure at most; those with the largest differences are drawn."""
 
@@ -29,27 +27,14 @@ _MARGIN = Look(INK.colour, INK.dark, "stroke", (4, 3))
 def equivalence_chart(
     cells: Cells, table: pd.DataFrame, pairs: pd.DataFrame, caption: str
 ) -> Chart | None:
-    """Draw the paired differences of one quantity on a logarithmic axis, with the margin.
-
-    Parameters
-    ----------
-    table : DataFrame
-        As `judge_equivalence` returns it, of one quantity.
-    pairs : DataFrame
-        As `paired_differences` returns them, of the same.
-
-    Returns
-    -------
-    Chart or None
-        None where no difference is finite.
-    """
+    """Draw paired differences of one quantity with the margin; None where none is finite."""
     table = table.nlargest(MOST_ROWS, "smallest_margin", keep="first").sort_values("cell")
     pairs = pairs[pairs["cell"].isin(table["cell"]) & np.isfinite(pairs["difference"])]
     if pairs.empty or table.empty:
         return None
     names = pd.Series(_names(cells, table["cell"]), index=table["cell"])
-    again = names.groupby(names).cumcount()
-    names = names.where(again.eq(0), names + " (" + (again + 1).astype(str) + ")")
+    repeat = names.groupby(names).cumcount()
+    names = names.where(repeat.eq(0), names + " (" + (repeat + 1).astype(str) + ")")
     sizes = [*pairs["difference"].abs(), *table["margin"].dropna(), *table["seed_sd"].dropna()]
     # Where the axis begins, at which differences of exactly zero are drawn.
     floor = float(min(size for size in sizes if size > 0)) / 3
@@ -65,14 +50,16 @@ def equivalence_chart(
     )
     margins = rows[["name", "margin"]].rename(columns={"margin": "value"})
     spread = rows[["name", "seed_sd"]].rename(columns={"seed_sd": "value"}).dropna()
-    what = loss_axis("|difference| of the final loss", cells.runs)
-    seen = {name: look for name, look in _VERDICTS.items() if rows["series"].eq(name).any()}
+    label = loss_axis("|difference| of the final loss", cells.runs)
+    verdict_looks = {
+        name: look for name, look in _VERDICTS.items() if rows["series"].eq(name).any()
+    }
     by_seeds = {_SEEDS: Look(GREY.colour, GREY.dark, "diamond", hollow=True)} if len(spread) else {}
     return Chart(
         "equivalence",
         "Final losses of cuts against the margin",
         caption,
-        Axis({"value": what}, kind="log"),
+        Axis({"value": label}, kind="log"),
         Axis({"name": ""}, kind="names"),
         [
             Marks("interval", bars[["name", "series", "value", "value_low", "value_high", "cell"]]),
@@ -81,7 +68,7 @@ def equivalence_chart(
             Marks("point", points[~is_zero]),
             Marks("point", points[is_zero], placed="x"),
         ],
-        {**seen, **by_seeds, "margin": Look(INK.colour, INK.dark, "M0,-.7L0,.7")},
+        {**verdict_looks, **by_seeds, "margin": Look(INK.colour, INK.dark, "M0,-.7L0,.7")},
         tables=["tables/equivalence.csv"],
     )
 
@@ -89,22 +76,7 @@ def equivalence_chart(
 def divergence_chart(
     cells: Cells, pairs: pd.DataFrame, spread: pd.DataFrame, margin: float, caption: str
 ) -> Chart | None:
-    """Draw how far the training losses of decompositions are apart over the optimizer steps.
-
-    Parameters
-    ----------
-    pairs : DataFrame
-        As `loss_differences` returns them.
-    spread : DataFrame
-        As `seed_spread` returns it.
-    margin : float
-        Drawn beside, in nats.
-
-    Returns
-    -------
-    Chart or None
-        None where all losses are equal to the last bit, or none is paired.
-    """
+    """Draw differences of training losses over the steps; None where all losses are equal."""
     differ = pairs["difference"].abs().gt(0) & np.isfinite(pairs["difference"])
     drawn = pairs[differ]
     families = sorted(drawn["reference"].unique())
@@ -120,9 +92,9 @@ def divergence_chart(
     seeds = seeds[["reference", "optimizer_step", "sd"]].rename(columns={"sd": "rms"})
     for table in (rows, seeds):
         table["family"] = table["reference"].astype(str)
-    used = set(rows["series"])
+    drawn_names = set(rows["series"])
     level = pd.DataFrame({"rms": [margin]}) if np.isfinite(margin) else pd.DataFrame()
-    known = {name: look for name, look in looks(cells).items() if name in used}
+    looks_of_cuts = {name: look for name, look in looks(cells).items() if name in drawn_names}
     choices = [
         Choice("family", "Trajectory", {str(number): name for number, name in names.items()})
     ]
@@ -138,7 +110,10 @@ def divergence_chart(
             Marks("line", rows),
         ],
         {
-            **{name: replace(look, symbol="stroke", width=1.2) for name, look in known.items()},
+            **{
+                name: replace(look, symbol="stroke", width=1.2)
+                for name, look in looks_of_cuts.items()
+            },
             **({_SEEDS: Look(GREY.colour, GREY.dark, "stroke")} if len(seeds) else {}),
             **({"margin": _MARGIN} if len(level) else {}),
         },
@@ -148,20 +123,7 @@ def divergence_chart(
 
 
 def decompositions_chart(table: pd.DataFrame, names: pd.Series[str], cells: Cells) -> Chart | None:
-    """Set how far cuts of one trajectory are apart beside how far seeds are.
-
-    Parameters
-    ----------
-    table : DataFrame
-        Table `decompositions` of the section, indexed by cell.
-    names : Series of str
-        Of cells, with the settings that tell them apart.
-
-    Returns
-    -------
-    Chart or None
-        None where all are equal to the last bit and there is one seed.
-    """
+    """Draw how far cuts of one trajectory are apart, beside how far seeds are."""
     figures = {
         "max_abs_difference": ("largest difference", Look("#D55E00", symbol="diamond")),
         "rms_difference": ("root mean square", Look("#0072B2", "#56B4E9")),
@@ -169,15 +131,15 @@ def decompositions_chart(table: pd.DataFrame, names: pd.Series[str], cells: Cell
     }
     # Settings that a shortened name does not tell apart are still another experiment.
     rows = names.loc[table.index] + " against " + table["reference"]
-    again = rows.groupby(rows).cumcount()
-    rows = rows.where(again.eq(0), rows + " (" + (again + 1).astype(str) + ")")
+    repeat = rows.groupby(rows).cumcount()
+    rows = rows.where(repeat.eq(0), rows + " (" + (repeat + 1).astype(str) + ")")
     parts = [
         pd.DataFrame({"value": table[name], "name": rows, "cell": table.index, "series": text})
         for name, (text, _) in figures.items()
     ]
-    shown = pd.concat(parts)
-    shown = shown[shown["value"].gt(0)]
-    if shown.empty:
+    points = pd.concat(parts)
+    points = points[points["value"].gt(0)]
+    if points.empty:
         return None
     return Chart(
         "decompositions",
@@ -186,21 +148,21 @@ def decompositions_chart(table: pd.DataFrame, names: pd.Series[str], cells: Cell
         "between seeds. What is equal to the last bit has no point.",
         Axis({"value": loss_axis("|difference of the loss|", cells.runs)}, kind="log"),
         Axis({"name": ""}, kind="names"),
-        [Marks("point", shown, size=30)],
+        [Marks("point", points, size=30)],
         dict(figures.values()),
         tables=["tables/decompositions.csv"],
     )
 
 
 def _names(
-    cells: Cells, chosen: Sequence[int] | pd.Series[int], *, geometry: bool = True
+    cells: Cells, numbers: Sequence[int] | pd.Series[int], *, geometry: bool = True
 ) -> list[str]:
     """Name cells by their geometry and the settings in which the chosen ones differ."""
-    table = cells.table.loc[list(chosen)]
+    table = cells.table.loc[list(numbers)]
     varying = [name for name in cells.contexts if cells.table[name].nunique() > 1]
     texts = geometry_label(table) if geometry else "batch " + table["global_batch_size"].astype(str)
     for name in varying:
         value = setting_texts(table, name)
-        said = value if name == "precision" else setting_label(name) + " " + value
-        texts = texts + ", " + said
+        text = value if name == "precision" else setting_label(name) + " " + value
+        texts = texts + ", " + text
     return texts.tolist()

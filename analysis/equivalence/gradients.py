@@ -22,8 +22,6 @@ from batchscape.errors import AnalysisError, RecordError
 from batchscape.record.folder import SweepFolder
 from batchscape.record.gradient_sketch import read_sketch
 
-__all__ = ["gradient_error_table", "gradient_errors", "relative_distance", "sketch_spread"]
-
 _NOT_OF_THE_REFERENCE = {"precision", "hardware", "device_type"}
 """What the float64 reference may have otherwise than the run that it is the reference of."""
 
@@ -79,8 +77,8 @@ def relative_distance(sketch: Sketch, reference: Sketch) -> float:
         raise AnalysisError(msg)
     norm = float(np.linalg.norm(reference))
     distance = float(np.linalg.norm(sketch - reference))
-    known = math.isfinite(norm) and math.isfinite(distance) and norm > 0
-    return distance / norm if known else math.nan
+    is_defined = math.isfinite(norm) and math.isfinite(distance) and norm > 0
+    return distance / norm if is_defined else math.nan
 
 
 def gradient_errors(cells: Cells) -> pd.DataFrame:
@@ -99,25 +97,27 @@ def gradient_errors(cells: Cells) -> pd.DataFrame:
     runs = cells.runs.loc[members.index]
     members = members.assign(precision=runs["precision"], start=_same_start(cells, runs))
     exact = members[members["precision"].eq("float64")]
-    wanted = members["start"].isin(exact["start"])
-    wanted |= members["trajectory_id"].duplicated(keep=False)
-    members = members[wanted].sort_values("cell", kind="stable")
-    found = map(_from_folder, members["sweep_dir"], members["run_id"])
+    has_reference = members["start"].isin(exact["start"])
+    has_reference |= members["trajectory_id"].duplicated(keep=False)
+    members = members[has_reference].sort_values("cell", kind="stable")
+    read_sketches = map(_from_folder, members["sweep_dir"], members["run_id"])
     sketches = {
-        row: sketch for row, sketch in zip(members.index, found, strict=True) if sketch is not None
+        row: sketch
+        for row, sketch in zip(members.index, read_sketches, strict=True)
+        if sketch is not None
     }
     members = members[members.index.isin(sketches)]
     by_start, by_trajectory = _first(members, "start", "float64"), _first(members, "trajectory_id")
     rows = []
     for row in members.itertuples():
         against, first = by_start.get(row.start), by_trajectory[row.trajectory_id]
-        own = sketches[row.Index]
+        sketch = sketches[row.Index]
         rows.append(
             {
-                "relative_error": _unless_same(own, row.Index, against, sketches),
+                "relative_error": _unless_same(sketch, row.Index, against, sketches),
                 "reference_run_id": None if against is None else members.at[against, "run_id"],
-                "relative_difference": _unless_same(own, row.Index, first, sketches),
-                "buckets": len(own),
+                "relative_difference": _unless_same(sketch, row.Index, first, sketches),
+                "buckets": len(sketch),
             }
         )
     figures = pd.DataFrame(
@@ -131,20 +131,7 @@ def gradient_errors(cells: Cells) -> pd.DataFrame:
 
 
 def gradient_error_table(errors: pd.DataFrame) -> pd.DataFrame:
-    """Join the errors of the runs of each cell.
-
-    Parameters
-    ----------
-    errors : DataFrame
-        As `gradient_errors` returns them.
-
-    Returns
-    -------
-    DataFrame
-        Indexed by `cell`: `precision`; for `relative_error` and `relative_difference` each the
-        mean over runs of different seeds, `_low` and `_high` (95 % t-interval, missing below
-        three seeds), `_max` and `_n`; `buckets`, `run_ids`, `reference_run_ids` and `sweep_dirs`.
-    """
+    """Average the errors of `gradient_errors` over the runs of each cell, with 95 % t-intervals."""
     groups = errors.groupby("cell")
     table = pd.DataFrame({"precision": groups["precision"].first()})
     for name in ("relative_error", "relative_difference"):
@@ -161,7 +148,7 @@ def gradient_error_table(errors: pd.DataFrame) -> pd.DataFrame:
     table["run_ids"] = groups["run_id"].agg(" ".join)
     references = errors["reference_run_id"].fillna("")
     table["reference_run_ids"] = references.groupby(errors["cell"]).agg(" ".join).str.strip()
-    table["sweep_dirs"] = groups["sweep_dir"].agg(lambda own: ";".join(own.unique()))
+    table["sweep_dirs"] = groups["sweep_dir"].agg(lambda dirs: ";".join(dirs.unique()))
     return table
 
 
@@ -190,6 +177,8 @@ def _first(members: pd.DataFrame, key: str, precision: str | None = None) -> dic
     return dict(zip(first[key], first.index, strict=True))
 
 
-def _unless_same(own: Sketch, row: object, other: object, sketches: dict[object, Sketch]) -> float:
+def _unless_same(
+    sketch: Sketch, row: object, other: object, sketches: dict[object, Sketch]
+) -> float:
     """Return the relative distance from another run; NaN where there is none, or it is itself."""
-    return math.nan if other is None or other == row else relative_distance(own, sketches[other])
+    return math.nan if other is None or other == row else relative_distance(sketch, sketches[other])

@@ -17,15 +17,6 @@ from batchscape.analysis.equivalence.tost import ALPHA, bootstrap_interval, tost
 from batchscape.analysis.multiplicity import holm
 from batchscape.errors import AnalysisError
 
-__all__ = [
-    "MARGINS",
-    "MARGIN_SETTINGS",
-    "family_verdicts",
-    "judge_equivalence",
-    "paired_differences",
-    "stated_margin",
-]
-
 MARGIN_SETTINGS = {
     "final_eval_loss": "measure.equivalence_margin",
     "final_loss": "measure.equivalence_margin",
@@ -76,42 +67,25 @@ def paired_differences(cells: Cells, reaches: pd.DataFrame | None = None) -> pd.
         values.append(_log_steps(cells, members, reaches))
     rows = pd.concat(values, ignore_index=True)
     keys = ["reference", "trajectory_id", "quantity", "target_loss"]
-    own = rows["cell"] == rows["reference"]
+    is_reference = rows["cell"] == rows["reference"]
     shared = ["value", "margin", "sweep_dir", "run_id"]
-    base = rows.loc[own, [*keys, *shared]].rename(
+    base = rows.loc[is_reference, [*keys, *shared]].rename(
         columns={name: f"{name}_reference" for name in shared}
     )
-    pairs = rows[~own].merge(base, on=keys)
+    pairs = rows[~is_reference].merge(base, on=keys)
     with np.errstate(invalid="ignore"):
         pairs["difference"] = pairs["value"] - pairs["value_reference"]
     return pairs.reset_index(drop=True)
 
 
-def stated_margin(stated: NDArray[np.float64], quantity: str) -> tuple[float, str]:
-    """Return the margin that runs state for a quantity, by default that of the setting.
-
-    Parameters
-    ----------
-    stated : array, shape (runs,)
-        NaN where a run states none.
-
-    Returns
-    -------
-    tuple of float and str
-        The margin, the lowest of several, and why there is none where there are several: a margin
-        is fixed before the first run.
-
-    Raises
-    ------
-    AnalysisError
-        If none is stated, and the quantity has no setting.
-    """
-    distinct = np.unique(stated[~np.isnan(stated)]).tolist()
+def stated_margin(margins: NDArray[np.float64], quantity: str) -> tuple[float, str]:
+    """Return the margin that runs state, else the default, and why several leave none."""
+    distinct = np.unique(margins[~np.isnan(margins)]).tolist()
     if not distinct and quantity not in MARGIN_SETTINGS:
         msg = f"{quantity=} has no margin of its own; give margin=..., fixed beforehand"
         raise AnalysisError(msg)
-    shown = ", ".join(f"{margin:g}" for margin in distinct)
-    several = f"the runs state several margins ({shown}); one is fixed before the first run"
+    margin_texts = ", ".join(f"{margin:g}" for margin in distinct)
+    several = f"the runs state several margins ({margin_texts}); one is fixed before the first run"
     margin = distinct[0] if distinct else MARGINS[MARGIN_SETTINGS[quantity]]
     return margin, several if len(distinct) > 1 else ""
 
@@ -154,8 +128,8 @@ def judge_equivalence(
         msg = f"pairs lack columns: {', '.join(sorted(missing))}"
         raise AnalysisError(msg)
     columns = ("reference", "target_loss", "margin", "margin_reference", "value_reference")
-    wanted = [*pairs.columns, *columns, *_TEXTS]
-    pairs = pairs.reindex(columns=list(dict.fromkeys(wanted)))
+    names = [*pairs.columns, *columns, *_TEXTS]
+    pairs = pairs.reindex(columns=list(dict.fromkeys(names)))
     keys = ["cell", "reference", "quantity", "target_loss"]
     number = pairs.groupby(keys, dropna=False).ngroup().to_numpy()
     pairs = pairs.iloc[np.argsort(number, kind="stable")]
@@ -167,9 +141,9 @@ def judge_equivalence(
     ends = np.append(starts, len(pairs))[1:]
     for head, begin, end in zip(heads, starts, ends, strict=True):
         columns_of = numbers | texts
-        own = {name: values[begin:end] for name, values in columns_of.items()}
-        judged = _judged(own, str(head["quantity"]), margin, generator)
-        rows.append(dict(zip(keys, head.values(), strict=True)) | judged)
+        arrays = {name: values[begin:end] for name, values in columns_of.items()}
+        verdict = _judged(arrays, str(head["quantity"]), margin, generator)
+        rows.append(dict(zip(keys, head.values(), strict=True)) | verdict)
     return pd.DataFrame(rows)
 
 
@@ -178,18 +152,6 @@ def family_verdicts(table: pd.DataFrame) -> pd.DataFrame:
 
     All are equivalent if each of them is, at the same level: no correction is needed
     (intersection-union test). That at least one is different needs one: Holm's.
-
-    Parameters
-    ----------
-    table : DataFrame
-        As `judge_equivalence` returns it.
-
-    Returns
-    -------
-    DataFrame
-        A row for each reference, quantity and target: `n_decompositions`, `n_equivalent`,
-        `largest_smallest_margin` (by which all would be equivalent), `p_different` (the smallest,
-        corrected), `verdict` and `margin_stated`.
     """
     rows = []
     for key, group in table.groupby(["reference", "quantity", "target_loss"], dropna=False):
@@ -253,35 +215,37 @@ def _with_identity(
 
 
 def _judged(
-    own: Mapping[str, NDArray[Any]],
+    arrays: Mapping[str, NDArray[Any]],
     quantity: str,
-    given: float | None,
+    margin: float | None,
     generator: np.random.Generator | None,
 ) -> dict[str, object]:
     """Judge the pairs of one cell; its columns are arrays, since cells are many."""
-    kept = ~np.isnan(own["difference"])
-    differences = own["difference"][kept]
-    margins = np.concatenate([own["margin"], own["margin_reference"]])
-    used, several = (given, "") if given is not None else stated_margin(margins, quantity)
-    found = asdict(tost(differences, used))
+    has_difference = ~np.isnan(arrays["difference"])
+    differences = arrays["difference"][has_difference]
+    margins = np.concatenate([arrays["margin"], arrays["margin_reference"]])
+    used_margin, several = (margin, "") if margin is not None else stated_margin(margins, quantity)
+    verdict = asdict(tost(differences, used_margin))
     renamed = {"mean": "mean_difference", "sd": "sd_difference"}
-    row = {renamed.get(name, name): value for name, value in found.items()}
+    row = {renamed.get(name, name): value for name, value in verdict.items()}
     ends = (math.nan, math.nan)
     if generator is not None:
         ends = bootstrap_interval(differences, 1 - 2 * ALPHA, generator)
     row |= {"bootstrap_low": ends[0], "bootstrap_high": ends[1]}
-    row["margin_stated"] = given is None and not several and not np.isnan(margins).any()
+    row["margin_stated"] = margin is None and not several and not np.isnan(margins).any()
     if several:
         row |= {"verdict": "not identified", "margin": math.nan, "reason": several}
-    references = own["value_reference"][kept]
+    references = arrays["value_reference"][has_difference]
     finite = references[np.isfinite(references)]
     return row | {
-        "n_without": len(kept) - len(differences),
+        "n_without": len(has_difference) - len(differences),
         "seed_sd": float(finite.std(ddof=1)) if len(finite) > 1 else math.nan,
         "n_seeds": len(finite),
-        "run_ids": _joined(own["run_id"][kept]),
-        "reference_run_ids": _joined(own["run_id_reference"][kept]),
-        "sweep_dirs": _joined(dict.fromkeys([*own["sweep_dir"], *own["sweep_dir_reference"]]), ";"),
+        "run_ids": _joined(arrays["run_id"][has_difference]),
+        "reference_run_ids": _joined(arrays["run_id_reference"][has_difference]),
+        "sweep_dirs": _joined(
+            dict.fromkeys([*arrays["sweep_dir"], *arrays["sweep_dir_reference"]]), ";"
+        ),
     }
 
 

@@ -13,8 +13,6 @@ from batchscape.analysis.equivalence.tost import ALPHA
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.tables import geometry_column, setting_columns
 
-__all__ = ["QUANTITY_LABELS", "equivalence_table", "gradient_table", "with_cells"]
-
 QUANTITY_LABELS = {
     "final_eval_loss": "eval loss",
     "final_loss": "training loss",
@@ -24,13 +22,7 @@ QUANTITY_LABELS = {
 
 
 def with_cells(table: pd.DataFrame, cells: Cells) -> pd.DataFrame:
-    """Put geometry, settings and precision before rows that have a cell.
-
-    Parameters
-    ----------
-    table : DataFrame
-        With `cell` as a column or as its index; a `reference` cell becomes its label.
-    """
+    """Put geometry, settings and precision before rows that have a cell; label the reference."""
     rows = table.reset_index() if table.index.name == "cell" else table
     head = cells.table[[*GEOMETRY, *cells.settings]]
     if "precision" not in head:
@@ -44,15 +36,7 @@ def with_cells(table: pd.DataFrame, cells: Cells) -> pd.DataFrame:
 
 
 def equivalence_table(table: pd.DataFrame, cells: Cells, rows: Sequence[int]) -> Table:
-    """Choose what of the verdicts is shown.
-
-    Parameters
-    ----------
-    table : DataFrame
-        As `judge_equivalence` returns it, `with_cells`.
-    rows : sequence of int
-        Positions of those that are shown.
-    """
+    """Show the verdicts of `judge_equivalence`, `with_cells`, at some positions."""
     level = 1 - 2 * ALPHA
     return Table(
         "equivalence",
@@ -88,13 +72,7 @@ def equivalence_table(table: pd.DataFrame, cells: Cells, rows: Sequence[int]) ->
 
 
 def gradient_table(table: pd.DataFrame, cells: Cells) -> Table:
-    """Choose what of the gradients' errors is shown.
-
-    Parameters
-    ----------
-    table : DataFrame
-        As `gradient_error_table` returns it, `with_cells`.
-    """
+    """Show the errors of `gradient_error_table`, `with_cells`."""
     spread = sketch_spread(int(table["buckets"].max()))
     settings = [name for name in cells.contexts if name in table]
     settings += [] if "precision" in settings else ["precision"]

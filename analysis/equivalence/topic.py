@@ -49,29 +49,13 @@ from batchscape.analysis.targets.tidy import at_common_target
 from batchscape.record.tables import Tables
 from batchscape.text import list_text
 
-__all__ = ["equivalence_section"]
-
 _LEVEL = 1 - 2 * ALPHA
 
 
 def equivalence_section(
     cells: Cells, tables: Tables, reaches: pd.DataFrame | None = None
 ) -> Section | None:
-    """Say whether decompositions of one global batch train alike.
-
-    Parameters
-    ----------
-    tables : Tables
-        What the cells were found in.
-    reaches : DataFrame, optional
-        Steps to one or more targets, a row a run and target; see `paired_differences`.
-
-    Returns
-    -------
-    Section or None
-        None where no trajectory was trained by two decompositions, and no gradient can be held
-        against one in float64.
-    """
+    """Judge whether decompositions train alike; None where no trajectory has two of them."""
     if reaches is not None:
         members = members_of(cells, ("completed", "diverged"))
         family = members.groupby("reference")["cell"].transform("nunique") > 1
@@ -125,7 +109,7 @@ def _pictures(
     of_quantity = judged["quantity"] == quantity
     if of_quantity.sum() > MOST_ROWS:
         caption += f" The {MOST_ROWS} with the largest intervals are drawn."
-    own = pairs[pairs["quantity"] == quantity]
+    quantity_pairs = pairs[pairs["quantity"] == quantity]
     names = geometry_label(cells.table) + cell_names(cells).map(lambda n: f", {n}" if n else "")
     divergence = (
         "Root mean square, over seeds, of the difference of the training loss between a "
@@ -133,7 +117,7 @@ def _pictures(
         "differences of exactly 0 are left out."
     )
     charts = (
-        equivalence_chart(cells, judged[of_quantity], own, caption),
+        equivalence_chart(cells, judged[of_quantity], quantity_pairs, caption),
         divergence_chart(cells, *over_steps, _margin_of(judged), divergence),
         decompositions_chart(table, names, cells) if len(table) else None,
     )
@@ -144,21 +128,21 @@ def _verdicts(cells: Cells, judged: pd.DataFrame) -> Iterator[str]:
     if judged.empty:
         return
     quantity = _primary(judged)
-    own = judged[judged["quantity"] == quantity]
-    families = family_verdicts(own)
-    counts = own["verdict"].value_counts()
+    verdicts = judged[judged["quantity"] == quantity]
+    families = family_verdicts(verdicts)
+    counts = verdicts["verdict"].value_counts()
     what = "held-out loss" if quantity == "final_eval_loss" else "training loss"
-    margins = list_text(dict.fromkeys(f"{m:g}" for m in own["margin"].dropna()))
-    said = ", ".join(
+    margins = list_text(dict.fromkeys(f"{m:g}" for m in verdicts["margin"].dropna()))
+    outcome = ", ".join(
         f"{counts[verdict]} {verdict}"
         for verdict in ("equivalent", "different", "not identified")
         if verdict in counts
     )
     if set(counts.index) == {"equivalent"}:
-        said = "all equivalent"
+        outcome = "all equivalent"
     yield (
-        f"Of {len(own)} decompositions, held against the first of their global batch and settings "
-        f"by the final {what} and a margin of {margins or 'several'} nats: {said}."
+        f"Of {len(verdicts)} decompositions, compared with the first of their global batch and "
+        f"settings by the final {what} and a margin of {margins or 'several'} nats: {outcome}."
     )
     labels = cells.labels()
     if len(families) > 1:
@@ -168,13 +152,13 @@ def _verdicts(cells: Cells, judged: pd.DataFrame) -> Iterator[str]:
             for row in families.to_dict("records")
         ]
         yield f"By reference: {'; '.join(names[:12])}{'; ...' if len(names) > 12 else ''}."
-    bound, sd = own["smallest_margin"].max(), own["seed_sd"].max()
+    bound, sd = verdicts["smallest_margin"].max(), verdicts["seed_sd"].max()
     if not math.isnan(bound):
         text = (
             f"The {_LEVEL:.0%} intervals reach {significant(bound, 2)} nats at most"
             f"{'' if math.isnan(sd) else f', seeds differ by {significant(sd, 2)} (sd)'}"
         )
-        least = own["detectable_margin"].max()
+        least = verdicts["detectable_margin"].max()
         yield (
             f"{text}. Pairs as many and as variable as these would show equivalence with "
             f"{POWER:.0%} power from a margin of {significant(least, 2)} nats on."
@@ -193,13 +177,13 @@ def _not_shown(cells: Cells, judged: pd.DataFrame) -> Iterator[str]:
     """Say what else rests on the equality of a program's cuts where it was not shown."""
     if judged.empty:
         return
-    own = judged[judged["cell"].map(cells.of_programs()).astype(bool)]
-    own = own[own["quantity"] == _primary(judged)]
-    open_ = own[own["verdict"].ne("equivalent")]
-    if len(open_):
+    verdicts = judged[judged["cell"].map(cells.of_programs()).astype(bool)]
+    verdicts = verdicts[verdicts["quantity"] == _primary(judged)]
+    unproven = verdicts[verdicts["verdict"].ne("equivalent")]
+    if len(unproven):
         yield (
-            f"{len(open_)} of {len(own)} cuts of a program were not shown to train alike. The "
-            "trade-off and the best learning rate take one cut for each seed, and would differ "
+            f"{len(unproven)} of {len(verdicts)} cuts of a program were not shown to train alike. "
+            "The trade-off and the best learning rate take one cut for each seed, and would differ "
             "with another; times to a target are each cut's own."
         )
 
@@ -209,11 +193,11 @@ def _gradients(table: pd.DataFrame) -> Iterator[str]:
         ("relative_error", "from the float64 gradient by"),
         ("relative_difference", "from that of the first decomposition by"),
     ):
-        known = table.dropna(subset=[name]) if len(table) else table
-        if known.empty:
+        rows_with_error = table.dropna(subset=[name]) if len(table) else table
+        if rows_with_error.empty:
             continue
         parts = []
-        for precision, rows in known.groupby("precision", sort=False)[name]:
+        for precision, rows in rows_with_error.groupby("precision", sort=False)[name]:
             low, high = significant(rows.min(), 2), significant(rows.max(), 2)
             parts.append(f"{low if low == high else f'{low} to {high}'} in {precision}")
         yield f"The first gradient differs, relative to its norm, {against} {', '.join(parts)}."
@@ -226,21 +210,26 @@ def _warnings(judged: pd.DataFrame) -> Iterator[str]:
     if conflicts.any():
         reason = judged.loc[conflicts, "reason"].iloc[0]
         yield f"No verdict for {conflicts.sum()} comparisons: {reason}."
-    own = judged[judged["quantity"] == _primary(judged)]
-    unknown = own[own["verdict"].eq("not identified") & ~conflicts.reindex(own.index)]
+    verdicts = judged[judged["quantity"] == _primary(judged)]
+    unknown = verdicts[
+        verdicts["verdict"].eq("not identified") & ~conflicts.reindex(verdicts.index)
+    ]
     if len(unknown):
         reasons = dict.fromkeys(unknown["reason"].dropna())
-        yield f"Not identified for {len(unknown)} of {len(own)}: {'; '.join(list(reasons)[:3])}."
+        why = "; ".join(list(reasons)[:3])
+        yield f"Not identified for {len(unknown)} of {len(verdicts)}: {why}."
 
 
 def _headlines(judged: pd.DataFrame, gradients: pd.DataFrame) -> dict[str, Estimate]:
-    found = {}
+    headlines = {}
     if len(judged):
-        own = judged[judged["quantity"].eq(_primary(judged)) & judged["smallest_margin"].notna()]
-        for row in own.nlargest(1, "smallest_margin").to_dict("records"):
+        verdicts = judged[
+            judged["quantity"].eq(_primary(judged)) & judged["smallest_margin"].notna()
+        ]
+        for row in verdicts.nlargest(1, "smallest_margin").to_dict("records"):
             # A headline has the level of all others; the verdict rests on the narrower interval.
             half = t_reach(row["sd_difference"], row["n"] - 1) / math.sqrt(row["n"])
-            found["decomposition_loss_difference"] = Estimate(
+            headlines["decomposition_loss_difference"] = Estimate(
                 value=row["mean_difference"],
                 low=row["mean_difference"] - half,
                 high=row["mean_difference"] + half,
@@ -250,10 +239,10 @@ def _headlines(judged: pd.DataFrame, gradients: pd.DataFrame) -> dict[str, Estim
                 definition=f"paired difference of {row['quantity']} of the decomposition whose "
                 f"interval reaches furthest from 0 (its verdict rests on the {_LEVEL:.0%} one)",
             )
-    known = gradients.dropna(subset=["relative_error"]) if len(gradients) else gradients
-    for precision, rows in known.groupby("precision") if len(known) else ():
+    rows_with_error = gradients.dropna(subset=["relative_error"]) if len(gradients) else gradients
+    for precision, rows in rows_with_error.groupby("precision") if len(rows_with_error) else ():
         for row in rows.nlargest(1, "relative_error").to_dict("records"):
-            found[f"gradient_error_{precision}"] = Estimate(
+            headlines[f"gradient_error_{precision}"] = Estimate(
                 value=row["relative_error"],
                 low=row["relative_error_low"],
                 high=row["relative_error_high"],
@@ -264,13 +253,13 @@ def _headlines(judged: pd.DataFrame, gradients: pd.DataFrame) -> dict[str, Estim
                 definition="|g - g64| / |g64| of the first gradient, of the decomposition in "
                 "which it is largest",
             )
-    return found
+    return headlines
 
 
 def _primary(judged: pd.DataFrame) -> str:
     """Return the quantity that decides: the held-out loss, or without any the training loss."""
-    known = judged["quantity"].eq("final_eval_loss") & judged["n"].gt(0)
-    return "final_eval_loss" if known.any() else "final_loss"
+    has_evals = judged["quantity"].eq("final_eval_loss") & judged["n"].gt(0)
+    return "final_eval_loss" if has_evals.any() else "final_loss"
 
 
 def _margin_of(judged: pd.DataFrame) -> float:

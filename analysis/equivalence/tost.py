@@ -23,17 +23,6 @@ from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
 from batchscape.text import count_text
 
-__all__ = [
-    "ALPHA",
-    "POWER",
-    "Equivalence",
-    "Tost",
-    "bootstrap_interval",
-    "tost",
-    "tost_unpaired",
-    "welch",
-]
-
 ALPHA = 0.05
 """Largest probability of calling equivalent what differs by as much as the margin."""
 
@@ -145,18 +134,7 @@ def tost_unpaired(first: ArrayLike, second: ArrayLike, margin: float, alpha: flo
 
 
 def welch(first: np.ndarray, second: np.ndarray) -> tuple[float, float, float]:
-    """Compute the difference of two means with Welch's standard error and degrees of freedom.
-
-    Parameters
-    ----------
-    first, second : array, shapes (n,) and (m,)
-        Finite, two values at least in each.
-
-    Returns
-    -------
-    tuple of float
-        First mean minus second, its standard error, degrees of freedom.
-    """
+    """Return the difference of two means, with Welch's standard error and degrees of freedom."""
     parts = [float(values.var(ddof=1)) / len(values) for values in (first, second)]
     spread = sum(v**2 / (len(x) - 1) for v, x in zip(parts, (first, second), strict=True))
     freedom = sum(parts) ** 2 / spread if spread else len(first) + len(second) - 2
@@ -164,10 +142,10 @@ def welch(first: np.ndarray, second: np.ndarray) -> tuple[float, float, float]:
 
 
 def _judged(
-    n: int, sd: float, found: tuple[float, float, float], margin: float, alpha: float
+    n: int, sd: float, difference: tuple[float, float, float], margin: float, alpha: float
 ) -> Tost:
     """Judge a mean difference, given with its standard error and degrees of freedom."""
-    mean, error, freedom = found
+    mean, error, freedom = difference
     half = t_reach(error, freedom, 1 - 2 * alpha)
     low, high = mean - half, mean + half
     verdict: Equivalence = "not identified"
@@ -220,8 +198,8 @@ def bootstrap_interval(
     values = np.asarray(differences, dtype=float).ravel()
     if len(values) < 2 or not np.isfinite(values).all():
         return math.nan, math.nan
-    drawn = generator.integers(len(values), size=(_RESAMPLES, len(values)))
-    low, high = np.quantile(values[drawn].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
+    resamples = generator.integers(len(values), size=(_RESAMPLES, len(values)))
+    low, high = np.quantile(values[resamples].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 

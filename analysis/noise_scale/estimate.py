@@ -63,15 +63,6 @@ from batchscape.analysis.estimates import FEWEST, NOT_IDENTIFIED, TWO_SIDED, hal
 from batchscape.analysis.joins import rows_of
 from batchscape.record.noise_scale import SAMPLED, has_no_noise_scale, noise_samples
 
-__all__ = [
-    "cell_noise_scales",
-    "fieller_interval",
-    "noise_scale_curves",
-    "run_noise_scales",
-    "step_to_step_variance",
-    "variance_exponents",
-]
-
 _STEPS_A_HALF_LIFE = 10
 """Sampled steps of each run in a half-life of a curve, at least."""
 
@@ -117,11 +108,11 @@ def _sampled_by(samples: pd.DataFrame, key: str) -> dict[int, _Sampled]:
     )
     sizes = [samples[name].to_numpy(dtype=np.int64)[order] for name in ("b_small", "b_big")]
     parts = np.asfortranarray(samples[_PARTS].to_numpy(dtype=np.float64)[order])
-    whole = run, samples_seen, tokens, parts, *sizes
+    columns = run, samples_seen, tokens, parts, *sizes
     starts = np.flatnonzero(np.diff(groups, prepend=-1))
     ends = np.append(starts, len(groups))[1:]
     return {
-        int(groups[begin]): _Sampled(*(column[begin:end] for column in whole))
+        int(groups[begin]): _Sampled(*(column[begin:end] for column in columns))
         for begin, end in zip(starts, ends, strict=True)
     }
 
@@ -149,8 +140,11 @@ def run_noise_scales(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
         One row a run: `sweep_dir`, `run_id` and the columns of `cell_noise_scales`.
     """
     samples = _samples(runs, steps)
-    found = _sampled_by(samples, "run")
-    rows = {run: _row(_Units(own.parts, np.ones(len(own.run))), own) for run, own in found.items()}
+    samples_by_run = _sampled_by(samples, "run")
+    rows = {
+        run: _row(_Units(run_samples.parts, np.ones(len(run_samples.run))), run_samples)
+        for run, run_samples in samples_by_run.items()
+    }
     table = pd.DataFrame.from_dict(rows, orient="index", columns=list(_COLUMNS)).astype(_COLUMNS)
     keys = runs[["sweep_dir", "run_id"]].iloc[table.index.to_numpy(dtype=np.int64)]
     return pd.concat([keys.reset_index(drop=True), table.reset_index(drop=True)], axis=1)
@@ -174,8 +168,11 @@ def cell_noise_scales(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
         `low_tokens`, `high_tokens`, and `note`.
     """
     samples = _cell_samples(cells, steps)
-    found = _sampled_by(samples, "cell")
-    rows = {cell: _cell_row(own, np.ones(len(own.run))) for cell, own in found.items()}
+    samples_by_cell = _sampled_by(samples, "cell")
+    rows = {
+        cell: _cell_row(cell_samples, np.ones(len(cell_samples.run)))
+        for cell, cell_samples in samples_by_cell.items()
+    }
     table = pd.DataFrame.from_dict(rows, orient="index", columns=list(_COLUMNS))
     return table.astype(_COLUMNS).rename_axis("cell")
 
@@ -200,15 +197,17 @@ def noise_scale_curves(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     """
     samples = _cell_samples(cells, steps)
     curves = []
-    for cell, own in _sampled_by(samples, "cell").items():
-        starts = own.starts()
-        points = min(max(len(own.run) // len(starts) // _STEPS_A_HALF_LIFE, 1), _MOST_POINTS)
-        lasts = np.maximum.reduceat(own.samples, starts)
+    for cell, cell_samples in _sampled_by(samples, "cell").items():
+        starts = cell_samples.starts()
+        points = min(
+            max(len(cell_samples.run) // len(starts) // _STEPS_A_HALF_LIFE, 1), _MOST_POINTS
+        )
+        lasts = np.maximum.reduceat(cell_samples.samples, starts)
         half_life = lasts.max() / points
         # Where some runs have ended, the mean would jump to that of the others.
         for point in half_life * np.arange(1, int(points * lasts.min() / lasts.max()) + 1):
-            seen = own.where(own.samples <= point)
-            row = _cell_row(seen, 0.5 ** ((point - seen.samples) / half_life))
+            until_point = cell_samples.where(cell_samples.samples <= point)
+            row = _cell_row(until_point, 0.5 ** ((point - until_point.samples) / half_life))
             tokens = point * row["tokens_per_sample"]
             place = {"samples": point, "tokens": tokens, "half_life_samples": half_life}
             curves.append({"cell": cell, **place, **row})
@@ -265,9 +264,9 @@ def variance_exponents(runs: pd.DataFrame, steps: pd.DataFrame, seed: str) -> Co
     x = np.log(wide.columns.to_numpy(dtype=float))
     x = x - x.mean()
     slopes = wide.to_numpy(dtype=float) @ x / (x @ x)
-    used = table.loc[table[seed].isin(wide.index), "run_id"]
+    run_ids = table.loc[table[seed].isin(wide.index), "run_id"]
     name = f"global batches {', '.join(map(str, wide))}"
-    return Contrast(name, slopes, tuple(sorted(set(used))))
+    return Contrast(name, slopes, tuple(sorted(set(run_ids))))
 
 
 def fieller_interval(
@@ -311,8 +310,8 @@ def _samples(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 def _cell_samples(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     labels = cells.runs.reindex(columns=["not_invariant"])["not_invariant"]
-    whole = cells.runs["status"].eq("completed")
-    counted = whole & ~labels.map(has_no_noise_scale).astype(bool)
+    is_completed = cells.runs["status"].eq("completed")
+    counted = is_completed & ~labels.map(has_no_noise_scale).astype(bool)
     completed = cells.runs[counted]
     # A timing repeat of a trajectory is no further draw of its noise.
     runs = completed.drop_duplicates(["cell", "trajectory_id"])
@@ -335,11 +334,11 @@ def _cell_row(sampled: _Sampled, weights: NDArray[np.float64]) -> dict[str, Any]
 def _row(units: _Units, sampled: _Sampled) -> dict[str, Any]:
     """Return the columns of a table for some units, made from these sampled steps."""
     noise, signal = np.average(units.values, axis=0, weights=units.weights)
-    found = noise / signal if noise > 0 and signal > 0 else math.nan
+    ratio = noise / signal if noise > 0 and signal > 0 else math.nan
     low, high = _interval(units)
-    known = sampled.tokens[~np.isnan(sampled.tokens)]
-    tokens = known.sum() / sampled.samples.sum() if len(known) else math.nan
-    values = {"estimate": found, "low": low, "high": high}
+    tokens_seen = sampled.tokens[~np.isnan(sampled.tokens)]
+    tokens = tokens_seen.sum() / sampled.samples.sum() if len(tokens_seen) else math.nan
+    values = {"estimate": ratio, "low": low, "high": high}
     return {
         **values,
         "n": len(units.values),

@@ -12,35 +12,23 @@ from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
 from batchscape.analysis.figures.settings import cell_names, setting_names
 from batchscape.analysis.figures.style import ACCENT, GREY, looks
 
-__all__ = ["noise_scale_charts"]
-
 _SCALE = "gradient noise scale (samples)"
 
 
 def noise_scale_charts(
     cells: Cells, table: pd.DataFrame, curves: pd.DataFrame, at_best: Collection[int]
 ) -> Iterator[Chart]:
-    """Draw the noise scale of each cell, and its course.
-
-    Parameters
-    ----------
-    table : DataFrame
-        Table of the section, indexed by cell.
-    curves : DataFrame
-        As `noise_scale_curves` returns it.
-    at_best : collection of int
-        Cells whose course is shown first, as `cells_at_best` returns them.
-    """
-    known = table[table["note"].isna() & table["estimate"].notna()]
-    if len(known):
+    """Draw the noise scale of each cell, and its course; `at_best` cells are shown first."""
+    identified = table[table["note"].isna() & table["estimate"].notna()]
+    if len(identified):
         names = geometry_label(cells.table) + cell_names(cells).map(lambda n: f", {n}" if n else "")
-        rows = known[["global_batch_size", "estimate"]].assign(
-            estimate_low=known["low"],
-            estimate_high=known["high"],
-            cell=known.index,
-            of=names.loc[known.index],
+        rows = identified[["global_batch_size", "estimate"]].assign(
+            estimate_low=identified["low"],
+            estimate_high=identified["high"],
+            cell=identified.index,
+            of=names.loc[identified.index],
         )
-        batches = sorted(known["global_batch_size"].unique())
+        batches = sorted(identified["global_batch_size"].unique())
         equal = pd.DataFrame({"global_batch_size": batches, "estimate": batches})
         yield Chart(
             "noise_scale",
@@ -76,10 +64,10 @@ def noise_scale_charts(
         ],
     )
     settings = {f"s{number}": name for number, name in setting_names(cells, context).items()}
-    shown = {name for own in rows["setting"] for name in own}
+    drawn_settings = {name for names in rows["setting"] for name in names}
     best = {"best": "each global batch at its best learning rate"}
-    options = {name: text for name, text in {**best, **settings}.items() if name in shown}
-    used = set(rows["series"])
+    options = {name: text for name, text in {**best, **settings}.items() if name in drawn_settings}
+    drawn_cuts = set(rows["series"])
     yield Chart(
         "noise_scale_curve",
         "Noise scale over the training",
@@ -93,7 +81,7 @@ def noise_scale_charts(
             Marks("line", rows, line="cell"),
             Marks("point", rows),
         ],
-        {name: look for name, look in looks(cells).items() if name in used},
+        {name: look for name, look in looks(cells).items() if name in drawn_cuts},
         choices=[Choice("setting", "Settings", options)] if len(settings) > 1 else [],
         tables=["tables/noise_scale_curve.csv"],
     )

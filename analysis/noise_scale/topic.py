@@ -18,8 +18,6 @@ from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.tables import geometry_column, setting_columns
 from batchscape.analysis.report.topic import Section
 
-__all__ = ["noise_scale_section", "noise_scale_table"]
-
 _DEFINITION = (
     "tr(S)/|G|^2 in samples, from squared norms of gradients of a small and a large batch before "
     "clipping, numerator and denominator averaged apart over the sampled optimizer steps"
@@ -31,22 +29,7 @@ _ENDS = {"samples": "", "tokens": "_tokens"}
 def noise_scale_section(
     cells: Cells, steps: pd.DataFrame, estimates: pd.DataFrame, at_best: Mapping[int, float]
 ) -> Section | None:
-    """Say how large the gradient noise scale is, by global batch.
-
-    Parameters
-    ----------
-    steps : DataFrame
-        As `load` returns them.
-    estimates : DataFrame
-        As `cell_noise_scales` returns it.
-    at_best : mapping of int to float
-        Cells that the figure shows first, as `cells_at_best` returns them.
-
-    Returns
-    -------
-    Section or None
-        None where it was not sampled.
-    """
+    """Show the gradient noise scale by global batch; None where it was not sampled."""
     if estimates.empty:
         return None
     table = cells.table[[*GEOMETRY, *cells.settings]].join(estimates, how="inner")
@@ -110,17 +93,17 @@ def _known(table: pd.DataFrame) -> dict[str, pd.Series[float]]:
 
 
 def _answer(table: pd.DataFrame) -> str:
-    known = table[table["note"].isna() & table["estimate"].notna()]
-    if known.empty:
+    identified = table[table["note"].isna() & table["estimate"].notna()]
+    if identified.empty:
         return (
             f"The gradient noise scale is not identified in any of {len(table)} cells: too few "
             "sampled steps to tell the gradient's mean from zero."
         )
-    ends = [f"{known['estimate'].agg(which):.3g}" for which in ("min", "max")]
-    found = " to ".join(dict.fromkeys(ends))
+    ends = [f"{identified['estimate'].agg(which):.3g}" for which in ("min", "max")]
+    span = " to ".join(dict.fromkeys(ends))
     return (
-        f"The gradient noise scale is {found} samples over the whole training, where it is "
-        f"identified ({len(known)} of {len(table)} cells); intervals are in the table."
+        f"The gradient noise scale is {span} samples over the whole training, where it is "
+        f"identified ({len(identified)} of {len(table)} cells); intervals are in the table."
     )
 
 
@@ -131,15 +114,15 @@ def _headlines(table: pd.DataFrame) -> dict[str, Estimate]:
         ["n_runs", "width"], ascending=[False, True], kind="stable"
     )
     first = order.drop_duplicates("global_batch_size").sort_values("global_batch_size")
-    found = {
+    headlines = {
         f"gradient_noise_scale_{row['global_batch_size']}": _estimate(row)
         for row in first.to_dict("records")
     }
-    for (name, estimate), note in zip(found.items(), first["note"], strict=True):
+    for (name, estimate), note in zip(headlines.items(), first["note"], strict=True):
         if not pd.isna(note):
             # Of one sampled step the table shows the value; no text may quote it.
-            found[name] = replace(estimate, value=math.nan, note=str(note))
-    return found
+            headlines[name] = replace(estimate, value=math.nan, note=str(note))
+    return headlines
 
 
 def _estimate(row: Mapping[Hashable, Any]) -> Estimate:

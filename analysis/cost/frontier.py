@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
@@ -14,7 +14,7 @@ from batchscape.analysis.cost.table import cost_groups
 from batchscape.analysis.estimates import NOT_IDENTIFIED
 
 FIT, OUT, SKIPPED = "fit", "ran out", "not launched"
-"""What a run says of memory."""
+"""Outcomes of a run: whether its micro-batch fit the memory."""
 
 _OUTCOMES = {"completed": FIT, "diverged": FIT, "pruned": FIT, "oom": OUT}
 _MICRO, _ACCUMULATION = "micro_batch_size", "gradient_accumulation_steps"
@@ -77,6 +77,12 @@ def find_frontier(rows: pd.DataFrame) -> dict[str, Any]:
     figures = at_last["peak_figure"].dropna().unique()
     margin = memory - peak if peak <= memory else math.nan
     contradictions = _contradictions(fit, out)
+    notes = [*_unidentified(fit, out), *contradictions, *_explained(fit, out)]
+    if peak > memory:
+        notes.append(
+            f"margin {NOT_IDENTIFIED}: the recorded peak is above the memory, so that it counts "
+            "what the memory does not"
+        )
     return {
         "last_fit": last_fit,
         "first_out": first_out,
@@ -90,14 +96,7 @@ def find_frontier(rows: pd.DataFrame) -> dict[str, Any]:
         "margin_gib": margin,
         "margin_pct": 100 * margin / memory if memory else math.nan,
         "is_monotone": not contradictions,
-        "note": "; ".join(
-            [
-                *_unidentified(fit, out),
-                *contradictions,
-                *_explained(fit, out),
-                *_beyond(memory, peak),
-            ]
-        ),
+        "note": "; ".join(notes),
         "fits": _sizes(fit),
         "ran_out": _sizes(out),
         "not_launched": _sizes(skipped),
@@ -149,15 +148,6 @@ def _explained(fit: pd.DataFrame, out: pd.DataFrame) -> Iterable[str]:
         )
 
 
-def _beyond(memory: float, peak: float) -> Iterable[str]:
-    """Say where a run fit whose peak is recorded as more than there was."""
-    if peak > memory:
-        yield (
-            f"margin {NOT_IDENTIFIED}: the recorded peak is above the memory, so that it counts "
-            "what the memory does not"
-        )
-
-
 def _cuts(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[[_MICRO, _ACCUMULATION]].astype(int).drop_duplicates()
 
@@ -167,5 +157,4 @@ def _sizes(rows: pd.DataFrame) -> str:
 
 
 def _listed(sizes: Iterable[int]) -> str:
-    distinct: Sequence[int] = sorted(set(sizes))
-    return ", ".join(map(str, distinct))
+    return ", ".join(map(str, sorted(set(sizes))))

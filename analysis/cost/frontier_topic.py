@@ -1,4 +1,4 @@
-"""What the report shows of memory's end: the frontier of each setting, as table and figure."""
+"""The largest micro-batch that fits, by setting, in the report."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from batchscape.analysis.cost.capacity import LIMITED, PEAK_FIGURES
 from batchscape.analysis.cost.figures import frontier_chart
 from batchscape.analysis.cost.frontier import FIT, frontier_rows, memory_frontier
 from batchscape.analysis.estimates import NOT_IDENTIFIED
-from batchscape.analysis.numbers import Scale, memory_scale, significant
+from batchscape.analysis.numbers import memory_scale, significant
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
 from batchscape.text import count_text
 
-_MOST_TOLD = 6
-"""Settings that the text tells of; the table has all."""
+_MAX_SENTENCES = 6
+"""Settings in the text; the table has all."""
 
 
 def frontier_section(cells: Cells) -> Section | None:
@@ -29,9 +29,9 @@ def frontier_section(cells: Cells) -> Section | None:
     if rows.empty or not (limited or rows["outcome"].ne(FIT).any()):
         return None
     table = memory_frontier(rows)
-    answer = [_told(row) for _, row in table.head(_MOST_TOLD).iterrows()]
-    if len(table) > _MOST_TOLD:
-        are = count_text(len(table) - _MOST_TOLD, "more setting is", "more settings are")
+    answer = [_sentence(row) for _, row in table.head(_MAX_SENTENCES).iterrows()]
+    if len(table) > _MAX_SENTENCES:
+        are = count_text(len(table) - _MAX_SENTENCES, "more setting is", "more settings are")
         answer.append(f"{are} in the table.")
     warnings = [
         f"{_where(row)}: {row['note']}." for _, row in table[~table["is_monotone"]].iterrows()
@@ -41,7 +41,7 @@ def frontier_section(cells: Cells) -> Section | None:
     return Section("Where memory ends", answer, [_table(table)], charts, warnings)
 
 
-def _told(row: pd.Series[Any]) -> str:
+def _sentence(row: pd.Series[Any]) -> str:
     if not row["identified"]:
         why = row["note"].partition(";")[0]
         return f"{_where(row)}: the largest micro-batch that fits is {why}."
@@ -54,9 +54,12 @@ def _told(row: pd.Series[Any]) -> str:
     if math.isnan(row["margin_gib"]):
         return f"{text}."
     scale = memory_scale([row["memory_gib"]])
+    margin, memory = (
+        significant(row[name] * scale.factor, 3) for name in ("margin_gib", "memory_gib")
+    )
     return (
-        f"{text}; at {row['last_fit']:.0f}, {_size(row['margin_gib'], scale)} of "
-        f"{_size(row['memory_gib'], scale)} {scale.unit} ({row['margin_pct']:.2g} %) were left."
+        f"{text}; at {row['last_fit']:.0f}, {margin} of {memory} {scale.unit} "
+        f"({row['margin_pct']:.2g} %) were left."
     )
 
 
@@ -85,11 +88,11 @@ def _table(table: pd.DataFrame) -> Table:
             Column("n_skipped", "not launched"),
         ],
         footnotes=[table["note"].replace("", None)],
-        notes=list(_definitions(table)),
+        notes=list(_notes(table)),
     )
 
 
-def _definitions(table: pd.DataFrame) -> Iterable[str]:
+def _notes(table: pd.DataFrame) -> Iterable[str]:
     yield (
         "last fit: largest micro-batch that fit and is smaller than every one that ran out of "
         "memory; first out of memory: smallest that did. fit, out, not launched: runs of each "
@@ -112,7 +115,3 @@ def _definitions(table: pd.DataFrame) -> Iterable[str]:
             "That peak counts tensors alone. The memory also holds what libraries take and what "
             "the allocator keeps, so the margin is an upper bound."
         )
-
-
-def _size(value: float, scale: Scale) -> str:
-    return significant(value * scale.factor, 3)

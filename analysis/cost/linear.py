@@ -1,4 +1,4 @@
-"""Least squares that knows which of its terms the measurements determine."""
+"""Least squares that tells which of its terms the measurements determine."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Combination:
     value: float
     """NaN where the measurements do not determine it."""
     variance: float
-    """NaN where nothing is left over to estimate it from."""
+    """NaN where no residual is left to estimate it from."""
     degrees: float
     """Degrees of freedom of the variance."""
 
     def interval(self) -> tuple[float, float]:
-        """Give the two ends of the t-interval; NaN where there is none."""
+        """Return the two ends of the t-interval; NaN where there is none."""
         if not (math.isfinite(self.variance) and self.degrees > 0):
             return math.nan, math.nan
         half = float(stdtrit(self.degrees, TWO_SIDED)) * math.sqrt(self.variance)
@@ -44,22 +44,22 @@ class LinearFit:
 
     terms: tuple[str, ...]
     coefficients: Floats
-    """Shape (terms,). Of those that are not determined, the smallest that fit."""
+    """Shape (terms,). Undetermined ones have the smallest values that fit."""
     covariance: Floats
-    """Shape (terms, terms); NaN where nothing is left over to estimate it from."""
+    """Shape (terms, terms); NaN where no residual is left to estimate it from."""
     degrees: float
     spread: float
     """Standard deviation of a cell from the form, relative where `relative`."""
     relative: bool
     from_repeats: bool
-    """Whether the covariance comes from repeats of equal cells, none being left over to test the
-    form itself."""
+    """Whether the covariance comes from repeats of equal cells: with no more cells than terms the
+    form itself is not tested."""
     fitted: Floats
     """Shape (cells,)."""
     left_out: Floats
     """Shape (cells,): prediction of each cell by a fit to the others; NaN where they cannot."""
     null_space: Floats
-    """Shape (directions, terms), in units of `scale`: what the measurements say nothing about."""
+    """Shape (directions, terms), in units of `scale`: undetermined combinations."""
     scale: Floats
     """Shape (terms,): largest size of each term."""
 
@@ -77,7 +77,7 @@ class LinearFit:
         )
 
     def predict(self, weights: ArrayLike) -> Combination:
-        """Estimate the same for a cell that was not measured, which departs from the form too."""
+        """Estimate the same for a new cell, which departs from the form too."""
         mean = self.combine(weights)
         size = abs(mean.value) if self.relative else 1.0
         return Combination(mean.value, mean.variance + (self.spread * size) ** 2, mean.degrees)
@@ -155,7 +155,7 @@ def fit_linear(
 
 
 def _solve(matrix: Floats, size: Floats) -> tuple[Floats, Floats, Floats, int]:
-    """Return what maps means to coefficients, to fitted values, the null space, and the rank."""
+    """Return maps of means to coefficients and to fitted values, the null space, and the rank."""
     weighted = matrix / size[:, None]
     u, values, v = np.linalg.svd(weighted, full_matrices=True)
     rank = int((values > _RANK_TOLERANCE * values.max(initial=0.0)).sum())
@@ -164,7 +164,7 @@ def _solve(matrix: Floats, size: Floats) -> tuple[Floats, Floats, Floats, int]:
 
 
 def _pooled(groups: Sequence[Floats], size: Floats) -> tuple[float, float]:
-    """Pool the (relative) variance within cells; with its degrees of freedom."""
+    """Return the pooled (relative) variance within cells, and its degrees of freedom."""
     degrees = float(sum(len(values) - 1 for values in groups))
     if not degrees:
         return math.nan, 0.0

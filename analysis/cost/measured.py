@@ -1,4 +1,4 @@
-"""What runs that ended tell of others: step times, and how far predictions of memory are off."""
+"""Step times, and errors of predicted memory, from runs that ended."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from batchscape.record.tables import load
 
 _FIGURES = ("step_time_s", *TIME_PARTS)
 _LEAST_OFF = 0.01
-"""Of a peak, however near all predictions were: the next model has other kernels."""
+"""Least relative error of a predicted peak: another model has other kernels."""
 
 
 class MeasuredSteps:
-    """Takes step times from runs on one kind of hardware, apart for all that decides their time.
+    """Step times of runs on one kind of hardware, kept apart by all settings that decide them.
 
-    A geometry with `FEWEST` runs of its own has the geometric mean of these, with the t-interval of
-    the mean logarithm; others have what the cost model of all these runs gives.
+    A geometry with `FEWEST` runs has their geometric mean, with the t-interval of the mean
+    logarithm; for others the cost model of all these runs predicts.
 
     Parameters
     ----------
     dirs : sequence of Path
         Sweep folders; completed runs with valid times count.
     is_like : callable
-        Whether runs on some hardware count.
+        Tells whether runs on a named hardware count.
 
     Raises
     ------
@@ -75,10 +75,10 @@ class MeasuredSteps:
         table = self._tables.get(spec.time_key)
         if table is None or len(table) < FEWEST:
             return None
-        estimate = self._own(table, geometry) or self._fitted(spec, table, geometry)
+        estimate = self._from_runs(table, geometry) or self._from_model(spec, table, geometry)
         return estimate if estimate is not None and estimate.high <= WIDEST * estimate.low else None
 
-    def _own(self, table: pd.DataFrame, geometry: BatchGeometry) -> Estimate | None:
+    def _from_runs(self, table: pd.DataFrame, geometry: BatchGeometry) -> Estimate | None:
         cut = [getattr(geometry, name) for name in FACTORS]
         times = table.loc[(table[list(FACTORS)] == cut).all(axis=1), "step_time_s"]
         n = len(times)
@@ -88,7 +88,7 @@ class MeasuredSteps:
         method = f"t-interval of the mean logarithm of {n} runs"
         return Estimate.of_ratio(logs, "step time of runs of this geometry", method, unit="s")
 
-    def _fitted(
+    def _from_model(
         self, spec: RunSpec, table: pd.DataFrame, geometry: BatchGeometry
     ) -> Estimate | None:
         if spec.time_key not in self._models:
@@ -102,7 +102,7 @@ class MeasuredSteps:
         return replace(estimate, n=len(table))
 
     def memory_range(self, spec: RunSpec) -> tuple[float, float, int] | None:
-        """Return between which multiples of its prediction a run's peak of memory should lie.
+        """Return the range of a run's peak of memory, as multiples of its prediction.
 
         Returns
         -------
@@ -122,11 +122,11 @@ class MeasuredSteps:
 
 
 def _shares_measured(runs: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
-    """Return measured over predicted peaks: of runs with one prediction, seeds say, the mean."""
+    """Return measured over predicted peaks, by model; runs with equal predictions are averaged."""
     names = ("predicted.peak_allocated_gib.value", "peak_allocated_gib", "workspace_gib")
     table = runs.reindex(columns=list(names)).apply(pd.to_numeric).astype(float)
     predicted, measured, workspace = (table[name] for name in names)
-    # What cuBLAS works in is no part of a prediction.
+    # A prediction leaves out the workspace of cuBLAS.
     shares = ((measured - workspace.fillna(0)) / predicted)[predicted.gt(0) & measured.gt(0)]
     groups = [
         _of_spec(sweep, run_id, _memory_group)

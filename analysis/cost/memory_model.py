@@ -1,4 +1,4 @@
-"""Memory of a device: what is fixed, what a sample adds, and the copies of the gradient."""
+"""Memory of a device: a fixed part, a part a sample, and copies of the gradient."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class MemoryModel:
 
     @property
     def limiting(self) -> list[str]:
-        """Figures that decide whether a run fits: what the device sees, else the three peaks."""
+        """Figures that decide whether a run fits: that of the device, else the three peaks."""
         for names in (*((name,) for name in _OF_THE_DEVICE), _PEAKS, ("peak_allocated_gib",)):
             figures = [name for name in names if name in self.phases]
             if figures:
@@ -66,7 +66,7 @@ class MemoryModel:
 
     @cached_property
     def largest(self) -> dict[tuple[int, ...], float]:
-        """Most memory that was measured of each geometry, in GiB; NaN where a figure is missing."""
+        """Largest measured memory of each geometry, in GiB; NaN where a figure is missing."""
         rows = self.measured
         peaks = rows[self.limiting].to_numpy(dtype=float).max(axis=1)
         cuts = map(tuple, rows[list(FACTORS)].astype(int).to_numpy().tolist())
@@ -90,7 +90,7 @@ class MemoryModel:
         return max(estimates, key=lambda e: e.value if math.isnan(e.high) else e.high)
 
     def beyond(self, devices: int, micro: int, accumulation: int) -> list[str]:
-        """Say in which factors a geometry lies outside the measured ones."""
+        """Name the factors in which a geometry lies outside the measured ones."""
         return outside(self.measured, devices, micro, accumulation)
 
 

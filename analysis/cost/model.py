@@ -1,4 +1,4 @@
-"""What every cost model consists of: terms over geometries, cells, and predictions."""
+"""Cost models: terms over geometries, cells, and predictions."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Term:
     """One term of a cost model."""
 
     weight: Callable[[Cuts], Floats]
-    """What its coefficient is multiplied by."""
+    """Multiplier of the coefficient."""
     definition: str
     needs: tuple[str, ...] = ()
-    """Factors that must vary for it to be told from the others."""
+    """Factors that must vary to determine it beside the others."""
     may_save: bool = False
     """Whether its coefficient may be negative."""
 
@@ -62,7 +62,7 @@ class CostFit:
     method: str
 
     def weights(self, devices: float, micro: float, accumulation: float) -> list[float]:
-        """What each coefficient is multiplied by in one geometry."""
+        """Return the multiplier of each coefficient in one geometry."""
         cut = Cuts(*(np.array(float(value)) for value in (devices, micro, accumulation)))
         return [float(term.weight(cut)) for term in self.terms.values()]
 
@@ -125,7 +125,7 @@ def fit_cost(
     )
     model = CostFit(terms, fit, {}, cells, unit, _method(fit, len(cells), len(rows)))
     for name, term in terms.items():
-        why = _why_not(term, cells)
+        why = _why_undetermined(term, cells)
         model.estimates[name] = estimate_of(
             fit.term(name), model, term.definition, why, may_save=term.may_save
         )
@@ -140,7 +140,7 @@ def estimate_of(
     *,
     may_save: bool = False,
 ) -> Estimate:
-    """Turn a combination of coefficients into an estimate, which is negative only if it may be."""
+    """Turn a combination of coefficients into an estimate, which only savings make negative."""
 
     def estimate(value: float, low: float, high: float, note: str | None) -> Estimate:
         n = len(model.cells)
@@ -159,7 +159,7 @@ def estimate_of(
     if may_save:
         return estimate(combination.value, low, high, note)
     if high < tiny:
-        # Cut off at zero, the interval would be the point 0: a certainty that nothing supports.
+        # Cut off at zero, the interval would be the point 0, a certainty without support.
         reason = (
             f"the fit gives {combination.value:.3g} [{low:.3g}, {high:.3g}] {model.unit}, below "
             "zero, so its form does not hold"
@@ -169,7 +169,7 @@ def estimate_of(
         note = (
             f"the fit alone gives {combination.value:.3g} {model.unit}, and it cannot be negative"
         )
-    # A NaN stays one, and what only rounding tells from zero is zero.
+    # NaN stays NaN; a value within rounding of zero becomes zero.
     value, low, high = (0.0 if end < -tiny else end for end in (combination.value, low, high))
     return estimate(value, low, high, note)
 
@@ -186,11 +186,11 @@ def outside(cells: pd.DataFrame, devices: int, micro: int, accumulation: int) ->
 
 
 def runs_of(group: pd.DataFrame) -> str:
-    """Join the ids of the runs behind a row, where the table has them."""
+    """Join the ids of some runs, where the table has them."""
     return ";".join(sorted(map(str, group["run_id"]))) if "run_id" in group else ""
 
 
-def _why_not(term: Term, cells: pd.DataFrame) -> str:
+def _why_undetermined(term: Term, cells: pd.DataFrame) -> str:
     names = {**_NAMES, "data_parallel_size": "number of devices"}
     constant = [names[name] for name in term.needs if cells[name].nunique() == 1]
     if constant:

@@ -1,8 +1,8 @@
-"""What the report shows of predictions: how far they were off, cell by cell and in sum."""
+"""Errors of predictions in the report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import pandas as pd
 
@@ -10,7 +10,7 @@ from batchscape.analysis.cells import Cells
 from batchscape.analysis.cost.figures import predicted_chart
 from batchscape.analysis.cost.predicted import PREDICTED, compare_predictions, prediction_errors
 from batchscape.analysis.estimates import FEWEST
-from batchscape.analysis.numbers import Scale, memory_scale, significant, time_scale, unit_of
+from batchscape.analysis.numbers import memory_scale, significant, time_scale, unit_of
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
 from batchscape.text import count_text
@@ -22,11 +22,17 @@ def predicted_section(cells: Cells) -> Section | None:
     if table.empty:
         return None
     errors = prediction_errors(table)
+    scales = {
+        str(figure): (memory_scale if str(figure).endswith("_gib") else time_scale)(
+            rows[["predicted", "measured"]].to_numpy().ravel()
+        )
+        for figure, rows in table.groupby("figure", sort=False)
+    }
     return Section(
         "Predicted against measured",
         list(_answer(errors)),
         [_table(table)],
-        [predicted_chart(table, _scales(table))],
+        [predicted_chart(table, scales)],
         curves={"prediction_errors": errors},
     )
 
@@ -48,15 +54,6 @@ def _answer(errors: pd.DataFrame) -> Iterable[str]:
         yield f"{text}."
 
 
-def _scales(table: pd.DataFrame) -> Mapping[str, Scale]:
-    return {
-        figure: (memory_scale if figure.endswith("_gib") else time_scale)(
-            table.loc[table["figure"] == figure, ["predicted", "measured"]].to_numpy().ravel()
-        )
-        for figure in table["figure"].unique()
-    }
-
-
 def _table(table: pd.DataFrame) -> Table:
     units = table["figure"].map(unit_of)
     return Table(
@@ -74,10 +71,9 @@ def _table(table: pd.DataFrame) -> Table:
         ],
         notes=[
             "Cells that differ only in what decides neither memory nor time, such as the learning "
-            "rate, are one. Predicted before the run began; measured: by runs that had ended, of "
-            "the same cell too. "
-            "error: of the prediction, in percent of what was measured. Times: of runs whose times "
-            "are valid. Memory: without cuBLAS's workspace."
+            "rate, are one. Predicted before the run began; by measured: from runs that had ended, "
+            "of the same cell too. error: of the prediction, in percent of the "
+            "measurement. Times: of runs whose times are valid. Memory: without cuBLAS's workspace."
         ],
         hidden=["unit"],
     )

@@ -1,4 +1,4 @@
-"""What more devices gain: weak and strong scaling efficiency, paired by seed."""
+"""Weak and strong scaling efficiency over devices, paired by seed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
+from batchscape.analysis.cost.model import runs_of
 from batchscape.analysis.cost.table import FACTORS, Geometry, one_group
 from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.numbers import TIMES
@@ -73,6 +74,7 @@ Pair = tuple[Geometry, Geometry, str, str]
 
 
 def _pairs(rows: pd.DataFrame) -> Iterator[Pair]:
+    """Yield each cell with that of the fewest devices that it scales from, weakly or strongly."""
     cells: list[Geometry] = list(
         rows[list(FACTORS)].drop_duplicates().itertuples(index=False, name=None)
     )
@@ -89,16 +91,13 @@ def _pairs(rows: pd.DataFrame) -> Iterator[Pair]:
                 yield cell, base, str(key[0]), str(key[1])
 
 
-def _compare(
-    rows: pd.DataFrame,
-    keys: list[str],
-    pair: Pair,
-) -> dict[str, object]:
+def _compare(rows: pd.DataFrame, keys: list[str], pair: Pair) -> dict[str, object]:
     cell, base, kind, held = pair
     names = list(FACTORS)
-    sides = []
+    sides, runs = [], []
     for geometry in (base, cell):
         side = rows[(rows[names] == list(geometry)).all(axis=1)]
+        runs.append(side)
         sides.append(side.groupby(keys, dropna=False)["log"].mean())
     factor = math.log(base[0] / cell[0]) if kind == "strong" else 0.0
     logs = (sides[0] - sides[1]).dropna() + factor
@@ -109,10 +108,6 @@ def _compare(
         f"t-interval of the mean log ratio over {n} pairs of runs",
         note=None if n > 1 else "no interval: one pair",
     )
-    involved = rows[
-        (rows[names] == list(cell)).all(axis=1) | (rows[names] == list(base)).all(axis=1)
-    ]
-    ids = ";".join(sorted(map(str, involved["run_id"]))) if "run_id" in involved else ""
     return {
         "kind": kind,
         "held": held,
@@ -125,5 +120,5 @@ def _compare(
         "n": n,
         "speedup": estimate.value * cell[0] / base[0] if kind == "strong" else math.nan,
         "estimate": estimate,
-        "run_ids": ids,
+        "run_ids": runs_of(pd.concat(runs)),
     }

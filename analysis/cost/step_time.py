@@ -46,7 +46,7 @@ _OPTIMIZER = {
 
 
 WIDEST = 10.0
-"""A step time whose interval has ends further apart than this many times is not known."""
+"""Largest ratio of the ends of an interval with which a step time counts as identified."""
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,12 @@ class StepTimeModel:
         factors = [part.weights(devices, micro, accumulation) for part in self.parts]
         if devices > 1 and not any("exchange_s" in part.terms for part in self.parts):
             return Combination(math.nan, math.nan, 0.0)
-        # A part with no weight, such as the exchange of one device, is known to be zero.
+        # A part without weight, such as the exchange of one device, is zero.
         weighted = [(p, w) for p, w in zip(self.parts, factors, strict=True) if any(w)]
         return _sum([part.fit.predict(weight) for part, weight in weighted])
 
     def beyond(self, devices: int, micro: int, accumulation: int) -> list[str]:
-        """Say in which factors a geometry lies outside the measured ones."""
+        """Name the factors in which a geometry lies outside the measured ones."""
         return outside(self.cells, devices, micro, accumulation)
 
 
@@ -146,49 +146,38 @@ def fit_step_time(table: pd.DataFrame) -> StepTimeModel:
     if (rows["step_time_s"] <= 0).any():
         msg = "step_time_s must be above zero; leave a cell empty where there is no time"
         raise AnalysisError(msg)
-    parts = _parts(rows)
+    parts = _fit_parts(rows)
     estimates = {name: estimate for part in parts for name, estimate in part.estimates.items()}
     if "exchange_s" not in estimates:
-        (term,) = _EXCHANGE.values()
-        estimates["exchange_s"] = estimate_of(
-            Combination(math.nan, math.nan, 0.0),
-            parts[0],
-            term.definition,
-            "the cells with valid times are all of one device",
-        )
+        why = "the cells with valid times are all of one device"
+        unknown = Combination(math.nan, math.nan, 0.0)
+        definition = _EXCHANGE["exchange_s"].definition
+        estimates["exchange_s"] = estimate_of(unknown, parts[0], definition, why)
     return StepTimeModel(parts, estimates, _sum_of_cells(parts, rows))
 
 
-def _parts(rows: pd.DataFrame) -> list[CostFit]:
-    def fit(figures: pd.DataFrame, terms: dict[str, Term]) -> CostFit:
-        return fit_cost(figures, "figure", terms, unit="s", relative=True, repeats=True)
+def _fit_parts(rows: pd.DataFrame) -> list[CostFit]:
+    def fit(table: pd.DataFrame, figure: pd.Series[float], terms: dict[str, Term]) -> CostFit:
+        table = table.assign(figure=figure)
+        return fit_cost(table, "figure", terms, unit="s", relative=True, repeats=True)
 
-    parallel = rows["data_parallel_size"] > 1
-    parts_measured = rows.reindex(columns=list(TIME_PARTS)).apply(pd.to_numeric).astype(float)
-    parts_measured["exchange_s"] = parts_measured["exchange_s"].where(parallel, 0.0)
-    compute = rows["step_time_s"] - parts_measured.sum(axis=1)
-    has_gaps = (
-        parts_measured.isna().any(axis=None)
-        or (parts_measured < 0).any(axis=None)
-        or (compute <= 0).any()
-    )
-    if (
-        has_gaps
-        or (parts_measured.loc[parallel, "exchange_s"] <= 0).any()
-        or (parts_measured["optimizer_s"] <= 0).any()
-    ):
-        # Ends of exchange and update are not known in every run: only their sum is fitted.
-        terms = _MICRO_STEPS | (_EXCHANGE if parallel.any() else {}) | _OPTIMIZER
-        return [fit(rows.assign(figure=rows["step_time_s"]), terms)]
-    parts = [fit(rows.assign(figure=compute), _MICRO_STEPS)]
-    if parallel.any():
-        parts.append(fit(rows[parallel].assign(figure=parts_measured["exchange_s"]), _EXCHANGE))
-    parts.append(fit(rows.assign(figure=parts_measured["optimizer_s"]), _OPTIMIZER))
-    return parts
+    is_parallel = rows["data_parallel_size"] > 1
+    apart = rows.reindex(columns=list(TIME_PARTS)).apply(pd.to_numeric).astype(float)
+    exchange, update = apart["exchange_s"].where(is_parallel, 0.0), apart["optimizer_s"]
+    compute = rows["step_time_s"] - (exchange + update)
+    # NaN, in any comparison, is no time.
+    if not ((compute > 0) & (update > 0) & ((exchange > 0) | ~is_parallel)).all():
+        # Some runs lack the ends of exchange and update, so only the sum is fitted.
+        terms = _MICRO_STEPS | (_EXCHANGE if is_parallel.any() else {}) | _OPTIMIZER
+        return [fit(rows, rows["step_time_s"], terms)]
+    parts = [fit(rows, compute, _MICRO_STEPS)]
+    if is_parallel.any():
+        parts.append(fit(rows[is_parallel], exchange, _EXCHANGE))
+    return [*parts, fit(rows, update, _OPTIMIZER)]
 
 
 def _sum_of_cells(parts: list[CostFit], rows: pd.DataFrame) -> pd.DataFrame:
-    """Add the parts up by cell; one that a cell does not have, such as an exchange, is zero."""
+    """Sum the parts by cell; a part that a cell lacks, such as an exchange, is zero."""
     keys = list(FACTORS)
     total = parts[0].cells.copy()
     total["measured"] = rows.groupby(keys)["step_time_s"].mean().to_numpy()

@@ -39,7 +39,13 @@ _CONTEXT = ("sweep_dir", "run_id", "cell", "seed", "init_seed", "data_seed", "ti
 
 def cost_groups(cells: Cells) -> pd.DataFrame:
     """Number and label the cells by all that costs memory or time, geometry aside."""
-    names = [name for name in cells.contexts if _has_cost(name)]
+    affects = {name: affects_of(name) for name in cells.contexts}
+    # A column that is no setting tells where a run ran; versions of a model's code cost the same.
+    names = [
+        name
+        for name, what in affects.items()
+        if (name != "source_hash" if what is None else what & Affects.COST)
+    ]
     if not names:
         return pd.DataFrame({"group": 0, "group_label": ""}, index=cells.table.index)
     keys = cells.table[names].fillna("unknown").astype(str)
@@ -113,9 +119,3 @@ def one_group(table: pd.DataFrame, figures: Sequence[str]) -> pd.DataFrame:
         raise AnalysisError(msg)
     kept = pd.concat([table.drop(columns=list(numbers)), numbers], axis=1)
     return kept[numbers[present].notna().any(axis=1)]
-
-
-def _has_cost(name: str) -> bool:
-    affects = affects_of(name)
-    # What is no setting is where a run ran; two versions of a model's code are of one cost.
-    return name != "source_hash" if affects is None else bool(affects & Affects.COST)

@@ -1,4 +1,4 @@
-"""What the report shows of costs: the models' terms, how well they predict, and scaling."""
+"""Cost models and scaling in the report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from batchscape.analysis.cost.step_time import StepTimeModel, fit_step_time
 from batchscape.analysis.cost.table import MEMORY_PHASES, cost_table, is_sharded
 from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
 from batchscape.analysis.figures.chart import Chart
-from batchscape.analysis.numbers import Scale, memory_scale, significant, time_scale
+from batchscape.analysis.numbers import memory_scale, significant, time_scale
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
 from batchscape.errors import AnalysisError
@@ -42,7 +42,7 @@ def cost_section(cells: Cells) -> Section | None:
     answer: list[str] = []
     rows: list[dict[str, object]] = []
     scaled: list[pd.DataFrame] = []
-    pictures: list[Chart] = []
+    pictures: list[Chart | None] = []
     headlines: dict[str, Estimate] = {}
     for number in sorted(table["group"].unique()):
         group_runs = table[table["group"] == number]
@@ -58,12 +58,15 @@ def cost_section(cells: Cells) -> Section | None:
         rows += [{"group": label, **row} for row in _rows(memory, times)]
         if number < _MAX_GROUPS:
             answer += [f"{label}: {text}" if label else text for text in _answers(memory, times)]
-            pictures += _pictures(memory, times, suffix, label)
+            if memory is not None:
+                pictures.append(memory_model_chart(memory, suffix, label))
+            if times is not None and len(times.cells) > 1:
+                pictures.append(step_time_model_chart(times, suffix, label))
         if memory is not None:
             phase_terms = memory.phases[memory.limiting[-1]].estimates
-            headlines |= _named(phase_terms, "memory", suffix, label)
+            headlines |= _headlines(phase_terms, "memory", suffix, label)
         if times is not None:
-            headlines |= _named(times.estimates, "step", suffix, label)
+            headlines |= _headlines(times.estimates, "step", suffix, label)
             scaled.append(scaling_efficiency(group_runs).assign(group=label))
     if not rows:
         return None
@@ -71,11 +74,18 @@ def cost_section(cells: Cells) -> Section | None:
     efficiency = pd.concat(scaled, ignore_index=True) if scaled else pd.DataFrame()
     if len(efficiency):
         tables.append(_scaling(efficiency))
-        answer += _scaling_answer(efficiency)
-    return Section("What a step costs", answer, tables, pictures, (), headlines)
+        for kind, comparisons in efficiency.groupby("kind"):
+            most = comparisons.sort_values("devices").iloc[-1]
+            answer.append(
+                f"{str(kind).capitalize()} scaling to {most['devices']} devices (equal "
+                f"{most['held']}): {most['geometry']} has {most['estimate'].text()} times the "
+                f"throughput per device of {most['reference']}, by median step times."
+            )
+    charts = [chart for chart in pictures if chart is not None]
+    return Section("What a step costs", answer, tables, charts, (), headlines)
 
 
-def _named(
+def _headlines(
     estimates: dict[str, Estimate], prefix: str, suffix: str, label: str
 ) -> dict[str, Estimate]:
     return {f"{prefix}_{n}{suffix}": replace(e, group=label) for n, e in estimates.items()}
@@ -141,7 +151,7 @@ def _answers(memory: MemoryModel | None, times: StepTimeModel | None) -> Iterabl
 
 
 def _of_more_devices(estimate: Estimate) -> Iterable[str]:
-    """Say what more than one device adds or, where it shards, surely saves."""
+    """Write what more than one device adds or, with shards, saves."""
     if not estimate.is_identified:
         return
     if estimate.high < 0:
@@ -157,7 +167,7 @@ def _of_more_devices(estimate: Estimate) -> Iterable[str]:
 
 
 def _added(what: str, estimate: Estimate) -> str:
-    """Say what something adds; a fit of nothing or less, which is shown as zero, is no finding."""
+    """Write what something adds; an estimate of zero or below shows no addition."""
     if estimate.value > 0:
         return f"{what} adds {_with_unit(estimate)} on each device{_few(estimate)}."
     scale = memory_scale([estimate.high])
@@ -171,17 +181,9 @@ def _few(estimate: Estimate) -> str:
 
 
 def _with_unit(estimate: Estimate) -> str:
-    scale = _scale(estimate)
-    return f"{_text(estimate, scale)} {scale.unit}"
-
-
-def _scale(estimate: Estimate) -> Scale:
-    return (memory_scale if estimate.unit == "GiB" else time_scale)([estimate.value])
-
-
-def _text(estimate: Estimate, scale: Scale) -> str:
+    scale = (memory_scale if estimate.unit == "GiB" else time_scale)([estimate.value])
     value, low, high = (end * scale.factor for end in (estimate.value, estimate.low, estimate.high))
-    return replace(estimate, value=value, low=low, high=high).text()
+    return f"{replace(estimate, value=value, low=low, high=high).text()} {scale.unit}"
 
 
 def _models(table: pd.DataFrame) -> Table:
@@ -241,25 +243,3 @@ def _scaling(table: pd.DataFrame) -> Table:
             "log."
         ],
     )
-
-
-def _scaling_answer(table: pd.DataFrame) -> Iterable[str]:
-    for kind, rows in table.groupby("kind"):
-        row = rows.sort_values("devices").iloc[-1]
-        yield (
-            f"{str(kind).capitalize()} scaling to {row['devices']} devices (equal {row['held']}): "
-            f"{row['geometry']} has {row['estimate'].text()} times the throughput per device of "
-            f"{row['reference']}, by median step times."
-        )
-
-
-def _pictures(
-    memory: MemoryModel | None, times: StepTimeModel | None, suffix: str, label: str
-) -> list[Chart]:
-    charts = [
-        None if memory is None else memory_model_chart(memory, suffix, label),
-        None
-        if times is None or len(times.cells) < 2
-        else step_time_model_chart(times, suffix, label),
-    ]
-    return [chart for chart in charts if chart is not None]

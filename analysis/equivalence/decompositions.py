@@ -1,4 +1,4 @@
-"""Do decompositions of one global batch train alike: their losses, paired step by step."""
+"""Differences of training losses between decompositions, paired step by step."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def reference_labels(cells: Cells) -> pd.Series[str]:
 
 
 def _member_rows(members: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """Attach the rows to their members."""
+    """Join rows of steps to their members."""
     rows = rows_of(members, steps, ["optimizer_step", "samples", "loss"])
     run = rows.pop("run").to_numpy()
     names = ("cell", "reference", "trajectory")
@@ -142,7 +142,7 @@ def _member_rows(members: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _paired(rows: pd.DataFrame) -> pd.DataFrame:
-    # A trajectory is of one family, so that it names the reference; with the step it is a number.
+    # A trajectory belongs to one family, so that trajectory and step make a key.
     step = rows["optimizer_step"].to_numpy()
     key = rows["trajectory"].to_numpy().astype("int64") * (step.max(initial=0) + 1) + step
     is_reference = (rows["cell"] == rows["reference"]).to_numpy()
@@ -182,7 +182,7 @@ def members_of(cells: Cells, statuses: Sequence[str] = ("completed",)) -> pd.Dat
     members = runs.drop_duplicates(["cell", "trajectory_id"]).sort_index()
     members = members[["cell", "trajectory_id", "sweep_dir", "run_id"]]
     members["trajectory"], _ = pd.factorize(members["trajectory_id"])
-    # A seed may be missing in the reference, so that families are found over all trajectories.
+    # The reference may lack a seed, so families are components over all trajectories.
     n_cells = len(cells.table)
     size = n_cells + len(members)
     links = (np.ones(len(members)), (members["cell"], n_cells + members["trajectory"]))

@@ -1,4 +1,4 @@
-"""Pictures of equivalence: paired differences against the margin, and differences over steps."""
+"""Charts of equivalence: paired differences with the margin, and differences over steps."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import Cells, geometry_label, setting_label, setting_texts
+from batchscape.analysis.equivalence.tost import ALPHA
 from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
+from batchscape.analysis.figures.settings import cell_names
 from batchscape.analysis.figures.style import GREY, INK, looks, loss_axis
 
-MOST_ROWS = 40
-"""Decompositions in one figure at most; those with the largest differences are drawn."""
+_MAX_ROWS = 40
+"""Decompositions in one figure; those with the largest intervals are drawn."""
 
 _VERDICTS = {
     "equivalent": Look("#009E73"),
@@ -21,22 +23,28 @@ _VERDICTS = {
     "not identified": Look("#56B4E9"),
 }
 _SEEDS = "sd between seeds"
-_MARGIN = Look(INK.colour, INK.dark, "stroke", (4, 3))
 
 
-def equivalence_chart(
-    cells: Cells, table: pd.DataFrame, pairs: pd.DataFrame, caption: str
-) -> Chart | None:
+def equivalence_chart(cells: Cells, table: pd.DataFrame, pairs: pd.DataFrame) -> Chart | None:
     """Draw paired differences of one quantity with the margin; None where none is finite."""
-    table = table.nlargest(MOST_ROWS, "smallest_margin", keep="first").sort_values("cell")
+    what = "held-out" if table["quantity"].eq("final_eval_loss").any() else "training"
+    caption = (
+        f"Paired differences of the final {what} loss between a decomposition and the first one of "
+        f"its trajectory: a dot a seed, and a line that ends where the {1 - 2 * ALPHA:.0%} "
+        "interval does; equivalent where it ends before the margin. Dots on the left edge are "
+        "differences of exactly 0."
+    )
+    if len(table) > _MAX_ROWS:
+        caption += f" The {_MAX_ROWS} with the largest intervals are drawn."
+    table = table.nlargest(_MAX_ROWS, "smallest_margin", keep="first").sort_values("cell")
     pairs = pairs[pairs["cell"].isin(table["cell"]) & np.isfinite(pairs["difference"])]
     if pairs.empty or table.empty:
         return None
-    names = pd.Series(_names(cells, table["cell"]), index=table["cell"])
+    names = pd.Series(_labels(cells, table["cell"]), index=table["cell"])
     repeat = names.groupby(names).cumcount()
     names = names.where(repeat.eq(0), names + " (" + (repeat + 1).astype(str) + ")")
     sizes = [*pairs["difference"].abs(), *table["margin"].dropna(), *table["seed_sd"].dropna()]
-    # Where the axis begins, at which differences of exactly zero are drawn.
+    # The axis begins here, and differences of exactly zero are drawn here.
     floor = float(min(size for size in sizes if size > 0)) / 3
     rows = table.set_index("cell").assign(
         name=names, series=table.set_index("cell")["verdict"], cell=table["cell"].to_numpy()
@@ -74,7 +82,7 @@ def equivalence_chart(
 
 
 def divergence_chart(
-    cells: Cells, pairs: pd.DataFrame, spread: pd.DataFrame, margin: float, caption: str
+    cells: Cells, pairs: pd.DataFrame, spread: pd.DataFrame, margin: float
 ) -> Chart | None:
     """Draw differences of training losses over the steps; None where all losses are equal."""
     differ = pairs["difference"].abs().gt(0) & np.isfinite(pairs["difference"])
@@ -82,7 +90,7 @@ def divergence_chart(
     families = sorted(drawn["reference"].unique())
     if not families:
         return None
-    names = dict(zip(families, _names(cells, families, geometry=False), strict=True))
+    names = dict(zip(families, _labels(cells, families, geometry=False), strict=True))
     square = (drawn["difference"] ** 2).groupby(
         [drawn["reference"], drawn["cell"], drawn["optimizer_step"]]
     )
@@ -93,7 +101,6 @@ def divergence_chart(
     for table in (rows, seeds):
         table["family"] = table["reference"].astype(str)
     drawn_names = set(rows["series"])
-    level = pd.DataFrame({"rms": [margin]}) if np.isfinite(margin) else pd.DataFrame()
     looks_of_cuts = {name: look for name, look in looks(cells).items() if name in drawn_names}
     choices = [
         Choice("family", "Trajectory", {str(number): name for number, name in names.items()})
@@ -101,11 +108,13 @@ def divergence_chart(
     return Chart(
         "divergence",
         "Training losses of cuts over the steps",
-        caption,
+        "Root mean square, over seeds, of the difference of the training loss between a "
+        "decomposition and the first one of its trajectory, at the same optimizer step; "
+        "differences of exactly 0 are left out.",
         Axis({"optimizer_step": "optimizer step"}),
         Axis({"rms": loss_axis("rms Δ training loss", cells.runs)}, kind="log"),
         [
-            *([Marks("rule", level, "margin")] if len(level) else []),
+            Marks("rule", pd.DataFrame({"rms": [margin]}), "margin"),
             *([Marks("line", seeds, _SEEDS)] if len(seeds) else []),
             Marks("line", rows),
         ],
@@ -115,21 +124,22 @@ def divergence_chart(
                 for name, look in looks_of_cuts.items()
             },
             **({_SEEDS: Look(GREY.colour, GREY.dark, "stroke")} if len(seeds) else {}),
-            **({"margin": _MARGIN} if len(level) else {}),
+            "margin": Look(INK.colour, INK.dark, "stroke", (4, 3)),
         },
         choices=choices if len(names) > 1 else [],
         panels="family" if len(names) > 1 else "",
     )
 
 
-def decompositions_chart(table: pd.DataFrame, names: pd.Series[str], cells: Cells) -> Chart | None:
-    """Draw how far cuts of one trajectory are apart, beside how far seeds are."""
+def decompositions_chart(table: pd.DataFrame, cells: Cells) -> Chart | None:
+    """Draw how far cuts of one trajectory are apart; None where nothing differs at all."""
     figures = {
         "max_abs_difference": ("largest difference", Look("#D55E00", symbol="diamond")),
         "rms_difference": ("root mean square", Look("#0072B2", "#56B4E9")),
         "seed_sd": ("between seeds", Look(GREY.colour, GREY.dark, "square", hollow=True)),
     }
-    # Settings that a shortened name does not tell apart are still another experiment.
+    names = geometry_label(cells.table) + cell_names(cells).map(lambda n: f", {n}" if n else "")
+    # Cells whose shortened names are equal still have other settings.
     rows = names.loc[table.index] + " against " + table["reference"]
     repeat = rows.groupby(rows).cumcount()
     rows = rows.where(repeat.eq(0), rows + " (" + (repeat + 1).astype(str) + ")")
@@ -154,10 +164,10 @@ def decompositions_chart(table: pd.DataFrame, names: pd.Series[str], cells: Cell
     )
 
 
-def _names(
+def _labels(
     cells: Cells, numbers: Sequence[int] | pd.Series[int], *, geometry: bool = True
 ) -> list[str]:
-    """Name cells by their geometry and the settings in which the chosen ones differ."""
+    """Label cells by their geometry, or global batch, and the varying settings."""
     table = cells.table.loc[list(numbers)]
     varying = [name for name in cells.contexts if cells.table[name].nunique() > 1]
     texts = geometry_label(table) if geometry else "batch " + table["global_batch_size"].astype(str)

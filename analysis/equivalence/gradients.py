@@ -23,7 +23,7 @@ from batchscape.record.folder import SweepFolder
 from batchscape.record.gradient_sketch import read_sketch
 
 _NOT_OF_THE_REFERENCE = {"precision", "hardware", "device_type"}
-"""What the float64 reference may have otherwise than the run that it is the reference of."""
+"""Settings in which a run may differ from its float64 reference."""
 
 _STATUSES = (
     "completed",
@@ -95,15 +95,15 @@ def gradient_errors(cells: Cells) -> pd.DataFrame:
     """
     members = members_of(cells, _STATUSES)
     runs = cells.runs.loc[members.index]
-    members = members.assign(precision=runs["precision"], start=_same_start(cells, runs))
+    members = members.assign(precision=runs["precision"], start=_start_keys(cells, runs))
     exact = members[members["precision"].eq("float64")]
     has_reference = members["start"].isin(exact["start"])
     has_reference |= members["trajectory_id"].duplicated(keep=False)
     members = members[has_reference].sort_values("cell", kind="stable")
-    read_sketches = map(_from_folder, members["sweep_dir"], members["run_id"])
+    sketches_read = map(_read_sketch, members["sweep_dir"], members["run_id"])
     sketches = {
         row: sketch
-        for row, sketch in zip(members.index, read_sketches, strict=True)
+        for row, sketch in zip(members.index, sketches_read, strict=True)
         if sketch is not None
     }
     members = members[members.index.isin(sketches)]
@@ -114,9 +114,9 @@ def gradient_errors(cells: Cells) -> pd.DataFrame:
         sketch = sketches[row.Index]
         rows.append(
             {
-                "relative_error": _unless_same(sketch, row.Index, against, sketches),
+                "relative_error": _distance_from(sketch, row.Index, against, sketches),
                 "reference_run_id": None if against is None else members.at[against, "run_id"],
-                "relative_difference": _unless_same(sketch, row.Index, first, sketches),
+                "relative_difference": _distance_from(sketch, row.Index, first, sketches),
                 "buckets": len(sketch),
             }
         )
@@ -139,7 +139,7 @@ def gradient_error_table(errors: pd.DataFrame) -> pd.DataFrame:
         n = group.count()
         half = half_widths(group.std(), n)
         table[name] = group.mean()
-        # Not below zero, where a distance ends.
+        # A distance is not below zero.
         table[f"{name}_low"] = (table[name] - half).clip(lower=0)
         table[f"{name}_high"] = table[name] + half
         table[f"{name}_max"] = group.max()
@@ -152,8 +152,8 @@ def gradient_error_table(errors: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _same_start(cells: Cells, runs: pd.DataFrame) -> pd.Series[str]:
-    """Name what decides the first gradient but for its rounding."""
+def _start_keys(cells: Cells, runs: pd.DataFrame) -> pd.Series[str]:
+    """Join the settings that decide the first gradient apart from its rounding."""
     names = [name for name in cells.contexts if name not in _NOT_OF_THE_REFERENCE]
     keys = [plain_texts(runs[name]) for name in names if name in runs]
     keys += [plain_texts(runs[name]) for name in ("init_seed", "data_seed") if name in runs]
@@ -161,11 +161,11 @@ def _same_start(cells: Cells, runs: pd.DataFrame) -> pd.Series[str]:
     return pd.Series(["\n".join(row) for row in rows], index=runs.index, dtype=str)
 
 
-def _from_folder(sweep_dir: str, run_id: str) -> Sketch | None:
+def _read_sketch(sweep_dir: str, run_id: str) -> Sketch | None:
     try:
         return read_sketch(SweepFolder(Path(sweep_dir)).run(run_id))
     except RecordError:
-        # A sealed file that is damaged keeps its whole run out; an open run may lose its sketch.
+        # The reader refuses a sealed run with a damaged file; an open run may lose its sketch.
         return None
 
 
@@ -177,7 +177,7 @@ def _first(members: pd.DataFrame, key: str, precision: str | None = None) -> dic
     return dict(zip(first[key], first.index, strict=True))
 
 
-def _unless_same(
+def _distance_from(
     sketch: Sketch, row: object, other: object, sketches: dict[object, Sketch]
 ) -> float:
     """Return the relative distance from another run; NaN where there is none, or it is itself."""

@@ -22,10 +22,10 @@ MARGIN_SETTINGS = {
     "final_loss": "measure.equivalence_margin",
     "log_steps_to_target": "measure.equivalence_margin_steps",
 }
-"""What is compared, and the setting that holds its margin."""
+"""Quantities that are compared, with the setting of their margin."""
 
 MARGINS = {"measure.equivalence_margin": 0.005, "measure.equivalence_margin_steps": 0.02}
-"""Margins of runs that state none: the defaults of the settings."""
+"""Defaults of these settings, for runs that state no margin."""
 
 _NUMBERS = ("difference", "margin", "margin_reference", "value_reference")
 _TEXTS = ("run_id", "run_id_reference", "sweep_dir", "sweep_dir_reference")
@@ -220,7 +220,7 @@ def _judged(
     margin: float | None,
     generator: np.random.Generator | None,
 ) -> dict[str, object]:
-    """Judge the pairs of one cell; its columns are arrays, since cells are many."""
+    """Judge the pairs of one cell, given as arrays because there are many cells."""
     has_difference = ~np.isnan(arrays["difference"])
     differences = arrays["difference"][has_difference]
     margins = np.concatenate([arrays["margin"], arrays["margin_reference"]])

@@ -1,4 +1,4 @@
-"""What the page shows of equivalence: the choice of columns for each table."""
+"""Tables of equivalence in the report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUANTITY_LABELS = {
     "final_loss": "training loss",
     "log_steps_to_target": "log steps",
 }
-"""What the quantities are called in tables."""
+"""Labels of the quantities in tables."""
 
 
 def with_cells(table: pd.DataFrame, cells: Cells) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""What the report says of decompositions: equivalent or not, and by how much they differ."""
+"""Equivalence of decompositions in the report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cells import Cells, geometry_label
+from batchscape.analysis.cells import Cells
 from batchscape.analysis.equivalence.decompositions import (
     compared,
     loss_differences,
@@ -16,7 +16,6 @@ from batchscape.analysis.equivalence.decompositions import (
     seed_spread,
 )
 from batchscape.analysis.equivalence.figures import (
-    MOST_ROWS,
     decompositions_chart,
     divergence_chart,
     equivalence_chart,
@@ -40,7 +39,6 @@ from batchscape.analysis.equivalence.tables import (
 from batchscape.analysis.equivalence.tost import ALPHA, POWER
 from batchscape.analysis.estimates import LEVEL, Estimate, t_reach
 from batchscape.analysis.figures.chart import Chart
-from batchscape.analysis.figures.settings import cell_names
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.table import Table
 from batchscape.analysis.report.tables import decomposition_table
@@ -62,76 +60,50 @@ def equivalence_section(
         reaches = at_common_target(reaches, members[family], ["reference"])
     pairs = paired_differences(cells, reaches)
     judged = judge_equivalence(pairs, generator=np.random.default_rng(0))
-    errors = gradient_errors(cells)
-    if judged.empty and errors.empty:
+    gradients = gradient_error_table(gradient_errors(cells))
+    if judged.empty and gradients.empty:
         return None
-    views, pictures = [], []
+    answer: list[str] = []
+    warnings: list[str] = []
+    views: list[Table] = []
+    charts: list[Chart | None] = []
+    headlines: dict[str, Estimate] = {}
     if len(judged):
+        has_evals = judged["quantity"].eq("final_eval_loss") & judged["n"].gt(0)
+        quantity = "final_eval_loss" if has_evals.any() else "final_loss"
+        verdicts = judged[judged["quantity"].eq(quantity)]
+        margins = verdicts["margin"].dropna()
+        answer += _verdicts(cells, verdicts)
+        warnings += _warnings(cells, judged, verdicts)
+        headlines |= _loss_headline(verdicts)
+        rows = np.flatnonzero(judged["quantity"].isin([quantity, "log_steps_to_target"])).tolist()
+        views.append(equivalence_table(with_cells(judged, cells), cells, rows))
         by_step, spread = loss_differences(cells, tables.steps), seed_spread(cells, tables.steps)
-        table = compared(cells, by_step, spread)
-        views += _loss_views(cells, judged, table)
-        pictures = _pictures(cells, judged, pairs, (by_step, spread), table)
-    gradients = gradient_error_table(errors)
+        margin = float(margins.min()) if len(margins) else MARGINS["measure.equivalence_margin"]
+        charts.append(equivalence_chart(cells, verdicts, pairs[pairs["quantity"].eq(quantity)]))
+        charts.append(divergence_chart(cells, by_step, spread, margin))
+        differences = compared(cells, by_step, spread)
+        if len(differences):
+            views.append(decomposition_table(differences, cells))
+            charts.append(decompositions_chart(differences, cells))
     if len(gradients):
+        answer += _gradient_sentences(gradients)
+        headlines |= _gradient_headlines(gradients)
         views.insert(1, gradient_table(with_cells(gradients, cells), cells))
     return Section(
         title="Do decompositions train alike?",
-        answer=[*_verdicts(cells, judged), *_of_programs(cells, judged), *_gradients(gradients)],
+        answer=answer,
         tables=views,
-        pictures=pictures,
-        warnings=[*_warnings(judged), *_not_shown(cells, judged)],
-        headlines=_headlines(judged, gradients),
+        pictures=[chart for chart in charts if chart is not None],
+        warnings=warnings,
+        headlines=headlines,
     )
 
 
-def _loss_views(cells: Cells, judged: pd.DataFrame, table: pd.DataFrame) -> list[Table]:
-    is_shown = judged["quantity"].isin([_primary(judged), "log_steps_to_target"])
-    rows = np.flatnonzero(is_shown).tolist()
-    views = [equivalence_table(with_cells(judged, cells), cells, rows)]
-    return [*views, decomposition_table(table, cells)] if len(table) else views
-
-
-def _pictures(
-    cells: Cells,
-    judged: pd.DataFrame,
-    pairs: pd.DataFrame,
-    over_steps: tuple[pd.DataFrame, pd.DataFrame],
-    table: pd.DataFrame,
-) -> list[Chart]:
-    quantity = _primary(judged)
-    what = "held-out" if quantity == "final_eval_loss" else "training"
-    caption = (
-        f"Paired differences of the final {what} loss between a decomposition and the first one of "
-        f"its trajectory: a dot a seed, and a line that ends where the {_LEVEL:.0%} interval does; "
-        "equivalent where it ends before the margin. Dots on the left edge are differences of "
-        "exactly 0."
-    )
-    of_quantity = judged["quantity"] == quantity
-    if of_quantity.sum() > MOST_ROWS:
-        caption += f" The {MOST_ROWS} with the largest intervals are drawn."
-    quantity_pairs = pairs[pairs["quantity"] == quantity]
-    names = geometry_label(cells.table) + cell_names(cells).map(lambda n: f", {n}" if n else "")
-    divergence = (
-        "Root mean square, over seeds, of the difference of the training loss between a "
-        "decomposition and the first one of its trajectory, at the same optimizer step; "
-        "differences of exactly 0 are left out."
-    )
-    charts = (
-        equivalence_chart(cells, judged[of_quantity], quantity_pairs, caption),
-        divergence_chart(cells, *over_steps, _margin_of(judged), divergence),
-        decompositions_chart(table, names, cells) if len(table) else None,
-    )
-    return [chart for chart in charts if chart is not None]
-
-
-def _verdicts(cells: Cells, judged: pd.DataFrame) -> Iterator[str]:
-    if judged.empty:
-        return
-    quantity = _primary(judged)
-    verdicts = judged[judged["quantity"] == quantity]
+def _verdicts(cells: Cells, verdicts: pd.DataFrame) -> Iterator[str]:
     families = family_verdicts(verdicts)
     counts = verdicts["verdict"].value_counts()
-    what = "held-out loss" if quantity == "final_eval_loss" else "training loss"
+    is_eval = verdicts["quantity"].iloc[0] == "final_eval_loss"
     margins = list_text(dict.fromkeys(f"{m:g}" for m in verdicts["margin"].dropna()))
     outcome = ", ".join(
         f"{counts[verdict]} {verdict}"
@@ -142,7 +114,8 @@ def _verdicts(cells: Cells, judged: pd.DataFrame) -> Iterator[str]:
         outcome = "all equivalent"
     yield (
         f"Of {len(verdicts)} decompositions, compared with the first of their global batch and "
-        f"settings by the final {what} and a margin of {margins or 'several'} nats: {outcome}."
+        f"settings by the final {'held-out' if is_eval else 'training'} loss and a margin of "
+        f"{margins or 'several'} nats: {outcome}."
     )
     labels = cells.labels()
     if len(families) > 1:
@@ -154,114 +127,86 @@ def _verdicts(cells: Cells, judged: pd.DataFrame) -> Iterator[str]:
         yield f"By reference: {'; '.join(names[:12])}{'; ...' if len(names) > 12 else ''}."
     bound, sd = verdicts["smallest_margin"].max(), verdicts["seed_sd"].max()
     if not math.isnan(bound):
-        text = (
-            f"The {_LEVEL:.0%} intervals reach {significant(bound, 2)} nats at most"
-            f"{'' if math.isnan(sd) else f', seeds differ by {significant(sd, 2)} (sd)'}"
-        )
+        seeds = "" if math.isnan(sd) else f", seeds differ by {significant(sd, 2)} (sd)"
         least = verdicts["detectable_margin"].max()
         yield (
-            f"{text}. Pairs as many and as variable as these would show equivalence with "
-            f"{POWER:.0%} power from a margin of {significant(least, 2)} nats on."
+            f"The {_LEVEL:.0%} intervals reach {significant(bound, 2)} nats at most{seeds}. Pairs "
+            f"as many and as variable as these would show equivalence with {POWER:.0%} power from "
+            f"a margin of {significant(least, 2)} nats on."
+        )
+    if cells.of_programs().reindex(verdicts["cell"]).any():
+        yield (
+            "The script decides the order of samples and how it sums its loss. Whether cuts of a "
+            "program train alike is measured here for these cuts, and assumed of no other."
         )
 
 
-def _of_programs(cells: Cells, judged: pd.DataFrame) -> Iterator[str]:
-    if len(judged) and cells.of_programs().reindex(judged["cell"]).any():
-        yield (
-            "The order of samples is the script's, and so is how it sums its loss: that cuts of a "
-            "program train alike is measured here, for these cuts, and assumed of no other."
-        )
+def _gradient_sentences(table: pd.DataFrame) -> Iterator[str]:
+    for name, against in (
+        ("relative_error", "from the float64 gradient by"),
+        ("relative_difference", "from that of the first decomposition by"),
+    ):
+        parts = []
+        groups = table.dropna(subset=[name]).groupby("precision", sort=False)[name]
+        for precision, errors in groups:
+            low, high = significant(errors.min(), 2), significant(errors.max(), 2)
+            parts.append(f"{low if low == high else f'{low} to {high}'} in {precision}")
+        if parts:
+            yield f"The first gradient differs, relative to its norm, {against} {', '.join(parts)}."
 
 
-def _not_shown(cells: Cells, judged: pd.DataFrame) -> Iterator[str]:
-    """Say what else rests on the equality of a program's cuts where it was not shown."""
-    if judged.empty:
-        return
-    verdicts = judged[judged["cell"].map(cells.of_programs()).astype(bool)]
-    verdicts = verdicts[verdicts["quantity"] == _primary(judged)]
-    unproven = verdicts[verdicts["verdict"].ne("equivalent")]
-    if len(unproven):
+def _warnings(cells: Cells, judged: pd.DataFrame, verdicts: pd.DataFrame) -> Iterator[str]:
+    conflicts = judged["reason"].fillna("").str.contains("several margins")
+    if conflicts.any():
+        reason = judged.loc[conflicts, "reason"].iloc[0]
+        yield f"No verdict for {conflicts.sum()} comparisons: {reason}."
+    unidentified = verdicts[verdicts["verdict"].eq("not identified") & ~conflicts[verdicts.index]]
+    if len(unidentified):
+        why = "; ".join(list(dict.fromkeys(unidentified["reason"].dropna()))[:3])
+        yield f"Not identified for {len(unidentified)} of {len(verdicts)}: {why}."
+    of_programs = verdicts[verdicts["cell"].map(cells.of_programs()).astype(bool)]
+    unproven = of_programs["verdict"].ne("equivalent").sum()
+    if unproven:
         yield (
-            f"{len(unproven)} of {len(verdicts)} cuts of a program were not shown to train alike. "
+            f"{unproven} of {len(of_programs)} cuts of a program were not shown to train alike. "
             "The trade-off and the best learning rate take one cut for each seed, and would differ "
             "with another; times to a target are each cut's own."
         )
 
 
-def _gradients(table: pd.DataFrame) -> Iterator[str]:
-    for name, against in (
-        ("relative_error", "from the float64 gradient by"),
-        ("relative_difference", "from that of the first decomposition by"),
-    ):
-        rows_with_error = table.dropna(subset=[name]) if len(table) else table
-        if rows_with_error.empty:
-            continue
-        parts = []
-        for precision, rows in rows_with_error.groupby("precision", sort=False)[name]:
-            low, high = significant(rows.min(), 2), significant(rows.max(), 2)
-            parts.append(f"{low if low == high else f'{low} to {high}'} in {precision}")
-        yield f"The first gradient differs, relative to its norm, {against} {', '.join(parts)}."
+def _loss_headline(verdicts: pd.DataFrame) -> dict[str, Estimate]:
+    identified = verdicts.dropna(subset=["smallest_margin"])
+    if identified.empty:
+        return {}
+    row = identified.nlargest(1, "smallest_margin").to_dict("records")[0]
+    # A headline has the level of all others; the verdict rests on the narrower interval.
+    half = t_reach(row["sd_difference"], row["n"] - 1) / math.sqrt(row["n"])
+    estimate = Estimate(
+        value=row["mean_difference"],
+        low=row["mean_difference"] - half,
+        high=row["mean_difference"] + half,
+        n=row["n"],
+        unit="nats",
+        method=f"paired t, {LEVEL:.0%} interval over {row['n']} seeds",
+        definition=f"paired difference of {row['quantity']} of the decomposition whose "
+        f"interval reaches furthest from 0 (its verdict rests on the {_LEVEL:.0%} one)",
+    )
+    return {"decomposition_loss_difference": estimate}
 
 
-def _warnings(judged: pd.DataFrame) -> Iterator[str]:
-    if judged.empty:
-        return
-    conflicts = judged["reason"].fillna("").str.contains("several margins")
-    if conflicts.any():
-        reason = judged.loc[conflicts, "reason"].iloc[0]
-        yield f"No verdict for {conflicts.sum()} comparisons: {reason}."
-    verdicts = judged[judged["quantity"] == _primary(judged)]
-    unknown = verdicts[
-        verdicts["verdict"].eq("not identified") & ~conflicts.reindex(verdicts.index)
-    ]
-    if len(unknown):
-        reasons = dict.fromkeys(unknown["reason"].dropna())
-        why = "; ".join(list(reasons)[:3])
-        yield f"Not identified for {len(unknown)} of {len(verdicts)}: {why}."
-
-
-def _headlines(judged: pd.DataFrame, gradients: pd.DataFrame) -> dict[str, Estimate]:
+def _gradient_headlines(table: pd.DataFrame) -> dict[str, Estimate]:
     headlines = {}
-    if len(judged):
-        verdicts = judged[
-            judged["quantity"].eq(_primary(judged)) & judged["smallest_margin"].notna()
-        ]
-        for row in verdicts.nlargest(1, "smallest_margin").to_dict("records"):
-            # A headline has the level of all others; the verdict rests on the narrower interval.
-            half = t_reach(row["sd_difference"], row["n"] - 1) / math.sqrt(row["n"])
-            headlines["decomposition_loss_difference"] = Estimate(
-                value=row["mean_difference"],
-                low=row["mean_difference"] - half,
-                high=row["mean_difference"] + half,
-                n=row["n"],
-                unit="nats",
-                method=f"paired t, {LEVEL:.0%} interval over {row['n']} seeds",
-                definition=f"paired difference of {row['quantity']} of the decomposition whose "
-                f"interval reaches furthest from 0 (its verdict rests on the {_LEVEL:.0%} one)",
-            )
-    rows_with_error = gradients.dropna(subset=["relative_error"]) if len(gradients) else gradients
-    for precision, rows in rows_with_error.groupby("precision") if len(rows_with_error) else ():
-        for row in rows.nlargest(1, "relative_error").to_dict("records"):
-            headlines[f"gradient_error_{precision}"] = Estimate(
-                value=row["relative_error"],
-                low=row["relative_error_low"],
-                high=row["relative_error_high"],
-                n=row["relative_error_n"],
-                unit="",
-                method=f"mean and t-interval over {row['relative_error_n']} seeds, sketches of "
-                f"{row['buckets']} buckets (relative sd {sketch_spread(row['buckets']):.1%})",
-                definition="|g - g64| / |g64| of the first gradient, of the decomposition in "
-                "which it is largest",
-            )
+    for precision, rows in table.dropna(subset=["relative_error"]).groupby("precision"):
+        row = rows.nlargest(1, "relative_error").to_dict("records")[0]
+        headlines[f"gradient_error_{precision}"] = Estimate(
+            value=row["relative_error"],
+            low=row["relative_error_low"],
+            high=row["relative_error_high"],
+            n=row["relative_error_n"],
+            unit="",
+            method=f"mean and t-interval over {row['relative_error_n']} seeds, sketches of "
+            f"{row['buckets']} buckets (relative sd {sketch_spread(row['buckets']):.1%})",
+            definition="|g - g64| / |g64| of the first gradient, of the decomposition in "
+            "which it is largest",
+        )
     return headlines
-
-
-def _primary(judged: pd.DataFrame) -> str:
-    """Return the quantity that decides: the held-out loss, or without any the training loss."""
-    has_evals = judged["quantity"].eq("final_eval_loss") & judged["n"].gt(0)
-    return "final_eval_loss" if has_evals.any() else "final_loss"
-
-
-def _margin_of(judged: pd.DataFrame) -> float:
-    stated = judged.loc[judged["quantity"] == _primary(judged), "margin"].dropna()
-    return float(stated.min()) if len(stated) else MARGINS["measure.equivalence_margin"]

@@ -24,20 +24,20 @@ from batchscape.errors import AnalysisError
 from batchscape.text import count_text
 
 ALPHA = 0.05
-"""Largest probability of calling equivalent what differs by as much as the margin."""
+"""Largest probability of the verdict equivalent where the difference equals the margin."""
 
 POWER = 0.8
-"""Probability of being shown equivalent that a detectable margin asks for."""
+"""Probability of the verdict equivalent at a detectable margin."""
 
 _RESAMPLES = 1999
 
 Equivalence = Literal["equivalent", "different", "not identified"]
-"""Not to be shown different is not to be equivalent: the third answer is one of its own."""
+"""A difference that is not shown is no equivalence; so there is a third verdict."""
 
 
 @dataclass(frozen=True)
 class Tost:
-    """What paired differences, or two samples, say about a margin."""
+    """Verdict of paired differences, or of two samples, on a margin."""
 
     n: int
     """Pairs; runs of both samples where there are no pairs."""
@@ -60,8 +60,8 @@ class Tost:
     smallest_margin: float
     """Equivalent by any margin above this one."""
     detectable_margin: float
-    """Margin that as many pairs, or runs, of the same spread show with a power of 80 %, were there
-    no difference at all."""
+    """Margin that as many pairs, or runs, of the same spread show with a power of 80 % if there is
+    no difference."""
 
 
 def tost(differences: ArrayLike, margin: float, alpha: float = ALPHA) -> Tost:
@@ -144,7 +144,7 @@ def welch(first: np.ndarray, second: np.ndarray) -> tuple[float, float, float]:
 def _judged(
     n: int, sd: float, difference: tuple[float, float, float], margin: float, alpha: float
 ) -> Tost:
-    """Judge a mean difference, given with its standard error and degrees of freedom."""
+    """Judge a difference: mean, standard error and degrees of freedom."""
     mean, error, freedom = difference
     half = t_reach(error, freedom, 1 - 2 * alpha)
     low, high = mean - half, mean + half
@@ -225,7 +225,7 @@ def _unknown(n: int, mean: float, margin: float, reason: str) -> Tost:
 
 
 def _survival(distance: float, error: float, freedom: float) -> float:
-    """Return the probability of a t statistic above distance / error; pairs may have no spread."""
+    """Return the probability of a t statistic above distance / error; the error may be zero."""
     if error == 0:
         return 0.5 if distance == 0 else float(distance < 0)
     return float(stdtr(freedom, -distance / error))
@@ -233,7 +233,7 @@ def _survival(distance: float, error: float, freedom: float) -> float:
 
 @lru_cache(maxsize=256)
 def _standard_margin(freedom: float, alpha: float, power: float) -> float:
-    """Return the margin, in units of the standard error, that is shown with some power.
+    """Return the margin, in standard errors, at which equivalence is shown with some power.
 
     Given the estimated spread s, the mean of normal differences, which is independent of it, is
     within margin - t s / sqrt(n) of zero with a probability known in closed form; this is

@@ -1,4 +1,4 @@
-"""What makes runs a pair, their paired differences, and figures on a logarithmic scale."""
+"""Pairs of runs, their differences, and figures on a logarithmic scale."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _WORDS = {
     "data_parallel_size": "devices",
     "cut": "",
 }
-"""Words before values; a cut says itself what it is."""
+"""Words before values; a cut needs none."""
 
 Level = Any
-"""A value of the factor that is compared."""
+"""A value of the compared factor."""
 
 Which = Callable[[Sequence[Level]], Iterable[tuple[Level, Level]]]
-"""Given the levels in order, those that are compared: each with its base. Without a base (None) the
-level itself is meant, and no difference."""
+"""Takes the levels in order, and returns pairs of level and base. Without a base (None) the values
+of the level are taken, and no differences."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Contrast:
     """A difference between two levels of a factor, once for each pair of runs."""
 
     name: str
-    """What is compared with what, as in "accumulation 4 against 1 (micro 8, devices 1)"."""
+    """Both levels and their place, as in "accumulation 4 against 1 (micro 8, devices 1)"."""
     values: NDArray[np.float64]
     """One difference a pair, shape (n,); empty where two sides share none."""
     run_ids: tuple[str, ...]
@@ -42,7 +42,7 @@ class Contrast:
     bounds_below: bool = False
     """Whether some values are lower bounds of the differences, as where a run was censored."""
     place: tuple[Level, ...] = ()
-    """Values of what is equal on both sides."""
+    """Values of the columns that are equal on both sides."""
     level: Level = None
     base: Level = None
 
@@ -64,19 +64,7 @@ class Contrast:
     def estimate(
         self, definition: str, kind: str, unit: str = "", note: str | None = None
     ) -> Estimate:
-        """Estimate the mean with its 95 % interval.
-
-        Parameters
-        ----------
-        definition : str
-            What the number is; the contrast's own name follows it.
-        kind : str
-            `ratio`, of which values are the logarithms, or another word for what they are.
-        unit : str
-            Unit of the value.
-        note : str, optional
-            What weakens it.
-        """
+        """Estimate the mean, or for the kind `ratio` the geometric mean, with its 95 % interval."""
         n = len(self.values)
         method = f"t over {n} paired differences" if n > 1 else "one pair, no interval"
         of_what = Estimate.of_ratio if kind == "ratio" else Estimate.of_mean
@@ -85,7 +73,7 @@ class Contrast:
         return replace(estimate, high=np.inf) if self.is_open else estimate
 
     def text(self, kind: str) -> str:
-        """Write half a sentence: the mean, its 95 % interval, and what is compared."""
+        """Write the mean with its 95 % interval, and the name."""
         return f"{kind} {self.estimate(kind, kind).text(4)} for {self.name}"
 
 
@@ -101,7 +89,7 @@ def contrasts_of(
     unit: str,
     which: Which = to_lowest,
 ) -> list[Contrast]:
-    """Compare levels of one factor, unit by unit, where all that is held is equal.
+    """Compare levels of one factor, unit by unit, at equal values of the columns `within`.
 
     Parameters
     ----------
@@ -120,11 +108,11 @@ def contrasts_of(
     Returns
     -------
     list of Contrast
-        In the order of what is held and of the levels; without a value where two share no unit.
+        In the order of places and levels; without a value where two levels share no unit.
     """
     contrasts = []
     for key, group in rows.groupby(list(within)) if within else [((), rows)]:
-        # A level without any value is compared too, but its runs are behind nothing.
+        # A level without any value has a contrast too, but no runs behind it.
         wide = group.groupby([unit, factor])["value"].mean().unstack(factor)
         measured = group.dropna(subset=["value"])
         suffix = f" ({named(within, key)})" if within else ""
@@ -156,7 +144,7 @@ def named(names: Sequence[str], values: Iterable[Level]) -> str:
 
 
 def blocks_of(runs: pd.DataFrame, names: Sequence[str]) -> pd.Series[str]:
-    """Name what makes runs a pair, by the values of some columns; those not there do not count."""
+    """Join the values of some columns, by which runs are paired; missing columns are skipped."""
     return joined([plain_texts(runs[name]) for name in names if name in runs], "/", runs.index)
 
 

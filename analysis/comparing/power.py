@@ -1,4 +1,4 @@
-"""The smallest effect that a comparison could have seen, given its seeds and their spread."""
+"""The smallest effect that a comparison detects, given its seeds and their spread."""
 
 from __future__ import annotations
 
@@ -64,16 +64,13 @@ def smallest_detectable_effect(
     return _noncentrality(degrees, power, alpha) * error
 
 
-_legendre = cache(np.polynomial.legendre.leggauss)
-
-
 @cache
 def _noncentrality(degrees: int, power: float, alpha: float) -> float:
     critical = t_reach(1, degrees, 1 - alpha)
 
-    # The noncentral t given its scale is normal. Its own distribution function has no value for
-    # few degrees of freedom far out, so the density of the scale is integrated (Gauss-Legendre).
-    nodes, weights = _legendre(200)
+    # Given its scale the noncentral t is normal. Library functions of the noncentral t fail for few
+    # degrees of freedom in the tail, so the density of the scale is integrated (Gauss-Legendre).
+    nodes, weights = np.polynomial.legendre.leggauss(200)
     scale = (nodes + 1) / 2 * math.sqrt(special.chdtri(degrees, 1e-14) / degrees)
     logs = (degrees - 1) * np.log(scale) - degrees * scale**2 / 2
     density = weights * np.exp(logs - logs.max())

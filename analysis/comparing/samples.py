@@ -1,7 +1,7 @@
-"""Runs that are no pairs: two samples, one against a constant, their spread, and what diverged.
+"""Unpaired runs: two samples, one against a constant, their spread, and their divergence.
 
 A table has one row a run. Where runs of two sides share their samples and seeds, paired differences
-say more (`compare_sweeps`, `tost`); tables of others mostly do not say whether they do.
+are more precise (`compare_sweeps`, `tost`); most foreign tables do not say whether they do.
 
 Sources: two samples of unlike spreads: Welch 1947, doi:10.1093/biomet/34.1-2.28. Several
 comparisons: Holm 1979. Interval of a variance: NIST/SEMATECH e-Handbook, section 1.3.5.8. Interval
@@ -28,9 +28,9 @@ from batchscape.errors import AnalysisError
 from batchscape.text import count_text
 
 _CELL = ("group", "target_loss", "global_batch_size", "learning_rate")
-"""Columns that tell cells apart, as far as a table has them."""
-_TELLING = ("outcome", "status", "final_eval_loss")
-"""Columns that tell whether a run diverged."""
+"""Columns that distinguish cells, as far as a table has them."""
+_OUTCOMES = ("outcome", "status", "final_eval_loss")
+"""Columns that show whether a run diverged."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class OneSided:
     p: float
     """p value of the t-test; NaN where it has none."""
     verdict: Literal["shown", "not shown", "not identified"]
-    """Shown: the interval leaves the constant out. That it is not is no proof of the contrary."""
+    """Shown: the interval leaves the constant out. Not shown is no proof of the contrary."""
 
 
 def compare_samples(
@@ -82,7 +82,7 @@ def compare_samples(
     value : str
         Column to compare, such as `final_eval_loss`; infinite where a run diverged.
     by : str
-        Column whose values tell the samples apart.
+        Column whose values name the samples.
     reference : object, optional
         Value of `by` that the others are compared with; the first in the table if not given.
     margin : float, optional
@@ -176,7 +176,7 @@ def one_sided_test(
     definition = f"mean of {value}"
     if n < 2 or not np.isfinite(values).all():
         return OneSided(
-            _open(values, definition), constant, alternative, math.nan, "not identified"
+            _without_interval(values, definition), constant, alternative, math.nan, "not identified"
         )
     mean, error = float(values.mean()), float(values.std(ddof=1)) / math.sqrt(n)
     reach = t_reach(error, n - 1, 2 * LEVEL - 1)
@@ -194,8 +194,8 @@ def one_sided_test(
 def pooled_spread(table: pd.DataFrame, value: str) -> Estimate:
     """Estimate the spread over seeds that the runs of all cells share.
 
-    Cells are told apart by `group`, `target_loss`, `global_batch_size` and `learning_rate`, as far
-    as the table has them.
+    Cells are distinguished by `group`, `target_loss`, `global_batch_size` and `learning_rate`, as
+    far as the table has them.
 
     Parameters
     ----------
@@ -226,12 +226,11 @@ def pooled_spread(table: pd.DataFrame, value: str) -> Estimate:
     refuse_missing(table, [value, *names], "a pooled spread")
     numbers = numbers_of(table, value)
     finite = table[names].assign(value=numbers)[np.isfinite(numbers)]
-    cells = (
-        finite.groupby(names, dropna=False)["value"]
-        if names
-        else finite.groupby(lambda _: 0)["value"]
+    spreads = (
+        finite.groupby(names or (lambda _: 0), dropna=False)["value"]
+        .agg(["var", "count"])
+        .query("count > 1")
     )
-    spreads = cells.agg(["var", "count"]).query("count > 1")
     freedom, n_left_out = int((spreads["count"] - 1).sum()), len(table) - len(finite)
     definition = f"standard deviation of {value} over runs that differ in their seed alone"
     note = f"{n_left_out} runs without a finite value are left out" if n_left_out else None
@@ -253,15 +252,15 @@ def divergence_rate(table: pd.DataFrame) -> Estimate:
     Parameters
     ----------
     table : DataFrame
-        With `outcome`, `status`, or `final_eval_loss`: a run diverged where one of them says so,
-        the loss by being infinite. A run of which none is there is left out, and counted in the
-        note. Of a run with several targets one row counts, of its lowest.
+        With `outcome`, `status`, or `final_eval_loss`, which is infinite for a diverged run. A run
+        without any of them is left out, and counted in the note. Of a run with several targets the
+        row of the lowest counts.
 
     Returns
     -------
     Estimate
         With the interval of Clopper and Pearson, which holds the share at least as often as
-        `LEVEL` says, at any number of runs; not identified where nothing tells of any run.
+        `LEVEL` says, at any number of runs; not identified where no run has an outcome.
 
     Raises
     ------
@@ -275,7 +274,7 @@ def divergence_rate(table: pd.DataFrame) -> Estimate:
     diverged, unknown = _diverged(_one_row_a_run(table))
     count, n = int(diverged.sum()), len(diverged)
     definition = "share of runs that diverged"
-    left_out = f"{unknown} runs without {', '.join(_TELLING)} are left out" if unknown else ""
+    left_out = f"{unknown} runs without {', '.join(_OUTCOMES)} are left out" if unknown else ""
     if not n:
         return Estimate.unknown(left_out, 0, definition)
     without = n - count
@@ -297,7 +296,7 @@ def divergence_rates(table: pd.DataFrame) -> pd.DataFrame:
     Parameters
     ----------
     table : DataFrame
-        As for `divergence_rate`; cells are told apart by `group`, `global_batch_size` and
+        As for `divergence_rate`; cells are distinguished by `group`, `global_batch_size` and
         `learning_rate`, as far as it has them.
 
     Returns
@@ -334,7 +333,7 @@ def _two_samples(
     both = np.concatenate([base, values])
     p = math.nan
     if min(len(base), len(values)) < 2 or not np.isfinite(both).all():
-        estimate = _open(both, definition)
+        estimate = _without_interval(both, definition)
         if np.isfinite(both).all():
             difference = float(values.mean() - base.mean())
             counts = f"{len(base)} and {len(values)} runs; an interval needs 2 of each"
@@ -348,8 +347,8 @@ def _two_samples(
     return TwoSamples(first, second, len(base), len(values), estimate, p, math.nan, equivalence)
 
 
-def _open(values: NDArray[np.float64], definition: str) -> Estimate:
-    """Return an estimate without an interval, and why it has none."""
+def _without_interval(values: NDArray[np.float64], definition: str) -> Estimate:
+    """Return an estimate without an interval, with the reason."""
     missing, n, infinite = math.nan, len(values), int(np.isinf(values).sum())
     if infinite:
         return Estimate.unknown(f"{infinite} of {n} runs have no finite value", n, definition)
@@ -371,7 +370,7 @@ def _values(table: pd.DataFrame, name: str) -> NDArray[np.float64]:
 
 def _one_row_a_run(table: pd.DataFrame) -> pd.DataFrame:
     """Keep the rows of the lowest target that runs of a cell and seed have: one a run."""
-    telling = [n for n in _TELLING if n in table]
+    telling = [n for n in _OUTCOMES if n in table]
     if table.empty or not telling:
         msg = (
             "a rate of divergence needs runs with outcome, status or final_eval_loss; the table "
@@ -390,9 +389,9 @@ def _one_row_a_run(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _diverged(runs: pd.DataFrame) -> tuple[NDArray[np.bool_], int]:
-    """Tell which of the runs that anything is known of diverged, and how many others there are."""
+    """Return whether each run with an outcome diverged, and the number of other runs."""
     diverged, has_outcome = np.zeros((2, len(runs)), dtype=bool)
-    for name in (n for n in _TELLING if n in runs):
+    for name in (n for n in _OUTCOMES if n in runs):
         if name == "final_eval_loss":
             losses = numbers_of(runs, name)
             diverged |= np.isinf(losses)

@@ -1,4 +1,4 @@
-"""What `batchscape analyze` says of runs as samples: their spread, divergence, and groups."""
+"""Runs as samples in `batchscape analyze`: their spread, divergence, and groups."""
 
 from __future__ import annotations
 
@@ -35,67 +35,58 @@ def samples_section(
     margin: float | None = None,
     below: float | None = None,
 ) -> Section:
-    """Say how runs that differ in their seed spread, how many diverged, and how groups differ.
+    """Show how runs spread over seeds, how many diverged, and how groups differ.
 
-    Parameters
-    ----------
-    runs : DataFrame
-        One row a run with `final_eval_loss`, infinite where it diverged; or one a run and target
-        with `outcome` and `steps_to_target`. With `group`, `global_batch_size`, and
-        `learning_rate` where there are any.
-    groups : mapping of int to str, optional
-        Labels of the groups.
-    margin : float, optional
-        Within which two groups count as equal: nats, or a difference of log steps.
-    below : float, optional
-        What the final loss of each cell is tested to lie below.
+    Rows are runs with `final_eval_loss`, or runs and targets with `outcome` and `steps_to_target`.
+    Two groups are tested to be equal within `margin`, losses of cells to lie below `below`.
     """
-    names = groups or {}
+    labels = groups or {}
     runs = distinct_trajectories(runs)
-    sample, value, unit = _runs_of(runs)
+    sample, value, unit = _sample_of(runs)
     spread = pooled_spread(sample, value)
     rate = divergence_rate(runs)
-    cells = _cells(runs, sample, value)
-    common, where = _common(runs, sample, names)
-    comparisons = _compared(common, value, names, margin)
-    tests = _tested(sample, below)
+    cells = _cell_rows(runs, sample, value)
+    common, where = _at_common_target(runs, sample, labels)
+    comparisons = _compare_groups(common, value, labels, margin)
     answer = [
-        *_said(spread, rate, unit),
-        *_groups_said(comparisons, value),
+        *_run_sentences(spread, rate, unit),
+        *_comparison_sentences(comparisons, value),
         *where,
     ]
-    if len(tests):
+    tables = []
+    if value == _LOSS:
+        tables.append(_cells_table(cells, labels, "final_losses", "Final losses"))
+    elif cells["diverged"].any():
+        tables.append(_cells_table(cells, labels, "divergence", "Divergence"))
+    if comparisons:
+        table = pd.DataFrame(
+            [_comparison_row(place, comparison) for place, comparison in comparisons]
+        )
+        tables.append(_pairs_table(table, value))
+    if below is not None:
+        tests = _test_cells(sample, below)
         n_shown = tests["verdict"].eq("shown").sum()
         answer.append(
             f"A mean final loss below {below:g} is shown in {n_shown} of {len(tests)} cells, each "
             f"tested one-sided at {1 - LEVEL:.0%} by itself."
         )
-    tables = []
-    if value == _LOSS:
-        tables.append(_cells_table(cells, names, "final_losses", "Final losses"))
-    elif cells["diverged"].any():
-        tables.append(_cells_table(cells, names, "divergence", "Divergence"))
-    if comparisons:
-        table = pd.DataFrame([_row(place, comparison) for place, comparison in comparisons])
-        tables.append(_pairs_table(table, value))
-    if below is not None and len(tests):
-        tables.append(_tests_table(tests, names, below))
+        tables.append(_tests_table(tests, labels, below))
     headlines = {"seed_spread": spread, "divergence_rate": rate}
     return Section("Runs as samples", answer, tables, headlines=headlines)
 
 
-def _runs_of(runs: pd.DataFrame) -> tuple[pd.DataFrame, str, str]:
-    """Return one row a run, what is compared, and its unit; at the target most reached by group."""
+def _sample_of(runs: pd.DataFrame) -> tuple[pd.DataFrame, str, str]:
+    """Return one row a run, the compared column and its unit; steps to each group's main target."""
     if _LOSS in runs:
         return runs, _LOSS, "nats"
     parts = [_at(group_runs, _most_reached(group_runs)) for _, group_runs in runs.groupby("group")]
     return pd.concat(parts).sort_index(), _STEPS, "in log steps"
 
 
-def _common(
+def _at_common_target(
     runs: pd.DataFrame, sample: pd.DataFrame, names: Mapping[int, str]
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Return the runs whose groups are compared, at one target, and which one that is."""
+    """Return the runs of groups that share a target, and a sentence that names it."""
     if _LOSS in runs or runs["group"].nunique() < 2:
         return sample, []
     counts = runs.groupby(_targets(runs))["group"].nunique()
@@ -108,12 +99,10 @@ def _common(
         return at_target, []
     groups = set(at_target["group"])
     missing_groups = [group_name(names, g) for g in runs["group"].unique() if g not in groups]
-    missing_text = (
-        f"; without runs at it, and not compared: {', '.join(missing_groups)}"
-        if missing_groups
-        else ""
-    )
-    return at_target, [f"Groups are compared at the target {target:g}{missing_text}."]
+    sentence = f"Groups are compared at the target {target:g}"
+    if missing_groups:
+        sentence += f"; without runs at it, and not compared: {', '.join(missing_groups)}"
+    return at_target, [f"{sentence}."]
 
 
 def _targets(runs: pd.DataFrame) -> pd.Series[float]:
@@ -121,7 +110,7 @@ def _targets(runs: pd.DataFrame) -> pd.Series[float]:
 
 
 def _most_reached(runs: pd.DataFrame) -> float:
-    """Return the target that most runs reached, the lowest of several."""
+    """Return the target that most runs reached, the lowest if there are several."""
     counts = runs["outcome"].eq("reached").groupby(_targets(runs)).sum()
     return float(counts[counts.eq(counts.max())].index.min())
 
@@ -132,8 +121,8 @@ def _at(runs: pd.DataFrame, target: float) -> pd.DataFrame:
     return at_target.assign(**{_STEPS: np.log(steps.to_numpy(dtype=float))})
 
 
-def _cells(runs: pd.DataFrame, sample: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Sum up each cell: runs, divergence with its interval, mean and spread of what is finite."""
+def _cell_rows(runs: pd.DataFrame, sample: pd.DataFrame, value: str) -> pd.DataFrame:
+    """Return runs, divergence with interval, and mean and spread of finite values, by cell."""
     rates = divergence_rates(runs)
     keys = [name for name in ("group", _BATCH, _RATE) if name in rates]
     sample = sample.assign(value=sample[value].where(np.isfinite(sample[value])))
@@ -143,7 +132,7 @@ def _cells(runs: pd.DataFrame, sample: pd.DataFrame, value: str) -> pd.DataFrame
     return rates.merge(sums, on=keys, how="left").fillna({"finite": 0}).astype({"finite": int})
 
 
-def _compared(
+def _compare_groups(
     runs: pd.DataFrame, value: str, names: Mapping[int, str], margin: float | None
 ) -> list[tuple[dict[str, Any], TwoSamples]]:
     """Compare groups, unpaired, at each batch and learning rate where both have two runs."""
@@ -164,25 +153,26 @@ def _compared(
     ]
 
 
-def _tested(runs: pd.DataFrame, below: float | None) -> pd.DataFrame:
-    if below is None:
-        return pd.DataFrame()
+def _test_cells(runs: pd.DataFrame, below: float) -> pd.DataFrame:
     keys = [name for name in ("group", _BATCH, _RATE) if name in runs]
     rows = []
     for key, cell_runs in runs.groupby(keys, dropna=False):
         test = one_sided_test(cell_runs, _LOSS, below)
-        numbers = {
-            "n": len(cell_runs),
-            "mean": test.mean.value,
-            "bound": test.mean.high,
-            "p": test.p,
-        }
-        place = dict(zip(keys, key, strict=True))
-        rows.append({**place, **numbers, "verdict": test.verdict, "note": test.mean.note})
+        rows.append(
+            {
+                **dict(zip(keys, key, strict=True)),
+                "n": len(cell_runs),
+                "mean": test.mean.value,
+                "bound": test.mean.high,
+                "p": test.p,
+                "verdict": test.verdict,
+                "note": test.mean.note,
+            }
+        )
     return pd.DataFrame(rows)
 
 
-def _said(spread: Estimate, rate: Estimate, unit: str) -> Iterator[str]:
+def _run_sentences(spread: Estimate, rate: Estimate, unit: str) -> Iterator[str]:
     if spread.is_identified:
         how = f" and {LEVEL:.0%} interval; {spread.method}" if spread.n >= FEWEST else ""
         yield (
@@ -200,7 +190,9 @@ def _said(spread: Estimate, rate: Estimate, unit: str) -> Iterator[str]:
     )
 
 
-def _groups_said(comparisons: list[tuple[dict[str, Any], TwoSamples]], value: str) -> Iterator[str]:
+def _comparison_sentences(
+    comparisons: list[tuple[dict[str, Any], TwoSamples]], value: str
+) -> Iterator[str]:
     if not comparisons:
         return
     tested = [comparison for _, comparison in comparisons if np.isfinite(comparison.p_different)]
@@ -223,7 +215,7 @@ def _groups_said(comparisons: list[tuple[dict[str, Any], TwoSamples]], value: st
     yield text
 
 
-def _row(place: dict[str, Any], comparison: TwoSamples) -> dict[str, Any]:
+def _comparison_row(place: dict[str, Any], comparison: TwoSamples) -> dict[str, Any]:
     equivalence = comparison.equivalence
     return {
         **place,
@@ -243,8 +235,8 @@ def _row(place: dict[str, Any], comparison: TwoSamples) -> dict[str, Any]:
     }
 
 
-def _place(table: pd.DataFrame, names: Mapping[int, str] | None = None) -> list[Column]:
-    """Return the columns that name a cell; with its group where there are several with names."""
+def _place_columns(table: pd.DataFrame, names: Mapping[int, str] | None = None) -> list[Column]:
+    """Return the columns that name a cell; its group where there are several groups."""
     several = names is not None and "group" in table and table["group"].nunique() > 1
     group = [Column("group", words=names, is_left=True)] if several else []
     rate = _RATE in table and table[_RATE].notna().any()
@@ -265,7 +257,7 @@ def _cells_table(cells: pd.DataFrame, names: Mapping[int, str], name: str, title
         title,
         cells,
         [
-            *_place(cells, names),
+            *_place_columns(cells, names),
             Column("n", "runs"),
             Column("mean"),
             Column("sd", format=2),
@@ -291,7 +283,7 @@ def _pairs_table(table: pd.DataFrame, value: str) -> Table:
         "Groups compared",
         table.assign(**interval_columns),
         [
-            *_place(table),
+            *_place_columns(table),
             Column("groups", texts=groups, is_left=True),
             Column("n_other", "runs", texts=counts),
             Column(
@@ -314,7 +306,7 @@ def _tests_table(tested: pd.DataFrame, names: Mapping[int, str], below: float) -
         f"Final loss below {below:g}",
         tested,
         [
-            *_place(tested, names),
+            *_place_columns(tested, names),
             Column("n", "runs"),
             Column("mean"),
             Column("bound", f"{LEVEL:.0%} upper bound"),

@@ -24,11 +24,11 @@ from batchscape.analysis.estimates import FEWEST, half_width
 from batchscape.analysis.targets.tidy import at_common_target
 
 COMPARED = ("step_time_s", "peak_allocated_gib", "steps_to_target", "final_eval_loss")
-"""Figures that are compared: ratios, but for the loss, whose difference is in nats."""
+"""Compared figures: ratios, except for the loss, whose difference is in nats."""
 
 _LOSSES = ("steps_to_target", "final_eval_loss")
 _HOW_LONG = ("budget.", "evaluation.", "schedule.")
-"""Settings that make another study, not another side; losses of different ones are not compared."""
+"""Settings that make another study, not another side; their losses are not compared."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def compare_sweeps(cells: Cells, reaches: pd.DataFrame | None = None) -> Sides |
     Returns
     -------
     Sides or None
-        None where no axis tells the folders apart.
+        None where no setting distinguishes the folders.
     """
     axis = find_axis(cells)
     if not axis:
@@ -98,35 +98,21 @@ def compare_sweeps(cells: Cells, reaches: pd.DataFrame | None = None) -> Sides |
     folder = runs["sweep_dir"].map({d: n for n, d in enumerate(cells.runs["sweep_dir"].unique())})
     table = figures.join(head).assign(folder=folder).sort_values(["folder", "run_id"])
     names = tuple(table["side"].unique().tolist())
-    rows: list[dict[str, object]] = []
-    for name in COMPARED:
-        rows += _rows(_with_steps(table, reaches) if name == "steps_to_target" else table, name)
-    columns = [*GEOMETRY, *_COLUMNS]
-    return Sides(axis, names, pd.DataFrame(rows, columns=columns))
+    if reaches is None or reaches.empty:
+        table["steps_to_target"] = np.nan
+    else:
+        # Steps to the lowest target that all runs of a setting reached, on every side.
+        keys = ["sweep_dir", "run_id"]
+        common = at_common_target(reaches, table, [*GEOMETRY, "settings"])
+        table = table.merge(common[[*keys, "steps_to_target"]], on=keys, how="left")
+    rows = [row for name in COMPARED for row in _rows(table, name)]
+    return Sides(axis, names, pd.DataFrame(rows, columns=[*GEOMETRY, *_COLUMNS]))
 
 
 _COLUMNS = (
-    "settings",
-    "reference",
-    "side",
-    "quantity",
-    "kind",
-    "effect",
-    "low",
-    "high",
-    "n",
-    "detectable",
-    "run_ids",
+    *("settings", "reference", "side", "quantity", "kind"),
+    *("effect", "low", "high", "n", "detectable", "run_ids"),
 )
-
-
-def _with_steps(table: pd.DataFrame, reaches: pd.DataFrame | None) -> pd.DataFrame:
-    """Add steps to the lowest target that all runs of a setting reached, on every side."""
-    if reaches is None or reaches.empty:
-        return table.assign(steps_to_target=np.nan)
-    keys = ["sweep_dir", "run_id"]
-    common = at_common_target(reaches, table, [*GEOMETRY, "settings"])
-    return table.merge(common[[*keys, "steps_to_target"]], on=keys, how="left")
 
 
 def _rows(table: pd.DataFrame, name: str) -> list[dict[str, object]]:

@@ -1,21 +1,19 @@
-"""What a report says of sweeps side by side."""
+"""Sweeps side by side in the report."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells, setting_label
 from batchscape.analysis.comparing.power import ALPHA, POWER
-from batchscape.analysis.comparing.sides import Sides, compare_sweeps
+from batchscape.analysis.comparing.sides import compare_sweeps
 from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.numbers import MISSING, TIMES, significant
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.tables import GEOMETRY_HEADER
 from batchscape.analysis.report.topic import Section
 
-_WORDS = {
+_LABELS = {
     "step_time_s": "step time",
     "peak_allocated_gib": "peak memory",
     "steps_to_target": "steps to target",
@@ -28,51 +26,45 @@ def comparing_section(cells: Cells, reaches: pd.DataFrame | None = None) -> Sect
     sides = compare_sweeps(cells, reaches)
     if sides is None:
         return None
-    answer = list(_answer(sides))
-    if sides.table.empty:
-        return Section("Side by side", answer, warnings=[_NO_PAIRS])
-    return Section("Side by side", answer, [_table(sides.table)])
-
-
-_NO_PAIRS = (
-    "The sweep folders share no geometry, settings and seeds, so nothing could be paired: run the "
-    "same sweep on both sides."
-)
-
-
-def _answer(sides: Sides) -> Iterator[str]:
     axis = ", ".join(
         name.replace("_", " ") if "." not in name else setting_label(name) for name in sides.axis
     )
-    yield (
+    answer = [
         f"The folders differ in {axis}: {' against '.join(sides.names)}. They are set side by "
         "side, pair by pair of equal geometry, settings and seeds, and never pooled."
-    )
-    for (side, quantity, kind), rows in sides.table.groupby(
-        ["side", "quantity", "kind"], sort=False
-    ):
-        neutral = 1.0 if kind == "ratio" else 0.0
-        is_clear = rows["low"].gt(neutral) | rows["high"].lt(neutral)
-        span = f"{significant(rows['effect'].min(), 3)} to {significant(rows['effect'].max(), 3)}"
-        yield (
-            f"{str(_WORDS[str(quantity)]).capitalize()}, {side}: {kind} {span} over "
-            f"{len(rows)} settings; in {is_clear.sum()} of them the {LEVEL:.0%} interval leaves "
-            f"out {'1' if kind == 'ratio' else '0'}.{_not_found(rows[~is_clear], str(kind))}"
+    ]
+    if sides.table.empty:
+        warning = (
+            "The sweep folders share no geometry, settings and seeds, so nothing could be paired: "
+            "run the same sweep on both sides."
         )
+        return Section("Side by side", answer, warnings=[warning])
+    groups = sides.table.groupby(["side", "quantity", "kind"], sort=False)
+    answer += [_sentence(side, quantity, kind, rows) for (side, quantity, kind), rows in groups]
+    return Section("Side by side", answer, [_table(sides.table)])
 
 
-def _not_found(rows: pd.DataFrame, kind: str) -> str:
-    """Say which difference would have been found, of settings where none was."""
-    # Runs that agree to the last bit tell nothing of noise.
-    sizes = rows["detectable"][rows["detectable"] > 0]
-    if sizes.empty:
-        return ""
-    span = " to ".join(dict.fromkeys(significant(size, 2) for size in (sizes.min(), sizes.max())))
-    unit = "%" if kind == "ratio" else "nats"
-    return (
-        f" Where it does not, a difference from {span} {unit} on would be found with {POWER:.0%} "
-        f"chance (two-sided t-test at {ALPHA:.0%})."
+def _sentence(side: str, quantity: str, kind: str, rows: pd.DataFrame) -> str:
+    neutral, unit = (1.0, "%") if kind == "ratio" else (0.0, "nats")
+    is_clear = rows["low"].gt(neutral) | rows["high"].lt(neutral)
+    text = (
+        f"{_LABELS[quantity].capitalize()}, {side}: {kind} {_span(rows['effect'], 3)} over "
+        f"{len(rows)} settings; in {is_clear.sum()} of them the {LEVEL:.0%} interval leaves out "
+        f"{neutral:g}."
     )
+    # Runs that agree to the last bit say nothing of noise.
+    detectable = rows.loc[~is_clear & rows["detectable"].gt(0), "detectable"]
+    if detectable.empty:
+        return text
+    return (
+        f"{text} Where it does not, a difference from {_span(detectable, 2)} {unit} on would be "
+        f"found with {POWER:.0%} chance (two-sided t-test at {ALPHA:.0%})."
+    )
+
+
+def _span(values: pd.Series[float], digits: int) -> str:
+    ends = (significant(value, digits) for value in (values.min(), values.max()))
+    return " to ".join(dict.fromkeys(ends))
 
 
 def _table(table: pd.DataFrame) -> Table:
@@ -87,7 +79,7 @@ def _table(table: pd.DataFrame) -> Table:
             Column("geometry", GEOMETRY_HEADER, texts=geometry, is_left=True),
             Column("settings", texts=table["settings"].replace("", MISSING), is_left=True),
             Column("sides", texts=sides, is_left=True),
-            Column("quantity", "figure", words=_WORDS, is_left=True),
+            Column("quantity", "figure", words=_LABELS, is_left=True),
             Column(
                 "effect",
                 f"effect, {LEVEL:.0%} interval",

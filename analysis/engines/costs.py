@@ -1,4 +1,4 @@
-"""What each engine needs for the same geometry: memory, time and exchange of a step."""
+"""Memory, time and exchange of a step, by engine and geometry."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def engine_costs(cells: Cells, ranks: pd.DataFrame) -> pd.DataFrame:
 
 
 def _why_no_time(runs: pd.DataFrame, n: pd.Series[Any]) -> pd.Series[Any]:
-    """Give the reason why no time of a cell is valid that most of its runs have."""
+    """Return the most frequent reason why a cell has no valid time."""
     invalid = runs[~runs["timing_valid"]]
     reasons = invalid.groupby("cell")["timing_note"].agg(lambda notes: notes.mode().to_numpy()[0])
     return reasons.reindex(n.index).astype(object).fillna(_NOT_MEASURED).where(n.eq(0))
 
 
 def _exchanges(cells: Cells, ranks: pd.DataFrame) -> pd.Series[bool]:
-    """Tell of each cell whether its engine exchanges gradients in every micro-step."""
+    """Return whether the engine of each cell exchanges gradients in every micro-step."""
     name = "exchanges_every_micro_step"
     recorded = ranks.reindex(columns=["sweep_dir", "run_id", name]).dropna(subset=[name])
     keys = ["sweep_dir", "run_id"]

@@ -1,4 +1,4 @@
-"""Pictures of engines: losses on top of each other, how far apart, memory and time side by side."""
+"""Charts of engines: losses on top of each other, their differences, memory and time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
 from batchscape.analysis.figures.style import GREY, palette
 from batchscape.analysis.numbers import memory_scale, time_scale
 
-MOST_GEOMETRIES = 12
-"""Geometries in the figure of costs."""
+_MAX_GEOMETRIES = 12
+"""Geometries in the chart of costs."""
 _SEEDS = "sd between seeds"
 
 
@@ -23,12 +23,12 @@ def engine_loss_charts(
     cells: Cells, curves: pd.DataFrame, losses: EngineLosses, engines: Sequence[str]
 ) -> Iterator[Chart]:
     """Draw the curves of all engines on top of each other, and their differences."""
-    cells_of_engines = counterparts(cells)
+    groups_of_cells = counterparts(cells)
     groups = list(dict.fromkeys(losses.pairs["group"]))
     if not groups:
         return
     titles = {
-        str(g): _title(cells, int(cells_of_engines.index[cells_of_engines["group"] == g][0]))
+        str(g): _title(cells, int(groups_of_cells.index[groups_of_cells["group"] == g][0]))
         for g in groups
     }
     choices = [Choice("group", "Trained", titles)] if len(titles) > 1 else []
@@ -37,7 +37,7 @@ def engine_loss_charts(
         name: replace(look, symbol="stroke", width=max(3.4 - place, 0.8))
         for place, (name, look) in enumerate(palette(engines).items())
     }
-    drawn_cells = cells_of_engines[cells_of_engines["group"].isin(groups)]
+    drawn_cells = groups_of_cells[groups_of_cells["group"].isin(groups)]
     lines = curves[curves["cell"].isin(drawn_cells.index)][["cell", "optimizer_step", "mean"]]
     lines = lines.assign(
         series=drawn_cells["engine"].loc[lines["cell"]].to_numpy(),
@@ -83,30 +83,28 @@ def engine_loss_charts(
     )
 
 
-def engine_cost_chart(table: pd.DataFrame, engines: Sequence[str]) -> Chart | None:
+def engine_cost_charts(table: pd.DataFrame, engines: Sequence[str]) -> Iterator[Chart]:
     """Draw memory and step time of `engine_costs`, a bar an engine, a row a geometry."""
     sizes = table[["peak_allocated_gib_mean", "step_time_s_mean"]]
     if not sizes.notna().any(axis=None):
-        return None
+        return
     memory, time = memory_scale(sizes.iloc[:, 0]), time_scale(sizes.iloc[:, 1])
     columns = {
         "peak_allocated_gib": (f"peak memory of a device ({memory.unit})", memory.factor),
         "step_time_s": (f"median optimizer step ({time.unit})", time.factor),
     }
-    bars_by_row = table.assign(row=_row_names(table), series=table["engine"])
-    bars_by_row = bars_by_row[
-        bars_by_row["row"].isin(list(dict.fromkeys(bars_by_row["row"]))[:MOST_GEOMETRIES])
-    ]
+    costs = table.assign(row=_row_names(table), series=table["engine"])
+    costs = costs[costs["row"].isin(list(dict.fromkeys(costs["row"]))[:_MAX_GEOMETRIES])]
     marks = []
     for name, (_, factor) in columns.items():
-        mean, half = bars_by_row[f"{name}_mean"] * factor, bars_by_row[f"{name}_ci95"] * factor
-        rows = bars_by_row[["row", "series"]].assign(
+        mean, half = costs[f"{name}_mean"] * factor, costs[f"{name}_ci95"] * factor
+        rows = costs[["row", "series"]].assign(
             **{name: mean, f"{name}_low": mean - half, f"{name}_high": mean + half}
         )
         is_measured = rows[name].notna()
         bars = rows.loc[is_measured, ["row", "series", name]]
         intervals = rows[is_measured].dropna(subset=f"{name}_low")
-        why = bars_by_row.reindex(columns=[f"{name}_note"]).iloc[:, 0]
+        why = costs.reindex(columns=[f"{name}_note"]).iloc[:, 0]
         missing = rows.loc[~is_measured, ["row", "series"]].assign(
             **{name: 0.0}, why="n/a: " + why[~is_measured].fillna("not measured").astype(str)
         )
@@ -115,11 +113,11 @@ def engine_cost_chart(table: pd.DataFrame, engines: Sequence[str]) -> Chart | No
             Marks("interval", intervals, dodge=True),
             Marks("text", missing, text="why", dodge=True),
         ]
-    return Chart(
+    yield Chart(
         "engines_cost",
         "Memory and step time by engine",
         "Peak memory and step time of each engine for the same geometry, with 95 % t-intervals "
-        f"over runs; n/a: no bar, and why. {MOST_GEOMETRIES} geometries at most are drawn.",
+        f"over runs; n/a: no bar, and why. {_MAX_GEOMETRIES} geometries at most are drawn.",
         Axis({name: title for name, (title, _) in columns.items()}, "Show", from_zero=True),
         Axis({"row": ""}, kind="names"),
         [mark for mark in marks if len(mark.table)],

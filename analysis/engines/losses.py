@@ -1,4 +1,4 @@
-"""How far the losses of engines are apart at the same seed, global batch and optimizer step."""
+"""Differences of losses of engines at the same seed, global batch and optimizer step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ MAX_POINTS = 200
 
 
 class EngineLosses(NamedTuple):
-    """Losses of engines, held against each other."""
+    """Losses of engines, compared with each other."""
 
     pairs: pd.DataFrame
-    """A row for each group and two engines (an engine with itself: its decompositions), as
-    `compare_engines` describes it."""
+    """A row for each group and two engines (an engine with itself: its decompositions): `group`,
+    `engine`, `other`, `n_seeds`, `n_runs` (of both), `n_optimizer_steps` (over all seeds),
+    `max_abs_difference` (over all decompositions, seeds and optimizer steps),
+    `max_relative_difference` (over the smaller of the two losses), `seed_sd` (root mean square over
+    optimizer steps of the spread between seeds), and `run_ids`."""
     by_step: pd.DataFrame
     """`group`, `engine`, `optimizer_step`, `largest`: the largest difference from the reference, a
     cell of the first engine, over seeds and decompositions."""
@@ -30,22 +33,7 @@ class EngineLosses(NamedTuple):
 
 
 def compare_engines(cells: Cells, steps: pd.DataFrame) -> EngineLosses:
-    """Hold the training losses of engines against each other, step by step.
-
-    Parameters
-    ----------
-    cells : Cells
-    steps : DataFrame
-        Rows of optimizer steps with `sweep_dir`, `run_id`, `optimizer_step`, `loss`.
-
-    Returns
-    -------
-    EngineLosses
-        `pairs` has `group`, `engine`, `other`, `n_seeds`, `n_runs` (of both), `n_optimizer_steps`
-        (over all seeds), `max_abs_difference` (over all decompositions, seeds and optimizer
-        steps), `max_relative_difference` (over the smaller of the two losses), `seed_sd` (root
-        mean square over optimizer steps of the spread between seeds), and `run_ids`.
-    """
+    """Compare the training losses of engines with each other, step by step."""
     members = _members(cells)
     rows = rows_of(members, steps, ["optimizer_step", "loss"])
     rows = rows[np.isfinite(rows["loss"])].astype({"optimizer_step": "int64"})
@@ -71,7 +59,7 @@ def compare_engines(cells: Cells, steps: pd.DataFrame) -> EngineLosses:
 
 
 def _members(cells: Cells) -> pd.DataFrame:
-    """One run for each cell and seed, with its family and the cell that it is held against."""
+    """Choose one run for each cell and seed, with its family and its reference cell."""
     groups = counterparts(cells)
     is_completed = cells.runs["status"].eq("completed")
     runs = cells.runs[cells.runs["cell"].isin(groups.index) & is_completed]
@@ -89,17 +77,17 @@ def _members(cells: Cells) -> pd.DataFrame:
 
 
 def _pairs(extremes: pd.DataFrame, members: pd.DataFrame) -> pd.DataFrame:
-    """Find the largest differences of any two decompositions of two engines.
+    """Return the largest differences of any two decompositions of two engines.
 
-    Between two sets of losses it is that of the largest of one and the smallest of the other, so
-    that no pair of runs need be looked at.
+    The largest of one set of losses and the smallest of the other have it, so that no pairs of
+    runs are compared.
     """
     both = extremes.merge(
         extremes, on=["group", "family", "optimizer_step"], suffixes=("", "_other")
     )
     order = {engine: number for number, engine in enumerate(in_order(members["engine"]))}
     first, second = both["engine"].map(order), both["engine_other"].map(order)
-    # One run alone has nothing within its own engine to be held against.
+    # A single run has no other run of its engine to compare with.
     both = both[first.lt(second) | (first.eq(second) & both["count"].gt(1))]
     low, high = (both["max_other"] - both["min"]), (both["max"] - both["min_other"])
     size = low.where(low > high, high)

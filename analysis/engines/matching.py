@@ -1,4 +1,4 @@
-"""Which cells differ in nothing but the engine, and in how it cuts the global batch."""
+"""Cells that differ only in the engine, and in how it cuts the global batch."""
 
 from __future__ import annotations
 
@@ -8,18 +8,14 @@ from batchscape.analysis.cells import PROGRAMS, Cells, setting_label
 from batchscape.config import Affects, affects_of
 
 _FIRST = "ddp"
-"""The engine that others are held against, where it took part."""
+"""The engine that others are compared with, if it took part."""
 _ENGINE = "engine.name"
 
 
 def engines_of(cells: Cells) -> pd.Series[str]:
-    """Name the engine of each cell, and such settings of its own as vary.
+    """Name the engine of each cell with its varying settings, as `deepspeed, zero stage 3`.
 
-    Returns
-    -------
-    Series
-        Indexed by `cell`, as `deepspeed, zero stage 3`; missing where no run names an engine, and
-        for programs of others.
+    The name is missing for programs, and where no run names an engine.
     """
     first = cells.runs.drop_duplicates("cell").set_index("cell").reindex(cells.table.index)
     name = first.reindex(columns=[_ENGINE])[_ENGINE]
@@ -39,7 +35,7 @@ def in_order(engines: pd.Series[str]) -> list[str]:
 
 
 def shared_settings(cells: Cells) -> list[str]:
-    """Name the settings that vary and that a loss, or a time, depends on beside the engine."""
+    """Return the varying settings, beside the engine, that decide losses."""
     return [name for name in cells.settings if name != _ENGINE and _is_of_the_loss(name)]
 
 

@@ -1,4 +1,4 @@
-"""Programs of others: the batch that each of them was seen to use, beside the planned one."""
+"""The batch that each program was observed to use, beside the planned one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OBSERVED = {
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "global_batch_size": "global_batch_size",
 }
-"""Column of the plan that each observed number stands beside."""
+"""Column of the plan for each observed number."""
 
 
 def observed_batches(cells: Cells) -> pd.DataFrame:

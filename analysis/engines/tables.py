@@ -1,4 +1,4 @@
-"""What of the engines' tables goes on a page."""
+"""Tables of engines in the report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def losses_view(pairs: pd.DataFrame, cells: Cells) -> Table:
     within = table["engine"].where(~is_alone, table["engine"] + ", within")
     return Table(
         "engines_loss",
-        "Losses of engines, held against each other",
+        "Losses of engines, compared with each other",
         table,
         [
             Column("engine", texts=within, is_left=True),
@@ -92,31 +92,31 @@ def observed_view(table: pd.DataFrame, cells: Cells) -> Table:
             row[f"{name}_source"] for name in OBSERVED if pd.notna(row[f"observed_{name}"])
         }
         texts = sorted(source for source in sources_of_run if isinstance(source, str))
-        sources.append(f"seen in: {', '.join(texts)}" if texts else None)
+        sources.append(f"source: {', '.join(texts)}" if texts else None)
     labels = table["cell"].map(geometry_label(cells.table))
     return Table(
         "observed_batches",
-        "What programs were seen to use",
+        "Batches that programs used",
         table,
         [
             Column("planned geometry", texts=labels, is_left=True),
             Column("run_id", "run", is_left=True),
             Column("status", is_left=True),
             *(
-                Column(f"observed_{name}", header, texts=_seen(table, name))
+                Column(f"observed_{name}", header, texts=_observed_texts(table, name))
                 for name, header in _HEADERS.items()
             ),
             Column("agrees", "as planned", words={True: "yes", False: "no"}),
         ],
         footnotes=[sources],
         notes=[
-            f"The batch that each program was seen to use; {MISSING}: not observed, which "
-            "contradicts nothing and confirms nothing. As planned is a run whose global batch was."
+            f"The batch that each program was observed to use; {MISSING}: not observed, which "
+            "contradicts nothing and confirms nothing. A run is as planned if its global batch is."
         ],
     )
 
 
-def _seen(table: pd.DataFrame, name: str) -> list[str]:
+def _observed_texts(table: pd.DataFrame, name: str) -> list[str]:
     pairs = zip(table[f"observed_{name}"], table[f"planned_{name}"], strict=True)
     return [
         MISSING
@@ -129,5 +129,5 @@ def _seen(table: pd.DataFrame, name: str) -> list[str]:
 
 
 def _shown(cells: Cells) -> list[str]:
-    """Name the settings beside the engine that tell rows apart."""
+    """Return the settings, beside the engine, that distinguish rows."""
     return [name for name in shared_settings(cells) if name in cells.shown]

@@ -78,9 +78,9 @@ class _Sampled(NamedTuple):
 
     run: NDArray[np.int64]
     samples: NDArray[np.float64]
-    """Seen so far."""
+    """Samples until this step."""
     tokens: NDArray[np.float64]
-    """Seen so far; NaN where samples have none."""
+    """Tokens until this step; NaN where samples have none."""
     parts: NDArray[np.float64]
     """Shape (n, 2): numerator and denominator."""
     b_small: NDArray[np.int64]
@@ -98,7 +98,7 @@ class _Sampled(NamedTuple):
 
 
 def _sampled_by(samples: pd.DataFrame, key: str) -> dict[int, _Sampled]:
-    """Part a table of sampled steps; thousands of small tables would take many times longer."""
+    """Split a table of sampled steps by a key; thousands of small tables would take far longer."""
     groups, run = (samples[name].to_numpy(dtype=np.int64) for name in (key, "run"))
     order = np.lexsort((run, groups))
     groups, run = groups[order], run[order]
@@ -123,7 +123,7 @@ class _Units(NamedTuple):
     values: NDArray[np.float64]
     """Shape (n, 2), in order of time."""
     weights: NDArray[np.float64] | None
-    """Shape (n,), of sampled steps; None where the units are runs, which count alike."""
+    """Shape (n,), of sampled steps; None for runs, which have equal weights."""
 
 
 def run_noise_scales(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
@@ -204,7 +204,7 @@ def noise_scale_curves(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
         )
         lasts = np.maximum.reduceat(cell_samples.samples, starts)
         half_life = lasts.max() / points
-        # Where some runs have ended, the mean would jump to that of the others.
+        # Curves end with the shortest run: later means would jump to those of the other runs.
         for point in half_life * np.arange(1, int(points * lasts.min() / lasts.max()) + 1):
             until_point = cell_samples.where(cell_samples.samples <= point)
             row = _cell_row(until_point, 0.5 ** ((point - until_point.samples) / half_life))
@@ -313,10 +313,10 @@ def _cell_samples(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     is_completed = cells.runs["status"].eq("completed")
     counted = is_completed & ~labels.map(has_no_noise_scale).astype(bool)
     completed = cells.runs[counted]
-    # A timing repeat of a trajectory is no further draw of its noise.
+    # A timing repeat of a trajectory adds no draw of its noise.
     runs = completed.drop_duplicates(["cell", "trajectory_id"])
     samples = _samples(runs, steps)
-    # A sample of another task has no tokens, though it has a target.
+    # Samples of other tasks have targets, but no tokens.
     tasks = runs.reindex(columns=["task"])["task"].to_numpy()[samples["run"].to_numpy()]
     samples["tokens"] = samples["tokens"].where(tasks == "next_token")
     return samples.assign(cell=runs["cell"].to_numpy()[samples["run"].to_numpy()])
@@ -397,4 +397,4 @@ _COLUMNS = {
     "high_tokens": "float64",
     "note": "object",
 }
-"""What is said of every noise scale."""
+"""Columns of every noise scale, with their types."""

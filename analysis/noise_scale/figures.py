@@ -1,4 +1,4 @@
-"""Pictures of the gradient noise scale: by global batch, and over the training."""
+"""Charts of the gradient noise scale: by global batch, and over the training."""
 
 from __future__ import annotations
 

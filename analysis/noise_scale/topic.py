@@ -1,4 +1,4 @@
-"""What the report says of the gradient noise scale."""
+"""The gradient noise scale in the report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DEFINITION = (
     "clipping, numerator and denominator averaged apart over the sampled optimizer steps"
 )
 _ENDS = {"samples": "", "tokens": "_tokens"}
-"""Ends of the names of columns by unit."""
+"""Suffixes of columns, by unit."""
 
 
 def noise_scale_section(
@@ -46,12 +46,17 @@ def noise_scale_section(
 
 
 def noise_scale_table(table: pd.DataFrame, cells: Cells) -> Table:
-    """Choose what is shown of cells with their geometry, settings and noise scale."""
+    """Show the noise scale of cells beside their geometry and settings."""
+    # An estimate without an upper end is not identified.
+    identified = {
+        f"known{end}": table[f"estimate{end}"].mask(np.isinf(table[f"high{end}"]))
+        for end in _ENDS.values()
+    }
     units = table["n"].astype(str) + " " + table["method"].str.rpartition(" ")[2]
     return Table(
         "noise_scale",
         "Gradient noise scale",
-        table.assign(**_known(table)),
+        table.assign(**identified),
         [
             geometry_column(table),
             *setting_columns(table, cells.shown),
@@ -82,14 +87,8 @@ def noise_scale_table(table: pd.DataFrame, cells: Cells) -> Table:
             f"{NOT_IDENTIFIED}: the gradient's mean cannot be told from zero with so few samples, "
             "so the interval has no upper end.",
         ],
-        hidden=[f"known{end}" for end in _ENDS.values()],
+        hidden=list(identified),
     )
-
-
-def _known(table: pd.DataFrame) -> dict[str, pd.Series[float]]:
-    """What has no upper end has no value."""
-    ends = _ENDS.values()
-    return {f"known{of}": table[f"estimate{of}"].mask(np.isinf(table[f"high{of}"])) for of in ends}
 
 
 def _answer(table: pd.DataFrame) -> str:
@@ -108,7 +107,7 @@ def _answer(table: pd.DataFrame) -> str:
 
 
 def _headlines(table: pd.DataFrame) -> dict[str, Estimate]:
-    """Quote, for each global batch, the cell with most runs, and of those the narrowest."""
+    """Quote, for each global batch, the cell with the most runs, then the narrowest interval."""
     width = (table["high"] / table["low"]).where(table["note"].isna())
     order = table.assign(width=width).sort_values(
         ["n_runs", "width"], ascending=[False, True], kind="stable"
@@ -120,7 +119,7 @@ def _headlines(table: pd.DataFrame) -> dict[str, Estimate]:
     }
     for (name, estimate), note in zip(headlines.items(), first["note"], strict=True):
         if not pd.isna(note):
-            # Of one sampled step the table shows the value; no text may quote it.
+            # The table shows the value of a single sampled step; no text may quote it.
             headlines[name] = replace(estimate, value=math.nan, note=str(note))
     return headlines
 
@@ -128,7 +127,7 @@ def _headlines(table: pd.DataFrame) -> dict[str, Estimate]:
 def _estimate(row: Mapping[Hashable, Any]) -> Estimate:
     """Turn a row of `cell_noise_scales` into an estimate."""
     value, low, high = (float(row[name]) for name in ("estimate", "low", "high"))
-    # One sampled step has a value without an interval; what has no upper end has none.
+    # One sampled step has a value without an interval; an open interval has no value.
     value = math.nan if math.isinf(high) else value
     note = NOT_IDENTIFIED if math.isnan(value) else None
     return Estimate(

@@ -56,4 +56,4 @@ def test_the_report_shows_the_runs(swept):
     assert ": 3 completed, 1 rejected." in page
     for cut in ("1x8x1=8", "1x2x4=8", "2x2x2=8"):
         assert f"| {cut} | completed".replace("x", "\u00d7") in page
-    assert "3 were seen to use the planned batch" in page
+    assert "3 used the planned batch" in page

@@ -7,7 +7,7 @@ import pytest
 
 from batchscape.analysis import find_cells, load, write_report
 from batchscape.analysis.engines.costs import engine_costs
-from batchscape.analysis.engines.figures import _row_names, engine_cost_chart
+from batchscape.analysis.engines.figures import engine_cost_charts
 from batchscape.analysis.engines.losses import compare_engines
 from batchscape.analysis.engines.programs import observed_batches
 from batchscape.analysis.engines.tables import costs_view, losses_view
@@ -168,8 +168,8 @@ def test_programs_are_reported_without_a_traceback(programs, tmp_path):
     report = write_report([programs.path], tmp_path / "report")
     section = next(s for s in report.sections if s.title == "Engines side by side")
     assert section.answer == [
-        "Of 4 runs of programs, 1 were seen to use the planned batch, 1 were seen to use another, "
-        "2 did not let their global batch be observed."
+        "Of 4 runs of programs, 1 used the planned batch, 1 used another, 2 did not let their "
+        "global batch be observed."
     ]
     assert section.warnings[0].startswith("Nothing confirms the global batch of 2 runs")
     rows = {row[0]: row[3:] for row in section.tables[0].texts().rows}
@@ -194,9 +194,14 @@ def test_a_missing_bar_has_its_reason(engines):
     tables = load(sweep.path)
     costs = engine_costs(find_cells(tables.runs), tables.ranks)
     (note,) = costs["step_time_s_note"].dropna()
-    chart = engine_cost_chart(costs, ["ddp", "fsdp"])
-    said = [marks.table for marks in chart.marks if marks.kind == "text"]
-    assert [table["why"].tolist() for table in said] == [[f"n/a: {note}"]]
+    (chart,) = engine_cost_charts(costs, ["ddp", "fsdp"])
+    texts = [marks.table["why"].tolist() for marks in chart.marks if marks.kind == "text"]
+    assert texts == [[f"n/a: {note}"]]
+
+
+def row_labels(costs):
+    (chart,) = engine_cost_charts(costs, ["ddp", "fsdp"])
+    return set(chart.marks[0].table["row"])
 
 
 def test_engines_too_are_named_by_the_rate_that_was_trained_with(build):
@@ -218,9 +223,7 @@ def test_engines_too_are_named_by_the_rate_that_was_trained_with(build):
     for view in views:
         position = list(view.texts().headers).index("learning rate")
         assert {row[position] for row in view.texts().rows} == trained
-    assert set(_row_names(costs)) == {
-        f"1{TIMES}32{TIMES}1, learning rate {rate}" for rate in trained
-    }
+    assert row_labels(costs) == {f"1{TIMES}32{TIMES}1, learning rate {rate}" for rate in trained}
 
 
 def test_rows_of_engines_name_a_rule_beside_the_rate_it_made(build):
@@ -232,6 +235,6 @@ def test_rows_of_engines_name_a_rule_beside_the_rate_it_made(build):
     tables = load(sweep.path)
     rates = tables.runs["scaling.learning_rate"].map({"linear": 0.004, "sqrt": 0.002})
     cells = find_cells(tables.runs.assign(learning_rate=rates))
-    names = set(_row_names(engine_costs(cells, tables.ranks)))
+    names = row_labels(engine_costs(cells, tables.ranks))
     assert len(names) == 2
     assert all("scaling of the learning rate" in name for name in names)

@@ -167,8 +167,8 @@ def test_hardware_and_settings_are_never_mixed(build: Any) -> None:
     train(there, {8: [0.1] * 4}, hardware="Accelerator", device_type="cuda")
     train(there, {8: [0.2] * 4}, optimizer__learning_rate=0.5)
     marks = marks_of(here, there)
-    found = marks[marks["final_loss_best"]]
-    assert found["global_batch_size"].tolist() == [8]
+    best = marks[marks["final_loss_best"]]
+    assert best["global_batch_size"].tolist() == [8]
     assert marks["final_loss_best_p"].count() == 1
 
 

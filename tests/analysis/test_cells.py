@@ -226,7 +226,9 @@ def test_runs_are_pooled_by_what_their_settings_decide(
 
 def test_long_values_are_shortened_to_where_they_differ() -> None:
     head, tail = ["python", "a/long/path/to/train.py"], ["--output", "somewhere/else"]
-    texts = pd.Series([json.dumps([*head, *own, *tail]) for own in (["--lr", "1"], ["--lr", "2"])])
+    texts = pd.Series(
+        [json.dumps([*head, *rates, *tail]) for rates in (["--lr", "1"], ["--lr", "2"])]
+    )
     assert where_they_differ(texts).tolist() == ["1", "2"]
     # Short ones, and those that would become the same, stay as they are.
     for same in (["a b", "a c"], ["x" * 50, "x" * 50], [f"{'x' * 50} ", "x" * 50]):

@@ -29,8 +29,8 @@ from batchscape.record.timing import why_run_untimed
 def steps_of(sweep: Any) -> dict[str, pd.DataFrame]:
     """Rows of each sealed run, read with pandas alone."""
     folders = sorted((sweep.path / "runs").iterdir())
-    found = {f.name: f / "steps.parquet" for f in folders}
-    return {name: pd.read_parquet(path) for name, path in found.items() if path.exists()}
+    paths = {f.name: f / "steps.parquet" for f in folders}
+    return {name: pd.read_parquet(path) for name, path in paths.items() if path.exists()}
 
 
 def test_the_table_of_a_study(build: Any) -> None:
@@ -46,8 +46,14 @@ def test_the_table_of_a_study(build: Any) -> None:
         "reason",
         "timing_note",
     ]
-    shown = ("peak_allocated_gib", "step_time_s", "tokens_per_s", "final_loss", "final_eval_loss")
-    expected = [f"{name}_{part}" for name in shown for part in ("mean", "ci95", "n")]
+    figures_with_values = (
+        "peak_allocated_gib",
+        "step_time_s",
+        "tokens_per_s",
+        "final_loss",
+        "final_eval_loss",
+    )
+    expected = [f"{name}_{part}" for name in figures_with_values for part in ("mean", "ci95", "n")]
     expected += [f"throughput_ratio{part}" for part in ("", "_low", "_high", "_n")]
     # Figures that no cell has, such as MFU without a peak, are left to the other studies.
     assert list(recorded_columns(comparison))[9:] == [
@@ -124,8 +130,8 @@ def test_where_no_time_counts_the_processor_time_stands_apart(build: Any) -> Non
     assert table.loc[32, f"{DISTURBED}_n"] == 2
     grid = comparison_table(compare(cells), cells).texts()
     column = grid.headers.index("disturbed: processor time (ms)")
-    shown = {row[0].split(TIMES)[1]: row[column].partition(" ")[0] for row in grid.rows}
-    assert shown == {"8": MISSING, "32": "36.00"}
+    texts_by_micro = {row[0].split(TIMES)[1]: row[column].partition(" ")[0] for row in grid.rows}
+    assert texts_by_micro == {"8": MISSING, "32": "36.00"}
     assert any("no step time" in note for note in grid.notes)
     # In no ratio, test or claim: those take valid figures, and it is none.
     assert not [name for name in valid_figures(cells.runs) if "processor" in name]
@@ -144,15 +150,15 @@ def test_what_is_not_known_to_be_valid_is_no_time(build: Any) -> None:
         sweep.run((1, 8, 4), seed=seed)
     runs = find_cells(load(sweep.path).runs).runs
     some = [True, np.nan, None, False]
-    for told in (
+    for validity in (
         pd.Series(some, dtype=object),
         pd.Series([True, pd.NA, pd.NA, False], dtype="boolean"),
     ):
-        asked = runs.assign(
-            timing_valid=told.set_axis(runs.index),
+        changed = runs.assign(
+            timing_valid=validity.set_axis(runs.index),
             final_loss=pd.Series(["2.5", None, pd.NA, np.inf], runs.index, dtype=object),
         )
-        figures = valid_figures(asked)
+        figures = valid_figures(changed)
         assert figures["step_time_s"].notna().tolist() == [True, False, False, False]
         assert figures["peak_allocated_gib"].notna().all()
         assert figures["final_loss"].tolist()[:1] == [2.5]
@@ -168,11 +174,11 @@ def test_the_report_asks_what_the_others_ask(build: Any) -> None:
     sweep.run(seed=5, launched=False)
     cells = find_cells(load(sweep.path).runs)
     assert not [name for name in cells.runs if name.startswith("launch.timing")]
-    said = cells.runs.set_index("run_id")["timing_note"]
+    notes = cells.runs.set_index("run_id")["timing_note"]
     valid = cells.runs.set_index("run_id")["timing_valid"]
     for folder in SweepFolder(sweep.path).run_folders():
         expected = why_run_untimed(folder, RunStatus.read(folder.status))
-        note = said[folder.path.name]
+        note = notes[folder.path.name]
         assert (None if pd.isna(note) else note) == expected
         assert valid[folder.path.name] == (expected is None)
     assert valid.sum() == 2
@@ -201,9 +207,9 @@ def test_a_device_below_its_defaults_is_another_machine() -> None:
             "launch.device_model": gpu,
             "launch.world_size": 1,
             "launch.timing_valid": True,
-            **told,
+            **device,
         }
-        for sweep_dir, status, told, _ in rows
+        for sweep_dir, status, device, _ in rows
     )
     assert known_where(runs)["hardware"].tolist() == [hardware for *_, hardware in rows]
 
@@ -266,8 +272,8 @@ def test_throughput_is_compared_run_by_run_with_the_first_cell(build: Any) -> No
     reference, _, row, oversubscribed = (comparison.iloc[i] for i in range(4))
     assert reference["throughput_ratio"] == 1
     assert math.isnan(reference["throughput_ratio_low"])
-    named = throughput_ratios(cells)["throughput_ratio_reference"]
-    assert named.tolist() == [f"1{TIMES}32{TIMES}1"] * 3
+    references = throughput_ratios(cells)["throughput_ratio_reference"]
+    assert references.tolist() == [f"1{TIMES}32{TIMES}1"] * 3
     assert math.isnan(oversubscribed["throughput_ratio"])
     wide = runs[runs["status"] == "completed"].pivot_table(
         index="seed", columns=["data_parallel_size", "micro_batch_size"], values="tokens_per_s"

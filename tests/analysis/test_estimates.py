@@ -35,17 +35,17 @@ def test_from_three_units_on_the_interval_is_shown():
     assert interval_text(math.nan, 1.0, 2.0, 3) == "—"
 
 
-@pytest.mark.parametrize(("seeds", "shown"), [(2, False), (3, True)])
-def test_tables_follow_the_rule(build, seeds, shown):
+@pytest.mark.parametrize(("seeds", "has_interval"), [(2, False), (3, True)])
+def test_tables_follow_the_rule(build, seeds, has_interval):
     sweep = build()
     for seed in range(seeds):
         sweep.run((1, 32, 1), seed=seed)
     cells = find_cells(load(sweep.path).runs)
     comparison = compare(cells)
     assert comparison["final_loss_n"].eq(seeds).all()
-    assert comparison["final_loss_ci95"].notna().all() == shown
+    assert comparison["final_loss_ci95"].notna().all() == has_interval
     text = " ".join(" ".join(row) for row in comparison_table(comparison, cells).texts().rows)
-    assert ("±" in text) == shown
+    assert ("±" in text) == has_interval
 
 
 def test_claims_follow_the_rule():

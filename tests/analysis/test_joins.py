@@ -15,10 +15,10 @@ from batchscape.analysis.joins import rows_of
 def tables(draw):
     """Runs of two sweeps, some without rows, and rows of further runs; texts or categories."""
     identities = st.tuples(st.sampled_from("ab"), st.sampled_from("xyz"))
-    there = draw(st.lists(identities, unique=True, max_size=6))
-    lengths = draw(st.lists(st.integers(0, 4), min_size=len(there), max_size=len(there)))
+    with_rows = draw(st.lists(identities, unique=True, max_size=6))
+    lengths = draw(st.lists(st.integers(0, 4), min_size=len(with_rows), max_size=len(with_rows)))
     rows = pd.DataFrame(
-        [(*run, k) for run, n in zip(there, lengths, strict=True) for k in range(n)],
+        [(*run, k) for run, n in zip(with_rows, lengths, strict=True) for k in range(n)],
         columns=["sweep_dir", "run_id", "optimizer_step"],
     ).astype({"optimizer_step": "Int64"})
     rows["loss"] = pd.array(
@@ -42,10 +42,11 @@ def test_rows_are_those_that_a_merge_finds(given_tables):
     numbered = runs[keys].astype(object).assign(run=np.arange(len(runs)))
     merged = texts.merge(numbered, on=keys)[["run", "optimizer_step", "loss"]]
     expected = merged.astype({"run": "int64", "optimizer_step": float, "loss": float})
-    found = rows_of(runs, rows, ["optimizer_step", "loss"])
+    selected = rows_of(runs, rows, ["optimizer_step", "loss"])
     order = ["run", "optimizer_step"]
     pd.testing.assert_frame_equal(
-        found.sort_values(order, ignore_index=True), expected.sort_values(order, ignore_index=True)
+        selected.sort_values(order, ignore_index=True),
+        expected.sort_values(order, ignore_index=True),
     )
-    kept = texts.merge(numbered, on=keys, how="left")["run"].dropna()
-    assert found["run"].tolist() == kept.tolist()
+    run_of_rows = texts.merge(numbered, on=keys, how="left")["run"].dropna()
+    assert selected["run"].tolist() == run_of_rows.tolist()

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from statsmodels.stats.multitest import multipletests
 
-from batchscape.analysis import best, multiplicity
-from batchscape.analysis.equivalence import paired, tost
 from batchscape.analysis.multiplicity import holm
 
 
@@ -29,8 +27,3 @@ def test_what_was_not_tested_is_not_counted() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.5, math.nan, 0.9]) == pytest.approx([1.0, math.nan, 1.0], nan_ok=True)
     assert len(holm([])) == 0
-
-
-def test_it_stands_in_one_place() -> None:
-    assert best.holm is paired.holm is multiplicity.holm
-    assert not hasattr(tost, "holm")

@@ -67,19 +67,19 @@ def test_value_and_spread_are_both_within_half_of_the_last_place(
 ) -> None:
     written, power = parse(with_spread(value, spread))
     assert len(written) == 2
-    shown = [Decimal(number).scaleb(power) for number in written]
-    if shown[1] == 0:
+    numbers = [Decimal(number).scaleb(power) for number in written]
+    if numbers[1] == 0:
         # A spread that vanishes at five digits leaves a value of four.
         assert Decimal(repr(spread)) <= Decimal(repr(abs(value))) * Decimal("1e-4")
-        assert abs(shown[0] - Decimal(repr(value))) <= Decimal(repr(abs(value))) * Decimal(
+        assert abs(numbers[0] - Decimal(repr(value))) <= Decimal(repr(abs(value))) * Decimal(
             "0.5001e-3"
         )
         return
     # The place is the second digit of the spread, or the fifth of the larger number.
     larger = max(abs(Decimal(repr(value))), Decimal(repr(spread)))
     half = max(Decimal(repr(spread)) * Decimal("0.05"), larger * Decimal("0.5e-4"))
-    assert abs(shown[0] - Decimal(repr(value))) <= half * Decimal("1.001")
-    assert abs(shown[1] - Decimal(repr(spread))) <= half * Decimal("1.001")
+    assert abs(numbers[0] - Decimal(repr(value))) <= half * Decimal("1.001")
+    assert abs(numbers[1] - Decimal(repr(spread))) <= half * Decimal("1.001")
     assert place_of(written[0], power) == place_of(written[1], power)
 
 

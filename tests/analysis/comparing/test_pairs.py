@@ -25,10 +25,10 @@ def test_pairs_are_of_equal_seed_and_all_else_equal() -> None:
     ]
     table = pd.DataFrame(rows)
     held = ["data_parallel_size", micros]
-    found = {one.name: one for one in contrasts_of(table, steps, held, "block")}
+    contrasts = {one.name: one for one in contrasts_of(table, steps, held, "block")}
     places = [f"(devices 1, micro {m})" for m in (8, 16)]
-    assert list(found) == [f"accumulation {a} against 1 {p}" for p in places for a in (2, 4)]
-    contrast = found[f"accumulation 4 against 1 {places[0]}"]
+    assert list(contrasts) == [f"accumulation {a} against 1 {p}" for p in places for a in (2, 4)]
+    contrast = contrasts[f"accumulation 4 against 1 {places[0]}"]
     assert contrast.values.tolist() == [3.0, 3.0]
     assert contrast.run_ids == ("0-1-8", "0-4-8", "1-1-8", "1-4-8")
     assert (contrast.place, contrast.level, contrast.base) == ((1, 8), 4, 1)
@@ -46,8 +46,8 @@ def test_levels_that_share_no_unit_have_no_values() -> None:
 def test_a_run_without_a_value_is_behind_no_pair() -> None:
     rows = [("0", "a", 1, 1.0), ("0", "b", 2, 3.0), ("0", "c", 2, None), ("0", "d", 4, None)]
     table = pd.DataFrame(rows, columns=["block", "run_id", "x", "value"])
-    found = contrasts_of(table, "x", [], "block")
-    assert [(one.level, one.values.tolist(), one.run_ids) for one in found] == [
+    contrasts = contrasts_of(table, "x", [], "block")
+    assert [(one.level, one.values.tolist(), one.run_ids) for one in contrasts] == [
         (2, [2.0], ("a", "b")),
         (4, [], ()),
     ]

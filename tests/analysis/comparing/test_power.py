@@ -30,8 +30,8 @@ def power_of(noncentrality: float, degrees: int, alpha: float) -> float:
 
     low, high = noncentrality - 9, noncentrality + 9
     edges = [low, 0.0, noncentrality, high] if low < 0 else [low, noncentrality, high]
-    found = sum(integrate.quad(density, *ends, epsabs=1e-11)[0] for ends in pairwise(edges))
-    return float(found)
+    chance = sum(integrate.quad(density, *ends, epsabs=1e-11)[0] for ends in pairwise(edges))
+    return float(chance)
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_four_in_five_simulated_sweeps_find_it() -> None:
     rng = np.random.default_rng(3)
     effect = smallest_detectable_effect(0.7, 5)
     values = rng.normal(effect, 0.7, (20_000, 5))
-    found = stats.ttest_1samp(values, 0, axis=1).pvalue < 0.05
-    assert np.mean(found) == pytest.approx(0.8, abs=0.01)
+    is_significant = stats.ttest_1samp(values, 0, axis=1).pvalue < 0.05
+    assert np.mean(is_significant) == pytest.approx(0.8, abs=0.01)
 
 
 def test_what_cannot_be_said() -> None:

@@ -27,19 +27,19 @@ LOSS = "final_eval_loss"
 
 
 def runs(**samples: np.ndarray) -> pd.DataFrame:
-    parts = [pd.DataFrame({"optimizer": name, LOSS: own}) for name, own in samples.items()]
+    parts = [pd.DataFrame({"optimizer": name, LOSS: values}) for name, values in samples.items()]
     return pd.concat(parts, ignore_index=True)
 
 
 @pytest.mark.parametrize("margin", [0.005, 0.02, 0.05])
 def test_unpaired_equivalence_is_that_of_statsmodels(margin: float) -> None:
-    found = tost_unpaired(ONE, OTHER, margin)
+    result = tost_unpaired(ONE, OTHER, margin)
     p, _, _ = ttost_ind(ONE, OTHER, -margin, margin, usevar="unequal")
-    assert found.p_equivalent == pytest.approx(p, rel=1e-9)
-    assert (found.verdict == "equivalent") == (p < 0.05)
+    assert result.p_equivalent == pytest.approx(p, rel=1e-9)
+    assert (result.verdict == "equivalent") == (p < 0.05)
     both = CompareMeans(DescrStatsW(ONE), DescrStatsW(OTHER))
-    assert (found.low, found.high) == pytest.approx(both.tconfint_diff(0.1, usevar="unequal"))
-    assert found.n == 8
+    assert (result.low, result.high) == pytest.approx(both.tconfint_diff(0.1, usevar="unequal"))
+    assert result.n == 8
 
 
 def test_the_margin_that_two_samples_show_has_the_power_it_says() -> None:
@@ -81,9 +81,9 @@ def test_samples_without_an_interval_say_why() -> None:
     assert few.equivalence is not None
     assert few.equivalence.verdict == "not identified"
     lost = np.array([2.4, math.inf, 2.5])
-    (found,) = compare_samples(runs(a=ONE, b=lost), LOSS, "optimizer")
-    assert not found.difference.is_identified
-    assert math.isnan(found.p_adjusted)
+    (comparison,) = compare_samples(runs(a=ONE, b=lost), LOSS, "optimizer")
+    assert not comparison.difference.is_identified
+    assert math.isnan(comparison.p_adjusted)
     with pytest.raises(AnalysisError, match="optimizer has a, and the reference is a"):
         compare_samples(runs(a=ONE), LOSS, "optimizer")
     table = runs(a=ONE, b=OTHER)
@@ -95,12 +95,12 @@ def test_samples_without_an_interval_say_why() -> None:
 @pytest.mark.parametrize("alternative", ["less", "greater"])
 @pytest.mark.parametrize("constant", [2.405, 2.412, 2.42])
 def test_a_mean_against_a_constant_is_that_of_scipy(alternative: str, constant: float) -> None:
-    found = one_sided_test(runs(a=ONE), LOSS, constant, alternative=alternative)
+    result = one_sided_test(runs(a=ONE), LOSS, constant, alternative=alternative)
     expected = stats.ttest_1samp(ONE, constant, alternative=alternative)
-    assert found.p == pytest.approx(expected.pvalue, rel=1e-9)
+    assert result.p == pytest.approx(expected.pvalue, rel=1e-9)
     ends = expected.confidence_interval(0.95)
-    assert (found.mean.low, found.mean.high) == pytest.approx(tuple(ends))
-    assert found.verdict == ("shown" if expected.pvalue < 0.05 else "not shown")
+    assert (result.mean.low, result.mean.high) == pytest.approx(tuple(ends))
+    assert result.verdict == ("shown" if expected.pvalue < 0.05 else "not shown")
     one = one_sided_test(runs(a=ONE[:1]), LOSS, constant, alternative=alternative)
     assert (one.verdict, one.mean.value) == ("not identified", ONE[0])
 
@@ -109,17 +109,17 @@ def test_the_spread_of_all_cells_is_pooled() -> None:
     rng = np.random.default_rng(3)
     parts = [(batch, rng.normal(batch, 0.2, n)) for batch, n in ((8, 3), (16, 5), (32, 1))]
     table = pd.concat(
-        [pd.DataFrame({"global_batch_size": batch, LOSS: own}) for batch, own in parts]
+        [pd.DataFrame({"global_batch_size": batch, LOSS: values}) for batch, values in parts]
     )
-    found = pooled_spread(table, LOSS)
-    squares = sum(((own - own.mean()) ** 2).sum() for _, own in parts)
-    assert found.value == pytest.approx(math.sqrt(squares / 6))
-    assert found.n == 8
+    spread = pooled_spread(table, LOSS)
+    squares = sum(((values - values.mean()) ** 2).sum() for _, values in parts)
+    assert spread.value == pytest.approx(math.sqrt(squares / 6))
+    assert spread.n == 8
     # The interval of statsmodels' test of a variance, inverted: at its ends p is 2.5 %.
-    for end, tail in ((found.low, stats.chi2.sf), (found.high, stats.chi2.cdf)):
+    for end, tail in ((spread.low, stats.chi2.sf), (spread.high, stats.chi2.cdf)):
         assert tail(squares / end**2, 6) == pytest.approx(0.025, rel=1e-6)
     lost = pd.concat([table, pd.DataFrame({"global_batch_size": [8], LOSS: [math.inf]})])
-    assert pooled_spread(lost, LOSS).value == pytest.approx(found.value)
+    assert pooled_spread(lost, LOSS).value == pytest.approx(spread.value)
     assert "1 runs without a finite value" in (pooled_spread(lost, LOSS).note or "")
     assert not pooled_spread(table.tail(1), LOSS).is_identified
 
@@ -127,11 +127,11 @@ def test_the_spread_of_all_cells_is_pooled() -> None:
 @pytest.mark.parametrize(("count", "n"), [(0, 3), (1, 12), (5, 5), (7, 40)])
 def test_rates_of_divergence_are_those_of_statsmodels(count: int, n: int) -> None:
     table = pd.DataFrame({LOSS: [math.inf] * count + [2.0] * (n - count)})
-    found = divergence_rate(table)
-    assert found.value == count / n
+    rate = divergence_rate(table)
+    assert rate.value == count / n
     expected = proportion_confint(count, n, method="beta")
-    assert (found.low, found.high) == pytest.approx(expected, abs=1e-9)
-    assert "Clopper-Pearson" in found.method
+    assert (rate.low, rate.high) == pytest.approx(expected, abs=1e-9)
+    assert "Clopper-Pearson" in rate.method
 
 
 def test_rates_of_divergence_count_each_run_once() -> None:
@@ -143,9 +143,9 @@ def test_rates_of_divergence_count_each_run_once() -> None:
             "outcome": ["reached", "censored", "diverged", "diverged", "reached", "diverged"],
         }
     )
-    found = divergence_rates(rows)
-    assert found[["group", "n", "diverged"]].to_numpy().tolist() == [[0, 2, 1], [1, 2, 1]]
-    assert found["low"].tolist() == pytest.approx([proportion_confint(1, 2, method="beta")[0]] * 2)
+    rates = divergence_rates(rows)
+    assert rates[["group", "n", "diverged"]].to_numpy().tolist() == [[0, 2, 1], [1, 2, 1]]
+    assert rates["low"].tolist() == pytest.approx([proportion_confint(1, 2, method="beta")[0]] * 2)
     with pytest.raises(AnalysisError, match="needs runs with outcome, status"):
         divergence_rate(pd.DataFrame({"x": [1]}))
     # At its lowest target a run may have diverged that reached a higher one; seeds tell runs apart.
@@ -155,9 +155,9 @@ def test_rates_of_divergence_count_each_run_once() -> None:
 
 def test_a_missing_loss_is_no_divergence() -> None:
     losses = pd.DataFrame({LOSS: [2.0, math.nan, math.nan, math.nan, math.inf]})
-    found = divergence_rate(losses)
-    assert (found.value, found.n) == (0.5, 2)
-    assert found.note == "1 of 2; 3 runs without outcome, status, final_eval_loss are left out"
+    rate = divergence_rate(losses)
+    assert (rate.value, rate.n) == (0.5, 2)
+    assert rate.note == "1 of 2; 3 runs without outcome, status, final_eval_loss are left out"
     ended = losses.assign(status=["completed", "failed", "running", "completed", "completed"])
     assert divergence_rate(ended).note == "1 of 5"
     nothing = divergence_rate(losses.iloc[1:3])

@@ -98,19 +98,19 @@ some_runs = st.lists(
 @settings(max_examples=50)
 @given(some_runs)
 def test_it_is_what_a_search_by_hand_finds(runs: list[Run]) -> None:
-    found = find_frontier(table(*runs))
+    frontier = find_frontier(table(*runs))
     expected = by_hand(runs)
-    assert {name: found[name] for name in expected} == expected
+    assert {name: frontier[name] for name in expected} == expected
     for name, kind in (("fits", FIT), ("ran_out", OUT), ("not_launched", SKIPPED)):
         sizes = sorted({micro for micro, _, outcome in runs if outcome == kind})
-        assert found[name] == ";".join(map(str, sizes))
-    if found["last_fit"] is not None:
-        assert found["peak_gib"] == 0.5 * found["last_fit"]
-        assert found["margin_gib"] == 10 - found["peak_gib"]
-        assert found["margin_pct"] == pytest.approx(10 * found["margin_gib"])
+        assert frontier[name] == ";".join(map(str, sizes))
+    if frontier["last_fit"] is not None:
+        assert frontier["peak_gib"] == 0.5 * frontier["last_fit"]
+        assert frontier["margin_gib"] == 10 - frontier["peak_gib"]
+        assert frontier["margin_pct"] == pytest.approx(10 * frontier["margin_gib"])
     else:
-        assert math.isnan(found["margin_gib"])
-    assert found["note"] or (found["identified"] and found["is_monotone"])
+        assert math.isnan(frontier["margin_gib"])
+    assert frontier["note"] or (frontier["identified"] and frontier["is_monotone"])
 
 
 @settings(max_examples=20)
@@ -119,52 +119,27 @@ def test_the_order_of_runs_does_not_matter(runs: list[Run], shuffler: Any) -> No
     rows = table(*runs)
     order = list(range(len(runs)))
     shuffler.shuffle(order)
-    found, other = find_frontier(rows), find_frontier(rows.iloc[order].reset_index(drop=True))
-    assert repr(found) == repr(other)
-
-
-def test_what_is_not_identified_says_why() -> None:
-    def note(*runs: Run) -> str:
-        found = find_frontier(table(*runs))
-        assert not found["identified"]
-        return str(found["note"])
-
-    none = "not identified: none"
-    assert note((4, 1, FIT), (8, 1, FIT)) == f"{none} ran out of memory, up to micro-batch 8"
-    assert note((4, 1, OUT), (8, 1, SKIPPED)) == f"{none} fit, down to micro-batch 4"
-    assert note((4, 2, OUT), (8, 1, FIT)).startswith(
-        f"{none} fit below micro-batch 4, which ran out; micro-batch 8 fit without accumulation, "
-        "4 ran out with it"
-    )
-    assert "no run that was launched fit" in note((8, 1, SKIPPED))
-
-
-def test_contradictions_are_named() -> None:
-    found = find_frontier(table((2, 1, FIT), (4, 1, OUT), (8, 1, FIT), (16, 4, FIT)))
-    assert (found["last_fit"], found["first_out"], found["is_monotone"]) == (2, 4, False)
-    assert found["note"] == "not monotone: micro-batch 8, 16 fit, though 4 ran out"
-    edge = find_frontier(table((2, 1, FIT), (4, 1, FIT), (4, 1, OUT), (4, 1, OUT)))
-    assert (edge["last_fit"], edge["first_out"], edge["is_monotone"]) == (2, 4, False)
-    assert edge["note"] == "at the edge: micro-batch 4 ran out in 2 of 3 runs"
+    one, other = find_frontier(rows), find_frontier(rows.iloc[order].reset_index(drop=True))
+    assert repr(one) == repr(other)
 
 
 def test_a_peak_above_the_memory_leaves_the_margin_unidentified() -> None:
     """Where it counts something else than the memory does."""
     rows = table((2, 1, FIT), (4, 1, OUT), memory=0.5)
-    found = find_frontier(rows)
-    assert (found["last_fit"], found["peak_gib"], found["identified"]) == (2, 1.0, True)
-    assert math.isnan(found["margin_gib"])
-    assert math.isnan(found["margin_pct"])
-    assert found["note"].startswith("margin not identified: the recorded peak is above")
+    frontier = find_frontier(rows)
+    assert (frontier["last_fit"], frontier["peak_gib"], frontier["identified"]) == (2, 1.0, True)
+    assert math.isnan(frontier["margin_gib"])
+    assert math.isnan(frontier["margin_pct"])
+    assert frontier["note"].startswith("margin not identified: the recorded peak is above")
 
 
 def test_settings_and_devices_have_frontiers_of_their_own() -> None:
     one = table((4, 1, FIT), (8, 1, OUT))
     two = table((8, 1, FIT), (16, 1, OUT)).assign(data_parallel_size=2)
     other = table((2, 1, FIT)).assign(group=1, group_label="engine.name fsdp")
-    found = memory_frontier(pd.concat([other, two, one], ignore_index=True))
+    frontiers = memory_frontier(pd.concat([other, two, one], ignore_index=True))
     keys = ["group", "data_parallel_size", "last_fit", "first_out"]
-    assert found[keys].to_numpy(dtype=object, na_value=None).tolist() == [
+    assert frontiers[keys].to_numpy(dtype=object, na_value=None).tolist() == [
         [0, 1, 4, 8],
         [0, 2, 8, 16],
         [1, 1, 2, None],
@@ -201,8 +176,8 @@ def test_memory_of_a_rank(row: dict[str, Any], expected: float) -> None:
         "environment.memory_gib": 16.0,
         "launch.device_memory_gib": 80.0,
     }
-    (found,) = memory_of_ranks(pd.DataFrame([plain | row]))
-    assert found == pytest.approx(expected, nan_ok=True)
+    (memory,) = memory_of_ranks(pd.DataFrame([plain | row]))
+    assert memory == pytest.approx(expected, nan_ok=True)
 
 
 def test_peaks_are_what_the_memory_is_held_against() -> None:
@@ -216,9 +191,9 @@ def test_peaks_are_what_the_memory_is_held_against() -> None:
             {},
         ]
     )
-    found = peaks_of_runs(rows)
-    assert found["peak_gib"].fillna(0).tolist() == [3.0, 2.0, 1.5, 1.0, 0.0]
-    assert found["peak_figure"].fillna("").tolist() == [
+    peaks = peaks_of_runs(rows)
+    assert peaks["peak_gib"].fillna(0).tolist() == [3.0, 2.0, 1.5, 1.0, 0.0]
+    assert peaks["peak_figure"].fillna("").tolist() == [
         "device_used_gib",
         "peak_reserved_gib",
         "peak_taken_gib",
@@ -295,8 +270,11 @@ def test_a_sweep_that_looked_for_no_end_has_no_section(build: Callable[..., Any]
 @pytest.mark.slow
 def test_recommendations_stay_within_the_frontier(limited: Any) -> None:
     tables = load(limited.path)
-    found = {e.label: e for e in evidence_of(find_cells(tables.runs), tables)}
-    small, large = found["memory limit (GiB) 0.06"], found["memory limit (GiB) 0.5"]
+    evidence_by_label = {e.label: e for e in evidence_of(find_cells(tables.runs), tables)}
+    small, large = (
+        evidence_by_label["memory limit (GiB) 0.06"],
+        evidence_by_label["memory limit (GiB) 0.5"],
+    )
     assert (small.device_memory_gib, large.device_memory_gib) == (0.06, 0.5)
     for evidence, most in ((small, 8), (large, 32)):
         chosen = recommend(evidence, Needs())
@@ -318,7 +296,10 @@ def test_the_figure_has_a_marker_for_each_outcome() -> None:
     chart = frontier_chart(rows, memory_frontier(rows))
     assert chart is not None
     (marks,) = chart.marks
-    drawn = {name: sorted(own["micro_batch_size"]) for name, own in marks.table.groupby("series")}
+    drawn = {
+        name: sorted(rows_of_series["micro_batch_size"])
+        for name, rows_of_series in marks.table.groupby("series")
+    }
     assert drawn == {FIT: [2, 4], OUT: [4, 8], SKIPPED: [16]}
     assert list(chart.looks) == [FIT, OUT, SKIPPED]
     assert frontier_chart(rows.head(1), memory_frontier(rows.head(1))) is None

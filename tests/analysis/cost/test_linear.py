@@ -38,12 +38,12 @@ def test_least_squares_of_the_cell_means_are_those_of_statsmodels(seed):
 def test_a_prediction_is_that_of_statsmodels_for_a_new_observation(seed):
     design, measured = made(np.random.default_rng(seed))
     new = [1.0, 24.0, 1.0]
-    found = fit_linear(TERMS, design, measured).predict(new)
+    prediction = fit_linear(TERMS, design, measured).predict(new)
     means = np.array([cell.mean() for cell in measured])
     frame = sm.OLS(means, design).fit().get_prediction([new]).summary_frame(alpha=0.05)
-    assert found.value == pytest.approx(frame["mean"].iloc[0])
+    assert prediction.value == pytest.approx(frame["mean"].iloc[0])
     np.testing.assert_allclose(
-        found.interval(), frame[["obs_ci_lower", "obs_ci_upper"]].iloc[0], rtol=1e-8
+        prediction.interval(), frame[["obs_ci_lower", "obs_ci_upper"]].iloc[0], rtol=1e-8
     )
 
 

@@ -33,18 +33,18 @@ def test_the_cost_model_of_runs_like_it_tells_a_step_time(build: Callable[..., A
     sweep.run((1, 32, 1), seed=8, concurrent_runs=2)
     measured = MeasuredSteps([sweep.path], lambda name: name == HARDWARE)
     runs = known_where(load(sweep.path).runs)
-    wanted = runs[runs["run_id"].isin([folder.path.name for folder in folders])]
-    oracle = fit_step_time(wanted)
+    like_runs = runs[runs["run_id"].isin([folder.path.name for folder in folders])]
+    oracle = fit_step_time(like_runs)
     spec = RunSpec.read(folders[0].config)
     for devices, micro, accumulation in (*cuts, (2, 8, 4)):
         geometry = BatchGeometry(1, devices, micro, accumulation)
-        found = measured(spec, geometry)
+        estimate = measured(spec, geometry)
         expected = oracle.at(devices, micro, accumulation)
-        assert found is not None
-        assert (found.value, found.low, found.high) == pytest.approx(
+        assert estimate is not None
+        assert (estimate.value, estimate.low, estimate.high) == pytest.approx(
             (expected.value, expected.low, expected.high)
         )
-        assert found.n == 10
+        assert estimate.n == 10
     outside = BatchGeometry(1, 2, 4, 4)
     assert measured(spec, outside) is None, "no run had a micro-batch as small"
     assert measured(replace(spec, precision="bfloat16"), spec.geometry) is None
@@ -60,15 +60,15 @@ def test_a_cut_with_runs_of_its_own_is_told_by_them(build: Callable[..., Any]) -
     spec = RunSpec.read(folders[0].config)
     runs = load(sweep.path).runs
     for micro, accumulation, n in ((32, 1, 3), (8, 4, 3), (16, 2, 7)):
-        found = measured(spec, BatchGeometry(1, 1, micro, accumulation))
-        assert found is not None
-        assert found.n == n
+        estimate = measured(spec, BatchGeometry(1, 1, micro, accumulation))
+        assert estimate is not None
+        assert estimate.n == n
         if n > 3:
             continue
         logs = np.log(runs.loc[runs["micro_batch_size"].eq(micro), "step_time_s"].astype(float))
         ends = stats.t.interval(0.95, 2, logs.mean(), stats.sem(logs))
-        assert (found.low, found.high) == pytest.approx(tuple(np.exp(ends)))
-        assert found.value == pytest.approx(stats.gmean(np.exp(logs)))
+        assert (estimate.low, estimate.high) == pytest.approx(tuple(np.exp(ends)))
+        assert estimate.value == pytest.approx(stats.gmean(np.exp(logs)))
 
 
 def test_an_interval_that_tells_nothing_is_none(build: Callable[..., Any]) -> None:
@@ -96,7 +96,7 @@ def test_peaks_of_runs_tell_how_far_predictions_are_off(build: Callable[..., Any
     cuts = [(1, 32, 1), (1, 8, 4), (1, 16, 2), (1, 4, 8)]
     shares = [1.02, 1.12, 1.05, 0.97]
 
-    def seen(**changes: Any) -> tuple[float, float, int] | None:
+    def memory_range(**changes: Any) -> tuple[float, float, int] | None:
         spec = replace(RunSpec.read(folder.config), **changes)
         return MeasuredSteps([sweep.path], lambda name: name == HARDWARE).memory_range(spec)
 
@@ -104,15 +104,15 @@ def test_peaks_of_runs_tell_how_far_predictions_are_off(build: Callable[..., Any
         for seed in (0, 1):  # two seeds of one prediction are one training
             folder = sweep.run(cut, seed=seed)
             (run,) = load(sweep.path).runs.query("run_id == @folder.path.name").to_dict("records")
-            said = {"value": run["peak_allocated_gib"] / share, "method": "fake tensors"}
-            write_json(folder.prediction, {"peak_allocated_gib": said})
-        assert (seen() is None) == (number < 2)
+            prediction = {"value": run["peak_allocated_gib"] / share, "method": "fake tensors"}
+            write_json(folder.prediction, {"peak_allocated_gib": prediction})
+        assert (memory_range() is None) == (number < 2)
     ones = np.ones(len(shares))
     fit = sm.OLS(np.log(shares), ones).fit()
     ((low, high),) = fit.get_prediction([1.0]).conf_int(obs=True, alpha=0.05)
-    assert seen() == pytest.approx((math.exp(low), math.exp(high), 4))
-    assert seen(device_type="cuda") is None
-    assert seen(precision="float16") is None
+    assert memory_range() == pytest.approx((math.exp(low), math.exp(high), 4))
+    assert memory_range(device_type="cuda") is None
+    assert memory_range(precision="float16") is None
 
 
 def test_a_range_is_never_narrower_than_a_hundredth(build: Callable[..., Any]) -> None:
@@ -120,11 +120,11 @@ def test_a_range_is_never_narrower_than_a_hundredth(build: Callable[..., Any]) -
     for micro in (1, 2, 4):
         folder = sweep.run((1, micro, 32 // micro))
         (run,) = load(sweep.path).runs.query("run_id == @folder.path.name").to_dict("records")
-        said = {"value": run["peak_allocated_gib"], "method": "fake tensors"}
-        write_json(folder.prediction, {"peak_allocated_gib": said})
+        prediction = {"value": run["peak_allocated_gib"], "method": "fake tensors"}
+        write_json(folder.prediction, {"peak_allocated_gib": prediction})
     spec = RunSpec.read(folder.config)
-    found = MeasuredSteps([sweep.path], lambda name: name == HARDWARE).memory_range(spec)
-    assert found == pytest.approx((0.99, 1.01, 3))
+    memory_range = MeasuredSteps([sweep.path], lambda name: name == HARDWARE).memory_range(spec)
+    assert memory_range == pytest.approx((0.99, 1.01, 3))
 
 
 def test_two_runs_tell_no_step_time(build: Callable[..., Any]) -> None:
@@ -133,6 +133,6 @@ def test_two_runs_tell_no_step_time(build: Callable[..., Any]) -> None:
     spec = RunSpec.read(folder.config)
     assert MeasuredSteps([sweep.path], lambda name: name == HARDWARE)(spec, spec.geometry) is None
     sweep.run((1, 32, 1), seed=2)
-    found = MeasuredSteps([sweep.path], lambda name: name == HARDWARE)(spec, spec.geometry)
-    assert found is not None
-    assert found.low < found.value < found.high
+    estimate = MeasuredSteps([sweep.path], lambda name: name == HARDWARE)(spec, spec.geometry)
+    assert estimate is not None
+    assert estimate.low < estimate.value < estimate.high

@@ -27,8 +27,10 @@ def predict(folder: RunFolder, figure: str, times: float, reach: float | None, m
     """Predict a multiple of what was measured, with a range of `reach` times it on both sides."""
     value = times * measured(folder, figure)
     ends = {} if reach is None else {"low": value * (1 - reach), "high": value * (1 + reach)}
-    said = json.loads(folder.prediction.read_text()) if folder.prediction.exists() else {}
-    write_json(folder.prediction, said | {figure: {"value": value, **ends, "method": method}})
+    predictions = json.loads(folder.prediction.read_text()) if folder.prediction.exists() else {}
+    write_json(
+        folder.prediction, predictions | {figure: {"value": value, **ends, "method": method}}
+    )
 
 
 def test_errors_by_hand(build: Any) -> None:
@@ -48,12 +50,12 @@ def test_errors_by_hand(build: Any) -> None:
     ].to_numpy().tolist() == [[2, 0], [2, 2], [2, 2]]
     assert len(memory) == 3
     errors = prediction_errors(table).set_index("figure")
-    found = errors.loc["peak_allocated_gib"]
-    assert (found["cells"], found["runs"]) == (3, 6)
-    assert (found["n_ranged"], found["n_within"]) == (6, 4)
-    assert found["worst"] == cut(1, 32, 1)
-    assert found["worst_error_pct"] == pytest.approx(10)
-    assert found["median_error_pct"] == pytest.approx(2)
+    memory_errors = errors.loc["peak_allocated_gib"]
+    assert (memory_errors["cells"], memory_errors["runs"]) == (3, 6)
+    assert (memory_errors["n_ranged"], memory_errors["n_within"]) == (6, 4)
+    assert memory_errors["worst"] == cut(1, 32, 1)
+    assert memory_errors["worst_error_pct"] == pytest.approx(10)
+    assert memory_errors["median_error_pct"] == pytest.approx(2)
     assert errors.loc["step_time_s", ["n_ranged", "n_within"]].tolist() == [0, 0]
     assert errors.loc["step_time_s", "median_error_pct"] == pytest.approx(100)
 

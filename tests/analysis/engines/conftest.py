@@ -34,7 +34,7 @@ def engines(build: Any) -> Callable[..., Any]:
     ) -> Any:
         sweep = build()
         for engine, offset in offsets.items():
-            said = {"exchanges_every_micro_step": every[engine]} if every else None
+            ranks = {"exchanges_every_micro_step": every[engine]} if every else None
             for seed in seeds:
                 for place, cut in enumerate(cuts):
                     sweep.run(
@@ -43,7 +43,7 @@ def engines(build: Any) -> Callable[..., Any]:
                         engine={"name": engine},
                         loss=loss_of(seed, offset * (place + 1)),
                         rounding=0.0,
-                        ranks=said,
+                        ranks=ranks,
                         **settings,
                     )
         return sweep

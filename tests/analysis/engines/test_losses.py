@@ -25,63 +25,63 @@ def brute_force(tables, first, second):
         for run, rows in tables.steps.groupby("run_id", observed=True)
     }
     runs = tables.runs[["run_id", "seed", "engine.name"]].to_numpy().tolist()
-    found = [
+    differences = [
         np.abs(curves[a] - curves[b]).max()
         for (a, seed, one), (b, other, two) in product(runs, runs)
         if seed == other and (one, two) == (first, second) and a != b
     ]
-    return max(found)
+    return max(differences)
 
 
 @pytest.mark.slow
 def test_differences_are_those_of_every_pair_of_runs(engines):
-    tables, _, found = compared(engines({"ddp": 1e-6, "fsdp": 3e-6, "fabric": -2e-6}))
-    assert len(found.pairs) == 3 + 3
-    for row in found.pairs.to_dict("records"):
+    tables, _, losses = compared(engines({"ddp": 1e-6, "fsdp": 3e-6, "fabric": -2e-6}))
+    assert len(losses.pairs) == 3 + 3
+    for row in losses.pairs.to_dict("records"):
         expected = brute_force(tables, row["engine"], row["other"])
         assert row["max_abs_difference"] == pytest.approx(expected, rel=1e-9)
         assert row["n_seeds"] == 2
         assert row["n_optimizer_steps"] == 2 * 40
         assert row["n_runs"] == (6 if row["engine"] == row["other"] else 12)
-    assert found.pairs["engine"].iloc[0] == found.pairs["other"].iloc[0] == "ddp"
+    assert losses.pairs["engine"].iloc[0] == losses.pairs["other"].iloc[0] == "ddp"
 
 
 @pytest.mark.slow
 def test_the_spread_of_seeds_is_that_of_the_reference(engines):
-    tables, cells, found = compared(engines({"ddp": 0.0, "fsdp": 1e-6}, seeds=(0, 1, 2)))
+    tables, cells, losses = compared(engines({"ddp": 0.0, "fsdp": 1e-6}, seeds=(0, 1, 2)))
     label = engines_of(cells)
     first = cells.table.index[label.eq("ddp")][0]
     runs = cells.runs.loc[cells.runs["cell"] == first, "run_id"]
     rows = tables.steps[tables.steps["run_id"].isin(runs)]
     sd = rows.astype({"loss": float}).groupby("optimizer_step")["loss"].std()
-    assert found.pairs["seed_sd"].iloc[0] == pytest.approx(np.sqrt((sd**2).mean()))
-    assert found.spread["sd"].tolist() == pytest.approx(sd.tolist())
+    assert losses.pairs["seed_sd"].iloc[0] == pytest.approx(np.sqrt((sd**2).mean()))
+    assert losses.spread["sd"].tolist() == pytest.approx(sd.tolist())
 
 
 @pytest.mark.slow
 def test_steps_are_held_against_the_first_cut_of_ddp(engines):
-    _, _, found = compared(engines({"fsdp": 1e-6, "ddp": 0.0}, cuts=[(1, 32, 1), (2, 8, 2)]))
-    own = found.by_step[found.by_step["engine"] == "fsdp"].sort_values("optimizer_step")
+    _, _, losses = compared(engines({"fsdp": 1e-6, "ddp": 0.0}, cuts=[(1, 32, 1), (2, 8, 2)]))
+    fsdp = losses.by_step[losses.by_step["engine"] == "fsdp"].sort_values("optimizer_step")
     # The second cut of fsdp is moved by 2e-6 a step.
-    assert own["largest"].tolist() == pytest.approx((2e-6 * np.arange(1, 41)).tolist(), rel=1e-6)
-    assert found.by_step.loc[found.by_step["engine"] == "ddp", "largest"].eq(0).all()
+    assert fsdp["largest"].tolist() == pytest.approx((2e-6 * np.arange(1, 41)).tolist(), rel=1e-6)
+    assert losses.by_step.loc[losses.by_step["engine"] == "ddp", "largest"].eq(0).all()
 
 
 def test_long_curves_are_thinned_to_their_largest_differences(engines):
     sweep = engines({"ddp": 0.0, "fsdp": 1e-6}, cuts=[(1, 32, 1)], seeds=(0,), optimizer_steps=500)
-    _, _, found = compared(sweep)
-    own = found.by_step[found.by_step["engine"] == "fsdp"]
-    assert len(own) == 167
-    assert own["largest"].max() == pytest.approx(500e-6, rel=1e-6)
+    _, _, losses = compared(sweep)
+    fsdp = losses.by_step[losses.by_step["engine"] == "fsdp"]
+    assert len(fsdp) == 167
+    assert fsdp["largest"].max() == pytest.approx(500e-6, rel=1e-6)
 
 
 def test_engines_without_a_common_seed_are_not_compared(build):
     sweep = build()
     sweep.run((1, 32, 1), seed=0, engine={"name": "ddp"})
     sweep.run((1, 32, 1), seed=1, engine={"name": "fsdp"})
-    _, cells, found = compared(sweep)
+    _, cells, losses = compared(sweep)
     assert len(counterparts(cells)) == 2
-    assert found.pairs.empty
+    assert losses.pairs.empty
 
 
 def test_another_learning_rate_or_global_batch_is_no_counterpart(build):

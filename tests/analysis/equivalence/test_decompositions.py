@@ -90,10 +90,10 @@ def test_a_seed_that_the_reference_lacks_is_not_paired(build: Any) -> None:
 def test_pairs_are_those_of_a_join(build: Any, seed: int) -> None:
     """Two families and three seeds; steps are missing on either side, and in no order."""
     sweep = build()
-    for own in (0, 1, 2):
+    for run_seed in (0, 1, 2):
         for geometry in ((1, 32, 1), (1, 8, 4), (2, 8, 2), (1, 64, 1), (1, 16, 4)):
-            if (own, geometry) != (seed % 3, (1, 32, 1)):
-                sweep.run(geometry, seed=own)
+            if (run_seed, geometry) != (seed % 3, (1, 32, 1)):
+                sweep.run(geometry, seed=run_seed)
     tables = load(sweep.path)
     cells = find_cells(tables.runs)
     steps = tables.steps.sample(frac=0.8, random_state=seed)
@@ -104,12 +104,12 @@ def test_pairs_are_those_of_a_join(build: Any, seed: int) -> None:
     keys = ["trajectory_id", "optimizer_step"]
     joined = rows[~base].merge(rows[base], on=keys, suffixes=("", "_reference"))
     joined["difference"] = joined["loss"] - joined["loss_reference"]
-    found, wanted = (
+    differences, expected = (
         {tuple(row[:-1]): row[-1] for row in table[["cell", *keys, "difference"]].to_numpy()}
         for table in (pairs, joined)
     )
-    assert len(found) == len(pairs) > 150
-    assert found == wanted
+    assert len(differences) == len(pairs) > 150
+    assert differences == expected
 
 
 def test_a_step_that_a_run_did_twice_is_refused(build: Any) -> None:

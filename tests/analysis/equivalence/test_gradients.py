@@ -59,15 +59,15 @@ def test_errors_against_float64_and_between_decompositions(sketched: Any) -> Non
     errors = errors_of(sketched, precisions)
     assert len(errors) == 9, "the two that everything is held against have nothing themselves"
     table = gradient_error_table(errors).set_index(["precision"], append=True)
-    found = {
+    row_of = {
         (precision, row["relative_difference_n"]): row for (_, precision), row in table.iterrows()
     }
-    assert found["float32", 0]["relative_error"] == pytest.approx(1e-7, rel=1e-6)
-    assert math.isnan(found["float32", 0]["relative_difference"])
-    assert found["float32", 3]["relative_error"] == pytest.approx(3e-7, rel=1e-6)
-    assert found["float32", 3]["relative_difference"] == pytest.approx(2e-7, rel=1e-6)
-    assert found["float64", 3]["relative_error"] < 1e-14
-    row = found["float32", 3]
+    assert row_of["float32", 0]["relative_error"] == pytest.approx(1e-7, rel=1e-6)
+    assert math.isnan(row_of["float32", 0]["relative_difference"])
+    assert row_of["float32", 3]["relative_error"] == pytest.approx(3e-7, rel=1e-6)
+    assert row_of["float32", 3]["relative_difference"] == pytest.approx(2e-7, rel=1e-6)
+    assert row_of["float64", 3]["relative_error"] < 1e-14
+    row = row_of["float32", 3]
     assert row["relative_error_low"] <= row["relative_error"] <= row["relative_error_high"]
     assert row["relative_error_n"] == 3
     assert len(row["run_ids"].split()) == len(row["reference_run_ids"].split()) == 3

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from batchscape.analysis import compare_decompositions, find_cells, load
+from batchscape.analysis import find_cells, load
 from batchscape.analysis.equivalence.paired import judge_equivalence
 from batchscape.analysis.equivalence.topic import equivalence_section
 from batchscape.analysis.numbers import TIMES
@@ -41,18 +41,6 @@ def test_all_equivalent(build: Any) -> None:
         assert to_latex(view)
     # Both quantities for the CSV, the one that decides for the page.
     assert len(section.tables[0].frame) == 6
-
-
-@pytest.mark.slow
-def test_the_table_of_decompositions_is_as_it_was(build: Any) -> None:
-    sweep = build().fork()
-    tables = load(sweep.path)
-    cells = find_cells(tables.runs)
-    section = equivalence_section(cells, tables)
-    assert section is not None
-    pd.testing.assert_frame_equal(
-        section.tables[1].frame, compare_decompositions(cells, tables.steps)
-    )
 
 
 def test_one_seed_says_so_loudly(build: Any) -> None:
@@ -170,11 +158,11 @@ def test_the_headline_has_the_level_of_all_others(build: Any) -> None:
             sweep.run(cut, seed=seed, rounding=1e-3, evaluated=False)
     tables = load(sweep.path)
     section = section_of(sweep)
-    found = section.headlines["decomposition_loss_difference"]
+    headline = section.headlines["decomposition_loss_difference"]
     runs = tables.runs.set_index(["seed", "gradient_accumulation_steps"])["final_loss"]
     wide = runs.unstack().astype(float)
     differences = wide[4] - wide[1]
     expected = stats.ttest_1samp(differences, 0.0).confidence_interval(0.95)
-    assert (found.low, found.high) == pytest.approx(tuple(expected))
-    assert found.low < found.high
-    assert "95%" in found.method
+    assert (headline.low, headline.high) == pytest.approx(tuple(expected))
+    assert headline.low < headline.high
+    assert "95%" in headline.method

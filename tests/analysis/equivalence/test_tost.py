@@ -45,16 +45,16 @@ MARGINS = st.floats(1e-4, 2)
 )
 def test_statsmodels(differences, margin, p):
     """`ttost_paired(one, other, -margin, margin)[0]` of statsmodels 0.15.0."""
-    found = tost(differences, margin)
-    assert found.p_equivalent == pytest.approx(p, rel=1e-9)
-    assert (found.verdict == "equivalent") == (p < ALPHA)
+    result = tost(differences, margin)
+    assert result.p_equivalent == pytest.approx(p, rel=1e-9)
+    assert (result.verdict == "equivalent") == (p < ALPHA)
 
 
 def test_statsmodels_interval_and_one_sided_test():
     """`DescrStatsW(...).tconfint_mean(alpha=0.1)` and `.ttest_mean(0.005, "larger")`."""
-    found = tost(ONE - OTHER, 0.005)
+    result = tost(ONE - OTHER, 0.005)
     expected = (-0.0012896550957667658, 0.00132965509576685)
-    assert (found.low, found.high) == pytest.approx(expected, rel=1e-9)
+    assert (result.low, result.high) == pytest.approx(expected, rel=1e-9)
     apart = tost(APART, 0.005)
     assert apart.p_different == pytest.approx(0.008170123676028342, rel=1e-9)
     assert apart.verdict == "different"
@@ -65,30 +65,30 @@ def test_scipy(values, margin):
     values = np.array(values)
     if values.std(ddof=1) < 1e-9:
         return
-    found = tost(values, margin)
+    result = tost(values, margin)
     p = max(
         stats.ttest_1samp(values, -margin, alternative="greater").pvalue,
         stats.ttest_1samp(values, margin, alternative="less").pvalue,
     )
-    assert found.p_equivalent == pytest.approx(p, abs=1e-12)
+    assert result.p_equivalent == pytest.approx(p, abs=1e-12)
     interval = stats.ttest_1samp(values, 0).confidence_interval(1 - 2 * ALPHA)
-    assert (found.low, found.high) == pytest.approx(tuple(interval), abs=1e-12)
+    assert (result.low, result.high) == pytest.approx(tuple(interval), abs=1e-12)
 
 
 @given(values=SOME, margin=MARGINS)
 def test_laws(values, margin):
-    found = tost(values, margin)
-    assert (found.verdict == "equivalent") == (found.smallest_margin < margin)
-    assert (found.reason is None) == (found.verdict != "not identified")
+    result = tost(values, margin)
+    assert (result.verdict == "equivalent") == (result.smallest_margin < margin)
+    assert (result.reason is None) == (result.verdict != "not identified")
     mirrored = tost([-value for value in values], margin)
-    assert mirrored.verdict == found.verdict
-    assert mirrored.p_equivalent == pytest.approx(found.p_equivalent, abs=1e-9)
+    assert mirrored.verdict == result.verdict
+    assert mirrored.p_equivalent == pytest.approx(result.p_equivalent, abs=1e-9)
     wider = tost(values, 2 * margin)
-    assert wider.p_equivalent <= found.p_equivalent + 1e-12
-    assert wider.p_different >= found.p_different - 1e-12
-    if found.verdict == "different":
-        assert abs(found.mean) > margin
-        assert found.p_different < ALPHA
+    assert wider.p_equivalent <= result.p_equivalent + 1e-12
+    assert wider.p_different >= result.p_different - 1e-12
+    if result.verdict == "different":
+        assert abs(result.mean) > margin
+        assert result.p_different < ALPHA
 
 
 @pytest.mark.parametrize(
@@ -106,20 +106,20 @@ def test_laws(values, margin):
     ],
 )
 def test_no_spread_no_pairs_and_no_end(values, verdict, p):
-    found = tost(values, 0.25)
-    assert found.verdict == verdict
-    assert found.p_equivalent == pytest.approx(p, nan_ok=True)
-    assert (found.reason is None) == (verdict != "not identified")
+    result = tost(values, 0.25)
+    assert result.verdict == verdict
+    assert result.p_equivalent == pytest.approx(p, nan_ok=True)
+    assert (result.reason is None) == (verdict != "not identified")
 
 
 def test_differences_of_rounding_are_not_lost():
-    found = tost([1e-16, -2e-16, 1e-16], 0.005)
-    assert found.verdict == "equivalent"
-    assert 0 < found.smallest_margin < 1e-15
+    result = tost([1e-16, -2e-16, 1e-16], 0.005)
+    assert result.verdict == "equivalent"
+    assert 0 < result.smallest_margin < 1e-15
 
 
 @pytest.mark.parametrize(
-    ("values", "margin", "alpha", "said"),
+    ("values", "margin", "alpha", "message"),
     [
         ([0.1, math.nan], 1, 0.05, "1 of 2 differences are NaN"),
         ([0.1, 0.2], 0, 0.05, "above 0"),
@@ -127,8 +127,8 @@ def test_differences_of_rounding_are_not_lost():
         ([0.1, 0.2], 1, 0.5, "alpha"),
     ],
 )
-def test_bad_input_is_refused(values, margin, alpha, said):
-    with pytest.raises(AnalysisError, match=said):
+def test_bad_input_is_refused(values, margin, alpha, message):
+    with pytest.raises(AnalysisError, match=message):
         tost(values, margin, alpha)
 
 
@@ -154,8 +154,8 @@ def test_power_at_the_detectable_margin(n):
     repeats = 1500
     margin = detectable_margin(n, 2.0)
     samples = rng.normal(0, 2.0, (repeats, n))
-    shown = np.mean([tost(sample, margin).verdict == "equivalent" for sample in samples])
-    assert shown == pytest.approx(POWER, abs=4 * math.sqrt(POWER * (1 - POWER) / repeats))
+    power = np.mean([tost(sample, margin).verdict == "equivalent" for sample in samples])
+    assert power == pytest.approx(POWER, abs=4 * math.sqrt(POWER * (1 - POWER) / repeats))
 
 
 def test_detectable_margin_of_many_pairs_is_the_normal_one():
@@ -166,11 +166,11 @@ def test_detectable_margin_of_many_pairs_is_the_normal_one():
 
 def test_bootstrap_against_scipy():
     values = np.random.default_rng(0).normal(0.1, 1.0, 12)
-    found = bootstrap_interval(values, 0.9, np.random.default_rng(1))
+    interval = bootstrap_interval(values, 0.9, np.random.default_rng(1))
     expected = stats.bootstrap(
         (values,), np.mean, confidence_level=0.9, method="percentile", rng=2
     ).confidence_interval
-    assert found == pytest.approx(tuple(expected), abs=0.03)
+    assert interval == pytest.approx(tuple(expected), abs=0.03)
     assert all(math.isnan(end) for end in bootstrap_interval([1.0], 0.9, np.random.default_rng(0)))
 
 

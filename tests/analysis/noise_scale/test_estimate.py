@@ -101,28 +101,28 @@ def test_a_known_denominator_gives_the_interval_of_a_mean(degrees):
     assert (low, high) == pytest.approx((max(0, 3 - 0.1 * t), 3 + 0.1 * t))
 
 
-def told_of_variance(weights):
+def variance_of_code(weights):
     """The matrix M whose x'Mx is the variance that the code finds for steps x, and its degrees."""
-    n, told = len(weights), []
+    n, calls = len(weights), []
 
-    def listen(_mean, covariance, degrees):
-        told.append((covariance[0, 0], degrees))
+    def record(_mean, covariance, degrees):
+        calls.append((covariance[0, 0], degrees))
         return 0.0, 1.0
 
     def of(*places):
         values = np.zeros((n, 2))
         values[list(places), 0] = 1.0
         _interval(_Units(values, weights))
-        return told[-1][0]
+        return calls[-1][0]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(estimate_module, "fieller_interval", listen)
+        patch.setattr(estimate_module, "fieller_interval", record)
         alone = np.array([of(i) for i in range(n)])
         matrix = np.diag(alone)
         for i in range(n):
             for j in range(i):
                 matrix[i, j] = matrix[j, i] = (of(i, j) - alone[i] - alone[j]) / 2
-    (degrees,) = {degrees for _, degrees in told}
+    (degrees,) = {degrees for _, degrees in calls}
     return matrix, degrees
 
 
@@ -135,7 +135,7 @@ def test_variance_and_degrees_of_freedom_are_those_of_the_quadratic_form(n, half
     degrees has the same spread.
     """
     weights = 0.5 ** (np.arange(n)[::-1] / half_life)
-    matrix, degrees = told_of_variance(weights)
+    matrix, degrees = variance_of_code(weights)
     assert np.trace(matrix) == pytest.approx((weights**2).sum() / weights.sum() ** 2)
     # A constant that all steps share is no spread.
     assert matrix.sum(axis=0) == pytest.approx(np.zeros(n), abs=1e-12)
@@ -223,9 +223,9 @@ def sweep(build):
     return fill
 
 
-def trajectory_rows(run, n=40, **known):
+def trajectory_rows(run, n=40, **settings):
     """Rows that timing repeats share."""
-    return sampled(np.random.default_rng(int(run.trajectory_id, 16)), n, **known)
+    return sampled(np.random.default_rng(int(run.trajectory_id, 16)), n, **settings)
 
 
 def test_a_cell_rests_on_its_trajectories(sweep):

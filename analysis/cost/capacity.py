@@ -1,4 +1,4 @@
-"""How much memory a rank had, and which of its figures is held against that."""
+"""The memory of a rank, and the peak that is compared with it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PEAK_FIGURES = {
     **{name: MEMORY_PHASES[name] for name in ("device_used_gib", "peak_reserved_gib")},
     "peak_allocated_gib": "tensors",
 }
-"""Figures by rank, and how they are called."""
+"""Figures of a peak in order of preference, and their labels."""
 
 
 def memory_of_ranks(runs: pd.DataFrame) -> pd.Series[float]:

@@ -50,7 +50,7 @@ def _sentence(row: pd.Series[Any]) -> str:
         f"{row['first_out']:.0f} the first that ran out of memory"
     )
     if row["peak_gib"] > row["memory_gib"]:
-        return f"{text}; what was left at {row['last_fit']:.0f} is {NOT_IDENTIFIED}."
+        return f"{text}; the margin at {row['last_fit']:.0f} is {NOT_IDENTIFIED}."
     if math.isnan(row["margin_gib"]):
         return f"{text}."
     scale = memory_scale([row["memory_gib"]])

@@ -62,10 +62,15 @@ def paired_differences(cells: Cells, reaches: pd.DataFrame | None = None) -> pd.
         If `reaches` lacks a column.
     """
     members = members_of(cells, ("completed", "diverged"))
-    values = [_losses(cells, members, name) for name in ("final_eval_loss", "final_loss")]
+    runs = cells.runs.loc[members.index]
+    tables = []
+    for name in ("final_eval_loss", "final_loss"):
+        loss = pd.to_numeric(runs[name], errors="coerce").astype(float)
+        loss = loss.mask(runs["status"].eq("diverged"), math.inf)
+        tables.append(_with_identity(cells, members, name, math.nan, loss))
     if reaches is not None:
-        values.append(_log_steps(cells, members, reaches))
-    rows = pd.concat(values, ignore_index=True)
+        tables.append(_log_steps(cells, members, reaches))
+    rows = pd.concat(tables, ignore_index=True)
     keys = ["reference", "trajectory_id", "quantity", "target_loss"]
     is_reference = rows["cell"] == rows["reference"]
     shared = ["value", "margin", "sweep_dir", "run_id"]
@@ -101,12 +106,12 @@ def judge_equivalence(
     ----------
     pairs : DataFrame
         As `paired_differences` returns them, or any table with `cell`, `quantity` and
-        `difference`; the other columns are used where they are there.
+        `difference`; the other columns are optional.
     margin : float, optional
-        By default the one that the runs state. Where they state several there is no verdict: a
+        By default the one that the runs state. If they state several there is no verdict: a
         margin is fixed before the first run.
     generator : Generator, optional
-        For the bootstrap interval that stands beside; without one, there is none.
+        For the bootstrap interval; without it there is none.
 
     Returns
     -------
@@ -127,21 +132,21 @@ def judge_equivalence(
     if missing:
         msg = f"pairs lack columns: {', '.join(sorted(missing))}"
         raise AnalysisError(msg)
-    columns = ("reference", "target_loss", "margin", "margin_reference", "value_reference")
-    names = [*pairs.columns, *columns, *_TEXTS]
+    names = [*pairs.columns, "reference", "target_loss", *_NUMBERS, *_TEXTS]
     pairs = pairs.reindex(columns=list(dict.fromkeys(names)))
     keys = ["cell", "reference", "quantity", "target_loss"]
     number = pairs.groupby(keys, dropna=False).ngroup().to_numpy()
     pairs = pairs.iloc[np.argsort(number, kind="stable")]
     starts = np.flatnonzero(np.diff(np.sort(number), prepend=-1))
-    numbers = {name: pairs[name].to_numpy(dtype=float) for name in _NUMBERS}
-    texts = {name: pairs[name].to_numpy(dtype=object) for name in _TEXTS}
+    columns: dict[str, NDArray[Any]] = {
+        name: pairs[name].to_numpy(dtype=float) for name in _NUMBERS
+    }
+    columns |= {name: pairs[name].to_numpy(dtype=object) for name in _TEXTS}
     heads = pairs[keys].iloc[starts].to_dict("records")
     rows = []
     ends = np.append(starts, len(pairs))[1:]
     for head, begin, end in zip(heads, starts, ends, strict=True):
-        columns_of = numbers | texts
-        arrays = {name: values[begin:end] for name, values in columns_of.items()}
+        arrays = {name: values[begin:end] for name, values in columns.items()}
         verdict = _judged(arrays, str(head["quantity"]), margin, generator)
         rows.append(dict(zip(keys, head.values(), strict=True)) | verdict)
     return pd.DataFrame(rows)
@@ -172,13 +177,6 @@ def family_verdicts(table: pd.DataFrame) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
-
-
-def _losses(cells: Cells, members: pd.DataFrame, name: str) -> pd.DataFrame:
-    runs = cells.runs.loc[members.index]
-    value = pd.to_numeric(runs[name], errors="coerce").astype(float)
-    value = value.mask(runs["status"].eq("diverged"), math.inf)
-    return _with_identity(cells, members, name, math.nan, value)
 
 
 def _log_steps(cells: Cells, members: pd.DataFrame, reaches: pd.DataFrame) -> pd.DataFrame:

@@ -58,8 +58,8 @@ def equivalence_table(table: pd.DataFrame, cells: Cells, rows: Sequence[int]) ->
         footnotes=[table["reason"]],
         notes=[
             "Δ: final held-out loss, or logarithm of the optimizer steps to the lowest target that "
-            "all cuts of a global batch reached, minus that of the decomposition it is held "
-            f"against, paired by seed; with its {level:.0%} t-interval over seeds.",
+            "all cuts of a global batch reached, minus that of the reference decomposition, "
+            f"paired by seed; with its {level:.0%} t-interval over seeds.",
             "verdict: two one-sided t-tests at "
             f"{ALPHA:g}. Equivalent: the interval lies within the margin. Different: wholly beyond "
             "it. Not identified: neither, which says nothing of equality. equivalent from margin: "

@@ -70,8 +70,8 @@ def tost(differences: ArrayLike, margin: float, alpha: float = ALPHA) -> Tost:
     Parameters
     ----------
     differences : array_like, shape (n,)
-        One a pair, such as a seed. An infinite one stands for a pair of which only one member
-        trained, or arrived, at all.
+        One a pair, such as a seed; infinite where only one member of the pair trained, or reached
+        its target.
     margin : float
         In the unit of the differences, fixed before they were seen.
     alpha : float
@@ -180,20 +180,7 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Compute the percentile bootstrap interval of the mean.
 
-    It stands beside the t-interval, which alone decides: with three to five pairs its ends lie too
-    close together.
-
-    Parameters
-    ----------
-    differences : array_like, shape (n,)
-        Finite.
-    level : float
-        As 0.9 for two one-sided tests at 0.05.
-
-    Returns
-    -------
-    tuple of float
-        Both ends; NaN for fewer than 2 differences.
+    Only the t-interval decides a verdict: with three to five pairs the bootstrap is too narrow.
     """
     values = np.asarray(differences, dtype=float).ravel()
     if len(values) < 2 or not np.isfinite(values).all():

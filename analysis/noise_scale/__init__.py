@@ -1,1 +1,1 @@
-"""The gradient noise scale that training recorded: estimates with intervals, and what is shown."""
+"""The gradient noise scale that training recorded: estimates with intervals, tables, charts."""

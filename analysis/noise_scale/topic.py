@@ -84,8 +84,8 @@ def noise_scale_table(table: pd.DataFrame, cells: Cells) -> Table:
             "a large batch before clipping; numerator and denominator averaged apart over the "
             f"sampled optimizer steps of the whole training. In brackets its {LEVEL:.0%} interval "
             "(Fieller), over runs where there are several, else over the sampled steps of the one.",
-            f"{NOT_IDENTIFIED}: the gradient's mean cannot be told from zero with so few samples, "
-            "so the interval has no upper end.",
+            f"{NOT_IDENTIFIED}: the gradient's mean cannot be distinguished from zero by so few "
+            "samples, so the interval has no upper end.",
         ],
         hidden=list(identified),
     )

@@ -35,7 +35,7 @@ def brute_force(tables, first, second):
 
 @pytest.mark.slow
 def test_differences_are_those_of_every_pair_of_runs(engines):
-    tables, _, losses = compared(engines({"ddp": 1e-6, "fsdp": 3e-6, "fabric": -2e-6}))
+    tables, cells, losses = compared(engines({"ddp": 1e-6, "fsdp": 3e-6, "fabric": -2e-6}))
     assert len(losses.pairs) == 3 + 3
     for row in losses.pairs.to_dict("records"):
         expected = brute_force(tables, row["engine"], row["other"])
@@ -44,13 +44,8 @@ def test_differences_are_those_of_every_pair_of_runs(engines):
         assert row["n_optimizer_steps"] == 2 * 40
         assert row["n_runs"] == (6 if row["engine"] == row["other"] else 12)
     assert losses.pairs["engine"].iloc[0] == losses.pairs["other"].iloc[0] == "ddp"
-
-
-@pytest.mark.slow
-def test_the_spread_of_seeds_is_that_of_the_reference(engines):
-    tables, cells, losses = compared(engines({"ddp": 0.0, "fsdp": 1e-6}, seeds=(0, 1, 2)))
-    label = engines_of(cells)
-    first = cells.table.index[label.eq("ddp")][0]
+    # The spread between seeds is that of the first cut of ddp.
+    first = cells.table.index[engines_of(cells).eq("ddp")][0]
     runs = cells.runs.loc[cells.runs["cell"] == first, "run_id"]
     rows = tables.steps[tables.steps["run_id"].isin(runs)]
     sd = rows.astype({"loss": float}).groupby("optimizer_step")["loss"].std()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from batchscape.analysis import find_cells, load, write_report
+from batchscape.analysis import find_cells, load
 from batchscape.analysis.engines.costs import engine_costs
 from batchscape.analysis.engines.figures import engine_cost_charts
 from batchscape.analysis.engines.losses import compare_engines
@@ -73,12 +73,8 @@ def test_engines_that_train_otherwise_are_said_loudly(engines):
         "Engines differ by more than the margin of equivalence, 0.005: ddp and fsdp by 0.12. "
         "Their losses must not be pooled."
     ]
-
-
-def test_runs_older_than_the_record_of_the_exchange(engines):
-    section = section_of(engines({"ddp": 0.0, "fsdp": 0.0}))
+    # These runs do not record when their engines exchange gradients.
     assert not any("Exchange" in text for text in section.answer)
-    # What nobody knows is no column.
     assert "exchanged" not in section.tables[1].texts().headers
     assert section.tables[1].frame["exchanges_every_micro_step"].isna().all()
 
@@ -115,7 +111,8 @@ def test_times_of_engines_are_not_pooled_in_one_fit(engines):
     """Each engine has a cost model of its own."""
     from batchscape.analysis.cost.table import cost_groups
 
-    cells = find_cells(load(engines({"ddp": 0.0, "fsdp": 0.0}).path).runs)
+    sweep = engines({"ddp": 0.0, "fsdp": 0.0}, cuts=[(1, 32, 1)], seeds=(0,))
+    cells = find_cells(load(sweep.path).runs)
     groups = cost_groups(cells)
     engine_of_cell = cells.runs.drop_duplicates("cell").set_index("cell")["engine.name"]
     assert groups.groupby("group").apply(lambda g: engine_of_cell[g.index].nunique()).eq(1).all()
@@ -166,9 +163,8 @@ def test_what_programs_were_seen_to_use(programs):
     assert not any(name.startswith("observed.") for name in cells.settings)
 
 
-def test_programs_are_reported_without_a_traceback(programs, tmp_path):
-    report = write_report([programs.path], tmp_path / "report", figures=False)
-    section = next(s for s in report.sections if s.title == "Engines side by side")
+def test_the_section_shows_the_batches_of_programs(programs):
+    section = section_of(programs)
     assert section.answer == [
         "Of 4 runs of programs, 1 used the planned batch, 1 used another, 2 did not let their "
         "global batch be observed."
@@ -178,7 +174,6 @@ def test_programs_are_reported_without_a_traceback(programs, tmp_path):
     assert len(rows) == 4
     # No run told its micro-batch or accumulation.
     assert ["1, not 2", "16, not 32", "no"] in rows.values()
-    assert (tmp_path / "report" / "tables" / "observed_batches.csv").exists()
 
 
 def test_a_missing_bar_has_its_reason(engines):

@@ -154,9 +154,9 @@ def _spreads(runs: pd.DataFrame) -> pd.DataFrame:
         untimed.reindex(columns=["processor_time_s"]).apply(pd.to_numeric).astype(float)
     )
     spreads = (
-        _spread(trained.groupby("cell"))
-        | _spread(figures[costs].groupby(figures["cell"]))
-        | _spread(processor_time.set_axis([DISTURBED], axis=1).groupby(untimed["cell"]))
+        spreads_of(trained.groupby("cell"))
+        | spreads_of(figures[costs].groupby(figures["cell"]))
+        | spreads_of(processor_time.set_axis([DISTURBED], axis=1).groupby(untimed["cell"]))
     )
     columns = {
         f"{name}_{part}": column for name in _SHOWN for part, column in spreads[name].items()
@@ -166,7 +166,8 @@ def _spreads(runs: pd.DataFrame) -> pd.DataFrame:
     return table.astype(dict.fromkeys(counts, "Int64")).fillna(dict.fromkeys(counts, 0))
 
 
-def _spread(groups: DataFrameGroupBy[Any, Any]) -> dict[str, dict[str, pd.Series[Any]]]:
+def spreads_of(groups: DataFrameGroupBy[Any, Any]) -> dict[str, dict[str, pd.Series[Any]]]:
+    """Return `mean`, `ci95` (half-width of the t-interval) and `n` of each column by group."""
     sd, n = groups.std(), groups.count()
     return {
         name: {
@@ -181,12 +182,12 @@ def _spread(groups: DataFrameGroupBy[Any, Any]) -> dict[str, dict[str, pd.Series
 def _statuses(counts: pd.DataFrame) -> pd.Series[str]:
     # Completed runs come first, the others by name.
     names = sorted(counts.columns, key=lambda name: (name != "completed", name))
-    texts = {}
-    for cell, row in zip(counts.index, counts[names].to_numpy(), strict=True):
-        present = [(name, n) for name, n in zip(names, row, strict=True) if n]
-        is_only = len(present) == 1
-        texts[cell] = present[0][0] if is_only else ", ".join(f"{name} {n}" for name, n in present)
-    return pd.Series(texts, dtype=object)
+    texts = []
+    for row in counts[names].to_dict("records"):
+        present = {name: n for name, n in row.items() if n}
+        listed = present if len(present) == 1 else [f"{name} {n}" for name, n in present.items()]
+        texts.append(", ".join(map(str, listed)))
+    return pd.Series(texts, index=counts.index, dtype=object)
 
 
 def _distinct(runs: pd.DataFrame, name: str, separator: str = ";") -> pd.Series[str]:

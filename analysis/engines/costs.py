@@ -7,9 +7,8 @@ from typing import Any
 import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells
-from batchscape.analysis.comparison import valid_figures
+from batchscape.analysis.comparison import spreads_of, valid_figures
 from batchscape.analysis.engines.matching import counterparts, engines_of, in_order, shared_settings
-from batchscape.analysis.estimates import half_widths
 
 FIGURES = ("peak_allocated_gib", "uss_gib", "step_time_s", "exchange_s")
 """Figures that are set side by side."""
@@ -25,11 +24,8 @@ def engine_costs(cells: Cells, ranks: pd.DataFrame) -> pd.DataFrame:
     figures = figures[figures["cell"].map(engine).notna()]
     groups = figures.groupby("cell")
     columns: dict[str, pd.Series[Any]] = {"n": groups.size()}
-    for name in FIGURES:
-        n = groups[name].count()
-        columns[f"{name}_mean"] = groups[name].mean()
-        columns[f"{name}_ci95"] = half_widths(groups[name].std(), n)
-        columns[f"{name}_n"] = n
+    for name, spread in spreads_of(groups[list(FIGURES)]).items():
+        columns |= {f"{name}_{part}": column for part, column in spread.items()}
     runs = cells.runs.loc[figures.index]
     moved = pd.to_numeric(runs.reindex(columns=["exchanged_bytes"])["exchanged_bytes"])
     columns["exchanged_bytes"] = moved.astype(float).groupby(runs["cell"]).median()

@@ -101,8 +101,8 @@ class Cells:
     """Those shown that do not follow from the global batch, or tell machines apart. Cells that
     agree in them are set side by side."""
     replaced: pd.DataFrame
-    """Failed runs that are among none of these, for the same settings and seeds completed later
-    with other files of the program."""
+    """Failed runs that are left out, as the same settings and seeds completed later with other
+    files of the program."""
 
     def context_of(self) -> pd.Series[int]:
         """Number the cells by the settings in `contexts`; indexed by `cell`."""
@@ -111,10 +111,7 @@ class Cells:
         return self.table.groupby(self.contexts, dropna=False, sort=False).ngroup()
 
     def by_batch(self) -> pd.Series[int]:
-        """Number the cells by global batch and `contexts`; indexed by `cell`.
-
-        Settings of the update are left out: each global batch wants its own.
-        """
+        """Number the cells by global batch and `contexts`, except settings of the update."""
         settings = [name for name in self.contexts if not name.startswith(OF_THE_UPDATE)]
         return self.table.groupby(["global_batch_size", *settings], dropna=False).ngroup()
 
@@ -143,10 +140,7 @@ class Cells:
         return replace(self, runs=runs, contexts=contexts)
 
     def incomplete(self) -> pd.Series[bool]:
-        """Return whether a run of each cell was started and did not complete; indexed by `cell`.
-
-        Means over their completed runs are of survivors.
-        """
+        """Return whether each cell has a started run that did not complete; indexed by `cell`."""
         started = self.runs[was_started(self.runs)]
         failed = started["status"].ne("completed").groupby(started["cell"]).any()
         return failed.reindex(self.table.index, fill_value=False)
@@ -305,7 +299,7 @@ def _words_of(value: str) -> list[str]:
 
 
 def setting_label(name: str) -> str:
-    """Shorten the dotted key of a setting to what a table header needs."""
+    """Shorten the dotted key of a setting for a table header."""
     if name == "source_hash":
         return "version of the code"
     group, _, leaf = name.rpartition(".")
@@ -321,7 +315,7 @@ def setting_label(name: str) -> str:
 def _ordered(
     keys: pd.DataFrame, rejected: pd.Series[bool], order: Sequence[str]
 ) -> tuple[pd.Series[int], pd.DataFrame]:
-    """Number the cells in the order of the tables: rejected ones last, then by their keys."""
+    """Number the cells in the order of tables: by their keys, with rejected ones last."""
     group = keys.groupby(list(keys.columns), dropna=False, sort=False).ngroup()
     table = keys.assign(cell=group).drop_duplicates("cell").set_index("cell")
     ranks: dict[str, pd.Series[Any]] = {"rejected": rejected.groupby(group).all()}
@@ -361,9 +355,9 @@ def _text(value: Any) -> str:  # noqa: ANN401  (any scalar that `pd.isna` takes,
 
 
 def _essential(table: pd.DataFrame, settings: Sequence[str]) -> list[str]:
-    """Leave out settings that follow from others of their group, as a model's sizes from one."""
+    """Drop settings that follow from others of their group, as a model's sizes from one."""
     key_settings: dict[str, list[str]] = {}
-    # A group's name says more than the settings that come with it, and a hash says least.
+    # The name of a group tells more than its settings, and a hash tells least.
     for name in sorted(settings, key=lambda name: (name == _DATA, not name.endswith(".name"))):
         group = key_settings.setdefault(name.partition(".")[0] if "." in name else "", [])
         if not (group and _follows(table, group, name)):

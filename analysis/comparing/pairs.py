@@ -67,9 +67,9 @@ class Contrast:
         """Estimate the mean, or for the kind `ratio` the geometric mean, with its 95 % interval."""
         n = len(self.values)
         method = f"t over {n} paired differences" if n > 1 else "one pair, no interval"
-        of_what = Estimate.of_ratio if kind == "ratio" else Estimate.of_mean
+        estimator = Estimate.of_ratio if kind == "ratio" else Estimate.of_mean
         about = f"{definition}: {self.name}"
-        estimate = of_what(self.values, about, method, unit=unit, note=note)
+        estimate = estimator(self.values, about, method, unit=unit, note=note)
         return replace(estimate, high=np.inf) if self.is_open else estimate
 
     def text(self, kind: str) -> str:
@@ -120,9 +120,8 @@ def contrasts_of(
             if not {level, base} <= {None, *wide}:
                 continue
             differences = (wide[level] - (0 if base is None else wide[base])).dropna()
-            is_paired = measured[unit].isin(differences.index) & measured[factor].isin(
-                [level, base]
-            )
+            units, levels = measured[unit], measured[factor]
+            is_paired = units.isin(differences.index) & levels.isin([level, base])
             against = "" if base is None else f" against {base}"
             contrasts.append(
                 Contrast(

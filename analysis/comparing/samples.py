@@ -370,8 +370,8 @@ def _values(table: pd.DataFrame, name: str) -> NDArray[np.float64]:
 
 def _one_row_a_run(table: pd.DataFrame) -> pd.DataFrame:
     """Keep the rows of the lowest target that runs of a cell and seed have: one a run."""
-    telling = [n for n in _OUTCOMES if n in table]
-    if table.empty or not telling:
+    outcomes = [n for n in _OUTCOMES if n in table]
+    if table.empty or not outcomes:
         msg = (
             "a rate of divergence needs runs with outcome, status or final_eval_loss; the table "
             f"has {len(table)} rows and {', '.join(map(str, table.columns)) or 'no columns'}"

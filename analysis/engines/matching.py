@@ -21,7 +21,7 @@ def engines_of(cells: Cells) -> pd.Series[str]:
     name = first.reindex(columns=[_ENGINE])[_ENGINE]
     label = name.mask(name.eq(PROGRAMS))
     for setting in cells.shown:
-        if setting.startswith("engine.") and not _is_of_the_loss(setting):
+        if setting.startswith("engine.") and not _decides_loss(setting):
             value = cells.table[setting]
             text = ", " + setting_label(setting) + " " + value.astype(str)
             label = label + text.where(value.notna() & value.ne("null"), "")
@@ -36,10 +36,10 @@ def in_order(engines: pd.Series[str]) -> list[str]:
 
 def shared_settings(cells: Cells) -> list[str]:
     """Return the varying settings, beside the engine, that decide losses."""
-    return [name for name in cells.settings if name != _ENGINE and _is_of_the_loss(name)]
+    return [name for name in cells.settings if name != _ENGINE and _decides_loss(name)]
 
 
-def _is_of_the_loss(name: str) -> bool:
+def _decides_loss(name: str) -> bool:
     affects = affects_of(name)
     return affects is None or Affects.LOSS in affects
 
@@ -52,6 +52,6 @@ def counterparts(cells: Cells) -> pd.DataFrame:
     table["group"] = table.groupby(keys, dropna=False, sort=False).ngroup()
     completed = cells.runs.loc[cells.runs["status"].eq("completed"), "cell"]
     table = table[engine.notna() & table.index.isin(completed)]
-    # Settings of one engine are decompositions of a trajectory like others; not so two engines.
+    # Cells that differ in settings of one engine are decompositions, and no two engines.
     several = table.groupby("group")["name"].transform("nunique") > 1
     return table.loc[several, ["engine", "group"]]

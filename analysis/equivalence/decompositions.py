@@ -87,10 +87,10 @@ def compare_decompositions(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
         square over optimizer steps of the spread between seeds of the reference; missing for one
         seed), `n_seeds`, `rms_over_seed_sd`, and `note` (why a difference is to be expected).
     """
-    return compared(cells, loss_differences(cells, steps), seed_spread(cells, steps))
+    return differences_by_cell(cells, loss_differences(cells, steps), seed_spread(cells, steps))
 
 
-def compared(cells: Cells, pairs: pd.DataFrame, spread: pd.DataFrame) -> pd.DataFrame:
+def differences_by_cell(cells: Cells, pairs: pd.DataFrame, spread: pd.DataFrame) -> pd.DataFrame:
     """Do what `compare_decompositions` does, given `loss_differences` and `seed_spread`."""
     pairs = pairs.dropna(subset=["difference"])
     size = pairs["difference"].abs()

@@ -10,7 +10,7 @@ import pandas as pd
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.equivalence.decompositions import (
-    compared,
+    differences_by_cell,
     loss_differences,
     members_of,
     seed_spread,
@@ -82,7 +82,7 @@ def equivalence_section(
         margin = float(margins.min()) if len(margins) else MARGINS["measure.equivalence_margin"]
         charts.append(equivalence_chart(cells, verdicts, pairs[pairs["quantity"].eq(quantity)]))
         charts.append(divergence_chart(cells, by_step, spread, margin))
-        differences = compared(cells, by_step, spread)
+        differences = differences_by_cell(cells, by_step, spread)
         if len(differences):
             views.append(decomposition_table(differences, cells))
             charts.append(decompositions_chart(differences, cells))

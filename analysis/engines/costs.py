@@ -8,7 +8,12 @@ import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells
 from batchscape.analysis.comparison import spreads_of, valid_figures
-from batchscape.analysis.engines.matching import counterparts, engines_of, in_order, shared_settings
+from batchscape.analysis.engines.matching import (
+    counterparts,
+    engines_of,
+    order_engines,
+    shared_settings,
+)
 
 FIGURES = ("peak_allocated_gib", "uss_gib", "step_time_s", "exchange_s")
 """Figures that are set side by side."""
@@ -19,7 +24,7 @@ _FACTORS = ("data_parallel_size", "gradient_accumulation_steps", "micro_batch_si
 def engine_costs(cells: Cells, ranks: pd.DataFrame) -> pd.DataFrame:
     """Set the engines of each geometry side by side: one row a cell with completed runs."""
     engine = engines_of(cells)
-    order = {name: number for number, name in enumerate(in_order(engine))}
+    order = {name: number for number, name in enumerate(order_engines(engine))}
     figures = valid_figures(cells.runs)
     figures = figures[figures["cell"].map(engine).notna()]
     groups = figures.groupby("cell")

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import SEEDS, Cells
-from batchscape.analysis.engines.matching import counterparts, in_order
+from batchscape.analysis.engines.matching import counterparts, order_engines
 from batchscape.analysis.joins import rows_of
 
 MAX_POINTS = 200
@@ -69,7 +69,7 @@ def _members(cells: Cells) -> pd.DataFrame:
     members["family"] = members.groupby(["group", *seeds], dropna=False).ngroup()
     several = members.groupby("family")["engine"].transform("nunique") > 1
     members = members[several]
-    place = {engine: number for number, engine in enumerate(in_order(members["engine"]))}
+    place = {engine: number for number, engine in enumerate(order_engines(members["engine"]))}
     first = members.assign(place=members["engine"].map(place)).sort_values(["place", "cell"])
     # The first cell of the first engine, seed by seed: a seed may be missing in one of them.
     reference = first.groupby("family")["cell"].first()
@@ -85,7 +85,7 @@ def _pairs(extremes: pd.DataFrame, members: pd.DataFrame) -> pd.DataFrame:
     both = extremes.merge(
         extremes, on=["group", "family", "optimizer_step"], suffixes=("", "_other")
     )
-    order = {engine: number for number, engine in enumerate(in_order(members["engine"]))}
+    order = {engine: number for number, engine in enumerate(order_engines(members["engine"]))}
     first, second = both["engine"].map(order), both["engine_other"].map(order)
     # A single run has no other run of its engine to compare with.
     both = both[first.lt(second) | (first.eq(second) & both["count"].gt(1))]

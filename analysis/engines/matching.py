@@ -28,7 +28,7 @@ def engines_of(cells: Cells) -> pd.Series[str]:
     return label
 
 
-def in_order(engines: pd.Series[str]) -> list[str]:
+def order_engines(engines: pd.Series[str]) -> list[str]:
     """List engines, with the one that others are compared with first."""
     names = engines.dropna().unique()
     return sorted(names, key=lambda name: (name.partition(",")[0] != _FIRST, name))

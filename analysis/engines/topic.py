@@ -11,7 +11,7 @@ from batchscape.analysis.cells import Cells
 from batchscape.analysis.engines.costs import engine_costs
 from batchscape.analysis.engines.figures import engine_cost_charts, engine_loss_charts
 from batchscape.analysis.engines.losses import compare_engines
-from batchscape.analysis.engines.matching import counterparts, engines_of, in_order
+from batchscape.analysis.engines.matching import counterparts, engines_of, order_engines
 from batchscape.analysis.engines.programs import observed_batches
 from batchscape.analysis.engines.tables import costs_view, losses_view, observed_view
 from batchscape.analysis.figures.chart import Chart
@@ -25,7 +25,7 @@ from batchscape.record.tables import Tables
 def engines_section(cells: Cells, tables: Tables) -> Section | None:
     """Show engines side by side; None where all runs have one engine and none is a program."""
     observed = observed_batches(cells)
-    engines = in_order(engines_of(cells))
+    engines = order_engines(engines_of(cells))
     several = len({name.partition(",")[0] for name in engines}) > 1
     if observed.empty and not several:
         return None

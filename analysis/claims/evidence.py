@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, RATE, SEEDS, Cells, plain_texts
-from batchscape.analysis.comparing.pairs import blocks_of, joined, labels_of, logarithm
+from batchscape.analysis.comparing.pairs import blocks_of, join_texts, labels_of, logarithm
 from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.equivalence.paired import MARGIN_SETTINGS, stated_margin
 from batchscape.analysis.hardware import was_started
@@ -144,7 +144,7 @@ class Evidence:
         others = [n for n in self.cells.shown if n not in _NAMED and not _is_free(n, view)]
         parts = [plain_texts(runs[name]) for name in _NAMED if name in runs]
         parts += [labels_of(self.cells, runs, [name]) for name in others if name in runs]
-        labels = joined(parts, "; ", runs.index)
+        labels = join_texts(parts, "; ", runs.index)
         if view == "cost":
             return labels
         # Where each global batch was set one learning rate of its own, the rate is another factor.

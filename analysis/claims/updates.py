@@ -12,7 +12,7 @@ from batchscape.analysis.claims.claim import Judgement, Result, run_ids_of
 from batchscape.analysis.claims.evidence import Context
 from batchscape.analysis.claims.rates import BATCH, comparable, loss_name, score_of
 from batchscape.analysis.claims.rules import CONTRADICTED, OPEN, SUPPORTED
-from batchscape.analysis.comparing.pairs import Contrast, contrasts_of, named
+from batchscape.analysis.comparing.pairs import Contrast, contrasts_of, settings_text
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.estimates import FEWEST, LEVEL, too_few
 from batchscape.analysis.learning_rate.aim import final_losses, find_optima
@@ -41,7 +41,7 @@ def of_cuts(context: Context) -> Result | Judgement | None:
     spans = (costs.groupby(BATCH).max() / costs.groupby(BATCH).min()).max()
     spans = spans.set_axis(["peak memory", "step time"]).dropna()
     differ = [f"{figure} by a factor of up to {span:.2f}" for figure, span in spans.items()]
-    present = cuts.intersection(named(FACTORS, cut) for cut in _TABLE)
+    present = cuts.intersection(settings_text(FACTORS, cut) for cut in _TABLE)
     table = f"Of the four cuts of 32 in the claim's table, {len(present)} took part."
     if differ:
         table += f" Among them differ {list_text(differ, 'and')}."
@@ -97,7 +97,7 @@ def _cut_contrasts(
     rows = runs.join(losses[np.isfinite(losses)], how="inner").dropna(subset=["trajectory_id"])
     rows = rows.sort_values([FACTORS[0], FACTORS[2], FACTORS[1]], kind="stable")
     # Texts, as a table with tuples for columns would have three levels of them.
-    rows["cut"] = [named(FACTORS, cut) for cut in rows[[*FACTORS]].to_numpy()]
+    rows["cut"] = [settings_text(FACTORS, cut) for cut in rows[[*FACTORS]].to_numpy()]
     steps = rows.set_index("cut")[FACTORS[2]].to_dict()
     order = list(steps)
 

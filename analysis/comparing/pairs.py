@@ -115,7 +115,7 @@ def contrasts_of(
         # A level without any value has a contrast too, but no runs behind it.
         wide = group.groupby([unit, factor])["value"].mean().unstack(factor)
         measured = group.dropna(subset=["value"])
-        suffix = f" ({named(within, key)})" if within else ""
+        suffix = f" ({settings_text(within, key)})" if within else ""
         for level, base in which(sorted(wide)):
             if not {level, base} <= {None, *wide}:
                 continue
@@ -125,7 +125,7 @@ def contrasts_of(
             against = "" if base is None else f" against {base}"
             contrasts.append(
                 Contrast(
-                    f"{named([factor], [level])}{against}{suffix}",
+                    f"{settings_text([factor], [level])}{against}{suffix}",
                     differences.to_numpy(dtype=np.float64),
                     tuple(sorted(measured.loc[is_paired, "run_id"])),
                     place=key,
@@ -136,7 +136,7 @@ def contrasts_of(
     return contrasts
 
 
-def named(names: Sequence[str], values: Iterable[Level]) -> str:
+def settings_text(names: Sequence[str], values: Iterable[Level]) -> str:
     """Write values of settings, as in "devices 1, micro 8"."""
     words = [_WORDS.get(name, name.replace("_", " ").removesuffix(" size")) for name in names]
     return ", ".join(f"{word} {value}".lstrip() for word, value in zip(words, values, strict=True))
@@ -144,10 +144,10 @@ def named(names: Sequence[str], values: Iterable[Level]) -> str:
 
 def blocks_of(runs: pd.DataFrame, names: Sequence[str]) -> pd.Series[str]:
     """Join the values of some columns, by which runs are paired; missing columns are skipped."""
-    return joined([plain_texts(runs[name]) for name in names if name in runs], "/", runs.index)
+    return join_texts([plain_texts(runs[name]) for name in names if name in runs], "/", runs.index)
 
 
-def joined(parts: Sequence[pd.Series[str]], separator: str, index: pd.Index) -> pd.Series[str]:
+def join_texts(parts: Sequence[pd.Series[str]], separator: str, index: pd.Index) -> pd.Series[str]:
     """Join the texts of each row; empty where there are none."""
     # Plain objects: taking texts one by one out of a column of texts takes many times longer.
     columns = [part.to_numpy(dtype=object) for part in parts]
@@ -163,7 +163,7 @@ def labels_of(cells: Cells, runs: pd.DataFrame, names: Sequence[str]) -> pd.Seri
         + values_of(cells, runs, name)
         for name in names
     ]
-    return joined(parts, ", ", runs.index)
+    return join_texts(parts, ", ", runs.index)
 
 
 def values_of(cells: Cells, runs: pd.DataFrame, name: str) -> pd.Series[str]:

@@ -28,7 +28,7 @@ GEOMETRY = (
 SEEDS = ("seed", "init_seed", "data_seed")
 """Settings that runs of one cell may differ in, beside `timing_repeat`."""
 
-OF_THE_UPDATE = ("optimizer.", "scaling.", "schedule.")
+UPDATE_GROUPS = ("optimizer.", "scaling.", "schedule.")
 """Groups of settings whose best values depend on the global batch."""
 
 PROGRAMS = "command"
@@ -112,7 +112,7 @@ class Cells:
 
     def by_batch(self) -> pd.Series[int]:
         """Number the cells by global batch and `contexts`, except settings of the update."""
-        settings = [name for name in self.contexts if not name.startswith(OF_THE_UPDATE)]
+        settings = [name for name in self.contexts if not name.startswith(UPDATE_GROUPS)]
         return self.table.groupby(["global_batch_size", *settings], dropna=False).ngroup()
 
     def labels(self, settings: Sequence[str] | None = None) -> pd.Series[str]:

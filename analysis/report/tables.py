@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.best import SIGNIFICANCE, mark_best
-from batchscape.analysis.cells import GEOMETRY, OF_THE_UPDATE, RATE, Cells, setting_texts
+from batchscape.analysis.cells import GEOMETRY, UPDATE_GROUPS, RATE, Cells, setting_texts
 from batchscape.analysis.comparison import (
     DISTURBED,
     recorded_columns,
@@ -197,7 +197,7 @@ def _at_best_update(comparison: pd.DataFrame, cells: Cells, at_best: Collection[
     Cells of `at_best` are preferred, then cells whose runs all completed. One row of each global
     batch stands before the others, the smallest batch first. Empty where only one update was tried.
     """
-    other_contexts = [name for name in cells.contexts if not name.startswith(OF_THE_UPDATE)]
+    other_contexts = [name for name in cells.contexts if not name.startswith(UPDATE_GROUPS)]
     updates = [name for name in cells.contexts if name not in other_contexts]
     held_out = comparison["final_eval_loss_n"].gt(0).any()
     losses = comparison["final_eval_loss_mean" if held_out else "final_loss_mean"].dropna()

@@ -266,7 +266,7 @@ def geometry_label(table: pd.DataFrame) -> pd.Series[str]:
 def setting_texts(table: pd.DataFrame, name: str) -> pd.Series[str]:
     """Write a setting of each cell of `Cells.table`; for the learning rate, the scaled one."""
     if name not in {RATE, _SCALED} or _SCALED not in table:
-        return where_they_differ(table[name].fillna(MISSING))
+        return shorten_values(table[name].fillna(MISSING))
     rates = pd.to_numeric(table[_SCALED], errors="coerce")
     # As few digits as distinguish all rates, but at least three.
     for digits in range(3, 18):
@@ -276,7 +276,7 @@ def setting_texts(table: pd.DataFrame, name: str) -> pd.Series[str]:
     return texts.fillna(MISSING).astype(str)
 
 
-def where_they_differ(texts: pd.Series[str]) -> pd.Series[str]:
+def shorten_values(texts: pd.Series[str]) -> pd.Series[str]:
     """Drop the words that all long values of a setting begin or end with, if they stay distinct."""
     values = texts.astype(str)
     words = {value: _words_of(value) for value in values.unique()}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from batchscape.analysis.cells import setting_label, where_they_differ
+from batchscape.analysis.cells import setting_label, shorten_values
 
 
 def setting_headers(names: Sequence[str]) -> list[str]:
@@ -21,9 +21,7 @@ def setting_headers(names: Sequence[str]) -> list[str]:
 
 def group_labels(settings: pd.DataFrame) -> pd.Series[str]:
     """Name groups, a row each, by the settings that distinguish them, as in "width 8, depth 2"."""
-    texts = settings.apply(where_they_differ).set_axis(
-        setting_headers(list(settings.columns)), axis=1
-    )
+    texts = settings.apply(shorten_values).set_axis(setting_headers(list(settings.columns)), axis=1)
     rows = texts.to_dict("records")
     labels = [", ".join(f"{name} {value}" for name, value in row.items()) for row in rows]
     return pd.Series(labels, index=settings.index, dtype=str)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchscape.analysis import compare, find_cells, load
-from batchscape.analysis.cells import plain_texts, where_they_differ
+from batchscape.analysis.cells import plain_texts, shorten_values
 from batchscape.analysis.cost.table import cost_groups
 from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.report.notes import find_notes
@@ -229,16 +229,16 @@ def test_long_values_are_shortened_to_where_they_differ() -> None:
     texts = pd.Series(
         [json.dumps([*head, *rates, *tail]) for rates in (["--lr", "1"], ["--lr", "2"])]
     )
-    assert where_they_differ(texts).tolist() == ["1", "2"]
+    assert shorten_values(texts).tolist() == ["1", "2"]
     # Short ones, and those that would become the same, stay as they are.
     for same in (["a b", "a c"], ["x" * 50, "x" * 50], [f"{'x' * 50} ", "x" * 50]):
-        assert where_they_differ(pd.Series(same)).tolist() == same
+        assert shorten_values(pd.Series(same)).tolist() == same
 
 
 @given(st.lists(st.lists(st.text("ab ", min_size=1, max_size=30), min_size=1, max_size=6)))
 def test_different_values_stay_different(values: list[list[str]]) -> None:
     texts = pd.Series([json.dumps(value) for value in values], dtype=str)
-    assert where_they_differ(texts).nunique() == texts.nunique()
+    assert shorten_values(texts).nunique() == texts.nunique()
 
 
 def test_failed_runs_of_replaced_files_are_left_out_in_one_note(build: Any) -> None:

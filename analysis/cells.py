@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.hardware import known_where, was_started
+from batchscape.analysis.hardware import add_machines, was_started
 from batchscape.analysis.numbers import MISSING, TIMES
 from batchscape.config import Affects, affects_of, tells_apart
 from batchscape.errors import RecordError
@@ -186,7 +186,7 @@ def find_cells(runs: pd.DataFrame) -> Cells:
         missing = ", ".join(sorted(needed - set(runs.columns)))
         msg = "there is no run to compare" if runs.empty else f"the runs lack columns: {missing}"
         raise RecordError(msg)
-    runs = known_where(runs)
+    runs = add_machines(runs)
     runs = runs.assign(**{name: runs[name].astype("Int64") for name in GEOMETRY})
     candidates = [
         name

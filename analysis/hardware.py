@@ -19,7 +19,7 @@ _FIGURES = (
 )
 
 
-def known_where(runs: pd.DataFrame) -> pd.DataFrame:
+def add_machines(runs: pd.DataFrame) -> pd.DataFrame:
     """Add machine, precision and the validity of times to loaded runs."""
     runs = runs.reset_index(drop=True)
     launches = _values_of_runs(runs, _LAUNCH, drop="launch.")

@@ -24,7 +24,7 @@ import pandas as pd
 
 from batchscape.analysis.cost.step_time import fit_step_time
 from batchscape.analysis.cost.table import FACTORS, TIME_PARTS
-from batchscape.analysis.hardware import known_where
+from batchscape.analysis.hardware import add_machines
 from batchscape.record.tables import load
 
 _BATCH = 64
@@ -46,7 +46,7 @@ def trained(model: str, optimizer_steps: int, repeats: int, folder: Path) -> pd.
         f"sweep_dir={folder}",
     ]
     subprocess.run([sys.executable, "-m", *words], check=True, stdout=subprocess.DEVNULL)
-    runs = known_where(load(folder, columns={"steps": (), "evals": (), "ranks": ()}).runs)
+    runs = add_machines(load(folder, columns={"steps": (), "evals": (), "ranks": ()}).runs)
     return runs[runs["status"].eq("completed")]
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from batchscape.analysis.cost.step_time import WIDEST, StepTimeModel, fit_step_time
 from batchscape.analysis.cost.table import FACTORS, TIME_PARTS
 from batchscape.analysis.estimates import FEWEST, Estimate, t_reach
-from batchscape.analysis.hardware import known_where
+from batchscape.analysis.hardware import add_machines
 from batchscape.errors import RecordError
 from batchscape.geometry import BatchGeometry
 from batchscape.record.folder import SweepFolder
@@ -47,7 +47,7 @@ class MeasuredSteps:
     """
 
     def __init__(self, dirs: Sequence[Path], is_like: Callable[[str], bool]) -> None:
-        runs = known_where(load(*dirs, columns={"steps": (), "evals": (), "ranks": ()}).runs)
+        runs = add_machines(load(*dirs, columns={"steps": (), "evals": (), "ranks": ()}).runs)
         runs = runs.reindex(columns=[*dict.fromkeys([*runs.columns, *_FIGURES])])
         runs[list(_FIGURES)] = runs[list(_FIGURES)].apply(pd.to_numeric).astype(float)
         here = runs["hardware"].map(lambda name: isinstance(name, str) and is_like(name))

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 from intervals import ratio
 
-from batchscape.analysis.hardware import known_where
+from batchscape.analysis.hardware import add_machines
 from batchscape.record.figures import TIMES
 from batchscape.record.folder import SweepFolder
 from batchscape.record.reading import run_row
@@ -57,7 +57,7 @@ def runs_of(folder: Path, limit_s: float, *settings: str) -> list[dict[str, Any]
     if not folders:
         return []
     rows = [run_row(run, RunStatus.read(run.status)) for run in folders]
-    runs = known_where(pd.DataFrame(rows).assign(sweep_dir=str(folder)))
+    runs = add_machines(pd.DataFrame(rows).assign(sweep_dir=str(folder)))
     times = [name for name in runs if name in TIMES]
     runs[times] = runs[times].where(runs["timing_valid"])
     return runs.to_dict("records")

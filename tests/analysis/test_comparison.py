@@ -17,7 +17,7 @@ from batchscape.analysis import (
 )
 from batchscape.analysis.comparison import DISTURBED, recorded_columns
 from batchscape.analysis.figures.comparison import comparison_charts
-from batchscape.analysis.hardware import known_where
+from batchscape.analysis.hardware import add_machines
 from batchscape.analysis.numbers import MISSING, TIMES
 from batchscape.analysis.report.tables import comparison_table
 from batchscape.record.figures import COLUMNS, COMPARED, FIGURES
@@ -211,7 +211,7 @@ def test_a_device_below_its_defaults_is_another_machine() -> None:
         }
         for sweep_dir, status, device, _ in rows
     )
-    assert known_where(runs)["hardware"].tolist() == [hardware for *_, hardware in rows]
+    assert add_machines(runs)["hardware"].tolist() == [hardware for *_, hardware in rows]
 
 
 def test_only_valid_times_enter_a_cell_that_has_both(build: Any) -> None:

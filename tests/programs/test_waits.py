@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from batchscape.analysis.hardware import known_where
+from batchscape.analysis.hardware import add_machines
 from batchscape.programs import rows as rows_module
 from batchscape.programs.metrics import Log
 from batchscape.programs.rows import RowWriter
@@ -55,7 +55,7 @@ def test_a_program_that_shares_its_core_has_no_valid_times(sweep):
     # Three others take three quarters of the core, and whatever else runs here only adds to it.
     assert 2 * BUSY_PCT < waited <= 100
     assert runs["processor_time_s"].item() > 0
-    (run,) = known_where(runs).to_dict("records")
+    (run,) = add_machines(runs).to_dict("records")
     assert runs["launch.timing_valid"].item()
     assert not run["timing_valid"]
     assert run["timing_note"] == BUSY

@@ -14,7 +14,7 @@ from scipy import stats
 
 from batchscape.analysis.cost.measured import MeasuredSteps
 from batchscape.analysis.cost.step_time import fit_step_time
-from batchscape.analysis.hardware import known_where
+from batchscape.analysis.hardware import add_machines
 from batchscape.geometry import BatchGeometry
 from batchscape.record.files import write_json
 from batchscape.record.spec import RunSpec
@@ -32,7 +32,7 @@ def test_the_cost_model_of_runs_like_it_tells_a_step_time(build: Callable[..., A
     sweep.run((1, 32, 1), seed=7, hardware="Another CPU")
     sweep.run((1, 32, 1), seed=8, concurrent_runs=2)
     measured = MeasuredSteps([sweep.path], lambda name: name == HARDWARE)
-    runs = known_where(load(sweep.path).runs)
+    runs = add_machines(load(sweep.path).runs)
     like_runs = runs[runs["run_id"].isin([folder.path.name for folder in folders])]
     oracle = fit_step_time(like_runs)
     spec = RunSpec.read(folders[0].config)

@@ -244,7 +244,7 @@ def _scaled_rates(runs: pd.DataFrame) -> pd.Series[float] | None:
     return rates if is_scaled else None
 
 
-def counted(statuses: pd.Series[str]) -> str:
+def status_counts(statuses: pd.Series[str]) -> str:
     """Count runs by status, as in "3 completed, 1 diverged"."""
     counts = statuses.value_counts().sort_index()
     return ", ".join(f"{count} {status}" for status, count in counts.items())

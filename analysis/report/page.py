@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from batchscape.analysis.cells import Cells, counted
+from batchscape.analysis.cells import Cells, status_counts
 from batchscape.analysis.figures.comparison import MAX_BARS
 from batchscape.analysis.figures.vega import MAX_PANELS
 from batchscape.analysis.report.provenance import questions

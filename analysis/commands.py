@@ -15,14 +15,14 @@ SHIPPED = "of its own model and data, to which your settings can be added"
 _SEED = "seed"
 
 
-def part_command(sentence: str) -> tuple[str, str]:
+def split_command(sentence: str) -> tuple[str, str]:
     """Split a sentence from the command after its colon, which is empty where there is none."""
     match = _COMMAND.search(sentence)
     at = len(sentence) if match is None else match.start()
     return sentence[:at], sentence[at:]
 
 
-def for_times(runs: pd.DataFrame, everything: pd.DataFrame) -> str | None:
+def timing_command(runs: pd.DataFrame, everything: pd.DataFrame) -> str | None:
     """Return the command that measures completed runs without valid times again, if it helps."""
     repeats = pd.to_numeric(everything.reindex(columns=["timing_repeat"])["timing_repeat"])
     highest = repeats.fillna(0).groupby(everything["sweep_dir"]).max()
@@ -31,7 +31,7 @@ def for_times(runs: pd.DataFrame, everything: pd.DataFrame) -> str | None:
     return time_again(_launched(untimed), taken)
 
 
-def for_cut(runs: pd.DataFrame, settings: Mapping[str, str]) -> str | None:
+def cut_command(runs: pd.DataFrame, settings: Mapping[str, str]) -> str | None:
     """Return the command that trains another cut like some runs, if one is recorded."""
     for run in _launched(runs):
         if run.command is not None:
@@ -39,7 +39,7 @@ def for_cut(runs: pd.DataFrame, settings: Mapping[str, str]) -> str | None:
     return None
 
 
-def for_more_seeds(runs: pd.DataFrame, seeds: Sequence[int]) -> str | None:
+def seeds_command(runs: pd.DataFrame, seeds: Sequence[int]) -> str | None:
     """Return the command that adds seeds to runs; None where it is unknown how they got theirs."""
     names = [name for name in ("init_seed", "data_seed") if name in runs and _SEED in runs]
     if any(runs[name].dropna().ne(runs.loc[runs[name].notna(), _SEED]).any() for name in names):

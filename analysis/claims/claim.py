@@ -8,7 +8,7 @@ from itertools import chain
 
 from batchscape.analysis.claims.evidence import Context, Evidence, View
 from batchscape.analysis.claims.rules import CONTRADICTED, OPEN, SUPPORTED, Answer, Decision, Test
-from batchscape.analysis.commands import for_more_seeds, for_times
+from batchscape.analysis.commands import seeds_command, timing_command
 from batchscape.analysis.comparing.pairs import Contrast
 from batchscape.analysis.estimates import FEWEST, Estimate, too_few
 
@@ -217,7 +217,7 @@ class Claim:
         n = 0 if judgement is None else judgement.effect.n
         if with_times is None or not with_times.is_compared or n >= with_times.effect.n > 0:
             return judgement
-        command = for_times(context.launched[untimed], evidence.cells.runs)
+        command = timing_command(context.launched[untimed], evidence.cells.runs)
         if command is None:
             return judgement
         if judgement is None:
@@ -232,7 +232,7 @@ class Claim:
         seeds = range(min(max(_SEEDS, 2 * n), _MOST_SEEDS))
         command, (_, several) = judgement.settle, context.margin
         if command is None and judgement.is_compared and (not several or self.view == "cost"):
-            command = for_more_seeds(context.launched, seeds)
+            command = seeds_command(context.launched, seeds)
         more = f" seed={','.join(map(str, seeds))}" if n > 1 else ""
         settle = command or self.settle_on(context.data) + more
         is_behind = context.runs["run_id"].isin(judgement.run_ids)

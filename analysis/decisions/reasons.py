@@ -10,9 +10,9 @@ import pandas as pd
 from batchscape.analysis.cells import RATE
 from batchscape.analysis.commands import (
     SHIPPED,
-    for_cut,
-    for_more_seeds,
-    for_times,
+    cut_command,
+    seeds_command,
+    timing_command,
     untimed_cells,
 )
 from batchscape.analysis.cost.memory_model import MemoryModel
@@ -89,7 +89,7 @@ def missing_evidence(evidence: Basis) -> list[str]:
         missing.append(f"Not identified: the time of a step. {measured_again(evidence)}")
     else:
         untimed = untimed_cells(evidence.runs) if len(evidence.runs) else evidence.runs
-        if len(untimed) and for_times(untimed, evidence.same_sweeps) is not None:
+        if len(untimed) and timing_command(untimed, evidence.same_sweeps) is not None:
             what = f"the time of {count_text(untimed['cell'].nunique(), 'cut')}"
             missing.append(f"Not identified: {what}. {measured_again(evidence)}")
         if not times.estimates["per_sample_s"].is_identified:
@@ -107,7 +107,7 @@ def missing_evidence(evidence: Basis) -> list[str]:
         evidence.table["seed"].nunique() if reaches is None else reaches["seed"].nunique()
     )
     if n_seeds < FEWEST and not (reaches is None and n_times >= FEWEST):
-        command = for_more_seeds(evidence.runs, range(FEWEST))
+        command = seeds_command(evidence.runs, range(FEWEST))
         varies = "times vary between runs" if reaches is None else "steps vary between seeds"
         what = f"how {varies}: {too_few(n_seeds, 'seeds')}"
         missing.append(
@@ -139,7 +139,7 @@ def measured_next(evidence: Basis, compared: pd.DataFrame) -> list[str]:
         f"Not measured: {cut_text(row)} = {batch}, which is predicted to take {ratio} times as "
         f"long as the geometry recommended{also}."
     )
-    command = for_cut(same_batch, settings)
+    command = cut_command(same_batch, settings)
     return [text if command is None else f"{text} To measure it: {command}"]
 
 
@@ -154,7 +154,7 @@ def measured_again(evidence: Basis) -> str:
         return "The times of all completed runs count."
     why = "; ".join(f"{note} ({count})" for note, count in notes.items())
     text = f"Times of {notes.sum()} of {len(completed)} completed runs do not count: {why}."
-    command = for_times(completed, evidence.same_sweeps)
+    command = timing_command(completed, evidence.same_sweeps)
     if command is None:
         return f"{text} Launch them again where that does not hold."
     return (

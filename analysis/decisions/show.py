@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 
-from batchscape.analysis.commands import part_command
+from batchscape.analysis.commands import split_command
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.decisions.candidates import DERIVED, is_to_target
 from batchscape.analysis.decisions.recommend import Recommendation
@@ -63,7 +63,7 @@ def show_recommendation(console: Console, recommendation: Recommendation) -> Non
         if lines:
             console.print(f"\n{title}")
         for line in lines:
-            console.print(f"  {line}", soft_wrap=bool(part_command(line)[1]))
+            console.print(f"  {line}", soft_wrap=bool(split_command(line)[1]))
     if not has_geometry:
         return
     title = "Geometries: those measured, then those predicted, the fastest first"

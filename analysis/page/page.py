@@ -16,7 +16,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from batchscape.analysis.cells import GEOMETRY, status_counts
-from batchscape.analysis.commands import part_command
+from batchscape.analysis.commands import split_command
 from batchscape.analysis.decisions.candidates import is_to_target, own_learning_rate
 from batchscape.analysis.figures.chart import Chart
 from batchscape.analysis.figures.vega import choices_of, page_chart
@@ -203,6 +203,6 @@ def _template() -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["parts"] = part_command
+    environment.filters["parts"] = split_command
     environment.filters["choices"] = choices_of
     return environment.from_string(_read("page.html.jinja"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from batchscape.analysis.commands import part_command
+from batchscape.analysis.commands import split_command
 from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.report.table import Table, Texts
 from batchscape.outgoing import outgoing
@@ -163,7 +163,7 @@ def _row(cells: Sequence[str]) -> str:
 
 def _without_command(text: str) -> str:
     """Leave out the sentence that ends in a command, which nobody runs from a printed page."""
-    before, command = part_command(text)
+    before, command = split_command(text)
     return before[: before.rfind(". ") + 1] if command else text
 
 

@@ -8,7 +8,7 @@ from itertools import islice
 import pandas as pd
 
 from batchscape.analysis.cells import SEEDS, Cells, plain_texts
-from batchscape.analysis.commands import for_times, untimed_cells
+from batchscape.analysis.commands import timing_command, untimed_cells
 from batchscape.analysis.cost.capacity import LIMITED
 from batchscape.record.noise_scale import has_no_noise_scale
 from batchscape.text import count_text
@@ -96,7 +96,7 @@ def _times(runs: pd.DataFrame) -> Iterator[str]:
             f"Times and throughput of {count_text(count, 'run')} are left out ({note}); "
             "their losses and memory are valid."
         )
-    if (command := for_times(untimed_cells(runs), runs)) is not None:
+    if (command := timing_command(untimed_cells(runs), runs)) is not None:
         yield (
             "On a free machine, with a core or device for each rank, this measures times where "
             f"none counts: {command}"

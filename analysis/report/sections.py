@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from batchscape.analysis.commands import part_command
+from batchscape.analysis.commands import split_command
 from batchscape.analysis.figures.vega import paper_caption, paper_chart
 from batchscape.analysis.report.paper import DOCUMENT, PARTS, write_paper
 from batchscape.analysis.report.topic import Section
@@ -82,7 +82,7 @@ def in_short(sections: Iterable[Section]) -> list[str]:
     for section in sections:
         count = len(section.warnings)
         warned = f" ({count_text(count, 'warning')})" if count else ""
-        sentences += [text if part_command(text)[1] else text + warned for text in _short(section)]
+        sentences += [text if split_command(text)[1] else text + warned for text in _short(section)]
     return sentences[:_SENTENCES]
 
 
@@ -112,7 +112,7 @@ def section_lines(section: Section, *, figures: bool = True) -> list[str]:
 
 def sentence_markdown(sentence: str, mark: str = "") -> str:
     """Write a sentence in Markdown between two marks, and the command at its end as code."""
-    text, command = part_command(sentence)
+    text, command = split_command(sentence)
     if not command or "`" in command:
         return f"{mark}{escape_markdown(sentence)}{mark}"
     return f"{mark}{escape_markdown(text.rstrip())}{mark} `{command}`" if text else f"`{command}`"
@@ -123,9 +123,9 @@ def show_section(console: Console, section: Section, *, tables: bool) -> None:
     console.print(Text(f"\n{section.title}"), style="bold", highlight=False)
     for sentence in (*section.answer, *section.settle):
         # A command is copied in one piece: the terminal breaks its line, not we.
-        console.print(Text(sentence), highlight=False, soft_wrap=bool(part_command(sentence)[1]))
+        console.print(Text(sentence), highlight=False, soft_wrap=bool(split_command(sentence)[1]))
     for warning in section.warnings:
-        has_command = bool(part_command(warning)[1])
+        has_command = bool(split_command(warning)[1])
         console.print(Text(f"! {warning}"), style="bold", highlight=False, soft_wrap=has_command)
     for view in section.tables if tables else ():
         console.print()

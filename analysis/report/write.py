@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from batchscape.analysis.cells import find_cells
-from batchscape.analysis.commands import part_command
+from batchscape.analysis.commands import split_command
 from batchscape.analysis.comparison import compare
 from batchscape.analysis.figures.comparison import comparison_charts
 from batchscape.analysis.figures.loss import loss_chart
@@ -213,5 +213,5 @@ def _write(
 
 def _say(console: Console, text: str, *, in_one_piece: bool = False) -> None:
     # A command is copied in one piece: the terminal breaks its line, not we.
-    in_one_piece = in_one_piece or bool(part_command(text)[1])
+    in_one_piece = in_one_piece or bool(split_command(text)[1])
     console.print(Text(text), highlight=False, soft_wrap=in_one_piece)

@@ -94,12 +94,12 @@ class Cells:
     """One row a cell, indexed by `cell` in the order of every table: geometry, then settings."""
     settings: list[str]
     """Every setting that varies between runs, seeds and timing repeats aside."""
-    shown: list[str]
-    """Those among them that tell cells apart. One that follows from another is left out where that
-    one is a name, a learning rate, or one of three of its group."""
+    key_settings: list[str]
+    """Those of the settings that distinguish cells. Settings that follow from a name, a learning
+    rate, or three others of their group are left out."""
     contexts: list[str]
-    """Those shown that do not follow from the global batch, or tell machines apart. Cells that
-    agree in them are set side by side."""
+    """Key settings that do not follow from the global batch, or that distinguish machines. Cells
+    that agree in them are compared with each other."""
     replaced: pd.DataFrame
     """Failed runs that are left out, as the same settings and seeds completed later with other
     files of the program."""
@@ -150,22 +150,22 @@ class Cells:
         name = self.runs.reindex(columns=["engine.name"])["engine.name"]
         return name.eq(PROGRAMS).groupby(self.runs["cell"]).any().reindex(self.table.index)
 
-    def costly(self) -> list[str]:
+    def cost_settings(self) -> list[str]:
         """Return the settings that distinguish cells by their memory or time, as `contexts`."""
-        affects = {name: affects_of(name) for name in (*self.contexts, *self.unshown())}
+        affects = {name: affects_of(name) for name in (*self.contexts, *self.dependent_settings())}
         names = [name for name, what in affects.items() if what is None or what & Affects.COST]
         return _essential(self.table, names)
 
     def by_cost(self) -> Cells:
         """Merge cells that do not differ in memory or time; the first one's number stays."""
-        settings, table = self.costly(), self.table.reset_index()
+        settings, table = self.cost_settings(), self.table.reset_index()
         first = table.groupby([*GEOMETRY, *settings], dropna=False, sort=False)["cell"]
         cells = self.runs["cell"].map(first.transform("first"))
         return replace(self, runs=self.runs.assign(cell=cells), contexts=settings)
 
-    def unshown(self) -> list[str]:
-        """Return the settings that vary only together with those shown."""
-        return [name for name in self.settings if name not in (*self.shown, _SCALED)]
+    def dependent_settings(self) -> list[str]:
+        """Return the settings that vary only together with key settings."""
+        return [name for name in self.settings if name not in (*self.key_settings, _SCALED)]
 
 
 def find_cells(runs: pd.DataFrame) -> Cells:

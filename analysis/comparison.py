@@ -56,12 +56,12 @@ def compare(cells: Cells) -> pd.DataFrame:
             "not_invariant": _distinct(runs, "not_invariant", " | "),
         }
     )
-    unshown = cells.unshown()
+    dependent = cells.dependent_settings()
     tail = pd.DataFrame({name + "s": _distinct(runs, name) for name in ("run_id", "sweep_dir")})
     parts = [
         cells.table[list(GEOMETRY)],
         head[["status"]],
-        cells.table[[name for name in cells.settings if name not in unshown]],
+        cells.table[[name for name in cells.settings if name not in dependent]],
         head.drop(columns="status"),
         _spreads(cells.runs),
         throughput_ratios(cells).drop(columns="throughput_ratio_reference"),

@@ -50,7 +50,7 @@ class Sides:
 def find_axis(cells: Cells) -> tuple[str, ...]:
     """Return the settings that are the same in each sweep folder, and differ between folders."""
     runs = cells.runs[cells.runs["status"].eq("completed")]
-    names = [name for name in cells.shown if not name.startswith(_HOW_LONG)]
+    names = [name for name in cells.key_settings if not name.startswith(_HOW_LONG)]
     axis = []
     for name in names:
         values = values_of(cells, runs, name)
@@ -85,7 +85,7 @@ def compare_sweeps(cells: Cells, reaches: pd.DataFrame | None = None) -> Sides |
     figures = valid_figures(cells.runs)
     runs = cells.runs.loc[figures.index]
     side = labels_of(cells, runs, axis)
-    others = [name for name in cells.shown if name not in axis]
+    others = [name for name in cells.key_settings if name not in axis]
     head = pd.DataFrame({name: runs[name] for name in ("sweep_dir", "run_id", *GEOMETRY)})
     head = head.assign(
         side=side,

@@ -20,7 +20,7 @@ def engines_of(cells: Cells) -> pd.Series[str]:
     first = cells.runs.drop_duplicates("cell").set_index("cell").reindex(cells.table.index)
     name = first.reindex(columns=[_ENGINE])[_ENGINE]
     label = name.mask(name.eq(PROGRAMS))
-    for setting in cells.shown:
+    for setting in cells.key_settings:
         if setting.startswith("engine.") and not _decides_loss(setting):
             value = cells.table[setting]
             text = ", " + setting_label(setting) + " " + value.astype(str)

@@ -20,7 +20,7 @@ _HEADERS = dict(
 
 def losses_view(pairs: pd.DataFrame, cells: Cells) -> Table:
     """Show the differences of `compare_engines`."""
-    settings = _shown(cells)
+    settings = _key_settings(cells)
     one_cell = counterparts(cells).drop_duplicates("group")
     head = cells.table.loc[one_cell.index, ["global_batch_size", *shared_settings(cells)]]
     table = pairs.join(head.set_axis(pd.Index(one_cell["group"])), on="group")
@@ -65,7 +65,7 @@ def costs_view(table: pd.DataFrame, cells: Cells) -> Table:
         table.assign(**{_DECLARED: declared}),
         [
             geometry_column(table),
-            *setting_columns(table, _shown(cells)),
+            *setting_columns(table, _key_settings(cells)),
             Column("engine", is_left=True),
             Column("n", "runs"),
             *(Column(f"{name}_mean", *of, spread=f"{name}_ci95") for name, of in figures.items()),
@@ -128,6 +128,6 @@ def _observed_texts(table: pd.DataFrame, name: str) -> list[str]:
     ]
 
 
-def _shown(cells: Cells) -> list[str]:
+def _key_settings(cells: Cells) -> list[str]:
     """Return the settings, beside the engine, that distinguish rows."""
-    return [name for name in shared_settings(cells) if name in cells.shown]
+    return [name for name in shared_settings(cells) if name in cells.key_settings]

@@ -77,7 +77,7 @@ def _cost(comparison: pd.DataFrame, cells: Cells) -> Chart | None:
     completed = comparison[comparison["micro_batch_size"].notna() & comparison["n_completed"].gt(0)]
     if not figures or completed["micro_batch_size"].nunique() < 2:
         return None
-    cells = replace(cells, contexts=cells.costly())
+    cells = replace(cells, contexts=cells.cost_settings())
     context = cells.context_of()
     completed = completed.sort_values("micro_batch_size", kind="stable")
     settings = setting_names(cells, context)

@@ -59,7 +59,7 @@ def noise_scale_table(table: pd.DataFrame, cells: Cells) -> Table:
         table.assign(**identified),
         [
             geometry_column(table),
-            *setting_columns(table, cells.shown),
+            *setting_columns(table, cells.key_settings),
             *(
                 Column(
                     f"known{end}",

@@ -58,7 +58,7 @@ def comparison_table(
     ]
     columns = [
         geometry_column(comparison),
-        *setting_columns(comparison, cells.shown),
+        *setting_columns(comparison, cells.key_settings),
         *([] if comparison["status"].eq("completed").all() else [Column("status", is_left=True)]),
         Column("n_completed", "n", texts=counts),
         *map(_figure_column, names),
@@ -79,7 +79,7 @@ def comparison_table(
     ]
     if lacking := [name for name in figures or () if name not in names]:
         definitions.append(f"No run of these has what was asked for: {', '.join(lacking)}.")
-    if unshown := cells.unshown():
+    if unshown := cells.dependent_settings():
         definitions.append(f"Also vary, together with settings shown: {', '.join(unshown)}.")
     return Table(
         "comparison",

@@ -148,7 +148,7 @@ def curve_groups(cells: Cells) -> pd.DataFrame:
             names = other_settings
     groups = {name.partition(".")[0] for name in names if not name.startswith(_MAY_FOLLOW)}
     # What varies with one of these is named beside it, as in the label of a cell.
-    beside = [n for n in cells.shown if "." in n and n.partition(".")[0] in groups]
+    beside = [n for n in cells.key_settings if "." in n and n.partition(".")[0] in groups]
     beside = [n for n in beside if n in table and names and _follows(table, names, n)]
     names = [n for n in cells.settings if n in {*names, *beside}]
     group = table.groupby(names, sort=False).ngroup() if names else table["micro_batch_size"] * 0

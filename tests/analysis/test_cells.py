@@ -50,7 +50,7 @@ def test_varying_settings_are_found_and_numbers_sorted_as_numbers(build: Any) ->
             sweep.run(optimizer__learning_rate=rate, data__sequence_length=length)
     cells = find_cells(load(sweep.path).runs)
     assert cells.settings == ["data.sequence_length", "optimizer.learning_rate"]
-    assert cells.contexts == cells.shown == cells.settings
+    assert cells.contexts == cells.key_settings == cells.settings
     assert list(cells.table["data.sequence_length"]) == ["64"] * 3 + ["128"] * 3
     assert list(cells.table["optimizer.learning_rate"])[:3] == ["0.001", "0.01", "0.1"]
     assert cells.context_of().nunique() == 6
@@ -62,7 +62,12 @@ def test_up_to_three_settings_that_vary_together_are_all_named(build: Any) -> No
     for layers, width in ((2, 128), (4, 256)):
         sweep.run(model={"name": "gpt", "n_layers": layers, "n_heads": 4, "d_model": width})
     cells = find_cells(load(sweep.path).runs)
-    assert cells.settings == cells.shown == cells.contexts == ["model.n_layers", "model.d_model"]
+    assert (
+        cells.settings
+        == cells.key_settings
+        == cells.contexts
+        == ["model.n_layers", "model.d_model"]
+    )
     assert cells.labels()[1] == f"1{TIMES}32{TIMES}1, n layers 4, d model 256"
     assert cells.context_of().nunique() == 2
 
@@ -76,8 +81,8 @@ def test_of_more_settings_that_vary_together_three_are_named_and_a_note_has_the_
         sweep.run(model={"name": "gpt", **sizes, "dropout": 0.1 * factor})
     cells = find_cells(load(sweep.path).runs)
     assert len(cells.settings) == 4
-    assert len(cells.shown) == 3
-    (rest,) = cells.unshown()
+    assert len(cells.key_settings) == 3
+    (rest,) = cells.dependent_settings()
     notes = comparison_table(compare(cells), cells).notes
     assert f"Also vary, together with settings shown: {rest}." in notes
 
@@ -88,14 +93,14 @@ def test_a_name_and_a_learning_rate_stand_for_what_comes_with_them(build: Any) -
     sweep.run(optimizer={"name": "adamw", **shared})
     sweep.run(optimizer={"name": "sgd", "momentum": 0.5, **shared})
     cells = find_cells(load(sweep.path).runs)
-    assert cells.shown == ["optimizer.name"]
-    assert "optimizer.momentum" in cells.unshown()
+    assert cells.key_settings == ["optimizer.name"]
+    assert "optimizer.momentum" in cells.dependent_settings()
     # So they do where cells are told apart by what costs memory or time.
-    assert cells.costly() == ["optimizer.name"]
+    assert cells.cost_settings() == ["optimizer.name"]
     rates = build("rates")
     for rate in (0.001, 0.01):
         rates.run(optimizer__learning_rate=rate, optimizer__weight_decay=10 * rate)
-    assert find_cells(load(rates.path).runs).shown == ["optimizer.learning_rate"]
+    assert find_cells(load(rates.path).runs).key_settings == ["optimizer.learning_rate"]
 
 
 def test_a_setting_that_follows_from_the_geometry_makes_no_context(build: Any) -> None:
@@ -103,7 +108,7 @@ def test_a_setting_that_follows_from_the_geometry_makes_no_context(build: Any) -
     for accumulation in (1, 2, 4):
         sweep.run((1, 8, accumulation), optimizer__learning_rate=1e-3 * accumulation)
     cells = find_cells(load(sweep.path).runs)
-    assert cells.shown == ["optimizer.learning_rate"]
+    assert cells.key_settings == ["optimizer.learning_rate"]
     assert cells.contexts == []
     assert set(cells.context_of()) == {0}
 
@@ -124,7 +129,7 @@ def test_hardware_is_never_pooled_across_sweeps(build: Any) -> None:
     there.run(device_type="cuda", hardware="Accelerator")
     cells = find_cells(load(here.path, there.path).runs)
     assert cells.settings == ["hardware", "device_type"]
-    assert cells.shown == ["hardware"]
+    assert cells.key_settings == ["hardware"]
     assert sorted(cells.table["hardware"]) == [
         "Accelerator",
         "Example CPU, 2 cores",
@@ -149,7 +154,7 @@ def test_data_of_another_content_is_another_cell(build: Any) -> None:
     runs = load(sweep.path).runs
     other = runs.assign(**{"data.manifest_hash": "1" * 16, "trajectory_id": "ffff"})
     cells = find_cells(pd.concat([runs, other], ignore_index=True))
-    assert cells.shown == ["data.manifest_hash"]
+    assert cells.key_settings == ["data.manifest_hash"]
     assert len(cells.table) == 2
 
 

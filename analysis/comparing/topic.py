@@ -40,7 +40,10 @@ def comparing_section(cells: Cells, reaches: pd.DataFrame | None = None) -> Sect
         )
         return Section("Side by side", answer, warnings=[warning])
     groups = sides.table.groupby(["side", "quantity", "kind"], sort=False)
-    answer += [_sentence(side, quantity, kind, rows) for (side, quantity, kind), rows in groups]
+    answer += [
+        _sentence(str(side), str(quantity), str(kind), rows)
+        for (side, quantity, kind), rows in groups
+    ]
     return Section("Side by side", answer, [_table(sides.table)])
 
 

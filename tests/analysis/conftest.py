@@ -39,16 +39,16 @@ class SweepBuilder:
         """The sweep folder."""
         return self.folder.path
 
-    def run(self, geometry: tuple[int, int, int] = (1, 32, 1), **asked: Any) -> RunFolder:
+    def run(self, geometry: tuple[int, int, int] = (1, 32, 1), **options: Any) -> RunFolder:
         """Write one run as `_write` does; one that any test had before is copied."""
-        key = repr((self.name, geometry, sorted(asked.items())))
+        key = repr((self.name, geometry, sorted(options.items())))
         before = self._kept.get(key)
         if before is not None and not self.folder.run(before.name).path.exists():
             folder = self.folder.run(before.name)
             shutil.copytree(before, folder.path, copy_function=shutil.copy)  # as new
             return folder
-        folder = self._write(geometry, **asked)
-        if "loss" not in asked:  # of a curve, the key does not tell the content
+        folder = self._write(geometry, **options)
+        if "loss" not in options:  # of a curve, the key does not tell the content
             self._kept[key] = self._kept_in / str(len(self._kept)) / folder.path.name
             shutil.copytree(folder.path, self._kept[key])
         return folder

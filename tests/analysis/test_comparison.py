@@ -98,13 +98,6 @@ def test_mean_spread_and_interval_against_the_rows_themselves(build: Any) -> Non
         assert row[f"{name}_n"] == 4
 
 
-def test_one_seed_has_no_spread(build: Any) -> None:
-    row = compare(find_cells(load(build().fork(seeds=(0,)).path).runs)).iloc[0]
-    assert row["final_loss_n"] == 1
-    assert math.isfinite(row["final_loss_mean"])
-    assert math.isnan(row["final_loss_ci95"])
-
-
 def disturbed(cells: Any) -> list[Any]:
     charts = comparison_charts(cells, compare(cells))
     return [chart for chart in charts if chart.name == "processor_time"]

@@ -162,19 +162,6 @@ def test_pairs_that_both_diverged_are_counted_apart(build: Any) -> None:
     assert judged["n_without"].tolist() == [1, 1]
 
 
-def test_one_seed_is_not_identified(build: Any) -> None:
-    judged = judge_equivalence(paired_differences(cells_of(build().fork(seeds=(0,)))))
-    assert set(judged["verdict"]) == {"not identified"}
-    assert set(judged["reason"]) == {"1 pair; a spread needs 2"}
-
-
-def test_nothing_to_pair(build: Any) -> None:
-    sweep = build()
-    sweep.run((1, 32, 1))
-    judged = judge_equivalence(paired_differences(cells_of(sweep)))
-    assert judged.empty
-
-
 @pytest.mark.slow
 def test_steps_to_target_are_compared_in_logarithms(swept: Any) -> None:
     cells = cells_of(swept())

@@ -63,16 +63,6 @@ def test_what_differs_is_told(build: Any) -> None:
     assert "1 different" in section.answer[0]
 
 
-def test_margins_that_differ_are_said_loudly(build: Any) -> None:
-    sweep = build()
-    for seed in (0, 1):
-        sweep.run((1, 32, 1), seed=seed)
-        sweep.run((1, 8, 4), seed=seed, measure__equivalence_margin=1.0)
-    section = section_of(sweep)
-    assert "several margins (0.005, 1)" in section.warnings[0]
-    assert "margin of several nats: 1 not identified" in section.answer[0]
-
-
 def test_gradients_have_a_table_even_without_pairs_of_losses(build: Any) -> None:
     sweep = build()
     rng = np.random.default_rng(0)

@@ -71,9 +71,9 @@ def _table(table: pd.DataFrame) -> Table:
         ],
         notes=[
             "Cells that differ only in what decides neither memory nor time, such as the learning "
-            "rate, are one. Predicted before the run began; by measured: from runs that had ended, "
-            "of the same cell too. error: of the prediction, in percent of the "
-            "measurement. Times: of runs whose times are valid. Memory: without cuBLAS's workspace."
+            "rate, are one. Predictions are from before the run; those by measured runs may rest "
+            "on runs of the same cell. error: of the prediction, in percent of the measurement. "
+            "Times: of runs whose times are valid. Memory: without cuBLAS's workspace."
         ],
         hidden=["unit"],
     )

@@ -128,15 +128,15 @@ class Cells:
         is_scaled = name == RATE and _SCALED in self.settings
         return "base learning rate" if is_scaled else setting_label(name)
 
-    def only(self, kept: Collection[int]) -> Cells:
+    def only(self, numbers: Collection[int]) -> Cells:
         """Keep the runs of some cells, and those of `contexts` that still distinguish them."""
-        table = self.table.loc[sorted(kept)]
+        table = self.table.loc[sorted(numbers)]
         contexts: list[str] = []
         # The learning rate comes last: it may follow from settings that were chosen with it.
         for name in sorted(self.contexts, key=lambda name: name == RATE):
             if not _follows(table, ["global_batch_size", *contexts], name):
                 contexts.append(name)
-        runs = self.runs[self.runs["cell"].isin(kept)]
+        runs = self.runs[self.runs["cell"].isin(numbers)]
         return replace(self, runs=runs, contexts=contexts)
 
     def incomplete(self) -> pd.Series[bool]:
@@ -153,7 +153,11 @@ class Cells:
     def cost_settings(self) -> list[str]:
         """Return the settings that distinguish cells by their memory or time, as `contexts`."""
         affects = {name: affects_of(name) for name in (*self.contexts, *self.dependent_settings())}
-        names = [name for name, what in affects.items() if what is None or what & Affects.COST]
+        names = [
+            name
+            for name, affected in affects.items()
+            if affected is None or affected & Affects.COST
+        ]
         return _essential(self.table, names)
 
     def by_cost(self) -> Cells:
@@ -183,8 +187,8 @@ def find_cells(runs: pd.DataFrame) -> Cells:
     """
     needed = {"run_id", "trajectory_id", "sweep_dir", "status", *GEOMETRY}
     if runs.empty or not needed <= set(runs.columns):
-        missing = ", ".join(sorted(needed - set(runs.columns)))
-        msg = "there is no run to compare" if runs.empty else f"the runs lack columns: {missing}"
+        lacking = ", ".join(sorted(needed - set(runs.columns)))
+        msg = "there is no run to compare" if runs.empty else f"the runs lack columns: {lacking}"
         raise RecordError(msg)
     runs = add_machines(runs)
     runs = runs.assign(**{name: runs[name].astype("Int64") for name in GEOMETRY})

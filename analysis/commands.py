@@ -22,13 +22,13 @@ def split_command(sentence: str) -> tuple[str, str]:
     return sentence[:at], sentence[at:]
 
 
-def timing_command(runs: pd.DataFrame, everything: pd.DataFrame) -> str | None:
+def timing_command(runs: pd.DataFrame, all_runs: pd.DataFrame) -> str | None:
     """Return the command that measures completed runs without valid times again, if it helps."""
-    repeats = pd.to_numeric(everything.reindex(columns=["timing_repeat"])["timing_repeat"])
-    highest = repeats.fillna(0).groupby(everything["sweep_dir"]).max()
-    taken = {str(folder): int(last) + 1 for folder, last in highest.items()}
+    repeats = pd.to_numeric(all_runs.reindex(columns=["timing_repeat"])["timing_repeat"])
+    highest = repeats.fillna(0).groupby(all_runs["sweep_dir"]).max()
+    next_repeats = {str(folder): int(last) + 1 for folder, last in highest.items()}
     untimed = runs[runs["status"].eq("completed") & ~runs["timing_valid"].astype(bool)]
-    return time_again(_launched(untimed), taken)
+    return time_again(_launched(untimed), next_repeats)
 
 
 def cut_command(runs: pd.DataFrame, settings: Mapping[str, str]) -> str | None:

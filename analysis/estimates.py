@@ -123,14 +123,14 @@ class Estimate:
         if self.readings:
             return f"{significant(self.low, digits)} to {significant(self.high, digits)}"
         if not self.is_identified:
-            least = f" (≥ {significant(self.low, digits)})" if self.low > 0 else ""
-            return NOT_IDENTIFIED + least
+            bound = f" (≥ {significant(self.low, digits)})" if self.low > 0 else ""
+            return NOT_IDENTIFIED + bound
         return interval_text(self.value, self.low, self.high, self.n, digits)
 
 
-def too_few(n: int, what: str, fewest: int = FEWEST) -> str:
+def too_few(n: int, units: str, fewest: int = FEWEST) -> str:
     """Write that there are too few units, as in `too few seeds (n = 2; 3 needed)`."""
-    return f"too few {what} (n = {n}; {fewest} needed)"
+    return f"too few {units} (n = {n}; {fewest} needed)"
 
 
 @overload

@@ -131,15 +131,17 @@ def _contradictions(fit: pd.DataFrame, out: pd.DataFrame) -> list[str]:
     for micro in sorted(
         pairs.loc[is_same_kind & pairs[_MICRO].eq(pairs[f"{_MICRO}_out"]), _MICRO].unique()
     ):
-        n, of = int(out[_MICRO].eq(micro).sum()), int(fit[_MICRO].eq(micro).sum())
-        sentences.append(f"at the edge: micro-batch {micro} ran out in {n} of {n + of} runs")
+        n_out, n_fit = int(out[_MICRO].eq(micro).sum()), int(fit[_MICRO].eq(micro).sum())
+        sentences.append(
+            f"at the edge: micro-batch {micro} ran out in {n_out} of {n_out + n_fit} runs"
+        )
     return sentences
 
 
 def _explained(fit: pd.DataFrame, out: pd.DataFrame) -> Iterable[str]:
     """Name larger micro-batches that fit because they kept no gradients between micro-steps."""
-    plain, kept = fit[fit[_ACCUMULATION].eq(1)], out[out[_ACCUMULATION].gt(1)]
-    pairs = _cuts(plain).merge(_cuts(kept), how="cross", suffixes=("", "_out"))
+    plain, accumulated = fit[fit[_ACCUMULATION].eq(1)], out[out[_ACCUMULATION].gt(1)]
+    pairs = _cuts(plain).merge(_cuts(accumulated), how="cross", suffixes=("", "_out"))
     larger_pairs = pairs[pairs[_MICRO] >= pairs[f"{_MICRO}_out"]]
     if len(larger_pairs):
         yield (

@@ -86,8 +86,8 @@ class StepTimeModel:
             low, high, apart_by = np.exp([below, above, above - below]).tolist()
         low, high = combination.value * low, combination.value * high
         if apart_by > WIDEST:
-            apart = f"its interval has ends {significant(apart_by, 2)} times apart"
-            reason = f"{NOT_IDENTIFIED}: {apart}; {cut}"
+            ratio_text = f"its interval has ends {significant(apart_by, 2)} times apart"
+            reason = f"{NOT_IDENTIFIED}: {ratio_text}; {cut}"
             return replace(estimate, value=math.nan, low=low, high=high, note=reason)
         return replace(estimate, low=low, high=high)
 
@@ -162,8 +162,8 @@ def _fit_parts(rows: pd.DataFrame) -> list[CostFit]:
         return fit_cost(table, "figure", terms, unit="s", relative=True, repeats=True)
 
     is_parallel = rows["data_parallel_size"] > 1
-    apart = rows.reindex(columns=list(TIME_PARTS)).apply(pd.to_numeric).astype(float)
-    exchange, update = apart["exchange_s"].where(is_parallel, 0.0), apart["optimizer_s"]
+    parts_s = rows.reindex(columns=list(TIME_PARTS)).apply(pd.to_numeric).astype(float)
+    exchange, update = parts_s["exchange_s"].where(is_parallel, 0.0), parts_s["optimizer_s"]
     compute = rows["step_time_s"] - (exchange + update)
     # NaN, in any comparison, is no time.
     if not ((compute > 0) & (update > 0) & ((exchange > 0) | ~is_parallel)).all():

@@ -43,8 +43,8 @@ def cost_groups(cells: Cells) -> pd.DataFrame:
     # A column that is no setting tells where a run ran; versions of a model's code cost the same.
     names = [
         name
-        for name, what in affects.items()
-        if (name != "source_hash" if what is None else what & Affects.COST)
+        for name, affected in affects.items()
+        if (name != "source_hash" if affected is None else affected & Affects.COST)
     ]
     if not names:
         return pd.DataFrame({"group": 0, "group_label": ""}, index=cells.table.index)
@@ -117,5 +117,5 @@ def one_group(table: pd.DataFrame, figures: Sequence[str]) -> pd.DataFrame:
     if (np.isinf(values) | (values < 0)).any():
         msg = f"{', '.join(present)} must be finite and not negative; leave a cell empty for none"
         raise AnalysisError(msg)
-    kept = pd.concat([table.drop(columns=list(numbers)), numbers], axis=1)
-    return kept[numbers[present].notna().any(axis=1)]
+    rows = pd.concat([table.drop(columns=list(numbers)), numbers], axis=1)
+    return rows[numbers[present].notna().any(axis=1)]

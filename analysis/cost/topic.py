@@ -126,9 +126,9 @@ def _answers(memory: MemoryModel | None, times: StepTimeModel | None) -> Iterabl
         when = MEMORY_PHASES[memory.limiting[-1]]
         if slope.value > 0 and not slope.low <= 0:
             base = f"{_with_unit(fixed)} and " if fixed.is_identified else ""
-            beside = "" if base else "; what it needs beside is not identified"
+            ending = "" if base else "; what it needs beside is not identified"
             text = f"A device needs {base}{_with_unit(slope)} a sample of the micro-batch ({when})"
-            yield f"{text}{beside}."
+            yield f"{text}{ending}."
         elif slope.is_identified:
             text = f"Memory was not found to grow with the micro-batch ({when}): "
             yield f"{text}{_with_unit(slope)} a sample."
@@ -166,14 +166,14 @@ def _of_more_devices(estimate: Estimate) -> Iterable[str]:
         yield _added("More than one device", estimate)
 
 
-def _added(what: str, estimate: Estimate) -> str:
+def _added(subject: str, estimate: Estimate) -> str:
     """Write what something adds; an estimate of zero or below shows no addition."""
     if estimate.value > 0:
-        return f"{what} adds {_with_unit(estimate)} on each device{_few(estimate)}."
+        return f"{subject} adds {_with_unit(estimate)} on each device{_few(estimate)}."
     scale = memory_scale([estimate.high])
-    most = significant(estimate.high * scale.factor, 3)
-    bound = "" if math.isnan(estimate.high) else f": at most {most} {scale.unit}"
-    return f"{what} was not found to take more memory on each device{bound}{_few(estimate)}."
+    bound_value = significant(estimate.high * scale.factor, 3)
+    bound = "" if math.isnan(estimate.high) else f": at most {bound_value} {scale.unit}"
+    return f"{subject} was not found to take more memory on each device{bound}{_few(estimate)}."
 
 
 def _few(estimate: Estimate) -> str:

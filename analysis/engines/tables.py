@@ -68,7 +68,10 @@ def costs_view(table: pd.DataFrame, cells: Cells) -> Table:
             *setting_columns(table, _key_settings(cells)),
             Column("engine", is_left=True),
             Column("n", "runs"),
-            *(Column(f"{name}_mean", *of, spread=f"{name}_ci95") for name, of in figures.items()),
+            *(
+                Column(f"{name}_mean", *label_and_unit, spread=f"{name}_ci95")
+                for name, label_and_unit in figures.items()
+            ),
             Column("exchanged_bytes", "bytes a step", format=".0f"),
             Column(_DECLARED, "exchanged", words={True: "every micro-step", False: "once"}),
         ],

@@ -56,7 +56,7 @@ def engines_section(cells: Cells, tables: Tables) -> Section | None:
             "used another": agrees.eq(False).sum(),
             "did not let their global batch be observed": agrees.isna().sum(),
         }
-        parts = [f"{count} {what}" for what, count in counts.items() if count]
+        parts = [f"{count} {words}" for words, count in counts.items() if count]
         answer.append(f"Of {len(observed)} runs of programs, {', '.join(parts)}.")
         unconfirmed = (observed["status"].isin(["completed", "diverged"]) & agrees.isna()).sum()
         if unconfirmed:

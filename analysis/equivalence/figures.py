@@ -27,9 +27,9 @@ _SEEDS = "sd between seeds"
 
 def equivalence_chart(cells: Cells, table: pd.DataFrame, pairs: pd.DataFrame) -> Chart | None:
     """Draw paired differences of one quantity with the margin; None where none is finite."""
-    what = "held-out" if table["quantity"].eq("final_eval_loss").any() else "training"
+    kind = "held-out" if table["quantity"].eq("final_eval_loss").any() else "training"
     caption = (
-        f"Paired differences of the final {what} loss between a decomposition and the first one of "
+        f"Paired differences of the final {kind} loss between a decomposition and the first one of "
         f"its trajectory: a dot a seed, and a line that ends where the {1 - 2 * ALPHA:.0%} "
         "interval does; equivalent where it ends before the margin. Dots on the left edge are "
         "differences of exactly 0."

@@ -90,9 +90,9 @@ def stated_margin(margins: NDArray[np.float64], quantity: str) -> tuple[float, s
         msg = f"{quantity=} has no margin of its own; give margin=..., fixed beforehand"
         raise AnalysisError(msg)
     margin_texts = ", ".join(f"{margin:g}" for margin in distinct)
-    several = f"the runs state several margins ({margin_texts}); one is fixed before the first run"
+    conflict = f"the runs state several margins ({margin_texts}); one is fixed before the first run"
     margin = distinct[0] if distinct else MARGINS[MARGIN_SETTINGS[quantity]]
-    return margin, several if len(distinct) > 1 else ""
+    return margin, conflict if len(distinct) > 1 else ""
 
 
 def judge_equivalence(
@@ -222,7 +222,7 @@ def _judged(
     has_difference = ~np.isnan(arrays["difference"])
     differences = arrays["difference"][has_difference]
     margins = np.concatenate([arrays["margin"], arrays["margin_reference"]])
-    used_margin, several = (margin, "") if margin is not None else stated_margin(margins, quantity)
+    used_margin, conflict = (margin, "") if margin is not None else stated_margin(margins, quantity)
     verdict = asdict(tost(differences, used_margin))
     renamed = {"mean": "mean_difference", "sd": "sd_difference"}
     row = {renamed.get(name, name): value for name, value in verdict.items()}
@@ -230,9 +230,9 @@ def _judged(
     if generator is not None:
         ends = bootstrap_interval(differences, 1 - 2 * ALPHA, generator)
     row |= {"bootstrap_low": ends[0], "bootstrap_high": ends[1]}
-    row["margin_stated"] = margin is None and not several and not np.isnan(margins).any()
-    if several:
-        row |= {"verdict": "not identified", "margin": math.nan, "reason": several}
+    row["margin_stated"] = margin is None and not conflict and not np.isnan(margins).any()
+    if conflict:
+        row |= {"verdict": "not identified", "margin": math.nan, "reason": conflict}
     references = arrays["value_reference"][has_difference]
     finite = references[np.isfinite(references)]
     return row | {

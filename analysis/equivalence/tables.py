@@ -77,13 +77,13 @@ def gradient_table(table: pd.DataFrame, cells: Cells) -> Table:
     settings = [name for name in cells.contexts if name in table]
     settings += [] if "precision" in settings else ["precision"]
     columns = [geometry_column(table), *setting_columns(table, settings)]
-    for label, name, what in (
+    for label, name, word in (
         ("error against float64", "relative_error", "error"),
         ("from first decomposition", "relative_difference", "difference"),
     ):
         if table[f"{name}_n"].gt(0).any():
             columns.append(Column(name, label, "", 2, f"{name}_low", f"{name}_high"))
-            columns.append(Column(f"{name}_n", f"seeds of {what}"))
+            columns.append(Column(f"{name}_n", f"seeds of {word}"))
     return Table(
         "gradient_errors",
         "Relative error of the first gradient",

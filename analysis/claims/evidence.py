@@ -141,7 +141,7 @@ class Evidence:
 
     def _labels(self, runs: pd.DataFrame, view: View) -> pd.Series[str]:
         """Name the context of each run by the settings in which its runs are equal."""
-        others = [n for n in self.cells.shown if n not in _NAMED and not _is_free(n, view)]
+        others = [n for n in self.cells.key_settings if n not in _NAMED and not _is_free(n, view)]
         parts = [plain_texts(runs[name]) for name in _NAMED if name in runs]
         parts += [labels_of(self.cells, runs, [name]) for name in others if name in runs]
         labels = join_texts(parts, "; ", runs.index)

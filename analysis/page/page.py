@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from batchscape.analysis.cells import GEOMETRY, status_counts
+from batchscape.analysis.cells import GEOMETRY
 from batchscape.analysis.commands import split_command
 from batchscape.analysis.decisions.candidates import is_to_target, own_learning_rate
 from batchscape.analysis.figures.chart import Chart
@@ -67,7 +67,7 @@ def html_page(
     """Write the page in HTML that needs no other file and no network."""
     cells = material.cells
     index = RunIndex(cells)
-    counts = counted(cells.runs["status"])
+    counts = status_counts(cells.runs["status"])
     commands = cells.runs.reindex(columns=["launch.command"])["launch.command"].dropna()
     groups = pd.DataFrame({"label": [], "cells": []})
     if was_started(cells.runs).any():

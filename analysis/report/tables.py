@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.best import SIGNIFICANCE, mark_best
-from batchscape.analysis.cells import GEOMETRY, UPDATE_GROUPS, RATE, Cells, setting_texts
+from batchscape.analysis.cells import GEOMETRY, RATE, UPDATE_GROUPS, Cells, setting_texts
 from batchscape.analysis.comparison import (
     DISTURBED,
     recorded_columns,

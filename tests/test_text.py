@@ -105,7 +105,7 @@ def test_counts_and_lists_are_written_as_people_do(text, said):
 def test_a_name_that_is_not_known_is_answered_with_those_that_are_near():
     known = ["micro_batch_size", "global_batch_size", "seed"]
     assert near_names("sede", known) == ["seed"]
-    assert near_names("sede", known, alike=0.95) == []
+    assert near_names("sede", known, share=0.95) == []
     assert near_names("batch_size", known, most=2) == ["micro_batch_size", "global_batch_size"]
     assert did_you_mean(known) == "; did you mean micro_batch_size, global_batch_size or seed?"
     assert suggest("sede", known[1:]) == "; did you mean seed? Known here: global_batch_size, seed"

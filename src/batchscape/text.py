@@ -48,9 +48,9 @@ def list_text(words: Iterable[object], last: str = "or", most: int | None = None
     return end.join([", ".join(texts[:-1]), *texts[-1:]] if texts[1:] else texts)
 
 
-def near_names(name: str, known: Iterable[str], most: int = 1, alike: float = 0.6) -> list[str]:
-    """Return the names that are spelled most like another, `alike` the least share of letters."""
-    return get_close_matches(name, [*known], most, alike)
+def near_names(name: str, names: Iterable[str], most: int = 1, share: float = 0.6) -> list[str]:
+    """Return the names spelled most like another, with at least a `share` of equal letters."""
+    return get_close_matches(name, [*names], most, share)
 
 
 def did_you_mean(names: Sequence[str]) -> str:
@@ -58,10 +58,10 @@ def did_you_mean(names: Sequence[str]) -> str:
     return f"; did you mean {list_text(names)}?" if names else "."
 
 
-def suggest(name: str, known: Collection[str]) -> str:
+def suggest(name: str, names: Collection[str]) -> str:
     """End a message about an unknown name with the one that may be meant, and all there are."""
-    listed = f" Known here: {', '.join(known)}" if known else ""
-    return did_you_mean(near_names(name, known)) + listed
+    listed = f" Known here: {', '.join(names)}" if names else ""
+    return did_you_mean(near_names(name, names)) + listed
 
 
 def near_multiples(value: int, unit: int) -> str:
@@ -72,8 +72,8 @@ def near_multiples(value: int, unit: int) -> str:
 
 def unit_of(amount: float, units: Mapping[str, float]) -> str:
     """Return the first unit that an amount reaches, else the one of size 1."""
-    whole = next((unit for unit, size in units.items() if size == 1), "")
-    return next((unit for unit, size in units.items() if abs(amount) >= size), whole)
+    base = next((unit for unit, size in units.items() if size == 1), "")
+    return next((unit for unit, size in units.items() if abs(amount) >= size), base)
 
 
 def duration_text(seconds: float) -> str:

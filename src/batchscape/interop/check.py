@@ -1,4 +1,4 @@
-"""`batchscape check-config`: whether files that are used together agree, and on what."""
+"""`batchscape check-config`: whether files that are used together agree on the batch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich import box
 from rich.console import Group
@@ -29,7 +29,7 @@ _STYLES = {"error": "bold red", "warning": "yellow"}
 
 @dataclass(frozen=True)
 class Consistency:
-    """What a set of files says, what runs, and where they disagree."""
+    """The statements of a set of files, what would run, and where they disagree."""
 
     setup: Setup
     running: Running
@@ -37,7 +37,7 @@ class Consistency:
 
     @property
     def verdict(self) -> Literal["agree", "disagree", "cannot tell"]:
-        """Whether all that is stated is one batch."""
+        """Whether all statements describe one batch."""
         if not self.is_consistent:
             return "disagree"
         is_used = all(finding.rule != "unused-number" for finding in self.findings)
@@ -45,11 +45,11 @@ class Consistency:
 
     @property
     def is_consistent(self) -> bool:
-        """Whether there is no error; warnings may be there."""
+        """Whether there is no error; there may be warnings."""
         return all(finding.severity != "error" for finding in self.findings)
 
     def as_json(self) -> str:
-        """Return the same as JSON: `verdict`, `says`, `runs`, `geometry`, `findings`."""
+        """Return a JSON object with `verdict`, `says`, `runs`, `geometry` and `findings`."""
         geometry = self.running.geometry
         facts = {name: getattr(self.running, name) for name in _NUMBERS}
         content = {
@@ -61,45 +61,32 @@ class Consistency:
             },
             "geometry": None
             if geometry is None
-            else {
-                "nodes": geometry.nodes,
-                "data_parallel_size": geometry.data_parallel_size,
-                "micro_batch_size": geometry.micro_batch_size,
-                "gradient_accumulation_steps": geometry.gradient_accumulation_steps,
-                "global_batch_size": geometry.global_batch_size,
-            },
+            else {name: getattr(geometry, name) for name in ("nodes", *_GEOMETRY)},
             "findings": [asdict(finding) for finding in self.findings],
         }
         return json.dumps(outgoing_json(content), indent=2)
 
     def as_table(self) -> Group:
-        """Return what a console shows."""
-        table = Table(
-            "file", "kind", "devices", "micro-batch", "accumulation", "global batch", "precision"
-        )
-        table.box = box.SIMPLE_HEAD
+        """Return the tables and sentences for a console."""
+        titles = ("devices", "micro-batch", "accumulation", "global batch", "precision")
+        table = Table("file", "kind", *titles, box=box.SIMPLE_HEAD)
         for statement in self.setup.statements:
-            numbers = (getattr(statement, name) for name in (*_NUMBERS, "precision"))
-            table.add_row(statement.source, KINDS[statement.kind], *map(_cell, numbers))
+            values = (getattr(statement, name) for name in (*_NUMBERS, "precision"))
+            cells = ("" if value is None else str(_plain(value)) for value in values)
+            table.add_row(statement.source, KINDS[statement.kind], *cells)
         geometry = self.running.geometry
         if geometry is not None:
             table.add_section()
-            table.add_row(
-                Text("what would run", "bold"),
-                "",
-                str(geometry.data_parallel_size),
-                str(geometry.micro_batch_size),
-                str(geometry.gradient_accumulation_steps),
-                str(geometry.global_batch_size),
-            )
-        found = [
+            cells = (str(getattr(geometry, name)) for name in _GEOMETRY)
+            table.add_row(Text("what would run", "bold"), "", *cells)
+        findings = [
             Text.assemble(
                 (f"{finding.severity} [{finding.rule}] ", _STYLES[finding.severity]),
                 f"{finding.message}\n  fix: {finding.fix}",
             )
             for finding in self.findings
         ]
-        return Group(table, *found, self._verdict())
+        return Group(table, *findings, self._verdict())
 
     def _verdict(self) -> str:
         count = sum(finding.severity == "error" for finding in self.findings)
@@ -121,13 +108,17 @@ class Consistency:
         for part, name in (("micro", "micro-batch"), ("accumulation", "accumulation")):
             if getattr(running, part) is None:
                 missing.append(f"{name} ({(keys.get(part) or keys['total'])[0]})")
-        told = f"nothing here states {', '.join(missing)}"
+        problem = f"nothing here states {', '.join(missing)}"
         if len(missing) == (running.devices is None) or self.setup.launch is None:
-            return told
-        return f"{told}; where another argument of the script does: --flag NAME=micro_batch_size"
+            return problem
+        return f"{problem}; where another argument of the script does: --flag NAME=micro_batch_size"
 
 
 _NUMBERS = ("devices", "micro", "accumulation", "total")
+_GEOMETRY = (
+    *("data_parallel_size", "micro_batch_size"),
+    *("gradient_accumulation_steps", "global_batch_size"),
+)
 
 
 def check_configs(
@@ -145,7 +136,7 @@ def check_configs(
         DeepSpeed JSON, accelerate YAML, TrainingArguments, LitGPT YAML, or a script with a launch
         command.
     command : sequence of str
-        A launch command, already split into words.
+        A launch command as a list of words.
     devices : int, optional
         Processes in all, at least 1, where the files leave that to the machine.
     flags : sequence of str
@@ -155,7 +146,7 @@ def check_configs(
     Raises
     ------
     ConfigError
-        There is nothing to check, or something that cannot be read.
+        There is nothing to check, or a file cannot be read.
     """
     if not files and not command:
         msg = "nothing to check: give a file, or a launch command after --"
@@ -172,13 +163,10 @@ def _as_dict(statement: Statement) -> dict[str, object]:
     content: dict[str, object] = {"source": statement.source, "kind": statement.kind}
     for name in (*_NUMBERS, "nodes", "precision", "clipping"):
         value = getattr(statement, name)
-        if isinstance(value, Value):
-            shown = "auto" if value.is_auto else value.value
-            content[name] = {"key": value.key, "value": shown}
+        if value is not None:
+            content[name] = {"key": value.key, "value": _plain(value)}
     return content
 
 
-def _cell(value: object) -> str:
-    if not isinstance(value, Value):
-        return ""
-    return "auto" if value.is_auto else str(value.value)
+def _plain(value: Value[Any]) -> object:
+    return "auto" if value.is_auto else value.value

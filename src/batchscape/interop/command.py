@@ -1,4 +1,4 @@
-"""A launch command: what its launcher starts, and what the script behind it is told."""
+"""A launch command: the processes of its launcher, and the arguments of the script."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _launcher_of(words: Sequence[str]) -> tuple[Launcher, int] | None:
     ----------
     words : sequence of str
         A command; programs in front of the launcher (srun, nohup, a Python program that starts
-        what stands behind its arguments) are passed over.
+        the words behind its arguments) are skipped.
     """
     if not words or words[0] in _NOT_LAUNCHING:
         return None
@@ -122,70 +122,27 @@ def _launcher_at(words: Sequence[str], index: int, program: str) -> tuple[Launch
 
 
 def _starter_of(words: Sequence[str]) -> tuple[str, Sequence[str]] | None:
-    """Return what starts a command once for each task (`srun`, `mpirun`), and its options.
-
-    Parameters
-    ----------
-    words : sequence of str
-        What stands before the launcher.
-    """
+    """Return the program that starts a command in each task (`srun`, `mpirun`), and its options."""
     for index, word in enumerate(words):
         if PurePath(word).name in {"srun", "mpirun", "mpiexec"}:
             return PurePath(word).name, words[index + 1 :]
     return None
 
 
-def _job_of(name: str, starter: tuple[str, Sequence[str]], job: JobResources) -> JobResources:
-    """Return a job as the options of what starts the tasks leave it.
-
-    Parameters
-    ----------
-    name : str
-        Begins a message.
-    starter : tuple
-        As `_starter_of` returns it.
-    job : JobResources
-        Of the `#SBATCH` lines.
-
-    Raises
-    ------
-    ConfigError
-        A number of nodes, tasks or GPUs is none.
-    """
-    program, options = starter
+def _resources_of_tasks(
+    name: str, program: str, options: Sequence[str], job: JobResources
+) -> JobResources:
+    """Return the resources of the tasks that `srun` or `mpirun` starts in a job."""
     if program == "srun":
         return read_step(f"{name} (srun)", options, job)
-    given = [after for before, after in pairwise(options) if before in _MPI_COUNTS]
-    tasks = [f"--ntasks={count}" for count in given]
+    tasks = [f"--ntasks={count}" for flag, count in pairwise(options) if flag in _MPI_COUNTS]
     return read_options(f"{name} ({program})", tasks, JobResources(nodes=job.nodes))
 
 
 def _read_launcher(
     launcher: Launcher, source: Source, visible: str | None, under: str | None, job: JobResources
 ) -> Statement:
-    """Read the options of a launcher.
-
-    Parameters
-    ----------
-    source : Source
-        Its options, dashes as underscores.
-    visible : str or None
-        CUDA_VISIBLE_DEVICES in front of the command.
-    under : str or None
-        What starts it once for each task.
-    job : JobResources
-        Nodes, tasks and GPUs that it has.
-
-    Returns
-    -------
-    Statement
-        Its `devices` are None where only the machine would tell.
-
-    Raises
-    ------
-    ConfigError
-        A value breaks a rule.
-    """
+    """Read the options of a launcher; `devices` stays None where only the machine would tell."""
     others: dict[str, object] = {
         "launcher": launcher,
         "visible": count_ids(visible),
@@ -259,11 +216,11 @@ def _fixed_nodes(source: Source) -> Value[int]:
 
 
 def _per_node(source: Source, job: JobResources) -> Value[int] | None:
-    given = source.content.get("nproc_per_node")
-    if given in {"auto", "cpu", "gpu", "xpu"}:
+    raw = source.content.get("nproc_per_node")
+    if raw in {"auto", "cpu", "gpu", "xpu"}:
         # Counted on the machine when it starts.
-        count = None if given in {"cpu", "xpu"} else job.gpus_on_node
-        return None if count is None else Value(count, f"nproc_per_node {given}: GPUs of the job")
+        count = None if raw in {"cpu", "xpu"} else job.gpus_on_node
+        return None if count is None else Value(count, f"nproc_per_node {raw}: GPUs of the job")
     # Of paddle: the devices themselves. Where nothing is given, variables may say it.
     lists = ((name, count_ids(source.content.get(name))) for name in ("gpus", "devices"))
     ids = next((Value(count, name) for name, count in lists if count is not None), None)
@@ -275,11 +232,11 @@ def _deepspeed_devices(source: Source) -> tuple[Value[int] | None, Value[int] | 
     per_node = per_node or source.count("num_accelerators")
     include = source.content.get("include") or source.content.get("i")
     if isinstance(include, str) and ":" in include:
-        counts = [count_ids(host.partition(":")[2]) for host in include.split("@")]
-        known = [count for count in counts if count is not None]
-        if len(known) < len(counts):
+        host_counts = [count_ids(host.partition(":")[2]) for host in include.split("@")]
+        per_host = [count for count in host_counts if count is not None]
+        if len(per_host) < len(host_counts):
             return None, None
-        return Value(len(known), "include"), Value(sum(known), "include")
+        return Value(len(per_host), "include"), Value(sum(per_host), "include")
     if per_node is None:
         return nodes, None
     if nodes is None and ("hostfile" in source.content or "H" in source.content):
@@ -304,9 +261,9 @@ _READ = {
     *("mixed_precision", "deepspeed", "deepspeed_config", "config", "config_file"),
     "deepspeed_config_file",
 }
-"""Other options that must be known; what says nothing of a batch may be left to the machine."""
+"""Other options that must be known; options that do not concern the batch need not be."""
 COMMAND_LINE = "command line"
-"""Name of a command that is given itself, and not by a script."""
+"""Name of a command of the command line, and not of a script."""
 _GIVE = "give the command with its values after --"
 
 
@@ -320,16 +277,16 @@ class Launch:
     statement: Statement
     """Of the launcher."""
     script: Statement | None
-    """Of the arguments behind the script; None where they say nothing of the batch."""
+    """Of the arguments behind the script; None where they do not concern the batch."""
     files: tuple[tuple[str, Kind | None], ...]
-    """Configuration files that the command names, and what they are; None: their keys tell."""
+    """Configuration files that the command names, and their kinds; None: their keys tell."""
     floors: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     """Arguments of the script, without the leading dashes."""
 
 
 def read_flags(texts: Sequence[str]) -> dict[str, str]:
-    """Read what the user says of the arguments of their own script.
+    """Read what the arguments of the user's own script stand for.
 
     Parameters
     ----------
@@ -375,7 +332,7 @@ def read_script(
     text: str,
     flags: Mapping[str, str] | None = None,
     *,
-    counts_told: bool = False,
+    has_device_count: bool = False,
 ) -> Launch:
     """Read the launch command of a shell script.
 
@@ -385,8 +342,8 @@ def read_script(
         Of the file.
     flags : mapping of str to str, optional
         As `read_flags` returns it.
-    counts_told : bool
-        Whether the user says how many processes start, so that the command need not.
+    has_device_count : bool
+        Whether the user states the number of processes, so that the command need not.
 
     Raises
     ------
@@ -395,10 +352,11 @@ def read_script(
         without running it.
     """
     job = read_directives(name, text)
-    found = [
-        (command, _launcher_of(command.words)) for command in commands_of(name, text, job.variables)
+    commands = [
+        (command, launcher)
+        for command in commands_of(name, text, job.variables)
+        if (launcher := _launcher_of(command.words)) is not None
     ]
-    commands = [(command, launcher) for command, launcher in found if launcher is not None]
     # Plain Python in such a script mostly prepares the data.
     chosen = [
         (command, launcher)
@@ -425,7 +383,9 @@ def read_script(
         raise ConfigError(msg)
     ((command, launcher),) = chosen
     where = name if name == COMMAND_LINE else f"{name}:{command.line}"
-    return _read(where, command, *launcher, job=job, flags=flags or {}, counts_told=counts_told)
+    return _read(
+        where, command, *launcher, job=job, flags=flags or {}, has_device_count=has_device_count
+    )
 
 
 def _read(
@@ -436,7 +396,7 @@ def _read(
     *,
     job: JobResources,
     flags: Mapping[str, str],
-    counts_told: bool,
+    has_device_count: bool,
 ) -> Launch:
     for word in command.words:
         if re.match(r"\$\{\w+:?\+", word):
@@ -446,30 +406,30 @@ def _read(
     script_options = _options(rest if launcher == "litgpt" else rest[1:], flags)
     for key in flags.values():
         if key not in script_options:
-            there = ", ".join(f"--{option}" for option in script_options) or "none"
-            msg = f"{name}: --flag names --{key}, and the command has no such; it has {there}"
+            present = ", ".join(f"--{option}" for option in script_options) or "none"
+            msg = f"{name}: --flag names --{key}, and the command has no such; it has {present}"
             raise ConfigError(msg)
     refuse_parallelism(name, {**options, **script_options})
     counted = script_options if launcher == "litgpt" else options
     uncounted = [key for key in counted if key in _COUNTS and is_unknown(counted[key])]
     for key, value in {**options, **script_options}.items():
         is_read = key in {*_READ, *flags.values()} or is_of_batch(key) or is_parallelism(key)
-        if is_unknown(value) and (is_read or (key in uncounted and not counts_told)):
+        if is_unknown(value) and (is_read or (key in uncounted and not has_device_count)):
             by_slurm = ", or its #SBATCH line" if "SLURM_" in value else ""
-            or_told = "add --devices N, " if key in uncounted else ""
+            option = "add --devices N, " if key in uncounted else ""
             msg = (
-                f"{name}: --{key} is {value}, which only running the script would tell; {or_told}"
+                f"{name}: --{key} is {value}, which only running the script would tell; {option}"
                 f"set the variable in the script{by_slurm}, or {_GIVE}"
             )
             raise ConfigError(msg)
     for key in uncounted:
         del counted[key]
-    # What stands behind -- is a command of its own, and may run elsewhere.
+    # The words behind -- are another command, which may run elsewhere.
     visible = None if "--" in rest else command.variables.get("CUDA_VISIBLE_DEVICES")
     starter = _starter_of(command.words[:start])
     if starter is not None:
-        is_told = counts_told and any(map(is_unknown, starter[1]))
-        job = JobResources() if is_told else _job_of(name, starter, job)
+        counts_unknown = has_device_count and any(map(is_unknown, starter[1]))
+        job = JobResources() if counts_unknown else _resources_of_tasks(name, *starter, job)
     under = None if starter is None else starter[0]
     statement = _read_launcher(launcher, Source(name, options, is_text=True), visible, under, job)
     if uncounted:
@@ -493,7 +453,7 @@ def _script_statement(
     options: Mapping[str, str],
     flags: Mapping[str, str],
 ) -> Statement | None:
-    """Return what the arguments of the script say, in the words of whose script it seems to be."""
+    """Read the arguments of the script, in the words of the program that it seems to be."""
     source = Source(name, options, is_text=True)
     script = Path(rest[0]).name if rest else ""
     names_json = is_configuration(options.get("deepspeed", ""))
@@ -502,10 +462,10 @@ def _script_statement(
         return read_program(source, "litgpt", flags)
     if is_trainer and "no_trainer" not in script:
         return read_program(source, "trainer", flags)
-    if launcher == "accelerate" and not options.keys() & BATCH_KEYS["script"]["micro"]:
-        # What scripts of accelerate and diffusers call it; elsewhere it may be the global batch.
-        taken = "train_batch_size" in flags.values() or "train_batch_size" not in options
-        flags = flags if taken else {"micro_batch_size": "train_batch_size", **flags}
+    own, others = "train_batch_size", BATCH_KEYS["script"]["micro"]
+    if launcher == "accelerate" and own in options and not options.keys() & {*others}:
+        # The micro-batch in scripts of accelerate and diffusers; elsewhere maybe the global batch.
+        flags = flags if own in flags.values() else {"micro_batch_size": own, **flags}
     statement = read_program(source, "script", flags)
     return statement if statement.states_batch or statement.unused else None
 
@@ -516,20 +476,20 @@ def _files(
     script: Mapping[str, str],
     rest: Sequence[str],
 ) -> tuple[tuple[str, Kind | None], ...]:
-    found: list[tuple[str, Kind | None]] = []
+    files: list[tuple[str, Kind | None]] = []
     if launcher == "accelerate":
-        found += [(options["config_file"], "accelerate")] if options.get("config_file") else []
-        named = options.get("deepspeed_config_file")
-        found += [(named, "deepspeed")] if named else []
-    for key in ("deepspeed", "deepspeed_config"):
-        if is_configuration(script.get(key, "")):
-            found.append((script[key], "deepspeed"))
+        if options.get("config_file"):
+            files.append((options["config_file"], "accelerate"))
+        if options.get("deepspeed_config_file"):
+            files.append((options["deepspeed_config_file"], "deepspeed"))
+    keys = ("deepspeed", "deepspeed_config")
+    files += [(script[key], "deepspeed") for key in keys if is_configuration(script.get(key, ""))]
     if launcher == "litgpt" and is_configuration(script.get("config", "")):
-        found.append((script["config"], "litgpt"))
+        files.append((script["config"], "litgpt"))
     elif launcher != "litgpt" and len(rest) == 2 and is_configuration(rest[1]):
-        # The way of transformers' own parser: one file in place of all arguments.
-        found.append((rest[1], None))
-    return tuple(found)
+        # transformers' own parser takes one file in place of all arguments.
+        files.append((rest[1], None))
+    return tuple(files)
 
 
 def _leading(words: Sequence[str], flags: frozenset[str]) -> tuple[dict[str, str], list[str]]:

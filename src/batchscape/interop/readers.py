@@ -1,6 +1,6 @@
-"""What one file or command line says of the batch, read as a `Statement` whatever it calls it.
+"""What one file or command line states about the batch, read as a `Statement`.
 
-What is not stated stays unknown: no default of a library is filled in. Keys and rules are those of
+What it does not state stays unknown: no default of a library is filled in. Keys and rules are of
 DeepSpeed 0.19, accelerate 1.15, transformers 5, LitGPT 0.5, axolotl 0.18, torchtune 0.7 and
 LLaMA-Factory v1 (its older files are TrainingArguments).
 """
@@ -31,6 +31,7 @@ __all__ = [
     "Source",
     "Statement",
     "Value",
+    "as_int",
     "count_ids",
     "differ",
     "is_configuration",
@@ -44,7 +45,6 @@ __all__ = [
     "read_program",
     "read_text",
     "refuse_parallelism",
-    "whole",
 ]
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ KINDS: dict[Kind, str] = {
     "launcher": "launcher",
     "script": "script arguments",
 }
-"""What a reader calls each kind."""
+"""The name of each kind in tables and messages."""
 
 _TRUE, _FALSE = {"true", "yes", "1", "t", "y", ""}, {"false", "no", "0", "f", "n"}
 _PRECISIONS = ("no", "fp16", "bf16", "fp8")
@@ -122,30 +122,30 @@ class Statement:
         """Whether it states a number of samples or of micro-steps."""
         return any((self.micro, self.accumulation, self.total))
 
-    def on(self, name: str) -> bool:
+    def is_on(self, switch: str) -> bool:
         """Return whether a switch is set."""
-        return bool(self.others.get(name))
+        return bool(self.others.get(switch))
 
-    def name(self, value: Value[T] | None) -> str:
+    def quote(self, value: Value[T] | None) -> str:
         """Return `source: key value`, for messages."""
         return f"{self.source}: {value}"
 
 
-def _number_of(given: object) -> float | None:
+def _number_of(raw: object) -> float | None:
     """Read a finite number of at least 0, which YAML 1.1 takes for text where it is 1e-3."""
     try:
-        number = float(given) if isinstance(given, (int, float, str)) else math.nan
+        number = float(raw) if isinstance(raw, (int, float, str)) else math.nan
     except (ValueError, OverflowError):
         return None
-    return number if 0 <= number < math.inf and not isinstance(given, bool) else None
+    return number if 0 <= number < math.inf and not isinstance(raw, bool) else None
 
 
-def _flag_of(given: object) -> bool | None:
+def _flag_of(raw: object) -> bool | None:
     """Read true or false, as the libraries read texts too."""
-    if isinstance(given, str):
-        lower = given.lower()
-        given = lower in _TRUE if lower in {*_TRUE, *_FALSE} else None
-    return given if isinstance(given, bool) else None
+    if isinstance(raw, str):
+        lower = raw.lower()
+        raw = lower in _TRUE if lower in {*_TRUE, *_FALSE} else None
+    return raw if isinstance(raw, bool) else None
 
 
 @dataclass(frozen=True)
@@ -175,8 +175,8 @@ class Source:
             It is something else; "auto" is accepted where the library does.
         """
 
-        def count_of(given: Any) -> int | None:  # noqa: ANN401  (of a file)
-            number = whole(given) if self.is_text else given
+        def count_of(raw: Any) -> int | None:  # noqa: ANN401  (of a file)
+            number = as_int(raw) if self.is_text else raw
             return number if is_count(number) else None
 
         also = ' or "auto"' if auto else ""
@@ -206,15 +206,15 @@ class Source:
         self, key: str, convert: Callable[[Any], T | None], rule: str, *, auto: bool
     ) -> Value[T] | None:
         """Convert what is given; None where nothing is, a value without content for "auto"."""
-        given = self.content.get(key)
-        if given is None:
+        raw = self.content.get(key)
+        if raw is None:
             return None
-        if auto and given == "auto":
+        if auto and raw == "auto":
             return Value(None, key)
-        found = convert(given)
-        if found is None:
-            raise self._refusal(key, given, rule)
-        return Value(found, key)
+        value = convert(raw)
+        if value is None:
+            raise self._refusal(key, raw, rule)
+        return Value(value, key)
 
     def precision(self, key: str) -> Value[str] | None:
         """Return one of no, fp16, bf16, fp8; None where it is not given.
@@ -224,15 +224,15 @@ class Source:
         ConfigError
             It is something else.
         """
-        given = self.content.get(key)
-        if given is None:
+        raw = self.content.get(key)
+        if raw is None:
             return None
-        if given is False:
+        if raw is False:
             rule = 'one of "no", fp16, bf16, fp8; in YAML no without quotes means false'
-            raise self._refusal(key, given, rule)
-        name = given.lower() if isinstance(given, str) else given
+            raise self._refusal(key, raw, rule)
+        name = raw.lower() if isinstance(raw, str) else raw
         if not isinstance(name, str) or name not in _PRECISIONS:
-            raise self._refusal(key, given, "one of no, fp16, bf16, fp8")
+            raise self._refusal(key, raw, "one of no, fp16, bf16, fp8")
         return Value(name, key)
 
     def section(self, key: str) -> Source:
@@ -243,37 +243,34 @@ class Source:
         ConfigError
             There is something else below it.
         """
-        given = self.content.get(key)
-        if given is None:
+        raw = self.content.get(key)
+        if raw is None:
             return Source(self.name, {})
-        if not isinstance(given, dict):
-            raise self._refusal(key, given, "a mapping of settings")
-        return Source(self.name, given)
+        if not isinstance(raw, dict):
+            raise self._refusal(key, raw, "a mapping of settings")
+        return Source(self.name, raw)
 
-    def _refusal(self, key: str, given: object, rule: str) -> ConfigError:
-        return ConfigError(f"{self.name}: {key} must be {rule}; given {_shown(given)}")
+    def _refusal(self, key: str, raw: object, rule: str) -> ConfigError:
+        try:
+            text = repr(raw)
+        except ValueError:
+            # Python refuses to print ints of more than 4300 digits, and nobody could read them.
+            text = "ints that are too long to print"
+        except RecursionError:
+            text = "something nested too deeply to print"
+        text = text if len(text) <= 60 else f"{text[:57]}..."
+        return ConfigError(f"{self.name}: {key} must be {rule}; given {text}")
 
 
-def whole(given: object) -> object:
-    """Return the int that a text of digits stands for; all else as it is."""
-    return int(given) if isinstance(given, str) and re.fullmatch("[0-9]{1,20}", given) else given
+def as_int(value: object) -> object:
+    """Return the int that a text of digits stands for, and any other value as it is."""
+    return int(value) if isinstance(value, str) and re.fullmatch("[0-9]{1,20}", value) else value
 
 
-def differ(left: Value[T] | None, right: Value[T] | None) -> bool:
+def differ(first: Value[T] | None, second: Value[T] | None) -> bool:
     """Return whether both are values, and not the same one."""
-    values = [None if side is None else side.value for side in (left, right)]
+    values = [None if one is None else one.value for one in (first, second)]
     return None not in values and values[0] != values[1]
-
-
-def _shown(given: object) -> str:
-    try:
-        text = repr(given)
-    except ValueError:
-        # Python refuses to print ints of more than 4300 digits, and nobody could read them.
-        return "ints that are too long to print"
-    except RecursionError:
-        return "something nested too deeply to print"
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 _STEPS = ("gradient_accumulation_steps",)
@@ -312,7 +309,7 @@ FLAG_WORDS = {
     "global_batch_tokens": "tokens",
     "sequence_length": "length",
 }
-"""What an argument of a script of the user's own may stand for."""
+"""What an argument of the user's own script may stand for."""
 
 _MARKS: tuple[tuple[Kind, frozenset[str]], ...] = (
     ("accelerate", frozenset({"distributed_type"})),
@@ -327,7 +324,7 @@ _MARKS: tuple[tuple[Kind, frozenset[str]], ...] = (
     ("deepspeed", frozenset({"zero_optimization"})),
     ("deepspeed", frozenset({"train_micro_batch_size_per_gpu"})),
 )
-"""Keys that together tell a kind; a name that several systems share tells none."""
+"""Keys that together identify a kind; a name that several systems share identifies none."""
 
 _BATCH_WORDS = r"""per each devices? gpu node rank worker local global total effective real train
     training micro mini macro world forward ppo sft dpo grpo grad gradients? steps? of size batches
@@ -407,8 +404,8 @@ def read_content(source: Source, kind: Kind) -> Statement:
 
 
 def kind_of(content: Mapping[str, object], *, is_json: bool) -> Kind | None:
-    """Return whose configuration this is; None where its keys do not tell."""
-    keys = {key for key, _ in _flat(content)} | set(content)
+    """Return the kind of a configuration by its keys; None where they do not identify it."""
+    keys = {key for key, _ in _flat_items(content)} | set(content)
     for kind, marks in _MARKS:
         if marks <= keys:
             return kind
@@ -417,7 +414,7 @@ def kind_of(content: Mapping[str, object], *, is_json: bool) -> Kind | None:
 
 
 def marks_of_kinds() -> str:
-    """Return the keys that tell each kind, for a message."""
+    """Return the keys that identify each kind, for a message."""
     return "; ".join(f"{KINDS[kind]}: {list_text(sorted(marks), 'and')}" for kind, marks in _MARKS)
 
 
@@ -430,7 +427,7 @@ def count_ids(ids: object) -> int | None:
 
 def is_parallelism(key: str) -> bool:
     """Return whether a key says how many devices share the samples of one rank, or the model."""
-    return bool(_CUTS.search(_last(key))) and not _OTHER_WORK.search(key)
+    return bool(_CUTS.search(_last_part(key))) and not _OTHER_WORK.search(key)
 
 
 def refuse_parallelism(name: str, content: Mapping[str, object]) -> None:
@@ -443,8 +440,8 @@ def refuse_parallelism(name: str, content: Mapping[str, object]) -> None:
     """
     cuts = [
         f"{key} {value}"
-        for key, value in _flat(content)
-        if is_parallelism(key) and is_count(size := whole(value)) and size > 1
+        for key, value in _flat_items(content)
+        if is_parallelism(key) and is_count(size := as_int(value)) and size > 1
     ]
     if cuts:
         msg = (
@@ -454,13 +451,13 @@ def refuse_parallelism(name: str, content: Mapping[str, object]) -> None:
         raise ConfigError(msg)
 
 
-def _flat(content: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Yield what stands at the ends of a nested mapping, with its dotted key."""
-    rest: list[tuple[str, object]] = list(content.items())
-    while rest:
-        key, value = rest.pop(0)
+def _flat_items(content: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Yield the values at the ends of a nested mapping with their dotted keys."""
+    queue: list[tuple[str, object]] = list(content.items())
+    while queue:
+        key, value = queue.pop(0)
         if isinstance(value, dict):
-            rest += ((f"{key}.{name}", one) for name, one in value.items())
+            queue += ((f"{key}.{name}", inner) for name, inner in value.items())
         else:
             yield str(key), value
 
@@ -468,7 +465,7 @@ def _flat(content: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 def _numbers(
     source: Source, kind: Kind, flags: Mapping[str, str], *, auto: bool = False
 ) -> dict[str, Any]:
-    """Read the numbers of a batch: names that the user gives go before those of the kind."""
+    """Read the numbers of a batch: the user's own names go before those of the kind."""
     keys = {FLAG_WORDS[word]: name for word, name in flags.items()}
     for part, names in BATCH_KEYS[kind].items():
         present = [key for key in names if key in source.content and key not in flags.values()]
@@ -476,7 +473,12 @@ def _numbers(
             keys[part] = present[0]
     numbers: dict[str, Any] = {part: source.count(key, auto=auto) for part, key in keys.items()}
     if "tokens" in numbers:
-        numbers["total"] = _samples(source, numbers.pop("tokens"), numbers.pop("length"))
+        tokens, length = numbers.pop("tokens"), numbers.pop("length")
+        if tokens.value % length.value:
+            msg = f"{source.name}: {tokens} tokens are no multiple of {length}: no whole samples"
+            raise ConfigError(msg)
+        samples = tokens.value // length.value
+        numbers["total"] = Value(samples, f"{tokens} tokens / {length} = samples")
     unused = (
         Value(str(value), str(key))
         for key, value in source.content.items()
@@ -487,20 +489,12 @@ def _numbers(
 
 def is_of_batch(key: str) -> bool:
     """Return whether a name speaks of the batch of training, and of nothing else."""
-    return bool(_BATCH.fullmatch(_last(key).lower()))
+    return bool(_BATCH.fullmatch(_last_part(key).lower()))
 
 
-def _last(key: str) -> str:
+def _last_part(key: str) -> str:
     """Return the last part of a dotted key, dashes as underscores."""
     return key.rpartition(".")[2].replace("-", "_")
-
-
-def _samples(source: Source, tokens: Value[int], length: Value[int]) -> Value[int]:
-    """Return how many samples a global batch is that counts tokens."""
-    if tokens.value is None or length.value is None or tokens.value % length.value:
-        msg = f"{source.name}: {tokens} tokens are no multiple of {length}: no whole samples"
-        raise ConfigError(msg)
-    return Value(tokens.value // length.value, f"{tokens} tokens / {length} = samples")
 
 
 def read_deepspeed(source: Source) -> Statement:
@@ -523,6 +517,7 @@ def read_deepspeed(source: Source) -> Statement:
         is_auto = not on and None in stated.values()
         precision = Value(None if is_auto else on[0] if on else "no", f"{name}.enabled")
     optimizer = source.section("optimizer").section("params")
+    unknown = [key for key in map(str, source.content) if key not in _DEEPSPEED_KEYS]
     return Statement(
         "deepspeed",
         source.name,
@@ -534,7 +529,12 @@ def read_deepspeed(source: Source) -> Statement:
             "enabled": stated,
             "enabled_precision": bool(on),
             "optimizer_max_grad_norm": optimizer.number("max_grad_norm", auto=True),
-            "misspelt": _misspelt(source),
+            # DeepSpeed passes over keys that it does not know: each with the nearest known one.
+            "misspelt": {
+                key: near
+                for key in unknown
+                for near in near_names(key, _DEEPSPEED_KEYS, share=_NEAR)
+            },
         },
     )
 
@@ -557,6 +557,7 @@ def read_accelerate(source: Source) -> Statement:
         )
         raise ConfigError(msg)
     plugin = source.section("deepspeed_config")
+    json_file = plugin.content.get("deepspeed_config_file")
     accumulation = plugin.count("gradient_accumulation_steps", auto=True)
     clipping = plugin.number("gradient_clipping", auto=True)
     return Statement(
@@ -571,7 +572,9 @@ def read_accelerate(source: Source) -> Statement:
             "distributed_type": distributed,
             "gpu_ids": count_ids(source.content.get("gpu_ids")),
             "mpirun": bool(source.section("mpirun_config").content.get("mpirun_hostfile")),
-            "deepspeed_config_file": _text(plugin, "deepspeed_config_file"),
+            "deepspeed_config_file": json_file
+            if isinstance(json_file, str) and json_file.lower() != "none"
+            else None,
             "deepspeed_fields": tuple(
                 sorted(DEEPSPEED_FIELDS & {str(key) for key in plugin.content})
             )
@@ -588,7 +591,7 @@ def read_program(source: Source, kind: Kind, flags: Mapping[str, str] | None = N
     ConfigError
         A value breaks a rule.
     """
-    flat = replace(source, content=dict(_flat(source.content)))
+    flat = replace(source, content=dict(_flat_items(source.content)))
     strategy = str(source.content.get("batching_strategy"))
     if kind == "llamafactory" and strategy.startswith("dynamic"):
         msg = f"{source.name}: batching_strategy {strategy} fills a batch by tokens, not by samples"
@@ -597,8 +600,7 @@ def read_program(source: Source, kind: Kind, flags: Mapping[str, str] | None = N
         numbers = _numbers(source, kind, flags or {}) | _of_trainer(source, kind)
     else:
         numbers = _numbers(flat, kind, flags or {})
-    is_litgpt = kind == "litgpt"
-    if is_litgpt:
+    if kind == "litgpt":
         # Of one node, as LitGPT counts them.
         numbers["nodes"] = source.count("num_nodes")
         if source.content.get("devices") != "auto":
@@ -609,7 +611,7 @@ def read_program(source: Source, kind: Kind, flags: Mapping[str, str] | None = N
 
 
 def _of_trainer(source: Source, kind: Kind) -> dict[str, Any]:
-    """Return precision, switches, and the DeepSpeed JSON that `TrainingArguments` name or hold."""
+    """Return precision, switches and the DeepSpeed JSON of `TrainingArguments`."""
     # axolotl asks the device; its "full" has no autocast.
     is_axolotl = kind == "axolotl"
     content = {
@@ -641,28 +643,17 @@ def _of_trainer(source: Source, kind: Kind) -> dict[str, Any]:
     }
 
 
-def _misspelt(source: Source) -> dict[str, str]:
-    """Return keys that DeepSpeed does not know and passes over, each with the nearest known."""
-    unknown = [key for key in map(str, source.content) if key not in _DEEPSPEED_KEYS]
-    return {key: near for key in unknown for near in near_names(key, _DEEPSPEED_KEYS, alike=_NEAR)}
-
-
 def _below(section: str, value: Value[T] | None) -> Value[T] | None:
     return None if value is None else replace(value, key=f"{section}.{value.key}")
 
 
 def _is_on(source: Source, key: str) -> bool:
-    found = source.flag(key)
-    return found is not None and bool(found.value)
-
-
-def _text(source: Source, key: str) -> str | None:
-    found = source.content.get(key)
-    return found if isinstance(found, str) and found.lower() != "none" else None
+    switch = source.flag(key)
+    return switch is not None and bool(switch.value)
 
 
 _LARGEST_BYTES = 2**20
-"""No configuration is larger; a checkpoint given by mistake is not read whole."""
+"""A larger file is refused unread, such as a checkpoint that is given by mistake."""
 
 
 def is_configuration(path: Path | str) -> bool:
@@ -678,12 +669,7 @@ def read_file(path: Path, kind: Kind | None = None) -> Statement:
     path : Path
         A .json, .yaml or .yml file.
     kind : str, optional
-        What it is, where a command says so; else it is told by its keys.
-
-    Returns
-    -------
-    Statement
-        Keys that have nothing to do with the batch are left alone.
+        Its kind, where a command states it; else its keys identify it.
 
     Raises
     ------
@@ -727,7 +713,10 @@ def read_text(path: Path) -> str:
 def _parse(path: Path, text: str) -> Mapping[str, object]:
     is_json = path.suffix.lower() == ".json"
     try:
-        content = json.loads(text, object_pairs_hook=_once) if is_json else yaml.safe_load(text)
+        if is_json:
+            content = json.loads(text, object_pairs_hook=_mapping_of)
+        else:
+            content = yaml.safe_load(text)
     except json.JSONDecodeError as error:
         msg = f"{path}: no valid JSON: {error.msg} (line {error.lineno}, column {error.colno})"
         raise ConfigError(msg) from None
@@ -738,8 +727,8 @@ def _parse(path: Path, text: str) -> Mapping[str, object]:
         raise ConfigError(msg) from None
     except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
         # Impossible dates, ints of thousands of digits, keys that are given twice.
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        msg = f"{path}: no valid {'JSON' if is_json else 'YAML'}: {said}"
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        msg = f"{path}: no valid {'JSON' if is_json else 'YAML'}: {reason}"
         raise ConfigError(msg) from None
     except RecursionError:
         msg = f"{path}: nested too deeply for a configuration"
@@ -750,8 +739,8 @@ def _parse(path: Path, text: str) -> Mapping[str, object]:
     return content
 
 
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Refuse keys that are given twice, as DeepSpeed does; else the last one would win."""
+def _mapping_of(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Refuse a key that stands twice, as DeepSpeed does; else the last one would win."""
     content = dict(pairs)
     if len(content) < len(pairs):
         names = [name for name, _ in pairs]

@@ -1,6 +1,6 @@
-"""The files and the command that are used together, and what runs of them.
+"""The files and the command that are used together, and the batch that would run.
 
-Who reads which value, which one wins, and the geometry that follows.
+Which program reads which value, which value wins, and the geometry that follows.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything that is said; None where nobody says it."""
+    """The statements of all files and of the command; None where there is no such source."""
 
     launch: Launch | None = None
     launcher: Statement | None = None
@@ -55,7 +55,7 @@ class Setup:
     deepspeed: Statement | None = None
     accelerate: Statement | None = None
     devices: int | None = None
-    """Told by the user, for what only the machine knows."""
+    """The option --devices, for a number that only the machine knows."""
 
     @property
     def launched_by(self) -> str | None:
@@ -71,7 +71,7 @@ class Setup:
 
     @property
     def program(self) -> Statement | None:
-        """What cuts the batch: arguments or file of the script; None where nothing tells."""
+        """Arguments or file of the script, which cut the batch; None where there are none."""
         return self.programs[0] if self.programs else None
 
     @property
@@ -83,15 +83,9 @@ class Setup:
 
     @property
     def statements(self) -> tuple[Statement, ...]:
-        """All of them, in the order in which a table shows them."""
-        all_of_them = (
-            self.launcher,
-            self.accelerate,
-            *self.programs,
-            self.unread,
-            self.deepspeed,
-        )
-        return tuple(statement for statement in all_of_them if statement is not None)
+        """All statements, in the order in which a table shows them."""
+        every = (self.launcher, self.accelerate, *self.programs, self.unread, self.deepspeed)
+        return tuple(statement for statement in every if statement is not None)
 
 
 def gather(
@@ -111,7 +105,7 @@ def gather(
     devices : int or None
         Processes in all, where the files leave it to the machine.
     flags : mapping of str to str
-        Arguments of a script of the user's own, by the word that they stand for.
+        Arguments of the user's own script, by the word that they stand for.
 
     Raises
     ------
@@ -125,91 +119,90 @@ def gather(
     launch = None
     if scripts:
         text = read_text(scripts[0])
-        launch = read_script(str(scripts[0]), text, flags, counts_told=devices is not None)
+        launch = read_script(str(scripts[0]), text, flags, has_device_count=devices is not None)
     elif command:
         # The shell has split and expanded it; a variable in front may hold blanks.
         heads = [word.partition("=") for word in takewhile(_ASSIGNMENT.match, command)]
         variables = (f"{name}={shlex.quote(value)}" for name, _, value in heads)
         text = " ".join((*variables, shlex.join(command[len(heads) :])))
-        launch = read_script(COMMAND_LINE, text, flags, counts_told=devices is not None)
+        launch = read_script(COMMAND_LINE, text, flags, has_device_count=devices is not None)
     elif flags:
         msg = "--flag names arguments of a script: give its launch command, or the file with it"
         raise ConfigError(msg)
-    shelf = _Shelf([path for path in files if is_configuration(path)])
+    configurations = _Files([path for path in files if is_configuration(path)])
     base = scripts[0].parent if scripts else Path()
     for name, kind in launch.files if launch is not None else ():
-        shelf.take(name, kind, base)
-    shelf.take_rest()
+        configurations.read_reference(name, kind, base)
+    configurations.read_pending()
 
-    arguments, file = None if launch is None else launch.script, shelf.statements.get("program")
-    is_over = arguments is not None and arguments.kind == "litgpt"
-    is_stated = arguments is not None and arguments.states_batch
-    unread = file if is_stated and not is_over else None
-    order = (arguments, file) if is_over or is_stated else (file, arguments)
+    statements = configurations.statements
+    arguments, file = None if launch is None else launch.script, statements.get("program")
+    is_litgpt = arguments is not None and arguments.kind == "litgpt"
+    states_batch = arguments is not None and arguments.states_batch
+    unread = file if states_batch and not is_litgpt else None
+    order = (arguments, file) if is_litgpt or states_batch else (file, arguments)
     programs = tuple(one for one in order if one is not None and one is not unread)
-    for statement in (*programs, shelf.statements.get("accelerate")):
-        shelf.follow(statement)
+    for statement in (*programs, statements.get("accelerate")):
+        configurations.read_deepspeed_of(statement)
     return Setup(
         launch=launch,
         launcher=launch.statement if launch is not None else None,
         programs=programs,
         unread=unread,
-        deepspeed=shelf.statements.get("deepspeed"),
-        accelerate=shelf.statements.get("accelerate"),
+        deepspeed=statements.get("deepspeed"),
+        accelerate=statements.get("accelerate"),
         devices=devices,
     )
 
 
-class _Shelf:
-    """Files by kind; each is read once, whether it was given or named by another."""
+class _Files:
+    """Statements of files by their role; each file is read once."""
 
-    def __init__(self, given: Sequence[Path]) -> None:
-        self.given = list(given)
+    def __init__(self, arguments: Sequence[Path]) -> None:
+        self.pending = list(arguments)
+        """Files of the command line that are not read yet."""
         self.statements: dict[str, Statement] = {}
         self.paths: dict[str, Path] = {}
 
-    def take(self, name: str, kind: Kind | None, base: Path) -> None:
+    def read_reference(self, name: str, kind: Kind | None, base: Path) -> None:
         """Read a file that a command or another file names."""
-        path = self._locate(name, base)
-        if path in self.given:
-            self.given.remove(path)
-        if not self._has(path):
-            self._keep(read_file(path, kind), path)
+        same_name = [path for path in self.pending if path.name == Path(name).name]
+        places = (*same_name, Path(name), base / name)
+        path = next((place for place in places if place.is_file()), None)
+        if path is None:
+            msg = (
+                f"{name} is named as a configuration, and is neither here nor beside the file that "
+                "names it; give it too: batchscape check-config FILE FILE"
+            )
+            raise ConfigError(msg)
+        if path in self.pending:
+            self.pending.remove(path)
+        self._read(path, kind)
 
-    def take_rest(self) -> None:
-        """Read what was given and not named."""
-        for path in self.given:
-            if not self._has(path):
-                self._keep(read_file(path), path)
-        self.given.clear()
+    def read_pending(self) -> None:
+        """Read the files that nothing names."""
+        while self.pending:
+            self._read(self.pending.pop(0), None)
 
-    def follow(self, statement: Statement | None) -> None:
+    def read_deepspeed_of(self, statement: Statement | None) -> None:
         """Read the DeepSpeed JSON that a configuration names or holds."""
         if statement is None:
             return
-        named = statement.others.get("deepspeed") or statement.others.get("deepspeed_config_file")
-        if isinstance(named, dict):
-            source = Source(f"{statement.source}: deepspeed", named)
-            self._keep(read_deepspeed(source), Path(statement.source))
-        elif isinstance(named, str) and named.endswith(".json"):
-            path = self.paths.get("deepspeed")
-            if path is None or path.name != Path(named).name:
-                base = self.paths.get(_role(statement), Path())
-                self.take(named, "deepspeed", base.parent)
-
-    def _locate(self, name: str, base: Path) -> Path:
-        same_name = [path for path in self.given if path.name == Path(name).name]
-        for path in (*same_name, Path(name), base / name):
-            if path.is_file():
-                return path
-        msg = (
-            f"{name} is named as a configuration, and is neither here nor beside the file that "
-            "names it; give it too: batchscape check-config FILE FILE"
+        reference = statement.others.get("deepspeed") or statement.others.get(
+            "deepspeed_config_file"
         )
-        raise ConfigError(msg)
+        if isinstance(reference, dict):
+            source = Source(f"{statement.source}: deepspeed", reference)
+            self._keep(read_deepspeed(source), Path(statement.source))
+        elif isinstance(reference, str) and reference.endswith(".json"):
+            path = self.paths.get("deepspeed")
+            if path is None or path.name != Path(reference).name:
+                base = self.paths.get(_role(statement), Path())
+                self.read_reference(reference, "deepspeed", base.parent)
 
-    def _has(self, path: Path) -> bool:
-        return any(path.resolve() == other.resolve() for other in self.paths.values())
+    def _read(self, path: Path, kind: Kind | None) -> None:
+        if all(path.resolve() != other.resolve() for other in self.paths.values()):
+            self._keep(read_file(path, kind), path)
 
     def _keep(self, statement: Statement, path: Path) -> None:
         earlier = self.statements.get(_role(statement))
@@ -227,7 +220,7 @@ class _Shelf:
 
 
 def _role(statement: Statement) -> str:
-    """Return what a file is for; of each there is one."""
+    """Return the role of a file, of which there is one each."""
     return statement.kind if statement.kind in {"deepspeed", "accelerate"} else "program"
 
 
@@ -244,7 +237,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class AccelerateMode:
-    """What `accelerate launch` makes of its flags and its file."""
+    """How `accelerate launch` starts the script by its flags and its file."""
 
     starts_many: bool
     """Whether it starts more than one process at all."""
@@ -257,10 +250,10 @@ class AccelerateMode:
 
 @dataclass(frozen=True)
 class Running:
-    """What the files and the command amount to; None where they do not tell."""
+    """The batch that would run; None where files and command leave a number open."""
 
     system: str
-    """Whose rules decide."""
+    """The program whose rules decide."""
     devices: Fact | None
     micro: Fact | None
     accumulation: Fact | None
@@ -272,7 +265,7 @@ class Running:
 
 
 def resolve(setup: Setup) -> Running:
-    """Say what runs: of three numbers the fourth follows, and all four may refuse each other."""
+    """Resolve the batch: three numbers determine the fourth, and four may contradict each other."""
     system = _system(setup)
     devices = _devices(setup)
     micro, accumulation, total = _parts(system, setup, devices)
@@ -288,7 +281,7 @@ def resolve(setup: Setup) -> Running:
         numbers["nodes"] = nodes.value
     geometry = refusal = None
     try:
-        if sum(fact is not None for fact in facts.values()) >= 3:
+        if len(numbers.keys() & facts.keys()) >= 3:
             geometry = solve(**numbers)
     except GeometryError as error:
         refusal = error
@@ -300,38 +293,35 @@ def first_fact(name: str, *statements: Statement | None) -> Fact | None:
     for statement in statements:
         value = getattr(statement, name, None)
         if statement is not None and isinstance(value, Value) and value.value is not None:
-            return Fact(value.value, statement.name(value))
+            return Fact(value.value, statement.quote(value))
     return None
 
 
 def accelerate_mode(setup: Setup) -> AccelerateMode:
     """Return how `accelerate launch` would start the script (accelerate 1.15)."""
     launcher, config = setup.launcher, setup.accelerate
-    said = launcher if launcher is not None and setup.launched_by == "accelerate" else None
+    command = launcher if launcher is not None and setup.launched_by == "accelerate" else None
     kind = config.others["distributed_type"] if config is not None else None
     chosen = {
         name
         for name in ("multi_gpu", "tpu", "use_deepspeed", "use_fsdp")
-        if said is not None and said.on(name)
+        if command is not None and command.is_on(name)
     }
-    if said is not None and said.on("cpu"):
+    by_mpirun = any(statement.is_on("mpirun") for statement in setup.of_accelerate)
+    if command is not None and command.is_on("cpu"):
         reason = "--cpu starts the script once, whatever num_processes says"
-        return AccelerateMode(_mpirun(setup), False, True, reason)
+        return AccelerateMode(by_mpirun, False, True, reason)
     deepspeed = "use_deepspeed" in chosen or (not chosen and kind == "DEEPSPEED")
     if chosen or deepspeed or kind in {"FSDP", "XLA"} or str(kind).startswith("MULTI_"):
         if chosen or kind != "MULTI_CPU":
             return AccelerateMode(True, deepspeed, True, "")
         reason = "distributed_type MULTI_CPU starts the script once unless mpirun_config is set"
-        return AccelerateMode(_mpirun(setup), False, True, reason)
+        return AccelerateMode(by_mpirun, False, True, reason)
     if config is not None:
         reason = f"distributed_type {kind} starts the script once, whatever num_processes says"
-        return AccelerateMode(_mpirun(setup), False, True, reason)
+        return AccelerateMode(by_mpirun, False, True, reason)
     reason = "without --multi_gpu, several processes start only where it finds several GPUs"
     return AccelerateMode(True, False, False, reason)
-
-
-def _mpirun(setup: Setup) -> bool:
-    return any(statement.on("mpirun") for statement in setup.of_accelerate)
 
 
 def _system(setup: Setup) -> str:
@@ -347,15 +337,14 @@ def _system(setup: Setup) -> str:
 
 def _devices(setup: Setup) -> Fact | None:
     fact: Fact | None = None
-    launcher = setup.launched_by
-    if setup.launcher is not None and setup.launcher.on("uncounted"):
+    if setup.launcher is not None and setup.launcher.is_on("uncounted"):
         pass
-    elif launcher == "accelerate":
+    elif setup.launched_by == "accelerate":
         fact = first_fact("devices", *setup.of_accelerate)
         mode = accelerate_mode(setup)
         if not mode.starts_many and (fact is None or fact.value > 1):
             fact = Fact(1, mode.reason)
-    elif launcher in {None, "litgpt"}:
+    elif setup.launched_by in {None, "litgpt"}:
         # LitGPT counts those of one node; file and command may each give one of the two.
         fact, nodes = (first_fact(name, *setup.programs) for name in ("devices", "nodes"))
         if fact is not None and nodes is not None:
@@ -380,7 +369,7 @@ def _parts(system: str, setup: Setup, devices: Fact | None) -> Parts:
         first_fact(name, *places) for name in ("micro", "accumulation", "total")
     )
     trainer = setup.trainer
-    if micro is not None and trainer is not None and trainer.on("split_batches"):
+    if micro is not None and trainer is not None and trainer.is_on("split_batches"):
         # The batch of the arguments is then cut over the devices; a remainder is refused.
         if devices is None or micro.value % devices.value:
             micro = None
@@ -390,9 +379,9 @@ def _parts(system: str, setup: Setup, devices: Fact | None) -> Parts:
 
 
 def _of_accelerate(setup: Setup) -> Parts:
-    """Return what `Accelerator` takes: the launcher's accumulation goes before the script's."""
+    """Return the numbers of `Accelerator`: the launcher's accumulation overrides the script's."""
     json, program = setup.deepspeed, setup.program
-    # The total of a DeepSpeed JSON is held against the product; it decides nothing.
+    # The total of a DeepSpeed JSON is compared with the product, and decides nothing.
     micro, total = first_fact("micro", program, json), first_fact("total", program)
     if json is not None and json.accumulation is None:
         origin = f"{json.source}: no gradient_accumulation_steps, so accelerate says 1"

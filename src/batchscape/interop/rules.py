@@ -1,6 +1,6 @@
-"""Where files disagree, and set traps for the batch: one table of rules.
+"""The rules that files and command must keep to agree on the batch.
 
-A rule takes what is said and what runs of it, and yields what is wrong.
+A rule takes what is stated and what would run, and yields the disagreements that it finds.
 """
 
 from __future__ import annotations
@@ -39,63 +39,65 @@ def findings_of(setup: Setup, running: Running) -> list[Disagreement]:
     running : Running
         As `resolve` gives it for the same setup.
     """
-    found = [finding for rule in _RULES for finding in rule(setup, running)]
-    return sorted(found, key=lambda finding: finding.severity)
+    findings = [finding for rule in _RULES for finding in rule(setup, running)]
+    return sorted(findings, key=lambda finding: finding.severity)
 
 
 def _processes(setup: Setup, _: Running) -> Iterator[Disagreement]:
-    """Whether `accelerate launch` starts as many processes as are asked for."""
+    """`accelerate launch` may start fewer processes than are asked for."""
     if setup.launched_by != "accelerate":
         return
     mode = accelerate_mode(setup)
-    wanted, nodes = (first_fact(name, *setup.of_accelerate) for name in ("devices", "nodes"))
-    if wanted is None:
+    processes, nodes = (first_fact(name, *setup.of_accelerate) for name in ("devices", "nodes"))
+    if processes is None:
         return
-    if wanted.value > 1 and not mode.starts_many:
+    if processes.value > 1 and not mode.starts_many:
         yield Disagreement(
             "one-process",
             "error",
-            f"{wanted.origin}, and one process runs, without a word: {mode.reason}",
+            f"{processes.origin}, and one process runs, without a word: {mode.reason}",
             "start with torchrun --nproc_per_node, or with --multi_gpu or distributed_type "
             "MULTI_GPU on GPUs",
         )
-    elif wanted.value > 1 and not mode.is_certain:
+    elif processes.value > 1 and not mode.is_certain:
         yield Disagreement(
             "one-process",
             "warning",
-            f"{wanted.origin}: {mode.reason}; else one process runs",
+            f"{processes.origin}: {mode.reason}; else one process runs",
             "add --multi_gpu",
         )
-    if nodes is not None and wanted.value % nodes.value:
-        each = wanted.value // nodes.value
+    if nodes is not None and processes.value % nodes.value:
+        each = processes.value // nodes.value
         yield Disagreement(
             "processes-per-machine",
             "error",
-            f"{wanted.origin} does not divide over {nodes.origin}: num_processes counts all "
+            f"{processes.origin} does not divide over {nodes.origin}: num_processes counts all "
             f"machines, and accelerate starts {each} on each, {each * nodes.value} in all",
             f"set num_processes to a multiple of {nodes.value}",
         )
 
 
 def _visible(setup: Setup, _: Running) -> Iterator[Disagreement]:
-    """More ranks on one machine than devices that they may see."""
+    """A machine may start more ranks than it has visible devices."""
     # An accelerate config beside another launcher is not read.
     readers = setup.of_accelerate if setup.launched_by == "accelerate" else (setup.launcher,)
-    counts = [(said.others.get("gpu_ids"), f"{said.source}: gpu_ids") for said in readers if said]
+    counts = [(one.others.get("gpu_ids"), f"{one.source}: gpu_ids") for one in readers if one]
     if setup.launcher is not None:
         others = setup.launcher.others
         counts += [(others["visible"], "CUDA_VISIBLE_DEVICES")]
         counts += [(others["job"].gpus_on_node, "the job")]
-    count, origin = next(((one, name) for one, name in counts if one is not None), (None, ""))
-    wanted, nodes = (first_fact(name, *setup.of_accelerate) for name in ("devices", "nodes"))
-    if count is None or wanted is None:
+    count, origin = next(
+        ((number, name) for number, name in counts if number is not None), (None, "")
+    )
+    processes, nodes = (first_fact(name, *setup.of_accelerate) for name in ("devices", "nodes"))
+    if count is None or processes is None:
         return
-    here = wanted.value // (nodes.value if nodes is not None else 1)
+    here = processes.value // (nodes.value if nodes is not None else 1)
     if here > count:
         yield Disagreement(
             "visible-devices",
             "error",
-            f"{wanted.origin} starts {here} processes on a machine where {origin} "
+            f"{processes.origin} starts {here} processes on a machine where {origin} "
             f"names {count} devices",
             "start one process per visible device, or make more visible",
         )
@@ -106,19 +108,19 @@ def _unread_config(setup: Setup, _: Running) -> Iterator[Disagreement]:
     launcher, config = setup.launcher, setup.accelerate
     if config is None or launcher is None or launcher.others["launcher"] == "accelerate":
         return
-    left, right = config.devices, launcher.devices
-    differs = differ(left, right)
+    of_config, of_launcher = config.devices, launcher.devices
+    differs = differ(of_config, of_launcher)
     yield Disagreement(
         "unread-config",
         "error" if differs else "warning",
         f"{config.source} is read by accelerate launch alone, and the command starts with "
         f"{launcher.others['launcher']}"
-        + (f": {config.name(left)} is not {launcher.name(right)}" if differs else ""),
+        + (f": {config.quote(of_config)} is not {launcher.quote(of_launcher)}" if differs else ""),
         "start with accelerate launch --config_file, or leave the file out",
     )
 
 
-def _told(setup: Setup, running: Running) -> Iterator[Disagreement]:
+def _devices_option(setup: Setup, running: Running) -> Iterator[Disagreement]:
     if setup.devices is None or running.devices is None or running.devices.origin == "--devices":
         return
     if running.devices.value != setup.devices:
@@ -131,7 +133,7 @@ def _told(setup: Setup, running: Running) -> Iterator[Disagreement]:
 
 
 def _job(setup: Setup, _: Running) -> Iterator[Disagreement]:
-    """A launcher that starts processes itself, in a job that has nodes and tasks of its own."""
+    """A launcher and the job that it runs in may count other nodes or tasks."""
     launcher = setup.launcher
     if launcher is None or launcher.others["launcher"] == "python":
         return
@@ -142,7 +144,7 @@ def _job(setup: Setup, _: Running) -> Iterator[Disagreement]:
         yield Disagreement(
             "job-nodes",
             "warning" if alone else "error",
-            f"{launcher.name(nodes)} is not the {job.nodes} nodes of the job"
+            f"{launcher.quote(nodes)} is not the {job.nodes} nodes of the job"
             + ("; the others stay idle" if alone else ""),
             f"set {nodes.key} to {job.nodes}, or #SBATCH --nodes to {nodes.value}",
         )
@@ -169,7 +171,7 @@ def _shell_floor(setup: Setup, _: Running) -> Iterator[Disagreement]:
 
 
 def _misspelt(setup: Setup, _: Running) -> Iterator[Disagreement]:
-    """DeepSpeed passes over a key that it does not know, without a word."""
+    """DeepSpeed ignores a key that it does not know, without a message."""
     json = setup.deepspeed
     for key, nearest in json.others["misspelt"].items() if json is not None else ():
         yield Disagreement(
@@ -182,7 +184,7 @@ def _misspelt(setup: Setup, _: Running) -> Iterator[Disagreement]:
 
 
 def _auto_without_source(setup: Setup, running: Running) -> Iterator[Disagreement]:
-    """DeepSpeed itself knows no "auto": transformers and accelerate fill it in before."""
+    """DeepSpeed itself knows no "auto": transformers and accelerate replace it."""
     json = setup.deepspeed
     # accelerate takes DataLoader and Accelerator, which a script may set from anything.
     if json is None or running.system in {"trainer", "accelerate"}:
@@ -202,12 +204,12 @@ def _auto_without_source(setup: Setup, running: Running) -> Iterator[Disagreemen
 
 
 Pair = tuple[str, Statement | None, Statement | None, str]
-"""What two may state differently, the two, and what comes of it."""
+"""A field, two statements that may differ in it, and the consequence."""
 _FIRST_WINS = "the first goes before the second, without a word"
 
 
 def _pairs(setup: Setup, running: Running) -> Iterator[Pair]:
-    """Yield who may state the same part of a run, and who wins."""
+    """Yield pairs of statements of one field, with the consequence of a difference."""
     json, program, is_trainer = setup.deepspeed, setup.program, setup.trainer is not None
     is_accelerate, mode = running.system == "accelerate", accelerate_mode(setup)
     refuses = "the Trainer refuses to start"
@@ -215,7 +217,7 @@ def _pairs(setup: Setup, running: Running) -> Iterator[Pair]:
     for part in ("micro", "accumulation"):
         yield part, json, program, refuses if is_trainer else f"{reader} goes by the JSON"
         yield part, setup.unread, program, "which of the two the script takes is not known"
-    plugin = next((said for said in setup.of_accelerate if said.clipping), None)
+    plugin = next((statement for statement in setup.of_accelerate if statement.clipping), None)
     clips = program
     if program is not None and is_trainer and program.clipping is None:
         clips = replace(program, clipping=Value(1.0, "max_grad_norm (default)"))
@@ -227,29 +229,29 @@ def _pairs(setup: Setup, running: Running) -> Iterator[Pair]:
     if not is_accelerate and not is_trainer:
         return
     yield "accumulation", first, second, _FIRST_WINS
-    first = next((said for said in setup.of_accelerate if said.accumulation), None)
+    first = next((statement for statement in setup.of_accelerate if statement.accumulation), None)
     makes = refuses if is_trainer else _FIRST_WINS
     if not mode.deepspeed:
         makes = "accelerate passes it on only with DeepSpeed, so that it has no effect"
     yield "accumulation", first, program, makes
-    first = next((said for said in setup.of_accelerate if said.precision), None)
+    first = next((statement for statement in setup.of_accelerate if statement.precision), None)
     if first is not None and first.precision is not None and first.precision.value != "no":
         yield "precision", first, program, "the arguments decide"
-        if is_accelerate and json is not None and json.on("enabled_precision"):
+        if is_accelerate and json is not None and json.is_on("enabled_precision"):
             yield "precision", first, json, "accelerate refuses to start"
 
 
 def _differences(setup: Setup, running: Running) -> Iterator[Disagreement]:
-    """Two that state one part of a run, and state it differently."""
-    for part, left, right, makes in _pairs(setup, running):
-        one, other = getattr(left, part, None), getattr(right, part, None)
-        if left is not None and right is not None and one and other and differ(one, other):
+    """Two statements of one field may differ."""
+    for part, first, second, makes in _pairs(setup, running):
+        one, other = getattr(first, part, None), getattr(second, part, None)
+        if first is not None and second is not None and one and other and differ(one, other):
             yield Disagreement(
                 "micro-batch" if part == "micro" else part,
-                # Of the two sides of accelerate itself one is meant to win.
-                "warning" if right is setup.accelerate else "error",
-                f"{left.name(one)} is not {right.name(other)}; {makes}",
-                f"make both equal: {one.key} {other.value} in the {KINDS[left.kind]}, or "
+                # Of the two sources of accelerate itself one is meant to win.
+                "warning" if second is setup.accelerate else "error",
+                f"{first.quote(one)} is not {second.quote(other)}; {makes}",
+                f"make both equal: {one.key} {other.value} in the {KINDS[first.kind]}, or "
                 f"{other.key} {one.value}",
             )
 
@@ -266,7 +268,7 @@ def _unread_file(setup: Setup, _: Running) -> Iterator[Disagreement]:
 
 
 def _unused(setup: Setup, _: Running) -> Iterator[Disagreement]:
-    """Numbers whose names speak of the batch, and do not say what they count."""
+    """A number may be named for the batch without saying what it counts."""
     for program in setup.programs:
         if not program.unused:
             continue
@@ -281,7 +283,7 @@ def _unused(setup: Setup, _: Running) -> Iterator[Disagreement]:
 
 
 def _tokens(setup: Setup, _: Running) -> Iterator[Disagreement]:
-    """A global batch that the user counts in samples, beside the length of a sequence."""
+    """A global batch that is read in samples may count tokens."""
     total = setup.program.total if setup.program is not None else None
     options = setup.launch.options if setup.launch is not None else {}
     length = next((key for key in options if re.search(r"seq.*len|block_size", key)), None)
@@ -295,7 +297,7 @@ def _tokens(setup: Setup, _: Running) -> Iterator[Disagreement]:
 
 
 def _no_batch(setup: Setup, _: Running) -> Iterator[Disagreement]:
-    """DeepSpeed asks for one of the two, and nobody fills in a key that is not there."""
+    """DeepSpeed needs one of two keys, and nothing fills in a missing key."""
     json, program = setup.deepspeed, setup.program
     if json is None or json.micro is not None or json.total is not None:
         return
@@ -304,7 +306,7 @@ def _no_batch(setup: Setup, _: Running) -> Iterator[Disagreement]:
         "no-batch",
         "error",
         f"{json.source}: has neither train_batch_size nor train_micro_batch_size_per_gpu, and "
-        "DeepSpeed does not start without one of them; what is not there is filled in by none",
+        "DeepSpeed does not start without one of them; nothing fills in a missing key",
         'add "train_micro_batch_size_per_gpu": '
         f"{'N' if stated is None or stated.value is None else stated.value} to the DeepSpeed JSON",
     )
@@ -312,11 +314,11 @@ def _no_batch(setup: Setup, _: Running) -> Iterator[Disagreement]:
 
 def _accumulation_missing(setup: Setup, running: Running) -> Iterator[Disagreement]:
     json = setup.deepspeed
-    said = setup.program if running.system in {"accelerate", "trainer"} else None
-    steps = said.accumulation if said is not None else None
+    program = setup.program if running.system in {"accelerate", "trainer"} else None
+    steps = program.accumulation if program is not None else None
     if (
         json is None
-        or said is None
+        or program is None
         or json.accumulation is not None
         or (steps is None or (steps.value or 1) == 1)
     ):
@@ -329,13 +331,13 @@ def _accumulation_missing(setup: Setup, running: Running) -> Iterator[Disagreeme
     yield Disagreement(
         "accumulation-missing",
         "error",
-        f"{json.source}: has no gradient_accumulation_steps{makes}{said.name(steps)}",
+        f"{json.source}: has no gradient_accumulation_steps{makes}{program.quote(steps)}",
         f'add "gradient_accumulation_steps": {steps.value} to the DeepSpeed JSON',
     )
 
 
 def _total(setup: Setup, running: Running) -> Iterator[Disagreement]:
-    """Every stated number of samples per optimizer step against devices x micro x accumulation."""
+    """Every stated global batch must equal devices x micro-batch x accumulation."""
     if running.refusal is not None:
         facts = (running.total, running.micro, running.accumulation, running.devices)
         stated = ", ".join(fact.origin for fact in facts if fact is not None)
@@ -343,7 +345,7 @@ def _total(setup: Setup, running: Running) -> Iterator[Disagreement]:
         yield Disagreement(
             "global-batch",
             "error",
-            f"{stated}: {str(running.refusal).partition('; given')[0]}{_floor(running)}",
+            f"{stated}: {str(running.refusal).partition('; given')[0]}{_litgpt_remainder(running)}",
             "change one of the numbers"
             + (
                 f"; devices x micro-batch x accumulation that would work: {nearest}" * bool(nearest)
@@ -357,12 +359,18 @@ def _total(setup: Setup, running: Running) -> Iterator[Disagreement]:
     product = math.prod(fact.value for fact in factors)
     if total is None:
         return
+    micro = setup.program.micro if setup.program is not None else None
+    namesake = ""
+    if micro is not None and micro.key == "train_batch_size":
+        namesake = (
+            "; train_batch_size is the global batch in a DeepSpeed JSON, and the micro-batch of a "
+            "device in arguments of accelerate scripts"
+        )
     if geometry is not None and geometry.global_batch_size != total.value:
         yield Disagreement(
             "global-batch",
             "error",
-            f"{total.origin} is not devices x micro-batch x accumulation = {geometry}"
-            + _namesake(setup),
+            f"{total.origin} is not devices x micro-batch x accumulation = {geometry}{namesake}",
             f"set it to {geometry.global_batch_size}, or change the others",
         )
     elif geometry is None and total.value % product:
@@ -375,19 +383,8 @@ def _total(setup: Setup, running: Running) -> Iterator[Disagreement]:
         )
 
 
-def _namesake(setup: Setup) -> str:
-    """Explain `train_batch_size`, which is global in DeepSpeed and per device elsewhere."""
-    micro = setup.program.micro if setup.program is not None else None
-    if micro is None or micro.key != "train_batch_size":
-        return ""
-    return (
-        "; train_batch_size is the global batch in a DeepSpeed JSON, and the micro-batch of a "
-        "device in arguments of accelerate scripts"
-    )
-
-
-def _floor(running: Running) -> str:
-    """Say what LitGPT makes of a remainder: global // devices // micro-batch, without a word."""
+def _litgpt_remainder(running: Running) -> str:
+    """Say what LitGPT trains with, which drops the remainder of global / devices / micro-batch."""
     total, micro, devices = running.total, running.micro, running.devices
     if running.system != "litgpt" or total is None or micro is None or devices is None:
         return ""
@@ -396,21 +393,18 @@ def _floor(running: Running) -> str:
     return f"; LitGPT {f'trains with {batch}' if steps else 'stops at an assertion'}"
 
 
-def _both_precisions(setup: Setup, _: Running) -> Iterator[Disagreement]:
-    for statement in (setup.program, setup.deepspeed):
-        if statement is not None and statement.on("both_precisions"):
-            yield Disagreement(
-                "precision",
-                "error",
-                f"{statement.source}: fp16 and bf16 are both on, and only one of them can be",
-                "switch one off",
-            )
-
-
 def _precisions(setup: Setup, _: Running) -> Iterator[Disagreement]:
-    """Arithmetic that two sides state, and state differently."""
+    """One file may switch both precisions on, or two files different ones."""
     json, trainer = setup.deepspeed, setup.trainer
-    if any(s is not None and s.on("both_precisions") for s in (json, trainer)):
+    doubled = [s for s in (setup.program, json) if s is not None and s.is_on("both_precisions")]
+    for statement in doubled:
+        yield Disagreement(
+            "precision",
+            "error",
+            f"{statement.source}: fp16 and bf16 are both on, and only one of them can be",
+            "switch one off",
+        )
+    if doubled:
         return
     is_auto = trainer is not None and trainer.precision is not None and trainer.precision.is_auto
     if json is not None and trainer is not None and not is_auto:
@@ -429,30 +423,30 @@ def _precisions(setup: Setup, _: Running) -> Iterator[Disagreement]:
 
 
 def _fields_of_the_json(setup: Setup, _: Running) -> Iterator[Disagreement]:
-    """An accelerate config may not hold settings beside the JSON that they belong into."""
+    """An accelerate config may hold settings that belong into the DeepSpeed JSON."""
     config = setup.accelerate
     if config is None or setup.deepspeed is None or not accelerate_mode(setup).deepspeed:
         return
-    named = config.others.get("deepspeed_config_file") or (
+    json_file = config.others.get("deepspeed_config_file") or (
         setup.launcher is not None and setup.launcher.others.get("deepspeed_config_file")
     )
     fields = config.others["deepspeed_fields"]
     on_command = setup.launcher is not None and setup.launcher.precision is not None
     if on_command:
         fields = tuple(name for name in fields if name != "mixed_precision")
-    if not named or not fields:
+    if not json_file or not fields:
         return
     yield Disagreement(
         "fields-of-the-json",
         "error",
-        f"{config.source}: {', '.join(fields)} beside the DeepSpeed JSON {named}; accelerate "
+        f"{config.source}: {', '.join(fields)} beside the DeepSpeed JSON {json_file}; accelerate "
         "refuses to start, since the JSON has to say them",
         f"move {', '.join(fields)} into the JSON",
     )
 
 
 def _clipping(setup: Setup, _: Running) -> Iterator[Disagreement]:
-    """With DeepSpeed the gradient is clipped by its own value alone."""
+    """DeepSpeed clips by its own key alone."""
     json, program = setup.deepspeed, setup.program
     if json is None:
         return
@@ -470,21 +464,21 @@ def _clipping(setup: Setup, _: Running) -> Iterator[Disagreement]:
         "clipping",
         "error",
         f"{json.source}: has no gradient_clipping, so DeepSpeed clips at its default of 1.0, and "
-        f"{program.name(norm)} has no effect",
+        f"{program.quote(norm)} has no effect",
         f'add "gradient_clipping": {norm.value} to the DeepSpeed JSON',
     )
 
 
 def _split_batches(setup: Setup, running: Running) -> Iterator[Disagreement]:
     trainer = setup.trainer
-    if trainer is None or not trainer.on("split_batches") or trainer.micro is None:
+    if trainer is None or not trainer.is_on("split_batches") or trainer.micro is None:
         return
     devices, micro = running.devices, trainer.micro
     if devices is not None and micro.value is not None and micro.value % devices.value:
         yield Disagreement(
             "split-batches",
             "error",
-            f"{trainer.name(micro)} does not divide over devices {devices}: with split_batches it "
+            f"{trainer.quote(micro)} does not divide over devices {devices}: with split_batches it "
             "is cut over all of them, and accelerate refuses to start",
             f"set {micro.key} to a multiple of {devices.value}, or split_batches to false",
         )
@@ -492,7 +486,7 @@ def _split_batches(setup: Setup, running: Running) -> Iterator[Disagreement]:
         yield Disagreement(
             "split-batches",
             "warning",
-            f"{trainer.name(micro)} is the batch of all devices together, since split_batches is "
+            f"{trainer.quote(micro)} is the batch of all devices together, since split_batches is "
             "on; without it, it is that of each",
             "set split_batches to false, so that the name says what it is",
         )
@@ -500,7 +494,7 @@ def _split_batches(setup: Setup, running: Running) -> Iterator[Disagreement]:
 
 def _finds_batch_size(setup: Setup, _: Running) -> Iterator[Disagreement]:
     trainer = setup.trainer
-    if trainer is not None and trainer.on("auto_find_batch_size"):
+    if trainer is not None and trainer.is_on("auto_find_batch_size"):
         yield Disagreement(
             "auto-find-batch-size",
             "warning",
@@ -511,7 +505,7 @@ def _finds_batch_size(setup: Setup, _: Running) -> Iterator[Disagreement]:
 
 
 def _schedule(setup: Setup, running: Running) -> Iterator[Disagreement]:
-    """A scheduler that `Accelerator.prepare` wraps steps once per process."""
+    """A scheduler that `Accelerator.prepare` wraps advances once per process."""
     launch = setup.launch
     if running.system != "accelerate" or launch is None or setup.program is None:
         return
@@ -533,7 +527,7 @@ _RULES: tuple[Callable[[Setup, Running], Iterator[Disagreement]], ...] = (
     _processes,
     _visible,
     _unread_config,
-    _told,
+    _devices_option,
     _job,
     _shell_floor,
     _misspelt,
@@ -545,7 +539,6 @@ _RULES: tuple[Callable[[Setup, Running], Iterator[Disagreement]], ...] = (
     _no_batch,
     _accumulation_missing,
     _total,
-    _both_precisions,
     _precisions,
     _fields_of_the_json,
     _clipping,
@@ -553,4 +546,4 @@ _RULES: tuple[Callable[[Setup, Running], Iterator[Disagreement]], ...] = (
     _finds_batch_size,
     _schedule,
 )
-"""In the order in which a table shows what they find."""
+"""In the order in which a table shows their findings."""

@@ -1,9 +1,9 @@
-"""The commands of a launch script that has no control flow, with what its variables hold.
+"""The commands of a launch script without control flow, and the values of its variables.
 
-Nothing is executed. Read are assignments, `export`, arrays, `${NAME:-default}`, `$((...))` of whole
-numbers, quotes and continued lines. What only running the script would tell (what a command prints,
-variables of the environment) stays in the words as it is written. Control flow, and whatever else
-may set a variable, is refused with its line.
+Nothing is executed. The reader knows assignments, `export`, arrays, `${NAME:-default}`, `$((...))`
+of whole numbers, quotes and continued lines. Values that only running the script would tell (the
+output of a command, variables of the environment) stay in the words as they are written. Control
+flow, and any other command that may set a variable, is refused with its line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REFUSED = frozenset(
 )
 """Control flow, and commands that may set any variable."""
 _SURROUNDINGS = re.compile(r"activate|conda|mamba|profile|bashrc|modules?\.sh|setvars\.sh")
-"""What is sourced to set up programs; it says nothing of the batch."""
+"""Files that are sourced to set up programs; they do not concern the batch."""
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 _GIVE = "give the command with its values: batchscape check-config -- COMMAND"
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
@@ -61,7 +61,7 @@ _IN_TEXT = re.compile(rf'\\\n|\\([$`"\\])|(?P<value>{_VALUE})', re.DOTALL)
 _VARIABLE = re.compile(r"(\w+)(\[[@*]\])?(?:(:?-)(.*))?", re.DOTALL)
 _BLANKS = re.compile(r"[ \t\n]+")
 _NO_BREAK = "\N{NO-BREAK SPACE}"
-"""A blank of a command that is not run: it ends no word."""
+"""Replaces the blanks of a command that is not run, so that they end no word."""
 _EMPTY = "\ue003"
 """Stands beside each quotation, so that an empty one is a word too."""
 _HIDDEN = str.maketrans(" \t\n", "\ue000\ue001\ue002")
@@ -78,7 +78,7 @@ class ShellCommand:
     words: tuple[str, ...]
     line: int
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Known when it starts, with those put in front of it."""
+    """Variables that are known when it starts, with those in front of the command."""
     floors: tuple[str, ...] = ()
     """Divisions of the script that leave a remainder, which a shell drops."""
 
@@ -109,7 +109,7 @@ def is_unknown(word: str) -> bool:
 
 
 def _words_of(tokens: Iterable[re.Match[str]]) -> list[Word]:
-    """Return what stands between blanks, without comments and redirections."""
+    """Return the words between blanks, without comments and redirections."""
     words: list[Word] = [[]]
     for token in tokens:
         if token.lastgroup in {"blank", "joint", "redirection"}:
@@ -125,7 +125,7 @@ def _assigns(word: Word) -> bool:
 
 @dataclass
 class _Script:
-    """What is known while one script is read."""
+    """The variables, arrays and remainders while one script is read."""
 
     name: str
     variables: dict[str, str]
@@ -134,7 +134,7 @@ class _Script:
     line: int = 1
 
     def read(self, text: str) -> Iterator[ShellCommand]:
-        """Take what statements assign; yield the commands among them."""
+        """Carry out assignments, and yield commands."""
         statement: Word = []
         before = "\n"
         for token in self._tokens(text):
@@ -175,7 +175,7 @@ class _Script:
         )
 
     def _statement(self, statement: list[Word], beside: str) -> Iterator[ShellCommand]:
-        """Take what it assigns, and yield the command that it is; a joint makes it uncertain."""
+        """Carry out assignments, and yield the command; a joint makes it uncertain."""
         heads = list(takewhile(_assigns, statement))
         rest = statement[len(heads) :]
         is_export = bool(rest) and rest[0][0][0] in {"export", "readonly"}
@@ -183,7 +183,7 @@ class _Script:
         for word in rest:
             text = self._text(word)
             split = [text] if is_export and _assigns(word) else _BLANKS.split(text)
-            words += [one.translate(_SHOWN) for one in split if one]
+            words += [part.translate(_SHOWN) for part in split if part]
         before = dict(self.variables)
         for word in heads:
             self._assign(word)
@@ -191,25 +191,24 @@ class _Script:
             if heads and beside:
                 raise self._refusal(f"an assignment beside {beside}")
             return
-        own, self.variables = self.variables, before
-        yield from self._command(words, own, beside)
+        variables, self.variables = self.variables, before
+        yield from self._command(words, variables, beside)
 
     def _command(
-        self, words: list[str], own: dict[str, str], beside: str
+        self, words: list[str], variables: dict[str, str], beside: str
     ) -> Iterator[ShellCommand]:
-        named = _SURROUNDINGS.search(" ".join(words[1:]))
-        is_set_up = bool(named) and words[0] in {"source", ".", "eval"}
+        sets_up = words[0] in {"source", ".", "eval"} and _SURROUNDINGS.search(" ".join(words[1:]))
         is_element = re.match(r"\w+\[.*\]\+?=", words[0]) or words[:2] == ["printf", "-v"]
-        if is_element or (words[0] in _REFUSED and not is_set_up):
+        if is_element or (words[0] in _REFUSED and not sets_up):
             raise self._refusal(words[0])
         shell = dropwhile(lambda word: PurePath(word).name not in _SHELLS, words)
         if any(re.fullmatch(r"-[a-z]*c", word) for word in shell):
             raise self._refusal("a shell with -c")
         if words[0] not in {"export", "readonly", "unset"}:
-            yield ShellCommand(tuple(words), self.line, own, tuple(self.floors))
+            yield ShellCommand(tuple(words), self.line, variables, tuple(self.floors))
             return
-        for one in words[1:]:
-            key, equals, value = one.partition("=")
+        for argument in words[1:]:
+            key, equals, value = argument.partition("=")
             if beside or "$" in key:
                 raise self._refusal(" ".join(words)[:40])
             if words[0] == "unset":
@@ -230,7 +229,7 @@ class _Script:
         self.variables[key] = self.variables.get(key, "") + text if adds else text
 
     def _text(self, word: Iterable[re.Match[str]]) -> str:
-        """Return what a word becomes, its quoted blanks hidden; blanks of variables end words."""
+        """Expand a word; its quoted blanks are hidden, and blanks of variables end words."""
         text = ""
         for token in word:
             kind, content = token.lastgroup, token[token.lastgroup or 0]
@@ -240,11 +239,11 @@ class _Script:
                 elements = self.arrays.get(array[1], [content])
                 text += " ".join(_EMPTY + one.translate(_HIDDEN) for one in elements)
             elif kind == "text":
-                whole = _IN_TEXT.sub(
-                    lambda found: self._value(found[0]) if found["value"] else found[1] or "",
+                quoted = _IN_TEXT.sub(
+                    lambda part: self._value(part[0]) if part["value"] else part[1] or "",
                     content,
                 )
-                text += _EMPTY + whole.translate(_HIDDEN)
+                text += _EMPTY + quoted.translate(_HIDDEN)
             elif kind in {"quoted", "escaped"}:
                 text += _EMPTY + content.translate(_HIDDEN)
             elif kind in {"array", "bracket"}:
@@ -254,30 +253,30 @@ class _Script:
         return text
 
     def _value(self, piece: str) -> str:
-        """Return what a substitution becomes; what is not known stays as it is written."""
+        """Expand a substitution; an unknown one stays as it is written."""
         unknown = _BLANKS.sub(_NO_BREAK, piece)
         if piece.startswith("$((") and piece.endswith("))"):
             return self._sum(piece[3:-2]) or unknown
-        if found := re.match(r"\$\{\w+:?=", piece):
-            raise self._refusal(found[0])
+        if assignment := re.match(r"\$\{\w+:?=", piece):
+            raise self._refusal(assignment[0])
         variable = _VARIABLE.fullmatch(piece[2:-1] if piece[1] == "{" else piece[1:])
         if not variable:
             return unknown
         key, is_array, how, default = variable.groups()
         if is_array:
             return " ".join(self.arrays[key]) if key in self.arrays else unknown
-        held = self.variables.get(key)
-        if how and (held is None or (not held and how == ":-")):
+        value = self.variables.get(key)
+        if how and (value is None or (not value and how == ":-")):
             return self._text(self._tokens(default))
-        # With braces, so that what follows is no part of the name.
-        return f"${{{key}}}" if held is None else held
+        # With braces, so that the next letters are no part of the name.
+        return f"${{{key}}}" if value is None else value
 
     def _sum(self, text: str) -> str | None:
-        """Return what arithmetic of whole numbers comes to; None: this is not known."""
+        """Evaluate arithmetic of whole numbers; None where its value is not known."""
         if re.search(r"\+\+|--|[^=!<>]=(?!=)", text):
             raise self._refusal(f"$(({text}))")
         names = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
-        plain = names.sub(lambda found: self.variables.get(found[1], found[1]), text)
+        plain = names.sub(lambda name: self.variables.get(name[1], name[1]), text)
         try:
             return str(self._number(ast.parse(plain.strip().replace("/", "//"), mode="eval").body))
         except (SyntaxError, ValueError, ZeroDivisionError, MemoryError, RecursionError):
@@ -289,12 +288,12 @@ class _Script:
             return node.value
         if not isinstance(node, ast.BinOp):
             raise ValueError
-        left, right = self._number(node.left), self._number(node.right)
-        if isinstance(node.op, ast.FloorDiv) and left >= 0 and right >= 0:
-            quotient, remainder = divmod(left, right)
+        first, second = self._number(node.left), self._number(node.right)
+        if isinstance(node.op, ast.FloorDiv) and first >= 0 and second >= 0:
+            quotient, remainder = divmod(first, second)
             if remainder:
-                self.floors.append(f"{left} / {right} = {quotient}, remainder {remainder}")
+                self.floors.append(f"{first} / {second} = {quotient}, remainder {remainder}")
             return quotient
         if type(node.op) not in _OPERATIONS:
             raise ValueError
-        return _OPERATIONS[type(node.op)](left, right)
+        return _OPERATIONS[type(node.op)](first, second)

@@ -1,4 +1,4 @@
-"""Slurm: what the `#SBATCH` lines of a script ask for, and the tasks that srun starts.
+"""The resources that `#SBATCH` lines of a script and options of srun ask for.
 
 Source: https://slurm.schedmd.com/sbatch.html, `OPTIONS` and `OUTPUT ENVIRONMENT VARIABLES`.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from batchscape.errors import ConfigError
 from batchscape.geometry import is_count
-from batchscape.interop.readers import whole
+from batchscape.interop.readers import as_int
 
 __all__ = ["JobResources", "read_directives", "read_options", "read_step"]
 
@@ -29,7 +29,7 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class JobResources:
-    """Nodes, tasks and GPUs of a job or of one of its steps; None where nobody says it."""
+    """Nodes, tasks and GPUs of a job or of one of its steps; None where they are not stated."""
 
     nodes: int | None = None
     tasks: int | None = None
@@ -49,14 +49,14 @@ class JobResources:
 
     @property
     def tasks_on_node(self) -> int | None:
-        """Tasks on each node; None where nobody says it, or they are not the same on all."""
+        """Tasks on each node; None where they are not stated or differ between nodes."""
         if self.tasks_per_node is not None:
             return self.tasks_per_node
         return _shared(self.tasks, self.nodes)
 
     @property
     def gpus_on_node(self) -> int | None:
-        """GPUs on each node; None where nobody says it, or they are not the same on all."""
+        """GPUs on each node; None where they are not stated or differ between nodes."""
         if self.gpus_per_node is not None:
             return self.gpus_per_node
         if self.gpus is not None:
@@ -68,8 +68,8 @@ class JobResources:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Variables of the environment of its script, as far as they are known."""
-        found = {
+        """Environment variables that Slurm sets for the script, as far as they are known."""
+        values = {
             "SLURM_NNODES": self.nodes,
             "SLURM_JOB_NUM_NODES": self.nodes,
             "SLURM_NTASKS": self.all_tasks,
@@ -77,7 +77,7 @@ class JobResources:
             "SLURM_NTASKS_PER_NODE": self.tasks_per_node,
             "SLURM_GPUS_ON_NODE": self.gpus_on_node,
         }
-        return {name: str(value) for name, value in found.items() if value is not None}
+        return {name: str(value) for name, value in values.items() if value is not None}
 
 
 def read_directives(name: str, text: str) -> JobResources:
@@ -109,14 +109,14 @@ def read_directives(name: str, text: str) -> JobResources:
 
 
 def read_options(where: str, words: Sequence[str], job: JobResources) -> JobResources:
-    """Return a job with what options of sbatch or srun set anew.
+    """Return a job with the values that options of sbatch or srun set.
 
     Parameters
     ----------
     where : str
         Begins a message.
     words : sequence of str
-        Other options among them are passed over.
+        Other options among them are ignored.
 
     Raises
     ------
@@ -127,7 +127,7 @@ def read_options(where: str, words: Sequence[str], job: JobResources) -> JobReso
         count = _gpus(option, value) if _NAMES[option].startswith("gpus") else value
         if count is None:
             continue
-        number = whole(count)
+        number = as_int(count)
         if not is_count(number):
             msg = f"{where} {option} must be an int from 1 to 2**63 - 1; given {value[:60]!r}"
             raise ConfigError(msg)
@@ -136,7 +136,7 @@ def read_options(where: str, words: Sequence[str], job: JobResources) -> JobReso
 
 
 def read_step(where: str, words: Sequence[str], job: JobResources) -> JobResources:
-    """Return what a step has that srun starts in a job; as `read_options`."""
+    """Return the resources of a step that srun starts in a job; as `read_options`."""
     fields = {_NAMES[option] for option, _ in _options(words)}
     if "tasks" in fields and "tasks_per_node" not in fields:
         # Tasks of the step; those of the job on a node are a limit of theirs alone.
@@ -154,7 +154,7 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _gpus(option: str, value: str) -> str | None:
-    """Return how many GPUs `4`, `a100:4,v100:2` or `gpu:a100:4` as a resource are; None: none."""
+    """Count the GPUs of `4`, `a100:4,v100:2` or, as a resource, `gpu:a100:4`; None: no GPUs."""
     counts = []
     for part in value.split(","):
         words = part.removeprefix("gres/").partition("(")[0].split(":")
@@ -163,7 +163,7 @@ def _gpus(option: str, value: str) -> str | None:
         # A resource without a number is one of it.
         is_one = option == "--gres" and (not words or (len(words) == 1 and words[0][:1].isalpha()))
         counts.append("1" if is_one else words[-1])
-    numbers = [number for number in map(whole, counts) if is_count(number)]
+    numbers = [number for number in map(as_int, counts) if is_count(number)]
     if len(numbers) == len(counts) > 1:
         return str(sum(numbers))
     # Of several, one is no number, and is refused with the rest.

@@ -35,10 +35,10 @@ def deepspeed_config(
     precision: str,
     gradient_clip_norm: float | None,
 ) -> dict[str, Any]:
-    """Return what DeepSpeed's JSON file holds, for a script that trains with a geometry.
+    """Return the content of DeepSpeed's JSON file for one geometry.
 
-    All three batch numbers are written, and DeepSpeed checks their product. It would derive what
-    is missing: of a train_batch_size alone, one micro-step of all of it.
+    All three batch numbers are written, and DeepSpeed checks their product. It would derive a
+    missing one: from train_batch_size alone it takes one micro-step of the whole batch.
 
     Parameters
     ----------
@@ -103,9 +103,9 @@ _MIXED = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 def accelerate_config(
     geometry: BatchGeometry, *, precision: str = "float32", deepspeed_json: str | None = None
 ) -> dict[str, Any]:
-    """Return what the YAML of `accelerate launch --config_file` holds.
+    """Return the content of the YAML for `accelerate launch --config_file`.
 
-    The accumulation is no key of it without DeepSpeed: the script passes it to `Accelerator`.
+    Without DeepSpeed it has no key for the accumulation: the script passes it to `Accelerator`.
 
     Parameters
     ----------
@@ -244,6 +244,9 @@ def write_configs(
     )
     # accelerate looks for a relative path in the folder that it is called in.
     with_deepspeed = accelerate_config(geometry, deepspeed_json=str(json_file.absolute()))
+    launch = " ".join(torchrun_arguments(geometry))
+    if geometry.nodes > 1:
+        launch += ' --rdzv_backend c10d --rdzv_endpoint "$MASTER_ADDR:29500"'
     contents = {
         "deepspeed.json": json.dumps(deepspeed, indent=2) + "\n",
         "accelerate.yaml": _yaml(
@@ -253,7 +256,9 @@ def write_configs(
         # Read by transformers' own parser, which takes no comments in JSON.
         "training_arguments.yaml": _yaml(geometry, trainer, _TRAINER),
         "litgpt.yaml": _yaml(geometry, litgpt_config(geometry), _LITGPT),
-        "torchrun.sh": _torchrun(geometry, trainer),
+        "torchrun.sh": f"#!/bin/sh\n{_identity(geometry)}# sh FILE SCRIPT [ARGUMENTS]: with "
+        "TrainingArguments behind them\n"
+        f'exec torchrun {launch} "$@" {" ".join(command_line(trainer))}\n',
     }
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -283,19 +288,8 @@ def _yaml(geometry: BatchGeometry, content: Mapping[str, Any], use: str) -> str:
     return f"{_identity(geometry)}# {use}\n{yaml.safe_dump(dict(content), sort_keys=False)}"
 
 
-def _torchrun(geometry: BatchGeometry, trainer: Mapping[str, Any]) -> str:
-    launch = " ".join(torchrun_arguments(geometry))
-    if geometry.nodes > 1:
-        launch += ' --rdzv_backend c10d --rdzv_endpoint "$MASTER_ADDR:29500"'
-    arguments = " ".join(command_line(trainer))
-    return (
-        f"#!/bin/sh\n{_identity(geometry)}# sh FILE SCRIPT [ARGUMENTS]: with TrainingArguments "
-        f'behind them\nexec torchrun {launch} "$@" {arguments}\n'
-    )
-
-
 def command_line(arguments: Mapping[str, Any]) -> list[str]:
-    """Return keyword arguments as words of a command; switches that are off are left out."""
+    """Return keyword arguments as words of a command, without switches that are off."""
     words: list[str] = []
     for key, value in arguments.items():
         if value is not False:

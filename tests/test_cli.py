@@ -51,7 +51,7 @@ def left_behind() -> set[str]:
     return {path.name for path in Path.cwd().iterdir()}
 
 
-def told(capsys: Captured, argv: list[str], code: int) -> str:
+def error_of(capsys: Captured, argv: list[str], code: int) -> str:
     """Run a command that fails; return what it says, and check that it is a message only."""
     assert main(argv) == code
     captured = capsys.readouterr()
@@ -61,19 +61,24 @@ def told(capsys: Captured, argv: list[str], code: int) -> str:
     return captured.err
 
 
+HYDRA_VERBS = ("sweep", "run", "plan", "probe")
+PARSER_VERBS = (
+    *("status", "cancel", "report", "view", "analyze", "recommend", "sync", "doctor"),
+    *("check-config", "configs", "geometry"),
+)
+
+
 @pytest.mark.parametrize("argv", [[], ["--help"], ["-h"]])
 def test_help_names_every_verb(argv: list[str], capsys: Captured) -> None:
     assert main(argv) == 0
     text = capsys.readouterr().out
-    for verb in ("sweep", "run", "plan", "status", "report", "view", "sync", "doctor"):
+    for verb in (*HYDRA_VERBS, *PARSER_VERBS):
         assert f"batchscape {verb} " in text
 
 
-@pytest.mark.parametrize(
-    "verb", ["sweep", "run", "plan", "status", "report", "view", "sync", "doctor"]
-)
+@pytest.mark.parametrize("verb", [*HYDRA_VERBS, *PARSER_VERBS])
 def test_help_of_a_verb_has_an_example(verb: str, capsys: Captured) -> None:
-    if verb in {"status", "report", "view", "sync", "doctor"}:
+    if verb in PARSER_VERBS:
         with pytest.raises(SystemExit) as leaving:
             main([verb, "--help"])
         assert leaving.value.code == 0
@@ -125,7 +130,7 @@ def test_version(capsys: Captured) -> None:
     ids=" ".join,
 )
 def test_bad_input_is_a_message_and_code_2(argv: list[str], message: str, capsys: Captured) -> None:
-    assert message in told(capsys, argv, 2)
+    assert message in error_of(capsys, argv, 2)
 
 
 def test_a_defect_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,21 +152,21 @@ def test_plan_shows_and_leaves_nothing(capsys: Captured) -> None:
 
 def test_settings_can_be_shown(capsys: Captured) -> None:
     assert main(["run", "seed=3", "--cfg", "job", "model=gpt_micro"]) == 0
-    shown = capsys.readouterr().out
-    assert "d_model: 32" in shown
-    assert "seed: 3" in shown
+    output = capsys.readouterr().out
+    assert "d_model: 32" in output
+    assert "seed: 3" in output
     assert left_behind() == set()
 
 
 def test_settings_are_shown_with_what_they_mean(capsys: Captured) -> None:
     read = ["engine.metrics.kind=jsonl", "+engine.metrics.columns={loss: nll}"]
     assert main(["run", "--cfg", "job", "engine=command", "engine.argv=[train]", *read]) == 0
-    shown = capsys.readouterr().out
-    assert yaml.safe_load(shown)["engine"]["metrics"] == {
+    output = capsys.readouterr().out
+    assert yaml.safe_load(output)["engine"]["metrics"] == {
         "kind": "jsonl",
         "columns": {"loss": "nll"},
     }
-    text = " ".join(line.strip().removeprefix("# ") for line in shown.splitlines())
+    text = " ".join(line.strip().removeprefix("# ") for line in output.splitlines())
     assert f"{meaning_of(JsonlMetrics, 'columns')} (mapping; time, record) columns:" in text
     for setting in SETTINGS:
         name = setting.path[-1]
@@ -186,10 +191,10 @@ def test_sweep_then_status_then_report(capsys: Captured) -> None:
     assert "3 runs: 3 completed; 1 run rejected" in text
     assert "The same command now skips 3 done." in text
     assert main(["status", str(folder), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["state"] == "finished"
-    assert told["counts"] == {"completed": 3, "rejected": 1}
-    assert told["next"] == {"skip": 3, "reject": 1}
+    status = json.loads(capsys.readouterr().out)
+    assert status["state"] == "finished"
+    assert status["counts"] == {"completed": 3, "rejected": 1}
+    assert status["next"] == {"skip": 3, "reject": 1}
 
     # Hydra's own way to say it finds the same folder, and has nothing to do.
     before = {run.path.name: read_json(run.status) for run in SweepFolder(folder).run_folders()}
@@ -222,15 +227,15 @@ def test_a_cell_that_diverges_leaves_the_others_alone(capsys: Captured) -> None:
     argv = ["sweep", "optimizer=sgd", rates, *QUICK, "budget.samples=320", "sweep_dir=here"]
     assert main(argv) == 0
     printed = capsys.readouterr().out
-    found = {}
+    outcomes = {}
     for run in SweepFolder(Path("here")).run_folders():
         status = RunStatus.read(run.status)
         verify_seal(run, status)
         rate = read_json(run.config)["config"]["optimizer"]["learning_rate"]
-        found[rate] = (status.status, status.cause, status.rank, status.reason)
+        outcomes[rate] = (status.status, status.cause, status.rank, status.reason)
     reason = "the loss of optimizer step 2 is not finite"
     completed = (Status.COMPLETED, None, None, None)
-    assert found == {
+    assert outcomes == {
         0.01: completed,
         1e30: (Status.DIVERGED, Cause.DIVERGENCE, 0, reason),
         0.1: completed,
@@ -277,21 +282,6 @@ def test_a_run_that_others_stopped_is_code_1() -> None:
     assert f"  log: {run.log}" in printed
 
 
-@pytest.mark.slow
-def test_as_a_module_from_another_folder() -> None:
-    def call(*argv: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "batchscape", *argv]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    done = call("plan", "sweeps=fixed_global_batch")
-    assert done.returncode == 0, done.stderr
-    assert "Runs: 12. Rejected runs: 6." in done.stdout
-    failed = call("run", "seed=x")
-    assert failed.returncode == 2
-    assert failed.stdout == ""
-    assert "Traceback" not in failed.stderr
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -311,9 +301,9 @@ def test_options_may_stand_anywhere(line: str, tmp_path: Path, capsys: Captured)
 @pytest.mark.parametrize("path", ["/home/jürgen/a b", "🐳", "a(1)", "it's", r"a\"b", "ü\\"])
 def test_a_path_that_cannot_be_read_is_shown_as_it_would_work(path: str, capsys: Captured) -> None:
     assert main(["run", f"sweep_dir={path}"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"sweep_dir={path}: the value cannot be read")
-    (setting,) = shlex.split(said.rpartition("for the shell too: ")[2])
+    error = capsys.readouterr().err
+    assert error.startswith(f"sweep_dir={path}: the value cannot be read")
+    (setting,) = shlex.split(error.rpartition("for the shell too: ")[2])
     grid = compose([setting], "batchscape run")
     assert grid is not None
     assert grid.fixed == {"sweep_dir": path}
@@ -341,9 +331,9 @@ def test_a_path_that_cannot_be_read_is_shown_as_it_would_work(path: str, capsys:
 def test_misspelt_settings_are_answered_with_the_right_ones(
     argv: list[str], hint: str, capsys: Captured
 ) -> None:
-    said = told(capsys, ["plan", *argv], 2)
-    assert hint in said
-    assert "+model" not in said
+    error = error_of(capsys, ["plan", *argv], 2)
+    assert hint in error
+    assert "+model" not in error
 
 
 def test_interrupted_is_code_130(monkeypatch: pytest.MonkeyPatch) -> None:

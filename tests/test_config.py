@@ -157,7 +157,7 @@ def test_settings_of_a_run_by_what_they_decide(config_of):
             assert not set(parts[0]) & set(parts[1])
     assert "tracker" not in whole
     assert "learning_rate" not in that_affect(config, Affects.MEMORY)["optimizer"]
-    assert that_affect(config, Affects.TIME, told=True).keys().isdisjoint(OUR_GROUPS)
+    assert that_affect(config, Affects.TIME, for_program=True).keys().isdisjoint(OUR_GROUPS)
 
 
 @given(

@@ -9,20 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchscape.geometry import BatchGeometry, enumerate_geometries
-from batchscape.probe import Tried, seek_largest
+from batchscape.probe import Attempt, seek_largest
 
 
 def cuts(global_batch_size: int) -> list[BatchGeometry]:
     return enumerate_geometries(global_batch_size, data_parallel_sizes=[1])
 
 
-def search(candidates: Sequence[BatchGeometry], largest: int, guess: int | None) -> list[Tried]:
+def search(candidates: Sequence[BatchGeometry], largest: int, guess: int | None) -> list[Attempt]:
     """Search where the candidates up to position `largest` fit."""
 
-    def attempt(geometry: BatchGeometry) -> Tried:
-        return Tried(geometry, candidates.index(geometry) <= largest)
+    def train(geometry: BatchGeometry) -> Attempt:
+        return Attempt(geometry, candidates.index(geometry) <= largest)
 
-    return seek_largest(candidates, guess, attempt)
+    return seek_largest(candidates, guess, train)
 
 
 @given(data=st.data(), batch=st.integers(1, 720))
@@ -30,14 +30,14 @@ def test_finds_the_boundary_whatever_is_expected(data: st.DataObject, batch: int
     candidates = cuts(batch)
     count = len(candidates)
     largest = data.draw(st.integers(-1, count - 1))
-    tried = search(candidates, largest, data.draw(st.none() | st.integers(-1, count - 1)))
-    fitting = [candidates.index(one.geometry) for one in tried if one.fits]
-    others = [candidates.index(one.geometry) for one in tried if not one.fits]
+    attempts = search(candidates, largest, data.draw(st.none() | st.integers(-1, count - 1)))
+    fitting = [candidates.index(attempt.geometry) for attempt in attempts if attempt.fits]
+    failing = [candidates.index(attempt.geometry) for attempt in attempts if not attempt.fits]
     # The two neighbours of the boundary were both tried, and nothing twice.
     assert max(fitting, default=-1) == largest
-    assert min(others, default=count) == largest + 1
-    assert len({one.geometry for one in tried}) == len(tried)
-    assert len(tried) <= 2 + math.ceil(math.log2(count + 1))
+    assert min(failing, default=count) == largest + 1
+    assert len({attempt.geometry for attempt in attempts}) == len(attempts)
+    assert len(attempts) <= 2 + math.ceil(math.log2(count + 1))
 
 
 @given(data=st.data(), batch=st.integers(1, 720))

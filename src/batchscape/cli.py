@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import atexit
 import gc
-import io
 import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -134,9 +133,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         or a folder that cannot be used; 130 if interrupted.
     """
     if argv is None:
-        # This process is ours, and its end frees it sooner than the interpreter would.
+        # The end of the process frees memory sooner than the interpreter would.
         atexit.register(gc.freeze)
-        # What a plan or a report makes is reachable to its end: looking for garbage took long.
+        # Objects of a plan or a report are reachable to its end: looking for garbage took long.
         gc.set_threshold(1_000_000, 20, 100)
     try:
         return _dispatch(list(sys.argv[1:] if argv is None else argv))
@@ -151,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{missing}\n")
         return 2
     except OSError as error:
-        # Of this system, not of ours: a full disk, a folder that cannot be written to.
+        # An error of the system, such as a full disk or a folder that cannot be written to.
         sys.stderr.write(f"{outgoing(str(error))}\n")
         return 2
     except KeyboardInterrupt:
@@ -169,7 +168,8 @@ def _dispatch(argv: list[str]) -> int:
         return 0
     if first in _VERBS:
         if first in _VERB_HELP and {"--help", "-h"} & set(argv):
-            sys.stdout.write(_help_of(first))
+            usage = f"usage: batchscape {first} [key=value ...]\n\n"
+            sys.stdout.write(usage + _VERB_HELP[first] + _SETTINGS_HELP)
             return 0
         with terminations_as_interrupts():
             return _VERBS[first](argv[1:])
@@ -179,15 +179,6 @@ def _dispatch(argv: list[str]) -> int:
             return _sweep(argv) if {"--multirun", "-m"} & set(argv) else _run(argv)
     msg = f"unknown verb {first!r}{suggest(first, _VERBS)}; batchscape --help"
     raise ConfigError(msg)
-
-
-def _help_of(verb: str) -> str:
-    if verb in _VERB_HELP:
-        usage = f"usage: batchscape {verb} [key=value ...]\n\n"
-        return usage + _VERB_HELP[verb] + _SETTINGS_HELP
-    with redirect_stdout(io.StringIO()) as told, suppress(SystemExit):
-        _VERBS[verb](["--help"])
-    return told.getvalue()
 
 
 def _sweep(arguments: list[str]) -> int:
@@ -201,11 +192,11 @@ def _run(arguments: list[str]) -> int:
         return 0
     several = grid.sweep_file is not None or len(grid.cells) > 1 or grid.intervals
     if several or _is_search(grid) or {"--multirun", "-m"} & set(arguments):
-        asked = [argument for argument in arguments if argument not in {"--multirun", "-m"}]
+        words = [argument for argument in arguments if argument not in {"--multirun", "-m"}]
         what = "search" if grid.intervals else f"sweep of {len(grid.cells)}"
         msg = (
             f"`run` is for one run, and this asks for a {what}; "
-            f"use: {shlex.join(['batchscape', 'sweep', *asked])}"
+            f"use: {shlex.join(['batchscape', 'sweep', *words])}"
         )
         raise ConfigError(msg)
     return _launch(grid, arguments)
@@ -227,13 +218,13 @@ def _plan(arguments: list[str]) -> int:
     from batchscape.record.folder import SweepFolder
 
     machine = _machine(grid)
-    told = None
+    stand_in = None
     if _is_search(grid):
         from batchscape.data.corpus import prepare
         from batchscape.search.stand_ins import stand_ins
 
-        told = stand_ins(grid, machine, prepare)
-    plan = _make_plan(grid if told is None else told.cells, machine)
+        stand_in = stand_ins(grid, machine, prepare)
+    plan = _make_plan(grid if stand_in is None else stand_in.cells, machine)
     predicted = predict(plan.specs, SweepFolder(plan.sweep_dir), machine, parsed.runs)
     begin = datetime.now().astimezone()
     if parsed.picture is not None:
@@ -244,12 +235,12 @@ def _plan(arguments: list[str]) -> int:
         save_plan(pd.DataFrame(plan_fields(plan, predicted)), parsed.picture)
     if parsed.json:
         sys.stdout.write(plan_json(plan, machine, predicted, begin) + "\n")
-    elif told is None:
+    elif stand_in is None:
         _console().print(plan_table(plan, predicted, begin))
     else:
-        _console().print(told.text)
+        _console().print(stand_in.text)
         _console().print(
-            plan_table(plan, predicted, begin, searched=told.searched, trials=told.trials)
+            plan_table(plan, predicted, begin, searched=stand_in.searched, trials=stand_in.trials)
         )
     return 0
 
@@ -275,7 +266,7 @@ def _geometry(arguments: list[str]) -> int:
     from batchscape.geometry import enumerate_geometries
     from batchscape.record.spec import plain_geometry
 
-    found = enumerate_geometries(
+    geometries = enumerate_geometries(
         parsed.total,
         nodes=parsed.nodes,
         data_parallel_sizes=parsed.devices,
@@ -283,9 +274,11 @@ def _geometry(arguments: list[str]) -> int:
         max_micro_batch_size=parsed.max_micro,
         max_gradient_accumulation_steps=parsed.max_accumulation,
     )
-    if not found:
+    if not geometries:
         ways = enumerate_geometries(parsed.total)
-        counts = ", ".join(map(str, dict.fromkeys(one.data_parallel_size for one in ways)))
+        counts = ", ".join(
+            map(str, dict.fromkeys(geometry.data_parallel_size for geometry in ways))
+        )
         msg = (
             "devices x micro-batch x accumulation must be the global batch, and devices a multiple "
             f"of the nodes; given {shlex.join(arguments)}; a global batch of {parsed.total} can "
@@ -293,10 +286,10 @@ def _geometry(arguments: list[str]) -> int:
         )
         raise ConfigError(msg)
     if parsed.json:
-        rows = [plain_geometry(one) for one in found]
+        rows = [plain_geometry(geometry) for geometry in geometries]
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
     else:
-        sys.stdout.writelines(f"{one}\n" for one in found)
+        sys.stdout.writelines(f"{geometry}\n" for geometry in geometries)
     return 0
 
 
@@ -305,14 +298,14 @@ def _probe(arguments: list[str]) -> int:
     grid = _compose([argument for argument in arguments if argument != "--json"], "probe")
     if grid is None:
         return 0
-    from batchscape.probe import as_json, probe, show_found
+    from batchscape.probe import as_json, probe, show_answer
 
     console = _console() if as_text else _console(stderr=True)
-    found = probe(grid, _machine_here(grid), console)
+    answer = probe(grid, _machine_here(grid), console)
     if as_text:
-        show_found(console, found)
+        show_answer(console, answer)
     else:
-        sys.stdout.write(as_json(found) + "\n")
+        sys.stdout.write(as_json(answer) + "\n")
     return 0
 
 
@@ -417,28 +410,30 @@ def _recommend(arguments: list[str]) -> int:
 
     deadline_s = None if parsed.deadline is None else parse_duration(parsed.deadline)
     needs = Needs(parsed.devices, parsed.memory_gib, deadline_s)
-    found = [recommend(evidence, needs) for evidence in gather(parsed.dirs, parsed.target)]
+    recommendations = [
+        recommend(evidence, needs) for evidence in gather(parsed.dirs, parsed.target)
+    ]
     if parsed.json:
-        sys.stdout.write(as_json(found) + "\n")
+        sys.stdout.write(as_json(recommendations) + "\n")
         return 0
-    for recommendation in found:
+    for recommendation in recommendations:
         show_recommendation(_console(), recommendation)
     return 0
 
 
 def _follow_recipe(arguments: list[str]) -> int:
-    """Recommend a cut for settings that nothing was measured of."""
+    """Recommend a geometry for settings of which nothing was measured."""
     parser = _Parser(prog="batchscape recommend", add_help=False)
     parser.add_argument("--devices", metavar="N", type=int)
     parser.add_argument("--runs", metavar="DIR", type=Path, action="append", default=[])
     parser.add_argument("--out", metavar="DIR", type=Path)
     parser.add_argument("--json", action="store_true")
     parsed, settings = parser.parse_known_args(arguments)
-    of_runs = [w for w in settings if w.partition("=")[0] in _OF_RUNS]
-    if of_runs:
+    run_options = [word for word in settings if word.partition("=")[0] in _RUN_OPTIONS]
+    if run_options:
         msg = (
-            f"{of_runs[0]} is about sweeps that ran, and settings ask for a recipe before: give "
-            "folders or settings. A device's memory is device.memory_limit_gib"
+            f"{run_options[0]} is about sweeps that ran, and settings ask for a recipe before: "
+            "give folders or settings. A device's memory is device.memory_limit_gib"
         )
         raise ConfigError(msg)
     grid = _compose(settings, "recommend")
@@ -447,18 +442,18 @@ def _follow_recipe(arguments: list[str]) -> int:
     from batchscape.recipe import follow_recipe, show_recipe, write_files
 
     machine = _machine(grid)
-    found = follow_recipe(grid, machine, settings, devices=parsed.devices, runs=parsed.runs)
-    written = [] if parsed.out is None else write_files(found, parsed.out)
+    recipe = follow_recipe(grid, machine, settings, devices=parsed.devices, runs=parsed.runs)
+    written = [] if parsed.out is None else write_files(recipe, parsed.out)
     if parsed.json:
-        sys.stdout.write(json.dumps(found.content, indent=2) + "\n")
+        sys.stdout.write(json.dumps(recipe.content, indent=2) + "\n")
     else:
-        show_recipe(_console(), found)
+        show_recipe(_console(), recipe)
     for path in written:
         _console(stderr=parsed.json).print(f"  {path}", soft_wrap=True)
-    return 0 if found.chosen is not None else 1
+    return 0 if recipe.chosen is not None else 1
 
 
-_OF_RUNS = ("--deadline", "--memory-gib", "--target")
+_RUN_OPTIONS = ("--deadline", "--memory-gib", "--target")
 
 
 def _analyze(arguments: list[str]) -> int:
@@ -589,15 +584,15 @@ def _status(arguments: list[str]) -> int:
 
     sweep = SweepFolder(parsed.dir)
     # Before its grid, a search has trials alone.
-    found = overview(
+    state = overview(
         sweep if sweep.runs.exists() or not sweep.search.runs.exists() else sweep.search
     )
     if parsed.json:
-        sys.stdout.write(found.as_json() + "\n")
+        sys.stdout.write(state.as_json() + "\n")
         return 0
     from batchscape.record.overview_text import overview_text
 
-    _console().print(overview_text(found))
+    _console().print(overview_text(state))
     if sweep.slurm.is_dir():
         from batchscape.launch.slurm import describe_jobs
 
@@ -717,14 +712,16 @@ def _check_config(arguments: list[str]) -> int:
         "global_batch_tokens and sequence_length; once for each",
     )
     parser.add_argument("--json", action="store_true", help="print the same as JSON")
-    # What follows -- is a command with options of its own.
+    # The words behind -- are a command with options of its own.
     end = arguments.index("--") if "--" in arguments else len(arguments)
     # The parser would take `--NAME=WORD` behind --flag for an option of its own.
-    left, own = arguments[:end], []
-    while left:
-        argument = left.pop(0)
-        own.append(f"{_FLAG}={left.pop(0)}" if argument == _FLAG and left else argument)
-    parsed = parser.parse_args(own)
+    words: list[str] = []
+    for argument in arguments[:end]:
+        if words and words[-1] == _FLAG:
+            words[-1] += f"={argument}"
+        else:
+            words.append(argument)
+    parsed = parser.parse_args(words)
     from batchscape.interop.check import check_configs
 
     checked = check_configs(
@@ -785,7 +782,7 @@ def _configs(arguments: list[str]) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Refuses what it is given as any other bad input is, with the option that was meant."""
+    """Refuses bad options by a `ConfigError`, with the option that may be meant."""
 
     def __init__(self, **options: Any) -> None:  # noqa: ANN401  (argparse's own)
         super().__init__(allow_abbrev=False, **options)
@@ -793,8 +790,8 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0]
         option = unknown.partition("=")[0]
-        known = [name for name in self._option_string_actions if name.startswith("--")]
-        hint = suggest(option, known) if unknown else ""
+        options = [name for name in self._option_string_actions if name.startswith("--")]
+        hint = suggest(option, options) if unknown else ""
         msg = f"{self.format_usage()}{self.prog}: {message}{hint}"
         raise ConfigError(msg)
 
@@ -847,7 +844,7 @@ def _machine(grid: SweepCells) -> Machine:
     try:
         config = RunConfig.from_mapping(grid.cells[0].settings)
     except ConfigError:
-        # The plan tells what is wrong, of all cells.
+        # The plan will refuse it, with the problems of all cells.
         return Machine.of(Cluster())
     return Machine.of(config.cluster, config.launcher)
 
@@ -926,18 +923,18 @@ def _search(grid: SweepCells, machine: Machine, arguments: Sequence[str]) -> int
     from batchscape.search import search
 
     console = _console()
-    found = search(grid, machine, prepare, console, command_of(arguments))
-    console.print(f"Trials: {found.sweep_dir / 'search'}", soft_wrap=True)
+    searched = search(grid, machine, prepare, console, command_of(arguments))
+    console.print(f"Trials: {searched.sweep_dir / 'search'}", soft_wrap=True)
     from batchscape.analysis.search.topic import print_search_result
     from batchscape.record.folder import SweepFolder
 
-    print_search_result(SweepFolder(found.sweep_dir), console)
-    if (found.sweep_dir / "runs").exists():
-        report = shlex.join(["batchscape", "report", str(found.sweep_dir)])
+    print_search_result(SweepFolder(searched.sweep_dir), console)
+    if (searched.sweep_dir / "runs").exists():
+        report = shlex.join(["batchscape", "report", str(searched.sweep_dir)])
         console.print(f"Report: {report}", soft_wrap=True)
-    if found.result.interrupted:
+    if searched.result.interrupted:
         return 130
-    return 1 if found.result.failed or found.result.stopped or not found.is_complete else 0
+    return 1 if searched.result.failed or searched.result.stopped or not searched.is_complete else 0
 
 
 def _console(*, stderr: bool = False) -> Console:

@@ -1,4 +1,4 @@
-"""From a command line to a grid of settings, by Hydra."""
+"""A grid of settings, composed by Hydra from a command line."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _OURS = {
     "hydra/launcher": "launches runs itself: with launcher=local where it is called "
     "(launcher.concurrent_runs=N takes several at a time), with launcher=slurm in jobs",
 }
-"""What Hydra would do and batchscape does."""
+"""Settings of Hydra that have no effect, and what batchscape does in their place."""
 _FROM_HYDRA = frozenset({"antlr4", "hydra", "omegaconf", "yaml"})
 _OF_OTHERS = {
     "batch.micro_batch_size": "b bs mbs batch_size train_batch_size micro_batch "
@@ -53,7 +53,7 @@ _OF_OTHERS = {
     "data.sequence_length": "seq_len seq_length block_size context_length max_seq_length",
     "schedule.warmup_samples": "warmup warmup_steps",
 }
-"""What settings are called elsewhere."""
+"""Names of the settings in other programs."""
 
 
 def compose(arguments: Sequence[str], program: str) -> SweepCells | None:
@@ -69,20 +69,20 @@ def compose(arguments: Sequence[str], program: str) -> SweepCells | None:
     Returns
     -------
     SweepCells or None
-        None where the flags asked Hydra to show something instead.
+        None where the flags asked Hydra to show settings.
 
     Raises
     ------
     ConfigError
-        If the arguments make no sense, with Hydra's message where it is the one to tell.
+        If the arguments cannot be composed, with Hydra's message where there is none of ours.
     """
     arguments = _retry_as_setting(arguments)
     _refuse_mistakes(arguments)
     flags = {argument.split("=")[0] for argument in arguments if argument.startswith("-")}
-    shows = bool(flags & _SHOW_FLAGS)
+    shows_settings = bool(flags & _SHOW_FLAGS)
     passed = _options_first([a for a in arguments if a not in MULTIRUN_FLAGS])
-    # Everything is a grid for us, one run being a grid of one cell.
-    command = [program, *passed] if shows else [program, "--multirun", *passed]
+    # One run is a grid of one cell.
+    command = [program, *passed] if shows_settings else [program, "--multirun", *passed]
 
     received: list[object] = []
 
@@ -92,21 +92,21 @@ def compose(arguments: Sequence[str], program: str) -> SweepCells | None:
     application = hydra.main(
         config_path="pkg://batchscape.conf", config_name="config", version_base="1.3"
     )(receive)
-    told = io.StringIO()
+    output = io.StringIO()
     try:
-        # What Hydra shows are settings, which nothing has looked through.
-        with _called_as(command), redirect_stdout(told) if shows else nullcontext():
+        # Hydra prints settings as they are, with secrets.
+        with _called_as(command), redirect_stdout(output) if shows_settings else nullcontext():
             application()
     except BatchscapeError:
         raise
-    except Exception as error:  # Hydra tells bad input by exceptions of any type
-        # What fails in our code is our defect, and raised as it is.
+    except Exception as error:  # Hydra raises exceptions of any type for bad input
+        # An error of our own code is a defect, and keeps its traceback.
         if not _is_from_hydra(error):
             raise
         raise ConfigError(_message(error)) from None
-    if shows:
-        shown = redact_json(yaml.safe_load(told.getvalue()))
-        sys.stdout.write(outgoing("\n".join(explained(shown)) + "\n"))
+    if shows_settings:
+        settings = redact_json(yaml.safe_load(output.getvalue()))
+        sys.stdout.write(outgoing("\n".join(explained(settings)) + "\n"))
         return None
     if len(received) != 1 or not isinstance(received[0], SweepCells):
         msg = "the primary configuration must have `override hydra/sweeper: grid` in its defaults"
@@ -130,42 +130,42 @@ def _called_as(command: list[str]) -> Iterator[None]:
 
 
 def _retry_as_setting(arguments: Sequence[str]) -> list[str]:
-    """Write the option `--retry failed,oom` as the setting that it stands for."""
-    left, found = list(arguments), []
-    while left:
-        argument = left.pop(0)
+    """Replace the option `--retry failed,oom` by its setting."""
+    words, settings = list(arguments), []
+    while words:
+        argument = words.pop(0)
         option, equals, value = argument.partition("=")
         if option != "--retry":
-            found.append(argument)
+            settings.append(argument)
             continue
-        names = value if equals else left.pop(0) if left else ""
-        known = get_args(Repeated)
-        if not set(names.split(",")) <= set(known):
+        text = value if equals else words.pop(0) if words else ""
+        statuses = get_args(Repeated)
+        if not set(text.split(",")) <= set(statuses):
             msg = (
-                f"--retry takes statuses of runs, any of {', '.join(known)}, as in "
-                f"--retry failed,oom; got {names!r}"
+                f"--retry takes statuses of runs, any of {', '.join(statuses)}, as in "
+                f"--retry failed,oom; got {text!r}"
             )
             raise ConfigError(msg)
-        found.append(f"launcher.retry=[{names}]")
-    return found
+        settings.append(f"launcher.retry=[{text}]")
+    return settings
 
 
 def _refuse_mistakes(arguments: Sequence[str]) -> None:
-    """Refuse what Hydra would accept, and then run another thing than was meant."""
+    """Refuse arguments that Hydra would accept with another meaning than the user's."""
     for before, argument in zip(["", *arguments], arguments, strict=False):
         prefixed, equals, value = argument.partition("=")
         key = prefixed.lstrip("+~")
         if prefixed.startswith("-"):
             if prefixed not in _OPTIONS and before not in _TAKE_A_VALUE:
-                known = sorted(o for o in (*_OPTIONS, "--retry") if o.startswith("--"))
-                msg = f"there is no option {prefixed}{suggest(prefixed, known)}"
+                options = sorted(o for o in (*_OPTIONS, "--retry") if o.startswith("--"))
+                msg = f"there is no option {prefixed}{suggest(prefixed, options)}"
                 raise ConfigError(f"{msg}; settings have no dashes")
             continue
         if not equals and argument[:1] != "~" and before not in _TAKE_A_VALUE:
             msg = f"{argument}: settings are given as key=value; a sweep file as sweeps={argument}"
             if "=" in before:
                 both = shlex.quote(f"{before} {argument}")
-                msg += f"; if it belongs to what stands before it, quote both: {both}"
+                msg += f"; if it belongs to the setting before it, quote both: {both}"
             raise ConfigError(msg)
         if key == "sweep" or (key == "sweeps" and prefixed != key):
             msg = f"{argument}: a sweep file is chosen with sweeps={value or 'NAME'}"
@@ -179,66 +179,64 @@ def _options_first(arguments: Sequence[str]) -> list[str]:
     """Put options, with their values, before settings: Hydra takes settings in one piece only."""
     options: list[str] = []
     settings: list[str] = []
-    left = list(arguments)
-    while left:
-        argument = left.pop(0)
+    words = list(arguments)
+    while words:
+        argument = words.pop(0)
         if argument in _TAKE_A_VALUE:
             options.append(argument)
-            options += left[:1]
-            del left[:1]
+            options += words[:1]
+            del words[:1]
         else:
             (options if argument.startswith("-") else settings).append(argument)
     return options + settings
 
 
 def _is_from_hydra(error: Exception) -> bool:
-    """Whether an exception was raised by Hydra or what it stands on."""
+    """Whether an exception was raised by Hydra or a library that it uses."""
     raisers = [frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__)]
     return str(raisers[-1]).partition(".")[0] in _FROM_HYDRA
 
 
 def _message(error: Exception) -> str:
-    """Tell what Hydra found, without where it searched and how it failed inside."""
+    """Return Hydra's message without its search path and its internal causes."""
     if isinstance(error, OverrideParseException):
-        return _unread(error.override)
-    told = str(error).split("\nConfig search path:")[0].strip()
+        return _unreadable_value(error.override)
     if isinstance(error, MissingConfigException) and error.options:
-        group, _, given = str(error.missing_cfg_file).rpartition("/")
-        if given.endswith(".yaml"):
-            group, given = group.partition("/")[0], given.removesuffix(".yaml")
-            said = (
-                f"{group} takes the name of an option, without folder and ending: {group}={given}"
-            )
-            return f"{said}\n{_of_ones_own(group, given)}"
-        # What begins as what was given, else what is spelled nearly so.
-        near = [name for name in error.options if given and name.startswith(given)]
-        hint = did_you_mean(near or near_names(given, error.options))
-        said = f"{group} has no option {given}{hint} Options: {', '.join(error.options)}"
-        return f"{said}\n{_of_ones_own(group, given)}"
-    if told.startswith("Config group override must be"):
+        return _missing_option(str(error.missing_cfg_file), error.options)
+    message = str(error).split("\nConfig search path:")[0].strip()
+    if message.startswith("Config group override must be"):
         return (
             "a group takes the name of one of its options, as in schedule=cosine, and nothing else"
         )
-    refused = re.match(r"Could not override '([^']+)'", told)
-    if refused:
+    if refused := re.match(r"Could not override '([^']+)'", message):
         # The dictionary that lacks the key, in the chosen options.
-        there = getattr(error.__cause__, "parent_node", None)
-        return _unknown_key(refused[1], list(map(str, there)) if isinstance(there, Mapping) else [])
+        parent = getattr(error.__cause__, "parent_node", None)
+        return _unknown_key(refused[1], [*map(str, parent)] if isinstance(parent, Mapping) else [])
     cause = str(error.__cause__ or "").strip().splitlines()[:2]
-    return "\n".join([told, *cause] if told else cause) or type(error).__name__
+    return "\n".join([message, *cause] if message else cause) or type(error).__name__
 
 
-def _of_ones_own(group: str, given: str) -> str:
-    """Say how an option of the user's own is found, with the folder of it where it is near."""
-    name = f"{group}/{given}.yaml"
-    near = [folder for folder in (Path(), *sorted(Path().glob("*/"))) if (folder / name).is_file()]
-    if near:
-        return f"There is {near[0] / name}: add --config-dir {shlex.quote(str(near[0]))}"
-    return f"One of your own is found with --config-dir DIR, as DIR/{name}"
+def _missing_option(file: str, options: Sequence[str]) -> str:
+    """Say which option of a group may be meant, and how an option of the user's own is found."""
+    group, _, name = file.rpartition("/")
+    if name.endswith(".yaml"):
+        group, name = group.partition("/")[0], name.removesuffix(".yaml")
+        problem = f"{group} takes the name of an option, without folder and ending: {group}={name}"
+    else:
+        # An option that begins with the name, else one that is spelled nearly so.
+        near = [option for option in options if name and option.startswith(name)]
+        hint = did_you_mean(near or near_names(name, options))
+        problem = f"{group} has no option {name}{hint} Options: {', '.join(options)}"
+    file = f"{group}/{name}.yaml"
+    folders = [place for place in (Path(), *sorted(Path().glob("*/"))) if (place / file).is_file()]
+    if folders:
+        folder = shlex.quote(str(folders[0]))
+        return f"{problem}\nThere is {folders[0] / file}: add --config-dir {folder}"
+    return f"{problem}\nOne of your own is found with --config-dir DIR, as DIR/{file}"
 
 
-def _unread(override: str) -> str:
-    """Tell how a text is written whose signs Hydra's grammar gives another meaning, or none."""
+def _unreadable_value(override: str) -> str:
+    """Say how to write a value that Hydra's grammar cannot read."""
     key, _, value = override.partition("=")
     quoted = shlex.quote(f"{key}={hydra_text(value)}")
     return (
@@ -248,15 +246,15 @@ def _unread(override: str) -> str:
     )
 
 
-def _unknown_key(key: str, there: list[str]) -> str:
+def _unknown_key(key: str, present_keys: list[str]) -> str:
     hints = {setting.key: setting.hint for setting in SETTINGS}
-    known = sorted(hints)
+    keys = sorted(hints)
     group, _, last = key.rpartition(".")
-    misspelt = near_names(last, there)
+    misspelt = near_names(last, present_keys)
     if misspelt and get_origin(hints.get(group)) is dict:
         return (
             f"{key} is no entry of the chosen option; did you mean {group}.{misspelt[0]}? "
-            f"(Entries: {', '.join(there)}; one that is new takes a plus)"
+            f"(Entries: {', '.join(present_keys)}; one that is new takes a plus)"
         )
     for entries in (key, group):
         if get_origin(hints.get(entries)) is dict:
@@ -265,18 +263,19 @@ def _unknown_key(key: str, there: list[str]) -> str:
                 f"+{entries}.{'NAME' if entries == key else last}=VALUE "
                 f"(where the chosen option of {entries.partition('.')[0]} has {entries})"
             )
-    if key in known:
+    if key in keys:
         return f"{key} is no setting of the chosen option of {group}; another option has it"
-    groups = [] if group else sorted({k.partition(".")[0] for k in known})
-    meant = [k for k in known if last in _OF_OTHERS.get(k, "").split()]
-    meant = meant or near_names(key, groups)
-    if not meant:
-        close = near_names(last, (k.rpartition(".")[2] for k in known))
-        meant = [k for k in known if k.rpartition(".")[2] in close]
+    groups = [] if group else sorted({other.partition(".")[0] for other in keys})
+    similar = [other for other in keys if last in _OF_OTHERS.get(other, "").split()]
+    similar = similar or near_names(key, groups)
+    if not similar:
+        close = near_names(last, (other.rpartition(".")[2] for other in keys))
+        similar = [other for other in keys if other.rpartition(".")[2] in close]
     # A misspelt group is near to the right one.
-    meant = [k for k in meant if near_names(group, [k.rpartition(".")[0]])] or meant
-    here = [k for k in known if group and k.startswith(f"{group}.")]
+    of_group = [other for other in similar if near_names(group, [other.rpartition(".")[0]])]
+    here = [other for other in keys if group and other.startswith(f"{group}.")]
     listed = f"\nKnown there: {', '.join(here)}" if here else ""
     return (
-        f"{key} is no setting{did_you_mean(meant)}{listed}\nAll settings: batchscape run --cfg job"
+        f"{key} is no setting{did_you_mean(of_group or similar)}{listed}\n"
+        "All settings: batchscape run --cfg job"
     )

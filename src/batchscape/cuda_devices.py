@@ -1,8 +1,8 @@
-"""CUDA devices as the driver tells of them, and which of them are visible: without torch or CUDA.
+"""CUDA devices of the driver, and which of them are visible, without torch or CUDA.
 
-The driver's library (NVML) is opened for a look at all devices and closed after it, as a launcher
-forks processes that look as well. Who asks about one device (a rank, the watcher of a program)
-opens it once and until its end, so that a question costs no more than the driver's answer.
+The driver's library (NVML) is opened to list all devices and closed again, as a launcher forks
+processes that list them too. A process that asks about one device (a rank, the watcher of a
+program) opens it once until its end, so that a question costs no more than the driver's answer.
 
 What `CUDA_VISIBLE_DEVICES` means is read as CUDA reads it. Source: CUDA C++ Programming Guide,
 section "CUDA Environment Variables"; where it is silent (numbers with something behind them,
@@ -44,7 +44,7 @@ T = TypeVar("T")
 _DEVICE_FILES = Path("/dev")
 _NUMBER = re.compile(r"[+-]?[0-9]+")
 _NONE_ON_PURPOSE = {"", "-1", "none", "void", "nodevfiles"}
-"""Values by which people and schedulers hide every device."""
+"""Values that hide every device on purpose."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class CudaDevice:
     name: str
     compute_capability: tuple[int, int]
     uuid: str
-    """What `CUDA_VISIBLE_DEVICES` takes, whatever the order of numbers."""
+    """Name for `CUDA_VISIBLE_DEVICES`, whatever the order of numbers."""
     memory_gib: float | None = None
-    """All of its memory, as NVML tells."""
+    """Its whole memory, from NVML."""
     is_sliced: bool = False
     """Whether MIG is switched on for it."""
 
@@ -81,7 +81,7 @@ def open_nvml() -> Iterator[Any]:
 
 @cache
 def handle_of(uuid: str) -> Any:  # noqa: ANN401
-    """Return NVML's handle of a device; None, and never asked again, where there is none to have.
+    """Return NVML's handle of a device; None where there is none, which is asked only once.
 
     Parameters
     ----------
@@ -106,9 +106,9 @@ def ask_driver(uuid: str, question: Callable[[Any, Any], T]) -> T | None:
     Returns
     -------
     object or None
-        The answer; None where the driver does not tell: without permission, in slices of a
-        device (MIG), on some systems, and where the bindings or the driver are too old or too new
-        to know the question. What is not told ends no run.
+        The answer; None where the driver gives none: without permission, in slices of a device
+        (MIG), on some systems, and where the bindings or the driver are too old or too new to know
+        the question. A missing answer ends no run.
     """
     with suppress(Exception):
         handle = handle_of(uuid)
@@ -117,7 +117,7 @@ def ask_driver(uuid: str, question: Callable[[Any, Any], T]) -> T | None:
 
 
 def processes_on(uuid: str) -> list[Any] | None:
-    """Return the processes that compute on a device (`pid`, `usedGpuMemory`); None: not told.
+    """Return the processes that compute on a device (`pid`, `usedGpuMemory`); None: not known.
 
     Source: `nvmlDeviceGetComputeRunningProcesses`, NVML API reference,
     https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceQueries.html.
@@ -131,14 +131,14 @@ def every_cuda_device() -> list[CudaDevice | None]:
     Raises
     ------
     pynvml.NVMLError
-        If the driver does not tell of them.
+        If the driver does not list them.
     """
     with open_nvml() as nvml:
         return [_open_device(index) for index in range(nvml.nvmlDeviceGetCount())]
 
 
 def visible_cuda_devices(variable: str | None) -> tuple[tuple[CudaDevice, ...], str | None]:
-    """Return the visible devices, and why it is not known which to take.
+    """Return the visible devices, and why they cannot be used; None where they can.
 
     Parameters
     ----------
@@ -146,72 +146,55 @@ def visible_cuda_devices(variable: str | None) -> tuple[tuple[CudaDevice, ...], 
         Value of `CUDA_VISIBLE_DEVICES`; None where it is not set.
     """
     try:
-        opened = every_cuda_device()
+        devices_or_none = every_cuda_device()
     except pynvml.NVMLError as error:
         return (), _unseen_problem(variable, str(error))
-    there = [device for device in opened if device is not None]
-    if opened and not there:
+    accessible = [device for device in devices_or_none if device is not None]
+    if devices_or_none and not accessible:
         return (), _unseen_problem(variable, "it opens none of them")
-    devices = [replace(device, index=index) for index, device in enumerate(there)]
+    devices = [replace(device, index=index) for index, device in enumerate(accessible)]
     uuids = [device.uuid for device in devices]
     visible = tuple(devices[index] for index in visible_indices(variable, uuids))
-    cut = [there[device.index].index for device in visible if device.is_sliced]
-    if cut:
-        return visible, _slices_problem(cut)
+    sliced = ",".join(str(accessible[device.index].index) for device in visible if device.is_sliced)
+    if sliced:
+        return visible, (
+            f"MIG is switched on for device {sliced}, and slices of devices are not supported: "
+            "CUDA would take one of them; name whole devices in CUDA_VISIBLE_DEVICES, or switch it "
+            f"off (nvidia-smi -i {sliced} -mig 0, as root), or use launcher.device=cpu"
+        )
     order = os.environ.get("CUDA_DEVICE_ORDER")
     names = [device.name for device in devices]
     return visible, visible_problem(variable, names, uuids, order)
 
 
-def _memory_gib(handle: Any) -> float | None:  # noqa: ANN401  (of the driver)
-    try:
-        return float(pynvml.nvmlDeviceGetMemoryInfo(handle).total) / GIB
-    except pynvml.NVMLError:
-        # Of a device that is cut into slices the driver may not tell.
-        return None
-
-
 def _open_device(index: int) -> CudaDevice | None:
     """Return a device; None where this process may not open it, or it has fallen off the bus.
 
-    CUDA counts the others as if it were not there.
+    CUDA numbers the other devices as if this one did not exist.
     """
+    memory_gib, is_sliced = None, False
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+        with suppress(pynvml.NVMLError):  # not known of a device that is cut into slices
+            memory_gib = float(pynvml.nvmlDeviceGetMemoryInfo(handle).total) / GIB
+        with suppress(pynvml.NVMLError):  # a device that cannot be cut into slices
+            mode = pynvml.nvmlDeviceGetMigMode(handle)[0]
+            is_sliced = bool(mode == pynvml.NVML_DEVICE_MIG_ENABLE)
         return CudaDevice(
             index=index,
             name=str(pynvml.nvmlDeviceGetName(handle)),
             compute_capability=(major, minor),
             uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
-            memory_gib=_memory_gib(handle),
-            is_sliced=_is_sliced(handle),
+            memory_gib=memory_gib,
+            is_sliced=is_sliced,
         )
     except pynvml.NVMLError:
         return None
 
 
-def _slices_problem(numbers: Sequence[int]) -> str:
-    """Say that visible devices are cut into slices, of which CUDA takes the first one alone."""
-    listed = ",".join(map(str, numbers))
-    return (
-        f"MIG is switched on for device {listed}, and slices of devices are not supported: CUDA "
-        "would take one of them; name whole devices in CUDA_VISIBLE_DEVICES, or switch it off "
-        f"(nvidia-smi -i {listed} -mig 0, as root), or use launcher.device=cpu"
-    )
-
-
-def _is_sliced(handle: Any) -> bool:  # noqa: ANN401  (of the driver)
-    """Whether MIG is switched on for a device of NVML."""
-    try:
-        current, _ = pynvml.nvmlDeviceGetMigMode(handle)
-    except pynvml.NVMLError:  # the device knows no slices
-        return False
-    return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
-
-
 def _unseen_problem(variable: str | None, error: str) -> str | None:
-    """Say that there are devices which NVML does not tell of; None where there are none."""
+    """Say that there are devices which NVML does not list; None where there are none."""
     files = sorted(path.name for path in _DEVICE_FILES.glob("nvidia[0-9]*"))
     if not files or hides_all(variable):
         return None
@@ -239,28 +222,28 @@ def visible_indices(variable: str | None, uuids: Sequence[str]) -> list[int]:
 
     Notes
     -----
-    Entries are all numbers, or all unambiguous beginnings of a UUID; what is behind a number is
-    passed over. The list ends at the first entry that names no device. A repeated device leaves
-    none visible.
+    Entries are all numbers, or all unambiguous beginnings of a UUID; text behind a number is
+    ignored. The list ends at the first entry that names no device. A repeated device leaves none
+    visible.
     """
     if variable is None:
         return list(range(len(uuids)))
     if variable.startswith("GPU-"):
         return _by_uuid(variable.split(","), uuids)
-    named: list[int] = []
+    numbers: list[int] = []
     for entry in variable.split(","):
         number = _NUMBER.match(entry.strip())
         if number is None or int(number[0]) < 0:
             break
-        if int(number[0]) in named:
+        if int(number[0]) in numbers:
             return []
-        named.append(int(number[0]))
-    unknown = next((i for i, number in enumerate(named) if number >= len(uuids)), len(named))
-    return named[:unknown]
+        numbers.append(int(number[0]))
+    unknown = next((i for i, number in enumerate(numbers) if number >= len(uuids)), len(numbers))
+    return numbers[:unknown]
 
 
 def _by_uuid(entries: Sequence[str], uuids: Sequence[str]) -> list[int]:
-    found: list[int] = []
+    indices: list[int] = []
     for position, entry in enumerate(entries):
         if entry in entries[:position]:
             return []
@@ -270,10 +253,10 @@ def _by_uuid(entries: Sequence[str], uuids: Sequence[str]) -> list[int]:
         matches = [i for i, uuid in enumerate(uuids) if uuid.startswith(entry)]
         if not entry.startswith("GPU-") or len(matches) != 1:
             break
-        if matches[0] in found:
+        if matches[0] in indices:
             return []
-        found += matches
-    return found
+        indices += matches
+    return indices
 
 
 def hides_all(variable: str | None) -> bool:
@@ -309,8 +292,8 @@ def visible_problem(
     """
     if variable is None or not uuids or names_mig(variable):
         return None
-    found = visible_indices(variable, uuids)
-    if not found and not hides_all(variable):
+    visible = visible_indices(variable, uuids)
+    if not visible and not hides_all(variable):
         last = len(uuids) - 1
         numbers = "is 0" if last == 0 else f"are 0 to {last}"
         return (
@@ -318,7 +301,12 @@ def visible_problem(
             f"{numbers}; a repeated one hides all); name some, unset it, or use launcher.device=cpu"
         )
     by_number = not variable.startswith("GPU-")
-    if by_number and order != "PCI_BUS_ID" and 0 < len(found) < len(uuids) and len(set(models)) > 1:
+    if (
+        by_number
+        and order != "PCI_BUS_ID"
+        and 0 < len(visible) < len(uuids)
+        and len(set(models)) > 1
+    ):
         return (
             f"CUDA_VISIBLE_DEVICES={variable} counts devices by their speed, and there are several "
             f"models here ({', '.join(dict.fromkeys(models))}); set CUDA_DEVICE_ORDER=PCI_BUS_ID "

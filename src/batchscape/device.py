@@ -1,6 +1,6 @@
-"""What is done on a device and not on a processor, as torch has it for devices of any kind.
+"""Operations on a device that a processor needs none of, by torch, for devices of any kind.
 
-The launcher imports no torch: what it knows of devices is in `cuda_devices.py`.
+The launcher imports no torch: its view of devices is `cuda_devices.py`.
 
 Notes
 -----
@@ -21,6 +21,7 @@ import torch
 from batchscape import cuda_devices
 
 __all__ = [
+    "accelerator_text",
     "ask_driver",
     "device_of_rank",
     "empty_cache",
@@ -28,7 +29,6 @@ __all__ = [
     "is_accelerator",
     "module_of",
     "processes_on",
-    "seen_accelerator",
     "synchronize",
 ]
 
@@ -46,12 +46,12 @@ def is_accelerator(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def seen_accelerator() -> str | None:
-    """Say what accelerator torch sees; None where it sees none."""
-    seen = torch.accelerator.current_accelerator(check_available=True)
-    if seen is None:
+def accelerator_text() -> str | None:
+    """Describe the accelerator that torch sees; None where it sees none."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
         return None
-    kind = "rocm" if torch.version.hip else seen.type  # which calls its devices cuda
+    kind = "rocm" if torch.version.hip else accelerator.type  # which calls its devices cuda
     return _KINDS.get(kind, f"a device that it calls {kind}")
 
 
@@ -80,13 +80,13 @@ def device_of_rank(device_type: str, rank_on_node: int, devices: int) -> torch.d
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for what the device was asked; a processor has done it."""
+    """Wait until the device has computed; a processor has already."""
     if is_accelerator(device):
         module_of(device).synchronize(device)
 
 
 def empty_cache(device: torch.device) -> None:
-    """Let the device's allocator give back what no tensor needs."""
+    """Let the device's allocator give back memory that no tensor needs."""
     if is_accelerator(device):
         module_of(device).empty_cache()
 
@@ -159,4 +159,4 @@ def _is_of_this_run(pid: int) -> bool:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(seen_accelerator() or "")
+    sys.stdout.write(accelerator_text() or "")

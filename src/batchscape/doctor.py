@@ -1,7 +1,7 @@
 """`batchscape doctor`: why a run does not start on this machine, and how to repair that.
 
-What imports torch or wandb is asked in a process of its own, as those may crash or hang: `python -m
-batchscape.doctor QUESTION` prints its answer as one JSON object on the last line.
+Questions that need torch or wandb are answered by a process of their own, as those may crash or
+hang: `python -m batchscape.doctor QUESTION` prints its answer as one JSON object on the last line.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ _LEAST_MEMORY_GIB = 2.0
 _LEAST_DISK_GIB = 0.5
 _SHARED = Path("/dev/shm")  # noqa: S108  (where Linux has it, not a file of ours)
 _LEAST_SHARED_GIB = 1.0
-"""What NVIDIA's containers are to be given; Docker gives 64 MiB. Source: "Shared memory" in the
+"""NVIDIA's advice for containers; Docker gives 64 MiB. Source: "Shared memory" in the
 troubleshooting of the NCCL user guide."""
 _ANSWER_S = 60.0
 _TORCH_INSTALL = "install torch for this driver: https://pytorch.org/get-started/locally"
+Status = Literal["ok", "missing", "broken", "not needed"]
 _STYLES = {"ok": "green", "missing": "yellow", "broken": "red", "not needed": "dim"}
 
 
@@ -57,11 +58,11 @@ class Finding:
     """One line of the examination."""
 
     what: str
-    status: Literal["ok", "missing", "broken", "not needed"]
-    """`missing`: not there; `broken`: there, and does not work; `not needed`: of no use here."""
+    status: Status
+    """`missing`: not installed; `broken`: installed, and does not work; `not needed`: of no use."""
     detail: str
     repair: str | None = None
-    """What installs or repairs it, mostly a command."""
+    """How to install or repair it, mostly a command."""
     needed: bool = False
     """Whether the default sweep cannot do without it."""
 
@@ -72,7 +73,7 @@ class Finding:
 
 
 def examine(outputs: Path) -> list[Finding]:
-    """Examine this machine, all of it at the same time.
+    """Examine this machine; all questions are asked at the same time.
 
     Parameters
     ----------
@@ -91,8 +92,8 @@ def examine(outputs: Path) -> list[Finding]:
         "Slurm": partial(slurm, outputs),
     }
     with ThreadPoolExecutor(len(probes)) as pool:
-        waiting = [pool.submit(_findings, what, probe) for what, probe in probes.items()]
-        return [finding for one in waiting for finding in one.result()]
+        futures = [pool.submit(_findings, what, probe) for what, probe in probes.items()]
+        return [finding for future in futures for finding in future.result()]
 
 
 def is_fit(findings: list[Finding]) -> bool:
@@ -107,11 +108,13 @@ def as_json(findings: list[Finding]) -> str:
 
 
 def as_table(findings: list[Finding]) -> Group:
-    """Return what a console shows."""
+    """Return the table and the verdict for a console."""
     table = Table("what", "status", "detail", "repair", box=box.SIMPLE_HEAD)
-    for one in findings:
-        style = "bold red" if one.is_obstacle else _STYLES[one.status]
-        table.add_row(one.what, Text(one.status, style), one.detail, one.repair or "")
+    for finding in findings:
+        style = "bold red" if finding.is_obstacle else _STYLES[finding.status]
+        table.add_row(
+            finding.what, Text(finding.status, style), finding.detail, finding.repair or ""
+        )
     obstacles = ", ".join(finding.what for finding in findings if finding.is_obstacle)
     verdict = "Nothing is missing that the default sweep needs."
     if obstacles:
@@ -145,7 +148,7 @@ def processor(machine: Machine) -> list[Finding]:
 
 
 def shared_memory() -> list[Finding]:
-    """Examine what loader workers hand samples over in, and NCCL gradients without peer access."""
+    """Examine the memory by which loader workers pass samples, and NCCL without peer access."""
     what = "shared memory"
     if not _SHARED.is_dir():
         return [Finding(what, "not needed", f"no {_SHARED} on this system")]
@@ -166,26 +169,26 @@ def disk(outputs: Path) -> list[Finding]:
         "disk of outputs": (outputs, "give a sweep_dir on another disk"),
         "disk of the cache": (cache_folder(), "set XDG_CACHE_HOME to another disk"),
     }
-    return [_disk(what, _standing(path), repair) for what, (path, repair) in places.items()]
+    findings = []
+    for what, (path, repair) in places.items():
+        place = _nearest_existing(path)
+        free = shutil.disk_usage(place).free / GIB
+        detail = f"{free:.1f} GiB free, {place}"
+        is_usable = free >= _LEAST_DISK_GIB
+        if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+            is_usable, detail = False, f"{place} cannot be written to"
+        status: Status = "ok" if is_usable else "broken"
+        findings.append(Finding(what, status, detail, None if is_usable else repair, needed=True))
+    return findings
 
 
-def _standing(path: Path) -> Path:
-    """Return what of a path is there."""
+def _nearest_existing(path: Path) -> Path:
+    """Return a path, or the nearest of its parents that exists."""
     return next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
 
 
-def _disk(what: str, place: Path, repair: str) -> Finding:
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        return Finding(what, "broken", f"{place} cannot be written to", repair, needed=True)
-    free = shutil.disk_usage(place).free / GIB
-    detail = f"{free:.1f} GiB free, {place}"
-    if free < _LEAST_DISK_GIB:
-        return Finding(what, "broken", detail, repair, needed=True)
-    return Finding(what, "ok", detail, needed=True)
-
-
 def driver(machine: Machine) -> list[Finding]:
-    """Examine which devices a sweep would take, as the driver tells of them."""
+    """Examine the devices of the driver that a sweep would take."""
     what = "CUDA_VISIBLE_DEVICES"
     if machine.asked_for_mig:
         repair = "name whole devices, or use launcher.device=cpu"
@@ -209,21 +212,21 @@ def torch_and_devices(machine: Machine) -> list[Finding]:
     except RuntimeError as error:
         return [Finding("torch", "broken", str(error), _TORCH_INSTALL, needed=True)]
     kind = f"CUDA {build['cuda_build']}" if build["cuda_build"] else "CPU only"
-    found = [Finding("torch", "ok", f"{build['version']} ({kind})", needed=True)]
+    findings = [Finding("torch", "ok", f"{build['version']} ({kind})", needed=True)]
     devices = build["devices"]
     if machine.cuda_devices and not devices:
         detail = (
             f"{len(machine.cuda_devices)} visible to the driver, none to torch: "
             f"{build['problem'] or 'this build of torch knows no CUDA'}"
         )
-        return [*found, Finding("CUDA", "broken", detail, _TORCH_INSTALL, needed=True)]
+        return [*findings, Finding("CUDA", "broken", detail, _TORCH_INSTALL, needed=True)]
     for index, device in enumerate(devices):
-        found.append(Finding(f"CUDA {index}", "ok", device, needed=True))
+        findings.append(Finding(f"CUDA {index}", "ok", device, needed=True))
     if devices and not build["nccl"]:
         several = len(devices) > 1
         lacking = Finding("NCCL", "missing", "not in this torch", _TORCH_INSTALL, needed=several)
-        found.append(lacking)
-    return found
+        findings.append(lacking)
+    return findings
 
 
 def gloo() -> list[Finding]:
@@ -238,7 +241,7 @@ def gloo() -> list[Finding]:
 
 
 def tracker() -> list[Finding]:
-    """Ask W&B whether it knows a key, and say what follows from that."""
+    """Ask W&B whether it has a key, which decides whether runs are uploaded."""
     try:
         answer = ask("wandb")
     except RuntimeError as error:
@@ -262,16 +265,16 @@ def slurm(outputs: Path) -> list[Finding]:
             "try `scontrol ping`; from another machine SLURM_CONF and munge must be the cluster's"
         )
         return [Finding("Slurm", "broken", str(error), repair)]
-    names = ", ".join(f"{one.name}{'*' * one.is_default}" for one in partitions)
-    found = [Finding("Slurm", "ok", f"partitions: {names}")]
+    names = ", ".join(f"{partition.name}{'*' * partition.is_default}" for partition in partitions)
+    findings = [Finding("Slurm", "ok", f"partitions: {names}")]
     if not names:
-        found = [Finding("Slurm", "broken", "no partition is up", "ask who runs it; sinfo -R")]
-    place = _standing(outputs)
+        findings = [Finding("Slurm", "broken", "no partition is up", "ask who runs it; sinfo -R")]
+    place = _nearest_existing(outputs)
     if is_of_this_machine(place):
         detail = f"{place} is on a disk of this machine"
         repair = "a sweep of jobs needs a sweep_dir that all nodes see, under this path"
-        found.append(Finding("shared folder", "missing", detail, repair))
-    return found
+        findings.append(Finding("shared folder", "missing", detail, repair))
+    return findings
 
 
 def ask(question: str) -> dict[str, Any]:
@@ -284,8 +287,8 @@ def ask(question: str) -> dict[str, Any]:
     Raises
     ------
     RuntimeError
-        If there is none; the message is the last word of the process. It is killed with all of
-        its children after a minute.
+        If there is none; the message is the last line of the process. It is killed with all of its
+        children after a minute.
     """
     # -P: a module in the current folder must not stand in for one of a library.
     with subprocess.Popen(
@@ -390,7 +393,7 @@ def _wandb_key() -> dict[str, Any]:
 
 
 QUESTIONS = {"torch": _torch_build, "gloo": _gloo_group, "wandb": _wandb_key}
-"""What can be asked, by name."""
+"""Questions by name."""
 
 
 def main() -> None:

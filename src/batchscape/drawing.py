@@ -1,4 +1,4 @@
-"""Figures as files, drawn by a process beside the one that goes on computing.
+"""Figures as files, drawn by a process beside the one that computes.
 
 Charts are specifications of Vega-Lite; vl-convert holds its interpreter to itself while it draws.
 """
@@ -22,8 +22,8 @@ from batchscape.errors import AnalysisError
 __all__ = ["Drawing", "draw", "main"]
 
 _DPI = 200
-_OFF = 0.03
-"""Of the width that was asked for: a paper scales so little unseen, and the first try will do."""
+_WIDTH_TOLERANCE = 0.03
+"""Share of the wanted width: a paper scales so little unseen, and the first drawing is kept."""
 _BOOT = "import sys; sys.path[:] = sys.argv[1:]; from batchscape.drawing import main; main()"
 # A fresh interpreter imports from where this one does, installed or not.
 
@@ -31,16 +31,16 @@ _BOOT = "import sys; sys.path[:] = sys.argv[1:]; from batchscape.drawing import 
 def draw(spec: Mapping[str, Any], files: list[Path]) -> None:
     """Draw a figure into files: `.pdf` (fonts embedded), `.png` or `.svg`.
 
-    It is as wide as its `usermeta.width`, in points: what its axes take is found by drawing.
+    It is as wide as its `usermeta.width`, in points; a first drawing shows the width of its axes.
     """
-    whole = dict(spec)
-    svg = vl_convert.vegalite_to_svg(whole)
-    meta = whole["usermeta"]
-    over = _width(svg) - meta["width"]
-    if abs(over) > _OFF * meta["width"]:
-        for panel in whole.get("concat", [whole]):
-            panel["width"] = max(panel["width"] - over / meta["columns"], 40)
-        svg = vl_convert.vegalite_to_svg(whole)
+    chart = dict(spec)
+    svg = vl_convert.vegalite_to_svg(chart)
+    meta = chart["usermeta"]
+    excess = float(svg.partition(' width="')[2].partition('"')[0]) - meta["width"]
+    if abs(excess) > _WIDTH_TOLERANCE * meta["width"]:
+        for panel in chart.get("concat", [chart]):
+            panel["width"] = max(panel["width"] - excess / meta["columns"], 40)
+        svg = vl_convert.vegalite_to_svg(chart)
     for file in files:
         if file.suffix == ".pdf":
             file.write_bytes(vl_convert.svg_to_pdf(svg))
@@ -50,16 +50,12 @@ def draw(spec: Mapping[str, Any], files: list[Path]) -> None:
             file.write_text(svg, encoding="utf-8")
 
 
-def _width(svg: str) -> float:
-    return float(svg.partition(' width="')[2].partition('"')[0])
-
-
 class Drawing:
-    """Figures at work; the process that draws them ends with the context."""
+    """Draws figures in a process of its own, which ends with the context."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)
-        self._asked = 0
+        self._pending = 0
 
     def __enter__(self) -> Drawing:
         paths = [entry or str(Path.cwd()) for entry in sys.path]
@@ -87,14 +83,14 @@ class Drawing:
     def begin(self, spec: Mapping[str, Any], files: list[Path]) -> None:
         """Begin to draw a figure into files, whose folders are there."""
         line = json.dumps({"spec": spec, "files": [str(file.absolute()) for file in files]})
-        self._asked += 1
-        self._thread.submit(self._ask, line.encode())
+        self._pending += 1
+        self._thread.submit(self._send, line.encode())
 
-    def _ask(self, line: bytes) -> None:
-        asked = cast("IO[bytes]", self._worker.stdin)
+    def _send(self, line: bytes) -> None:
+        requests = cast("IO[bytes]", self._worker.stdin)
         with suppress(BrokenPipeError):  # `finish` finds that it ended
-            asked.write(line + b"\n")
-            asked.flush()
+            requests.write(line + b"\n")
+            requests.flush()
 
     def finish(self) -> None:
         """Wait until every figure that was begun is drawn.
@@ -105,7 +101,7 @@ class Drawing:
             If one cannot be drawn, or the process that draws was killed.
         """
         answers = cast("IO[bytes]", self._worker.stdout)
-        for _ in range(self._asked):
+        for _ in range(self._pending):
             answer = answers.readline()
             if not answer:
                 code = self._worker.wait()
@@ -116,20 +112,20 @@ class Drawing:
                 raise AnalysisError(msg)
             if problem := json.loads(answer):
                 raise AnalysisError(problem)
-        self._asked = 0
+        self._pending = 0
 
 
 def main() -> None:
     """Draw the figure of each line of the standard input, until it ends."""
     answers, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         problem = None
         try:
-            draw(asked["spec"], [Path(file) for file in asked["files"]])
+            draw(request["spec"], [Path(file) for file in request["files"]])
         except (ValueError, RuntimeError, OSError) as error:
-            # What follows is the library's own stack.
-            said = " ".join(str(error).splitlines()[:2])
-            problem = f"{asked['files'][0]} cannot be drawn: {said}"
+            # The other lines are the library's own stack.
+            reason = " ".join(str(error).splitlines()[:2])
+            problem = f"{request['files'][0]} cannot be drawn: {reason}"
         answers.write(json.dumps(problem) + "\n")
         answers.flush()

@@ -1,4 +1,4 @@
-"""How a global batch is cut: solved exactly, or refused with what would work.
+"""The geometry of a global batch: solved exactly, or refused with geometries that would work.
 
 One identity holds everywhere::
 
@@ -139,13 +139,13 @@ def solve(
         least 1. The message and `nearest` give up to four geometries that would work, closest
         first: those that keep as many of the values given as can be kept.
     """
-    given = {name: value for name, value in locals().items() if value is not None}
-    if not all(map(is_count, given.values())):
-        raise _refusal(_COUNT_RULE, given, _nearest(_closest_counts(given)))
+    values = {name: value for name, value in locals().items() if value is not None}
+    if not all(map(is_count, values.values())):
+        raise _refusal(_COUNT_RULE, values, _nearest(_closest_counts(values)))
     try:
-        return _derive(given)
-    except GeometryError as broken:
-        raise _refusal(str(broken), given, _nearest(given)) from None
+        return _derive(values)
+    except GeometryError as error:
+        raise _refusal(str(error), values, _nearest(values)) from None
 
 
 def enumerate_geometries(
@@ -211,64 +211,64 @@ def _show(values: Mapping[str, object]) -> str:
 
 
 def _refusal(
-    rule: str, given: Mapping[str, object], nearest: tuple[BatchGeometry, ...] = ()
+    rule: str, values: Mapping[str, object], nearest: tuple[BatchGeometry, ...] = ()
 ) -> GeometryError:
-    message = f"{rule}; given {_show(given) or 'nothing'}"
+    message = f"{rule}; given {_show(values) or 'nothing'}"
     if nearest:
         message += f"; nearest that would work: {', '.join(map(str, nearest))}"
     return GeometryError(message, nearest)
 
 
-def _derive(given: Mapping[str, int]) -> BatchGeometry:
+def _derive(values: Mapping[str, int]) -> BatchGeometry:
     """Solve the identity without looking for alternatives; the error holds the rule alone."""
-    unknown = _unknown_roles(given)
+    unknown = _unknown_roles(values)
     if len(unknown) > 1:
         choices = ", ".join(_ROLES[name] for name in unknown)
         raise GeometryError(f"too few values: add any {len(unknown) - 1} of {choices}")
 
-    values = dict(given)
-    if "global_batch_tokens" in values:
-        if "sequence_length" not in values:
+    numbers = dict(values)
+    if "global_batch_tokens" in numbers:
+        if "sequence_length" not in numbers:
             raise GeometryError("global_batch_tokens needs sequence_length")
-        samples = _quotient(values, "global_batch_tokens", "sequence_length")
-        _agree(values, "global_batch_size", samples, "global_batch_tokens / sequence_length")
-    if {"nodes", "devices_per_node"} <= values.keys():
-        devices = values["nodes"] * values["devices_per_node"]
-        _agree(values, "data_parallel_size", devices, "nodes x devices_per_node")
-    elif unknown and "devices_per_node" in values:
+        samples = _quotient(numbers, "global_batch_tokens", "sequence_length")
+        _agree(numbers, "global_batch_size", samples, "global_batch_tokens / sequence_length")
+    if {"nodes", "devices_per_node"} <= numbers.keys():
+        devices = numbers["nodes"] * numbers["devices_per_node"]
+        _agree(numbers, "data_parallel_size", devices, "nodes x devices_per_node")
+    elif unknown and "devices_per_node" in numbers:
         # The other factor is the unknown, so nothing determines the nodes: one node.
-        values.setdefault("data_parallel_size", values["devices_per_node"])
+        numbers.setdefault("data_parallel_size", numbers["devices_per_node"])
 
     for name in _FACTORS:
-        if name not in values:
+        if name not in numbers:
             others = [factor for factor in _FACTORS if factor != name]
-            values[name] = _quotient(values, "global_batch_size", *others)
-    samples = math.prod(values[name] for name in _FACTORS)
-    _agree(values, "global_batch_size", samples, " x ".join(_FACTORS))
+            numbers[name] = _quotient(numbers, "global_batch_size", *others)
+    samples = math.prod(numbers[name] for name in _FACTORS)
+    _agree(numbers, "global_batch_size", samples, " x ".join(_FACTORS))
 
-    if "nodes" not in values and "devices_per_node" in values:
-        values["nodes"] = _quotient(values, "data_parallel_size", "devices_per_node")
-    values.setdefault("nodes", 1)
+    if "nodes" not in numbers and "devices_per_node" in numbers:
+        numbers["nodes"] = _quotient(numbers, "data_parallel_size", "devices_per_node")
+    numbers.setdefault("nodes", 1)
     return BatchGeometry(
-        nodes=values["nodes"],
-        devices_per_node=_quotient(values, "data_parallel_size", "nodes"),
-        micro_batch_size=values["micro_batch_size"],
-        gradient_accumulation_steps=values["gradient_accumulation_steps"],
+        nodes=numbers["nodes"],
+        devices_per_node=_quotient(numbers, "data_parallel_size", "nodes"),
+        micro_batch_size=numbers["micro_batch_size"],
+        gradient_accumulation_steps=numbers["gradient_accumulation_steps"],
     )
 
 
-def _unknown_roles(given: Collection[str]) -> list[str]:
-    known = {_STANDS_FOR.get(name, name) for name in given}
-    return [name for name in _ROLES if name not in known]
+def _unknown_roles(names: Collection[str]) -> list[str]:
+    roles = {_STANDS_FOR.get(name, name) for name in names}
+    return [name for name in _ROLES if name not in roles]
 
 
-def _quotient(values: Mapping[str, int], whole: str, *parts: str) -> int:
+def _quotient(values: Mapping[str, int], dividend: str, *parts: str) -> int:
     divisor = math.prod(values[part] for part in parts)
-    quotient, remainder = divmod(values[whole], divisor)
+    quotient, remainder = divmod(values[dividend], divisor)
     if remainder:
         raise GeometryError(
-            f"{whole} must be a multiple of {' x '.join(parts)}"
-            f" ({values[whole]} / {divisor} leaves {remainder})"
+            f"{dividend} must be a multiple of {' x '.join(parts)}"
+            f" ({values[dividend]} / {divisor} leaves {remainder})"
         )
     return quotient
 
@@ -278,45 +278,47 @@ def _agree(values: dict[str, int], name: str, value: int, rule: str) -> None:
         raise GeometryError(f"{name} must equal {rule} ({values[name]} is not {value})")
 
 
-def _closest_counts(given: Mapping[str, object]) -> dict[str, int]:
-    """Read bad values as the counts they may have meant; drop those that mean no number."""
+def _closest_counts(values: Mapping[str, object]) -> dict[str, int]:
+    """Return the counts nearest to bad values, without those that are no numbers."""
     counts = {}
-    for name, value in given.items():
+    for name, value in values.items():
         if (isinstance(value, float) and math.isfinite(value)) or type(value) is int:
             counts[name] = min(max(round(value), 1), COUNT_LIMIT - 1)
     return counts
 
 
-def _nearest(given: Mapping[str, int]) -> tuple[BatchGeometry, ...]:
-    """Geometries that change the fewest of the given values, then change them least."""
-    tokens_unread = "global_batch_tokens" in given and "sequence_length" not in given
-    if tokens_unread or len(_unknown_roles(given)) > 1:
+def _nearest(values: Mapping[str, int]) -> tuple[BatchGeometry, ...]:
+    """Return the geometries that change the fewest values, and these least."""
+    tokens_unread = "global_batch_tokens" in values and "sequence_length" not in values
+    if tokens_unread or len(_unknown_roles(values)) > 1:
         return ()
-    changeable = [name for name in given if name != "sequence_length"]
+    changeable = [name for name in values if name != "sequence_length"]
     # Three changes always suffice: one device count, the global batch, and its tokens.
     for changes in range(4):
-        found = {
+        geometries = {
             geometry
             for dropped in combinations(changeable, changes)
-            for geometry in _repairs(given, dropped)
+            for geometry in _repairs(values, dropped)
         }
-        if found:
-            return tuple(sorted(found, key=lambda g: (_distance(g, given), g))[:_MAX_SUGGESTIONS])
+        if geometries:
+            return tuple(
+                sorted(geometries, key=lambda g: (_distance(g, values), g))[:_MAX_SUGGESTIONS]
+            )
     return ()
 
 
-def _repairs(given: Mapping[str, int], dropped: tuple[str, ...]) -> Iterator[BatchGeometry]:
-    kept = {name: value for name, value in given.items() if name not in dropped}
+def _repairs(values: Mapping[str, int], dropped: tuple[str, ...]) -> Iterator[BatchGeometry]:
+    kept = {name: value for name, value in values.items() if name not in dropped}
     # A dropped name is either derived from the kept ones, or set near the value asked for.
-    options = [[None, *_candidates(name, given[name], kept)] for name in dropped]
-    for choice in product(*options):
-        chosen = {name: value for name, value in zip(dropped, choice, strict=True) if value}
+    options = [[None, *_candidates(name, values[name], kept)] for name in dropped]
+    for replacement in product(*options):
+        replaced = {name: value for name, value in zip(dropped, replacement, strict=True) if value}
         with suppress(GeometryError):
-            yield _derive({**kept, **chosen})
+            yield _derive({**kept, **replaced})
 
 
 def _candidates(name: str, target: int, kept: Mapping[str, int]) -> list[int]:
-    """Values of one name near the target that may fit the kept values; the caller tries them."""
+    """Return values of one name near the target that may fit the kept values."""
 
     def multiply(*names: str) -> int:
         return math.prod(kept.get(factor, 1) for factor in names if factor != name)
@@ -328,14 +330,14 @@ def _candidates(name: str, target: int, kept: Mapping[str, int]) -> list[int]:
         return _multiples_near(kept.get("data_parallel_size", unit) * inner * length, target)
 
     tokens = kept.get("global_batch_tokens", 0) // kept.get("sequence_length", 1)
-    whole = kept.get("global_batch_size", tokens) // inner
+    quotient = kept.get("global_batch_size", tokens) // inner
     if name == "data_parallel_size":
         return _multiples_near(unit, target) + [
-            unit * part for part in _divisors_near(whole // unit, max(target // unit, 1))
+            unit * part for part in _divisors_near(quotient // unit, max(target // unit, 1))
         ]
     if name in {"nodes", "devices_per_node"}:
-        return _divisors_near(kept.get("data_parallel_size", whole) // unit, target)
-    return _divisors_near(whole // kept.get("data_parallel_size", unit), target)
+        return _divisors_near(kept.get("data_parallel_size", quotient) // unit, target)
+    return _divisors_near(quotient // kept.get("data_parallel_size", unit), target)
 
 
 def _multiples_near(unit: int, target: int) -> list[int]:
@@ -344,30 +346,30 @@ def _multiples_near(unit: int, target: int) -> list[int]:
     return [unit * count for count in (below, above) if count]
 
 
-def _divisors_near(whole: int, target: int) -> list[int]:
-    """Divisors of `whole` around the target, found directly or by their cofactors."""
-    if whole == 0:
+def _divisors_near(number: int, target: int) -> list[int]:
+    """Return divisors of a number around the target, directly or by their cofactors."""
+    if number == 0:
         return []
-    cofactor = whole // target
-    found = []
-    for numbers, is_cofactor in (
+    cofactor = number // target
+    divisors = []
+    for candidates, is_cofactor in (
         (range(target - 1, max(target - _PROBES, 0), -1), False),
         (range(target + 1, target + _PROBES), False),
         (range(cofactor, max(cofactor - _PROBES, 0), -1), True),
         (range(cofactor + 1, cofactor + _PROBES), True),
     ):
-        divisor = next((number for number in numbers if whole % number == 0), None)
+        divisor = next((candidate for candidate in candidates if number % candidate == 0), None)
         if divisor:
-            found.append(whole // divisor if is_cofactor else divisor)
-    return found
+            divisors.append(number // divisor if is_cofactor else divisor)
+    return divisors
 
 
-def _distance(geometry: BatchGeometry, given: Mapping[str, int]) -> float:
-    """Sum of the absolute log-ratios between the values asked for and the geometry's."""
+def _distance(geometry: BatchGeometry, values: Mapping[str, int]) -> float:
+    """Return the sum of absolute log-ratios between the values and those of a geometry."""
     total = 0.0
-    for name, value in given.items():
+    for name, value in values.items():
         if name == "global_batch_tokens":
-            total += abs(math.log(geometry.global_batch_size * given["sequence_length"] / value))
+            total += abs(math.log(geometry.global_batch_size * values["sequence_length"] / value))
         elif name != "sequence_length":
             total += abs(math.log(getattr(geometry, name) / value))
     # Rounded, so that equal ratios tie whatever the order in which they were added.

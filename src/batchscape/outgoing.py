@@ -1,7 +1,7 @@
-r"""What leaves for a terminal, a page, a table, a figure or a tracker does nothing there.
+r"""Texts that leave for a terminal, a page, a table, a figure or a tracker are made harmless.
 
 Names, reasons and settings are texts of others. Secrets are replaced, also in records. A sequence
-that a terminal obeys is removed, and what is left of control characters is shown as `\x1b`.
+that a terminal obeys is removed, and other control characters are shown as `\x1b`.
 
 A secret is the value of a variable whose name has `KEY`, `TOKEN`, `SECRET`, `PASS` or `CREDENTIAL`
 in it, if it has 8 characters or more and is no number; a token of one of six published shapes; or
@@ -66,7 +66,7 @@ _SEQUENCE = re.compile(
 _CONTROL = re.compile(
     "["
     "\x00-\x08\x0b-\x1f\x7f-\x9f"
-    # They turn the direction of what follows, or break lines, or cannot be written at all.
+    # They turn the direction of the next characters, break lines, or cannot be encoded.
     "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
     "]"
 )
@@ -77,7 +77,7 @@ Source: OWASP, CSV injection, https://owasp.org/www-community/attacks/CSV_Inject
 
 
 def redact(text: str) -> str:
-    """Return a text with every secret in it replaced by what it was: `[WANDB_API_KEY]`."""
+    """Return a text with every secret replaced by its name: `[WANDB_API_KEY]`."""
     return text if len(text) < _SHORTEST else _redacted(text, _secrets())
 
 
@@ -86,7 +86,13 @@ def redact_json(content: Any) -> Any:  # noqa: ANN401  (of JSON)
     if isinstance(content, str):
         return redact(content)
     if isinstance(content, Mapping):
-        return {_clean_key(name): _of_name(name, value) for name, value in content.items()}
+        redacted = {}
+        for name, value in content.items():
+            is_secret = isinstance(value, str) and _is_secret_name(str(name)) and _is_long(value)
+            # A key may be the name of a variable, and is replaced only by its shape.
+            key = _without_tokens(name) if isinstance(name, str) else name
+            redacted[key] = f"[{name}]" if is_secret else redact_json(value)
+        return redacted
     if isinstance(content, list | tuple):
         return [redact_json(value) for value in content]
     return content
@@ -105,21 +111,21 @@ def refuse_secrets(settings: Iterable[Mapping[str, Any]]) -> None:
     ConfigError
         With the keys of the settings and their values without the secrets.
     """
-    found: dict[str, str] = {}
-    looked_at: dict[tuple[str, int], Any] = {}
+    secrets: dict[str, str] = {}
+    checked: dict[tuple[str, int], Any] = {}
     for cell in settings:
         for name, value in cell.items():
             # Cells share the objects that they do not vary.
-            if (name, id(value)) not in looked_at:
-                looked_at[name, id(value)] = value
+            if (name, id(value)) not in checked:
+                checked[name, id(value)] = value
                 try:
-                    found |= _changes({name: value}, redact_json({name: value}), "")
+                    secrets |= _changes({name: value}, redact_json({name: value}), "")
                 except RecursionError:
                     msg = f"{name} is nested too deeply for a setting"
                     raise ConfigError(msg) from None
-    if not found:
+    if not secrets:
         return
-    lines = [f"  {key} holds {shown}" for key, shown in found.items()]
+    lines = [f"  {key} holds {text}" for key, text in secrets.items()]
     if len(lines) > _MOST_SHOWN:
         lines[_MOST_SHOWN:] = [f"  and {len(lines) - _MOST_SHOWN} further"]
     msg = "\n".join(
@@ -142,7 +148,7 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     text = _SEQUENCE.sub("", text.replace("\r\n", "\n"))
-    return _CONTROL.sub(_code_of, text)
+    return _CONTROL.sub(_escape_code, text)
 
 
 def outgoing(text: str) -> str:
@@ -168,13 +174,14 @@ def outgoing_cell(text: str) -> str:
 
 def _secrets() -> tuple[tuple[str, str], ...]:
     """Return the variables that hold secrets, longest value first."""
-    named = [(name, os.environ[name]) for name in os.environ if _is_named(name)]
-    found = [(name, value) for name, value in named if _is_long(value)]
-    return tuple(sorted(found, key=lambda item: -len(item[1])))
+    # Not by items(), which would decode the values of all variables.
+    variables = [(name, os.environ[name]) for name in os.environ if _is_secret_name(name)]
+    secrets = [(name, value) for name, value in variables if _is_long(value)]
+    return tuple(sorted(secrets, key=lambda item: -len(item[1])))
 
 
 @lru_cache(maxsize=4096)
-def _is_named(name: str) -> bool:
+def _is_secret_name(name: str) -> bool:
     return re.fullmatch(rf"(?={_PART})\w+", name) is not None
 
 
@@ -186,28 +193,18 @@ def _is_long(value: str) -> bool:
 def _redacted(text: str, secrets: tuple[tuple[str, str], ...]) -> str:
     for name, value in secrets:
         text = text.replace(value, f"[{name}]")
-    return _bare(_NAMED.sub(r"\1\2[\1]", text))
+    return _without_tokens(_NAMED.sub(r"\1\2[\1]", text))
 
 
-def _bare(text: str) -> str:
+def _without_tokens(text: str) -> str:
     """Return a text without tokens of a published shape."""
     for kind, shape in _SHAPED.items():
         text = shape.sub(f"[{kind}]", text)
     return text
 
 
-def _clean_key(name: Any) -> Any:  # noqa: ANN401  (of JSON)
-    """Return the name of a field, which stays what a variable may hold."""
-    return _bare(name) if isinstance(name, str) else name
-
-
-def _of_name(name: Any, value: Any) -> Any:  # noqa: ANN401  (of JSON)
-    is_secret = isinstance(value, str) and _is_named(str(name)) and _is_long(value)
-    return f"[{name}]" if is_secret else redact_json(value)
-
-
 def _changes(before: Any, after: Any, key: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401
-    """Yield the dotted keys of what is no longer the same, with what it is now."""
+    """Yield the dotted keys of values that have changed, with the new values."""
     if isinstance(before, Mapping):
         for (name, value), (clean, other) in zip(before.items(), after.items(), strict=True):
             if name != clean:
@@ -238,6 +235,6 @@ def _all_visible(content: Any) -> Any:  # noqa: ANN401  (anything of JSON)
     return content
 
 
-def _code_of(match: re.Match[str]) -> str:
+def _escape_code(match: re.Match[str]) -> str:
     code = ord(match[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

@@ -23,6 +23,7 @@ from batchscape.launch.oom_knowledge import ran_on
 from batchscape.plan.build import make_plan
 from batchscape.plan.expand import Cell, SweepCells, set_values
 from batchscape.plan.machine import Machine
+from batchscape.plan.memory import predict_memories
 from batchscape.plan.room import room_gib
 from batchscape.plan.stages import solve_geometries
 from batchscape.record.files import read_json
@@ -32,20 +33,20 @@ from batchscape.record.status import RunStatus, Status
 from batchscape.text import count_text
 
 __all__ = [
+    "Attempt",
     "LargestMicroBatch",
-    "Tried",
     "as_json",
-    "known_of",
+    "fits_by_micro_batch",
     "probe",
     "seek_largest",
-    "show_found",
+    "show_answer",
 ]
 
 _STEPS = 3
 """Optimizer steps of a training: the first makes the optimizer's state, later ones are steady."""
 _TAKEN_OF_TENSORS = 1.1
-"""What a limit counts over what tensors take. CUDA: what the allocator rounds up to and keeps, 1.01
-to 1.2 times as much when its rules are replayed. CPU: what libraries and Python take beside."""
+"""Memory that a limit counts over that of tensors. CUDA: blocks that the allocator rounds up and
+keeps: 1.01 to 1.2 times as much when its rules are replayed. CPU: libraries and Python."""
 _SHORT: dict[str, Any] = {
     "budget.samples": None,
     "budget.tokens": None,
@@ -57,23 +58,23 @@ _SHORT: dict[str, Any] = {
     "measure.warmup_optimizer_steps": 0,
     "launcher.skip_unfit": False,
 }
-"""What decides no peak of memory, and is short here; and what should not fit is tried."""
+"""Settings that do not change the peak of memory, for a short run that starts in any case."""
 
 
 @dataclass(frozen=True)
-class Tried:
-    """What a real training with one micro-batch came to."""
+class Attempt:
+    """The outcome of a real training with one micro-batch."""
 
     geometry: BatchGeometry
     fits: bool
     taken_gib: float | None = None
-    """Memory that the limit is held against, of one that fits."""
+    """Memory that is compared with the limit; None where it does not fit."""
     run_id: str = ""
 
 
 @dataclass(frozen=True)
 class LargestMicroBatch:
-    """The largest micro-batch that fits, and what was tried to find it."""
+    """The largest micro-batch that fits, and the trainings that were needed to find it."""
 
     candidates: tuple[BatchGeometry, ...]
     """All geometries of the global batch on these devices, by micro-batch."""
@@ -82,12 +83,12 @@ class LargestMicroBatch:
     unpredicted: str | None
     limit_gib: float
     """Memory of a device."""
-    tried: tuple[Tried, ...]
+    attempts: tuple[Attempt, ...]
 
     @property
     def largest(self) -> BatchGeometry | None:
         """The last that fits; None where the smallest does not."""
-        fitting = [one.geometry for one in self.tried if one.fits]
+        fitting = [attempt.geometry for attempt in self.attempts if attempt.fits]
         return max(fitting, key=lambda geometry: geometry.micro_batch_size, default=None)
 
 
@@ -118,34 +119,38 @@ def probe(grid: SweepCells, machine: Machine, console: Console) -> LargestMicroB
     candidates = _candidates(settings)
     sweep, specs = _planned(grid, settings, candidates, machine)
     limit_gib = _limit_gib(specs[0], machine)
-    predicted, unpredicted = _predicted(specs)
+    reports = predict_memories(specs)
+    peaks_gib = [r.peak_allocated_gib for r in reports if r.peak_allocated_gib is not None]
+    predicted_gib = tuple(peaks_gib) if len(peaks_gib) == len(reports) else None
     by_geometry = dict(zip(candidates, specs, strict=True))
-    guess = None
-    if predicted is not None:
-        guess = sum(_TAKEN_OF_TENSORS * gib <= limit_gib for gib in predicted) - 1
+    guess = unpredicted = None
+    if predicted_gib is None:
+        unpredicted = next(report.problem for report in reports if report.problem is not None)
+    else:
+        guess = sum(_TAKEN_OF_TENSORS * gib <= limit_gib for gib in predicted_gib) - 1
 
-    def attempt(geometry: BatchGeometry) -> Tried:
+    def train(geometry: BatchGeometry) -> Attempt:
         spec = by_geometry[geometry]
-        named = f"micro-batch {geometry.micro_batch_size}"
-        with console.status(f"training with {named}"), Path(os.devnull).open("w") as nowhere:
+        name = f"micro-batch {geometry.micro_batch_size}"
+        with console.status(f"training with {name}"), Path(os.devnull).open("w") as nowhere:
             result = Launcher(sweep, machine, [spec], console=Console(file=nowhere)).run()
         if result.interrupted:
             raise KeyboardInterrupt
         if result.stopped is not None:
             raise LaunchError(result.stopped)
         outcome = _outcome(spec, sweep, geometry)
-        console.print(f"{named} {'fits' if outcome.fits else 'is out of memory'}")
+        console.print(f"{name} {'fits' if outcome.fits else 'is out of memory'}")
         return outcome
 
-    tried = seek_largest(candidates, guess, attempt)
-    return LargestMicroBatch(candidates, predicted, unpredicted, limit_gib, tuple(tried))
+    attempts = seek_largest(candidates, guess, train)
+    return LargestMicroBatch(candidates, predicted_gib, unpredicted, limit_gib, tuple(attempts))
 
 
 def seek_largest(
     candidates: Sequence[BatchGeometry],
     guess: int | None,
-    attempt: Callable[[BatchGeometry], Tried],
-) -> list[Tried]:
+    train: Callable[[BatchGeometry], Attempt],
+) -> list[Attempt]:
     """Try geometries until the last that fits and the first that does not are neighbours.
 
     Parameters
@@ -154,115 +159,118 @@ def seek_largest(
         In the order of their micro-batches. Where one does not fit, no later one does.
     guess : int or None
         Position of the last candidate that should fit; -1: none should.
-    attempt : callable
+    train : callable
         Trains one for a few steps.
 
     Returns
     -------
-    list of Tried
+    list of Attempt
         In the order in which they were tried: with a right guess two at most, else by halves.
     """
-    tried: list[Tried] = []
-    last, first_out = -1, len(candidates)
-    while first_out - last > 1:
-        position = (last + first_out) // 2
-        if guess is not None and not tried:
+    attempts: list[Attempt] = []
+    last_fitting, first_failing = -1, len(candidates)
+    while first_failing - last_fitting > 1:
+        position = (last_fitting + first_failing) // 2
+        if guess is not None and not attempts:
             position = max(guess, 0)
-        elif guess is not None and len(tried) == 1:
-            position = last + 1 if tried[0].fits else first_out - 1
-        tried.append(attempt(candidates[position]))
-        if tried[-1].fits:
-            last = position
+        elif guess is not None and len(attempts) == 1:
+            position = last_fitting + 1 if attempts[0].fits else first_failing - 1
+        attempts.append(train(candidates[position]))
+        if attempts[-1].fits:
+            last_fitting = position
         else:
-            first_out = position
-    return tried
+            first_failing = position
+    return attempts
 
 
-def known_of(
+def fits_by_micro_batch(
     grid: SweepCells,
     settings: dict[str, Any],
     geometries: Sequence[BatchGeometry],
     machine: Machine,
 ) -> dict[int, bool]:
-    """Return whether micro-batches fit, of those that `probe` has tried on devices like these."""
+    """Return which micro-batches fit, of those that `probe` has trained on devices like these."""
     sweep, specs = _planned(grid, _shortened(settings, machine), geometries, machine)
-    known = {}
+    fits = {}
     for spec in specs:
         folder = sweep.run(spec.run_id)
         if not folder.launch.exists() or not ran_on(machine, spec, read_json(folder.launch)):
             continue
         status = RunStatus.read(folder.status).status
         if status in {Status.COMPLETED, Status.OOM}:
-            known[spec.geometry.micro_batch_size] = status is Status.COMPLETED
-    return known
+            fits[spec.geometry.micro_batch_size] = status is Status.COMPLETED
+    return fits
 
 
-def show_found(console: Console, found: LargestMicroBatch) -> None:
-    """Print what was tried, and the answer."""
+def show_answer(console: Console, answer: LargestMicroBatch) -> None:
+    """Print the trainings and the answer."""
     table = Table("micro-batch", "accumulation", box=box.SIMPLE_HEAD)
     for header in ("tensors, predicted (GiB)", "taken (GiB)", "outcome"):
         table.add_column(header)
-    for one in found.tried:
-        position = found.candidates.index(one.geometry)
-        said = None if found.predicted_gib is None else found.predicted_gib[position]
+    for attempt in answer.attempts:
+        position = answer.candidates.index(attempt.geometry)
+        predicted_gib = None if answer.predicted_gib is None else answer.predicted_gib[position]
         table.add_row(
-            str(one.geometry.micro_batch_size),
-            str(one.geometry.gradient_accumulation_steps),
-            "" if said is None else f"{said:.4g}",
-            "" if one.taken_gib is None else f"{one.taken_gib:.4g}",
-            "fits" if one.fits else "out of memory",
+            str(attempt.geometry.micro_batch_size),
+            str(attempt.geometry.gradient_accumulation_steps),
+            "" if predicted_gib is None else f"{predicted_gib:.4g}",
+            "" if attempt.taken_gib is None else f"{attempt.taken_gib:.4g}",
+            "fits" if attempt.fits else "out of memory",
         )
     console.print(table)
-    if found.unpredicted is not None:
-        console.print(f"Not predicted: {found.unpredicted}")
-    console.print(_answer(found), soft_wrap=True)
+    if answer.unpredicted is not None:
+        console.print(f"Not predicted: {answer.unpredicted}")
+    console.print(_answer(answer), soft_wrap=True)
 
 
-def as_json(found: LargestMicroBatch) -> str:
+def as_json(answer: LargestMicroBatch) -> str:
     """Write the same as JSON."""
     return json.dumps(
         {
-            "largest": None if found.largest is None else plain_geometry(found.largest),
-            "limit_gib": found.limit_gib,
-            "candidates": [geometry.micro_batch_size for geometry in found.candidates],
-            "predicted_gib": found.predicted_gib,
+            "largest": None if answer.largest is None else plain_geometry(answer.largest),
+            "limit_gib": answer.limit_gib,
+            "candidates": [geometry.micro_batch_size for geometry in answer.candidates],
+            "predicted_gib": answer.predicted_gib,
             "tried": [
                 {
-                    **plain_geometry(one.geometry),
-                    "fits": one.fits,
-                    "taken_gib": one.taken_gib,
-                    "run_id": one.run_id,
+                    **plain_geometry(attempt.geometry),
+                    "fits": attempt.fits,
+                    "taken_gib": attempt.taken_gib,
+                    "run_id": attempt.run_id,
                 }
-                for one in found.tried
+                for attempt in answer.attempts
             ],
         },
         indent=2,
     )
 
 
-def _answer(found: LargestMicroBatch) -> str:
-    count = count_text(len(found.tried), "training")
-    of = f"of {found.limit_gib:.4g} GiB, by {count} with {len(found.candidates)} to choose from"
-    if found.largest is None:
+def _answer(answer: LargestMicroBatch) -> str:
+    count = count_text(len(answer.attempts), "training")
+    limits = (
+        f"of {answer.limit_gib:.4g} GiB, by {count} with {len(answer.candidates)} to choose from"
+    )
+    if answer.largest is None:
+        smallest = answer.candidates[0].micro_batch_size
         return (
-            f"No micro-batch fits a device {of}: not even {found.candidates[0].micro_batch_size}. "
-            "Shard the state (engine=fsdp), recompute activations "
-            "(engine.activation_checkpointing=true), or take a smaller model or sequence."
+            f"No micro-batch fits a device {limits}: not even {smallest}. Shard the state "
+            "(engine=fsdp), recompute activations (engine.activation_checkpointing=true), or take "
+            "a smaller model or sequence."
         )
-    best = found.largest
-    which = (
-        "all fit; the largest is" if best == found.candidates[-1] else "the largest that fits is"
+    best = answer.largest
+    rank = (
+        "all fit; the largest is" if best == answer.candidates[-1] else "the largest that fits is"
     )
     return (
         f"Of the micro-batches of global batch {best.global_batch_size} on "
-        f"{count_text(best.data_parallel_size, 'device')} {of}, {which} "
+        f"{count_text(best.data_parallel_size, 'device')} {limits}, {rank} "
         f"{best.micro_batch_size}:\n  batch.micro_batch_size={best.micro_batch_size} "
         f"batch.gradient_accumulation_steps={best.gradient_accumulation_steps}"
     )
 
 
 def _shortened(settings: dict[str, Any], machine: Machine) -> dict[str, Any]:
-    """Return the settings of a few steps that hold as much memory as all of them."""
+    """Return settings for a few steps that take as much memory as the whole training."""
     settings = set_values(settings, _SHORT)
     settings |= {"schedule": {"name": "constant", "warmup_samples": 0}, "tracker": {"name": "none"}}
     evaluation = settings["evaluation"] = {**settings["evaluation"]}
@@ -276,17 +284,17 @@ def _shortened(settings: dict[str, Any], machine: Machine) -> dict[str, Any]:
 
 
 def _candidates(settings: dict[str, Any]) -> tuple[BatchGeometry, ...]:
-    """List all cuts of the global batch on these devices, whatever cut was asked for."""
+    """List all geometries of the global batch on these devices."""
     batch = settings["batch"]
     if batch["global_batch_size"] is not None or batch["global_batch_tokens"] is not None:
         free = {"batch.micro_batch_size": 1, "batch.gradient_accumulation_steps": None}
         settings = set_values(settings, free)
-    asked = solve_geometries(RunConfig.from_mapping(settings))[-1]
+    planned = solve_geometries(RunConfig.from_mapping(settings))[-1]
     return tuple(
         enumerate_geometries(
-            asked.global_batch_size,
-            data_parallel_sizes=[asked.data_parallel_size],
-            nodes=asked.nodes,
+            planned.global_batch_size,
+            data_parallel_sizes=[planned.data_parallel_size],
+            nodes=planned.nodes,
         )
     )
 
@@ -297,7 +305,7 @@ def _planned(
     candidates: Sequence[BatchGeometry],
     machine: Machine,
 ) -> tuple[SweepFolder, list[RunSpec]]:
-    """Plan a short training of every candidate: one folder, so that what was tried is known."""
+    """Plan a short training of every candidate, in one folder that later calls find again."""
     keys = ("batch.micro_batch_size", "batch.gradient_accumulation_steps")
     cells = []
     for geometry in candidates:
@@ -319,17 +327,6 @@ def _planned(
     return SweepFolder(plan.sweep_dir), plan.specs
 
 
-def _predicted(specs: Sequence[RunSpec]) -> tuple[tuple[float, ...] | None, str | None]:
-    """Return the peak of tensors of each training, or why it is not known."""
-    from batchscape.plan.memory import predict_memories
-
-    reports = predict_memories(specs)
-    known = tuple(r.peak_allocated_gib for r in reports if r.peak_allocated_gib is not None)
-    if len(known) == len(reports):
-        return known, None
-    return None, next(report.problem for report in reports if report.problem is not None)
-
-
 def _limit_gib(spec: RunSpec, machine: Machine) -> float:
     limit = room_gib(spec, machine)
     if limit is None or (spec.device_type == "cpu" and spec.config.device.memory_limit_gib is None):
@@ -341,7 +338,7 @@ def _limit_gib(spec: RunSpec, machine: Machine) -> float:
     return limit
 
 
-def _outcome(spec: RunSpec, sweep: SweepFolder, geometry: BatchGeometry) -> Tried:
+def _outcome(spec: RunSpec, sweep: SweepFolder, geometry: BatchGeometry) -> Attempt:
     status = RunStatus.read(sweep.run(spec.run_id).status)
     fits = status.status is Status.COMPLETED
     if not fits and status.status is not Status.OOM:
@@ -349,4 +346,4 @@ def _outcome(spec: RunSpec, sweep: SweepFolder, geometry: BatchGeometry) -> Trie
         msg = f"the training with {geometry} ended as {status.status}: {status.reason}; log: {log}"
         raise LaunchError(msg)
     figure = "peak_taken_gib" if spec.device_type == "cpu" else "peak_reserved_gib"
-    return Tried(geometry, fits, status.summary.get(figure) if fits else None, spec.run_id)
+    return Attempt(geometry, fits, status.summary.get(figure) if fits else None, spec.run_id)

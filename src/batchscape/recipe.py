@@ -1,7 +1,7 @@
-"""How to cut a global batch before anything was measured: the recipe of practitioners, carried out.
+"""The practitioners' recipe for the cut of a global batch before anything was measured.
 
 The largest micro-batch that fits, all devices, accumulation for the rest, a learning rate for the
-global batch; each with what it rests on. Source: `docs/planning.md`.
+global batch; each with its basis. Source: `docs/planning.md`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from batchscape.plan.forecast_text import COUNTS, memory_text, span
 from batchscape.plan.machine import Machine
 from batchscape.plan.stages import solve_geometries
 from batchscape.predictor import predict
-from batchscape.probe import known_of
+from batchscape.probe import fits_by_micro_batch
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec, plain_geometry
 from batchscape.text import DURATIONS, list_text, near_multiples
@@ -48,7 +48,7 @@ _BATCH = _CUT | dict.fromkeys(("batch.global_batch_size", "batch.global_batch_to
 
 
 Step = dict[str, str]
-"""One decision: its name, value, reason, and the basis that it rests on."""
+"""One decision: its name, value, reason and basis."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Cut:
 
     spec: RunSpec
     fits: bool | None
-    """None: it may."""
+    """None: not known."""
     basis: Basis
     forecast: RunForecast
 
@@ -73,8 +73,8 @@ class Recipe:
 
     chosen: Cut | None
     content: dict[str, Any]
-    """All that is told of it, as JSON carries it: `why_not` where none is chosen, every cut that
-    was compared, and the commands for the machine itself."""
+    """The whole answer as JSON: `why_not` where none is chosen, every cut that was compared, and
+    the commands for the machine itself."""
 
 
 def follow_recipe(
@@ -94,11 +94,11 @@ def follow_recipe(
     machine : Machine
         This one, or a declared one.
     words : sequence of str
-        Settings of the command line, for the commands that are told.
+        Settings of the command line, for the commands in the answer.
     devices : int, optional
         Devices to use at most; all by default.
     runs : sequence of Path
-        Sweep folders whose runs tell of step times.
+        Sweep folders whose runs are used to predict step times.
 
     Raises
     ------
@@ -124,14 +124,14 @@ def follow_recipe(
             "recommended for it before it ran; sweep some, and recommend from their folder"
         )
         raise ConfigError(msg)
-    there = machine.devices(machine.device_type(config.launcher))
-    if devices is not None and not 1 <= devices <= there:
+    present = machine.devices(machine.device_type(config.launcher))
+    if devices is not None and not 1 <= devices <= present:
         msg = (
-            f"devices must be from 1 to the {there} of this machine; given {devices}. For a "
+            f"devices must be from 1 to the {present} of this machine; given {devices}. For a "
             "machine that is not this one: cluster=NAME cluster.devices_per_node=N cluster.nodes=N"
         )
         raise ConfigError(msg)
-    most = devices or there
+    most = devices or present
     cuts = _cuts(grid, settings, batch_size, most, machine, runs=runs)
     chosen, why_not = _choose(cuts)
     size = 0 if chosen is None else chosen.geometry.micro_batch_size
@@ -142,7 +142,7 @@ def follow_recipe(
         "hardware": _hardware(machine, cuts[0].spec),
         "geometry": None if chosen is None else plain_geometry(chosen.geometry),
         "why_not": why_not,
-        "steps": [] if chosen is None else _steps(chosen, there, most, cuts),
+        "steps": [] if chosen is None else _steps(chosen, present, most, cuts),
         "config": {} if chosen is None else config_values(chosen.geometry),
         "command": None if chosen is None else run,
         "probe_command": probe,
@@ -157,27 +157,27 @@ def follow_recipe(
 
 
 def _commands(words: Sequence[str], cut: Cut) -> tuple[str | None, str | None]:
-    """Return what finds the largest micro-batch on the machine itself, and what runs a cut."""
+    """Return the command that probes micro-batches on the machine itself, and the one of a cut."""
     geometry, spec = cut.geometry, cut.spec
     if geometry.nodes > 1:
         return None, None  # runs are launched on one node
-    kept = [
+    settings = [
         word
         for word in words
         if re.split(r"[./=]", word.lstrip("+~"))[0] not in {"batch", "cluster"}
     ]
-    kept += [
+    settings += [
         f"batch.global_batch_size={geometry.global_batch_size}",
         f"batch.data_parallel_size={geometry.data_parallel_size}",
     ]
-    own = [
+    cut_settings = [
         f"batch.micro_batch_size={geometry.micro_batch_size}",
         f"batch.gradient_accumulation_steps={geometry.gradient_accumulation_steps}",
     ]
-    # It runs out of memory on purpose: on a CPU of a limit alone.
+    # It runs out of memory on purpose, on a CPU only with a limit.
     is_safe = spec.device_type == "cuda" or spec.config.device.memory_limit_gib is not None
-    probe = shlex.join(["batchscape", "probe", *kept]) if is_safe else None
-    return probe, shlex.join(["batchscape", "run", *kept, *own])
+    probe = shlex.join(["batchscape", "probe", *settings]) if is_safe else None
+    return probe, shlex.join(["batchscape", "run", *settings, *cut_settings])
 
 
 def write_files(recipe: Recipe, out: Path) -> list[Path]:
@@ -204,7 +204,7 @@ def write_files(recipe: Recipe, out: Path) -> list[Path]:
 
 
 def show_recipe(console: Console, recipe: Recipe) -> None:
-    """Print the recipe, what every configuration file must say, and what is open."""
+    """Print the recipe, the values of configuration files, and the micro-batches to probe."""
     content, chosen = recipe.content, recipe.chosen
     for_what = f"global batch {content['global_batch_size']} on {content['hardware']}"
     if chosen is None:
@@ -243,7 +243,7 @@ def _hardware(machine: Machine, spec: RunSpec) -> str:
 
 
 def _global_batch_size(settings: dict[str, Any]) -> int:
-    """Return the global batch that is asked for, whatever its cut."""
+    """Return the global batch of settings without their cut."""
     batch = settings["batch"]
     if batch["global_batch_size"] is not None or batch["global_batch_tokens"] is not None:
         one = {"batch.nodes": 1, "batch.data_parallel_size": 1, "batch.micro_batch_size": 1}
@@ -260,7 +260,7 @@ def _cuts(
     *,
     runs: Sequence[Path],
 ) -> tuple[Cut, ...]:
-    """Return all cuts over as many devices as divide the global batch, and what they take."""
+    """Return all cuts over the most devices that divide the global batch, with their forecasts."""
     per_node = machine.devices(machine.device_type(RunConfig.from_mapping(settings).launcher))
     per_node //= machine.nodes
     counts = ((ranks, -(-ranks // per_node)) for ranks in range(most, 0, -1))
@@ -279,20 +279,22 @@ def _cuts(
     plan = make_plan(replace(grid, cells=cells, fixed=fixed), machine, prepare)
     if plan.rejections:
         raise ConfigError(str(plan.rejections[0].reason))
-    told = predict(plan.specs, SweepFolder(plan.sweep_dir), machine, runs).runs
-    seen = {} if machine.is_declared else known_of(grid, cells[0].settings, geometries, machine)
-    fitting = max((size for size, fits in seen.items() if fits), default=0)
-    failing = min((size for size, fits in seen.items() if not fits), default=batch_size + 1)
-    found = []
+    forecasts = predict(plan.specs, SweepFolder(plan.sweep_dir), machine, runs).runs
+    measured: dict[int, bool] = {}
+    if not machine.is_declared:
+        measured = fits_by_micro_batch(grid, cells[0].settings, geometries, machine)
+    fitting = max((size for size, fits in measured.items() if fits), default=0)
+    failing = min((size for size, fits in measured.items() if not fits), default=batch_size + 1)
+    cuts = []
     for spec in plan.specs:
-        forecast, size = told[spec.run_id], spec.geometry.micro_batch_size
-        said = None if forecast.memory is None else forecast.memory.fits
-        fits = {"fits": True, "does not fit": False}.get(said or "")
+        forecast, size = forecasts[spec.run_id], spec.geometry.micro_batch_size
         if size <= fitting or size >= failing:
-            found.append(Cut(spec, size <= fitting, "measured", forecast))
-        else:
-            found.append(Cut(spec, fits, "predicted", forecast))
-    return tuple(found)
+            cuts.append(Cut(spec, size <= fitting, "measured", forecast))
+            continue
+        verdict = "" if forecast.memory is None else forecast.memory.fits
+        fits = {"fits": True, "does not fit": False}.get(verdict or "")
+        cuts.append(Cut(spec, fits, "predicted", forecast))
+    return tuple(cuts)
 
 
 def _choose(cuts: Sequence[Cut]) -> tuple[Cut | None, str | None]:
@@ -358,7 +360,7 @@ def _why_devices(geometry: BatchGeometry, there: int, most: int) -> str:
 
 
 def _learning_rate(spec: RunSpec) -> Step:
-    """Say what the optimizer is given for this global batch, and by which rule."""
+    """Return the optimizer's learning rate for this global batch, and the rule."""
     rate, scaling = spec.stages[-1].optimizer.learning_rate, spec.config.scaling
     reference = scaling.reference_global_batch_size
     if reference is None or scaling.learning_rate == "none":

@@ -1,4 +1,4 @@
-"""What a cluster's scheduler, Slurm, says of jobs and nodes; asked by its own commands.
+"""Jobs and nodes of a cluster's scheduler, Slurm, by its own commands.
 
 The formats are those of https://slurm.schedmd.com/squeue.html, sacct.html and sinfo.html, which
 releases keep: names of states, and fields that are asked for by name.
@@ -23,24 +23,24 @@ __all__ = [
     "JobState",
     "NodeGroup",
     "Partition",
+    "active_jobs",
     "cancel",
     "is_available",
     "jobs",
-    "named",
     "partitions",
     "submit",
 ]
 
 _ANSWER_S = 60.0
-"""Longest time that a command may take: a controller that is busy has been seen to take 30 s."""
+"""Longest time of a command: a busy controller has taken 30 s."""
 
 
 class JobState(StrEnum):
-    """How a job stands, as far as it matters here."""
+    """State of a job, as far as it matters here."""
 
     PENDING = "pending"
     RUNNING = "running"
-    """It has processes, or may have: one that is being ended is running still."""
+    """It has processes, or may have: a job that is being ended still runs."""
     COMPLETED = "completed"
     FAILED = "failed"
     TIMEOUT = "timeout"
@@ -48,9 +48,9 @@ class JobState(StrEnum):
     NODE_FAIL = "node_fail"
     CANCELLED = "cancelled"
     OUT_OF_MEMORY = "out_of_memory"
-    """As the memory cgroup of the job counted it: without cgroups such a job has failed."""
+    """By the memory cgroup of the job: without cgroups such a job has failed."""
     UNKNOWN = "unknown"
-    """Nobody knows the job: it never was, or has ended so long ago that it is forgotten."""
+    """No such job: it never existed, or has ended so long ago that it is forgotten."""
 
     @property
     def is_over(self) -> bool:
@@ -74,7 +74,7 @@ _STATES = {
     }.items()
     for name in names.split()
 }
-"""Every state that squeue and sacct document, and what it means here."""
+"""Our state for every state that squeue and sacct document."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,10 @@ class Job:
     """A job, as the scheduler sees it now."""
 
     id: str
-    """As it was asked for."""
+    """As in the question."""
     state: JobState
     reason: str = ""
-    """Why it waits, or how it ended, in the scheduler's words; empty where it says nothing."""
+    """Why it waits, or how it ended, in the scheduler's words; empty where there is no reason."""
     restarts: int | None = None
     """How often it was put back into the queue; None where only accounting knows the job."""
     nodes: str = ""
@@ -94,7 +94,7 @@ class Job:
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes of a partition that are alike."""
+    """Equal nodes of a partition."""
 
     count: int
     cpus: int
@@ -118,11 +118,11 @@ def is_available() -> bool:
 
 
 def jobs(ids: Iterable[str]) -> dict[str, Job]:
-    """Ask how jobs stand, all of them at once.
+    """Return the states of jobs, by one question.
 
     The controller is asked first: it alone knows which jobs live, and how those ended that it has
-    not forgotten yet (`MinJobAge`, 5 minutes by default). Where there is accounting, it is asked
-    for those that have ended: it forgets none, and knows of their steps, too.
+    not forgotten yet (`MinJobAge`, 5 minutes by default). Accounting, where there is any, is asked
+    for those that have ended: it forgets none, and knows their steps too.
 
     Parameters
     ----------
@@ -132,32 +132,32 @@ def jobs(ids: Iterable[str]) -> dict[str, Job]:
     Returns
     -------
     dict of str to Job
-        Every one that was asked for; `JobState.UNKNOWN` where nobody knows it.
+        Every job of the question; `JobState.UNKNOWN` where nobody knows it.
 
     Raises
     ------
     SchedulerError
         If there is no Slurm here, or its controller does not answer: nothing is known then.
     """
-    wanted = sorted(set(ids))
-    if not wanted:
+    names = sorted(set(ids))
+    if not names:
         return {}
-    found = _queued(wanted)
-    ended = [name for name in wanted if name not in found or found[name].state.is_over]
+    jobs_by_name = _queued(names)
+    ended = [name for name in names if name not in jobs_by_name or jobs_by_name[name].state.is_over]
     if ended:
-        # There may be no accounting, or its database may be down, or behind the controller, which
-        # alone knows what lives.
+        # There may be no accounting; its database may be down, or behind the controller, which
+        # alone knows which jobs live.
         with suppress(SchedulerError):
             for name, job in _accounted(ended).items():
                 if job.state.is_over:
-                    restarts = found[name].restarts if name in found else None
-                    found[name] = Job(name, job.state, job.reason, restarts, job.nodes)
+                    restarts = jobs_by_name[name].restarts if name in jobs_by_name else None
+                    jobs_by_name[name] = Job(name, job.state, job.reason, restarts, job.nodes)
     unknown = "the scheduler does not know it, or not any more"
-    return {name: found.get(name) or Job(name, JobState.UNKNOWN, unknown) for name in wanted}
+    return {name: jobs_by_name.get(name) or Job(name, JobState.UNKNOWN, unknown) for name in names}
 
 
-def named(names: Iterable[str]) -> dict[str, str]:
-    """Return the jobs of this user that have some names, and wait or are at work: names by id.
+def active_jobs(names: Iterable[str]) -> dict[str, str]:
+    """Return the jobs of this user with some names that wait or run: names by id.
 
     Raises
     ------
@@ -166,17 +166,17 @@ def named(names: Iterable[str]) -> dict[str, str]:
     """
     command = ("squeue", "--noheader", "--me", f"--name={','.join(names)}")
     answer = _ask(*command, "--states=all", "--format=%i|%T|%j")
-    found = (line.split("|", maxsplit=2) for line in answer.splitlines())
-    # One that is being ended does nothing any more.
+    lines = (line.split("|", maxsplit=2) for line in answer.splitlines())
+    # A completing job does nothing any more.
     return {
-        own: name
-        for own, state, name in found
+        job_id: name
+        for job_id, state, name in lines
         if state != "COMPLETING" and not _state(state).is_over
     }
 
 
 def submit(script: Path) -> str:
-    """Submit a script of shell, whose comments say what it asks for; return the job's id.
+    """Submit a shell script with its `#SBATCH` comments; return the job's id.
 
     Raises
     ------
@@ -187,20 +187,20 @@ def submit(script: Path) -> str:
 
 
 def cancel(ids: Iterable[str]) -> None:
-    """Cancel jobs; nothing happens to those that are over, or that nobody knows.
+    """Cancel jobs, except those that are over or unknown.
 
     Raises
     ------
     SchedulerError
         If there is no Slurm here, if it does not answer, or if it refuses.
     """
-    wanted = sorted(set(ids))
-    if wanted:
-        _ask("scancel", "--quiet", *wanted)
+    names = sorted(set(ids))
+    if names:
+        _ask("scancel", "--quiet", *names)
 
 
 def partitions() -> list[Partition]:
-    """Ask what there is: partitions, and their nodes.
+    """Return the partitions and their nodes.
 
     Raises
     ------
@@ -208,15 +208,15 @@ def partitions() -> list[Partition]:
         If there is no Slurm here, or it does not answer.
     """
     answer = _ask("sinfo", "--noheader", "--exact", "--format=%P|%a|%D|%c|%G")
-    found: dict[str, Partition] = {}
+    partitions_by_name: dict[str, Partition] = {}
     for line in answer.splitlines():
-        name, up, count, cpus, gres = line.split("|")
+        label, up, count, cpus, gres = line.split("|")
         group = NodeGroup(int(count), int(cpus), _gpus(gres))
-        own = name.removesuffix("*")
-        before = found[own].groups if own in found else ()
+        name = label.removesuffix("*")
+        before = partitions_by_name[name].groups if name in partitions_by_name else ()
         groups = (*before, group) if group.count else before
-        found[own] = Partition(own, own != name, up == "up", groups)
-    return list(found.values())
+        partitions_by_name[name] = Partition(name, name != label, up == "up", groups)
+    return list(partitions_by_name.values())
 
 
 _QUEUE_FIELDS = {
@@ -234,46 +234,46 @@ def _queued(ids: list[str]) -> dict[str, Job]:
     fields = ",".join(f"{name}:{width}" for name, width in _QUEUE_FIELDS.items())
     command = ("squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(ids)}")
     answer = _ask(*command, f"--Format={fields}", allowed="Invalid job id")
-    found = {}
+    jobs_by_name = {}
     for line in answer.splitlines():
         values, start = [], 0
         for width in _QUEUE_FIELDS.values():
             values.append(line[start : start + width].strip())
             start += width
-        own, of_array, state, restarts, nodes, reason = values
+        job_id, task_id, state, restarts, nodes, reason = values
         reason = "" if reason == "None" else reason
-        for name in {own, of_array}:  # a task of an array has two names
-            found[name] = Job(name, _state(state), reason, int(restarts), nodes)
-    return found
+        for name in {job_id, task_id}:  # a task of an array has two names
+            jobs_by_name[name] = Job(name, _state(state), reason, int(restarts), nodes)
+    return jobs_by_name
 
 
 def _accounted(ids: list[str]) -> dict[str, Job]:
-    """Ask accounting, which not every cluster has."""
+    """Return jobs of accounting, which not every cluster has."""
     command = ("sacct", "--noheader", "--parsable2", f"--jobs={','.join(ids)}")
     fields = "--format=JobID,JobIDRaw,State,ExitCode,NodeList"
     answer = _ask(*command, fields)
-    found: dict[str, Job] = {}
+    jobs_by_name: dict[str, Job] = {}
     for line in answer.splitlines():
-        of_array, own, state, exit_code, nodes = line.split("|", maxsplit=4)
-        ended = Job("", _state(state), _ended(state, exit_code), None, nodes)
-        for name, _, step in {of_array.partition("."), own.partition(".")}:
+        task_id, job_id, state, exit_code, nodes = line.split("|", maxsplit=4)
+        ended = Job("", _state(state), _ended_text(state, exit_code), None, nodes)
+        for name, _, step in {task_id.partition("."), job_id.partition(".")}:
             if not step:
-                found[name] = replace(ended, id=name)
+                jobs_by_name[name] = replace(ended, id=name)
             elif (
                 ended.state is JobState.OUT_OF_MEMORY
-                and name in found
-                and found[name].state is JobState.FAILED
+                and name in jobs_by_name
+                and jobs_by_name[name].state is JobState.FAILED
             ):
                 # The job failed as one of its steps had no memory left.
                 reason = f"{ended.reason} in step {step}"
-                found[name] = replace(found[name], state=ended.state, reason=reason)
-    return found
+                jobs_by_name[name] = replace(jobs_by_name[name], state=ended.state, reason=reason)
+    return jobs_by_name
 
 
-def _ended(state: str, exit_code: str) -> str:
+def _ended_text(state: str, exit_code: str) -> str:
     code, _, signal = exit_code.partition(":")
     if signal not in {"", "0"}:
-        # Slurm's own count of memory is told as signal 125.
+        # Signal 125 stands for Slurm's own count of memory.
         return state if signal == "125" else f"{state}, signal {signal}"
     return state if code in {"", "0"} else f"{state}, exit code {code}"
 
@@ -298,12 +298,12 @@ _DEFAULTS = ("SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "SBATCH_")
 
 
 def _ask(program: str, *arguments: str, allowed: str | None = None) -> str:
-    """Run a command of Slurm; one that fails as allowed has nothing to say."""
+    """Return the output of a command of Slurm; empty where it fails with the allowed error."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(_DEFAULTS)
     }
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [program, *arguments],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -322,10 +322,10 @@ def _ask(program: str, *arguments: str, allowed: str | None = None) -> str:
     except subprocess.TimeoutExpired:
         msg = f"Slurm does not answer: {program} took more than {_ANSWER_S:.0f} s"
         raise SchedulerError(msg) from None
-    if done.returncode == 0:
-        return done.stdout
-    said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
-    if allowed is not None and allowed in said:
+    if process.returncode == 0:
+        return process.stdout
+    message = process.stderr.strip() or process.stdout.strip() or f"exit code {process.returncode}"
+    if allowed is not None and allowed in message:
         return ""
-    msg = f"{program} failed: {said}"
+    msg = f"{program} failed: {message}"
     raise SchedulerError(msg)

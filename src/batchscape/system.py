@@ -1,6 +1,6 @@
-"""What the operating system does for processes and tells of them and of the processor.
+"""Services of the operating system for processes, and its data on processes and the processor.
 
-Only Linux has it all; elsewhere nothing is done, and nothing is told of memory.
+Only Linux has all of them; elsewhere nothing is done, and memory is not known.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def end_with_parent() -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of what descendants leave behind; `PR_SET_CHILD_SUBREAPER` of prctl(2)."""
+    """Become the parent of orphaned descendants; `PR_SET_CHILD_SUBREAPER` of prctl(2)."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -36,7 +36,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def reported_memory(pid: int | None = None) -> dict[str, int]:
-    """Return what proc_pid_status(5) tells of the memory of a process.
+    """Return the memory of a process by proc_pid_status(5).
 
     Parameters
     ----------
@@ -46,15 +46,15 @@ def reported_memory(pid: int | None = None) -> dict[str, int]:
     Returns
     -------
     dict
-        Bytes by name (`VmData`, `VmHWM`, ...); empty where the process has ended or the system
-        does not tell.
+        Bytes by name (`VmData`, `VmHWM`, ...); empty where the process has ended, or where the
+        system has no such file.
     """
     try:
         status = Path(f"/proc/{pid or 'self'}/status").read_text()
     except OSError:
         return {}
-    found = re.findall(r"^(Vm\w+):\s+(\d+) kB$", status, re.MULTILINE)
-    return {name: int(kib) * 1024 for name, kib in found}
+    fields = re.findall(r"^(Vm\w+):\s+(\d+) kB$", status, re.MULTILINE)
+    return {name: int(kib) * 1024 for name, kib in fields}
 
 
 def processor_name() -> str:
@@ -64,5 +64,5 @@ def processor_name() -> str:
     except OSError:
         lines = []
     pairs = (line.partition(":") for line in lines)
-    named = (value.strip() for key, _, value in pairs if key.strip() == "model name")
-    return next(named, "") or platform.processor() or platform.machine()
+    models = (value.strip() for key, _, value in pairs if key.strip() == "model name")
+    return next(models, "") or platform.processor() or platform.machine()

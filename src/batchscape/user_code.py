@@ -1,4 +1,4 @@
-"""The user's own code, named by an import path: found, called, and told apart by its content."""
+"""The user's own code, named by an import path: it is found, called, and hashed."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from batchscape.text import suggest
 __all__ = ["call_by_path", "named_files", "source_hash"]
 
 _INSTALLED = {"site-packages", "dist-packages"}
-"""Folders of packages that others have written."""
+"""Folders of installed packages, which are not the user's own."""
 _THIS_PACKAGE = __name__.partition(".")[0]
 _BINDS_UNSEEN = re.compile(
     r"import \*|^\s*global |globals\(|__getattr__|setattr|exec\(|vars\(|__dict__", re.MULTILINE
 )
-"""What in the source of a module may bind names that it does not spell."""
+"""Source text that may bind names without spelling them."""
 
 
 def call_by_path(
     path: str, arguments: Mapping[str, Any], offered: Mapping[str, Any] | None = None
 ) -> Any:  # noqa: ANN401  (the user's own)
-    """Call what an import path names.
+    """Call the callable that an import path names.
 
     Modules are found where Python finds them, and in the working directory.
 
@@ -65,21 +65,21 @@ def call_by_path(
             "installed packages"
         )
         raise ConfigError(msg) from None
-    called: Callable[..., Any] | None = getattr(module, name, None)
-    if called is None:
-        raise _lacks(path, vars(module))
+    target: Callable[..., Any] | None = getattr(module, name, None)
+    if target is None:
+        raise _missing_name(path, vars(module))
     try:
-        signature = inspect.signature(called)
-        named = {
+        signature = inspect.signature(target)
+        accepted = {
             name: value for name, value in (offered or {}).items() if name in signature.parameters
         }
-        arguments = {**named, **arguments}
+        arguments = {**accepted, **arguments}
         signature.bind(**arguments)
     except TypeError as error:
-        given = ", ".join(arguments) or "none"
-        msg = f"_target_={path} does not take these arguments ({error}); given {given}"
+        names = ", ".join(arguments) or "none"
+        msg = f"_target_={path} does not take these arguments ({error}); given {names}"
         raise ConfigError(msg) from None
-    return called(**arguments)
+    return target(**arguments)
 
 
 def source_hash(path: str) -> str:
@@ -105,35 +105,33 @@ def source_hash(path: str) -> str:
             "packages"
         )
         raise ConfigError(msg)
-    found = _whole(top, place)
-    _refuse_unbound(path, found)
+    files = _package_files(top, place)
+    _refuse_unbound(path, files)
     if not place.is_installed():
         homes = [home.resolve() for home in place.homes()]
-        _follow(found, lambda other: other.is_beside(homes))
+        _add_imports(files, lambda other: other.is_beside(homes))
     digest = hashlib.sha256()
-    for module, file in sorted(found.items()):
+    for module, file in sorted(files.items()):
         name = module.replace(".", "/") + ("/" if file.stem == "__init__" else "")
         digest.update(f"{name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\0".encode())
     return digest.hexdigest()[:16]
 
 
 def named_files(arguments: Any) -> dict[str, Path]:  # noqa: ANN401  (the user's own)
-    """Return the files that texts in arguments name, by these texts, in their order.
-
-    Folders, and texts that name no file that is there, do not count.
+    """Return the existing files that texts in arguments name, by these texts, in their order.
 
     Parameters
     ----------
     arguments : mapping, sequence or value
-        Searched through all levels.
+        Searched at all levels.
     """
-    found = {}
+    files = {}
     for text in sorted(set(_texts(arguments))):
         with suppress(OSError, ValueError, RuntimeError):  # too long for a path, or no path
             file = Path(text).expanduser()
             if file.is_file():
-                found[text] = file
-    return found
+                files[text] = file
+    return files
 
 
 def _texts(value: Any) -> Iterator[str]:  # noqa: ANN401  (the user's own)
@@ -167,9 +165,8 @@ class _Place:
     def is_beside(self, homes: list[Path]) -> bool:
         """Return whether it lies in one of these folders, or below the working directory."""
         here = Path.cwd().resolve()
-        own = [home.resolve() for home in self.homes()]
         return not self.is_installed() and any(
-            home in homes or home.is_relative_to(here) for home in own
+            home in homes or home.is_relative_to(here) for home in map(Path.resolve, self.homes())
         )
 
     def inner(self, name: str) -> _Place | None:
@@ -197,37 +194,37 @@ def _place(top: str) -> _Place | None:
     return _Place(file if file is not None and file.is_file() else None, folders)
 
 
-def _whole(top: str, place: _Place) -> dict[str, Path]:
+def _package_files(top: str, place: _Place) -> dict[str, Path]:
     """Return all files of a top-level module, by the names of their modules."""
-    found = {} if place.file is None else {top: place.file}
+    files = {} if place.file is None else {top: place.file}
     for folder in place.folders:
         for file in sorted(folder.rglob("*.py")):
             parts = file.relative_to(folder).with_suffix("").parts
             if not _INSTALLED & set(parts):
                 parts = parts[:-1] if parts[-1] == "__init__" else parts
-                found.setdefault(".".join((top, *parts)), file)
-    return found
+                files.setdefault(".".join((top, *parts)), file)
+    return files
 
 
-def _follow(found: dict[str, Path], counts: Callable[[_Place], bool]) -> None:
-    """Add the modules that those found import, and what these import."""
-    tops: dict[str, _Place | None] = {}
-    waiting = list(found.items())
-    while waiting:
-        for name in _imported(*waiting.pop()):
+def _add_imports(files: dict[str, Path], counts: Callable[[_Place], bool]) -> None:
+    """Add the modules that the files import, directly or not."""
+    places: dict[str, _Place | None] = {}
+    queue = list(files.items())
+    while queue:
+        for name in _imported(*queue.pop()):
             top, *inner = name.split(".")
-            if top not in tops:
-                known = top in sys.stdlib_module_names or top == _THIS_PACKAGE
-                place = None if known else _place(top)
-                tops[top] = place if place is not None and counts(place) else None
-            at, module = tops[top], top
-            while at is not None:
-                if at.file is not None and module not in found:
-                    found[module] = at.file
-                    waiting.append((module, at.file))
+            if top not in places:
+                is_excluded = top in sys.stdlib_module_names or top == _THIS_PACKAGE
+                place = None if is_excluded else _place(top)
+                places[top] = place if place is not None and counts(place) else None
+            place, module = places[top], top
+            while place is not None:
+                if place.file is not None and module not in files:
+                    files[module] = place.file
+                    queue.append((module, place.file))
                 if not inner:
                     break
-                at, module = at.inner(inner[0]), f"{module}.{inner.pop(0)}"
+                place, module = place.inner(inner[0]), f"{module}.{inner.pop(0)}"
 
 
 def _imported(module: str, file: Path) -> Iterator[str]:
@@ -251,7 +248,7 @@ def _imported(module: str, file: Path) -> Iterator[str]:
 
 
 def _refuse_unbound(path: str, files: Mapping[str, Path]) -> None:
-    """Refuse a name that its module does not bind: else every run would be launched to find out."""
+    """Refuse a name that its module does not bind, before any run is launched."""
     module, name = _split(path)
     file = files.get(module)
     if file is None or file.suffix != ".py":
@@ -263,13 +260,15 @@ def _refuse_unbound(path: str, files: Mapping[str, Path]) -> None:
         return  # the training says it better
     bound = [s.get_name() for s in symbols if s.is_assigned() or s.is_imported()]
     if name not in bound and not _BINDS_UNSEEN.search(source):
-        raise _lacks(path, bound)
+        raise _missing_name(path, bound)
 
 
-def _lacks(path: str, names: Iterable[str]) -> ConfigError:
+def _missing_name(path: str, names: Iterable[str]) -> ConfigError:
     module, name = _split(path)
-    known = [own for own in names if not own.startswith("_")]
-    return ConfigError(f"_target_={path}: module {module} has no {name!r}{suggest(name, known)}")
+    public_names = [candidate for candidate in names if not candidate.startswith("_")]
+    return ConfigError(
+        f"_target_={path}: module {module} has no {name!r}{suggest(name, public_names)}"
+    )
 
 
 def _split(path: str) -> tuple[str, str]:

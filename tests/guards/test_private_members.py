@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from batchscape.libraries import SEEN_WITH, why_missing
+from batchscape.libraries import TESTED_VERSIONS, why_missing
 
 ROOT = Path(__file__).parents[2]
 PLACES = ("src/batchscape", "src/hydra_plugins", "analysis")
@@ -295,7 +295,7 @@ def used() -> set[tuple[str, str]]:
 
 def test_what_is_used_is_in_the_table_and_the_other_way_round(used: set[tuple[str, str]]) -> None:
     assert differences(used, TABLE) == []
-    assert {member.library for member in TABLE} == {*SEEN_WITH}
+    assert {member.library for member in TABLE} == {*TESTED_VERSIONS}
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ def test_the_library_still_has_it(member: Member) -> None:
     if name == "_shutdown_workers" and has_it:
         found._shutdown_workers()
     assert has_it, (
-        f"{member.library} {installed} has no {member.path}, which {SEEN_WITH[member.library]} has "
+        f"{member.library} {installed} has no {member.path}, which {TESTED_VERSIONS[member.library]} has "
         f"and which {member.files} need: {member.why}"
     )
 
@@ -379,7 +379,7 @@ def test_a_plan_without_a_member_says_which_version_has_it(how: str, tmp_path: P
     assert done.returncode == 0, said
     assert "Traceback" not in said
     assert f"has no {module}.{name}" in said
-    assert f"pip install 'torch=={SEEN_WITH['torch']}.*'" in said
+    assert f"pip install 'torch=={TESTED_VERSIONS['torch']}.*'" in said
 
 
 @pytest.mark.parametrize(("module", "library"), [("torch", "torch"), ("hydra", "hydra-core")])
@@ -395,4 +395,4 @@ def test_what_is_missing_is_told_by_the_name_that_pip_knows(
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
     said = why_missing(gone.value)
     assert said is not None
-    assert f"pip install '{library}=={SEEN_WITH[library]}.*'" in said
+    assert f"pip install '{library}=={TESTED_VERSIONS[library]}.*'" in said

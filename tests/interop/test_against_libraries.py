@@ -64,13 +64,13 @@ def deepspeed_parser(tmp_path_factory):
 def test_deepspeed_refuses_what_we_refuse(
     deepspeed_parser, tmp_path, total, micro, steps, world_size
 ) -> None:
-    given = {
+    numbers = {
         "train_batch_size": total,
         "train_micro_batch_size_per_gpu": micro,
         "gradient_accumulation_steps": steps,
         "zero_optimization": {"stage": 1},
     }
-    content = {key: value for key, value in given.items() if value is not None}
+    content = {key: value for key, value in numbers.items() if value is not None}
     path = tmp_path / "ds.json"
     path.write_text(json.dumps(content))
     checked = check_configs([path], devices=world_size)
@@ -124,8 +124,8 @@ def test_the_trainer_refuses_what_we_refuse(
     options += ["--bf16"] if flag else []
     command = ["torchrun", "--nproc_per_node", "4", "run.py", "--deepspeed", str(path), *options]
     checked = check_configs([], command)
-    refused = [found for found in checked.findings if "the Trainer refuses" in found.message]
-    total_wrong = [found for found in checked.findings if found.rule == "global-batch"]
+    refused = [finding for finding in checked.findings if "the Trainer refuses" in finding.message]
+    total_wrong = [finding for finding in checked.findings if finding.rule == "global-batch"]
 
     parser = transformers.HfArgumentParser(transformers.TrainingArguments)
     (args,) = parser.parse_args_into_dataclasses([*options, "--use_cpu"])
@@ -157,9 +157,9 @@ def test_nobody_fills_in_a_batch_that_the_json_does_not_have(deepspeed_parser, t
     with pytest.raises(AssertionError, match="train_micro_batch_size_per_gpu needs to be provided"):
         deepspeed_parser(theirs.config, 1)
     command = ["torchrun", "--nproc_per_node", "2", "run.py", "--deepspeed", str(path), *batch]
-    (found,) = check_configs([], command).findings
-    assert found.rule == "no-batch"
-    assert found.fix == 'add "train_micro_batch_size_per_gpu": 4 to the DeepSpeed JSON'
+    (finding,) = check_configs([], command).findings
+    assert finding.rule == "no-batch"
+    assert finding.fix == 'add "train_micro_batch_size_per_gpu": 4 to the DeepSpeed JSON'
 
 
 def test_our_flags_are_those_of_the_launchers() -> None:
@@ -221,7 +221,7 @@ def test_one_process_really_runs(tmp_path) -> None:
     )
     assert done.stdout.split()[-1] == "1"
     checked = check_configs([], [*command, str(script), "--train_batch_size", "2"])
-    assert [found.rule for found in checked.findings] == ["one-process"]
+    assert [finding.rule for finding in checked.findings] == ["one-process"]
 
 
 @pytest.mark.parametrize("launched", [None, 4])
@@ -282,8 +282,8 @@ def test_the_libraries_read_what_we_write(
         assert (read.num_processes, read.num_machines) == (geometry.data_parallel_size, parts[0])
 
     parser = transformers.HfArgumentParser(transformers.TrainingArguments)
-    own = yaml.safe_load((tmp_path / "training_arguments.yaml").read_text())
-    (args,) = parser.parse_dict({**own, "output_dir": str(tmp_path / "o"), "use_cpu": True})
+    arguments = yaml.safe_load((tmp_path / "training_arguments.yaml").read_text())
+    (args,) = parser.parse_dict({**arguments, "output_dir": str(tmp_path / "o"), "use_cpu": True})
     assert args.per_device_train_batch_size == geometry.micro_batch_size
     assert args.gradient_accumulation_steps == geometry.gradient_accumulation_steps
     words = command_line(trainer_arguments(geometry, precision=precision, gradient_clip_norm=1.0))

@@ -46,7 +46,9 @@ def verdict_of(checked: Consistency) -> str:
 
 
 def errors_of(checked: Consistency) -> dict[str, str]:
-    return {found.rule: found.message for found in checked.findings if found.severity == "error"}
+    return {
+        finding.rule: finding.message for finding in checked.findings if finding.severity == "error"
+    }
 
 
 @pytest.mark.parametrize("folder", SETS, ids=lambda folder: f"{folder.parent.name}/{folder.name}")
@@ -59,13 +61,13 @@ def test_every_set_has_its_right_answer(folder: Path) -> None:
         return
     checked = check(folder, given_files(folder))
     expected = answer.get("findings", {})
-    messages = {found.rule: found.message for found in checked.findings}
+    messages = {finding.rule: finding.message for finding in checked.findings}
     # Warnings may stand beside the errors of a faulty set, and beside those alone.
     assert errors_of(checked).keys() <= expected.keys() <= messages.keys()
     for rule, words in expected.items():
         assert words in messages[rule]
-    for found in checked.findings:
-        assert "auto" not in found.fix, 'behind "auto" stands whatever a command line says'
+    for finding in checked.findings:
+        assert "auto" not in finding.fix, 'behind "auto" stands whatever a command line says'
     if "geometry" in answer:
         assert messages == {}
         assert f"They agree: devices x micro-batch x accumulation = {answer['geometry']}" in (
@@ -74,14 +76,6 @@ def test_every_set_has_its_right_answer(folder: Path) -> None:
     if "reason" in answer:
         assert f"Cannot tell what would run: {answer['reason']}" in verdict_of(checked)
         assert checked.running.geometry is None
-
-
-def test_few_sets_that_are_not_faulty_stay_without_an_answer() -> None:
-    reasons = [folder for folder in SETS if {"reason", "refusal"} & answer_of(folder).keys()]
-    good = [folder for folder in SETS if "geometry" in answer_of(folder)]
-    assert {folder.parent.name for folder in reasons} == {"cannot_tell"}
-    assert {folder.parent.name for folder in good} == {"good"}
-    assert 5 * len(reasons) <= len(good) + len(reasons)
 
 
 @pytest.mark.parametrize(
@@ -119,12 +113,12 @@ def test_the_command_may_follow_the_files(tmp_path, monkeypatch, capsys) -> None
         capsys.readouterr().out
     )
     assert main(["check-config", "--json", "--", *command, "2"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["verdict"] == "disagree"
-    assert told["geometry"]["global_batch_size"] == 32
-    assert [found["rule"] for found in told["findings"]] == ["global-batch"]
-    assert told["says"][0]["devices"] == {"key": "nproc_per_node", "value": 8}
-    assert [entry["kind"] for entry in told["says"]] == ["launcher", "trainer", "deepspeed"]
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["verdict"] == "disagree"
+    assert answer["geometry"]["global_batch_size"] == 32
+    assert [finding["rule"] for finding in answer["findings"]] == ["global-batch"]
+    assert answer["says"][0]["devices"] == {"key": "nproc_per_node", "value": 8}
+    assert [entry["kind"] for entry in answer["says"]] == ["launcher", "trainer", "deepspeed"]
 
 
 def test_the_trainer_may_split_a_batch_over_devices() -> None:
@@ -132,8 +126,8 @@ def test_the_trainer_may_split_a_batch_over_devices() -> None:
     command = ["torchrun", "--nproc_per_node", "8", "run.py", "--per_device_train_batch_size", "16"]
     command += ["--gradient_accumulation_steps", "2"]
     for split, batch in (("false", 256), ("true", 32)):
-        told = [*command, "--accelerator_config", f'{{"split_batches": {split}}}']
-        geometry = check_configs([], told).running.geometry
+        words = [*command, "--accelerator_config", f'{{"split_batches": {split}}}']
+        geometry = check_configs([], words).running.geometry
         assert geometry is not None
         assert geometry.global_batch_size == batch
     with pytest.raises(ConfigError, match=r"accelerator_config accelerator\.json is not read"):
@@ -143,9 +137,9 @@ def test_the_trainer_may_split_a_batch_over_devices() -> None:
 def test_a_number_that_is_no_plain_one_is_not_used_and_said() -> None:
     for value in ("8.0", "4,8", "1k"):
         command = f"torchrun --nproc_per_node 2 train.py --micro_batch_size 4 --batch_size {value}"
-        found = check_configs([], [*command.split(), "--gradient_accumulation_steps", "1"])
-        assert found.verdict == "cannot tell"
-        assert f"batch_size {value}" in found.findings[0].message
+        checked = check_configs([], [*command.split(), "--gradient_accumulation_steps", "1"])
+        assert checked.verdict == "cannot tell"
+        assert f"batch_size {value}" in checked.findings[0].message
 
 
 def test_devices_may_be_told(tmp_path) -> None:
@@ -217,7 +211,7 @@ def test_what_cuts_the_model_is_refused_in_files_and_arguments_alike(name: str, 
 def test_a_number_of_the_batch_that_is_not_used_is_a_finding(argument, is_of_batch) -> None:
     command = f"torchrun --nproc_per_node 8 t.py --micro_batch_size 4 --{argument} 2"
     checked = check_configs([], command.split())
-    assert [found.rule for found in checked.findings] == ["unused-number"] * is_of_batch
+    assert [finding.rule for finding in checked.findings] == ["unused-number"] * is_of_batch
     unknown = f"{command[:-1]}$N".split()
     if is_of_batch:
         with pytest.raises(ConfigError, match=r"is \$N, which only running the script would tell"):
@@ -231,18 +225,18 @@ def test_a_number_of_the_batch_that_is_not_used_is_a_finding(argument, is_of_bat
 
 def test_a_total_beside_a_length_may_be_tokens() -> None:
     command = "torchrun --nproc_per_node 1 t.py --micro_batch_size 4 --max-seq-len 256 --total 512"
-    (found,) = check_configs([], command.split(), flags=["total=global_batch_size"]).findings
-    assert (found.rule, found.severity) == ("samples-or-tokens", "warning")
-    assert found.fix == (
+    (finding,) = check_configs([], command.split(), flags=["total=global_batch_size"]).findings
+    assert (finding.rule, finding.severity) == ("samples-or-tokens", "warning")
+    assert finding.fix == (
         "if so: --flag total=global_batch_tokens --flag max_seq_len=sequence_length"
     )
     tokens = ["total=global_batch_tokens", "max_seq_len=sequence_length"]
-    (found,) = check_configs([], command.split(), flags=tokens).findings
-    assert "2 / 4 leaves 2" in found.message
+    (finding,) = check_configs([], command.split(), flags=tokens).findings
+    assert "2 / 4 leaves 2" in finding.message
     with pytest.raises(ConfigError, match="total 500 tokens are no multiple of max_seq_len 256"):
         check_configs([], [*command.split()[:-1], "500"], flags=tokens)
-    own = command.replace("--total", "--global_batch_size")
-    assert check_configs([], own.split()).findings == ()
+    unambiguous = command.replace("--total", "--global_batch_size")
+    assert check_configs([], unambiguous.split()).findings == ()
 
 
 NAMES = {
@@ -334,8 +328,10 @@ def test_what_is_not_determined_is_said(tmp_path, capsys) -> None:
     path = tmp_path / "args.yaml"
     path.write_text("per_device_train_batch_size: 4\n")
     assert main(["check-config", str(path)]) == 0
-    told = "Cannot tell what would run: nothing here states devices (add --devices N), accumulation"
-    assert f"{told} (gradient_accumulation_steps)." in capsys.readouterr().out
+    problem = (
+        "Cannot tell what would run: nothing here states devices (add --devices N), accumulation"
+    )
+    assert f"{problem} (gradient_accumulation_steps)." in capsys.readouterr().out
 
 
 WARNINGS = {
@@ -354,7 +350,7 @@ WARNINGS = {
 def test_a_trap_is_a_warning_and_no_failure(rule: str) -> None:
     checked = check_configs([], WARNINGS[rule].split())
     assert checked.is_consistent
-    assert [found.rule for found in checked.findings] == [rule]
+    assert [finding.rule for finding in checked.findings] == [rule]
     without = WARNINGS[rule].replace("8 train", "1 train").replace(" --auto_find_batch_size", "")
     assert check_configs([], without.split()).findings == ()
 
@@ -362,7 +358,7 @@ def test_a_trap_is_a_warning_and_no_failure(rule: str) -> None:
 @pytest.mark.parametrize("option", ["--lr_scheduler cosine", "--lr_warmup_steps 500"])
 def test_a_schedule_is_a_trap_with_either_of_its_parts(option: str) -> None:
     command = f"accelerate launch --multi_gpu --num_processes 8 t.py --train_batch_size 4 {option}"
-    assert [found.rule for found in check_configs([], command.split()).findings] == [
+    assert [finding.rule for finding in check_configs([], command.split()).findings] == [
         "schedule-per-process"
     ]
 
@@ -370,12 +366,12 @@ def test_a_schedule_is_a_trap_with_either_of_its_parts(option: str) -> None:
 def test_the_nearest_geometries_of_litgpt_are_named() -> None:
     """96 and 108 are the nearest that 3 x 4 divides; below one micro-step LitGPT stops."""
     command = "litgpt pretrain x --devices 3 --train.micro_batch_size 4 --train.global_batch_size"
-    (found,) = check_configs([], [*command.split(), "100"]).findings
-    assert "trains with 96" in found.message
-    assert "3 x 4 x 8 = 96, 3 x 4 x 9 = 108" in found.fix
-    (found,) = check_configs([], [*command.split(), "11"]).findings
-    assert "stops at an assertion" in found.message
-    assert "3 x 4 x 1 = 12" in found.fix
+    (finding,) = check_configs([], [*command.split(), "100"]).findings
+    assert "trains with 96" in finding.message
+    assert "3 x 4 x 8 = 96, 3 x 4 x 9 = 108" in finding.fix
+    (finding,) = check_configs([], [*command.split(), "11"]).findings
+    assert "stops at an assertion" in finding.message
+    assert "3 x 4 x 1 = 12" in finding.fix
 
 
 def test_split_batches_cuts_the_batch_of_the_arguments(tmp_path) -> None:
@@ -386,7 +382,7 @@ def test_split_batches_cuts_the_batch_of_the_arguments(tmp_path) -> None:
     )
     checked = check_configs([path], devices=4)
     assert checked.is_consistent
-    assert [found.rule for found in checked.findings] == ["split-batches"]
+    assert [finding.rule for finding in checked.findings] == ["split-batches"]
     assert checked.running.geometry is not None
     assert checked.running.geometry.global_batch_size == 8
 
@@ -396,7 +392,7 @@ def test_a_count_in_two_places_is_a_warning(tmp_path) -> None:
     file = str(tmp_path / "set" / "accelerate.yaml")
     command = ["accelerate", "launch", "--num_processes", "8", "train.py", "--train_batch_size=7"]
     checked = check_configs([], [*command[:2], "--config_file", file, *command[2:]])
-    assert [found.rule for found in checked.findings] == ["devices"]
+    assert [finding.rule for finding in checked.findings] == ["devices"]
     assert checked.running.devices is not None
     assert checked.running.devices.value == 8
 
@@ -494,16 +490,18 @@ def test_a_misspelt_key_of_a_deepspeed_json_is_a_warning(tmp_path: Path) -> None
     path = tmp_path / "ds.json"
     content = {"train_batchsize": 64, "train_micro_batch_size_per_gpu": 2, "my_own_note": 1}
     path.write_text(json.dumps(content))
-    found = check_configs([path], devices=8).findings
-    assert [(each.rule, each.severity) for each in found] == [("unknown-key", "warning")]
-    assert "no key train_batchsize" in found[0].message
-    assert "train_batch_size" in found[0].fix
+    findings = check_configs([path], devices=8).findings
+    assert [(finding.rule, finding.severity) for finding in findings] == [
+        ("unknown-key", "warning")
+    ]
+    assert "no key train_batchsize" in findings[0].message
+    assert "train_batch_size" in findings[0].fix
 
 
 def test_variables_in_front_of_a_command_may_hold_blanks() -> None:
     """As a shell hands them on: their quotes are gone."""
     command = ["NOTE=a b", "CUDA_VISIBLE_DEVICES=0, 1", "torchrun", "--nproc_per_node=4", "t.py"]
-    assert [found.rule for found in check_configs([], command).findings] == ["visible-devices"]
+    assert [finding.rule for finding in check_configs([], command).findings] == ["visible-devices"]
 
 
 def test_an_option_before_a_shell_is_none_of_its_own() -> None:

@@ -18,8 +18,8 @@ GEOMETRIES = st.builds(BatchGeometry, COUNTS, COUNTS, COUNTS, COUNTS)
 
 
 def written(geometry, **changes):
-    asked = {"zero_stage": 1, "precision": "float32", "gradient_clip_norm": 1.0, **changes}
-    return deepspeed_config(geometry, **asked)
+    arguments = {"zero_stage": 1, "precision": "float32", "gradient_clip_norm": 1.0, **changes}
+    return deepspeed_config(geometry, **arguments)
 
 
 @given(GEOMETRIES)
@@ -30,15 +30,15 @@ def test_all_batch_numbers_are_written_and_multiply(geometry):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "words"),
     [
         ({"zero_stage": 4}, r"0, 1, 2 or 3; given zero_stage=4"),
         ({"precision": "float64"}, r"float32 or bfloat16, given precision='float64'"),
         ({"precision": "float16"}, r"float32 or bfloat16, given precision='float16'"),
     ],
 )
-def test_what_the_library_cannot_do_is_refused(change, said):
-    with pytest.raises(ConfigError, match=said):
+def test_what_the_library_cannot_do_is_refused(change, words):
+    with pytest.raises(ConfigError, match=words):
         written(BatchGeometry(1, 1, 4, 2), **change)
 
 

@@ -69,13 +69,13 @@ def survives(files: list[Path], command: tuple[str, ...] = (), devices: int | No
 @settings(LAX, max_examples=60)
 @given(content=CONTENT, other=CONTENT, devices=st.none() | st.integers(1, 9))
 def test_any_settings(tmp_path, content, other, devices) -> None:
-    left, right = tmp_path / "left.json", tmp_path / "right.yaml"
-    left.write_text(json.dumps(content))
-    right.write_text(yaml.safe_dump(other, allow_unicode=True))
-    survives([left], devices=devices)
-    survives([left, right], devices=devices)
-    survives([left, right], ("torchrun", "--nproc_per_node", "2", "t.py"), devices=devices)
-    survives([left, right], ("accelerate", "launch", "--num_processes", "2", "t.py"))
+    first, second = tmp_path / "first.json", tmp_path / "second.yaml"
+    first.write_text(json.dumps(content))
+    second.write_text(yaml.safe_dump(other, allow_unicode=True))
+    survives([first], devices=devices)
+    survives([first, second], devices=devices)
+    survives([first, second], ("torchrun", "--nproc_per_node", "2", "t.py"), devices=devices)
+    survives([first, second], ("accelerate", "launch", "--num_processes", "2", "t.py"))
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import sys
 import pytest
 import yaml
 
-from batchscape.cli import main
 from batchscape.interop.check import Consistency, check_configs
 
 JSON: dict[str, object] = {
@@ -160,10 +159,10 @@ CASES = {
 def test_a_rule(name: str, tmp_path, monkeypatch) -> None:
     command, ds, acc, expected = CASES[name]
     result = checked(tmp_path, monkeypatch, command, ds=ds, acc=acc)
-    found = sorted((one.severity, one.rule) for one in result.findings)
-    assert found == sorted((severity, rule) for severity, rule, _ in expected)
+    rules = sorted((finding.severity, finding.rule) for finding in result.findings)
+    assert rules == sorted((severity, rule) for severity, rule, _ in expected)
     for _, rule, words in expected:
-        assert any(words in one.message for one in result.findings if one.rule == rule)
+        assert any(words in finding.message for finding in result.findings if finding.rule == rule)
     assert result.is_consistent == all(severity != "error" for severity, _, _ in expected)
 
 
@@ -216,17 +215,6 @@ def test_who_wins(name: str, tmp_path, monkeypatch) -> None:
     command, ds, acc, geometry = WINNERS[name]
     result = checked(tmp_path, monkeypatch, command, ds=ds, acc=acc)
     assert str(result.running.geometry) == geometry
-
-
-def test_both_verbs_are_listed_and_explained(capsys) -> None:
-    assert main(["--help"]) == 0
-    told = capsys.readouterr().out
-    for verb in ("check-config", "configs"):
-        assert f"batchscape {verb} " in told
-        with pytest.raises(SystemExit) as ended:
-            main([verb, "--help"])
-        assert ended.value.code == 0
-        assert "Example: batchscape " in capsys.readouterr().out
 
 
 def test_nothing_heavy_is_imported() -> None:

@@ -19,7 +19,7 @@ BASH = shutil.which("bash")
 needs_bash = pytest.mark.skipif(BASH is None, reason="the oracle is bash")
 
 
-def told_by_bash(script: str) -> list[str]:
+def words_of_bash(script: str) -> list[str]:
     """Words that bash hands to `launch`, a function that prints them apart."""
     assert BASH is not None
     text = "launch() { printf '%s\\0' \"$@\"; }\nexport -f launch\n" + script
@@ -77,7 +77,7 @@ SCRIPTS = [
 @needs_bash
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_words_are_those_of_bash(script: str) -> None:
-    assert read_by_us(script) == told_by_bash(script)
+    assert read_by_us(script) == words_of_bash(script)
 
 
 def test_a_last_line_that_would_be_continued_is_a_command() -> None:
@@ -121,20 +121,20 @@ def test_words_of_many_pieces_are_those_of_bash(words: list[str]) -> None:
     lines = [f"V={word}\nlaunched=$V" for word in words if "A[@]" not in word]
     script = "set -f\nV=; X=u; Y='v w'; N=7; A=(p 'q r')\n" + "\n".join(lines)
     script += f'\nlaunch $V "$V" {" ".join(words)} end'
-    assert read_by_us(script) == told_by_bash(script)
+    assert read_by_us(script) == words_of_bash(script)
 
 
 @needs_bash
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
-    left=st.integers(0, 200),
-    right=st.integers(1, 9),
+    first=st.integers(0, 200),
+    second=st.integers(1, 9),
     operator=st.sampled_from("+-*/"),
 )
-def test_sums_are_those_of_bash(left: int, right: int, operator: str) -> None:
-    script = f"L={left}\nR={right}\nlaunch $((L {operator} R)) $(( (L + R * 2) {operator} 3 ))"
-    assert read_by_us(script) == told_by_bash(script)
+def test_sums_are_those_of_bash(first: int, second: int, operator: str) -> None:
+    script = f"L={first}\nR={second}\nlaunch $((L {operator} R)) $(( (L + R * 2) {operator} 3 ))"
+    assert read_by_us(script) == words_of_bash(script)
 
 
 def test_a_division_with_a_remainder_is_told() -> None:
@@ -190,8 +190,8 @@ def test_a_division_with_a_remainder_is_told() -> None:
 def test_launchers_and_their_processes(command: str, launcher: str, devices: int | None) -> None:
     launch = read_script("x.sh", f"python prepare.py\n{command}\n" if "tor" in command else command)
     assert launch.launcher == launcher
-    found = launch.statement.devices
-    assert (None if found is None else found.value) == devices
+    stated = launch.statement.devices
+    assert (None if stated is None else stated.value) == devices
 
 
 def test_what_does_not_matter_may_stay_unknown(tmp_path: Path) -> None:

@@ -136,17 +136,17 @@ RUNS = {
 
 @pytest.mark.parametrize("option", ["-np", "--np", "-n", "--n", "-c"])
 def test_tasks_of_mpirun_are_counted(option: str, tmp_path) -> None:
-    found = checked(tmp_path, f"mpirun {option} 8 python {BATCH}")
-    assert found.running.geometry is not None
-    assert found.running.geometry.data_parallel_size == 8
+    result = checked(tmp_path, f"mpirun {option} 8 python {BATCH}")
+    assert result.running.geometry is not None
+    assert result.running.geometry.data_parallel_size == 8
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_what_a_job_runs(name: str, tmp_path) -> None:
     options, command, (nodes, devices) = RUNS[name]
-    found = checked(tmp_path, directives(*options) + command)
-    assert [one.message for one in found.findings if one.severity == "error"] == []
-    geometry = found.running.geometry
+    result = checked(tmp_path, directives(*options) + command)
+    assert [one.message for one in result.findings if one.severity == "error"] == []
+    geometry = result.running.geometry
     assert geometry is not None
     assert (geometry.nodes, geometry.data_parallel_size) == (nodes, devices)
     assert geometry.global_batch_size == devices * 4 * 2
@@ -174,9 +174,9 @@ FAULTY = {
 @pytest.mark.parametrize("rule", FAULTY)
 def test_a_launcher_that_does_not_fit_its_job_is_found(rule: str, tmp_path) -> None:
     options, command, words = FAULTY[rule]
-    (found,) = checked(tmp_path, directives(*options) + command).findings
-    assert (found.rule, found.severity) == (rule, "error")
-    assert words in found.message
+    (finding,) = checked(tmp_path, directives(*options) + command).findings
+    assert (finding.rule, finding.severity) == (rule, "error")
+    assert words in finding.message
 
 
 def test_tasks_of_a_job_are_spread_over_its_nodes(tmp_path) -> None:
@@ -186,18 +186,18 @@ def test_tasks_of_a_job_are_spread_over_its_nodes(tmp_path) -> None:
     wide = directives("--nodes=4", "--ntasks-per-node=8")
     four = command.replace("srun", "srun --ntasks=4").replace("nnodes=2", "nnodes=4")
     assert checked(tmp_path, wide + four).findings == ()
-    (found,) = checked(tmp_path, directives("-N 2", "-n 4") + command).findings
-    assert "srun starts 2 tasks on a node" in found.message
+    (finding,) = checked(tmp_path, directives("-N 2", "-n 4") + command).findings
+    assert "srun starts 2 tasks on a node" in finding.message
 
 
 def test_a_launcher_on_the_first_node_alone_is_a_warning(tmp_path) -> None:
     command = f"torchrun --nproc_per_node=4 {BATCH}"
-    (found,) = checked(tmp_path, directives("--nodes=2") + command).findings
-    assert (found.rule, found.severity) == ("job-nodes", "warning")
-    assert "the others stay idle" in found.message
+    (finding,) = checked(tmp_path, directives("--nodes=2") + command).findings
+    assert (finding.rule, finding.severity) == ("job-nodes", "warning")
+    assert "the others stay idle" in finding.message
     two = command.replace("--np", "--nnodes=2 --np")
-    (found,) = checked(tmp_path, directives("--nodes=1") + two).findings
-    assert (found.rule, found.severity) == ("job-nodes", "error")
+    (finding,) = checked(tmp_path, directives("--nodes=1") + two).findings
+    assert (finding.rule, finding.severity) == ("job-nodes", "error")
 
 
 def test_a_variable_that_no_line_gives_is_named(tmp_path) -> None:
@@ -225,10 +225,10 @@ def test_own_arguments_stand_for_what_the_user_says(capsys) -> None:
     assert "= 2 x 4 x 8 = 64" in " ".join(capsys.readouterr().out.split())
     wrong = ["--flag", "total=global_batch_size", "--", *OWN.split(), "--total", "32"]
     assert main(["check-config", *flags, *wrong]) == 1
-    told = " ".join(capsys.readouterr().out.split())
-    assert "total 32, " in told
-    assert "(32 is not 64)" in told
-    assert "batch_size 4" in told, "the user's own word"
+    output = " ".join(capsys.readouterr().out.split())
+    assert "total 32, " in output
+    assert "(32 is not 64)" in output
+    assert "batch_size 4" in output, "the user's own word"
 
 
 ACC = "acc=gradient_accumulation_steps"
@@ -282,11 +282,11 @@ def test_own_arguments_beside_a_json_are_not_taken_for_the_trainers(tmp_path) ->
     path = tmp_path / "ds.json"
     path.write_text('{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 8}')
     command = [*OWN.split(), "--deepspeed", str(path)]
-    (found,) = check_configs([], command, flags=(MICRO, ACCUMULATION)).findings
-    assert found.rule == "micro-batch"
-    assert "train_micro_batch_size_per_gpu 2 is not" in found.message
-    assert "DeepSpeed goes by the JSON" in found.message
-    assert found.fix == (
+    (finding,) = check_configs([], command, flags=(MICRO, ACCUMULATION)).findings
+    assert finding.rule == "micro-batch"
+    assert "train_micro_batch_size_per_gpu 2 is not" in finding.message
+    assert "DeepSpeed goes by the JSON" in finding.message
+    assert finding.fix == (
         "make both equal: train_micro_batch_size_per_gpu 4 in the DeepSpeed JSON, or batch_size 2"
     )
 
@@ -300,7 +300,7 @@ def test_a_json_that_says_nothing_is_given_the_number_and_not_auto(tmp_path, mon
         f"accelerate launch --use_deepspeed --deepspeed_config_file {path} --num_processes 2 "
         "t.py --train_batch_size 4 --gradient_accumulation_steps 8"
     )
-    found = {one.rule: one for one in check_configs([], command.split()).findings}
-    assert '"gradient_accumulation_steps": 8' in found["accumulation-missing"].fix
+    finding = {one.rule: one for one in check_configs([], command.split()).findings}
+    assert '"gradient_accumulation_steps": 8' in finding["accumulation-missing"].fix
     path.write_text('{"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 8}')
     assert check_configs([], command.split()).is_consistent

@@ -55,14 +55,14 @@ class Budget:
 
     def __post_init__(self) -> None:
         """Check the rule that no single field can state."""
-        given = {
+        sizes = {
             name: getattr(self, name)
             for name in ("samples", "tokens", "optimizer_steps")
             if getattr(self, name) is not None
         }
-        if len(given) != 1:
-            shown = ", ".join(f"{k}={v}" for k, v in given.items()) or "none of them"
-            msg = f"give exactly one of samples, tokens, optimizer_steps; got {shown}"
+        if len(sizes) != 1:
+            text = ", ".join(f"{name}={size}" for name, size in sizes.items()) or "none of them"
+            msg = f"give exactly one of samples, tokens, optimizer_steps; got {text}"
             raise ValueError(msg)
 
 

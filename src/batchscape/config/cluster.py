@@ -92,9 +92,9 @@ class Cluster:
 
     def over(self, sheet: Cluster) -> Cluster:
         """Return the figures of a device's file where none are given here."""
-        given = {name: value for name, value in asdict(self).items() if value is not None}
-        own = {kind: peak for kind, peak in self.tflops.items() if peak is not None}
-        return replace(sheet, **given | {"tflops": sheet.tflops | own})
+        figures = {name: value for name, value in asdict(self).items() if value is not None}
+        peaks = {kind: peak for kind, peak in self.tflops.items() if peak is not None}
+        return replace(sheet, **figures | {"tflops": sheet.tflops | peaks})
 
 
 def known_devices() -> str:

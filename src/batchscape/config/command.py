@@ -1,4 +1,4 @@
-"""Other people's training programs: how they are called, and what of them is recorded."""
+"""Training programs of others: their commands and their metrics."""
 
 from __future__ import annotations
 

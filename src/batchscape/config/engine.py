@@ -1,4 +1,4 @@
-"""Which training system executes an optimizer step, and how."""
+"""The training system that executes an optimizer step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from batchscape.config.types import STRICT, Affects
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
 class InProcess:
-    """What every engine has that executes our own loop."""
+    """Settings of every engine that executes our own loop."""
 
     precision: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     """Arithmetic: `bfloat16` and `float16` are mixed precision (autocast) over float32 parameters,

@@ -16,7 +16,7 @@ Repeated = Literal["failed", "oom", "timeout", "all"]
 
 @dataclass(frozen=True, config=STRICT)
 class Loader:
-    """Who fetches the samples of a rank."""
+    """The processes that fetch the samples of a rank."""
 
     workers: Annotated[NonNegative, Affects.COST] = 0
     """Processes beside each rank that fetch samples, each two micro-batches ahead; 0: the rank
@@ -43,7 +43,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, config=STRICT)
 class Measure:
-    """What is measured beside the loss."""
+    """Measurements beside the loss."""
 
     warmup_optimizer_steps: Annotated[NonNegative, Affects.TIME] = 5
     """First optimizer steps that stay out of step-time figures."""
@@ -61,7 +61,7 @@ class Measure:
 
 @dataclass(frozen=True, config=STRICT)
 class AnyLauncher:
-    """What every launcher does with the devices that it has."""
+    """Settings of every launcher."""
 
     name: str
     device: Annotated[Literal["auto", "cpu", "cuda"], Affects.COST] = "auto"
@@ -134,7 +134,7 @@ _INSTEAD = {
     "signal": "launcher.signal_delay_s",
     "time": "launcher.timeout_min",
 }
-"""Options of `sbatch` that the launcher sets, and what a user has in their place."""
+"""Options of `sbatch` that the launcher sets, and the settings in their place."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -163,16 +163,16 @@ class Slurm(AnyLauncher):
     the interpreter of this command."""
 
     def __post_init__(self) -> None:
-        """Refuse options that are not the user's to set, or that are none."""
+        """Refuse options that the launcher sets, and texts that are no options."""
         for name, value in self.sbatch.items():
-            shown = f"sbatch: {{{name}: {value}}}"
+            entry = f"sbatch: {{{name}: {value}}}"
             if name in _INSTEAD:
-                msg = f"the launcher sets --{name} of sbatch; got {shown}, use {_INSTEAD[name]}"
+                msg = f"the launcher sets --{name} of sbatch; got {entry}, use {_INSTEAD[name]}"
                 raise ValueError(msg)
             if not re.fullmatch(r"[a-z][a-z0-9-]+", name):
                 long_name = name.lstrip("-").replace("_", "-")
                 meant = long_name if len(long_name) > 1 else "partition or mem"
-                msg = f"sbatch takes long names of its options; got {shown}, use {meant}"
+                msg = f"sbatch takes long names of its options; got {entry}, use {meant}"
                 raise ValueError(msg)
             if isinstance(value, str) and not value.isprintable():
                 msg = f"an option of sbatch is one line of text; got {name}: {value!r}"

@@ -1,4 +1,4 @@
-"""What settings mean, in words: for the command line, and for the page about settings."""
+"""The meaning of settings in words, for the command line and the documentation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from batchscape.config.settings import SETTINGS, members_of
 from batchscape.text import list_text
 
 DECIDED = {(setting.owner, setting.path[-1]): str(setting.affects) for setting in SETTINGS}
-"""What a setting decides in words, by its dataclass and its field; groups are not in it."""
+"""The effect of a setting in words, by its dataclass and its field; without groups."""
 _WORDS = {
     int: "integer",
     float: "number",
@@ -31,26 +31,14 @@ _WORDS = {
 
 
 def meaning_of(owner: type, name: str) -> str:
-    """Return the text below a field, in the dataclass itself or the one that it stands on.
-
-    Parameters
-    ----------
-    owner : type
-    name : str
-        Of the field.
-    """
-    found = (getattr(base, "__pydantic_fields__", {}).get(name) for base in owner.__mro__)
-    said = next((info.description for info in found if info and info.description), "")
-    return " ".join(said.split())
+    """Return the text below a field, in the dataclass itself or one of its bases."""
+    infos = (getattr(base, "__pydantic_fields__", {}).get(name) for base in owner.__mro__)
+    description = next((info.description for info in infos if info and info.description), "")
+    return " ".join(description.split())
 
 
 def plain(value: object) -> str:
-    """Return a value as it is written on the command line.
-
-    Parameters
-    ----------
-    value : object
-    """
+    """Return a value as it is written on the command line."""
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
@@ -61,41 +49,31 @@ def plain(value: object) -> str:
 
 
 def values_of(hint: Any) -> str:  # noqa: ANN401  (a type)
-    """Return in words which values a type takes.
-
-    Parameters
-    ----------
-    hint : type
-    """
+    """Return the values of a type in words."""
     inner = get_args(hint)
     match get_origin(hint):
         case origin if origin is Annotated:
             bounds = [bound for mark in inner[1:] for bound in _bounds_of(mark)]
-            said = " ".join([values_of(inner[0]), list_text(bounds, "and")]).rstrip()
+            words = " ".join([values_of(inner[0]), list_text(bounds, "and")]).rstrip()
         case origin if origin in {Union, UnionType}:
-            said = list_text(map(values_of, inner))
+            words = list_text(map(values_of, inner))
         case origin if origin is Literal:
-            said = ", ".join(f"`{plain(value)}`" for value in inner)
+            words = ", ".join(f"`{plain(value)}`" for value in inner)
         case origin if origin in {list, tuple}:
-            said = f"list of {values_of(inner[0])}"
+            words = f"list of {values_of(inner[0])}"
         case origin if origin is dict:
-            said = "mapping"
+            words = "mapping"
         case _ if is_dataclass(hint):
-            said = "{" + ", ".join(field.name for field in fields(hint)) + "}"
+            words = "{" + ", ".join(field.name for field in fields(hint)) + "}"
         case _:
-            said = _WORDS.get(hint, "any value")
-    return said
+            words = _WORDS.get(hint, "any value")
+    return words
 
 
 def explained(settings: Mapping[str, Any], owner: type = RunConfig) -> Iterator[str]:
-    """Yield lines of YAML: each setting below what it means, takes and decides.
+    """Yield lines of YAML, each setting below its meaning, its values and its effect.
 
-    Parameters
-    ----------
-    settings : mapping
-        As composed; nothing has looked through them yet, so that anything may stand there.
-    owner : type
-        The dataclass that they are of.
+    The settings are not validated yet, so that any value may stand there.
     """
     # A name of pydantic's dataclasses, of which there is no type.
     infos: Mapping[str, Any] = owner.__pydantic_fields__  # type: ignore[attr-defined]
@@ -109,15 +87,15 @@ def explained(settings: Mapping[str, Any], owner: type = RunConfig) -> Iterator[
             yield from [*_comment(about), f"{key}:"]
             yield from textwrap.indent("\n".join(explained(value, member)), "  ").splitlines()
             continue
-        if (owner, name) in DECIDED and (said := meaning_of(owner, name)):
-            yield from _comment(f"{said} ({values_of(hints[name])}; {DECIDED[owner, name]})")
+        if (owner, name) in DECIDED and (description := meaning_of(owner, name)):
+            yield from _comment(f"{description} ({values_of(hints[name])}; {DECIDED[owner, name]})")
         yield from yaml.safe_dump(
             {key: value}, allow_unicode=True, sort_keys=False, width=10**6
         ).splitlines()
 
 
 def _chosen(hint: object, value: object) -> type | None:
-    """Return the dataclass that settings choose; None where there is none, or no group."""
+    """Return the dataclass that the settings of a group choose; None where there is none."""
     members = members_of(hint) if isinstance(value, Mapping) else []
     if isinstance(value, Mapping) and len(members) > 1:
         tag = value.get("name", value.get("kind"))

@@ -1,10 +1,10 @@
-"""What pydantic found wrong with a configuration, in the words of the user who wrote it."""
+"""Pydantic's errors about a configuration, in the user's own keys."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from fractions import Fraction
 from typing import get_args, get_type_hints
 
@@ -33,20 +33,15 @@ _ALSO = {
     "double": "float64",
     "gpu": "cuda",
 }
-"""Words that others use for ours."""
+"""Our words for those of other programs."""
 _UNKNOWN = {"unexpected_keyword_argument", "extra_forbidden"}
 
 
 def explain(error: ValidationError, root: type, groups: Sequence[str] = ()) -> str:
-    """Return one line a problem: where, the rule, the value, and what would work.
+    """Return one line for each problem: the key, the rule, the value, and what would work.
 
-    Parameters
-    ----------
-    error : ValidationError
-    root : type
-        Dataclass of the whole configuration.
-    groups : sequence of str
-        Names that a user may write beside the fields of `root`.
+    `root` is the dataclass of the whole configuration, and `groups` are names that a user may
+    write beside its fields.
     """
     lines = ["The configuration breaks these rules:"]
     for problem in error.errors(include_url=False):
@@ -55,53 +50,54 @@ def explain(error: ValidationError, root: type, groups: Sequence[str] = ()) -> s
         if problem["type"] in _UNKNOWN and keys[-1] in groups and owner is root:
             message = "settings stand one level too deep; is `# @package _global_` the first line?"
         elif problem["type"] in _UNKNOWN:
-            known = [] if owner is None else _written(owner)
-            message = "unknown setting" + suggest(keys[-1], known + list(groups) * (owner is root))
+            infos = getattr(owner, "__pydantic_fields__", {})
+            names = [infos[name].alias or name for name in infos]
+            message = "unknown setting" + suggest(keys[-1], names + list(groups) * (owner is root))
         elif problem["type"] == "missing":
             message = "a value is needed"
         elif problem["type"] == "json_invalid":
             message = "a text holds half a character (a lone surrogate), which no file can carry"
         elif problem["type"] == "union_tag_invalid":
-            allowed, given = problem["ctx"]["expected_tags"], problem["ctx"]["tag"]
-            message = f"name must be one of {allowed}, got {_cut(repr(given), _LONGEST_VALUE)}"
+            allowed, tag = problem["ctx"]["expected_tags"], problem["ctx"]["tag"]
+            message = f"name must be one of {allowed}, got {_cut(repr(tag), _LONGEST_VALUE)}"
         elif problem["type"] != "value_error":
             rule = message.replace("Input should be", "must be")
             message = f"{rule}, got {_cut(repr(problem['input']), _LONGEST_VALUE)}"
-            message += _written_otherwise(keys[-1] if keys else "", problem)
+            message += _correction(keys[-1] if keys else "", problem)
         message = _cut(message, _LONGEST_RULE)
         lines.append(f"  {'.'.join(keys)}: {message}" if keys else f"  {message}")
     return "\n".join(lines)
 
 
-def _written_otherwise(key: str, problem: ErrorDetails) -> str:
-    """Say how a value is written that is meant, and written otherwise; empty where that is open."""
-    given, kind = problem["input"], problem["type"]
+def _correction(key: str, problem: ErrorDetails) -> str:
+    """Say how to write the value that was meant; empty where that is not known."""
+    value, kind = problem["input"], problem["type"]
     if kind == "literal_error":
         allowed = re.findall(r"'([^']+)'", problem["ctx"]["expected"])
-        meant = [_ALSO[str(given).lower()]] if str(given).lower() in _ALSO else []
+        meant = [_ALSO[str(value).lower()]] if str(value).lower() in _ALSO else []
         meant = [word for word in meant if word in allowed]
-        close = meant or near_names(str(given).lower(), allowed)
+        close = meant or near_names(str(value).lower(), allowed)
         return f"; write {close[0]}" if close else ""
-    if kind not in {"int_type", "int_from_float", "float_type"} or isinstance(given, bool):
+    if kind not in {"int_type", "int_from_float", "float_type"} or isinstance(value, bool):
         return ""
-    found = _QUANTITY.fullmatch(str(given))
-    if found is None:
+    quantity = _QUANTITY.fullmatch(str(value))
+    if quantity is None:
         return ""
-    unit = found[2]
+    unit = quantity[2]
     sizes = next((sizes for end, sizes in _UNITS.items() if key.endswith(end)), _THOUSANDS)
     if unit not in sizes:
         return ""
-    value = Fraction(found[1]) * sizes[unit]
-    if value.denominator == 1:
-        return f"; write {value.numerator}"
-    return f"; write {float(value):g}" if kind == "float_type" else ""
+    number = Fraction(quantity[1]) * sizes[unit]
+    if number.denominator == 1:
+        return f"; write {number.numerator}"
+    return f"; write {float(number):g}" if kind == "float_type" else ""
 
 
 def _locate(location: Sequence[int | str], root: type) -> tuple[list[str], type | None]:
     """Return the keys that a user wrote, and the dataclass that holds the last of them.
 
-    Pydantic also names the chosen member of a union (`gpt` in `model.gpt.n_layers`), which the
-    user never wrote.
+    Pydantic also names the chosen member of a union (`gpt` in `model.gpt.n_layers`), which is left
+    out.
     """
     keys: list[str] = []
     owner: type | None = root
@@ -118,25 +114,14 @@ def _locate(location: Sequence[int | str], root: type) -> tuple[list[str], type 
     return keys, owner
 
 
-def _written(owner: type) -> list[str]:
-    """Return the names of settings as a user writes them."""
-    infos = getattr(owner, "__pydantic_fields__", {})
-    return [getattr(infos.get(f.name), "alias", None) or f.name for f in fields(owner)]
-
-
 def tags_of(member: type) -> tuple[object, ...]:
-    """Return the values of `name`, or of `kind`, that choose a dataclass among others; mostly one.
-
-    Parameters
-    ----------
-    member : type
-    """
+    """Return the values of `name`, or of `kind`, that choose a dataclass among others."""
     hints = get_type_hints(member)
     return get_args(hints.get("name", hints.get("kind")))
 
 
 def _cut(text: str, longest: int) -> str:
-    """Return a text, of a long one its begin and end."""
+    """Return a text; of a long one its begin and end."""
     if len(text) <= longest:
         return text
     half = longest // 2

@@ -60,7 +60,7 @@ class TrainerStateMetrics:
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
 class _LoggedMetrics:
-    """What logs have whose columns the user names."""
+    """Settings of logs whose columns the user names."""
 
     path: str = "log.txt"
     """The file, relative to the folder of the run; `log.txt` is what the program printed."""
@@ -113,14 +113,14 @@ class RegexMetrics(_LoggedMetrics):
         """Check the rules between settings."""
         _check_path(self.path)
         names: set[str] = set()
-        for setting, known in (
+        for setting, readable in (
             ("pattern", STEP_COLUMNS),
             ("evaluation_pattern", EVALUATION_COLUMNS),
             ("geometry_pattern", GEOMETRY_NAMES),
         ):
             pattern = getattr(self, setting)
             if pattern is not None:
-                names |= _groups_of(pattern, setting, known)
+                names |= _groups_of(pattern, setting, readable)
         _check_units(names, self.units)
         _check_loss(names, self.loss_of)
 
@@ -135,27 +135,27 @@ def _check_path(path: str) -> None:
         raise ValueError(msg)
 
 
-def _groups_of(pattern: str, setting: str, known: tuple[str, ...]) -> set[str]:
+def _groups_of(pattern: str, setting: str, readable: tuple[str, ...]) -> set[str]:
     try:
         groups = set(re.compile(pattern).groupindex)
     except (re.error, OverflowError, RecursionError) as error:
         msg = f"{setting} is no regular expression: {error}; got {pattern!r}"
         raise ValueError(msg) from None
-    _check_names(groups, setting, known)
+    _check_names(groups, setting, readable)
     if setting == "pattern" and "optimizer_step" not in groups:
         msg = rf"{setting} must have a group (?P<optimizer_step>\d+); its groups: {sorted(groups)}"
         raise ValueError(msg)
     if not groups - {"optimizer_step"}:
-        msg = f"{setting} must have a group beside the step, such as (?P<{known[-1]}>...)"
+        msg = f"{setting} must have a group beside the step, such as (?P<{readable[-1]}>...)"
         raise ValueError(msg)
     return groups
 
 
 def _check_names(
-    names: set[str] | dict[str, str], setting: str, known: tuple[str, ...] = _NAMES
+    names: set[str] | dict[str, str], setting: str, readable: tuple[str, ...] = _NAMES
 ) -> None:
-    if unknown := sorted(set(names) - set(known)):
-        msg = f"{setting} names {', '.join(unknown)}; what can be read: {', '.join(known)}"
+    if unknown := sorted(set(names) - set(readable)):
+        msg = f"{setting} names {', '.join(unknown)}; what can be read: {', '.join(readable)}"
         raise ValueError(msg)
 
 

@@ -1,4 +1,4 @@
-"""What is trained."""
+"""The model that is trained: built in, of `transformers`, or the user's own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from batchscape.config.types import STRICT, Affects, Count, Fraction, Positive
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
 class _Decoder:
-    """What both built-in language models have."""
+    """Settings of both built-in language models."""
 
     n_layers: Count
     """Transformer blocks."""

@@ -12,7 +12,7 @@ from batchscape.config.types import STRICT, Affects, Count, Fraction, NonNegativ
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
 class _Rule:
-    """What every optimizer has."""
+    """Settings of every optimizer."""
 
     learning_rate: Annotated[Positive, Affects.LOSS]
     """Peak learning rate; of `muon` that of its matrices."""
@@ -24,7 +24,7 @@ class _Rule:
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
 class _Moments(_Rule):
-    """What AdamW has, alone and beside Muon."""
+    """Settings of AdamW, alone and beside Muon."""
 
     beta1: Annotated[Fraction, Affects.LOSS] = 0.9
     """Decay of AdamW's first moment, an optimizer step."""
@@ -101,7 +101,7 @@ class Scaling:
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
 class _Warmup:
-    """What every schedule begins with."""
+    """The warm-up of every schedule."""
 
     warmup_samples: NonNegative = 0
     """Samples over which the learning rate rises from zero."""

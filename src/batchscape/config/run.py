@@ -13,12 +13,18 @@ from batchscape.config.batch import Batch, Budget, Evaluation
 from batchscape.config.cluster import Cluster
 from batchscape.config.command import Command, ExternalData, ExternalModel
 from batchscape.config.data import CustomData, Data, Digits, Documents, TextFiles
-from batchscape.config.engine import Engine, InProcess
-from batchscape.config.engine_rules import engine_cannot
+from batchscape.config.engine import (
+    Accelerate,
+    DeepSpeed,
+    Engine,
+    Fsdp,
+    InProcess,
+    cuts_updates,
+)
 from batchscape.config.execution import Checkpoint, Device, Launcher, Loader, Measure, Tracker
 from batchscape.config.messages import explain
 from batchscape.config.model import CustomModel, Mlp, Model, Transformers
-from batchscape.config.optimizer import Optimizer, Scaling, Schedule
+from batchscape.config.optimizer import Muon, Optimizer, Scaling, Schedule
 from batchscape.config.search import NoSearch, Search
 from batchscape.config.types import OUR_LOOP, STRICT, Affects, NonNegative, Seed
 from batchscape.errors import ConfigError
@@ -60,12 +66,9 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Check the rules between groups."""
-        if problem := _not_all_external(self.engine, self.model, self.data):
-            raise ValueError(problem)
-        if problem := _mismatch(self.model, self.data):
-            raise ValueError(problem)
-        if problem := engine_cannot(self.engine, self.optimizer, self.batch, self.evaluation):
-            raise ValueError(problem)
+        for find_problem in (_program_problem, _data_problem, _engine_problem):
+            if problem := find_problem(self):
+                raise ValueError(problem)
         if self.device.memory_limit_gib is not None and isinstance(self.engine, Command):
             msg = (
                 f"device.memory_limit_gib={self.device.memory_limit_gib:g} holds for the ranks of "
@@ -153,15 +156,15 @@ class RunConfig:
         return self.sequence_length is not None
 
 
-def _not_all_external(engine: Engine, model: Model, data: Data) -> str | None:
-    """Say which part of a command is missing; None where there is none, or all."""
-    chosen = {
-        "engine=command": isinstance(engine, Command),
-        "model=external": isinstance(model, ExternalModel),
-        "data=external": isinstance(data, ExternalData),
+def _program_problem(config: RunConfig) -> str | None:
+    """Say which part of the user's own program is missing; None where all or none are given."""
+    is_chosen = {
+        "engine=command": isinstance(config.engine, Command),
+        "model=external": isinstance(config.model, ExternalModel),
+        "data=external": isinstance(config.data, ExternalData),
     }
-    missing = [option for option, is_so in chosen.items() if not is_so]
-    if len(missing) in {0, len(chosen)}:
+    missing = [option for option, chosen in is_chosen.items() if not chosen]
+    if len(missing) in {0, len(is_chosen)}:
         return None
     return (
         "a program of your own has model and data of its own, so engine=command, model=external "
@@ -169,17 +172,53 @@ def _not_all_external(engine: Engine, model: Model, data: Data) -> str | None:
     )
 
 
-def _mismatch(model: Model, data: Data) -> str | None:
+def _data_problem(config: RunConfig) -> str | None:
     """Say why data cannot feed a model; None where they can, or where only a run can tell."""
+    model, data = config.model, config.data
     if isinstance(model, CustomModel | ExternalModel) or isinstance(data, CustomData):
         return None
     if isinstance(data, Digits):
-        fits, wanted = isinstance(model, Mlp), "model=mlp"
+        fits, option = isinstance(model, Mlp), "model=mlp"
     elif isinstance(data, Documents) and data.label_field is not None:
-        fits, wanted = isinstance(model, Transformers), "model=hf (a sequence classifier)"
+        fits, option = isinstance(model, Transformers), "model=hf (a sequence classifier)"
     else:
-        fits, wanted = not isinstance(model, Mlp), "model=gpt_nano (or another language model)"
-    return None if fits else f"data={data.name} cannot feed model={model.name}; use {wanted}"
+        fits, option = not isinstance(model, Mlp), "model=gpt_nano (or another language model)"
+    return None if fits else f"data={data.name} cannot feed model={model.name}; use {option}"
+
+
+def _engine_problem(config: RunConfig) -> str | None:
+    """Say which setting the engine does not support; None where it supports all."""
+    engine = config.engine
+    lacks = {Fsdp: {"float16"}, DeepSpeed: {"float16", "float64"}}.get(type(engine), set())
+    if engine.precision in lacks:
+        return (
+            f"engine={engine.name} has no {engine.precision}, got engine.precision="
+            f"{engine.precision}; use float32 or bfloat16, or engine=ddp"
+        )
+    if isinstance(engine, DeepSpeed) and engine.compile:
+        return (
+            "engine=deepspeed exchanges by hooks in the model, which a compiler would take in; got "
+            "engine.compile=true; use engine=ddp or fsdp, or engine.compile=false"
+        )
+    stage = engine.zero_stage if isinstance(engine, DeepSpeed) else 0
+    if isinstance(config.optimizer, Muon) and cuts_updates(engine):
+        cuts = "engine=fsdp" if stage == 0 else f"engine=deepspeed with zero_stage={stage}"
+        return (
+            f"optimizer=muon needs whole matrices in every update, and {cuts} gives each rank a "
+            "part of them; use optimizer=adamw, engine=ddp, or engine=deepspeed with zero_stage=0"
+        )
+    if config.evaluation.ema_half_life_tokens is not None and stage == 3:
+        return (
+            "evaluation.ema_half_life_tokens averages parameters where they are, and "
+            "engine=deepspeed with zero_stage=3 keeps them apart from the model; set it to null, "
+            "or use zero_stage of at most 2, or engine=fsdp"
+        )
+    if config.batch.ramp and isinstance(engine, Accelerate | DeepSpeed):
+        return (
+            f"batch.ramp changes the geometry during the training, and engine={engine.name} is "
+            "given one geometry when it is built; use engine=ddp, fsdp or fabric, or no ramp"
+        )
+    return None
 
 
 _ADAPTER = TypeAdapter(RunConfig)

@@ -1,4 +1,4 @@
-"""What is searched, by whom, and for what."""
+"""The search over settings: its sampler and its objectives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Objective = Literal[
     "device_hours_to_target",
     "peak_allocated_gib",
 ]
-"""What a search makes small; `search.objective` says what each is."""
+"""Results that a search minimises; `search.objective` defines each."""
 
 
 def _loss() -> list[Objective]:

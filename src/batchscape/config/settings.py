@@ -1,7 +1,7 @@
-"""What each setting decides, read from the types of `RunConfig`: the one place that is asked.
+"""The effect of each setting on a run, read from the types of `RunConfig`.
 
-Names of runs, the keys under which memory and durations are known, what a program that is not told
-of a setting lacks, and what analysis never pools all follow from here.
+Names of runs, the keys under which memory and durations are known, the settings that a program of
+others lacks, and the runs that analysis never pools follow from it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class Setting(NamedTuple):
     key: str
     """Dotted key, as a user writes it."""
     owner: type
-    """The dataclass, of several models or engines the one that has it."""
+    """The dataclass that has it: one of several models or engines."""
     hint: Any
-    """Its type, with all that is said of it there."""
+    """Its type with annotations."""
     affects: Affects
     is_of_our_loop: bool
-    """Whether a program of others is told of it by a placeholder or not at all."""
+    """Whether a program of others receives it by a placeholder or not at all."""
     path: tuple[str, ...]
-    """Names of the fields that lead to it, where the key may have another one."""
+    """Names of the fields that lead to it; the key may have an alias."""
 
 
 def _settings_of(owner: type, group: Setting) -> Iterator[Setting]:
@@ -40,7 +40,7 @@ def _settings_of(owner: type, group: Setting) -> Iterator[Setting]:
     for field in fields(owner):
         hint = hints[field.name]
         marks = getattr(hint, "__metadata__", ())
-        found = Setting(
+        setting = Setting(
             ".".join(filter(None, (group.key, infos[field.name].alias or field.name))),
             owner,
             hint,
@@ -50,19 +50,13 @@ def _settings_of(owner: type, group: Setting) -> Iterator[Setting]:
         )
         members = members_of(hint)
         for member in members:
-            yield from _settings_of(member, found)
+            yield from _settings_of(member, setting)
         if not members:
-            yield found
+            yield setting
 
 
 def members_of(hint: Any) -> list[type]:  # noqa: ANN401  (a type)
-    """Return the dataclasses that a group of settings may be; of a single setting none.
-
-    Parameters
-    ----------
-    hint : type
-        A dataclass, or a union of them; a list of dataclasses is a value, so a setting.
-    """
+    """Return the dataclasses of a group's type; none for a setting, such as a list of them."""
     if isinstance(hint, type):
         return [hint] if is_dataclass(hint) else []
     inner = get_args(hint) if get_origin(hint) in {Annotated, Union, UnionType} else ()
@@ -70,18 +64,9 @@ def members_of(hint: Any) -> list[type]:  # noqa: ANN401  (a type)
 
 
 def affects_of(key: str) -> Affects | None:
-    """Return what a setting decides; of a group, what any of its settings does.
+    """Return what a setting, or any setting of a group, affects; None for any other dotted key.
 
-    Parameters
-    ----------
-    key : str
-        Dotted key. What stands below a setting, such as `model.settings.n_layer`, decides what
-        that one does; a setting of several models or engines, what it does in any of them.
-
-    Returns
-    -------
-    Affects or None
-        None where it is no setting.
+    An entry of a setting, such as `model.settings.n_layer`, affects what the setting does.
     """
     while key and key not in _AFFECTS:
         key = key.rpartition(".")[0]
@@ -89,69 +74,49 @@ def affects_of(key: str) -> Affects | None:
 
 
 def tells_apart(key: str) -> bool:
-    """Return whether runs that differ in something are never pooled.
-
-    Parameters
-    ----------
-    key : str
-        Dotted key. What is no setting is where a run ran, and tells runs apart.
-    """
+    """Return whether runs that differ in a dotted key, of a setting or not, are never pooled."""
     affects = affects_of(key)
     return affects is None or bool(affects & Affects.ALL)
 
 
 def is_of_our_loop(key: str) -> bool:
-    """Return whether a setting, or a group, is read by our own loop, and by no program of others.
-
-    Parameters
-    ----------
-    key : str
-        Dotted key.
-    """
+    """Return whether our own loop alone reads a setting or a group."""
     return key in OUR_GROUPS or key in _OURS
 
 
 def that_affect(
-    config: RunConfig, what: Affects, *, but: Affects = Affects.NOTHING, told: bool = False
+    config: RunConfig, what: Affects, *, but: Affects = Affects.NOTHING, for_program: bool = False
 ) -> dict[str, Any]:
-    """Return the settings of a run that decide something, nested, by group.
+    """Return the settings of a run that affect any of `what` and none of `but`, nested by group.
 
-    Parameters
-    ----------
-    config : RunConfig
-    what : Affects
-        A setting is taken if it decides any of this,
-    but : Affects
-        and nothing of this.
-    told : bool
-        Leave out those that a program of others is not told of.
+    `for_program` leaves out those that a program of others does not receive.
     """
-    taken = config.to_mapping(_fields(what, but, told=told))
-    return {name: value for name, value in taken.items() if value != {} or name not in _GROUPS}
+    mapping = config.to_mapping(_fields(what, but, for_program=for_program))
+    return {name: value for name, value in mapping.items() if value != {} or name not in _GROUPS}
 
 
 @functools.cache
-def _fields(what: Affects, but: Affects, *, told: bool) -> dict[str, Any]:
-    """Return the fields that decide something, nested; a group of them is a mapping."""
-    found: dict[str, Any] = {}
+def _fields(what: Affects, but: Affects, *, for_program: bool) -> dict[str, Any]:
+    """Return these fields, nested; a group of them is a mapping."""
+    fields_by_group: dict[str, Any] = {}
     for setting in SETTINGS:
         key, (*groups, name) = setting.key, setting.path
         affects = _AFFECTS[key]
-        if affects & what and not affects & but and not (told and key in _OURS):
-            inner = found
+        if affects & what and not affects & but and not (for_program and key in _OURS):
+            inner = fields_by_group
             for group in groups:
                 inner = inner.setdefault(group, {})
             inner[name] = True
-    return found
+    return fields_by_group
 
 
-_ALL_OF_IT = Setting("", RunConfig, RunConfig, Affects.ALL, is_of_our_loop=False, path=())
-SETTINGS = tuple(_settings_of(RunConfig, _ALL_OF_IT))
-"""All settings of all options. What each decides stands in its type, else in that of the group
+_ROOT = Setting("", RunConfig, RunConfig, Affects.ALL, is_of_our_loop=False, path=())
+SETTINGS = tuple(_settings_of(RunConfig, _ROOT))
+"""All settings of all options. The type of each states its effect, else the type of the group
 around it, else it is `Affects.ALL`."""
 _OURS = frozenset(setting.key for setting in SETTINGS if setting.is_of_our_loop)
 _AFFECTS: dict[str, Affects] = {}
-"""What every setting and every group decides, by its key."""
+"""The effect of every setting and every group, by its key."""
 for _setting in SETTINGS:
     _key, _dot = _setting.key, "."
     while _dot:
@@ -163,4 +128,4 @@ OUR_GROUPS = tuple(
     for name, hint in get_type_hints(RunConfig, include_extras=True).items()
     if name in _GROUPS and OUR_LOOP in getattr(hint, "__metadata__", ())
 )
-"""Groups of settings that only our own loop reads."""
+"""Groups that only our own loop reads."""

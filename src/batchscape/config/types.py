@@ -1,4 +1,4 @@
-"""Kinds of values that settings have, and what a setting decides."""
+"""Types of values of settings, and the effect of a setting on a run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 class Affects(Flag):
-    """What a setting decides of a run: its type says it, else the type of its group, else ALL.
+    """What a setting affects in a run: its type states it, else the type of its group, else ALL.
 
-    ALL and not NOTHING, since a setting that nobody thought of may repeat a run that it does not
-    change, and must never give two different runs one name. Names of runs, and what is pooled or
-    told apart, follow from it: `config.settings` is asked.
+    The default is ALL: a forgotten setting may then repeat a run without need, and never gives two
+    different runs one name. `config.settings` reads these types to name runs and to pool them.
     """
 
     NOTHING = 0
@@ -40,8 +39,8 @@ class Affects(Flag):
 
 
 OUR_LOOP: Final = "our loop"
-"""Marks a setting, or a group of them, that our own loop reads: a program of others is told of it
-by a placeholder or not at all."""
+"""Marks a setting or group that only our own loop reads: a program of others receives it by a
+placeholder or not at all."""
 
 Count = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]

@@ -447,14 +447,14 @@ def _read(
 
 
 def _script_statement(
-    name: str,
+    source_name: str,
     launcher: Launcher,
     rest: Sequence[str],
     options: Mapping[str, str],
     flags: Mapping[str, str],
 ) -> Statement | None:
     """Read the arguments of the script, in the words of the program that it seems to be."""
-    source = Source(name, options, is_text=True)
+    source = Source(source_name, options, is_text=True)
     script = Path(rest[0]).name if rest else ""
     names_json = is_configuration(options.get("deepspeed", ""))
     is_trainer = "per_device_train_batch_size" in options or (names_json and not flags)
@@ -462,10 +462,10 @@ def _script_statement(
         return read_program(source, "litgpt", flags)
     if is_trainer and "no_trainer" not in script:
         return read_program(source, "trainer", flags)
-    own, others = "train_batch_size", BATCH_KEYS["script"]["micro"]
-    if launcher == "accelerate" and own in options and not options.keys() & {*others}:
+    name, others = "train_batch_size", BATCH_KEYS["script"]["micro"]
+    if launcher == "accelerate" and name in options and not options.keys() & {*others}:
         # The micro-batch in scripts of accelerate and diffusers; elsewhere maybe the global batch.
-        flags = flags if own in flags.values() else {"micro_batch_size": own, **flags}
+        flags = flags if name in flags.values() else {"micro_batch_size": name, **flags}
     statement = read_program(source, "script", flags)
     return statement if statement.states_batch or statement.unused else None
 

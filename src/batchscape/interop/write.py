@@ -97,7 +97,7 @@ def deepspeed_config(
     }
 
 
-_MIXED = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
+_MIXED = {"float32": "no", "bfloat16": "bf16"}
 
 
 def accelerate_config(
@@ -110,15 +110,10 @@ def accelerate_config(
     Parameters
     ----------
     precision : str
-        `float32`, `bfloat16` or `float16`.
+        `float32` or `bfloat16`.
     deepspeed_json : str, optional
         Path of the DeepSpeed JSON, which then holds precision and clipping too; a relative one is
         looked for in the folder that accelerate is called in.
-
-    Raises
-    ------
-    ConfigError
-        accelerate has no such precision.
 
     Notes
     -----
@@ -135,7 +130,7 @@ def accelerate_config(
     if deepspeed_json:
         content["deepspeed_config"] = {"deepspeed_config_file": deepspeed_json}
     else:
-        content["mixed_precision"] = _mixed(precision)
+        content["mixed_precision"] = _MIXED[precision]
     return content
 
 
@@ -150,22 +145,16 @@ def trainer_arguments(
     Parameters
     ----------
     precision : str
-        `float32`, `bfloat16` or `float16`.
+        `float32` or `bfloat16`.
     gradient_clip_norm : float, optional
         Largest norm of the gradient; None: not clipped, which the Trainer writes as 0.
-
-    Raises
-    ------
-    ConfigError
-        The Trainer has no such precision.
     """
-    mixed = _mixed(precision)
     return {
         "per_device_train_batch_size": geometry.micro_batch_size,
         "gradient_accumulation_steps": geometry.gradient_accumulation_steps,
         "max_grad_norm": gradient_clip_norm or 0.0,
-        "bf16": mixed == "bf16",
-        "fp16": mixed == "fp16",
+        "bf16": precision == "bfloat16",
+        "fp16": False,
     }
 
 
@@ -295,10 +284,3 @@ def command_line(arguments: Mapping[str, Any]) -> list[str]:
         if value is not False:
             words += [f"--{key}"] if value is True else [f"--{key}", str(value)]
     return words
-
-
-def _mixed(precision: str) -> str:
-    if precision not in _MIXED:
-        msg = f"precision is one of {', '.join(_MIXED)}; given {precision!r}"
-        raise ConfigError(msg)
-    return _MIXED[precision]

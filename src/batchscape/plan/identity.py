@@ -148,7 +148,7 @@ def run_id(config: RunConfig, trajectory: str, stages: Sequence[Stage], device_t
     # What a program is not told changes nothing of its run.
     told = isinstance(config.engine, Command)
     cost = Affects.COST | Affects.RECORD
-    for group, values in that_affect(config, cost, but=Affects.LOSS, told=told).items():
+    for group, values in that_affect(config, cost, but=Affects.LOSS, for_program=told).items():
         if group in {"loader", "timing_repeat"}:
             content[group] = values
         elif group not in {"batch", "launcher"}:  # the geometry and the type of the device

@@ -35,7 +35,7 @@ from batchscape.record.outcome import RunEnd
 from batchscape.record.spec import RunSpec
 from batchscape.record.state import Next, read_state
 from batchscape.record.status import RunStatus, Status
-from batchscape.scheduler import Job, JobState, jobs, named, partitions, submit
+from batchscape.scheduler import Job, JobState, active_jobs, jobs, partitions, submit
 from batchscape.text import count_text
 from batchscape.tracking.mirror import Mirror
 
@@ -157,7 +157,7 @@ def _live_jobs(sweep: SweepFolder) -> dict[str, str]:
         job_name(sweep, Shape.named(path.stem.removeprefix("job-")))
         for path in sweep.slurm.glob("job-*.sh")
     ]
-    return named(names) if names else {}
+    return active_jobs(names) if names else {}
 
 
 def _open_again(missing: Sequence[RunSpec], sweep: SweepFolder, retry: frozenset[Status]) -> None:

@@ -30,8 +30,10 @@ BATCHES = [64 * 2**k for k in range(9)]
 def zhang() -> pd.DataFrame:
     rows = [
         {"model": model, "batch_size": batch, "steps_used": steps, "target_loss": loss}
-        for (model, found), loss in zip(ZHANG.items(), (3.42, 3.24, 3.07, 2.92, 2.736), strict=True)
-        for batch, steps in zip(BATCHES, found, strict=True)
+        for (model, steps_by_batch), loss in zip(
+            ZHANG.items(), (3.42, 3.24, 3.07, 2.92, 2.736), strict=True
+        )
+        for batch, steps in zip(BATCHES, steps_by_batch, strict=True)
     ]
     return pd.DataFrame(rows)
 
@@ -62,14 +64,14 @@ def simulated(
 
 def test_a_published_table_gives_its_published_critical_batches(tmp_path: Path) -> None:
     zhang().to_csv(tmp_path / "zhang.csv", index=False)
-    found = analyze(
+    analysis = analyze(
         tmp_path / "zhang.csv",
         group=["model"],
         columns={"steps_to_target": "steps_used"},
         form="two_term",
         reference_batch_size=256,
     )
-    views = {view.name: view.frame for section in found.sections for view in section.tables}
+    views = {view.name: view.frame for section in analysis.sections for view in section.tables}
     table = views["critical_batch"]
     published = [745.3, 955.2, 1393.7, 1888.5, 2533.4]
     assert table["overhead_batch_size"].tolist() == pytest.approx(published, abs=0.05)
@@ -85,10 +87,10 @@ def test_the_shell_says_what_it_took_and_writes_everything(
     arguments += ["--column", "steps_to_target=steps_used", "--reference-batch", "256"]
     arguments += ["--form", "two_term"]
     assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
-    said = capsys.readouterr().out
-    assert "steps_used is taken for steps_to_target" in said
-    assert "batch_size is taken for global_batch_size" in said
-    assert "UNTUNED" in said
+    output = capsys.readouterr().out
+    assert "steps_used is taken for steps_to_target" in output
+    assert "batch_size is taken for global_batch_size" in output
+    assert "UNTUNED" in output
     table = pd.read_csv(tmp_path / "out" / "tables" / "critical_batch.csv")
     assert table["overhead_batch_size"].tolist() == pytest.approx([745.3], abs=0.05)
     assert table["other_form"].tolist() == ["free_exponent"]
@@ -102,9 +104,9 @@ def test_the_shell_says_what_it_took_and_writes_everything(
 
 def test_curves_give_the_critical_batch_that_made_them(tmp_path: Path) -> None:
     simulated().to_csv(tmp_path / "curves.csv", index=False)
-    found = analyze(tmp_path / "curves.csv", targets=[3.0])
-    assert found.runs["outcome"].eq("reached").all()
-    tradeoff = next(section for section in found.sections if section.headlines)
+    analysis = analyze(tmp_path / "curves.csv", targets=[3.0])
+    assert analysis.runs["outcome"].eq("reached").all()
+    tradeoff = next(section for section in analysis.sections if section.headlines)
     critical = next(e for n, e in tradeoff.headlines.items() if n.startswith("critical_batch_size"))
     assert critical.value == pytest.approx(64, rel=0.05)
     assert critical.low < 64 < critical.high
@@ -113,11 +115,11 @@ def test_curves_give_the_critical_batch_that_made_them(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_best_learning_rate_of_each_batch_is_used(tmp_path: Path) -> None:
     simulated((0.03, 0.1, 0.3)).to_csv(tmp_path / "curves.csv", index=False)
-    found = analyze(tmp_path / "curves.csv", targets=[3.0])
-    assert "Learning rate" in [section.title for section in found.sections]
-    table = found.sections[0].tables[0].frame
+    analysis = analyze(tmp_path / "curves.csv", targets=[3.0])
+    assert "Learning rate" in [section.title for section in analysis.sections]
+    table = analysis.sections[0].tables[0].frame
     assert table["learning_rate"].eq(0.1).all()
-    assert not any("UNTUNED" in text for s in found.sections for text in s.warnings)
+    assert not any("UNTUNED" in text for s in analysis.sections for text in s.warnings)
 
 
 @pytest.mark.parametrize(
@@ -165,14 +167,14 @@ def test_data_that_say_nothing_are_not_an_error(tmp_path: Path, kind: str) -> No
     elif kind == "all diverged":
         curves = curves.assign(val_loss=np.where(curves["step"] < 600, curves["val_loss"], np.nan))
     curves.to_csv(tmp_path / "c.csv", index=False, na_rep="nan")
-    found = analyze(tmp_path / "c.csv", targets=[1.0 if kind == "nobody reached" else 3.0])
-    *sections, samples = found.sections
+    analysis = analyze(tmp_path / "c.csv", targets=[1.0 if kind == "nobody reached" else 3.0])
+    *sections, samples = analysis.sections
     assert set(samples.headlines) == {"seed_spread", "divergence_rate"}
     headlines = {name: e for s in sections for name, e in s.headlines.items()}
     if kind != "one seed":
         assert not any(estimate.is_identified for estimate in headlines.values())
-    said = " ".join(text for s in found.sections for text in [*s.answer, *s.warnings])
-    assert said
+    text = " ".join(text for s in analysis.sections for text in [*s.answer, *s.warnings])
+    assert text
 
 
 def broken(rng: np.random.Generator) -> pd.DataFrame:
@@ -223,16 +225,16 @@ def test_broken_tables_are_refused_or_analysed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_many_broken_tables_are_refused_or_analysed(tmp_path: Path) -> None:
-    found = [outcome_of(number, tmp_path) for number in range(120)]
-    assert 15 < found.count("analysed") < 105
+    outcomes = [outcome_of(number, tmp_path) for number in range(120)]
+    assert 15 < outcomes.count("analysed") < 105
 
 
-def tables_of(found: Analysis) -> dict[str, pd.DataFrame]:
-    return {view.name: view.frame for section in found.sections for view in section.tables}
+def tables_of(analysis: Analysis) -> dict[str, pd.DataFrame]:
+    return {view.name: view.frame for section in analysis.sections for view in section.tables}
 
 
-def texts_of(found: Analysis) -> str:
-    return " ".join(text for s in found.sections for text in [*s.answer, *s.warnings])
+def texts_of(analysis: Analysis) -> str:
+    return " ".join(text for s in analysis.sections for text in [*s.answer, *s.warnings])
 
 
 def test_steps_of_walls_on_moving_grids_leave_the_exponent_open() -> None:
@@ -257,7 +259,9 @@ def test_empty_cells_are_no_divergence(tmp_path: Path) -> None:
     plain, holed, logged = (
         analyze(tmp_path / f"{name}.csv", targets=[3.0]) for name in ("without", "with", "logged")
     )
-    fits = [tables_of(found)["critical_batch"]["critical_batch_size"] for found in (plain, holed)]
+    fits = [
+        tables_of(analysis)["critical_batch"]["critical_batch_size"] for analysis in (plain, holed)
+    ]
     assert fits[0].tolist() == fits[1].tolist()
     assert fits[0].iloc[0] == pytest.approx(64, rel=0.05)
     assert holed.runs["outcome"].eq("reached").all()
@@ -274,11 +278,11 @@ def test_a_column_of_groups_is_never_pooled(tmp_path: Path) -> None:
         for critical in (50, 800) for k in range(3, 13) for seed in range(3)
     ]  # fmt: skip
     pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False)
-    found = analyze(tmp_path / "t.csv")
-    sizes = tables_of(found)["critical_batch"]["critical_batch_size"].tolist()
+    analysis = analyze(tmp_path / "t.csv")
+    sizes = tables_of(analysis)["critical_batch"]["critical_batch_size"].tolist()
     assert sizes == pytest.approx([50, 800], rel=0.03)
-    assert any("2 groups, never pooled: at 50 and at 800" in note for note in found.notes)
-    pairs = tables_of(found)["group_comparisons"]
+    assert any("2 groups, never pooled: at 50 and at 800" in note for note in analysis.notes)
+    pairs = tables_of(analysis)["group_comparisons"]
     assert pairs["global_batch_size"].tolist() == [2**k for k in range(3, 13)]
     apart = [np.log((1 + 800 / 2**k) / (1 + 50 / 2**k)) for k in range(3, 13)]
     assert pairs["difference"].tolist() == pytest.approx(apart)
@@ -304,26 +308,28 @@ def test_final_losses_are_minimised_and_no_target_is_made_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     final_losses().to_csv(tmp_path / "t.csv", index=False)
-    found = analyze(tmp_path / "t.csv", below=2.01)
-    views = tables_of(found)
+    analysis = analyze(tmp_path / "t.csv", below=2.01)
+    views = tables_of(analysis)
     assert {"final_losses", "learning_rates", "learning_rate_laws", "below"} <= set(views)
     assert not {"targets", "critical_batch"} & set(views)
     best = views["learning_rates"]
-    wanted = 0.001 * best["global_batch_size"] ** 0.5
-    assert best["learning_rate"].to_numpy() == pytest.approx(wanted, rel=0.1)
-    assert "target" not in texts_of(found)
+    optima = 0.001 * best["global_batch_size"] ** 0.5
+    assert best["learning_rate"].to_numpy() == pytest.approx(optima, rel=0.1)
+    assert "target" not in texts_of(analysis)
     assert len(views["final_losses"]) == 40
-    own = final_losses().query("batch == 16 and lr == 0.004")["val_loss"]
+    losses = final_losses().query("batch == 16 and lr == 0.004")["val_loss"]
     row = views["below"].query("global_batch_size == 16 and learning_rate == 0.004").iloc[0]
-    assert row["p"] == pytest.approx(stats.ttest_1samp(own, 2.01, alternative="less").pvalue)
-    assert found.sections[0].title == "Learning rate"
-    (spread,) = (s.headlines["seed_spread"] for s in found.sections if "seed_spread" in s.headlines)
+    assert row["p"] == pytest.approx(stats.ttest_1samp(losses, 2.01, alternative="less").pvalue)
+    assert analysis.sections[0].title == "Learning rate"
+    (spread,) = (
+        s.headlines["seed_spread"] for s in analysis.sections if "seed_spread" in s.headlines
+    )
     assert spread.low < 0.003 < spread.high
     explicit = ["analyze", str(tmp_path / "t.csv"), "--minimise", "loss", "--out"]
     assert main([*explicit, str(tmp_path / "out")]) == 0
-    said = capsys.readouterr().out
-    assert "Final losses" in said
-    assert "steps to target" not in said.lower()
+    output = capsys.readouterr().out
+    assert "Final losses" in output
+    assert "steps to target" not in output.lower()
     assert (tmp_path / "out" / "tables" / "runs.csv").exists()
     for wrong, message in ((["--target", "2"], "leave --target out"),
                            (["--crossing", "first"], "one of final losses")):  # fmt: skip
@@ -333,9 +339,9 @@ def test_final_losses_are_minimised_and_no_target_is_made_up(
 
 def test_ties_and_unequal_lengths_are_said(tmp_path: Path) -> None:
     final_losses(tie=True).assign(steps=100).to_csv(tmp_path / "t.csv", index=False)
-    said = texts_of(analyze(tmp_path / "t.csv"))
-    assert re.search(r"TIES: .* B = 16: 0\.00\d+.* and 0\.00\d+", said)
-    assert "runs ended after 1600 to 25600 samples" in said
+    text = texts_of(analyze(tmp_path / "t.csv"))
+    assert re.search(r"TIES: .* B = 16: 0\.00\d+.* and 0\.00\d+", text)
+    assert "runs ended after 1600 to 25600 samples" in text
 
 
 def test_a_table_of_runs_that_all_ended_early_is_refused(tmp_path: Path) -> None:
@@ -354,23 +360,23 @@ OPTUNA = {
 }
 
 
-def views_of(found: Analysis) -> dict[str, pd.DataFrame]:
-    return {view.name: view.frame for section in found.sections for view in section.tables}
+def views_of(analysis: Analysis) -> dict[str, pd.DataFrame]:
+    return {view.name: view.frame for section in analysis.sections for view in section.tables}
 
 
-def critical(found: Analysis) -> list[float]:
-    return views_of(found)["critical_batch"]["critical_batch_size"].tolist()
+def critical(analysis: Analysis) -> list[float]:
+    return views_of(analysis)["critical_batch"]["critical_batch_size"].tolist()
 
 
 def test_a_pruned_trial_of_optuna_has_no_final_loss() -> None:
     """Written by Optuna: trial 5 was pruned at a loss of 1.0, below all that ended."""
-    found = analyze(FOREIGN / "optuna_trials.csv", columns=OPTUNA)
+    analysis = analyze(FOREIGN / "optuna_trials.csv", columns=OPTUNA)
     table = pd.read_csv(FOREIGN / "optuna_trials.csv")
     ended = table[table["state"].eq("COMPLETE")]
-    assert len(found.runs) == len(ended) == 13
-    assert sorted(found.runs["final_eval_loss"]) == sorted(ended["value"])
-    assert "2 of 15 runs did not end (failed, pruned) and are left out" in found.notes
-    assert "of status, COMPLETE for completed, FAIL for failed is taken" in found.notes
+    assert len(analysis.runs) == len(ended) == 13
+    assert sorted(analysis.runs["final_eval_loss"]) == sorted(ended["value"])
+    assert "2 of 15 runs did not end (failed, pruned) and are left out" in analysis.notes
+    assert "of status, COMPLETE for completed, FAIL for failed is taken" in analysis.notes
 
 
 def with_three_seeds(name: str, tmp_path: Path) -> Path:
@@ -386,10 +392,10 @@ def with_three_seeds(name: str, tmp_path: Path) -> Path:
 def test_the_calls_of_log_are_no_optimizer_steps(tmp_path: Path) -> None:
     """Curves of a Trainer, to a loss of 2.6 in 400 (1 + 64 / B) steps, as W&B exports them."""
     path = with_three_seeds("wandb_history_hf.csv", tmp_path)
-    found = analyze(path, targets=[2.6], columns={"loss": "eval/loss"}, form="two_term")
-    assert critical(found) == pytest.approx([64.0], rel=0.005)
-    assert "train/global_step is taken for optimizer_step" in found.notes
-    steps = found.runs.groupby("global_batch_size")["steps_to_target"].mean()
+    analysis = analyze(path, targets=[2.6], columns={"loss": "eval/loss"}, form="two_term")
+    assert critical(analysis) == pytest.approx([64.0], rel=0.005)
+    assert "train/global_step is taken for optimizer_step" in analysis.notes
+    steps = analysis.runs.groupby("global_batch_size")["steps_to_target"].mean()
     right = {batch: 400 * (1 + 64 / batch) for batch in (8, 32, 128, 512)}
     assert steps.to_dict() == pytest.approx(right, rel=0.005)
 
@@ -412,9 +418,9 @@ def test_steps_that_are_counted_from_0_are_asked_about(
     path = with_three_seeds("lightning_epochs.csv", tmp_path)
     command = ["analyze", str(path), "--column", "loss=val_loss"]
     assert main(command) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert "measured at 15, 31, 47, each one less than a multiple of 16" in said
-    found = analyze(path, columns={"loss": "val_loss"}, first_step=0)
-    assert critical(found) == pytest.approx([400.0] * 5, rel=0.005)
+    text = " ".join(capsys.readouterr().err.split())
+    assert "measured at 15, 31, 47, each one less than a multiple of 16" in text
+    analysis = analyze(path, columns={"loss": "val_loss"}, first_step=0)
+    assert critical(analysis) == pytest.approx([400.0] * 5, rel=0.005)
     assert min(critical(analyze(path, columns={"loss": "val_loss"}, first_step=1))) > 410
     assert main([*command, "--first-step", "0"]) == 0

@@ -38,15 +38,15 @@ def module_of(name):
 
 def closure(extra, extras):
     """Return the packages of an extra of ours, and of those that it names."""
-    found = set()
+    packages = set()
     for line in extras[extra]:
         requirement = Requirement(line)
         if requirement.name == "batchscape":
             for other in requirement.extras:
-                found |= closure(other, extras)
+                packages |= closure(other, extras)
         else:
-            found.add(requirement.name)
-    return found
+            packages.add(requirement.name)
+    return packages
 
 
 def test_the_extra_brings_what_the_trainer_needs():
@@ -133,8 +133,8 @@ def test_regret_is_of_the_seeds_that_a_search_did_not_see():
     losses = module.Losses(
         pd.DataFrame(
             {"seed": seed, "learning_rate": rate, "loss": loss}
-            for seed, own in enumerate(rows)
-            for rate, loss in zip((0.01, 0.1, 1.0), own, strict=True)
+            for seed, losses_of_seed in enumerate(rows)
+            for rate, loss in zip((0.01, 0.1, 1.0), losses_of_seed, strict=True)
         )
     )
     assert losses.regret(0.1, 0) == pytest.approx((1.3 + 1.7) / 2 - (0.9 + 1.1) / 2)

@@ -210,17 +210,6 @@ def test_sweep_then_status_then_report(capsys: Captured) -> None:
 
 
 @pytest.mark.slow
-def test_a_failed_run_is_code_1(capsys: Captured) -> None:
-    long = ["budget.samples=320000", "launcher.timeout_s=0.5"]
-    assert main(["sweep", "seed=0", *QUICK, *long]) == 1
-    (folder,) = Path("outputs").iterdir()
-    (run,) = SweepFolder(folder).run_folders()
-    assert RunStatus.read(run.status).status is Status.TIMEOUT
-    capsys.readouterr()
-    assert main(["status", str(folder)]) == 0
-
-
-@pytest.mark.slow
 def test_a_cell_that_diverges_leaves_the_others_alone(capsys: Captured) -> None:
     """A rate of 1e30 makes every parameter so large that the second loss is not a number."""
     rates = "optimizer.learning_rate=0.01,1e30,0.1"

@@ -90,10 +90,10 @@ def test_options_compose_and_validate(options: list[str]) -> None:
         group, _, name = option.partition("/")
         lines.append(f"{group}={name}")
         lines += [f"{group}.{key}={value}" for key, value in GIVEN.get(option, {}).items()]
-    found = composed(*lines).to_mapping()
+    settings = composed(*lines).to_mapping()
     for option in options:
         group = option.partition("/")[0]
-        assert found[group] == content_of(option) | GIVEN.get(option, {}), option
+        assert settings[group] == content_of(option) | GIVEN.get(option, {}), option
 
 
 def test_every_option_is_in_a_round() -> None:
@@ -105,8 +105,8 @@ def test_every_setting_is_visible(option: str) -> None:
     text = (CONF / f"{option}.yaml").read_text()
     assert text.startswith("# "), "the first line says what the option is"
     content = content_of(option)
-    known = dataclass_of(option.partition("/")[0], content).__pydantic_fields__
-    assert sorted(content) == sorted(info.alias or name for name, info in known.items())
+    infos = dataclass_of(option.partition("/")[0], content).__pydantic_fields__
+    assert sorted(content) == sorted(info.alias or name for name, info in infos.items())
 
 
 def test_every_group_has_its_settings_and_every_setting_its_group() -> None:

@@ -26,7 +26,7 @@ def test_round_trip(config_of):
 
 
 @pytest.mark.parametrize(
-    ("group", "key", "value", "said"),
+    ("group", "key", "value", "message"),
     [
         ("batch", "micro_batch", 8, "micro_batch: unknown setting; did you mean micro_batch_size?"),
         ("batch", "micro_batch_size", 0, "batch.micro_batch_size: must be greater"),
@@ -43,10 +43,10 @@ def test_round_trip(config_of):
         ("engine", "precision", "fp32", "engine.precision: must be 'auto', 'float32'"),
     ],
 )  # fmt: skip
-def test_each_problem_is_named_where_the_user_wrote_it(config_of, group, key, value, said):
+def test_each_problem_is_named_where_the_user_wrote_it(config_of, group, key, value, message):
     mapping = plain(config_of)
     mapping[group][key] = value
-    assert said in refused(mapping)
+    assert message in refused(mapping)
 
 
 @pytest.mark.parametrize(
@@ -145,17 +145,17 @@ def test_what_a_key_decides(key, affects):
 
 def test_settings_of_a_run_by_what_they_decide(config_of):
     config = config_of()
-    whole = that_affect(config, Affects.ALL | Affects.RECORD)
+    every = that_affect(config, Affects.ALL | Affects.RECORD)
     loss, other = (
         that_affect(config, Affects.LOSS),
         that_affect(config, Affects.COST | Affects.RECORD, but=Affects.LOSS),
     )
-    for group, values in whole.items():
+    for group, values in every.items():
         parts = loss.get(group, {}), other.get(group, {})
         if isinstance(values, dict):
             assert values == {**parts[0], **parts[1]}
             assert not set(parts[0]) & set(parts[1])
-    assert "tracker" not in whole
+    assert "tracker" not in every
     assert "learning_rate" not in that_affect(config, Affects.MEMORY)["optimizer"]
     assert that_affect(config, Affects.TIME, for_program=True).keys().isdisjoint(OUR_GROUPS)
 

@@ -62,15 +62,15 @@ def test_as_torch_reads_it(variable: str) -> None:
         patch.setattr(cuda, "_raw_device_count_nvml", lambda: len(UUIDS))
         try:
             count = cuda._device_count_nvml()
-            named = cuda._parse_visible_devices()
+            entries = cuda._parse_visible_devices()
         except ValueError:
             # A sign without a number is too much for it.
             return
-        if named and isinstance(named[0], str):
-            named = cuda._transform_uuid_to_ordinals(named, UUIDS)
-    found = visible_indices(variable, UUIDS)
-    assert len(found) == count
-    assert found == named[:count]
+        if entries and isinstance(entries[0], str):
+            entries = cuda._transform_uuid_to_ordinals(entries, UUIDS)
+    indices = visible_indices(variable, UUIDS)
+    assert len(indices) == count
+    assert indices == entries[:count]
 
 
 @given(st.permutations([0, 1, 2]), st.integers(0, 3))
@@ -89,9 +89,11 @@ def test_what_is_clear_or_hidden_on_purpose_is_no_problem(variable: str | None) 
 
 @pytest.mark.parametrize("variable", ["7", "GPU-typo", "cuda:0", "0,0", "GPU-aa"])
 def test_a_choice_of_nothing_by_mistake(variable: str) -> None:
-    said = str(visible_problem(variable, ["a"] * 3, UUIDS, None))
-    assert said.startswith(f"CUDA_VISIBLE_DEVICES={variable} names no CUDA device of this machine")
-    assert "are 0 to 2" in said
+    problem = str(visible_problem(variable, ["a"] * 3, UUIDS, None))
+    assert problem.startswith(
+        f"CUDA_VISIBLE_DEVICES={variable} names no CUDA device of this machine"
+    )
+    assert "are 0 to 2" in problem
     # Where there is no device at all, nobody asked for one.
     assert visible_problem(variable, [], [], None) is None
 
@@ -99,9 +101,9 @@ def test_a_choice_of_nothing_by_mistake(variable: str) -> None:
 def test_numbers_among_unlike_devices_are_ambiguous() -> None:
     """CUDA counts the fastest first, NVML and nvidia-smi by the PCI bus."""
     models = ["display", "fast", "fast"]
-    said = str(visible_problem("0", models, UUIDS, None))
-    assert "several models here (display, fast); set CUDA_DEVICE_ORDER=PCI_BUS_ID" in said
-    assert visible_problem("0", models, UUIDS, "FASTEST_FIRST") == said
+    problem = str(visible_problem("0", models, UUIDS, None))
+    assert "several models here (display, fast); set CUDA_DEVICE_ORDER=PCI_BUS_ID" in problem
+    assert visible_problem("0", models, UUIDS, "FASTEST_FIRST") == problem
     assert visible_problem("0", models, UUIDS, "PCI_BUS_ID") is None
     assert visible_problem("GPU-aa11", models, UUIDS, None) is None
     # All of them, in whatever order.

@@ -56,8 +56,8 @@ def test_a_device_is_asked_by_its_number_and_a_processor_nothing(
         call.empty_cache(),
         call.get_rng_state(CUDA),
     ]
-    (name, (told, one), _) = calls.mock_calls[3]
-    assert (name, one, told.tolist()) == ("set_rng_state", CUDA, state.tolist())
+    (name, (restored, one), _) = calls.mock_calls[3]
+    assert (name, one, restored.tolist()) == ("set_rng_state", CUDA, state.tolist())
     assert len(random_state(CUDA)) == len(random_state(CPU)) + 3
 
 

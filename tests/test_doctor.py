@@ -32,15 +32,15 @@ def test_the_whole_examination_of_this_machine(tmp_path, monkeypatch, capsys) ->
     monkeypatch.chdir(tmp_path)
     assert main(["doctor", "--json"]) == 0
     printed = capsys.readouterr().out
-    told = json.loads(printed)
-    assert told["fit"] is True
+    answer = json.loads(printed)
+    assert answer["fit"] is True
     assert key not in printed
-    found = {line["what"]: line for line in told["findings"]}
-    assert found["torch"]["detail"].startswith(metadata.version("torch"))
-    assert found["gloo"]["status"] == "ok"
-    assert "tracker.mode=auto is online" in found["W&B"]["detail"]
-    assert found["memory"]["detail"].startswith(f"{psutil.virtual_memory().total / 2**30:.1f} GiB")
-    for line in told["findings"]:
+    lines = {line["what"]: line for line in answer["findings"]}
+    assert lines["torch"]["detail"].startswith(metadata.version("torch"))
+    assert lines["gloo"]["status"] == "ok"
+    assert "tracker.mode=auto is online" in lines["W&B"]["detail"]
+    assert lines["memory"]["detail"].startswith(f"{psutil.virtual_memory().total / 2**30:.1f} GiB")
+    for line in answer["findings"]:
         assert line["status"] in {"ok", "missing", "broken", "not needed"}
         assert "Traceback" not in line["detail"]
         assert line["repair"] or line["status"] in {"ok", "not needed"}
@@ -58,9 +58,9 @@ def test_only_what_is_needed_and_lacking_makes_it_unfit(monkeypatch, capsys) -> 
         assert ("cannot run here because of: gloo" in table) == bool(code)
         assert ("[no] route" in table) == bool(code)
         assert main(["doctor", "--json"]) == code
-        told = json.loads(capsys.readouterr().out)
-        assert told["fit"] is (code == 0)
-        assert [line["what"] for line in told["findings"]] == [one.what for one in findings]
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["fit"] is (code == 0)
+        assert [line["what"] for line in answer["findings"]] == [one.what for one in findings]
 
 
 def test_a_probe_that_fails_is_a_line_and_the_order_stays(monkeypatch, tmp_path) -> None:
@@ -76,9 +76,9 @@ def test_a_probe_that_fails_is_a_line_and_the_order_stays(monkeypatch, tmp_path)
         monkeypatch.setattr(doctor, name, lambda *_: [])
     monkeypatch.setattr(doctor, "processor", lambda _: slow())
     monkeypatch.setattr(doctor, "gloo", broken)
-    found = doctor.examine(tmp_path)
-    assert found[0] == OK
-    assert Finding("gloo", "broken", "RuntimeError: no") in found
+    findings = doctor.examine(tmp_path)
+    assert findings[0] == OK
+    assert Finding("gloo", "broken", "RuntimeError: no") in findings
 
 
 @pytest.mark.parametrize(
@@ -98,13 +98,13 @@ def test_a_child_that_fails_says_why(code, message, tmp_path, monkeypatch) -> No
         (tmp_path / "torch.py").write_text(
             code + "\nimport os, sys\nsys.stdout.flush()\nos._exit(0)"
         )
-    with pytest.raises(RuntimeError) as told:
+    with pytest.raises(RuntimeError) as caught:
         ask("torch")
-    assert str(told.value) == message
-    (found,) = doctor.torch_and_devices(Machine.detect())
-    assert found.status == "broken"
-    assert str(found.repair).startswith("install torch for this driver")
-    assert found.is_obstacle
+    assert str(caught.value) == message
+    (finding,) = doctor.torch_and_devices(Machine.detect())
+    assert finding.status == "broken"
+    assert str(finding.repair).startswith("install torch for this driver")
+    assert finding.is_obstacle
 
 
 @pytest.mark.slow
@@ -137,10 +137,10 @@ def _lives(pid: int) -> bool:
 @pytest.mark.slow
 def test_gloo_that_cannot_meet_is_an_obstacle(monkeypatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nothere0")
-    (found,) = doctor.gloo()
-    assert found.status == "broken"
-    assert found.is_obstacle
-    assert "nothere0" in found.detail
+    (finding,) = doctor.gloo()
+    assert finding.status == "broken"
+    assert finding.is_obstacle
+    assert "nothere0" in finding.detail
 
 
 @pytest.mark.slow
@@ -187,13 +187,13 @@ DEVICE = "H200, 140 GiB, compute capability 9.0"
 )
 def test_what_follows_from_the_build_of_torch(answer, in_driver, obstacles, monkeypatch) -> None:
     monkeypatch.setattr(doctor, "ask", lambda _: answer)
-    seen = Machine(2, "cpu", tuple(range(in_driver)))
-    found = {finding.what: finding for finding in doctor.torch_and_devices(seen)}
-    assert {what for what, finding in found.items() if finding.is_obstacle} == obstacles
-    assert ("NCCL" in found) == (bool(answer["devices"]) and not answer["nccl"])
-    assert "CUDA 0" in found or not answer["devices"]
-    if "CUDA" in found:
-        assert (answer["problem"] or "knows no CUDA") in found["CUDA"].detail
+    machine = Machine(2, "cpu", tuple(range(in_driver)))
+    findings = {finding.what: finding for finding in doctor.torch_and_devices(machine)}
+    assert {what for what, finding in findings.items() if finding.is_obstacle} == obstacles
+    assert ("NCCL" in findings) == (bool(answer["devices"]) and not answer["nccl"])
+    assert "CUDA 0" in findings or not answer["devices"]
+    if "CUDA" in findings:
+        assert (answer["problem"] or "knows no CUDA") in findings["CUDA"].detail
 
 
 def test_wandb_without_a_key_goes_offline(tmp_path, monkeypatch) -> None:
@@ -253,17 +253,17 @@ def test_devices_whose_driver_tells_nothing_are_an_obstacle_as_they_are_to_a_swe
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert doctor.driver(Machine.detect())[0].status == "not needed"
     (tmp_path / "nvidia3").touch()  # a container's only device need not be the first
-    (found,) = doctor.driver(Machine.detect())
-    assert found.is_obstacle
-    assert "nvidia3" in found.detail
-    assert "nvidia-smi" in str(found.repair)
+    (finding,) = doctor.driver(Machine.detect())
+    assert finding.is_obstacle
+    assert "nvidia3" in finding.detail
+    assert "nvidia-smi" in str(finding.repair)
 
 
 def test_a_slice_of_a_device_is_an_obstacle(monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1234")
-    (found,) = doctor.driver(Machine.detect())
-    assert found.is_obstacle
-    assert "launcher.device=cpu" in str(found.repair)
+    (finding,) = doctor.driver(Machine.detect())
+    assert finding.is_obstacle
+    assert "launcher.device=cpu" in str(finding.repair)
 
 
 @pytest.mark.gpu
@@ -271,10 +271,10 @@ def test_cuda_devices_are_found_as_torch_sees_them() -> None:
     import torch
 
     machine = Machine.detect()
-    found = {finding.what: finding for finding in doctor.torch_and_devices(machine)}
+    findings = {finding.what: finding for finding in doctor.torch_and_devices(machine)}
     for index in range(torch.cuda.device_count()):
-        line = found[f"CUDA {index}"]
+        line = findings[f"CUDA {index}"]
         assert line.status == "ok"
         assert torch.cuda.get_device_name(index) in line.detail
-    assert "NCCL" not in found
+    assert "NCCL" not in findings
     assert doctor.driver(machine)[0].status == "ok"

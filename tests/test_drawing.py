@@ -41,7 +41,7 @@ def test_files_are_as_wide_as_asked_for_and_show_other_pictures(tmp_path: Path) 
         drawing.begin(made(), files["a"])
         drawing.begin(made("other"), files["b"])
         drawing.finish()
-    one, other = (Image.open(own[0]) for own in files.values())
+    one, other = (Image.open(paths[0]) for paths in files.values())
     assert one.width == pytest.approx(WIDTH / 72 * 200, rel=0.03)
     assert one.tobytes() != other.tobytes()
     for _, pdf in files.values():

@@ -59,7 +59,6 @@ def test_own_model_and_data_are_planned_and_trained(tmp_path, monkeypatch, capsy
     assert "Runs: 12." in capsys.readouterr().out
     short = ["budget.samples=1280", "seed=0", "batch.gradient_accumulation_steps=1,16"]
     assert main(["sweep", *study, *short, "model.arguments.width=16", "sweep_name=short"]) == 0
-    assert main(["report", "outputs/short"]) == 0
     assert main(["recommend", "outputs/short"]) == 0
     runs = load(Path("outputs/short")).runs
     assert runs["status"].tolist() == ["completed"] * 2

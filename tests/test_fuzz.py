@@ -67,8 +67,8 @@ def plan_or_message(grid: SweepCells, machine: Machine) -> bool:
         check_message(str(error))
         return False
     nothing = SweepForecast({}, len(plan.specs), len(plan.specs), None, None)
-    shown = plan_table(plan, nothing, datetime(2030, 1, 1, tzinfo=UTC))
-    Console(file=io.StringIO(), width=160).print(shown)
+    output = plan_table(plan, nothing, datetime(2030, 1, 1, tzinfo=UTC))
+    Console(file=io.StringIO(), width=160).print(output)
     assert plan.specs
     for spec in plan.specs:
         steps = [stage.samples / stage.geometry.global_batch_size for stage in spec.stages]

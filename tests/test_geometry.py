@@ -329,7 +329,7 @@ def test_enumerate_equals_brute_force(
         and micro <= (max_micro or total)
         and accumulation <= (max_accumulation or total)
     ]
-    found = enumerate_geometries(
+    geometries = enumerate_geometries(
         total,
         max_data_parallel_size=max_devices,
         data_parallel_sizes=sizes,
@@ -337,7 +337,7 @@ def test_enumerate_equals_brute_force(
         max_gradient_accumulation_steps=max_accumulation,
         nodes=nodes,
     )
-    assert found == expected
+    assert geometries == expected
 
 
 def test_enumerate_is_the_ternary_divisor_function() -> None:

@@ -55,8 +55,8 @@ def test_without_a_device_tests_are_collected_and_nothing_is_measured():
     done = make("gpu", f"GPU_PYTHON={sys.executable}", f"GPU_PARTS={parts}")
     assert (done.returncode, done.stderr) == (0, "")
     assert "\nruns: no CUDA device here; the tests were collected and skipped\n" in done.stdout
-    said = "{}: no CUDA device here; nothing was measured\n"
-    assert said.format("peers") + said.format("critical_batch") in done.stdout
+    output = "{}: no CUDA device here; nothing was measured\n"
+    assert output.format("peers") + output.format("critical_batch") in done.stdout
     assert done.stdout.endswith("".join(f"{part}: done\n" for part in parts.split()))
     assert listed(ROOT / "benchmarks") == before
 
@@ -157,7 +157,7 @@ def test_outcomes_of_tests_are_counted_by_file(tmp_path):
 def test_figures_are_written_by_device_and_the_page_has_their_tables(tmp_path, monkeypatch, capsys):
     import results
 
-    known = {
+    provenance = {
         "device": "NVIDIA H100 80GB HBM3",
         **dict.fromkeys(("driver", "cudnn", "nccl")),
         "torch": "2.11.0",
@@ -165,7 +165,7 @@ def test_figures_are_written_by_device_and_the_page_has_their_tables(tmp_path, m
         "commit": "abc-dirty",
     }
     monkeypatch.setattr(results, "RESULTS", tmp_path)
-    monkeypatch.setattr(results, "where", lambda: known)
+    monkeypatch.setattr(results, "where", lambda: provenance)
     monkeypatch.setenv("GPU_ARCHIVE", str(tmp_path))
     assert not results.is_whole("part")
     results.save("part", [], so_far=True)
@@ -173,14 +173,14 @@ def test_figures_are_written_by_device_and_the_page_has_their_tables(tmp_path, m
     compared = {"comparison": "a / b", "value": 1.23456, "low": None, "high": None, "n": 1}
     results.save("part", [{"name": "a|b", "s": 0.000123456, "ok": True}], [compared])
     file = tmp_path / "nvidia-h100-80gb-hbm3" / "part.json"
-    assert json.loads(file.read_text()) | known == json.loads(file.read_text())
+    assert json.loads(file.read_text()) | provenance == json.loads(file.read_text())
     assert results.is_whole("part")
     with tarfile.open(tmp_path / "gpu_results.tar") as archive:
         kept = archive.extractfile(f"{tmp_path.name}/{file.parent.name}/part.json")
         assert kept.read() == file.read_bytes()
-    known["commit"] = "abd"
+    provenance["commit"] = "abd"
     assert not results.is_whole("part")
-    known["commit"] = "abc-dirty"
+    provenance["commit"] = "abc-dirty"
     table = [
         "## part: NVIDIA H100 80GB HBM3",
         "",
@@ -205,8 +205,8 @@ def test_a_commit_is_dirty_where_code_differs_whatever_it_is_told(tmp_path, monk
     import results
 
     def git(*arguments):
-        known = ("-c", "user.name=N", "-c", "user.email=n@example.com")
-        command = ["git", "-C", tmp_path, *known, *arguments]
+        identity = ("-c", "user.name=N", "-c", "user.email=n@example.com")
+        command = ["git", "-C", tmp_path, *identity, *arguments]
         return subprocess.check_output(command, text=True).strip()
 
     monkeypatch.setattr(results, "ROOT", tmp_path)
@@ -241,9 +241,9 @@ def test_each_variant_is_saved_at_once_and_some_alone_are_not(monkeypatch):
 
     saved = []
     first, *others = variants.VARIANTS
-    found = {first: {"reason": "it failed"}, **{name: {"step_s": 0.5} for name in others}}
+    rows_by_variant = {first: {"reason": "it failed"}, **{name: {"step_s": 0.5} for name in others}}
     monkeypatch.setattr(variants, "cuda_device", lambda: None)
-    monkeypatch.setattr(variants, "apart", lambda _, name, limit_s: found[name])  # noqa: ARG005
+    monkeypatch.setattr(variants, "apart", lambda _, name, limit_s: rows_by_variant[name])  # noqa: ARG005
     monkeypatch.setattr(
         variants, "save", lambda _, rows, so_far: saved.append((len(rows), rows[-1], so_far))
     )
@@ -254,7 +254,7 @@ def test_each_variant_is_saved_at_once_and_some_alone_are_not(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["variants.py"])
     with pytest.raises(SystemExit, match="True"):
         variants.main()
-    assert [rows for rows, _, _ in saved] == list(range(1, len(found) + 1))
+    assert [rows for rows, _, _ in saved] == list(range(1, len(rows_by_variant) + 1))
     assert [so_far for _, _, so_far in saved] == [True] * len(others) + [False]
     nothing = dict.fromkeys(variants.FIGURES)
     assert saved[0][1] == {"variant": first, **nothing, "reason": "it failed"}

@@ -43,9 +43,9 @@ def folder_of(*arguments: str) -> str | None:
 
 @pytest.mark.parametrize("argument", UNREAD)
 def test_what_nothing_reads_is_refused_with_what_to_use(argument: str) -> None:
-    said = refused(argument)
-    assert said.startswith(argument.lstrip("+").partition("=")[0].replace("/job", ".job")[:13])
-    assert UNREAD[argument] in said
+    error = refused(argument)
+    assert error.startswith(argument.lstrip("+").partition("=")[0].replace("/job", ".job")[:13])
+    assert UNREAD[argument] in error
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_what_nothing_reads_is_refused_with_what_to_use(argument: str) -> None:
     ],
 )
 def test_no_other_setting_of_hydra_is_taken_in_silence(argument: str) -> None:
-    said = refused(argument)
-    assert argument in said or "has no effect" in said
+    error = refused(argument)
+    assert argument in error or "has no effect" in error
 
 
 def test_settings_of_hydra_that_are_read(tmp_path) -> None:
@@ -90,18 +90,20 @@ def test_the_folder_of_a_sweep_in_the_words_of_hydra() -> None:
     assert folder_of("hydra.sweep.dir=my/folder") == "my/folder"
     assert folder_of("hydra.sweep.dir=a b", "seed=0,1", "scaling=none,sqrt") == "a b"
     assert folder_of("hydra.sweep.dir=one", "sweep_dir=one") == "one"
-    said = refused("hydra.sweep.dir=one", "sweep_dir=other")
-    assert "hydra.sweep.dir=one and sweep_dir=other" in said
+    error = refused("hydra.sweep.dir=one", "sweep_dir=other")
+    assert "hydra.sweep.dir=one and sweep_dir=other" in error
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("sweep: {dir: mine}", None),
         ("launcher: {n_jobs: 2}", "without the hydra"),
     ],
 )
-def test_a_study_of_ones_own_is_held_to_the_same(tmp_path, content: str, told: str | None) -> None:
+def test_a_study_of_ones_own_is_held_to_the_same(
+    tmp_path, content: str, message: str | None
+) -> None:
     (tmp_path / "sweeps").mkdir()
     choice = "defaults: [{override /hydra/launcher: joblib}]\n" if "n_jobs" in content else ""
     text = (
@@ -109,7 +111,7 @@ def test_a_study_of_ones_own_is_held_to_the_same(tmp_path, content: str, told: s
     )
     (tmp_path / "sweeps" / "study.yaml").write_text(text)
     arguments = ["--config-dir", str(tmp_path), "sweeps=study"]
-    if told is None:
+    if message is None:
         assert folder_of(*arguments) == "mine"
     else:
-        assert told in refused(*arguments)
+        assert message in refused(*arguments)

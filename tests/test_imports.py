@@ -91,12 +91,12 @@ def own_parts(path: Path) -> set[str]:
 
 
 def test_every_module_is_in_a_layer() -> None:
-    found = {
+    parts = {
         path.stem if path.suffix == ".py" else path.name
         for path in ROOT.iterdir()
         if path.suffix == ".py" or (path / "__init__.py").exists()
     }
-    assert found - {"__init__", "conf", "sweeps", "analysis"} == set(PARTS)
+    assert parts - {"__init__", "conf", "sweeps", "analysis"} == set(PARTS)
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -215,6 +215,6 @@ def test_launching_training_sealing_and_status_do_without_polars(tmp_path: Path)
 
 
 def test_polars_is_for_the_reader_of_sweeps_alone() -> None:
-    known = {path for part in (*PARTS, "analysis") for path in files(part)}
-    users = {path for path in known if {n.split(".")[0] for n in imported(path)} & {"polars"}}
+    modules = {path for part in (*PARTS, "analysis") for path in files(part)}
+    users = {path for path in modules if {n.split(".")[0] for n in imported(path)} & {"polars"}}
     assert {str(path.relative_to(ROOT)) for path in users} == {"record/reading.py"}

@@ -73,14 +73,14 @@ def test_a_sweep_finds_the_frontier_and_the_report_shows_it(tmp_path: Path) -> N
         "launches it"
     )
 
-    shown = batchscape("report", str(sweep))
-    assert shown.returncode == 0, shown.stderr
+    frontier = batchscape("report", str(sweep))
+    assert frontier.returncode == 0, frontier.stderr
     table = pd.read_csv(sweep / "report" / "tables" / "memory_frontier.csv")
     (row,) = table.to_dict("records")
     assert (row["last_fit"], row["first_out"]) == (20, 40)
     assert (row["n_fit"], row["n_out"], row["n_skipped"]) == (1, 1, 1)
     assert row["margin_gib"] == pytest.approx(limit - runs.loc[20, "peak_taken_gib"])
-    assert "micro-batch 20 is the last that fit, 40 the first that ran out" in shown.stdout
+    assert "micro-batch 20 is the last that fit, 40 the first that ran out" in frontier.stdout
     page = (sweep / "report" / "report.md").read_text()
     left_out = page.split("## Left out, and to be kept in mind")[1].split("\n## ")[0]
     assert "1 run had" not in left_out

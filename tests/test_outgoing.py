@@ -69,10 +69,10 @@ ANYTHING = st.text(
 @given(ANYTHING)
 @example(HOSTILE)
 def test_nothing_that_is_obeyed_is_left(text: str) -> None:
-    left = visible(text)
-    assert not OBEYED.search(left)
-    assert visible(left) == left
-    left.encode()
+    clean = visible(text)
+    assert not OBEYED.search(clean)
+    assert visible(clean) == clean
+    clean.encode()
 
 
 @given(ANYTHING)
@@ -129,23 +129,23 @@ def test_the_console_cleans_texts_cells_and_titles_and_keeps_its_own_styles() ->
     console.print(f"bare {HOSTILE}")
     console.print(Group(table, Text(f"grouped {RED}")))
     console.print(Text("ours", style="red"))
-    said = out.getvalue()
-    assert "\x1b[31mours\x1b[0m" in said
-    own = re.compile(r"\x1b\[[0-9;]*m")
-    assert not OBEYED.search(own.sub("", said))
-    assert "\x1b[31mred" not in said
+    output = out.getvalue()
+    assert "\x1b[31mours\x1b[0m" in output
+    style_codes = re.compile(r"\x1b\[[0-9;]*m")
+    assert not OBEYED.search(style_codes.sub("", output))
+    assert "\x1b[31mred" not in output
     for text in ("head red", "title red", "cell link", "styled red", "grouped red", "bare red"):
-        assert text in own.sub("", said)
+        assert text in style_codes.sub("", output)
 
 
 def test_markdown_latex_figures_and_json_are_clean() -> None:
     secret = "hf_" + "aB3" * 11
     columns = [Column("h", f"h {RED}", is_left=True), Column("v")]
     frame = pd.DataFrame({"h": [HOSTILE], "v": [secret]}, dtype=object)
-    shown = Shown("name", RED, frame, columns, footnotes=[[HOSTILE]])
+    table = Shown("name", RED, frame, columns, footnotes=[[HOSTILE]])
     for text in (
-        to_markdown(shown),
-        to_latex(shown),
+        to_markdown(table),
+        to_latex(table),
         escape_markdown(f"{HOSTILE} {secret}"),
         escape_latex(f"{HOSTILE} {secret}"),
         json.dumps(outgoing_json({RED: [HOSTILE, secret, 1, None]}), ensure_ascii=False),
@@ -231,8 +231,8 @@ def test_a_secret_among_settings_stays_out(
             patch.setenv(variable, text)
         arguments = [*words, *SMALL, WAYS_IN[way].format(name=name, value=value)]
         code = main(arguments)
-        told = capfd.readouterr()
-        assert value not in told.out + told.err
+        captured = capfd.readouterr()
+        assert value not in captured.out + captured.err
         assert (code == 2) is (verb != "c" or way in {"unknown", "axis"})
         assert [path for path in folder.rglob("*") if value in str(path)] == []
         assert list(folder.iterdir()) == []
@@ -273,6 +273,9 @@ def test_what_a_program_says_leaves_clean_by_every_way(
         assert done.returncode == 0, done.stderr
         outputs[" ".join(verb)] = done.stdout + done.stderr
     files = [path for path in (tmp_path / "o").rglob("*") if path.is_file()]
+    # A program's own log is kept as it is.
+    logs = [path.read_text(errors="replace") for path in files if path.name == "log.txt"]
+    assert [secrets["PGPASSWORD"] in log for log in logs] == [True] * 2
     written = {str(path): path.read_bytes() for path in files if path.name != "log.txt"}
     for where, content in {**outputs, **written}.items():
         for secret in (*secrets.values(), "aB3daB3d"):
@@ -296,13 +299,13 @@ def test_what_a_program_says_leaves_clean_by_every_way(
 def test_a_refused_option_is_quoted_as_it_may_leave(capsys: pytest.CaptureFixture[str]) -> None:
     token = "hf_" + "aB3d" * 6
     assert main(["report", "x", "--target", f"{RED}{token}"]) == 2
-    said = capsys.readouterr().err
-    assert "[a token of Hugging Face]" in said
-    assert not OBEYED.search(said)
+    error = capsys.readouterr().err
+    assert "[a token of Hugging Face]" in error
+    assert not OBEYED.search(error)
     assert main([f"\x1b[31mplanne\x1b[0m{token}"]) == 2
-    said = capsys.readouterr().err
-    assert "aB3d" not in said
-    assert not OBEYED.search(said)
+    error = capsys.readouterr().err
+    assert "aB3d" not in error
+    assert not OBEYED.search(error)
 
 
 def test_outgoing_joins_both() -> None:

@@ -85,8 +85,8 @@ def check_installed(installed: Path | list[str | Path], folder: Path) -> None:
     )
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
-    shown = run(binaries / "batchscape", "plan", "sweeps=fixed_global_batch", cwd=elsewhere)
-    assert "Runs: 12. Rejected runs: 6." in shown
+    plan_text = run(binaries / "batchscape", "plan", "sweeps=fixed_global_batch", cwd=elsewhere)
+    assert "Runs: 12. Rejected runs: 6." in plan_text
     code = "import batchscape.analysis as a; print(a.__file__, callable(a.write_report))"
     where, callable_ = run(binaries / "python", "-c", code, cwd=elsewhere).split()
     assert callable_ == "True"

@@ -61,12 +61,12 @@ def to_do(plan: Plan) -> list[str]:
 
 def commands_in(text: str) -> list[str]:
     """Commands of sweeps in a text: each stands at the end of its sentence or line."""
-    found = re.findall(r"batchscape sweep [^\n`]*", text)
-    return [part for command in found for part in command.rstrip(". ").split(" && ")]
+    commands = re.findall(r"batchscape sweep [^\n`]*", text)
+    return [part for command in commands for part in command.rstrip(". ").split(" && ")]
 
 
 def printed(report: Report, *others: str) -> str:
-    told = [
+    lines = [
         line
         for section in report.sections
         for line in (*section.answer, *section.settle, *section.warnings)
@@ -77,7 +77,7 @@ def printed(report: Report, *others: str) -> str:
         for view in section.tables
         for note in view.texts().footnotes.values()
     ]
-    return "\n".join([*told, *notes, *report.notes, *others])
+    return "\n".join([*lines, *notes, *report.notes, *others])
 
 
 @pytest.fixture
@@ -99,8 +99,8 @@ def test_the_printed_remedy_gives_times_or_says_why_not(
 ) -> None:
     """Two at a time have no times; the command in the last line runs each once more, alone."""
     arguments = [*TINY, "launcher.concurrent_runs=2", "sweep_dir='my sweep, 1'"]
-    said = sweep(["sweep", *arguments], capsys)
-    last = said.rstrip().splitlines()[-1]
+    output = sweep(["sweep", *arguments], capsys)
+    last = output.rstrip().splitlines()[-1]
     assert last.startswith(
         "4 of 4 completed runs have no times that count: up to 2 runs share the machine (4). "
     )
@@ -111,19 +111,24 @@ def test_the_printed_remedy_gives_times_or_says_why_not(
     assert recorded == [command_of(arguments)] * 4
 
     report = write_report([Path("my sweep, 1")], figures=False)
-    (found,) = gather([Path("my sweep, 1")])
-    chosen = recommend(found, Needs())
+    (evidence,) = gather([Path("my sweep, 1")])
+    chosen = recommend(evidence, Needs())
     assert chosen.geometry is None
-    own = [
+    remedies = [
         *commands_in(chosen.headline),
-        *(c for text in chosen.missing if "the time of a step" in text for c in commands_in(text)),
+        *(
+            command
+            for text in chosen.missing
+            if "the time of a step" in text
+            for command in commands_in(text)
+        ),
         *(command for note in report.notes for command in commands_in(note)),
     ]
-    assert own == [remedy] * 3
+    assert remedies == [remedy] * 3
     assert any("disturbed: processor" in header for header in report.table.texts().headers)
 
-    again_said = sweep(shlex.split(remedy)[1:], capsys)
-    assert "4 runs: 4 completed" in again_said
+    second_output = sweep(shlex.split(remedy)[1:], capsys)
+    assert "4 runs: 4 completed" in second_output
     runs = load(Path("my sweep, 1")).runs
     assert sorted(runs["timing_repeat"]) == [0] * 4 + [1] * 4
     assert runs["sweep_name"].nunique() == 1
@@ -137,11 +142,11 @@ def test_the_printed_remedy_gives_times_or_says_why_not(
     assert repeated["step_time_s_n"].sum() == second.count(None)
     if any(second):
         # A machine that is not free now: said, with the next number.
-        last = again_said.rstrip().splitlines()[-1]
+        last = second_output.rstrip().splitlines()[-1]
         assert f"{4 - second.count(None)} of 4 completed runs have no times that count: " in last
         assert "timing_repeat=2" in last
     else:
-        assert "no times that count" not in again_said
+        assert "no times that count" not in second_output
 
 
 @pytest.mark.slow
@@ -156,21 +161,23 @@ def test_every_printed_command_composes_and_finds_runs_to_do(
     )
     report = write_report([folder], figures=False)
     (evidence,) = gather([folder])
-    found = recommend(evidence, Needs())
-    commands = set(commands_in(printed(report, found.headline, *found.missing)))
-    own = {command for command in commands if f'sweep_dir="{folder}"' in shlex.split(command)[-1]}
-    seeds = {command for command in own if "seed=0,1,2" in command}
-    times = {command for command in own if "timing_repeat=1" in command}
+    recommendation = recommend(evidence, Needs())
+    commands = set(commands_in(printed(report, recommendation.headline, *recommendation.missing)))
+    own_commands = {
+        command for command in commands if f'sweep_dir="{folder}"' in shlex.split(command)[-1]
+    }
+    seeds = {command for command in own_commands if "seed=0,1,2" in command}
+    times = {command for command in own_commands if "timing_repeat=1" in command}
     assert seeds
     assert times
     # Those of claims are planned by `test_the_command_that_settles_it_is_a_plan`.
     of_claims = {claim.settle_on([name]) for claim in CLAIMS for name in ("stdlib", "digits")}
     assert len(commands & of_claims) > 5
-    left = {command: len(to_do(planned(command))) for command in sorted(commands - of_claims)}
-    assert min(left.values()) > 0, left
-    assert [left[command] for command in times] == [2] * len(times)
+    runs_to_do = {command: len(to_do(planned(command))) for command in sorted(commands - of_claims)}
+    assert min(runs_to_do.values()) > 0, runs_to_do
+    assert [runs_to_do[command] for command in times] == [2] * len(times)
     # A claim asks for ten seeds, of which one is done, a recommendation for three.
-    assert {left[command] for command in seeds} <= {2 * 9, 2 * 2}
+    assert {runs_to_do[command] for command in seeds} <= {2 * 9, 2 * 2}
 
 
 def settings_of(command: str) -> dict[str, object]:
@@ -190,8 +197,8 @@ def settings_of(command: str) -> dict[str, object]:
 @example("\N{SNOWMAN}\\")
 def test_a_folder_of_any_name_is_named(name: str) -> None:
     assume("${" not in name)
-    found = settings_of(again("batchscape sweep sweeps=x sweep_dir=old", name, {}))["sweep_dir"]
-    assert (found.text if isinstance(found, QuotedString) else found) == name
+    value = settings_of(again("batchscape sweep sweeps=x sweep_dir=old", name, {}))["sweep_dir"]
+    assert (value.text if isinstance(value, QuotedString) else value) == name
 
 
 def test_a_command_is_recorded_without_what_was_to_be_repeated() -> None:
@@ -231,20 +238,20 @@ def test_a_command_is_recorded_without_what_was_to_be_repeated() -> None:
 )
 def test_a_remedy_has_what_makes_it_work(reason: str, settings: dict[str, int] | None) -> None:
     command = "batchscape sweep sweeps=mine seed=0,1 launcher.concurrent_runs=4 timing_repeat=0,1"
-    found = time_again([LaunchedRun("out/a", command, reason)] * 2, {"out/a": 3})
+    remedy = time_again([LaunchedRun("out/a", command, reason)] * 2, {"out/a": 3})
     if settings is None:
-        assert found is None
+        assert remedy is None
         return
-    assert found is not None
-    assert "launcher.concurrent_runs=4,1" not in found
-    given_settings = settings_of(found)
+    assert remedy is not None
+    assert "launcher.concurrent_runs=4,1" not in remedy
+    remedy_settings = settings_of(remedy)
     kept = {"sweeps": "mine", "sweep_dir": "out/a"}
-    assert {name: given_settings[name] for name in (*settings, *kept)} == settings | kept
+    assert {name: remedy_settings[name] for name in (*settings, *kept)} == settings | kept
 
 
 def test_runs_of_several_commands_are_measured_by_each() -> None:
     first, second = "batchscape sweep sweeps=a", "batchscape sweep sweeps=b"
-    found = time_again(
+    remedy = time_again(
         [
             LaunchedRun("out/a", first, "up to 2 runs share the machine"),
             LaunchedRun("out/a", first, BUSY),
@@ -254,7 +261,7 @@ def test_runs_of_several_commands_are_measured_by_each() -> None:
         ],
         {"out/a": 2, "out/b": 5},
     )
-    assert found == (
+    assert remedy == (
         "batchscape sweep sweeps=a launcher.concurrent_runs=1 timing_repeat=2 sweep_dir=out/a && "
         "batchscape sweep sweeps=b timing_repeat=5 sweep_dir=out/b"
     )

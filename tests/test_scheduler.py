@@ -47,13 +47,13 @@ class Commands:
     def say(self, program: str, out: str = "", err: str = "", code: int = 0, **_: Any) -> None:
         path = self._folder / program
         path.write_text(
-            f'#!/bin/sh\nprintf "%s\\n" "$*" >> {self._folder}/{program}.asked\n'
+            f'#!/bin/sh\nprintf "%s\\n" "$*" >> {self._folder}/{program}.calls\n'
             f"printf %s {shlex.quote(out)}\nprintf %s {shlex.quote(err)} >&2\nexit {code}\n"
         )
         path.chmod(0o755)
 
-    def asked(self, program: str) -> list[str]:
-        path = self._folder / f"{program}.asked"
+    def calls(self, program: str) -> list[str]:
+        path = self._folder / f"{program}.calls"
         return path.read_text().splitlines() if path.exists() else []
 
 
@@ -67,8 +67,8 @@ def test_jobs_that_the_controller_knows(commands: Commands) -> None:
     queued, accounted = RECORDED["live"]
     commands.say("squeue", **queued)
     commands.say("sacct", **accounted)
-    found = scheduler.jobs([*RECORDED["jobs"].values(), "1"])
-    states = {name: found[job].state for name, job in RECORDED["jobs"].items() if name != "array"}
+    jobs = scheduler.jobs([*RECORDED["jobs"].values(), "1"])
+    states = {name: jobs[job].state for name, job in RECORDED["jobs"].items() if name != "array"}
     assert states == {
         **EXPECTED,
         "running": JobState.RUNNING,
@@ -76,9 +76,9 @@ def test_jobs_that_the_controller_knows(commands: Commands) -> None:
         "pending": JobState.PENDING,
         "requeued": JobState.COMPLETED,
     }
-    assert found["1"].state is JobState.UNKNOWN
-    assert found["1"].reason == "the scheduler does not know it, or not any more"
-    by_name = {name: found[job] for name, job in RECORDED["jobs"].items()}
+    assert jobs["1"].state is JobState.UNKNOWN
+    assert jobs["1"].reason == "the scheduler does not know it, or not any more"
+    by_name = {name: jobs[job] for name, job in RECORDED["jobs"].items()}
     assert by_name["requeued"].restarts == 1
     assert by_name["completed"].restarts == 0
     assert by_name["failed"].reason == "FAILED, exit code 3"
@@ -90,18 +90,18 @@ def test_jobs_that_the_controller_knows(commands: Commands) -> None:
     # A sentence with commas and blanks, in full.
     assert by_name["pending"].reason.startswith("Nodes required for job are DOWN, DRAINED or")
     assert by_name["pending"].reason.endswith(" partitions")
-    assert len(commands.asked("squeue")) == len(commands.asked("sacct")) == 1
+    assert len(commands.calls("squeue")) == len(commands.calls("sacct")) == 1
 
 
 def test_jobs_that_only_accounting_knows(commands: Commands) -> None:
     queued, accounted = RECORDED["forgotten"]
     commands.say("squeue", **queued)
     commands.say("sacct", **accounted)
-    found = scheduler.jobs([*RECORDED["jobs"].values(), "1"])
-    states = {name: found[RECORDED["jobs"][name]].state for name in EXPECTED}
+    jobs = scheduler.jobs([*RECORDED["jobs"].values(), "1"])
+    states = {name: jobs[RECORDED["jobs"][name]].state for name in EXPECTED}
     assert states == EXPECTED
-    assert found[RECORDED["jobs"]["completed"]].restarts is None
-    assert found["1"].state is JobState.UNKNOWN
+    assert jobs[RECORDED["jobs"]["completed"]].restarts is None
+    assert jobs["1"].state is JobState.UNKNOWN
 
 
 def test_tasks_of_an_array_by_both_of_their_names(commands: Commands) -> None:
@@ -110,14 +110,14 @@ def test_tasks_of_an_array_by_both_of_their_names(commands: Commands) -> None:
         commands.say("squeue", **queued)
         commands.say("sacct", **accounted)
         rows = [line.split("|") for line in accounted["out"].splitlines()]
-        own = {row[0]: row[1] for row in rows if row[0].startswith(f"{array}_")}
-        own = {name: job for name, job in own.items() if "." not in name}  # no steps
-        assert len(set(own.values())) == 3
+        job_ids = {row[0]: row[1] for row in rows if row[0].startswith(f"{array}_")}
+        job_ids = {name: job for name, job in job_ids.items() if "." not in name}  # no steps
+        assert len(set(job_ids.values())) == 3
         expected = {f"{array}_0": "completed", f"{array}_1": "failed", f"{array}_2": "failed"}
-        names = [*expected, *(own[name] for name in expected)]
-        found = scheduler.jobs(names)
-        assert [found[name].state.value for name in names] == [*expected.values()] * 2
-        assert [found[name].id for name in names] == names
+        names = [*expected, *(job_ids[name] for name in expected)]
+        jobs = scheduler.jobs(names)
+        assert [jobs[name].state.value for name in names] == [*expected.values()] * 2
+        assert [jobs[name].id for name in names] == names
 
 
 def test_without_accounting_what_the_controller_has_forgotten_is_unknown(
@@ -125,21 +125,21 @@ def test_without_accounting_what_the_controller_has_forgotten_is_unknown(
 ) -> None:
     commands.say("squeue", **RECORDED["live"][0])
     commands.say("sacct", **ACCOUNTING_OFF)
-    jobs = RECORDED["jobs"]
-    found = scheduler.jobs(jobs.values())
+    ids = RECORDED["jobs"]
+    jobs = scheduler.jobs(ids.values())
     # Memory that ran out in a step alone cannot be known.
-    states = {name: found[jobs[name]].state for name in EXPECTED}
+    states = {name: jobs[ids[name]].state for name in EXPECTED}
     assert states == {**EXPECTED, "oom_step": JobState.FAILED}
     commands.say("squeue", err="slurm_load_jobs error: Invalid job id specified\n", code=1)
-    assert scheduler.jobs([jobs["failed"]])[jobs["failed"]].state is JobState.UNKNOWN
+    assert scheduler.jobs([ids["failed"]])[ids["failed"]].state is JobState.UNKNOWN
 
 
 def test_accounting_that_is_behind_does_not_revive_a_job(commands: Commands) -> None:
     name = RECORDED["jobs"]["failed"]
     commands.say("squeue", **RECORDED["live"][0])
     commands.say("sacct", out=f"{name}|{name}|RUNNING|0:0|127.0.0.1\n")
-    found = scheduler.jobs([name])[name]
-    assert (found.state, found.reason) == (JobState.FAILED, "NonZeroExitCode")
+    job = scheduler.jobs([name])[name]
+    assert (job.state, job.reason) == (JobState.FAILED, "NonZeroExitCode")
 
 
 def test_accounting_that_is_down_takes_nothing_from_what_the_controller_says(
@@ -153,9 +153,9 @@ def test_accounting_that_is_down_takes_nothing_from_what_the_controller_says(
             (Path(os.environ["PATH"]) / "sacct").unlink()
         else:
             commands.say("sacct", **answer)
-        found = scheduler.jobs(names)
+        jobs = scheduler.jobs(names)
         expected = [JobState.RUNNING, JobState.FAILED, JobState.UNKNOWN]
-        assert [found[name].state for name in names] == expected
+        assert [jobs[name].state for name in names] == expected
 
 
 def test_a_job_that_accounting_alone_calls_alive_is_not(commands: Commands) -> None:
@@ -172,7 +172,7 @@ def test_accounting_is_not_asked_about_jobs_that_live(commands: Commands) -> Non
     expected = Job(name, JobState.RUNNING, "", 0, "127.0.0.1")
     assert scheduler.jobs([name]) == {name: expected}
     assert scheduler.jobs([]) == {}
-    assert not commands.asked("sacct")
+    assert not commands.calls("sacct")
 
 
 # All that the manuals of releases 22.05 to 25.05 name.
@@ -226,11 +226,11 @@ def test_without_slurm(commands: Commands) -> None:
 
 
 def test_a_scheduler_that_is_down(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
-    commands.say("squeue", err=f"{said}\n", code=1)
+    error = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    commands.say("squeue", err=f"{error}\n", code=1)
     with pytest.raises(SchedulerError) as raised:
         scheduler.jobs(["7"])
-    assert str(raised.value) == f"squeue failed: {said}"
+    assert str(raised.value) == f"squeue failed: {error}"
     (Path(os.environ["PATH"]) / "squeue").write_text("#!/bin/sh\nread never < /dev/zero\n")
     monkeypatch.setattr(scheduler, "_ANSWER_S", 0.3)
     with pytest.raises(SchedulerError, match="squeue took more than 0 s"):

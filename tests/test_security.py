@@ -101,13 +101,13 @@ def test_what_a_name_makes_of_a_value(
     name: str, value: str, is_one: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert is_refused(value, name) is is_one
-    shown = f"[{name}]" if is_one else value
-    assert redact_json({"a": [{name: value}]}) == {"a": [{name: shown}]}
-    assert redact(f"x {name}={value} python t.py") == f"x {name}={shown} python t.py"
+    expected = f"[{name}]" if is_one else value
+    assert redact_json({"a": [{name: value}]}) == {"a": [{name: expected}]}
+    assert redact(f"x {name}={value} python t.py") == f"x {name}={expected} python t.py"
     monkeypatch.setenv(name, value)
-    assert redact(f"it said: {value}; again") == f"it said: {shown}; again"
+    assert redact(f"it said: {value}; again") == f"it said: {expected}; again"
     assert redact_json({"a": [1, f"it said: {value}", None], value: 1}) == {
-        "a": [1, f"it said: {shown}", None],
+        "a": [1, f"it said: {expected}", None],
         value: 1,  # the name of a field stays
     }
     assert is_refused(f"x-{value}") is is_one
@@ -216,14 +216,14 @@ def test_a_setting_that_holds_a_secret_is_refused(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     engine = ["engine=command"] if "engine.argv[2]" in settings else []
-    given = [text.format(**SECRETS) for text in settings.values()]
-    assert main(["sweep", "tracker=wandb", *engine, *given]) == 2
-    told = capfd.readouterr()
+    words = [text.format(**SECRETS) for text in settings.values()]
+    assert main(["sweep", "tracker=wandb", *engine, *words]) == 2
+    captured = capfd.readouterr()
     for key in settings:
-        assert f"  {key} holds " in told.err
-    assert "pass it by an environment variable" in told.err
+        assert f"  {key} holds " in captured.err
+    assert "pass it by an environment variable" in captured.err
     for value in (*SECRETS.values(), "Zx81kQp9vB2nM4rT"):
-        assert value not in told.out + told.err
+        assert value not in captured.out + captured.err
     assert list(in_secret.iterdir()) == []
 
 
@@ -243,10 +243,10 @@ def test_an_error_about_a_setting_does_not_show_the_secret(
     setting: str, in_secret: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["sweep", setting.format(**SECRETS)]) == 2
-    told = capfd.readouterr()
-    assert told.err.strip()
+    captured = capfd.readouterr()
+    assert captured.err.strip()
     for value in SECRETS.values():
-        assert value not in told.out + told.err
+        assert value not in captured.out + captured.err
     assert list(in_secret.iterdir()) == []
 
 
@@ -259,8 +259,8 @@ def test_many_cells_name_each_setting_once() -> None:
 
 
 def test_the_environment_of_a_run_is_recorded_without_secrets() -> None:
-    found = json.dumps(environment({**SECRETS, "OMP_NUM_THREADS": "1"}, 2))
-    assert not [name for name in SECRETS if name in found or SECRETS[name] in found]
+    recorded = json.dumps(environment({**SECRETS, "OMP_NUM_THREADS": "1"}, 2))
+    assert not [name for name in SECRETS if name in recorded or SECRETS[name] in recorded]
 
 
 # A whole sweep
@@ -277,11 +277,10 @@ def texts_of(path: Path) -> Iterator[bytes]:
         yield pd.read_parquet(path).to_json().encode()
 
 
-def leaks(folder: Path, *, of_programs: bool = True) -> list[str]:
+def leaks(folder: Path) -> list[str]:
     return [
         f"{name} in {path.relative_to(folder)}"
         for path in own_files(folder)
-        if of_programs or path.name != "log.txt"
         for content in texts_of(path)
         for name, value in SECRETS.items()
         if value.encode() in content
@@ -301,11 +300,6 @@ def batchscape(
     )
 
 
-TELLS = """
-import os, sys
-sys.stderr.write("bad key " + os.environ["HF_TOKEN"] + "\\n")
-sys.exit(3)
-"""
 OWN = """
 import os
 import torch
@@ -320,48 +314,35 @@ def test_no_file_of_a_sweep_and_its_report_holds_a_secret(in_secret: Path) -> No
     # Shared with a group: the mask under which 600 and 644 are both wrong.
     cache = in_secret.parent / "own cache"
     variables = {"umask": 0o002, "XDG_CACHE_HOME": str(cache)}
-    done = batchscape("sweep", *RUN, "seed=0,1", *OFFLINE, "sweep_dir=o", **variables)
-    assert done.returncode == 0, done.stderr
-    told = batchscape("report", "o", umask=0o002)
-    assert told.returncode == 0, told.stderr
+    sweep = batchscape("sweep", *RUN, "seed=0,1", *OFFLINE, "sweep_dir=o", **variables)
+    assert sweep.returncode == 0, sweep.stderr
+    report = batchscape("report", "o", umask=0o002)
+    assert report.returncode == 0, report.stderr
     assert (in_secret / "o" / "report" / "report.md").exists()
     assert list((in_secret / "o").glob("wandb/offline-run-*"))
-    found = {path.name for path in in_secret.iterdir()}
-    assert found == {"o"}, "Hydra or others leave something beside the sweep"
+    names = {path.name for path in in_secret.iterdir()}
+    assert names == {"o"}, "Hydra or others leave something beside the sweep"
     assert leaks(in_secret.parent) == []
     assert list(cache.rglob("*.npy"))
     assert modes_against(0o002, in_secret / "o", cache) == []
     for value in SECRETS.values():
-        assert value not in done.stdout + done.stderr + told.stdout + told.stderr
+        assert value not in sweep.stdout + sweep.stderr + report.stdout + report.stderr
 
 
 @pytest.mark.slow
-def test_what_others_say_is_redacted_where_we_quote_it(in_secret: Path) -> None:
-    """A model that quotes a token in its error, and a program that prints one as its last words."""
+def test_an_error_of_a_model_is_redacted(in_secret: Path) -> None:
+    """A model that quotes a token in its error."""
     (in_secret / "own_secret_model.py").write_text(OWN)
-    (in_secret / "tells.py").write_text(TELLS)
-    ours = batchscape(
+    sweep = batchscape(
         *("sweep", "model=custom", "model._target_=own_secret_model.build", *RUN[1:]),
-        *("tracker=none", "sweep_dir=ours"),
+        *("tracker=none", "sweep_dir=o"),
         PYTHONPATH=str(in_secret),
     )
-    assert ours.returncode in {1, 2}, ours.stdout + ours.stderr
-    theirs = batchscape(
-        *("sweep", "engine=command", "engine.argv=['{python}','tells.py']", *RUN[1:4]),
-        *("budget.samples=64", "tracker=none", "sweep_dir=theirs"),
-    )
-    assert theirs.returncode == 1, theirs.stdout + theirs.stderr
-    assert "[HF_TOKEN]" in ours.stdout + ours.stderr
-    assert "[HF_TOKEN]" in theirs.stdout
-    for done in (ours, theirs):
-        for value in SECRETS.values():
-            assert value not in done.stdout + done.stderr
-    # What a program prints is its own, and is kept as it is.
-    (log,) = in_secret.glob("theirs/runs/*/log.txt")
-    assert SECRETS["HF_TOKEN"] in log.read_text()
-    assert leaks(in_secret / "theirs", of_programs=False) == []
-    if (in_secret / "ours").exists():
-        assert leaks(in_secret / "ours") == []
+    printed = sweep.stdout + sweep.stderr
+    assert sweep.returncode in {1, 2}, printed
+    assert "[HF_TOKEN]" in printed
+    assert not [name for name, value in SECRETS.items() if value in printed]
+    assert not (in_secret / "o").exists() or leaks(in_secret / "o") == []
 
 
 def modes_against(umask: int, *folders: Path) -> list[str]:
@@ -425,7 +406,7 @@ OWN_PROGRAM = {"name": "command", "argv": ["a"]}
 
 
 @pytest.mark.parametrize(
-    ("named", "settings"),
+    ("key", "settings"),
     [
         ("tracker: project", {"tracker": {"name": "wandb", "project": "../../x"}}),
         ("tracker: entity", {"tracker": {"name": "wandb", "entity": "a/b"}}),
@@ -437,9 +418,9 @@ OWN_PROGRAM = {"name": "command", "argv": ["a"]}
     ],
 )
 def test_a_setting_that_leads_somewhere_else_is_refused(
-    named: str, settings: dict[str, Any], config_of: Callable[..., RunConfig]
+    key: str, settings: dict[str, Any], config_of: Callable[..., RunConfig]
 ) -> None:
-    with pytest.raises(ConfigError, match=named):
+    with pytest.raises(ConfigError, match=key):
         config_of(**settings)
 
 
@@ -466,9 +447,11 @@ def test_no_other_setting_names_a_place() -> None:
         if values_of(setting.hint).removesuffix(" or `null`") in {"text", "list of text"}
     }
     written = {"sweep_dir", "sweep_name"}  # the first is the user's choice, the other a plain name
-    named = {key for key in texts if re.search(r"(path|dir|folder|file|name|cwd)s?$", key)}
-    names = {key for key in named if key.endswith(".name")}
-    assert named - names - written <= READ, sorted(named - names - written - READ)
+    place_keys = {key for key in texts if re.search(r"(path|dir|folder|file|name|cwd)s?$", key)}
+    plain_names = {key for key in place_keys if key.endswith(".name")}
+    assert place_keys - plain_names - written <= READ, sorted(
+        place_keys - plain_names - written - READ
+    )
 
 
 # Code of others
@@ -492,11 +475,11 @@ def test_files_that_carry_code_are_refused_and_not_run(tmp_path: Path) -> None:
     array = np.array([payload], dtype=object)
 
     # With a name that fits its content, and both kinds of file that torch reads.
-    whole = save_checkpoint(folder.checkpoints, 5, {"model": payload})
-    old = pickle.dumps(payload)
-    bare = folder.checkpoints / f"step-6-{hashlib.sha256(old).hexdigest()[:16]}.pt"
-    bare.write_bytes(old)
-    for path in (whole, bare):
+    checkpoint = save_checkpoint(folder.checkpoints, 5, {"model": payload})
+    content = pickle.dumps(payload)
+    bare_pickle = folder.checkpoints / f"step-6-{hashlib.sha256(content).hexdigest()[:16]}.pt"
+    bare_pickle.write_bytes(content)
+    for path in (checkpoint, bare_pickle):
         with pytest.raises(BatchscapeError, match="more than weights and plain data") as refused:
             load_checkpoint(path)
         # Torch would have it loaded all the same.
@@ -553,18 +536,14 @@ def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
             first, dot, rest = name.partition(".")
-            whole = modules.get(first, first) + dot + rest
-            yield whole, node
-            if whole != name:
+            full_name = modules.get(first, first) + dot + rest
+            yield full_name, node
+            if full_name != name:
                 yield name, node
 
 
 def keyword(call: ast.Call, name: str) -> str | None:
     return next((ast.unparse(k.value) for k in call.keywords if k.arg == name), None)
-
-
-def test_there_is_source_to_look_at() -> None:
-    assert len(SOURCES) > 200
 
 
 @pytest.mark.parametrize("folder", ["src", "analysis", "examples", "benchmarks"])

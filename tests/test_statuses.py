@@ -57,16 +57,16 @@ def test_every_cause_is_explained_with_what_to_do() -> None:
 
 
 def test_every_setting_that_is_named_exists(config_of: Callable[..., RunConfig]) -> None:
-    named = set(re.findall(r"\b((?:launcher|device|checkpoint)\.\w+)", PAGE.read_text()))
-    told = " ".join([*CAUSE_ADVICE.values(), *STATUS_ADVICE.values()])
-    named |= set(re.findall(r"\b(launcher\.\w+)", told))
+    keys = set(re.findall(r"\b((?:launcher|device|checkpoint)\.\w+)", PAGE.read_text()))
+    advice_text = " ".join([*CAUSE_ADVICE.values(), *STATUS_ADVICE.values()])
+    keys |= set(re.findall(r"\b(launcher\.\w+)", advice_text))
     config = config_of()
-    for key in named:
+    for key in keys:
         group, _, name = key.partition(".")
         assert name in {field.name for field in fields(getattr(config, group))}, key
     # And the other way round: what decides how a launch goes on is explained.
     deciding = {field.name for field in fields(config.launcher)} - {"name", "device"}
-    assert {f"launcher.{name}" for name in deciding} <= named
+    assert {f"launcher.{name}" for name in deciding} <= keys
 
 
 def test_every_name_of_the_json_is_explained() -> None:
@@ -119,10 +119,10 @@ def test_status_of_every_kind_of_run(
 ) -> None:
     sweep.plan.write_text("run_id,planned\nunborn,launch\nwrong,rejected\n")
     assert main(["status", str(sweep.path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["state"] == "interrupted"
-    assert told["launchers"] == []
-    assert {run["run_id"]: (run["status"], run["next"]) for run in told["runs"]} == {
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["state"] == "interrupted"
+    assert answer["launchers"] == []
+    assert {run["run_id"]: (run["status"], run["next"]) for run in answer["runs"]} == {
         "broken": ("unreadable", "leave"),
         "exploded": ("diverged", "skip"),
         "full": ("interrupted", "begin"),
@@ -190,9 +190,9 @@ def test_status_of_a_sweep_that_runs_is_interrupted_and_ends(
 
     def status() -> tuple[dict[str, Any], str]:
         assert main(["status", str(sweep), "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)
+        answer = json.loads(capsys.readouterr().out)
         assert main(["status", str(sweep)]) == 0
-        return found, capsys.readouterr().out
+        return answer, capsys.readouterr().out
 
     launcher = launch(0.05)
     deadline = time.monotonic() + 120
@@ -200,13 +200,13 @@ def test_status_of_a_sweep_that_runs_is_interrupted_and_ends(
         assert launcher.poll() is None, (tmp_path / "printed.txt").read_text()
         assert time.monotonic() < deadline, "no run is under way"
         if sweep.exists() and any(sweep.glob("runs/*/steps.jsonl")):
-            found, text = status()
-            running = [run for run in found["runs"] if run["status"] == "running"]
+            answer, text = status()
+            running = [run for run in answer["runs"] if run["status"] == "running"]
             if running and (running[0]["optimizer_step"] or 0) >= 8:
                 break
         time.sleep(0.1)
-    assert found["state"] == "running"
-    assert sorted(run["status"] for run in found["runs"]) == ["pending", "running"]
+    assert answer["state"] == "running"
+    assert sorted(run["status"] for run in answer["runs"]) == ["pending", "running"]
     (run,) = running
     assert run["launcher"] == f"process {launcher.pid} on {platform.node()}"
     assert re.fullmatch(r"\w+ (of|after) optimizer step \d+", run["doing"]), run["doing"]
@@ -217,17 +217,17 @@ def test_status_of_a_sweep_that_runs_is_interrupted_and_ends(
 
     launcher.send_signal(signal.SIGINT)
     launcher.wait()
-    found, text = status()
-    assert found["state"] == "interrupted"
-    assert sorted(run["status"] for run in found["runs"]) == ["interrupted", "pending"]
-    (run,) = (run for run in found["runs"] if run["status"] == "interrupted")
+    answer, text = status()
+    assert answer["state"] == "interrupted"
+    assert sorted(run["status"] for run in answer["runs"]) == ["interrupted", "pending"]
+    (run,) = (run for run in answer["runs"] if run["status"] == "interrupted")
     assert run["checkpoint_step"] == run["optimizer_step"] >= 8
     assert f"goes on from step {run['checkpoint_step']}" in text
     assert (run["doing"], run["left_s"], run["launcher"]) == (None, None, None)
 
     assert launch(0.0).wait() == 0, (tmp_path / "printed.txt").read_text()
-    found, text = status()
-    assert [run["status"] for run in found["runs"]] == ["completed"] * 2
-    assert sorted(run["attempts"] for run in found["runs"]) == [1, 2]
-    assert found["state"] == "finished"
+    answer, text = status()
+    assert [run["status"] for run in answer["runs"]] == ["completed"] * 2
+    assert sorted(run["attempts"] for run in answer["runs"]) == [1, 2]
+    assert answer["state"] == "finished"
     assert "The same command" in text

@@ -160,11 +160,11 @@ def test_recomputed_activations_are_no_trajectory_of_their_own() -> None:
 def test_fixed_global_batch_is_the_table_of_the_claim(name: str) -> None:
     plan = plan_of(name)
     assert triples(plan) == {(1, 32, 1), (4, 8, 1), (2, 8, 2), (1, 8, 4)}
-    asked = {
+    rejected = {
         (r.config.batch.data_parallel_size, r.config.batch.micro_batch_size)
         for r in plan.rejections
     }
-    assert asked == {(2, 32), (4, 32)}
+    assert rejected == {(2, 32), (4, 32)}
     assert all("multiple" in r.reason for r in plan.rejections)
 
 
@@ -186,7 +186,10 @@ def test_engines_share_cuts_and_names_differ() -> None:
         geometry = spec.geometry
         cut = (geometry.data_parallel_size, geometry.micro_batch_size)
         cuts[spec.config.engine.name].add((*cut, geometry.gradient_accumulation_steps))
-    assert all(found == {(1, 32, 1), (1, 8, 4), (2, 8, 2)} for found in cuts.values())
+    assert all(
+        triples_of_engine == {(1, 32, 1), (1, 8, 4), (2, 8, 2)}
+        for triples_of_engine in cuts.values()
+    )
     # What an engine computes is not taken on trust: each has a trajectory of its own.
     assert len({spec.trajectory_id for spec in specs}) == 5 * 2
 

@@ -80,7 +80,7 @@ def test_a_size_is_written_in_the_unit_that_fits(size: float, text: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         (count_text(1, "run"), "1 run"),
         (count_text(0, "run"), "0 runs"),
@@ -98,16 +98,16 @@ def test_a_size_is_written_in_the_unit_that_fits(size: float, text: str) -> None
         (near_multiples(5, 32), "32"),
     ],
 )
-def test_counts_and_lists_are_written_as_people_do(text, said):
-    assert text == said
+def test_counts_and_lists_are_written_as_people_do(text, expected):
+    assert text == expected
 
 
 def test_a_name_that_is_not_known_is_answered_with_those_that_are_near():
-    known = ["micro_batch_size", "global_batch_size", "seed"]
-    assert near_names("sede", known) == ["seed"]
-    assert near_names("sede", known, share=0.95) == []
-    assert near_names("batch_size", known, most=2) == ["micro_batch_size", "global_batch_size"]
-    assert did_you_mean(known) == "; did you mean micro_batch_size, global_batch_size or seed?"
-    assert suggest("sede", known[1:]) == "; did you mean seed? Known here: global_batch_size, seed"
+    names = ["micro_batch_size", "global_batch_size", "seed"]
+    assert near_names("sede", names) == ["seed"]
+    assert near_names("sede", names, share=0.95) == []
+    assert near_names("batch_size", names, most=2) == ["micro_batch_size", "global_batch_size"]
+    assert did_you_mean(names) == "; did you mean micro_batch_size, global_batch_size or seed?"
+    assert suggest("sede", names[1:]) == "; did you mean seed? Known here: global_batch_size, seed"
     assert suggest("xyz", ["seed"]) == ". Known here: seed"
     assert suggest("xyz", []) == "."

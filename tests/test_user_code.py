@@ -34,15 +34,15 @@ def write(folder, files):
 def counted(folder, target):
     """Return the files whose content changes the hash of a target."""
     before = source_hash(target)
-    found = set()
+    names = set()
     for file in sorted(folder.rglob("*.py")):
         content = file.read_bytes()
         file.write_bytes(content + b"# changed\n")
         if source_hash(target) != before:
-            found.add(file.relative_to(folder).as_posix())
+            names.add(file.relative_to(folder).as_posix())
         file.write_bytes(content)
     assert source_hash(target) == before
-    return found
+    return names
 
 
 def test_a_module_counts_with_all_that_it_imports(folder):

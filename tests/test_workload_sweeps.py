@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from batchscape.analysis import write_report
 from batchscape.cli import main
 from batchscape.record.tables import load
 
@@ -52,23 +53,23 @@ def swept(*overrides, trajectories, cuts, optimizer_steps=10, tolerance=1e-9):
     All that holds for every sweep is checked here.
     """
     assert main(["sweep", "--config-dir", ".", *BASE, *overrides, "sweep_name=here"]) == 0
-    assert main(["report", "outputs/here"]) == 0
+    write_report([Path("outputs/here")], figures=False)
     tables = load(Path("outputs/here"))
     assert tables.runs["status"].tolist() == ["completed"] * (trajectories * cuts)
     assert tables.runs["trajectory_id"].nunique() == trajectories
     losses = tables.steps.groupby("run_id")["loss"]
     assert (losses.max() - losses.min()).min() > 1e-3, "a run that stands still is like any other"
     report = Path("outputs/here/report")
-    found = pd.read_csv(report / "tables" / "decompositions.csv")
-    assert len(found) == trajectories * (cuts - 1)
-    assert (found["precision"] == "float64").all()
-    assert (found["n_optimizer_steps"] == optimizer_steps).all()
-    alike = found[found["note"].isna()]
-    assert (alike["max_relative_difference"] < tolerance).all(), alike.T.to_string()
+    decompositions = pd.read_csv(report / "tables" / "decompositions.csv")
+    assert len(decompositions) == trajectories * (cuts - 1)
+    assert (decompositions["precision"] == "float64").all()
+    assert (decompositions["n_optimizer_steps"] == optimizer_steps).all()
+    invariant = decompositions[decompositions["note"].isna()]
+    assert (invariant["max_relative_difference"] < tolerance).all(), invariant.T.to_string()
     page = (report / "report.md").read_text()
     text = page.partition("## Left out, and to be kept in mind")[2].partition("\n## ")[0]
-    assert ("Not decomposition-invariant" in text) == (len(alike) < len(found))
-    return found, text, tables
+    assert ("Not decomposition-invariant" in text) == (len(invariant) < len(decompositions))
+    return decompositions, text, tables
 
 
 def option(file, **settings):
@@ -113,7 +114,7 @@ def saved_dataset(folder):
 
 
 def test_models_by_optimizers():
-    found, _, _ = swept(
+    decompositions, _, _ = swept(
         SHORT,
         "model=gpt_micro,hf_gpt2",
         "optimizer=adamw,sgd,muon",
@@ -121,20 +122,20 @@ def test_models_by_optimizers():
         trajectories=6,
         cuts=2,
     )
-    assert found["note"].isna().all()
-    assert len(found[["model.name", "optimizer.name"]].drop_duplicates()) == 6
+    assert decompositions["note"].isna().all()
+    assert len(decompositions[["model.name", "optimizer.name"]].drop_duplicates()) == 6
 
 
 def test_rules():
     """They are written for 32 samples, so that at 16 all but none lower the rate."""
-    found, _, tables = swept(
+    decompositions, _, tables = swept(
         SHORT,
         "model=llama_nano",
         "scaling=none,linear,sqrt,adam",
         trajectories=4,
         cuts=2,
     )
-    assert found["note"].isna().all()
+    assert decompositions["note"].isna().all()
     peaks = tables.steps.groupby("run_id")["learning_rate"].max()
     expected = [1e-3] * 2 + [1e-3 / 2] * 2 + [1e-3 / math.sqrt(2)] * 4
     assert sorted(peaks) == pytest.approx(sorted(expected), rel=1e-12)
@@ -142,7 +143,7 @@ def test_rules():
 
 def test_a_ramp_with_decay_and_average():
     """64 samples in steps of 8, then 96 in steps of 16."""
-    found, _, tables = swept(
+    decompositions, _, tables = swept(
         SHORT,
         TWO_RANKS,
         "model=gpt_micro",
@@ -155,7 +156,7 @@ def test_a_ramp_with_decay_and_average():
         cuts=4,
         optimizer_steps=14,
     )
-    assert found["note"].isna().all()
+    assert decompositions["note"].isna().all()
     sizes = tables.steps.groupby("run_id")["global_batch_size"].agg(list)
     assert sizes.tolist() == [[8] * 8 + [16] * 6] * 4
     last = tables.evals.groupby("run_id").last()
@@ -179,7 +180,7 @@ def test_files_of_tokens_documents_and_text():
     option("by_lines", name="documents", path="documents.jsonl", tokenizer="words", **length)
     option("by_rows", name="documents", path="documents.parquet", layout="padded", **length)
     option("by_text", name="text", path="text.txt", **length)
-    found, _, tables = swept(
+    decompositions, _, tables = swept(
         TWO_RANKS,
         "model=gpt_micro",
         "data=by_tokens,by_lines,by_rows,by_text",
@@ -187,8 +188,8 @@ def test_files_of_tokens_documents_and_text():
         trajectories=4,
         cuts=2,
     )
-    assert found["note"].isna().all()
-    assert found["data.path"].nunique() == 4
+    assert decompositions["note"].isna().all()
+    assert decompositions["data.path"].nunique() == 4
     # Weighting by targets is put to the test where documents are padded, and only there.
     sizes = tables.steps.groupby("run_id")["tokens"].agg(lambda tokens: tokens.diff().nunique())
     uneven = tables.runs.set_index("run_id")["data.path"][sizes[sizes > 1].index]
@@ -220,8 +221,8 @@ def test_files_of_tokens_documents_and_text():
 def test_models_that_need_their_data(prepare, overrides, tolerance):
     if prepare is not None:
         prepare("saved")
-    found, _, _ = swept(TWO_RANKS, *overrides, trajectories=1, cuts=4, tolerance=tolerance)
-    assert found["note"].isna().all()
+    decompositions, _, _ = swept(TWO_RANKS, *overrides, trajectories=1, cuts=4, tolerance=tolerance)
+    assert decompositions["note"].isna().all()
 
 
 def test_what_is_not_invariant_is_labelled():
@@ -229,14 +230,14 @@ def test_what_is_not_invariant_is_labelled():
     shutil.copy(FAULTS / "own_models.py", "my_models.py")
     shutil.copy(FAULTS / "own_data.py", "my_data.py")
     option("counting", name="custom", _target_="my_data.Counting")
-    found, text, _ = swept(
+    decompositions, text, _ = swept(
         "model=custom",
         "model._target_=my_models.Bigram,my_models.Normalised",
         "data=counting",
         trajectories=2,
         cuts=2,
     )
-    notes = found.set_index("model._target_")["note"]
+    notes = decompositions.set_index("model._target_")["note"]
     assert pd.isna(notes["my_models.Bigram"])
     reason = "batch normalisation: model.norm"
     assert notes["my_models.Normalised"] == f"not decomposition-invariant: {reason}"
@@ -244,15 +245,15 @@ def test_what_is_not_invariant_is_labelled():
 
 
 def test_dropout_is_labelled():
-    found, text, _ = swept(
+    decompositions, text, _ = swept(
         SHORT, TWO_RANKS, "model=gpt_micro", "model.dropout=0.0,0.1", trajectories=2, cuts=4
     )
-    dropping = found["model.dropout"] > 0
-    assert found.loc[~dropping, "note"].isna().all()
+    dropping = decompositions["model.dropout"] > 0
+    assert decompositions.loc[~dropping, "note"].isna().all()
     reason = "dropout: model.dropout, p=0.1"
     assert (
-        found.loc[dropping, "note"].eq(f"not decomposition-invariant: {reason}").tolist()
+        decompositions.loc[dropping, "note"].eq(f"not decomposition-invariant: {reason}").tolist()
         == [True] * 3
     )
-    assert found.loc[dropping, "max_relative_difference"].max() > 1e-4
+    assert decompositions.loc[dropping, "max_relative_difference"].max() > 1e-4
     assert f"Not decomposition-invariant ({reason})" in text

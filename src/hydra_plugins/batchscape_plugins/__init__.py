@@ -1,1 +1,1 @@
-"""What batchscape adds to Hydra. Hydra imports this in every application, so it stays light."""
+"""Plugins for Hydra, which imports this package in every application: no heavy imports."""

@@ -82,7 +82,7 @@ _UNREAD: dict[str, tuple[Any, str]] = {
     "job_logging": ({"version": 1, "root": None, "disable_existing_loggers": False}, _LOGGED),
     "verbose": (False, _LOGGED),
 }
-"""Settings of Hydra that nothing here reads: their values as they are left, and what to use."""
+"""Settings of Hydra without an effect: their defaults, and the settings in their place."""
 _READ = (
     "hydra.searchpath.",
     "hydra.sweep.dir.",
@@ -90,11 +90,11 @@ _READ = (
     "hydra.callbacks.",
     "hydra.mode.",
 )
-"""The only ones that a command line may give; `compose` gives the last, and refuses it."""
+"""Settings of Hydra that a command line may give; `compose` refuses the last, and sets it."""
 
 
 class GridSweeper(Sweeper):
-    """Expand a grid and call the task function once, with all of it."""
+    """Expand a grid and call the task function once with all cells."""
 
     def __init__(self, params: DictConfig | None = None) -> None:
         self._params = {} if params is None else _container(params)
@@ -102,14 +102,16 @@ class GridSweeper(Sweeper):
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
-        """Take what Hydra gives; refuse settings of Hydra that would have no effect."""
-        given = _container(config.hydra)
+        """Keep Hydra's objects; refuse settings of Hydra that would have no effect."""
+        hydra_settings = _container(config.hydra)
         for key, (unset, instead) in _UNREAD.items():
-            value = functools.reduce(operator.getitem, key.split("."), given)
+            value = functools.reduce(operator.getitem, key.split("."), hydra_settings)
             if value != unset:
                 msg = f"hydra.{key}={value} has no effect; {instead}"
                 raise ConfigError(msg)
-        for override in OverridesParser.create().parse_overrides(given["overrides"]["hydra"]):
+        for override in OverridesParser.create().parse_overrides(
+            hydra_settings["overrides"]["hydra"]
+        ):
             if not f"{_key(override).replace('/', '.')}.".startswith(_READ):
                 msg = f"{override.input_line} has no effect; leave it out"
                 raise ConfigError(msg)
@@ -136,7 +138,7 @@ class GridSweeper(Sweeper):
         Raises
         ------
         ConfigError
-            If a line asks for something that a grid cannot hold.
+            If a grid cannot hold the values of a line.
         hydra.errors.HydraException
             If a line does not parse or does not compose.
         """
@@ -164,12 +166,12 @@ class GridSweeper(Sweeper):
             all_axes = [*axes, *(Axis(key, (end,)) for key, end in ends.items())]
             return expand(all_axes, lambda chosen: self._compose([*fixed, *chosen], arguments))
 
-        found = cells({interval.key: interval.low for interval in intervals})
+        low_cells = cells({interval.key: interval.low for interval in intervals})
         if intervals:
             highs = {interval.key: interval.high for interval in intervals}
-            _refuse_followers(found, cells(highs), highs)
+            _refuse_followers(low_cells, cells(highs), highs)
         return SweepCells(
-            cells=found,
+            cells=low_cells,
             axis_keys=frozenset(axis_keys),
             fixed={o.get_key_element(): o.value() for k, o in last_lines if k not in axis_keys},
             sweep_file=choices.get("sweeps"),
@@ -188,7 +190,7 @@ class GridSweeper(Sweeper):
         else:
             config = self._loader.load_sweep_config(self._config, lines)
         HydraConfig.instance().set_config(config)  # for interpolations of ${hydra:...}
-        # Hydra's name of what is sweep_dir here.
+        # Hydra's name of sweep_dir.
         if (folder := config.hydra.sweep.dir) != ".":
             if config.sweep_dir not in {None, folder}:
                 msg = (
@@ -222,15 +224,15 @@ def _container(config: DictConfig, *, resolve: bool = False) -> dict[str, Any]:
 
 
 def _key(override: Override) -> str:
-    """Name what an override changes, whether it adds, changes or deletes it."""
+    """Return the key that an override adds, changes or deletes."""
     return override.get_key_element().lstrip("+~")
 
 
 def _interval(override: Override, choices: Collection[str]) -> Interval:
-    asked = cast(IntervalSweep, override.value())
-    low, high = asked.start, asked.end
-    is_log = "log" in asked.tags
-    if unknown := asked.tags - {"log"}:
+    interval = cast(IntervalSweep, override.value())
+    low, high = interval.start, interval.end
+    is_log = "log" in interval.tags
+    if unknown := interval.tags - {"log"}:
         msg = (
             f"{override.input_line}: the tag {', '.join(sorted(unknown))} means nothing; an "
             "interval is searched by ratios as tag(log, interval(1e-4, 1e-2)), else evenly"
@@ -250,7 +252,7 @@ def _interval(override: Override, choices: Collection[str]) -> Interval:
 
 
 def _refuse_followers(low: Sequence[Cell], high: Sequence[Cell], ends: Mapping[str, float]) -> None:
-    """Refuse to search what another setting is computed from: a trial sets the one value alone."""
+    """Refuse to search a setting to which others refer: a trial sets the one value alone."""
     for one, other in zip(low, high, strict=True):
         if set_values(one.settings, ends) != other.settings:
             msg = (
@@ -274,7 +276,7 @@ def _axis(override: Override, overrides: Mapping[str, Override], choices: Collec
         f"{other}.".startswith(f"{key}.") or f"{key}.".startswith(f"{other}.")
         for other in overrides.keys() - {key}
     )
-    # Whatever needs Hydra's rules is left to Hydra: groups, added keys, merged dictionaries.
+    # Hydra composes groups, added keys and merged dictionaries by its own rules.
     is_plain = (
         override.type is OverrideType.CHANGE
         and key not in choices
@@ -286,11 +288,11 @@ def _axis(override: Override, overrides: Mapping[str, Override], choices: Collec
 
 def _refuse_endless(override: Override) -> None:
     """Refuse a range of more values than any grid has, before they are listed."""
-    asked = override.value()
-    if not isinstance(asked, RangeSweep):
+    values = override.value()
+    if not isinstance(values, RangeSweep):
         return
     try:
-        start, stop, step = (Fraction(n or 0) for n in (asked.start, asked.stop, asked.step))
+        start, stop, step = (Fraction(n or 0) for n in (values.start, values.stop, values.step))
     except (OverflowError, ValueError):
         msg = f"{override.input_line}: a range needs finite numbers"
         raise ConfigError(msg) from None
@@ -298,10 +300,10 @@ def _refuse_endless(override: Override) -> None:
         msg = f"{override.input_line}: the step of a range must not be 0"
         raise ConfigError(msg)
     if (count := math.ceil((stop - start) / step)) > MOST_CELLS:
-        values = f"{count:,}" if count < 10**15 else "far more"
+        number = f"{count:,}" if count < 10**15 else "far more"
         msg = (
             f"{override.input_line}: a sweep has at most {MOST_CELLS:,} cells, and this range has "
-            f"{values} values; take a larger step"
+            f"{number} values; take a larger step"
         )
         raise ConfigError(msg)
 

@@ -57,25 +57,7 @@ _OF_OTHERS = {
 
 
 def compose(arguments: Sequence[str], program: str) -> SweepCells | None:
-    """Compose every cell that a command line asks for.
-
-    Parameters
-    ----------
-    arguments : sequence of str
-        Hydra's overrides and flags, and `--retry STATUS,...`.
-    program : str
-        What usage messages call the program.
-
-    Returns
-    -------
-    SweepCells or None
-        None where the flags asked Hydra to show settings.
-
-    Raises
-    ------
-    ConfigError
-        If the arguments cannot be composed, with Hydra's message where there is none of ours.
-    """
+    """Compose every cell of a command line; None where its flags ask to show settings."""
     arguments = _retry_as_setting(arguments)
     _refuse_mistakes(arguments)
     flags = {argument.split("=")[0] for argument in arguments if argument.startswith("-")}
@@ -100,8 +82,9 @@ def compose(arguments: Sequence[str], program: str) -> SweepCells | None:
     except BatchscapeError:
         raise
     except Exception as error:  # Hydra raises exceptions of any type for bad input
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         # An error of our own code is a defect, and keeps its traceback.
-        if not _is_from_hydra(error):
+        if str(frames[-1].f_globals["__name__"]).partition(".")[0] not in _FROM_HYDRA:
             raise
         raise ConfigError(_message(error)) from None
     if shows_settings:
@@ -191,16 +174,16 @@ def _options_first(arguments: Sequence[str]) -> list[str]:
     return options + settings
 
 
-def _is_from_hydra(error: Exception) -> bool:
-    """Whether an exception was raised by Hydra or a library that it uses."""
-    raisers = [frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return str(raisers[-1]).partition(".")[0] in _FROM_HYDRA
-
-
 def _message(error: Exception) -> str:
     """Return Hydra's message without its search path and its internal causes."""
     if isinstance(error, OverrideParseException):
-        return _unreadable_value(error.override)
+        key, _, value = error.override.partition("=")
+        quoted = shlex.quote(f"{key}={hydra_text(value)}")
+        return (
+            f"{error.override}: the value cannot be read. A list is written [1,2], choices 1,2; a "
+            rf"text with anything but ASCII letters, digits, spaces and /-\+.$%*@?|:_ is quoted, "
+            f"for the shell too: {quoted}"
+        )
     if isinstance(error, MissingConfigException) and error.options:
         return _missing_option(str(error.missing_cfg_file), error.options)
     message = str(error).split("\nConfig search path:")[0].strip()
@@ -233,17 +216,6 @@ def _missing_option(file: str, options: Sequence[str]) -> str:
         folder = shlex.quote(str(folders[0]))
         return f"{problem}\nThere is {folders[0] / file}: add --config-dir {folder}"
     return f"{problem}\nOne of your own is found with --config-dir DIR, as DIR/{file}"
-
-
-def _unreadable_value(override: str) -> str:
-    """Say how to write a value that Hydra's grammar cannot read."""
-    key, _, value = override.partition("=")
-    quoted = shlex.quote(f"{key}={hydra_text(value)}")
-    return (
-        f"{override}: the value cannot be read. A list is written [1,2], choices 1,2; a text with "
-        rf"anything but ASCII letters, digits, spaces and /-\+.$%*@?|:_ is quoted, for the shell "
-        f"too: {quoted}"
-    )
 
 
 def _unknown_key(key: str, present_keys: list[str]) -> str:

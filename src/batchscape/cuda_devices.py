@@ -65,13 +65,7 @@ class CudaDevice:
 
 @contextmanager
 def open_nvml() -> Iterator[Any]:
-    """Yield `pynvml` with the driver's library open.
-
-    Raises
-    ------
-    pynvml.NVMLError
-        If there is no driver, or it does not work.
-    """
+    """Yield `pynvml` with the driver's library open; NVMLError where there is no driver."""
     pynvml.nvmlInit()
     try:
         yield pynvml
@@ -81,13 +75,7 @@ def open_nvml() -> Iterator[Any]:
 
 @cache
 def handle_of(uuid: str) -> Any:  # noqa: ANN401
-    """Return NVML's handle of a device; None where there is none, which is asked only once.
-
-    Parameters
-    ----------
-    uuid : str
-        `GPU-` and what follows, as `CUDA_VISIBLE_DEVICES` takes it.
-    """
+    """Return NVML's handle of a device by its UUID; None where there is none, asked only once."""
     with suppress(Exception):
         pynvml.nvmlInit()
         return pynvml.nvmlDeviceGetHandleByUUID(uuid)
@@ -95,20 +83,10 @@ def handle_of(uuid: str) -> Any:  # noqa: ANN401
 
 
 def ask_driver(uuid: str, question: Callable[[Any, Any], T]) -> T | None:
-    """Ask NVML about a device.
+    """Return NVML's answer to a question, a function of `pynvml` and a device's handle.
 
-    Parameters
-    ----------
-    uuid : str
-    question : callable
-        Of the `pynvml` module and the device's handle.
-
-    Returns
-    -------
-    object or None
-        The answer; None where the driver gives none: without permission, in slices of a device
-        (MIG), on some systems, and where the bindings or the driver are too old or too new to know
-        the question. A missing answer ends no run.
+    None stands for no answer: without permission, in slices of a device (MIG), on some systems, and
+    where the bindings or the driver are too old or too new to know the question.
     """
     with suppress(Exception):
         handle = handle_of(uuid)
@@ -126,25 +104,13 @@ def processes_on(uuid: str) -> list[Any] | None:
 
 
 def every_cuda_device() -> list[CudaDevice | None]:
-    """Return all devices of this machine, by PCI bus; None stands for one that cannot be opened.
-
-    Raises
-    ------
-    pynvml.NVMLError
-        If the driver does not list them.
-    """
+    """Return all devices of this machine, by PCI bus; None stands for one that cannot be opened."""
     with open_nvml() as nvml:
         return [_open_device(index) for index in range(nvml.nvmlDeviceGetCount())]
 
 
 def visible_cuda_devices(variable: str | None) -> tuple[tuple[CudaDevice, ...], str | None]:
-    """Return the visible devices, and why they cannot be used; None where they can.
-
-    Parameters
-    ----------
-    variable : str or None
-        Value of `CUDA_VISIBLE_DEVICES`; None where it is not set.
-    """
+    """Return the devices that `CUDA_VISIBLE_DEVICES` leaves visible, and what hinders their use."""
     try:
         devices_or_none = every_cuda_device()
     except pynvml.NVMLError as error:
@@ -206,22 +172,8 @@ def _unseen_problem(variable: str | None, error: str) -> str | None:
 
 
 def visible_indices(variable: str | None, uuids: Sequence[str]) -> list[int]:
-    """Return which devices `CUDA_VISIBLE_DEVICES` leaves visible, in its order.
+    """Return the positions in `uuids` that `CUDA_VISIBLE_DEVICES` leaves visible, in its order.
 
-    Parameters
-    ----------
-    variable : str or None
-        Its value; None where it is not set.
-    uuids : sequence of str
-        UUID of every device, in the driver's order.
-
-    Returns
-    -------
-    list of int
-        Positions in `uuids`.
-
-    Notes
-    -----
     Entries are all numbers, or all unambiguous beginnings of a UUID; text behind a number is
     ignored. The list ends at the first entry that names no device. A repeated device leaves none
     visible.
@@ -274,21 +226,8 @@ def visible_problem(
 ) -> str | None:
     """Say why devices cannot be chosen as `CUDA_VISIBLE_DEVICES` has it; None where they can.
 
-    Parameters
-    ----------
-    variable : str or None
-        Its value; None where it is not set.
-    models : sequence of str
-        Model of every device, in the driver's order, by PCI bus.
-    uuids : sequence of str
-        UUID of every device.
-    order : str or None
-        Value of `CUDA_DEVICE_ORDER`.
-
-    Returns
-    -------
-    str or None
-        None too where all devices are hidden on purpose, or slices are named.
+    `models` and `uuids` are in the driver's order, by PCI bus. Devices that are hidden on purpose,
+    and slices, are no problem here.
     """
     if variable is None or not uuids or names_mig(variable):
         return None

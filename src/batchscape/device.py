@@ -61,16 +61,7 @@ def module_of(device: torch.device) -> Any:  # noqa: ANN401  (a module)
 
 
 def device_of_rank(device_type: str, rank_on_node: int, devices: int) -> torch.device:
-    """Return the device of a rank, which becomes the current one.
-
-    Parameters
-    ----------
-    device_type : str
-    rank_on_node : int
-        Ranks are dealt to the devices in turn.
-    devices : int
-        Devices of the run on this machine, which are all that it sees.
-    """
+    """Return the device of a rank, which becomes the current one; ranks take devices in turn."""
     device = torch.device(device_type)
     if not is_accelerator(device):
         return device
@@ -92,14 +83,7 @@ def empty_cache(device: torch.device) -> None:
 
 
 def ask_driver(device: torch.device, question: Callable[[Any, Any], T]) -> T | None:
-    """Ask NVML about a CUDA device of torch, as `cuda_devices.ask_driver`.
-
-    Parameters
-    ----------
-    device : torch.device
-    question : callable
-        Of the `pynvml` module and the device's handle.
-    """
+    """Ask NVML about a CUDA device of torch, as `cuda_devices.ask_driver`."""
     with suppress(Exception):
         return cuda_devices.ask_driver(_uuid(device), question)
     return None
@@ -113,28 +97,12 @@ def processes_on(device: torch.device) -> list[Any] | None:
 
 
 def foreign_processes(device: torch.device, ranks_on_node: int) -> int | None:
-    """Count the processes that compute on a device and are no ranks of this run.
+    """Count the processes on a CUDA device that are no ranks of this run; None: not known.
 
     The driver knows no namespaces of processes: in a container it numbers them as the host does.
     Where it lists this process, those outside of its process group are foreign, and a run is one
-    process group. Where it does not, they have other numbers, and foreign is what there is more
-    than ranks of this run on the device.
-
-    Parameters
-    ----------
-    device : torch.device
-        A CUDA device, with an index.
-    ranks_on_node : int
-        Ranks of this run on this machine, dealt to the visible devices in turn.
-
-    Returns
-    -------
-    int or None
-        None where the driver does not tell, or lists fewer processes than there are ranks.
-
-    Notes
-    -----
-    Source, of numbers of the host in containers:
+    process group. Where it does not, the numbers differ, and foreign are all processes above the
+    ranks of this run on the device. Source, of numbers of the host in containers:
     https://github.com/NVIDIA/nvidia-docker/issues/1483.
     """
     processes = processes_on(device)

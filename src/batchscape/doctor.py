@@ -73,13 +73,7 @@ class Finding:
 
 
 def examine(outputs: Path) -> list[Finding]:
-    """Examine this machine; all questions are asked at the same time.
-
-    Parameters
-    ----------
-    outputs : Path
-        Where sweeps go; need not exist.
-    """
+    """Examine this machine and the disk of outputs; all questions are asked at the same time."""
     machine = Machine.detect()
     probes: dict[str, Callable[[], list[Finding]]] = {
         "processor": partial(processor, machine),
@@ -278,17 +272,9 @@ def slurm(outputs: Path) -> list[Finding]:
 
 
 def ask(question: str) -> dict[str, Any]:
-    """Return the answer of one of `QUESTIONS`, from a process of its own.
+    """Return the answer of one of `QUESTIONS`, from a process that is killed after a minute.
 
-    Parameters
-    ----------
-    question : str
-
-    Raises
-    ------
-    RuntimeError
-        If there is none; the message is the last line of the process. It is killed with all of its
-        children after a minute.
+    A RuntimeError has the last line of a process that gave none.
     """
     # -P: a module in the current folder must not stand in for one of a library.
     with subprocess.Popen(

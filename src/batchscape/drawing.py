@@ -93,13 +93,7 @@ class Drawing:
             requests.flush()
 
     def finish(self) -> None:
-        """Wait until every figure that was begun is drawn.
-
-        Raises
-        ------
-        AnalysisError
-            If one cannot be drawn, or the process that draws was killed.
-        """
+        """Wait until every figure is drawn; an AnalysisError names one that cannot be."""
         answers = cast("IO[bytes]", self._worker.stdout)
         for _ in range(self._pending):
             answer = answers.readline()

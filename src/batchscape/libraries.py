@@ -21,17 +21,7 @@ _DISTRIBUTIONS = {"hydra": "hydra-core"}
 
 
 def why_missing(error: BaseException) -> str | None:
-    """Say which library lacks a member that our own code uses, and which version has it.
-
-    Parameters
-    ----------
-    error : BaseException
-
-    Returns
-    -------
-    str or None
-        None for any other error, and where the code that uses the member is not ours.
-    """
+    """Say which library lacks a member that our code uses, and which version has it; else None."""
     module, member = _missing_member(error)
     library = _DISTRIBUTIONS.get(module, module)
     # The last caller before Python's import system and the library itself.

@@ -99,18 +99,7 @@ def redact_json(content: Any) -> Any:  # noqa: ANN401  (of JSON)
 
 
 def refuse_secrets(settings: Iterable[Mapping[str, Any]]) -> None:
-    """Refuse settings that contain a secret, before anything is written.
-
-    Parameters
-    ----------
-    settings : iterable of mapping
-        Plain nested settings of cells.
-
-    Raises
-    ------
-    ConfigError
-        With the keys of the settings and their values without the secrets.
-    """
+    """Refuse settings of cells that contain a secret, by their keys, before anything is written."""
     secrets: dict[str, str] = {}
     checked: dict[tuple[str, int], Any] = {}
     for cell in settings:

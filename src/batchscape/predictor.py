@@ -25,18 +25,9 @@ __all__ = ["main", "predict"]
 def predict(
     specs: Sequence[RunSpec], sweep: SweepFolder, machine: Machine, runs: Sequence[Path] = ()
 ) -> SweepForecast:
-    """Predict times and memory of runs.
+    """Predict times and memory of runs of one launcher.
 
-    Parameters
-    ----------
-    specs : sequence of RunSpec
-        All of one launcher, at least one.
-    sweep : SweepFolder
-        Its ended runs are used to predict the others.
-    machine : Machine
-        Where they would run.
-    runs : sequence of Path
-        Further sweep folders whose runs are used.
+    The ended runs of the sweep, and those of the folders `runs`, are used where they are similar.
     """
     measured = None
     has_rows = any(folder.parquet("steps").exists() for folder in sweep.run_folders())

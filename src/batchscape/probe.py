@@ -93,24 +93,9 @@ class LargestMicroBatch:
 
 
 def probe(grid: SweepCells, machine: Machine, console: Console) -> LargestMicroBatch:
-    """Train a few steps with some micro-batches, each in processes of its own.
+    """Find the largest micro-batch by short trainings, each in processes of its own.
 
-    Parameters
-    ----------
-    grid : SweepCells
-        One cell: its global batch and its devices are held, its micro-batch is not.
-    machine : Machine
-        Where the trainings run.
-    console : Console
-        Where the trainings are shown.
-
-    Raises
-    ------
-    ConfigError
-        If there are several cells, the program is not ours, or the device has no limit of memory
-        that a training could run out of.
-    LaunchError
-        If a training ended in another way than by its last step or by its memory.
+    The grid has one cell, whose global batch and devices are held.
     """
     if len(grid.cells) > 1:
         msg = f"`probe` is about one combination of settings; given {len(grid.cells)}"
@@ -151,21 +136,11 @@ def seek_largest(
     guess: int | None,
     train: Callable[[BatchGeometry], Attempt],
 ) -> list[Attempt]:
-    """Try geometries until the last that fits and the first that does not are neighbours.
+    """Train geometries until the last that fits and the first that does not are neighbours.
 
-    Parameters
-    ----------
-    candidates : sequence of BatchGeometry
-        In the order of their micro-batches. Where one does not fit, no later one does.
-    guess : int or None
-        Position of the last candidate that should fit; -1: none should.
-    train : callable
-        Trains one for a few steps.
-
-    Returns
-    -------
-    list of Attempt
-        In the order in which they were tried: with a right guess two at most, else by halves.
+    Candidates are in the order of their micro-batches. `guess` is the position of the last that
+    should fit, -1 for none: a right one takes two trainings at most, and without one the search is
+    by halves.
     """
     attempts: list[Attempt] = []
     last_fitting, first_failing = -1, len(candidates)

@@ -87,23 +87,8 @@ def follow_recipe(
 ) -> Recipe:
     """Cut the global batch of one combination of settings for a machine.
 
-    Parameters
-    ----------
-    grid : SweepCells
-        One cell, whose global batch is held and whose cut is not.
-    machine : Machine
-        This one, or a declared one.
-    words : sequence of str
-        Settings of the command line, for the commands in the answer.
-    devices : int, optional
-        Devices to use at most; all by default.
-    runs : sequence of Path
-        Sweep folders whose runs are used to predict step times.
-
-    Raises
-    ------
-    ConfigError
-        If there are several cells, or these settings cannot be planned.
+    `words` are the settings of the command line, `devices` a limit, and `runs` sweep folders for
+    the prediction of step times.
     """
     if len(grid.cells) > 1:
         msg = f"a recipe is for one combination of settings; given {len(grid.cells)}"
@@ -181,13 +166,7 @@ def _commands(words: Sequence[str], cut: Cut) -> tuple[str | None, str | None]:
 
 
 def write_files(recipe: Recipe, out: Path) -> list[Path]:
-    """Write the configuration files of other systems for what is chosen.
-
-    Raises
-    ------
-    ConfigError
-        If nothing is chosen, or they have no such precision.
-    """
+    """Write the configuration files of other systems for the chosen cut."""
     if recipe.chosen is None:
         msg = f"no files are written to {out}: {recipe.content['why_not']}"
         raise ConfigError(msg)

@@ -340,14 +340,11 @@ def _numbers(**values: Number | None) -> dict[str, float]:
                 raise TypeError
             row[name] = float(value)  # type: ignore[arg-type]  # what is no float is refused
         except (TypeError, ValueError, OverflowError, RuntimeError):
-            msg = f"{name} must be a number or a tensor of one, got {_short(value)}"
+            text = repr(value)
+            text = text if len(text) <= 60 else f"{text[:60]}..."
+            msg = f"{name} must be a number or a tensor of one, got {text}"
             raise ConfigError(msg) from None
         if name.endswith("_s") and not 0 <= row[name] < math.inf:
             msg = f"{name} must be a time in seconds, got {row[name]}"
             raise ConfigError(msg)
     return row
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -118,26 +118,11 @@ def is_available() -> bool:
 
 
 def jobs(ids: Iterable[str]) -> dict[str, Job]:
-    """Return the states of jobs, by one question.
+    """Return the states of jobs (`123`, or `123_4` for a task of an array), by one question.
 
     The controller is asked first: it alone knows which jobs live, and how those ended that it has
     not forgotten yet (`MinJobAge`, 5 minutes by default). Accounting, where there is any, is asked
     for those that have ended: it forgets none, and knows their steps too.
-
-    Parameters
-    ----------
-    ids : iterable of str
-        `123`; for a task of an array also `123_4`.
-
-    Returns
-    -------
-    dict of str to Job
-        Every job of the question; `JobState.UNKNOWN` where nobody knows it.
-
-    Raises
-    ------
-    SchedulerError
-        If there is no Slurm here, or its controller does not answer: nothing is known then.
     """
     names = sorted(set(ids))
     if not names:
@@ -157,13 +142,7 @@ def jobs(ids: Iterable[str]) -> dict[str, Job]:
 
 
 def active_jobs(names: Iterable[str]) -> dict[str, str]:
-    """Return the jobs of this user with some names that wait or run: names by id.
-
-    Raises
-    ------
-    SchedulerError
-        If there is no Slurm here, or it does not answer.
-    """
+    """Return the jobs of this user with some names that wait or run: names by id."""
     command = ("squeue", "--noheader", "--me", f"--name={','.join(names)}")
     answer = _ask(*command, "--states=all", "--format=%i|%T|%j")
     lines = (line.split("|", maxsplit=2) for line in answer.splitlines())
@@ -176,37 +155,19 @@ def active_jobs(names: Iterable[str]) -> dict[str, str]:
 
 
 def submit(script: Path) -> str:
-    """Submit a shell script with its `#SBATCH` comments; return the job's id.
-
-    Raises
-    ------
-    SchedulerError
-        If there is no Slurm here, or it refuses.
-    """
+    """Submit a shell script with its `#SBATCH` comments; return the job's id."""
     return _ask("sbatch", "--parsable", str(script)).strip().partition(";")[0]
 
 
 def cancel(ids: Iterable[str]) -> None:
-    """Cancel jobs, except those that are over or unknown.
-
-    Raises
-    ------
-    SchedulerError
-        If there is no Slurm here, if it does not answer, or if it refuses.
-    """
+    """Cancel jobs, except those that are over or unknown."""
     names = sorted(set(ids))
     if names:
         _ask("scancel", "--quiet", *names)
 
 
 def partitions() -> list[Partition]:
-    """Return the partitions and their nodes.
-
-    Raises
-    ------
-    SchedulerError
-        If there is no Slurm here, or it does not answer.
-    """
+    """Return the partitions and their nodes."""
     answer = _ask("sinfo", "--noheader", "--exact", "--format=%P|%a|%D|%c|%G")
     partitions_by_name: dict[str, Partition] = {}
     for line in answer.splitlines():

@@ -20,13 +20,7 @@ _Number = TypeVar("_Number")
 
 
 def weights(devices: _Number, micro: _Number, accumulation: _Number) -> dict[str, _Number]:
-    """Return what each coefficient is multiplied by.
-
-    Parameters
-    ----------
-    devices, micro, accumulation : float, or ndarray of one shape
-        D, M and A.
-    """
+    """Return the factor of each coefficient at D devices, micro-batch M and accumulation A."""
     d: Any = devices
     m: Any = micro
     a: Any = accumulation

@@ -36,19 +36,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def reported_memory(pid: int | None = None) -> dict[str, int]:
-    """Return the memory of a process by proc_pid_status(5).
-
-    Parameters
-    ----------
-    pid : int, optional
-        By default this process.
-
-    Returns
-    -------
-    dict
-        Bytes by name (`VmData`, `VmHWM`, ...); empty where the process has ended, or where the
-        system has no such file.
-    """
+    """Return the memory of a process in bytes, by names of proc_pid_status(5); empty: not known."""
     try:
         status = Path(f"/proc/{pid or 'self'}/status").read_text()
     except OSError:

@@ -95,18 +95,7 @@ def _amount_text(amount: float, units: Mapping[str, float]) -> str:
 
 
 def parse_duration(text: str) -> float:
-    """Read a duration that people write as numbers with d, h, m or s, as in `1h30m`.
-
-    Returns
-    -------
-    float
-        Seconds, above zero.
-
-    Raises
-    ------
-    ConfigError
-        If it is anything else.
-    """
+    """Return the seconds of a duration in d, h, m or s, as in `1h30m`; others are refused."""
     parts = _PART.findall(text)
     seconds = sum(float(number) * DURATIONS[unit.replace("m", "min")] for number, unit in parts)
     if "".join(map("".join, parts)) != text or not 0 < seconds < math.inf:

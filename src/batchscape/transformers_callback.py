@@ -75,10 +75,12 @@ class BatchscapeCallback(TrainerCallback):
         )
         self._micro_steps = 0
         self._recorded = self._logged = state.global_step
-        sizes = _model_parallel(args)
-        if sizes:
+        config = getattr(args, "parallelism_config", None)
+        sizes = {name: getattr(config, name, 1) or 1 for name in ("tp_size", "cp_size", "sp_size")}
+        text = ", ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
+        if text:
             self._problem(
-                "sharding", f"the Trainer shards the model ({sizes}), which is out of scope"
+                "sharding", f"the Trainer shards the model ({text}), which is out of scope"
             )
 
     @override
@@ -220,14 +222,7 @@ class BatchscapeCallback(TrainerCallback):
             )
 
     def _problem(self, kind: str, problem: str) -> None:
-        # One of a kind is enough: every epoch has the same end.
+        # One problem of a kind is enough: every epoch has the same end.
         if self._recorder is not None and kind not in self._reported:
             self._reported.add(kind)
             self._recorder.problem(problem)
-
-
-def _model_parallel(args: TrainingArguments) -> str:
-    """Name the ways to shard a model over ranks that are on; empty where none is."""
-    config = getattr(args, "parallelism_config", None)
-    sizes = {name: getattr(config, name, 1) or 1 for name in ("tp_size", "cp_size", "sp_size")}
-    return ", ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)

@@ -35,23 +35,9 @@ _BINDS_UNSEEN = re.compile(
 def call_by_path(
     path: str, arguments: Mapping[str, Any], offered: Mapping[str, Any] | None = None
 ) -> Any:  # noqa: ANN401  (the user's own)
-    """Call the callable that an import path names.
+    """Call the callable of an import path, found where Python finds it or in the working directory.
 
-    Modules are found where Python finds them, and in the working directory.
-
-    Parameters
-    ----------
-    path : str
-        `package.module.name` of a callable.
-    arguments : mapping
-        Its keyword arguments.
-    offered : mapping or None
-        Further ones, given where its signature names them and `arguments` do not.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such module or name, or it does not take these arguments.
+    `offered` are further keyword arguments, passed where its signature names them.
     """
     module_name, name = _split(path)
     _see_working_directory()
@@ -89,11 +75,6 @@ def source_hash(path: str) -> str:
     module that they import, directly or not, where it lies in the same folder as that package or
     module, or below the working directory. Installed packages do not count, nor do imports that
     are not written as `import` statements. Nothing is imported.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such package or module, or nothing in its source binds the name.
     """
     top = _split(path)[0].partition(".")[0]
     _see_working_directory()
@@ -118,13 +99,7 @@ def source_hash(path: str) -> str:
 
 
 def named_files(arguments: Any) -> dict[str, Path]:  # noqa: ANN401  (the user's own)
-    """Return the existing files that texts in arguments name, by these texts, in their order.
-
-    Parameters
-    ----------
-    arguments : mapping, sequence or value
-        Searched at all levels.
-    """
+    """Return the existing files that texts at any level of arguments name, by these texts."""
     files = {}
     for text in sorted(set(_texts(arguments))):
         with suppress(OSError, ValueError, RuntimeError):  # too long for a path, or no path

@@ -77,15 +77,7 @@ class Cluster:
         return self.known_as is not None and bool(re.fullmatch(self.known_as, bare))
 
     def peak_tflops(self, precision: str, float32_matmul: str) -> tuple[Product, float | None]:
-        """Return which kind of product a precision uses, and its peak in 10^12 FLOP/s.
-
-        Parameters
-        ----------
-        precision : str
-            `float32`, `bfloat16`, `float16` or `float64`.
-        float32_matmul : str
-            `high` where products of float32 matrices may be in TF32, else `highest`.
-        """
+        """Return the kind of products that a precision uses, and its peak in 10^12 FLOP/s."""
         is_tf32 = precision == "float32" and float32_matmul == "high" and self.tflops.get("tf32")
         kind = cast("Product", "tf32" if is_tf32 else precision)
         return kind, self.tflops.get(kind)

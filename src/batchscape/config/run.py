@@ -87,22 +87,7 @@ class RunConfig:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> RunConfig:
-        """Validate a plain nested mapping.
-
-        Parameters
-        ----------
-        mapping : mapping
-            Keys and values as in `conf/`, interpolations already resolved.
-
-        Returns
-        -------
-        RunConfig
-
-        Raises
-        ------
-        ConfigError
-            With one line a problem: where, the rule, the value, and what would work.
-        """
+        """Validate a nested mapping as in `conf/`; a `ConfigError` has one line a problem."""
         try:
             # Strict validation takes objects only from JSON; it refuses "8", 8.0 and true for 8.
             text = json.dumps(mapping)
@@ -115,13 +100,7 @@ class RunConfig:
             raise ConfigError(explain(error, cls, groups=("sweeps",))) from None
 
     def to_mapping(self, only: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return a plain nested dictionary that `from_mapping` accepts and JSON can carry.
-
-        Parameters
-        ----------
-        only : dict of str to Any, optional
-            Fields that it has, nested: a dictionary for a group, else True; by default all.
-        """
+        """Return a nested dictionary that `from_mapping` accepts, of all fields or those in `only`."""
         plain: dict[str, Any] = _ADAPTER.dump_python(self, mode="json", by_alias=True, include=only)
         return plain
 

@@ -17,13 +17,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 
 
 def placeholders(text: str) -> list[str]:
-    """Return the names in a template, in their order.
-
-    Raises
-    ------
-    ConfigError
-        If a brace is neither doubled nor part of `{name}`.
-    """
+    """Return the names in a template, in their order; a brace of another kind is refused."""
     names = []
     for part in _PART.finditer(text):
         name = part[1]
@@ -40,15 +34,7 @@ def placeholders(text: str) -> list[str]:
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
-    """Put values in the place of placeholders.
-
-    Parameters
-    ----------
-    text : str
-        As `placeholders` accepts it.
-    values : mapping of str to str
-        With every name in the text.
-    """
+    """Put values in the place of placeholders."""
 
     def value(part: re.Match[str]) -> str:
         return part[0][0] if part[1] is None else values[part[1]]

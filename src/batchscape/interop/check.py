@@ -128,25 +128,10 @@ def check_configs(
     devices: int | None = None,
     flags: Sequence[str] = (),
 ) -> Consistency:
-    """Check configurations that are used together.
+    """Check configurations and a launch command that are used together.
 
-    Parameters
-    ----------
-    files : sequence of Path
-        DeepSpeed JSON, accelerate YAML, TrainingArguments, LitGPT YAML, or a script with a launch
-        command.
-    command : sequence of str
-        A launch command as a list of words.
-    devices : int, optional
-        Processes in all, at least 1, where the files leave that to the machine.
-    flags : sequence of str
-        `NAME=WORD`: an argument of a script of the user's own, and what it stands for:
-        `micro_batch_size`, `gradient_accumulation_steps` or `global_batch_size`.
-
-    Raises
-    ------
-    ConfigError
-        There is nothing to check, or a file cannot be read.
+    `devices` counts processes in all, where the files leave that to the machine. Each of `flags` is
+    `NAME=WORD`: an argument of the user's own script and what it stands for.
     """
     if not files and not command:
         msg = "nothing to check: give a file, or a launch command after --"

@@ -75,11 +75,8 @@ _NOT_LAUNCHING = frozenset({"echo", "printf", "pip", "which", "type", "command",
 def _launcher_of(words: Sequence[str]) -> tuple[Launcher, int] | None:
     """Return the launcher of a command, and where its options begin; None where it has none.
 
-    Parameters
-    ----------
-    words : sequence of str
-        A command; programs in front of the launcher (srun, nohup, a Python program that starts
-        the words behind its arguments) are skipped.
+    Programs in front of the launcher (srun, nohup, a Python program that starts the words behind
+    its arguments) are skipped.
     """
     if not words or words[0] in _NOT_LAUNCHING:
         return None
@@ -286,23 +283,7 @@ class Launch:
 
 
 def read_flags(texts: Sequence[str]) -> dict[str, str]:
-    """Read what the arguments of the user's own script stand for.
-
-    Parameters
-    ----------
-    texts : sequence of str
-        `NAME=WORD`: the argument, dashes or not, and one of the words.
-
-    Returns
-    -------
-    dict of str to str
-        The argument by the word.
-
-    Raises
-    ------
-    ConfigError
-        One has another form, an unknown word, or comes twice.
-    """
+    """Return the arguments of the user's own script by the words that they stand for."""
     flags: dict[str, str] = {}
     for text in texts:
         name, _, word = text.partition("=")
@@ -334,22 +315,9 @@ def read_script(
     *,
     has_device_count: bool = False,
 ) -> Launch:
-    """Read the launch command of a shell script.
+    """Read the only launch command of a shell script.
 
-    Parameters
-    ----------
-    name : str
-        Of the file.
-    flags : mapping of str to str, optional
-        As `read_flags` returns it.
-    has_device_count : bool
-        Whether the user states the number of processes, so that the command need not.
-
-    Raises
-    ------
-    ConfigError
-        The script has no launch command, or several, or one whose values cannot be known
-        without running it.
+    With `has_device_count` the user states the number of processes, so that the command need not.
     """
     job = read_directives(name, text)
     commands = [

@@ -150,30 +150,14 @@ def _flag_of(raw: object) -> bool | None:
 
 @dataclass(frozen=True)
 class Source:
-    """Raw keys of one source, read with the rules that they must keep.
-
-    Parameters
-    ----------
-    name : str
-        Shown in front of every message.
-    content : mapping
-        As read from the file or the arguments.
-    is_text : bool
-        Whether numbers come as text, as on a command line.
-    """
+    """Raw keys of one source; with `is_text` numbers come as text, as on a command line."""
 
     name: str
     content: Mapping[str, object]
     is_text: bool = False
 
     def count(self, key: str, *, auto: bool = False) -> Value[int] | None:
-        """Return an int of at least 1; None where it is not given.
-
-        Raises
-        ------
-        ConfigError
-            It is something else; "auto" is accepted where the library does.
-        """
+        """Return an int of at least 1, or "auto" where the library takes it; None: not given."""
 
         def count_of(raw: Any) -> int | None:  # noqa: ANN401  (of a file)
             number = as_int(raw) if self.is_text else raw
@@ -183,23 +167,11 @@ class Source:
         return self._value(key, count_of, f"an int from 1 to 2**63 - 1{also}", auto=auto)
 
     def number(self, key: str, *, auto: bool = False) -> Value[float] | None:
-        """Return a finite number of at least 0; None where it is not given.
-
-        Raises
-        ------
-        ConfigError
-            It is something else.
-        """
+        """Return a finite number of at least 0; None where it is not given."""
         return self._value(key, _number_of, "a number of at least 0", auto=auto)
 
     def flag(self, key: str, *, auto: bool = False) -> Value[bool] | None:
-        """Return true or false; None where it is not given.
-
-        Raises
-        ------
-        ConfigError
-            It is something else.
-        """
+        """Return true or false; None where it is not given."""
         return self._value(key, _flag_of, "true or false", auto=auto)
 
     def _value(
@@ -217,13 +189,7 @@ class Source:
         return Value(value, key)
 
     def precision(self, key: str) -> Value[str] | None:
-        """Return one of no, fp16, bf16, fp8; None where it is not given.
-
-        Raises
-        ------
-        ConfigError
-            It is something else.
-        """
+        """Return one of no, fp16, bf16, fp8; None where it is not given."""
         raw = self.content.get(key)
         if raw is None:
             return None
@@ -236,13 +202,7 @@ class Source:
         return Value(name, key)
 
     def section(self, key: str) -> Source:
-        """Return the keys below one key; empty where it is not given.
-
-        Raises
-        ------
-        ConfigError
-            There is something else below it.
-        """
+        """Return the keys below one key; empty where it is not given."""
         raw = self.content.get(key)
         if raw is None:
             return Source(self.name, {})
@@ -390,13 +350,7 @@ _NEAR = 0.85
 
 
 def read_content(source: Source, kind: Kind) -> Statement:
-    """Read a file of a kind.
-
-    Raises
-    ------
-    ConfigError
-        A value breaks a rule.
-    """
+    """Read a file of a kind."""
     refuse_parallelism(source.name, source.content)
     if kind == "deepspeed":
         return read_deepspeed(source)
@@ -431,13 +385,7 @@ def is_parallelism(key: str) -> bool:
 
 
 def refuse_parallelism(name: str, content: Mapping[str, object]) -> None:
-    """Refuse what cuts the model or a sample, wherever it stands in a file or a command.
-
-    Raises
-    ------
-    ConfigError
-        A size of it is above 1.
-    """
+    """Refuse a size above 1 that cuts the model or a sample, in a file or a command."""
     cuts = [
         f"{key} {value}"
         for key, value in _flat_items(content)
@@ -498,13 +446,7 @@ def _last_part(key: str) -> str:
 
 
 def read_deepspeed(source: Source) -> Statement:
-    """Read a DeepSpeed JSON.
-
-    Raises
-    ------
-    ConfigError
-        A value breaks a rule.
-    """
+    """Read a DeepSpeed JSON."""
     stated = {
         name: enabled.value
         for name in ("fp16", "bf16")
@@ -540,13 +482,7 @@ def read_deepspeed(source: Source) -> Statement:
 
 
 def read_accelerate(source: Source) -> Statement:
-    """Read the YAML or JSON of `accelerate config`.
-
-    Raises
-    ------
-    ConfigError
-        A value breaks a rule, or the file cuts models and not only batches.
-    """
+    """Read the YAML or JSON of `accelerate config`."""
     # Unquoted, NO is false in YAML.
     kind = source.content.get("distributed_type")
     distributed = "NO" if kind is None or kind is False else str(kind).upper()
@@ -584,13 +520,7 @@ def read_accelerate(source: Source) -> Statement:
 
 
 def read_program(source: Source, kind: Kind, flags: Mapping[str, str] | None = None) -> Statement:
-    """Read the file of a training program that cuts the batch itself, or its arguments.
-
-    Raises
-    ------
-    ConfigError
-        A value breaks a rule.
-    """
+    """Read the file of a training program that cuts the batch itself, or its arguments."""
     flat = replace(source, content=dict(_flat_items(source.content)))
     strategy = str(source.content.get("batching_strategy"))
     if kind == "llamafactory" and strategy.startswith("dynamic"):
@@ -662,20 +592,7 @@ def is_configuration(path: Path | str) -> bool:
 
 
 def read_file(path: Path, kind: Kind | None = None) -> Statement:
-    """Read one configuration file.
-
-    Parameters
-    ----------
-    path : Path
-        A .json, .yaml or .yml file.
-    kind : str, optional
-        Its kind, where a command states it; else its keys identify it.
-
-    Raises
-    ------
-    ConfigError
-        It cannot be read, is none of the known kinds, or has a value that breaks a rule.
-    """
+    """Read a .json, .yaml or .yml file; its keys identify its kind where none is given."""
     content = _parse(path, read_text(path))
     kind = kind or kind_of(content, is_json=path.suffix.lower() == ".json")
     if kind is None:
@@ -685,13 +602,7 @@ def read_file(path: Path, kind: Kind | None = None) -> Statement:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file.
-
-    Raises
-    ------
-    ConfigError
-        It is not there, not readable, too large or not UTF-8.
-    """
+    """Return the text of a file, which is UTF-8 and not too large for a configuration."""
     try:
         size = path.stat().st_size
         if size > _LARGEST_BYTES:

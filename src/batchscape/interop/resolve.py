@@ -94,24 +94,7 @@ def gather(
     devices: int | None,
     flags: Mapping[str, str],
 ) -> Setup:
-    """Read files and a command, and the files that they name.
-
-    Parameters
-    ----------
-    files : sequence of Path
-        Configurations, and at most one script with a launch command.
-    command : sequence of str
-        A launch command; empty where there is none.
-    devices : int or None
-        Processes in all, where the files leave it to the machine.
-    flags : mapping of str to str
-        Arguments of the user's own script, by the word that they stand for.
-
-    Raises
-    ------
-    ConfigError
-        One cannot be read, is of no known kind, or two of them are of the same kind.
-    """
+    """Read files and a command, and the files that they name; two of one kind are refused."""
     scripts = [path for path in files if not is_configuration(path)]
     if len(scripts) + bool(command) > 1:
         msg = "one launch command at a time: one script, or the command after --"

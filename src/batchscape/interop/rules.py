@@ -32,13 +32,7 @@ class Disagreement:
 
 
 def findings_of(setup: Setup, running: Running) -> list[Disagreement]:
-    """Return every disagreement, errors first.
-
-    Parameters
-    ----------
-    running : Running
-        As `resolve` gives it for the same setup.
-    """
+    """Return every disagreement of a setup and its resolved batch, errors first."""
     findings = [finding for rule in _RULES for finding in rule(setup, running)]
     return sorted(findings, key=lambda finding: finding.severity)
 

@@ -86,20 +86,7 @@ class ShellCommand:
 def commands_of(
     name: str, text: str, variables: Mapping[str, str] | None = None
 ) -> list[ShellCommand]:
-    """Return the commands of a script, one after the other.
-
-    Parameters
-    ----------
-    name : str
-        Of the script, for messages.
-    variables : mapping of str to str, optional
-        Those that are set when it begins.
-
-    Raises
-    ------
-    ConfigError
-        A line is more than an assignment or a command.
-    """
+    """Return the commands of a script; `variables` are set when it begins."""
     return list(_Script(name, dict(variables or {})).read(text + "\n\n"))
 
 

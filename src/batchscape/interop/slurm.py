@@ -81,18 +81,7 @@ class JobResources:
 
 
 def read_directives(name: str, text: str) -> JobResources:
-    """Read the `#SBATCH` lines of a script: those before its first command.
-
-    Parameters
-    ----------
-    name : str
-        Of the script, for messages.
-
-    Raises
-    ------
-    ConfigError
-        A number of nodes, tasks or GPUs is none.
-    """
+    """Read the `#SBATCH` lines of a script: those before its first command."""
     job = JobResources()
     for number, line in enumerate(text.splitlines(), start=1):
         if line.startswith(_DIRECTIVE):
@@ -109,20 +98,7 @@ def read_directives(name: str, text: str) -> JobResources:
 
 
 def read_options(where: str, words: Sequence[str], job: JobResources) -> JobResources:
-    """Return a job with the values that options of sbatch or srun set.
-
-    Parameters
-    ----------
-    where : str
-        Begins a message.
-    words : sequence of str
-        Other options among them are ignored.
-
-    Raises
-    ------
-    ConfigError
-        A number of nodes, tasks or GPUs is none: a variable whose value is not known, or a range.
-    """
+    """Return a job with the values that options of sbatch or srun set; others are ignored."""
     for option, value in _options(words):
         count = _gpus(option, value) if _NAMES[option].startswith("gpus") else value
         if count is None:

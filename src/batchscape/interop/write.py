@@ -38,30 +38,9 @@ def deepspeed_config(
     """Return the content of DeepSpeed's JSON file for one geometry.
 
     All three batch numbers are written, and DeepSpeed checks their product. It would derive a
-    missing one: from train_batch_size alone it takes one micro-step of the whole batch.
+    missing one: from train_batch_size alone it takes one micro-step of the whole batch. `bfloat16`
+    is autocast over float32 parameters, whose gradients are exchanged in float32 too.
 
-    Parameters
-    ----------
-    zero_stage : int
-        From 0 to 3: nothing is sharded; optimizer state; gradients too; parameters too.
-    precision : str
-        `float32`, or `bfloat16`: autocast over float32 parameters, whose gradients are exchanged
-        in float32 too.
-    gradient_clip_norm : float or None
-        Largest norm of the whole gradient; None: not clipped.
-
-    Returns
-    -------
-    dict
-        Plain values that JSON can carry.
-
-    Raises
-    ------
-    ConfigError
-        If DeepSpeed has no such stage or precision.
-
-    Notes
-    -----
     Source: https://www.deepspeed.ai/docs/config-json/, DeepSpeed 0.19.8.
     """
     if zero_stage not in range(4):
@@ -105,18 +84,10 @@ def accelerate_config(
 ) -> dict[str, Any]:
     """Return the content of the YAML for `accelerate launch --config_file`.
 
-    Without DeepSpeed it has no key for the accumulation: the script passes it to `Accelerator`.
+    Without DeepSpeed it has no key for the accumulation: the script passes it to `Accelerator`. A
+    DeepSpeed JSON holds precision and clipping too; its path is relative to the folder of the
+    command.
 
-    Parameters
-    ----------
-    precision : str
-        `float32` or `bfloat16`.
-    deepspeed_json : str, optional
-        Path of the DeepSpeed JSON, which then holds precision and clipping too; a relative one is
-        looked for in the folder that accelerate is called in.
-
-    Notes
-    -----
     Source: `accelerate.commands.config.config_args.ClusterConfig`, accelerate 1.15.
     """
     distributed = "MULTI_GPU" if geometry.data_parallel_size > 1 else "NO"
@@ -140,15 +111,7 @@ def trainer_arguments(
     precision: str = "float32",
     gradient_clip_norm: float | None = None,
 ) -> dict[str, Any]:
-    """Return keyword arguments of `transformers.TrainingArguments`.
-
-    Parameters
-    ----------
-    precision : str
-        `float32` or `bfloat16`.
-    gradient_clip_norm : float, optional
-        Largest norm of the gradient; None: not clipped, which the Trainer writes as 0.
-    """
+    """Return keyword arguments of `transformers.TrainingArguments`; no clipping is a norm of 0."""
     return {
         "per_device_train_batch_size": geometry.micro_batch_size,
         "gradient_accumulation_steps": geometry.gradient_accumulation_steps,
@@ -161,8 +124,6 @@ def trainer_arguments(
 def litgpt_config(geometry: BatchGeometry) -> dict[str, Any]:
     """Return the keys of a LitGPT YAML that cut the batch.
 
-    Notes
-    -----
     LitGPT has no key for the accumulation: it is the global batch // devices // micro-batch, which
     divides here by construction. Source: `litgpt.args.TrainArgs`, LitGPT 0.5.
     """
@@ -191,29 +152,7 @@ def write_configs(
     gradient_clip_norm: float | None = 1.0,
     zero_stage: int = 1,
 ) -> list[Path]:
-    """Write the files of every system for one geometry.
-
-    Parameters
-    ----------
-    out : Path
-        Folder; made if need be. Files of the same names that are there are replaced.
-    precision : str
-        `float32` or `bfloat16`.
-    gradient_clip_norm : float or None
-        Largest norm of the gradient; None: not clipped.
-    zero_stage : int
-        Of DeepSpeed.
-
-    Returns
-    -------
-    list of Path
-        What was written.
-
-    Raises
-    ------
-    ConfigError
-        The folder cannot be written to, or a library has no such setting.
-    """
+    """Write the files of every system for one geometry to a folder; return their paths."""
     if gradient_clip_norm is not None and not 0 < gradient_clip_norm < math.inf:
         msg = f"gradient_clip_norm must be above 0 and finite, or None; given {gradient_clip_norm}"
         raise ConfigError(msg)

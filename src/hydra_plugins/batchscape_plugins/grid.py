@@ -124,24 +124,7 @@ class GridSweeper(Sweeper):
         return self._task_function(self.expand(arguments))
 
     def expand(self, arguments: Sequence[str]) -> SweepCells:
-        """Return the grid that the sweep file and the arguments describe.
-
-        Parameters
-        ----------
-        arguments : sequence of str
-            Override lines of the command line, those of Hydra itself excluded.
-
-        Returns
-        -------
-        SweepCells
-
-        Raises
-        ------
-        ConfigError
-            If a grid cannot hold the values of a line.
-        hydra.errors.HydraException
-            If a line does not parse or does not compose.
-        """
+        """Return the grid of the sweep file and of the overrides of a command line."""
         parser = OverridesParser.create(config_loader=self._loader)
         from_file = parser.parse_overrides([f"{k}={_text(v)}" for k, v in self._params.items()])
         from_line = parser.parse_overrides(list(arguments))

@@ -100,7 +100,7 @@ class RunConfig:
             raise ConfigError(explain(error, cls, groups=("sweeps",))) from None
 
     def to_mapping(self, only: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return a nested dictionary that `from_mapping` accepts, of all fields or those in `only`."""
+        """Return a nested dictionary that `from_mapping` accepts, of all or `only` some fields."""
         plain: dict[str, Any] = _ADAPTER.dump_python(self, mode="json", by_alias=True, include=only)
         return plain
 

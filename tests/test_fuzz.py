@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import io
-import os
 import random
 import re
 import resource
-import subprocess
-import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from datetime import UTC, datetime
 from pathlib import Path
@@ -136,36 +132,9 @@ def test_what_is_changed_at_random_can_be_planned(bases: Bases) -> None:
 
 
 @pytest.mark.slow
-def test_thousands_of_configurations_and_command_lines(bases: Bases) -> None:
+def test_random_configurations_and_command_lines(bases: Bases) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    planned = fuzz_configurations(bases, 3_000, seed=1) + fuzz_lines(bases, 60, seed=1)
+    planned = fuzz_configurations(bases, 1_000, seed=1) + fuzz_lines(bases, 20, seed=1)
     added_gib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
-    print(f"3,060 cases: {planned} plans; {added_gib:.2f} GiB of memory more than before")
-    assert planned > 150
+    assert planned > 50
     assert added_gib < MOST_MEMORY_GIB
-
-
-@pytest.mark.slow
-def test_a_dozen_real_commands(bases: Bases, tmp_path: Path) -> None:
-    """As the lines above are in this process, but for what an interpreter of their own adds."""
-    lines = [random_line(bases, random.Random(f"real {number}")) for number in range(12)]
-
-    def call(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "batchscape", "plan", *arguments]
-        return subprocess.run(
-            command,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=200,
-            env={**os.environ, "PYTHONPATH": str(FAULTS)},
-        )
-
-    with ThreadPoolExecutor(2) as pool:
-        for arguments, ended in zip(lines, pool.map(call, lines), strict=True):
-            try:
-                check_end(ended.returncode, ended.stdout, ended.stderr)
-            except AssertionError as error:
-                error.add_note(f"{arguments}")
-                raise

@@ -201,31 +201,6 @@ def test_figures_are_written_by_device_and_the_page_has_their_tables(tmp_path, m
 
 
 @pytest.mark.usefixtures("of_benchmarks")
-def test_a_commit_is_dirty_where_code_differs_whatever_it_is_told(tmp_path, monkeypatch):
-    import results
-
-    def git(*arguments):
-        identity = ("-c", "user.name=N", "-c", "user.email=n@example.com")
-        command = ["git", "-C", tmp_path, *identity, *arguments]
-        return subprocess.check_output(command, text=True).strip()
-
-    monkeypatch.setattr(results, "ROOT", tmp_path)
-    monkeypatch.setenv("COMMIT", "told")
-    assert results.commit() == "told"  # a copy without a history
-    git("init")
-    (tmp_path / "code.py").touch()
-    git("add", ".")
-    git("commit", "-m", "first")
-    revision = git("rev-parse", "HEAD")
-    figures = tmp_path / "benchmarks" / "results" / "a-device" / "part.json"
-    figures.parent.mkdir(parents=True)
-    figures.touch()
-    assert results.commit() == revision
-    (tmp_path / "new.py").touch()
-    assert results.commit() == f"{revision}-dirty"
-
-
-@pytest.mark.usefixtures("of_benchmarks")
 def test_a_measurement_that_fails_dies_or_hangs_is_a_reason():
     from apart import apart
 
@@ -233,32 +208,6 @@ def test_a_measurement_that_fails_dies_or_hangs_is_a_reason():
     assert apart(math.sqrt, -1, limit_s=60)["reason"].startswith("ValueError: ")
     assert apart(os._exit, 3, limit_s=60) == {"reason": "its process ended with code 3"}
     assert apart(time.sleep, 600, limit_s=1) == {"reason": "not done after 1 s"}
-
-
-@pytest.mark.usefixtures("of_benchmarks")
-def test_each_variant_is_saved_at_once_and_some_alone_are_not(monkeypatch):
-    import variants
-
-    saved = []
-    first, *others = variants.VARIANTS
-    rows_by_variant = {first: {"reason": "it failed"}, **{name: {"step_s": 0.5} for name in others}}
-    monkeypatch.setattr(variants, "cuda_device", lambda: None)
-    monkeypatch.setattr(variants, "apart", lambda _, name, limit_s: rows_by_variant[name])  # noqa: ARG005
-    monkeypatch.setattr(
-        variants, "save", lambda _, rows, so_far: saved.append((len(rows), rows[-1], so_far))
-    )
-    monkeypatch.setattr(sys, "argv", ["variants.py", "--only", others[0]])
-    with pytest.raises(SystemExit, match="False"):
-        variants.main()
-    assert saved == []
-    monkeypatch.setattr(sys, "argv", ["variants.py"])
-    with pytest.raises(SystemExit, match="True"):
-        variants.main()
-    assert [rows for rows, _, _ in saved] == list(range(1, len(rows_by_variant) + 1))
-    assert [so_far for _, _, so_far in saved] == [True] * len(others) + [False]
-    nothing = dict.fromkeys(variants.FIGURES)
-    assert saved[0][1] == {"variant": first, **nothing, "reason": "it failed"}
-    assert saved[1][1] == {"variant": others[0], **nothing, "step_s": 0.5}
 
 
 @pytest.mark.usefixtures("of_benchmarks")
@@ -341,51 +290,3 @@ def test_a_run_that_did_not_end_has_no_figures_and_seeds_are_compared_in_pairs()
     assert compared["value"] == pytest.approx(2.0)
     assert compared["n"] == 1
     assert eager_over_compiled([]) == []
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("of_benchmarks")
-def test_the_critical_batch_is_fitted_to_steps_at_the_best_rates(tmp_path):
-    """On the CPU, and smaller."""
-    import critical_batch
-    from sweep import runs_of
-
-    small = [
-        *("launcher.device=cpu", "launcher.concurrent_runs=2", "engine.precision=float32"),
-        *("model=gpt_micro", "model.d_model=32", "model.n_layers=1", "data.sequence_length=32"),
-        *("batch.global_batch_size=4,16,64,256", "optimizer.learning_rate=0.004,0.016"),
-        *("budget.target_loss=3.2", "budget.samples=16384", "evaluation.every_samples=256"),
-        *("evaluation.samples=64", "evaluation.batch_size=64"),
-    ]
-    runs = runs_of(tmp_path / "swept" / "all", 300.0, *critical_batch.SETTINGS, *small)
-    rows, compared = critical_batch.found(tmp_path / "swept", 3.2)
-    assert [row["global_batch_size"] for row in rows] == [4, 4, 16, 16, 64, 64, 256, 256]
-    assert {(row["runs"], row["reached"]) for row in rows} == {(3, 3)}
-    for row in rows:
-        ends = [
-            run["optimizer_steps"]
-            for run in runs
-            if run["global_batch_size"] == row["global_batch_size"]
-            and run["learning_rate"] == row["learning_rate"]
-        ]
-        high = math.prod(ends) ** (1 / 3)  # a run stops at the evaluation that meets the target
-        between = 256 / row["global_batch_size"]
-        assert high - between <= row["steps_to_target"] <= high
-    for low, high in zip(rows[::2], rows[1::2], strict=True):
-        is_low = low["steps_to_target"] < high["steps_to_target"]
-        assert (low["best_rate"], high["best_rate"]) == (is_low, not is_low)
-    best = [row["steps_to_target"] for row in rows if row["best_rate"]]
-    assert best == sorted(best, reverse=True)
-    names = ["critical batch, samples", "exponent", "fewest optimizer steps", "fewest samples"]
-    assert [row["comparison"] for row in compared] == names
-    for row in compared:
-        assert row["n"] == 3
-        if row["value"] is None:
-            assert row["note"].startswith("not identified: ")
-        else:
-            assert row["low"] <= row["value"] <= row["high"]
-    rows, compared = critical_batch.found(tmp_path / "swept", 0.01)
-    assert {(row["reached"], row["best_rate"]) for row in rows} == {(0, False)}
-    assert compared == []
-    (tmp_path / "empty").mkdir()
-    assert critical_batch.found(tmp_path / "empty", 3.2) == ([], [])

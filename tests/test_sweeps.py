@@ -55,30 +55,6 @@ def triples(plan: Plan) -> set[tuple[int, int, int]]:
     }
 
 
-def test_the_studies() -> None:
-    assert set(NAMES) == {
-        "activation_checkpointing",
-        "batch_ramp",
-        "device_scaling",
-        "engines",
-        "equivalence",
-        "fewer_updates_digits",
-        "fixed_global_batch",
-        "fixed_global_batch_digits",
-        "learning_rate",
-        "learning_rate_digits",
-        "learning_rate_searched",
-        "memory_frontier",
-        "musev_224",
-        "optimizers",
-        "scaling_rule",
-        "sequence_length",
-        "vary_global_batch",
-        "vary_global_batch_digits",
-        "vary_micro_batch",
-    }
-
-
 DEMO = {"fixed_global_batch_digits", "fewer_updates_digits"}
 """What each change is tried on; the long tier has the others."""
 

@@ -337,8 +337,8 @@ def test_the_library_still_has_it(member: Member) -> None:
     if name == "_shutdown_workers" and has_it:
         found._shutdown_workers()
     assert has_it, (
-        f"{member.library} {installed} has no {member.path}, which {TESTED_VERSIONS[member.library]} has "
-        f"and which {member.files} need: {member.why}"
+        f"{member.library} {installed} has no {member.path}, which "
+        f"{TESTED_VERSIONS[member.library]} has and which {member.files} need: {member.why}"
     )
 
 

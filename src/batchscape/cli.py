@@ -203,8 +203,8 @@ def _run(arguments: list[str]) -> int:
 
 
 def _plan(arguments: list[str]) -> int:
-    parser = _Parser(prog="batchscape plan", add_help=False)
-    parser.add_argument("--json", action="store_true")
+    parser = _Parser("plan", add_help=False)
+    parser.add_json()
     parser.add_argument("--runs", metavar="DIR", type=Path, action="append", default=[])
     parser.add_argument("--picture", metavar="FILE", type=Path)
     parsed, settings = parser.parse_known_args(arguments)
@@ -247,9 +247,9 @@ def _plan(arguments: list[str]) -> int:
 
 def _geometry(arguments: list[str]) -> int:
     parser = _Parser(
-        prog="batchscape geometry",
+        "geometry",
         description="List every way to cut a global batch: devices x micro-batch x accumulation.",
-        epilog="Example: batchscape geometry --global 224 --devices 16",
+        example="batchscape geometry --global 224 --devices 16",
     )
     parser.add_argument(
         "--global", metavar="B", type=int, dest="total", required=True, help="samples in a step"
@@ -261,7 +261,7 @@ def _geometry(arguments: list[str]) -> int:
         "--max-micro", metavar="MOST", type=int, help="samples per rank and micro-step at most"
     )
     parser.add_argument("--max-accumulation", metavar="MOST", type=int, help="micro-steps at most")
-    parser.add_argument("--json", action="store_true", help="print the same as JSON")
+    parser.add_json()
     parsed = parser.parse_args(arguments)
     from batchscape.geometry import enumerate_geometries
     from batchscape.record.spec import plain_geometry
@@ -311,11 +311,11 @@ def _probe(arguments: list[str]) -> int:
 
 def _report(arguments: list[str]) -> int:
     parser = _Parser(
-        prog="batchscape report",
+        "report",
         description="Write a page, tables and figures of sweeps, and print what they say.",
-        epilog="Example: batchscape report outputs/fixed_global_batch",
+        example="batchscape report outputs/fixed_global_batch",
     )
-    parser.add_argument("dirs", metavar="DIR", nargs="+", type=Path, help="folder of a sweep")
+    parser.add_folders()
     parser.add_argument(
         "--out", type=Path, help="where to write; default: DIR/report; needed for several DIRs"
     )
@@ -334,30 +334,32 @@ def _report(arguments: list[str]) -> int:
         "default: all that were recorded. comparison.csv has them all",
     )
     parsed = parser.parse_args(arguments)
-    if parsed.out is None and len(parsed.dirs) > 1:
+    if parsed.out is None and len(parsed.folders) > 1:
         msg = "a report of several sweeps belongs to none of them: say where with --out DIR"
         raise ConfigError(msg)
     from batchscape.analysis import write_report
     from batchscape.record.folder import SweepFolder
 
-    out = parsed.out or SweepFolder(parsed.dirs[0]).report
-    write_report(parsed.dirs, out, targets=parsed.target, columns=parsed.columns).render(_console())
+    out = parsed.out or SweepFolder(parsed.folders[0]).report
+    write_report(parsed.folders, out, targets=parsed.target, columns=parsed.columns).render(
+        _console()
+    )
     return 0
 
 
 def _view(arguments: list[str]) -> int:
     parser = _Parser(
-        prog="batchscape view",
+        "view",
         description="Serve the page of sweeps to a browser on this machine, and make it anew as "
         "runs end. Nothing is written into their folders. Ctrl-C ends it, with code 0.",
-        epilog="Example: batchscape view outputs/fixed_global_batch",
+        example="batchscape view outputs/fixed_global_batch",
     )
-    parser.add_argument("dirs", metavar="DIR", nargs="+", type=Path, help="folder of a sweep")
+    parser.add_folders()
     parser.add_argument("--port", metavar="N", type=int, default=0, help="default: a free one")
     parsed = parser.parse_args(arguments)
     from batchscape.analysis.page.view import view
 
-    view(parsed.dirs, parsed.port, _console())
+    view(parsed.folders, parsed.port, _console())
     return 0
 
 
@@ -368,7 +370,7 @@ def _recommend(arguments: list[str]) -> int:
     if any(is_setting) and not {"--help", "-h"} & set(arguments):
         return _follow_recipe(arguments)
     parser = _Parser(
-        prog="batchscape recommend",
+        "recommend",
         usage="batchscape recommend DIR [DIR ...] [--devices N] [--memory-gib M] [--deadline T] "
         "[--target LOSS] [--json]\n       batchscape recommend key=value [key=value ...] "
         "[--devices N] [--runs DIR] [--out DIR] [--json]",
@@ -376,11 +378,11 @@ def _recommend(arguments: list[str]) -> int:
         "choice would cost. Given settings instead, before anything ran: the largest micro-batch "
         "that fits, all devices, accumulation for the rest of the global batch, a learning rate "
         "for it; each predicted, measured or computed.",
-        epilog="Examples: batchscape recommend outputs/fixed_global_batch --devices 2 --deadline "
+        example="batchscape recommend outputs/fixed_global_batch --devices 2 --deadline "
         "2h; batchscape recommend model=gpt2_124m batch.global_batch_size=640 cluster=h100_80g "
         "cluster.devices_per_node=8 --out configs",
     )
-    parser.add_argument("dirs", metavar="DIR", nargs="+", type=Path, help="folder of a sweep")
+    parser.add_folders()
     parser.add_argument(
         "--devices",
         metavar="N",
@@ -402,7 +404,7 @@ def _recommend(arguments: list[str]) -> int:
         type=float,
         help="held-out loss to reach; default: the lowest that all global batches reached",
     )
-    parser.add_argument("--json", action="store_true", help="print the same as JSON")
+    parser.add_json()
     parsed = parser.parse_args(arguments)
     from batchscape.analysis.decisions.evidence import gather
     from batchscape.analysis.decisions.recommend import Needs, recommend
@@ -411,7 +413,7 @@ def _recommend(arguments: list[str]) -> int:
     deadline_s = None if parsed.deadline is None else parse_duration(parsed.deadline)
     needs = Needs(parsed.devices, parsed.memory_gib, deadline_s)
     recommendations = [
-        recommend(evidence, needs) for evidence in gather(parsed.dirs, parsed.target)
+        recommend(evidence, needs) for evidence in gather(parsed.folders, parsed.target)
     ]
     if parsed.json:
         sys.stdout.write(as_json(recommendations) + "\n")
@@ -423,11 +425,11 @@ def _recommend(arguments: list[str]) -> int:
 
 def _follow_recipe(arguments: list[str]) -> int:
     """Recommend a geometry for settings of which nothing was measured."""
-    parser = _Parser(prog="batchscape recommend", add_help=False)
+    parser = _Parser("recommend", add_help=False)
     parser.add_argument("--devices", metavar="N", type=int)
     parser.add_argument("--runs", metavar="DIR", type=Path, action="append", default=[])
     parser.add_argument("--out", metavar="DIR", type=Path)
-    parser.add_argument("--json", action="store_true")
+    parser.add_json()
     parsed, settings = parser.parse_known_args(arguments)
     run_options = [word for word in settings if word.partition("=")[0] in _RUN_OPTIONS]
     if run_options:
@@ -458,11 +460,11 @@ _RUN_OPTIONS = ("--deadline", "--memory-gib", "--target")
 
 def _analyze(arguments: list[str]) -> int:
     parser = _Parser(
-        prog="batchscape analyze",
+        "analyze",
         description="Fit how optimizer steps trade against the global batch in a table of your "
         "own: loss curves, or steps to a target loss, one row a measurement or run; or seek the "
         "learning rates of the lowest final losses. Columns: docs/analysis_tables.md.",
-        epilog="Example: batchscape analyze steps.csv --group model --reference-batch 256",
+        example="batchscape analyze steps.csv --group model --reference-batch 256",
     )
     parser.add_argument("table", metavar="TABLE", type=Path, help=".csv, .tsv, .parquet or .jsonl")
     parser.add_argument(
@@ -571,18 +573,18 @@ def _analyze(arguments: list[str]) -> int:
 
 def _status(arguments: list[str]) -> int:
     parser = _Parser(
-        prog="batchscape status",
+        "status",
         description="Show what a sweep has done, what runs now, what failed and why, and what the "
         "same command would do next; also while it runs. docs/statuses.md explains the words.",
-        epilog="Example: batchscape status outputs/fixed_global_batch",
+        example="batchscape status outputs/fixed_global_batch",
     )
-    parser.add_argument("dir", metavar="DIR", type=Path, help="folder of a sweep")
-    parser.add_argument("--json", action="store_true", help="print all of it as JSON, every run")
+    parser.add_folder()
+    parser.add_json()
     parsed = parser.parse_args(arguments)
     from batchscape.record.folder import SweepFolder
     from batchscape.record.overview import overview
 
-    sweep = SweepFolder(parsed.dir)
+    sweep = SweepFolder(parsed.folder)
     # Before its grid, a search has trials alone.
     state = overview(
         sweep if sweep.runs.exists() or not sweep.search.runs.exists() else sweep.search
@@ -604,19 +606,19 @@ def _status(arguments: list[str]) -> int:
 
 def _cancel(arguments: list[str]) -> int:
     parser = _Parser(
-        prog="batchscape cancel",
+        "cancel",
         description="End the jobs of a sweep that launcher=slurm has submitted. Runs at work are "
         "asked for a checkpoint; the same command goes on with them later.",
-        epilog="Example: batchscape cancel outputs/fixed_global_batch",
+        example="batchscape cancel outputs/fixed_global_batch",
     )
-    parser.add_argument("dir", metavar="DIR", type=Path, help="folder of a sweep")
+    parser.add_folder()
     parsed = parser.parse_args(arguments)
     from batchscape.launch.slurm import cancel
     from batchscape.record.folder import SweepFolder
 
-    sweep = SweepFolder(parsed.dir)
+    sweep = SweepFolder(parsed.folder)
     if not sweep.slurm.is_dir():
-        msg = f"{parsed.dir} has no jobs: nothing was launched there with launcher=slurm"
+        msg = f"{parsed.folder} has no jobs: nothing was launched there with launcher=slurm"
         raise ConfigError(msg)
     count = cancel(sweep)
     _console().print(f"Jobs cancelled: {count}")
@@ -625,14 +627,14 @@ def _cancel(arguments: list[str]) -> int:
 
 def _sync(arguments: list[str]) -> int:
     parser = _Parser(
-        prog="batchscape sync",
+        "sync",
         description="Upload every ended run that Weights & Biases does not have yet: written "
         "offline, run without a tracker, or gone on with since; and DIR/report, if there is one "
         "and a run has begun. A second call uploads nothing. Exit code: 0; 1 if a run, its name or "
         "the report was not uploaded; 2 if none can be (no key, no network).",
-        epilog="Example: batchscape sync outputs/fixed_global_batch",
+        example="batchscape sync outputs/fixed_global_batch",
     )
-    parser.add_argument("dirs", metavar="DIR", nargs="+", type=Path, help="folder of a sweep")
+    parser.add_folders()
     new = "of runs that W&B has not seen; default: their own settings"
     parser.add_argument("--project", help=f"project {new}")
     parser.add_argument("--entity", help=f"user or team {new}")
@@ -647,7 +649,7 @@ def _sync(arguments: list[str]) -> int:
     from batchscape.tracking.sync import sync
 
     done = sync(
-        parsed.dirs,
+        parsed.folders,
         _console(),
         project=parsed.project,
         entity=parsed.entity,
@@ -658,15 +660,15 @@ def _sync(arguments: list[str]) -> int:
 
 def _doctor(arguments: list[str]) -> int:
     parser = _Parser(
-        prog="batchscape doctor",
+        "doctor",
         description="Show what this machine has, what is missing or broken, and how to repair it. "
         "Exit code: 0; 1 if something is missing that the default sweep needs.",
-        epilog="Example: batchscape doctor --json",
+        example="batchscape doctor --json",
     )
     parser.add_argument(
         "--dir", type=Path, default=Path("outputs"), help="where sweeps go; default: outputs"
     )
-    parser.add_argument("--json", action="store_true", help="print the same as JSON")
+    parser.add_json()
     parsed = parser.parse_args(arguments)
     from batchscape.doctor import as_json, as_table, examine, is_fit
 
@@ -683,7 +685,7 @@ _FLAG = "--flag"
 
 def _check_config(arguments: list[str]) -> int:
     parser = _Parser(
-        prog="batchscape check-config",
+        "check-config",
         usage="batchscape check-config [FILE ...] [--devices N] [--flag NAME=WORD] [--json] "
         "[-- COMMAND ...]",
         description="Say whether files that are used together agree on devices, micro-batch, "
@@ -692,7 +694,7 @@ def _check_config(arguments: list[str]) -> int:
         "LLaMA-Factory v1, torchtune or LitGPT (.json, .yaml), or a script with a launch command; "
         "files that a command names are read too. Nothing is guessed: what is missing is named. "
         "Exit code: 0, also where it cannot tell; 1 if they disagree; 2 if one cannot be read.",
-        epilog="Example: batchscape check-config ds.json -- torchrun --nproc_per_node 8 train.py "
+        example="batchscape check-config ds.json -- torchrun --nproc_per_node 8 train.py "
         "--per_device_train_batch_size 2 --deepspeed ds.json",
     )
     parser.add_argument("files", metavar="FILE", nargs="*", type=Path)
@@ -711,7 +713,7 @@ def _check_config(arguments: list[str]) -> int:
         "gradient_accumulation_steps or global_batch_size (samples); for one in tokens "
         "global_batch_tokens and sequence_length; once for each",
     )
-    parser.add_argument("--json", action="store_true", help="print the same as JSON")
+    parser.add_json()
     # The words behind -- are a command with options of its own.
     end = arguments.index("--") if "--" in arguments else len(arguments)
     # The parser would take `--NAME=WORD` behind --flag for an option of its own.
@@ -736,11 +738,11 @@ def _check_config(arguments: list[str]) -> int:
 
 def _configs(arguments: list[str]) -> int:
     parser = _Parser(
-        prog="batchscape configs",
+        "configs",
         description="Write a DeepSpeed JSON, accelerate configs, TrainingArguments, a LitGPT "
         "config and a torchrun command that all say the same geometry. Any values that determine "
         "the rest are enough.",
-        epilog="Example: batchscape configs --devices 8 --micro 2 --global 64 --out configs",
+        example="batchscape configs --devices 8 --micro 2 --global 64 --out configs",
     )
     parser.add_argument("--devices", metavar="D", type=int, help="data-parallel ranks in all")
     parser.add_argument("--nodes", metavar="N", type=int, help="machines; default: 1")
@@ -784,8 +786,18 @@ def _configs(arguments: list[str]) -> int:
 class _Parser(argparse.ArgumentParser):
     """Refuses bad options by a `ConfigError`, with the option that may be meant."""
 
-    def __init__(self, **options: Any) -> None:  # noqa: ANN401  (argparse's own)
-        super().__init__(allow_abbrev=False, **options)
+    def __init__(self, verb: str, *, example: str = "", **options: Any) -> None:  # noqa: ANN401
+        epilog = f"Example: {example}"
+        super().__init__(f"batchscape {verb}", allow_abbrev=False, epilog=epilog, **options)
+
+    def add_folder(self) -> None:
+        self.add_argument("folder", metavar="DIR", type=Path, help="folder of a sweep")
+
+    def add_folders(self) -> None:
+        self.add_argument("folders", metavar="DIR", nargs="+", type=Path, help="folder of a sweep")
+
+    def add_json(self) -> None:
+        self.add_argument("--json", action="store_true", help="print the same as JSON")
 
     def error(self, message: str) -> NoReturn:
         unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0]

@@ -77,7 +77,7 @@ def compose(arguments: Sequence[str], program: str) -> SweepCells | None:
     output = io.StringIO()
     try:
         # Hydra prints settings as they are, with secrets.
-        with _called_as(command), redirect_stdout(output) if shows_settings else nullcontext():
+        with _command_line(command), redirect_stdout(output) if shows_settings else nullcontext():
             application()
     except BatchscapeError:
         raise
@@ -98,7 +98,7 @@ def compose(arguments: Sequence[str], program: str) -> SweepCells | None:
 
 
 @contextmanager
-def _called_as(command: list[str]) -> Iterator[None]:
+def _command_line(command: list[str]) -> Iterator[None]:
     """Give Hydra its command line, and have it raise errors instead of printing and leaving."""
     argv, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv, os.environ["HYDRA_FULL_ERROR"] = command, "1"

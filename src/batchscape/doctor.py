@@ -86,7 +86,7 @@ def examine(outputs: Path) -> list[Finding]:
         "Slurm": partial(slurm, outputs),
     }
     with ThreadPoolExecutor(len(probes)) as pool:
-        futures = [pool.submit(_findings, what, probe) for what, probe in probes.items()]
+        futures = [pool.submit(_run_probe, what, probe) for what, probe in probes.items()]
         return [finding for future in futures for finding in future.result()]
 
 
@@ -116,7 +116,7 @@ def as_table(findings: list[Finding]) -> Group:
     return Group(table, verdict)
 
 
-def _findings(what: str, probe: Callable[[], list[Finding]]) -> list[Finding]:
+def _run_probe(what: str, probe: Callable[[], list[Finding]]) -> list[Finding]:
     try:
         return probe()
     except Exception as error:  # noqa: BLE001  (whatever is broken here is to be shown)

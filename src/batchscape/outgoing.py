@@ -78,7 +78,7 @@ Source: OWASP, CSV injection, https://owasp.org/www-community/attacks/CSV_Inject
 
 def redact(text: str) -> str:
     """Return a text with every secret replaced by its name: `[WANDB_API_KEY]`."""
-    return text if len(text) < _SHORTEST else _redacted(text, _secrets())
+    return text if len(text) < _SHORTEST else _redact_text(text, _secrets())
 
 
 def redact_json(content: Any) -> Any:  # noqa: ANN401  (of JSON)
@@ -179,7 +179,7 @@ def _is_long(value: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _redacted(text: str, secrets: tuple[tuple[str, str], ...]) -> str:
+def _redact_text(text: str, secrets: tuple[tuple[str, str], ...]) -> str:
     for name, value in secrets:
         text = text.replace(value, f"[{name}]")
     return _without_tokens(_NAMED.sub(r"\1\2[\1]", text))

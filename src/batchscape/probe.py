@@ -100,9 +100,9 @@ def probe(grid: SweepCells, machine: Machine, console: Console) -> LargestMicroB
     if len(grid.cells) > 1:
         msg = f"`probe` is about one combination of settings; given {len(grid.cells)}"
         raise ConfigError(msg)
-    settings = _shortened(grid.cells[0].settings, machine)
+    settings = _short_settings(grid.cells[0].settings, machine)
     candidates = _candidates(settings)
-    sweep, specs = _planned(grid, settings, candidates, machine)
+    sweep, specs = _plan_trainings(grid, settings, candidates, machine)
     limit_gib = _limit_gib(specs[0], machine)
     reports = predict_memories(specs)
     peaks_gib = [r.peak_allocated_gib for r in reports if r.peak_allocated_gib is not None]
@@ -165,7 +165,7 @@ def fits_by_micro_batch(
     machine: Machine,
 ) -> dict[int, bool]:
     """Return which micro-batches fit, of those that `probe` has trained on devices like these."""
-    sweep, specs = _planned(grid, _shortened(settings, machine), geometries, machine)
+    sweep, specs = _plan_trainings(grid, _short_settings(settings, machine), geometries, machine)
     fits = {}
     for spec in specs:
         folder = sweep.run(spec.run_id)
@@ -244,7 +244,7 @@ def _answer(answer: LargestMicroBatch) -> str:
     )
 
 
-def _shortened(settings: dict[str, Any], machine: Machine) -> dict[str, Any]:
+def _short_settings(settings: dict[str, Any], machine: Machine) -> dict[str, Any]:
     """Return settings for a few steps that take as much memory as the whole training."""
     settings = set_values(settings, _SHORT)
     settings |= {"schedule": {"name": "constant", "warmup_samples": 0}, "tracker": {"name": "none"}}
@@ -274,7 +274,7 @@ def _candidates(settings: dict[str, Any]) -> tuple[BatchGeometry, ...]:
     )
 
 
-def _planned(
+def _plan_trainings(
     grid: SweepCells,
     settings: dict[str, Any],
     candidates: Sequence[BatchGeometry],

@@ -127,13 +127,13 @@ def jobs(ids: Iterable[str]) -> dict[str, Job]:
     names = sorted(set(ids))
     if not names:
         return {}
-    jobs_by_name = _queued(names)
+    jobs_by_name = _jobs_of_queue(names)
     ended = [name for name in names if name not in jobs_by_name or jobs_by_name[name].state.is_over]
     if ended:
         # There may be no accounting; its database may be down, or behind the controller, which
         # alone knows which jobs live.
         with suppress(SchedulerError):
-            for name, job in _accounted(ended).items():
+            for name, job in _jobs_of_accounting(ended).items():
                 if job.state.is_over:
                     restarts = jobs_by_name[name].restarts if name in jobs_by_name else None
                     jobs_by_name[name] = Job(name, job.state, job.reason, restarts, job.nodes)
@@ -191,7 +191,7 @@ _QUEUE_FIELDS = {
 """Fields by their widths: a reason is a sentence, and no character is sure not to be in it."""
 
 
-def _queued(ids: list[str]) -> dict[str, Job]:
+def _jobs_of_queue(ids: list[str]) -> dict[str, Job]:
     fields = ",".join(f"{name}:{width}" for name, width in _QUEUE_FIELDS.items())
     command = ("squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(ids)}")
     answer = _ask(*command, f"--Format={fields}", allowed="Invalid job id")
@@ -208,7 +208,7 @@ def _queued(ids: list[str]) -> dict[str, Job]:
     return jobs_by_name
 
 
-def _accounted(ids: list[str]) -> dict[str, Job]:
+def _jobs_of_accounting(ids: list[str]) -> dict[str, Job]:
     """Return jobs of accounting, which not every cluster has."""
     command = ("sacct", "--noheader", "--parsable2", f"--jobs={','.join(ids)}")
     fields = "--format=JobID,JobIDRaw,State,ExitCode,NodeList"

@@ -186,7 +186,7 @@ def _add_imports(files: dict[str, Path], counts: Callable[[_Place], bool]) -> No
     places: dict[str, _Place | None] = {}
     queue = list(files.items())
     while queue:
-        for name in _imported(*queue.pop()):
+        for name in _imported_names(*queue.pop()):
             top, *inner = name.split(".")
             if top not in places:
                 is_excluded = top in sys.stdlib_module_names or top == _THIS_PACKAGE
@@ -202,7 +202,7 @@ def _add_imports(files: dict[str, Path], counts: Callable[[_Place], bool]) -> No
                 place, module = place.inner(inner[0]), f"{module}.{inner.pop(0)}"
 
 
-def _imported(module: str, file: Path) -> Iterator[str]:
+def _imported_names(module: str, file: Path) -> Iterator[str]:
     """Return what a module may import: names of modules, and of what is in them."""
     if file.suffix != ".py":
         return

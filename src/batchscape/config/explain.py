@@ -81,7 +81,7 @@ def explained(settings: Mapping[str, Any], owner: type = RunConfig) -> Iterator[
     hints = get_type_hints(owner, include_extras=True)
     for key, value in settings.items():
         name = names.get(key, "")
-        member = _chosen(hints.get(name), value)
+        member = _chosen_member(hints.get(name), value)
         if member is not None:
             about = inspect.cleandoc(member.__doc__ or "").partition("\n\n")[0]
             yield from [*_comment(about), f"{key}:"]
@@ -94,7 +94,7 @@ def explained(settings: Mapping[str, Any], owner: type = RunConfig) -> Iterator[
         ).splitlines()
 
 
-def _chosen(hint: object, value: object) -> type | None:
+def _chosen_member(hint: object, value: object) -> type | None:
     """Return the dataclass that the settings of a group choose; None where there is none."""
     members = members_of(hint) if isinstance(value, Mapping) else []
     if isinstance(value, Mapping) and len(members) > 1:

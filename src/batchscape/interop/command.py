@@ -148,7 +148,7 @@ def _read_launcher(
     }
     devices = nodes = accumulation = clipping = precision = None
     if launcher in {"torchrun", "paddle"}:
-        nodes, per_node = _fixed_nodes(source), _per_node(source, job)
+        nodes, per_node = _fixed_nodes(source), _processes_per_node(source, job)
         devices = None if per_node is None else _over_nodes(per_node, nodes)
     elif launcher == "deepspeed":
         nodes, devices = _deepspeed_devices(source)
@@ -212,7 +212,7 @@ def _fixed_nodes(source: Source) -> Value[int]:
     return nodes or Value(1, "nnodes")
 
 
-def _per_node(source: Source, job: JobResources) -> Value[int] | None:
+def _processes_per_node(source: Source, job: JobResources) -> Value[int] | None:
     raw = source.content.get("nproc_per_node")
     if raw in {"auto", "cpu", "gpu", "xpu"}:
         # Counted on the machine when it starts.
@@ -254,14 +254,14 @@ _COUNTS = {
     *("include", "devices", "gpus", "ips"),
 }
 """Options of launchers that say how many processes start."""
-_READ = {
+_KNOWN_OPTIONS = {
     *("mixed_precision", "deepspeed", "deepspeed_config", "config", "config_file"),
     "deepspeed_config_file",
 }
 """Other options that must be known; options that do not concern the batch need not be."""
 COMMAND_LINE = "command line"
 """Name of a command of the command line, and not of a script."""
-_GIVE = "give the command with its values after --"
+_ADVICE = "give the command with its values after --"
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,7 @@ def read_flags(texts: Sequence[str]) -> dict[str, str]:
     flags: dict[str, str] = {}
     for text in texts:
         name, _, word = text.partition("=")
-        name = _key(name)
+        name = _option_name(name)
         if not name or word not in FLAG_WORDS:
             msg = (
                 f"--flag is NAME=WORD, an argument of your script and one of "
@@ -351,12 +351,12 @@ def read_script(
         raise ConfigError(msg)
     ((command, launcher),) = chosen
     where = name if name == COMMAND_LINE else f"{name}:{command.line}"
-    return _read(
+    return _read_command(
         where, command, *launcher, job=job, flags=flags or {}, has_device_count=has_device_count
     )
 
 
-def _read(
+def _read_command(
     name: str,
     command: ShellCommand,
     launcher: Launcher,
@@ -368,10 +368,10 @@ def _read(
 ) -> Launch:
     for word in command.words:
         if re.match(r"\$\{\w+:?\+", word):
-            msg = f"{name}: what {word} holds only running the script would tell; {_GIVE}"
+            msg = f"{name}: what {word} holds only running the script would tell; {_ADVICE}"
             raise ConfigError(msg)
-    options, rest = _leading(command.words[start:], FLAGS[launcher])
-    script_options = _options(rest if launcher == "litgpt" else rest[1:], flags)
+    options, rest = _launcher_options(command.words[start:], FLAGS[launcher])
+    script_options = _script_options(rest if launcher == "litgpt" else rest[1:], flags)
     for key in flags.values():
         if key not in script_options:
             present = ", ".join(f"--{option}" for option in script_options) or "none"
@@ -381,13 +381,15 @@ def _read(
     counted = script_options if launcher == "litgpt" else options
     uncounted = [key for key in counted if key in _COUNTS and is_unknown(counted[key])]
     for key, value in {**options, **script_options}.items():
-        is_read = key in {*_READ, *flags.values()} or is_of_batch(key) or is_parallelism(key)
+        is_read = (
+            key in {*_KNOWN_OPTIONS, *flags.values()} or is_of_batch(key) or is_parallelism(key)
+        )
         if is_unknown(value) and (is_read or (key in uncounted and not has_device_count)):
             by_slurm = ", or its #SBATCH line" if "SLURM_" in value else ""
             option = "add --devices N, " if key in uncounted else ""
             msg = (
                 f"{name}: --{key} is {value}, which only running the script would tell; {option}"
-                f"set the variable in the script{by_slurm}, or {_GIVE}"
+                f"set the variable in the script{by_slurm}, or {_ADVICE}"
             )
             raise ConfigError(msg)
     for key in uncounted:
@@ -460,7 +462,9 @@ def _files(
     return tuple(files)
 
 
-def _leading(words: Sequence[str], flags: frozenset[str]) -> tuple[dict[str, str], list[str]]:
+def _launcher_options(
+    words: Sequence[str], flags: frozenset[str]
+) -> tuple[dict[str, str], list[str]]:
     """Read the options of a launcher, up to the script."""
     options: dict[str, str] = {}
     index = 0
@@ -477,7 +481,7 @@ def _leading(words: Sequence[str], flags: frozenset[str]) -> tuple[dict[str, str
     return options, list(words[index:])
 
 
-def _options(words: Sequence[str], flags: Mapping[str, str]) -> dict[str, str]:
+def _script_options(words: Sequence[str], flags: Mapping[str, str]) -> dict[str, str]:
     """Read the arguments of a script; the last of several wins, as argparse has it.
 
     `--name value`, `--name=value`, and as Hydra has it `name=value`; what the user names may have
@@ -486,15 +490,15 @@ def _options(words: Sequence[str], flags: Mapping[str, str]) -> dict[str, str]:
     options: dict[str, str] = {}
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
-        is_short = word.startswith("-") and _key(name) in flags.values()
+        is_short = word.startswith("-") and _option_name(name) in flags.values()
         if not (word.startswith("--") or is_short or (equals and re.match(r"[+\w]", name))):
             continue
         following = words[index + 1] if index + 1 < len(words) else "--"
         if not equals and not following.startswith("--"):
             value = following
-        options[_key(name)] = value
+        options[_option_name(name)] = value
     return options
 
 
-def _key(name: str) -> str:
+def _option_name(name: str) -> str:
     return name.lstrip("-+").replace("-", "_")

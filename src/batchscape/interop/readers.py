@@ -410,7 +410,7 @@ def _flat_items(content: Mapping[str, object]) -> Iterator[tuple[str, object]]:
             yield str(key), value
 
 
-def _numbers(
+def _batch_numbers(
     source: Source, kind: Kind, flags: Mapping[str, str], *, auto: bool = False
 ) -> dict[str, Any]:
     """Read the numbers of a batch: the user's own names go before those of the kind."""
@@ -463,7 +463,7 @@ def read_deepspeed(source: Source) -> Statement:
     return Statement(
         "deepspeed",
         source.name,
-        **_numbers(source, "deepspeed", {}, auto=True),
+        **_batch_numbers(source, "deepspeed", {}, auto=True),
         precision=precision,
         clipping=source.number("gradient_clipping", auto=True),
         others={
@@ -527,9 +527,9 @@ def read_program(source: Source, kind: Kind, flags: Mapping[str, str] | None = N
         msg = f"{source.name}: batching_strategy {strategy} fills a batch by tokens, not by samples"
         raise ConfigError(msg)
     if kind in {"trainer", "axolotl"}:
-        numbers = _numbers(source, kind, flags or {}) | _of_trainer(source, kind)
+        numbers = _batch_numbers(source, kind, flags or {}) | _trainer_fields(source, kind)
     else:
-        numbers = _numbers(flat, kind, flags or {})
+        numbers = _batch_numbers(flat, kind, flags or {})
     if kind == "litgpt":
         # Of one node, as LitGPT counts them.
         numbers["nodes"] = source.count("num_nodes")
@@ -540,7 +540,7 @@ def read_program(source: Source, kind: Kind, flags: Mapping[str, str] | None = N
     return Statement(kind, source.name, clipping=source.number("max_grad_norm"), **numbers)
 
 
-def _of_trainer(source: Source, kind: Kind) -> dict[str, Any]:
+def _trainer_fields(source: Source, kind: Kind) -> dict[str, Any]:
     """Return precision, switches and the DeepSpeed JSON of `TrainingArguments`."""
     # axolotl asks the device; its "full" has no autocast.
     is_axolotl = kind == "axolotl"

@@ -251,7 +251,7 @@ def resolve(setup: Setup) -> Running:
     """Resolve the batch: three numbers determine the fourth, and four may contradict each other."""
     system = _system(setup)
     devices = _devices(setup)
-    micro, accumulation, total = _parts(system, setup, devices)
+    micro, accumulation, total = _numbers_of(system, setup, devices)
     facts = {
         "data_parallel_size": devices,
         "micro_batch_size": micro,
@@ -339,13 +339,13 @@ def _devices(setup: Setup) -> Fact | None:
     return fact
 
 
-Parts = tuple[Fact | None, Fact | None, Fact | None]
+BatchNumbers = tuple[Fact | None, Fact | None, Fact | None]
 """Micro-batch, accumulation and samples per optimizer step."""
 
 
-def _parts(system: str, setup: Setup, devices: Fact | None) -> Parts:
+def _numbers_of(system: str, setup: Setup, devices: Fact | None) -> BatchNumbers:
     if system == "accelerate":
-        return _of_accelerate(setup)
+        return _accelerate_numbers(setup)
     # The Trainer does its accumulation itself, whatever a DeepSpeed JSON says.
     places = (setup.deepspeed,) if system == "deepspeed" else setup.programs
     micro, accumulation, total = (
@@ -361,7 +361,7 @@ def _parts(system: str, setup: Setup, devices: Fact | None) -> Parts:
     return micro, accumulation, total
 
 
-def _of_accelerate(setup: Setup) -> Parts:
+def _accelerate_numbers(setup: Setup) -> BatchNumbers:
     """Return the numbers of `Accelerator`: the launcher's accumulation overrides the script's."""
     json, program = setup.deepspeed, setup.program
     # The total of a DeepSpeed JSON is compared with the product, and decides nothing.

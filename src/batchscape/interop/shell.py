@@ -31,7 +31,7 @@ _REFUSED = frozenset(
 _SURROUNDINGS = re.compile(r"activate|conda|mamba|profile|bashrc|modules?\.sh|setvars\.sh")
 """Files that are sourced to set up programs; they do not concern the batch."""
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
-_GIVE = "give the command with its values: batchscape check-config -- COMMAND"
+_ADVICE = "give the command with its values: batchscape check-config -- COMMAND"
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 _OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: int.__add__,
@@ -149,7 +149,7 @@ class _Script:
                 what = "$" + text[at + 1] if text[at] == "$" else text[at]
                 msg = (
                     f"{self.name}: what {what} begins in line {line} is not closed, or nested too "
-                    f"deeply; {_GIVE}"
+                    f"deeply; {_ADVICE}"
                 )
                 raise ConfigError(msg)
             at = token.end()
@@ -158,7 +158,7 @@ class _Script:
     def _refusal(self, what: str) -> ConfigError:
         return ConfigError(
             f"{self.name}: line {self.line} has {what}, and a script is read that has assignments, "
-            f"#SBATCH lines and one launch command; {_GIVE}"
+            f"#SBATCH lines and one launch command; {_ADVICE}"
         )
 
     def _statement(self, statement: list[Word], beside: str) -> Iterator[ShellCommand]:

@@ -63,7 +63,7 @@ class Drawing:
             [sys.executable, "-c", _BOOT, *paths],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # Ctrl-C ends the caller, and the end of what it reads ends this one.
+            # Ctrl-C ends the caller, and the end of its input ends this process.
             start_new_session=True,
         )
         return self

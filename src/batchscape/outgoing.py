@@ -71,7 +71,7 @@ _CONTROL = re.compile(
     "]"
 )
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # noqa: RUF001
-"""What spreadsheets take for the begin of a formula.
+"""Characters that begin a formula of a spreadsheet.
 
 Source: OWASP, CSV injection, https://owasp.org/www-community/attacks/CSV_Injection."""
 

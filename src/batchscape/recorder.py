@@ -234,7 +234,7 @@ class Recorder:
             row["eval_labels"] = _count("eval_labels", eval_labels, 1)
         elapsed = self._elapsed()
         row |= _numbers(evaluation_s=elapsed if evaluation_s is None else evaluation_s)
-        # What the evaluation did not take belongs to the step that is under way.
+        # The rest of the time belongs to the step that is under way.
         self._mark -= max(elapsed - row["evaluation_s"], 0.0)
         self._write("evaluation", {**row, "train_time_s": self._train_time_s})
 
@@ -243,7 +243,7 @@ class Recorder:
         self._mark = time.perf_counter()
 
     def problem(self, message: str) -> None:
-        """Say what makes the run invalid, such as a batch other than the one asked for."""
+        """Record why the run is invalid, such as a batch other than the one asked for."""
         self._write("problem", {"message": str(message)})
 
     def close(self) -> None:
@@ -319,7 +319,7 @@ def _count(name: str, value: object, least: int) -> int:
     try:
         if isinstance(value, bool):
             raise TypeError
-        count = operator.index(value)  # type: ignore[arg-type]  # what has no index is refused
+        count = operator.index(value)  # type: ignore[arg-type]  # a value without index is refused
     except TypeError:
         msg = f"{name} must be an int, got {value!r}"
         raise ConfigError(msg) from None
@@ -338,7 +338,7 @@ def _numbers(**values: Number | None) -> dict[str, float]:
         try:
             if isinstance(value, str | bytes | bool):
                 raise TypeError
-            row[name] = float(value)  # type: ignore[arg-type]  # what is no float is refused
+            row[name] = float(value)  # type: ignore[arg-type]  # a value that is no float is refused
         except (TypeError, ValueError, OverflowError, RuntimeError):
             text = repr(value)
             text = text if len(text) <= 60 else f"{text[:60]}..."

@@ -240,7 +240,7 @@ def _ended_text(state: str, exit_code: str) -> str:
 
 
 def _state(name: str) -> JobState:
-    """Return what a state means; `CANCELLED by 1000` tells the user, too."""
+    """Return our state for one of Slurm, such as `CANCELLED by 1000`."""
     try:
         return _STATES[name.split(maxsplit=1)[0]]
     except (KeyError, IndexError):

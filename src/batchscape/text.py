@@ -1,4 +1,4 @@
-"""Words of messages: counts, lists, durations, sizes, and what an unknown name may mean."""
+"""Words of messages: counts, lists, durations, sizes, and suggestions for unknown names."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def near_names(name: str, names: Iterable[str], most: int = 1, share: float = 0.
 
 
 def did_you_mean(names: Sequence[str]) -> str:
-    """End what a message says of an unknown name with those that may be meant."""
+    """End a message about an unknown name with the names that may be meant."""
     return f"; did you mean {list_text(names)}?" if names else "."
 
 

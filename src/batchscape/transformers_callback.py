@@ -34,7 +34,7 @@ __all__ = ["BatchscapeCallback"]
 
 
 class BatchscapeCallback(TrainerCallback):
-    """Records what a `Trainer` does, see the module.
+    """Records the steps and evaluations of a `Trainer`, see the module.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ class BatchscapeCallback(TrainerCallback):
         logs: Mapping[str, Any] | None = None,
         **kwargs: object,
     ) -> None:
-        """Record a step with what was logged of it."""
+        """Record a step with its log."""
         if self._recorder is None or not logs or "loss" not in logs:
             return
         if state.global_step <= self._recorded:

@@ -203,7 +203,7 @@ def _add_imports(files: dict[str, Path], counts: Callable[[_Place], bool]) -> No
 
 
 def _imported_names(module: str, file: Path) -> Iterator[str]:
-    """Return what a module may import: names of modules, and of what is in them."""
+    """Yield the modules that a module may import, and names that may be modules."""
     if file.suffix != ".py":
         return
     tree = ast.Module([], [])

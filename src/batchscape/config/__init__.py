@@ -1,9 +1,9 @@
-"""Every setting of one run, with its unit and what it decides, validated once before a launch.
+"""Every setting of one run, with its unit and its effect, validated once before a launch.
 
 `RunConfig.from_mapping` takes the plain mapping that Hydra composed (or that a test wrote) and
 either returns a validated configuration or raises `ConfigError` with one line per problem.
-Each field says in its type what it decides (`Affects`): the loss, memory, time, what is recorded,
-or nothing of the run. `settings` is asked for it; what names a run or is never pooled follows.
+The type of each field states its effect (`Affects`): on the loss, memory, time, the record, or
+nothing. `settings` reads the types; names of runs, and which runs are pooled, follow from them.
 """
 
 from batchscape.config.batch import (

@@ -57,7 +57,7 @@ class Cluster:
     """Nodes of the declared machine."""
 
     def __post_init__(self) -> None:
-        """A declared machine has all that a plan asks of it; this one has what it has."""
+        """Refuse a declared machine that lacks a figure of every plan."""
         needed = {
             name: getattr(self, name)
             for name in ("compute_capability", "memory_gib", "devices_per_node", "nodes")

@@ -27,7 +27,7 @@ GEOMETRY_NAMES = (
     *("world_size", "micro_batch_size", "gradient_accumulation_steps"),
     *("global_batch_size", "tokens_per_optimizer_step"),
 )
-"""What a program may log about the batch that it really uses."""
+"""Figures that a program may log about the batch that it really uses."""
 _NAMES = tuple(dict.fromkeys(STEP_COLUMNS + EVALUATION_COLUMNS + GEOMETRY_NAMES))
 
 LossOf = Literal["global_batch", "other"]

@@ -152,7 +152,7 @@ def _program_problem(config: RunConfig) -> str | None:
 
 
 def _data_problem(config: RunConfig) -> str | None:
-    """Say why data cannot feed a model; None where they can, or where only a run can tell."""
+    """Say why data cannot feed a model; None where they can, or where only a run shows it."""
     model, data = config.model, config.data
     if isinstance(model, CustomModel | ExternalModel) or isinstance(data, CustomData):
         return None

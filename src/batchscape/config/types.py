@@ -19,7 +19,7 @@ class Affects(Flag):
     """
 
     NOTHING = 0
-    """Where and when a run is done, and what is shown of it: no run is repeated because of it."""
+    """Only where and when a run is done, or how it is shown: no run is repeated because of it."""
     LOSS = auto()
     """The loss curve, whatever the cut: part of `trajectory_id`."""
     MEMORY = auto()
@@ -27,7 +27,7 @@ class Affects(Flag):
     TIME = auto()
     """How long an optimizer step takes, or which times of it are read."""
     RECORD = auto()
-    """What is kept of a run, and how often it is measured: part of `run_id`, and pooled."""
+    """The record of a run, and how often it is measured: part of `run_id`, and pooled."""
     COST = MEMORY | TIME
     ALL = LOSS | COST
 

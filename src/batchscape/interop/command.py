@@ -36,7 +36,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Options without a value: they tell where the launcher's options end and the script begins.
+# Options without a value, needed to find where the launcher's options end.
 FLAGS: dict[Launcher, frozenset[str]] = {
     "torchrun": _words("h help m module no_python run_path standalone use_env virtual_local_rank"),
     "paddle": _words("h help"),
@@ -242,7 +242,7 @@ def _deepspeed_devices(source: Source) -> tuple[Value[int] | None, Value[int] | 
 
 
 def _over_nodes(per_node: Value[int], nodes: Value[int] | None) -> Value[int]:
-    """Return how many there are on all nodes; one node where nobody says how many."""
+    """Return the number on all nodes; one node where the number of nodes is not stated."""
     if nodes is None or nodes.value == 1:
         return per_node
     count = None if per_node.value is None or nodes.value is None else per_node.value * nodes.value

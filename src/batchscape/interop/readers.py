@@ -1,4 +1,4 @@
-"""What one file or command line states about the batch, read as a `Statement`.
+"""Statements of one file or command line about the batch.
 
 What it does not state stays unknown: no default of a library is filled in. Keys and rules are of
 DeepSpeed 0.19, accelerate 1.15, transformers 5, LitGPT 0.5, axolotl 0.18, torchtune 0.7 and
@@ -101,7 +101,7 @@ class Statement:
 
     kind: Kind
     source: str
-    """Name of the file, or what part of the command line."""
+    """Name of the file, or the part of the command line."""
     devices: Value[int] | None = None
     """Processes in all, over all nodes."""
     nodes: Value[int] | None = None
@@ -115,7 +115,7 @@ class Statement:
     unused: tuple[Value[str], ...] = ()
     """Numbers whose names speak of the batch, and whose meaning is not known."""
     others: Mapping[str, Any] = field(default_factory=dict)
-    """Switches that decide what the values above mean; names as in the library."""
+    """Switches that decide the meaning of the values above; names as in the library."""
 
     @property
     def states_batch(self) -> bool:
@@ -177,7 +177,7 @@ class Source:
     def _value(
         self, key: str, convert: Callable[[Any], T | None], rule: str, *, auto: bool
     ) -> Value[T] | None:
-        """Convert what is given; None where nothing is, a value without content for "auto"."""
+        """Convert the value of a key; None where there is none, an empty `Value` for "auto"."""
         raw = self.content.get(key)
         if raw is None:
             return None
@@ -248,7 +248,7 @@ BATCH_KEYS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "torchtune": {"micro": ("batch_size",), "accumulation": _STEPS},
     "llamafactory": {"micro": ("micro_batch_size",), "total": ("global_batch_size",)},
     "litgpt": {"micro": ("train.micro_batch_size",), "total": ("train.global_batch_size",)},
-    # Names that say for themselves what they count, whosever script it is.
+    # Names that state what they count in any script.
     "script": {
         "micro": (
             "per_device_train_batch_size",
@@ -261,7 +261,7 @@ BATCH_KEYS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "total": ("global_batch_size",),
     },
 }
-"""What each kind calls micro-batch, accumulation and global batch in samples."""
+"""Names of micro-batch, accumulation and global batch in samples, for each kind."""
 FLAG_WORDS = {
     "micro_batch_size": "micro",
     "gradient_accumulation_steps": "accumulation",
@@ -269,7 +269,7 @@ FLAG_WORDS = {
     "global_batch_tokens": "tokens",
     "sequence_length": "length",
 }
-"""What an argument of the user's own script may stand for."""
+"""Quantities that an argument of the user's own script may stand for."""
 
 _MARKS: tuple[tuple[Kind, frozenset[str]], ...] = (
     ("accelerate", frozenset({"distributed_type"})),
@@ -317,7 +317,7 @@ DEEPSPEED_FIELDS = frozenset(
         "mixed_precision",
     }
 )
-"""What an accelerate config must leave to the DeepSpeed JSON that it names."""
+"""Settings that an accelerate config must leave to the DeepSpeed JSON that it names."""
 
 _DEEPSPEED_KEYS = (
     *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
@@ -651,7 +651,7 @@ def _parse(path: Path, text: str) -> Mapping[str, object]:
 
 
 def _mapping_of(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Refuse a key that stands twice, as DeepSpeed does; else the last one would win."""
+    """Refuse a repeated key, as DeepSpeed does; else the last one would win."""
     content = dict(pairs)
     if len(content) < len(pairs):
         names = [name for name, _ in pairs]

@@ -19,7 +19,7 @@ __all__ = ["Disagreement", "findings_of"]
 
 @dataclass(frozen=True)
 class Disagreement:
-    """What disagrees, and how to mend it."""
+    """A disagreement, and how to mend it."""
 
     rule: str
     """Short name of the rule."""
@@ -27,7 +27,7 @@ class Disagreement:
     """`error`: the run refuses to start, or trains with another batch or arithmetic than a file
     says; `warning`: a trap that these files alone do not decide."""
     message: str
-    """Files, keys and values, and what the library makes of them."""
+    """Files, keys and values, and the consequence in the library."""
     fix: str
 
 

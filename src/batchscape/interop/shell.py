@@ -91,7 +91,7 @@ def commands_of(
 
 
 def is_unknown(word: str) -> bool:
-    """Whether a word holds what only running its script would tell."""
+    """Whether a word has a value that only running its script would tell."""
     return bool(re.search(r"\$[\w({]|`", word))
 
 

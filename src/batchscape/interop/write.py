@@ -164,7 +164,7 @@ def write_configs(
         gradient_clip_norm=gradient_clip_norm,
     )
     if precision == "bfloat16":
-        # What the Trainer's and accelerate's own switches mean; ours is autocast in DeepSpeed.
+        # As the switches of the Trainer and accelerate have it; our engine uses autocast.
         del deepspeed["torch_autocast"]
         deepspeed["bf16"] = {"enabled": True}
     trainer = trainer_arguments(

@@ -141,7 +141,13 @@ def solve(
     """
     values = {name: value for name, value in locals().items() if value is not None}
     if not all(map(is_count, values.values())):
-        raise _refusal(_COUNT_RULE, values, _nearest(_closest_counts(values)))
+        # The counts nearest to the values, without those that are no numbers.
+        counts = {
+            name: min(max(round(value), 1), COUNT_LIMIT - 1)
+            for name, value in values.items()
+            if (isinstance(value, float) and math.isfinite(value)) or type(value) is int
+        }
+        raise _refusal(_COUNT_RULE, values, _nearest(counts))
     try:
         return _derive(values)
     except GeometryError as error:
@@ -276,15 +282,6 @@ def _quotient(values: Mapping[str, int], dividend: str, *parts: str) -> int:
 def _agree(values: dict[str, int], name: str, value: int, rule: str) -> None:
     if values.setdefault(name, value) != value:
         raise GeometryError(f"{name} must equal {rule} ({values[name]} is not {value})")
-
-
-def _closest_counts(values: Mapping[str, object]) -> dict[str, int]:
-    """Return the counts nearest to bad values, without those that are no numbers."""
-    counts = {}
-    for name, value in values.items():
-        if (isinstance(value, float) and math.isfinite(value)) or type(value) is int:
-            counts[name] = min(max(round(value), 1), COUNT_LIMIT - 1)
-    return counts
 
 
 def _nearest(values: Mapping[str, int]) -> tuple[BatchGeometry, ...]:

@@ -123,9 +123,17 @@ def probe(grid: SweepCells, machine: Machine, console: Console) -> LargestMicroB
             raise KeyboardInterrupt
         if result.stopped is not None:
             raise LaunchError(result.stopped)
-        outcome = _outcome(spec, sweep, geometry)
-        console.print(f"{name} {'fits' if outcome.fits else 'is out of memory'}")
-        return outcome
+        folder = sweep.run(spec.run_id)
+        status = RunStatus.read(folder.status)
+        fits = status.status is Status.COMPLETED
+        if not fits and status.status is not Status.OOM:
+            ending = f"ended as {status.status}: {status.reason}"
+            msg = f"the training with {geometry} {ending}; log: {folder.log}"
+            raise LaunchError(msg)
+        console.print(f"{name} {'fits' if fits else 'is out of memory'}")
+        figure = "peak_taken_gib" if spec.device_type == "cpu" else "peak_reserved_gib"
+        taken_gib = status.summary.get(figure) if fits else None
+        return Attempt(geometry, fits, taken_gib, spec.run_id)
 
     attempts = seek_largest(candidates, guess, train)
     return LargestMicroBatch(candidates, predicted_gib, unpredicted, limit_gib, tuple(attempts))
@@ -311,14 +319,3 @@ def _limit_gib(spec: RunSpec, machine: Machine) -> float:
         )
         raise ConfigError(msg)
     return limit
-
-
-def _outcome(spec: RunSpec, sweep: SweepFolder, geometry: BatchGeometry) -> Attempt:
-    status = RunStatus.read(sweep.run(spec.run_id).status)
-    fits = status.status is Status.COMPLETED
-    if not fits and status.status is not Status.OOM:
-        log = sweep.run(spec.run_id).log
-        msg = f"the training with {geometry} ended as {status.status}: {status.reason}; log: {log}"
-        raise LaunchError(msg)
-    figure = "peak_taken_gib" if spec.device_type == "cpu" else "peak_reserved_gib"
-    return Attempt(geometry, fits, status.summary.get(figure) if fits else None, spec.run_id)

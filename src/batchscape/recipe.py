@@ -124,7 +124,9 @@ def follow_recipe(
     probe, run = _commands(words, chosen or cuts[0])
     content = {
         "global_batch_size": batch_size,
-        "hardware": _hardware(machine, cuts[0].spec),
+        "hardware": f"{present} cores of {machine.cpu_name}"
+        if cuts[0].spec.device_type == "cpu"
+        else f"{present} x {machine.cuda_devices[0].name}",
         "geometry": None if chosen is None else plain_geometry(chosen.geometry),
         "why_not": why_not,
         "steps": [] if chosen is None else _steps(chosen, present, most, cuts),
@@ -212,13 +214,6 @@ def show_recipe(console: Console, recipe: Recipe) -> None:
         console.print(f"  {system}: {values}")
     if content["command"] is not None:
         console.print(f"\n{content['command']}", soft_wrap=True)
-
-
-def _hardware(machine: Machine, spec: RunSpec) -> str:
-    count = machine.devices(spec.device_type)
-    if spec.device_type == "cpu":
-        return f"{count} cores of {machine.cpu_name}"
-    return f"{count} x {machine.cuda_devices[0].name}"
 
 
 def _global_batch_size(settings: dict[str, Any]) -> int:

@@ -20,10 +20,6 @@ Objective = Literal[
 """Results that a search minimises; `search.objective` defines each."""
 
 
-def _loss() -> list[Objective]:
-    return ["loss"]
-
-
 @dataclass(frozen=True, config=STRICT)
 class NoSearch:
     """Every combination of the values that are given."""
@@ -37,7 +33,7 @@ class Sampler:
 
     name: Literal["tpe", "gp", "random", "grid"]
     objective: Annotated[list[Objective], Field(min_length=1, max_length=2)] = Field(
-        default_factory=_loss
+        default_factory=lambda: ["loss"]
     )
     """What is to be small: one, or two at once, of which the front is found."""
     trials: Count = 8

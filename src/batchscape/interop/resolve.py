@@ -249,7 +249,15 @@ class Running:
 
 def resolve(setup: Setup) -> Running:
     """Resolve the batch: three numbers determine the fourth, and four may contradict each other."""
-    system = _system(setup)
+    kind = setup.program.kind if setup.program is not None else "script"
+    if setup.trainer is not None:
+        system = "trainer"
+    elif kind != "script":
+        system = kind
+    elif setup.launched_by == "accelerate":
+        system = "accelerate"
+    else:
+        system = "deepspeed" if setup.deepspeed is not None else "script"
     devices = _devices(setup)
     micro, accumulation, total = _numbers_of(system, setup, devices)
     facts = {
@@ -305,17 +313,6 @@ def accelerate_mode(setup: Setup) -> AccelerateMode:
         return AccelerateMode(by_mpirun, False, True, reason)
     reason = "without --multi_gpu, several processes start only where it finds several GPUs"
     return AccelerateMode(True, False, False, reason)
-
-
-def _system(setup: Setup) -> str:
-    kind = setup.program.kind if setup.program is not None else "script"
-    if setup.trainer is not None:
-        return "trainer"
-    if kind != "script":
-        return kind
-    if setup.launched_by == "accelerate":
-        return "accelerate"
-    return "deepspeed" if setup.deepspeed is not None else "script"
 
 
 def _devices(setup: Setup) -> Fact | None:

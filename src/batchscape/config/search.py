@@ -20,6 +20,9 @@ Objective = Literal[
 """Results that a search minimises; `search.objective` defines each."""
 
 
+_OBJECTIVES: list[Objective] = ["loss"]
+
+
 @dataclass(frozen=True, config=STRICT)
 class NoSearch:
     """Every combination of the values that are given."""
@@ -33,7 +36,7 @@ class Sampler:
 
     name: Literal["tpe", "gp", "random", "grid"]
     objective: Annotated[list[Objective], Field(min_length=1, max_length=2)] = Field(
-        default_factory=lambda: ["loss"]
+        default_factory=_OBJECTIVES.copy
     )
     """What is to be small: one, or two at once, of which the front is found."""
     trials: Count = 8

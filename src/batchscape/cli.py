@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from batchscape.plan.expand import SweepCells
     from batchscape.plan.machine import Machine
 
-__all__ = ["main"]
-
 _HELP = """\
 batchscape: how should I cut my batch? devices x micro-batch x accumulation, measured.
 

@@ -26,8 +26,6 @@ from batchscape.plan.expand import SweepCells
 from batchscape.record.commands import hydra_text
 from batchscape.text import did_you_mean, near_names, suggest
 
-__all__ = ["MULTIRUN_FLAGS", "compose"]
-
 MULTIRUN_FLAGS = frozenset({"--multirun", "-m"})
 _SHOW_FLAGS = frozenset({"--cfg", "-c"})
 _TAKE_A_VALUE = _SHOW_FLAGS | {"--config-dir", "-cd"}

@@ -25,20 +25,6 @@ import pynvml
 
 from batchscape.system import GIB
 
-__all__ = [
-    "CudaDevice",
-    "ask_driver",
-    "every_cuda_device",
-    "handle_of",
-    "hides_all",
-    "names_mig",
-    "open_nvml",
-    "processes_on",
-    "visible_cuda_devices",
-    "visible_indices",
-    "visible_problem",
-]
-
 T = TypeVar("T")
 
 _DEVICE_FILES = Path("/dev")

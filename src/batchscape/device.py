@@ -20,18 +20,6 @@ import torch
 
 from batchscape import cuda_devices
 
-__all__ = [
-    "accelerator_text",
-    "ask_driver",
-    "device_of_rank",
-    "empty_cache",
-    "foreign_processes",
-    "is_accelerator",
-    "module_of",
-    "processes_on",
-    "synchronize",
-]
-
 T = TypeVar("T")
 
 _KINDS = {

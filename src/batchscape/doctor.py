@@ -38,8 +38,6 @@ from batchscape.plan.machine import Machine
 from batchscape.record.disk import is_of_this_machine
 from batchscape.system import GIB
 
-__all__ = ["Finding", "as_json", "as_table", "examine", "is_fit"]
-
 _LEAST_MEMORY_GIB = 2.0
 """Two small ranks beside a fork server: about 0.4 GiB each with torch imported."""
 _LEAST_DISK_GIB = 0.5

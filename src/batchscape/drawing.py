@@ -19,8 +19,6 @@ import vl_convert
 
 from batchscape.errors import AnalysisError
 
-__all__ = ["Drawing", "draw", "main"]
-
 _DPI = 200
 _WIDTH_TOLERANCE = 0.03
 """Share of the wanted width: a paper scales so little unseen, and the first drawing is kept."""

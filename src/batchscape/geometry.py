@@ -21,8 +21,6 @@ from typing import TypeGuard
 
 from batchscape.errors import GeometryError
 
-__all__ = ["COUNT_LIMIT", "BatchGeometry", "enumerate_geometries", "is_count", "solve"]
-
 COUNT_LIMIT = 2**63
 """Sample positions are 64-bit signed integers, so that every count is below it."""
 _COUNT_RULE = "every value must be an int from 1 to 2**63 - 1"

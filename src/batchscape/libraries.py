@@ -6,8 +6,6 @@ import re
 import traceback
 from types import ModuleType
 
-__all__ = ["TESTED_VERSIONS", "why_missing"]
-
 TESTED_VERSIONS = {
     "accelerate": "1.15",
     "deepspeed": "0.19.8",

@@ -18,16 +18,6 @@ from typing import Any
 
 from batchscape.errors import ConfigError
 
-__all__ = [
-    "outgoing",
-    "outgoing_cell",
-    "outgoing_json",
-    "redact",
-    "redact_json",
-    "refuse_secrets",
-    "visible",
-]
-
 _SHORTEST = 8
 _PART = r"\w*(?:KEY|TOKEN|SECRET|PASS|CREDENTIAL)"
 # One look at each word, so that the time is in proportion to its length.

@@ -19,8 +19,6 @@ from batchscape.record.files import write_json
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 
-__all__ = ["main", "predict"]
-
 
 def predict(
     specs: Sequence[RunSpec], sweep: SweepFolder, machine: Machine, runs: Sequence[Path] = ()

@@ -32,16 +32,6 @@ from batchscape.record.spec import RunSpec, plain_geometry
 from batchscape.record.status import RunStatus, Status
 from batchscape.text import count_text
 
-__all__ = [
-    "Attempt",
-    "LargestMicroBatch",
-    "as_json",
-    "fits_by_micro_batch",
-    "probe",
-    "seek_largest",
-    "show_answer",
-]
-
 _STEPS = 3
 """Optimizer steps of a training: the first makes the optimizer's state, later ones are steady."""
 _TAKEN_OF_TENSORS = 1.1

@@ -35,8 +35,6 @@ from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec, plain_geometry
 from batchscape.text import DURATIONS, list_text, near_multiples
 
-__all__ = ["Recipe", "follow_recipe", "show_recipe", "write_files"]
-
 Basis = Literal["predicted", "measured", "given", "computed"]
 _CUT = dict.fromkeys(
     (

@@ -18,19 +18,6 @@ from pathlib import Path
 
 from batchscape.errors import SchedulerError
 
-__all__ = [
-    "Job",
-    "JobState",
-    "NodeGroup",
-    "Partition",
-    "active_jobs",
-    "cancel",
-    "is_available",
-    "jobs",
-    "partitions",
-    "submit",
-]
-
 _ANSWER_S = 60.0
 """Longest time of a command: a busy controller has taken 30 s."""
 

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-__all__ = ["weights"]
-
 _Number = TypeVar("_Number")
 
 

@@ -12,8 +12,6 @@ import signal
 import sys
 from pathlib import Path
 
-__all__ = ["GIB", "adopt_orphans", "end_with_parent", "processor_name", "reported_memory"]
-
 GIB = 2**30
 """Bytes of a GiB."""
 _PR_SET_PDEATHSIG = 1

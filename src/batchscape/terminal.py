@@ -10,8 +10,6 @@ from rich.text import Text
 
 from batchscape.outgoing import outgoing
 
-__all__ = ["OutgoingConsole"]
-
 
 class OutgoingConsole(Console):
     """A console whose texts, also those in tables and bars, leave by `outgoing`."""

@@ -9,21 +9,6 @@ from difflib import get_close_matches
 
 from batchscape.errors import ConfigError
 
-__all__ = [
-    "DURATIONS",
-    "SIZES",
-    "count_text",
-    "did_you_mean",
-    "duration_text",
-    "list_text",
-    "near_multiples",
-    "near_names",
-    "parse_duration",
-    "size_text",
-    "suggest",
-    "unit_of",
-]
-
 DURATIONS = {"d": 86400.0, "h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 """Seconds of each unit, the longest first."""
 SIZES = {"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "bytes": 1.0}

@@ -21,8 +21,6 @@ from typing import Any
 from batchscape.errors import ConfigError
 from batchscape.text import suggest
 
-__all__ = ["call_by_path", "named_files", "source_hash"]
-
 _INSTALLED = {"site-packages", "dist-packages"}
 """Folders of installed packages, which are not the user's own."""
 _THIS_PACKAGE = __name__.partition(".")[0]

@@ -22,8 +22,6 @@ from batchscape.interop.rules import Disagreement, findings_of
 from batchscape.outgoing import outgoing_json
 from batchscape.text import count_text
 
-__all__ = ["Consistency", "check_configs"]
-
 _STYLES = {"error": "bold red", "warning": "yellow"}
 
 

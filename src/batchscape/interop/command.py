@@ -27,8 +27,6 @@ from batchscape.interop.readers import (
 from batchscape.interop.shell import ShellCommand, commands_of, is_unknown
 from batchscape.interop.slurm import JobResources, read_directives, read_options, read_step
 
-__all__ = ["COMMAND_LINE", "FLAGS", "Launch", "read_flags", "read_script"]
-
 Launcher = Literal["torchrun", "paddle", "accelerate", "deepspeed", "litgpt", "python"]
 
 

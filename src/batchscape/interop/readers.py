@@ -22,31 +22,6 @@ from batchscape.geometry import is_count
 from batchscape.interop.shell import is_unknown
 from batchscape.text import list_text, near_names
 
-__all__ = [
-    "BATCH_KEYS",
-    "DEEPSPEED_FIELDS",
-    "FLAG_WORDS",
-    "KINDS",
-    "Kind",
-    "Source",
-    "Statement",
-    "Value",
-    "as_int",
-    "count_ids",
-    "differ",
-    "is_configuration",
-    "is_of_batch",
-    "is_parallelism",
-    "kind_of",
-    "marks_of_kinds",
-    "read_content",
-    "read_deepspeed",
-    "read_file",
-    "read_program",
-    "read_text",
-    "refuse_parallelism",
-]
-
 T = TypeVar("T")
 
 Kind = Literal[

@@ -28,17 +28,6 @@ from batchscape.interop.readers import (
 )
 from batchscape.text import list_text
 
-__all__ = [
-    "AccelerateMode",
-    "Fact",
-    "Running",
-    "Setup",
-    "accelerate_mode",
-    "first_fact",
-    "gather",
-    "resolve",
-]
-
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 
 

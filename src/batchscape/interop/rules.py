@@ -14,8 +14,6 @@ from typing import Literal
 from batchscape.interop.readers import FLAG_WORDS, KINDS, Statement, Value, differ
 from batchscape.interop.resolve import Running, Setup, accelerate_mode, first_fact
 
-__all__ = ["Disagreement", "findings_of"]
-
 
 @dataclass(frozen=True)
 class Disagreement:

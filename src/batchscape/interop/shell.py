@@ -17,8 +17,6 @@ from pathlib import PurePath
 
 from batchscape.errors import ConfigError
 
-__all__ = ["ShellCommand", "commands_of", "is_unknown"]
-
 _REFUSED = frozenset(
     {
         *("if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case"),

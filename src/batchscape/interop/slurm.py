@@ -13,8 +13,6 @@ from batchscape.errors import ConfigError
 from batchscape.geometry import is_count
 from batchscape.interop.readers import as_int
 
-__all__ = ["JobResources", "read_directives", "read_options", "read_step"]
-
 _DIRECTIVE = "#SBATCH"
 _NAMES = {
     **dict.fromkeys(("--nodes", "-N"), "nodes"),

@@ -13,16 +13,6 @@ import yaml
 from batchscape.errors import ConfigError
 from batchscape.geometry import BatchGeometry
 
-__all__ = [
-    "accelerate_config",
-    "command_line",
-    "deepspeed_config",
-    "litgpt_config",
-    "torchrun_arguments",
-    "trainer_arguments",
-    "write_configs",
-]
-
 _BUCKET_ELEMENTS = 25 * 2**20 // 4
 """Gradients exchanged at a time: 25 MiB of float32, as DDP does. DeepSpeed's own 5 x 10^8 keep a
 buffer of 2 GB beside the smallest model."""

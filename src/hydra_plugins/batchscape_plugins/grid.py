@@ -45,8 +45,6 @@ from batchscape.record.commands import hydra_text
 if TYPE_CHECKING:
     from hydra.types import HydraContext, TaskFunction
 
-__all__ = ["GridSweeper"]
-
 
 # A plain mapping: Hydra runs plugin modules before it registers them, where annotations of a
 # dataclass cannot be resolved. `params` holds the axes: a key and its values, as a list or in

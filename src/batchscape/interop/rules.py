@@ -248,7 +248,8 @@ def _differences(setup: Setup, running: Running) -> Iterator[Disagreement]:
             )
 
 
-def _unread_file(setup: Setup, _: Running) -> Iterator[Disagreement]:
+def _unused_values(setup: Setup, _: Running) -> Iterator[Disagreement]:
+    """A file may not be read, and a number may be named for the batch without saying its unit."""
     if setup.unread is not None:
         yield Disagreement(
             "unread-file",
@@ -257,10 +258,6 @@ def _unread_file(setup: Setup, _: Running) -> Iterator[Disagreement]:
             "takes those of the file is not known; they are not used here",
             "state them in one of the two",
         )
-
-
-def _unused(setup: Setup, _: Running) -> Iterator[Disagreement]:
-    """A number may be named for the batch without saying what it counts."""
     for program in setup.programs:
         if not program.unused:
             continue
@@ -461,32 +458,30 @@ def _clipping(setup: Setup, _: Running) -> Iterator[Disagreement]:
     )
 
 
-def _split_batches(setup: Setup, running: Running) -> Iterator[Disagreement]:
+def _trainer_switches(setup: Setup, running: Running) -> Iterator[Disagreement]:
+    """Two switches of the Trainer change the meaning of its micro-batch."""
     trainer = setup.trainer
-    if trainer is None or not trainer.is_on("split_batches") or trainer.micro is None:
+    if trainer is None:
         return
     devices, micro = running.devices, trainer.micro
-    if devices is not None and micro.value is not None and micro.value % devices.value:
-        yield Disagreement(
-            "split-batches",
-            "error",
-            f"{trainer.quote(micro)} does not divide over devices {devices}: with split_batches it "
-            "is cut over all of them, and accelerate refuses to start",
-            f"set {micro.key} to a multiple of {devices.value}, or split_batches to false",
-        )
-    else:
-        yield Disagreement(
-            "split-batches",
-            "warning",
-            f"{trainer.quote(micro)} is the batch of all devices together, since split_batches is "
-            "on; without it, it is that of each",
-            "set split_batches to false, so that the name says what it is",
-        )
-
-
-def _finds_batch_size(setup: Setup, _: Running) -> Iterator[Disagreement]:
-    trainer = setup.trainer
-    if trainer is not None and trainer.is_on("auto_find_batch_size"):
+    if trainer.is_on("split_batches") and micro is not None:
+        if devices is not None and micro.value is not None and micro.value % devices.value:
+            yield Disagreement(
+                "split-batches",
+                "error",
+                f"{trainer.quote(micro)} does not divide over devices {devices}: with "
+                "split_batches it is cut over all of them, and accelerate refuses to start",
+                f"set {micro.key} to a multiple of {devices.value}, or split_batches to false",
+            )
+        else:
+            yield Disagreement(
+                "split-batches",
+                "warning",
+                f"{trainer.quote(micro)} is the batch of all devices together, since "
+                "split_batches is on; without it, it is that of each",
+                "set split_batches to false, so that the name says what it is",
+            )
+    if trainer.is_on("auto_find_batch_size"):
         yield Disagreement(
             "auto-find-batch-size",
             "warning",
@@ -525,8 +520,7 @@ _RULES: tuple[Callable[[Setup, Running], Iterator[Disagreement]], ...] = (
     _misspelt,
     _auto_without_source,
     _differences,
-    _unread_file,
-    _unused,
+    _unused_values,
     _tokens,
     _no_batch,
     _accumulation_missing,
@@ -534,8 +528,7 @@ _RULES: tuple[Callable[[Setup, Running], Iterator[Disagreement]], ...] = (
     _precisions,
     _fields_of_the_json,
     _clipping,
-    _split_batches,
-    _finds_batch_size,
+    _trainer_switches,
     _schedule,
 )
 """In the order in which a table shows their findings."""

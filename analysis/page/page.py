@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from batchscape.analysis.cells import GEOMETRY
+from batchscape.analysis.cells import GEOMETRY, status_counts
 from batchscape.analysis.commands import split_command
 from batchscape.analysis.decisions.candidates import is_to_target, own_learning_rate
 from batchscape.analysis.figures.chart import Chart

@@ -70,8 +70,6 @@ def _overview(cells: Cells) -> str:
     varying = ", ".join(f"`{name}`" for name in cells.key_settings)
     count = len(cells.dependent_settings())
     more = f", and {count} more along with them" if count else ""
-        f", and {count} more along with them" if (count := len(cells.dependent_settings())) else ""
-    )
     also = f" Beside the geometry, these settings vary: {varying}{more}." if varying else ""
     hardware = cells.runs["hardware"].dropna().unique()
     where = f" on {escape_markdown(str(hardware[0]))}" if len(hardware) == 1 else ""

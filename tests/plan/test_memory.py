@@ -189,7 +189,7 @@ def test_a_convolution_takes_what_one_of_few_samples_tells(layer, channels_last,
     torch.set_num_threads(1)
     try:
         for operator, args in ((forward, given), (backward, of_result)):
-            told = memory_trace._held_within(operator, args)
+            told = memory_trace._bytes_in_convolution(operator, args)
             assert told == list(accumulate(allocations_of(partial(operator, *args))))
     finally:
         torch.set_num_threads(threads)

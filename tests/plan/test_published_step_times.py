@@ -100,7 +100,7 @@ def spec_of(config: RunConfig, geometry: BatchGeometry) -> RunSpec:
     )
 
 
-real_facts = step_time._facts
+count_operations = step_time._count_operations
 PROBED = {"d_model": (64, 128, 192), "sequence_length": (64, 128, 256), "n_layers": (1, 2)}
 """What a transformer does is a polynomial of these, of degree 2, 2 and 1: small ones tell all."""
 
@@ -111,7 +111,7 @@ def small(arguments: tuple[str, ...], width: int, length: int, layers: int) -> l
         (*arguments, f"model.d_model={width}", f"data.sequence_length={length}", "model.n_heads=2")
     )
     config = replace(config, model=replace(config.model, n_layers=layers))  # type: ignore[type-var]
-    found = real_facts(config, prepare(config.data), "bfloat16")
+    found = count_operations(config, prepare(config.data), "bfloat16")
     assert isinstance(found, OperationCounts), found
     return flat(found)
 
@@ -129,7 +129,7 @@ def facts(config: RunConfig, data: Any, precision: str) -> OperationCounts:  # n
     model: Any = config.model
     if model.name == "llama":
         one, two = (
-            real_facts(replace(config, model=replace(model, n_layers=n)), data, "bfloat16")
+            count_operations(replace(config, model=replace(model, n_layers=n)), data, "bfloat16")
             for n in (1, 2)
         )
         assert isinstance(one, OperationCounts)
@@ -193,7 +193,7 @@ def table(chosen: pd.DataFrame) -> pd.DataFrame:
 
 @pytest.fixture(autouse=True)
 def shallow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_time, "_facts", facts)
+    monkeypatch.setattr(step_time, "_count_operations", facts)
 
 
 def test_thirteen_billion_on_64_devices() -> None:
@@ -240,6 +240,6 @@ def test_large_models_do_what_small_ones_tell(arguments: tuple[int, int, str]) -
     config = config_of(words(row))
     assert config.model.n_layers == layers  # type: ignore[union-attr]
     data = prepare(config.data)
-    whole = real_facts(config, data, "bfloat16")
+    whole = count_operations(config, data, "bfloat16")
     assert isinstance(whole, OperationCounts)
     assert flat(facts(config, data, "bfloat16")) == pytest.approx(flat(whole), rel=1e-6)

@@ -33,8 +33,6 @@ from numpy.typing import NDArray
 
 from batchscape.errors import ConfigError
 
-__all__ = ["SampleOrder"]
-
 Words: TypeAlias = NDArray[np.uint64]
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)

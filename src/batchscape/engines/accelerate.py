@@ -21,8 +21,6 @@ from batchscape.errors import ConfigError
 from batchscape.geometry import BatchGeometry
 from batchscape.record.heartbeat import Phase, beat
 
-__all__ = ["AccelerateEngine"]
-
 _MIXED_PRECISION = {"bfloat16": "bf16", "float16": "fp16"}
 """Accelerate's names; it leaves other precisions to the model."""
 

@@ -6,8 +6,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-__all__ = ["follow_first_rank"]
-
 
 @torch.no_grad()
 def follow_first_rank(module: nn.Module) -> None:

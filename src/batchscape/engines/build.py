@@ -17,8 +17,6 @@ from batchscape.models.checkpointing import checkpoint_activations
 from batchscape.models.source import without_weights
 from batchscape.record.spec import RunSpec
 
-__all__ = ["begins_in_parts", "build_engine", "model_outline"]
-
 _ENGINES = {
     "ddp": "DdpEngine",
     "fsdp": "fsdp_engine",

@@ -14,8 +14,6 @@ from batchscape.engines.replicated import ReplicatedEngine
 from batchscape.geometry import BatchGeometry
 from batchscape.record.heartbeat import Phase, beat
 
-__all__ = ["DdpEngine"]
-
 
 class DdpEngine(ReplicatedEngine):
     """DDP around the model where there are several ranks, and nothing around it else.

@@ -9,8 +9,6 @@ from batchscape.engines.base import Engine, Reported
 from batchscape.errors import BatchscapeError
 from batchscape.geometry import BatchGeometry
 
-__all__ = ["check_exchanged", "check_reported", "declaration", "declared_bytes"]
-
 
 def check_reported(name: str, reported: Reported, geometry: BatchGeometry) -> None:
     """Hold the geometry that a library has against the one that a run was given.

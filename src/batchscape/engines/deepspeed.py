@@ -25,8 +25,6 @@ if find_spec("deepspeed") is None:
     # Imported later, once the device is known; that it is missing is told now.
     raise ModuleNotFoundError("No module named 'deepspeed'", name="deepspeed")
 
-__all__ = ["DeepSpeedEngine"]
-
 
 class DeepSpeedEngine:
     """A step of DeepSpeed's own engine, told what micro-step is the last.

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["deepspeed_on"]
-
 _OLD_NAMES = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
 """Said of collectives that the library calls."""
 

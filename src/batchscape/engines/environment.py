@@ -6,8 +6,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-__all__ = ["environment"]
-
 
 @contextmanager
 def environment(values: Mapping[str, str], *, without: tuple[str, ...]) -> Iterator[None]:

@@ -22,8 +22,6 @@ from batchscape.engines.replicated import ReplicatedEngine
 from batchscape.geometry import BatchGeometry
 from batchscape.record.heartbeat import Phase, beat
 
-__all__ = ["FabricEngine"]
-
 
 class FabricEngine(ReplicatedEngine):
     """The calls of a script that trains with Fabric: `setup`, `no_backward_sync`, `backward`.

@@ -23,8 +23,6 @@ from batchscape.geometry import BatchGeometry
 from batchscape.models.checkpointing import blocks_of
 from batchscape.record.heartbeat import Phase, beat
 
-__all__ = ["FsdpEngine", "fsdp_engine"]
-
 _reduce_scatter = (
     dist.reduce_scatter_single
     if hasattr(dist, "reduce_scatter_single")

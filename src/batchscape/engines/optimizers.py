@@ -16,8 +16,6 @@ from batchscape.config import Sgd as SgdConfig
 from batchscape.engines.shards import whole
 from batchscape.errors import ConfigError
 
-__all__ = ["build_optimizer", "clip_gradients", "hidden_matrices", "set_hyperparameters"]
-
 
 def build_optimizer(config: OptimizerConfig, module: nn.Module) -> Optimizer:
     """Build the optimizer of a run; only matrices decay.

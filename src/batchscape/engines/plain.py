@@ -15,8 +15,6 @@ from batchscape.engines.precision import CastOnce
 from batchscape.measure.clock import NoMarks, StepMarks
 from batchscape.record.heartbeat import Phase, beat
 
-__all__ = ["PlainEngine"]
-
 
 class PlainEngine:
     """Accumulates gradients and updates; exchanges nothing.

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from batchscape.engines.reach import graph_of
 
-__all__ = ["CastOnce", "autocast", "casts_dropped"]
-
 _LOWER = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _AT_ONCE = 2**64 - 1
 """Sequence number of what a backward does as soon as it can, such as to accumulate a gradient."""

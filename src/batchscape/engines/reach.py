@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-__all__ = ["graph_of", "unreached"]
-
 
 def unreached(module: nn.Module, loss: Tensor) -> list[str]:
     """Name the trained parameters that the graph of a loss does not lead to.

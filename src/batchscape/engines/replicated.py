@@ -16,8 +16,6 @@ from batchscape.errors import BatchscapeError
 from batchscape.models.undisturbed import undisturbed
 from batchscape.text import list_text
 
-__all__ = ["ReplicatedEngine"]
-
 _PROBED_SAMPLES = 2
 """Of the first micro-batch, that tell whether a parameter may be left without a gradient. Few, as
 more are more likely to meet every branch; two, as statistics over one sample are none."""

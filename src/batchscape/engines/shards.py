@@ -8,8 +8,6 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-__all__ = ["as_part_of", "gathered", "local", "padded_bytes", "part_for", "whole"]
-
 
 def padded_bytes(tensor: Tensor, ranks: int) -> int:
     """Return the bytes of a tensor whose first dimension is rounded up to equal parts.

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from batchscape.errors import BatchscapeError
 from batchscape.text import list_text
 
-__all__ = ["Arrivals", "bytes_of_exchange", "seen"]
-
 
 def bytes_of_exchange(module: nn.Module, stage: int, ranks: int) -> int:
     """Return the bytes of gradients that one exchange is given by each rank.

@@ -8,8 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-__all__ = ["gather_state", "restore_state"]
-
 
 def gather_state(library: Any, engine: Any, module: nn.Module, stage: int) -> dict[str, Any]:  # noqa: ANN401  (untyped library)
     """Return the state of model and optimizer; collective, whole on rank 0.

@@ -14,16 +14,6 @@ import torch
 
 from batchscape.device import is_accelerator, module_of
 
-__all__ = [
-    "CpuClock",
-    "DeviceClock",
-    "NoMarks",
-    "StepClock",
-    "StepMarks",
-    "StepTimes",
-    "build_clock",
-]
-
 
 class StepTimes(NamedTuple):
     """Seconds of one optimizer step, on one rank.

@@ -6,8 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["causal_attention"]
-
 _SHORT_CONTEXT = 128
 """Context up to which the CPU's bfloat16 flash backward is far slower than the float32 one."""
 

@@ -19,8 +19,6 @@ from batchscape.models.next_token import IGNORED, NextTokenModel
 from batchscape.models.vocabulary import check_classes, vocabulary_size
 from batchscape.record.spec import DataIdentity
 
-__all__ = ["LossModule", "build_model"]
-
 
 class LossModule(nn.Module):
     """A model and its loss, so that the wrapper of an engine sees one forward.

@@ -12,8 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 from batchscape.errors import ConfigError
 
-__all__ = ["blocks_of", "checkpoint_activations"]
-
 
 def checkpoint_activations(module: nn.Module) -> None:
     """Let every block of a model recompute its activations in the backward, in place.

@@ -26,8 +26,6 @@ from batchscape.models.vocabulary import data_vocabulary
 from batchscape.record.spec import DataIdentity
 from batchscape.user_code import call_by_path
 
-__all__ = ["build_custom"]
-
 
 def build_custom(config: CustomModel, data: DataIdentity) -> nn.Module:
     """Call the user's `_target_` and check what it returned.

@@ -8,8 +8,6 @@ from typing import Any
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Undrawn"]
-
 _DRAWS = {nn.init.kaiming_uniform_, nn.init.normal_, nn.init.uniform_}
 """What linear layers and embeddings draw their parameters with."""
 

@@ -12,8 +12,6 @@ from batchscape.models.attention import causal_attention
 from batchscape.models.drawing import Undrawn
 from batchscape.models.next_token import NextTokenModel
 
-__all__ = ["GptModel"]
-
 
 class _GptAttention(nn.Module):
     def __init__(self, config: Gpt) -> None:

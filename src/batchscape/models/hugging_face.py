@@ -19,8 +19,6 @@ from batchscape.models.vocabulary import check_vocabulary, data_vocabulary
 from batchscape.record.spec import DataIdentity
 from batchscape.text import count_text, did_you_mean, list_text, near_names, suggest
 
-__all__ = ["HuggingFaceModel", "build_hugging_face", "nothing_packed"]
-
 _DECIDED_ELSEWHERE = {
     "num_labels": "the classes of the data",
     "id2label": "the classes of the data",

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from batchscape.errors import ConfigError
 from batchscape.models.undisturbed import Buffer, undisturbed
 
-__all__ = ["PROBED_SAMPLES", "why_not_invariant"]
-
 PROBED_SAMPLES = 4
 """Samples that suffice: two halves of two, as statistics over one sample are none."""
 

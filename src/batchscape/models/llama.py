@@ -11,8 +11,6 @@ from batchscape.models.attention import causal_attention
 from batchscape.models.drawing import Undrawn
 from batchscape.models.next_token import NextTokenModel
 
-__all__ = ["LlamaModel"]
-
 _EPSILON = 1e-5
 """Added to the mean square by RMSNorm. Source: `norm_eps` of the released Llama weights."""
 

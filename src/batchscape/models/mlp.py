@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 from batchscape.config import Mlp
 
-__all__ = ["MlpModel"]
-
 
 class MlpModel(nn.Module):
     """Vectors of shape (samples, features) to logits of shape (samples, classes)."""

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-__all__ = ["IGNORED", "NextTokenModel"]
-
 IGNORED = -100
 """Target that bears no loss."""
 

@@ -15,8 +15,6 @@ from batchscape.errors import ConfigError
 from batchscape.record.files import sha256_of
 from batchscape.user_code import named_files, source_hash
 
-__all__ = ["CONFIG_NAME", "config_file", "model_source_hash", "weight_files", "without_weights"]
-
 CONFIG_NAME = "config.json"
 """File of a `transformers` folder that says what the model is."""
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Buffer", "undisturbed"]
-
 
 @dataclass(frozen=True)
 class Buffer:

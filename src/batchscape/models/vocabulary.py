@@ -6,8 +6,6 @@ from batchscape.config import Gpt, Llama
 from batchscape.errors import ConfigError
 from batchscape.record.spec import DataIdentity
 
-__all__ = ["check_classes", "check_vocabulary", "data_vocabulary", "vocabulary_size"]
-
 
 def check_classes(model: str, data: DataIdentity) -> None:
     """Refuse data that do not say how many classes or tokens they have.

@@ -28,8 +28,6 @@ from batchscape.programs.settings import (
 from batchscape.record.spec import DataIdentity, RunSpec
 from batchscape.text import count_text
 
-__all__ = ["Plan", "PlannedCell", "Prepare", "make_plan"]
-
 Prepare = Callable[[Data], DataIdentity]
 """Reads the data of a configuration and names its content; `batchscape.data.prepare`."""
 
@@ -116,14 +114,14 @@ def make_plan(
         )
         raise ConfigError(msg)
     refuse_secrets(cell.settings for cell in grid.cells)
-    cells = _validated(grid.cells)
+    cells = _validate(grid.cells)
     configs = [cell.config for cell in cells]
     _check_common(configs)
     check_commands(configs, grid.axis_keys, grid.fixed)
     sweep_name, sweep_dir = name_sweep(
         configs[0], sweep_file=grid.sweep_file, swept_keys=grid.axis_keys, fixed=grid.fixed
     )
-    cells = _cut(cells, machine)
+    cells = _solve_cells(cells, machine)
     launched = [cell for cell in cells if cell.reason is None]
     if not launched and not may_be_empty:
         raise ConfigError(_nothing_to_launch(cells))
@@ -162,7 +160,7 @@ def make_plan(
     return Plan(sweep_name, sweep_dir, tuple(planned.values()), repeated, tuple(run_ids))
 
 
-def _validated(cells: Sequence[Cell]) -> list[PlannedCell]:
+def _validate(cells: Sequence[Cell]) -> list[PlannedCell]:
     """Validate every cell; tell each distinct problem once."""
     valid: list[PlannedCell] = []
     counts: Counter[str] = Counter()
@@ -176,17 +174,17 @@ def _validated(cells: Sequence[Cell]) -> list[PlannedCell]:
             examples.setdefault(str(error), cell)
     if not counts:
         return valid
-    told = []
+    problems = []
     for message, count in counts.most_common(_MAX_PROBLEMS):
         where = ""
         if count < len(cells):
             swept = ", ".join(f"{key}={value}" for key, value in examples[message].swept.items())
             where = f"\n  in {count} of {len(cells)} cells, such as {swept}"
-        told.append(message + where)
+        problems.append(message + where)
     if len(counts) > _MAX_PROBLEMS:
         more = count_text(len(counts) - _MAX_PROBLEMS, "further problem")
-        told.append(f"and {more} of that kind")
-    raise ConfigError("\n".join(told))
+        problems.append(f"and {more} of that kind")
+    raise ConfigError("\n".join(problems))
 
 
 def _check_common(configs: Sequence[RunConfig]) -> None:
@@ -201,25 +199,27 @@ def _check_common(configs: Sequence[RunConfig]) -> None:
                 raise ConfigError(msg)
 
 
-def _cut(cells: Sequence[PlannedCell], machine: Machine) -> list[PlannedCell]:
+def _solve_cells(cells: Sequence[PlannedCell], machine: Machine) -> list[PlannedCell]:
     """Return cells with their geometries, or with the reason why they have none that can run."""
     solved: dict[object, tuple[BatchGeometry, ...] | str] = {}
-    cut = []
+    solved_cells = []
     for cell in cells:
         config = cell.config
-        asked = config.batch, config.sequence_length
-        if asked not in solved:
+        batch = config.batch, config.sequence_length
+        if batch not in solved:
             try:
-                solved[asked] = solve_geometries(config)
+                solved[batch] = solve_geometries(config)
             except GeometryError as error:
-                solved[asked] = str(error)
-        found = solved[asked]
-        if isinstance(found, str):
-            cut.append(replace(cell, reason=found))
+                solved[batch] = str(error)
+        geometries = solved[batch]
+        if isinstance(geometries, str):
+            solved_cells.append(replace(cell, reason=geometries))
         else:
-            reason = too_wide(found[-1], config) or placement_problem(found[-1], config, machine)
-            cut.append(replace(cell, geometries=found, reason=reason))
-    return cut
+            reason = too_wide(geometries[-1], config) or placement_problem(
+                geometries[-1], config, machine
+            )
+            solved_cells.append(replace(cell, geometries=geometries, reason=reason))
+    return solved_cells
 
 
 def _nothing_to_launch(cells: Sequence[PlannedCell]) -> str:
@@ -227,9 +227,9 @@ def _nothing_to_launch(cells: Sequence[PlannedCell]) -> str:
     distinct = list(dict.fromkeys(str(cell.reason) for cell in cells))
     if len(cells) == 1:
         return distinct[0]
-    shown = "".join(f"\n  {reason}" for reason in distinct[:_MAX_PROBLEMS])
+    reasons = "".join(f"\n  {reason}" for reason in distinct[:_MAX_PROBLEMS])
     more = len(distinct) - _MAX_PROBLEMS
-    text = f"none of the {len(cells)} cells can be launched:{shown}"
+    text = f"none of the {len(cells)} cells can be launched:{reasons}"
     return text + (f"\n  and {count_text(more, 'further reason')}" if more > 0 else "")
 
 

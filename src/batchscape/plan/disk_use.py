@@ -10,8 +10,6 @@ from batchscape.record.folder import CHECKPOINTS_KEPT, SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.text import size_text
 
-__all__ = ["disk_warning", "evaluations", "open_runs"]
-
 _NUMBERS = 3
 """Of each parameter, in a checkpoint: itself and two moments."""
 
@@ -27,11 +25,16 @@ def disk_warning(specs: Sequence[RunSpec], sweep: SweepFolder) -> str | None:
     sweep : SweepFolder
         Runs that are sealed in it are not counted.
     """
-    left = open_runs(specs, sweep)
-    at_once = max((spec.config.launcher.concurrent_runs for spec in left), default=0)
+    open_specs = open_runs(specs, sweep)
+    at_once = max((spec.config.launcher.concurrent_runs for spec in open_specs), default=0)
+    sizes = sorted(
+        _NUMBERS
+        * (8 if spec.precision == "float64" else 4)
+        * (count_parameters(spec.config, spec.data) or 0)
+        for spec in open_specs
+    )
     # One more is written before the oldest is removed.
-    sizes = sorted((CHECKPOINTS_KEPT + 1) * _checkpoint_bytes(spec) for spec in left)
-    needed, free = sum(sizes[-at_once:]), free_bytes(sweep.path)
+    needed, free = (CHECKPOINTS_KEPT + 1) * sum(sizes[-at_once:]), free_bytes(sweep.path)
     if needed <= free:
         return None
     return (
@@ -51,8 +54,3 @@ def evaluations(spec: RunSpec) -> int:
     """Return how often a run is evaluated: before the first step, on the way, after the last."""
     every = spec.evaluation_every_samples
     return 2 if every is None else 2 + (spec.samples - 1) // every
-
-
-def _checkpoint_bytes(spec: RunSpec) -> int:
-    number = 8 if spec.precision == "float64" else 4
-    return _NUMBERS * number * (count_parameters(spec.config, spec.data) or 0)

@@ -16,17 +16,6 @@ from typing import Any
 from batchscape.errors import ConfigError
 from batchscape.text import suggest
 
-__all__ = [
-    "MOST_CELLS",
-    "Axis",
-    "Cell",
-    "Compose",
-    "Interval",
-    "SweepCells",
-    "expand",
-    "set_values",
-]
-
 MOST_CELLS = 100_000
 """Cells of a grid at most: each is validated, and has a folder of its own."""
 

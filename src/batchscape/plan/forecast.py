@@ -22,16 +22,6 @@ from batchscape.plan.step_time import StepTimeRanges
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 
-__all__ = [
-    "NOT_KNOWN",
-    "MeasuredStepTime",
-    "MemoryForecast",
-    "PredictedRange",
-    "RunForecast",
-    "SweepForecast",
-    "forecast",
-]
-
 NOT_KNOWN = "not known"
 _EVALUATED = (0.1, 1.0)
 """Time of an evaluated sample over that of a trained one: a forward is a third of its operations,
@@ -61,11 +51,11 @@ class PredictedRange:
     def total(cls, figures: Sequence[PredictedRange]) -> PredictedRange:
         """Return the sum; ends add up, as all may be off to the same side."""
         values = [figure.value for figure in figures]
-        known = [value for value in values if value is not None]
+        numbers = [value for value in values if value is not None]
         return cls(
             math.fsum(figure.low for figure in figures),
             math.fsum(figure.high for figure in figures),
-            math.fsum(known) if len(known) == len(values) else None,
+            math.fsum(numbers) if len(numbers) == len(values) else None,
         )
 
 
@@ -110,9 +100,9 @@ class SweepForecast:
 
     runs: dict[str, RunForecast]
     """By `run_id`, those that are sealed too."""
-    left: int
+    runs_left: int
     """Runs that are not sealed yet, and are launched: the totals are theirs."""
-    unknown: int
+    runs_unknown: int
     """Of those, runs whose time is not known: they are in no total."""
     device_hours: PredictedRange | None
     makespan_s: PredictedRange | None
@@ -129,8 +119,8 @@ class SweepForecast:
         """Return the totals as JSON carries them."""
         ends = self.ends_at(begin)
         return {
-            "runs_left": self.left,
-            "runs_not_known": self.unknown,
+            "runs_left": self.runs_left,
+            "runs_not_known": self.runs_unknown,
             "device_hours": None if self.device_hours is None else asdict(self.device_hours),
             "makespan_s": None if self.makespan_s is None else asdict(self.makespan_s),
             "begins_at": begin.isoformat(timespec="seconds"),
@@ -188,26 +178,28 @@ def forecast(
     before = StepTimeRanges(machine)
 
     def step_time(spec: RunSpec, geometry: BatchGeometry) -> tuple[PredictedRange, str] | str:
-        found = None if measured is None else measured(spec, geometry)
-        if found is not None:
-            return PredictedRange(found.low, found.high, found.value), f"measured, {found.n} runs"
+        estimate = None if measured is None else measured(spec, geometry)
+        if estimate is not None:
+            return PredictedRange(
+                estimate.low, estimate.high, estimate.value
+            ), f"measured, {estimate.n} runs"
         ends = before.of(spec, geometry)
         if isinstance(ends, str):
             return f"{NOT_KNOWN}: {ends}"
         return PredictedRange(ends.low, ends.high, ends.middle), before.way
 
     runs = {spec.run_id: _run(spec, step_time, before.at_peak_s) for spec in specs}
-    left = [spec for spec in open_runs(specs, sweep) if spec.run_id not in unfit]
+    open_specs = [spec for spec in open_runs(specs, sweep) if spec.run_id not in unfit]
     timed = [
         (spec.geometry.data_parallel_size, taken)
-        for spec in left
+        for spec in open_specs
         if (taken := runs[spec.run_id].run_time_s) is not None
     ]
-    hours = [each for spec in left if (each := runs[spec.run_id].device_hours) is not None]
+    hours = [each for spec in open_specs if (each := runs[spec.run_id].device_hours) is not None]
     return SweepForecast(
         runs,
-        len(left),
-        len(left) - len(timed),
+        len(open_specs),
+        len(open_specs) - len(timed),
         PredictedRange.total(hours) if hours else None,
         _makespan(timed, specs[0], machine) if timed else None,
     )
@@ -240,10 +232,10 @@ def _run(
 ) -> RunForecast:
     parts = []
     for stage in spec.stages:
-        found = step_time(spec, stage.geometry)
-        if isinstance(found, str):
-            return RunForecast(found)
-        step, way = found
+        prediction = step_time(spec, stage.geometry)
+        if isinstance(prediction, str):
+            return RunForecast(prediction)
+        step, way = prediction
         parts.append(step.times(stage.optimizer_steps))
     geometry = spec.geometry
     parts.append(_evaluations(spec, step))

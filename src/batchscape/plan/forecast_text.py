@@ -21,30 +21,29 @@ from batchscape.plan.forecast import (
 )
 from batchscape.text import DURATIONS, SIZES, count_text, unit_of
 
-__all__ = ["COUNTS", "add_rows", "forecast_text", "memory_text", "span"]
-
 T = TypeVar("T")
 
 COUNTS = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
-_FITS = {"unsure": "\nunsure", "does not fit": "\ntoo big"}
+_FITS: dict[str | None, str] = {"unsure": "\nunsure", "does not fit": "\ntoo big"}
+"""Second line of a predicted memory, where it is not sure that a rank has so much."""
 _SHOWN = 20
 """Lines from both ends of a longer table: the cheapest and the dearest are those that matter."""
 
 
 def forecast_text(
-    found: SweepForecast, cuts: Mapping[str, str], begin: datetime
+    sweep: SweepForecast, cuts: Mapping[str, str], begin: datetime
 ) -> list[RenderableType]:
     """Show what runs and sweep will take.
 
     Parameters
     ----------
-    found : SweepForecast
+    sweep : SweepForecast
     cuts : mapping of str to str
         How the geometry of each run is written, by `run_id`.
     begin : datetime
         When the sweep would begin.
     """
-    lines = Counter((cuts[run_id], forecast) for run_id, forecast in found.runs.items())
+    lines = Counter((cuts[run_id], forecast) for run_id, forecast in sweep.runs.items())
     parts: list[RenderableType] = []
     for way in dict.fromkeys(forecast.way for _, forecast in lines):
         of_way = {line: count for line, count in lines.items() if line[1].way == way}
@@ -52,30 +51,30 @@ def forecast_text(
             parts.append(Text(f"Time {way} ({count_text(sum(of_way.values()), 'run')})"))
         else:
             parts.append(_table(way, of_way))
-    parts += [Text(line) for line in _about_memory(found)]
-    parts.append(Text(_totals(found, begin)))
+    parts += [Text(line) for line in _about_memory(sweep)]
+    parts.append(Text(_totals(sweep, begin)))
     return parts
 
 
-def _about_memory(found: SweepForecast) -> Iterator[str]:
+def _about_memory(sweep: SweepForecast) -> Iterator[str]:
     """Say what the memory of the table is, and of which runs it is not known."""
-    known = [run.memory for run in found.runs.values() if run.memory is not None]
-    rooms = {memory.room_gib for memory in known if memory.fits is not None}
+    memories = [run.memory for run in sweep.runs.values() if run.memory is not None]
+    rooms = {memory.room_gib for memory in memories if memory.fits is not None}
     if rooms:
         known_rooms = [room for room in rooms if room is not None]
         ends = dict.fromkeys(_digits(end(known_rooms)) for end in (min, max) if known_rooms)
         sizes = f"{'-'.join(ends)} GiB" if known_rooms else f"memory that is {NOT_KNOWN}"
-        counts = Counter(str(memory.fits) for memory in known)
-        told = ", ".join(
+        counts = Counter(str(memory.fits) for memory in memories)
+        troubles = ", ".join(
             f"{count_text(counts[word], 'run')} {text}"
             for word, text in (("does not fit", "too big"), ("unsure", "unsure"))
             if counts[word]
         )
         yield (
             f"Memory: peak of a rank's tensors; it has {sizes}, and takes more than tensors"
-            f"{': ' if told else ''}{told}."
+            f"{': ' if troubles else ''}{troubles}."
         )
-    for way, count in Counter(memory.way for memory in known if memory.fits is None).items():
+    for way, count in Counter(memory.way for memory in memories if memory.fits is None).items():
         yield f"Memory {way} ({count_text(count, 'run')})"
 
 
@@ -108,6 +107,7 @@ def _table(way: str, lines: Mapping[tuple[str, RunForecast], int]) -> Table:
     def row(line: tuple[tuple[str, RunForecast], int]) -> list[str]:
         (written, forecast), count = line
         rate = forecast.tokens_per_s if has_tokens else forecast.samples_per_s
+        memory = forecast.memory
         return [
             written,
             str(count),
@@ -115,7 +115,7 @@ def _table(way: str, lines: Mapping[tuple[str, RunForecast], int]) -> Table:
             _span(rate, COUNTS),
             *([_span(forecast.mfu_pct, {"%": 1.0})] if has_mfu else []),
             _span(forecast.run_time_s, DURATIONS),
-            memory_text(forecast.memory) + _fits(forecast.memory),
+            memory_text(memory) + _FITS.get(memory and memory.fits, ""),
         ]
 
     add_rows(table, ordered, row, _SHOWN, _SHOWN)
@@ -136,17 +136,13 @@ def add_rows(
     return left_out
 
 
-def memory_text(found: MemoryForecast | None) -> str:
+def memory_text(memory: MemoryForecast | None) -> str:
     """Write the peak of a rank's tensors; nothing where it is not known."""
-    if found is None or found.peak_allocated_gib is None or found.peak_allocated_gib.value is None:
+    peak = None if memory is None else memory.peak_allocated_gib
+    if peak is None or peak.value is None:
         return ""
-    taken = found.peak_allocated_gib.value * SIZES["GiB"]
+    taken = peak.value * SIZES["GiB"]
     return _in_unit(taken, unit_of(taken, SIZES), SIZES)
-
-
-def _fits(found: MemoryForecast | None) -> str:
-    """Write whether a rank has so much, where that is not sure."""
-    return "" if found is None else _FITS.get(found.fits or "", "")
 
 
 def _dearest(line: tuple[tuple[str, RunForecast], int]) -> float:
@@ -154,23 +150,23 @@ def _dearest(line: tuple[tuple[str, RunForecast], int]) -> float:
     return -hours.high if hours is not None else 0.0
 
 
-def _totals(found: SweepForecast, begin: datetime) -> str:
-    if not found.left:
+def _totals(sweep: SweepForecast, begin: datetime) -> str:
+    if not sweep.runs_left:
         return "Time: nothing is left to run."
     missing = (
-        f"; not counted: {count_text(found.unknown, 'run')} of unknown time"
-        if found.unknown
+        f"; not counted: {count_text(sweep.runs_unknown, 'run')} of unknown time"
+        if sweep.runs_unknown
         else ""
     )
-    ends = found.ends_at(begin)
-    if found.device_hours is None or found.makespan_s is None or ends is None:
-        return f"Time: {NOT_KNOWN} for {count_text(found.left, 'run')}."
+    ends = sweep.ends_at(begin)
+    if sweep.device_hours is None or sweep.makespan_s is None or ends is None:
+        return f"Time: {NOT_KNOWN} for {count_text(sweep.runs_left, 'run')}."
     first, last = (end.strftime("%Y-%m-%d %H:%M") for end in ends)
     until = first if first == last else f"{first} to {last}"
     return (
-        f"Time: {count_text(found.left - found.unknown, 'run')}, "
-        f"{span(found.device_hours, {'': 1.0})} device-hours, "
-        f"{span(found.makespan_s, DURATIONS)} from first start to last end; begun now it ends "
+        f"Time: {count_text(sweep.runs_left - sweep.runs_unknown, 'run')}, "
+        f"{span(sweep.device_hours, {'': 1.0})} device-hours, "
+        f"{span(sweep.makespan_s, DURATIONS)} from first start to last end; begun now it ends "
         f"{until}. Start, compilation and checkpoints come on top{missing}."
     )
 

@@ -28,8 +28,6 @@ from batchscape.record.placeholders import (
 )
 from batchscape.record.spec import DataIdentity, Stage
 
-__all__ = ["content_hash", "name_sweep", "rejected_id", "run_id", "trajectory_id"]
-
 _BESIDE = {"timing_repeat", "launcher", "launcher.device"}
 """What is measured again, or on another device, belongs in the folder of what it repeats."""
 
@@ -78,14 +76,14 @@ def trajectory_id(
         values = placeholder_values(config, stages)
         return _command_trajectory_id(config.engine, values, data, stages, source_hash)
     settings = that_affect(config, Affects.LOSS)
-    named = {**asdict(data), "folder": None}
+    data_identity = {**asdict(data), "folder": None}
     model, schedule, engine = settings["model"], settings["schedule"], settings["engine"]
     if isinstance(config.model, Gpt | Llama):
         model = {**model, "vocabulary_size": vocabulary_size(config.model, data)}
     if "decay_samples" in schedule and schedule["decay_samples"] is None:
         schedule = {**schedule, "decay_samples": sum(stage.samples for stage in stages)}
     content = {
-        "data": {name: value for name, value in named.items() if value is not None},
+        "data": {name: value for name, value in data_identity.items() if value is not None},
         "model": {name: value for name, value in model.items() if name != "path"},
         "source": source_hash,
         "stages": [
@@ -117,13 +115,13 @@ def _command_trajectory_id(
     Settings that it is not told are no part of the name. Whether its cuts train alike is up to the
     program: it is measured wherever they are compared, and no curve stands for that of another cut.
     """
-    told = set(used_placeholders(command)) - CUT_PLACEHOLDERS
+    passed = set(used_placeholders(command)) - CUT_PLACEHOLDERS
     content = {
         "data": data.manifest_hash,
         "engine": command.name,
         "argv": command.argv,
         "environment": command.environment,
-        "values": {name: value for name, value in values.items() if name in told},
+        "values": {name: value for name, value in values.items() if name in passed},
         "precision": command.precision,
         "source": source_hash,
         "stages": [[stage.samples, stage.geometry.global_batch_size] for stage in stages],
@@ -146,9 +144,9 @@ def run_id(config: RunConfig, trajectory: str, stages: Sequence[Stage], device_t
         "device_type": device_type,
     }
     # What a program is not told changes nothing of its run.
-    told = isinstance(config.engine, Command)
+    passed_only = isinstance(config.engine, Command)
     cost = Affects.COST | Affects.RECORD
-    for group, values in that_affect(config, cost, but=Affects.LOSS, for_program=told).items():
+    for group, values in that_affect(config, cost, but=Affects.LOSS, for_program=passed_only).items():
         if group in {"loader", "timing_repeat"}:
             content[group] = values
         elif group not in {"batch", "launcher"}:  # the geometry and the type of the device
@@ -175,7 +173,7 @@ def run_id(config: RunConfig, trajectory: str, stages: Sequence[Stage], device_t
 def rejected_id(config: RunConfig) -> str:
     """Name a cell that has no geometry, by what was asked for."""
     batch = config.batch
-    asked = {
+    factors = {
         "b": batch.global_batch_size,
         "d": batch.data_parallel_size,
         "m": batch.micro_batch_size,
@@ -191,7 +189,7 @@ def rejected_id(config: RunConfig) -> str:
     del settings["seed"]
     settings["init_seed"] = config.resolved_init_seed
     settings["data_seed"] = config.resolved_data_seed
-    parts = [f"{letter}{value}" for letter, value in asked.items() if value is not None]
+    parts = [f"{letter}{value}" for letter, value in factors.items() if value is not None]
     return "-".join((*parts, content_hash(settings, 8)))
 
 
@@ -238,12 +236,12 @@ def name_sweep(
         name = sweep_file or "-".join(sorted({re.split(r"[./]", k)[-1] for k in counted_keys}))
         # Never `..`, and never hidden.
         name = re.sub(r"[^\w.-]+", "-", name).lstrip(".") or "run"
-        counted = {key: value for key, value in fixed.items() if _names_a_sweep(key.lstrip("+~"))}
+        plain_keys = {k: k.lstrip("+~").partition("@")[0].replace("/", ".") for k in fixed}
+        counted = {
+            key: fixed[key]
+            for key, plain in plain_keys.items()
+            if plain not in _BESIDE and affects_of(plain)
+        }
         if counted:
             name += f"-{content_hash(counted, 8)}"
     return name, Path(config.sweep_dir) if config.sweep_dir else Path("outputs") / name
-
-
-def _names_a_sweep(key: str) -> bool:
-    key = key.partition("@")[0].replace("/", ".")
-    return key not in _BESIDE and bool(affects_of(key))

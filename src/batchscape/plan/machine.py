@@ -21,8 +21,6 @@ from batchscape.cuda_devices import CudaDevice, names_mig, visible_cuda_devices
 from batchscape.errors import ConfigError
 from batchscape.system import processor_name
 
-__all__ = ["Machine", "cgroup_cores", "seen_by_torch"]
-
 _CGROUP = Path("/sys/fs/cgroup")
 _ANSWER_S = 60.0
 """Time that importing torch may take."""
@@ -65,13 +63,13 @@ class Machine:
     @property
     def unmeasured(self) -> str | None:
         """Say that there is an accelerator that is no CUDA device; None where there is none."""
-        seen = seen_by_torch() if self.is_found and not self.cuda_devices else None
-        if seen is None:
+        accelerator = seen_by_torch() if self.is_found and not self.cuda_devices else None
+        if accelerator is None:
             return None
         return (
-            f"torch sees {seen} here, on which this tool cannot measure: it reads peaks of memory "
-            "off CUDA's allocator, step times off CUDA's events, and power, clocks and foreign "
-            "processes off NVIDIA's driver (NVML); launcher.device=cpu trains on the CPU"
+            f"torch sees {accelerator} here, on which this tool cannot measure: it reads peaks of "
+            "memory off CUDA's allocator, step times off CUDA's events, and power, clocks and "
+            "foreign processes off NVIDIA's driver (NVML); launcher.device=cpu trains on the CPU"
         )
 
     @property
@@ -113,13 +111,13 @@ class Machine:
                     f"{known_devices()}"
                 )
                 raise ConfigError(msg)
-            found = cls.detect()
-            names = {device.name for device in found.cuda_devices}
+            this = cls.detect()
+            names = {device.name for device in this.cuda_devices}
             sheet = datasheet_of(names.pop()) if len(names) == 1 else None
             if sheet is not None:
                 sheet = replace(sheet, device=None, devices_per_node=None, nodes=None)
                 cluster = cluster.over(sheet)
-            return replace(found, cluster=cluster)
+            return replace(this, cluster=cluster)
         major, minor = divmod(round(10 * (cluster.compute_capability or 0)), 10)
         nodes, each = cluster.nodes or 1, cluster.devices_per_node or 1
         devices = tuple(
@@ -131,7 +129,10 @@ class Machine:
     @classmethod
     def detect(cls) -> Machine:
         """Look at this machine, within `CUDA_VISIBLE_DEVICES`."""
-        cores = _allowed_cores()
+        has_affinity = hasattr(os, "sched_getaffinity")
+        cores = tuple(
+            sorted(os.sched_getaffinity(0) if has_affinity else range(os.cpu_count() or 1))
+        )
         quota = cgroup_cores(_CGROUP)
         if quota is not None:
             # Part of a core runs no second rank, but the first one runs on any part.
@@ -211,12 +212,6 @@ def cgroup_cores(root: Path) -> float | None:
     return None if quota in unlimited or not period else int(quota) / int(period)
 
 
-def _allowed_cores() -> tuple[int, ...]:
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
-
-
 @cache
 def seen_by_torch() -> str | None:
     """Say what accelerator torch sees beside CUDA devices, asked in a process of its own.
@@ -230,7 +225,7 @@ def seen_by_torch() -> str | None:
     if re.search(r"^(?:cuda\b.*= '|__version__ = '.*\+cpu')", build, re.MULTILINE):
         return None
     with suppress(OSError, subprocess.SubprocessError):
-        told = subprocess.run(
+        answer = subprocess.run(
             # -P: a module in the current folder must not stand in for one of a library.
             [sys.executable, "-P", "-m", "batchscape.device"],
             stdin=subprocess.DEVNULL,
@@ -239,7 +234,7 @@ def seen_by_torch() -> str | None:
             text=True,
             timeout=_ANSWER_S,
         )
-        return told.stdout.strip() or None
+        return answer.stdout.strip() or None
     return None
 
 

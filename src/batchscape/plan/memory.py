@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     _Line = Callable[[int], Trace]
 
-__all__ = ["memory_key", "predict_memories"]
 
 _METHODS = {"cpu": "fake tensors", "cuda": "fake tensors (kernels as on a CPU)"}
 _NO_PART = ("batch", "launcher", "loader", "device", "measure", "evaluation")
@@ -65,8 +64,8 @@ def predict_memories(specs: Sequence[RunSpec]) -> list[MemoryReport]:
     groups: dict[str, dict[int, RunSpec]] = {}
     for (settings, micro_batch_size), spec in zip(keys, specs, strict=True):
         groups.setdefault(settings, {}).setdefault(micro_batch_size, spec)
-    told = {settings: _reports(runs) for settings, runs in groups.items()}
-    return [told[settings][micro_batch_size] for settings, micro_batch_size in keys]
+    reports = {settings: _reports(runs) for settings, runs in groups.items()}
+    return [reports[settings][micro_batch_size] for settings, micro_batch_size in keys]
 
 
 def memory_key(spec: RunSpec) -> str:
@@ -124,8 +123,12 @@ def _reports(runs: dict[int, RunSpec]) -> dict[int, MemoryReport]:
     def traced(micro_batch_size: int) -> Trace | str:
         run = runs[micro_batch_size]
         try:
-            found = trace(run, sample, _heaviest(run))
-            return _BY_PARTS if found.attends_by_parts and spec.device_type == "cuda" else found
+            memory_trace = trace(run, sample, _heaviest(run))
+            return (
+                _BY_PARTS
+                if memory_trace.attends_by_parts and spec.device_type == "cuda"
+                else memory_trace
+            )
         except BatchscapeError as error:
             return str(error)
         except Exception as error:  # noqa: BLE001  (the model's code is the user's)
@@ -138,19 +141,19 @@ def _reports(runs: dict[int, RunSpec]) -> dict[int, MemoryReport]:
             )
 
     return {
-        size: MemoryReport(method, problem=found)
-        if isinstance(found, str)
-        else _report(method, found, spec.device_type)
-        for size, found in _traces(runs, traced).items()
+        size: MemoryReport(method, problem=outcome)
+        if isinstance(outcome, str)
+        else _report(method, outcome, spec.device_type)
+        for size, outcome in _traces(runs, traced).items()
     }
 
 
-def _report(method: str, found: Trace, device_type: str) -> MemoryReport:
+def _report(method: str, memory_trace: Trace, device_type: str) -> MemoryReport:
     """Return the figures of a trace; or that they are others in every run, on a CPU."""
-    report = MemoryReport.from_bytes(method, found.allocated(device_type))
+    report = MemoryReport.from_bytes(method, memory_trace.allocated(device_type))
     if device_type != "cpu":
         return report
-    most = MemoryReport.from_bytes(method, found.allocated(device_type, lingering=True))
+    most = MemoryReport.from_bytes(method, memory_trace.allocated(device_type, lingering=True))
     peak, highest = report.peak_allocated_gib, most.peak_allocated_gib
     if peak and highest and highest > (1 + _MOST_LINGERING) * peak:
         problem = (
@@ -182,12 +185,17 @@ def _traces(sizes: Iterable[int], traced: Callable[[int], Trace | str]) -> dict[
     if len(several) <= _MOST_TRACED:
         return {size: traced(size) for size in sizes}
     low, middle, high = several[0], several[len(several) // 2], several[-1]
-    found = {size: traced(size) for size in {1, low, middle, high}.intersection(sizes)}
-    line = _line(low, found[low], high, found[high])
-    here = found[middle]
-    is_one = line is not None and not isinstance(here, str) and _are_equal(line(middle), here)
-    others = [size for size in several if size not in found]
-    return found | {size: line(size) if line and is_one else traced(size) for size in others}
+    traces = {size: traced(size) for size in {1, low, middle, high}.intersection(sizes)}
+    line = _line(low, traces[low], high, traces[high])
+    here = traces[middle]
+    is_one = (
+        line is not None
+        and not isinstance(here, str)
+        and here.is_like(line(middle))
+        and np.array_equal(here.sizes, line(middle).sizes)
+    )
+    others = [size for size in several if size not in traces]
+    return traces | {size: line(size) if line and is_one else traced(size) for size in others}
 
 
 def _line(low: int, at_low: Trace | str, high: int, at_high: Trace | str) -> _Line | None:
@@ -198,7 +206,3 @@ def _line(low: int, at_low: Trace | str, high: int, at_high: Trace | str) -> _Li
     if rest.any():
         return None
     return lambda size: at_low._replace(sizes=at_low.sizes + slope * (size - low))
-
-
-def _are_equal(one: Trace, other: Trace) -> bool:
-    return one.is_like(other) and np.array_equal(one.sizes, other.sizes)

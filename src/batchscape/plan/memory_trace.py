@@ -44,8 +44,6 @@ from batchscape.train.batches import to_device
 from batchscape.train.loader import BatchLoader, StepBatches
 from batchscape.train.rehearsal import rehearse
 
-__all__ = ["Sample", "Trace", "sample_of", "trace"]
-
 _CPU = torch.device("cpu")
 _OPTIMIZER_STEPS = 2
 """The first makes the optimizer's state, the second is like all later ones."""
@@ -99,12 +97,12 @@ class Trace(NamedTuple):
         totals = np.cumsum(np.sign(self.events) * sizes[np.abs(self.events) - 1])
         totals = np.concatenate(([0], totals))
         ends = [begin for _, begin in self.phases[1:]] + [len(self.events)]
-        seen: dict[str, AllocatedBytes] = {}
+        bytes_by_phase: dict[str, AllocatedBytes] = {}
         for (name, begin), end in zip(self.phases, ends, strict=True):
-            phase = seen.setdefault(name, AllocatedBytes())
+            phase = bytes_by_phase.setdefault(name, AllocatedBytes())
             phase.see(int(totals[begin : end + 1].max()))
             phase.see(int(totals[end]))
-        return seen
+        return bytes_by_phase
 
     def is_like(self, other: Trace) -> bool:
         """Whether the same storages come and go in the same order, whatever their sizes.
@@ -143,10 +141,10 @@ def sample_of(spec: RunSpec) -> tuple[Sample, Sample]:
     batches += [to_device(dataset.batch(indices[i : i + 1]), _CPU, "") for i in range(len(indices))]
     inputs, labels = zip(*batches, strict=True)
     on_cuda = spec.device_type == "cuda"
-    return _common(inputs, on_cuda=on_cuda), _common(labels, on_cuda=on_cuda)
+    return _common_layout(inputs, on_cuda=on_cuda), _common_layout(labels, on_cuda=on_cuda)
 
 
-def _common(tensors: tuple[Tensor, ...], *, on_cuda: bool) -> Sample:
+def _common_layout(tensors: tuple[Tensor, ...], *, on_cuda: bool) -> Sample:
     shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
     if len(shapes) > 1:
         msg = (
@@ -154,13 +152,13 @@ def _common(tensors: tuple[Tensor, ...], *, on_cuda: bool) -> Sample:
             "micro-batch is as large as the samples in it; pad all of them alike"
         )
         raise BatchscapeError(msg)
-    whole = tensors[0]
+    batch = tensors[0]
     return Sample(
-        tuple(whole.shape[1:]),
-        whole.stride(),
-        whole.dtype,
+        tuple(batch.shape[1:]),
+        batch.stride(),
+        batch.dtype,
         # What torch has not allocated itself it cannot make larger.
-        on_cuda or whole.untyped_storage().resizable(),
+        on_cuda or batch.untyped_storage().resizable(),
     )
 
 
@@ -239,7 +237,7 @@ class _Layout(NamedTuple):
     dtype: torch.dtype
 
 
-def _held_within(func: Operator, args: tuple[Any, ...]) -> list[int]:
+def _bytes_in_convolution(func: Operator, args: tuple[Any, ...]) -> list[int]:
     """Return the bytes that a convolution on a CPU holds, after each change of them.
 
     No operator shows the copies and the scratch space of its kernel, which are up to the processor
@@ -258,15 +256,15 @@ def _held_within(func: Operator, args: tuple[Any, ...]) -> list[int]:
     has_windows = max(weight.shape[2:][-2:]) > 1
     few = 2 if has_windows or samples < _MANY_SAMPLES else _MANY_SAMPLES
     if samples <= few + 1:
-        return _measured(func, layouts, samples)
-    at_few, at_next = (_measured(func, layouts, number) for number in (few, few + 1))
+        return _measure_convolution(func, layouts, samples)
+    at_few, at_next = (_measure_convolution(func, layouts, number) for number in (few, few + 1))
     return [
         held + (samples - few) * (more - held) for held, more in zip(at_few, at_next, strict=True)
     ]
 
 
 @cache
-def _measured(func: Operator, layouts: tuple[Any, ...], samples: int) -> list[int]:
+def _measure_convolution(func: Operator, layouts: tuple[Any, ...], samples: int) -> list[int]:
     """Run a convolution on zeros, with one thread as a rank has."""
 
     def zeros(layout: _Layout, *, has_samples: bool) -> Tensor:
@@ -366,7 +364,7 @@ class _StorageCounter(TorchDispatchMode):
         if func.namespace == "c10d":
             self._exchange(func, args)
         elif func in _OF_SAMPLES:
-            for size in _held_within(func, args):
+            for size in _bytes_in_convolution(func, args):
                 self._free(self._take(size))
 
     def _exchange(self, func: Operator, args: tuple[Any, ...]) -> None:
@@ -459,14 +457,12 @@ class _Blanks(BatchLoader):
     def step(self, optimizer_step: int, *, sampling: bool = True) -> StepBatches:  # noqa: ARG002
         """Return micro-batches of any step, whose loss is divided by one label."""
         micro_steps = self._geometry.gradient_accumulation_steps
-        return StepBatches(1, micro_steps, (self._batch() for _ in range(micro_steps)))
+        inputs, labels = self._sample
+        batches = ((self._tensor(inputs), self._tensor(labels)) for _ in range(micro_steps))
+        return StepBatches(1, micro_steps, batches)
 
-    def _batch(self) -> tuple[Tensor, Tensor]:
-        inputs, labels = (
-            self._uncounted[one] if one in self._uncounted else self._blank(one)
-            for one in self._sample
-        )
-        return inputs, labels
+    def _tensor(self, sample: Sample) -> Tensor:
+        return self._uncounted[sample] if sample in self._uncounted else self._blank(sample)
 
     def _blank(self, sample: Sample) -> Tensor:
         shape = (self._geometry.micro_batch_size, *sample.shape)

@@ -28,8 +28,6 @@ from batchscape.engines.replicated import ReplicatedEngine
 from batchscape.errors import BatchscapeError
 from batchscape.record.spec import RunSpec
 
-__all__ = ["one_rank"]
-
 _CPU = torch.device("cpu")
 _WRAPPED_IN = {
     "ddp": "batchscape.engines.ddp",
@@ -74,7 +72,7 @@ def one_rank(spec: RunSpec, ranks: int) -> Iterator[Callable[[nn.Module], None]]
             raise BatchscapeError(msg)
 
         def join(module: nn.Module) -> None:
-            rank = _fullest(spec, module, ranks) if isinstance(engine, DeepSpeed) else 0
+            rank = _fullest_rank(spec, module, ranks) if isinstance(engine, DeepSpeed) else 0
             dist.init_process_group("fake", rank=rank, world_size=ranks)
             if isinstance(engine, DeepSpeed):
                 _open_deepspeed(undone)
@@ -95,14 +93,14 @@ def _replace(undone: ExitStack, owner: Any, name: str, value: object) -> None:  
     setattr(owner, name, value)
 
 
-def _stay(module: nn.Module, *arguments: Any, **named: Any) -> nn.Module:  # noqa: ANN401  (of `nn.Module.to`)
+def _stay(module: nn.Module, *arguments: Any, **keywords: Any) -> nn.Module:  # noqa: ANN401  (of `nn.Module.to`)
     """Leave a module on the only device there is: torch would swap fake parameters for others."""
-    given = (*arguments, *named.values())
-    has_type = any(isinstance(each, torch.dtype | Tensor) for each in given)
-    return _move(module, *arguments, **named) if has_type else module
+    values = (*arguments, *keywords.values())
+    has_type = any(isinstance(each, torch.dtype | Tensor) for each in values)
+    return _move(module, *arguments, **keywords) if has_type else module
 
 
-def _fullest(spec: RunSpec, module: nn.Module, ranks: int) -> int:
+def _fullest_rank(spec: RunSpec, module: nn.Module, ranks: int) -> int:
     """Return the rank that holds most in stages 1 and 2 of ZeRO; in others all hold alike.
 
     The parameters of each group of the optimizer lie one after the other, and ranks have equal
@@ -124,7 +122,7 @@ def _open_deepspeed(undone: ExitStack) -> None:
     """Let DeepSpeed run without numbers, and forget the group in the end."""
     from batchscape.engines.deepspeed_setup import deepspeed_on
 
-    # The variable by which it chooses a kind of device is no word for trainings that follow.
+    # The variable by which it chooses a kind of device must not reach later trainings.
     undone.enter_context(environment({"DS_ACCELERATOR": _CPU.type}, without=()))
     library = undone.enter_context(deepspeed_on(_CPU, alone=False))
 
@@ -198,7 +196,7 @@ class _Buckets(DistributedDataParallel):
         self.process_group = _group()
         self._moves = bool(settings.get("gradient_as_bucket_view"))
         self._exchanges = True
-        self._told: Any = None
+        self._comm_state: Any = None
         trained = [p for p in module.parameters() if p.requires_grad]
         self._views = {p: torch.empty_like(p) for p in trained}
         self._hooks = [p.register_post_accumulate_grad_hook(self._exchange) for p in trained]
@@ -207,7 +205,7 @@ class _Buckets(DistributedDataParallel):
         return self.module(*batch)
 
     def register_comm_hook(self, state: object, _hook: Callable[..., Any]) -> None:
-        self._told = state
+        self._comm_state = state
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -222,4 +220,4 @@ class _Buckets(DistributedDataParallel):
             return
         if self._moves:
             parameter.grad = self._views[cast("nn.Parameter", parameter)]
-        self._told.exchange_is_whole = True
+        self._comm_state.exchange_is_whole = True

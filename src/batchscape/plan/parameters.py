@@ -7,8 +7,6 @@ from itertools import pairwise
 from batchscape.config import Gpt, Llama, Mlp, RunConfig
 from batchscape.record.spec import DataIdentity
 
-__all__ = ["count_parameters"]
-
 
 def count_parameters(config: RunConfig, data: DataIdentity) -> int | None:
     """Return the parameters of a model; None for one that only its own code can tell.

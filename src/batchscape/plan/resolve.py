@@ -23,12 +23,6 @@ from batchscape.plan.stages import check_evaluations, make_stages
 from batchscape.record.spec import DataIdentity, RunSpec
 from batchscape.text import near_multiples
 
-__all__ = [
-    "check_multiples",
-    "placement_problem",
-    "resolve",
-]
-
 _NATIVE_BFLOAT16 = (8, 0)
 """Compute capability from which tensor cores take bfloat16. Source: CUDA C++ Programming Guide,
 table "Feature Support per Compute Capability"."""
@@ -61,11 +55,12 @@ def placement_problem(geometry: BatchGeometry, config: RunConfig, machine: Machi
         )
     per_node = machine.devices(device_type) // machine.nodes
     if machine.nodes > 1 and geometry.devices_per_node > per_node:
-        wanted = -(-geometry.data_parallel_size // per_node)
+        nodes_needed = -(-geometry.data_parallel_size // per_node)
         return (
             f"devices_per_node may be at most the {per_node} of a node of this cluster; "
-            f"devices_per_node={geometry.devices_per_node}; batch.nodes={wanted} would take more "
-            f"nodes, where {wanted} divides data_parallel_size={geometry.data_parallel_size}"
+            f"devices_per_node={geometry.devices_per_node}; batch.nodes={nodes_needed} would take "
+            f"more nodes, where {nodes_needed} divides "
+            f"data_parallel_size={geometry.data_parallel_size}"
         )
     ranks = geometry.data_parallel_size
     devices = machine.devices(device_type)
@@ -169,7 +164,7 @@ def check_multiples(config: RunConfig, global_batches: Collection[int]) -> None:
     """
     common = math.lcm(*global_batches)
     length = config.sequence_length or 1
-    given = [
+    settings = [
         (name, value, unit)
         for name, value, unit in (
             ("budget.samples", config.budget.samples, 1),
@@ -178,20 +173,20 @@ def check_multiples(config: RunConfig, global_batches: Collection[int]) -> None:
         )
         if value is not None
     ]
-    shortest = min((value // unit for _, value, unit in given), default=0)
+    shortest = min((value // unit for _, value, unit in settings), default=0)
     reach = _REACH * max(shortest, *global_batches, 1)
     problems = []
-    for name, value, unit in given:
+    for name, value, unit in settings:
         if value % (common * unit) == 0:
             continue
         tokens = f" x sequence_length {length}" if name == "budget.tokens" else ""
         sizes = sorted(global_batches)
         if common > reach:
-            shared, said = _out_of_reach(sizes, reach)
+            shared, explanation = _out_of_reach(sizes, reach)
             nearest = near_multiples(value, shared * unit)
             problems.append(
-                f"{name} must be a multiple of every global batch{tokens}; given {value}. {said}: "
-                f"use those with {name}={nearest}, or {_UNCOUNTED[name]}"
+                f"{name} must be a multiple of every global batch{tokens}; given {value}. "
+                f"{explanation}: use those with {name}={nearest}, or {_UNCOUNTED[name]}"
             )
             continue
         rule = (
@@ -232,8 +227,8 @@ def _out_of_reach(sizes: Sequence[int], reach: int) -> tuple[int, str]:
 
 def _some(sizes: Sequence[int]) -> str:
     """List numbers; of many the first ones and the last."""
-    shown = list(map(str, sizes))
-    return ", ".join(shown if len(shown) <= _SHOWN else [*shown[: _SHOWN - 2], "...", shown[-1]])
+    texts = list(map(str, sizes))
+    return ", ".join(texts if len(texts) <= _SHOWN else [*texts[: _SHOWN - 2], "...", texts[-1]])
 
 
 def _check_schedule(config: RunConfig, samples: int) -> None:
@@ -251,8 +246,8 @@ def _check_schedule(config: RunConfig, samples: int) -> None:
             )
             raise ConfigError(msg)
     elif schedule.warmup_samples + schedule.decay_samples > samples:
-        left = samples - schedule.warmup_samples
-        use = f"decay_samples={left}" if left > 0 else f"warmup_samples={samples - 1}"
+        room = samples - schedule.warmup_samples
+        use = f"decay_samples={room}" if room > 0 else f"warmup_samples={samples - 1}"
         msg = (
             f"schedule.warmup_samples and decay_samples must fit in the budget one after the "
             f"other: {schedule.warmup_samples} + {schedule.decay_samples} > {samples} samples; "

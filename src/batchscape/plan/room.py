@@ -13,8 +13,6 @@ from batchscape.plan.machine import Machine
 from batchscape.record.spec import RunSpec
 from batchscape.system import GIB
 
-__all__ = ["memory_forecast", "room_gib", "why_not_launched", "why_too_large"]
-
 _OFF = {"cpu": (0.03, 0.03, 0.0), "cuda": (0.10, 0.10, 0.125)}
 """Shares that a predicted peak of tensors may be too high and too low, and GiB that it may be too
 low besides: docs/planning.md. On CUDA 64 MiB are what cuBLAS works in on Hopper, and four settings
@@ -48,9 +46,9 @@ def room_gib(spec: RunSpec, machine: Machine) -> float | None:
         return _host_gib() / ranks if limit is None else limit
     sharing = math.ceil(ranks / max(1, machine.devices("cuda")))
     sizes = [device.memory_gib for device in machine.cuda_devices]
-    known = [size for size in sizes if size is not None]
-    whole = max(known) if limit is None and known and len(known) == len(sizes) else limit
-    return None if whole is None else whole / sharing
+    if limit is None:
+        limit = max((math.inf if size is None else size for size in sizes), default=math.inf)
+    return None if math.isinf(limit) else limit / sharing
 
 
 def _host_gib() -> float:
@@ -68,7 +66,7 @@ def memory_forecast(
     spec: RunSpec,
     report: MemoryReport,
     machine: Machine,
-    seen: tuple[float, float, int] | None = None,
+    measured: tuple[float, float, int] | None = None,
 ) -> MemoryForecast:
     """Return what a run's ranks will hold, and whether that fits.
 
@@ -78,7 +76,7 @@ def memory_forecast(
     report : MemoryReport
         As `predict_memories` returns it.
     machine : Machine
-    seen : tuple of float, float, int, optional
+    measured : tuple of float, float, int, optional
         Between which multiples of their predictions runs like it measured, and how many they were.
     """
     room, value = room_gib(spec, machine), report.peak_allocated_gib
@@ -87,8 +85,8 @@ def memory_forecast(
     way = report.method
     above, below, workspace = _OFF[spec.device_type]
     low, high = 1 - above, 1 + below
-    if seen is not None:
-        learned, high, count = seen
+    if measured is not None:
+        learned, high, count = measured
         # A run that would not fit was never measured: what they tell refuses no more than before.
         low, workspace = min(low, learned), 0.0
         way = f"{way}, range of {count} measured"

@@ -15,8 +15,6 @@ from batchscape.geometry import COUNT_LIMIT, BatchGeometry, solve
 from batchscape.record.spec import Stage
 from batchscape.text import list_text, near_multiples
 
-__all__ = ["check_evaluations", "make_stages", "scaled", "solve_geometries"]
-
 
 def scaled(optimizer: Optimizer, scaling: Scaling, global_batch_size: int) -> Optimizer:
     """Return the optimizer's settings for a global batch.
@@ -118,7 +116,7 @@ def solve_geometries(config: RunConfig) -> tuple[BatchGeometry, ...]:
                 global_batch_size=stage.global_batch_size,
             )
         except GeometryError as error:
-            msg = f"{_named(number, config)}: {error}"
+            msg = f"{_stage_name(number, config)}: {error}"
             raise GeometryError(msg, error.nearest) from None
         solved.append(geometry)
     return (*solved, last)
@@ -142,7 +140,7 @@ def make_stages(config: RunConfig, geometries: Sequence[BatchGeometry]) -> tuple
     """
     ramp = config.batch.ramp
     for number, (stage, geometry) in enumerate(zip(ramp, geometries, strict=False), start=1):
-        _check_whole(f"{_named(number, config)}: samples", stage.samples, geometry)
+        _check_whole(f"{_stage_name(number, config)}: samples", stage.samples, geometry)
     sizes = [stage.samples for stage in ramp]
     last = _samples_of_last(config, geometries)
     _check_whole("the rest of the budget, after batch.ramp,", last, geometries[-1])
@@ -217,7 +215,7 @@ def _samples_of_last(config: RunConfig, geometries: Sequence[BatchGeometry]) -> 
             stage.samples // geometry.global_batch_size
             for stage, geometry in zip(ramp, geometries, strict=False)
         )
-        left = (budget.optimizer_steps - before) * geometries[-1].global_batch_size
+        samples = (budget.optimizer_steps - before) * geometries[-1].global_batch_size
     elif budget.tokens is not None:
         length = config.sequence_length or 1
         if budget.tokens % length:
@@ -226,20 +224,20 @@ def _samples_of_last(config: RunConfig, geometries: Sequence[BatchGeometry]) -> 
                 f"use {near_multiples(budget.tokens, length)}"
             )
             raise ConfigError(msg)
-        left = budget.tokens // length - sum(stage.samples for stage in ramp)
+        samples = budget.tokens // length - sum(stage.samples for stage in ramp)
     elif budget.samples is not None:
-        left = budget.samples - sum(stage.samples for stage in ramp)
+        samples = budget.samples - sum(stage.samples for stage in ramp)
     else:
         msg = "a budget has exactly one size"
         raise AssertionError(msg)
-    if left <= 0:
+    if samples <= 0:
         msg = (
             f"batch.ramp must end before the budget does: its stages have "
             f"{sum(stage.samples for stage in ramp)} samples, which leaves none for the global "
             f"batch of {geometries[-1].global_batch_size}; enlarge the budget, or shorten the ramp"
         )
         raise ConfigError(msg)
-    return left
+    return samples
 
 
 def _check_whole(what: str, samples: int, geometry: BatchGeometry) -> None:
@@ -250,5 +248,5 @@ def _check_whole(what: str, samples: int, geometry: BatchGeometry) -> None:
         raise ConfigError(msg)
 
 
-def _named(number: int, config: RunConfig) -> str:
+def _stage_name(number: int, config: RunConfig) -> str:
     return f"batch.ramp, stage {number} of {len(config.batch.ramp)}"

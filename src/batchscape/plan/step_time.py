@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from batchscape.models.build import LossModule
 
-__all__ = ["Coefficients", "OperationCounts", "Range", "StepTimeRanges", "rings"]
-
 
 class Range(NamedTuple):
     """A middle and two ends of what is not known better."""
@@ -141,7 +139,7 @@ class StepTimeRanges:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._facts: dict[tuple[str, ...], OperationCounts | str] = {}
+        self._operations: dict[tuple[str, ...], OperationCounts | str] = {}
         self._coefficients: dict[tuple[object, ...], Coefficients | str] = {}
         self._of_cpu: dict[str, float] = {}
 
@@ -152,19 +150,19 @@ class StepTimeRanges:
 
     def of(self, spec: RunSpec, geometry: BatchGeometry) -> Range | str:
         """Return the range of a step time in seconds, or why it is not known."""
-        found = self.coefficients(spec, geometry)
-        if isinstance(found, str):
-            return found
+        coefficients = self.coefficients(spec, geometry)
+        if isinstance(coefficients, str):
+            return coefficients
         cut = geometry.micro_batch_size, geometry.gradient_accumulation_steps
-        return found.step_time_s(geometry.data_parallel_size, *cut)
+        return coefficients.step_time_s(geometry.data_parallel_size, *cut)
 
     def at_peak_s(self, spec: RunSpec, geometry: BatchGeometry) -> float | None:
         """Return the time of an optimizer step's operations at the peak, to which MFU refers."""
-        found = self.coefficients(spec, geometry)
-        if isinstance(found, str) or found.at_peak_s is None:
+        coefficients = self.coefficients(spec, geometry)
+        if isinstance(coefficients, str) or coefficients.at_peak_s is None:
             return None
         samples = geometry.micro_batch_size * geometry.gradient_accumulation_steps
-        return found.at_peak_s * samples
+        return coefficients.at_peak_s * samples
 
     def coefficients(self, spec: RunSpec, geometry: BatchGeometry) -> Coefficients | str:
         """Return the coefficients of a training step, or why they are not known."""
@@ -179,21 +177,22 @@ class StepTimeRanges:
             *(ranks, nodes),
         )
         if key not in self._coefficients:
-            if model not in self._facts:
-                self._facts[model] = _facts(config, spec.data, spec.precision)
-            facts = self._facts[model]
+            if model not in self._operations:
+                self._operations[model] = _count_operations(config, spec.data, spec.precision)
+            facts = self._operations[model]
             self._coefficients[key] = (
-                facts if isinstance(facts, str) else self._priced(facts, spec, ranks, nodes)
+                facts if isinstance(facts, str) else self._price(facts, spec, ranks, nodes)
             )
         return self._coefficients[key]
 
-    def _priced(
+    def _price(
         self, facts: OperationCounts, spec: RunSpec, ranks: int, nodes: int
     ) -> Coefficients | str:
         config, kind, precision = spec.config, spec.device_type, spec.precision
         engine, cluster = config.in_process, self._machine.cluster
-        peak = self._peak(kind, precision, engine.float32_matmul)
-        memory = cluster.memory_gb_per_s or self._measured(kind, "memory")
+        listed_peak = cluster.peak_tflops(precision, engine.float32_matmul)[1]
+        peak = listed_peak or self._measure_peak(kind, precision)
+        memory = cluster.memory_gb_per_s or self._measure_peak(kind, "memory")
         links = self._links(kind, ranks, nodes)
         missing = {f"cluster.tflops.{precision}": peak, "cluster.memory_gb_per_s": memory} | links
         if unknown := [name for name, value in missing.items() if value is None]:
@@ -248,7 +247,7 @@ class StepTimeRanges:
         cluster, on_node = self._machine.cluster, ranks // nodes
         links = {}
         if on_node > 1:
-            link = cluster.link_gb_per_s or self._measured(kind, "memory")
+            link = cluster.link_gb_per_s or self._measure_peak(kind, "memory")
             links["cluster.link_gb_per_s"] = link
         if nodes > 1:
             card = cluster.network_gb_per_s
@@ -256,11 +255,7 @@ class StepTimeRanges:
             links["cluster.network_gb_per_s"] = None if card is None else card * cards
         return links
 
-    def _peak(self, kind: str, precision: str, float32_matmul: str) -> float | None:
-        listed = self._machine.cluster.peak_tflops(precision, float32_matmul)[1]
-        return listed or self._measured(kind, precision)
-
-    def _measured(self, kind: str, what: str) -> float | None:
+    def _measure_peak(self, kind: str, what: str) -> float | None:
         """Measure a peak of this CPU with one thread, as a rank has."""
         if kind != "cpu":
             return None
@@ -338,7 +333,9 @@ def _update(
     )
 
 
-def _facts(config: RunConfig, data: DataIdentity, precision: str) -> OperationCounts | str:
+def _count_operations(
+    config: RunConfig, data: DataIdentity, precision: str
+) -> OperationCounts | str:
     """Build a model, and count what it does; or say why that cannot be."""
     import numpy as np
     import torch
@@ -350,18 +347,18 @@ def _facts(config: RunConfig, data: DataIdentity, precision: str) -> OperationCo
     config = without_weights(config)
     try:
         with torch.random.fork_rng(devices=[]):
-            module = _built(config, data, precision)
+            module = _build_without_values(config, data, precision)
             dataset = open_dataset(config, data, "train")
-            found = []
+            operations = []
             for samples in _PROBED:
                 indices = np.arange(samples, dtype=np.int64) % dataset.num_samples
                 batch = to_device(dataset.batch(indices), torch.device("cpu"), precision)
-                found.append(model_operations(module, *batch))
+                operations.append(model_operations(module, *batch))
     except BatchscapeError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001  (of the user's own code; its run will tell)
         return f"the model cannot be built here: {type(error).__name__}: {error}"
-    fewer, more = found
+    fewer, more = operations
     if fewer is None or more is None:
         return "operations of this model cannot be counted"
 
@@ -382,7 +379,7 @@ def _facts(config: RunConfig, data: DataIdentity, precision: str) -> OperationCo
     )
 
 
-def _built(config: RunConfig, data: DataIdentity, precision: str) -> LossModule:
+def _build_without_values(config: RunConfig, data: DataIdentity, precision: str) -> LossModule:
     """Build a model without values, or really where its code does not let that be."""
     import torch
 

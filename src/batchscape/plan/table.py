@@ -16,7 +16,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from batchscape.config import Affects, Command, RunConfig, affects_of
+from batchscape.config import Affects, Command, affects_of
 from batchscape.errors import RecordError
 from batchscape.outgoing import outgoing_cell, outgoing_json
 from batchscape.plan.build import Plan, PlannedCell
@@ -36,16 +36,6 @@ from batchscape.record.progress import run_progress
 from batchscape.record.spec import RunSpec, plain_geometry
 from batchscape.record.status import RunStatus, Status
 from batchscape.text import count_text
-
-__all__ = [
-    "PLAN_COLUMNS",
-    "plan_fields",
-    "plan_json",
-    "plan_rows",
-    "plan_summary",
-    "plan_table",
-    "write_plan",
-]
 
 _GEOMETRY = (
     "data_parallel_size",
@@ -116,14 +106,14 @@ def plan_table(
     parts += [_searched_table(plan, searched, trials)] if trials else _runs_table(plan, sweep)
     if rejected := [_row(cell) for cell in plan.rejections]:
         parts.append(_rejected_table(rejected))
-    if untold := _not_told(plan):
-        parts.append(Text(f"Not told to the program, and without effect: {', '.join(untold)}"))
+    if unpassed := _unpassed_settings(plan):
+        parts.append(Text(f"Not told to the program, and without effect: {', '.join(unpassed)}"))
     parts += [
         Text(f"By engine.argv and engine.metrics the program will not tell {what}.")
-        for what in _not_logged(plan)
+        for what in _unlogged_columns(plan)
     ]
-    named = {c.run_id: _costly(c.spec, c.swept) for c in plan.cells if c.spec is not None}
-    parts += forecast_text(predicted, named, begin)
+    cuts = {c.run_id: _costly(c.spec, c.swept) for c in plan.cells if c.spec is not None}
+    parts += forecast_text(predicted, cuts, begin)
     if (warning := disk_warning(plan.specs, sweep)) is not None:
         parts.append(Text(warning))
     parts.append(Text(plan_summary(plan)))
@@ -165,8 +155,8 @@ def _searched_table(plan: Plan, searched: Collection[str], trials: int) -> Table
 
 def _other_axes(plan: Plan) -> list[str]:
     """Return what is swept, but what has a place of its own in a table."""
-    shown = {*_GEOMETRY, "ramp", "seed"}
-    return [key for key in plan.cells[0].swept if key.removeprefix("batch.") not in shown]
+    own_columns = {*_GEOMETRY, "ramp", "seed"}
+    return [key for key in plan.cells[0].swept if key.removeprefix("batch.") not in own_columns]
 
 
 def _title(key: str) -> str:
@@ -178,14 +168,14 @@ def plan_fields(plan: Plan, predicted: SweepForecast) -> list[dict[str, Any]]:
     rows = []
     for cell in plan.cells:
         row = _row(cell)
-        found = None if cell.spec is None else predicted.runs[cell.run_id]
-        memory = None if found is None else found.memory
+        forecast = None if cell.spec is None else predicted.runs[cell.run_id]
+        memory = None if forecast is None else forecast.memory
         peak = None if memory is None else memory.peak_allocated_gib
         rate, unit = (None, None)
-        if found is not None:
-            rate, unit = found.samples_per_s, "samples/s"
-            if found.tokens_per_s is not None:
-                rate, unit = found.tokens_per_s, "tokens/s"
+        if forecast is not None:
+            rate, unit = forecast.samples_per_s, "samples/s"
+            if forecast.tokens_per_s is not None:
+                rate, unit = forecast.tokens_per_s, "tokens/s"
         rows.append(
             {
                 "data_parallel_size": row["data_parallel_size"],
@@ -212,9 +202,9 @@ def plan_json(plan: Plan, machine: Machine, predicted: SweepForecast, begin: dat
     for cell in plan.cells:
         row = _row(cell) | nothing
         if cell.spec is not None:
-            told = predicted.runs[cell.run_id]
-            row |= asdict(told)
-            if reason := why_not_launched(cell.spec, told.memory):
+            forecast = predicted.runs[cell.run_id]
+            row |= asdict(forecast)
+            if reason := why_not_launched(cell.spec, forecast.memory):
                 row |= {"planned": "rejected", "reason": reason}
         runs.append(row)
     device_type = machine.device_type(plan.cells[0].config.launcher)
@@ -236,24 +226,24 @@ def plan_json(plan: Plan, machine: Machine, predicted: SweepForecast, begin: dat
     return json.dumps(outgoing_json(content), indent=2, allow_nan=False)
 
 
-def _not_told(plan: Plan) -> list[str]:
-    """Name the settings of our own loop that no program of a plan is given; groups as one."""
+def _unpassed_settings(plan: Plan) -> list[str]:
+    """Return the settings of our own loop that no program of a plan is given; groups as one."""
     commands = [s.config for s in plan.specs if isinstance(s.config.engine, Command)]
     if not commands:
         return []
     per_command = [set(not_passed(config)) for config in commands]
-    untold = set.intersection(*per_command)
+    unpassed = set.intersection(*per_command)
     settings = commands[0].to_mapping()
-    found = []
-    for key in sorted(untold):
+    names = []
+    for key in sorted(unpassed):
         group = key.partition(".")[0]
         keys = {f"{group}.{name}" for name in settings[group]} if "." in key else {key}
-        found.append(f"{group}.*" if "." in key and keys <= untold else key)
-    return list(dict.fromkeys(found))
+        names.append(f"{group}.*" if "." in key and keys <= unpassed else key)
+    return list(dict.fromkeys(names))
 
 
-def _not_logged(plan: Plan) -> list[str]:
-    """Say what the metrics of programs of a plan will not tell, each once."""
+def _unlogged_columns(plan: Plan) -> list[str]:
+    """Return what the metrics of programs of a plan lack, each once."""
     commands = [s.config.engine for s in plan.specs if isinstance(s.config.engine, Command)]
     return list(dict.fromkeys(what for command in commands for what in unlogged(command)))
 
@@ -277,8 +267,8 @@ def write_plan(plan: Plan) -> None:
 
 def _row(cell: PlannedCell) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(PLAN_COLUMNS)
-    asked, spec = cell.config.batch, cell.spec
-    row |= {name: getattr(cell.geometry or asked, name) for name in ("nodes", *_GEOMETRY)}
+    batch, spec = cell.config.batch, cell.spec
+    row |= {name: getattr(cell.geometry or batch, name) for name in ("nodes", *_GEOMETRY)}
     row |= {"run_id": cell.run_id, "seed": cell.config.seed}
     if spec is not None:
         row |= {
@@ -297,16 +287,20 @@ def _row(cell: PlannedCell) -> dict[str, Any]:
 
 def _status(folder: RunFolder) -> str:
     """Status of a run that is planned: what is on the disk, unless it is to start anew."""
-    found = run_progress(folder)
+    progress = run_progress(folder)
     # What an earlier plan rejected, on a smaller machine, is launched now; what was not launched
     # because a smaller micro-batch was out of memory will mostly not be.
-    is_launched = found.status == Status.REJECTED and found.cause != Cause.OUT_OF_MEMORY
-    return str(Status.PENDING) if is_launched else found.status
+    is_launched = progress.status == Status.REJECTED and progress.cause != Cause.OUT_OF_MEMORY
+    return str(Status.PENDING) if is_launched else progress.status
 
 
 def _rejected_table(rows: list[dict[str, Any]]) -> Table:
     """One line a reason, however many seeds share it."""
-    counts = Counter((_triple(row), row["reason"]) for row in rows)
+    counts: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        # What nobody asked for, and nothing determines, is `?`.
+        *factors, product = (_show(row[name]) or "?" for name in _GEOMETRY)
+        counts[f"{' x '.join(factors)} = {product}", row["reason"]] += 1
     table = _table("rejected\ncells", _GEOMETRY_TITLE, "reason")
     lines = [[str(count), *line] for line, count in counts.items()]
     add_rows(table, lines, list, _FIRST, _LAST)
@@ -319,9 +313,9 @@ def _table(*columns: Column | str) -> Table:
 
 def _cuts(spec: RunSpec) -> str:
     """Write the geometry of a run; factors that a ramp changes are shown in their order."""
-    ranks, *factors, whole = (_ramp(spec, name) for name in _GEOMETRY)
+    ranks, *factors, global_batch = (_ramp(spec, name) for name in _GEOMETRY)
     cut = [f"({factor})" if _ARROW in factor else factor for factor in factors]
-    return f"{' x '.join([ranks, *cut])} = {whole}"
+    return f"{' x '.join([ranks, *cut])} = {global_batch}"
 
 
 def _costly(spec: RunSpec, swept: Mapping[str, Any]) -> str:
@@ -341,12 +335,6 @@ def _ramp(spec: RunSpec, name: str) -> str:
     return values[0] if len(set(values)) == 1 else _ARROW.join(values)
 
 
-def _triple(row: Mapping[str, Any]) -> str:
-    """A geometry as a person writes it; what nobody asked for, and nothing determines, is `?`."""
-    factors = [_show(row[name]) or "?" for name in _GEOMETRY]
-    return f"{' x '.join(factors[:-1])} = {factors[-1]}"
-
-
 def plan_summary(plan: Plan) -> str:
     """Return the counts of a plan and its folder, in one line."""
     text = f"Runs: {len(plan.specs)}. Rejected runs: {len(plan.rejections)}."
@@ -359,21 +347,17 @@ def _show(value: Any) -> str:  # noqa: ANN401  (any value of a plan)
     return "" if value is None else str(value)
 
 
-def _resolved(config: RunConfig) -> dict[str, list[str]] | None:
-    # What a program is never told is no setting of its cells, launched or not.
-    return {"not_passed": not_passed(config)} if isinstance(config.engine, Command) else None
-
-
 def _write_rejection(folder: RunFolder, sweep_name: str, rejection: PlannedCell) -> None:
+    config = rejection.config
     # A run that a larger machine did is a result, whatever this one can hold.
     if folder.launch.exists():
         return
     if folder.status.exists():
         try:
-            known = RunStatus.read(folder.status)
+            status = RunStatus.read(folder.status)
         except RecordError:
-            known = RunStatus(Status.REJECTED)  # written again: it is derived
-        if known.status is not Status.REJECTED or known.reason == rejection.reason:
+            status = RunStatus(Status.REJECTED)  # written again: it is derived
+        if status.status is not Status.REJECTED or status.reason == rejection.reason:
             return
     write_json(
         folder.config,
@@ -383,9 +367,12 @@ def _write_rejection(folder: RunFolder, sweep_name: str, rejection: PlannedCell)
             "trajectory_id": None,
             "sweep_name": sweep_name,
             "geometry": rejection.geometry and plain_geometry(rejection.geometry),
-            "resolved": _resolved(rejection.config),
+            # What a program is never told is no setting of its cells, launched or not.
+            "resolved": {"not_passed": not_passed(config)}
+            if isinstance(config.engine, Command)
+            else None,
             "data": None,
-            "config": rejection.config.to_mapping(),
+            "config": config.to_mapping(),
         },
     )
     RunStatus(Status.REJECTED, reason=rejection.reason).write(folder.status)

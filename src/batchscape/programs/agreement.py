@@ -9,8 +9,6 @@ from typing import Any
 from batchscape.programs.metrics import Log
 from batchscape.record.spec import RunSpec
 
-__all__ = ["begins_late", "contradictions", "observed_batch", "unfinished"]
-
 NOT_OBSERVED = "not observed"
 _NAMES = (
     "world_size",

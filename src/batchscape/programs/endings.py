@@ -13,8 +13,6 @@ from batchscape.record.files import end_of
 from batchscape.record.outcome import killed_by
 from batchscape.record.status import Status
 
-__all__ = ["FAILED_START", "HELPS_THE_END", "Ending", "ending", "last_words"]
-
 HELPS_THE_END = (
     "end main() by sys.stdout.flush(); os._exit(0) once all is written, see docs/own_script.md"
 )

@@ -23,8 +23,6 @@ from batchscape.record.placeholders import placeholder_values, used_placeholders
 from batchscape.record.spec import RunSpec
 from batchscape.recorder import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE
 
-__all__ = ["CommandLine", "Ended", "Program", "command_line", "prepare_folder"]
-
 _OF_OTHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Where batchscape itself was started by such a launcher, they are not the program's."""
 

@@ -24,8 +24,6 @@ from batchscape.record.folder import RunFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.timing import SEEN_BETWEEN_ROWS, invalidate_times
 
-__all__ = ["RowWriter", "diverged_at", "rank_rows"]
-
 _SHOWN = ("samples", "tokens", "train_time_s", "loss")
 """What readers of open runs look for in every row; a program may not log it."""
 _LOGGED_TIMES = {"step_time_s", "train_time_s"}

@@ -13,8 +13,6 @@ from batchscape.errors import ConfigError
 from batchscape.record.content import hash_of_files
 from batchscape.text import near_names
 
-__all__ = ["check_program", "command_source_hash"]
-
 _RUNS_SCRIPTS = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed")
 """Programs whose arguments name a script of this machine."""
 

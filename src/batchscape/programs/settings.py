@@ -21,14 +21,6 @@ from batchscape.record.timing import LET_IT_LOG
 from batchscape.recorder import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE
 from batchscape.text import list_text
 
-__all__ = [
-    "check_commands",
-    "check_varied",
-    "too_wide",
-    "unlogged",
-    "without_unpassed",
-]
-
 _FACTORS = ("data_parallel_size", "micro_batch_size", "gradient_accumulation_steps")
 _TELL = {
     "data_parallel_size": {"data_parallel_size"},

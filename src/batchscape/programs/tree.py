@@ -19,8 +19,6 @@ import psutil
 from batchscape.cuda_devices import handle_of, processes_on
 from batchscape.system import GIB, reported_memory
 
-__all__ = ["RankMemory", "TreeMemory", "driver_memory"]
-
 _LARGEST_SHARE = 0.01
 """Share of the time that looking may take: it takes a core from the program."""
 _LARGEST_GROWTH = 0.25

@@ -39,8 +39,6 @@ from batchscape.record.outcome import Outcome
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status, StopReason
 
-__all__ = ["main"]
-
 _POLL_S = 0.1
 _STOP_GRACE_S = 15.0
 """Time for the program between SIGTERM and SIGKILL, when the run is to stop. The launcher kills

@@ -29,8 +29,6 @@ from batchscape.record.folder import RunFolder
 from batchscape.train.batches import pinning
 from batchscape.train.divergence import DivergenceRule
 
-__all__ = ["LARGEST_INTERVAL", "Agreement", "StepRecorder"]
-
 LARGEST_INTERVAL = 25
 """Optimizer steps between drains at most; rows are up to two drains late."""
 

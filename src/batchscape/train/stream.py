@@ -13,8 +13,6 @@ from batchscape.geometry import BatchGeometry
 from batchscape.measure.noise_scale import is_sampled, small_batch_size
 from batchscape.train.timeline import PlannedStep, Timeline
 
-__all__ = ["SampleStream", "StepSamples"]
-
 _AHEAD = 4096
 """Positions that are shuffled at once; the cost of a call is then shared by many steps."""
 

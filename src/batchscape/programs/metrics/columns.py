@@ -30,8 +30,6 @@ from batchscape.programs.metrics.numbers import (
 )
 from batchscape.programs.metrics.rows import Row, Rows, drop_counts_since_start
 
-__all__ = ["ColumnReader", "JsonlReader", "RegexReader"]
-
 
 class ColumnReader(ABC):
     """Reads a text; a format says what is in a line of it.

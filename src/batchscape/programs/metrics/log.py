@@ -15,8 +15,6 @@ from typing import Any, Protocol
 from batchscape.geometry import BatchGeometry
 from batchscape.programs.metrics.rows import Row, fill_counts, fill_train_time
 
-__all__ = ["Log", "Observed", "ObservedBatch", "Reader", "evenly", "finish", "settle_loss"]
-
 
 @dataclass(frozen=True)
 class Observed:

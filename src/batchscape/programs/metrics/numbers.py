@@ -11,16 +11,6 @@ from batchscape.config.metrics import TimeUnit
 from batchscape.errors import RecordError
 from batchscape.geometry import COUNT_LIMIT
 
-__all__ = [
-    "as_count",
-    "as_float",
-    "as_row",
-    "content_of",
-    "drawn_lines_of",
-    "lines_of",
-    "whole_lines",
-]
-
 
 def lines_of(content: bytes) -> list[str]:
     """Return the lines of a text that are not empty; a bare carriage return ends one too."""

@@ -18,8 +18,6 @@ from batchscape.programs.metrics.log import Reader
 from batchscape.programs.metrics.recorded import RecorderReader
 from batchscape.programs.metrics.trainer_state import TrainerStateReader
 
-__all__ = ["open_reader"]
-
 _PRINTED = "log.txt"
 
 

@@ -16,8 +16,6 @@ from batchscape.programs.metrics.numbers import as_count, as_row, content_of, li
 from batchscape.programs.metrics.rows import Rows
 from batchscape.recorder import FOLDER
 
-__all__ = ["RecorderReader"]
-
 
 @dataclass
 class _Rank:

@@ -14,8 +14,6 @@ from typing import Any
 
 from batchscape.errors import RecordError
 
-__all__ = ["Row", "Rows", "drop_counts_since_start", "fill_counts", "fill_train_time"]
-
 Row = dict[str, int | float]
 
 _SHOWN = 100

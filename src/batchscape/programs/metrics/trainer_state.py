@@ -21,8 +21,6 @@ from batchscape.programs.metrics.log import Log, ObservedBatch, finish, settle_l
 from batchscape.programs.metrics.numbers import as_count, as_float, as_row, content_of
 from batchscape.programs.metrics.rows import Row, Rows
 
-__all__ = ["TrainerStateReader"]
-
 _FILE = "trainer_state.json"
 _STEP = {"loss": "loss", "grad_norm": "gradient_norm", "learning_rate": "learning_rate"}
 _EVALUATION = {"loss": "eval_loss", "accuracy": "eval_accuracy", "runtime": "evaluation_s"}

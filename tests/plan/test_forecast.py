@@ -64,7 +64,7 @@ def test_every_declared_machine_is_planned_for(name: str) -> None:
     plan, found = foretold(*SMALL, f"cluster={name}", "batch.global_batch_size=32")
     (spec,) = plan.specs
     run = found.runs[spec.run_id]
-    assert found.unknown == 0
+    assert found.runs_unknown == 0
     assert run.way == ("peaks of this CPU" if name == "this_machine" else "datasheet")
     assert run.step_time_s is not None
     assert run.step_time_s.value is not None
@@ -125,7 +125,7 @@ def test_what_is_not_launched_is_in_no_total() -> None:
     unfit = {spec.run_id for spec in plan.specs if spec.geometry.micro_batch_size == 8}
     found = forecast(plan.specs, sweep, machine, unfit=unfit)
     hours = [own.device_hours for run, own in found.runs.items() if run not in unfit]
-    assert found.left == len(hours) == 2
+    assert found.runs_left == len(hours) == 2
     assert found.device_hours is not None
     assert found.device_hours.high == pytest.approx(sum(own.high for own in hours if own))
     assert len(found.runs) == 4
@@ -137,7 +137,7 @@ def test_a_run_that_is_too_big_is_in_no_total_unless_it_is_launched(skips: str, 
     plan, machine = planned(*SMALL, MICRO, *tiny)
     found = predict(plan.specs, SweepFolder(plan.sweep_dir), machine)
     assert [run.memory.fits for run in found.runs.values() if run.memory] == ["does not fit"]
-    assert found.left == left
+    assert found.runs_left == left
     (run,) = json.loads(plan_json(plan, machine, found, BEGIN))["runs"]
     assert run["memory"]["fits"] == "does not fit"
     assert run["planned"] == ("launch" if left else "rejected")

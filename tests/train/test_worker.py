@@ -102,7 +102,7 @@ def test_what_decides_rounding_is_read_from_torch_itself(monkeypatch, reduced, s
     try:
         worker._set_precision_of_products("highest")
         products.allow_bf16_reduced_precision_reduction = reduced
-        found = ranks._cuda_facts()
+        found = ranks._cuda_columns()
     finally:
         products.allow_bf16_reduced_precision_reduction = before
         products.allow_fp16_reduced_precision_reduction = True

@@ -68,41 +68,41 @@ def prepare_custom(config: CustomData) -> DataIdentity:
         raises an error: with its traceback.
     """
     try:
-        return _prepared(config)
+        return _prepare(config)
     except BatchscapeError:
         raise
     except Exception:  # noqa: BLE001  (the code is not ours: whatever it raises is for its author)
         _refuse(config, f"it cannot be used, as it failed:\n{traceback.format_exc().rstrip()}")
 
 
-def _prepared(config: CustomData) -> DataIdentity:
+def _prepare(config: CustomData) -> DataIdentity:
     parts = {part: make_custom(config, part) for part in PARTS}
     task = "other" if config.sequence_length is None else "next_token"
-    said: dict[str, dict[str, Any]] = {
+    declared: dict[str, dict[str, Any]] = {
         part: {
-            "task": getattr(made, "task", task),
-            "classes": getattr(made, "classes", 0),
-            "vocabulary": getattr(made, "vocabulary", None),
-            "features": getattr(made, "features", None),
+            "task": getattr(dataset, "task", task),
+            "classes": getattr(dataset, "classes", 0),
+            "vocabulary": getattr(dataset, "vocabulary", None),
+            "features": getattr(dataset, "features", None),
         }
-        for part, made in parts.items()
+        for part, dataset in parts.items()
     }
-    if said["train"] != said["held_out"]:
-        _refuse(config, f"must say the same of both parts; got {said}")
-    facts = said["train"]
+    if declared["train"] != declared["held_out"]:
+        _refuse(config, f"must say the same of both parts; got {declared}")
+    facts = declared["train"]
     _check_facts(config, facts)
     if facts["task"] == "next_token":  # labels are inputs, one further
         facts["classes"] = facts["classes"] or facts["vocabulary"] or 0
         facts["vocabulary"] = facts["vocabulary"] or facts["classes"] or None
-    for part, made in parts.items():
-        _Check(config, part, made, facts).run()
-    contents = [getattr(made, "content_hash", None) for made in parts.values()]
+    for part, dataset in parts.items():
+        _Check(config, part, dataset, facts).run()
+    contents = [getattr(dataset, "content_hash", None) for dataset in parts.values()]
     if any(content is not None for content in contents) and not all(
         isinstance(content, str) and content for content in contents
     ):
         _refuse(config, f"content_hash must be a text in both parts or in none; got {contents}")
     files = {text: file_sha256(file) for text, file in named_files(config.arguments).items()}
-    samples = {part: int(made.num_samples) for part, made in parts.items()}
+    samples = {part: int(dataset.num_samples) for part, dataset in parts.items()}
     manifest = {
         "custom": [contents, source_hash(config.target), config.target, config.arguments],
         "files": files,
@@ -143,12 +143,14 @@ def _check_facts(config: CustomData, facts: dict[str, Any]) -> None:
 class _Check:
     """Checks one part on a few of its samples."""
 
-    def __init__(self, config: CustomData, part: str, made: Dataset, facts: dict[str, Any]) -> None:
+    def __init__(
+        self, config: CustomData, part: str, dataset: Dataset, facts: dict[str, Any]
+    ) -> None:
         self._config = config
         self._part = part
-        self._made = made
+        self._dataset = dataset
         self._facts = facts
-        spread = np.linspace(0, made.num_samples - 1, min(_CHECKED, made.num_samples))
+        spread = np.linspace(0, dataset.num_samples - 1, min(_CHECKED, dataset.num_samples))
         self._indices = spread.astype(np.int64)
 
     def run(self) -> None:
@@ -176,7 +178,7 @@ class _Check:
         return single
 
     def _count(self, indices: Indices) -> int:
-        count = self._made.count_labels(indices)
+        count = self._dataset.count_labels(indices)
         if not _is_count(count):
             self._breach("count_labels must return an int of 0 or more", repr(count))
         return int(count)
@@ -184,7 +186,7 @@ class _Check:
     def _batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
         import torch
 
-        batch: object = self._made.batch(indices)  # what it is, is to be seen
+        batch: object = self._dataset.batch(indices)  # what it is, is to be seen
         if not (
             isinstance(batch, tuple)
             and len(batch) == 2

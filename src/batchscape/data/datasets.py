@@ -52,8 +52,8 @@ class _Stream:
     def _read(self, indices: Indices) -> NDArray[np.int64]:
         """Return the stream from the beginnings of pieces on, beyond their ends where need be."""
         positions = self._offsets[indices, None] + self._window
-        found: NDArray[np.int64] = self._stream[np.minimum(positions, len(self._stream) - 1)]
-        return found.astype(np.int64)
+        values: NDArray[np.int64] = self._stream[np.minimum(positions, len(self._stream) - 1)]
+        return values.astype(np.int64)
 
 
 class TextDataset(_Stream):
@@ -75,11 +75,11 @@ class TextDataset(_Stream):
 
     def batch(self, indices: Indices) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inputs and labels, each of shape (samples, sequence_length)."""
-        found = self._read(indices)
+        values = self._read(indices)
         if self._full:
-            return _shifted(torch.from_numpy(found))
+            return _shifted(torch.from_numpy(values))
         real = self._window <= self._lengths[indices, None]
-        tokens = torch.from_numpy(np.where(real, found, 0))
+        tokens = torch.from_numpy(np.where(real, values, 0))
         labels = tokens[:, 1:].clone()
         labels[torch.from_numpy(~real[:, 1:])] = IGNORED
         return tokens[:, :-1].contiguous(), labels

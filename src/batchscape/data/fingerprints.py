@@ -51,19 +51,19 @@ def remembered(path: Path, kind: str, find: Callable[[], dict[str, Any]]) -> dic
     memory = cache_folder() / "fingerprints" / f"{name}.json"
     before: dict[str, Any] = {"path": str(path), **file_state(path)}
     with suppress(RecordError):  # there is none yet, or it is torn: the pass writes it
-        known = read_json(memory)
-        if known.get("file") == before:
-            found: dict[str, Any] = known["found"]
-            return found
+        entry = read_json(memory)
+        if entry.get("file") == before:
+            facts: dict[str, Any] = entry["found"]
+            return facts
     is_settled = file_age_s(path) > _SETTLED_S
-    found = find()
+    facts = find()
     if {"path": str(path), **file_state(path)} != before:
         msg = f"{path} was changed while it was read; start again when it is complete"
         raise ConfigError(msg)
     if is_settled:
         with suppress(OSError):  # then it is found again the next time
-            write_json(memory, {"file": before, "kind": kind, "found": found})
-    return found
+            write_json(memory, {"file": before, "kind": kind, "found": facts})
+    return facts
 
 
 def file_sha256(path: Path, advance: Callable[[int], object] | None = None) -> str:

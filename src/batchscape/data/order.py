@@ -134,16 +134,16 @@ class SampleOrder:
     def _network(self, values: Words, round_keys: Words) -> Words:
         """Permute [0, a * b); shapes (n,) and (rounds, n) or (rounds, 1)."""
         radix_a = math.isqrt(self.num_samples - 1) + 1
-        left_radix = np.uint64(radix_a)
-        right_radix = np.uint64(-(-self.num_samples // radix_a))
-        left, right = np.divmod(values, right_radix)
+        high_radix = np.uint64(radix_a)
+        low_radix = np.uint64(-(-self.num_samples // radix_a))
+        high, low = np.divmod(values, low_radix)
         for round_number, key in enumerate(round_keys):
             # Halved, so that the sum cannot wrap around: that would not be a permutation.
             if round_number % 2 == 0:
-                left = (left + (_mix(key + right) >> _ONE)) % left_radix
+                high = (high + (_mix(key + low) >> _ONE)) % high_radix
             else:
-                right = (right + (_mix(key + left) >> _ONE)) % right_radix
-        return left * right_radix + right
+                low = (low + (_mix(key + high) >> _ONE)) % low_radix
+        return high * low_radix + low
 
 
 def _check_range(name: str, value: object, lowest: int, highest: int) -> None:

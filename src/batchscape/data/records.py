@@ -111,7 +111,15 @@ def _files(root: Path, path: str) -> list[Path]:
         msg = f"data.path={path} holds the splits {', '.join(splits)}; give the path of one of them"
         raise ConfigError(msg)
     if (root / "state.json").is_file() and (root / "dataset_info.json").is_file():
-        return _saved(root)
+        # A folder of `Dataset.save_to_disk`: its state lists the data files.
+        state = json.loads((root / "state.json").read_bytes())
+        if state.get("_indices_data_files"):
+            msg = (
+                f"{root} was saved with a list of indices, as old releases of datasets did; load "
+                "and save it again with a newer one"
+            )
+            raise ConfigError(msg)
+        return [root / entry["filename"] for entry in state["_data_files"]]
     files = sorted(
         (file for file in visible_files(root) if file.suffix in _LINES | {".parquet"}),
         key=lambda file: file.relative_to(root).as_posix(),
@@ -123,18 +131,6 @@ def _files(root: Path, path: str) -> list[Path]:
         )
         raise ConfigError(msg)
     return files
-
-
-def _saved(root: Path) -> list[Path]:
-    """Return the data files of a folder of `Dataset.save_to_disk`, as its state lists them."""
-    state = json.loads((root / "state.json").read_bytes())
-    if state.get("_indices_data_files"):
-        msg = (
-            f"{root} was saved with a list of indices, as old releases of datasets did; load and "
-            "save it again with a newer one"
-        )
-        raise ConfigError(msg)
-    return [root / entry["filename"] for entry in state["_data_files"]]
 
 
 Rows = Iterator[list[dict[str, Any]]]
@@ -184,9 +180,11 @@ def _arrow_rows(file: Path, fields: Sequence[str]) -> Rows:
 
     try:
         with pyarrow.memory_map(str(file)) as source, pyarrow.ipc.open_stream(source) as stream:
-            known = [field for field in fields if field in stream.schema.names]
+            present_fields = [field for field in fields if field in stream.schema.names]
             for batch in stream:
-                chosen = batch.select(known) if len(known) == len(fields) else batch
+                chosen = (
+                    batch.select(present_fields) if len(present_fields) == len(fields) else batch
+                )
                 for start in range(0, len(chosen), _ROWS):
                     yield chosen.slice(start, _ROWS).to_pylist()
     except (pyarrow.ArrowInvalid, OSError) as error:

@@ -62,12 +62,12 @@ def text_sources(config: TextFiles) -> Iterator[tuple[str, bytes, str]]:
     """
     if config.path is None:
         root = Path(sysconfig.get_path("stdlib"))
-        found = []
+        paths = []
         # What is left out is not walked: installed packages are many times the library.
         for folder, inner, files in os.walk(root):
             inner[:] = [name for name in inner if name not in _NOT_LIBRARY]
-            found += [Path(folder, name) for name in files if name.endswith(".py")]
-        if not found:
+            paths += [Path(folder, name) for name in files if name.endswith(".py")]
+        if not paths:
             msg = f"data=stdlib: no Python source in {root}; use data=text data.path=..."
             raise ConfigError(msg)
     else:
@@ -76,20 +76,23 @@ def text_sources(config: TextFiles) -> Iterator[tuple[str, bytes, str]]:
             raise ConfigError(msg)
         root = Path(config.path).expanduser()
         if root.is_file():
-            yield from _one_file(root, config.held_out_pct)
+            content = root.read_bytes()
+            end = round(len(content) * (1 - config.held_out_pct / 100))
+            yield root.name, content[:end], "train"
+            yield root.name, content[end:], "held_out"
             return
-        found = [path for path in visible_files(root) if path.suffix in _TEXT_SUFFIXES]
-        if not found:
+        paths = [path for path in visible_files(root) if path.suffix in _TEXT_SUFFIXES]
+        if not paths:
             msg = (
                 f"data.path={config.path}: no text there; give a file, or a folder with files "
                 f"that end in one of {' '.join(sorted(_TEXT_SUFFIXES))} (hidden ones and sweep "
                 "folders are not read)"
             )
             raise ConfigError(msg)
-    if len(found) < 2:
-        msg = f"a folder with {len(found)} text file cannot be split by file; give the file itself"
+    if len(paths) < 2:
+        msg = f"a folder with {len(paths)} text file cannot be split by file; give the file itself"
         raise ConfigError(msg)
-    names = sorted(path.relative_to(root).as_posix() for path in found)
+    names = sorted(path.relative_to(root).as_posix() for path in paths)
     draws = np.array([draw(name.encode()) for name in names])
     for name, held_out in zip(names, choose(draws, config.held_out_pct), strict=True):
         yield name, (root / name).read_bytes(), "held_out" if held_out else "train"
@@ -110,10 +113,3 @@ def visible_files(root: Path) -> Iterator[Path]:
         for path in (folder / file for file in files if not file.startswith(".")):
             if path.is_file():
                 yield path
-
-
-def _one_file(path: Path, held_out_pct: float) -> Iterator[tuple[str, bytes, str]]:
-    content = path.read_bytes()
-    cut = round(len(content) * (1 - held_out_pct / 100))
-    yield path.name, content[:cut], "train"
-    yield path.name, content[cut:], "held_out"

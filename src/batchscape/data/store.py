@@ -101,7 +101,7 @@ def keep(name: str, manifest: Mapping[str, Any], build: Callable[[], Built]) -> 
     """
     digits = manifest_hash(manifest)
     folder = cache_folder() / f"{name}-{digits}"
-    content = _whole(folder)
+    content = _read_verified(folder)
     if content is None:
         content = _store(name, folder, manifest, build())
     samples = content["samples"]
@@ -125,7 +125,7 @@ def load_array(folder: Path, name: str) -> NDArray[Any]:
     return mapped
 
 
-def _whole(folder: Path) -> dict[str, Any] | None:
+def _read_verified(folder: Path) -> dict[str, Any] | None:
     """Return the manifest of a folder whose arrays are those that were written; else None."""
     try:
         content = read_json(folder / "manifest.json")
@@ -157,15 +157,15 @@ def _store(name: str, folder: Path, manifest: Mapping[str, Any], built: Built) -
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
-            whole = Path(temporary) / "whole"
-            whole.mkdir()
+            arrays = Path(temporary) / "arrays"
+            arrays.mkdir()
             for array_name, array in built.arrays.items():
-                np.save(whole / f"{array_name}.npy", array, allow_pickle=False)
-            files = sorted(path.name for path in whole.iterdir())
-            content["arrays"] = {file: sha256_of(whole / file) for file in files}
-            write_json(whole / "manifest.json", content)
+                np.save(arrays / f"{array_name}.npy", array, allow_pickle=False)
+            files = sorted(path.name for path in arrays.iterdir())
+            content["arrays"] = {file: sha256_of(arrays / file) for file in files}
+            write_json(arrays / "manifest.json", content)
             with suppress(FileExistsError):  # another launcher was faster, with the same content
-                whole.rename(folder)
+                arrays.rename(folder)
     except OSError as error:
         if not (folder / "manifest.json").exists():
             msg = f"prepared data cannot be written to {folder}: {error}; XDG_CACHE_HOME moves it"

@@ -117,7 +117,7 @@ def prepare_text(config: TextFiles) -> DataIdentity:
 
     def build() -> Built:
         coder = ByteCoder() if config.tokenizer is None else FolderCoder(config.tokenizer)
-        arrays = _arrays(parts, config, coder)
+        arrays = _encode_parts(parts, config, coder)
         samples = {part: len(arrays[f"{part}_offsets"]) for part in PARTS}
         return Built(arrays, samples, {"vocabulary": coder.vocabulary})
 
@@ -125,7 +125,7 @@ def prepare_text(config: TextFiles) -> DataIdentity:
     return stored.identity("next_token", stored.facts["vocabulary"])
 
 
-def _arrays(parts: dict[str, list[bytes]], config: TextFiles, coder: Coder) -> Arrays:
+def _encode_parts(parts: dict[str, list[bytes]], config: TextFiles, coder: Coder) -> Arrays:
     """Encode files, or where they are padded their blocks between blank lines, one by one."""
     arrays: Arrays = {}
     total = sum(len(content) for contents in parts.values() for content in contents)

@@ -101,7 +101,11 @@ def recognise(path: Path) -> TokenFile:
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(_LLMC_BYTES)
-    if path.match("chunk-*.bin") and _lists_chunks(path.with_name("index.json")):
+    index: object = None
+    if path.match("chunk-*.bin"):
+        with suppress(OSError, ValueError):
+            index = json.loads(path.with_name("index.json").read_bytes())
+    if isinstance(index, dict) and "chunks" in index:
         msg = (
             f"{path} is a chunk of litdata, which the index.json beside it lists; its layout is "
             f"not read. {_WRITE}"
@@ -138,7 +142,7 @@ def scan(file: TokenFile, advance: Callable[[int], object]) -> ScannedFile:
     """
 
     def find() -> dict[str, Any]:
-        return asdict(_scan(file, advance))
+        return asdict(_scan_blocks(file, advance))
 
     kind = f"tokens {file.dtype} from {file.offset}"
     scanned = ScannedFile(**remembered(file.path, kind, find))
@@ -169,17 +173,17 @@ def _litgpt(path: Path, head: bytes, size: int) -> TokenFile:
 
 
 def _with_header(path: Path, dtype: str, offset: int, tokens: int, size: int) -> TokenFile:
-    wanted = offset + tokens * np.dtype(dtype).itemsize
-    if tokens < 1 or size != wanted:
+    expected_bytes = offset + tokens * np.dtype(dtype).itemsize
+    if tokens < 1 or size != expected_bytes:
         msg = (
             f"{path} has {size} bytes, but {tokens} {dtype} tokens, as its header says, and the "
-            f"header make {wanted}; it is not complete, or was written by another program"
+            f"header make {expected_bytes}; it is not complete, or was written by another program"
         )
         raise ConfigError(msg)
     return TokenFile(path, dtype, offset, tokens, raw=False)
 
 
-def _scan(file: TokenFile, advance: Callable[[int], object]) -> ScannedFile:
+def _scan_blocks(file: TokenFile, advance: Callable[[int], object]) -> ScannedFile:
     digest = hashlib.sha256()
     smallest, largest = np.iinfo(np.int64).max, np.iinfo(np.int64).min
     dtype = np.dtype(file.dtype).newbyteorder("<")
@@ -213,10 +217,3 @@ def _merged(tokens: NDArray[Any]) -> int:
     upper = int(tokens[1::2].max())
     pairs = len(tokens) >= _JUDGED and upper < most <= int(tokens[::2].max())
     return 2 if upper == 0 or pairs else 1
-
-
-def _lists_chunks(index: Path) -> bool:
-    with suppress(OSError, ValueError):
-        content = json.loads(index.read_bytes())
-        return isinstance(content, dict) and "chunks" in content
-    return False

@@ -51,7 +51,7 @@ def prepare_tokens(config: TokenFiles) -> DataIdentity:
     files = {"train": _token_files("path", config.path)}
     if config.held_out_path is not None:
         files["held_out"] = _token_files("held_out_path", config.held_out_path)
-    files = _of_one_type(files, config.vocabulary_size)
+    files = _unify_types(files, config.vocabulary_size)
     everything = [file for several in files.values() for file in several]
     with reading("hashing", sum(file.path.stat().st_size for file in everything)) as advance:
         scanned = {file: scan(file, advance) for file in everything}
@@ -93,7 +93,7 @@ def prepare_tokens(config: TokenFiles) -> DataIdentity:
     digits = manifest_hash(manifest)
     return DataIdentity(
         manifest_hash=digits,
-        folder=str(_list(digits, parts)),
+        folder=str(_write_listing(digits, parts)),
         train_samples=samples["train"],
         held_out_samples=samples["held_out"],
         classes=vocabulary,
@@ -109,7 +109,7 @@ def segments(folder: Path, part: str) -> list[Segment]:
     RecordError
         If the listing or a file is gone, or a file is no longer what was hashed.
     """
-    found = []
+    listed = []
     for entry in read_json(folder / _LISTING)[part]:
         path = Path(entry["file"]["path"])
         try:
@@ -121,8 +121,8 @@ def segments(folder: Path, part: str) -> list[Segment]:
             msg = f"the tokens {path} were changed since they were hashed; plan the run again"
             raise RecordError(msg)
         file = TokenFile(**{**entry["file"], "path": path})
-        found.append(Segment(file, entry["begin"], entry["end"]))
-    return found
+        listed.append(Segment(file, entry["begin"], entry["end"]))
+    return listed
 
 
 def _token_files(setting: str, path: str) -> list[TokenFile]:
@@ -161,7 +161,7 @@ def _refuse_copies(
             raise ConfigError(msg)
 
 
-def _of_one_type(
+def _unify_types(
     files: dict[str, list[TokenFile]], vocabulary_size: int | None
 ) -> dict[str, list[TokenFile]]:
     """Read raw files as uint32 where one of them is: a short one alone does not tell.
@@ -181,12 +181,12 @@ def _of_one_type(
         )
         raise ConfigError(msg)
 
-    def widened(file: TokenFile) -> TokenFile:
+    def widen(file: TokenFile) -> TokenFile:
         if not file.raw or file.dtype == "uint32":
             return file
         return replace(file, dtype="uint32", tokens=file.tokens // 2)
 
-    return {part: [widened(file) for file in several] for part, several in files.items()}
+    return {part: [widen(file) for file in several] for part, several in files.items()}
 
 
 def _refuse_other_types(
@@ -219,7 +219,7 @@ def _segments(files: dict[str, list[TokenFile]], split: float | None) -> dict[st
     return parts
 
 
-def _list(digits: str, parts: dict[str, list[Segment]]) -> Path:
+def _write_listing(digits: str, parts: dict[str, list[Segment]]) -> Path:
     """Write where the files lie; another copy of the same content has a listing of its own."""
     listing: dict[str, Any] = {
         part: [

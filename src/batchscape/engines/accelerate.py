@@ -70,7 +70,7 @@ class AccelerateEngine(ReplicatedEngine):
             )
             raise ConfigError(msg)
         _forget_states()
-        with environment(_ranks(self._one.device), without=_LAUNCHERS + _RANKS):
+        with environment(_rank_variables(self._one.device), without=_LAUNCHERS + _RANKS):
             self._accelerator = Accelerator(
                 mixed_precision=_MIXED_PRECISION.get(precision, "no"),
                 cpu=self._device_type == "cpu",
@@ -133,7 +133,7 @@ class AccelerateEngine(ReplicatedEngine):
         self._optimizer.step()
 
 
-def _ranks(device: torch.device) -> dict[str, str]:
+def _rank_variables(device: torch.device) -> dict[str, str]:
     """Return the variables that tell accelerate of the process group.
 
     It takes over a group that exists, but looks here for whether there is one, and trains alone
@@ -144,8 +144,8 @@ def _ranks(device: torch.device) -> dict[str, str]:
         return threads
     rank, size = dist.get_rank(), dist.get_world_size()
     local_rank = rank if device.index is None else device.index
-    found = zip(_RANKS, (rank, size, local_rank, size), strict=True)
-    return threads | {"MASTER_ADDR": "localhost"} | {name: str(value) for name, value in found}
+    ranks = zip(_RANKS, (rank, size, local_rank, size), strict=True)
+    return threads | {"MASTER_ADDR": "localhost"} | {name: str(value) for name, value in ranks}
 
 
 def _forget_states() -> None:

@@ -27,7 +27,7 @@ def follow_first_rank(module: nn.Module) -> None:
     for buffer in module.buffers():
         if id(buffer) not in kept:
             continue
-        given = buffer.contiguous()
-        dist.broadcast(given, src=0)
-        if given is not buffer:
-            buffer.copy_(given)
+        values = buffer.contiguous()
+        dist.broadcast(values, src=0)
+        if values is not buffer:
+            buffer.copy_(values)

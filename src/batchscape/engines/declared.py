@@ -1,4 +1,4 @@
-"""What an engine says of itself, held against the run and against what it does."""
+"""What an engine declares and reports, compared with the run and with what it exchanges."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from batchscape.geometry import BatchGeometry
 
 
 def check_reported(name: str, reported: Reported, geometry: BatchGeometry) -> None:
-    """Hold the geometry that a library has against the one that a run was given.
+    """Compare the geometry that a library reports with that of the run.
 
     Parameters
     ----------
@@ -26,18 +26,15 @@ def check_reported(name: str, reported: Reported, geometry: BatchGeometry) -> No
     BatchscapeError
         If any number differs.
     """
-    differing = {
-        word: (has, wanted)
-        for word, has in asdict(reported).items()
-        if has is not None and has != (wanted := getattr(geometry, word))
-    }
-    if differing:
-        said = "; ".join(
-            f"{word} {has} instead of {wanted}" for word, (has, wanted) in differing.items()
-        )
+    differences = [
+        f"{word} {number} instead of {planned}"
+        for word, number in asdict(reported).items()
+        if number is not None and number != (planned := getattr(geometry, word))
+    ]
+    if differences:
         msg = (
             f"engine={name} has another geometry than the run, which would train another global "
-            f"batch: {said}"
+            f"batch: {'; '.join(differences)}"
         )
         raise BatchscapeError(msg)
 
@@ -48,7 +45,7 @@ def declared_bytes(engine: Engine, micro_steps: int) -> int:
 
 
 def check_exchanged(name: str, engine: Engine, exchanged: int, micro_steps: int) -> None:
-    """Hold the gradient bytes that were exchanged against those that the engine declares.
+    """Compare the gradient bytes that were exchanged with those that the engine declares.
 
     Parameters
     ----------
@@ -76,9 +73,9 @@ def check_exchanged(name: str, engine: Engine, exchanged: int, micro_steps: int)
 
 
 def declaration(engine: Engine) -> dict[str, Any]:
-    """Return the columns of a row of `ranks` that an engine's word fills."""
+    """Return the columns of a row of `ranks` that an engine declares or reports."""
     return {
         "exchanges_every_micro_step": engine.exchanges_every_micro_step,
         "declared_exchange_bytes": engine.gradient_bytes,
-        **{f"reported_{word}": has for word, has in asdict(engine.reported()).items()},
+        **{f"reported_{word}": number for word, number in asdict(engine.reported()).items()},
     }

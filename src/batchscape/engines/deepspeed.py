@@ -14,7 +14,7 @@ from batchscape.engines.base import Reported
 from batchscape.engines.buffers import follow_first_rank
 from batchscape.engines.deepspeed_setup import deepspeed_on
 from batchscape.engines.optimizers import build_optimizer, clip_gradients, set_hyperparameters
-from batchscape.engines.zero_exchange import Arrivals, bytes_of_exchange, seen
+from batchscape.engines.zero_exchange import Arrivals, bytes_of_exchange, observed
 from batchscape.engines.zero_state import gather_state, restore_state
 from batchscape.geometry import BatchGeometry
 from batchscape.interop.write import deepspeed_config
@@ -82,7 +82,7 @@ class DeepSpeedEngine:
         self.micro_gradients_are_whole = True
         self.state_is_whole = stage < 3
         self.gradient_scale = float(self._ranks) if stage == 3 else 1.0
-        self._given = 0
+        self._sent = 0
         """Gradient bytes given to the exchange in this micro-step."""
         self._last: bool | None = None
         """Whether this micro-step is the last; None outside of backwards."""
@@ -98,7 +98,7 @@ class DeepSpeedEngine:
                 config=self._settings(geometry, optimizer),
                 dist_init_required=False,
             )[0]
-            self._watch(opening)
+            self._wrap_collectives(opening)
             self._opened = opening.pop_all()
 
     def micro_step(self, inputs: Tensor, labels: Tensor, weight: float, *, last: bool) -> Tensor:
@@ -114,7 +114,7 @@ class DeepSpeedEngine:
         self._begins = last
         self._engine.set_gradient_accumulation_boundary(last)
         loss: Tensor = self._engine(inputs, labels)[0]
-        self._given, self._last = 0, last
+        self._sent, self._last = 0, last
         beat(Phase.BACKWARD)
         self._engine.backward(loss * (weight * self.gradient_scale), scale_wrt_gas=False)
         self._last = None
@@ -201,35 +201,35 @@ class DeepSpeedEngine:
             settings["gradient_allreduce_op"] = "sum"
         return settings
 
-    def _watch(self, opening: ExitStack) -> None:
+    def _wrap_collectives(self, opening: ExitStack) -> None:
         """See what the engine gives to the exchange, and when its backward is over."""
         backend = self._library.comm.comm.cdb
         for name in ("all_reduce", "reduce_scatter_tensor"):
-            setattr(backend, name, seen(getattr(backend, name), self._see))
+            setattr(backend, name, observed(getattr(backend, name), self._count_gradients))
             # Back to the method of its class.
             opening.callback(delattr, backend, name)
         reduce = self._engine.allreduce_gradients
 
-        def after_backward(*arguments: object, **named: object) -> None:
+        def after_backward(*arguments: object, **keywords: object) -> None:
             """Stand for the engine's own method, which ends a backward with the exchange."""
             if self._arrivals is not None:
                 self._arrivals.check()
             if self._last:
                 self._complete_gradients()
                 self.marks.gradients_ready()
-            reduce(*arguments, **named)
+            reduce(*arguments, **keywords)
 
         self._engine.allreduce_gradients = after_backward
 
-    def _see(self, gradients: Tensor) -> None:
+    def _count_gradients(self, gradients: Tensor) -> None:
         """Count what a collective is given during a backward."""
         if self._last is None:
             return
         if not self._alone:
-            if self._last and not self._given:
+            if self._last and not self._sent:
                 self.marks.exchange_begins()
             self.exchanged_bytes += gradients.nbytes
-        self._given += gradients.nbytes
+        self._sent += gradients.nbytes
 
     def _trained(self) -> list[nn.Parameter]:
         return [p for p in self.module.parameters() if p.requires_grad]

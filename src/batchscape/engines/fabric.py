@@ -51,7 +51,14 @@ class FabricEngine(ReplicatedEngine):
         if config.compile:
             module.compile(dynamic=False)
         super().__init__(module, optimizer, precision)
-        self._plugin = self._build_precision()
+        if precision in {"float16", "bfloat16"}:
+            name = "16-mixed" if precision == "float16" else "bf16-mixed"
+            scaler = self._scaler if precision == "float16" else None
+            self._plugin: Precision = _Autocast(name, self._device_type, scaler)
+        else:
+            # It changes nothing. "64-true" would round the loss, and with it the gradients, to the
+            # default type of PyTorch, which is float32.
+            self._plugin = Precision()
         self._plain_optimizer = self._optimizer
         # Fabric takes arguments from variables LT_*, and sets a number of threads if none is said.
         with environment({"OMP_NUM_THREADS": str(torch.get_num_threads())}, without=("LT_",)):
@@ -85,16 +92,6 @@ class FabricEngine(ReplicatedEngine):
         """Drop the wrapped model, so that the process group can be ended."""
         super().close()
         del self._prepared, self._optimizer, self._plain_optimizer, self._fabric
-
-    def _build_precision(self) -> Precision:
-        """Return what Fabric does to the model, to what goes in and to what comes out."""
-        if self._precision == "float16":
-            return _Autocast("16-mixed", self._device_type, self._scaler)
-        if self._precision == "bfloat16":
-            return _Autocast("bf16-mixed", self._device_type)
-        # Nothing. Not so "64-true": it would round the loss, and with it the gradients, to the
-        # default type of PyTorch, which is float32.
-        return Precision()
 
     def _clip(self, largest_norm: float | None) -> Tensor:
         if largest_norm is None:

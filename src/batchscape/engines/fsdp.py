@@ -105,7 +105,14 @@ class FsdpEngine(PlainEngine):
         *,
         device: torch.device,
     ) -> None:
-        _check(module)
+        odd = [n for n, p in module.named_parameters() if p.ndim == 0 or not p.is_contiguous()]
+        if odd:
+            msg = (
+                "engine=fsdp cuts parameters along their first dimension: they must have one and "
+                f"be contiguous, and {', '.join(odd[:5])} of this model are not; use engine=ddp, "
+                "or give scalars the shape (1,)"
+            )
+            raise ConfigError(msg)
         self.gradient_bytes = sum(
             padded_bytes(p, geometry.data_parallel_size)
             for p in module.parameters()
@@ -121,9 +128,9 @@ class FsdpEngine(PlainEngine):
         ]
         self._parts = nn.ParameterList(nn.Parameter(local(p.detach())) for p in self._trained)
         super().__init__(module, optimizer, precision, updated=self._parts)
-        whole = {id(part): p for part, p in zip(self._parts, self._trained, strict=True)}
+        parameters = {id(part): p for part, p in zip(self._parts, self._trained, strict=True)}
         groups = self._optimizer.param_groups
-        self._updated = [whole[id(part)] for group in groups for part in group["params"]]
+        self._updated = [parameters[id(part)] for group in groups for part in group["params"]]
         """Parameters in the order in which the optimizer's state counts them."""
 
     def micro_step(self, inputs: Tensor, labels: Tensor, weight: float, *, last: bool) -> Tensor:
@@ -145,7 +152,13 @@ class FsdpEngine(PlainEngine):
         (loss * weight).backward()
         if last:
             if self._exchanged_last != self.gradient_bytes:
-                raise _not_exchanged(self._exchanged_last, self.gradient_bytes)
+                msg = (
+                    "engine=fsdp exchanges the gradients of all blocks in the last micro-step, "
+                    f"{self.gradient_bytes} bytes of this model, and exchanged "
+                    f"{self._exchanged_last}: every block must be used in every forward, on every "
+                    "rank; use engine=ddp for models that leave blocks out"
+                )
+                raise BatchscapeError(msg)
             self.marks.exchange_ends()
         return loss.detach()
 
@@ -276,19 +289,19 @@ def _shard(
 
 def _take_from_first_rank(module: nn.Module, device: torch.device) -> None:
     """Put what is not cut yet on the device, with the numbers of the first rank."""
-    given: dict[int, Tensor] = {}
+    replacements: dict[int, Tensor] = {}
     """By the tensor that was there: what modules share they go on to share."""
     for owner in module.modules():
-        held = [
+        tensors = [
             *owner.named_parameters(recurse=False, remove_duplicate=False),
             *owner.named_buffers(recurse=False, remove_duplicate=False),
         ]
-        for name, tensor in held:
+        for name, tensor in tensors:
             if isinstance(tensor, DTensor):
                 continue
-            if id(tensor) not in given:
-                given[id(tensor)] = _from_first_rank(tensor, device)
-            setattr(owner, name, given[id(tensor)])
+            if id(tensor) not in replacements:
+                replacements[id(tensor)] = _from_first_rank(tensor, device)
+            setattr(owner, name, replacements[id(tensor)])
 
 
 @torch.no_grad()
@@ -298,34 +311,14 @@ def _from_first_rank(tensor: Tensor, device: torch.device) -> Tensor:
         on_device = torch.empty_like(tensor, device=device)
         if not tensor.is_meta:
             on_device.copy_(tensor)
-    whole = on_device.detach()
-    sent = whole.contiguous()
+    target = on_device.detach()
+    sent = target.contiguous()
     dist.broadcast(sent, src=0)
-    if sent is not whole:
-        whole.copy_(sent)
+    if sent is not target:
+        target.copy_(sent)
     if isinstance(tensor, nn.Parameter) and on_device is not tensor:
         return nn.Parameter(on_device, requires_grad=tensor.requires_grad)
     return on_device
-
-
-def _check(module: nn.Module) -> None:
-    """Refuse what cannot be sharded."""
-    odd = [n for n, p in module.named_parameters() if p.ndim == 0 or not p.is_contiguous()]
-    if odd:
-        msg = (
-            "engine=fsdp cuts parameters along their first dimension: they must have one and be "
-            f"contiguous, and {', '.join(odd[:5])} of this model are not; use engine=ddp, or give "
-            "scalars the shape (1,)"
-        )
-        raise ConfigError(msg)
-
-
-def _not_exchanged(exchanged: int, declared: int) -> BatchscapeError:
-    return BatchscapeError(
-        "engine=fsdp exchanges the gradients of all blocks in the last micro-step, "
-        f"{declared} bytes of this model, and exchanged {exchanged}: every block must be used in "
-        "every forward, on every rank; use engine=ddp for models that leave blocks out"
-    )
 
 
 def _sharded(module: nn.Module) -> list[FSDPModule]:

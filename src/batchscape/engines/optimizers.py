@@ -93,8 +93,8 @@ def hidden_matrices(module: nn.Module) -> list[nn.Parameter]:
     ]
     if owners and id(owners[-1][0]) not in in_blocks:
         owners.pop()
-    found = {id(p): p for _, matrices in owners for p in matrices if p.requires_grad}
-    return [p for key, p in found.items() if key not in embedded]
+    trained = {id(p): p for _, matrices in owners for p in matrices if p.requires_grad}
+    return [p for key, p in trained.items() if key not in embedded]
 
 
 def clip_gradients(module: nn.Module, largest_norm: float | None) -> torch.Tensor:

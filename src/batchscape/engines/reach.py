@@ -31,12 +31,12 @@ def graph_of(loss: Tensor) -> Iterator[Node]:
     ----------
     loss : Tensor, scalar
     """
-    seen: set[Node] = set()
+    visited: set[Node] = set()
     waiting = [] if loss.grad_fn is None else [loss.grad_fn]
     while waiting:
         node = waiting.pop()
-        if node in seen:
+        if node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         yield node
         waiting += [following for following, _ in node.next_functions if following is not None]

@@ -62,12 +62,19 @@ class ReplicatedEngine(PlainEngine):
     def _begin_micro_step(self, inputs: Tensor, labels: Tensor) -> None:
         """Find out from the first micro-batch whether parameters may have no gradient."""
         if self._wrapped is not None and self._adds_zeros is None:
-            self._adds_zeros = self._may_leave_out(inputs, labels)
+            few = slice(_PROBED_SAMPLES)
+            with undisturbed(self.module), autocast(self._device_type, self._precision):
+                loss, _ = self.forward(inputs[few], labels[few])
+            self._adds_zeros = self._is_so_anywhere(bool(unreached(self.module, loss)))
         self.exchange_is_whole = False
 
     def _reaching_all(self, loss: Tensor, *, last: bool) -> Tensor:
-        """Let the loss of the exchanging micro-step lead to every parameter, where it may not."""
-        return _plus_zeros(loss, self.module) if last and self._adds_zeros else loss
+        """Add zero times every parameter to the loss of the exchanging micro-step, if needed."""
+        if last and self._adds_zeros:
+            for parameter in self.module.parameters():
+                if parameter.requires_grad:
+                    loss = loss + parameter.reshape(-1)[:0].sum()
+        return loss
 
     def _end_micro_step(self, loss: Tensor, *, last: bool) -> None:
         """Tell of the marks that come after a backward.
@@ -82,21 +89,20 @@ class ReplicatedEngine(PlainEngine):
             self.marks.gradients_ready()
         elif last:
             if not self.exchange_is_whole:
-                raise _not_exchanged(unreached(self.module, loss))
+                msg = (
+                    "with several ranks, parameters that the first samples used must have a part "
+                    "in the loss of the last micro-step of every optimizer step; on this rank "
+                    f"these have none: {list_text(unreached(self.module, loss), 'and', 5)}. "
+                    "Add zero times their sum to the model's loss, or train on one rank"
+                )
+                raise BatchscapeError(msg)
             self.marks.exchange_ends()
-
-    def _may_leave_out(self, inputs: Tensor, labels: Tensor) -> bool:
-        """Return whether a parameter has no part in the loss of the first samples of some rank."""
-        few = slice(_PROBED_SAMPLES)
-        with undisturbed(self.module), autocast(self._device_type, self._precision):
-            loss, _ = self.forward(inputs[few], labels[few])
-        return self._is_so_anywhere(bool(unreached(self.module, loss)))
 
     def _is_so_anywhere(self, here: bool) -> bool:
         """Return whether something is so on some rank; on all ranks together."""
-        found = self._one * float(here)
-        dist.all_reduce(found, dist.ReduceOp.MAX)
-        return bool(found)
+        highest = self._one * float(here)
+        dist.all_reduce(highest, dist.ReduceOp.MAX)
+        return bool(highest)
 
 
 def _sum_over_ranks(
@@ -115,20 +121,3 @@ def _sum_over_ranks(
         lambda future: future.value()[0]
     )
     return done
-
-
-def _plus_zeros(loss: Tensor, module: nn.Module) -> Tensor:
-    """Add a sum of nothing of every parameter, whose gradient is zero even where one is not."""
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            loss = loss + parameter.reshape(-1)[:0].sum()
-    return loss
-
-
-def _not_exchanged(names: list[str]) -> BatchscapeError:
-    return BatchscapeError(
-        "with several ranks, parameters that the first samples used must have a part in the loss "
-        "of the last micro-step of every optimizer step; on this rank these have none: "
-        f"{list_text(names, 'and', 5)}. "
-        "Add zero times their sum to the model's loss, or train on one rank"
-    )

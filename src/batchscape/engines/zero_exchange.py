@@ -28,14 +28,16 @@ def bytes_of_exchange(module: nn.Module, stage: int, ranks: int) -> int:
     return sum(-(-p.numel() // parts) * parts * p.element_size() for p in trained)
 
 
-def seen(collective: Callable[..., Any], see: Callable[[Tensor], None]) -> Callable[..., Any]:
-    """Return a collective that shows the tensor it is given before it starts."""
+def observed(
+    collective: Callable[..., Any], observe: Callable[[Tensor], None]
+) -> Callable[..., Any]:
+    """Return a collective that gives its tensor to `observe` before it starts."""
 
-    def shown(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401  (passed on as they are)
-        see(named.get("input_tensor", named.get("tensor", (*arguments, None)[0])))
-        return collective(*arguments, **named)
+    def wrapper(*arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401  (passed on as they are)
+        observe(keywords.get("input_tensor", keywords.get("tensor", (*arguments, None)[0])))
+        return collective(*arguments, **keywords)
 
-    return shown
+    return wrapper
 
 
 class Arrivals:

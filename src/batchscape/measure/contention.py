@@ -66,10 +66,10 @@ class CoreWaits:
         if waited_s is not None and self._waited_s is not None:
             lost = waited_s - self._waited_s
         processor_s = time.process_time()
-        found = Contention(switches - self._switches, lost, processor_s - self._processor_s)
+        contention = Contention(switches - self._switches, lost, processor_s - self._processor_s)
         self._switches, self._waited_s = switches, waited_s
         self._processor_s = processor_s
-        return found
+        return contention
 
     def _read(self) -> tuple[int, float | None]:
         switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw

@@ -122,16 +122,16 @@ class _FusedAttention(TorchFunctionMode):
         self._counter.within_attention = False
         self._counter.touch([*inputs, out])
         trained = [each for each in inputs if each.requires_grad]
-        left = len(trained)
+        gradients_due = len(trained)
 
         def begin(_: Tensor) -> None:
             self._counter.touch(2 * [*inputs, out])
             self._counter.within_attention = True
 
         def end(_: Tensor) -> None:
-            nonlocal left
-            left -= 1
-            self._counter.within_attention = left > 0
+            nonlocal gradients_due
+            gradients_due -= 1
+            self._counter.within_attention = gradients_due > 0
 
         if trained:
             out.register_hook(begin)

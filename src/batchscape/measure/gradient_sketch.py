@@ -66,10 +66,10 @@ def gradient_sketch(parameters: Iterable[Tensor], gradient_scale: Tensor | float
 
 def _add(sketch: Tensor, values: Tensor, place: int) -> None:
     """Add the elements of a gradient from `place` on to their buckets of the sketch, in place."""
-    hashed = _hash(torch.arange(place, place + len(values), device=values.device))
+    hashes = _hash(torch.arange(place, place + len(values), device=values.device))
     # Never in place: a gradient that is float64 already is itself what `double()` returned.
-    signed = values * (hashed >> 30).bitwise_and_(2).sub_(1)
-    sketch.index_add_(0, hashed.bitwise_and_(BUCKETS - 1), signed)
+    signed = values * (hashes >> 30).bitwise_and_(2).sub_(1)
+    sketch.index_add_(0, hashes.bitwise_and_(BUCKETS - 1), signed)
 
 
 def _hash(places: Tensor) -> Tensor:

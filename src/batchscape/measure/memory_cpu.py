@@ -78,8 +78,8 @@ class CpuProbe:
         # Or garbage from before would be released, and remarked upon, under the probe.
         gc.collect()
         with ExitStack() as opening:
-            opening.enter_context(_all_threads_counted())
-            hook = register_optimizer_step_post_hook(self._see_trained)
+            opening.enter_context(_count_all_threads())
+            hook = register_optimizer_step_post_hook(self._note_trained)
             opening.callback(hook.remove)
             # Without `acc_events`, which makes Python objects of all events: the trace is read.
             self._profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
@@ -103,7 +103,11 @@ class CpuProbe:
         profiler = self._profiler
         del self._profiler
         if kind is None:
-            self._report = _judge(_replay(_trace_events(profiler)), self._trained_bytes)
+            with tempfile.TemporaryDirectory(prefix="batchscape-") as folder_name:
+                path = Path(folder_name) / "trace.json"
+                profiler.export_chrome_trace(str(path))
+                events: list[_Event] = json.loads(path.read_bytes())["traceEvents"]
+            self._report = _judge(_replay(events), self._trained_bytes)
 
     def phase(self, name: str) -> None:
         """Begin one of `PHASES`, or `OUTSIDE`, which ends the one before.
@@ -128,10 +132,19 @@ class CpuProbe:
             raise AssertionError(msg)
         return self._report
 
-    def _see_trained(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-        """Note what is alive at least after the optimizer's step: what it works on."""
-        held = _bytes_held(optimizer)
-        self._trained_bytes = max(self._trained_bytes, held)
+    def _note_trained(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        """Note the bytes of parameters, gradients and state that an optimizer works on."""
+        parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        gradients = [tensor.grad for tensor in parameters]
+        states = [value for state in optimizer.state.values() for value in state.values()]
+        storages: dict[int, int] = {}
+        for tensor in (*parameters, *gradients, *states):
+            if isinstance(tensor, torch.Tensor):
+                # Of a tensor that is cut over ranks, only this rank's part is here.
+                local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+                storage = local.untyped_storage()
+                storages[storage.data_ptr()] = storage.nbytes()
+        self._trained_bytes = max(self._trained_bytes, sum(storages.values()))
 
 
 def allocations_of(call: Callable[[], object]) -> list[int]:
@@ -149,21 +162,6 @@ def allocations_of(call: Callable[[], object]) -> list[int]:
     return [event.nbytes() for event in events if event.name() == "[memory]"]
 
 
-def _bytes_held(optimizer: Optimizer) -> int:
-    """Return the bytes of its parameters, their gradients and its state, on this rank."""
-    parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
-    gradients = [tensor.grad for tensor in parameters]
-    states = [value for state in optimizer.state.values() for value in state.values()]
-    storages: dict[int, int] = {}
-    for tensor in (*parameters, *gradients, *states):
-        if isinstance(tensor, torch.Tensor):
-            # Of a tensor that is cut over ranks, only this rank's part is here.
-            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-            storage = local.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
-
-
 def _mark(name: str, settle_s: float = _SETTLE_S) -> None:
     """Put a mark into the trace, and read the allocator's total within it."""
     if dist.is_available() and dist.is_initialized():
@@ -173,7 +171,7 @@ def _mark(name: str, settle_s: float = _SETTLE_S) -> None:
 
 
 @contextmanager
-def _all_threads_counted() -> Iterator[None]:
+def _count_all_threads() -> Iterator[None]:
     """Let the allocator's total see every thread, not only those that the profiler follows.
 
     A gloo thread is often the last to hold what it has exchanged: one DDP construction in
@@ -214,14 +212,6 @@ def _quiet_profiler() -> Iterator[None]:
             del os.environ["KINETO_LOG_LEVEL"]
 
 
-def _trace_events(profiler: profile) -> list[_Event]:
-    with tempfile.TemporaryDirectory(prefix="batchscape-") as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        events: list[_Event] = json.loads(path.read_bytes())["traceEvents"]
-    return events
-
-
 def _replay(events: Sequence[_Event]) -> dict[str, AllocatedBytes]:
     """Return what was allocated in each phase, relative to the begin of the probe.
 
@@ -238,7 +228,7 @@ def _replay(events: Sequence[_Event]) -> dict[str, AllocatedBytes]:
             points.append((event["ts"], None))
             points.append((event["ts"] + event["dur"], name.removeprefix(_MARK)))
     points.sort(key=itemgetter(0))
-    seen: dict[str, AllocatedBytes] = {}
+    bytes_by_phase: dict[str, AllocatedBytes] = {}
     current: AllocatedBytes | None = None
     in_mark = False
     total = base = 0
@@ -255,21 +245,21 @@ def _replay(events: Sequence[_Event]) -> dict[str, AllocatedBytes]:
             else:
                 current.last = total - base
             in_mark = False
-            current = seen.setdefault(point, AllocatedBytes())
+            current = bytes_by_phase.setdefault(point, AllocatedBytes())
             current.see(total - base)
-    return seen
+    return bytes_by_phase
 
 
 def _judge(phases: Mapping[str, AllocatedBytes], trained_bytes: int) -> MemoryReport:
     """Return the figures, or why they cannot be trusted."""
     if _BEGIN not in phases or _END not in phases:
         return MemoryReport(_METHOD, problem="the profiler recorded no allocations")
-    left = phases[_END].last
-    peak = max(seen.peak for seen in phases.values())
-    if abs(left) > _MAX_UNEXPLAINED * peak:
+    kept_bytes = phases[_END].last
+    peak = max(phase.peak for phase in phases.values())
+    if abs(kept_bytes) > _MAX_UNEXPLAINED * peak:
         problem = (
-            f"{left / GIB:.6f} GiB of a peak of {peak / GIB:.6f} were still allocated after the "
-            "rehearsal: something was kept, or its release was not seen"
+            f"{kept_bytes / GIB:.6f} GiB of a peak of {peak / GIB:.6f} were still allocated after "
+            "the rehearsal: something was kept, or its release was not seen"
         )
         return MemoryReport(_METHOD, problem=problem)
     updating = phases["first_optimizer_step"].peak if "first_optimizer_step" in phases else peak

@@ -51,7 +51,7 @@ class CudaMemory:
         self._device_used: int | None = None
         self._reserved_before = 0
         """When what is no training step began, in bytes."""
-        self._seen_steady = False
+        self._has_been_steady = False
         self._reserved_by_others = False
         self._retries = 0
         self._retries_before = 0
@@ -93,22 +93,22 @@ class CudaMemory:
     def _leave_outside(self) -> None:
         if torch.cuda.memory_reserved(self._device) <= self._reserved_before:
             return
-        if self._seen_steady:
+        if self._has_been_steady:
             self._reserved_by_others = True
         else:
             torch.cuda.empty_cache()
 
     def _read(self) -> None:
-        seen = self._phases.setdefault(self._phase, AllocatedBytes())
-        seen.see(torch.cuda.max_memory_allocated(self._device))
-        seen.see(torch.cuda.memory_allocated(self._device))
+        phase = self._phases.setdefault(self._phase, AllocatedBytes())
+        phase.see(torch.cuda.max_memory_allocated(self._device))
+        phase.see(torch.cuda.memory_allocated(self._device))
         self._retries += _retries_so_far(self._device) - self._retries_before
         if self._reserved_by_others:
             return
         reserved = torch.cuda.max_memory_reserved(self._device)
         self._peak_reserved = max(reserved, self._peak_reserved or 0)
         if self._phase == "steady":
-            self._seen_steady = True
+            self._has_been_steady = True
             self._device_used = _used_by_this_process(self._device)
 
 
@@ -134,6 +134,5 @@ def _used_by_this_process(device: torch.device) -> int | None:
     """
     processes = processes_on(device)
     reserved = torch.cuda.memory_reserved(device)
-    used = [process.usedGpuMemory for process in processes or () if process.pid == os.getpid()]
-    told = [count for count in used if count is not None and count >= reserved]
-    return max(told, default=None)
+    counts = [process.usedGpuMemory for process in processes or () if process.pid == os.getpid()]
+    return max((n for n in counts if n is not None and n >= reserved), default=None)

@@ -173,11 +173,11 @@ def _check_enforced(limit: int) -> None:
 
 def _private_bytes() -> int:
     """Return what `RLIMIT_DATA` is held against."""
-    found = reported_memory().get("VmData")
-    if found is None:
+    data_bytes = reported_memory().get("VmData")
+    if data_bytes is None:
         msg = f"{_NAME}: this system does not tell the memory of a process in /proc/self/status"
         raise ConfigError(msg)
-    return found
+    return data_bytes
 
 
 def _at_most(value: int, limit: int) -> int:

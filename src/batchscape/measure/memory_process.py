@@ -35,8 +35,8 @@ class ProcessMemory:
 
 def process_memory() -> ProcessMemory:
     """Return the memory of this process; about 10 ms, so not within timed steps."""
-    memory, told = psutil.Process().memory_full_info(), _ReportedMemory.read()
-    peak = None if told is None else max(told.peak_resident, _Forgotten.peak_rss) / GIB
+    memory, reported = psutil.Process().memory_full_info(), _ReportedMemory.read()
+    peak = None if reported is None else max(reported.peak_resident, _BeforeReset.peak_rss) / GIB
     return ProcessMemory(memory.rss / GIB, memory.uss / GIB, peak)
 
 
@@ -91,7 +91,7 @@ class PrivatePeak:
         return max(self._peak, now.highest_data - self._base) / GIB
 
 
-class _Forgotten:
+class _BeforeReset:
     """Highest resident memory, in bytes, before the system's mark was last set back."""
 
     peak_rss: int = 0
@@ -109,11 +109,11 @@ class _ReportedMemory:
 
     @classmethod
     def read(cls) -> _ReportedMemory | None:
-        found = reported_memory()
+        fields = reported_memory()
         names = ("VmData", "VmRSS", "VmHWM", "VmSize", "VmPeak")
-        if not found.keys() >= set(names):
+        if not fields.keys() >= set(names):
             return None
-        return cls(*(found[name] for name in names))
+        return cls(*(fields[name] for name in names))
 
     @property
     def highest_data(self) -> int:
@@ -127,7 +127,7 @@ def _forget_peak_rss() -> bool:
     before = _ReportedMemory.read()
     if before is None:
         return False
-    _Forgotten.peak_rss = max(_Forgotten.peak_rss, before.peak_resident)
+    _BeforeReset.peak_rss = max(_BeforeReset.peak_rss, before.peak_resident)
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

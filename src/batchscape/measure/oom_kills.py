@@ -32,11 +32,11 @@ def oom_kills(root: Path = _ROOT) -> int | None:
     """
     for events in _files(root):
         try:
-            found = re.search(r"^oom_kill (\d+)$", events.read_text(), re.MULTILINE)
+            count = re.search(r"^oom_kill (\d+)$", events.read_text(), re.MULTILINE)
         except OSError:
             continue
-        if found is not None:
-            return int(found[1])
+        if count is not None:
+            return int(count[1])
     return None
 
 
@@ -47,28 +47,24 @@ def _files(root: Path) -> Iterator[Path]:
         mounts = (root / "proc/self/mountinfo").read_text().splitlines()
     except OSError:
         return
-    own: dict[str, str] = {}
+    cgroups: dict[str, str] = {}
     for line in member:
         _, controllers, path = line.split(":", 2)
-        own |= dict.fromkeys(controllers.split(","), path)
+        cgroups |= dict.fromkeys(controllers.split(","), path)
     for line in mounts:
         mounted, _, described = line.partition(" - ")
         kind, _, options = described.split(" ", 2)
         source, point = mounted.split(" ")[3:5]
-        if kind == "cgroup2" and "" in own:
-            path, name = own[""], "memory.events"
-        elif kind == "cgroup" and "memory" in options.split(" ")[-1].split(",") and "memory" in own:
-            path, name = own["memory"], "memory.oom_control"
+        if kind == "cgroup2" and "" in cgroups:
+            path, name = cgroups[""], "memory.events"
+        elif (
+            kind == "cgroup"
+            and "memory" in options.split(" ")[-1].split(",")
+            and "memory" in cgroups
+        ):
+            path, name = cgroups["memory"], "memory.oom_control"
         else:
             continue
-        mount = root / point.lstrip("/")
-        yield mount / _below(path, source) / name
+        mount, cgroup = root / point.lstrip("/"), PurePosixPath(path)
+        yield mount / cgroup.relative_to(source if cgroup.is_relative_to(source) else "/") / name
         yield mount / name
-
-
-def _below(path: str, source: str) -> PurePosixPath:
-    """Return where a cgroup is below a mount whose own root is `source`."""
-    given = PurePosixPath(path)
-    if given.is_relative_to(source):
-        return given.relative_to(source)
-    return given.relative_to("/")

@@ -56,18 +56,18 @@ def peak_flops(device: torch.device, precision: str, float32_matmul: str, cluste
 
 def _listed(name: str | None, precision: str, float32_matmul: str, cluster: Cluster) -> Peak:
     """Look a device up by the name that its driver gives; None: a processor, which has no file."""
-    is_given = cluster.device is None or (name is not None and cluster.is_called(name))
-    given = cluster if is_given else Cluster()
+    is_of_device = cluster.device is None or (name is not None and cluster.is_called(name))
+    settings = cluster if is_of_device else Cluster()
     sheet = None if name is None else datasheet_of(name)
-    figures = given if sheet is None else given.over(sheet)
+    figures = settings if sheet is None else settings.over(sheet)
     kind, tflops = figures.peak_tflops(precision, float32_matmul)
     if tflops is not None:
         if sheet is None or sheet.tflops.get(kind) != tflops:
             return Peak(tflops, "given")
         return Peak(tflops, f"datasheet of {figures.device}, dense {kind}")
     if sheet is None:
-        called = name or "a processor"
-        return Peak(None, f"none: no datasheet of {called} is known; give cluster.tflops.{kind}")
+        device = name or "a processor"
+        return Peak(None, f"none: no datasheet of {device} is known; give cluster.tflops.{kind}")
     return Peak(None, f"none: the datasheet of {name} lists no {kind}; give cluster.tflops.{kind}")
 
 
@@ -78,12 +78,12 @@ def product_tflops(precision: str) -> float:
     """
     dtype: torch.dtype = getattr(torch, precision)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        left, right = (torch.rand(_SIDE, _SIDE).to(dtype) for _ in range(2))
-        out = torch.mm(left, right)
+        a, b = (torch.rand(_SIDE, _SIDE).to(dtype) for _ in range(2))
+        out = torch.mm(a, b)
         times_s: list[float] = []
         while sum(times_s) < (_ENOUGH_S if len(times_s) >= 3 else _MOST_S):
             began = time.perf_counter()
-            torch.mm(left, right, out=out)
+            torch.mm(a, b, out=out)
             times_s.append(time.perf_counter() - began)
     return 2 * _SIDE**3 / min(times_s) / 1e12
 

@@ -135,7 +135,7 @@ class CudaTelemetry(CpuTelemetry):
         self._device = device
         self._ranks_on_node = ranks_on_node
         self._is_timed = False
-        self._forget()
+        self._reset_observations()
         self._counts_energy = counts_energy
         self._resumed: tuple[float, float | None] | None = None
         """When energy was counted from, and what the counter said; None while it is not."""
@@ -146,7 +146,7 @@ class CudaTelemetry(CpuTelemetry):
         """See `CpuTelemetry`; what the warm-up met is forgotten, as its times are."""
         if not self._is_timed:
             self._is_timed = True
-            self._forget()
+            self._reset_observations()
             self._look()
         if self._counts_energy and self._resumed is None:
             # What was asked of the device before must not be done on the measured steps' account.
@@ -181,7 +181,7 @@ class CudaTelemetry(CpuTelemetry):
             self._foreign_processes,
         )
 
-    def _forget(self) -> None:
+    def _reset_observations(self) -> None:
         self._reasons: int | None = None
         self._foreign_processes: int | None = None
         self._limits: dict[str, None] = {}

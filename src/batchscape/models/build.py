@@ -91,16 +91,12 @@ def build_model(config: RunConfig, data: DataIdentity, precision: str) -> LossMo
     torch.manual_seed(config.resolved_init_seed)
     model = _build(config, data)
     if precision == "float64":
-        _widen(model)
+        # As `Module.double`, also where tensors hold no numbers, which that cannot swap.
+        for tensor in chain(model.parameters(), model.buffers()):
+            if tensor.is_floating_point():
+                tensor.data = tensor.data.double()
     chunk = config.model.loss_chunk if isinstance(config.model, Gpt | Llama) else None
     return LossModule(model, chunk)
-
-
-def _widen(model: nn.Module) -> None:
-    """Do what `Module.double` does, also where tensors hold no numbers, which that cannot swap."""
-    for tensor in chain(model.parameters(), model.buffers()):
-        if tensor.is_floating_point():
-            tensor.data = tensor.data.double()
 
 
 def _build(config: RunConfig, data: DataIdentity) -> nn.Module:

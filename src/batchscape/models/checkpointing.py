@@ -55,4 +55,4 @@ def _outermost_lists(module: nn.Module) -> list[nn.ModuleList]:
     if isinstance(module, nn.ModuleList):
         trained = any(parameter.requires_grad for parameter in module.parameters())
         return [module] if trained else []
-    return [found for child in module.children() for found in _outermost_lists(child)]
+    return [blocks for child in module.children() for blocks in _outermost_lists(child)]

@@ -96,13 +96,17 @@ def build_hugging_face(
         If `transformers` is missing, a setting is unknown to the model or decided elsewhere, or the
         model does not fit the data.
     """
-    transformers = _import()
+    try:
+        from batchscape.models.offline_transformers import library as transformers
+    except ImportError as error:
+        msg = f"model=hf needs transformers: pip install 'batchscape[hf]' ({error})"
+        raise ConfigError(msg) from None
     classifies = data.task == "class"
     if data.features is not None or data.task not in {"next_token", "class"}:
-        given = "vectors" if data.features is not None else f"the task {data.task}"
+        content = "vectors" if data.features is not None else f"the task {data.task}"
         msg = (
             "model=hf takes sequences of tokens, to predict the next one or a class; data has "
-            f"{given}: use model=mlp, or data of tokens such as data=documents"
+            f"{content}: use model=mlp, or data of tokens such as data=documents"
         )
         raise ConfigError(msg)
     try:
@@ -144,15 +148,6 @@ def nothing_packed() -> Iterator[None]:
         masks.find_packed_sequence_indices = looking
 
 
-def _import() -> Any:  # noqa: ANN401  (its types are not worth their price)
-    try:
-        from batchscape.models.offline_transformers import library
-    except ImportError as error:
-        msg = f"model=hf needs transformers: pip install 'batchscape[hf]' ({error})"
-        raise ConfigError(msg) from None
-    return library
-
-
 def _plain_config(transformers: Any, config: Transformers) -> Any:  # noqa: ANN401
     """Return the configuration that folder and settings give."""
     settings = dict(config.settings)
@@ -172,18 +167,18 @@ def _plain_config(transformers: Any, config: Transformers) -> Any:  # noqa: ANN4
         return transformers.AutoConfig.for_model(model_type, **{**unused, **settings})
     folder = Path(config.path)
     config_file(folder)
-    found = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    _check_known(settings, found, found.model_type)
+    plain = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    _check_known(settings, plain, plain.model_type)
     return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, **settings)
 
 
 def _check_known(settings: dict[str, Any], plain: Any, model_type: str) -> None:  # noqa: ANN401
     """Refuse what the library would take without a word and never look at."""
-    known = {*type(plain)().to_dict(), *plain.attribute_map} - {*_DECIDED_ELSEWHERE}
+    setting_names = {*type(plain)().to_dict(), *plain.attribute_map} - {*_DECIDED_ELSEWHERE}
     for name in settings:
-        if name not in known:
+        if name not in setting_names:
             msg = f"model.settings.{name} is no setting of {model_type}"
-            raise ConfigError(msg + suggest(name, sorted(known)))
+            raise ConfigError(msg + suggest(name, sorted(setting_names)))
 
 
 def _vocabulary(
@@ -195,9 +190,9 @@ def _vocabulary(
 ) -> _Vocabulary:
     """Settle the rows of the embedding, and the token that pads."""
     needed = data_vocabulary(data)
-    given = config.path is not None or "vocab_size" in config.settings
+    has_size = config.path is not None or "vocab_size" in config.settings
     # One row more stands for the padding, so that no real token is taken for it.
-    rows: int = plain.vocab_size if given else needed + pads
+    rows: int = plain.vocab_size if has_size else needed + pads
     check_vocabulary("the model's vocab_size", rows, data)
     if config.path is not None or "pad_token_id" in config.settings:
         padding: int | None = plain.pad_token_id
@@ -265,8 +260,8 @@ def _network(
     # A classifier's head is new; a body with random parts would pass for a pretrained model.
     missing = [n for n in loading.get("missing_keys", ()) if not classifies or n.startswith(body)]
     if missing:
-        shown = list_text(sorted(missing), "and", 3)
-        msg = f"the weights in {config.path} lack {count_text(len(missing), 'parameter')}: {shown}"
+        count, names = count_text(len(missing), "parameter"), list_text(sorted(missing), "and", 3)
+        msg = f"the weights in {config.path} lack {count}: {names}"
         raise ConfigError(msg)
     trained: nn.Module = network.train()
     return trained

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from batchscape.errors import ConfigError
-from batchscape.models.undisturbed import Buffer, undisturbed
+from batchscape.models.undisturbed import undisturbed
 
 PROBED_SAMPLES = 4
 """Samples that suffice: two halves of two, as statistics over one sample are none."""
@@ -68,9 +68,13 @@ def why_not_invariant(
     doubled = (torch.cat([first[0]] * 2), torch.cat([first[1]] * 2))
     with torch.no_grad(), _full_precision(), undisturbed(module) as buffers, _undropped(module):
         parts = [_loss(forward, *part) for part in (first, second)]
-        whole, again = (_loss(forward, inputs, labels) for _ in range(2))
+        of_all, again = (_loss(forward, inputs, labels) for _ in range(2))
         ratio = _loss(forward, *doubled) / parts[0] if parts[0] else math.nan
-        reasons += _changes(buffers)
+        for buffer in buffers:
+            is_named = isinstance(buffer.owner, _NORMALISING) and buffer.owner.training
+            if not is_named and buffer.has_changed():
+                reasons.append(f"buffers change in forward: {buffer.full_name}")
+                break
     if abs(ratio - 1) < _MEAN:
         msg = (
             "the model's loss is a mean: doubling the samples does not double it. It must be the "
@@ -78,16 +82,16 @@ def why_not_invariant(
             "use reduction='sum'"
         )
         raise ConfigError(msg)
-    if not all(map(math.isfinite, (*parts, whole, again))):
+    if not all(map(math.isfinite, (*parts, of_all, again))):
         return "; ".join(reasons) or None  # the training will say so
     explained = any(not reason.startswith("dropout") for reason in reasons)
-    if not explained and whole != again:
+    if not explained and of_all != again:
         explained = True
         # Some attention drops without a layer that could be switched off.
         if not reasons:
             reasons.append("dropout or other randomness: two forwards of the same samples differ")
     tolerance = _TOLERANCE.get(next(module.parameters()).dtype, _TOLERANCE[torch.float32])
-    if not explained and abs(sum(parts) - whole) > tolerance * abs(whole):
+    if not explained and abs(sum(parts) - of_all) > tolerance * abs(of_all):
         reasons.append("loss not additive over samples")
     return "; ".join(reasons) or None
 
@@ -133,12 +137,3 @@ def _full_precision() -> Iterator[None]:
             yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def _changes(buffers: list[Buffer]) -> list[str]:
-    """Name the first buffer that the forwards changed, beside those of batch normalisation."""
-    for buffer in buffers:
-        is_named = isinstance(buffer.owner, _NORMALISING) and buffer.owner.training
-        if not is_named and buffer.has_changed():
-            return [f"buffers change in forward: {buffer.full_name}"]
-    return []

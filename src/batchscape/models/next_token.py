@@ -104,6 +104,6 @@ class _CrossEntropySum(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, given: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         of_hidden, of_weight = ctx.saved_tensors
-        return of_hidden * given, of_weight * given, None, None, None
+        return of_hidden * gradient, of_weight * gradient, None, None, None

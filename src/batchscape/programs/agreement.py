@@ -19,28 +19,28 @@ _NAMES = (
 )
 
 
-def observed_batch(log: Log, told_world_size: int | None) -> dict[str, Any]:
+def observed_batch(log: Log, launcher_world_size: int | None) -> dict[str, Any]:
     """Return what was observed of the batch, and where.
 
     Parameters
     ----------
-    told_world_size : int or None
-        What a launcher told its processes, looked at from outside.
+    launcher_world_size : int or None
+        WORLD_SIZE in the environment of the program's processes.
 
     Returns
     -------
     dict
         For each name the number, or None; and `<name>_source`, which is `not observed` for None.
     """
-    found: dict[str, Any] = {}
+    observed: dict[str, Any] = {}
     for name in _NAMES:
         value = getattr(log.observed, name)
         source = log.observed.sources.get(name, "the program's metrics")
-        if value is None and name == "world_size" and told_world_size is not None:
-            value, source = told_world_size, "WORLD_SIZE in the environment of its processes"
-        found[name] = value
-        found[f"{name}_source"] = NOT_OBSERVED if value is None else source
-    return found
+        if value is None and name == "world_size" and launcher_world_size is not None:
+            value, source = launcher_world_size, "WORLD_SIZE in the environment of its processes"
+        observed[name] = value
+        observed[f"{name}_source"] = NOT_OBSERVED if value is None else source
+    return observed
 
 
 def contradictions(spec: RunSpec, log: Log, observed: Mapping[str, Any]) -> list[str]:
@@ -64,13 +64,13 @@ def contradictions(spec: RunSpec, log: Log, observed: Mapping[str, Any]) -> list
         # Programs count the tokens that they read, or those that they predict, one less.
         batch = geometry.global_batch_size
         planned["tokens_per_optimizer_step"] = (batch * length, batch * (length - 1))
-    found = [
+    problems = [
         f"the program trained with {name}={observed[name]} ({observed[f'{name}_source']}), "
         f"the plan says {values[0]}"
         for name, values in planned.items()
         if observed[name] is not None and observed[name] not in values
     ]
-    return found + [problem for problem in log.problems if problem not in found]
+    return problems + [problem for problem in log.problems if problem not in problems]
 
 
 def unfinished(spec: RunSpec, steps: Sequence[Mapping[str, Any]]) -> str | None:

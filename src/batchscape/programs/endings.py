@@ -118,8 +118,8 @@ def _is_out_of_memory(text: str, words: str | None) -> bool:
     lines = [_OF_RANK.sub("", line, count=1) for line in _own_lines(text) if line.strip()]
     last = lines[-_LAST_LINES:]
     if words is not None and _ERROR.match(words):
-        said = [place for place, line in enumerate(lines) if words in line]
-        last = lines[said[-1] :][:_LAST_LINES] if said else []
+        places = [place for place, line in enumerate(lines) if words in line]
+        last = lines[places[-1] :][:_LAST_LINES] if places else []
     return any(_OUT_OF_MEMORY.match(line) for line in (words or "", *last))
 
 
@@ -130,35 +130,30 @@ def last_words(text: str) -> str | None:
     where no error is found. Where that of torchrun names the rank that failed first, the error is
     that of this rank: the others fail because it is gone.
     """
-    own = _own_lines(text)
-    summary = _summary(text)
-    found = None
+    own_lines = _own_lines(text)
+    launcher_errors = [
+        line.strip()
+        for line in text.splitlines()
+        if (match := _ERROR.match(line)) and any(name in match[1] for name in _NO_CAUSE)
+    ]
+    summary = launcher_errors[-1] if launcher_errors else None
+    error = None
     if root := _root_cause(text):
         rank, code = root
-        found = _last_error(own, {str(rank)}) or _last_error(own, {None})
+        error = _last_error(own_lines, {str(rank)}) or _last_error(own_lines, {None})
         summary = _how(f"rank {rank}", code)
-        if found is None and (other := _last_error(own)):
+        if error is None and (other := _last_error(own_lines)):
             return f"{summary}; of another rank: {other}"
-    if found := found or _last_error(own):
-        return found
-    said = [line.strip() for line in own if _HAS_WORDS.search(line)]
-    return "; then: ".join([*said[-1:], *([] if summary is None else [summary])]) or None
+    if error := error or _last_error(own_lines):
+        return error
+    lines = [line.strip() for line in own_lines if _HAS_WORDS.search(line)]
+    return "; then: ".join([*lines[-1:], *([] if summary is None else [summary])]) or None
 
 
 def _root_cause(text: str) -> tuple[int, int] | None:
     """Return which rank torchrun saw fail first, and its exit code."""
-    found = list(_ROOT_CAUSE.finditer(text))
-    return (int(found[-1][1]), int(found[-1][2])) if found else None
-
-
-def _summary(text: str) -> str | None:
-    """Return the last line in which a launcher says how its child ended."""
-    said = [
-        line
-        for line in text.splitlines()
-        if (named := _ERROR.match(line)) and any(name in named[1] for name in _NO_CAUSE)
-    ]
-    return said[-1].strip() if said else None
+    reports = list(_ROOT_CAUSE.finditer(text))
+    return (int(reports[-1][1]), int(reports[-1][2])) if reports else None
 
 
 def _own_lines(text: str) -> list[str]:
@@ -189,36 +184,36 @@ def _own_lines(text: str) -> list[str]:
     return kept
 
 
-def _last_error(lines: Sequence[str], marks: Collection[str | None] | None = None) -> str | None:
+def _last_error(lines: Sequence[str], ranks: Collection[str | None] | None = None) -> str | None:
     """Return the last line that names an error.
 
     Parameters
     ----------
-    marks : collection, optional
+    ranks : collection, optional
         Ranks whose lines count, as the lines say it; None among them: those that say none.
     """
-    found = None
+    error = None
     # By rank, as ranks print at once: whether the frames of a traceback are being read.
-    within: dict[str | None, bool] = {}
+    in_traceback: dict[str | None, bool] = {}
     is_usage = False
     for line in lines:
-        mark = _OF_RANK.match(line)
-        own = None if mark is None else mark[1]
-        if marks is not None and own not in marks:
+        prefix = _OF_RANK.match(line)
+        rank = None if prefix is None else prefix[1]
+        if ranks is not None and rank not in ranks:
             continue
-        content = line if mark is None else line[mark.end() :]
-        named = _ERROR.match(content.strip())
-        if named is None and is_usage:
-            named = _REFUSED.match(content.strip())
-        if content[:1].strip() and named is None:
+        content = line if prefix is None else line[prefix.end() :]
+        match = _ERROR.match(content.strip())
+        if match is None and is_usage:
+            match = _REFUSED.match(content.strip())
+        if content[:1].strip() and match is None:
             is_usage = content.lower().startswith("usage: ")
-        ends = within.get(own, False) and content[:1].strip() != ""
+        ends = in_traceback.get(rank, False) and content[:1].strip() != ""
         if content.startswith(_TRACEBACK):
-            within[own] = True
-        elif ends or named:
-            within[own] = False
-            found = content.strip() if named is None else named[1]
-    return found
+            in_traceback[rank] = True
+        elif ends or match:
+            in_traceback[rank] = False
+            error = content.strip() if match is None else match[1]
+    return error
 
 
 def _how(what: str, code: int) -> str:

@@ -50,10 +50,13 @@ def command_line(spec: RunSpec, command: Command, folder: RunFolder, attempt: in
         "run_id": spec.run_id,
         "python": sys.executable,
     }
-    used = used_placeholders(command)
-    if "port" in used:
-        values["port"] = _free_port()
-    texts = {name: written(values[name]) for name in used}
+    placeholders = used_placeholders(command)
+    if "port" in placeholders:
+        # Another program may take it before this one does.
+        with socket.socket() as listening:
+            listening.bind(("127.0.0.1", 0))
+            values["port"] = listening.getsockname()[1]
+    texts = {name: written(values[name]) for name in placeholders}
     inherited = {key: value for key, value in os.environ.items() if key not in _OF_OTHERS}
     environment = {
         **inherited,
@@ -80,21 +83,13 @@ def prepare_folder(folder: RunFolder, *, goes_on: bool) -> None:
     folder.program.mkdir(parents=True, exist_ok=True)
 
 
-def _free_port() -> int:
-    """Return a port that nobody listens on; another program may take it before ours does."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port
-
-
 @dataclass(frozen=True)
 class Ended:
     """How a program ended."""
 
     code: int
     """Exit code; negative: the signal that killed it."""
-    left: int
+    processes_left: int
     """Processes that it left behind, which were killed."""
 
 
@@ -136,8 +131,8 @@ class Program:
         first = self._next(timeout_s=None)
         if first is None or "error" in first:
             self.close()
-            told = "its guard died" if first is None else first["error"]
-            msg = f"the program {argv[0]} cannot be started: {told}"
+            problem = "its guard died" if first is None else first["error"]
+            msg = f"the program {argv[0]} cannot be started: {problem}"
             raise LaunchError(msg)
         self.pid = int(first["pid"])
         """Process id of the program."""

@@ -62,9 +62,9 @@ class RowWriter:
 
     def write(self, log: Log) -> None:
         """Bring both tables up to date."""
-        begin = self._kept(log.steps)
+        begin = self._last_kept(log.steps)
         if self.waits is not None:
-            self._note_waits(log, begin, self.waits)
+            self._add_waits(log, begin, self.waits)
         steps = [self._step(row, begin) for row in log.steps]
         evals = [{**row, "attempt": self._attempt_of(row, begin)} for row in log.evals]
         for table, rows in (("steps", steps), ("evals", evals)):
@@ -76,7 +76,7 @@ class RowWriter:
         """Take everything back: the rows are of another batch than their columns say."""
         self.write(Log())
 
-    def _note_waits(self, log: Log, kept: int, waits: TreeWaits) -> None:
+    def _add_waits(self, log: Log, kept: int, waits: TreeWaits) -> None:
         """Give the steps that are new the share of the time that the program waited for a core.
 
         And the cores that it was on in that time.
@@ -101,7 +101,10 @@ class RowWriter:
         if self._taken and not any(row.keys() & _LOGGED_TIMES for row in log.steps):
             # Before the first rows is the start of the program, which is no step's time.
             seen_s = (now_s - self._came_s) / (done[-1] - last)
-            self._mark_times()
+            if not self._seen_s:
+                launch = read_json(self._folder.launch)
+                invalidate_times(launch, SEEN_BETWEEN_ROWS)
+                write_json(self._folder.launch, launch)
             self._seen_s |= dict.fromkeys(done[1:], seen_s)
         begin_s = max(self._came_s, now_s - took_s)
         processors = waits.processors_since(begin_s) if self._on_cpu else None
@@ -109,14 +112,7 @@ class RowWriter:
         self._taken |= {int(row["optimizer_step"]): taken for row in new}
         self._came_s = now_s
 
-    def _mark_times(self) -> None:
-        """Say in the record of the launch that step times were seen from outside."""
-        if not self._seen_s:
-            launch = read_json(self._folder.launch)
-            invalidate_times(launch, SEEN_BETWEEN_ROWS)
-            write_json(self._folder.launch, launch)
-
-    def _kept(self, steps: Sequence[Mapping[str, Any]]) -> int:
+    def _last_kept(self, steps: Sequence[Mapping[str, Any]]) -> int:
         """Return the last optimizer step whose row is the one of an earlier attempt."""
         last = 0
         for row in steps:

@@ -39,14 +39,14 @@ def check_program(command: Command) -> None:
 
 
 def _check_first_word(command: Command, folder: Path) -> None:
-    program = _filled(command.argv[0], command)
+    program = _fill_values(command.argv[0], command)
     if placeholders(command.argv[0]) and program == command.argv[0]:
         return
     path = command.environment.get("PATH")
-    found = (
+    executable = (
         shutil.which(str(folder / program)) if "/" in program else shutil.which(program, path=path)
     )
-    if found is None:
+    if executable is None:
         where = f"in {folder.absolute()}" if "/" in program else "on the PATH"
         msg = (
             f"engine.argv: there is no program {program} {where}; give its path, or start a "
@@ -57,17 +57,19 @@ def _check_first_word(command: Command, folder: Path) -> None:
 
 def _scripts(command: Command) -> Iterator[str]:
     """Yield the first argument that names a Python script, and those right behind it."""
-    known = command.argv[0] == "{python}" or _RUNS_SCRIPTS.fullmatch(Path(command.argv[0]).name)
-    if not known or "-c" in command.argv:
+    runs_scripts = command.argv[0] == "{python}" or _RUNS_SCRIPTS.fullmatch(
+        Path(command.argv[0]).name
+    )
+    if not runs_scripts or "-c" in command.argv:
         return
-    found = False
+    is_behind_script = False
     for text in command.argv[1:]:
-        filled = _filled(text, command)
+        filled = _fill_values(text, command)
         if not filled.startswith("-") and filled.endswith(".py"):
-            found = True
+            is_behind_script = True
             if filled != text or not placeholders(text):
                 yield filled
-        elif found:
+        elif is_behind_script:
             # What follows an option may be a file that the program writes.
             return
 
@@ -91,11 +93,11 @@ def command_source_hash(command: Command) -> str | None:
         If a file of `engine.files` is not there.
     """
     folder = _folder(command)
-    named = [_filled(text, command) for text in command.argv]
-    if not Path(named[0]).suffix:
-        del named[0]
-    named += [text.partition("=")[2] for text in named if "=" in text]
-    argv = [text for text in named if text and _is_file(folder / text)]
+    words = [_fill_values(text, command) for text in command.argv]
+    if not Path(words[0]).suffix:
+        del words[0]
+    words += [text.partition("=")[2] for text in words if "=" in text]
+    argv = [text for text in words if text and _is_file(folder / text)]
     return hash_of_files([*argv, *command.files], folder, "engine.files")
 
 
@@ -107,11 +109,11 @@ def _folder(command: Command) -> Path:
     return folder
 
 
-def _filled(text: str, command: Command) -> str:
+def _fill_values(text: str, command: Command) -> str:
     """Fill in what is known before a run is; a text with other placeholders stays as it is."""
-    known = {name: written(value) for name, value in command.values.items()}
+    texts = {name: written(value) for name, value in command.values.items()}
     names = placeholders(text)
-    return fill(text, known) if known.keys() >= set(names) else text
+    return fill(text, texts) if texts.keys() >= set(names) else text
 
 
 def _is_file(path: Path) -> bool:

@@ -22,7 +22,7 @@ from batchscape.recorder import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE
 from batchscape.text import list_text
 
 _FACTORS = ("data_parallel_size", "micro_batch_size", "gradient_accumulation_steps")
-_TELL = {
+_FACTORS_PASSED = {
     "data_parallel_size": {"data_parallel_size"},
     "devices": {"data_parallel_size"},
     "micro_batch_size": {"micro_batch_size"},
@@ -49,10 +49,10 @@ def without_unpassed(config: RunConfig) -> RunConfig:
     """
     if not isinstance(config.engine, Command):
         return config
-    used = used_placeholders(config.engine)
-    if not is_passed("evaluation", used):
+    placeholders = used_placeholders(config.engine)
+    if not is_passed("evaluation", placeholders):
         config = replace(config, evaluation=Evaluation())
-    if not is_passed("schedule", used):
+    if not is_passed("schedule", placeholders):
         config = replace(config, schedule=Constant(name="constant"))
     return config
 
@@ -74,13 +74,13 @@ def check_commands(
     ConfigError
         If one does not, or a template, a placeholder or the program itself is wrong.
     """
-    seen: set[str] = set()
+    checked_engines: set[str] = set()
     for config in configs:
         if not isinstance(config.engine, Command):
             continue
         _check_config(config)
-        if (text := repr(config.engine)) not in seen:
-            seen.add(text)
+        if (text := repr(config.engine)) not in checked_engines:
+            checked_engines.add(text)
             _check_engine(config.engine, swept, fixed)
 
 
@@ -101,17 +101,17 @@ def check_varied(launched: Iterable[tuple[RunConfig, BatchGeometry]]) -> None:
     for config, geometry in launched:
         if isinstance(config.engine, Command):
             by_argv.setdefault(tuple(used_placeholders(config.engine)), []).append(geometry)
-    for used, cells in by_argv.items():
+    for placeholders, cells in by_argv.items():
         values = {name: sorted({getattr(cell, name) for cell in cells}) for name in _FACTORS}
-        unknown = {name for name, found in values.items() if len(found) > 1}
-        told = [_TELL[name] for name in used if name in _TELL]
-        while alone := [names & unknown for names in told if len(names & unknown) == 1]:
-            unknown -= alone[0]
+        unpassed = {name for name, sizes in values.items() if len(sizes) > 1}
+        factors_passed = [_FACTORS_PASSED[name] for name in placeholders if name in _FACTORS_PASSED]
+        while alone := [names & unpassed for names in factors_passed if len(names & unpassed) == 1]:
+            unpassed -= alone[0]
         for name in _FACTORS:
-            if name in unknown:
-                shown = ", ".join(map(str, values[name]))
+            if name in unpassed:
+                sizes = ", ".join(map(str, values[name]))
                 msg = (
-                    f"{name} differs between the runs ({shown}), but the program is not told: put "
+                    f"{name} differs between the runs ({sizes}), but the program is not told: put "
                     f"{{{name}}} into engine.argv, or placeholders from which it can be computed"
                 )
                 raise ConfigError(msg)
@@ -184,8 +184,10 @@ def _check_config(config: RunConfig) -> None:
             "target; leave it null, targets are found in its losses afterwards"
         )
         raise ConfigError(msg)
-    used = used_placeholders(config.engine) if isinstance(config.engine, Command) else []
-    if config.scaling.reference_global_batch_size is not None and not is_passed("scaling", used):
+    placeholders = used_placeholders(config.engine) if isinstance(config.engine, Command) else []
+    if config.scaling.reference_global_batch_size is not None and not is_passed(
+        "scaling", placeholders
+    ):
         msg = (
             "scaling: the rule is given, but what it scales does not reach the program; put "
             "{learning_rate} into engine.argv, or scaling=none"
@@ -194,12 +196,12 @@ def _check_config(config: RunConfig) -> None:
 
 
 def _check_engine(command: Command, swept: Collection[str], fixed: Collection[str]) -> None:
-    used = used_placeholders(command)
+    placeholders = used_placeholders(command)
     taken = sorted(set(command.values) & {*PLACEHOLDERS, *OF_THE_START})
     if taken:
         msg = f"engine.values: {', '.join(taken)} is a placeholder already; choose another name"
         raise ConfigError(msg)
-    if unused := sorted(set(command.values) - set(used)):
+    if unused := sorted(set(command.values) - set(placeholders)):
         msg = (
             f"engine.values.{unused[0]} is given, but {{{unused[0]}}} is nowhere in engine.argv "
             "or engine.environment"
@@ -209,7 +211,7 @@ def _check_engine(command: Command, swept: Collection[str], fixed: Collection[st
     for verb, keys in (("swept", swept), ("given", set(fixed) - {"data.sequence_length"})):
         for key in sorted(keys):
             plain = key.lstrip("+~")
-            if not is_passed(plain, used):
+            if not is_passed(plain, placeholders):
                 msg = (
                     f"{plain} is {verb}, but the program is not told: {{{_example(plain)}}} is "
                     "nowhere in engine.argv or engine.environment"
@@ -217,11 +219,11 @@ def _check_engine(command: Command, swept: Collection[str], fixed: Collection[st
                 raise ConfigError(msg)
     for key in sorted(name.lstrip("+~") for name in swept):
         names = _OF_SWEPT.get(key) or _OF_SWEPT.get(key.partition(".")[0])
-        if names is not None and not set(names) & set(used):
-            told = list_text(f"{{{name}}}" for name in names)
+        if names is not None and not set(names) & set(placeholders):
+            alternatives = list_text(f"{{{name}}}" for name in names)
             msg = (
-                f"{key} is swept, but the program is not told: {told} is nowhere in engine.argv or "
-                "engine.environment"
+                f"{key} is swept, but the program is not told: {alternatives} is nowhere in "
+                "engine.argv or engine.environment"
             )
             raise ConfigError(msg)
     _check_environment(command)

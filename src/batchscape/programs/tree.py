@@ -91,23 +91,23 @@ class TreeMemory:
 
     def _look(self) -> None:
         by_rank: dict[int, list[psutil.Process]] = {}
-        told: set[int] = set()
+        ranks: set[int] = set()
         for top in psutil.Process(self._guard_pid).children():
-            self._sort(top, None, by_rank, told)
+            self._sort(top, None, by_rank, ranks)
         of_program = {process.pid for processes in by_rank.values() for process in processes}
-        self._has_ranks |= bool(told)
+        self._has_ranks |= bool(ranks)
         if self._has_ranks:
             # What has no rank among processes that have is their launcher.
             by_rank.pop(_UNRANKED, None)
             self.ranks.pop(_UNRANKED, None)
         on_devices = self._driver() if self._driver is not None else None
         if on_devices is not None and not of_program.isdisjoint(on_devices):
-            foreign = sum(not self._is_below(pid) for pid in set(on_devices) - of_program)
+            foreign = sum(not self._is_of_program(pid) for pid in set(on_devices) - of_program)
             self.foreign_processes = max(foreign, self.foreign_processes or 0)
         for rank, processes in by_rank.items():
             self._add(rank, processes, on_devices)
 
-    def _is_below(self, pid: int) -> bool:
+    def _is_of_program(self, pid: int) -> bool:
         """Whether a process has come to the program since its processes were looked at."""
         with contextlib.suppress(psutil.Error):
             return any(parent.pid == self._guard_pid for parent in psutil.Process(pid).parents())
@@ -118,15 +118,15 @@ class TreeMemory:
         process: psutil.Process,
         rank: int | None,
         by_rank: dict[int, list[psutil.Process]],
-        told: set[int],
+        ranks: set[int],
     ) -> None:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            own = rank if rank is not None else self._rank(process)
-            if own is not None:
-                told.add(own)
-            by_rank.setdefault(_UNRANKED if own is None else own, []).append(process)
+            own_rank = rank if rank is not None else self._rank(process)
+            if own_rank is not None:
+                ranks.add(own_rank)
+            by_rank.setdefault(_UNRANKED if own_rank is None else own_rank, []).append(process)
             for child in process.children():
-                self._sort(child, own, by_rank, told)
+                self._sort(child, own_rank, by_rank, ranks)
 
     def _rank(self, process: psutil.Process) -> int | None:
         if self._rank_of.get(process.pid) is None:
@@ -157,14 +157,14 @@ class TreeMemory:
                 device += (on_devices or {}).get(process.pid, 0)
         if not counted:
             return
-        found = self.ranks.setdefault(rank, RankMemory())
-        found.processes = max(found.processes, counted)
-        found.rss_gib, found.uss_gib = rss, uss
-        found.peak_uss_gib = max(found.peak_uss_gib or 0.0, uss)
+        memory_of_rank = self.ranks.setdefault(rank, RankMemory())
+        memory_of_rank.processes = max(memory_of_rank.processes, counted)
+        memory_of_rank.rss_gib, memory_of_rank.uss_gib = rss, uss
+        memory_of_rank.peak_uss_gib = max(memory_of_rank.peak_uss_gib or 0.0, uss)
         alive = sum(marks.get(process.pid, 0.0) for process in processes)
-        found.peak_rss_gib = max(found.peak_rss_gib or 0.0, alive)
+        memory_of_rank.peak_rss_gib = max(memory_of_rank.peak_rss_gib or 0.0, alive)
         if device:
-            found.device_gib = max(found.device_gib or 0.0, device / GIB)
+            memory_of_rank.device_gib = max(memory_of_rank.device_gib or 0.0, device / GIB)
 
 
 _UNRANKED = -1
@@ -182,10 +182,12 @@ def driver_memory() -> Callable[[], Mapping[int, int]] | None:
         return None
 
     def ask() -> dict[int, int]:
-        found: dict[int, int] = {}
+        bytes_by_process: dict[int, int] = {}
         for uuid in uuids:
             for process in processes_on(uuid) or ():
-                found[process.pid] = found.get(process.pid, 0) + (process.usedGpuMemory or 0)
-        return found
+                bytes_by_process[process.pid] = bytes_by_process.get(process.pid, 0) + (
+                    process.usedGpuMemory or 0
+                )
+        return bytes_by_process
 
     return ask

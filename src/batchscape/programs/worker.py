@@ -92,11 +92,11 @@ def main(run_dir: str, rank: int) -> int:
 
 def _failure(error: Exception, folder: RunFolder) -> Ending:
     """Say what an error of this process means for the run."""
-    told = error if isinstance(error, BatchscapeError) else explained(error, folder.path)
-    if isinstance(told, DiskError):
-        return Ending(Status.INTERRUPTED, Cause.DISK, str(told))
-    if isinstance(told, BatchscapeError):
-        return Ending(Status.FAILED, Cause.EXCEPTION, str(told))
+    user_error = error if isinstance(error, BatchscapeError) else explained(error, folder.path)
+    if isinstance(user_error, DiskError):
+        return Ending(Status.INTERRUPTED, Cause.DISK, str(user_error))
+    if isinstance(user_error, BatchscapeError):
+        return Ending(Status.FAILED, Cause.EXCEPTION, str(user_error))
     with contextlib.suppress(OSError):  # the log may be on a full disk
         sys.stderr.write(redact("".join(traceback.format_exception(error))))
     cause = Cause.INFRASTRUCTURE if is_fault_of_the_machine(error) else Cause.EXCEPTION
@@ -149,7 +149,7 @@ class Supervision:
         goes_on = self._command.resumable and self._attempt > 0
         prepare_folder(folder, goes_on=goes_on)
         line = command_line(spec, self._command, folder, self._attempt)
-        write_json(folder.command, self._described(line))
+        write_json(folder.command, self._describe(line))
         rows = RowWriter(folder, spec, self._attempt, goes_on=goes_on)
         reader = open_reader(
             self._command.metrics,
@@ -167,8 +167,10 @@ class Supervision:
             ended = self._watch(program, memory, waits, reader, rows)
         finally:
             program.close()
-        if ended.left:
-            sys.stdout.write(f"batchscape: killed {ended.left} processes that the program left\n")
+        if ended.processes_left:
+            sys.stdout.write(
+                f"batchscape: killed {ended.processes_left} processes that the program left\n"
+            )
         return self._conclude(ended, memory, reader, rows, line)
 
     def _watch(
@@ -180,18 +182,18 @@ class Supervision:
         rows: RowWriter,
     ) -> Ended:
         """Look at the program until it has ended."""
-        asked = False
+        was_asked_to_end = False
         while (ended := program.wait(_POLL_S)) is None:
             if self._spec.config.measure.memory:
                 memory.look()
             waits.look()
             self._read(reader, rows)
             self._beat()
-            if self._idle_s is None and not asked:
+            if self._idle_s is None and not was_asked_to_end:
                 self._idle_s = self._idle_at_the_end(waits)
             is_over = self._stop or self._diverged is not None or self._idle_s is not None
-            if is_over and not asked:
-                asked = True
+            if is_over and not was_asked_to_end:
+                was_asked_to_end = True
                 program.ask_to_end()
                 self._kill_at = time.monotonic() + _STOP_GRACE_S
             if self._kill_at is not None and time.monotonic() >= self._kill_at:
@@ -253,15 +255,15 @@ class Supervision:
         line: CommandLine,
     ) -> Ending:
         """Record what the program did, and judge it."""
-        unread: BatchscapeError | None = None
+        read_error: BatchscapeError | None = None
         try:
             is_whole = ended.code == 0 or self._idle_s is not None
             self._log = reader.read(final=is_whole and not self._stop)
         except BatchscapeError as error:
-            unread = error
+            read_error = error
         log = self._log
         observed = observed_batch(log, memory.world_size)
-        wrong = contradictions(self._spec, log, observed)
+        contradicted = contradictions(self._spec, log, observed)
         rows.write(log)
         if self._spec.config.measure.memory:
             lines = JsonLines(self._folder.lines("ranks"))
@@ -270,60 +272,63 @@ class Supervision:
         write_json(
             self._folder.command,
             {
-                **self._described(line),
+                **self._describe(line),
                 "exit_code": ended.code,
-                "processes_killed": ended.left,
+                "processes_killed": ended.processes_left,
                 "observed": observed,
                 "sources": log.sources,
-                "problems": wrong,
+                "problems": contradicted,
             },
         )
-        judged = self._judged(ended, log, unread, wrong)
-        if wrong:
+        verdict = self._judge(ended, log, read_error, contradicted)
+        if contradicted:
             rows.clear()
-        if judged.status is Status.OOM and memory.foreign_processes:
+        if verdict.status is Status.OOM and memory.foreign_processes:
             reason = (
-                f"{judged.reason}; processes of others held memory of its devices, so that it says "
-                "nothing of what the program takes"
+                f"{verdict.reason}; processes of others held memory of its devices, so that it "
+                "says nothing of what the program takes"
             )
             return Ending(Status.FAILED, Cause.OTHER_MEMORY, reason)
-        return judged
+        return verdict
 
-    def _judged(
-        self, ended: Ended, log: Log, unread: BatchscapeError | None, wrong: list[str]
+    def _judge(
+        self, ended: Ended, log: Log, read_error: BatchscapeError | None, contradicted: list[str]
     ) -> Ending:
         """Say how the run ended, by the first of its troubles."""
         diverged = diverged_at(log)
-        cut = unfinished(self._spec, log.steps)
-        badly = ending(ended.code, self._folder.log, self._log_offset, is_trained=cut is None)
-        told = (log.sources.get(name) for name in ("optimizer_step", "eval_loss"))
-        notes = [note for note in (begins_late(log.steps), *told) if note is not None]
-        if self._idle_s is not None and cut is None:
-            badly = None
+        shortfall = unfinished(self._spec, log.steps)
+        failure = ending(
+            ended.code, self._folder.log, self._log_offset, is_trained=shortfall is None
+        )
+        remarks = (log.sources.get(name) for name in ("optimizer_step", "eval_loss"))
+        notes = [note for note in (begins_late(log.steps), *remarks) if note is not None]
+        if self._idle_s is not None and shortfall is None:
+            failure = None
             notes.append(
                 f"the program did nothing for {self._idle_s:g} s after its last optimizer step, "
                 f"and was ended; what helps: {HELPS_THE_END}"
             )
-        if self._stop and (cut is not None or badly is not None):
+        if self._stop and (shortfall is not None or failure is not None):
             return Ending(Status.INTERRUPTED, Cause.INTERRUPTED, "the program was asked to end")
-        if wrong:
-            said = "; ".join([*wrong, *([] if badly is None else [str(badly.reason)])])
-            return Ending(Status.FAILED, Cause.CONTRADICTION, said)
+        if contradicted:
+            problems = [*contradicted, *([] if failure is None else [str(failure.reason)])]
+            return Ending(Status.FAILED, Cause.CONTRADICTION, "; ".join(problems))
         if diverged is not None:
             return Ending(Status.DIVERGED, Cause.DIVERGENCE, diverged)
-        if badly is not None:
-            return badly
-        if unread is not None:
-            said = f"the program's metrics cannot be read: {unread}"
-            is_damaged = isinstance(unread, DamageError)
+        if failure is not None:
+            return failure
+        if read_error is not None:
+            is_damaged = isinstance(read_error, DamageError)
             cause = Cause.DAMAGED_RECORDS if is_damaged else Cause.CONTRADICTION
-            return Ending(Status.FAILED, cause, said)
-        told_of = "; ".join([*([] if cut is None else [cut]), *notes]) or None
-        if cut is not None:
-            badly = Ending(Status.FAILED, Cause.CONTRADICTION, told_of)
-        return badly or Ending(Status.COMPLETED, None, told_of)
+            return Ending(
+                Status.FAILED, cause, f"the program's metrics cannot be read: {read_error}"
+            )
+        reason = "; ".join([*([] if shortfall is None else [shortfall]), *notes]) or None
+        if shortfall is not None:
+            failure = Ending(Status.FAILED, Cause.CONTRADICTION, reason)
+        return failure or Ending(Status.COMPLETED, None, reason)
 
-    def _described(self, line: CommandLine) -> dict[str, Any]:
+    def _describe(self, line: CommandLine) -> dict[str, Any]:
         return {
             "argv": line.argv,
             "cwd": str(line.folder.absolute()),

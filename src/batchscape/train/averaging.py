@@ -83,8 +83,8 @@ class WeightAverage:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what `state` gave."""
         self._mass = state["mass"]
-        for p, mine, whole in zip(self._parameters, self._average, state["average"], strict=True):
-            mine.copy_(local(part_for(p, whole)))
+        for p, mine, average in zip(self._parameters, self._average, state["average"], strict=True):
+            mine.copy_(local(part_for(p, average)))
 
     @torch.no_grad()
     def _exchange(self) -> None:

@@ -79,8 +79,8 @@ def save_checkpoint(folder: Path, optimizer_step: int, state: Mapping[str, Any])
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # Halves, of processes that were killed while they wrote.
-        for left in folder.glob(".step-*.tmp"):
-            left.unlink(missing_ok=True)
+        for unfinished in folder.glob(".step-*.tmp"):
+            unfinished.unlink(missing_ok=True)
         with temporary.open("wb") as file:
             torch.save(dict(state), file)
             file.flush()
@@ -114,13 +114,12 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001  (pickle, zip and the allocator raise many kinds)
-        said = str(error)
-        if isinstance(error, pickle.UnpicklingError) or "weights_only" in said:
-            # Torch's own words are how to load it all the same, with what it may run.
-            named = re.search(r"GLOBAL (\S+)", said)
-            what = f" ({named[1]})" if named else ""
-            said = f"it holds more than weights and plain data{what}"
-        msg = f"{path} cannot be loaded: {said}"
+        problem = str(error)
+        if isinstance(error, pickle.UnpicklingError) or "weights_only" in problem:
+            # Torch's own message is how to load it all the same, with what it may run.
+            name = re.search(r"GLOBAL (\S+)", problem)
+            problem = f"it holds more than weights and plain data{f' ({name[1]})' if name else ''}"
+        msg = f"{path} cannot be loaded: {problem}"
         raise CheckpointError(msg) from None
     return state
 
@@ -129,5 +128,5 @@ def checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints of a folder, the newest first."""
     if not folder.is_dir():
         return []
-    named = [path for path in folder.iterdir() if CHECKPOINT.fullmatch(path.name)]
-    return sorted(named, key=lambda path: path.name, reverse=True)
+    paths = [path for path in folder.iterdir() if CHECKPOINT.fullmatch(path.name)]
+    return sorted(paths, key=lambda path: path.name, reverse=True)

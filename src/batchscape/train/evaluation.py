@@ -93,7 +93,9 @@ class Evaluator:
         largest = max(stage.geometry.micro_batch_size for stage in spec.stages)
         compiles = spec.config.in_process.compile
         least = max(1, largest // _COMPILED) if compiles else largest
-        self._slice = max(least, _LITTLE // numbers if (numbers := _numbers(spec)) else 0)
+        self._slice = max(
+            least, _LITTLE // numbers if (numbers := _numbers_per_sample(spec)) else 0
+        )
         self._may_slice: bool | None = None
         """None: not known yet."""
 
@@ -114,7 +116,7 @@ class Evaluator:
             with autocast(self._device.type, self._precision):
                 for indices in self._batches:
                     batch = self._dataset.batch(indices)
-                    sums[2] += self._count(indices, batch[1])
+                    sums[2] += self._count_labels(indices, batch[1])
                     for part in self._slices(batch):
                         beat(Phase.EVALUATION)
                         loss, right = engine.forward(*part)
@@ -155,15 +157,16 @@ class Evaluator:
         beat(Phase.EVALUATION)
         pair = to_device(self._dataset.batch(self._spare[:2]), self._device, self._precision)
         parts = zip(*(tensor.split(1) for tensor in pair), strict=True)
-        whole, one_by_one = (
-            sum(float(engine.forward(*part)[0]) for part in among) for among in ([pair], parts)
+        of_both, one_by_one = (
+            sum(float(engine.forward(*part)[0]) for part in parts_of)
+            for parts_of in ([pair], parts)
         )
         # One that is not finite ends the training in any case.
-        apart = torch.tensor(float(abs(whole - one_by_one) > _TOLERANCE * abs(whole)))
+        differs = torch.tensor(float(abs(of_both - one_by_one) > _TOLERANCE * abs(of_both)))
         if self._world_size > 1:
-            apart = apart.to(self._device)
-            dist.all_reduce(apart, dist.ReduceOp.MAX)
-        return not apart.item()
+            differs = differs.to(self._device)
+            dist.all_reduce(differs, dist.ReduceOp.MAX)
+        return not differs.item()
 
     def _keep_up(self, engine: Engine) -> None:
         """Forward as often as the rank that does most; what comes out does not count."""
@@ -177,24 +180,21 @@ class Evaluator:
             beat(Phase.EVALUATION)
             engine.forward(*spare)
 
-    def _count(self, indices: NDArray[np.int64], labels: Tensor) -> int:
-        """Return the labels of a batch that bear a loss, as the training is told them.
-
-        It divides by what data say of themselves, without looking; here that is looked at.
-        """
-        said = self._dataset.count_labels(indices)
-        real = int((labels != IGNORED).sum()) if self._counts_labels else said
-        if said != real:
+    def _count_labels(self, indices: NDArray[np.int64], labels: Tensor) -> int:
+        """Return the labels of a batch that bear a loss; refuse data that count them wrongly."""
+        declared = self._dataset.count_labels(indices)
+        counted = int((labels != IGNORED).sum()) if self._counts_labels else declared
+        if declared != counted:
             msg = (
                 f"the loss is divided by count_labels, which must be the number of labels that "
                 f"are not {IGNORED}: of held-out samples {indices.tolist()[:8]} and on it says "
-                f"{said}, and their batch has {real}"
+                f"{declared}, and their batch has {counted}"
             )
             raise BatchscapeError(msg)
-        return said
+        return declared
 
 
-def _numbers(spec: RunSpec) -> int:
+def _numbers_per_sample(spec: RunSpec) -> int:
     """Return how many numbers a forward ends with for a sample; 0 where the data do not say."""
     data = spec.data
     if data.features is not None:

@@ -69,11 +69,11 @@ def examine(
     """
     indices = np.arange(PROBED_SAMPLES, dtype=np.int64) % dataset.num_samples
     batch = to_device(dataset.batch(indices), device, precision)
-    whole = outline or module
-    operations = model_flops(whole, *batch)
+    described = outline or module
+    operations = model_flops(described, *batch)
     return ModelColumns(
         not_invariant=why_not_invariant(module, batch, forward),
-        parameters=sum(p.numel() for p in whole.parameters() if p.requires_grad),
+        parameters=sum(p.numel() for p in described.parameters() if p.requires_grad),
         model_flops_per_sample=None if operations is None else operations / PROBED_SAMPLES,
         attention_kernel=_attention_kernel(
             module, tuple(tensor[:micro_batch_size] for tensor in batch), precision, forward

@@ -83,12 +83,12 @@ def failure_of(
     if is_out_of_memory(error, spec):
         is_of_host = _is_of_host(error, device)
         peak_gib, method = _peak_memory(None if is_of_host else device)
-        known = "" if peak_gib is None else f"; peak until then: {peak_gib:.3g} GiB {method}"
+        peak = "" if peak_gib is None else f"; peak until then: {peak_gib:.3g} GiB {method}"
         other = _HOST if is_of_host else _why_not_the_limit(where.phase, device, spec)
         return Outcome(
             Status.OOM if other is None else Status.FAILED,
             optimizer_step,
-            reason=f"out of memory in {where}: {reason}{known}{'' if other is None else other}",
+            reason=f"out of memory in {where}: {reason}{peak}{'' if other is None else other}",
             cause=Cause.OUT_OF_MEMORY if other is None else Cause.OTHER_MEMORY,
             phase=str(where.phase),
             peak_memory_gib=peak_gib,

@@ -118,7 +118,20 @@ class WorkerLoader(BatchLoader):
             with warnings.catch_warnings():
                 # More workers than cores are right where samples are waited for, not computed.
                 warnings.filterwarnings("ignore", "This DataLoader will create")
-                self._batches = self._start(dataset, workers)
+                loader = DataLoader(
+                    _Fetcher(dataset),
+                    batch_size=None,
+                    sampler=self._indices(),
+                    num_workers=workers,
+                    # Python's default is a server from 3.14 on, whose children are not this rank's.
+                    multiprocessing_context="fork" if sys.platform == "linux" else None,
+                    prefetch_factor=_AHEAD,
+                    pin_memory=is_accelerator(device),
+                    worker_init_fn=_WorkerStart(os.getpid()),
+                    # It draws a seed: not from the generator that the training's dropout uses.
+                    generator=torch.Generator(),
+                )
+                self._batches: Iterator[Batch] = iter(loader)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
         self._workers = set(multiprocessing.active_children()) - others
@@ -144,24 +157,7 @@ class WorkerLoader(BatchLoader):
                 worker.kill()
                 worker.join()
 
-    def _start(self, dataset: Dataset, workers: int) -> Iterator[Batch]:
-        return iter(
-            DataLoader(
-                _Fetcher(dataset),
-                batch_size=None,
-                sampler=self._ahead(),
-                num_workers=workers,
-                # Python's default is a server from 3.14 on, whose children are not this rank's.
-                multiprocessing_context="fork" if sys.platform == "linux" else None,
-                prefetch_factor=_AHEAD,
-                pin_memory=is_accelerator(self._device),
-                worker_init_fn=_WorkerStart(os.getpid()),
-                # It draws a seed: not from the generator that the training's dropout uses.
-                generator=torch.Generator(),
-            )
-        )
-
-    def _ahead(self) -> Iterator[Indices]:
+    def _indices(self) -> Iterator[Indices]:
         for k in self._steps:
             samples = self._stream.step(k)
             self._announced.append((k, len(samples.indices), samples.labels))

@@ -140,8 +140,8 @@ class Training:
             the first step, `first_optimizer_step`, `steady`; `outside` of any step.
         """
         self._phase = phase
-        found = find_resumable(self._folder, self.spec.run_id)
-        state = found.state
+        resumable = find_resumable(self._folder, self.spec.run_id)
+        state = resumable.state
         # What was there before a resumed run's first step says nothing of a run's first step.
         first_phase = "after_model" if state is None else OUTSIDE
         phase(first_phase)
@@ -152,7 +152,7 @@ class Training:
         if in_parts:
             self._examine(first_phase, self._engine.module)
         self.declaration = declaration(self._engine)
-        self.done = self._resume(found)
+        self.done = self._resume(resumable)
         self._evals = JsonLines(self._folder.lines("evals")) if self._rank == 0 else None
         phase(OUTSIDE)
         self._loader = build_loader(
@@ -164,7 +164,7 @@ class Training:
             steps=range(self.done, self.spec.optimizer_steps),
         )
         try:
-            return self._prepare() or self._train()
+            return self._train()
         finally:
             self._loader.close()
             self.recorder.close()
@@ -199,15 +199,13 @@ class Training:
         beat(Phase.START)
         self._phase(phase)
 
-    def _prepare(self) -> Outcome | None:
-        """Do what belongs to no optimizer step; return the outcome if there will be none."""
+    def _train(self) -> Outcome:
         outcome = self._judge(self._evaluate()) if self.done == 0 else None
         if self.spec.config.in_process.compile:
             self._compile()
         self._last_checkpoint = time.monotonic()
-        return outcome
-
-    def _train(self) -> Outcome:
+        if outcome is not None:
+            return outcome
         self._phase("first_backward" if self.done == 0 else "steady")
         while self.done < self.spec.optimizer_steps:
             self._step(self.done)
@@ -435,10 +433,10 @@ class Training:
         self._last_checkpoint = time.monotonic()
         self.checkpoint_s += time.perf_counter() - began
 
-    def _resume(self, found: Resumable) -> int:
+    def _resume(self, resumable: Resumable) -> int:
         """Take back a checkpoint, where there is one; return the optimizer steps it had done."""
         done, tokens, train_time_s = 0, 0, 0.0
-        state = found.state
+        state = resumable.state
         if state is not None:
             if state["run_id"] != self.spec.run_id:
                 msg = f"{self._folder.checkpoints} holds checkpoints of run {state['run_id']}"
@@ -453,9 +451,9 @@ class Training:
             print(f"batchscape: going on after optimizer step {done}", file=sys.stderr)  # noqa: T201  (run log)
         agree_on(done, self._world_size, self._device)
         if self._rank == 0:
-            for note in found.notes:
+            for note in resumable.notes:
                 print(f"batchscape: {note}", file=sys.stderr)  # noqa: T201  (run log)
-            for path in found.passed_over:
+            for path in resumable.passed_over:
                 path.unlink()
             # Rows after the checkpoint will be written again, by this attempt.
             for table in ("steps", "evals"):

@@ -54,7 +54,7 @@ def write_rank_row(
         **recorder.telemetry.totals()._asdict(),
         **training.facts._asdict(),
         **training.declaration,
-        **(_cuda_facts() if device.type == "cuda" else {}),
+        **(_cuda_columns() if device.type == "cuda" else {}),
         "peak_tflops": peak.tflops,
         "peak_source": peak.source,
         "mean_step_time_s": recorder.measured_s / measured if measured else None,
@@ -74,7 +74,7 @@ def write_rank_row(
             dist.barrier()
 
 
-def _cuda_facts() -> dict[str, str]:
+def _cuda_columns() -> dict[str, str]:
     """Return what decides how kernels round and is nobody's setting, as it was to the end."""
     products = torch.backends.cuda.matmul
     reduced = (

@@ -56,10 +56,10 @@ class Agreement:
         )
 
 
-class _Told(NamedTuple):
-    """What ranks tell each other, in the order of the vector that they exchange.
+class _Exchanged(NamedTuple):
+    """Content of the vector that ranks exchange, in its order.
 
-    Of one rank before the exchange; after it, added up over the ranks.
+    Before the exchange it is that of one rank, after it the sum over the ranks.
     """
 
     stop: float
@@ -67,7 +67,7 @@ class _Told(NamedTuple):
     checkpoint: float
     """Above 0: the rank finds a checkpoint due."""
     interval: float
-    """Optimizer steps until the next drain; told by rank 0 alone."""
+    """Optimizer steps until the next drain; 0 on all ranks but the first."""
     losses: list[float]
     """Sum of the losses, one a step."""
     squares: list[float]
@@ -77,8 +77,8 @@ class _Told(NamedTuple):
     verdict, also where only one meets a bad number."""
 
     @classmethod
-    def unpacked(cls, vector: Sequence[float], steps: int) -> _Told:
-        """Return what a vector tells of so many steps."""
+    def unpacked(cls, vector: Sequence[float], steps: int) -> _Exchanged:
+        """Return the content of a vector of so many steps."""
         stop, checkpoint, interval, *rest = vector
         end = len(rest) - steps
         return cls(stop, checkpoint, interval, rest[:steps], rest[steps:end], rest[end:])
@@ -91,8 +91,8 @@ class _Pending:
     rows: list[dict[str, Any]]
     labels: list[int]
     noise: dict[int, NoiseSample]
-    told: Tensor
-    """What each rank has told, one row a rank."""
+    exchanged: Tensor
+    """Vectors of `_Exchanged`, one row a rank."""
     norms: Tensor
     """Of each step; then, where updates may be skipped, whether each was."""
     work: dist.Work | None
@@ -104,17 +104,17 @@ class _Pending:
         elif self.work is not None:
             self.work.wait()
 
-    def summed(self) -> _Told:
-        """Add up what the ranks told, in their order.
+    def summed(self) -> _Exchanged:
+        """Add up the vectors of the ranks, in their order.
 
         How a sum that the library exchanges is ordered depends on where in the vector it stands,
         and that on when a drain was due: the last digit of a loss would differ between a run and
         its repetition.
         """
-        total = self.told[0].clone()
-        for row in self.told[1:]:
+        total = self.exchanged[0].clone()
+        for row in self.exchanged[1:]:
             total += row
-        return _Told.unpacked(total.tolist(), len(self.rows))
+        return _Exchanged.unpacked(total.tolist(), len(self.rows))
 
 
 class StepRecorder:
@@ -301,33 +301,35 @@ class StepRecorder:
         elapsed_s, self._last_drain = now - self._last_drain, now
         interval = 0
         if self._rank == 0:
-            wanted = len(self._rows) * _TARGET_INTERVAL_S / max(elapsed_s, 1e-9)
-            interval = min(max(int(wanted), 1), LARGEST_INTERVAL)
-        # In the order of `_Told`, as is what follows.
-        asked = torch.tensor([stop, checkpoint, interval], dtype=torch.float64)
+            steps_per_interval = len(self._rows) * _TARGET_INTERVAL_S / max(elapsed_s, 1e-9)
+            interval = min(max(int(steps_per_interval), 1), LARGEST_INTERVAL)
+        # In the order of `_Exchanged`, as is what follows.
+        head = torch.tensor([stop, checkpoint, interval], dtype=torch.float64)
         if is_accelerator(self._device):
             # From pageable memory the copy would wait for all that the device has yet to do.
             with pinning():
-                asked = asked.pin_memory()
-            asked = asked.to(self._device, non_blocking=True)
+                head = head.pin_memory()
+            head = head.to(self._device, non_blocking=True)
         squares = [sample.square_sum for sample in self._noise.values()]
         norms = torch.stack([*self._norms, *self._skipped])
         overflows = (~norms[: len(self._norms)].isfinite()).double()
-        mine = torch.cat([asked, torch.stack([*self._losses, *squares]), overflows])
-        told = mine.unsqueeze(0)
+        mine = torch.cat([head, torch.stack([*self._losses, *squares]), overflows])
+        exchanged = mine.unsqueeze(0)
         work = None
         if self._world_size > 1:
-            told = mine.new_empty(self._world_size, len(mine))
-            work = dist.all_gather(list(told), mine, async_op=True)
+            exchanged = mine.new_empty(self._world_size, len(mine))
+            work = dist.all_gather(list(exchanged), mine, async_op=True)
         copied = None
         if is_accelerator(self._device):
             if work is not None:
                 work.wait()  # orders the streams; over NCCL the host goes on
-            told = _to_pinned(told)
+            exchanged = _to_pinned(exchanged)
             norms = _to_pinned(norms)
             copied = module_of(self._device).Event()
             copied.record()
-        self._pending = _Pending(self._rows, self._labels, self._noise, told, norms, work, copied)
+        self._pending = _Pending(
+            self._rows, self._labels, self._noise, exchanged, norms, work, copied
+        )
         self._start_rows()
 
     def _finish(self) -> Agreement:
@@ -335,18 +337,18 @@ class StepRecorder:
         if pending is None:
             return Agreement()
         pending.wait()
-        told, norms = pending.summed(), pending.norms.tolist()
-        for (slot, sample), total in zip(pending.noise.items(), told.squares, strict=True):
+        sums, norms = pending.summed(), pending.norms.tolist()
+        for (slot, sample), total in zip(pending.noise.items(), sums.squares, strict=True):
             square = sample.small_gradients * total
             pending.rows[slot] |= {
                 "small_batch_size": sample.small_batch_size,
                 "small_gradient_square": square if math.isfinite(square) else None,
             }
-        self._interval = int(told.interval)
+        self._interval = int(sums.interval)
         diverged = None
         times = self._clock.read(len(pending.rows))
         for slot, (row, step) in enumerate(zip(pending.rows, times, strict=True)):
-            row["loss"] = told.losses[slot] / pending.labels[slot]
+            row["loss"] = sums.losses[slot] / pending.labels[slot]
             row["gradient_norm"] = norms[slot]
             row["skipped"] = len(norms) > len(times) and norms[len(times) + slot] > 0
             self.train_time_s += step.step_time_s
@@ -358,11 +360,11 @@ class StepRecorder:
                 diverged = self._rule.judge(
                     row["optimizer_step"],
                     row["loss"],
-                    norm_is_finite=told.overflows[slot] == 0 or row["skipped"],
+                    norm_is_finite=sums.overflows[slot] == 0 or row["skipped"],
                 )
         if self._lines is not None:
             self._lines.append(pending.rows)
-        return Agreement(told.stop > 0, told.checkpoint > 0, diverged)
+        return Agreement(sums.stop > 0, sums.checkpoint > 0, diverged)
 
 
 def _to_pinned(source: Tensor) -> Tensor:

@@ -51,7 +51,12 @@ def find_resumable(folder: RunFolder, run_id: str) -> Resumable:
         try:
             state = load_checkpoint(path)
             if state["run_id"] == run_id:
-                _check_rows(folder, int(state["optimizer_step"]))
+                done, rows = int(state["optimizer_step"]), folder.lines("steps")
+                steps = [row["optimizer_step"] for row in read_json_lines(rows)]
+                steps_before = [step for step in steps if step <= done]
+                if steps_before != list(range(1, done + 1)):
+                    msg = f"{rows} has {len(steps_before)} of the {done} rows before it"
+                    raise DamagedCheckpointError(msg)
         except DamagedCheckpointError as error:
             notes.append(f"checkpoint {path.name} was passed over: {error}")
             passed_over.append(path)
@@ -80,12 +85,3 @@ def agree_on(done: int, world_size: int, device: torch.device) -> None:
     if most != least:
         msg = f"ranks would go on after different optimizer steps, {least} to {most}"
         raise CheckpointError(msg)
-
-
-def _check_rows(folder: RunFolder, done: int) -> None:
-    path = folder.lines("steps")
-    steps = [row["optimizer_step"] for row in read_json_lines(path)]
-    found = [step for step in steps if step <= done]
-    if found != list(range(1, done + 1)):
-        msg = f"{path} has {len(found)} of the {done} rows before it"
-        raise DamagedCheckpointError(msg)

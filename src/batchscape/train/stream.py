@@ -98,8 +98,11 @@ class SampleStream:
             return None
         geometry = self._timeline.step(optimizer_step).stage.geometry
         small = self._small_batch_size(geometry)
-        if small != geometry.micro_batch_size and not self._may_cut_at(optimizer_step):
-            return None
+        if small != geometry.micro_batch_size:
+            stages = [self._timeline.step(k).stage for k in (optimizer_step - 1, optimizer_step)]
+            follows_a_cut = self._noise_scale_every == 1 and optimizer_step % 2 == 0
+            if optimizer_step < 2 or follows_a_cut or stages[0] is not stages[1]:
+                return None
         return small
 
     def is_cut(self, optimizer_step: int) -> bool:
@@ -116,13 +119,6 @@ class SampleStream:
         if self._noise_scale_every is not None and self.samples_noise:
             sizes |= {size for g in geometries if (size := self._small_batch_size(g)) is not None}
         return sorted(sizes, reverse=True)
-
-    def _may_cut_at(self, optimizer_step: int) -> bool:
-        """Return whether a single micro-batch may be cut there, where noise is sampled at all."""
-        if optimizer_step < 2 or (self._noise_scale_every == 1 and optimizer_step % 2 == 0):
-            return False
-        before, here = (self._timeline.step(k).stage for k in (optimizer_step - 1, optimizer_step))
-        return before is here
 
     def _small_batch_size(self, geometry: BatchGeometry) -> int | None:
         size = small_batch_size(geometry)

@@ -41,10 +41,10 @@ def schedule_factor(schedule: Schedule, samples: float, budget_samples: int) -> 
         begin, end = budget_samples - schedule.decay_samples, budget_samples
     t = min(max((samples - begin) / (end - begin), 0.0), 1.0)
     if isinstance(schedule, Cosine):
-        left = (1 + math.cos(math.pi * t)) / 2
+        remainder = (1 + math.cos(math.pi * t)) / 2
     else:
-        left = 1 - (t if schedule.shape == "linear" else math.sqrt(t))
-    return schedule.final_fraction + (1 - schedule.final_fraction) * left
+        remainder = 1 - (t if schedule.shape == "linear" else math.sqrt(t))
+    return schedule.final_fraction + (1 - schedule.final_fraction) * remainder
 
 
 class PlannedStep(NamedTuple):

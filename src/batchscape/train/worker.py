@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -112,13 +112,13 @@ def main(run_dir: str, rank: int) -> int:
     try:
         outcome = _train(folder, rank, began, progress)
     except Exception as error:  # noqa: BLE001  (a run ends with a status, whatever happened)
-        told = error
+        explained_error = error
         if not isinstance(error, BatchscapeError):
-            told = explained(error, folder.path)
+            explained_error = explained(error, folder.path)
             with suppress(OSError):  # the log may be on the same full disk
                 sys.stderr.write(redact(traceback.format_exc()))
         done = 0 if progress.training is None else progress.training.done
-        outcome = failure_of(told, done, progress.device, progress.spec)
+        outcome = failure_of(explained_error, done, progress.device, progress.spec)
     if not progress.has_left:
         _leave(folder, rank, outcome, progress)
     return 0 if outcome.status in {Status.COMPLETED, Status.DIVERGED} else 1
@@ -157,7 +157,12 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _RankState) -> 
         training = Training(spec, folder, rank, device, launch["attempt"])
         progress.training = training
         signal.signal(signal.SIGTERM, lambda *_: training.request_stop())
-        limits.enter_context(_memory_limit(spec, launch, device))
+        sharing = 1
+        if is_accelerator(device):
+            ranks = [rank % len(launch["devices"]) for rank in range(on_node)]
+            sharing = ranks.count(device.index)
+        limit_gib = spec.config.device.memory_limit_gib
+        limits.enter_context(memory_limit(device, limit_gib, ranks_on_device=sharing))
         if spec.config.in_process.compile:
             limits.enter_context(code_for_each_size(training.sizes))
         memory = MemoryPhases(device, measure=spec.config.measure.memory)
@@ -206,17 +211,6 @@ def _set_precision_of_products(float32: str) -> None:
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
-def _memory_limit(
-    spec: RunSpec, launch: dict[str, Any], device: torch.device
-) -> AbstractContextManager[None]:
-    """Limit this rank to its part of what the run may take of a device."""
-    sharing = 1
-    if is_accelerator(device):
-        on_node = range(spec.geometry.devices_per_node)
-        sharing = [rank % len(launch["devices"]) for rank in on_node].count(device.index)
-    return memory_limit(device, spec.config.device.memory_limit_gib, ranks_on_device=sharing)
-
-
 @contextmanager
 def _process_group(
     launch: dict[str, Any], rank: int, device: torch.device, timeout_s: float
@@ -233,7 +227,9 @@ def _process_group(
     # Otherwise NCCL's errors have no reason. Source: "Logging", NCCL user guide,
     # https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/logging.html.
     os.environ.setdefault("NCCL_DEBUG", "WARN")
-    backend = _backend(launch)
+    # NCCL refuses ranks that share a device; gloo takes their gradients over the host.
+    own_devices = launch["world_size"] <= len(launch["devices"])
+    backend = dist.get_default_backend_for_device(launch["device_type"]) if own_devices else "gloo"
     dist.init_process_group(
         backend,
         init_method=meeting,
@@ -245,15 +241,6 @@ def _process_group(
     yield
     # Only after success: a rank that failed exits at once, and its peers are ended with it.
     dist.destroy_process_group()
-
-
-def _backend(launch: dict[str, Any]) -> str:
-    """Return what the ranks exchange through.
-
-    NCCL refuses ranks that share a device; gloo takes their gradients over the host.
-    """
-    own_devices = launch["world_size"] <= len(launch["devices"])
-    return dist.get_default_backend_for_device(launch["device_type"]) if own_devices else "gloo"
 
 
 if __name__ == "__main__":

@@ -63,20 +63,20 @@ class ColumnReader(ABC):
         self._begin = begin
         self._before: tuple[list[Row], list[Row]] = [], []
         """Steps and evaluations of the last look: a program may write its log over."""
-        self._left = b""
-        """What earlier starts left: the program is not started yet, and may write it over."""
+        self._earlier = b""
+        """Text of earlier starts: the program is not started yet, and may write it over."""
         self._forget_all()
         with contextlib.suppress(RecordError):
             self.read()
         with contextlib.suppress(RecordError):
-            self._left = whole_lines((content_of(path) or b"")[begin:])
+            self._earlier = whole_lines((content_of(path) or b"")[begin:])
 
     def _forget_all(self) -> None:
         """Forget all that was read."""
         self._steps, self._evals = Rows(self._name), Rows(self._name)
         self._is_redrawn = False
-        self._told: dict[str, dict[int, None]] = {}
-        self._seen: set[str] = set()
+        self._counts_by_name: dict[str, dict[int, None]] = {}
+        self._columns: set[str] = set()
         self._no_times: dict[str, int] = {}
         self._since_start: dict[str, int] = {}
 
@@ -84,11 +84,11 @@ class ColumnReader(ABC):
         """Return what the text holds by now."""
         self._forget_all()
         content = (content_of(self._path) or b"")[self._begin :]
-        left = self._left if content.startswith(self._left) else b""
-        self._take_all(drawn_lines_of(left))
-        if left:
+        earlier = self._earlier if content.startswith(self._earlier) else b""
+        self._take_all(drawn_lines_of(earlier))
+        if earlier:
             self._starts_again()
-        self._take_all(drawn_lines_of(whole_lines(content)[len(left) :]))
+        self._take_all(drawn_lines_of(whole_lines(content)[len(earlier) :]))
         if final:
             torn = drawn_lines_of(content[content.rfind(b"\n") + 1 :])
             if torn and not self._is_whole(torn[-1][0]):
@@ -140,11 +140,11 @@ class ColumnReader(ABC):
         RecordError
             If a value is no number, the step is missing, or comes again with other numbers.
         """
-        self._seen |= values.keys()
+        self._columns |= values.keys()
         for name in GEOMETRY_NAMES:
             if name in values:
                 count = as_count(values[name], f"{where}: {name}")
-                self._told.setdefault(name, {})[count] = None
+                self._counts_by_name.setdefault(name, {})[count] = None
         for table in tables:
             columns = STEP_COLUMNS if table == "steps" else EVALUATION_COLUMNS
             chosen = {name: values[name] for name in columns if name in values}
@@ -164,7 +164,7 @@ class ColumnReader(ABC):
 
     def _log(self) -> Log:
         (steps, evals), batch = self._with_overwritten(), ObservedBatch()
-        for name, counts in self._told.items():
+        for name, counts in self._counts_by_name.items():
             for count in counts:
                 batch.put(name, count, self._name)
         sources: dict[str, str] = {}
@@ -269,7 +269,7 @@ class JsonlReader(ColumnReader):
         missing = [
             f"{key} ({name})"
             for name, key in self._config.columns.items()
-            if name not in self._seen
+            if name not in self._columns
         ]
         if missing:
             msg = (

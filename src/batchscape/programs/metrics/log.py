@@ -89,8 +89,10 @@ class ObservedBatch:
         if value < 1:
             self._dispute(name, f"{name} is {value} by {source}")
         elif self._values.setdefault(name, value) != value:
-            known = self._sources[name]
-            self._dispute(name, f"{name} is {self._values[name]} by {known}, {value} by {source}")
+            first_source = self._sources[name]
+            self._dispute(
+                name, f"{name} is {self._values[name]} by {first_source}, {value} by {source}"
+            )
         else:
             self._sources.setdefault(name, source)
 
@@ -122,41 +124,43 @@ class ObservedBatch:
         sequence_length : int or None
             Tokens a sample, where every sample is full.
         """
-        known = {name: self._values[name] for name in _FACTORS if name in self._values}
-        if len(known) == len(_FACTORS):
-            self.put("global_batch_size", math.prod(known.values()), _product(known))
+        factors = {name: self._values[name] for name in _FACTORS if name in self._values}
+        if len(factors) == len(_FACTORS):
+            self.put("global_batch_size", math.prod(factors.values()), _product(factors))
         tokens = self._values.get("tokens_per_optimizer_step")
         if tokens is not None and sequence_length is not None:
             self._count_samples(tokens, sequence_length)
-        whole = self._values.get("global_batch_size")
-        if len(known) == len(_FACTORS) - 1 and whole is not None:
-            (missing,) = set(_FACTORS) - set(known)
-            self._divide(missing, whole, known)
-        sure = {name: value for name, value in self._values.items() if name not in self._disputed}
-        return Observed(**sure, sources={name: self._sources[name] for name in sure})
+        global_batch = self._values.get("global_batch_size")
+        if len(factors) == len(_FACTORS) - 1 and global_batch is not None:
+            (missing,) = set(_FACTORS) - set(factors)
+            self._divide(missing, global_batch, factors)
+        undisputed = {
+            name: value for name, value in self._values.items() if name not in self._disputed
+        }
+        return Observed(**undisputed, sources={name: self._sources[name] for name in undisputed})
 
     def _count_samples(self, tokens: int, length: int) -> None:
         """Derive samples from tokens: those read, or those predicted, one less a sample."""
         lengths = [n for n in (length, length - 1) if n and tokens % n == 0]
         sizes = [tokens // n for n in lengths]
         source = self._sources["tokens_per_optimizer_step"]
-        known = self._values.get("global_batch_size")
+        observed = self._values.get("global_batch_size")
         if "tokens_per_optimizer_step" in self._disputed:
             return
-        if not sizes or (len(sizes) > 1 and known is not None and known not in sizes):
+        if not sizes or (len(sizes) > 1 and observed is not None and observed not in sizes):
             self.problems.append(
                 f"{tokens} tokens an optimizer step ({source}) are not those of "
-                f"{known or 'whole'} samples of {length} tokens, nor of {length - 1} labels"
+                f"{observed or 'whole'} samples of {length} tokens, nor of {length - 1} labels"
             )
         elif len(sizes) == 1:
             self.put("global_batch_size", sizes[0], f"{tokens} ({source}) / {lengths[0]} tokens")
 
-    def _divide(self, name: str, whole: int, parts: Mapping[str, int]) -> None:
+    def _divide(self, name: str, global_batch: int, parts: Mapping[str, int]) -> None:
         if "global_batch_size" in self._disputed or self._disputed & parts.keys():
             return
-        text = f"global_batch_size {whole} ({self._sources['global_batch_size']})"
+        text = f"global_batch_size {global_batch} ({self._sources['global_batch_size']})"
         text = f"{text} / ({_product(parts)})"
-        quotient, remainder = divmod(whole, math.prod(parts.values()))
+        quotient, remainder = divmod(global_batch, math.prod(parts.values()))
         if remainder:
             self.problems.append(f"{name} is no whole number: {text}")
         else:

@@ -41,23 +41,19 @@ def content_of(path: Path) -> bytes | None:
         If it is no file, or cannot be read.
     """
     try:
-        _refuse_others(path)
+        # To open a pipe waits for its other end, and a device may not end.
+        if not stat.S_ISREG(path.stat().st_mode):
+            msg = (
+                f"{path} is no regular file: metrics are read while the program writes them and "
+                "once more at its end"
+            )
+            raise RecordError(msg)
         return path.read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:
         msg = f"{path} cannot be read: {error.strerror}"
         raise RecordError(msg) from None
-
-
-def _refuse_others(path: Path) -> None:
-    """Refuse what is no file: to open a pipe waits for its other end, and a device may not end."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        msg = (
-            f"{path} is no regular file: metrics are read while the program writes them and once "
-            "more at its end"
-        )
-        raise RecordError(msg)
 
 
 _COUNTS = {

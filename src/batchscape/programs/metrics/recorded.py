@@ -142,23 +142,20 @@ class RecorderReader:
         world_size = batch.value("world_size")
         if world_size is not None and len(now) > world_size:
             batch.problems.append(f"{len(now)} ranks made a recorder of world_size {world_size}")
-        return finish(
-            steps,
-            evals,
-            batch,
-            geometry=self._geometry,
-            sequence_length=self._sequence_length,
-            sources=self._sources(),
-            source="recorder",
-        )
-
-    def _sources(self) -> dict[str, str]:
         sources = {}
-        if any("step_time_s" in row for row in self._steps.get()):
+        if any("step_time_s" in row for row in steps):
             sources["step_time_s"] = "between calls of the recorder, on rank 0"
         if self._windows:
             sources["loss"] = (
                 f"missing where it is a mean over {sorted(self._windows)} optimizer steps; log "
                 f"every step to have it"
             )
-        return sources
+        return finish(
+            steps,
+            evals,
+            batch,
+            geometry=self._geometry,
+            sequence_length=self._sequence_length,
+            sources=sources,
+            source="recorder",
+        )

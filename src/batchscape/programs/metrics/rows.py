@@ -174,13 +174,13 @@ class Rows:
         there = self._rows.get(step, {})
         for name in _other(there, row):
             lines = [text.strip()[:_SHOWN] for text in (self._lines[step], line)]
-            shown = f", in {lines[0]!r} and {lines[1]!r}" if any(lines) else ""
+            quotes = f", in {lines[0]!r} and {lines[1]!r}" if any(lines) else ""
             msg = (
                 f"{self._source}: optimizer step {step} comes again with another {name}, "
-                f"{there[name]:g} and then {row[name]:g}{shown}: micro-batches, ranks, epochs that "
-                "count anew or two kinds of lines are read as optimizer steps; let the program "
-                "log each step and each evaluation once, or engine.metrics name what only one "
-                "kind has"
+                f"{there[name]:g} and then {row[name]:g}{quotes}: micro-batches, ranks, epochs "
+                "that count anew or two kinds of lines are read as optimizer steps; let the "
+                "program log each step and each evaluation once, or engine.metrics name what only "
+                "one kind has"
             )
             raise RecordError(msg)
 

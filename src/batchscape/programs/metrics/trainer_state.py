@@ -79,11 +79,11 @@ class TrainerStateReader:
             paths = [self._path / _FILE, *sorted(self._path.glob(f"checkpoint-*/{_FILE}"))]
         states = {}
         for path in paths:
-            found = content_of(path)
-            if found is None:
+            content = content_of(path)
+            if content is None:
                 continue
             try:
-                state = json.loads(found)
+                state = json.loads(content)
                 step = as_count(state["global_step"], "global_step")
                 states[path] = {**state, "global_step": step}
             except (ValueError, LookupError, TypeError, RecursionError, RecordError) as error:
@@ -102,7 +102,7 @@ class TrainerStateReader:
         held_out = self._held_out(history, path, sources)
         is_best = state.get("best_model_checkpoint") is not None
         rows, evals = self._rows(history, path, held_out, sources, best=is_best)
-        _see_through_the_filter(rows)
+        _restore_filtered_losses(rows)
         batch = self._batch(state, history, path)
         if missing := settle_loss(rows):
             sources["loss"] = f"{missing}; set logging_steps=1 to have it"
@@ -229,7 +229,7 @@ def _counts(entry: Mapping[str, Any], evaluated_s: float, where: str) -> Row:
     return row
 
 
-def _see_through_the_filter(rows: list[Row]) -> None:
+def _restore_filtered_losses(rows: list[Row]) -> None:
     """Undo what `logging_nan_inf_filter` hides: it logs 0 for a loss that is not a number."""
     for row in rows:
         if "loss" in row and math.isnan(row.get("gradient_norm", 0.0)):
@@ -266,8 +266,8 @@ def _samples_a_step(entry: Mapping[str, Any]) -> int | None:
         return None
     least = (samples - 0.0005) / (steps + 0.0005)
     most = (samples + 0.0005) / (steps - 0.0005)
-    whole = math.ceil(least)
-    return whole if math.floor(most) == whole >= 1 else None
+    size = math.ceil(least)
+    return size if math.floor(most) == size >= 1 else None
 
 
 def _processes(state: Path) -> int | None:

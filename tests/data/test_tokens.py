@@ -181,7 +181,7 @@ def test_a_large_file_is_read_once_and_never_copied(tmp_path, monkeypatch):
     first = prepare(settings_of(path))
     written = sum(file.stat().st_size for file in (tmp_path / "cache").rglob("*") if file.is_file())
     assert written < 5000
-    monkeypatch.setattr(token_files, "_scan", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(token_files, "_scan_blocks", lambda *_: pytest.fail("read again"))
     assert prepare(settings_of(path)) == first
 
 

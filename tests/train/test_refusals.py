@@ -74,12 +74,12 @@ def test_what_data_say_of_held_out_samples_is_looked_at(spec_of):
         real = int((labels != -100).sum())
         miscounted = int(((indices >= 20) & (indices < 25)).sum())
         if not miscounted:
-            assert evaluator._count(indices, labels) == real
+            assert evaluator._count_labels(indices, labels) == real
             continue
         wrong += miscounted
         said = rf"must be the number .* not -100: .*says {real + miscounted}, .* has {real}$"
         with pytest.raises(BatchscapeError, match=said):
-            evaluator._count(indices, labels)
+            evaluator._count_labels(indices, labels)
     assert wrong == 5
 
 

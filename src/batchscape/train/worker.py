@@ -227,9 +227,7 @@ def _process_group(
     # Otherwise NCCL's errors have no reason. Source: "Logging", NCCL user guide,
     # https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/logging.html.
     os.environ.setdefault("NCCL_DEBUG", "WARN")
-    # NCCL refuses ranks that share a device; gloo takes their gradients over the host.
-    own_devices = launch["world_size"] <= len(launch["devices"])
-    backend = dist.get_default_backend_for_device(launch["device_type"]) if own_devices else "gloo"
+    backend = _backend(launch)
     dist.init_process_group(
         backend,
         init_method=meeting,
@@ -241,6 +239,12 @@ def _process_group(
     yield
     # Only after success: a rank that failed exits at once, and its peers are ended with it.
     dist.destroy_process_group()
+
+
+def _backend(launch: dict[str, Any]) -> str:
+    """Return the backend of the process group: gloo where ranks share a device, as NCCL refuses."""
+    own_devices = launch["world_size"] <= len(launch["devices"])
+    return dist.get_default_backend_for_device(launch["device_type"]) if own_devices else "gloo"
 
 
 if __name__ == "__main__":

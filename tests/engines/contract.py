@@ -71,25 +71,25 @@ def overrides(case: Case, **more: Any) -> dict[str, Any]:
 
 def check_completed(folder: RunFolder) -> None:
     """The run has ended as it should."""
-    left = json.loads(folder.outcome(0).read_text())
-    assert left["status"] == "completed", left["reason"]
+    ended = json.loads(folder.outcome(0).read_text())
+    assert ended["status"] == "completed", ended["reason"]
 
 
 def check_geometry(spec: RunSpec, folder: RunFolder) -> None:
     """The geometry is the run's, by the library's word and by what was seen."""
-    ranks, steps, wanted = read_table(folder, "ranks"), read_table(folder, "steps"), spec.geometry
-    assert sorted(ranks["rank"]) == list(range(wanted.data_parallel_size))
-    assert (ranks["reported_data_parallel_size"] == wanted.data_parallel_size).all()
+    ranks, steps, geometry = read_table(folder, "ranks"), read_table(folder, "steps"), spec.geometry
+    assert sorted(ranks["rank"]) == list(range(geometry.data_parallel_size))
+    assert (ranks["reported_data_parallel_size"] == geometry.data_parallel_size).all()
     for word in ("micro_batch_size", "gradient_accumulation_steps", "global_batch_size"):
-        assert (ranks[f"reported_{word}"].dropna() == getattr(wanted, word)).all(), word
-    assert [seen["world_size"] for seen in witnesses(spec, folder)] == [
-        wanted.data_parallel_size
-    ] * wanted.data_parallel_size
-    assert (steps["samples"].diff().dropna() == wanted.global_batch_size).all()
+        assert (ranks[f"reported_{word}"].dropna() == getattr(geometry, word)).all(), word
+    assert [witness["world_size"] for witness in witnesses(spec, folder)] == [
+        geometry.data_parallel_size
+    ] * geometry.data_parallel_size
+    assert (steps["samples"].diff().dropna() == geometry.global_batch_size).all()
     # The whole model's, however it is sharded.
     assert ranks["parameters"].max() == count_parameters(spec.config, spec.data)
     # Those of a billion parameters take many seconds to draw; the first rank always draws.
-    drawn = [seen["models_drawn"] for seen in witnesses(spec, folder)]
+    drawn = [witness["models_drawn"] for witness in witnesses(spec, folder)]
     assert drawn[0] == 1
     assert max(drawn) == 1
 
@@ -102,8 +102,8 @@ def check_exchange(spec: RunSpec, folder: RunFolder, parameter_bytes: int) -> No
     exchanges = geometry.gradient_accumulation_steps if every else 1
     declared = int(ranks["declared_exchange_bytes"].iloc[0]) * exchanges
     assert (steps["exchanged_bytes"] == declared).all(), "counted otherwise than declared"
-    for seen in witnesses(spec, folder):
-        assert seen["bytes"] == [declared] * len(steps), "exchanged otherwise than declared"
+    for witness in witnesses(spec, folder):
+        assert witness["bytes"] == [declared] * len(steps), "exchanged otherwise than declared"
     if geometry.data_parallel_size == 1:
         assert declared == 0, "a rank alone has nobody to exchange with"
     else:
@@ -120,10 +120,10 @@ def check_curve(table: pd.DataFrame, reference: pd.DataFrame, tolerance: pd.Seri
         assert far <= tolerance[column], f"{column} is {far:.1e} from the reference's"
 
 
-def check_resumed(table: pd.DataFrame, whole: pd.DataFrame, tolerance: pd.Series) -> None:
+def check_resumed(table: pd.DataFrame, undisturbed: pd.DataFrame, tolerance: pd.Series) -> None:
     """A run in two attempts is the run in one."""
     assert table["attempt"].nunique() == 2
-    check_curve(table, whole, tolerance)
+    check_curve(table, undisturbed, tolerance)
 
 
 def check_clipped(table: pd.DataFrame, reference: pd.DataFrame, tolerance: pd.Series) -> None:

@@ -76,13 +76,13 @@ def alone() -> None:
 
 def alone_and_lying() -> None:
     """Let every rank train by itself, and report the ranks that were asked for."""
-    asked = _build_for_one_rank()
-    DdpEngine.reported = lambda self: Reported(asked[id(self)])
+    ranks_given = _build_for_one_rank()
+    DdpEngine.reported = lambda self: Reported(ranks_given[id(self)])
 
 
 def _build_for_one_rank() -> dict[int, int]:
     real = DdpEngine.__init__
-    asked: dict[int, int] = {}
+    ranks_given: dict[int, int] = {}
 
     def build(
         self: DdpEngine,
@@ -92,12 +92,12 @@ def _build_for_one_rank() -> dict[int, int]:
         precision: str,
         geometry: BatchGeometry,
     ) -> None:
-        asked[id(self)] = geometry.data_parallel_size
+        ranks_given[id(self)] = geometry.data_parallel_size
         one = BatchGeometry(1, 1, geometry.micro_batch_size, geometry.gradient_accumulation_steps)
         real(self, module, config, optimizer, precision, one)
 
     DdpEngine.__init__ = build
-    return asked
+    return ranks_given
 
 
 def clips_its_part() -> None:
@@ -107,40 +107,13 @@ def clips_its_part() -> None:
     def clip(self: FsdpEngine, largest_norm: float | None) -> Tensor:
         norm = real(self, None)
         parts = [p.grad.to_local() for p in self._trained]
-        own = torch.nn.utils.get_total_norm(parts)
+        norm_of_part = torch.nn.utils.get_total_norm(parts)
         if largest_norm is not None:
             for part in parts:
-                part.mul_(torch.clamp(largest_norm / (own + 1e-6), max=1.0))
+                part.mul_(torch.clamp(largest_norm / (norm_of_part + 1e-6), max=1.0))
         return norm
 
     FsdpEngine._clip = clip
-
-
-def divides_by_accumulation() -> None:
-    """Divide the loss by the micro-steps once more, as libraries do that expect a mean."""
-    parts = int(os.environ["PARTS"])
-    real = DdpEngine.micro_step
-
-    def micro_step(
-        self: DdpEngine, inputs: Tensor, labels: Tensor, weight: float, *, last: bool
-    ) -> Tensor:
-        return real(self, inputs, labels, weight / parts, last=last)
-
-    DdpEngine.micro_step = micro_step
-
-
-def does_not_accumulate() -> None:
-    """Keep the gradient of the last micro-step only."""
-    real = DdpEngine.micro_step
-
-    def micro_step(
-        self: DdpEngine, inputs: Tensor, labels: Tensor, weight: float, *, last: bool
-    ) -> Tensor:
-        if last:
-            self.forget_gradients()
-        return real(self, inputs, labels, weight, last=last)
-
-    DdpEngine.micro_step = micro_step
 
 
 def forgets_moments() -> None:

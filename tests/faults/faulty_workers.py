@@ -9,41 +9,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from batchscape.config import Optimizer
 from batchscape.engines.ddp import DdpEngine
-from batchscape.models.build import LossModule
-from batchscape.train import loader, loop, worker
-from batchscape.train.examination import ModelColumns
+from batchscape.train import loader, worker
 from batchscape.train.loop import Training
 from batchscape.train.stream import SampleStream, StepSamples
-
-
-def mean_of_means(run_dir: str, rank: int) -> int:
-    """Average within each micro-batch, then over micro-batches and ranks."""
-    accumulation = int(os.environ["ACCUMULATION"])
-    ranks = int(os.environ["RANKS"])
-
-    def forward(self: LossModule, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self.model(inputs)
-        loss = functional.cross_entropy(
-            logits.flatten(0, -2), labels.flatten(), ignore_index=-100, reduction="mean"
-        )
-        return loss, loss.new_zeros(())
-
-    def micro_step(
-        self: DdpEngine, inputs: Tensor, labels: Tensor, weight: float, *, last: bool
-    ) -> Tensor:
-        mean = real(self, inputs, labels, 1.0 / (accumulation * ranks), last=last)
-        return mean / (accumulation * ranks) / weight
-
-    # Such a loss is refused before the first step; here the curves alone must tell.
-    loop.examine = lambda *_args, **_settings: ModelColumns()  # type: ignore[attr-defined]
-    real = DdpEngine.micro_step
-    LossModule.forward = forward  # type: ignore[method-assign]  # a planted fault
-    DdpEngine.micro_step = micro_step  # type: ignore[method-assign]  # a planted fault
-    return worker.main(run_dir, rank)
 
 
 def permuted(run_dir: str, rank: int) -> int:

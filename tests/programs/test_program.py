@@ -39,7 +39,7 @@ def test_exit_codes_arguments_and_environment(tmp_path: Path):
     ended = program.wait(30)
     program.close()
     assert ended is not None
-    assert (ended.code, ended.left) == (7, 0)
+    assert (ended.code, ended.processes_left) == (7, 0)
 
 
 def test_a_missing_program_and_folder_are_told(tmp_path: Path):
@@ -58,7 +58,7 @@ def test_what_a_program_leaves_is_killed(tmp_path: Path):
     program = started(LEAVES_DEAF, tmp_path)
     ended = program.wait(30)
     assert ended is not None
-    assert (ended.code, ended.left) == (0, 1)
+    assert (ended.code, ended.processes_left) == (0, 1)
     program.close()
 
 

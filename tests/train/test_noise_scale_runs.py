@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy import stats
 
 from batchscape.analysis.noise_scale.estimate import run_noise_scales
 from batchscape.data.datasets import open_dataset
@@ -78,22 +77,6 @@ def test_interval_holds_the_truth(trainer, steps, tmp_path, geometry):
     for name, truth in (("noise", NOISE), ("signal", SIGNAL)):
         # Both means apart too: a common factor would leave their ratio.
         assert abs(samples[name].mean() - truth) < 3.5 * samples[name].sem()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("geometry", [(2, 2, 2), (1, 16, 1)], ids=str)
-def test_estimates_are_unbiased_over_seeds(trainer, steps, tmp_path, geometry):
-    from noisy_mean import NOISE, SIGNAL
-
-    means = []
-    for seed in range(1, 9):
-        rows = steps(trainer.train(known(trainer, geometry, seed), tmp_path / str(seed)))
-        means.append(noise_samples(rows)[["noise", "signal"]].mean())
-    table = pd.DataFrame(means)
-    for name, truth in (("noise", NOISE), ("signal", SIGNAL)):
-        assert (
-            abs(table[name].mean() - truth) < stats.t.ppf(0.999, len(table) - 1) * table[name].sem()
-        ), name
 
 
 def by_sample(spec):

@@ -11,12 +11,9 @@ from batchscape.measure.memory_report import PHASES
 from batchscape.record.tables import read_table
 
 
-@pytest.mark.parametrize(
-    "geometry", [pytest.param((1, 16, 1), marks=pytest.mark.slow), (2, 8, 1)], ids=str
-)
-def test_budget_evaluations_and_rank_rows(trainer, steps, outcome, tmp_path, geometry):
+def test_budget_evaluations_and_rank_rows(trainer, steps, outcome, tmp_path):
     spec = trainer.make_spec(
-        geometry,
+        (2, 8, 1),
         evaluation__every_samples=160,
         measure__memory=True,
         measure__warmup_optimizer_steps=3,
@@ -30,12 +27,8 @@ def test_budget_evaluations_and_rank_rows(trainer, steps, outcome, tmp_path, geo
     parts = rows[["data_s", "forward_backward_s", "exchange_s", "optimizer_s"]]
     assert (parts.sum(axis=1) - rows["step_time_s"]).abs().max() < 1e-9
     assert (parts.drop(columns="exchange_s") > 0).all(axis=None)
-    exchange = rows[["exchange_s", "exchange_span_s"]]
-    if geometry[0] == 1:
-        assert (exchange == 0).all(axis=None)
-    else:
-        assert (exchange > 0).all(axis=None)
-        assert (rows["exchange_span_s"] >= rows["exchange_s"]).all()
+    assert (rows[["exchange_s", "exchange_span_s"]] > 0).all(axis=None)
+    assert (rows["exchange_span_s"] >= rows["exchange_s"]).all()
     # Before the first step there is none, and warm-up and evaluations end the count.
     assert rows["optimizer_step"][rows["gap_s"].isna()].tolist() == [1, 4, 11]
     assert (rows["gap_s"].dropna() > 0).all()
@@ -46,8 +39,8 @@ def test_budget_evaluations_and_rank_rows(trainer, steps, outcome, tmp_path, geo
     assert evals["eval_labels"].tolist() == [16 * 32] * 3
     assert evals["eval_loss"].iloc[0] == pytest.approx(math.log(256), abs=0.2)
     ranks = read_table(folder, "ranks").sort_values("rank")
-    assert ranks["rank"].tolist() == list(range(geometry[0]))
-    assert ranks["node"].tolist() == [0] * geometry[0]
+    assert ranks["rank"].tolist() == [0, 1]
+    assert ranks["node"].tolist() == [0, 0]
     assert ranks["attention_kernel"].dropna().tolist() == ["flash"], "rank 0 looks"
     of_cuda = ["workspace_gib", "allocator_retries", "reduction_precision", "libraries"]
     assert ranks[of_cuda].isna().all(axis=None)
@@ -61,11 +54,11 @@ def test_budget_evaluations_and_rank_rows(trainer, steps, outcome, tmp_path, geo
 @pytest.mark.slow
 def test_evaluation_does_not_depend_on_the_geometry(trainer, tmp_path):
     losses = []
-    for geometry in [(1, 32, 1), (2, 4, 4), (4, 8, 1)]:
+    for geometry in [(1, 32, 1), (2, 4, 4)]:
         spec = trainer.make_spec(geometry, evaluation__samples=21, budget__optimizer_steps=1)
         folder = trainer.train(spec, tmp_path)
         losses.append(read_table(folder, "evals")["eval_loss"].iloc[0])
-    assert losses[1:] == pytest.approx(losses[:1] * 2, rel=1e-13)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-13)
 
 
 @pytest.mark.slow

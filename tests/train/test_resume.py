@@ -132,20 +132,6 @@ def test_a_run_resumes_bit_for_bit_inside_a_ramp(trainer, steps, tmp_path):
 
 
 @pytest.mark.slow
-def test_damaged_checkpoint_is_passed_over(trainer, steps, undisturbed, tmp_path):
-    spec = trainer.make_spec((1, 16, 2), **settings())
-    folder = kill_past_checkpoint(trainer, spec, tmp_path)
-    for checkpoint in folder.checkpoints.glob("step-*.pt"):
-        content = bytearray(checkpoint.read_bytes())
-        content[len(content) // 2] ^= 1
-        checkpoint.write_bytes(content)
-    trainer.train(spec, tmp_path, attempt=1)
-    assert "is damaged" in folder.log.read_text()
-    assert steps(folder)["attempt"].unique().tolist() == [1]
-    assert_same_rows(steps(folder)[MEASURED], undisturbed((1, 16, 2), **settings()))
-
-
-@pytest.mark.slow
 def test_checkpoint_of_another_run_is_refused(trainer, outcome, tmp_path):
     spec = trainer.make_spec((1, 16, 2), **settings())
     other = kill_past_checkpoint(trainer, spec, tmp_path / "other")

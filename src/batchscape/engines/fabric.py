@@ -51,14 +51,15 @@ class FabricEngine(ReplicatedEngine):
         if config.compile:
             module.compile(dynamic=False)
         super().__init__(module, optimizer, precision)
-        if precision in {"float16", "bfloat16"}:
-            name = "16-mixed" if precision == "float16" else "bf16-mixed"
-            scaler = self._scaler if precision == "float16" else None
-            self._plugin: Precision = _Autocast(name, self._device_type, scaler)
-        else:
-            # It changes nothing. "64-true" would round the loss, and with it the gradients, to the
-            # default type of PyTorch, which is float32.
-            self._plugin = Precision()
+        # The last one changes nothing. "64-true" would round the loss, and with it the gradients, to
+        # the default type of PyTorch, which is float32.
+        self._plugin: Precision = (
+            _Autocast("16-mixed", self._device_type, self._scaler)
+            if precision == "float16"
+            else _Autocast("bf16-mixed", self._device_type)
+            if precision == "bfloat16"
+            else Precision()
+        )
         self._plain_optimizer = self._optimizer
         # Fabric takes arguments from variables LT_*, and sets a number of threads if none is said.
         with environment({"OMP_NUM_THREADS": str(torch.get_num_threads())}, without=("LT_",)):

@@ -115,7 +115,7 @@ def _table(way: str, lines: Mapping[tuple[str, RunForecast], int]) -> Table:
             _span(rate, COUNTS),
             *([_span(forecast.mfu_pct, {"%": 1.0})] if has_mfu else []),
             _span(forecast.run_time_s, DURATIONS),
-            memory_text(memory) + _FITS.get(memory and memory.fits, ""),
+            memory_text(memory) + _FITS.get(None if memory is None else memory.fits, ""),
         ]
 
     add_rows(table, ordered, row, _SHOWN, _SHOWN)

@@ -182,19 +182,19 @@ def test_classes_of_tokens_need_a_vocabulary_above_them(module):
 
 
 def test_a_vocabulary_stands_for_the_classes_of_the_next_token(module):
-    for said, known in (
+    for declared, settled in (
         ("classes = 5", (5, 5)),
         ("vocabulary = 6", (6, 6)),
         ("classes = 5; vocabulary = 9", (5, 9)),
     ):
-        identity = prepare(module(GOOD.replace("classes = 5", said)))
-        assert (identity.classes, identity.vocabulary) == known
-    for said, message in (
+        identity = prepare(module(GOOD.replace("classes = 5", declared)))
+        assert (identity.classes, identity.vocabulary) == settled
+    for declared, message in (
         ("classes = 6; vocabulary = 5", "at least classes"),
         ("vocabulary = 4", "inputs must be below vocabulary=4"),
     ):
         with pytest.raises(ConfigError, match=message):
-            prepare(module(GOOD.replace("classes = 5", said)))
+            prepare(module(GOOD.replace("classes = 5", declared)))
 
 
 BREACHES = {

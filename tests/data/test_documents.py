@@ -67,8 +67,8 @@ def texts_of(dataset):
     """Return the documents of a padded part, whose samples are theirs one after the other."""
     inputs, labels = everything(dataset)
     samples = []
-    for row, wanted in zip(inputs.tolist(), labels.tolist(), strict=True):
-        real = [token for token in wanted if token != IGNORED]
+    for row, targets in zip(inputs.tolist(), labels.tolist(), strict=True):
+        real = [token for token in targets if token != IGNORED]
         assert row[1:] == (real + [0] * 16)[:15]
         samples.append(bytes([row[0], *real]).decode())
     starts = {pieces(text)[0]: text for text in TEXTS}
@@ -98,9 +98,9 @@ def test_every_source_gives_the_same_documents(tmp_path, kind):
         path = write_lines(tmp_path / f"x.{kind}", rows)
     parts, identity = opened(settings_of(path, layout="padded"))
     assert identity.classes == 256
-    seen = {part: texts_of(dataset) for part, dataset in parts.items()}
-    assert sorted(seen["train"] + seen["held_out"]) == sorted(TEXTS)
-    assert 2 <= len(seen["held_out"]) <= 25
+    texts = {part: texts_of(dataset) for part, dataset in parts.items()}
+    assert sorted(texts["train"] + texts["held_out"]) == sorted(TEXTS)
+    assert 2 <= len(texts["held_out"]) <= 25
 
 
 def test_packed_documents_are_joined_by_blank_lines(tmp_path):

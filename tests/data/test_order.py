@@ -43,13 +43,13 @@ def index_by_the_specification(num_samples: int, seed: int, position: int) -> in
     a += a * a < num_samples
     b = (num_samples + a - 1) // a
     while True:
-        left, right = divmod(slot, b)
+        high, low = divmod(slot, b)
         for number in range(8):
             if number % 2 == 0:
-                left = (left + (mix((word(key, number) + right) & MASK) >> 1)) % a
+                high = (high + (mix((word(key, number) + low) & MASK) >> 1)) % a
             else:
-                right = (right + (mix((word(key, number) + left) & MASK) >> 1)) % b
-        slot = left * b + right
+                low = (low + (mix((word(key, number) + high) & MASK) >> 1)) % b
+        slot = high * b + low
         if slot < num_samples:
             return slot
 
@@ -72,8 +72,8 @@ def test_words_are_those_of_the_reference_code() -> None:
 @settings(deadline=None)
 @given(sizes | st.integers(1, 2**62), seeds, st.integers(0, 2**63 - 1))
 def test_indices_follow_the_specification(num_samples: int, seed: int, position: int) -> None:
-    found = SampleOrder(num_samples, seed).indices(np.array([position]))
-    assert found.tolist() == [index_by_the_specification(num_samples, seed, position)]
+    indices = SampleOrder(num_samples, seed).indices(np.array([position]))
+    assert indices.tolist() == [index_by_the_specification(num_samples, seed, position)]
 
 
 @pytest.mark.parametrize(
@@ -95,22 +95,22 @@ def test_the_stream_never_changes(
     num_samples: int, seed: int, start: int, expected: list[int]
 ) -> None:
     # Recorded once: a changed number here orphans every result that a user has.
-    found = SampleOrder(num_samples, seed).indices(np.arange(start, start + 5))
-    assert found.tolist() == expected
+    indices = SampleOrder(num_samples, seed).indices(np.arange(start, start + 5))
+    assert indices.tolist() == expected
 
 
 @settings(deadline=None)
 @given(sizes, seeds, st.integers(0, 2**40))
 def test_every_sample_exactly_once_an_epoch(num_samples: int, seed: int, epoch: int) -> None:
     positions = np.arange(epoch * num_samples, (epoch + 1) * num_samples)
-    found = SampleOrder(num_samples, seed).indices(positions)
-    assert np.array_equal(np.sort(found), np.arange(num_samples))
+    indices = SampleOrder(num_samples, seed).indices(positions)
+    assert np.array_equal(np.sort(indices), np.arange(num_samples))
 
 
 def test_large_epochs_are_permutations() -> None:
     for num_samples in (200_000, 447**2, 447**2 - 1, 447**2 + 1):
-        found = SampleOrder(num_samples, 3).indices(np.arange(num_samples))
-        assert np.array_equal(np.sort(found), np.arange(num_samples))
+        indices = SampleOrder(num_samples, 3).indices(np.arange(num_samples))
+        assert np.array_equal(np.sort(indices), np.arange(num_samples))
 
 
 @settings(deadline=None)
@@ -134,9 +134,9 @@ def test_many_distant_epochs_in_one_request() -> None:
 def test_shape_is_kept_and_input_is_not_written() -> None:
     order = SampleOrder(5000, 1)
     positions = np.arange(4992, 5008).reshape(2, 8)
-    found = order.indices(positions)
-    assert found.shape == (2, 8)
-    assert found.dtype == np.int64
+    indices = order.indices(positions)
+    assert indices.shape == (2, 8)
+    assert indices.dtype == np.int64
     assert np.array_equal(positions.ravel(), np.arange(4992, 5008))
     assert order.indices(np.empty((0, 3), dtype=np.int64)).shape == (0, 3)
     assert SampleOrder(3, 1).indices(np.empty(0, dtype=np.int64)).shape == (0,)
@@ -177,8 +177,8 @@ def test_permutations_look_random(num_samples: int) -> None:
     expected = 600 * np.append(poisson, 1 - poisson.sum())
     fixed = (streams == np.arange(num_samples)).sum(axis=1)
     neighbours = (np.diff(streams, axis=1) == 1).sum(axis=1)
-    for found in (fixed, neighbours):
-        observed = np.bincount(np.minimum(found, 5), minlength=6)
+    for distance in (fixed, neighbours):
+        observed = np.bincount(np.minimum(distance, 5), minlength=6)
         assert stats.chisquare(observed, expected).pvalue > 0.001
     # Every region of the stream reads every region of the data alike, and so do pairs of reads.
     tenth = streams * 10 // num_samples

@@ -123,8 +123,8 @@ def test_padded_blocks_are_encoded_one_by_one(tmp_path, tokenizer):
         ids = ids_of(tokenizer, block)
         expected += [ids[begin : begin + 13] for begin in range(0, len(ids) - 1, 12)]
     samples = [
-        [row[0], *(token for token in wanted if token != IGNORED)]
-        for row, wanted in zip(inputs.tolist(), labels.tolist(), strict=True)
+        [row[0], *(token for token in targets if token != IGNORED)]
+        for row, targets in zip(inputs.tolist(), labels.tolist(), strict=True)
     ]
     # The last block of the part is cut where the held-out one begins.
     assert len(samples) > 40
@@ -154,11 +154,11 @@ def test_gaps_between_the_numbers_of_tokens_are_part_of_the_vocabulary(tmp_path)
 def test_long_texts_are_encoded_in_pieces_without_a_seam(tokenizer, monkeypatch):
     """At the ends of lines, where this tokenizer never joins two tokens."""
     text = "\n".join(TEXTS).encode()
-    (whole,) = FolderCoder(tokenizer).encode([text])
+    (tokens,) = FolderCoder(tokenizer).encode([text])
     monkeypatch.setattr(coding, "_PIECE", 200)
     (pieced,) = FolderCoder(tokenizer).encode([text])
     decoded = AutoTokenizer.from_pretrained(tokenizer)
-    assert decoded.decode(pieced.tolist()) == decoded.decode(whole.tolist()) == text.decode()
+    assert decoded.decode(pieced.tolist()) == decoded.decode(tokens.tolist()) == text.decode()
     (unbroken,) = FolderCoder(tokenizer).encode([b"x" * 1000])
     assert decoded.decode(unbroken.tolist()) == "x" * 1000
 
@@ -183,19 +183,19 @@ def test_documents_of_datasets_with_special_tokens_for_classes(tmp_path, saved):
         sequence_length=14,
         held_out_pct=25.0,
     )
-    seen = {}
+    rows_by_part = {}
     for part in ("train", "held_out"):
         dataset, identity = opened(config, part)
         inputs, classes = dataset.batch(np.arange(dataset.num_samples))
         for row, one in zip(inputs.tolist(), classes.tolist(), strict=True):
-            seen[tuple(row)] = one
+            rows_by_part[tuple(row)] = one
     assert (identity.classes, identity.vocabulary) == (2, len(FolderCoder(tokenizer)._tokenizer))
-    wanted = {}
+    expected = {}
     for text, label in zip(TEXTS, labels, strict=True):
         ids = ids_of(tokenizer, text, truncation=True, max_length=14)
         assert (ids[0], ids[-1]) == (1, 2)
-        wanted[tuple(ids + [-1] * (14 - len(ids)))] = label
-    assert seen == wanted
+        expected[tuple(ids + [-1] * (14 - len(ids)))] = label
+    assert rows_by_part == expected
 
 
 def test_documents_in_the_order_of_the_saved_shards(tmp_path):

@@ -126,17 +126,17 @@ def test_no_sample_crosses_a_file_and_no_target_is_in_both_parts(tmp_path, sizes
         with pytest.raises(ConfigError, match="holds no sample"):
             prepare(config)
         return
-    seen = {}
+    rows_by_part = {}
     for part, samples in expected.items():
         dataset, identity = opened(config, part)
         inputs, labels = everything(dataset)
         assert np.column_stack([inputs, labels[:, -1]]).tolist() == samples
         assert (inputs[:, 1:] == labels[:, :-1]).all()
         assert dataset.num_samples == len(samples) == getattr(identity, f"{part}_samples")
-        seen[part] = set(labels.flatten().tolist())
+        rows_by_part[part] = set(labels.flatten().tolist())
         shuffled = np.random.default_rng(0).permutation(dataset.num_samples)
         assert (dataset.batch(shuffled)[0] == inputs[shuffled]).all()
-    assert not seen["train"] & seen["held_out"]
+    assert not rows_by_part["train"] & rows_by_part["held_out"]
 
 
 def test_held_out_files_of_their_own(tmp_path):
@@ -165,8 +165,8 @@ def test_content_and_rules_name_the_data_and_places_do_not(tmp_path):
         hashes.add(prepare(settings_of(tmp_path / "one", **more)).manifest_hash)
     assert len(hashes) == 4
     # What is left to be found, and found, is the same as what is given.
-    given = prepare(settings_of(tmp_path / "one", vocabulary_size=GPT2))
-    assert given.manifest_hash == first.manifest_hash
+    identity = prepare(settings_of(tmp_path / "one", vocabulary_size=GPT2))
+    assert identity.manifest_hash == first.manifest_hash
     changed = tokens_of(500)
     changed[7] += 1
     (tmp_path / "one" / "a.bin").write_bytes(raw(changed))
@@ -239,10 +239,10 @@ def test_a_short_shard_is_of_the_type_of_the_others(tmp_path):
         (tmp_path / name).write_bytes(raw(tokens, "<u4"))
     (tmp_path / "held").mkdir()
     (tmp_path / "held" / "other.bin").write_bytes(raw(tokens_of(500, seed=2), "<u4"))
-    whole = settings_of(
+    settings = settings_of(
         tmp_path, sequence_length=399, held_out_path=str(tmp_path / "held" / "other.bin")
     )
-    samples = everything(opened(whole, "train")[0])[0].tolist()
+    samples = everything(opened(settings, "train")[0])[0].tolist()
     assert short[:399].tolist() in samples
     assert len(samples) == 5 + 1
 

@@ -127,7 +127,7 @@ def test_a_killed_run_of_two_ranks_resumes_bit_for_bit(trainer, steps, tmp_path,
         checkpoint__every_s=0.0,
         data__sequence_length=16,
     )
-    whole = steps(trainer.train(spec, tmp_path / "whole"))
+    undisturbed = steps(trainer.train(spec, tmp_path / "whole"))
     root = tmp_path / "killed"
     folder = trainer.start(spec, root, entry="faulty_workers:hanging")
     while not all((folder.path / f"hangs-{rank}").exists() for rank in (0, 1)):
@@ -137,7 +137,7 @@ def test_a_killed_run_of_two_ranks_resumes_bit_for_bit(trainer, steps, tmp_path,
     rows = steps(folder)
     assert set(rows["attempt"]) == {0, 1}
     measured = ["optimizer_step", "samples", "loss", "gradient_norm"]
-    assert_same_rows(rows[measured], whole[measured])
+    assert_same_rows(rows[measured], undisturbed[measured])
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -161,26 +161,26 @@ def test_the_noise_is_sampled_from_each_ranks_own_gradients(trained, steps, stag
 )
 def test_settings_beside_the_engine_do_what_they_do_in_ddp(trainer, tmp_path, stage, more):
     more = {"evaluation__every_samples": 160, "budget__optimizer_steps": 10, **more}
-    found = []
+    tables = []
     for engine in ({"name": "ddp", "precision": "float32"}, deepspeed(stage)):
         spec = trainer.make_spec((2, 8, 2), **{"engine": engine, **more})
         evals = read_table(trainer.train(spec, tmp_path / engine["name"]), "evals")
         columns = [name for name in ("eval_loss", "raw_eval_loss") if evals[name].notna().all()]
-        found.append(evals[columns].astype(float))
-    pd.testing.assert_frame_equal(*found, rtol=0, atol=1e-4)
+        tables.append(evals[columns].astype(float))
+    pd.testing.assert_frame_equal(*tables, rtol=0, atol=1e-4)
 
 
 def test_running_means_are_those_of_ddp(trainer, tmp_path):
     """Else every rank would evaluate a model of its own."""
-    own = {"name": "custom", "arguments": {}, "_target_": "engine_models.Normalises"}
-    more = {"model": own, "budget__optimizer_steps": 6, "evaluation__every_samples": 16}
-    found = []
+    model = {"name": "custom", "arguments": {}, "_target_": "engine_models.Normalises"}
+    more = {"model": model, "budget__optimizer_steps": 6, "evaluation__every_samples": 16}
+    tables = []
     for engine in ({"name": "ddp", "precision": "float32"}, *map(deepspeed, KINDS)):
         spec = trainer.make_spec((2, 4, 2), engine=engine, **more)
-        evals = read_table(trainer.train(spec, tmp_path / str(len(found))), "evals")
-        found.append(evals["eval_loss"].astype(float))
-    for of_a_stage in found[1:]:
-        pd.testing.assert_series_equal(of_a_stage, found[0], rtol=1e-5)
+        evals = read_table(trainer.train(spec, tmp_path / str(len(tables))), "evals")
+        tables.append(evals["eval_loss"].astype(float))
+    for of_a_stage in tables[1:]:
+        pd.testing.assert_series_equal(of_a_stage, tables[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("stage", KINDS)
@@ -262,8 +262,8 @@ def test_an_update_that_is_not_finite_is_skipped_and_told_of(engine_of, stage):
 @pytest.mark.usefixtures("trainer")
 @pytest.mark.parametrize("stage", STAGES)
 def test_parameters_without_a_gradient_have_zeros_or_are_refused(engine_of, stage):
-    own = {"name": "custom", "arguments": {}, "_target_": "own_models.Spare"}
-    engine = engine_of(stage, model=own)
+    model = {"name": "custom", "arguments": {}, "_target_": "own_models.Spare"}
+    engine = engine_of(stage, model=model)
     if stage < 2:
         assert np.isfinite(step(engine))
         return

@@ -58,7 +58,7 @@ def test_hooks_of_a_library_are_not_compiled(config_of, stage):
     ids=str,
 )
 def test_an_arithmetic_that_an_engine_lacks_is_refused(config_of, engine, precision):
-    told = rf"engine={engine['name']} has no {precision}, .*use float32 or bfloat16"
-    with pytest.raises(ConfigError, match=told):
+    message = rf"engine={engine['name']} has no {precision}, .*use float32 or bfloat16"
+    with pytest.raises(ConfigError, match=message):
         config_of(engine=engine | {"precision": precision})
     assert config_of(engine=DDP | {"precision": precision}).engine.precision == precision

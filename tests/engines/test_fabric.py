@@ -66,8 +66,8 @@ def test_a_lower_precision_rounds_products_and_no_micro_batch(spec_of, precision
     assert model.seen == [torch.float32, torch.float32, getattr(torch, precision)]
     assert loss.item() == 1 + 2**-12
     engine.close()
-    own = plain("bf16-mixed").setup(Returning())
-    assert own(torch.ones(2, 2), labels)[0].item() == 1
+    wrapped = plain("bf16-mixed").setup(Returning())
+    assert wrapped(torch.ones(2, 2), labels)[0].item() == 1
 
 
 def test_a_missing_library_is_named_with_what_installs_it(spec_of, monkeypatch):

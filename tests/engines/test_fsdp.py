@@ -72,13 +72,13 @@ def test_an_average_is_stopped_and_goes_on(trainer, steps, tmp_path):
     """Its parts are gathered and cut again, bit for bit."""
     settings = {"engine": engine("fsdp"), "evaluation__ema_half_life_tokens": 1024.0}
     spec = trainer.make_spec((3, 2, 2), budget__optimizer_steps=8, **settings)
-    whole = trainer.train(spec, tmp_path / "whole")
+    undisturbed = trainer.train(spec, tmp_path / "whole")
     cut = trainer.start(spec, tmp_path, entry="engine_witness:watched", STOP_AFTER="5")
     trainer.wait(spec)
     trainer.train(spec, tmp_path, attempt=1)
     assert steps(cut)["attempt"].nunique() == 2
     for table, columns in {"steps": ["loss", "gradient_norm"], "evals": ["eval_loss"]}.items():
-        assert_same_rows(read_table(cut, table)[columns], read_table(whole, table)[columns])
+        assert_same_rows(read_table(cut, table)[columns], read_table(undisturbed, table)[columns])
 
 
 @pytest.mark.slow
@@ -89,16 +89,18 @@ def test_running_means_are_those_of_ddp_and_of_a_run_that_was_stopped(trainer, s
         "evaluation__every_samples": 16,
     }
     ddp = trained(trainer, tmp_path, (2, 4, 2), engine("ddp"), **more)
-    whole = trained(trainer, tmp_path, (2, 4, 2), engine("fsdp"), **more)
-    assert_alike(ddp, whole, "evals", ("eval_loss",))
+    uncut = trained(trainer, tmp_path, (2, 4, 2), engine("fsdp"), **more)
+    assert_alike(ddp, uncut, "evals", ("eval_loss",))
     spec = trainer.make_spec((2, 4, 2), engine=engine("fsdp"), budget__optimizer_steps=6, **more)
     root = tmp_path / "cut"
     cut = trainer.start(spec, root, entry="engine_witness:watched", STOP_AFTER="3")
     trainer.wait(spec)
     trainer.train(spec, root, attempt=1)
     assert steps(cut)["attempt"].nunique() == 2
-    left, right = (read_table(folder, "evals")["eval_loss"].tolist() for folder in (cut, whole))
-    assert left == right
+    of_cut, of_uncut = (
+        read_table(folder, "evals")["eval_loss"].tolist() for folder in (cut, uncut)
+    )
+    assert of_cut == of_uncut
 
 
 @pytest.mark.slow
@@ -134,9 +136,9 @@ def test_parts_take_the_memory_of_parts(trainer, tmp_path):
         alive[name] = ranks["allocated_after_model_gib"].max() * 2**30
     spec = trainer.make_spec(model__d_model=64)
     module = build_model(spec.config, spec.data, "float64")
-    whole = sum(p.nbytes for p in module.parameters())
-    assert alive["fsdp"] == pytest.approx(whole / 2, rel=0.02)
-    assert alive["ddp"] > 2 * whole
+    model_bytes = sum(p.nbytes for p in module.parameters())
+    assert alive["fsdp"] == pytest.approx(model_bytes / 2, rel=0.02)
+    assert alive["ddp"] > 2 * model_bytes
 
 
 @pytest.mark.slow
@@ -163,9 +165,9 @@ def test_a_block_that_is_left_out_is_refused(trainer, outcome, tmp_path):
     )
     folder = trainer.start(spec, tmp_path)
     trainer.wait(spec)
-    left = outcome(folder)
-    assert left["status"] == "failed"
-    assert "every block must be used in every forward" in left["reason"]
+    ended = outcome(folder)
+    assert ended["status"] == "failed"
+    assert "every block must be used in every forward" in ended["reason"]
 
 
 @pytest.mark.usefixtures("trainer")

@@ -136,12 +136,12 @@ def test_the_rest_beside_muon_is_adamw():
     """Embedding, last layer and vectors move as under AdamW alone."""
     adamw = AdamW(name="adamw", learning_rate=0.01, weight_decay=0.3)
     mine, theirs = trained(MUON), trained(adamw)
-    alike = [
+    same_settings = [
         name
         for (name, one), other in zip(mine.named_parameters(), theirs.parameters(), strict=True)
         if (one == other).all()
     ]
-    assert alike == ["0.weight", "1.bias", "3.weight", "3.bias"]
+    assert same_settings == ["0.weight", "1.bias", "3.weight", "3.bias"]
 
 
 def names_of(module, chosen):
@@ -212,9 +212,9 @@ def test_hidden_matrices_of_transformers_models():
     llama = transformers.LlamaForSequenceClassification(
         transformers.LlamaConfig(**small, num_hidden_layers=1, vocab_size=11)
     )
-    found = names_of(llama, hidden_matrices(llama))
-    assert len(found) == 7
-    assert all(name.startswith("model.layers.0.") for name in found)
+    names = names_of(llama, hidden_matrices(llama))
+    assert len(names) == 7
+    assert all(name.startswith("model.layers.0.") for name in names)
 
 
 def test_muon_without_a_matrix_to_take_is_refused():

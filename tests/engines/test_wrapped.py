@@ -149,10 +149,10 @@ class Told:
 
 def test_a_rank_alone_tells_of_its_gradients_only(library, spec_of):
     engine = build_engine(spec_of((1, 4, 3), **with_engine(library)), CPU)
-    engine.marks = told = Told()
+    engine.marks = marks = Told()
     for last in (False, False, True):
         engine.micro_step(*batch(4), 1.0, last=last)
-    assert told.order == ["gradients ready"]
+    assert marks.order == ["gradients ready"]
     assert engine.exchanged_bytes == engine.gradient_bytes == 0
     engine.close()
 
@@ -180,16 +180,20 @@ def reference(trainer, tmp_path_factory):
     """Steps of one rank that trains without a library, by the model that it trains."""
     from batchscape.record.tables import read_table
 
-    known = {}
+    tables = {}
 
     def of(model=None, **overrides):
         key = str((model, overrides))
-        if key not in known:
-            own = {} if model is None else {"model": OWN | {"_target_": f"own_models.{model}"}}
-            spec = trainer.make_spec((1, 24, 1), **own, budget__optimizer_steps=8, **overrides)
+        if key not in tables:
+            model_settings = (
+                {} if model is None else {"model": OWN | {"_target_": f"own_models.{model}"}}
+            )
+            spec = trainer.make_spec(
+                (1, 24, 1), **model_settings, budget__optimizer_steps=8, **overrides
+            )
             folder = trainer.train(spec, tmp_path_factory.mktemp("reference"))
-            known[key] = read_table(folder, "steps")
-        return known[key]
+            tables[key] = read_table(folder, "steps")
+        return tables[key]
 
     return of
 
@@ -237,10 +241,10 @@ def test_ranks_that_the_library_does_not_see_are_refused(library, trainer, outco
     folder = trainer.start(spec, tmp_path, entry="unlaunched_workers:main")
     assert trainer.wait(spec) == [1, 1]
     for rank in (0, 1):
-        found = outcome(folder, rank)
-        assert found["status"] == "failed"
-        assert found["optimizer_step"] == 0
-        assert "data_parallel_size" in found["reason"]
+        ended = outcome(folder, rank)
+        assert ended["status"] == "failed"
+        assert ended["optimizer_step"] == 0
+        assert "data_parallel_size" in ended["reason"]
 
 
 @pytest.fixture
@@ -256,10 +260,10 @@ def group_of_one(tmp_path):
 @pytest.mark.usefixtures("trainer", "group_of_one")
 def test_an_exchange_is_told_of_once_a_step_and_in_order(library, spec_of):
     engine = build_engine(spec_of((1, 4, 3), **with_engine(library)), CPU)
-    engine.marks = told = Told()
+    engine.marks = marks = Told()
     for _ in range(2):  # DDP builds its buckets anew after the first step
         engine.micro_step(*batch(4), 1.0, last=True)
         engine.optimizer_step(spec_of().config.optimizer, 1.0)
-    assert told.order == ["exchange begins", "gradients ready", "exchange ends"] * 2
+    assert marks.order == ["exchange begins", "gradients ready", "exchange ends"] * 2
     assert engine.exchanged_bytes == 2 * engine.gradient_bytes > 0
     engine.close()

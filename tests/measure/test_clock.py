@@ -64,8 +64,8 @@ def test_parts_are_those_that_were_spent(steps):
         for parts, share, exchanges in steps:
             hidden = share * parts["forward_backward"]
             step(clock, moved, **parts, hidden=hidden, exchanges=exchanges)
-        found = clock.read(len(steps))
-    for times, (parts, share, exchanges) in zip(found, steps, strict=True):
+        measured = clock.read(len(steps))
+    for times, (parts, share, exchanges) in zip(measured, steps, strict=True):
         hidden = share * parts["forward_backward"]
         exchange = parts["exchange"] if exchanges else 0.0
         rest = 0.0 if exchanges else parts["exchange"]
@@ -77,7 +77,7 @@ def test_parts_are_those_that_were_spent(steps):
                 "exchange_s": exchange,
                 "optimizer_s": parts["optimizer"] + rest,
                 "exchange_span_s": hidden + exchange if exchanges else 0.0,
-                "gap_s": None if times is found[0] else 0.0,
+                "gap_s": None if times is measured[0] else 0.0,
             },
             abs=1e-9,
         )
@@ -85,25 +85,25 @@ def test_parts_are_those_that_were_spent(steps):
 
 def test_a_rank_that_trains_alone_exchanges_for_no_time(wall):
     clock = CpuClock()
-    known = {"data": 1, "forward_backward": 2, "hidden": 0, "exchange": 0, "optimizer": 3}
-    step(clock, wall, **known, exchanges=False)
+    durations = {"data": 1, "forward_backward": 2, "hidden": 0, "exchange": 0, "optimizer": 3}
+    step(clock, wall, **durations, exchanges=False)
     (times,) = clock.read(1)
     assert (times.exchange_s, times.exchange_span_s) == (0.0, 0.0)
 
 
 def test_an_exchange_says_nothing_of_the_next_step(wall):
     clock = CpuClock()
-    known = {"data": 1, "forward_backward": 2, "hidden": 1, "exchange": 4, "optimizer": 3}
-    step(clock, wall, **known)
-    step(clock, wall, **{**known, "exchange": 0}, exchanges=False)
+    durations = {"data": 1, "forward_backward": 2, "hidden": 1, "exchange": 4, "optimizer": 3}
+    step(clock, wall, **durations)
+    step(clock, wall, **{**durations, "exchange": 0}, exchanges=False)
     assert [times.exchange_s for times in clock.read(2)] == [4.0, 0.0]
 
 
 @pytest.mark.parametrize("exchanges", [True, False])
 def test_a_pause_belongs_to_no_part(wall, exchanges):
     clock = CpuClock()
-    known = {"data": 1, "forward_backward": 2, "hidden": 1, "exchange": 4, "optimizer": 3}
-    step(clock, wall, **known, exchanges=exchanges)
+    durations = {"data": 1, "forward_backward": 2, "hidden": 1, "exchange": 4, "optimizer": 3}
+    step(clock, wall, **durations, exchanges=exchanges)
     clock.begin()
     wall.now += 1
     clock.add_data(1)
@@ -127,16 +127,16 @@ def test_a_pause_belongs_to_no_part(wall, exchanges):
 def test_gaps_are_between_steps_and_hold_nothing_that_was_broken_off(wall):
     """Gaps and steps together are the time on the wall."""
     clock = CpuClock()
-    known = {"data": 1, "forward_backward": 2, "hidden": 1, "exchange": 4, "optimizer": 3}
+    durations = {"data": 1, "forward_backward": 2, "hidden": 1, "exchange": 4, "optimizer": 3}
     began = wall.now
     for gap in (0.25, 0.5, 4.0):
-        step(clock, wall, **known)
+        step(clock, wall, **durations)
         wall.now += gap
     on_the_wall = wall.now - began
     clock.break_off()
     wall.now += 100  # an evaluation
     for _ in range(2):
-        step(clock, wall, **known)
+        step(clock, wall, **durations)
         wall.now += 8
     times = clock.read(5)
     assert [each.gap_s for each in times] == [None, 0.25, 0.5, None, 8]
@@ -145,9 +145,9 @@ def test_gaps_are_between_steps_and_hold_nothing_that_was_broken_off(wall):
 
 def test_steps_are_read_oldest_first_and_once(wall):
     clock = CpuClock()
-    known = {"data": 0, "hidden": 0, "exchange": 0, "optimizer": 0}
+    durations = {"data": 0, "hidden": 0, "exchange": 0, "optimizer": 0}
     for seconds in (1, 2, 3):
-        step(clock, wall, **known, forward_backward=seconds)
+        step(clock, wall, **durations, forward_backward=seconds)
     assert [times.step_time_s for times in clock.read(2)] == [1, 2]
     assert [times.step_time_s for times in clock.read(2)] == [3]
     assert clock.read(1) == []

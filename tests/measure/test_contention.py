@@ -62,9 +62,9 @@ def test_what_is_told_is_what_the_system_counts():
     for work in (lambda: sum(range(1_000_000)), lambda: time.sleep(0.05)):
         work()
         most = counted_s()
-        told = waits.since_last().core_wait_s
+        wait_s = waits.since_last().core_wait_s
         after = counted_s()
-        assert most - least - 1e-9 <= told <= after - before + 1e-9
+        assert most - least - 1e-9 <= wait_s <= after - before + 1e-9
         before, least = most, after
     waits.close()
 
@@ -192,8 +192,8 @@ def test_processor_time_is_that_of_all_threads_and_of_no_wait() -> None:
         own_s.append(time.thread_time())
 
     def spent_s() -> float:
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        return used.ru_utime + used.ru_stime
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return usage.ru_utime + usage.ru_stime
 
     waits = CoreWaits()
     for iterations in (0, 2_000_000):

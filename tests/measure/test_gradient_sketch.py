@@ -48,11 +48,11 @@ def test_the_definition(monkeypatch):
 
 def test_parts_change_no_digit(monkeypatch):
     gradient = torch.randn(3 * 2**16 + 5, generator=torch.Generator().manual_seed(1)).double()
-    found = []
+    sketches = []
     for chunk in (2**16, 2**20):
         monkeypatch.setattr(module, "_CHUNK", chunk)
-        found.append(gradient_sketch(with_gradients(gradient)))
-    assert torch.equal(*found)
+        sketches.append(gradient_sketch(with_gradients(gradient)))
+    assert torch.equal(*sketches)
 
 
 def test_a_device_is_given_few_large_parts(monkeypatch):
@@ -67,8 +67,8 @@ def test_a_device_is_given_few_large_parts(monkeypatch):
 
 @given(place=st.integers(0, 2**62))
 def test_hashes_of_any_place(place):
-    found = int(module._hash(torch.tensor([place]))[0])
-    assert found == mix((place & MASK) ^ mix((place >> 32) + 0x9E3779B9))
+    hash_of_place = int(module._hash(torch.tensor([place]))[0])
+    assert hash_of_place == mix((place & MASK) ^ mix((place >> 32) + 0x9E3779B9))
 
 
 def test_signs_and_buckets_are_even():

@@ -139,15 +139,15 @@ def in_bytes(report: MemoryReport) -> dict[str, int]:
 def test_closed_forms() -> None:
     model = Model()
     parameters, tensors = bytes_of(model), len(list(model.parameters()))
-    seen = in_bytes(measure(micro_batch_size=2))
-    assert seen["allocated_after_model"] == parameters
+    sizes = in_bytes(measure(micro_batch_size=2))
+    assert sizes["allocated_after_model"] == parameters
     # Parameters, gradients, two moments, and one float of Adam's step count a tensor.
-    updating = seen["peak_allocated_first_optimizer_step"] - 4 * parameters - 4 * tensors
+    updating = sizes["peak_allocated_first_optimizer_step"] - 4 * parameters - 4 * tensors
     assert 0 <= updating <= 16  # scalars in passing
     # The same backward meets the moments from the second optimizer step on.
-    added = seen["peak_allocated_steady"] - seen["peak_allocated_first_backward"]
+    added = sizes["peak_allocated_steady"] - sizes["peak_allocated_first_backward"]
     assert added == 2 * parameters + 4 * tensors
-    assert seen["peak_allocated"] == seen["peak_allocated_steady"]
+    assert sizes["peak_allocated"] == sizes["peak_allocated_steady"]
     assert bytes_of(model) > 0.8 * 2**20  # or the small numbers above would prove little
 
 
@@ -191,10 +191,10 @@ def test_agrees_with_a_tracker_of_tensors(micro_batch_size: int, accumulation: i
 
     with tracker:
         rehearse(phase, micro_batch_size, accumulation, after_micro_step=tracker.reset_mod_stats)
-    seen = in_bytes(measure(micro_batch_size, accumulation))
-    assert seen["allocated_after_model"] == peaks["first_backward"]
-    assert seen["peak_allocated_first_backward"] == peaks["first_optimizer_step"]
-    assert seen["peak_allocated"] == peak()
+    sizes = in_bytes(measure(micro_batch_size, accumulation))
+    assert sizes["allocated_after_model"] == peaks["first_backward"]
+    assert sizes["peak_allocated_first_backward"] == peaks["first_optimizer_step"]
+    assert sizes["peak_allocated"] == peak()
 
 
 # Each action allocates (a positive number of floats) or releases (by position) one tensor.
@@ -226,11 +226,11 @@ def test_any_sequence_equals_a_brute_force_count(actions: list[tuple[str, int]])
             peaks[phase] = max(peaks[phase], sum(living))
         held.clear()
     peaks.pop("outside", None)
-    seen = in_bytes(probe.report())
+    sizes = in_bytes(probe.report())
     for phase, expected in peaks.items():
-        assert seen[f"peak_allocated_{phase}"] == expected
-    assert seen.get("peak_allocated", 0) == max(peaks.values(), default=0)
-    assert len(seen) == len(peaks) + bool(peaks)
+        assert sizes[f"peak_allocated_{phase}"] == expected
+    assert sizes.get("peak_allocated", 0) == max(peaks.values(), default=0)
+    assert len(sizes) == len(peaks) + bool(peaks)
 
 
 def test_sees_what_other_threads_allocate_and_release() -> None:
@@ -283,14 +283,14 @@ def test_leaves_nothing_switched_on() -> None:
     flag = ctypes.c_bool.in_dll(
         ctypes.CDLL(torch._C.__file__), "FLAGS_caffe2_report_cpu_memory_usage"
     )
-    seen = []
+    sizes = []
     for fails in (False, True):
         with pytest.raises(ZeroDivisionError) if fails else nullcontext(), CpuProbe():
-            seen.append((flag.value, torch.autograd._profiler_enabled()))
+            sizes.append((flag.value, torch.autograd._profiler_enabled()))
             assert 1 / (not fails)
         assert not flag.value
         assert not torch.autograd._profiler_enabled()
-    assert seen == [(True, True)] * 2
+    assert sizes == [(True, True)] * 2
     assert not _global_optimizer_post_hooks
 
 
@@ -409,10 +409,10 @@ def test_cuda() -> None:
     there = bytes_of(model.head) + bytes_of(model.blocks[-1])
     more = two["peak_allocated_steady"] - one["peak_allocated_steady"]
     assert parameters - there <= more <= parameters
-    for seen in (one, two):
-        assert seen["peak_allocated"] < GIB  # evaluation is not part of it
-        assert seen["peak_reserved"] >= seen["peak_allocated"]
-        assert seen.get("device_used", GIB) >= seen["peak_reserved"]
+    for report in (one, two):
+        assert report["peak_allocated"] < GIB  # evaluation is not part of it
+        assert report["peak_reserved"] >= report["peak_allocated"]
+        assert report.get("device_used", GIB) >= report["peak_reserved"]
 
 
 if __name__ == "__main__":

@@ -91,23 +91,23 @@ def test_what_a_process_takes_above_its_start_is_limited() -> None:
             beside = [fits(64), fits(192)]
         return {"under": under, "beside": beside, "after": fits(512), "n": len(before) + len(held)}
 
-    found = in_a_child(body)
-    assert found["under"] == [True, False]
-    assert found["beside"] == [True, False]
-    assert found["after"], "the limit ends with its block"
+    result = in_a_child(body)
+    assert result["under"] == [True, False]
+    assert result["beside"] == [True, False]
+    assert result["after"], "the limit ends with its block"
 
 
 @pytest.mark.slow
 def test_other_allocators_meet_the_limit_with_a_memory_error() -> None:
     def body() -> Numbers:
-        found = []
+        results = []
         with memory_limit(CPU, 0.125):
             for take in (lambda: bytearray(256 * MIB), lambda: np.ones(32 * MIB)):
                 try:
                     take()
                 except MemoryError:
-                    found.append(take.__name__)
-        return {"refused": len(found)}
+                    results.append(take.__name__)
+        return {"refused": len(results)}
 
     assert in_a_child(body) == {"refused": 2}
 
@@ -145,8 +145,8 @@ with memory_limit(torch.device("cpu"), 1.0) if limited else contextlib.nullconte
 @pytest.mark.parametrize(("how", "least", "most"), [("limited", 31, 34), ("free", 60, 90)])
 def test_freed_memory_goes_back_as_on_a_device(how: str, least: int, most: int) -> None:
     """Of 64 MiB each second one is freed, in an interpreter whose heap has no room yet."""
-    told = subprocess.run([sys.executable, "-c", KEPT, how], capture_output=True, check=True)
-    assert least <= int(told.stdout) / MIB <= most
+    process = subprocess.run([sys.executable, "-c", KEPT, how], capture_output=True, check=True)
+    assert least <= int(process.stdout) / MIB <= most
 
 
 def test_what_is_done_aside_is_not_charged_nor_what_it_leaves() -> None:
@@ -209,11 +209,11 @@ def test_the_peak_above_the_start_leaves_out_what_was_done_aside() -> None:
         held = touched(128)
         return {"first": first, "aside": aside, "held": peak.taken_gib(), "n": len(held)}
 
-    found = in_a_child(body)
+    result = in_a_child(body)
     # The kernel rounds resident memory by some pages a core.
-    assert 63.5 <= found["first"] * 1024 < 66
-    assert found["aside"] == pytest.approx(found["first"], abs=0.008)
-    assert 128 <= found["held"] * 1024 < 130
+    assert 63.5 <= result["first"] * 1024 < 66
+    assert result["aside"] == pytest.approx(result["first"], abs=0.008)
+    assert 128 <= result["held"] * 1024 < 130
 
 
 def test_the_peak_is_of_what_the_limit_counts(tmp_path: Path) -> None:
@@ -222,27 +222,27 @@ def test_the_peak_is_of_what_the_limit_counts(tmp_path: Path) -> None:
     np.save(path, np.zeros(8 * MIB))
 
     def body() -> Numbers:
-        found = {}
+        results = {}
         with memory_limit(CPU, 0.125):
             peak = PrivatePeak()
             mapped = np.load(path, mmap_mode="r")
             mapped.sum()
-            found["file"] = peak.taken_gib()
+            results["file"] = peak.taken_gib()
             shared = mmap.mmap(-1, 64 * MIB)
             for page in range(0, len(shared), mmap.PAGESIZE):
                 shared[page] = 1
-            found["shared"] = peak.taken_gib()
+            results["shared"] = peak.taken_gib()
             held = private(48)
-            found["untouched"] = peak.taken_gib()
+            results["untouched"] = peak.taken_gib()
             touched(32).close()
-            found["both"] = peak.taken_gib()
-        return {**found, "n": len(held) + len(mapped) + len(shared)}
+            results["both"] = peak.taken_gib()
+        return {**results, "n": len(held) + len(mapped) + len(shared)}
 
-    found = in_a_child(body)
-    assert found["file"] * 1024 < 2
-    assert found["shared"] * 1024 < 2
-    assert 48 <= found["untouched"] * 1024 < 50
-    assert 79.5 <= found["both"] * 1024 < 82
+    results = in_a_child(body)
+    assert results["file"] * 1024 < 2
+    assert results["shared"] * 1024 < 2
+    assert 48 <= results["untouched"] * 1024 < 50
+    assert 79.5 <= results["both"] * 1024 < 82
 
 
 def test_a_peak_that_the_system_does_not_tell_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,8 +260,8 @@ def test_the_highest_resident_memory_of_the_process_is_not_forgotten() -> None:
         PrivatePeak()
         return {"before": before, "after": process_memory().peak_rss_gib}
 
-    found = in_a_child(body)
-    assert found["after"] == pytest.approx(found["before"], abs=0.001)
+    result = in_a_child(body)
+    assert result["after"] == pytest.approx(result["before"], abs=0.001)
 
 
 @pytest.fixture(scope="module")
@@ -305,7 +305,7 @@ def test_a_training_that_fits_is_the_same_with_a_limit_and_without(
 def test_the_peak_of_a_training_is_within_the_limit_and_grows_as_its_tensors_do(
     trainer: Any, tmp_path: Path, outcome: Callable[..., Any]
 ) -> None:
-    limit, found = 0.25, []
+    limit, results = 0.25, []
     # At 128 a training in twenty runs out of memory: what threads take varies.
     for micro in (16, 48, 96):
         spec: RunSpec = trainer.make_spec(
@@ -318,16 +318,16 @@ def test_the_peak_of_a_training_is_within_the_limit_and_grows_as_its_tensors_do(
         trainer.wait(spec)
         assert outcome(folder)["status"] == "completed", folder.log.read_text()
         (row,) = read_table(folder, "ranks").to_dict("records")
-        found.append((row["peak_allocated_gib"], row["peak_taken_gib"]))
-    tensors, taken = zip(*found, strict=True)
+        results.append((row["peak_allocated_gib"], row["peak_taken_gib"]))
+    tensors, taken = zip(*results, strict=True)
     page = mmap.PAGESIZE / 2**30
-    assert all(one < other <= limit + page for one, other in found)
+    assert all(one < other <= limit + page for one, other in results)
     assert taken[0] < 0.06, "without the pages of libraries, which are 0.05 alone"
     for number in (1, 2):
         more = tensors[number] - tensors[0]
         assert more <= taken[number] - taken[0] + 0.01
         # The C library keeps freed blocks, and gives large ones back late.
-        assert taken[number] - taken[0] <= 6 * more, found
+        assert taken[number] - taken[0] <= 6 * more, results
 
 
 @pytest.mark.slow

@@ -88,13 +88,13 @@ def test_gradients_are_as_without_and_not_copied(tied):
     backward(tied, inputs)
     plain = tied.matrix.grad.clone()
     tied.zero_grad(set_to_none=True)
-    seen = []
+    gradients = []
     with GradientSquares(tied):
-        handle = tied.bias.register_hook(lambda gradient: seen.append(gradient.data_ptr()))
+        handle = tied.bias.register_hook(lambda gradient: gradients.append(gradient.data_ptr()))
         backward(tied, inputs)
         handle.remove()
     assert torch.equal(tied.matrix.grad, plain)
-    assert seen == [tied.bias.grad.data_ptr()]
+    assert gradients == [tied.bias.grad.data_ptr()]
 
 
 @pytest.mark.parametrize("scale", [2.0**16, torch.tensor(2.0**16)], ids=["number", "tensor"])

@@ -23,17 +23,17 @@ def test_the_users_figure_wins():
 def test_the_users_figures_count_where_their_device_is():
     """One kind given leaves the others to the file; those of another declared device count not."""
     h100, l4 = "NVIDIA H100 80GB HBM3", "NVIDIA L4"
-    given = Cluster(tflops={"bfloat16": 800.0, "float32": None})
-    assert _listed(h100, "bfloat16", "highest", given) == (800.0, "given")
-    assert _listed(h100, "float32", "highest", given).tflops == 67.0
+    cluster = Cluster(tflops={"bfloat16": 800.0, "float32": None})
+    assert _listed(h100, "bfloat16", "highest", cluster) == (800.0, "given")
+    assert _listed(h100, "float32", "highest", cluster).tflops == 67.0
     assert _listed(h100, "float32", "high", GIVEN).tflops == 494.5, "of TF32, as it computes"
     declared = datasheet_of(h100)
     assert declared is not None
     assert _listed(l4, "bfloat16", "highest", declared) == _listed(
         l4, "bfloat16", "highest", Cluster()
     )
-    named = "datasheet of H100 SXM 80 GB, dense bfloat16"
-    assert _listed(h100, "bfloat16", "highest", declared) == (989.5, named)
+    source = "datasheet of H100 SXM 80 GB, dense bfloat16"
+    assert _listed(h100, "bfloat16", "highest", declared) == (989.5, source)
 
 
 def test_a_processor_has_no_peak_that_each_run_would_measure_anew():

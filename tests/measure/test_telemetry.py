@@ -133,9 +133,9 @@ def test_power_and_clock_at_most_once_a_second(machine):
     followed = CudaTelemetry(CUDA, counts_energy=True, ranks_on_node=1)
     driver.watts, driver.clock = 350.5, 1980
     assert followed.sample() == (350.5, 1980.0)
-    for wait, told in [(0.5, False), (0.4, False), (0.2, True), (0.9, False), (0.2, True)]:
+    for wait, counts in [(0.5, False), (0.4, False), (0.2, True), (0.9, False), (0.2, True)]:
         driver.wait(wait)
-        assert (followed.sample() is not None) == told
+        assert (followed.sample() is not None) == counts
 
 
 def test_a_look_that_takes_long_is_taken_rarely(machine):
@@ -169,22 +169,22 @@ def test_energy_is_that_between_resume_and_pause(machine):
     followed.pause()
     followed.resume()
     driver.wait(1)
-    found = followed.totals()
+    totals = followed.totals()
     driver.wait(1)
-    assert found.energy_j == pytest.approx(5 * 200 + 1 * 300)
-    assert found.energy_source == "the device's energy counter"
-    assert followed.totals().energy_j == found.energy_j
+    assert totals.energy_j == pytest.approx(5 * 200 + 1 * 300)
+    assert totals.energy_source == "the device's energy counter"
+    assert followed.totals().energy_j == totals.energy_j
 
 
 def test_energy_of_a_shared_device_is_told_once(machine):
     driver = machine()
-    found = []
+    samples = []
     for rank in range(3):
         followed = build_telemetry(CUDA, rank, 3)
         followed.resume()
         driver.wait(2)
-        found.append(followed.totals().energy_j)
-    assert found == [pytest.approx(200), None, None]
+        samples.append(followed.totals().energy_j)
+    assert samples == [pytest.approx(200), None, None]
 
 
 def test_energy_of_a_short_training_is_not_told(machine):
@@ -234,12 +234,12 @@ def test_a_meter_that_fails_on_the_way_tells_no_energy(machine):
 def test_throttled_is_any_sample_with_a_harmful_reason(machine, reasons, throttled, power_capped):
     driver = machine()
     followed = CudaTelemetry(CUDA, counts_energy=False, ranks_on_node=1)
-    for seen in (0x0, reasons, 0x1):
-        driver.reasons = seen
+    for mask in (0x0, reasons, 0x1):
+        driver.reasons = mask
         followed.sample()
         driver.wait(2)
-    found = followed.totals()
-    assert (found.throttled, found.power_capped) == (throttled, power_capped)
+    totals = followed.totals()
+    assert (totals.throttled, totals.power_capped) == (throttled, power_capped)
 
 
 def test_what_the_warm_up_met_is_forgotten_as_its_times_are(machine):
@@ -252,8 +252,8 @@ def test_what_the_warm_up_met_is_forgotten_as_its_times_are(machine):
     driver.wait(2)
     followed.sample()
     followed.resume()
-    found = followed.totals()
-    assert (found.throttled, found.foreign_processes) == (False, 0)
+    totals = followed.totals()
+    assert (totals.throttled, totals.foreign_processes) == (False, 0)
 
 
 @pytest.mark.parametrize("when", ["begin", "middle", "end"])
@@ -276,15 +276,15 @@ def test_whoever_computes_beside_the_timed_part_is_counted(machine, when):
 
 def test_processes_of_the_run_are_its_process_group_and_no_others(machine):
     driver = machine()
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as own:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) as process:
         other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1, process_group=0)
         with other:
-            driver.pids = [os.getpid(), own.pid]
+            driver.pids = [os.getpid(), process.pid]
             assert foreign_processes(CUDA, 2) == 0
             driver.pids += [other.pid, 2**22 + 1]  # the last one is in another namespace
             assert foreign_processes(CUDA, 2) == 2
             other.communicate(b"\n")
-        own.communicate(b"\n")
+        process.communicate(b"\n")
 
 
 @pytest.mark.parametrize(
@@ -327,12 +327,12 @@ def test_a_question_that_bindings_or_driver_do_not_know_ends_no_run(machine, err
     assert ask_driver(CUDA, lambda nvml, handle: nvml.nvmlOfAnotherVersion(handle)) is None
     followed = CudaTelemetry(CUDA, counts_energy=True, ranks_on_node=1)
     assert followed.sample() == (100.0, 1500.0)
-    found = followed.totals()
-    assert (found.throttled, found.foreign_processes, found.clock_mhz) == (None, None, 1500.0)
+    totals = followed.totals()
+    assert (totals.throttled, totals.foreign_processes, totals.clock_mhz) == (None, None, 1500.0)
 
 
 @pytest.mark.parametrize(
-    ("limit", "reasons", "clock", "default_clock", "said"),
+    ("limit", "reasons", "clock", "default_clock", "limits"),
     [
         (700, 0x0, 1500, 1980, None),
         (800, 0x0, 1500, 1980, None),
@@ -346,22 +346,24 @@ def test_a_question_that_bindings_or_driver_do_not_know_ends_no_run(machine, err
         (450, 0x2, 900, 1312, "power limit 450 W of 700 W; clocks held down by a setting"),
     ],
 )
-def test_what_somebody_set_a_device_to_is_told(machine, limit, reasons, clock, default_clock, said):
+def test_what_somebody_set_a_device_to_is_told(
+    machine, limit, reasons, clock, default_clock, limits
+):
     driver = machine()
     driver.power_limit, driver.default_clock = limit, default_clock
     driver.reasons, driver.clock = reasons, clock
     followed = CudaTelemetry(CUDA, counts_energy=False, ranks_on_node=1)
     followed.sample()
     driver.reasons, driver.clock = 0x1, 210
-    assert followed.totals().device_limits == said
+    assert followed.totals().device_limits == limits
 
 
 def test_reasons_are_those_of_the_bindings():
     """The numbers of nvml.h, as NVIDIA's own Python bindings have them."""
     import pynvml
 
-    named = ("HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown")
-    values = [getattr(pynvml, f"nvmlClocksThrottleReason{name}") for name in named]
+    names = ("HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown")
+    values = [getattr(pynvml, f"nvmlClocksThrottleReason{name}") for name in names]
     assert sum(values) == telemetry._THROTTLE
     assert pynvml.nvmlClocksThrottleReasonSwPowerCap == telemetry._POWER_CAP
     assert pynvml.nvmlClocksEventReasonApplicationsClocksSetting == telemetry._CLOCKS_SETTING
@@ -374,12 +376,12 @@ def test_what_the_driver_does_not_tell_is_missing(machine, has):
     followed.resume()
     driver.wait(1)
     sample = followed.sample()
-    found = followed.totals()
+    totals = followed.totals()
     assert sample.power_w is None
-    assert (found.energy_j, found.energy_source) == (None, None)
+    assert (totals.energy_j, totals.energy_source) == (None, None)
     there = has.get("has_device", True)
-    assert sample.clock_mhz == found.clock_mhz == (1500.0 if there else None)
-    assert found.throttled is (False if there else None)
+    assert sample.clock_mhz == totals.clock_mhz == (1500.0 if there else None)
+    assert totals.throttled is (False if there else None)
 
 
 def test_the_library_is_opened_once_also_when_it_has_no_device(machine):
@@ -410,14 +412,14 @@ def test_cpu_clock_is_that_of_the_system():
     sample = followed.sample()
     assert followed.sample() is None  # at most once a second
     followed.pause()
-    found = followed.totals()
-    assert (found.energy_j, found.throttled, sample.power_w) == (None, None, None)
-    told = psutil.cpu_freq()
-    if told is None:
-        assert found.clock_mhz is sample.clock_mhz is None
+    totals = followed.totals()
+    assert (totals.energy_j, totals.throttled, sample.power_w) == (None, None, None)
+    frequency = psutil.cpu_freq()
+    if frequency is None:
+        assert totals.clock_mhz is sample.clock_mhz is None
     else:
         # Clocks move between two looks.
-        assert found.clock_mhz == pytest.approx(told.current, rel=0.9)
+        assert totals.clock_mhz == pytest.approx(frequency.current, rel=0.9)
 
 
 @pytest.mark.parametrize("error", [OSError, NotImplementedError])
@@ -433,11 +435,11 @@ def test_a_system_that_tells_no_clock_leaves_it_missing(monkeypatch, error):
 def test_rows_of_a_run_carry_the_clock_where_the_system_tells_it(trainer, steps, tmp_path):
     spec = trainer.make_spec((2, 8, 2), budget__optimizer_steps=4)
     folder = trainer.train(spec, tmp_path)
-    known = psutil.cpu_freq() is not None
+    has_frequency = psutil.cpu_freq() is not None
     from batchscape.record.tables import read_table
 
-    assert steps(folder)["clock_mhz"].notna().any() == known
+    assert steps(folder)["clock_mhz"].notna().any() == has_frequency
     assert steps(folder)["power_w"].isna().all()
     ranks = read_table(folder, "ranks")
-    assert ranks["clock_mhz"].notna().all() == known
+    assert ranks["clock_mhz"].notna().all() == has_frequency
     assert ranks[["energy_j", "throttled"]].isna().all(axis=None)

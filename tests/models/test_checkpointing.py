@@ -22,9 +22,9 @@ def gradients(module, batch):
     torch.manual_seed(5)
     loss, _ = module(*batch)
     loss.backward()
-    found = {name: p.grad.clone() for name, p in module.named_parameters()}
+    gradient_by_name = {name: p.grad.clone() for name, p in module.named_parameters()}
     module.zero_grad(set_to_none=True)
-    return loss.detach(), found
+    return loss.detach(), gradient_by_name
 
 
 def batch_of(samples=3, length=32):
@@ -138,16 +138,16 @@ def test_compiled_recomputation_is_one_graph_and_trains_alike(config_of, text):
 @pytest.mark.parametrize("model", [GPT | {"dropout": 0.2}, LLAMA], ids=str)
 def test_a_device_trains_alike_in_less_memory(config_of, text, model):
     batch = tuple(part.cuda() for part in batch_of(64))
-    found, peaks = [], []
+    results, peaks = [], []
     for recomputes in (False, True):
         module = build_model(config_of(model=model | {"n_layers": 8}), text, "float32").cuda()
         if recomputes:
             checkpoint_activations(module)
         gradients(module, batch)
         torch.cuda.reset_peak_memory_stats()
-        found.append(gradients(module, batch))
+        results.append(gradients(module, batch))
         peaks.append(torch.cuda.max_memory_allocated())
     assert peaks[1] < peaks[0]
-    torch.testing.assert_close(found[1][0], found[0][0])
-    for name, gradient in found[0][1].items():
-        torch.testing.assert_close(found[1][1][name], gradient, rtol=1e-4, atol=1e-5, msg=name)
+    torch.testing.assert_close(results[1][0], results[0][0])
+    for name, gradient in results[0][1].items():
+        torch.testing.assert_close(results[1][1][name], gradient, rtol=1e-4, atol=1e-5, msg=name)

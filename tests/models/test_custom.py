@@ -35,10 +35,10 @@ def test_data_and_arguments_reach_the_module(build, text):
 
 
 def test_the_vocabulary_of_the_next_token_is_known_to_the_module(build, text, monkeypatch):
-    given = []
-    monkeypatch.setattr("own_models.seen", given.append, raising=False)
+    arguments = []
+    monkeypatch.setattr("own_models.seen", arguments.append, raising=False)
     build(text, "Told")
-    assert (given[0].vocabulary, given[0].classes) == (256, 256)
+    assert (arguments[0].vocabulary, arguments[0].classes) == (256, 256)
 
 
 def test_default_loss_is_the_cross_entropy_of_real_labels(build, text):

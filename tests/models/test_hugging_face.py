@@ -173,9 +173,9 @@ def chosen(*arguments):
 def test_the_option_for_folders_has_the_sizes_of_the_folder(build, text, saved, pretrained):
     folder, network = saved
     model = chosen("model=hf", f"model.path='{folder}'", f"model.pretrained={pretrained}")
-    found = build(text, **model).model.network
+    built = build(text, **model).model.network
     shapes = {name: weight.shape for name, weight in network.named_parameters()}
-    assert {name: weight.shape for name, weight in found.named_parameters()} == shapes
+    assert {name: weight.shape for name, weight in built.named_parameters()} == shapes
 
 
 @pytest.mark.parametrize("preset", ["hf_gpt2", "hf_llama", "hf_bert"])
@@ -253,13 +253,13 @@ def test_dropout_is_found_wherever_it_is(build, text, settings, dropout):
 def test_activations_are_recomputed_alike(build, text, labelled, settings):
     data = labelled if settings is BERT else text
     labels = torch.tensor([0, 1, 3]) if settings is BERT else tokens_of()
-    found = []
+    losses = []
     for recomputes in (False, True):
         module = build(data, settings)
         if recomputes:
             checkpoint_activations(module)
         loss, _ = module(tokens_of(), labels)
         loss.backward()
-        found.append([loss, *(p.grad for p in module.parameters())])
-    for plain, recomputed in zip(*found, strict=True):
+        losses.append([loss, *(p.grad for p in module.parameters())])
+    for plain, recomputed in zip(*losses, strict=True):
         torch.testing.assert_close(recomputed, plain, rtol=1e-12, atol=1e-14)

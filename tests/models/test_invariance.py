@@ -86,8 +86,8 @@ def by_assignment(model, tokens):
 
 
 @pytest.mark.parametrize("update", [in_place, by_assignment])
-@pytest.mark.parametrize("used", [True, False])
-def test_a_buffer_that_changes_in_forward_is_named(build, batch, update, used):
+@pytest.mark.parametrize("name", [True, False])
+def test_a_buffer_that_changes_in_forward_is_named(build, batch, update, name):
     module = build("Bigram")
     module.model.register_buffer("still", torch.tensor(float("nan")))
     module.model.register_buffer("centre", torch.tensor(1.0))
@@ -95,7 +95,7 @@ def test_a_buffer_that_changes_in_forward_is_named(build, batch, update, used):
 
     def forward(tokens):
         update(module.model, tokens)
-        return plain(tokens) * (module.model.centre if used else 1)
+        return plain(tokens) * (module.model.centre if name else 1)
 
     module.model.forward = forward
     centre = module.model.centre

@@ -191,5 +191,5 @@ def test_every_matrix_is_drawn_once_and_no_parameter_is_left_unset(config_of, te
             assert parameter.std().item() == pytest.approx(expected, rel=0.1), name
             assert abs(parameter.mean().item()) < 5 * expected / parameter.numel() ** 0.5, name
         else:
-            wanted = 1.0 if "norm" in name and name.endswith("weight") else 0.0
-            assert (parameter == wanted).all(), name
+            expected = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+            assert (parameter == expected).all(), name

@@ -111,19 +111,21 @@ def test_what_is_kept_for_the_backward_does_not_grow_with_the_vocabulary_times_t
     kept = {}
     hidden = torch.randn(labels, width, requires_grad=True)
     weight = torch.randn(rows, width, requires_grad=True)
-    wanted = torch.randint(rows, (labels,))
+    targets = torch.randint(rows, (labels,))
 
     def keep(tensor):
         kept[tensor.untyped_storage().data_ptr()] = tensor.numel()
         return tensor
 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = next_token._cross_entropy_sum(hidden, weight, wanted, 64)
+        loss = next_token._cross_entropy_sum(hidden, weight, targets, 64)
         assert sum(kept.values()) == (labels + rows) * width
         kept.clear()
-        whole = functional.cross_entropy(functional.linear(hidden, weight), wanted, reduction="sum")
+        loss_of_all = functional.cross_entropy(
+            functional.linear(hidden, weight), targets, reduction="sum"
+        )
         assert sum(kept.values()) > labels * rows
-    torch.testing.assert_close(loss, whole)
+    torch.testing.assert_close(loss, loss_of_all)
 
 
 def test_without_gradients_none_are_made(config_of):

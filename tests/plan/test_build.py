@@ -96,9 +96,9 @@ def test_rules(lines: list[str], message: str, plan: MakePlan) -> None:
 
 def test_multiples_hold_for_launched_cells_only(plan: MakePlan) -> None:
     # 7 does not divide by a micro-batch of 8, so its global batch is no part of the sweep's.
-    found = plan("batch.global_batch_size=7,32,64")
-    assert {spec.geometry.global_batch_size for spec in found.specs} == {32, 64}
-    assert len(found.rejections) == 1
+    made = plan("batch.global_batch_size=7,32,64")
+    assert {spec.geometry.global_batch_size for spec in made.specs} == {32, 64}
+    assert len(made.rejections) == 1
 
 
 CONFIG = RunConfig.from_mapping(
@@ -134,19 +134,19 @@ def test_a_budget_fits_when_every_global_batch_divides_it(global_batches: set[in
         return
     with pytest.raises(ConfigError) as caught:
         check_multiples(CONFIG, global_batches)
-    said = str(caught.value)
+    message = str(caught.value)
     in_reach = [n for n in range(1, 7201) if not any(n % size for size in global_batches)]
     if not in_reach:
-        witness, kept = re.findall(r": ([\d, ]+) share none below \d+.*\(([\d, ]+)\)", said)[0]
+        witness, kept = re.findall(r": ([\d, ]+) share none below \d+.*\(([\d, ]+)\)", message)[0]
         assert numbers_in(witness) <= global_batches
         assert not [n for n in range(1, 7201) if not any(n % size for size in numbers_in(witness))]
         assert numbers_in(kept) < global_batches
-        (use,) = re.findall(r"budget\.samples=(\d+)(?: or (\d+))?", said)
+        (use,) = re.findall(r"budget\.samples=(\d+)(?: or (\d+))?", message)
         for value in filter(None, use):
             assert not any(int(value) % size for size in numbers_in(kept))
-        assert "budget=optimizer_steps" in said
+        assert "budget=optimizer_steps" in message
         return
-    suggested = [int(word) for word in said.rpartition("use ")[2].split(" or ")]
+    suggested = [int(word) for word in message.rpartition("use ")[2].split(" or ")]
     common = in_reach[0]
     for value in suggested:
         assert value > 0
@@ -181,20 +181,20 @@ def test_many_global_batches_are_told_in_few_words(plan: MakePlan) -> None:
     lines = ["batch.global_batch_size=range(8,2008)", "evaluation.every_samples=null"]
     with pytest.raises(ConfigError) as caught:
         plan(*lines)
-    said = str(caught.value)
-    assert len(said) < 400
-    assert max(numbers_in(said)) < 10**6
-    (use,) = re.findall(r"use those with budget.samples=(\d+)", said)
+    message = str(caught.value)
+    assert len(message) < 400
+    assert max(numbers_in(message)) < 10**6
+    (use,) = re.findall(r"use those with budget.samples=(\d+)", message)
     works = [size for size in range(8, 2008, 8) if int(use) % size == 0]
     assert len(works) >= 20
     sizes = ",".join(map(str, works))
-    found = plan(f"batch.global_batch_size={sizes}", f"budget.samples={use}", lines[1])
-    assert len(found.specs) == len(works)
+    made = plan(f"batch.global_batch_size={sizes}", f"budget.samples={use}", lines[1])
+    assert len(made.specs) == len(works)
 
 
 def test_more_ranks_than_cores_may_hold(plan: MakePlan) -> None:
-    found = plan("batch.data_parallel_size=1,4,8", "launcher.oversubscribe=2")
-    assert [spec.geometry.data_parallel_size for spec in found.specs] == [1, 4]
+    made = plan("batch.data_parallel_size=1,4,8", "launcher.oversubscribe=2")
+    assert [spec.geometry.data_parallel_size for spec in made.specs] == [1, 4]
     batch = "batch.global_batch_size=64"
     (rejected,) = plan("batch.data_parallel_size=1,8", batch).rejections
     assert "2 x 2 = 4; data_parallel_size=8" in rejected.reason
@@ -205,10 +205,10 @@ def test_more_ranks_than_cores_may_hold(plan: MakePlan) -> None:
 
 
 def test_one_rank_a_cuda_device(plan: MakePlan) -> None:
-    found = plan("batch.data_parallel_size=1,2,4", machine=gpus((9, 0), (9, 0)))
-    assert [spec.geometry.data_parallel_size for spec in found.specs] == [1, 2]
-    assert {spec.device_type for spec in found.specs} == {"cuda"}
-    (rejected,) = found.rejections
+    made = plan("batch.data_parallel_size=1,2,4", machine=gpus((9, 0), (9, 0)))
+    assert [spec.geometry.data_parallel_size for spec in made.specs] == [1, 2]
+    assert {spec.device_type for spec in made.specs} == {"cuda"}
+    (rejected,) = made.rejections
     assert "ranks that share one = 2 x 1 = 2; data_parallel_size=4" in rejected.reason
 
 
@@ -235,28 +235,28 @@ def test_precision(machine: Machine, lines: list[str], expected: str, plan: Make
 
 
 def test_runs_on_two_devices_share_a_trajectory_and_a_folder_but_no_launch(plan: MakePlan) -> None:
-    found = [plan(f"launcher.device={kind}", machine=gpus((7, 0))) for kind in ("cpu", "cuda")]
-    assert [spec.device_type for each in found for spec in each.specs] == ["cpu", "cuda"]
-    assert len({spec.trajectory_id for each in found for spec in each.specs}) == 1
-    assert len({spec.run_id for each in found for spec in each.specs}) == 2
-    assert len({each.sweep_name for each in found}) == 1
+    plans = [plan(f"launcher.device={kind}", machine=gpus((7, 0))) for kind in ("cpu", "cuda")]
+    assert [spec.device_type for each in plans for spec in each.specs] == ["cpu", "cuda"]
+    assert len({spec.trajectory_id for each in plans for spec in each.specs}) == 1
+    assert len({spec.run_id for each in plans for spec in each.specs}) == 2
+    assert len({each.sweep_name for each in plans}) == 1
     with pytest.raises(ConfigError, match="launch once for each launcher"):
         plan("launcher.device=cpu,cuda", machine=gpus((7, 0)))
 
 
 def test_the_same_run_is_planned_once(plan: MakePlan) -> None:
-    found = plan("batch.gradient_accumulation_steps=null,4", "seed=0,0,1")
-    assert len(found.specs) == 2
-    assert found.repeated == 4
-    assert len({cell.run_id for cell in found.cells}) == len(found.cells)
+    made = plan("batch.gradient_accumulation_steps=null,4", "seed=0,0,1")
+    assert len(made.specs) == 2
+    assert made.repeated == 4
+    assert len({cell.run_id for cell in made.cells}) == len(made.cells)
 
 
 def test_an_impossible_run_is_an_error_and_an_impossible_cell_is_not(plan: MakePlan) -> None:
     with pytest.raises(ConfigError, match="multiple of data_parallel_size") as caught:
         plan("batch.micro_batch_size=5")
     assert "nearest that would work" in str(caught.value)
-    found = plan("batch.micro_batch_size=5,8")
-    assert [rejection.reason for rejection in found.rejections] == [str(caught.value)]
+    made = plan("batch.micro_batch_size=5,8")
+    assert [rejection.reason for rejection in made.rejections] == [str(caught.value)]
     with pytest.raises(ConfigError, match=r"launcher\.oversubscribe=4"):
         plan("batch.data_parallel_size=8", "batch.global_batch_size=64")
 
@@ -281,21 +281,21 @@ def test_one_mistake_is_told_once(plan: MakePlan) -> None:
 def test_data_is_prepared_once_and_only_where_needed(
     grid: Callable[..., SweepCells], two_cores: Machine
 ) -> None:
-    asked: list[Data] = []
+    prepared: list[Data] = []
 
     def prepare(config: Data) -> DataIdentity:
-        asked.append(config)
+        prepared.append(config)
         return DataIdentity(str(config), "nowhere", 10_000, 1000, 256, task="next_token")
 
     lines = ["data.sequence_length=32,64", "seed=range(0,20)", "data.layout=packed,padded"]
-    found = make_plan(grid(*lines), two_cores, prepare)
-    assert len(found.specs) == 80
-    assert len(asked) == len(set(asked)) == 4
+    made = make_plan(grid(*lines), two_cores, prepare)
+    assert len(made.specs) == 80
+    assert len(prepared) == len(set(prepared)) == 4
 
 
 def test_swept_values_stay_with_their_cell(plan: MakePlan) -> None:
-    found = plan("optimizer.learning_rate=0.1,0.2", "model=gpt_nano,gpt_micro")
-    for cell in found.cells:
+    made = plan("optimizer.learning_rate=0.1,0.2", "model=gpt_nano,gpt_micro")
+    for cell in made.cells:
         settings = cell.config.to_mapping()
         assert settings["optimizer"]["learning_rate"] == cell.swept["optimizer.learning_rate"]
         width = {"gpt_nano": 128, "gpt_micro": 32}[cell.swept["model"]]

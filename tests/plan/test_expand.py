@@ -52,9 +52,9 @@ def test_expand_is_the_product_and_composes_once_per_choice() -> None:
         Axis("data", ("text",), ("data=text",)),
     ]
     cells = expand(axes, compose)
-    wanted = list(itertools.product(*(axis.values for axis in axes)))
-    assert [tuple(cell.swept.values()) for cell in cells] == wanted
-    for cell, (seed, model, rate, data) in zip(cells, wanted, strict=True):
+    expected = list(itertools.product(*(axis.values for axis in axes)))
+    assert [tuple(cell.swept.values()) for cell in cells] == expected
+    for cell, (seed, model, rate, data) in zip(cells, expected, strict=True):
         assert cell.settings == {
             "lines": [f"model={model}", f"data={data}"],
             "seed": seed,

@@ -53,18 +53,18 @@ def foretold(*arguments: str) -> tuple[Plan, SweepForecast]:
     return plan, forecast(plan.specs, SweepFolder(plan.sweep_dir), machine)
 
 
-def shown(found: SweepForecast, cuts: dict[str, str]) -> str:
+def shown(totals: SweepForecast, cuts: dict[str, str]) -> str:
     text = io.StringIO()
-    Console(width=80, file=text).print(Group(*forecast_text(found, cuts, BEGIN)))
+    Console(width=80, file=text).print(Group(*forecast_text(totals, cuts, BEGIN)))
     return text.getvalue()
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_declared_machine_is_planned_for(name: str) -> None:
-    plan, found = foretold(*SMALL, f"cluster={name}", "batch.global_batch_size=32")
+    plan, totals = foretold(*SMALL, f"cluster={name}", "batch.global_batch_size=32")
     (spec,) = plan.specs
-    run = found.runs[spec.run_id]
-    assert found.runs_unknown == 0
+    run = totals.runs[spec.run_id]
+    assert totals.runs_unknown == 0
     assert run.way == ("peaks of this CPU" if name == "this_machine" else "datasheet")
     assert run.step_time_s is not None
     assert run.step_time_s.value is not None
@@ -77,7 +77,7 @@ def test_every_declared_machine_is_planned_for(name: str) -> None:
 
 
 def test_totals_are_those_of_the_runs() -> None:
-    plan, found = foretold(
+    plan, totals = foretold(
         *SMALL,
         "cluster=h100_80g",
         "batch.global_batch_size=32",
@@ -88,7 +88,7 @@ def test_totals_are_those_of_the_runs() -> None:
     )
     hours, longest = 0.0, 0.0
     for spec in plan.specs:
-        run = found.runs[spec.run_id]
+        run = totals.runs[spec.run_id]
         assert run.step_time_s is not None
         assert run.run_time_s is not None
         assert run.device_hours is not None
@@ -102,20 +102,20 @@ def test_totals_are_those_of_the_runs() -> None:
         hours += spec.geometry.data_parallel_size * run.run_time_s.high / 3600
         longest = max(longest, run.run_time_s.high)
     assert len(plan.specs) == 12
-    assert found.device_hours is not None
-    assert found.makespan_s is not None
-    assert found.device_hours.high == pytest.approx(hours)
-    assert max(longest, hours * 3600 / 8) <= found.makespan_s.high * (1 + 1e-9)
-    assert found.makespan_s.high < sum(
-        r.run_time_s.high for r in found.runs.values() if r.run_time_s
+    assert totals.device_hours is not None
+    assert totals.makespan_s is not None
+    assert totals.device_hours.high == pytest.approx(hours)
+    assert max(longest, hours * 3600 / 8) <= totals.makespan_s.high * (1 + 1e-9)
+    assert totals.makespan_s.high < sum(
+        r.run_time_s.high for r in totals.runs.values() if r.run_time_s
     )
-    assert found.ends_at(BEGIN) == (
-        BEGIN + timedelta(seconds=found.makespan_s.low),
-        BEGIN + timedelta(seconds=found.makespan_s.high),
+    assert totals.ends_at(BEGIN) == (
+        BEGIN + timedelta(seconds=totals.makespan_s.low),
+        BEGIN + timedelta(seconds=totals.makespan_s.high),
     )
     # However wide the ranges, eighty columns have room for each cut in one line.
     cuts = {spec.run_id: str(spec.geometry).partition(" = ")[0] for spec in plan.specs}
-    assert set(cuts.values()) <= {line[:17].strip() for line in shown(found, cuts).splitlines()}
+    assert set(cuts.values()) <= {line[:17].strip() for line in shown(totals, cuts).splitlines()}
 
 
 def test_what_is_not_launched_is_in_no_total() -> None:
@@ -123,29 +123,31 @@ def test_what_is_not_launched_is_in_no_total() -> None:
     plan, _ = planned(*SMALL, "batch.global_batch_size=8", "batch.micro_batch_size=1,8", "seed=0,1")
     sweep, machine = SweepFolder(plan.sweep_dir), Machine(2, "two cores")
     unfit = {spec.run_id for spec in plan.specs if spec.geometry.micro_batch_size == 8}
-    found = forecast(plan.specs, sweep, machine, unfit=unfit)
-    hours = [own.device_hours for run, own in found.runs.items() if run not in unfit]
-    assert found.runs_left == len(hours) == 2
-    assert found.device_hours is not None
-    assert found.device_hours.high == pytest.approx(sum(own.high for own in hours if own))
-    assert len(found.runs) == 4
+    totals = forecast(plan.specs, sweep, machine, unfit=unfit)
+    hours = [figure.device_hours for run, figure in totals.runs.items() if run not in unfit]
+    assert totals.runs_left == len(hours) == 2
+    assert totals.device_hours is not None
+    assert totals.device_hours.high == pytest.approx(sum(figure.high for figure in hours if figure))
+    assert len(totals.runs) == 4
 
 
-@pytest.mark.parametrize(("skips", "left"), [("true", 0), ("false", 1)])
-def test_a_run_that_is_too_big_is_in_no_total_unless_it_is_launched(skips: str, left: int) -> None:
+@pytest.mark.parametrize(("skips", "runs_left"), [("true", 0), ("false", 1)])
+def test_a_run_that_is_too_big_is_in_no_total_unless_it_is_launched(
+    skips: str, runs_left: int
+) -> None:
     tiny = ("device.memory_limit_gib=0.0001", f"launcher.skip_unfit={skips}")
     plan, machine = planned(*SMALL, MICRO, *tiny)
-    found = predict(plan.specs, SweepFolder(plan.sweep_dir), machine)
-    assert [run.memory.fits for run in found.runs.values() if run.memory] == ["does not fit"]
-    assert found.runs_left == left
-    (run,) = json.loads(plan_json(plan, machine, found, BEGIN))["runs"]
+    totals = predict(plan.specs, SweepFolder(plan.sweep_dir), machine)
+    assert [run.memory.fits for run in totals.runs.values() if run.memory] == ["does not fit"]
+    assert totals.runs_left == runs_left
+    (run,) = json.loads(plan_json(plan, machine, totals, BEGIN))["runs"]
     assert run["memory"]["fits"] == "does not fit"
-    assert run["planned"] == ("launch" if left else "rejected")
-    assert left or "there are 0.0001; launcher.skip_unfit=false launches it" in run["reason"]
+    assert run["planned"] == ("launch" if runs_left else "rejected")
+    assert runs_left or "there are 0.0001; launcher.skip_unfit=false launches it" in run["reason"]
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "units", "said"),
+    ("low", "high", "units", "text"),
     [
         (0.12, 0.8, DURATIONS, "120-800 ms"),
         (84e-6, 0.0121, DURATIONS, "84 us to 12 ms"),
@@ -155,13 +157,13 @@ def test_a_run_that_is_too_big_is_in_no_total_unless_it_is_launched(skips: str, 
     ],
 )
 def test_the_ends_of_a_range_have_their_units(
-    low: float, high: float, units: dict[str, float], said: str
+    low: float, high: float, units: dict[str, float], text: str
 ) -> None:
-    assert span(PredictedRange(low, high), units) == said
+    assert span(PredictedRange(low, high), units) == text
 
 
 def test_in_80_columns_no_figure_is_broken() -> None:
-    plan, found = foretold(
+    plan, totals = foretold(
         "cluster=h100_80g",
         "cluster.nodes=2",
         "batch.nodes=2",
@@ -175,9 +177,9 @@ def test_in_80_columns_no_figure_is_broken() -> None:
         "seed=0,1,2",
     )
     cuts = {spec.run_id: str(spec.geometry).partition(" = ")[0] for spec in plan.specs}
-    estimated = shown(found, cuts)
+    estimated = shown(totals, cuts)
     measured = replace(
-        found,
+        totals,
         runs={
             name: replace(
                 run,
@@ -188,7 +190,7 @@ def test_in_80_columns_no_figure_is_broken() -> None:
                     if isinstance(figure, PredictedRange)
                 },
             )
-            for name, run in found.runs.items()
+            for name, run in totals.runs.items()
         },
     )
     for text in (estimated, shown(measured, cuts)):
@@ -210,10 +212,10 @@ def test_a_cluster_names_no_run_and_no_folder() -> None:
     here = Machine(2, "cores", (CudaDevice(0, "NVIDIA A100-SXM4-80GB", (8, 0), "u"),))
     grid = compose(same, "batchscape plan")
     assert grid is not None
-    found = make_plan(grid, here, prepare)
-    names = [[spec.run_id for spec in plan.specs] for plan in (declared, other, found)]
+    made = make_plan(grid, here, prepare)
+    names = [[spec.run_id for spec in plan.specs] for plan in (declared, other, made)]
     assert names[0] == names[1] == names[2]
-    assert declared.sweep_dir == other.sweep_dir == found.sweep_dir
+    assert declared.sweep_dir == other.sweep_dir == made.sweep_dir
 
 
 def test_geometries_over_nodes_stay_within_them() -> None:
@@ -243,13 +245,13 @@ def test_a_device_that_is_found_has_the_figures_of_its_file(
     device = CudaDevice(0, "NVIDIA A100-SXM4-40GB", (8, 0), "u", 39.4)
     monkeypatch.setattr(Machine, "detect", lambda: Machine(8, "cores", (device,)))
     (sheet,) = (sheet for sheet in datasheets() if sheet.device == "A100 SXM 40 GB")
-    found = Machine.of(Cluster(link_gb_per_s=12.0))
-    assert not found.is_declared
+    this_machine = Machine.of(Cluster(link_gb_per_s=12.0))
+    assert not this_machine.is_declared
     expected = asdict(sheet) | {"link_gb_per_s": 12.0}
     expected |= dict.fromkeys(("device", "devices_per_node", "nodes"))
-    assert asdict(found.cluster) == expected
-    assert found.is_like("NVIDIA A100-SXM4-40GB")
-    assert not found.is_like("NVIDIA A100-SXM4-80GB")
+    assert asdict(this_machine.cluster) == expected
+    assert this_machine.is_like("NVIDIA A100-SXM4-40GB")
+    assert not this_machine.is_like("NVIDIA A100-SXM4-80GB")
 
 
 def test_names_of_drivers_are_of_one_file_each() -> None:
@@ -288,10 +290,10 @@ def test_a_picture_of_what_fits_and_how_fast(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Cells that are never launched are fields too."""
-    asked = (*SMALL, "batch.global_batch_size=8", "batch.micro_batch_size=2,3")
-    assert main(["plan", *asked, "--picture", str(tmp_path / "plan.png")]) == 0
+    lines = (*SMALL, "batch.global_batch_size=8", "batch.micro_batch_size=2,3")
+    assert main(["plan", *lines, "--picture", str(tmp_path / "plan.png")]) == 0
     assert (tmp_path / "plan.png").stat().st_size > 5000
-    assert main(["plan", *asked, "--picture", str(tmp_path / "plan")]) == 2
+    assert main(["plan", *lines, "--picture", str(tmp_path / "plan")]) == 2
     assert "a picture is a file that ends in one of" in capsys.readouterr().err
 
 
@@ -299,11 +301,11 @@ def test_json_holds_all_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = [*SMALL, "cluster=a100_80g", "batch.global_batch_size=32", "seed=0,1"]
-    assert main(["plan", "--json", *asked, "batch.micro_batch_size=4,5"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    launched = [run for run in told["runs"] if run["planned"] == "launch"]
-    rejected = [run for run in told["runs"] if run["planned"] == "rejected"]
+    lines = [*SMALL, "cluster=a100_80g", "batch.global_batch_size=32", "seed=0,1"]
+    assert main(["plan", "--json", *lines, "batch.micro_batch_size=4,5"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    launched = [run for run in content["runs"] if run["planned"] == "launch"]
+    rejected = [run for run in content["runs"] if run["planned"] == "rejected"]
     assert len(launched) == len(rejected) == 2
     assert {run["way"] for run in launched} == {"datasheet"}
     assert all(run["step_time_s"] is None and run["reason"] for run in rejected)
@@ -311,25 +313,25 @@ def test_json_holds_all_of_it(
         assert run["memory"]["fits"] == "fits"
         assert 0 < run["memory"]["peak_allocated_gib"]["value"] < run["memory"]["room_gib"] == 80
     total = sum(run["device_hours"]["high"] for run in launched)
-    assert told["sweep"]["device_hours"]["high"] == pytest.approx(total)
-    assert told["sweep"]["runs_left"] == 2
-    ends = [datetime.fromisoformat(end) for end in told["sweep"]["ends_at"]]
-    assert datetime.fromisoformat(told["sweep"]["begins_at"]) <= ends[0] <= ends[1]
-    assert told["machine"]["devices"] == 8
-    assert told["machine"]["memory_gib"] == 80
+    assert content["sweep"]["device_hours"]["high"] == pytest.approx(total)
+    assert content["sweep"]["runs_left"] == 2
+    ends = [datetime.fromisoformat(end) for end in content["sweep"]["ends_at"]]
+    assert datetime.fromisoformat(content["sweep"]["begins_at"]) <= ends[0] <= ends[1]
+    assert content["machine"]["devices"] == 8
+    assert content["machine"]["memory_gib"] == 80
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 def test_70_billion_parameters_fit_on_64_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     ranks = 8 * 64
-    asked = (
+    lines = (
         *(*LLAMA_70B, "engine=fsdp", "engine.activation_checkpointing=true"),
         *("cluster=h100_80g", "cluster.nodes=64", "batch.nodes=64"),
         *(f"batch.data_parallel_size={ranks}", f"batch.global_batch_size={ranks}", MICRO),
         *("budget.samples=1024", "evaluation.every_samples=null", "evaluation.samples=32"),
     )
-    main(["plan", "--json", *asked])
+    main(["plan", "--json", *lines])
     (run,) = json.loads(capsys.readouterr().out)["runs"]
     assert run["planned"] == "launch"
     assert run["memory"]["fits"] == "fits"
@@ -359,7 +361,7 @@ def test_geometries_of_a_global_batch(capsys: pytest.CaptureFixture[str]) -> Non
         if 224 % (d * m) == 0 and 224 // (d * m) <= 9
     ]
     names = ("data_parallel_size", "micro_batch_size", "gradient_accumulation_steps")
-    found = json.loads(capsys.readouterr().out)
-    assert [tuple(one[name] for name in names) for one in found] == expected
+    content = json.loads(capsys.readouterr().out)
+    assert [tuple(one[name] for name in names) for one in content] == expected
     assert main(["geometry", "--global", "224", "--devices", "9"]) == 2
     assert "can take 1, 2, 4, 7, 8, 14, 16, 28" in capsys.readouterr().err

@@ -99,9 +99,9 @@ def test_lists_and_strings_in_a_sweep_file_mean_the_same(tmp_path: Path) -> None
         (tmp_path / "sweeps" / f"{name}.yaml").write_text(
             f"# @package _global_\nhydra: {{sweeper: {{params: {axes}}}}}\n"
         )
-        found = compose(["--config-dir", str(tmp_path), f"sweeps={name}"], "batchscape sweep")
-        assert found is not None
-        cells.append(canonical([cell.settings for cell in found.cells]))
+        composed = compose(["--config-dir", str(tmp_path), f"sweeps={name}"], "batchscape sweep")
+        assert composed is not None
+        cells.append(canonical([cell.settings for cell in composed.cells]))
     assert len(cells[0]) == 8
     assert cells[0] == cells[1]
 
@@ -113,10 +113,10 @@ def test_values_of_a_sweep_file_may_be_lists_of_mappings(tmp_path: Path) -> None
         "# @package _global_\n"
         f"hydra: {{sweeper: {{params: {{batch.ramp: {json.dumps(ramps)}, seed: [0, 1]}}}}}}\n"
     )
-    found = compose(["--config-dir", str(tmp_path), "sweeps=mine"], "batchscape sweep")
-    assert found is not None
-    seen = [(cell.settings["batch"]["ramp"], cell.settings["seed"]) for cell in found.cells]
-    assert seen == [(ramps[0], 0), (ramps[0], 1), (ramps[1], 0), (ramps[1], 1)]
+    composed = compose(["--config-dir", str(tmp_path), "sweeps=mine"], "batchscape sweep")
+    assert composed is not None
+    values = [(cell.settings["batch"]["ramp"], cell.settings["seed"]) for cell in composed.cells]
+    assert values == [(ramps[0], 0), (ramps[0], 1), (ramps[1], 0), (ramps[1], 1)]
 
 
 def test_command_line_replaces_the_axis_of_the_same_key(grid: MakeGrid) -> None:
@@ -183,10 +183,10 @@ def test_thousands_of_cells_compose_once(grid: MakeGrid, monkeypatch: pytest.Mon
         return original(*args, **kwargs)
 
     monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", counting)
-    found = grid(
+    cells = grid(
         "seed=range(0,500)", "model=gpt_nano,gpt_micro", "batch.micro_batch_size=1,2,4,8,16"
     )
-    assert len(found.cells) == 5000
+    assert len(cells.cells) == 5000
     assert count == 2
 
 
@@ -221,8 +221,8 @@ def plan_or_message(lines: list[str]) -> None:
 
     message = None
     try:
-        found = compose(lines, "batchscape plan") or pytest.fail("nothing asks for a show")
-        plan = make_plan(found, Machine(2, "two cores"), prepare)
+        text = compose(lines, "batchscape plan") or pytest.fail("nothing asks for a show")
+        plan = make_plan(text, Machine(2, "two cores"), prepare)
     except BatchscapeError as error:
         message = str(error)
     except SystemExit as leaving:
@@ -232,7 +232,7 @@ def plan_or_message(lines: list[str]) -> None:
         assert "code 0" not in message
         return
     assert plan.specs
-    assert len(plan.cells) + plan.repeated == len(found.cells)
+    assert len(plan.cells) + plan.repeated == len(text.cells)
     for spec in plan.specs:
         assert spec.samples == spec.optimizer_steps * spec.geometry.global_batch_size
         assert spec.config == RunConfig.from_mapping(spec.config.to_mapping())

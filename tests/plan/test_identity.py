@@ -111,19 +111,19 @@ def test_resolved_values_count_and_how_they_were_given_does_not() -> None:
 
 
 def test_geometry_layout_device_and_content() -> None:
-    alike = [
+    variants = [
         ids(BASE),
         ids(BASE, geometry=BatchGeometry(1, 1, 8, 4)),
         ids(BASE, geometry=BatchGeometry(2, 1, 8, 2)),
         ids(BASE, device_type="cuda"),
     ]
-    assert len({trajectory for trajectory, _ in alike}) == 1
-    assert len({run for _, run in alike}) == 4
+    assert len({trajectory for trajectory, _ in variants}) == 1
+    assert len({run for _, run in variants}) == 4
     assert ids(BASE, data=replace(DATA, folder="/another/folder")) == ids(BASE)
     for content in ({"manifest_hash": "other"}, {"classes": 257}, {"task": "other"}):
         trajectory, run = ids(BASE, data=replace(DATA, **content))
         assert trajectory != ids(BASE)[0]
-        assert run not in {run for _, run in alike}
+        assert run not in {run for _, run in variants}
 
 
 def test_readable_names() -> None:
@@ -205,11 +205,11 @@ def test_what_extends_a_folder_and_what_opens_another(plan: MakePlan) -> None:
 
 
 def test_given_names(plan: MakePlan) -> None:
-    named = plan("sweep_name=mine", "model=gpt_micro")
-    assert (named.sweep_name, named.sweep_dir) == ("mine", Path("outputs/mine"))
+    made = plan("sweep_name=mine", "model=gpt_micro")
+    assert (made.sweep_name, made.sweep_dir) == ("mine", Path("outputs/mine"))
     placed = plan("sweep_dir=/some/where", "sweeps=fixed_global_batch")
     assert (placed.sweep_name, placed.sweep_dir) == ("fixed_global_batch", Path("/some/where"))
-    assert all(spec.sweep_name == "mine" for spec in named.specs)
+    assert all(spec.sweep_name == "mine" for spec in made.specs)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "../out", "/var/x", ".hidden", " ", "a b", "-"])
@@ -220,18 +220,18 @@ def test_names_that_are_no_folder(name: str) -> None:
 
 
 def test_axes_do_not_enter_the_hash(grid: Callable[..., SweepCells]) -> None:
-    found = grid("sweeps=learning_rate", "seed=5", "budget.samples=1280")
-    assert "seed" in found.axis_keys
-    assert found.fixed == {"sweeps": "learning_rate", "budget.samples": 1280}
+    made_grid = grid("sweeps=learning_rate", "seed=5", "budget.samples=1280")
+    assert "seed" in made_grid.axis_keys
+    assert made_grid.fixed == {"sweeps": "learning_rate", "budget.samples": 1280}
 
 
 def test_what_is_measured_again_goes_to_the_folder_of_what_it_repeats() -> None:
     for swept, fixed in (((), {"seed": 3}), (("seed",), {}), (("seed", "batch.ramp"), {"a": 1})):
-        named = name_sweep(BASE, sweep_file=None, swept_keys=swept, fixed=fixed)
+        name_and_folder = name_sweep(BASE, sweep_file=None, swept_keys=swept, fixed=fixed)
         again = name_sweep(
             BASE, sweep_file=None, swept_keys=swept, fixed={**fixed, "timing_repeat": 1}
         )
         swept_again = name_sweep(
             BASE, sweep_file=None, swept_keys=(*swept, "timing_repeat"), fixed=fixed
         )
-        assert named == again == swept_again
+        assert name_and_folder == again == swept_again

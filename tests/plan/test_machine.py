@@ -106,9 +106,9 @@ def test_cores_have_their_numbers() -> None:
 def test_devices_as_torch_sees_them() -> None:
     import torch
 
-    found = Machine.detect().cuda_devices
-    assert len(found) == torch.cuda.device_count()
-    for position, device in enumerate(found):
+    devices = Machine.detect().cuda_devices
+    assert len(devices) == torch.cuda.device_count()
+    for position, device in enumerate(devices):
         properties = torch.cuda.get_device_properties(position)
         assert device.name == properties.name
         assert device.compute_capability == (properties.major, properties.minor)
@@ -155,9 +155,9 @@ class Nvml:
 
 def test_devices_are_told_with_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     Nvml(monkeypatch)
-    found = Machine.detect().cuda_devices
-    assert [device.memory_gib for device in found] == [1.0, 2.0, 3.0]
-    assert [device.uuid for device in found] == ["GPU-00", "GPU-11", "GPU-22"]
+    devices = Machine.detect().cuda_devices
+    assert [device.memory_gib for device in devices] == [1.0, 2.0, 3.0]
+    assert [device.uuid for device in devices] == ["GPU-00", "GPU-11", "GPU-22"]
 
 
 def test_the_memory_of_its_devices_is_recorded_with_a_run_and_limits_what_is_recommended(
@@ -175,7 +175,7 @@ def test_the_memory_of_its_devices_is_recorded_with_a_run_and_limits_what_is_rec
 
 
 @pytest.mark.parametrize(
-    ("variable", "closed", "said"),
+    ("variable", "closed", "text"),
     [
         (None, (), "device 1"),
         (None, (0,), "device 1"),  # its number stays the driver's
@@ -186,7 +186,7 @@ def test_the_memory_of_its_devices_is_recorded_with_a_run_and_limits_what_is_rec
     ],
 )
 def test_slices_are_refused_where_nobody_names_them(
-    monkeypatch: pytest.MonkeyPatch, variable: str | None, closed: tuple[int, ...], said: str | None
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, closed: tuple[int, ...], text: str | None
 ) -> None:
     """CUDA would take the first slice of a device for the device."""
     Nvml(monkeypatch, closed=closed).sliced = (1,)
@@ -195,18 +195,18 @@ def test_slices_are_refused_where_nobody_names_them(
     machine = Machine.detect()
     assert machine.device_type(Local("local", device="cpu")) == "cpu"
     for device in ("auto", "cuda"):
-        if said is None:
+        if text is None:
             assert machine.device_type(Local("local", device=device)) == "cuda"
             continue
-        with pytest.raises(ConfigError, match=rf"MIG is switched on for {said}, .*-i 1 -mig 0"):
+        with pytest.raises(ConfigError, match=rf"MIG is switched on for {text}, .*-i 1 -mig 0"):
             machine.device_type(Local("local", device=device))
 
 
 def test_a_device_that_may_not_be_opened_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """As CUDA counts: the others move up."""
     Nvml(monkeypatch, closed=(1,))
-    found = Machine.detect().cuda_devices
-    assert [(device.index, device.uuid) for device in found] == [(0, "GPU-00"), (1, "GPU-22")]
+    devices = Machine.detect().cuda_devices
+    assert [(device.index, device.uuid) for device in devices] == [(0, "GPU-00"), (1, "GPU-22")]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert [device.uuid for device in Machine.detect().cuda_devices] == ["GPU-22"]
 

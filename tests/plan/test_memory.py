@@ -181,24 +181,30 @@ def test_a_convolution_takes_what_one_of_few_samples_tells(layer, channels_last,
     bias = layer.bias if layer.bias is None else layer.bias.detach()
     forward = torch.ops.aten.convolution.default
     backward = torch.ops.aten.convolution_backward.default
-    given = (images, layer.weight.detach(), bias, *settings)
-    result = forward(*given)
+    arguments = (images, layer.weight.detach(), bias, *settings)
+    result = forward(*arguments)
     biases = None if bias is None else list(bias.shape)
-    of_result = (torch.ones_like(result), *given[:2], biases, *settings, [True, True, bool(biases)])
+    of_result = (
+        torch.ones_like(result),
+        *arguments[:2],
+        biases,
+        *settings,
+        [True, True, bool(biases)],
+    )
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        for operator, args in ((forward, given), (backward, of_result)):
-            told = memory_trace._bytes_in_convolution(operator, args)
-            assert told == list(accumulate(allocations_of(partial(operator, *args))))
+        for operator, args in ((forward, arguments), (backward, of_result)):
+            sizes = memory_trace._bytes_in_convolution(operator, args)
+            assert sizes == list(accumulate(allocations_of(partial(operator, *args))))
     finally:
         torch.set_num_threads(threads)
 
 
 def test_a_prediction_is_what_a_rank_allocates(run_of, trainer, tmp_path):
     spec = run_of((2, 8, 2), engine=BFLOAT16)
-    predicted, found = bytes_of(predict_memory(spec)), measured(trainer, spec, tmp_path)
-    assert predicted == pytest.approx(found, abs=SCALARS)
+    predicted, sizes = bytes_of(predict_memory(spec)), measured(trainer, spec, tmp_path)
+    assert predicted == pytest.approx(sizes, abs=SCALARS)
 
 
 @pytest.mark.slow
@@ -230,16 +236,16 @@ def test_a_prediction_is_what_a_rank_allocates(run_of, trainer, tmp_path):
 )
 def test_predictions_are_what_ranks_allocate(geometry, settings, run_of, trainer, tmp_path):
     spec = run_of(geometry, **settings)
-    predicted, found = bytes_of(predict_memory(spec)), measured(trainer, spec, tmp_path)
+    predicted, sizes = bytes_of(predict_memory(spec)), measured(trainer, spec, tmp_path)
     held = broadcast_bytes(spec)
     may_be_held = {
-        name: held if found[name] > predicted[name] + SCALARS else 0
+        name: held if sizes[name] > predicted[name] + SCALARS else 0
         for name in ("peak_allocated_steady_gib", "peak_allocated_gib")
     }
-    found = {name: size - may_be_held.get(name, 0) for name, size in found.items()}
+    sizes = {name: size - may_be_held.get(name, 0) for name, size in sizes.items()}
     within = product_bytes() if settings.get("optimizer") == MUON else 0
     most = most_bytes(spec)
-    for name, size in found.items():
+    for name, size in sizes.items():
         assert predicted[name] - SCALARS <= size <= most[name] + SCALARS + within, name
 
 
@@ -279,20 +285,20 @@ def test_predictions_are_what_libraries_allocate(
     # On a busy machine a thread of gloo holds an exchange for longer than anybody can say: of each
     # phase the least of some trainings counts, as long as there was such a one. DeepSpeed exchanges
     # all gradients with itself, where a rank is alone: once they were held whole, 138,752 bytes.
-    found = measured(trainer, spec, tmp_path / "0")
+    sizes = measured(trainer, spec, tmp_path / "0")
     exchanges = library == "deepspeed" or spec.geometry.data_parallel_size > 1
     for again in range(1, 3 if exchanges else 1):
-        if all(size <= most[name] + SCALARS + buffers for name, size in found.items()):
+        if all(size <= most[name] + SCALARS + buffers for name, size in sizes.items()):
             break
         other = measured(trainer, spec, tmp_path / str(again))
-        found = {name: min(size, other[name]) for name, size in found.items()}
-    for name, size in found.items():
+        sizes = {name: min(size, other[name]) for name, size in sizes.items()}
+    for name, size in sizes.items():
         assert predicted[name] - SCALARS <= size, name
         # The first update comes when much was exchanged, and is no peak.
         if name != "peak_allocated_first_optimizer_step_gib":
             assert size <= most[name] + SCALARS + buffers, name
     peak = "peak_allocated_gib"
-    assert found[peak] == pytest.approx(predicted[peak], rel=0.03)
+    assert sizes[peak] == pytest.approx(predicted[peak], rel=0.03)
 
 
 @of_libraries
@@ -309,8 +315,8 @@ def test_zero_cuts_what_its_stage_says(stage, run_of):
         counted = held[0] * parameters + held[1] * parameters / ranks
         # Parts are padded to whole numbers for each of the 26 parameters, and aligned.
         slack = SCALARS + 3 * 26 * 4 * ranks + 16 * ranks
-        found = bytes_of(report)["allocated_after_model_gib"]
-        assert found == pytest.approx(counted, abs=slack)
+        held_bytes = bytes_of(report)["allocated_after_model_gib"]
+        assert held_bytes == pytest.approx(counted, abs=slack)
 
 
 @of_libraries
@@ -335,7 +341,9 @@ def test_what_may_linger_counts_where_it_is_asked_for():
         attends_by_parts=False,
         lingering=(3,),
     )
-    few, most = (trace.allocated("cpu", lingering=asked) for asked in (False, True))
+    few, most = (
+        trace.allocated("cpu", lingering=counts_lingering) for counts_lingering in (False, True)
+    )
     assert few["after_model"].last == most["after_model"].last == 3
     assert few["first_backward"].peak == 3 + 7
     assert most["first_backward"].peak == 3 + 5 + 7
@@ -356,12 +364,12 @@ def test_recomputed_activations_are_predicted_but_for_random_states(
 ):
     engine = {**BFLOAT16, "activation_checkpointing": True}
     spec = run_of((1, 8, 2), engine=engine, model=model)
-    predicted, found = bytes_of(predict_memory(spec)), measured(trainer, spec, tmp_path)
+    predicted, sizes = bytes_of(predict_memory(spec)), measured(trainer, spec, tmp_path)
     states = 2 * RANDOM_STATE
     for name in FIGURES:
-        assert 0 <= found[name] - predicted[name] <= states + SCALARS
-    whole = predict_memory(run_of((1, 8, 2), engine=BFLOAT16, model=model))
-    assert predicted["peak_allocated_gib"] < 0.8 * bytes_of(whole)["peak_allocated_gib"]
+        assert 0 <= sizes[name] - predicted[name] <= states + SCALARS
+    without = predict_memory(run_of((1, 8, 2), engine=BFLOAT16, model=model))
+    assert predicted["peak_allocated_gib"] < 0.8 * bytes_of(without)["peak_allocated_gib"]
 
 
 @pytest.mark.slow
@@ -373,8 +381,8 @@ def test_what_is_held_is_parameters_gradients_state_and_buckets(run_of):
     assert one["allocated_after_model_gib"] == pytest.approx(parameters, abs=SCALARS)
     assert many["allocated_after_model_gib"] == pytest.approx(2 * parameters, abs=SCALARS)
     # Each of AdamW's step counters is a number more.
-    for found in (one, many):
-        updating = found["peak_allocated_first_optimizer_step_gib"]
+    for sizes in (one, many):
+        updating = sizes["peak_allocated_first_optimizer_step_gib"]
         assert updating == pytest.approx(4 * parameters, abs=SCALARS + 4 * 2 * 26)
 
 
@@ -449,7 +457,7 @@ def test_each_key_is_rehearsed_once_and_of_many_micro_batches_four(engine, run_o
 
 def test_the_key_holds_what_decides_memory_and_nothing_else(run_of):
     base = run_of((1, 8, 2))
-    alike = [
+    same = [
         {"seed": 3},
         {"optimizer": {"name": "adamw", "learning_rate": 1.0, "beta1": 0.5}},
         {"budget": {"optimizer_steps": 7}},
@@ -464,7 +472,7 @@ def test_the_key_holds_what_decides_memory_and_nothing_else(run_of):
         {"data": {"name": "stdlib", "sequence_length": 33}},
         {"evaluation": {"samples": 2, "ema_half_life_tokens": 9.0}},
     ]
-    assert {memory_key(run_of((1, 8, 2), **some)) for some in alike} == {memory_key(base)}
+    assert {memory_key(run_of((1, 8, 2), **some)) for some in same} == {memory_key(base)}
     keys = {memory_key(run_of((1, 8, 2), **some)) for some in other}
     assert len(keys | {memory_key(base), memory_key(run_of((1, 9, 2)))}) == len(other) + 2
 
@@ -541,9 +549,9 @@ def test_nothing_is_left_behind(settings, run_of, tmp_path, monkeypatch):
             dist.is_initialized(),
         )
 
-    found = state()
+    before = state()
     assert predict_memory(run).problem is None
-    assert state() == found
+    assert state() == before
     assert list(tmp_path.iterdir()) == []
     # `transformers` adds one of its own where it builds a model.
     assert {name: vars(torch.nn.Module)[name] for name in module} == module
@@ -554,7 +562,7 @@ def test_nothing_is_left_behind(settings, run_of, tmp_path, monkeypatch):
 def test_under_fsdp_no_device_is_given_the_whole_model(run_of):
     """A block beside the parts; on a CPU the first rank holds what it draws."""
     spec = run_of((64, 1, 1), engine=FSDP, model=GPT | {"n_layers": 8, "d_model": 128})
-    whole = 4 * count_parameters(spec.config, spec.data)
+    model_bytes = 4 * count_parameters(spec.config, spec.data)
     sample = memory_trace.sample_of(spec)
     on_cuda, on_cpu = (
         memory_trace.trace(replace(spec, device_type=kind), sample, spec.geometry)
@@ -562,7 +570,7 @@ def test_under_fsdp_no_device_is_given_the_whole_model(run_of):
         .peak
         for kind in ("cuda", "cpu")
     )
-    assert on_cuda < whole / 2 < whole <= on_cpu
+    assert on_cuda < model_bytes / 2 < model_bytes <= on_cpu
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])

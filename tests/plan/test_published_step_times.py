@@ -111,9 +111,9 @@ def small(arguments: tuple[str, ...], width: int, length: int, layers: int) -> l
         (*arguments, f"model.d_model={width}", f"data.sequence_length={length}", "model.n_heads=2")
     )
     config = replace(config, model=replace(config.model, n_layers=layers))  # type: ignore[type-var]
-    found = count_operations(config, prepare(config.data), "bfloat16")
-    assert isinstance(found, OperationCounts), found
-    return flat(found)
+    counts = count_operations(config, prepare(config.data), "bfloat16")
+    assert isinstance(counts, OperationCounts), counts
+    return flat(counts)
 
 
 def through(nodes: tuple[int, ...], at: int) -> list[float]:
@@ -152,14 +152,14 @@ def facts(config: RunConfig, data: Any, precision: str) -> OperationCounts:  # n
     )
 
 
-def flat(found: OperationCounts) -> list[float]:
+def flat(counts: OperationCounts) -> list[float]:
     return [
-        *found.flops,
-        *found.traffic_bytes,
-        found.kernels,
-        found.model_flops,
-        found.gradient_bytes,
-        found.tensors,
+        *counts.flops,
+        *counts.traffic_bytes,
+        counts.kernels,
+        counts.model_flops,
+        counts.gradient_bytes,
+        counts.tensors,
     ]
 
 
@@ -174,20 +174,22 @@ def predicted(row: Any) -> tuple[float, float, float, float]:
         sheet = replace(sheet, memory_gb_per_s=2400.0)
     cut = row.micro_batch_size, row.accumulation
     geometry = BatchGeometry(nodes, row.devices // nodes, *cut)
-    found = StepTimeRanges(Machine.of(sheet)).coefficients(spec_of(config, geometry), geometry)
-    assert isinstance(found, Coefficients), found
-    reduced, gathered = found.rings
+    coefficients = StepTimeRanges(Machine.of(sheet)).coefficients(
+        spec_of(config, geometry), geometry
+    )
+    assert isinstance(coefficients, Coefficients), coefficients
+    reduced, gathered = coefficients.rings
     exchanged = (reduced / 2 if row.reduces_half else reduced, gathered / 2)
-    low, middle, high = replace(found, rings=exchanged).step_time_s(row.devices, *cut)
+    low, middle, high = replace(coefficients, rings=exchanged).step_time_s(row.devices, *cut)
     tokens = geometry.global_batch_size * row.sequence_length
     return tokens / row.tokens_per_s, low, middle, high
 
 
 def table(chosen: pd.DataFrame) -> pd.DataFrame:
     """Return `published`, `low`, `middle` and `high` of each row."""
-    found = [predicted(row) for row in chosen.itertuples()]
+    ranges = [predicted(row) for row in chosen.itertuples()]
     return pd.DataFrame(
-        found, columns=["published", "low", "middle", "high"], index=chosen.index
+        ranges, columns=["published", "low", "middle", "high"], index=chosen.index
     ).assign(devices=chosen["devices"], source=chosen["source"])
 
 
@@ -199,18 +201,18 @@ def shallow(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_thirteen_billion_on_64_devices() -> None:
     """Of 2.76 s at best, with one network card a node, 0.85 was published."""
     chosen = rows()[rows()["model"].eq("13b") & rows()["devices"].eq(64)]
-    found = table(chosen[chosen["device"].eq("H100 SXM 80 GB")]).iloc[0]
-    assert found["published"] == pytest.approx(0.853, abs=1e-3)
-    assert found["low"] < 0.853 < found["high"]
-    assert found["middle"] == pytest.approx(0.853, rel=0.1)
+    row = table(chosen[chosen["device"].eq("H100 SXM 80 GB")]).iloc[0]
+    assert row["published"] == pytest.approx(0.853, abs=1e-3)
+    assert row["low"] < 0.853 < row["high"]
+    assert row["middle"] == pytest.approx(0.853, rel=0.1)
 
 
 @pytest.mark.slow
 def test_coverage() -> None:
     """The table of `plan.step_time`; the middle is neither fast nor slow."""
-    found = table(rows())
+    summary = table(rows())
     published, kept_out = rows()["source"], rows()["model"].isin(KEPT_OUT)
-    over_nodes = (found["devices"] > 8) & published.eq("mosaicml")
+    over_nodes = (summary["devices"] > 8) & published.eq("mosaicml")
     sets = {
         "fitted": published.eq("mosaicml") & ~kept_out,
         "kept out": kept_out,
@@ -225,12 +227,12 @@ def test_coverage() -> None:
         "over nodes, kept out": (25, 25),
         "torchtitan": (4, 4),
     }
-    is_inside = found["published"].between(found["low"], found["high"])
+    is_inside = summary["published"].between(summary["low"], summary["high"])
     assert {name: (int(s.sum()), int(is_inside[s].sum())) for name, s in sets.items()} == expected
-    off = found["published"] / found["middle"]
+    off = summary["published"] / summary["middle"]
     for name in ("fitted", "kept out", "over nodes"):
         assert 0.95 < off[sets[name]].median() < 1.05, name
-        assert (found["high"] / found["low"])[sets[name]].median() < 3.3, name
+        assert (summary["high"] / summary["low"])[sets[name]].median() < 3.3, name
 
 
 @pytest.mark.parametrize("arguments", [(512, 12, "125m")], ids=str)
@@ -240,6 +242,6 @@ def test_large_models_do_what_small_ones_tell(arguments: tuple[int, int, str]) -
     config = config_of(words(row))
     assert config.model.n_layers == layers  # type: ignore[union-attr]
     data = prepare(config.data)
-    whole = count_operations(config, data, "bfloat16")
-    assert isinstance(whole, OperationCounts)
-    assert flat(facts(config, data, "bfloat16")) == pytest.approx(flat(whole), rel=1e-6)
+    of_all = count_operations(config, data, "bfloat16")
+    assert isinstance(of_all, OperationCounts)
+    assert flat(facts(config, data, "bfloat16")) == pytest.approx(flat(of_all), rel=1e-6)

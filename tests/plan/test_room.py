@@ -24,14 +24,14 @@ def forecast(
     spec_of: Callable[..., RunSpec],
     predicted: float,
     machine: Machine = H200,
-    seen: tuple[float, float, int] | None = None,
+    measured: tuple[float, float, int] | None = None,
 ) -> tuple[float, float, str]:
     spec = replace(spec_of((1, 16, 1)), device_type="cuda")
-    found = memory_forecast(
-        spec, MemoryReport("fake tensors", peak_allocated_gib=predicted), machine, seen
+    forecast = memory_forecast(
+        spec, MemoryReport("fake tensors", peak_allocated_gib=predicted), machine, measured
     )
-    assert found.peak_allocated_gib is not None
-    return found.peak_allocated_gib.low, found.peak_allocated_gib.high, str(found.fits)
+    assert forecast.peak_allocated_gib is not None
+    return forecast.peak_allocated_gib.low, forecast.peak_allocated_gib.high, str(forecast.fits)
 
 
 @pytest.mark.parametrize(("measured", "predicted"), MEASURED)

@@ -25,8 +25,8 @@ decays = st.sampled_from(["none", "timescale"])
 
 def rules(reference: int, rate: str, beta: str, decay: str) -> Scaling:
     active = {rate, beta, decay} != {"none"}
-    given: dict[str, Any] = {"learning_rate": rate, "betas": beta, "weight_decay": decay}
-    return Scaling(reference if active else None, **given)
+    settings: dict[str, Any] = {"learning_rate": rate, "betas": beta, "weight_decay": decay}
+    return Scaling(reference if active else None, **settings)
 
 
 def close(one: Any, other: Any) -> None:
@@ -62,9 +62,9 @@ def test_learning_rates(reference: int, batch: int) -> None:
     for rate, factor in (("linear", k), ("sqrt", math.sqrt(k))):
         rule = rules(reference, rate, "none", "none")
         for optimizer in (ADAMW, SGD, MUON):
-            found = scaled(optimizer, rule, batch)
-            assert found.learning_rate == pytest.approx(optimizer.learning_rate * factor)
-            assert found.weight_decay == optimizer.weight_decay
+            result = scaled(optimizer, rule, batch)
+            assert result.learning_rate == pytest.approx(optimizer.learning_rate * factor)
+            assert result.weight_decay == optimizer.weight_decay
         muon = scaled(MUON, rule, batch)
         assert isinstance(muon, Muon)
         assert muon.adamw_learning_rate == pytest.approx(MUON.adamw_learning_rate * factor)
@@ -74,28 +74,28 @@ def test_learning_rates(reference: int, batch: int) -> None:
 def test_half_lives_of_betas_are_held_in_samples(reference: int, batch: int) -> None:
     """Samples until a weight is half: batch x ln(1/2) / ln(beta)."""
     for optimizer in (ADAMW, MUON):
-        found = scaled(optimizer, rules(reference, "none", "half_life", "none"), batch)
-        assert not isinstance(found, Sgd)
+        result = scaled(optimizer, rules(reference, "none", "half_life", "none"), batch)
+        assert not isinstance(result, Sgd)
         for name in ("beta1", "beta2"):
             before = reference / math.log(getattr(optimizer, name))
-            after = getattr(found, name)
+            after = getattr(result, name)
             if after > 1e-300:
                 assert batch / math.log(after) == pytest.approx(before, rel=1e-6)
 
 
 def test_a_published_beta() -> None:
     """0.95 at a batch of 512 is 0.9999 at a batch of 1 (Marek et al. 2025, arXiv 2507.07101)."""
-    found = scaled(ADAMW, rules(512, "none", "half_life", "none"), 1)
-    assert isinstance(found, AdamW)
-    assert found.beta2 == pytest.approx(0.9999, abs=5e-6)
+    result = scaled(ADAMW, rules(512, "none", "half_life", "none"), 1)
+    assert isinstance(result, AdamW)
+    assert result.beta2 == pytest.approx(0.9999, abs=5e-6)
 
 
 @given(batches, batches, rates)
 def test_the_timescale_of_weight_decay_is_held(reference: int, batch: int, rate: str) -> None:
     for optimizer in (ADAMW, SGD, MUON):
-        found = scaled(optimizer, rules(reference, rate, "none", "timescale"), batch)
+        result = scaled(optimizer, rules(reference, rate, "none", "timescale"), batch)
         before = reference / (optimizer.learning_rate * optimizer.weight_decay)
-        after = batch / (found.learning_rate * found.weight_decay)
+        after = batch / (result.learning_rate * result.weight_decay)
         assert after == pytest.approx(before, rel=1e-9)
 
 

@@ -247,8 +247,8 @@ def test_a_setting_is_in_the_names_that_it_says(setting: Setting) -> None:
     *group, field = setting.path
     before, *one = names(settings_with(beside))
     name = setting.key.rpartition(".")[2]
-    given = VALUES.get((setting.owner, field))
-    tried = [given] if given else [{name: value} for value in values_of(setting.hint)]
+    values = VALUES.get((setting.owner, field))
+    tried = [values] if values else [{name: value} for value in values_of(setting.hint)]
     for more in tried:
         try:
             config, *other = names(settings_with(beside, tuple(group), more))
@@ -326,8 +326,8 @@ def test_names_stay_what_they_are(
 
 def test_a_folder_counts_by_its_content(tmp_path: Path) -> None:
     def of(path: str) -> list[str]:
-        _, *found = names(settings_with({"model": {"name": "transformers", "path": path}}))
-        return found
+        _, *other_names = names(settings_with({"model": {"name": "transformers", "path": path}}))
+        return other_names
 
     (tmp_path / "two" / "config.json").write_text('{"model_type": "one"}')
     assert of("two") == of("one")

@@ -118,17 +118,17 @@ def test_rules(lines: list[str], message: str, plan: MakePlan) -> None:
 
 
 def test_a_ramp_that_cannot_be_cut_rejects_its_cell_only(plan: MakePlan) -> None:
-    found = plan(RAMP, "batch.micro_batch_size=8,16")
-    assert len(found.specs) == 1
-    (rejected,) = found.rejections
+    made = plan(RAMP, "batch.micro_batch_size=8,16")
+    assert len(made.specs) == 1
+    (rejected,) = made.rejections
     assert "batch.ramp, stage 1 of 2" in rejected.reason
 
 
 def test_sweeps_mix_runs_with_and_without_a_ramp(plan: MakePlan) -> None:
-    found = plan("batch.ramp=[],[{samples:640,global_batch_size:8}]", "seed=0,1")
-    assert [len(spec.stages) for spec in found.specs] == [1, 1, 2, 2]
-    assert len({spec.trajectory_id for spec in found.specs}) == 4
-    assert {spec.samples for spec in found.specs} == {3840}
+    made = plan("batch.ramp=[],[{samples:640,global_batch_size:8}]", "seed=0,1")
+    assert [len(spec.stages) for spec in made.specs] == [1, 1, 2, 2]
+    assert len({spec.trajectory_id for spec in made.specs}) == 4
+    assert {spec.samples for spec in made.specs} == {3840}
 
 
 @pytest.mark.slow
@@ -147,11 +147,11 @@ def test_equal_trainings_are_one_run_however_they_are_asked_for(plan: MakePlan) 
 
 
 def test_decompositions_of_a_ramp_are_one_trajectory(plan: MakePlan) -> None:
-    found = plan(RAMP, "batch.micro_batch_size=4,8", "batch.data_parallel_size=1")
-    assert len({spec.trajectory_id for spec in found.specs}) == 1
-    assert len({spec.run_id for spec in found.specs}) == 2
+    made = plan(RAMP, "batch.micro_batch_size=4,8", "batch.data_parallel_size=1")
+    assert len({spec.trajectory_id for spec in made.specs}) == 1
+    assert len({spec.run_id for spec in made.specs}) == 2
     longer = RAMP.replace("1280", "640")
-    assert plan(longer).specs[0].trajectory_id != found.specs[0].trajectory_id
+    assert plan(longer).specs[0].trajectory_id != made.specs[0].trajectory_id
 
 
 def test_a_rule_follows_the_ramp(plan: MakePlan) -> None:
@@ -168,13 +168,13 @@ def test_a_spec_with_stages_comes_back_from_its_file(plan: MakePlan, tmp_path: P
 
 @pytest.mark.slow
 def test_table_and_file_show_the_ramp(plan: MakePlan, tmp_path: Path) -> None:
-    found = plan(RAMP, "seed=0,1", f"sweep_dir='{tmp_path}/here'")
+    made = plan(RAMP, "seed=0,1", f"sweep_dir='{tmp_path}/here'")
     console = Console(width=200, record=True, file=io.StringIO())
     begin = datetime(2030, 1, 1, tzinfo=UTC)
-    predicted = forecast(found.specs, SweepFolder(found.sweep_dir), Machine(2, "two cores"))
-    console.print(plan_table(found, predicted, begin))
+    predicted = forecast(made.specs, SweepFolder(made.sweep_dir), Machine(2, "two cores"))
+    console.print(plan_table(made, predicted, begin))
     assert "1 x 8 x (1 -> 2 -> 4) = 8 -> 16 -> 32" in console.export_text()
-    write_plan(found)
+    write_plan(made)
     with (tmp_path / "here" / "plan.csv").open() as file:
         assert {row["ramp"] for row in csv.DictReader(file)} == {"8 -> 16 -> 32"}
     assert [row["ramp"] for row in plan_rows(plan())] == [None]
@@ -198,9 +198,9 @@ def test_evaluations_fall_between_steps_or_are_refused(
     with pytest.raises(ConfigError) as caught:
         check_evaluations(every, cut)
     assert f"due after {first} samples" in str(caught.value)
-    for named in re.findall(r"evaluation\.every_samples=(\d+)", str(caught.value))[1:]:
-        assert edges.issuperset(range(int(named), sum(sizes) + 1, int(named)))
-        assert int(named) <= sum(sizes)
+    for interval in re.findall(r"evaluation\.every_samples=(\d+)", str(caught.value))[1:]:
+        assert edges.issuperset(range(int(interval), sum(sizes) + 1, int(interval)))
+        assert int(interval) <= sum(sizes)
 
 
 def test_ranks_may_share_a_device_up_to_the_setting(config_of: Any) -> None:

@@ -44,9 +44,9 @@ def spec_of(*arguments: str, precision: str = "bfloat16") -> RunSpec:
 
 
 def coefficients(spec: RunSpec, ranks: int = 2, nodes: int = 1) -> Coefficients:
-    found = StepTimeRanges(MACHINE).coefficients(spec, BatchGeometry(nodes, ranks // nodes, 1, 1))
-    assert isinstance(found, Coefficients), found
-    return found
+    outcome = StepTimeRanges(MACHINE).coefficients(spec, BatchGeometry(nodes, ranks // nodes, 1, 1))
+    assert isinstance(outcome, Coefficients), outcome
+    return outcome
 
 
 def test_terms_follow_from_operations_bytes_and_peaks() -> None:
@@ -58,9 +58,9 @@ def test_terms_follow_from_operations_bytes_and_peaks() -> None:
     # Matrices alone: no bias, no norm, and no table that is looked up.
     matrices = layers * 12 * width**2 + 256 * width
     flops = length * (6 * matrices + 12 * layers * width * length)
-    found = coefficients(spec)
-    terms = found.terms
-    assert found.at_peak_s == pytest.approx(flops / 989.5e12)
+    predicted = coefficients(spec)
+    terms = predicted.terms
+    assert predicted.at_peak_s == pytest.approx(flops / 989.5e12)
     # What is moved besides is the same at every rate of products.
     moved = terms["per_sample_s"].middle - flops / (0.66 * 989.5e12)
     assert moved > 0
@@ -87,18 +87,18 @@ def test_terms_follow_from_operations_bytes_and_peaks() -> None:
 )
 def test_rings_go_through_every_card_of_a_node(ranks: int, nodes: int, bandwidth: int) -> None:
     spec = spec_of("model=gpt_nano")
-    found = coefficients(spec, ranks, nodes)
+    outcome = coefficients(spec, ranks, nodes)
     parameters = count_parameters(spec.config, spec.data)
     assert parameters is not None
-    assert found.terms["exchange_s"].low == pytest.approx(0.78 * 4 * parameters / bandwidth / 1e9)
+    assert outcome.terms["exchange_s"].low == pytest.approx(0.78 * 4 * parameters / bandwidth / 1e9)
 
 
 def test_a_fast_network_is_as_slow_as_the_link_within_a_node() -> None:
     spec = spec_of("model=gpt_nano")
     fast = StepTimeRanges(Machine.of(replace(H100, nodes=2, network_gb_per_s=100.0)))
-    found = fast.coefficients(spec, BatchGeometry(2, 8, 1, 1))
-    assert isinstance(found, Coefficients)
-    assert found.terms["exchange_s"].low == pytest.approx(
+    outcome = fast.coefficients(spec, BatchGeometry(2, 8, 1, 1))
+    assert isinstance(outcome, Coefficients)
+    assert outcome.terms["exchange_s"].low == pytest.approx(
         coefficients(spec, 8).terms["exchange_s"].low
     )
 
@@ -109,23 +109,23 @@ def test_cores_of_a_node_share_one_card() -> None:
         memory_gb_per_s=10.0, tflops={"float32": 0.1}, link_gb_per_s=10.0, network_gb_per_s=1.0
     )
     machine = Machine(8, "cores", nodes=2, cluster=cores)
-    found = StepTimeRanges(machine).coefficients(spec, BatchGeometry(2, 4, 1, 1))
+    outcome = StepTimeRanges(machine).coefficients(spec, BatchGeometry(2, 4, 1, 1))
     parameters = count_parameters(spec.config, spec.data)
-    assert isinstance(found, Coefficients)
+    assert isinstance(outcome, Coefficients)
     assert parameters is not None
-    assert found.terms["exchange_s"].low == pytest.approx(4 * parameters / 1e9)
-    assert found.at_peak_s is None
+    assert outcome.terms["exchange_s"].low == pytest.approx(4 * parameters / 1e9)
+    assert outcome.at_peak_s is None
 
 
 def test_arithmetic_decides_the_peak() -> None:
     spec = spec_of("model=gpt_nano")
 
-    def products(found: RunSpec) -> float:
+    def products(run: RunSpec) -> float:
         """Time of a sample's products at the peak, from the ends of what it takes."""
-        low, middle, _ = coefficients(found).terms["per_sample_s"]
+        low, middle, _ = coefficients(run).terms["per_sample_s"]
         # Both are products and traffic, at 1.5 times the rate.
         assert low == pytest.approx(middle / 1.5)
-        return coefficients(found).at_peak_s or math.nan
+        return coefficients(run).at_peak_s or math.nan
 
     half = products(spec)
     assert products(replace(spec, precision="float32")) == pytest.approx(half * 989.5 / 67)
@@ -139,9 +139,9 @@ def test_arithmetic_decides_the_peak() -> None:
 
 def test_one_device_exchanges_nothing() -> None:
     spec = spec_of("model=gpt_nano")
-    found = coefficients(spec, 1)
-    terms = found.terms
-    assert found.step_time_s(1, 4, 3) == pytest.approx(
+    single = coefficients(spec, 1)
+    terms = single.terms
+    assert single.step_time_s(1, 4, 3) == pytest.approx(
         tuple(
             3 * (terms["micro_step_fixed_s"][end] + 4 * terms["per_sample_s"][end])
             + terms["optimizer_s"][end]
@@ -201,23 +201,23 @@ def test_more_accumulation_is_never_faster(
 ) -> None:
     """Nor is a larger micro-batch, or a further micro-step."""
     names = ("micro_step_fixed_s", "per_sample_s", "exchange_s", "optimizer_s")
-    found = Coefficients(dict(zip(names, terms, strict=True)), exchanged)
+    ranges_of_terms = Coefficients(dict(zip(names, terms, strict=True)), exchanged)
 
     def least(one: Range, other: Range) -> bool:
         return all(a <= b * (1 + 1e-12) for a, b in zip(one, other, strict=True))
 
-    few = found.step_time_s(devices, micro * factor, accumulation)
-    many = found.step_time_s(devices, micro, accumulation * factor)
+    few = ranges_of_terms.step_time_s(devices, micro * factor, accumulation)
+    many = ranges_of_terms.step_time_s(devices, micro, accumulation * factor)
     assert few.low <= few.middle <= few.high
     assert least(few, many)
-    assert least(found.step_time_s(devices, micro, accumulation), few)
-    assert least(few, found.step_time_s(devices, micro * factor, accumulation + 1))
+    assert least(ranges_of_terms.step_time_s(devices, micro, accumulation), few)
+    assert least(few, ranges_of_terms.step_time_s(devices, micro * factor, accumulation + 1))
 
 
 def test_what_is_not_known_says_why() -> None:
     spec = spec_of("data=digits", "model=mlp")
     no_network = Machine.of(replace(H100, network_gb_per_s=None, nodes=2))
-    found = StepTimeRanges(no_network).of(spec, BatchGeometry(2, 1, 4, 1))
-    assert found == "no datasheet here has it: give cluster.network_gb_per_s"
+    reason = StepTimeRanges(no_network).of(spec, BatchGeometry(2, 1, 4, 1))
+    assert reason == "no datasheet here has it: give cluster.network_gb_per_s"
     t4 = Machine.of(next(sheet for sheet in datasheets() if sheet.device == "T4"))
     assert "cluster.tflops.bfloat16" in str(StepTimeRanges(t4).of(spec, BatchGeometry(1, 1, 4, 1)))

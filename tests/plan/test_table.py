@@ -82,9 +82,9 @@ def test_of_a_long_plan_the_first_and_the_last_runs_are_shown(plan: MakePlan) ->
     made = plan("sweep_dir=outputs/long", f"seed={','.join(map(str, range(108)))}")
     text = shown(made)
     names = [spec.run_id for spec in made.specs]
-    seen = [line.split()[0] for line in text.splitlines() if line.strip()]
-    assert [name for name in seen if name in names] == [*names[:100], *names[-5:]]
-    assert seen.index("...") == seen.index(names[99]) + 1
+    words = [line.split()[0] for line in text.splitlines() if line.strip()]
+    assert [name for name in words if name in names] == [*names[:100], *names[-5:]]
+    assert words.index("...") == words.index(names[99]) + 1
     path = Path("outputs/long/plan.csv")
     assert f"Not shown: 3 more runs. A sweep writes all of them to {path}." in text
     assert "Runs: 108." in text

@@ -151,8 +151,8 @@ def name_of(parts: Parts) -> str:
             **seeds,
         }
     )
-    named = ("manifest_hash", "folder", "train_samples", "held_out_samples", "classes", "task")
-    data = DataIdentity(**{name: parts[name] for name in (*named, "features", "vocabulary")})
+    fields = ("manifest_hash", "folder", "train_samples", "held_out_samples", "classes", "task")
+    data = DataIdentity(**{name: parts[name] for name in (*fields, "features", "vocabulary")})
     stages = []
     for samples, batch, rate in parts["stages"]:
         ranks, micro = parts["ranks"], parts["micro_batch_size"]
@@ -203,11 +203,11 @@ def test_names_are_equal_where_all_that_decides_is(
 ) -> None:
     """Also where several parts differ, which might make up for each other."""
     decides = training | {name: other[name] for name in (*LEAVES, *changed)}
-    alike = all(
+    are_equal = all(
         decides[name] == training[name] or not (applies(name, decides) or applies(name, training))
         for name in DECIDES
     )
-    assert (name_of(decides) == name_of(training)) == alike
+    assert (name_of(decides) == name_of(training)) == are_equal
 
 
 def test_parts_that_could_stand_for_each_other_do_not() -> None:

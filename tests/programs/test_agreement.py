@@ -22,8 +22,8 @@ from batchscape.record.spec import RunSpec
 def spec(settings, plan) -> RunSpec:
     """2 ranks x 1 sample x 4 micro-steps = 8, four steps, 16 tokens a sample: no two are alike."""
     batch = {"data_parallel_size": 2, "micro_batch_size": 1, "global_batch_size": 8}
-    (found,) = plan(settings(batch=batch, data__sequence_length=16)).specs
-    return found
+    (spec,) = plan(settings(batch=batch, data__sequence_length=16)).specs
+    return spec
 
 
 PLANNED = {
@@ -35,9 +35,11 @@ PLANNED = {
 }
 
 
-def judged(spec: RunSpec, told: int | None = None, problems=(), **observed: int) -> list[str]:
+def judged(
+    spec: RunSpec, world_size_seen: int | None = None, problems=(), **observed: int
+) -> list[str]:
     log = Log(observed=Observed(**observed), problems=list(problems))
-    return contradictions(spec, log, observed_batch(log, told))
+    return contradictions(spec, log, observed_batch(log, world_size_seen))
 
 
 def test_what_agrees_or_is_not_observed_is_no_contradiction(spec):
@@ -49,9 +51,9 @@ def test_what_agrees_or_is_not_observed_is_no_contradiction(spec):
 
 @pytest.mark.parametrize("name", PLANNED)
 def test_every_other_number_is_one(spec, name):
-    (found,) = judged(spec, **{name: PLANNED[name] + 1})
-    assert f"{name}={PLANNED[name] + 1}" in found
-    assert f"the plan says {PLANNED[name]}" in found
+    (problem,) = judged(spec, **{name: PLANNED[name] + 1})
+    assert f"{name}={PLANNED[name] + 1}" in problem
+    assert f"the plan says {PLANNED[name]}" in problem
 
 
 def test_ranks_seen_from_outside_count_where_the_program_is_silent(spec):
@@ -62,10 +64,10 @@ def test_ranks_seen_from_outside_count_where_the_program_is_silent(spec):
 
 
 def test_what_was_not_observed_says_so():
-    found = observed_batch(Log(observed=Observed(world_size=2, sources={"world_size": "x"})), 3)
-    assert (found["world_size"], found["world_size_source"]) == (2, "x")
-    assert found["micro_batch_size"] is None
-    assert found["micro_batch_size_source"] == "not observed"
+    observed = observed_batch(Log(observed=Observed(world_size=2, sources={"world_size": "x"})), 3)
+    assert (observed["world_size"], observed["world_size_source"]) == (2, "x")
+    assert observed["micro_batch_size"] is None
+    assert observed["micro_batch_size_source"] == "not observed"
 
 
 @given(every=st.integers(1, 6), did=st.integers(1, 12))

@@ -179,7 +179,7 @@ def test_what_metrics_will_not_tell(config, metrics, arguments, missing) -> None
 def test_a_plan_says_before_the_launch_what_is_not_told(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
-    told = [
+    missing = [
         "engine=command",
         "engine.argv=['{python}',train.py]",
         "engine.metrics.kind=trainer_state",
@@ -187,7 +187,7 @@ def test_a_plan_says_before_the_launch_what_is_not_told(tmp_path, monkeypatch, c
         "batch.micro_batch_size=8",
         "launcher.device=cpu",
     ]
-    assert main(["plan", *told]) == 0
+    assert main(["plan", *missing]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "the program will not tell the time of an optimizer step" in printed
     assert "--include_num_input_tokens_seen=yes" in printed
@@ -270,8 +270,8 @@ def test_a_run_that_torchrun_starts_again_is_one_run(sweep) -> None:
     log = recorded.read(final=True)
     assert log.problems == []
     assert log.observed.world_size == 2
-    told = [row["loss"] + (row["optimizer_step"] > 5) for row in log.steps]
-    assert steps["loss"].tolist() == pytest.approx(told, abs=1e-5)
+    losses = [row["loss"] + (row["optimizer_step"] > 5) for row in log.steps]
+    assert steps["loss"].tolist() == pytest.approx(losses, abs=1e-5)
 
 
 @pytest.mark.slow

@@ -36,14 +36,16 @@ def test_any_three_give_the_fourth(devices: int, micro: int, parts: int, left_ou
 
 
 @given(counts, counts, st.integers(1, 2000))
-def test_a_remainder_is_a_problem_and_never_rounded(devices: int, micro: int, whole: int) -> None:
-    batch = batch_of(world_size=devices, micro_batch_size=micro, global_batch_size=whole)
+def test_a_remainder_is_a_problem_and_never_rounded(
+    devices: int, micro: int, global_batch: int
+) -> None:
+    batch = batch_of(world_size=devices, micro_batch_size=micro, global_batch_size=global_batch)
     parts = batch.infer(None).gradient_accumulation_steps
-    if whole % (devices * micro):
+    if global_batch % (devices * micro):
         assert parts is None
         assert "gradient_accumulation_steps is no whole number" in batch.problems[0]
     else:
-        assert parts == whole // (devices * micro)
+        assert parts == global_batch // (devices * micro)
         assert batch.problems == []
 
 

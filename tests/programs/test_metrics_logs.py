@@ -324,8 +324,8 @@ def test_what_another_rank_prints_once_more_costs_no_evaluation(tmp_path: Path) 
     (tmp_path / "log.txt").write_text(text)
     log = opened(config, tmp_path, 2, 4, 1).read(final=True)
     assert losses(log) == {1: 8.0, 2: 7.0, 3: 6.0}
-    found = [(row["optimizer_step"], row["eval_loss"]) for row in log.evals]
-    assert found == [(1, 11.0), (2, 10.0), (3, 9.0)]
+    evals = [(row["optimizer_step"], row["eval_loss"]) for row in log.evals]
+    assert evals == [(1, 11.0), (2, 10.0), (3, 9.0)]
 
 
 @pytest.mark.parametrize(
@@ -472,8 +472,8 @@ def test_text_that_comes_in_pieces_reads_the_same(
     for cut in sorted(cuts):
         path.write_text(NANOGPT_LOG[:cut])
         # A torn line holds a number that is cut off, and must not be read.
-        whole = NANOGPT_LOG[:cut].rpartition("\n")[0]
-        assert len(reader.read().steps) == whole.count("iter ")
+        lines = NANOGPT_LOG[:cut].rpartition("\n")[0]
+        assert len(reader.read().steps) == lines.count("iter ")
     path.write_text(NANOGPT_LOG)
     assert repr(reader.read(final=True)) == repr(opened(NANOGPT, folder).read(final=True))
 

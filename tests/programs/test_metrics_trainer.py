@@ -90,9 +90,9 @@ def train(folder: Path, trainings: dict[str, dict[str, Any]], ranks: int = 1) ->
     script.write_text(SCRIPT)
     start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     settings = []
-    for name, own in trainings.items():
+    for name, arguments in trainings.items():
         (folder / name).mkdir()
-        settings.append(USUAL | own | {"run_dir": str(folder / name)})
+        settings.append(USUAL | arguments | {"run_dir": str(folder / name)})
     subprocess.run(
         [
             *(sys.executable, *(start if ranks > 1 else ())),
@@ -190,8 +190,8 @@ def state_of(eval_loss: str) -> Any:
 
 
 def history_of(run_dir: Path, key: str) -> list[float]:
-    told = json.loads((run_dir / "out" / "trainer_state.json").read_text())["log_history"]
-    return [entry[key] for entry in told if key in entry]
+    history = json.loads((run_dir / "out" / "trainer_state.json").read_text())["log_history"]
+    return [entry[key] for entry in history if key in entry]
 
 
 @pytest.mark.systems
@@ -200,8 +200,8 @@ def test_the_held_out_loss_of_one_of_several_sets(alone: Path) -> None:
     hard = history_of(run_dir, "eval_hard_loss")
     assert len(hard) == 3
     assert hard != history_of(run_dir, "eval_easy_loss")
-    named = state_of("eval_hard_loss")
-    for config in (named, RECORDER):
+    reader = state_of("eval_hard_loss")
+    for config in (reader, RECORDER):
         log = read(config, run_dir, 1, 4, 2)
         assert [row["eval_loss"] for row in log.evals] == hard
     with pytest.raises(RecordError, match="has no eval_x, but eval_easy_loss, eval_hard_loss"):
@@ -213,8 +213,8 @@ def test_several_sets_of_which_none_is_named_are_told(alone: Path) -> None:
     log = read(STATE, alone / "not named", 1, 4, 2)
     assert log.evals == []
     assert "several, eval_easy_loss, eval_hard_loss; say which" in log.sources["eval_loss"]
-    (told,) = json.loads((alone / "not named" / "told.json").read_text())
-    assert "say which by BatchscapeCallback(eval_loss=...)" in told
+    (history,) = json.loads((alone / "not named" / "told.json").read_text())
+    assert "say which by BatchscapeCallback(eval_loss=...)" in history
     only = read(STATE, alone / "one set", 1, 4, 2)
     assert [row["eval_loss"] for row in only.evals] == history_of(
         alone / "one set", "eval_only_loss"
@@ -294,7 +294,7 @@ def test_the_loss_of_another_set_is_not_the_held_out_one(
 
 
 @pytest.mark.parametrize(
-    ("key", "evaluated", "told"),
+    ("key", "evaluated", "source"),
     [
         ("test", [], None),
         ("predict", [], None),
@@ -302,13 +302,13 @@ def test_the_loss_of_another_set_is_not_the_held_out_one(
     ],
 )
 def test_the_only_loss_is_the_held_out_one_where_its_name_says_so(
-    tmp_path: Path, key: str, evaluated: list[float], told: str | None
+    tmp_path: Path, key: str, evaluated: list[float], source: str | None
 ) -> None:
     only = {"step": 2, f"{key}_loss": 7.0, f"{key}_runtime": 1.0}
     state(tmp_path, {"step": 1, "loss": 3.0}, {"step": 2, "loss": 3.0}, only)
     log = read(STATE, tmp_path, 1, 4, 2)
     assert [row["eval_loss"] for row in log.evals] == evaluated
-    assert log.sources.get("eval_loss") == told
+    assert log.sources.get("eval_loss") == source
 
 
 def test_a_step_that_is_logged_twice_has_one_loss(tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ def test_every_reader_of_metrics_is_on_the_page():
 
 
 def test_the_page_shows_the_study_as_it_is():
-    (shown,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    assert shown == (EXAMPLES / "torchrun_train" / "sweeps" / "torchrun_train.yaml").read_text()
+    (example,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    assert example == (EXAMPLES / "torchrun_train" / "sweeps" / "torchrun_train.yaml").read_text()
 
 
 @pytest.mark.slow

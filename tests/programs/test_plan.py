@@ -150,12 +150,12 @@ def test_what_cannot_be_meant_is_refused(settings, plan, overrides, message):
 )
 def test_what_is_chosen_must_reach_the_program(settings, plan, key, placeholder, reaches):
     cell = settings(**argv(f"{{{placeholder}}}"))
-    for given in ({"swept": (key,)}, {"fixed": (key,)}):
+    for keys in ({"swept": (key,)}, {"fixed": (key,)}):
         if reaches:
-            plan(cell, **given)
+            plan(cell, **keys)
         else:
             with pytest.raises(ConfigError, match="the program is not told"):
-                plan(cell, **given)
+                plan(cell, **keys)
 
 
 def test_a_sequence_length_counts_tokens_but_cannot_be_swept_unseen(settings, plan):
@@ -192,9 +192,10 @@ def test_factors_that_differ_must_be_told(settings, plan, arguments, missing):
 
 
 def test_wide_cells_are_rejected_with_the_reason(settings, plan):
-    told = argv("{devices}", "{gradient_accumulation_steps}")
+    engine = argv("{devices}", "{gradient_accumulation_steps}")
     cells = [
-        settings(batch__data_parallel_size=ranks, engine__max_devices=1, **told) for ranks in (1, 2)
+        settings(batch__data_parallel_size=ranks, engine__max_devices=1, **engine)
+        for ranks in (1, 2)
     ]
     planned = plan(*cells)
     assert [spec.geometry.data_parallel_size for spec in planned.specs] == [1]
@@ -213,9 +214,9 @@ def test_rules_of_settings_that_are_not_passed_refuse_nothing(settings, plan):
 
 
 def test_what_is_not_passed_is_known(config):
-    found = not_passed(config(**argv("{learning_rate}", "{seed}", "{optimizer.beta1}")))
-    assert {"optimizer.weight_decay", "schedule.warmup_samples", "loader.workers"} <= set(found)
-    assert not {"optimizer.learning_rate", "optimizer.beta1", "seed", "init_seed"} & set(found)
+    names = not_passed(config(**argv("{learning_rate}", "{seed}", "{optimizer.beta1}")))
+    assert {"optimizer.weight_decay", "schedule.warmup_samples", "loader.workers"} <= set(names)
+    assert not {"optimizer.learning_rate", "optimizer.beta1", "seed", "init_seed"} & set(names)
 
 
 def test_names_hold_what_decides_the_training(settings, plan, tmp_path: Path):
@@ -267,13 +268,13 @@ def test_names_hold_what_decides_the_training(settings, plan, tmp_path: Path):
 
 def test_cuts_of_a_program_share_a_trajectory_and_are_other_runs(settings, plan):
     """Whatever of the cut it is told, and where it is told none of it."""
-    told = [
+    variants = [
         ["{micro_batch_size}", "{gradient_accumulation_steps}", "{devices}", "{nodes}"],
         ["{micro_batch_size}", "{accumulation_over_ranks}", "{data_parallel_size}"],
         ["{micro_batch_size}", "{global_batch_size}", "{micro_steps}", "{seed}"],
         ["{global_batch_tokens}", "{tokens}", "{samples}", "{optimizer_steps}"],
     ]
-    for names in told:
+    for names in variants:
         specs = [
             only(plan(settings(batch__micro_batch_size=m, data__sequence_length=8, **argv(*names))))
             for m in (2, 4, 8)
@@ -303,13 +304,13 @@ def test_what_the_script_may_have_itself_must_be_told_once_it_is_swept(
     settings, plan, key, values, placeholder
 ):
     override = key.replace(".", "__")
-    told = [settings(**argv(placeholder)) for _ in values]
+    passing = [settings(**argv(placeholder)) for _ in values]
     untold = [settings() for _ in values]
-    for cells in (told, untold):
+    for cells in (passing, untold):
         for cell, value in zip(cells, values, strict=True):
             group, _, name = override.partition("__")
             cell[group][name] = value
-    assert len(plan(*told, swept=(key,)).specs) == 2
+    assert len(plan(*passing, swept=(key,)).specs) == 2
     assert len(plan(untold[0], fixed=(key,)).specs) == 1
     with pytest.raises(ConfigError, match=rf"{key} is swept, but the program is not told"):
         plan(*untold, swept=(key,))
@@ -355,8 +356,8 @@ def test_secrets_are_refused_and_not_told(settings, plan, monkeypatch, engine):
 def test_a_script_that_is_not_there_is_refused(settings, plan, tmp_path, monkeypatch, argv):
     (tmp_path / "train.py").touch()
     monkeypatch.setattr("shutil.which", lambda *_, **__: "/bin/true")
-    told = ["{micro_batch_size}"]
-    cell = settings(engine__argv=[*argv, *told], engine__cwd=str(tmp_path))
+    factors = ["{micro_batch_size}"]
+    cell = settings(engine__argv=[*argv, *factors], engine__cwd=str(tmp_path))
     with pytest.raises(ConfigError, match=r"no script tran\.py in .*, but there is train\.py"):
         plan(cell)
 

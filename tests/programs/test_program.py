@@ -32,10 +32,10 @@ def below(program: Program) -> list[psutil.Process]:
 
 def test_exit_codes_arguments_and_environment(tmp_path: Path):
     """Arguments arrive one by one and as they are; nothing is read by a shell."""
-    wanted = ["", "two words", "$HOME", "*", "a;b", "ü\n", '"']
+    words = ["", "two words", "$HOME", "*", "a;b", "ü\n", '"']
     code = "import os, sys; sys.exit(7 * (sys.argv[1:] == eval(os.environ['WANTED'])))"
-    environment = {**os.environ, "WANTED": repr(wanted)}
-    program = Program([sys.executable, "-c", code, *wanted], tmp_path, environment)
+    environment = {**os.environ, "WANTED": repr(words)}
+    program = Program([sys.executable, "-c", code, *words], tmp_path, environment)
     ended = program.wait(30)
     program.close()
     assert ended is not None
@@ -218,11 +218,9 @@ def test_a_real_torchrun_that_is_refused_an_argument_says_which(tmp_path: Path):
              str(script), "--mikro=4"],
             stdout=log, stderr=log, check=False,
         ).returncode  # fmt: skip
-    found = ending(code, tmp_path / "log.txt", 0)
-    assert found is not None
-    assert str(found.reason).endswith(
-        "its log ends: t.py: error: unrecognized arguments: --mikro=4"
-    )
+    how = ending(code, tmp_path / "log.txt", 0)
+    assert how is not None
+    assert str(how.reason).endswith("its log ends: t.py: error: unrecognized arguments: --mikro=4")
 
 
 HANDLED = traceback_of("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
@@ -298,11 +296,11 @@ def test_endings(tmp_path: Path, code, text, status, cause, reason):
     log = tmp_path / "log.txt"
     before = "MemoryError: of an earlier attempt\n"
     log.write_text(before + text)
-    found = ending(code, log, len(before))
-    assert found is not None
-    assert (found.status, found.cause) == (status, cause)
-    assert str(found.reason).startswith("the program ")
-    assert reason in str(found.reason)
+    how = ending(code, log, len(before))
+    assert how is not None
+    assert (how.status, how.cause) == (status, cause)
+    assert str(how.reason).startswith("the program ")
+    assert reason in str(how.reason)
 
 
 def test_an_exit_code_of_zero_is_no_bad_ending(tmp_path: Path):

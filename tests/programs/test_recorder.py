@@ -247,9 +247,9 @@ def test_a_second_start_from_a_checkpoint_replaces_what_it_repeats(
     log = read(run_dir)
     assert [row["loss"] for row in log.steps] == [1.0, 2.0, 3.0, 40.0]
     assert [row["optimizer_step"] for row in log.evals] == [1, 2, 3]
-    own = json.loads((run_dir / "recorder" / "rank_0.jsonl").read_text().splitlines()[-1])
+    last_line = json.loads((run_dir / "recorder" / "rank_0.jsonl").read_text().splitlines()[-1])
     assert log.steps[3]["train_time_s"] == pytest.approx(
-        log.steps[2]["train_time_s"] + own["train_time_s"]
+        log.steps[2]["train_time_s"] + last_line["train_time_s"]
     )
     assert log.problems == []
 

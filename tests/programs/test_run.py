@@ -112,11 +112,11 @@ def cell(sweep, how: str, **overrides):
 
 
 def by_behaviour(sweep) -> dict[str, RunStatus]:
-    found = {}
+    statuses = {}
     for folder in sweep.folder.run_folders():
         how = read_json(folder.config)["config"]["engine"]["values"]["how"]
-        found[how] = RunStatus.read(folder.status)
-    return found
+        statuses[how] = RunStatus.read(folder.status)
+    return statuses
 
 
 def folder_of(sweep, how: str):
@@ -180,10 +180,13 @@ def test_each_program_ends_by_itself(sweep):
     # Only here may silence be short: a slow machine is silent too.
     sweep.run(cell(sweep, "stalls", launcher__retries=0, launcher__hang_s=1.5), method="spawn")
     for how, (status, cause, reason) in expected.items():
-        found = by_behaviour(sweep)[how]
-        assert (found.status, found.cause) == (status, cause), (how, found.reason)
-        assert (reason or "") in (found.reason or ""), how
-        assert (reason is None) == (found.reason is None), how
+        status_of_run = by_behaviour(sweep)[how]
+        assert (status_of_run.status, status_of_run.cause) == (status, cause), (
+            how,
+            status_of_run.reason,
+        )
+        assert (reason or "") in (status_of_run.reason or ""), how
+        assert (reason is None) == (status_of_run.reason is None), how
         assert "how: " + how in folder_of(sweep, how).log.read_text()
 
     # The completed one: every figure as the program logged it.
@@ -465,8 +468,8 @@ def test_a_disk_that_takes_no_more_rows_is_no_fault_of_the_program(sweep):
         mapping["engine"] |= {"metrics": metrics}
     statuses, stopped = in_child(run_with_short_files, sweep, cells, 100_000)
     assert sorted(statuses) == ["interrupted", "pending"]
-    found = [RunStatus.read(folder.status) for folder in sweep.folder.run_folders()]
-    (cut,) = (status for status in found if status.status is Status.INTERRUPTED)
+    statuses_on_disk = [RunStatus.read(folder.status) for folder in sweep.folder.run_folders()]
+    (cut,) = (status for status in statuses_on_disk if status.status is Status.INTERRUPTED)
     assert (cut.cause, cut.rank) == ("disk", 0)
     assert "steps.jsonl cannot be written: File too large" in str(cut.reason)
     assert str(cut.reason) in str(stopped)

@@ -36,23 +36,23 @@ def test_processes_on_its_devices_that_are_not_the_programs_are_counted() -> Non
             ending.callback(child.communicate, b"\n")
             return child.pid
 
-        own = start()
+        process = start()
         listed: list[int] = []
         tree = TreeMemory(os.getpid(), lambda: dict.fromkeys(listed, 1))
-        found = []
+        memory = []
         for pids in (
             [],
             [1, 2**22 + 1],  # a container: not even the program's own are listed
-            [own],
-            [own, 1],
-            [own],
+            [process],
+            [process, 1],
+            [process],
         ):
             listed[:] = pids
             tree._look()
-            found.append(tree.foreign_processes)
-        assert found == [None, None, 0, 1, 1]
+            memory.append(tree.foreign_processes)
+        assert memory == [None, None, 0, 1, 1]
 
         # One that begins between the look at processes and the driver's answer is the program's.
-        late = TreeMemory(os.getpid(), lambda: {own: 1, start(): 1})
+        late = TreeMemory(os.getpid(), lambda: {process: 1, start(): 1})
         late._look()
         assert late.foreign_processes == 0

@@ -43,21 +43,21 @@ def test_it_is_the_weighted_sum_of_all_weights(
     for count in steps:
         stored.append(walk(module, generator))
         average.update(count)
-    seen = np.cumsum(steps)
+    tokens_after = np.cumsum(steps)
     # What a step stands for, in a past that counts half every half-life.
-    weights = 2.0 ** (-(seen[-1] - seen) / half_life) - 2.0 ** (
-        -(seen[-1] - np.concatenate([[0], seen[:-1]])) / half_life
+    weights = 2.0 ** (-(tokens_after[-1] - tokens_after) / half_life) - 2.0 ** (
+        -(tokens_after[-1] - np.concatenate([[0], tokens_after[:-1]])) / half_life
     )
     weights = np.array(weights) / np.sum(weights)
     expected = [np.tensordot(weights, np.stack(each), 1) for each in zip(*stored, strict=True)]
     with average.applied():
-        for mine, wanted in zip(values(module), expected, strict=True):
-            np.testing.assert_allclose(mine, wanted, rtol=1e-6, atol=1e-9)
+        for mine, reference in zip(values(module), expected, strict=True):
+            np.testing.assert_allclose(mine, reference, rtol=1e-6, atol=1e-9)
 
 
 def test_steps_of_one_training_may_be_cut_at_will() -> None:
     """Weights that stay for 100 tokens count the same in one step of 100 and in ten of 10."""
-    found = []
+    averages = []
     for cut in (1, 10):
         module, generator = model(), torch.Generator().manual_seed(0)
         module.load_state_dict(ZERO)
@@ -67,8 +67,8 @@ def test_steps_of_one_training_may_be_cut_at_will() -> None:
             for _ in range(cut):
                 average.update(100 // cut)
         with average.applied():
-            found.append(values(module))
-    for one, ten in zip(*found, strict=True):
+            averages.append(values(module))
+    for one, ten in zip(*averages, strict=True):
         np.testing.assert_allclose(one, ten, rtol=1e-12)
 
 

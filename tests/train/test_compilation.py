@@ -50,8 +50,8 @@ def test_every_size_has_code_of_its_own() -> None:
 
 
 def test_a_function_that_needs_more_ends_the_run_and_says_why() -> None:
-    said = r"more than 8 times, 8 for 1 size of .*TORCH_LOGS.* engine.compile=false"
-    with pytest.raises(BatchscapeError, match=said), code_for_each_size(1):
+    message = r"more than 8 times, 8 for 1 size of .*TORCH_LOGS.* engine.compile=false"
+    with pytest.raises(BatchscapeError, match=message), code_for_each_size(1):
         run(compiled(CompileCounter()), 9)
 
 

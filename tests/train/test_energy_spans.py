@@ -43,13 +43,13 @@ def test_only_measured_steps_are_counted(spec_of, tmp_path, monkeypatch):
         checkpoint__every_s=0.0,
     )
     meter = Meter()
-    seen = []
+    spans = []
 
     def watched(name, real):
         def call(*arguments, **options):
-            seen.append((name, meter.counts))
+            spans.append((name, meter.counts))
             result = real(*arguments, **options)
-            seen.append((name, meter.counts))
+            spans.append((name, meter.counts))
             return result
 
         return call
@@ -63,9 +63,9 @@ def test_only_measured_steps_are_counted(spec_of, tmp_path, monkeypatch):
     folder = RunFolder(tmp_path)
     training = Training(spec, folder, 0, torch.device("cpu"), 0)
     assert training.run(lambda _: None).optimizer_step == 12
-    counted = [counts for name, counts in seen if name == "step"]
+    counted = [counts for name, counts in spans if name == "step"]
     assert counted == [False] * 6 + [True] * 18
     for name in ("evaluation", "checkpoint"):
-        assert {counts for seen_name, counts in seen if seen_name == name} == {False}
+        assert {counts for seen_name, counts in spans if seen_name == name} == {False}
     warmup = [row["warmup"] for row in read_json_lines(folder.lines("steps"))]
     assert warmup == [not counts for counts in counted[::2]]

@@ -50,13 +50,13 @@ def nothing_is_little(monkeypatch):
 def test_small_models_pass_whole_batches(spec_of, monkeypatch):
     """32 tokens of 256 kinds a sample: 2**20 numbers are 128 samples."""
     monkeypatch.undo()
-    for little, seen in ((2**20, [16, 5]), (2**16, [8, 8, 5])):
+    for little, sizes in ((2**20, [16, 5]), (2**16, [8, 8, 5])):
         monkeypatch.setattr(evaluation, "_LITTLE", little)
         spec = spec_of((1, 1, 32), evaluation__samples=21, evaluation__batch_size=16)
         assert spec.data.classes * spec.config.sequence_length == 8192
         module = Predicts()
         evaluated(spec, module)
-        assert module.seen[-len(seen) :] == seen
+        assert module.seen[-len(sizes) :] == sizes
 
 
 def engine_of(module, *, state_is_whole=True):
@@ -118,22 +118,22 @@ def test_the_loss_is_that_of_one_forward_over_all_samples(spec_of, micro_batch_s
         evaluation__samples=21,
         evaluation__batch_size=16,
     )
-    found = evaluated(spec, module)
-    assert found.eval_loss == pytest.approx(whole(spec, module), rel=1e-13)
-    assert found.eval_labels == 21 * spec.config.data.sequence_length
+    result = evaluated(spec, module)
+    assert result.eval_loss == pytest.approx(whole(spec, module), rel=1e-13)
+    assert result.eval_labels == 21 * spec.config.data.sequence_length
 
 
 def test_a_loss_that_looks_at_other_samples_has_its_whole_batch(spec_of):
     """Its definition is over the fixed batch of evaluation, whatever the geometry."""
     torch.manual_seed(2)
     module = Predicts(compares=True)
-    found = {}
+    results = {}
     for micro in (1, 8, 32):
         spec = spec_of((1, micro, 32 // micro), evaluation__samples=21, evaluation__batch_size=16)
         module.seen = []
-        found[micro] = evaluated(spec, module).eval_loss
+        results[micro] = evaluated(spec, module).eval_loss
         assert module.seen[-2:] == [16, 5]
-    assert found[1] == found[8] == found[32]
+    assert results[1] == results[8] == results[32]
 
 
 def test_ranks_evaluate_each_batch_once_the_last_ones_too(spec_of, monkeypatch):
@@ -143,7 +143,7 @@ def test_ranks_evaluate_each_batch_once_the_last_ones_too(spec_of, monkeypatch):
     spec = spec_of((2, 8, 1), evaluation__samples=21, evaluation__batch_size=8)
     for rank in range(2):
         evaluated(spec, Predicts(), rank)
-    labels = [int(found[2]) // spec.config.data.sequence_length for found in sums]
+    labels = [int(row[2]) // spec.config.data.sequence_length for row in sums]
     assert labels == [8 + 5, 8]
 
 

@@ -65,8 +65,8 @@ def test_the_models_of_this_package_run_on_fused_kernels(spec_of):
     spec = spec_of(engine__precision="float32")
     module = build_model(spec.config, spec.data, spec.precision)
     tokens = torch.randint(256, (2, 33))
-    found = examination._attention_kernel(module, (tokens[:, :-1], tokens[:, 1:]), spec.precision)
-    assert found == "flash"
+    kernels = examination._attention_kernel(module, (tokens[:, :-1], tokens[:, 1:]), spec.precision)
+    assert kernels == "flash"
 
 
 def test_no_more_samples_are_held_than_in_a_micro_batch(monkeypatch):

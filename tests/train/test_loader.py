@@ -60,20 +60,20 @@ def blobs(slow_s=0.0):
 
 def fetched(loader, steps):
     """Return everything that a loader hands out, and close it."""
-    found = []
+    fetched_steps = []
     try:
         for k in steps:
             step = loader.step(k)
             batches = [next(step.batches) for _ in range(step.micro_steps)]
-            found.append((step.labels, step.micro_steps, batches))
+            fetched_steps.append((step.labels, step.micro_steps, batches))
     finally:
         loader.close()
-    return found
+    return fetched_steps
 
 
 def assert_same(one, other):
-    for (labels, micro_steps, batches), (wanted, count, expected) in zip(one, other, strict=True):
-        assert (labels, micro_steps) == (wanted, count)
+    for (labels, micro_steps, batches), (total, count, expected) in zip(one, other, strict=True):
+        assert (labels, micro_steps) == (total, count)
         for batch, expectation in zip(batches, expected, strict=True):
             for tensor, right in zip(batch, expectation, strict=True):
                 assert tensor.dtype == right.dtype
@@ -187,8 +187,8 @@ def test_runs_are_the_same_bit_for_bit_with_workers_and_after_a_kill(trainer, st
     plain = trainer.make_spec((2, 8, 2), **settings(0))
     expected = steps(trainer.train(plain, tmp_path / "plain"))[MEASURED]
     ahead = trainer.make_spec((2, 8, 2), **settings(2))
-    whole = steps(trainer.train(ahead, tmp_path / "ahead"))[MEASURED]
-    assert_same_rows(whole, expected)
+    undisturbed = steps(trainer.train(ahead, tmp_path / "ahead"))[MEASURED]
+    assert_same_rows(undisturbed, expected)
     folder = trainer.start(ahead, tmp_path / "killed", entry="faulty_workers:hanging")
     wait_for(folder, "hangs-", 2)
     trainer.kill(ahead)
@@ -207,12 +207,12 @@ def wait_for(folder, name, count):
 
 def workers_of_ranks():
     """Return the processes of each rank, by the process of the rank."""
-    found = {}
+    tables = {}
     for process in psutil.Process().children(recursive=True):
         parent = process.parent()
         if process.status() != psutil.STATUS_ZOMBIE and parent is not None:
-            found.setdefault(parent.pid, []).append(process)
-    return found
+            tables.setdefault(parent.pid, []).append(process)
+    return tables
 
 
 @pytest.mark.slow
@@ -301,7 +301,7 @@ def test_batches_are_on_the_device(workers):
         "float32",
         steps=range(STEPS),
     )
-    found = fetched(loader, range(STEPS))
-    assert all(tensor.device == device for _, _, b in found for batch in b for tensor in batch)
-    moved = [(t, n, [tuple(x.cpu() for x in batch) for batch in b]) for t, n, b in found]
+    batches = fetched(loader, range(STEPS))
+    assert all(tensor.device == device for _, _, b in batches for batch in b for tensor in batch)
+    moved = [(t, n, [tuple(x.cpu() for x in batch) for batch in b]) for t, n, b in batches]
     assert_same(moved, expected)

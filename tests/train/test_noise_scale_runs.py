@@ -66,13 +66,13 @@ def test_interval_holds_the_truth(trainer, steps, tmp_path, geometry):
     from noisy_mean import NOISE, SIGNAL
 
     rows = steps(trainer.train(known(trainer, geometry), tmp_path))
-    found = interval(rows)
-    assert found.low < NOISE / SIGNAL < found.high
+    row = interval(rows)
+    assert row.low < NOISE / SIGNAL < row.high
     # Of whole micro-batches every second one is cut, from the fourth on.
-    assert found.n == (149 if geometry[0] == geometry[2] == 1 else 300)
-    assert found.method == "Fieller over steps"
-    assert found.low < found.estimate < found.high
-    assert found.estimate == estimate(rows)
+    assert row.n == (149 if geometry[0] == geometry[2] == 1 else 300)
+    assert row.method == "Fieller over steps"
+    assert row.low < row.estimate < row.high
+    assert row.estimate == estimate(rows)
     samples = noise_samples(rows)
     for name, truth in (("noise", NOISE), ("signal", SIGNAL)):
         # Both means apart too: a common factor would leave their ratio.
@@ -96,13 +96,13 @@ def by_sample(spec):
         return torch.func.functional_call(module, parameters, batch)[0]
 
     gradient = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
-    found = []
+    gradients = []
     for k in range(spec.optimizer_steps):
         batch = dataset.batch(stream.step(k).indices.ravel())
         batch = to_device(batch, torch.device("cpu"), spec.precision)
         parts = gradient(parameters, *batch).values()
-        found.append(torch.cat([part.detach().flatten(1) for part in parts], dim=1))
-    return torch.stack(found).numpy()
+        gradients.append(torch.cat([part.detach().flatten(1) for part in parts], dim=1))
+    return torch.stack(gradients).numpy()
 
 
 @pytest.fixture(scope="module")
@@ -152,11 +152,11 @@ def test_low_precision_samples_unscaled_gradients(
 ):
     rows = steps(train_digits(trainer, tmp_path, (1, 4, 4), engine__precision=precision))
     squares = (single_gradients.reshape(4, 4, 4, -1).mean(axis=2) ** 2).sum(axis=-1).mean(axis=-1)
-    found = rows["small_gradient_square"].to_numpy(dtype=float, na_value=np.nan)
+    recorded = rows["small_gradient_square"].to_numpy(dtype=float, na_value=np.nan)
     # The first steps may overflow, until the scale of the loss has come down.
-    usable = np.isfinite(found)
+    usable = np.isfinite(recorded)
     assert usable.any()
-    np.testing.assert_allclose(found[usable], squares[usable], rtol=0.05)
+    np.testing.assert_allclose(recorded[usable], squares[usable], rtol=0.05)
 
 
 PADDED = {"name": "stdlib", "sequence_length": 16, "layout": "padded"}

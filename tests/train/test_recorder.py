@@ -61,11 +61,13 @@ def test_a_loss_does_not_depend_on_when_it_was_exchanged(tmp_path: Path) -> None
         for rank in range(RANKS)
     ]
     assert [rank.wait() for rank in ranks] == [0] * RANKS
-    told = [json.loads((tmp_path / f"losses-{rank}.json").read_text()) for rank in range(RANKS)]
+    losses_by_rank = [
+        json.loads((tmp_path / f"losses-{rank}.json").read_text()) for rank in range(RANKS)
+    ]
     # Not by `sum`, which compensates from Python 3.12 on.
-    expected = [reduce(add, losses) for losses in zip(*told, strict=True)]
+    expected = [reduce(add, losses) for losses in zip(*losses_by_rank, strict=True)]
     # The case can fail: in another order some sums are others.
-    assert expected != [math.fsum(losses) for losses in zip(*told, strict=True)]
+    assert expected != [math.fsum(losses) for losses in zip(*losses_by_rank, strict=True)]
     for every in (1, 7, STEPS):
         rows = list(read_json_lines(RunFolder(tmp_path / str(every)).lines("steps")))
         assert [row["optimizer_step"] for row in rows] == list(range(1, STEPS + 1))

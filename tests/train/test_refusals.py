@@ -23,9 +23,9 @@ def test_a_batch_without_labels_ends_its_run_with_the_reason(trainer, outcome, t
     spec = trainer.make_spec((2, 4, 1))
     folder = trainer.start(spec, tmp_path, entry="faulty_workers:without_labels")
     assert any(trainer.wait(spec))
-    left = outcome(folder)
-    assert left["status"] == "failed"
-    assert "optimizer step 3 has no label that bears a loss" in left["reason"]
+    ended = outcome(folder)
+    assert ended["status"] == "failed"
+    assert "optimizer step 3 has no label that bears a loss" in ended["reason"]
     assert "Traceback" not in folder.log.read_text()
 
 
@@ -57,9 +57,9 @@ def test_held_out_samples_that_are_miscounted_end_their_run(trainer, outcome, tm
     spec = trainer.make_spec((2, 4, 1), data=data, evaluation__samples=60)
     folder = trainer.start(spec, tmp_path)
     assert any(trainer.wait(spec))
-    left = outcome(folder)
-    assert left["status"] == "failed"
-    assert "the loss is divided by count_labels" in left["reason"]
+    ended = outcome(folder)
+    assert ended["status"] == "failed"
+    assert "the loss is divided by count_labels" in ended["reason"]
     assert "Traceback" not in folder.log.read_text()
 
 
@@ -77,8 +77,8 @@ def test_what_data_say_of_held_out_samples_is_looked_at(spec_of):
             assert evaluator._count_labels(indices, labels) == real
             continue
         wrong += miscounted
-        said = rf"must be the number .* not -100: .*says {real + miscounted}, .* has {real}$"
-        with pytest.raises(BatchscapeError, match=said):
+        message = rf"must be the number .* not -100: .*says {real + miscounted}, .* has {real}$"
+        with pytest.raises(BatchscapeError, match=message):
             evaluator._count_labels(indices, labels)
     assert wrong == 5
 

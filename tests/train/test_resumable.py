@@ -35,10 +35,10 @@ def flip(path: Path, place: int) -> None:
 
 
 def test_the_newest_one_is_taken(folder: RunFolder) -> None:
-    found = find_resumable(folder, "r")
-    assert found.state is not None
-    assert found.state["optimizer_step"] == 6
-    assert (found.notes, found.passed_over) == ((), ())
+    resumable = find_resumable(folder, "r")
+    assert resumable.state is not None
+    assert resumable.state["optimizer_step"] == 6
+    assert (resumable.notes, resumable.passed_over) == ((), ())
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
@@ -49,23 +49,25 @@ def test_an_older_one_is_taken_where_the_newest_is_damaged(folder: RunFolder, da
         flip(newest, 300)
     else:
         newest.write_bytes(content[:-9] if damage == "cut" else b"")
-    found = find_resumable(folder, "r")
-    assert found.state is not None
-    assert found.state["w"].tolist() == [3.0] * 4
-    first, second = found.notes
+    resumable = find_resumable(folder, "r")
+    assert resumable.state is not None
+    assert resumable.state["w"].tolist() == [3.0] * 4
+    first, second = resumable.notes
     assert first.startswith(f"checkpoint {newest.name} was passed over: ")
     assert "is damaged" in first
     assert second == f"going on from {older.name} instead"
-    assert found.passed_over == (newest,)
+    assert resumable.passed_over == (newest,)
 
 
 def test_without_a_whole_one_a_run_begins_anew(folder: RunFolder) -> None:
     for path in checkpoints(folder.checkpoints):
         flip(path, 300)
-    found = find_resumable(folder, "r")
-    assert found.state is None
-    assert len(found.notes) == 3
-    assert found.notes[-1] == "no checkpoint is left, so that the run begins with its first step"
+    resumable = find_resumable(folder, "r")
+    assert resumable.state is None
+    assert len(resumable.notes) == 3
+    assert (
+        resumable.notes[-1] == "no checkpoint is left, so that the run begins with its first step"
+    )
     none = find_resumable(RunFolder(folder.path.with_name("other")), "r")
     assert none == (None, (), ())
 
@@ -75,10 +77,10 @@ def test_a_checkpoint_whose_rows_are_gone_is_passed_over(folder: RunFolder) -> N
     path = folder.lines("steps")
     rows = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(rows[:4]))
-    found = find_resumable(folder, "r")
-    assert found.state is not None
-    assert found.state["optimizer_step"] == 3
-    assert f"{path} has 4 of the 6 rows before it" in found.notes[0]
+    resumable = find_resumable(folder, "r")
+    assert resumable.state is not None
+    assert resumable.state["optimizer_step"] == 3
+    assert f"{path} has 4 of the 6 rows before it" in resumable.notes[0]
     path.write_bytes(b"".join(rows[:1] + rows[2:]))
     assert find_resumable(folder, "r").state is None
 
@@ -108,9 +110,9 @@ def test_a_whole_checkpoint_that_cannot_be_loaded_here_is_kept(
 
 def test_checkpoints_of_another_run_are_for_the_caller_to_refuse(folder: RunFolder) -> None:
     folder.lines("steps").unlink()
-    found = find_resumable(folder, "another")
-    assert found.state is not None
-    assert found.state["run_id"] == "r"
+    resumable = find_resumable(folder, "another")
+    assert resumable.state is not None
+    assert resumable.state["run_id"] == "r"
 
 
 SETTINGS = {
@@ -129,7 +131,7 @@ MEASURED = ["optimizer_step", "samples", "tokens", "loss", "learning_rate", "gra
 def test_two_ranks_go_on_from_the_same_place_bit_for_bit(trainer, steps, tmp_path, lost):
     """Damage is met by every rank, and all of them take the same way around it."""
     spec = trainer.make_spec((2, 8, 2), **SETTINGS)
-    whole = trainer.train(spec, tmp_path / "undisturbed")
+    undisturbed = trainer.train(spec, tmp_path / "undisturbed")
     folder = trainer.train(spec, tmp_path)
     newest, older = checkpoints(folder.checkpoints)
     done, before = (int(path.name.split("-")[1]) for path in (newest, older))
@@ -140,7 +142,7 @@ def test_two_ranks_go_on_from_the_same_place_bit_for_bit(trainer, steps, tmp_pat
         folder.lines("steps").write_bytes(b"".join(rows[: done - 1]))
     trainer.train(spec, tmp_path, attempt=1)
     assert steps(folder)["attempt"].tolist() == [0] * before + [1] * (30 - before)
-    assert_same_rows(steps(folder)[MEASURED], steps(whole)[MEASURED])
+    assert_same_rows(steps(folder)[MEASURED], steps(undisturbed)[MEASURED])
     assert f"{newest.name} was passed over" in folder.log.read_text()
     # It is out of the way of those that are kept.
     assert newest not in checkpoints(folder.checkpoints)

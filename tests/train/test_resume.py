@@ -120,13 +120,13 @@ def test_a_run_resumes_bit_for_bit_inside_a_ramp(trainer, steps, tmp_path):
     folder = kill_past_checkpoint(trainer, spec, tmp_path)
     assert 1 <= checkpointed_step(folder) < 1 + 20 - 3
     trainer.train(spec, tmp_path, attempt=1)
-    whole = trainer.train(spec, tmp_path / "undisturbed")
+    undisturbed_folder = trainer.train(spec, tmp_path / "undisturbed")
     rows = steps(folder)
     assert rows["attempt"].unique().tolist() == [0, 1]
     assert rows["global_batch_size"].tolist() == [16] + [32] * 20 + [64] * 4
-    assert_same_rows(rows[MEASURED], steps(whole)[MEASURED])
+    assert_same_rows(rows[MEASURED], steps(undisturbed_folder)[MEASURED])
     losses = ["samples", "eval_loss", "raw_eval_loss"]
-    evals, expected = (read_table(f, "evals")[losses] for f in (folder, whole))
+    evals, expected = (read_table(f, "evals")[losses] for f in (folder, undisturbed_folder))
     assert_same_rows(evals, expected)
     assert (evals["eval_loss"] != evals["raw_eval_loss"]).iloc[1:].all()
 

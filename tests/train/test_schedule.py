@@ -66,9 +66,9 @@ def test_decay_by_a_root_in_closed_form(decay, warmup, stable, final, t):
     budget = warmup + stable + decay
     shape = {"name": "wsd", "warmup_samples": warmup, "decay_samples": decay, "shape": "sqrt"}
     schedule = WarmupStableDecay(**shape, final_fraction=final)
-    found = schedule_factor(schedule, budget - decay + t * decay, budget)
+    factor = schedule_factor(schedule, budget - decay + t * decay, budget)
     # Near the begin of the decay a root magnifies the rounding of the position.
-    assert found == pytest.approx(final + (1 - final) * (1 - math.sqrt(t)), abs=1e-6)
+    assert factor == pytest.approx(final + (1 - final) * (1 - math.sqrt(t)), abs=1e-6)
     if stable:
         assert schedule_factor(schedule, warmup + stable / 2, budget) == 1.0
     if warmup:

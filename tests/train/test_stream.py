@@ -85,12 +85,12 @@ def test_each_sample_has_its_position(
     order = SampleOrder(num_samples, seed)
     streams = rank_streams(num_samples, seed, BatchGeometry(1, *cut))
     for r, stream in enumerate(streams):
-        found = stream.step(optimizer_step).indices
-        assert found.shape == (accumulation, micro)
+        indices = stream.step(optimizer_step).indices
+        assert indices.shape == (accumulation, micro)
         for a in range(accumulation):
             for m in range(micro):
                 position = optimizer_step * batch + a * ranks * micro + r * micro + m
-                assert found[a, m] == order.indices(np.array([position])).item()
+                assert indices[a, m] == order.indices(np.array([position])).item()
 
 
 @settings(max_examples=40)
@@ -102,9 +102,9 @@ def test_random_access_equals_sequential(
     (fresh,) = rank_streams(num_samples, seed, BatchGeometry(1, 1, 2, 3))
     sequential = [fresh.step(k) for k in range(max(optimizer_steps) + 1)]
     for k in optimizer_steps:
-        found = stream.step(k)
-        assert np.array_equal(found.indices, sequential[k].indices)
-        assert found.labels == sequential[k].labels
+        samples = stream.step(k)
+        assert np.array_equal(samples.indices, sequential[k].indices)
+        assert samples.labels == sequential[k].labels
 
 
 @pytest.mark.parametrize("num_samples", [5, 23, 100, 1031])

@@ -57,23 +57,23 @@ def test_all_products_of_float32_are_in_the_precision_asked_for(precision, in_tf
         torch.backends.cudnn.allow_tf32 = before[1]
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, "WARN"), ("INFO", "INFO")])
+@pytest.mark.parametrize(("variables", "expected"), [(None, "WARN"), ("INFO", "INFO")])
 def test_nccl_says_why_it_fails_unless_it_was_told_otherwise(
-    tmp_path, monkeypatch, given, expected
+    tmp_path, monkeypatch, variables, expected
 ):
     monkeypatch.setenv("NCCL_DEBUG", "to be put back")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "to be put back")
     monkeypatch.delenv("NCCL_DEBUG")
-    if given is not None:
-        monkeypatch.setenv("NCCL_DEBUG", given)
-    seen = []
+    if variables is not None:
+        monkeypatch.setenv("NCCL_DEBUG", variables)
+    calls = []
     monkeypatch.setattr(
-        dist, "init_process_group", lambda *_, **__: seen.append(os.environ["NCCL_DEBUG"])
+        dist, "init_process_group", lambda *_, **__: calls.append(os.environ["NCCL_DEBUG"])
     )
     monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
     launch = launched("cuda", 2, 2) | {"rendezvous": str(tmp_path / "meeting")}
     with worker._process_group(launch, 0, torch.device("cuda", 0), 1.0):
-        assert seen == [expected]
+        assert calls == [expected]
 
 
 def test_the_reason_of_an_error_of_nccl_is_what_it_met():
@@ -90,8 +90,8 @@ def test_the_reason_of_an_error_of_nccl_is_what_it_met():
     assert failures.failure_of(RuntimeError("one\ntwo"), 0, None).reason == "RuntimeError: one"
 
 
-@pytest.mark.parametrize(("reduced", "said"), [(False, "float32"), (True, "reduced")])
-def test_what_decides_rounding_is_read_from_torch_itself(monkeypatch, reduced, said):
+@pytest.mark.parametrize(("reduced", "column"), [(False, "float32"), (True, "reduced")])
+def test_what_decides_rounding_is_read_from_torch_itself(monkeypatch, reduced, column):
     """Code of the user's own may have set it after the run began."""
     products = torch.backends.cuda.matmul
     before = products.allow_bf16_reduced_precision_reduction
@@ -102,13 +102,13 @@ def test_what_decides_rounding_is_read_from_torch_itself(monkeypatch, reduced, s
     try:
         worker._set_precision_of_products("highest")
         products.allow_bf16_reduced_precision_reduction = reduced
-        found = ranks._cuda_columns()
+        columns = ranks._cuda_columns()
     finally:
         products.allow_bf16_reduced_precision_reduction = before
         products.allow_fp16_reduced_precision_reduction = True
         torch.backends.cudnn.allow_tf32 = True
-    assert found == {
-        "reduction_precision": said,
+    assert columns == {
+        "reduction_precision": column,
         "libraries": "CUDA 13.0, cuDNN 92000, NCCL 2.29.7",
     }
 
@@ -167,7 +167,7 @@ def pinned(error):
 
 
 @pytest.mark.parametrize(
-    ("error", "place", "phase", "others", "limit_gib", "said"),
+    ("error", "place", "phase", "others", "limit_gib", "message"),
     [
         (DEVICE, "cuda:0", "forward", 0, None, None),
         (DEVICE, "cuda:0", "forward", None, None, None),  # a driver that does not tell
@@ -191,12 +191,12 @@ def pinned(error):
     ],
 )
 def test_memory_that_is_out_is_the_trainings_end_only_where_it_is_the_trainings(
-    spec_of, monkeypatch, error, place, phase, others, limit_gib, said
+    spec_of, monkeypatch, error, place, phase, others, limit_gib, message
 ):
-    asked = []
+    devices = []
 
     def foreign(device, ranks_on_node):
-        asked.append((str(device), ranks_on_node))
+        devices.append((str(device), ranks_on_node))
         return others
 
     monkeypatch.setattr(failures, "foreign_processes", foreign)
@@ -204,16 +204,16 @@ def test_memory_that_is_out_is_the_trainings_end_only_where_it_is_the_trainings(
     spec = spec_of((2, 16, 1), device={"memory_limit_gib": limit_gib})
     heartbeat.beat(heartbeat.Phase(phase), 4)
     ended = failures.failure_of(error, 3, torch.device(place), spec)
-    counted = "allocated" if place == "cuda:0" and said != HOST else "resident"
+    counted = "allocated" if place == "cuda:0" and message != HOST else "resident"
     assert ended.peak_memory_method == counted
     assert ended.reason.startswith(f"out of memory in {phase}")
-    if said is None:
+    if message is None:
         assert (ended.status, ended.cause, ended.phase) == ("oom", "out_of_memory", phase)
         assert ended.reason.endswith(counted)
     else:
         assert (ended.status, ended.cause, ended.phase) == ("failed", "other_memory", phase)
-        assert f"{counted}{said}" in ended.reason
-    assert set(asked) <= {("cuda:0", 2)}
+        assert f"{counted}{message}" in ended.reason
+    assert set(devices) <= {("cuda:0", 2)}
 
 
 def test_what_onednn_cannot_make_is_for_want_of_memory_only_under_a_limit(spec_of):

@@ -131,10 +131,13 @@ def test_rates_are_those_of_rule_and_schedule(trainer, planned, steps, tmp_path)
 @pytest.mark.slow
 def test_a_ramp_begins_as_the_small_batch_trains(trainer, planned, steps, tmp_path):
     """Until the ramp leaves its first stage, nothing tells it from a run of that global batch."""
-    alike = {"schedule": {"name": "constant"}, "optimizer": {"name": "sgd", "learning_rate": 0.2}}
+    settings = {
+        "schedule": {"name": "constant"},
+        "optimizer": {"name": "sgd", "learning_rate": 0.2},
+    }
     ramp = [{"samples": 128, "global_batch_size": 8}]
-    grown = planned(1, 8, ramp=ramp, global_batch_size=32, **alike)
-    small = planned(1, 8, **alike)
+    grown = planned(1, 8, ramp=ramp, global_batch_size=32, **settings)
+    small = planned(1, 8, **settings)
     one, other = (steps(trainer.train(spec, tmp_path)) for spec in (grown, small))
     assert one["loss"].iloc[:16].tolist() == other["loss"].iloc[:16].tolist()
     assert one["loss"].iloc[17] != other["loss"].iloc[17]
@@ -182,15 +185,15 @@ def test_the_target_is_judged_by_the_average(trainer, planned, outcome, tmp_path
 @pytest.mark.slow
 def test_the_rehearsal_counts_the_average(trainer, planned, tmp_path):
     """One more copy of the parameters, from the start."""
-    found = []
+    rows = []
     for half_life in (None, 500.0):
         spec = planned(1, 8, measure__memory=True, evaluation__ema_half_life_tokens=half_life)
         folder = trainer.train(spec, tmp_path / str(half_life))
-        found.append(read_table(folder, "ranks").iloc[0])
+        rows.append(read_table(folder, "ranks").iloc[0])
     model = build_model(spec.config, spec.data, "float64")
     copy_gib = 8 * sum(p.numel() for p in model.parameters()) / 2**30
     for column in ("allocated_after_model_gib", "peak_allocated_steady_gib"):
-        assert found[1][column] - found[0][column] == pytest.approx(copy_gib, rel=0.02)
+        assert rows[1][column] - rows[0][column] == pytest.approx(copy_gib, rel=0.02)
 
 
 @pytest.mark.slow

@@ -51,8 +51,8 @@ class FabricEngine(ReplicatedEngine):
         if config.compile:
             module.compile(dynamic=False)
         super().__init__(module, optimizer, precision)
-        # The last one changes nothing. "64-true" would round the loss, and with it the gradients, to
-        # the default type of PyTorch, which is float32.
+        # The last one changes nothing. "64-true" would round loss and gradients to the default type
+        # of PyTorch, which is float32.
         self._plugin: Precision = (
             _Autocast("16-mixed", self._device_type, self._scaler)
             if precision == "float16"

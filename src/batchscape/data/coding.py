@@ -41,17 +41,7 @@ class ByteCoder:
 
 
 class FolderCoder:
-    """A tokenizer of `transformers`, read from its folder and from nowhere else.
-
-    Parameters
-    ----------
-    folder : str
-
-    Raises
-    ------
-    ConfigError
-        If there is no tokenizer, or `transformers` is not installed.
-    """
+    """A tokenizer of `transformers`, read from its folder and from nowhere else."""
 
     kind = "tokens"
 
@@ -125,13 +115,7 @@ Coder = ByteCoder | FolderCoder
 
 
 def tokenizer_hash(folder: str) -> str:
-    """Return the SHA-256 over the files of a tokenizer; weights beside them do not count.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such folder, or it holds no such file.
-    """
+    """Return the SHA-256 over the files of a tokenizer; weights beside them do not count."""
     root = Path(folder).expanduser()
     files = sorted(
         path

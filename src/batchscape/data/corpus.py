@@ -27,22 +27,7 @@ from batchscape.record.spec import DataIdentity
 
 
 def prepare_external(config: ExternalData) -> DataIdentity:
-    """Name the data by the content of the files that are said to hold them.
-
-    Parameters
-    ----------
-    config : ExternalData
-
-    Returns
-    -------
-    DataIdentity
-        Of unknown sizes, with zeros for them.
-
-    Raises
-    ------
-    ConfigError
-        If a file cannot be read.
-    """
+    """Name the data by the content of the files that are said to hold them."""
     content = hash_of_files(config.files, Path.cwd(), "data.files") or "unnamed"
     text = f"external\0{content}\0{config.sequence_length}"
     return DataIdentity(
@@ -66,23 +51,7 @@ _BY_KIND: dict[type, Callable[[Any], DataIdentity]] = {
 
 
 def prepare(config: Data) -> DataIdentity:
-    """Read the source, split it, and leave in the cache what the ranks will map into memory.
-
-    Parameters
-    ----------
-    config : member of `batchscape.config.Data`
-
-    Returns
-    -------
-    DataIdentity
-        The manifest hash, the folder of the arrays, and the sizes of both parts.
-
-    Raises
-    ------
-    ConfigError
-        If there are no such data, they cannot be read, or they are too few for one sample in each
-        part.
-    """
+    """Read the source, split it, and leave in the cache what the ranks will map into memory."""
     try:
         return _BY_KIND[type(config)](config)
     except OSError as error:

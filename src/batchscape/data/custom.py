@@ -186,7 +186,7 @@ class _Check:
     def _batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
         import torch
 
-        batch: object = self._dataset.batch(indices)  # what it is, is to be seen
+        batch: object = self._dataset.batch(indices)  # its type is checked here
         if not (
             isinstance(batch, tuple)
             and len(batch) == 2

@@ -28,12 +28,6 @@ def prepare_documents(config: Documents) -> DataIdentity:
 
     A document is held out by a hash of its text, so that one more document moves no other, and
     copies of a document are in the same part. Documents without a token are left out.
-
-    Raises
-    ------
-    ConfigError
-        If there are no documents, a field is missing or of a wrong kind, labels are of fewer than
-        two classes, or a part would hold no sample.
     """
     records = Records(config.path, config.text_field, config.label_field)
     total = sum(file.stat().st_size for file in records.files)

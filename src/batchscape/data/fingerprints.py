@@ -31,21 +31,7 @@ showing it: clocks of file systems are coarse (up to 2 s on FAT)."""
 
 
 def remembered(path: Path, kind: str, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return what `find` finds in a file, or what it found before.
-
-    Parameters
-    ----------
-    path : Path
-    kind : str
-        Names what is looked for; another kind is another memory.
-    find : callable
-        Reads the file; returns what JSON can carry.
-
-    Raises
-    ------
-    ConfigError
-        If the file changes while it is read.
-    """
+    """Return what `find` finds in a file, or what it found before."""
     path = path.resolve()
     name = hashlib.sha256(f"{path}\0{kind}".encode()).hexdigest()[:32]
     memory = cache_folder() / "fingerprints" / f"{name}.json"
@@ -67,14 +53,7 @@ def remembered(path: Path, kind: str, find: Callable[[], dict[str, Any]]) -> dic
 
 
 def file_sha256(path: Path, advance: Callable[[int], object] | None = None) -> str:
-    """Return the SHA-256 of a file, as hexadecimal digits; each content is read once.
-
-    Parameters
-    ----------
-    path : Path
-    advance : callable, optional
-        Told how many more bytes were read.
-    """
+    """Return the SHA-256 of a file, as hexadecimal digits; each content is read once."""
 
     def find() -> dict[str, Any]:
         digest = hashlib.sha256()
@@ -89,13 +68,7 @@ def file_sha256(path: Path, advance: Callable[[int], object] | None = None) -> s
 
 
 def file_state(path: Path) -> dict[str, int]:
-    """Return what changes when the content of a file does.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be read.
-    """
+    """Return what changes when the content of a file does."""
     status = path.stat()
     return {
         "size": status.st_size,

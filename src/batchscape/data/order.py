@@ -10,10 +10,10 @@ The permutations are specified here and nowhere else, so that they outlive libra
   `mix(k + (j + 1) * GAMMA)` modulo 2**64.
 - The key of an epoch is word `epoch` of the stream keyed by `mix(seed)`.
 - Up to 1024 samples, the permutation sorts the samples by their words, ties by index.
-- Above, it is a Feistel network of 8 rounds over pairs (left, right) of radices
+- Above, it is a Feistel network of 8 rounds over pairs (high, low) of digits of radices
   `a = ceil(sqrt(num_samples))` and `b = ceil(num_samples / a)`, standing for
-  `left * b + right`. Round `r` with round key `k` = word `r` of the epoch's stream adds
-  `mix(k + right) >> 1` to left modulo `a` when `r` is even, and `mix(k + left) >> 1` to right
+  `high * b + low`. Round `r` with round key `k` = word `r` of the epoch's stream adds
+  `mix(k + low) >> 1` to high modulo `a` when `r` is even, and `mix(k + high) >> 1` to low
   modulo `b` when it is odd. Results of `num_samples` or more go through the network again.
 
 Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014),

@@ -8,19 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def reading(what: str, total_bytes: int) -> Iterator[Callable[[int], object]]:
-    """Show how much has been read.
-
-    Parameters
-    ----------
-    what : str
-        Stands before the bar.
-    total_bytes : int
-
-    Yields
-    ------
-    callable
-        To be told how many more bytes were read.
-    """
+    """Show how much has been read."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     from batchscape.terminal import OutgoingConsole

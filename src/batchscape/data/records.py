@@ -26,21 +26,7 @@ class Record:
 
 
 class Records:
-    """The records of a file or a folder, in the order of the names of the files.
-
-    Parameters
-    ----------
-    path : str
-        A `.jsonl`, `.ndjson` or `.json` file with an object a line, a `.parquet` file, a folder of
-        such files, or a folder that `Dataset.save_to_disk` has written.
-    text_field : str
-    label_field : str or None
-
-    Raises
-    ------
-    ConfigError
-        If there are none.
-    """
+    """The records of a file or a folder, in the order of the names of the files."""
 
     def __init__(self, path: str, text_field: str, label_field: str | None) -> None:
         self._text_field = text_field
@@ -55,13 +41,7 @@ class Records:
         return file.relative_to(self._root).as_posix()
 
     def batches(self, advance: Callable[[int], object]) -> Iterator[list[Record]]:
-        """Yield the records, some at a time; `advance` is told the bytes of each file.
-
-        Raises
-        ------
-        ConfigError
-            If a field is not there, or is no text (or no class).
-        """
+        """Yield the records, some at a time; `advance` takes the bytes of each file."""
         for file in self.files:
             read = _READERS[".json" if file.suffix in _LINES else file.suffix]
             number = 0

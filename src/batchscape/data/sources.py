@@ -22,20 +22,7 @@ def draw(content: bytes) -> float:
 
 
 def choose(draws: NDArray[np.float64], held_out_pct: float) -> NDArray[np.bool_]:
-    """Choose the items to hold out, so that one more item moves no other.
-
-    Parameters
-    ----------
-    draws : float64 array, shape (items,), two or more
-    held_out_pct : float
-        Share that is expected to be held out, in percent.
-
-    Returns
-    -------
-    bool array, shape (items,)
-        Neither all false nor all true: where few items leave one part empty, the extreme draw
-        decides.
-    """
+    """Choose the items to hold out, so that one more item moves no other."""
     chosen = 100 * draws < held_out_pct
     if not chosen.any():
         chosen[np.argmin(draws)] = True
@@ -53,13 +40,7 @@ _TEXT_SUFFIXES = {".txt", ".md", ".rst", ".py", ".c", ".h", ".cpp", ".js", ".jso
 
 
 def text_sources(config: TextFiles) -> Iterator[tuple[str, bytes, str]]:
-    """Yield (name, content, part) of each source file, in a fixed order.
-
-    Raises
-    ------
-    ConfigError
-        If there is no text, or a folder holds a single file.
-    """
+    """Yield (name, content, part) of each source file, in a fixed order."""
     if config.path is None:
         root = Path(sysconfig.get_path("stdlib"))
         paths = []

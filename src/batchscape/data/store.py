@@ -81,24 +81,7 @@ def manifest_hash(manifest: Mapping[str, Any]) -> str:
 
 
 def keep(name: str, manifest: Mapping[str, Any], build: Callable[[], Built]) -> Stored:
-    """Return the prepared data of a manifest; build them where they are not there, or damaged.
-
-    Parameters
-    ----------
-    name : str
-        Of the kind of data, as in its settings.
-    manifest : mapping
-        Everything that decides the samples: contents and rules.
-    build : callable
-        Makes the arrays.
-
-    Raises
-    ------
-    ConfigError
-        If a part has no sample.
-    BatchscapeError
-        If the cache cannot be written.
-    """
+    """Return the prepared data of a manifest; build them where they are not there, or damaged."""
     digits = manifest_hash(manifest)
     folder = cache_folder() / f"{name}-{digits}"
     content = _read_verified(folder)
@@ -109,13 +92,7 @@ def keep(name: str, manifest: Mapping[str, Any], build: Callable[[], Built]) -> 
 
 
 def load_array(folder: Path, name: str) -> NDArray[Any]:
-    """Map an array of prepared data into memory.
-
-    Raises
-    ------
-    RecordError
-        If it is gone.
-    """
+    """Map an array of prepared data into memory."""
     path = folder / f"{name}.npy"
     try:
         mapped: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)

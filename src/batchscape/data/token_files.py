@@ -87,17 +87,7 @@ class ScannedFile:
 
 
 def recognise(path: Path) -> TokenFile:
-    """Read the header of a file, where it has one, or judge the type of the tokens by its begin.
-
-    Parameters
-    ----------
-    path : Path
-
-    Raises
-    ------
-    ConfigError
-        If the file is of another kind, of another version, or shorter than its header says.
-    """
+    """Read the header of a file, where it has one, or judge the type of the tokens by its begin."""
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(_LLMC_BYTES)
@@ -133,13 +123,7 @@ def recognise(path: Path) -> TokenFile:
 
 
 def scan(file: TokenFile, advance: Callable[[int], object]) -> ScannedFile:
-    """Hash a file and find its tokens' range, in one pass that is remembered.
-
-    Raises
-    ------
-    ConfigError
-        If the tokens are of another type, as far as their values tell.
-    """
+    """Hash a file and find its tokens' range, in one pass that is remembered."""
 
     def find() -> dict[str, Any]:
         return asdict(_scan_blocks(file, advance))

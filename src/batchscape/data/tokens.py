@@ -41,12 +41,6 @@ def prepare_tokens(config: TokenFiles) -> DataIdentity:
 
     A sample lies within one file, and shares its last token with the next one's first. Of each
     file the last `held_out_pct` percent of the tokens are held out, or none where other files are.
-
-    Raises
-    ------
-    ConfigError
-        If there are no files, one is of another kind or in both parts, a token is not in the
-        vocabulary, or a part has no sample.
     """
     files = {"train": _token_files("path", config.path)}
     if config.held_out_path is not None:
@@ -102,13 +96,7 @@ def prepare_tokens(config: TokenFiles) -> DataIdentity:
 
 
 def segments(folder: Path, part: str) -> list[Segment]:
-    """Return the segments of a part, as `prepare_tokens` has listed them.
-
-    Raises
-    ------
-    RecordError
-        If the listing or a file is gone, or a file is no longer what was hashed.
-    """
+    """Return the segments of a part, as `prepare_tokens` has listed them."""
     listed = []
     for entry in read_json(folder / _LISTING)[part]:
         path = Path(entry["file"]["path"])

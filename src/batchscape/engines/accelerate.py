@@ -34,22 +34,6 @@ class AccelerateEngine(ReplicatedEngine):
 
     `Accelerator.backward` divides by its number of accumulation steps; the loss is multiplied by
     the same number before.
-
-    Parameters
-    ----------
-    module : nn.Module
-        Returns the sum of losses; already on the device.
-    config : Accelerate
-    optimizer : Optimizer
-    precision : str
-        `float32`, `bfloat16`, `float16` or `float64`.
-    geometry : BatchGeometry
-        A process group exists where it has more than one rank.
-
-    Raises
-    ------
-    ConfigError
-        If accelerate would train in another precision than asked for.
     """
 
     def __init__(

@@ -17,10 +17,6 @@ def follow_first_rank(module: nn.Module) -> None:
 
     What a module declares to be no part of its state, as tables of rotations and masks
     (`persistent=False`), is made alike on every rank and stays so: it is left where it is.
-
-    Parameters
-    ----------
-    module : nn.Module
     """
     # Not by their names, which a module of the user's may change in its state.
     kept = {id(value) for value in module.state_dict(keep_vars=True).values()}

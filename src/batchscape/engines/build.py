@@ -35,28 +35,7 @@ def build_engine(
     examine: Callable[[nn.Module], None] | None = None,
     draws: bool = True,
 ) -> Engine:
-    """Build the model of a run on a device, and the engine that trains it.
-
-    Parameters
-    ----------
-    spec : RunSpec
-    device : torch.device
-        Of this rank.
-    examine : callable, optional
-        Shown the model as it was written, before anything wraps it: on the device, but where
-        `begins_in_parts`.
-    draws : bool
-        Where `begins_in_parts`: whether this rank draws the parameters, as the first one does. The
-        others are given theirs by it.
-
-    Raises
-    ------
-    ConfigError
-        If the model does not fit the data, cannot be built, has no blocks to recompute, or the
-        engine's library is not installed.
-    BatchscapeError
-        If the engine's library has another geometry than the run.
-    """
+    """Build the model of a run on a device, and the engine that trains it."""
     name = spec.config.engine.name
     try:
         engine_module = importlib.import_module(f"batchscape.engines.{name}")

@@ -16,19 +16,7 @@ from batchscape.record.heartbeat import Phase, beat
 
 
 class DdpEngine(ReplicatedEngine):
-    """DDP around the model where there are several ranks, and nothing around it else.
-
-    Parameters
-    ----------
-    module : nn.Module
-        Returns the sum of losses; already on the device.
-    config : Ddp
-    optimizer : Optimizer
-    precision : str
-        `float32`, `bfloat16`, `float16` or `float64`.
-    geometry : BatchGeometry
-        A process group exists where it has more than one rank.
-    """
+    """DDP around the model where there are several ranks, and nothing around it else."""
 
     def __init__(
         self,

@@ -11,21 +11,7 @@ from batchscape.geometry import BatchGeometry
 
 
 def check_reported(name: str, reported: Reported, geometry: BatchGeometry) -> None:
-    """Compare the geometry that a library reports with that of the run.
-
-    Parameters
-    ----------
-    name : str
-        Of the engine.
-    reported : Reported
-        Numbers that are None are not compared.
-    geometry : BatchGeometry
-
-    Raises
-    ------
-    BatchscapeError
-        If any number differs.
-    """
+    """Compare the geometry that a library reports with that of the run."""
     differences = [
         f"{word} {number} instead of {planned}"
         for word, number in asdict(reported).items()
@@ -45,23 +31,7 @@ def declared_bytes(engine: Engine, micro_steps: int) -> int:
 
 
 def check_exchanged(name: str, engine: Engine, exchanged: int, micro_steps: int) -> None:
-    """Compare the gradient bytes that were exchanged with those that the engine declares.
-
-    Parameters
-    ----------
-    name : str
-        Of the engine.
-    engine : Engine
-    exchanged : int
-        Bytes that this rank gave to the exchange in one optimizer step.
-    micro_steps : int
-        Of that optimizer step.
-
-    Raises
-    ------
-    BatchscapeError
-        If they differ.
-    """
+    """Compare the gradient bytes that were exchanged with those that the engine declares."""
     declared = declared_bytes(engine, micro_steps)
     if exchanged != declared:
         how = "every micro-step" if engine.exchanges_every_micro_step else "the last micro-step"

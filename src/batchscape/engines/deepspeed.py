@@ -22,12 +22,12 @@ from batchscape.measure.clock import NoMarks, StepMarks
 from batchscape.record.heartbeat import Phase, beat
 
 if find_spec("deepspeed") is None:
-    # Imported later, once the device is known; that it is missing is told now.
+    # It is imported later, once the device is known; a missing one is reported now.
     raise ModuleNotFoundError("No module named 'deepspeed'", name="deepspeed")
 
 
 class DeepSpeedEngine:
-    """A step of DeepSpeed's own engine, told what micro-step is the last.
+    """A step of DeepSpeed's own engine, with the last micro-step set by the loop.
 
     Its divisions are kept out: neither by micro-steps nor by ranks, as the loss is already divided
     by the global number of labels. Stage 3 cannot do without the one by ranks: there the loss is
@@ -42,21 +42,10 @@ class DeepSpeedEngine:
     ZeRO keeps the weights that it updates in float32, so float64 has no place in it.
 
     In stages 2 and 3 gradients are exchanged in the order in which they arrive, and sums of ranks
-    that differ in it are wrong without a word: there every parameter must have a gradient in every
-    micro-step. In stages 0 and 1 one without is given zeros.
+    that differ in it are wrong without an error: there every parameter must have a gradient in
+    every micro-step. In stages 0 and 1 one without is given zeros.
 
     An update whose gradient is not finite is skipped in stages 1 to 3: so the library does it.
-
-    Parameters
-    ----------
-    module : nn.Module
-        Returns the sum of losses; already on the device.
-    config : DeepSpeed
-    optimizer : Optimizer
-    precision : str
-        `float32` or `bfloat16`.
-    geometry : BatchGeometry
-        A process group exists where it has more than one rank.
     """
 
     def __init__(
@@ -102,13 +91,7 @@ class DeepSpeedEngine:
             self._opened = opening.pop_all()
 
     def micro_step(self, inputs: Tensor, labels: Tensor, weight: float, *, last: bool) -> Tensor:
-        """Do one forward and backward.
-
-        Raises
-        ------
-        BatchscapeError
-            If parameters are left without a gradient in stage 2 or 3.
-        """
+        """Do one forward and backward."""
         if self._begins and not self._alone:
             follow_first_rank(self.module)
         self._begins = last

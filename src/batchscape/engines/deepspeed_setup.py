@@ -20,13 +20,6 @@ _OLD_NAMES = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tenso
 def deepspeed_on(device: torch.device, *, alone: bool) -> Iterator[Any]:
     """Yield the library, fit to build an engine on a device; what was set is undone at the end.
 
-    Parameters
-    ----------
-    device : torch.device
-        Of this rank. A process has one kind of device: the library chooses once.
-    alone : bool
-        Whether this rank has no process group. DeepSpeed wants one even then.
-
     Notes
     -----
     With a CPU the library would compile a shared-memory kernel at its first use, for a minute and

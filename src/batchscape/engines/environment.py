@@ -9,15 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def environment(values: Mapping[str, str], *, without: tuple[str, ...]) -> Iterator[None]:
-    """Set variables of the environment, hide others, and put all of them back at the end.
-
-    Parameters
-    ----------
-    values : mapping
-        From name to value.
-    without : tuple of str
-        What the names of hidden variables begin with; those of `values` are set nevertheless.
-    """
+    """Set variables of the environment, hide others, and put all of them back at the end."""
     hidden = {name for name in os.environ if name.startswith(without)}
     before = {name: os.environ.get(name) for name in hidden | set(values)}
     for name in hidden:

@@ -26,18 +26,7 @@ from batchscape.record.heartbeat import Phase, beat
 class FabricEngine(ReplicatedEngine):
     """The calls of a script that trains with Fabric: `setup`, `no_backward_sync`, `backward`.
 
-    Fabric has no notion of accumulation: it divides nothing, and exchanges where it is told to.
-
-    Parameters
-    ----------
-    module : nn.Module
-        Returns the sum of losses; already on the device.
-    config : Fabric
-    optimizer : Optimizer
-    precision : str
-        `float32`, `bfloat16`, `float16` or `float64`.
-    geometry : BatchGeometry
-        A process group exists where it has more than one rank.
+    Fabric has no notion of accumulation: it divides nothing, and exchanges where the script says.
     """
 
     def __init__(
@@ -46,7 +35,7 @@ class FabricEngine(ReplicatedEngine):
         config: FabricConfig,
         optimizer: Optimizer,
         precision: str,
-        geometry: BatchGeometry,  # noqa: ARG002  (Fabric is told of the process group alone)
+        geometry: BatchGeometry,  # noqa: ARG002  (Fabric takes the process group alone)
     ) -> None:
         if config.compile:
             module.compile(dynamic=False)

@@ -68,27 +68,8 @@ class FsdpEngine(PlainEngine):
     The optimizer works on the local parts as plain tensors: its kernels treat every element by
     itself, and not all of them know distributed tensors.
 
-    Only the exchange of the last micro-step is told to the marks. On the CPU it does not overlap:
+    The marks record the exchange of the last micro-step alone. On the CPU it does not overlap:
     what precedes the last part of it counts as backward.
-
-    Parameters
-    ----------
-    module : nn.Module
-        Returns the sum of losses. Of the first rank its numbers count, on whatever device; others
-        may have them on `meta`.
-    config : Fsdp
-    optimizer : Optimizer
-    precision : str
-        `float32`, `bfloat16` or `float64`.
-    geometry : BatchGeometry
-        Of several ranks, which have a process group.
-    device : torch.device
-        Of this rank.
-
-    Raises
-    ------
-    ConfigError
-        If a parameter cannot be cut.
     """
 
     gradients_are_whole = False
@@ -134,13 +115,7 @@ class FsdpEngine(PlainEngine):
         """Parameters in the order in which the optimizer's state counts them."""
 
     def micro_step(self, inputs: Tensor, labels: Tensor, weight: float, *, last: bool) -> Tensor:
-        """Do one forward and backward; exchange where it is time to.
-
-        Raises
-        ------
-        BatchscapeError
-            If a part of the gradient was not exchanged in the last micro-step.
-        """
+        """Do one forward and backward; exchange where it is time to."""
         if self._begins:
             follow_first_rank(self.module)
         self._begins = last

@@ -22,17 +22,6 @@ def build_optimizer(config: OptimizerConfig, module: nn.Module) -> Optimizer:
 
     SGD and AdamW are PyTorch's fused kernels. Muon is PyTorch's too: its orthogonalisation is in
     bfloat16 whatever the precision of the run.
-
-    Parameters
-    ----------
-    config : AdamW, Sgd or Muon
-    module : nn.Module
-        Its parameters lie where they are trained.
-
-    Raises
-    ------
-    ConfigError
-        If Muon is asked for, and PyTorch does not ship it or no parameter is for it.
     """
     parameters = [p for p in module.parameters() if p.requires_grad]
     built: Optimizer
@@ -119,7 +108,20 @@ def _muon_and_adamw(
         raise ConfigError(msg)
     chosen = {id(p) for p in hidden}
     rest = [p for p in parameters if id(p) not in chosen]
-    return _MuonAndAdamW(_muon(config, hidden), _adamw(config, rest))
+    muon = getattr(torch.optim, "Muon", None)
+    if muon is None:
+        msg = (
+            "optimizer=muon needs torch.optim.Muon, which PyTorch ships since 2.9; this is "
+            f"{torch.__version__}. Use a newer one, or optimizer=adamw"
+        )
+        raise ConfigError(msg)
+    of_hidden = muon(
+        [{"params": hidden, "decays": True, "is_muon": True}],
+        momentum=config.momentum,
+        nesterov=True,
+        ns_steps=config.newton_schulz_steps,
+    )
+    return _MuonAndAdamW(of_hidden, _adamw(config, rest))
 
 
 class _MuonAndAdamW(Optimizer):
@@ -226,20 +228,3 @@ def _adamw(config: AdamWConfig | MuonConfig, parameters: list[nn.Parameter]) -> 
         eps=config.epsilon,
         fused=True,
     )
-
-
-def _muon(config: MuonConfig, parameters: list[nn.Parameter]) -> Optimizer:
-    muon = getattr(torch.optim, "Muon", None)
-    if muon is None:
-        msg = (
-            "optimizer=muon needs torch.optim.Muon, which PyTorch ships since 2.9; this is "
-            f"{torch.__version__}. Use a newer one, or optimizer=adamw"
-        )
-        raise ConfigError(msg)
-    built: Optimizer = muon(
-        [{"params": parameters, "decays": True, "is_muon": True}],
-        momentum=config.momentum,
-        nesterov=True,
-        ns_steps=config.newton_schulz_steps,
-    )
-    return built

@@ -25,16 +25,6 @@ class PlainEngine:
 
     A parameter that the loss of a whole batch does not use has a gradient of zero, on every number
     of ranks: its weights decay and its moments fade.
-
-    Parameters
-    ----------
-    module : nn.Module
-        Returns the sum of losses; already on the device.
-    optimizer : Optimizer
-    precision : str
-        `float32`, `bfloat16`, `float16` or `float64`.
-    updated : nn.Module, optional
-        Holds what the optimizer updates, where that is not the parameters of the module.
     """
 
     exchanges_every_micro_step = False

@@ -16,15 +16,7 @@ _AT_ONCE = 2**64 - 1
 
 
 def autocast(device_type: str, precision: str) -> torch.autocast:
-    """Return a context in which operations that bear it are computed in a lower precision.
-
-    Parameters
-    ----------
-    device_type : str
-        `cpu` or `cuda`.
-    precision : str
-        `bfloat16` or `float16`; in others nothing is lowered.
-    """
+    """Return a context in which operations that bear it are computed in a lower precision."""
     lower = _LOWER.get(precision)
     return torch.autocast(device_type, lower, enabled=lower is not None)
 
@@ -52,13 +44,6 @@ class CastOnce:
     anything changes the weights. So one micro-step takes the memory that it takes with autocast
     alone. Several take hardly more at their peak, but where activations are computed anew: there
     the copies stay through the backwards (docs/speed.md).
-
-    Parameters
-    ----------
-    device_type : str
-        `cpu` or `cuda`.
-    precision : str
-        As of `autocast`.
     """
 
     def __init__(self, device_type: str, precision: str) -> None:

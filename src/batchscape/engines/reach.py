@@ -12,11 +12,6 @@ def unreached(module: nn.Module, loss: Tensor) -> list[str]:
     """Name the trained parameters that the graph of a loss does not lead to.
 
     The graph may have been gone through by a backward before.
-
-    Parameters
-    ----------
-    module : nn.Module
-    loss : Tensor, scalar
     """
     reached = {id(getattr(node, "variable", None)) for node in graph_of(loss)}
     return [
@@ -25,12 +20,7 @@ def unreached(module: nn.Module, loss: Tensor) -> list[str]:
 
 
 def graph_of(loss: Tensor) -> Iterator[Node]:
-    """Go through the nodes of the graph of a loss, each once.
-
-    Parameters
-    ----------
-    loss : Tensor, scalar
-    """
+    """Go through the nodes of the graph of a loss, each once."""
     visited: set[Node] = set()
     waiting = [] if loss.grad_fn is None else [loss.grad_fn]
     while waiting:

@@ -30,14 +30,6 @@ class ReplicatedEngine(PlainEngine):
 
     DDP waits for every gradient, so where the first samples leave a parameter without one, zero
     times every parameter is added to the loss of the exchanging micro-step.
-
-    Parameters
-    ----------
-    module : nn.Module
-        Returns the sum of losses; already on the device.
-    optimizer : Optimizer
-    precision : str
-        `float32`, `bfloat16`, `float16` or `float64`.
     """
 
     def __init__(self, module: nn.Module, optimizer: Optimizer, precision: str) -> None:
@@ -77,14 +69,7 @@ class ReplicatedEngine(PlainEngine):
         return loss
 
     def _end_micro_step(self, loss: Tensor, *, last: bool) -> None:
-        """Tell of the marks that come after a backward.
-
-        Raises
-        ------
-        BatchscapeError
-            If parameters are left without a gradient that the first samples brought one for, so
-            that the exchange waits for them for ever.
-        """
+        """Tell of the marks that come after a backward."""
         if last and self._wrapped is None:
             self.marks.gradients_ready()
         elif last:

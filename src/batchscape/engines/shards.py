@@ -10,13 +10,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def padded_bytes(tensor: Tensor, ranks: int) -> int:
-    """Return the bytes of a tensor whose first dimension is rounded up to equal parts.
-
-    Parameters
-    ----------
-    tensor : Tensor, of one dimension at least
-    ranks : int
-    """
+    """Return the bytes of a tensor whose first dimension is rounded up to equal parts."""
     rows, *rest = tensor.shape
     return math.ceil(rows / ranks) * ranks * math.prod(rest) * tensor.element_size()
 
@@ -37,14 +31,7 @@ def gathered(value: Any) -> Any:  # noqa: ANN401  (states hold tensors, numbers 
 
 
 def as_part_of(like: DTensor, value: Any) -> Any:  # noqa: ANN401  (as above)
-    """Declare a tensor that was made for this rank's part of another to be cut like it.
-
-    Parameters
-    ----------
-    like : DTensor
-    value : Any
-        Scalars and what is no tensor belong to every rank, and are returned as they are.
-    """
+    """Declare a tensor that was made for this rank's part of another to be cut like it."""
     if not isinstance(value, Tensor) or value.ndim == 0:
         return value
     return DTensor.from_local(
@@ -53,15 +40,7 @@ def as_part_of(like: DTensor, value: Any) -> Any:  # noqa: ANN401  (as above)
 
 
 def part_for(mine: Tensor, value: Any) -> Any:  # noqa: ANN401  (as above)
-    """Cut a whole tensor as another one is cut.
-
-    Parameters
-    ----------
-    mine : Tensor
-        Where it is not cut, neither is the value.
-    value : Any
-        The same on every rank. Scalars and what is no tensor are returned as they are.
-    """
+    """Cut a whole tensor as another one is cut."""
     if not isinstance(mine, DTensor) or not isinstance(value, Tensor) or value.ndim == 0:
         return value
     return distribute_tensor(

@@ -13,16 +13,7 @@ from batchscape.text import list_text
 
 
 def bytes_of_exchange(module: nn.Module, stage: int, ranks: int) -> int:
-    """Return the bytes of gradients that one exchange is given by each rank.
-
-    Parameters
-    ----------
-    module : nn.Module
-        Not yet partitioned.
-    stage : int
-        Of ZeRO. In stage 3 each gradient is padded to equal parts for the ranks.
-    ranks : int
-    """
+    """Return the bytes of gradients that one exchange is given by each rank."""
     parts = ranks if stage == 3 else 1
     trained = (p for p in module.parameters() if p.requires_grad)
     return sum(-(-p.numel() // parts) * parts * p.element_size() for p in trained)
@@ -41,14 +32,7 @@ def observed(
 
 
 class Arrivals:
-    """Which parameters have had a gradient in a micro-step.
-
-    Parameters
-    ----------
-    module : nn.Module
-    stage : int
-        Of ZeRO, for the message.
-    """
+    """Which parameters have had a gradient in a micro-step."""
 
     def __init__(self, module: nn.Module, stage: int) -> None:
         self._stage = stage
@@ -59,13 +43,7 @@ class Arrivals:
                 parameter.register_post_accumulate_grad_hook(partial(self._arrive, name))
 
     def check(self) -> None:
-        """Begin anew, if every parameter has had its gradient.
-
-        Raises
-        ------
-        BatchscapeError
-            If one has not.
-        """
+        """Begin anew, if every parameter has had its gradient."""
         missing = [name for name in self._names if name not in self._arrived]
         self._arrived.clear()
         if missing:

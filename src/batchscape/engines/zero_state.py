@@ -10,19 +10,7 @@ from torch import Tensor, nn
 
 
 def gather_state(library: Any, engine: Any, module: nn.Module, stage: int) -> dict[str, Any]:  # noqa: ANN401  (untyped library)
-    """Return the state of model and optimizer; collective, whole on rank 0.
-
-    Parameters
-    ----------
-    library : module
-        DeepSpeed.
-    engine : deepspeed.DeepSpeedEngine
-    module : nn.Module
-        The model in it.
-    stage : int
-        Of ZeRO. From 1 on each rank has updated one part of the flattened parameters, so the
-        optimizer's state is a list over ranks of lists over those parts.
-    """
+    """Return the state of model and optimizer; collective, whole on rank 0."""
     with _whole_parameters(library, module, stage, write=False):
         model = {name: _copy(tensor) for name, tensor in module.state_dict().items()}
     if stage == 0:

@@ -89,11 +89,6 @@ class TreeWaits:
 
     Between two looks the process counts that waited longest: ranks wait for the slowest of them at
     every step, and one that sleeps waits for no core.
-
-    Parameters
-    ----------
-    root : int
-        Process that they are below; it does not count itself.
     """
 
     def __init__(self, root: int) -> None:
@@ -122,18 +117,7 @@ class TreeWaits:
         self._due = now + max((time.thread_time() - spent) / _LARGEST_SHARE, _SHORTEST_S)
 
     def share_since(self, begin_s: float) -> float | None:
-        """Return the share of the time that was waited, up to the last look.
-
-        Parameters
-        ----------
-        begin_s : float
-            Instant, by `time.monotonic`; at the latest that of the last look but one.
-
-        Returns
-        -------
-        float or None
-            None where no look has told anything.
-        """
+        """Return the share of the time that was waited, up to the last look."""
         share = self._rate_since(begin_s, 1)
         # A wait counts once it is over, and may have begun before.
         return None if share is None else min(share, 1.0)

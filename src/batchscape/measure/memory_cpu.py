@@ -119,14 +119,7 @@ class CpuProbe:
             self._phase = name
 
     def report(self) -> MemoryReport:
-        """Return what was measured, once the rehearsal has ended.
-
-        Returns
-        -------
-        MemoryReport
-            Without figures, and with a `problem`, if the books do not close or the parameters
-            that the optimizer updated were not seen.
-        """
+        """Return what was measured, once the rehearsal has ended."""
         if self._report is None:
             msg = "a CpuProbe reports after its `with` block has ended without an error"
             raise AssertionError(msg)
@@ -148,13 +141,7 @@ class CpuProbe:
 
 
 def allocations_of(call: Callable[[], object]) -> list[int]:
-    """Return what a call takes of the CPU's allocator and gives back, in its thread and its order.
-
-    Returns
-    -------
-    list of int
-        Bytes, negative where they are given back. What the call returns stays taken.
-    """
+    """Return the bytes that a call takes of the CPU's allocator, negative where it frees them."""
     # Without kineto, whose first start takes a second.
     with _quiet_profiler(), profile_of_thread(profile_memory=True) as profiler:
         _result = call()

@@ -31,11 +31,6 @@ class CudaMemory:
     product to the end, and counts it as allocated. How much that is, is what is missing once it was
     given back, after the last phase.
 
-    Parameters
-    ----------
-    device : torch.device
-        Of this rank, with an index.
-
     Notes
     -----
     Source: "Memory management" and "cuBLAS workspaces",
@@ -66,7 +61,11 @@ class CudaMemory:
             return
         torch.cuda.init()  # peaks cannot be reset before; once only, later calls do nothing
         if self._phase == OUTSIDE:
-            self._leave_outside()
+            if torch.cuda.memory_reserved(self._device) > self._reserved_before:
+                if self._has_been_steady:
+                    self._reserved_by_others = True
+                else:
+                    torch.cuda.empty_cache()
         else:
             self._read()
         if name == OUTSIDE:
@@ -89,14 +88,6 @@ class CudaMemory:
             workspace=_given_back_by_cublas(self._device) if self._phases else None,
             retries=self._retries,
         )
-
-    def _leave_outside(self) -> None:
-        if torch.cuda.memory_reserved(self._device) <= self._reserved_before:
-            return
-        if self._has_been_steady:
-            self._reserved_by_others = True
-        else:
-            torch.cuda.empty_cache()
 
     def _read(self) -> None:
         phase = self._phases.setdefault(self._phase, AllocatedBytes())

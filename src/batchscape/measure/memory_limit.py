@@ -67,22 +67,7 @@ class _Imposed:
 def memory_limit(
     device: torch.device, limit_gib: float | None, *, ranks_on_device: int = 1
 ) -> Iterator[None]:
-    """Let this process run out of memory as a smaller device would, until the block ends.
-
-    Parameters
-    ----------
-    device : torch.device
-        Of this rank; with an index on CUDA.
-    limit_gib : float or None
-        Memory of the whole device; None: no limit.
-    ranks_on_device : int
-        Ranks of the run that share it, each with an equal part of the limit.
-
-    Raises
-    ------
-    ConfigError
-        If the device is smaller than the limit, or this system cannot hold a process to one.
-    """
+    """Let this process run out of memory as a smaller device would, until the block ends."""
     if limit_gib is None:
         yield
     elif device.type == "cuda":
@@ -172,7 +157,7 @@ def _check_enforced(limit: int) -> None:
 
 
 def _private_bytes() -> int:
-    """Return what `RLIMIT_DATA` is held against."""
+    """Return the private bytes of this process, which `RLIMIT_DATA` limits."""
     data_bytes = reported_memory().get("VmData")
     if data_bytes is None:
         msg = f"{_NAME}: this system does not tell the memory of a process in /proc/self/status"

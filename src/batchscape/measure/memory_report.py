@@ -83,7 +83,7 @@ class MemoryReport:
         workspace: int | None = None,
         retries: int | None = None,
     ) -> MemoryReport:
-        """Return the report of what was seen in each phase; phases not entered stay None."""
+        """Return the report of the bytes of each phase; phases not entered stay None."""
         figures = {name: phases[name].peak for name in PHASES[1:] if name in phases}
         if "after_model" in phases:
             figures["after_model"] = phases["after_model"].last

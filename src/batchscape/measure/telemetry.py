@@ -109,16 +109,6 @@ class CudaTelemetry(CpuTelemetry):
 
     Energy is read off the device's counter, which is there since Volta.
 
-    Parameters
-    ----------
-    device : torch.device
-        Of this rank, with an index.
-    counts_energy : bool
-        Whether the energy of the device is this rank's to report: ranks that share a device
-        would count it again and again.
-    ranks_on_node : int
-        Ranks of the run on this machine.
-
     Notes
     -----
     Source: `nvmlDeviceGetPowerUsage`, `nvmlDeviceGetTotalEnergyConsumption`,
@@ -200,19 +190,16 @@ class CudaTelemetry(CpuTelemetry):
         clock = self._ask(lambda nvml, h: nvml.nvmlDeviceGetClockInfo(h, nvml.NVML_CLOCK_SM))
         if (power_limit := self._ask(_power_limit)) is not None:
             self._limits[power_limit] = None
-        if reasons == _CLOCKS_SETTING and self._is_below_defaults(clock):
-            self._limits[_CLOCKS_SET] = None
+        if reasons == _CLOCKS_SETTING and clock is not None:
+            default = self._ask(
+                lambda n, h: n.nvmlDeviceGetDefaultApplicationsClock(h, n.NVML_CLOCK_SM)
+            )
+            highest = self._ask(lambda n, h: n.nvmlDeviceGetMaxClockInfo(h, n.NVML_CLOCK_SM))
+            if clock not in {default, highest}:
+                self._limits[_CLOCKS_SET] = None
         milliwatts = self._ask(lambda nvml, h: nvml.nvmlDeviceGetPowerUsage(h))
         power_w = None if milliwatts is None else milliwatts / 1e3
         return DeviceSample(power_w, None if clock is None else float(clock))
-
-    def _is_below_defaults(self, clock: int | None) -> bool:
-        """Whether a clock that a setting holds down is not that which the device has by default."""
-        default = self._ask(
-            lambda n, h: n.nvmlDeviceGetDefaultApplicationsClock(h, n.NVML_CLOCK_SM)
-        )
-        highest = self._ask(lambda n, h: n.nvmlDeviceGetMaxClockInfo(h, n.NVML_CLOCK_SM))
-        return clock is not None and clock not in {default, highest}
 
     def _ask(self, question: Callable[[Any, Any], Any]) -> Any:  # noqa: ANN401  (NVML's own)
         return ask_driver(self._device, question)
@@ -229,16 +216,7 @@ def _counted_j(nvml: Any, handle: Any) -> float:  # noqa: ANN401  (pynvml has no
 
 
 def build_telemetry(device: torch.device, rank_on_node: int, ranks_on_node: int) -> CpuTelemetry:
-    """Return the telemetry that suits the device of a rank.
-
-    Parameters
-    ----------
-    device : torch.device
-    rank_on_node : int
-        Among the ranks of this machine; the first one on a CUDA device has its number.
-    ranks_on_node : int
-        Ranks of the run on this machine.
-    """
+    """Return the telemetry that suits the device of a rank."""
     if device.type == "cuda":
         is_first = rank_on_node == device.index
         return CudaTelemetry(device, counts_energy=is_first, ranks_on_node=ranks_on_node)

@@ -11,20 +11,7 @@ _SHORT_CONTEXT = 128
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
-    """Mix values by scaled dot products of queries and earlier keys.
-
-    Parameters
-    ----------
-    q : Tensor, shape (samples, heads, length, head width)
-    k, v : Tensor, shape (samples, key-value heads, length, head width)
-        Each is shared by as many query heads as it takes.
-    dropout : float
-        Probability of dropping an attention weight.
-
-    Returns
-    -------
-    Tensor, shape (samples, heads, length, head width)
-    """
+    """Mix values by scaled dot products of queries and earlier keys."""
     shared = k.shape[1] != q.shape[1]
     if v.device.type == "cpu" and v.dtype == torch.bfloat16 and v.shape[2] <= _SHORT_CONTEXT:
         with torch.autocast("cpu", enabled=False):

@@ -17,15 +17,6 @@ def checkpoint_activations(module: nn.Module) -> None:
     """Let every block of a model recompute its activations in the backward, in place.
 
     Names of parameters stay as they are; losses and gradients too, dropout included.
-
-    Parameters
-    ----------
-    module : nn.Module
-
-    Raises
-    ------
-    ConfigError
-        If the model has no blocks.
     """
     blocks = blocks_of(module)
     if not blocks:
@@ -40,13 +31,7 @@ def checkpoint_activations(module: nn.Module) -> None:
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """Return the blocks of a model: the children of its outermost `nn.ModuleList`s.
-
-    Parameters
-    ----------
-    module : nn.Module
-        Lists without trained parameters are left out.
-    """
+    """Return the blocks of a model: the children of its outermost `nn.ModuleList`s."""
     return [block for blocks in _outermost_lists(module) for block in blocks]
 
 

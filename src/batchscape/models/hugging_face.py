@@ -47,16 +47,7 @@ class _Vocabulary:
 
 
 class HuggingFaceModel(nn.Module):
-    """Token ids of shape (samples, length) to logits, for the next token or for a class.
-
-    Parameters
-    ----------
-    network : nn.Module
-        Of `transformers`.
-    padding : int or None
-        Token that stands for negative ids, which the model must not attend to; None: there are
-        none, as for causal models, where nothing comes after the padding.
-    """
+    """Token ids of shape (samples, length) to logits, for the next token or for a class."""
 
     def __init__(self, network: nn.Module, padding: int | None) -> None:
         super().__init__()
@@ -82,19 +73,6 @@ def build_hugging_face(
 
     Nothing is fetched: a folder is read, never a hub. Random parameters come from torch's current
     random state.
-
-    Parameters
-    ----------
-    config : Transformers
-    data : DataIdentity
-    sequence_length : int or None
-        Tokens a sample at most, where that is known.
-
-    Raises
-    ------
-    ConfigError
-        If `transformers` is missing, a setting is unknown to the model or decided elsewhere, or the
-        model does not fit the data.
     """
     try:
         from batchscape.models.offline_transformers import library as transformers
@@ -173,7 +151,7 @@ def _plain_config(transformers: Any, config: Transformers) -> Any:  # noqa: ANN4
 
 
 def _check_known(settings: dict[str, Any], plain: Any, model_type: str) -> None:  # noqa: ANN401
-    """Refuse what the library would take without a word and never look at."""
+    """Refuse settings that the library would take without an error and never read."""
     setting_names = {*type(plain)().to_dict(), *plain.attribute_map} - {*_DECIDED_ELSEWHERE}
     for name in settings:
         if name not in setting_names:

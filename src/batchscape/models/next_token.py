@@ -35,12 +35,6 @@ class NextTokenModel(nn.Module, ABC):
 
         The gradient of a part is computed with its loss, so that no product is computed twice;
         what stays for the backward is the gradient of the hidden states and of the last matrix.
-
-        Parameters
-        ----------
-        tokens, labels : Tensor, shape (samples, length)
-        chunk : int
-            Labels at a time.
         """
         hidden = self.hidden(tokens).flatten(0, -2)
         loss: Tensor = _cross_entropy_sum(hidden, self.output_weight, labels.flatten(), chunk)

@@ -23,26 +23,15 @@ _INDEX_NAME = "model.safetensors.index.json"
 
 
 def model_source_hash(config: RunConfig) -> str | None:
-    """Name the content of model code and weights that are not part of this package.
-
-    Parameters
-    ----------
-    config : RunConfig
-
-    Returns
-    -------
-    str or None
-        First 16 digits of a SHA-256: of the source of a custom model and the files that its
-        arguments name, or of the `config.json` and, where they are used, the weights of a
-        `transformers` folder. None where the settings and this package say all.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such code, folder or file.
-    """
+    """Name the content of model code and weights that are not part of this package."""
     if isinstance(config.model, CustomModel):
-        return _custom_hash(config.model)
+        source, files = source_hash(config.model.target), named_files(config.model.arguments)
+        if not files:
+            return source
+        digest = hashlib.sha256(source.encode())
+        for text, file in files.items():
+            digest.update(f"\0{text}\0{sha256_of(file)}".encode())
+        return digest.hexdigest()[:16]
     if not isinstance(config.model, Transformers) or config.model.path is None:
         return None
     folder = Path(config.model.path)
@@ -55,25 +44,8 @@ def model_source_hash(config: RunConfig) -> str | None:
     return digest.hexdigest()[:16]
 
 
-def _custom_hash(model: CustomModel) -> str:
-    source = source_hash(model.target)
-    files = named_files(model.arguments)
-    if not files:
-        return source
-    digest = hashlib.sha256(source.encode())
-    for text, file in files.items():
-        digest.update(f"\0{text}\0{sha256_of(file)}".encode())
-    return digest.hexdigest()[:16]
-
-
 def config_file(folder: Path) -> Path:
-    """Return the `config.json` of a `transformers` folder.
-
-    Raises
-    ------
-    ConfigError
-        If it is not there.
-    """
+    """Return the `config.json` of a `transformers` folder."""
     file = folder / CONFIG_NAME
     if not file.is_file():
         msg = (
@@ -85,25 +57,14 @@ def config_file(folder: Path) -> Path:
 
 
 def without_weights(config: RunConfig) -> RunConfig:
-    """Return settings by which random weights take the place of those in a file, which is not read.
-
-    Parameters
-    ----------
-    config : RunConfig
-    """
+    """Return settings by which a model has random weights in place of those in a file."""
     if not isinstance(config.model, Transformers):
         return config
     return replace(config, model=replace(config.model, pretrained=False))
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the weight files of a `transformers` folder: one, or an index and its shards.
-
-    Raises
-    ------
-    ConfigError
-        If they are not there, or not all of them.
-    """
+    """Return the weight files of a `transformers` folder: one, or an index and its shards."""
     if (folder / _WEIGHTS_NAME).is_file():
         return [folder / _WEIGHTS_NAME]
     index = folder / _INDEX_NAME

@@ -41,13 +41,7 @@ class Buffer:
 
 @contextmanager
 def undisturbed(module: nn.Module) -> Iterator[list[Buffer]]:
-    """Yield the buffers as they are; put random state and buffers back at the end.
-
-    Parameters
-    ----------
-    module : nn.Module
-        Already on its device.
-    """
+    """Yield the buffers as they are; put random state and buffers back at the end."""
     devices = {p.device.index for p in module.parameters() if p.device.type == "cuda"}
     buffers = [
         Buffer(owner, owner_name, name, tensor, tensor.detach().clone())

@@ -8,13 +8,7 @@ from batchscape.record.spec import DataIdentity
 
 
 def check_classes(model: str, data: DataIdentity) -> None:
-    """Refuse data that do not say how many classes or tokens they have.
-
-    Raises
-    ------
-    ConfigError
-        Only data of the user's own can leave it open.
-    """
+    """Refuse data that do not say how many classes or tokens they have."""
     if not data.classes:
         msg = (
             f"model={model} needs to know how many classes or tokens there are: give the data an "
@@ -29,13 +23,7 @@ def data_vocabulary(data: DataIdentity) -> int:
 
 
 def vocabulary_size(model: Gpt | Llama, data: DataIdentity) -> int:
-    """Return the tokens that a model knows.
-
-    Raises
-    ------
-    ConfigError
-        If the data have tokens that the model would not know.
-    """
+    """Return the tokens that a model knows."""
     check_classes(model.name, data)
     if model.vocabulary_size is None:
         return data_vocabulary(data)
@@ -44,20 +32,7 @@ def vocabulary_size(model: Gpt | Llama, data: DataIdentity) -> int:
 
 
 def check_vocabulary(name: str, rows: int, data: DataIdentity) -> None:
-    """Refuse an embedding with fewer rows than the data have tokens.
-
-    Parameters
-    ----------
-    name : str
-        Of the setting, for the message.
-    rows : int
-    data : DataIdentity
-
-    Raises
-    ------
-    ConfigError
-        With the least value that works.
-    """
+    """Refuse an embedding with fewer rows than the data have tokens."""
     needed = data_vocabulary(data)
     if rows < needed:
         msg = f"{name} must be at least the data's vocabulary, {needed}; given {rows}"

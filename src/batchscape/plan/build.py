@@ -84,28 +84,7 @@ class Plan:
 def make_plan(
     grid: SweepCells, machine: Machine, prepare: Prepare, *, may_be_empty: bool = False
 ) -> Plan:
-    """Validate a grid, solve its geometries, and settle every run.
-
-    Parameters
-    ----------
-    grid : SweepCells
-    machine : Machine
-        Where the runs would execute.
-    prepare : callable
-        Called once for each distinct data configuration.
-    may_be_empty : bool
-        Whether a plan without a run is none that is refused.
-
-    Returns
-    -------
-    Plan
-
-    Raises
-    ------
-    ConfigError
-        If a setting holds a secret or breaks a rule, settings of the whole sweep differ between
-        cells, or no cell at all can be launched, unless it may be so.
-    """
+    """Validate a grid, solve its geometries, and settle every run."""
     if grid.intervals:
         keys = ", ".join(interval.key for interval in grid.intervals)
         msg = (

@@ -18,12 +18,6 @@ def disk_warning(specs: Sequence[RunSpec], sweep: SweepFolder) -> str | None:
     """Return what to tell where the disk has no room for the checkpoints of runs at one time.
 
     Models that only their own code knows, programs, rows and files of W&B are not counted.
-
-    Parameters
-    ----------
-    specs : sequence of RunSpec
-    sweep : SweepFolder
-        Runs that are sealed in it are not counted.
     """
     open_specs = open_runs(specs, sweep)
     at_once = max((spec.config.launcher.concurrent_runs for spec in open_specs), default=0)
@@ -45,7 +39,7 @@ def disk_warning(specs: Sequence[RunSpec], sweep: SweepFolder) -> str | None:
 
 def open_runs(specs: Sequence[RunSpec], sweep: SweepFolder) -> list[RunSpec]:
     """Return the runs that are not sealed yet."""
-    # By the folders that are there: a plan of 10,000 runs that are not is told at once.
+    # Listing the folders that exist is fast, however many runs a plan has.
     sealed = {f.path.name for f in sweep.run_folders() if f.parquet("steps").exists()}
     return [spec for spec in specs if spec.run_id not in sealed]
 

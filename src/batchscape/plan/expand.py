@@ -73,24 +73,7 @@ class SweepCells:
 
 
 def expand(axes: Sequence[Axis], compose: Compose) -> list[Cell]:
-    """Return every combination of the axes.
-
-    Parameters
-    ----------
-    axes : sequence of Axis
-    compose : callable
-        Called once per combination of the axes that have lines.
-
-    Returns
-    -------
-    list of Cell
-        The product of the numbers of values; one cell without axes.
-
-    Raises
-    ------
-    ConfigError
-        If there would be more than `MOST_CELLS`.
-    """
+    """Return every combination of the axes."""
     if (count := math.prod(len(axis.values) for axis in axes)) > MOST_CELLS:
         product = " x ".join(f"{len(axis.values):,} of {axis.key}" for axis in axes)
         msg = (
@@ -112,13 +95,7 @@ def expand(axes: Sequence[Axis], compose: Compose) -> list[Cell]:
 
 
 def set_values(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of nested settings with the values set; the original stays as it is.
-
-    Raises
-    ------
-    ConfigError
-        If a key does not exist: a sweep over a misspelt key would run the same job many times.
-    """
+    """Return a copy of nested settings with the values set; the original stays as it is."""
     changed = dict(settings)
     copied: dict[tuple[str, ...], dict[str, Any]] = {(): changed}
     for key, value in values.items():

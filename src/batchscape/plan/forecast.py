@@ -156,25 +156,7 @@ def forecast(
     measured: Callable[[RunSpec, BatchGeometry], MeasuredStepTime | None] | None = None,
     unfit: Collection[str] = (),
 ) -> SweepForecast:
-    """Predict what runs will take.
-
-    Parameters
-    ----------
-    specs : sequence of RunSpec
-        All of one launcher, at least one.
-    sweep : SweepFolder
-        Runs that are sealed in it are in no total.
-    machine : Machine
-        Where they would run.
-    measured : callable, optional
-        Returns a step time from runs that ended; None where it is not identified.
-    unfit : collection of str
-        Runs that are not launched, since they surely do not fit: they are in no total.
-
-    Returns
-    -------
-    SweepForecast
-    """
+    """Predict what runs will take."""
     before = StepTimeRanges(machine)
 
     def step_time(spec: RunSpec, geometry: BatchGeometry) -> tuple[PredictedRange, str] | str:

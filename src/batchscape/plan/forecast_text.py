@@ -33,16 +33,7 @@ _SHOWN = 20
 def forecast_text(
     sweep: SweepForecast, cuts: Mapping[str, str], begin: datetime
 ) -> list[RenderableType]:
-    """Show what runs and sweep will take.
-
-    Parameters
-    ----------
-    sweep : SweepForecast
-    cuts : mapping of str to str
-        How the geometry of each run is written, by `run_id`.
-    begin : datetime
-        When the sweep would begin.
-    """
+    """Show what runs and sweep will take."""
     lines = Counter((cuts[run_id], forecast) for run_id, forecast in sweep.runs.items())
     parts: list[RenderableType] = []
     for way in dict.fromkeys(forecast.way for _, forecast in lines):
@@ -191,14 +182,7 @@ def _in_unit(number: float, unit: str, units: Mapping[str, float]) -> str:
 
 
 def span(figure: PredictedRange | None, units: Mapping[str, float]) -> str:
-    """Write a figure with its range behind it, or the range alone.
-
-    Parameters
-    ----------
-    figure : PredictedRange
-    units : mapping of str to float
-        `text.DURATIONS`, `COUNTS`, or one without a name: their sizes, the largest first.
-    """
+    """Write a figure with its range behind it, or the range alone."""
     return " ".join(_span(figure, units).split())
 
 

@@ -54,23 +54,6 @@ def trajectory_id(
 
     Settings that were resolved count as resolved, so that a training has one name however it was
     asked for: a scaling rule by the optimizer's settings that it gave, a ramp by its stages.
-
-    Parameters
-    ----------
-    config : RunConfig
-    data : DataIdentity
-        Stands for the data settings: same content, same samples.
-    stages : sequence of Stage
-        Samples, global batches and optimizer settings; their geometries do not count.
-    precision : str
-        Resolved precision.
-    source_hash : str or None
-        Stands for model code and weights that are not part of this package.
-
-    Raises
-    ------
-    ConfigError
-        If the model has no room for the vocabulary of the data.
     """
     if isinstance(config.engine, Command):
         values = placeholder_values(config, stages)
@@ -110,10 +93,10 @@ def _command_trajectory_id(
     stages: Sequence[Stage],
     source_hash: str | None,
 ) -> str:
-    """Name the training of a program: what it is told but the cut, and what it is.
+    """Name the training of a program by its content and its arguments, those of the cut excluded.
 
-    Settings that it is not told are no part of the name. Whether its cuts train alike is up to the
-    program: it is measured wherever they are compared, and no curve stands for that of another cut.
+    Whether its cuts train alike is up to the program: it is measured wherever they are compared,
+    and no curve stands for that of another cut.
     """
     passed = set(used_placeholders(command)) - CUT_PLACEHOLDERS
     content = {
@@ -143,7 +126,7 @@ def run_id(config: RunConfig, trajectory: str, stages: Sequence[Stage], device_t
         "geometries": [astuple(stage.geometry) for stage in stages],
         "device_type": device_type,
     }
-    # What a program is not told changes nothing of its run.
+    # A setting that is not passed to a program changes nothing of its run.
     passed_only = isinstance(config.engine, Command)
     cost = Affects.COST | Affects.RECORD
     for group, values in that_affect(config, cost, but=Affects.LOSS, for_program=passed_only).items():
@@ -211,20 +194,6 @@ def name_sweep(
     the command line fixes add a short hash. Values of swept settings do not count, so that added
     seeds or cells extend the same folder; nor do settings that decide nothing of a run, nor
     `timing_repeat` and `launcher.device`: what is measured again belongs beside what it repeats.
-
-    Parameters
-    ----------
-    config : RunConfig
-        Any of the sweep; `sweep_name` and `sweep_dir` have the last word.
-    sweep_file : str or None
-    swept_keys : iterable of str
-    fixed : mapping
-        Settings of the command line that are the same in every cell.
-
-    Raises
-    ------
-    ConfigError
-        If the given name cannot be the name of a folder.
     """
     if config.sweep_name is not None:
         name = config.sweep_name

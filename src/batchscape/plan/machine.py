@@ -79,20 +79,7 @@ class Machine:
 
     @classmethod
     def of(cls, cluster: Cluster, launcher: Launcher | None = None) -> Machine:
-        """Return a declared machine, or this one with the figures of its devices.
-
-        Parameters
-        ----------
-        cluster : Cluster
-            Figures that are given for this machine stand for those of its device's file.
-        launcher : Launcher, optional
-            On Slurm nothing is looked up: without a device, nodes and their cores are declared.
-
-        Raises
-        ------
-        ConfigError
-            If nodes are declared of this machine, or none of a cluster.
-        """
+        """Return a declared machine, or this one with the figures of its devices."""
         if isinstance(launcher, Slurm) and cluster.device is None:
             if cluster.nodes is None or cluster.devices_per_node is None:
                 msg = (
@@ -152,17 +139,7 @@ class Machine:
         )
 
     def device_type(self, launcher: Launcher) -> str:
-        """Return `cpu` or `cuda`, as the launcher's setting and this machine decide.
-
-        Raises
-        ------
-        ConfigError
-            If CUDA is asked for and there is none, a MIG slice would be taken,
-            `CUDA_VISIBLE_DEVICES` does not say which devices are meant, or there are devices
-            that the driver's library (NVML) does not tell of, or that are no CUDA devices:
-            training on the CPU instead would be a guess. Or a CPU is asked for, and the
-            declared machine has other devices.
-        """
+        """Return `cpu` or `cuda`, as the launcher's setting and this machine decide."""
         if self.asked_for_mig and launcher.device != "cpu":
             msg = (
                 "CUDA_VISIBLE_DEVICES names a MIG slice, which is not supported; "
@@ -192,18 +169,7 @@ class Machine:
 
 
 def cgroup_cores(root: Path) -> float | None:
-    """Return the quota in cores that a control group sets.
-
-    Parameters
-    ----------
-    root : Path
-        Where control groups are mounted: version 2, or version 1 with its controllers below.
-
-    Returns
-    -------
-    float or None
-        None where nothing is limited.
-    """
+    """Return the quota in cores that a control group sets."""
     unlimited = {"", "max", "-1"}
     quota, _, period = _read(root / "cpu.max").partition(" ")
     if quota in unlimited:
@@ -216,7 +182,7 @@ def cgroup_cores(root: Path) -> float | None:
 def seen_by_torch() -> str | None:
     """Say what accelerator torch sees beside CUDA devices, asked in a process of its own.
 
-    Not asked where its build knows no other than CUDA's, which the driver has told of.
+    torch is not imported where its build supports no other accelerator than CUDA's.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:

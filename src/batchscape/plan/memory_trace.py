@@ -81,15 +81,7 @@ class Trace(NamedTuple):
     than its exchange lasts."""
 
     def allocated(self, device_type: str, *, lingering: bool = False) -> dict[str, AllocatedBytes]:
-        """Return the bytes of each phase, as the meter of a device counts them.
-
-        Parameters
-        ----------
-        device_type : str
-            `cpu` or `cuda`.
-        lingering : bool
-            Whether to count what may have died already.
-        """
+        """Return the bytes of each phase, as the meter of a device counts them."""
         block = _CUDA_BLOCK if device_type == "cuda" else 1
         sizes = -(-self.sizes // block) * block
         if not lingering:
@@ -122,18 +114,7 @@ class Trace(NamedTuple):
 
 
 def sample_of(spec: RunSpec) -> tuple[Sample, Sample]:
-    """Look at a few training samples of a run.
-
-    Returns
-    -------
-    tuple of Sample
-        Of inputs and labels.
-
-    Raises
-    ------
-    BatchscapeError
-        If their shapes differ, or there are no such data.
-    """
+    """Look at a few training samples of a run."""
     dataset = open_dataset(spec.config, spec.data, "train")
     spread = np.linspace(0, dataset.num_samples - 1, min(_LOOKED_AT, dataset.num_samples))
     indices = spread.astype(np.int64)
@@ -348,7 +329,7 @@ class _StorageCounter(TorchDispatchMode):
         if self._since_exchange == _LINGERS:
             self._settle()
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it computes with its part, and that is seen
+            return NotImplemented  # it computes with its local part, which is counted
         if func is torch.ops.aten._safe_softmax.default:
             self._attends_by_parts = True  # of nobody but scaled_dot_product_attention
         result = func(*args, **(kwargs or {}))

@@ -40,24 +40,7 @@ _move = nn.Module.to
 
 @contextmanager
 def one_rank(spec: RunSpec, ranks: int) -> Iterator[Callable[[nn.Module], None]]:
-    """Let this process be the rank that holds most.
-
-    Parameters
-    ----------
-    spec : RunSpec
-    ranks : int
-
-    Yields
-    ------
-    callable
-        Makes the process group, where the engine has one; called with the model before the engine
-        is built.
-
-    Raises
-    ------
-    BatchscapeError
-        If there is to be a group, and this process has one of its own.
-    """
+    """Let this process be the rank that holds most."""
     engine = spec.config.engine
     with ExitStack() as undone:
         _replace(undone, nn.Module, "to", _stay)

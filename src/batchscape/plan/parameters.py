@@ -9,14 +9,7 @@ from batchscape.record.spec import DataIdentity
 
 
 def count_parameters(config: RunConfig, data: DataIdentity) -> int | None:
-    """Return the parameters of a model; None for one that only its own code can tell.
-
-    Parameters
-    ----------
-    config : RunConfig
-    data : DataIdentity
-        What it is trained on: vocabularies and classes are the data's.
-    """
+    """Return the parameters of a model; None for one that only its own code can tell."""
     model = config.model
     if isinstance(model, Mlp):
         widths = [data.features or 0, *model.hidden_sizes, data.classes]

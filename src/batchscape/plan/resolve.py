@@ -85,30 +85,7 @@ def resolve(
     machine: Machine,
     sweep_name: str,
 ) -> RunSpec:
-    """Settle everything that is left to be decided.
-
-    Parameters
-    ----------
-    config : RunConfig
-    geometries : sequence of BatchGeometry
-        One a stage, as `stages.solve_geometries` gave them.
-    data : DataIdentity
-        The prepared data.
-    source_hash : str or None
-        Names model code and weights that are not part of this package.
-    machine : Machine
-        Decides device type and precision.
-    sweep_name : str
-
-    Returns
-    -------
-    RunSpec
-
-    Raises
-    ------
-    ConfigError
-        If budget, ramp, scaling rules, schedule or evaluation break a rule.
-    """
+    """Settle everything that is left to be decided."""
     device_type = machine.device_type(config.launcher)
     stages = make_stages(config, geometries)
     check_evaluations(config.evaluation.every_samples, stages)
@@ -150,17 +127,6 @@ def check_multiples(config: RunConfig, global_batches: Collection[int]) -> None:
 
     Then all runs of a sweep end, and are evaluated, at the same samples. Runs with a ramp change
     their global batch on the way; `stages` checks them one by one.
-
-    Parameters
-    ----------
-    config : RunConfig
-    global_batches : collection of int
-        All global batches that the sweep launches.
-
-    Raises
-    ------
-    ConfigError
-        With every setting that breaks the rule, and the nearest values that would work.
     """
     common = math.lcm(*global_batches)
     length = config.sequence_length or 1

@@ -26,19 +26,7 @@ models of some MiB 1.2 to 2.4 times as much. CUDA: blocks that the allocator rou
 
 
 def room_gib(spec: RunSpec, machine: Machine) -> float | None:
-    """Return what a rank can have at most, in GiB.
-
-    Parameters
-    ----------
-    spec : RunSpec
-    machine : Machine
-
-    Returns
-    -------
-    float or None
-        Its part of the limit that is emulated, or of the largest device; on a CPU of all memory.
-        None where the memory of a device is not known.
-    """
+    """Return what a rank can have at most, in GiB."""
     limit = spec.config.device.memory_limit_gib
     ranks = spec.geometry.data_parallel_size
     if spec.device_type == "cpu":
@@ -68,17 +56,7 @@ def memory_forecast(
     machine: Machine,
     measured: tuple[float, float, int] | None = None,
 ) -> MemoryForecast:
-    """Return what a run's ranks will hold, and whether that fits.
-
-    Parameters
-    ----------
-    spec : RunSpec
-    report : MemoryReport
-        As `predict_memories` returns it.
-    machine : Machine
-    measured : tuple of float, float, int, optional
-        Between which multiples of their predictions runs like it measured, and how many they were.
-    """
+    """Return what a run's ranks will hold, and whether that fits."""
     room, value = room_gib(spec, machine), report.peak_allocated_gib
     if value is None:
         return MemoryForecast(f"{NOT_KNOWN}: {report.problem}", room_gib=room)

@@ -89,11 +89,6 @@ def solve_geometries(config: RunConfig) -> tuple[BatchGeometry, ...]:
 
     Stages of a ramp have the ranks of the last one; what is given of micro-batch and accumulation
     holds in each, and the rest is derived.
-
-    Raises
-    ------
-    GeometryError
-        If there is none; it names the stage.
     """
     batch = config.batch
     last = solve(
@@ -126,17 +121,6 @@ def make_stages(config: RunConfig, geometries: Sequence[BatchGeometry]) -> tuple
     """Cut the budget into stages, each with the optimizer's settings for its global batch.
 
     Neighbours that are alike are one stage, so that equal trainings have equal stages.
-
-    Parameters
-    ----------
-    config : RunConfig
-    geometries : sequence of BatchGeometry
-        As `solve_geometries` gave them.
-
-    Raises
-    ------
-    ConfigError
-        If a stage is not made of whole optimizer steps, or none are left for the last one.
     """
     ramp = config.batch.ramp
     for number, (stage, geometry) in enumerate(zip(ramp, geometries, strict=False), start=1):
@@ -157,19 +141,7 @@ def make_stages(config: RunConfig, geometries: Sequence[BatchGeometry]) -> tuple
 
 
 def check_evaluations(every_samples: int | None, stages: Sequence[Stage]) -> None:
-    """Check that evaluations fall between optimizer steps, in every stage.
-
-    Parameters
-    ----------
-    every_samples : int or None
-        Samples between evaluations.
-    stages : sequence of Stage
-
-    Raises
-    ------
-    ConfigError
-        With the first evaluation that falls within a step.
-    """
+    """Check that evaluations fall between optimizer steps, in every stage."""
     if every_samples is None:
         return
     problem = _evaluation_within_a_step(every_samples, stages)

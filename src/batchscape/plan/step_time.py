@@ -86,7 +86,7 @@ class OperationCounts:
     flops: tuple[float, float]
     """Operations of a micro-step: fixed, and a sample."""
     traffic_bytes: tuple[float, float]
-    """Bytes that its operators read and write, likewise."""
+    """Bytes that operators of a micro-step read and write: fixed, and a sample."""
     kernels: float
     """Operators of a micro-step."""
     model_flops: float

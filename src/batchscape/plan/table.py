@@ -82,25 +82,7 @@ def plan_table(
     searched: Collection[str] = (),
     trials: int = 0,
 ) -> RenderableType:
-    """Return what a person wants to know before a launch.
-
-    Parameters
-    ----------
-    plan : Plan
-    predicted : SweepForecast
-        Of its runs.
-    begin : datetime
-        When it would begin.
-    searched : collection of str
-        Keys whose values a search chooses on the way.
-    trials : int
-        Of each study of a search, for whose runs those of the plan stand; 0: there is none.
-
-    Returns
-    -------
-    RenderableType
-        The runs, the rejected runs, what runs and sweep will take, counts.
-    """
+    """Return what a person wants to know before a launch."""
     sweep = SweepFolder(plan.sweep_dir)
     parts: list[RenderableType] = []
     parts += [_searched_table(plan, searched, trials)] if trials else _runs_table(plan, sweep)
@@ -367,7 +349,7 @@ def _write_rejection(folder: RunFolder, sweep_name: str, rejection: PlannedCell)
             "trajectory_id": None,
             "sweep_name": sweep_name,
             "geometry": rejection.geometry and plain_geometry(rejection.geometry),
-            # What a program is never told is no setting of its cells, launched or not.
+            # A setting that is never passed to a program is no setting of its cells.
             "resolved": {"not_passed": not_passed(config)}
             if isinstance(config.engine, Command)
             else None,

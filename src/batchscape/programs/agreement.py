@@ -20,18 +20,7 @@ _NAMES = (
 
 
 def observed_batch(log: Log, launcher_world_size: int | None) -> dict[str, Any]:
-    """Return what was observed of the batch, and where.
-
-    Parameters
-    ----------
-    launcher_world_size : int or None
-        WORLD_SIZE in the environment of the program's processes.
-
-    Returns
-    -------
-    dict
-        For each name the number, or None; and `<name>_source`, which is `not observed` for None.
-    """
+    """Return what was observed of the batch, and where."""
     observed: dict[str, Any] = {}
     for name in _NAMES:
         value = getattr(log.observed, name)
@@ -47,11 +36,6 @@ def contradictions(spec: RunSpec, log: Log, observed: Mapping[str, Any]) -> list
     """Return in which respects a program did not train with the batch that was planned.
 
     What was not observed contradicts nothing.
-
-    Parameters
-    ----------
-    observed : mapping
-        As `observed_batch` returned it.
     """
     geometry, length = spec.geometry, spec.config.sequence_length
     planned: dict[str, tuple[int, ...]] = {

@@ -69,25 +69,7 @@ class Ending(NamedTuple):
 
 
 def ending(code: int, log: Path, offset: int, *, is_trained: bool = False) -> Ending | None:
-    """Say how a program ended that did not end well; None where its exit code is 0.
-
-    Parameters
-    ----------
-    code : int
-        Exit code; negative: the signal that killed it.
-    log : Path
-        What it printed.
-    offset : int
-        Bytes of the log that are older.
-    is_trained : bool
-        Whether it had logged its last optimizer step.
-
-    Returns
-    -------
-    Ending or None
-        `oom` where the last error that it printed says that memory was out, else `failed`; never
-        `completed`.
-    """
+    """Say how a program ended that did not end well; None where its exit code is 0."""
     if code == 0:
         return None
     text = end_of(log, _TAIL_BYTES, offset).decode(errors="replace")
@@ -185,13 +167,7 @@ def _own_lines(text: str) -> list[str]:
 
 
 def _last_error(lines: Sequence[str], ranks: Collection[str | None] | None = None) -> str | None:
-    """Return the last line that names an error.
-
-    Parameters
-    ----------
-    ranks : collection, optional
-        Ranks whose lines count, as the lines say it; None among them: those that say none.
-    """
+    """Return the last line that names an error."""
     error = None
     # By rank, as ranks print at once: whether the frames of a traceback are being read.
     in_traceback: dict[str | None, bool] = {}

@@ -105,13 +105,7 @@ def _let_end() -> int:
 
 
 def main(argv: list[str]) -> int:
-    """Run `argv` to its end.
-
-    Parameters
-    ----------
-    argv : list of str
-        The program and its arguments; it prints to standard error of this process.
-    """
+    """Run `argv` to its end."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     # Where the system lets nobody adopt, the program's process group is all that can be ended.

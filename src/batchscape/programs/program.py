@@ -37,13 +37,7 @@ class CommandLine:
 
 
 def command_line(spec: RunSpec, command: Command, folder: RunFolder, attempt: int) -> CommandLine:
-    """Fill in the command of a run.
-
-    Parameters
-    ----------
-    command : Command
-        Its engine.
-    """
+    """Fill in the command of a run."""
     values = {
         **placeholder_values(spec.config, spec.stages),
         "run_dir": str(folder.program.absolute()),
@@ -71,13 +65,7 @@ def command_line(spec: RunSpec, command: Command, folder: RunFolder, attempt: in
 
 
 def prepare_folder(folder: RunFolder, *, goes_on: bool) -> None:
-    """Give the program its folder, empty unless it goes on.
-
-    Parameters
-    ----------
-    goes_on : bool
-        Whether it finds there what an earlier attempt left.
-    """
+    """Give the program its folder, empty unless it goes on."""
     if not goes_on:
         shutil.rmtree(folder.program, ignore_errors=True)
     folder.program.mkdir(parents=True, exist_ok=True)
@@ -94,22 +82,7 @@ class Ended:
 
 
 class Program:
-    """A program and every process that it starts.
-
-    Parameters
-    ----------
-    argv : sequence of str
-        The program and its arguments; no shell.
-    folder : Path
-        Where it starts.
-    environment : mapping of str to str
-        Its whole environment.
-
-    Raises
-    ------
-    LaunchError
-        If it cannot be started; the message says why.
-    """
+    """A program and every process that it starts."""
 
     def __init__(self, argv: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
         try:

@@ -32,13 +32,7 @@ _TAKEN = ("core_wait_s", "processor_time_s")
 
 
 class RowWriter:
-    """Writes the tables `steps` and `evals` of one attempt, while the program trains.
-
-    Parameters
-    ----------
-    goes_on : bool
-        Whether the program goes on where an earlier attempt ended; else its rows are dropped.
-    """
+    """Writes the tables `steps` and `evals` of one attempt, while the program trains."""
 
     def __init__(self, folder: RunFolder, spec: RunSpec, attempt: int, *, goes_on: bool) -> None:
         self.waits: TreeWaits | None = None

@@ -18,14 +18,7 @@ _RUNS_SCRIPTS = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed")
 
 
 def check_program(command: Command) -> None:
-    """Check that the program of a command is there, and the script that it is to run.
-
-    Raises
-    ------
-    ConfigError
-        If one is not. Of a program that is not known to run Python scripts of this machine, such
-        as a container's, no script is looked for.
-    """
+    """Check that the program of a command is there, and the script that it is to run."""
     folder = _folder(command)
     _check_first_word(command, folder)
     for script in _scripts(command):
@@ -86,11 +79,6 @@ def command_source_hash(command: Command) -> str | None:
 
     Of argv, an argument counts that is a file, and what follows the `=` of one that is; the program
     itself (`torchrun`) only where it is a script with a suffix, such as `./train.sh`.
-
-    Raises
-    ------
-    ConfigError
-        If a file of `engine.files` is not there.
     """
     folder = _folder(command)
     words = [_fill_values(text, command) for text in command.argv]

@@ -60,20 +60,7 @@ def without_unpassed(config: RunConfig) -> RunConfig:
 def check_commands(
     configs: Iterable[RunConfig], swept: Collection[str], fixed: Collection[str]
 ) -> None:
-    """Check that every setting that a user has chosen reaches the program.
-
-    Parameters
-    ----------
-    configs : iterable of RunConfig
-        All cells; those of other engines are left alone.
-    swept, fixed : collection of str
-        Keys that the sweep varies, and that the command line sets to one value.
-
-    Raises
-    ------
-    ConfigError
-        If one does not, or a template, a placeholder or the program itself is wrong.
-    """
+    """Check that every setting that a user has chosen reaches the program."""
     checked_engines: set[str] = set()
     for config in configs:
         if not isinstance(config.engine, Command):
@@ -85,18 +72,7 @@ def check_commands(
 
 
 def check_varied(launched: Iterable[tuple[RunConfig, BatchGeometry]]) -> None:
-    """Check that a program is told of every factor of the batch that differs between its runs.
-
-    Parameters
-    ----------
-    launched : iterable of RunConfig and BatchGeometry
-        Of every cell that is launched; those of other engines are left alone.
-
-    Raises
-    ------
-    ConfigError
-        If it is not: all of these runs would train alike.
-    """
+    """Check that every factor of the batch that differs between runs is passed to their program."""
     by_argv: dict[tuple[str, ...], list[BatchGeometry]] = {}
     for config, geometry in launched:
         if isinstance(config.engine, Command):

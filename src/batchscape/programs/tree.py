@@ -46,15 +46,7 @@ class RankMemory:
 
 
 class TreeMemory:
-    """Looks at a program's processes, no oftener than costs a hundredth of the time.
-
-    Parameters
-    ----------
-    guard_pid : int
-        Process that the program's processes are below.
-    driver : callable or None
-        Returns bytes on CUDA devices by process id; None without CUDA.
-    """
+    """Looks at a program's processes, no oftener than costs a hundredth of the time."""
 
     def __init__(
         self, guard_pid: int, driver: Callable[[], Mapping[int, int]] | None = None
@@ -73,8 +65,7 @@ class TreeMemory:
         where the driver does not list the program's own, as in a container, where it numbers them
         as the host does."""
         self.world_size: int | None = None
-        """Ranks in all that a launcher has told the processes, by the variable WORLD_SIZE; None
-        where they were told none."""
+        """Highest WORLD_SIZE in the environments of the processes; None where none has it."""
 
     def look(self) -> None:
         """Take the memory of every process, if that is due."""
@@ -168,7 +159,7 @@ class TreeMemory:
 
 
 _UNRANKED = -1
-"""Stands for the rank of processes that were told none."""
+"""Stands for the rank of processes without RANK in their environment."""
 
 
 def driver_memory() -> Callable[[], Mapping[int, int]] | None:

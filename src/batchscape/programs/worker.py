@@ -56,21 +56,7 @@ _LEAST_CORES = 0.05
 
 
 def main(run_dir: str, rank: int) -> int:
-    """Run the program of the run in `run_dir`.
-
-    Parameters
-    ----------
-    run_dir : str
-        Run folder with `config.json` and `launch.json`.
-    rank : int
-        0: there is one such process a run.
-
-    Returns
-    -------
-    int
-        Exit code: 0 if the training completed or diverged, else 1. How it ended is in
-        `outcome-<rank>.json`.
-    """
+    """Run the program of the run in `run_dir`."""
     folder = RunFolder(Path(run_dir))
     supervision: Supervision | None = None
     cause: Cause | None = None
@@ -104,13 +90,7 @@ def _failure(error: Exception, folder: RunFolder) -> Ending:
 
 
 class Supervision:
-    """One attempt at a run of a program.
-
-    Parameters
-    ----------
-    folder : RunFolder
-        With `config.json` and `launch.json`.
-    """
+    """One attempt at a run of a program."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -242,7 +222,7 @@ class Supervision:
             rows.write(self._log)
             self._diverged = diverged_at(self._log)
         except RecordError:
-            pass  # perhaps half written; what is wrong with it at the end is told
+            pass  # perhaps half written; an error that lasts is reported at the end
         took_s = time.thread_time() - spent
         self._read_at = time.monotonic() + max(_READ_AFTER_S, took_s / _READ_SHARE)
 

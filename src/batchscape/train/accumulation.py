@@ -32,24 +32,7 @@ def accumulate(
     k: int,
     most_micro_steps: int | None = None,
 ) -> Accumulated:
-    """Do the micro-steps of an optimizer step.
-
-    Parameters
-    ----------
-    engine : Engine
-    loader : BatchLoader
-    clock : StepClock
-        Told for how long samples were waited for.
-    k : int
-        The optimizer step, from 0.
-    most_micro_steps : int, optional
-        Of a rehearsal, which comes before the first step: later micro-steps are left out.
-
-    Raises
-    ------
-    BatchscapeError
-        If no label of the global batch bears a loss.
-    """
+    """Do the micro-steps of an optimizer step."""
     began = time.perf_counter()
     number = k + 1 if most_micro_steps is None else 0
     beat(Phase.DATA, number)

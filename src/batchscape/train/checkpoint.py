@@ -54,27 +54,7 @@ def gather_random_states(device: torch.device, world_size: int) -> Tensor:
 
 
 def save_checkpoint(folder: Path, optimizer_step: int, state: Mapping[str, Any]) -> Path:
-    """Write a checkpoint, and remove all but the newest `CHECKPOINTS_KEPT`.
-
-    Parameters
-    ----------
-    folder : Path
-        Made if it does not exist.
-    optimizer_step : int
-        Optimizer steps done.
-    state : mapping
-        Tensors, numbers, strings and containers of them.
-
-    Returns
-    -------
-    Path
-        The new checkpoint.
-
-    Raises
-    ------
-    DiskError
-        If the disk takes no more; the checkpoints before are still there.
-    """
+    """Write a checkpoint, and remove all but the newest `CHECKPOINTS_KEPT`."""
     temporary = folder / f".step-{optimizer_step}.{os.getpid()}.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -98,15 +78,7 @@ def save_checkpoint(folder: Path, optimizer_step: int, state: Mapping[str, Any])
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Verify and load one checkpoint.
-
-    Raises
-    ------
-    DamagedCheckpointError
-        If the content is not what was written.
-    CheckpointError
-        If it holds anything but plain data, or cannot be loaded here, as for lack of memory.
-    """
+    """Verify and load one checkpoint."""
     match = CHECKPOINT.fullmatch(path.name)
     if match is None or sha256_of(path)[:16] != match[2]:
         msg = f"{path} is damaged: its content does not match the digest in its name"

@@ -12,7 +12,6 @@ defined on, and passes as one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -66,13 +65,6 @@ class Evaluator:
     forward together, those without a last batch forward one that does not count. A compiled
     model is evaluated as it was written: the shapes of an evaluation must not decide what the
     training is compiled to.
-
-    Parameters
-    ----------
-    spec : RunSpec
-    device : torch.device
-    rank : int
-        Data-parallel rank.
     """
 
     def __init__(self, spec: RunSpec, device: torch.device, rank: int) -> None:
@@ -117,9 +109,11 @@ class Evaluator:
                 for indices in self._batches:
                     batch = self._dataset.batch(indices)
                     sums[2] += self._count_labels(indices, batch[1])
-                    for part in self._slices(batch):
+                    size = self._slice if self._may_slice else len(indices)
+                    for part in zip(*(tensor.split(size) for tensor in batch), strict=True):
+                        on_device = to_device(part, self._device, self._precision)
                         beat(Phase.EVALUATION)
-                        loss, right = engine.forward(*part)
+                        loss, right = engine.forward(*on_device)
                         sums[:2] += torch.stack([loss.double(), right.double()])
                 if not engine.state_is_whole:
                     self._keep_up(engine)
@@ -140,12 +134,6 @@ class Evaluator:
             eval_accuracy=right_sum / labels_sum if self._classifies else None,
             eval_labels=int(labels_sum),
         )
-
-    def _slices(self, batch: tuple[Tensor, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Cut a batch into what passes through the model at a time, on its device."""
-        size = self._slice if self._may_slice else len(batch[0])
-        for part in zip(*(tensor.split(size) for tensor in batch), strict=True):
-            yield to_device(part, self._device, self._precision)
 
     def _is_additive(self, engine: Engine) -> bool:
         """Whether the loss of a batch is the sum over its parts; on all ranks together.

@@ -44,29 +44,7 @@ def examine(
     forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
     outline: nn.Module | None = None,
 ) -> ModelColumns:
-    """Look at a model as it is about to be trained; nothing of it changes.
-
-    Parameters
-    ----------
-    module : nn.Module
-        Returns a sum of losses first; in training mode, on the device, and as it was written.
-    dataset : Dataset
-        Training samples; the first ones are used.
-    device : torch.device
-    precision : str
-        Of the run.
-    micro_batch_size : int
-        What a device holds of a training; no more samples run forward with what their backward
-        would need.
-    forward, outline : callable, nn.Module, optional
-        Where ranks hold parts of the module: what runs it, on all of them together, and the whole
-        of it, without values, whose operations are counted.
-
-    Raises
-    ------
-    ConfigError
-        If the loss is a mean instead of a sum.
-    """
+    """Look at a model as it is about to be trained; nothing of it changes."""
     indices = np.arange(PROBED_SAMPLES, dtype=np.int64) % dataset.num_samples
     batch = to_device(dataset.batch(indices), device, precision)
     described = outline or module

@@ -67,16 +67,6 @@ def failure_of(
     """Say what an exception means for the run.
 
     What it was raised from counts as well: a library may wrap an allocator's error in its own.
-
-    Parameters
-    ----------
-    error : Exception
-    optimizer_step : int
-        Optimizer steps done.
-    device : torch.device or None
-        That of the rank; None before it has one.
-    spec : RunSpec, optional
-        The run; None before it was read.
     """
     at, where = now(), last_beat()
     reason = _first_line(error)

@@ -49,16 +49,7 @@ class StepBatches(NamedTuple):
 
 
 class BatchLoader:
-    """Fetches each micro-batch when it is asked for, in this process.
-
-    Parameters
-    ----------
-    dataset : Dataset
-    stream : SampleStream
-    device : torch.device
-    precision : str
-        That real-valued inputs take.
-    """
+    """Fetches each micro-batch when it is asked for, in this process."""
 
     def __init__(
         self, dataset: Dataset, stream: SampleStream, device: torch.device, precision: str
@@ -82,20 +73,7 @@ class BatchLoader:
 
 
 class WorkerLoader(BatchLoader):
-    """Fetches micro-batches ahead, in processes of this rank.
-
-    Parameters
-    ----------
-    dataset : Dataset
-    stream : SampleStream
-    device : torch.device
-    precision : str
-        That real-valued inputs take.
-    workers : int
-        Processes.
-    steps : range
-        Optimizer steps, counted from 0, in which `step` will be called.
-    """
+    """Fetches micro-batches ahead, in processes of this rank."""
 
     def __init__(
         self,

@@ -50,19 +50,7 @@ from batchscape.train.timeline import Timeline, schedule_factor
 
 
 class Training:
-    """One rank's share of one run.
-
-    Parameters
-    ----------
-    spec : RunSpec
-    folder : RunFolder
-        Of the run; rank 0 writes into it.
-    rank : int
-        Data-parallel rank.
-    device : torch.device
-    attempt : int
-        Which start of the run this is, from 0.
-    """
+    """One rank's share of one run."""
 
     def __init__(
         self,
@@ -131,14 +119,7 @@ class Training:
         self._stop_requested = True
 
     def run(self, phase: Callable[[str], None]) -> Outcome:
-        """Train to the budget, the target, or a request to stop.
-
-        Parameters
-        ----------
-        phase : callable
-            Told the name of each phase as it begins: `after_model`, `first_backward` just before
-            the first step, `first_optimizer_step`, `steady`; `outside` of any step.
-        """
+        """Train to the budget, the target, or a request to stop."""
         self._phase = phase
         resumable = find_resumable(self._folder, self.spec.run_id)
         state = resumable.state

@@ -1,4 +1,4 @@
-"""Peak memory of a rank: a probe before training on the CPU, the allocator's word on CUDA."""
+"""Peak memory of a rank: a probe before training on the CPU, the allocator's statistics on CUDA."""
 
 from __future__ import annotations
 
@@ -25,12 +25,6 @@ class MemoryPhases:
 
     The CPU's allocator keeps no statistics, so the very same steps are rehearsed under a tracker
     and forgotten before the timed training starts. CUDA's allocator counts for free.
-
-    Parameters
-    ----------
-    device : torch.device
-    measure : bool
-        Whether to measure at all.
     """
 
     def __init__(self, device: torch.device, *, measure: bool) -> None:

@@ -118,26 +118,7 @@ class _Pending:
 
 
 class StepRecorder:
-    """Collects the steps of one rank; rank 0 writes them.
-
-    Parameters
-    ----------
-    folder : RunFolder
-    rank, world_size : int
-    device : torch.device
-    clock : StepClock
-        Read at every drain.
-    rank_on_node, ranks_on_node : int
-        Among the ranks of this machine, and how many they are.
-    attempt : int
-        Written in every row.
-    warmup_optimizer_steps : int
-        First steps of this attempt that are marked as warm-up.
-    rule : DivergenceRule
-        Judges every step.
-    tokens, train_time_s : int, float
-        Progress of earlier attempts.
-    """
+    """Collects the steps of one rank; rank 0 writes them."""
 
     def __init__(
         self,
@@ -211,28 +192,7 @@ class StepRecorder:
         skipped: Tensor | None = None,
         noise: NoiseSample | None = None,
     ) -> None:
-        """Take one optimizer step.
-
-        Parameters
-        ----------
-        optimizer_step, samples : int
-            Done so far, this step included.
-        global_batch_size : int
-            Samples of this step.
-        labels : int
-            Of the global batch of this step.
-        loss_sum : Tensor, scalar
-            Sum of the losses of this rank.
-        gradient_norm : Tensor, scalar
-            Of the whole gradient.
-        learning_rate : float
-        exchanged_bytes : int
-            Gradient bytes that this rank gave to the exchange in this step.
-        skipped : Tensor, scalar, or None
-            Whether the update was left out; None where it cannot be.
-        noise : NoiseSample or None
-            Of this rank, where the noise of the gradient is sampled in this step.
-        """
+        """Take one optimizer step."""
         if noise is not None:
             self._noise[len(self._rows)] = noise
         # Joined at the drain: one operation then serves many steps.
@@ -267,15 +227,7 @@ class StepRecorder:
         return len(self._rows) >= self._interval
 
     def drain(self, *, stop: bool, checkpoint: bool) -> Agreement:
-        """Write the rows of the drain before, and start the reduction of the new ones.
-
-        Parameters
-        ----------
-        stop : bool
-            Whether this rank was asked to stop.
-        checkpoint : bool
-            Whether this rank finds a checkpoint due.
-        """
+        """Write the rows of the drain before, and start the reduction of the new ones."""
         agreed = self._finish()
         if self._rows:
             self._start(stop=stop, checkpoint=checkpoint)

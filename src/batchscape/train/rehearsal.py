@@ -1,4 +1,4 @@
-"""A few steps of a training for whoever counts its memory."""
+"""A few steps of a training, to count its memory."""
 
 from __future__ import annotations
 
@@ -25,18 +25,6 @@ def rehearse(
 
     Two micro-steps stand for any higher number: the second meets the gradients of the first,
     the third meets nothing more.
-
-    Parameters
-    ----------
-    spec : RunSpec
-    loader : BatchLoader
-        Of this rank.
-    build : callable
-        Returns the engine that trains.
-    phase : callable
-        Told the name of each phase as it begins, as in `Training.run`.
-    optimizer_steps : int
-        Steps, at least 2: the first makes the optimizer's state.
     """
     phase("after_model")
     engine = build()

@@ -31,19 +31,6 @@ def find_resumable(folder: RunFolder, run_id: str) -> Resumable:
     A damaged one is passed over, and so is one whose rows are not all there: the table of the run
     would have a gap. An older one loses time, not results; where none is left, the run begins anew.
     Every rank finds the same.
-
-    Parameters
-    ----------
-    folder : RunFolder
-    run_id : str
-        A checkpoint of another run is returned as it is, for the caller to refuse.
-
-    Raises
-    ------
-    DamageError
-        If the rows themselves are damaged.
-    CheckpointError
-        If a whole checkpoint cannot be loaded here: it may be elsewhere, and nothing is lost.
     """
     notes: list[str] = []
     passed_over: list[Path] = []
@@ -70,13 +57,7 @@ def find_resumable(folder: RunFolder, run_id: str) -> Resumable:
 
 
 def agree_on(done: int, world_size: int, device: torch.device) -> None:
-    """Check that all ranks go on after the same optimizer step.
-
-    Raises
-    ------
-    CheckpointError
-        If one of them could not load what the others did.
-    """
+    """Check that all ranks go on after the same optimizer step."""
     if world_size == 1:
         return
     ends = torch.tensor([done, -done], dtype=torch.int64, device=device)

@@ -72,15 +72,7 @@ class SampleStream:
         self._block: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
     def step(self, optimizer_step: int, *, sampling: bool = True) -> StepSamples:
-        """Return the samples of an optimizer step; any step, in any order.
-
-        Parameters
-        ----------
-        optimizer_step : int
-            From 0.
-        sampling : bool
-            Whether to cut a single micro-batch where the noise is sampled.
-        """
+        """Return the samples of an optimizer step; any step, in any order."""
         planned = self._timeline.step(optimizer_step)
         geometry = planned.stage.geometry
         samples = self._samples(planned)

@@ -74,10 +74,6 @@ class Timeline:
 
     Step k of a stage with global batch B that begins at sample p and step j takes the positions
     [p + (k - j) B, p + (k - j + 1) B).
-
-    Parameters
-    ----------
-    stages : sequence of Stage
     """
 
     def __init__(self, stages: Sequence[Stage]) -> None:

@@ -46,16 +46,6 @@ def code_for_each_size(sizes: int) -> Iterator[None]:
 
     Torch would go on with code that is not compiled, and say so in a warning alone.
 
-    Parameters
-    ----------
-    sizes : int
-        Sizes of micro-batches.
-
-    Raises
-    ------
-    BatchscapeError
-        If a function of the model is to be compiled more often.
-
     Notes
     -----
     Source: `recompile_limit`, `accumulated_recompile_limit` and `fail_on_recompile_limit_hit` of
@@ -91,21 +81,7 @@ hangs, the launcher is faster."""
 
 
 def main(run_dir: str, rank: int) -> int:
-    """Train one rank of the run in `run_dir`.
-
-    Parameters
-    ----------
-    run_dir : str
-        Run folder with `config.json` and `launch.json`.
-    rank : int
-        Data-parallel rank.
-
-    Returns
-    -------
-    int
-        Exit code: 0 if the training completed or diverged, else 1. How it ended is in
-        `outcome-<rank>.json`.
-    """
+    """Train one rank of the run in `run_dir`."""
     began = time.perf_counter()
     folder = RunFolder(Path(run_dir))
     progress = _RankState()

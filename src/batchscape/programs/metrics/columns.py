@@ -32,19 +32,7 @@ from batchscape.programs.metrics.rows import Row, Rows, drop_counts_since_start
 
 
 class ColumnReader(ABC):
-    """Reads a text; a format says what is in a line of it.
-
-    Parameters
-    ----------
-    path : Path
-        The text.
-    geometry : BatchGeometry
-        As planned.
-    sequence_length : int or None
-        Tokens a sample, where every sample is full.
-    begin : int
-        Bytes of the text that are none of this program's.
-    """
+    """Reads a text; a format says what is in a line of it."""
 
     def __init__(
         self,
@@ -124,22 +112,7 @@ class ColumnReader(ABC):
     def _add(
         self, values: Mapping[str, object], tables: tuple[str, ...], where: str, line: str
     ) -> None:
-        """Add what one line says.
-
-        Parameters
-        ----------
-        values : mapping
-            As the program wrote them, by our names.
-        tables : tuple of str
-            Which of `steps` and `evals` the line is about.
-        where : str
-            Begins a message.
-
-        Raises
-        ------
-        RecordError
-            If a value is no number, the step is missing, or comes again with other numbers.
-        """
+        """Add what one line says."""
         self._columns |= values.keys()
         for name in GEOMETRY_NAMES:
             if name in values:

@@ -56,19 +56,7 @@ class Reader(Protocol):
     """Reads the metrics of one run."""
 
     def read(self, *, final: bool = False) -> Log:
-        """Return what the metrics hold by now; an empty log before the program wrote anything.
-
-        Parameters
-        ----------
-        final : bool
-            The program has ended: what should be there and is not is an error.
-
-        Raises
-        ------
-        RecordError
-            If the metrics cannot be read as configured: a missing column, a value that is no
-            number, steps that come again with other numbers, damaged lines.
-        """
+        """Return what the metrics hold by now; an empty log before the program wrote anything."""
         ...
 
 
@@ -117,13 +105,7 @@ class ObservedBatch:
             self._dispute(name, f"{source}: {uneven}")
 
     def infer(self, sequence_length: int | None) -> Observed:
-        """Return what is observed and what follows from it.
-
-        Parameters
-        ----------
-        sequence_length : int or None
-            Tokens a sample, where every sample is full.
-        """
+        """Return what is observed and what follows from it."""
         factors = {name: self._values[name] for name in _FACTORS if name in self._values}
         if len(factors) == len(_FACTORS):
             self.put("global_batch_size", math.prod(factors.values()), _product(factors))
@@ -173,18 +155,7 @@ class ObservedBatch:
 
 
 def evenly(points: Iterable[tuple[int, int]]) -> tuple[int | None, str | None]:
-    """Return the growth of a count with each optimizer step, or where it is uneven.
-
-    Parameters
-    ----------
-    points : iterable of tuple of int
-        Optimizer step and count, by increasing step.
-
-    Returns
-    -------
-    tuple
-        The growth, None where it is unknown or uneven; and what is uneven, in words.
-    """
+    """Return the growth of a count with each optimizer step, or where it is uneven."""
     size: int | None = None
     before: tuple[int, int] | None = None
     for step, count in points:
@@ -214,23 +185,7 @@ def finish(
     sources: dict[str, str],
     source: str,
 ) -> Log:
-    """Infer the batch and fill in counts and times.
-
-    Parameters
-    ----------
-    steps, evals : list of dict
-        As read; changed in place.
-    batch : ObservedBatch
-        What was read of it elsewhere.
-    geometry : BatchGeometry
-        As planned: it counts samples where nothing was observed.
-    sequence_length : int or None
-        Tokens a sample, where every sample is full.
-    sources : dict of str to str
-        By name of a column.
-    source : str
-        Name of the log.
-    """
+    """Infer the batch and fill in counts and times."""
     batch.put_growth("global_batch_size", steps, "samples", f"samples in the {source}")
     batch.put_growth("tokens_per_optimizer_step", steps, "tokens", f"tokens in the {source}")
     observed = batch.infer(sequence_length)
@@ -252,18 +207,6 @@ def settle_loss(steps: list[Row], parts: int = 1) -> str | None:
     """Take away every loss that is not the mean over the global batch of its step.
 
     One that is not finite stays: the training diverged, whatever the mean is over.
-
-    Parameters
-    ----------
-    steps : list of dict
-        Changed in place.
-    parts : int
-        Micro-batches of a global batch, over all ranks; 1 where a loss is a mean over all of them.
-
-    Returns
-    -------
-    str or None
-        Why losses are missing; None where none is.
     """
     before = removed = 0
     for row in steps:

@@ -33,13 +33,7 @@ def whole_lines(content: bytes) -> bytes:
 
 
 def content_of(path: Path) -> bytes | None:
-    """Return what a file holds; None: it is not there.
-
-    Raises
-    ------
-    RecordError
-        If it is no file, or cannot be read.
-    """
+    """Return what a file holds; None: it is not there."""
     try:
         # To open a pipe waits for its other end, and a device may not end.
         if not stat.S_ISREG(path.stat().st_mode):
@@ -68,13 +62,7 @@ _SECONDS: dict[TimeUnit, float] = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0
 
 
 def as_float(value: object, where: str) -> float:
-    """Return a number; not a number and infinity are numbers.
-
-    Raises
-    ------
-    RecordError
-        If it is none, with `where` it was found.
-    """
+    """Return a number; not a number and infinity are numbers."""
     if isinstance(value, str):
         # At least what `float` takes, less what only Python writes: `1_000`, other digits.
         if _NUMBER.fullmatch(value.strip()):
@@ -89,13 +77,7 @@ def as_float(value: object, where: str) -> float:
 
 
 def as_count(value: object, where: str) -> int:
-    """Return a whole number from 0 on.
-
-    Raises
-    ------
-    RecordError
-        If it is none, with `where` it was found.
-    """
+    """Return a whole number from 0 on."""
     count = value
     if isinstance(value, str) and _THOUSANDS.fullmatch(value.strip()):
         count = value.replace(",", "")
@@ -117,20 +99,6 @@ def as_row(
     """Return the values of columns as numbers of the columns' units.
 
     A time that is nan or infinite is left out.
-
-    Parameters
-    ----------
-    values : dict
-        By name of the column, as the program wrote them.
-    units : dict of str to str
-        Unit of a time, by name of the column; seconds where it has none.
-    where : str
-        Begins a message.
-
-    Raises
-    ------
-    RecordError
-        If a value is no number, or a time is negative.
     """
     row: dict[str, int | float] = {}
     for name, value in values.items():

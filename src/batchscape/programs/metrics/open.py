@@ -30,23 +30,7 @@ def open_reader(
     printed: Path | None = None,
     printed_before: int = 0,
 ) -> Reader:
-    """Return the reader of one run's metrics.
-
-    Parameters
-    ----------
-    config : Metrics
-        Which program wrote them, and where.
-    run_dir : Path
-        Folder of the run, which paths are relative to.
-    geometry : BatchGeometry
-        As planned. It fills in what the program leaves out, and is never taken for observed.
-    sequence_length : int or None
-        Tokens a sample; None where samples are not sequences.
-    printed : Path, optional
-        What the program prints; `log.txt` in the folder of the run where it is left out.
-    printed_before : int
-        Bytes of it that are older than this start, and none of its metrics.
-    """
+    """Return the reader of one run's metrics."""
     printed = run_dir / _PRINTED if printed is None else printed
     match config:
         case RecorderMetrics():

@@ -30,15 +30,7 @@ class _Rank:
 
 
 class RecorderReader:
-    """Reads the files of all ranks.
-
-    Parameters
-    ----------
-    geometry : BatchGeometry
-        As planned.
-    sequence_length : int or None
-        Tokens a sample, where every sample is full.
-    """
+    """Reads the files of all ranks."""
 
     def __init__(self, run_dir: Path, geometry: BatchGeometry, sequence_length: int | None) -> None:
         self._folder = run_dir / FOLDER
@@ -75,22 +67,20 @@ class RecorderReader:
             raise DamageError(msg) from None
         rank = self._ranks.setdefault(path, _Rank())
         if kind == "begin":
-            self._begin(rank, event, str(path))
+            start = (
+                as_count(event.get("attempt", 0), f"{path}: attempt"),
+                as_count(event.get("restart", 0), f"{path}: restart"),
+            )
+            if start != rank.start:
+                rank.start, rank.begins, rank.problems = start, [], []
+                rank.time_before_s = -1.0
+            rank.begins.append(event)
         elif kind == "problem":
             rank.problems.append(str(event.get("message")))
         elif kind == "step":
             self._step(rank, event, str(path))
         elif kind == "evaluation":
             self._evals.add(self._row(rank, event, EVALUATION_COLUMNS, str(path)), least=0)
-
-    def _begin(self, rank: _Rank, event: dict[str, Any], where: str) -> None:
-        attempt, restart = (
-            as_count(event.get(name, 0), f"{where}: {name}") for name in ("attempt", "restart")
-        )
-        if (attempt, restart) != rank.start:
-            rank.start, rank.begins, rank.problems = (attempt, restart), [], []
-            rank.time_before_s = -1.0
-        rank.begins.append(event)
 
     def _step(self, rank: _Rank, event: dict[str, Any], where: str) -> None:
         window = event.pop("loss_window", 1)
@@ -111,16 +101,14 @@ class RecorderReader:
         values = {name: event[name] for name in columns if name in event}
         row = as_row(values, {}, where)
         if rank.time_before_s < 0:
-            rank.time_before_s = self._go_on_from(int(row["optimizer_step"]))
+            # What an earlier start did beyond a checkpoint is dropped.
+            self._steps.cut(int(row["optimizer_step"]))
+            self._evals.cut(int(row["optimizer_step"]))
+            times_s = (kept.get("train_time_s", 0.0) for kept in self._steps.get())
+            rank.time_before_s = max(times_s, default=0.0)
         if "train_time_s" in row:
             row["train_time_s"] += rank.time_before_s
         return row
-
-    def _go_on_from(self, step: int) -> float:
-        """Drop what an earlier start did beyond a checkpoint; return the training time so far."""
-        self._steps.cut(step)
-        self._evals.cut(step)
-        return max((row.get("train_time_s", 0.0) for row in self._steps.get()), default=0.0)
 
     def _log(self) -> Log:
         steps, evals, batch = self._steps.get(), self._evals.get(), ObservedBatch()

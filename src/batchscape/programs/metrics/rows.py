@@ -24,13 +24,7 @@ _SINCE_START = ("samples", "tokens", "train_time_s")
 
 
 class Rows:
-    """Rows by increasing optimizer step.
-
-    Parameters
-    ----------
-    source : str
-        Begins a message.
-    """
+    """Rows by increasing optimizer step."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -49,24 +43,7 @@ class Rows:
         self._starts = True
 
     def add(self, row: Row, least: int, line: str = "", *, is_redrawn: bool = False) -> None:
-        """Add a row; one of a step that is there adds columns to it.
-
-        Parameters
-        ----------
-        row : dict
-            With `optimizer_step`.
-        least : int
-            Lowest step that there is.
-        line : str
-            Where it was read.
-        is_redrawn : bool
-            It stands where the line before it stood, as a bar of progress does, and counts.
-
-        Raises
-        ------
-        RecordError
-            If the step is too low, comes again with other numbers, or passes one that was dropped.
-        """
+        """Add a row; one of a step that is there adds columns to it."""
         step = int(row[_STEP])
         if step < least:
             msg = (
@@ -96,13 +73,7 @@ class Rows:
         self._last = max(self._last, step)
 
     def goes_back(self, row: Row, line: str = "") -> bool:
-        """Drop the steps from a row's on, where the training goes back to it; say whether it does.
-
-        Raises
-        ------
-        RecordError
-            If it goes back to its first step, with other numbers, and was not started again.
-        """
+        """Drop the steps from a row's on if the training goes back to it, and return whether."""
         step = int(row[_STEP])
         there = self._rows.get(step)
         if step > self._last or (step == self._last and not self._starts):
@@ -124,13 +95,7 @@ class Rows:
         self._last = max(self._rows, default=-1)
 
     def last_of_all(self, where: str) -> int:
-        """Return the last optimizer step, 0 where there is none yet.
-
-        Raises
-        ------
-        RecordError
-            If not every step has a row: what comes after the last one may be of a later step.
-        """
+        """Return the last optimizer step, 0 where there is none yet."""
         last = max(self._last, 0)
         if last != len(self._rows):
             msg = (
@@ -200,13 +165,7 @@ def _other(before: Row, row: Row) -> list[str]:
 
 
 def drop_counts_since_start(steps: list[Row], evals: list[Row], begin: int) -> list[str]:
-    """Drop what a program may count from its last start, of which `begin` is the first step.
-
-    Returns
-    -------
-    list of str
-        Columns that were dropped.
-    """
+    """Drop what a program may count from its last start, of which `begin` is the first step."""
     later = [row for row in (*steps, *evals) if row[_STEP] >= begin]
     dropped = [name for name in _SINCE_START if any(name in row for row in later)]
     for row in later:
@@ -216,17 +175,7 @@ def drop_counts_since_start(steps: list[Row], evals: list[Row], begin: int) -> l
 
 
 def fill_counts(rows: list[Row], global_batch_size: int, sequence_length: int | None) -> None:
-    """Fill in samples and tokens where a program leaves them out.
-
-    Parameters
-    ----------
-    rows : list of dict
-        Of steps or of evaluations; changed in place.
-    global_batch_size : int
-        Samples per optimizer step.
-    sequence_length : int or None
-        Tokens a sample; None: not known.
-    """
+    """Fill in samples and tokens where a program leaves them out."""
     for row in rows:
         row.setdefault("samples", int(row["optimizer_step"]) * global_batch_size)
         if sequence_length is not None:
@@ -234,13 +183,7 @@ def fill_counts(rows: list[Row], global_batch_size: int, sequence_length: int | 
 
 
 def fill_train_time(steps: list[Row], evals: list[Row]) -> None:
-    """Add up the times of the steps, as far as none is missing.
-
-    Parameters
-    ----------
-    steps, evals : list of dict
-        An evaluation has the training time of its optimizer step. Changed in place.
-    """
+    """Add up the times of the steps, as far as none is missing."""
     total = 0.0
     for number, row in enumerate(steps, start=1):
         total += row.get("step_time_s", math.nan) if row["optimizer_step"] == number else math.nan

@@ -28,19 +28,7 @@ _EVALUATION = {"loss": "eval_loss", "accuracy": "eval_accuracy", "runtime": "eva
 
 
 class TrainerStateReader:
-    """Reads the state that the `Trainer` saved last.
-
-    Parameters
-    ----------
-    path : Path
-        The file, or the output folder.
-    geometry : BatchGeometry
-        As planned.
-    sequence_length : int or None
-        Tokens a sample, where every sample is full.
-    eval_loss : str, optional
-        Key of the held-out loss, where there are several.
-    """
+    """Reads the state that the `Trainer` saved last."""
 
     def __init__(
         self,
@@ -102,7 +90,13 @@ class TrainerStateReader:
         held_out = self._held_out(history, path, sources)
         is_best = state.get("best_model_checkpoint") is not None
         rows, evals = self._rows(history, path, held_out, sources, best=is_best)
-        _restore_filtered_losses(rows)
+        for row in rows:
+            # The Trainer logs 0 for a loss that is not a number (`logging_nan_inf_filter`).
+            if "loss" in row and math.isnan(row.get("gradient_norm", 0.0)):
+                if row["loss"] == 0:
+                    row["loss"] = math.nan
+                elif math.isfinite(row["loss"]):
+                    del row["loss"]
         batch = self._batch(state, history, path)
         if missing := settle_loss(rows):
             sources["loss"] = f"{missing}; set logging_steps=1 to have it"
@@ -227,16 +221,6 @@ def _counts(entry: Mapping[str, Any], evaluated_s: float, where: str) -> Row:
         if time_s >= 0:
             row["train_time_s"] = time_s
     return row
-
-
-def _restore_filtered_losses(rows: list[Row]) -> None:
-    """Undo what `logging_nan_inf_filter` hides: it logs 0 for a loss that is not a number."""
-    for row in rows:
-        if "loss" in row and math.isnan(row.get("gradient_norm", 0.0)):
-            if row["loss"] == 0:
-                row["loss"] = math.nan
-            elif math.isfinite(row["loss"]):
-                del row["loss"]
 
 
 def _time_steps(rows: list[Row], evals: list[Row], state: Mapping[str, Any]) -> None:

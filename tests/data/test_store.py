@@ -12,7 +12,7 @@ import pytest
 from batchscape.config import Digits, TextFiles
 from batchscape.data.corpus import prepare
 from batchscape.data.fingerprints import cache_folder, file_sha256, remembered
-from batchscape.data.store import Built, keep
+from batchscape.data.store import DataArrays, keep
 from batchscape.errors import BatchscapeError, ConfigError
 
 
@@ -22,7 +22,9 @@ def _own_cache(tmp_path, monkeypatch):
 
 
 def built():
-    return Built({"train_x": np.arange(5), "held_out_x": np.arange(2)}, {"train": 5, "held_out": 2})
+    return DataArrays(
+        {"train_x": np.arange(5), "held_out_x": np.arange(2)}, {"train": 5, "held_out": 2}
+    )
 
 
 def test_damaged_cache_is_made_anew(tmp_path):
@@ -54,7 +56,7 @@ def test_what_is_lost_is_built_again(lost):
 
 def test_an_empty_part_leaves_nothing_behind():
     with pytest.raises(ConfigError, match="the held_out part holds no sample"):
-        keep("kind", {}, lambda: Built({}, {"train": 1, "held_out": 0}))
+        keep("kind", {}, lambda: DataArrays({}, {"train": 1, "held_out": 0}))
     assert not list(cache_folder().glob("kind-*"))
 
 

@@ -15,7 +15,7 @@ from batchscape.data.fingerprints import file_sha256
 from batchscape.data.progress import reading
 from batchscape.data.records import Record, Records
 from batchscape.data.sources import choose, draw
-from batchscape.data.store import Built, keep
+from batchscape.data.store import DataArrays, keep
 from batchscape.data.text import cut
 from batchscape.errors import ConfigError
 from batchscape.record.spec import DataIdentity
@@ -44,7 +44,7 @@ def prepare_documents(config: Documents) -> DataIdentity:
     if config.tokenizer is not None:
         manifest["tokenizer"] = tokenizer_hash(config.tokenizer)
 
-    def build() -> Built:
+    def build() -> DataArrays:
         coder = ByteCoder() if config.tokenizer is None else FolderCoder(config.tokenizer)
         with reading("reading documents", total) as advance:
             encoded = _Encoded(config, coder)
@@ -82,7 +82,7 @@ class _Encoded:
                 self.labels.append(record.label)
                 self.draws.append(draw(record.text))
 
-    def built(self) -> Built:
+    def built(self) -> DataArrays:
         """Return the arrays of both parts."""
         if len(self.documents) < 2:
             msg = (
@@ -112,7 +112,7 @@ class _Encoded:
                     f"{part}_labels": labels[chosen],
                 }
             samples[part] = len(arrays[f"{part}_offsets"])
-        return Built(arrays, samples, facts)
+        return DataArrays(arrays, samples, facts)
 
     def _classes(self) -> list[int | str]:
         """Return the different labels, in their order."""

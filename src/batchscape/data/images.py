@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from batchscape.config import Digits
 from batchscape.data.order import SampleOrder
-from batchscape.data.store import Built, keep
+from batchscape.data.store import DataArrays, keep
 from batchscape.errors import ConfigError
 from batchscape.record.spec import DataIdentity
 
@@ -33,13 +33,13 @@ def prepare_digits(config: Digits) -> DataIdentity:
     count = round(len(labels) * config.held_out_pct / 100)
     content = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()
 
-    def build() -> Built:
+    def build() -> DataArrays:
         held_out = np.zeros(len(labels), dtype=bool)
         held_out[SampleOrder(len(labels), 0).indices(np.arange(count))] = True
         arrays: dict[str, NDArray[Any]] = {}
         for part, chosen in (("train", ~held_out), ("held_out", held_out)):
             arrays |= {f"{part}_images": images[chosen], f"{part}_labels": labels[chosen]}
-        return Built(arrays, {"train": len(labels) - count, "held_out": count})
+        return DataArrays(arrays, {"train": len(labels) - count, "held_out": count})
 
     stored = keep(config.name, {"files": [("digits", content)], "held_out_images": count}, build)
     return stored.identity("class", _CLASSES, features=_PIXELS)

@@ -32,7 +32,7 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Built:
+class DataArrays:
     """Arrays of one preparation."""
 
     arrays: Mapping[str, NDArray[Any]]
@@ -44,7 +44,7 @@ class Built:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredData:
     """Prepared data in the cache."""
 
     manifest_hash: str
@@ -80,7 +80,7 @@ def manifest_hash(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical).hexdigest()[:16]
 
 
-def keep(name: str, manifest: Mapping[str, Any], build: Callable[[], Built]) -> Stored:
+def keep(name: str, manifest: Mapping[str, Any], build: Callable[[], DataArrays]) -> StoredData:
     """Return the prepared data of a manifest; build them where they are not there, or damaged."""
     digits = manifest_hash(manifest)
     folder = cache_folder() / f"{name}-{digits}"
@@ -88,7 +88,7 @@ def keep(name: str, manifest: Mapping[str, Any], build: Callable[[], Built]) -> 
     if content is None:
         content = _store(name, folder, manifest, build())
     samples = content["samples"]
-    return Stored(digits, str(folder), samples["train"], samples["held_out"], content["facts"])
+    return StoredData(digits, str(folder), samples["train"], samples["held_out"], content["facts"])
 
 
 def load_array(folder: Path, name: str) -> NDArray[Any]:
@@ -114,7 +114,9 @@ def _read_verified(folder: Path) -> dict[str, Any] | None:
     return content if {"samples", "facts"} <= set(content) else None
 
 
-def _store(name: str, folder: Path, manifest: Mapping[str, Any], built: Built) -> dict[str, Any]:
+def _store(
+    name: str, folder: Path, manifest: Mapping[str, Any], built: DataArrays
+) -> dict[str, Any]:
     """Write the arrays into a folder that appears at once."""
     for part in PARTS:
         if built.samples[part] == 0:

@@ -14,7 +14,7 @@ from batchscape.config import Documents, TextFiles
 from batchscape.data.coding import ByteCoder, Coder, FolderCoder, tokenizer_hash
 from batchscape.data.progress import reading
 from batchscape.data.sources import text_sources
-from batchscape.data.store import PARTS, Built, keep
+from batchscape.data.store import PARTS, DataArrays, keep
 from batchscape.record.spec import DataIdentity
 
 Split = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -72,11 +72,11 @@ def prepare_text(config: TextFiles) -> DataIdentity:
     if config.tokenizer is not None:
         manifest["tokenizer"] = tokenizer_hash(config.tokenizer)
 
-    def build() -> Built:
+    def build() -> DataArrays:
         coder = ByteCoder() if config.tokenizer is None else FolderCoder(config.tokenizer)
         arrays = _encode_parts(parts, config, coder)
         samples = {part: len(arrays[f"{part}_offsets"]) for part in PARTS}
-        return Built(arrays, samples, {"vocabulary": coder.vocabulary})
+        return DataArrays(arrays, samples, {"vocabulary": coder.vocabulary})
 
     stored = keep(config.name, manifest, build)
     return stored.identity("next_token", stored.facts["vocabulary"])

@@ -17,7 +17,7 @@ from batchscape.engines.base import Reported
 from batchscape.engines.buffers import follow_first_rank
 from batchscape.engines.plain import PlainEngine
 from batchscape.engines.precision import autocast, casts_dropped
-from batchscape.engines.shards import as_part_of, gathered, local, padded_bytes, part_for
+from batchscape.engines.shards import as_part_of, gather_whole, local_part, padded_bytes, part_for
 from batchscape.errors import BatchscapeError, ConfigError
 from batchscape.geometry import BatchGeometry
 from batchscape.models.checkpointing import blocks_of
@@ -107,7 +107,7 @@ class FsdpEngine(PlainEngine):
         self._trained = [
             p for p in module.parameters() if isinstance(p, DTensor) and p.requires_grad
         ]
-        self._parts = nn.ParameterList(nn.Parameter(local(p.detach())) for p in self._trained)
+        self._parts = nn.ParameterList(nn.Parameter(local_part(p.detach())) for p in self._trained)
         super().__init__(module, optimizer, precision, updated=self._parts)
         parameters = {id(part): p for part, p in zip(self._parts, self._trained, strict=True)}
         groups = self._optimizer.param_groups
@@ -160,12 +160,14 @@ class FsdpEngine(PlainEngine):
         """Return the whole model and optimizer, gathered on the CPU; on all ranks together."""
         optimizer = self._optimizer.state_dict()
         return {
-            "model": {name: gathered(value) for name, value in self.module.state_dict().items()},
+            "model": {
+                name: gather_whole(value) for name, value in self.module.state_dict().items()
+            },
             "optimizer": {
                 **optimizer,
                 "state": {
                     index: {
-                        name: gathered(as_part_of(self._updated[index], value))
+                        name: gather_whole(as_part_of(self._updated[index], value))
                         for name, value in entry.items()
                     }
                     for index, entry in optimizer["state"].items()
@@ -183,7 +185,8 @@ class FsdpEngine(PlainEngine):
         optimizer = state["optimizer"]
         parts = {
             index: {
-                name: local(part_for(self._updated[index], value)) for name, value in entry.items()
+                name: local_part(part_for(self._updated[index], value))
+                for name, value in entry.items()
             }
             for index, entry in optimizer["state"].items()
         }
@@ -197,7 +200,7 @@ class FsdpEngine(PlainEngine):
     def _update(self) -> None:
         """Update this rank's part of the parameters."""
         for part, parameter in zip(self._parts, self._trained, strict=True):
-            part.grad = None if parameter.grad is None else local(parameter.grad)
+            part.grad = None if parameter.grad is None else local_part(parameter.grad)
         super()._update()
 
     def _count(self, exchanged: int) -> None:

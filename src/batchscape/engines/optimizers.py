@@ -13,7 +13,7 @@ from batchscape.config import AdamW as AdamWConfig
 from batchscape.config import Muon as MuonConfig
 from batchscape.config import Optimizer as OptimizerConfig
 from batchscape.config import Sgd as SgdConfig
-from batchscape.engines.shards import whole
+from batchscape.engines.shards import full_tensor
 from batchscape.errors import ConfigError
 
 
@@ -90,7 +90,7 @@ def clip_gradients(module: nn.Module, largest_norm: float | None) -> torch.Tenso
     """Scale the gradient down to `largest_norm` where it is longer; return its norm before."""
     parameters = [p for p in module.parameters() if p.grad is not None]
     # Of gradients that are cut over ranks, this is the norm of the whole ones.
-    norm = whole(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+    norm = full_tensor(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
     if largest_norm is not None:
         nn.utils.clip_grads_with_norm_(parameters, largest_norm, norm)
     return norm

@@ -15,19 +15,19 @@ def padded_bytes(tensor: Tensor, ranks: int) -> int:
     return math.ceil(rows / ranks) * ranks * math.prod(rest) * tensor.element_size()
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
     """Return this rank's part, which shares its memory; a tensor that is not cut is its own."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Return the whole of a tensor that ranks have parts of; on all ranks together."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def gathered(value: Any) -> Any:  # noqa: ANN401  (states hold tensors, numbers and None)
+def gather_whole(value: Any) -> Any:  # noqa: ANN401  (states hold tensors, numbers and None)
     """Return a value of a state, whole and on the CPU; on all ranks together."""
-    return whole(value).cpu() if isinstance(value, Tensor) else value
+    return full_tensor(value).cpu() if isinstance(value, Tensor) else value
 
 
 def as_part_of(like: DTensor, value: Any) -> Any:  # noqa: ANN401  (as above)

@@ -72,7 +72,7 @@ class CudaMemory:
             self._reserved_before = torch.cuda.memory_reserved(self._device)
         if name == "after_model":
             # The examination of the model has computed products already.
-            _given_back_by_cublas(self._device)
+            _release_cublas_workspace(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         self._retries_before = _retries_so_far(self._device)
         self._phase = name
@@ -85,7 +85,7 @@ class CudaMemory:
             self._phases,
             reserved=self._peak_reserved,
             device_used=self._device_used,
-            workspace=_given_back_by_cublas(self._device) if self._phases else None,
+            workspace=_release_cublas_workspace(self._device) if self._phases else None,
             retries=self._retries,
         )
 
@@ -107,7 +107,7 @@ def _retries_so_far(device: torch.device) -> int:
     return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
 
 
-def _given_back_by_cublas(device: torch.device) -> int | None:
+def _release_cublas_workspace(device: torch.device) -> int | None:
     """Give back what cuBLAS works in, and return how much that was; None where torch cannot."""
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # no public name
     if clear is None:

@@ -25,12 +25,12 @@ _INDEX_NAME = "model.safetensors.index.json"
 def model_source_hash(config: RunConfig) -> str | None:
     """Name the content of model code and weights that are not part of this package."""
     if isinstance(config.model, CustomModel):
-        source, files = source_hash(config.model.target), named_files(config.model.arguments)
-        if not files:
+        source, arguments = source_hash(config.model.target), named_files(config.model.arguments)
+        if not arguments:
             return source
         digest = hashlib.sha256(source.encode())
-        for text, file in files.items():
-            digest.update(f"\0{text}\0{sha256_of(file)}".encode())
+        for text, path in arguments.items():
+            digest.update(f"\0{text}\0{sha256_of(path)}".encode())
         return digest.hexdigest()[:16]
     if not isinstance(config.model, Transformers) or config.model.path is None:
         return None

@@ -63,7 +63,7 @@ class Machine:
     @property
     def unmeasured(self) -> str | None:
         """Say that there is an accelerator that is no CUDA device; None where there is none."""
-        accelerator = seen_by_torch() if self.is_found and not self.cuda_devices else None
+        accelerator = torch_accelerator() if self.is_found and not self.cuda_devices else None
         if accelerator is None:
             return None
         return (
@@ -179,7 +179,7 @@ def cgroup_cores(root: Path) -> float | None:
 
 
 @cache
-def seen_by_torch() -> str | None:
+def torch_accelerator() -> str | None:
     """Say what accelerator torch sees beside CUDA devices, asked in a process of its own.
 
     torch is not imported where its build supports no other accelerator than CUDA's.

@@ -72,7 +72,7 @@ def prepare_folder(folder: RunFolder, *, goes_on: bool) -> None:
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProgramEnd:
     """How a program ended."""
 
     code: int
@@ -99,7 +99,7 @@ class Program:
             msg = f"the program cannot be started in {folder}: {error}"
             raise LaunchError(msg) from None
         self._buffer = b""
-        self.ended: Ended | None = None
+        self.ended: ProgramEnd | None = None
         """How it ended; None while it runs."""
         first = self._next(timeout_s=None)
         if first is None or "error" in first:
@@ -115,13 +115,13 @@ class Program:
         """Process id of the guard, which all processes of the program are below."""
         return self._guard.pid
 
-    def wait(self, timeout_s: float) -> Ended | None:
+    def wait(self, timeout_s: float) -> ProgramEnd | None:
         """Wait for the end of all processes; None if it has not come in time."""
         if self.ended is None and (message := self._next(timeout_s)) is not None:
-            self.ended = Ended(int(message["code"]), int(message["left"]))
+            self.ended = ProgramEnd(int(message["code"]), int(message["left"]))
         if self.ended is None and self._guard.poll() is not None:
             # The guard was killed itself, and the program with it.
-            self.ended = Ended(-9, 0)
+            self.ended = ProgramEnd(-9, 0)
         return self.ended
 
     def ask_to_end(self) -> None:

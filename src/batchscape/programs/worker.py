@@ -27,7 +27,13 @@ from batchscape.programs.agreement import (
 )
 from batchscape.programs.endings import HELPS_THE_END, Ending, ending
 from batchscape.programs.metrics import Log, Reader, open_reader
-from batchscape.programs.program import CommandLine, Ended, Program, command_line, prepare_folder
+from batchscape.programs.program import (
+    CommandLine,
+    Program,
+    ProgramEnd,
+    command_line,
+    prepare_folder,
+)
 from batchscape.programs.rows import RowWriter, diverged_at, rank_rows
 from batchscape.programs.tree import TreeMemory, driver_memory
 from batchscape.record.causes import Cause, is_fault_of_the_machine
@@ -160,7 +166,7 @@ class Supervision:
         waits: TreeWaits,
         reader: Reader,
         rows: RowWriter,
-    ) -> Ended:
+    ) -> ProgramEnd:
         """Look at the program until it has ended."""
         was_asked_to_end = False
         while (ended := program.wait(_POLL_S)) is None:
@@ -228,7 +234,7 @@ class Supervision:
 
     def _conclude(
         self,
-        ended: Ended,
+        ended: ProgramEnd,
         memory: TreeMemory,
         reader: Reader,
         rows: RowWriter,
@@ -272,7 +278,11 @@ class Supervision:
         return verdict
 
     def _judge(
-        self, ended: Ended, log: Log, read_error: BatchscapeError | None, contradicted: list[str]
+        self,
+        ended: ProgramEnd,
+        log: Log,
+        read_error: BatchscapeError | None,
+        contradicted: list[str],
     ) -> Ending:
         """Say how the run ended, by the first of its troubles."""
         diverged = diverged_at(log)

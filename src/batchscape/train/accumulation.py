@@ -15,7 +15,7 @@ from batchscape.record.heartbeat import Phase, beat
 from batchscape.train.loader import BatchLoader
 
 
-class Accumulated(NamedTuple):
+class StepTotals(NamedTuple):
     """What the micro-steps of one optimizer step come to."""
 
     loss_sum: Tensor
@@ -31,7 +31,7 @@ def accumulate(
     clock: StepClock,
     k: int,
     most_micro_steps: int | None = None,
-) -> Accumulated:
+) -> StepTotals:
     """Do the micro-steps of an optimizer step."""
     began = time.perf_counter()
     number = k + 1 if most_micro_steps is None else 0
@@ -56,4 +56,4 @@ def accumulate(
         clock.add_data(time.perf_counter() - began)
         beat(Phase.FORWARD)
         loss_sum += engine.micro_step(inputs, labels, weight, last=micro_step == last)
-    return Accumulated(loss_sum, step.labels, last + 1)
+    return StepTotals(loss_sum, step.labels, last + 1)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from batchscape.engines.shards import as_part_of, gathered, local, part_for
+from batchscape.engines.shards import as_part_of, gather_whole, local_part, part_for
 
 
 class WeightAverage:
@@ -37,7 +37,7 @@ class WeightAverage:
         self._half_life_tokens = half_life_tokens
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         self._weights = [
-            local(p.detach()) if isinstance(p, DTensor) else p for p in self._parameters
+            local_part(p.detach()) if isinstance(p, DTensor) else p for p in self._parameters
         ]
         self._average = [weight.detach().clone() for weight in self._weights]
         self._mass = 0.0
@@ -75,7 +75,7 @@ class WeightAverage:
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds of the average; on all ranks together."""
         average = [
-            gathered(as_part_of(p, mine)) if isinstance(p, DTensor) else mine
+            gather_whole(as_part_of(p, mine)) if isinstance(p, DTensor) else mine
             for p, mine in zip(self._parameters, self._average, strict=True)
         ]
         return {"mass": self._mass, "average": average}
@@ -84,7 +84,7 @@ class WeightAverage:
         """Take back what `state` gave."""
         self._mass = state["mass"]
         for p, mine, average in zip(self._parameters, self._average, state["average"], strict=True):
-            mine.copy_(local(part_for(p, average)))
+            mine.copy_(local_part(part_for(p, average)))
 
     @torch.no_grad()
     def _exchange(self) -> None:

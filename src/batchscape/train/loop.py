@@ -33,7 +33,7 @@ from batchscape.record.heartbeat import Phase, beat
 from batchscape.record.outcome import Outcome
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status, StopReason
-from batchscape.train.accumulation import Accumulated, accumulate
+from batchscape.train.accumulation import StepTotals, accumulate
 from batchscape.train.averaging import WeightAverage
 from batchscape.train.batches import to_device
 from batchscape.train.checkpoint import gather_random_states, save_checkpoint, set_random_state
@@ -315,7 +315,7 @@ class Training:
             write_sketch(self._folder, sketch.numpy())
         self._clock.resume()
 
-    def _accumulate(self, k: int) -> tuple[Accumulated, NoiseSample | None]:
+    def _accumulate(self, k: int) -> tuple[StepTotals, NoiseSample | None]:
         """Do the micro-steps of optimizer step k, and sample the noise where it is its turn."""
         small = self._stream.small_batch_size(k)
         if small is None:

@@ -334,13 +334,13 @@ class _StorageCounter(TorchDispatchMode):
             self._attends_by_parts = True  # of nobody but scaled_dot_product_attention
         result = func(*args, **(kwargs or {}))
         if self._on_cpu:
-            self._pass(func, args)
+            self._take_within_kernel(func, args)
         for tensor in tensors_in(result):
             if not isinstance(tensor, DTensor):
-                self._see(tensor)
+                self._record_storage(tensor)
         return result
 
-    def _pass(self, func: Operator, args: tuple[Any, ...]) -> None:
+    def _take_within_kernel(self, func: Operator, args: tuple[Any, ...]) -> None:
         """Take and free what a kernel takes for itself."""
         if func.namespace == "c10d":
             self._exchange(func, args)
@@ -374,17 +374,17 @@ class _StorageCounter(TorchDispatchMode):
         self._held.clear()
         self._exchanged.clear()
 
-    def _see(self, tensor: Tensor) -> None:
+    def _record_storage(self, tensor: Tensor) -> None:
         if isinstance(tensor, FakeTensor) and tensor.fake_device.type == "meta":
             return  # a library's note of a shape
         storage = tensor.untyped_storage()
         key = id(storage)  # of the one object that torch keeps for it
         if key not in self._alive and key not in self._left_out:
             number = self._take(storage.nbytes())
-            reference = weakref.ref(storage, lambda _: self._end(key))
+            reference = weakref.ref(storage, lambda _: self._record_death(key))
             self._alive[key] = _Alive(reference, number)
 
-    def _end(self, key: int) -> None:
+    def _record_death(self, key: int) -> None:
         number = self._alive.pop(key).number
         self._free(number)
         if key in self._exchanged and number:

@@ -90,10 +90,10 @@ def plan_table(
         parts.append(_rejected_table(rejected))
     if unpassed := _unpassed_settings(plan):
         parts.append(Text(f"Not told to the program, and without effect: {', '.join(unpassed)}"))
-    parts += [
-        Text(f"By engine.argv and engine.metrics the program will not tell {what}.")
-        for what in _unlogged_columns(plan)
-    ]
+    commands = [s.config.engine for s in plan.specs if isinstance(s.config.engine, Command)]
+    # Most runs of a plan lack the same.
+    for what in dict.fromkeys(what for command in commands for what in unlogged(command)):
+        parts.append(Text(f"By engine.argv and engine.metrics the program will not tell {what}."))
     cuts = {c.run_id: _costly(c.spec, c.swept) for c in plan.cells if c.spec is not None}
     parts += forecast_text(predicted, cuts, begin)
     if (warning := disk_warning(plan.specs, sweep)) is not None:
@@ -222,12 +222,6 @@ def _unpassed_settings(plan: Plan) -> list[str]:
         keys = {f"{group}.{name}" for name in settings[group]} if "." in key else {key}
         names.append(f"{group}.*" if "." in key and keys <= unpassed else key)
     return list(dict.fromkeys(names))
-
-
-def _unlogged_columns(plan: Plan) -> list[str]:
-    """Return what the metrics of programs of a plan lack, each once."""
-    commands = [s.config.engine for s in plan.specs if isinstance(s.config.engine, Command)]
-    return list(dict.fromkeys(what for command in commands for what in unlogged(command)))
 
 
 def write_plan(plan: Plan) -> None:

@@ -188,9 +188,12 @@ def _check_engine(command: Command, swept: Collection[str], fixed: Collection[st
         for key in sorted(keys):
             plain = key.lstrip("+~")
             if not is_passed(plain, placeholders):
+                short = plain.rpartition(".")[2]
+                example = plain if "." in plain else f"{plain}.NAME"
                 msg = (
-                    f"{plain} is {verb}, but the program is not told: {{{_example(plain)}}} is "
-                    "nowhere in engine.argv or engine.environment"
+                    f"{plain} is {verb}, but the program is not told: "
+                    f"{{{short if short in PLACEHOLDERS else example}}} is nowhere in engine.argv "
+                    "or engine.environment"
                 )
                 raise ConfigError(msg)
     for key in sorted(name.lstrip("+~") for name in swept):
@@ -217,10 +220,3 @@ def _check_environment(command: Command) -> None:
             "devices; leave it out: each run is given devices of its own"
         )
         raise ConfigError(msg)
-
-
-def _example(key: str) -> str:
-    short = key.rpartition(".")[2]
-    if short in PLACEHOLDERS:
-        return short
-    return key if "." in key else f"{key}.NAME"

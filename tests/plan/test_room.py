@@ -27,11 +27,12 @@ def forecast(
     measured: tuple[float, float, int] | None = None,
 ) -> tuple[float, float, str]:
     spec = replace(spec_of((1, 16, 1)), device_type="cuda")
-    forecast = memory_forecast(
+    predicted_memory = memory_forecast(
         spec, MemoryReport("fake tensors", peak_allocated_gib=predicted), machine, measured
     )
-    assert forecast.peak_allocated_gib is not None
-    return forecast.peak_allocated_gib.low, forecast.peak_allocated_gib.high, str(forecast.fits)
+    assert predicted_memory.peak_allocated_gib is not None
+    peak = predicted_memory.peak_allocated_gib
+    return peak.low, peak.high, str(predicted_memory.fits)
 
 
 @pytest.mark.parametrize(("measured", "predicted"), MEASURED)
@@ -56,7 +57,7 @@ def test_what_takes_a_tenth_more_than_there_is_does_not_fit(
 
 
 def test_what_was_learned_has_the_workspaces_in_it(spec_of: Callable[..., RunSpec]) -> None:
-    low, high, _ = forecast(spec_of, 10.0, seen=(0.98, 1.02, 3))
+    low, high, _ = forecast(spec_of, 10.0, measured=(0.98, 1.02, 3))
     assert (low, high) == pytest.approx((9.0, 10.2))
 
 

@@ -57,9 +57,11 @@ def test_every_other_number_is_one(spec, name):
 
 
 def test_ranks_seen_from_outside_count_where_the_program_is_silent(spec):
-    assert judged(spec, told=2) == []
-    assert "WORLD_SIZE" in judged(spec, told=1)[0]
-    assert judged(spec, told=1, world_size=2) == [], "what the program says of itself counts more"
+    assert judged(spec, world_size_seen=2) == []
+    assert "WORLD_SIZE" in judged(spec, world_size_seen=1)[0]
+    assert judged(spec, world_size_seen=1, world_size=2) == [], (
+        "what the program says of itself counts more"
+    )
     assert judged(spec, problems=["rank 1 says otherwise"]) == ["rank 1 says otherwise"]
 
 

@@ -200,8 +200,8 @@ def test_the_held_out_loss_of_one_of_several_sets(alone: Path) -> None:
     hard = history_of(run_dir, "eval_hard_loss")
     assert len(hard) == 3
     assert hard != history_of(run_dir, "eval_easy_loss")
-    reader = state_of("eval_hard_loss")
-    for config in (reader, RECORDER):
+    of_hard = state_of("eval_hard_loss")
+    for config in (of_hard, RECORDER):
         log = read(config, run_dir, 1, 4, 2)
         assert [row["eval_loss"] for row in log.evals] == hard
     with pytest.raises(RecordError, match="has no eval_x, but eval_easy_loss, eval_hard_loss"):
@@ -213,8 +213,8 @@ def test_several_sets_of_which_none_is_named_are_told(alone: Path) -> None:
     log = read(STATE, alone / "not named", 1, 4, 2)
     assert log.evals == []
     assert "several, eval_easy_loss, eval_hard_loss; say which" in log.sources["eval_loss"]
-    (history,) = json.loads((alone / "not named" / "told.json").read_text())
-    assert "say which by BatchscapeCallback(eval_loss=...)" in history
+    (message,) = json.loads((alone / "not named" / "told.json").read_text())
+    assert "say which by BatchscapeCallback(eval_loss=...)" in message
     only = read(STATE, alone / "one set", 1, 4, 2)
     assert [row["eval_loss"] for row in only.evals] == history_of(
         alone / "one set", "eval_only_loss"

@@ -177,8 +177,8 @@ def test_permutations_look_random(num_samples: int) -> None:
     expected = 600 * np.append(poisson, 1 - poisson.sum())
     fixed = (streams == np.arange(num_samples)).sum(axis=1)
     neighbours = (np.diff(streams, axis=1) == 1).sum(axis=1)
-    for distance in (fixed, neighbours):
-        observed = np.bincount(np.minimum(distance, 5), minlength=6)
+    for counts in (fixed, neighbours):
+        observed = np.bincount(np.minimum(counts, 5), minlength=6)
         assert stats.chisquare(observed, expected).pvalue > 0.001
     # Every region of the stream reads every region of the data alike, and so do pairs of reads.
     tenth = streams * 10 // num_samples

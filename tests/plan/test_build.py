@@ -96,9 +96,9 @@ def test_rules(lines: list[str], message: str, plan: MakePlan) -> None:
 
 def test_multiples_hold_for_launched_cells_only(plan: MakePlan) -> None:
     # 7 does not divide by a micro-batch of 8, so its global batch is no part of the sweep's.
-    made = plan("batch.global_batch_size=7,32,64")
-    assert {spec.geometry.global_batch_size for spec in made.specs} == {32, 64}
-    assert len(made.rejections) == 1
+    sweep_plan = plan("batch.global_batch_size=7,32,64")
+    assert {spec.geometry.global_batch_size for spec in sweep_plan.specs} == {32, 64}
+    assert len(sweep_plan.rejections) == 1
 
 
 CONFIG = RunConfig.from_mapping(
@@ -188,13 +188,13 @@ def test_many_global_batches_are_told_in_few_words(plan: MakePlan) -> None:
     works = [size for size in range(8, 2008, 8) if int(use) % size == 0]
     assert len(works) >= 20
     sizes = ",".join(map(str, works))
-    made = plan(f"batch.global_batch_size={sizes}", f"budget.samples={use}", lines[1])
-    assert len(made.specs) == len(works)
+    sweep_plan = plan(f"batch.global_batch_size={sizes}", f"budget.samples={use}", lines[1])
+    assert len(sweep_plan.specs) == len(works)
 
 
 def test_more_ranks_than_cores_may_hold(plan: MakePlan) -> None:
-    made = plan("batch.data_parallel_size=1,4,8", "launcher.oversubscribe=2")
-    assert [spec.geometry.data_parallel_size for spec in made.specs] == [1, 4]
+    sweep_plan = plan("batch.data_parallel_size=1,4,8", "launcher.oversubscribe=2")
+    assert [spec.geometry.data_parallel_size for spec in sweep_plan.specs] == [1, 4]
     batch = "batch.global_batch_size=64"
     (rejected,) = plan("batch.data_parallel_size=1,8", batch).rejections
     assert "2 x 2 = 4; data_parallel_size=8" in rejected.reason
@@ -205,10 +205,10 @@ def test_more_ranks_than_cores_may_hold(plan: MakePlan) -> None:
 
 
 def test_one_rank_a_cuda_device(plan: MakePlan) -> None:
-    made = plan("batch.data_parallel_size=1,2,4", machine=gpus((9, 0), (9, 0)))
-    assert [spec.geometry.data_parallel_size for spec in made.specs] == [1, 2]
-    assert {spec.device_type for spec in made.specs} == {"cuda"}
-    (rejected,) = made.rejections
+    sweep_plan = plan("batch.data_parallel_size=1,2,4", machine=gpus((9, 0), (9, 0)))
+    assert [spec.geometry.data_parallel_size for spec in sweep_plan.specs] == [1, 2]
+    assert {spec.device_type for spec in sweep_plan.specs} == {"cuda"}
+    (rejected,) = sweep_plan.rejections
     assert "ranks that share one = 2 x 1 = 2; data_parallel_size=4" in rejected.reason
 
 
@@ -245,18 +245,18 @@ def test_runs_on_two_devices_share_a_trajectory_and_a_folder_but_no_launch(plan:
 
 
 def test_the_same_run_is_planned_once(plan: MakePlan) -> None:
-    made = plan("batch.gradient_accumulation_steps=null,4", "seed=0,0,1")
-    assert len(made.specs) == 2
-    assert made.repeated == 4
-    assert len({cell.run_id for cell in made.cells}) == len(made.cells)
+    sweep_plan = plan("batch.gradient_accumulation_steps=null,4", "seed=0,0,1")
+    assert len(sweep_plan.specs) == 2
+    assert sweep_plan.repeated == 4
+    assert len({cell.run_id for cell in sweep_plan.cells}) == len(sweep_plan.cells)
 
 
 def test_an_impossible_run_is_an_error_and_an_impossible_cell_is_not(plan: MakePlan) -> None:
     with pytest.raises(ConfigError, match="multiple of data_parallel_size") as caught:
         plan("batch.micro_batch_size=5")
     assert "nearest that would work" in str(caught.value)
-    made = plan("batch.micro_batch_size=5,8")
-    assert [rejection.reason for rejection in made.rejections] == [str(caught.value)]
+    sweep_plan = plan("batch.micro_batch_size=5,8")
+    assert [rejection.reason for rejection in sweep_plan.rejections] == [str(caught.value)]
     with pytest.raises(ConfigError, match=r"launcher\.oversubscribe=4"):
         plan("batch.data_parallel_size=8", "batch.global_batch_size=64")
 
@@ -288,14 +288,14 @@ def test_data_is_prepared_once_and_only_where_needed(
         return DataIdentity(str(config), "nowhere", 10_000, 1000, 256, task="next_token")
 
     lines = ["data.sequence_length=32,64", "seed=range(0,20)", "data.layout=packed,padded"]
-    made = make_plan(grid(*lines), two_cores, prepare)
-    assert len(made.specs) == 80
+    sweep_plan = make_plan(grid(*lines), two_cores, prepare)
+    assert len(sweep_plan.specs) == 80
     assert len(prepared) == len(set(prepared)) == 4
 
 
 def test_swept_values_stay_with_their_cell(plan: MakePlan) -> None:
-    made = plan("optimizer.learning_rate=0.1,0.2", "model=gpt_nano,gpt_micro")
-    for cell in made.cells:
+    sweep_plan = plan("optimizer.learning_rate=0.1,0.2", "model=gpt_nano,gpt_micro")
+    for cell in sweep_plan.cells:
         settings = cell.config.to_mapping()
         assert settings["optimizer"]["learning_rate"] == cell.swept["optimizer.learning_rate"]
         width = {"gpt_nano": 128, "gpt_micro": 32}[cell.swept["model"]]

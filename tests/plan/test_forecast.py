@@ -212,10 +212,10 @@ def test_a_cluster_names_no_run_and_no_folder() -> None:
     here = Machine(2, "cores", (CudaDevice(0, "NVIDIA A100-SXM4-80GB", (8, 0), "u"),))
     grid = compose(same, "batchscape plan")
     assert grid is not None
-    made = make_plan(grid, here, prepare)
-    names = [[spec.run_id for spec in plan.specs] for plan in (declared, other, made)]
+    local_plan = make_plan(grid, here, prepare)
+    names = [[spec.run_id for spec in plan.specs] for plan in (declared, other, local_plan)]
     assert names[0] == names[1] == names[2]
-    assert declared.sweep_dir == other.sweep_dir == made.sweep_dir
+    assert declared.sweep_dir == other.sweep_dir == local_plan.sweep_dir
 
 
 def test_geometries_over_nodes_stay_within_them() -> None:

@@ -146,8 +146,8 @@ def test_a_run_is_named_by_the_seeds_it_uses() -> None:
 
 
 def test_a_run_under_two_seeds_is_planned_once(plan: MakePlan) -> None:
-    made = plan("seed=0,1", "init_seed=3", "data_seed=3")
-    assert (len(made.specs), made.repeated) == (1, 1)
+    sweep_plan = plan("seed=0,1", "init_seed=3", "data_seed=3")
+    assert (len(sweep_plan.specs), sweep_plan.repeated) == (1, 1)
 
 
 def test_only_equal_content_has_equal_hashes() -> None:
@@ -205,11 +205,11 @@ def test_what_extends_a_folder_and_what_opens_another(plan: MakePlan) -> None:
 
 
 def test_given_names(plan: MakePlan) -> None:
-    made = plan("sweep_name=mine", "model=gpt_micro")
-    assert (made.sweep_name, made.sweep_dir) == ("mine", Path("outputs/mine"))
+    sweep_plan = plan("sweep_name=mine", "model=gpt_micro")
+    assert (sweep_plan.sweep_name, sweep_plan.sweep_dir) == ("mine", Path("outputs/mine"))
     placed = plan("sweep_dir=/some/where", "sweeps=fixed_global_batch")
     assert (placed.sweep_name, placed.sweep_dir) == ("fixed_global_batch", Path("/some/where"))
-    assert all(spec.sweep_name == "mine" for spec in made.specs)
+    assert all(spec.sweep_name == "mine" for spec in sweep_plan.specs)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "../out", "/var/x", ".hidden", " ", "a b", "-"])
@@ -220,9 +220,9 @@ def test_names_that_are_no_folder(name: str) -> None:
 
 
 def test_axes_do_not_enter_the_hash(grid: Callable[..., SweepCells]) -> None:
-    made_grid = grid("sweeps=learning_rate", "seed=5", "budget.samples=1280")
-    assert "seed" in made_grid.axis_keys
-    assert made_grid.fixed == {"sweeps": "learning_rate", "budget.samples": 1280}
+    learning_rates = grid("sweeps=learning_rate", "seed=5", "budget.samples=1280")
+    assert "seed" in learning_rates.axis_keys
+    assert learning_rates.fixed == {"sweeps": "learning_rate", "budget.samples": 1280}
 
 
 def test_what_is_measured_again_goes_to_the_folder_of_what_it_repeats() -> None:

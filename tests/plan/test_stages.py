@@ -118,17 +118,17 @@ def test_rules(lines: list[str], message: str, plan: MakePlan) -> None:
 
 
 def test_a_ramp_that_cannot_be_cut_rejects_its_cell_only(plan: MakePlan) -> None:
-    made = plan(RAMP, "batch.micro_batch_size=8,16")
-    assert len(made.specs) == 1
-    (rejected,) = made.rejections
+    sweep_plan = plan(RAMP, "batch.micro_batch_size=8,16")
+    assert len(sweep_plan.specs) == 1
+    (rejected,) = sweep_plan.rejections
     assert "batch.ramp, stage 1 of 2" in rejected.reason
 
 
 def test_sweeps_mix_runs_with_and_without_a_ramp(plan: MakePlan) -> None:
-    made = plan("batch.ramp=[],[{samples:640,global_batch_size:8}]", "seed=0,1")
-    assert [len(spec.stages) for spec in made.specs] == [1, 1, 2, 2]
-    assert len({spec.trajectory_id for spec in made.specs}) == 4
-    assert {spec.samples for spec in made.specs} == {3840}
+    sweep_plan = plan("batch.ramp=[],[{samples:640,global_batch_size:8}]", "seed=0,1")
+    assert [len(spec.stages) for spec in sweep_plan.specs] == [1, 1, 2, 2]
+    assert len({spec.trajectory_id for spec in sweep_plan.specs}) == 4
+    assert {spec.samples for spec in sweep_plan.specs} == {3840}
 
 
 @pytest.mark.slow
@@ -147,11 +147,11 @@ def test_equal_trainings_are_one_run_however_they_are_asked_for(plan: MakePlan) 
 
 
 def test_decompositions_of_a_ramp_are_one_trajectory(plan: MakePlan) -> None:
-    made = plan(RAMP, "batch.micro_batch_size=4,8", "batch.data_parallel_size=1")
-    assert len({spec.trajectory_id for spec in made.specs}) == 1
-    assert len({spec.run_id for spec in made.specs}) == 2
+    sweep_plan = plan(RAMP, "batch.micro_batch_size=4,8", "batch.data_parallel_size=1")
+    assert len({spec.trajectory_id for spec in sweep_plan.specs}) == 1
+    assert len({spec.run_id for spec in sweep_plan.specs}) == 2
     longer = RAMP.replace("1280", "640")
-    assert plan(longer).specs[0].trajectory_id != made.specs[0].trajectory_id
+    assert plan(longer).specs[0].trajectory_id != sweep_plan.specs[0].trajectory_id
 
 
 def test_a_rule_follows_the_ramp(plan: MakePlan) -> None:
@@ -168,13 +168,15 @@ def test_a_spec_with_stages_comes_back_from_its_file(plan: MakePlan, tmp_path: P
 
 @pytest.mark.slow
 def test_table_and_file_show_the_ramp(plan: MakePlan, tmp_path: Path) -> None:
-    made = plan(RAMP, "seed=0,1", f"sweep_dir='{tmp_path}/here'")
+    sweep_plan = plan(RAMP, "seed=0,1", f"sweep_dir='{tmp_path}/here'")
     console = Console(width=200, record=True, file=io.StringIO())
     begin = datetime(2030, 1, 1, tzinfo=UTC)
-    predicted = forecast(made.specs, SweepFolder(made.sweep_dir), Machine(2, "two cores"))
-    console.print(plan_table(made, predicted, begin))
+    predicted = forecast(
+        sweep_plan.specs, SweepFolder(sweep_plan.sweep_dir), Machine(2, "two cores")
+    )
+    console.print(plan_table(sweep_plan, predicted, begin))
     assert "1 x 8 x (1 -> 2 -> 4) = 8 -> 16 -> 32" in console.export_text()
-    write_plan(made)
+    write_plan(sweep_plan)
     with (tmp_path / "here" / "plan.csv").open() as file:
         assert {row["ramp"] for row in csv.DictReader(file)} == {"8 -> 16 -> 32"}
     assert [row["ramp"] for row in plan_rows(plan())] == [None]

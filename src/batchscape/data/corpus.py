@@ -27,7 +27,7 @@ from batchscape.record.spec import DataIdentity
 
 
 def prepare_external(config: ExternalData) -> DataIdentity:
-    """Name the data by the content of the files that are said to hold them."""
+    """Return the identity of data that a program reads itself, by the content of `data.files`."""
     content = hash_of_files(config.files, Path.cwd(), "data.files") or "unnamed"
     text = f"external\0{content}\0{config.sequence_length}"
     return DataIdentity(

@@ -115,7 +115,7 @@ class _Encoded:
         return DataArrays(arrays, samples, facts)
 
     def _classes(self) -> list[int | str]:
-        """Return the different labels, in their order."""
+        """Return the distinct labels, sorted; refuse mixed kinds and fewer than two."""
         labels = set(self.labels)
         texts = sorted(label for label in labels if isinstance(label, str))
         numbers = sorted(label for label in labels if isinstance(label, int))

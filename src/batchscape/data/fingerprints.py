@@ -1,4 +1,4 @@
-"""What a pass over a large file has found, remembered while the file stays as it is.
+"""Results of passes over large files, cached while the files stay as they are.
 
 Hashing ten gigabytes takes longer than planning a sweep should. A file whose path, inode, size and
 times of modification and change are those of an earlier pass is taken to have the same content.
@@ -31,7 +31,7 @@ showing it: clocks of file systems are coarse (up to 2 s on FAT)."""
 
 
 def remembered(path: Path, kind: str, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return what `find` finds in a file, or what it found before."""
+    """Return the result of `find` on a file, from the cache while the file stays as it is."""
     path = path.resolve()
     name = hashlib.sha256(f"{path}\0{kind}".encode()).hexdigest()[:32]
     memory = cache_folder() / "fingerprints" / f"{name}.json"
@@ -68,7 +68,7 @@ def file_sha256(path: Path, advance: Callable[[int], object] | None = None) -> s
 
 
 def file_state(path: Path) -> dict[str, int]:
-    """Return what changes when the content of a file does."""
+    """Return the fields of a file's status that change with its content."""
     status = path.stat()
     return {
         "size": status.st_size,

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def reading(what: str, total_bytes: int) -> Iterator[Callable[[int], object]]:
-    """Show how much has been read."""
+    """Show a bar of the bytes read; the function that it yields adds some."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     from batchscape.terminal import OutgoingConsole

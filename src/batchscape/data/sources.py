@@ -17,7 +17,7 @@ from batchscape.record.folder import SweepFolder
 
 
 def draw(content: bytes) -> float:
-    """Return the draw of an item, uniform in [0, 1): a hash of what names it."""
+    """Return a number uniform in [0, 1) from the hash of an item's name."""
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") / 2**64
 
 

@@ -61,7 +61,7 @@ class StoredData:
         features: int | None = None,
         vocabulary: int | None = None,
     ) -> DataIdentity:
-        """Return what names them, with what a label and an input are; see `DataIdentity`."""
+        """Return the identity of the data, with the kinds of its labels and inputs."""
         return DataIdentity(
             self.manifest_hash,
             self.folder,
@@ -103,7 +103,7 @@ def load_array(folder: Path, name: str) -> NDArray[Any]:
 
 
 def _read_verified(folder: Path) -> dict[str, Any] | None:
-    """Return the manifest of a folder whose arrays are those that were written; else None."""
+    """Return the manifest of a folder whose arrays match their digests; else None."""
     try:
         content = read_json(folder / "manifest.json")
         for file, digest in content["arrays"].items():

@@ -185,7 +185,7 @@ def _scan_blocks(file: TokenFile, advance: Callable[[int], object]) -> ScannedFi
 
 
 def _merged(tokens: NDArray[Any]) -> int:
-    """Judge how many tokens are one, by upper parts that are 0.
+    """Return how many numbers make up a token, judged by upper parts that are 0.
 
     Of a vocabulary up to 2**20 the upper 16 bits are below 16.
     """

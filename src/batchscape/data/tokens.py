@@ -180,7 +180,7 @@ def _unify_types(
 def _refuse_other_types(
     files: list[TokenFile], scanned: dict[TokenFile, ScannedFile], vocabulary_size: int | None
 ) -> None:
-    """Refuse raw files whose values speak against the type that they are read as."""
+    """Refuse raw files whose values are unlikely for the type that they are read as."""
     if vocabulary_size is not None:
         return
     for file in files:

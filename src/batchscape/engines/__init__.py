@@ -16,7 +16,7 @@ __all__ = ["Engine", "begins_in_parts", "build_engine", "model_outline"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  (PEP 562: the type is that of the name)
-    """Import what trains when it is first asked for."""
+    """Import torch's part of the package at the first use of a name."""
     if name == "Engine":
         from batchscape.engines.base import Engine
 

@@ -133,6 +133,6 @@ def _rank_variables(device: torch.device) -> dict[str, str]:
 
 
 def _forget_states() -> None:
-    """Forget what an accelerator before this one was set to: later ones would share it."""
+    """Reset the states that all accelerators of a process share."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()

@@ -185,7 +185,7 @@ class DeepSpeedEngine:
         return settings
 
     def _wrap_collectives(self, opening: ExitStack) -> None:
-        """See what the engine gives to the exchange, and when its backward is over."""
+        """Count the gradients that collectives exchange, and mark the end of a backward."""
         backend = self._library.comm.comm.cdb
         for name in ("all_reduce", "reduce_scatter_tensor"):
             setattr(backend, name, observed(getattr(backend, name), self._count_gradients))
@@ -194,7 +194,7 @@ class DeepSpeedEngine:
         reduce = self._engine.allreduce_gradients
 
         def after_backward(*arguments: object, **keywords: object) -> None:
-            """Stand for the engine's own method, which ends a backward with the exchange."""
+            """Replace the engine's own method, which ends a backward with the exchange."""
             if self._arrivals is not None:
                 self._arrivals.check()
             if self._last:

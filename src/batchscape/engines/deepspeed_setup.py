@@ -18,7 +18,7 @@ _OLD_NAMES = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tenso
 
 @contextmanager
 def deepspeed_on(device: torch.device, *, alone: bool) -> Iterator[Any]:
-    """Yield the library, fit to build an engine on a device; what was set is undone at the end.
+    """Yield DeepSpeed, set up to build an engine on a device; undo the setup at the end.
 
     Notes
     -----

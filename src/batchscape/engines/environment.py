@@ -1,4 +1,4 @@
-"""What a library finds in the environment while it is set up."""
+"""Variables of the environment while a library is set up."""
 
 from __future__ import annotations
 

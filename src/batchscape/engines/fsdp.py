@@ -40,7 +40,7 @@ def fsdp_engine(
     *,
     device: torch.device,
 ) -> PlainEngine:
-    """Return an engine that shards, or a plain one for a rank that has nobody to share with.
+    """Return an engine that shards, or a plain one for a single rank.
 
     Parameters are those of `FsdpEngine`.
     """
@@ -304,5 +304,5 @@ def _sharded(module: nn.Module) -> list[FSDPModule]:
 
 
 def _root(module: nn.Module) -> FSDPModule:
-    """Return the module as what `fully_shard` has made of it."""
+    """Return the module, typed as the FSDP module that `fully_shard` has made of it."""
     return cast("FSDPModule", module)

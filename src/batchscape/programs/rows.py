@@ -67,7 +67,7 @@ class RowWriter:
                 self._written[table] = rows
 
     def clear(self) -> None:
-        """Take everything back: the rows are of another batch than their columns say."""
+        """Remove all rows: they are of another batch than their columns say."""
         self.write(Log())
 
     def _add_waits(self, log: Log, kept: int, waits: TreeWaits) -> None:

@@ -98,7 +98,7 @@ def _folder(command: Command) -> Path:
 
 
 def _fill_values(text: str, command: Command) -> str:
-    """Fill in what is known before a run is; a text with other placeholders stays as it is."""
+    """Fill in `engine.values`; a text with other placeholders stays as it is."""
     texts = {name: written(value) for name, value in command.values.items()}
     names = placeholders(text)
     return fill(text, texts) if texts.keys() >= set(names) else text

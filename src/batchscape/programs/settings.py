@@ -43,7 +43,7 @@ _OF_BATCHSCAPE = (RUN_DIR_VARIABLE, ATTEMPT_VARIABLE)
 
 
 def without_unpassed(config: RunConfig) -> RunConfig:
-    """Return a configuration without an evaluation and a schedule that a command is not given.
+    """Return a configuration with default evaluation and schedule where they are not passed.
 
     Their rules (whole optimizer steps, room in the budget) would refuse runs that know of neither.
     """
@@ -94,7 +94,7 @@ def check_varied(launched: Iterable[tuple[RunConfig, BatchGeometry]]) -> None:
 
 
 def too_wide(geometry: BatchGeometry, config: RunConfig) -> str | None:
-    """Say why a program cannot take a geometry; None where it can, as far as its user has said."""
+    """Return why a geometry exceeds `engine.max_devices`; None where it does not."""
     engine = config.engine
     ranks = geometry.data_parallel_size
     if not isinstance(engine, Command) or engine.max_devices is None or ranks <= engine.max_devices:
@@ -106,7 +106,7 @@ def too_wide(geometry: BatchGeometry, config: RunConfig) -> str | None:
 
 
 def unlogged(command: Command) -> list[str]:
-    """Say what the metrics of a program will not tell, and what follows, as far as it shows."""
+    """Return the columns that the metrics of a program lack, with what follows from it."""
     metrics = command.metrics
     if isinstance(metrics, TrainerStateMetrics):
         argv = _options(command.argv)

@@ -46,7 +46,7 @@ class RankMemory:
 
 
 class TreeMemory:
-    """Looks at a program's processes, no oftener than costs a hundredth of the time."""
+    """Samples the memory of a program's processes in at most 1 % of the time."""
 
     def __init__(
         self, guard_pid: int, driver: Callable[[], Mapping[int, int]] | None = None
@@ -99,7 +99,7 @@ class TreeMemory:
             self._add(rank, processes, on_devices)
 
     def _is_of_program(self, pid: int) -> bool:
-        """Whether a process has come to the program since its processes were looked at."""
+        """Whether a process is a new one of the program."""
         with contextlib.suppress(psutil.Error):
             return any(parent.pid == self._guard_pid for parent in psutil.Process(pid).parents())
         return False

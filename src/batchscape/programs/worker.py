@@ -83,7 +83,7 @@ def main(run_dir: str, rank: int) -> int:
 
 
 def _failure(error: Exception, folder: RunFolder) -> Ending:
-    """Say what an error of this process means for the run."""
+    """Return the ending of a run that an error of this process causes."""
     user_error = error if isinstance(error, BatchscapeError) else explained(error, folder.path)
     if isinstance(user_error, DiskError):
         return Ending(Status.INTERRUPTED, Cause.DISK, str(user_error))
@@ -200,7 +200,7 @@ class Supervision:
                 beat(Phase.RECORD, step, steps_done=max(0, step - self._steps_before))
 
     def _idle_at_the_end(self, waits: TreeWaits) -> float | None:
-        """Return how long the program has done nothing since it was trained; None: it works.
+        """Return how long a program that is trained has been idle; None where it works.
 
         Neither its log nor its metrics have grown, and its processes are on a small share of the
         cores that they were on before.
@@ -284,7 +284,7 @@ class Supervision:
         read_error: BatchscapeError | None,
         contradicted: list[str],
     ) -> Ending:
-        """Say how the run ended, by the first of its troubles."""
+        """Return the ending of the run; the gravest problem decides."""
         diverged = diverged_at(log)
         shortfall = unfinished(self._spec, log.steps)
         failure = ending(

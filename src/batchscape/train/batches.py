@@ -14,7 +14,7 @@ from batchscape.record.causes import OUT_OF_MEMORY
 
 @contextmanager
 def pinning() -> Iterator[None]:
-    """Say of pinned memory that is out that it is the host's: CUDA speaks of it as of its own."""
+    """Raise a MemoryError of the host where pinned memory is out, which CUDA calls its own."""
     try:
         yield
     except RuntimeError as error:

@@ -157,7 +157,7 @@ class Evaluator:
         return not differs.item()
 
     def _keep_up(self, engine: Engine) -> None:
-        """Forward as often as the rank that does most; what comes out does not count."""
+        """Do as many forwards as the rank with most of them; their results do not count."""
         size = self._slice if self._may_slice else len(self._spare)
         forwards = [
             sum(math.ceil(count / size) for count in counts) for counts in self._samples_dealt

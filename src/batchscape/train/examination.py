@@ -1,4 +1,4 @@
-"""What is found out about a model before it is trained, on a few real samples."""
+"""Properties of a model, measured on a few real samples before the training."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def examine(
     forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
     outline: nn.Module | None = None,
 ) -> ModelColumns:
-    """Look at a model as it is about to be trained; nothing of it changes."""
+    """Measure the properties of a model before its training; nothing of it changes."""
     indices = np.arange(PROBED_SAMPLES, dtype=np.int64) % dataset.num_samples
     batch = to_device(dataset.batch(indices), device, precision)
     described = outline or module

@@ -64,7 +64,7 @@ def failure_of(
     device: torch.device | None,
     spec: RunSpec | None = None,
 ) -> Outcome:
-    """Say what an exception means for the run.
+    """Return the outcome of a rank that raised an exception.
 
     What it was raised from counts as well: a library may wrap an allocator's error in its own.
     """
@@ -140,7 +140,7 @@ _HOST = "; it is the memory of the host, which says nothing of the device's"
 def _why_not_the_limit(
     phase: Phase, device: torch.device | None, spec: RunSpec | None
 ) -> str | None:
-    """Say why memory that is out is no end of the training's; None where it is."""
+    """Return why an out-of-memory error does not count as `oom`; None where it does."""
     if phase in {Phase.EVALUATION, Phase.CHECKPOINT}:
         return "; no optimizer step asked for it, so that it says nothing of what a training takes"
     if device is None or not is_accelerator(device) or spec is None:

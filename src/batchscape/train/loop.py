@@ -154,7 +154,7 @@ class Training:
             self._engine.close()
 
     def _examine(self, phase: str, module: nn.Module) -> None:
-        """Find out what the model is like, aside of a phase, before micro-batches are fetched."""
+        """Examine the model outside of every phase, before micro-batches are fetched."""
         self._phase(OUTSIDE)
         in_parts = begins_in_parts(self.spec)
         # What it takes is no part of an optimizer step, as an evaluation's is not.
@@ -211,7 +211,7 @@ class Training:
         return Outcome(Status.COMPLETED, self.done, StopReason.BUDGET)
 
     def _agree(self, *, at_once: bool) -> Agreement:
-        """Tell the other ranks what this one wishes, where it is time to; return what is agreed."""
+        """Exchange requests to stop and to save where that is due; return what is agreed."""
         if not at_once and not self.recorder.is_due:
             return Agreement()
         beat(Phase.RECORD)
@@ -415,7 +415,7 @@ class Training:
         self.checkpoint_s += time.perf_counter() - began
 
     def _resume(self, resumable: Resumable) -> int:
-        """Take back a checkpoint, where there is one; return the optimizer steps it had done."""
+        """Restore the checkpoint, where there is one; return its optimizer steps."""
         done, tokens, train_time_s = 0, 0, 0.0
         state = resumable.state
         if state is not None:

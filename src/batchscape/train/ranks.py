@@ -75,7 +75,7 @@ def write_rank_row(
 
 
 def _cuda_columns() -> dict[str, str]:
-    """Return what decides how kernels round and is nobody's setting, as it was to the end."""
+    """Return columns of what decides how CUDA kernels round and is no setting."""
     products = torch.backends.cuda.matmul
     reduced = (
         products.allow_bf16_reduced_precision_reduction

@@ -234,7 +234,7 @@ class StepRecorder:
         return agreed
 
     def flush(self, *, stop: bool = False, checkpoint: bool = False) -> Agreement:
-        """Write everything that was added, and hear of every wish; this one waits."""
+        """Write everything that was added, and wait for the requests of all ranks."""
         agreed = self.drain(stop=stop, checkpoint=checkpoint) | self._finish()
         if self._lines is not None:
             self._lines.flush()

@@ -42,7 +42,7 @@ _VARIANTS = 8
 
 @contextmanager
 def code_for_each_size(sizes: int) -> Iterator[None]:
-    """Let every size of a micro-batch have code of its own, and fail where that is not enough.
+    """Allow compiled code for each size of a micro-batch; raise where it is not enough.
 
     Torch would go on with code that is not compiled, and say so in a warning alone.
 
@@ -172,7 +172,7 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _RankState) -> 
 
 
 def _set_precision_of_products(float32: str) -> None:
-    """Let products of float32 be in TF32, or none of them: convolutions have a flag of their own.
+    """Set whether products of float32, convolutions included, may be in TF32.
 
     Parts of a product of halves are added up in float32. By default torch lets cuBLAS add them up
     in halves, where it cuts a product for its shape: cuts of a batch, whose shapes differ, would
@@ -191,7 +191,7 @@ def _set_precision_of_products(float32: str) -> None:
 def _process_group(
     launch: dict[str, Any], rank: int, device: torch.device, timeout_s: float
 ) -> Iterator[None]:
-    """Join the other ranks; a single rank has nobody to join."""
+    """Make the process group; none for a single rank."""
     if launch["world_size"] == 1:
         yield
         return

@@ -196,7 +196,7 @@ class _MuonAndAdamW(Optimizer):
         yield from self._parts.values()
 
     def _share_groups(self) -> None:
-        """Show the very groups that the two read their settings from."""
+        """Set `param_groups` to the groups that both optimizers read their settings from."""
         self.param_groups = [group for part in self._each() for group in part.param_groups]
 
 

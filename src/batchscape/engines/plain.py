@@ -1,4 +1,4 @@
-"""One rank that trains by itself, in plain PyTorch: what wrapped engines add to."""
+"""One rank that trains by itself, in plain PyTorch: the base of wrapped engines."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class CastOnce:
 
     @contextmanager
     def forward(self, *, last: bool) -> Iterator[None]:
-        """Be around the forward of a micro-step; `last` of its optimizer step."""
+        """Return the context of the forward of a micro-step."""
         if self._region is None and not last and self._precision in _LOWER:
             self._region = torch.autocast(self._device_type, enabled=False)
             self._region.__enter__()

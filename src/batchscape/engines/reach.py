@@ -1,4 +1,4 @@
-"""What a backward will go through."""
+"""Parameters and nodes that the backward of a loss reaches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.autograd.graph import Node
 
 
 def unreached(module: nn.Module, loss: Tensor) -> list[str]:
-    """Name the trained parameters that the graph of a loss does not lead to.
+    """Return the names of trained parameters that the graph of a loss does not reach.
 
     The graph may have been gone through by a backward before.
     """

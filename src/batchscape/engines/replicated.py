@@ -46,7 +46,7 @@ class ReplicatedEngine(PlainEngine):
         super().close()
 
     def _exchange_through(self, wrapped: DistributedDataParallel) -> None:
-        """Let a DDP module sum gradients, count their bytes and tell of its marks."""
+        """Let a DDP module sum gradients, count their bytes and set the marks."""
         wrapped.register_comm_hook(self, _sum_over_ranks)
         self._wrapped = wrapped
         self.gradient_bytes = sum(p.nbytes for p in self.module.parameters() if p.requires_grad)
@@ -69,7 +69,7 @@ class ReplicatedEngine(PlainEngine):
         return loss
 
     def _end_micro_step(self, loss: Tensor, *, last: bool) -> None:
-        """Tell of the marks that come after a backward."""
+        """Set the marks that come after a backward."""
         if last and self._wrapped is None:
             self.marks.gradients_ready()
         elif last:
@@ -84,7 +84,7 @@ class ReplicatedEngine(PlainEngine):
             self.marks.exchange_ends()
 
     def _is_so_anywhere(self, here: bool) -> bool:
-        """Return whether something is so on some rank; on all ranks together."""
+        """Return whether a condition holds on some rank; on all ranks together."""
         highest = self._one * float(here)
         dist.all_reduce(highest, dist.ReduceOp.MAX)
         return bool(highest)

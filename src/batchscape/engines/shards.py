@@ -40,7 +40,7 @@ def as_part_of(like: DTensor, value: Any) -> Any:  # noqa: ANN401  (as above)
 
 
 def part_for(mine: Tensor, value: Any) -> Any:  # noqa: ANN401  (as above)
-    """Cut a whole tensor as another one is cut."""
+    """Return the part of a whole tensor, cut as `mine` is."""
     if not isinstance(mine, DTensor) or not isinstance(value, Tensor) or value.ndim == 0:
         return value
     return distribute_tensor(

@@ -26,7 +26,7 @@ _MOST_LOOKS = 1024
 
 
 class _Taken(NamedTuple):
-    """What a process has taken since its begin."""
+    """Waits and processor time of a process since its begin."""
 
     waited_s: float
     """Of its main thread."""
@@ -78,7 +78,7 @@ class CoreWaits:
         return switches, _waited_s(os.pread(self._schedstat, 128, 0))
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         if self._schedstat is not None:
             os.close(self._schedstat)
             self._schedstat = None

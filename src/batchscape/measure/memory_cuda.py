@@ -108,7 +108,7 @@ def _retries_so_far(device: torch.device) -> int:
 
 
 def _release_cublas_workspace(device: torch.device) -> int | None:
-    """Give back what cuBLAS works in, and return how much that was; None where torch cannot."""
+    """Free the workspace of cuBLAS and return its bytes; None where torch cannot."""
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # no public name
     if clear is None:
         return None

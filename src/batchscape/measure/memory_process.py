@@ -70,7 +70,7 @@ class PrivatePeak:
         self._is_known = _forget_peak_rss()
 
     def settle(self) -> None:
-        """Take in what was reached until now: what follows is aside."""
+        """Record the peak until now; what follows, up to `resume`, does not count."""
         now = _ReportedMemory.read()
         if now is not None:
             self._peak = max(self._peak, now.highest_data - self._base)

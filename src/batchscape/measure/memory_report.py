@@ -1,4 +1,4 @@
-"""What a memory measurement says, in the same words for every way of measuring."""
+"""Figures of a memory measurement, the same for every way of measuring."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AllocatedBytes:
     """When the phase ended."""
 
     def see(self, allocated: int) -> None:
-        """Take in how much is allocated now."""
+        """Record how much is allocated now."""
         self.peak = max(self.peak, allocated)
         self.last = allocated
 

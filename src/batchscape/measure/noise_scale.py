@@ -1,4 +1,4 @@
-"""Gradients of small batches, whose norms tell the noise of the gradient.
+"""Norms of gradients of small batches, from which the noise of the gradient is estimated.
 
 Every micro-step on every rank computes the gradient of a small part of the global batch, for free.
 Hooks on the parameters see it before it is accumulated and before it is exchanged. Its norm, set
@@ -24,7 +24,7 @@ _MOST_PARTS = 7
 
 
 class NoiseSample(NamedTuple):
-    """What one optimizer step tells about the noise, on one rank."""
+    """Figures of one optimizer step from which the noise is estimated, on one rank."""
 
     small_batch_size: int
     """Samples behind each small gradient."""

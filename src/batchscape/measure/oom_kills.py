@@ -1,4 +1,4 @@
-"""How often the system's out-of-memory killer has struck in this process's cgroup.
+"""The number of kills for lack of memory in the cgroup of this process.
 
 A process that is killed for want of memory cannot say so; the kernel counts it. Version 2 of
 cgroups has the count in `memory.events`, version 1 in `memory.oom_control`. Source: the kernel's

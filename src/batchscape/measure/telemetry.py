@@ -1,4 +1,4 @@
-"""What the device of a rank draws and how fast it is clocked, while the training goes on.
+"""Power, clock and throttling of the device of a rank, during the training.
 
 Samples are taken between steps, at most once a second and in at most a thousandth of the time.
 """
@@ -66,7 +66,7 @@ class DeviceTotals(NamedTuple):
 
 
 class CpuTelemetry:
-    """Clock of the cores, as the system tells it; of a processor, nothing else is told.
+    """Clock of the cores, as the system reports it: all that is known of a processor.
 
     Notes
     -----

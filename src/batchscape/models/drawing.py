@@ -13,7 +13,7 @@ _DRAWS = {nn.init.kaiming_uniform_, nn.init.normal_, nn.init.uniform_}
 
 
 class Undrawn(TorchFunctionMode):
-    """Layers built in this context leave unset what they would draw: whoever builds them draws.
+    """Layers built in this context leave their parameters unset, for the model to draw.
 
     Drawn by a thread at some 150 million numbers a second, parameters that are drawn once more by
     their model would take twice the time, seconds for each billion.

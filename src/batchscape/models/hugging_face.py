@@ -112,7 +112,7 @@ def build_hugging_face(
 
 @contextmanager
 def nothing_packed() -> Iterator[None]:
-    """Answer for `transformers` what it asks of numbers, where tensors have none.
+    """Let `transformers` build masks for tensors without numbers.
 
     It looks whether positions begin anew within a sample, and writes out a mask where it cannot
     know. Ours are counted by the model itself, and never do.

@@ -33,7 +33,7 @@ _Forward = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 def why_not_invariant(
     module: nn.Module, batch: tuple[Tensor, Tensor], forward: _Forward | None = None
 ) -> str | None:
-    """Say why decompositions of one global batch may train unlike one another.
+    """Return why decompositions of one global batch may train unlike one another.
 
     The module runs forward on parts of the batch, without gradients; random state and buffers are
     as before afterwards.
@@ -112,7 +112,7 @@ def _layers(module: nn.Module) -> list[str]:
 
 @contextmanager
 def _undropped(module: nn.Module) -> Iterator[None]:
-    """Leave dropout layers out: beside their noise, other reasons would not be seen."""
+    """Switch dropout layers off: their noise would hide other reasons."""
     dropping = [m for m in module.modules() if isinstance(m, _DROPPING) and m.training]
     for layer in dropping:
         layer.training = False

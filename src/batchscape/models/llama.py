@@ -77,7 +77,7 @@ class LlamaModel(NextTokenModel):
 
     @property
     def output_weight(self) -> Tensor:
-        """That of the head."""
+        """The matrix of the head."""
         return self.head.weight
 
     def hidden(self, tokens: Tensor) -> Tensor:

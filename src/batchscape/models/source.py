@@ -1,4 +1,4 @@
-"""What a model is made of beside this package: the user's code, a folder of configuration, weights.
+"""Model files outside this package: the user's code, a folder of configuration, weights.
 
 Plans name runs by it, so nothing here imports torch.
 """

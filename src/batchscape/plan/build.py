@@ -140,7 +140,7 @@ def make_plan(
 
 
 def _validate(cells: Sequence[Cell]) -> list[PlannedCell]:
-    """Validate every cell; tell each distinct problem once."""
+    """Validate every cell; raise with each distinct problem once."""
     valid: list[PlannedCell] = []
     counts: Counter[str] = Counter()
     examples: dict[str, Cell] = {}
@@ -167,7 +167,7 @@ def _validate(cells: Sequence[Cell]) -> list[PlannedCell]:
 
 
 def _check_common(configs: Sequence[RunConfig]) -> None:
-    """A sweep has one name, one folder, one launcher, one tracker and one machine."""
+    """Refuse cells that differ in a setting of the whole sweep."""
     first = configs[0]
     for config in configs[1:]:
         for name in ("sweep_name", "sweep_dir", "launcher", "tracker", "cluster", "search"):
@@ -202,7 +202,7 @@ def _solve_cells(cells: Sequence[PlannedCell], machine: Machine) -> list[Planned
 
 
 def _nothing_to_launch(cells: Sequence[PlannedCell]) -> str:
-    """A sweep that would launch nothing is a mistake, not an empty result."""
+    """Return the message about a sweep that would launch nothing."""
     distinct = list(dict.fromkeys(str(cell.reason) for cell in cells))
     if len(cells) == 1:
         return distinct[0]

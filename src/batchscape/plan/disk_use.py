@@ -15,7 +15,7 @@ _NUMBERS = 3
 
 
 def disk_warning(specs: Sequence[RunSpec], sweep: SweepFolder) -> str | None:
-    """Return what to tell where the disk has no room for the checkpoints of runs at one time.
+    """Return a warning where the disk has no room for the checkpoints of concurrent runs.
 
     Models that only their own code knows, programs, rows and files of W&B are not counted.
     """

@@ -43,7 +43,7 @@ class PredictedRange:
         return PredictedRange(self.low * factor, self.high * factor, value)
 
     def under(self, amount: float) -> PredictedRange:
-        """Return an amount over it, such as a rate over a time."""
+        """Return an amount divided by it, such as samples by a time."""
         value = None if self.value is None else amount / self.value
         return PredictedRange(amount / self.high, amount / self.low, value)
 
@@ -109,7 +109,7 @@ class SweepForecast:
     """From the first start to the last end, as the launcher's queue would place them."""
 
     def ends_at(self, begin: datetime) -> tuple[datetime, datetime] | None:
-        """Return when it ends at the earliest and at the latest, if it begins at some time."""
+        """Return the earliest and the latest end of a sweep that begins at a time."""
         if self.makespan_s is None:
             return None
         low, high = (timedelta(seconds=s) for s in (self.makespan_s.low, self.makespan_s.high))

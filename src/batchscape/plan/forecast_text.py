@@ -48,7 +48,7 @@ def forecast_text(
 
 
 def _about_memory(sweep: SweepForecast) -> Iterator[str]:
-    """Say what the memory of the table is, and of which runs it is not known."""
+    """Yield lines about the memory in the table, and about runs without a prediction."""
     memories = [run.memory for run in sweep.runs.values() if run.memory is not None]
     rooms = {memory.room_gib for memory in memories if memory.fits is not None}
     if rooms:

@@ -1,4 +1,4 @@
-"""What runs and sweeps are called: by their content, never by the clock."""
+"""Names of runs and sweeps, by their content and never by the clock."""
 
 from __future__ import annotations
 

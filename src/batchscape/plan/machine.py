@@ -180,7 +180,7 @@ def cgroup_cores(root: Path) -> float | None:
 
 @cache
 def torch_accelerator() -> str | None:
-    """Say what accelerator torch sees beside CUDA devices, asked in a process of its own.
+    """Return the accelerator that torch sees beside CUDA devices, asked in another process.
 
     torch is not imported where its build supports no other accelerator than CUDA's.
     """

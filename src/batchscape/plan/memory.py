@@ -78,7 +78,7 @@ def memory_key(spec: RunSpec) -> str:
 
 
 def _settings(spec: RunSpec) -> str:
-    """Return all of the key but the micro-batch."""
+    """Return the key without the micro-batch."""
     kept = that_affect(spec.config, Affects.MEMORY)
     for group in _NO_PART:
         kept.pop(group, None)
@@ -149,7 +149,7 @@ def _reports(runs: dict[int, RunSpec]) -> dict[int, MemoryReport]:
 
 
 def _report(method: str, memory_trace: Trace, device_type: str) -> MemoryReport:
-    """Return the figures of a trace; or that they are others in every run, on a CPU."""
+    """Return the figures of a trace, or a problem where they vary between runs on a CPU."""
     report = MemoryReport.from_bytes(method, memory_trace.allocated(device_type))
     if device_type != "cpu":
         return report
@@ -166,7 +166,7 @@ def _report(method: str, memory_trace: Trace, device_type: str) -> MemoryReport:
 
 
 def _refusal(spec: RunSpec) -> str | None:
-    """Say why a run is not predicted, before it is tried."""
+    """Return why a run cannot be predicted; None where it can."""
     engine = spec.config.engine
     if isinstance(engine, Command):
         return "engine=command trains by a program, whose memory only the program knows"

@@ -1,4 +1,4 @@
-"""A place for one rank of many, where there is no other one.
+"""One rank of many, in a process without the others.
 
 The libraries that train exchange through a process group. Here it is one that exchanges nothing,
 and what cannot do without numbers or without other ranks gives way to a rule, which is stated.
@@ -148,7 +148,7 @@ def _open_fsdp(undone: ExitStack) -> None:
 
 
 def _group() -> dist.ProcessGroup:
-    """Return the group of all ranks, which is there."""
+    """Return the group of all ranks."""
     return cast("dist.ProcessGroup", dist.group.WORLD)
 
 

@@ -85,7 +85,7 @@ def resolve(
     machine: Machine,
     sweep_name: str,
 ) -> RunSpec:
-    """Settle everything that is left to be decided."""
+    """Return the run of a configuration: device type, precision, stages and names."""
     device_type = machine.device_type(config.launcher)
     stages = make_stages(config, geometries)
     check_evaluations(config.evaluation.every_samples, stages)
@@ -169,7 +169,7 @@ def check_multiples(config: RunConfig, global_batches: Collection[int]) -> None:
 
 
 def _out_of_reach(sizes: Sequence[int], reach: int) -> tuple[int, str]:
-    """Say which global batches share no multiple up to `reach`, and which do; return theirs."""
+    """Return a multiple up to `reach` of most global batches, and a text about the others."""
     # The first ones that share none are few, as each at least doubles what they share.
     together, against = 1, []
     for size in sizes:

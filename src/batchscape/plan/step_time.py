@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Range(NamedTuple):
-    """A middle and two ends of what is not known better."""
+    """A middle and two ends of a figure."""
 
     low: float
     middle: float
@@ -336,7 +336,7 @@ def _update(
 def _count_operations(
     config: RunConfig, data: DataIdentity, precision: str
 ) -> OperationCounts | str:
-    """Build a model, and count what it does; or say why that cannot be."""
+    """Count the operations of a model; return the reason where that is not possible."""
     import numpy as np
     import torch
 

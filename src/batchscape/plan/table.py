@@ -1,4 +1,4 @@
-"""Showing a plan, and leaving what it says in the sweep folder."""
+"""A plan as a table, as JSON, and as `plan.csv` in the sweep folder."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def plan_table(
     searched: Collection[str] = (),
     trials: int = 0,
 ) -> RenderableType:
-    """Return what a person wants to know before a launch."""
+    """Return runs, rejections, forecast and counts of a plan for a terminal."""
     sweep = SweepFolder(plan.sweep_dir)
     parts: list[RenderableType] = []
     parts += [_searched_table(plan, searched, trials)] if trials else _runs_table(plan, sweep)
@@ -103,7 +103,7 @@ def plan_table(
 
 
 def _runs_table(plan: Plan, sweep: SweepFolder) -> list[RenderableType]:
-    """One line a run."""
+    """Return a table with a line a run."""
     extra = _other_axes(plan)
     columns = (*extra, "seed", "optimizer_steps", "samples")
     titles = (*map(_title, extra), "seed", "optimizer\nsteps", "samples")
@@ -123,7 +123,7 @@ def _runs_table(plan: Plan, sweep: SweepFolder) -> list[RenderableType]:
 
 
 def _searched_table(plan: Plan, searched: Collection[str], trials: int) -> Table:
-    """One line a cell of what is not searched, however many runs stand for those of its search."""
+    """Return a table with a line a cell of the axes that are not searched."""
     extra = [key for key in _other_axes(plan) if key not in searched]
     columns = (*extra, "optimizer_steps", "samples")
     titles = (*map(_title, extra), "optimizer\nsteps", "samples", "trials", "runs in\nall")
@@ -136,7 +136,7 @@ def _searched_table(plan: Plan, searched: Collection[str], trials: int) -> Table
 
 
 def _other_axes(plan: Plan) -> list[str]:
-    """Return what is swept, but what has a place of its own in a table."""
+    """Return the swept keys without a column of their own."""
     own_columns = {*_GEOMETRY, "ramp", "seed"}
     return [key for key in plan.cells[0].swept if key.removeprefix("batch.") not in own_columns]
 
@@ -262,7 +262,7 @@ def _row(cell: PlannedCell) -> dict[str, Any]:
 
 
 def _status(folder: RunFolder) -> str:
-    """Status of a run that is planned: what is on the disk, unless it is to start anew."""
+    """Return the status of a planned run: that on the disk, unless it is to start anew."""
     progress = run_progress(folder)
     # What an earlier plan rejected, on a smaller machine, is launched now; what was not launched
     # because a smaller micro-batch was out of memory will mostly not be.
@@ -271,7 +271,7 @@ def _status(folder: RunFolder) -> str:
 
 
 def _rejected_table(rows: list[dict[str, Any]]) -> Table:
-    """One line a reason, however many seeds share it."""
+    """Return a table with a line a reason, however many seeds share it."""
     counts: Counter[tuple[str, str]] = Counter()
     for row in rows:
         # What nobody asked for, and nothing determines, is `?`.
@@ -295,7 +295,7 @@ def _cuts(spec: RunSpec) -> str:
 
 
 def _costly(spec: RunSpec, swept: Mapping[str, Any]) -> str:
-    """Name what of a run decides memory and time: its geometry, and what else is swept of it."""
+    """Return the geometry of a run with the other swept settings that affect its cost."""
     others = [
         f"{key.rpartition('.')[2]}={_show(value)}"
         for key, value in swept.items()

@@ -58,7 +58,7 @@ def contradictions(spec: RunSpec, log: Log, observed: Mapping[str, Any]) -> list
 
 
 def unfinished(spec: RunSpec, steps: Sequence[Mapping[str, Any]]) -> str | None:
-    """Say how the logged number of optimizer steps contradicts the plan; None where it does not.
+    """Return how the logged number of optimizer steps contradicts the plan, if it does.
 
     A program that logs every n-th step may have done up to n - 1 more than its log says.
     """
@@ -73,7 +73,7 @@ def unfinished(spec: RunSpec, steps: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def begins_late(steps: Sequence[Mapping[str, Any]]) -> str | None:
-    """Say which optimizer steps are missing at the start of a log; None where none are.
+    """Return which optimizer steps are missing at the start of a log; None: none are.
 
     A program that logs every n-th step begins with one of the first n. Fewer than three rows do
     not tell how often it logs: the last one may come early, as the end of the training.

@@ -106,7 +106,7 @@ def _is_out_of_memory(text: str, words: str | None) -> bool:
 
 
 def last_words(text: str) -> str | None:
-    """Return the line of a log that says most about its end: the last error, else the last line.
+    """Return the last error of a log, else its last line.
 
     Launchers print a summary after the errors of their workers, which says less, and is added only
     where no error is found. Where that of torchrun names the rank that failed first, the error is

@@ -103,7 +103,7 @@ class ColumnReader(ABC):
 
     @abstractmethod
     def _is_whole(self, line: str) -> bool:
-        """Say whether a last line without its end is not cut off."""
+        """Return whether a last line without its end is complete."""
 
     @abstractmethod
     def _check_end(self) -> None:
@@ -252,7 +252,7 @@ class JsonlReader(ColumnReader):
             raise RecordError(msg)
 
     def _is_whole(self, line: str) -> bool:
-        """What is cut off an object is none."""
+        """Whether a line is a whole object: a part of one is no JSON."""
         try:
             return isinstance(json.loads(line), dict)
         except (ValueError, RecursionError):

@@ -204,7 +204,7 @@ def finish(
 
 
 def settle_loss(steps: list[Row], parts: int = 1) -> str | None:
-    """Take away every loss that is not the mean over the global batch of its step.
+    """Remove every loss that is not the mean over the global batch of its step.
 
     One that is not finite stays: the training diverged, whatever the mean is over.
     """

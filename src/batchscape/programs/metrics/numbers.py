@@ -1,4 +1,4 @@
-"""What other programs write: their texts as they are now, and the numbers in them."""
+"""Texts that other programs write, and the numbers in them."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class Rows:
         return self._continued
 
     def repeats(self, what: str = "optimizer steps") -> str | None:
-        """Say of which optimizer steps rows come again; None where none does."""
+        """Return which optimizer steps have rows more than once; None: none has."""
         if not self._again:
             return None
         return (

@@ -129,7 +129,9 @@ def run_id(config: RunConfig, trajectory: str, stages: Sequence[Stage], device_t
     # A setting that is not passed to a program changes nothing of its run.
     passed_only = isinstance(config.engine, Command)
     cost = Affects.COST | Affects.RECORD
-    for group, values in that_affect(config, cost, but=Affects.LOSS, for_program=passed_only).items():
+    for group, values in that_affect(
+        config, cost, but=Affects.LOSS, for_program=passed_only
+    ).items():
         if group in {"loader", "timing_repeat"}:
             content[group] = values
         elif group not in {"batch", "launcher"}:  # the geometry and the type of the device

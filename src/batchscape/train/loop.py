@@ -184,6 +184,9 @@ class Training:
         outcome = self._judge(self._evaluate()) if self.done == 0 else None
         if self.spec.config.in_process.compile:
             self._compile()
+            # Half a million objects of the compiler, which no later collection has to visit.
+            gc.collect()
+            gc.freeze()
         self._last_checkpoint = time.monotonic()
         if outcome is not None:
             return outcome

@@ -167,6 +167,8 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _RankState) -> 
         # The training is over: what hangs or fails in the teardown takes nothing from it.
         _leave(folder, rank, replace(outcome, phase=str(last_beat().phase)), progress)
         # Nothing may hold the wrapped model when the process group ends.
+        if spec.config.in_process.compile:
+            gc.unfreeze()
         gc.collect()
     return outcome
 

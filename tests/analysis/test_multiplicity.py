@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 
 import numpy as np
@@ -14,6 +15,13 @@ from statsmodels.stats.multitest import multipletests
 from batchscape.analysis.multiplicity import holm
 
 
+@pytest.fixture(scope="module")
+def _no_garbage() -> None:
+    """Leave what other tests imported out of the collections that statsmodels asks for."""
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("_no_garbage")
 @given(arrays(float, st.integers(0, 12), elements=st.floats(0, 1)))
 def test_holm_agrees_with_statsmodels(p_values: np.ndarray) -> None:
     if len(p_values):

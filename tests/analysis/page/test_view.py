@@ -42,10 +42,13 @@ GEOMETRIES = ((1, 32, 1), (1, 8, 4), (2, 8, 2))
 def viewed(*folders: Path, ends: signal.Signals = signal.SIGINT) -> Iterator[str]:
     """Start the command, and yield the address that it prints; it ends in order.
 
-    It makes pages as fast as it can; for a user it pauses for many times what a page takes.
+    It makes pages as fast as it can; for a user it pauses for many times what a page takes, and
+    gives way to everything else, which on a busy machine lasts for ever.
     """
     code = "from batchscape.analysis.page import view; from batchscape.cli import main; "
-    code += "import sys; view._PAUSES = 1; sys.exit(main(['view', *sys.argv[1:]]))"
+    code += (
+        "import sys; view._PAUSES, view._NICENESS = 1, 0; sys.exit(main(['view', *sys.argv[1:]]))"
+    )
     program = [sys.executable, "-c", code, *map(str, folders)]
     with subprocess.Popen(
         program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -168,13 +168,9 @@ def _spreads(runs: pd.DataFrame) -> pd.DataFrame:
 
 def spreads_of(groups: DataFrameGroupBy[Any, Any]) -> dict[str, dict[str, pd.Series[Any]]]:
     """Return `mean`, `ci95` (half-width of the t-interval) and `n` of each column by group."""
-    sd, n = groups.std(), groups.count()
+    mean, sd, n = groups.mean(), groups.std(), groups.count()
     return {
-        name: {
-            "mean": groups[name].mean(),
-            "ci95": half_widths(sd[name], n[name]),
-            "n": n[name],
-        }
+        name: {"mean": mean[name], "ci95": half_widths(sd[name], n[name]), "n": n[name]}
         for name in map(str, sd)
     }
 

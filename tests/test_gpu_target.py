@@ -57,7 +57,7 @@ def test_without_a_device_tests_are_collected_and_nothing_is_measured():
     assert "\nruns: no CUDA device here; the tests were collected and skipped\n" in done.stdout
     output = "{}: no CUDA device here; nothing was measured\n"
     assert output.format("peers") + output.format("critical_batch") in done.stdout
-    assert done.stdout.endswith("".join(f"{part}: done\n" for part in parts.split()))
+    assert all(f"{part}: nothing to do\n" in done.stdout for part in parts.split())
     assert listed(ROOT / "benchmarks") == before
 
 
@@ -71,31 +71,45 @@ def test_a_test_that_cannot_be_imported_is_a_failure(tmp_path):
 
 
 @pytest.mark.usefixtures("of_benchmarks")
-def test_parts_that_are_there_are_left_out_and_the_limit_ends_one_with_all_it_started(
+def test_what_is_done_is_left_out_and_the_limit_ends_a_part_with_all_it_started(
     tmp_path, monkeypatch, capfd
 ):
     import measure
 
+    (tmp_path / "results.py").write_text(
+        "def states(parts):\n"
+        "    return {**dict.fromkeys(parts, 'new'), 'old': 'done', 'slow': 'begun'}\n"
+        "def note_end(*ended):\n    print('noted', *ended, flush=True)\n"
+    )
     (tmp_path / "part.py").write_text("import sys; print('measured', *sys.argv[1:], flush=True)\n")
+    (tmp_path / "bad.py").write_text("import sys; sys.exit(3)\n")
+    # What it has started ends in order, a moment after it was told to.
+    child = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), "
+    child += "print('child ended', flush=True), exit())); time.sleep(600)"
     (tmp_path / "slow.py").write_text(
         "import subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}])\n"
         "print(child.pid, flush=True)\nchild.wait()\n"
     )
-    parts = {"old": ("part.py",), "new": ("part.py", "this"), "slow": ("slow.py",)}
+    parts = {"slow": ("slow.py",), "old": ("part.py",), "new": ("part.py", "this")}
     monkeypatch.setattr(measure, "HERE", tmp_path)
-    monkeypatch.setattr(measure, "PARTS", {**parts, "late": ("part.py",)})
-    monkeypatch.setattr(measure, "is_whole", lambda part: part == "old")
-    monkeypatch.setattr(measure.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(sys, "argv", ["measure.py", "--limit-s", "8"])
-    with pytest.raises(SystemExit, match="not all is measured"):
+    monkeypatch.setattr(measure, "PARTS", {**parts, "bad": ("bad.py",)})
+    monkeypatch.setattr(sys, "argv", ["measure.py", "--limit-s", "10"])
+    with pytest.raises(SystemExit, match="not done: bad, slow; the same command goes on"):
         measure.main()
-    measured, pid, *states = capfd.readouterr().out.splitlines()
-    assert measured == "measured this"
+    printed = capfd.readouterr().out.splitlines()
+    pid = printed.pop(-4)
     assert not psutil.pid_exists(int(pid))
-    assert states == [
-        *("old: there, of this commit", "new: done", "slow: ended by the limit", "late: left")
+    # The part that was begun before comes last.
+    assert printed == [
+        *("old: done before, at this commit on this card", "measured this", "noted new 0"),
+        *("new: done", "noted bad 3", "bad: failed with code 3"),
+        *("child ended", "noted slow None", "slow: not done within the limit"),
     ]
+    monkeypatch.setattr(sys, "argv", ["measure.py", "none"])
+    with pytest.raises(SystemExit):
+        measure.main()
+    assert "no part is called none; there are slow, old, new, bad" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("has_packages", [True, False])
@@ -162,30 +176,35 @@ def test_figures_are_written_by_device_and_the_page_has_their_tables(tmp_path, m
         **dict.fromkeys(("driver", "cudnn", "nccl")),
         "torch": "2.11.0",
         "date": "2026-11-23",
-        "commit": "abc-dirty",
+        "commit": "abc",
     }
     monkeypatch.setattr(results, "RESULTS", tmp_path)
     monkeypatch.setattr(results, "where", lambda: provenance)
     monkeypatch.setenv("GPU_ARCHIVE", str(tmp_path))
-    assert not results.is_whole("part")
+    monkeypatch.setattr(results.torch.cuda, "is_available", lambda: True)
+    assert results.states(["part"]) == {"part": "new"}
     results.save("part", [], so_far=True)
-    assert not results.is_whole("part")
+    assert results.states(["part"]) == {"part": "begun"}
+    assert "Nothing has been run" in results.page()
     compared = {"comparison": "a / b", "value": 1.23456, "low": None, "high": None, "n": 1}
     results.save("part", [{"name": "a|b", "s": 0.000123456, "ok": True}], [compared])
     file = tmp_path / "nvidia-h100-80gb-hbm3" / "part.json"
     assert json.loads(file.read_text()) | provenance == json.loads(file.read_text())
-    assert results.is_whole("part")
+    assert results.states(["part"]) == {"part": "begun"}
+    results.note_end("part", "1")
+    assert results.states(["part"]) == {"part": "begun"}
+    results.note_end("part", "0")
+    assert results.states(["part"]) == {"part": "done"}
     with tarfile.open(tmp_path / "gpu_results.tar") as archive:
         kept = archive.extractfile(f"{tmp_path.name}/{file.parent.name}/part.json")
         assert kept.read() == file.read_bytes()
-    provenance["commit"] = "abd"
-    assert not results.is_whole("part")
-    provenance["commit"] = "abc-dirty"
+    for other in ("abd", "abc-dirty", None):
+        provenance["commit"] = other
+        assert results.states(["part"]) == {"part": "new"}
     table = [
         "## part: NVIDIA H100 80GB HBM3",
         "",
-        "driver unknown, torch 2.11.0, cudnn unknown, nccl unknown, date 2026-11-23, "
-        "commit abc-dirty.",
+        "driver unknown, torch 2.11.0, cudnn unknown, nccl unknown, date 2026-11-23, commit abc.",
         "",
         "| name | s | ok |",
         "| --- | --- | --- |",

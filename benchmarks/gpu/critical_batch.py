@@ -10,6 +10,7 @@ the commit, and go on there where a limit was too short. The limit is that of ea
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from results import ROOT, commit, cuda_device, save
-from sweep import options_of, runs_of
+from sweep import late, options_of, runs_of
 
 from batchscape.analysis.learning_rate.choice import at_best_learning_rate
 from batchscape.analysis.targets.crossings import steps_to_target
@@ -64,6 +65,7 @@ def main() -> None:
     for name, grid in GRIDS.items():
         runs_of(folder / name, options.limit_s, *SETTINGS, *grid, *options.settings)
     save("critical_batch", *found(folder, TARGET))
+    sys.exit(bool(late))
 
 
 def found(folder: Path, target: float) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -10,10 +10,11 @@ answer. The limit is that of each of the sweeps.
 from __future__ import annotations
 
 import shutil
+import sys
 from typing import Any
 
 from results import ROOT, cuda_device, save
-from sweep import FIGURES, eager_over_compiled, options_of, row_of, runs_of
+from sweep import FIGURES, eager_over_compiled, late, options_of, row_of, runs_of
 
 FOLDER = ROOT / "outputs" / "gpu_gpt2"
 SETTINGS = (
@@ -61,6 +62,7 @@ def main() -> None:
         rows.sort(key=lambda row: (row["model"], row["compile"], row["micro_batch_size"]))
         of_124m = [row for row in rows if row["model"] == "124M"]
         save("gpt2_step_time", rows, eager_over_compiled(of_124m), so_far=k < len(GRIDS))
+    sys.exit(bool(late))
 
 
 if __name__ == "__main__":

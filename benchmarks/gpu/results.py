@@ -53,32 +53,49 @@ def save(
     compared : list of dict, optional
         Ratios and differences of them, likewise.
     so_far : bool
-        More is to come: no table is printed yet.
+        More is to come: it is written beside the results of before, which stay.
     """
     of_device = where()
-    path = _file_of(part, of_device["device"])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    result = {
-        "part": part,
-        **of_device,
-        "is_whole": not so_far,
-        "rows": rows,
-        "compared": compared or [],
-    }
-    path.write_text(json.dumps(result, indent=2) + "\n")
-    _archive()
+    file = _file_of(part, of_device["device"])
+    begun = file.with_suffix(".so_far.json")
+    result = {"part": part, **of_device, "rows": rows, "compared": compared or []}
+    _write(begun if so_far else file, result)
     if not so_far:
-        print(f"written: {path}\n\n{markdown(result)}", flush=True)
+        begun.unlink(missing_ok=True)
+        print(f"written: {file}\n\n{markdown(result)}", flush=True)
+    _archive()
 
 
-def is_whole(part: str) -> bool:
-    """Return whether the file of a part has all its figures, of this commit and this device."""
+def states(parts: list[str]) -> dict[str, str]:
+    """Return how each part stands at this commit on this device: `done`, `begun` or `new`.
+
+    Where code differs from the commit, or no commit is known, nothing is done. Without a device
+    there are no parts.
+    """
+    if not torch.cuda.is_available():
+        return {}
     of_device = where()
-    path = _file_of(part, of_device["device"])
-    if not path.exists():
-        return False
-    result = json.loads(path.read_text())
-    return result.get("is_whole", False) and result["commit"] == of_device["commit"] is not None
+    revision = of_device["commit"]
+    states = dict.fromkeys(parts, "new")
+    if revision is None or revision.endswith("-dirty"):
+        return states
+    for part in parts:
+        file = _file_of(part, of_device["device"])
+        for path in (file.with_suffix(".so_far.json"), file):
+            result = json.loads(path.read_text()) if path.exists() else {}
+            if result.get("commit") == revision:
+                states[part] = "done" if result.get("exit_code") == 0 else "begun"
+    return states
+
+
+def note_end(part: str, code: str) -> None:
+    """Note the exit code of a part in its results, where it left any of this commit."""
+    of_device = where()
+    file = _file_of(part, of_device["device"])
+    result = json.loads(file.read_text()) if file.exists() else {}
+    if result.get("commit") == of_device["commit"] and code.isdecimal():
+        _write(file, {**result, "exit_code": int(code)})
+        _archive()
 
 
 def _file_of(part: str, device: str) -> Path:
@@ -86,11 +103,19 @@ def _file_of(part: str, device: str) -> Path:
     return RESULTS / slug / f"{part}.json"
 
 
+def _write(path: Path, result: Row) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    begun = path.with_name(f".{path.name}.tmp")
+    begun.write_text(json.dumps(result, indent=2) + "\n")
+    begun.replace(path)
+
+
 def _archive() -> None:
     """Renew `gpu_results.tar` in the folder `GPU_ARCHIVE`: a killed command loses one part."""
     folder = os.environ.get("GPU_ARCHIVE")
     if not folder:
         return
+    Path(folder).mkdir(parents=True, exist_ok=True)
     begun = Path(folder, ".gpu_results.tar.tmp")
     with tarfile.open(begun, "w") as archive:
         archive.add(RESULTS, arcname=RESULTS.name)
@@ -152,7 +177,8 @@ def _cell(value: object) -> str:
 
 def page() -> str:
     """Return docs/gpu_results.md: the tables of all results there are."""
-    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*/*.json"))]
+    files = [p for p in sorted(RESULTS.glob("*/*.json")) if not p.name.endswith(".so_far.json")]
+    results = [json.loads(path.read_text()) for path in files]
     if not results:
         return f"{HEADING}\nNothing has been run on a CUDA device yet.\n"
     return f"{HEADING}\n" + "\n".join(markdown(result) for result in results)

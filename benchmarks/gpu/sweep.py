@@ -20,6 +20,8 @@ from batchscape.record.status import RunStatus
 FIGURES = ("step_time_s", "tokens_per_s", "mfu_pct", "peak_allocated_gib", "peak_reserved_gib")
 RUN_FAILED, INTERRUPTED = 1, 130
 """Codes of a sweep: out of memory is expected of the largest micro-batches."""
+late: list[Path] = []
+"""Sweeps that their limit interrupted."""
 STOP_S = 60.0
 """For a sweep to end in order, once it was told to."""
 
@@ -50,6 +52,7 @@ def runs_of(folder: Path, limit_s: float, *settings: str) -> list[dict[str, Any]
         code = running.wait(limit_s)
     except subprocess.TimeoutExpired:
         print(f"{limit_s:.0f} s are over: only runs that have ended have figures", flush=True)
+        late.append(folder)
         code = _stop(running)
     if code not in {0, RUN_FAILED, INTERRUPTED}:
         sys.exit(code)

@@ -10,13 +10,14 @@ beside how far their final losses are apart. The sweep stays in outputs/gpu_trai
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from intervals import mean
 from results import ROOT, cuda_device, save
-from sweep import FIGURES, eager_over_compiled, options_of, row_of, runs_of
+from sweep import FIGURES, eager_over_compiled, late, options_of, row_of, runs_of
 
 FOLDER = ROOT / "outputs" / "gpu_training"
 SETTINGS = (
@@ -35,6 +36,7 @@ def main() -> None:
     # Runs of another commit would be taken as done.
     shutil.rmtree(FOLDER, ignore_errors=True)
     save("training", *study(FOLDER, options.limit_s, options.settings))
+    sys.exit(bool(late))
 
 
 def study(

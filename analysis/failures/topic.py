@@ -15,8 +15,8 @@ from batchscape.text import count_text
 _FAILURES = [str(status) for status in (*FAULTS, Status.INTERRUPTED)]
 
 
-def failures_by_cause(runs: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFrame:
-    """Sum up attempts that did not complete.
+def failed_attempts(runs: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFrame:
+    """Return the attempts that did not complete, each with what came after it.
 
     Parameters
     ----------
@@ -26,12 +26,10 @@ def failures_by_cause(runs: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFram
     Returns
     -------
     DataFrame
-        One row a status and cause, those that took most first: `status`, `cause` (`unknown` where
-        none was recorded), `n_attempts`, `n_runs`, `n_completed` (of these runs: completed since),
-        `n_resumed` (next attempts that went on from a later checkpoint), `device_hours`;
-        `minutes_to_next` with `low` and `high`: from the end of the attempt to the start of the
-        next one of its run, the median over attempts, of which those without a next one count as
-        infinite (missing where the median is infinite); `run_ids`.
+        A row an attempt that ended as failed, out of memory, timed out or interrupted: the columns
+        of `attempts`, with `cause` `unknown` where none was recorded; `run` (its number),
+        `is_completed` (the run, since), `device_hours`, `is_kept` (the next attempt began at a
+        later optimizer step than this one), `pause_min` until it began (infinite without one).
     """
     keys = ["sweep_dir", "run_id"]
     of_run = runs[[*keys, "data_parallel_size"]].assign(
@@ -39,19 +37,38 @@ def failures_by_cause(runs: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFram
     )
     table = attempts.merge(of_run, on=keys)
     following = table.groupby(keys)[["started_at", "from_optimizer_step"]].shift(-1)
+    ended_at = table["ended_at"].astype(float)
     # Clocks of two machines may differ by more than the pause.
-    pause_s = (following["started_at"] - table["ended_at"].astype(float)).clip(lower=0)
+    pause_s = (following["started_at"] - ended_at).clip(lower=0)
     table = table.assign(
         cause=table["cause"].fillna("unknown"),
         run=table.groupby(keys).ngroup(),
-        device_hours=(table["ended_at"].astype(float) - table["started_at"])
+        device_hours=(ended_at - table["started_at"])
         * table["data_parallel_size"].astype(float)
         / 3600,
-        is_resumed=following["from_optimizer_step"] > table["from_optimizer_step"],
+        is_kept=following["from_optimizer_step"] > table["from_optimizer_step"],
         pause_min=pause_s.fillna(math.inf) / 60,
     )
+    return table[table["status"].isin(_FAILURES)]
+
+
+def failures_by_cause(failed: pd.DataFrame) -> pd.DataFrame:
+    """Sum up attempts that did not complete.
+
+    Parameters
+    ----------
+    failed : DataFrame
+        As `failed_attempts` returns it.
+
+    Returns
+    -------
+    DataFrame
+        One row a status and cause, those that took most first: `status`, `cause`, `n_attempts`,
+        `n_runs`, `n_completed` (of these runs: completed since), `n_kept`, `device_hours`;
+        `minutes_to_next` with `low` and `high`: the median over attempts, of which those without a
+        next one count as infinite (missing where the median is infinite); `run_ids`.
+    """
     rows = []
-    failed = table[table["status"].isin(_FAILURES)]
     for (status, cause), group in failed.groupby(["status", "cause"]):
         median = median_with_infinity(group["pause_min"])
         runs_hit = group.drop_duplicates("run")
@@ -62,7 +79,7 @@ def failures_by_cause(runs: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFram
                 "n_attempts": len(group),
                 "n_runs": len(runs_hit),
                 "n_completed": int(runs_hit["is_completed"].sum()),
-                "n_resumed": int(group["is_resumed"].sum()),
+                "n_kept": int(group["is_kept"].sum()),
                 "device_hours": group["device_hours"].sum(),
                 "minutes_to_next": median.value if math.isfinite(median.value) else math.nan,
                 "low": median.low,
@@ -70,26 +87,24 @@ def failures_by_cause(runs: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFram
                 "run_ids": " ".join(runs_hit["run_id"]),
             }
         )
-    by_cause = pd.DataFrame(rows)
-    if by_cause.empty:
-        return by_cause
-    return by_cause.sort_values(
+    return pd.DataFrame(rows).sort_values(
         ["device_hours", "n_attempts"], ascending=False, kind="stable", ignore_index=True
     )
 
 
 def failures_section(runs: pd.DataFrame, attempts: pd.DataFrame) -> Section | None:
     """Say what attempts took that did not complete; None where all of them did."""
-    table = failures_by_cause(runs, attempts)
-    if table.empty:
+    failed = failed_attempts(runs, attempts)
+    if failed.empty:
         return None
-    n_failed, n_runs = int(table["n_attempts"].sum()), len(set(" ".join(table["run_ids"]).split()))
+    table = failures_by_cause(failed)
+    n_runs = failed["run"].nunique()
     return Section(
         "Failures and retries",
         [
-            f"{n_failed} of {count_text(len(attempts), 'attempt')} did not complete: "
-            f"{count_text(n_runs, 'run')}, {table['device_hours'].sum():.3g} device-hours, of "
-            "which checkpoints kept what the next attempts went on from."
+            f"{len(failed)} of {count_text(len(attempts), 'attempt')} did not complete, of "
+            f"{count_text(n_runs, 'run')}; they took {failed['device_hours'].sum():.3g} "
+            "device-hours."
         ],
         [
             Table(
@@ -101,8 +116,8 @@ def failures_section(runs: pd.DataFrame, attempts: pd.DataFrame) -> Section | No
                     Column("cause", is_left=True),
                     Column("n_attempts", "attempts"),
                     Column("n_runs", "runs"),
-                    Column("n_completed", "completed since"),
-                    Column("n_resumed", "went on from a checkpoint"),
+                    Column("n_completed", "runs completed since"),
+                    Column("n_kept", "progress kept"),
                     Column("device_hours", "device-hours", format=3),
                     Column(
                         "minutes_to_next",
@@ -114,12 +129,14 @@ def failures_section(runs: pd.DataFrame, attempts: pd.DataFrame) -> Section | No
                     ),
                 ],
                 notes=[
-                    "attempts: starts of a run's processes that ended otherwise than completed, "
-                    "diverged or pruned. device-hours: from start to end, times data-parallel "
-                    "ranks. until the next attempt: from the end to the start of the same run's "
-                    "next attempt, the median over attempts with its 95 % interval by order "
-                    "statistics; an attempt without a next one counts as infinite, and so may the "
-                    "median, which is then left out."
+                    "attempts: starts of a run's processes that ended as failed, out of memory, "
+                    "timed out or interrupted. progress kept: of these, those whose next attempt "
+                    "began from a checkpoint at a later optimizer step than they had begun at. "
+                    "device-hours: from start to end, times data-parallel ranks. until the next "
+                    "attempt: from the end to the start of the same run's next attempt, the median "
+                    "over attempts with its 95 % interval by order statistics; an attempt without "
+                    "a next one counts as infinite, and where that makes the median infinite none "
+                    "is shown."
                 ],
             )
         ],

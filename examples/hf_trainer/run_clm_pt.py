@@ -96,7 +96,9 @@ def build(arguments: ModelArguments) -> PreTrainedModel:
 
 def skip_kernel_of_inference() -> None:
     """Spare DeepSpeed the kernel that it compiles on a CPU, for a minute, and trains without."""
-    if "--use_cpu" in sys.argv and any(text.startswith("--deepspeed") for text in sys.argv):
+    if all(
+        any(text.startswith(flag) for text in sys.argv) for flag in ("--use_cpu", "--deepspeed")
+    ):
         import deepspeed
 
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -111,7 +111,7 @@ the same command knows them. On a CPU give the limit of memory that the answer i
 Example:
   batchscape probe batch.global_batch_size=256 device.memory_limit_gib=0.5
 
-  --json                  print the same as JSON
+  --json                  print all of it as JSON
 """,
 }
 
@@ -795,7 +795,7 @@ class _Parser(argparse.ArgumentParser):
         self.add_argument("folders", metavar="DIR", nargs="+", type=Path, help="folder of a sweep")
 
     def add_json(self) -> None:
-        self.add_argument("--json", action="store_true", help="print the same as JSON")
+        self.add_argument("--json", action="store_true", help="print all of it as JSON")
 
     def error(self, message: str) -> NoReturn:
         unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0]

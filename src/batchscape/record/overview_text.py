@@ -57,7 +57,13 @@ def overview_text(sweep: Overview) -> RenderableType:
             "Over, without having reached their budget",
             [f"{run.run_id} {run.status}: {run.reason}" for run in over],
         ),
-        ("Rejected runs", [f"{count}: {reason}" for reason, count in reasons.most_common()]),
+        (
+            "Rejected runs",
+            [
+                f"{count}: {reason or 'for an unknown reason'}"
+                for reason, count in reasons.most_common()
+            ],
+        ),
         ("Completed", [_completed_text(run) for run in completed]),
     ):
         parts += _section(title, lines)

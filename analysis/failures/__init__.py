@@ -1,1 +1,1 @@
-"""What failures cost: attempts that did not complete, and how soon they were repeated."""
+"""Failures: attempts that did not complete, by what ended them, and what came of their runs."""

@@ -211,6 +211,6 @@ TOPICS = (
     ),
     Topic("Engines side by side", lambda m: engines_section(m.cells, m.tables)),
     Topic("Side by side", lambda m: comparing_section(m.cells, m.reaches)),
-    Topic("Failures and retries", lambda m: failures_section(m.tables.runs, m.tables.attempts)),
+    Topic("Failures and retries", lambda m: failures_section(m.cells.runs, m.tables.attempts)),
 )
 """All topics, in the order of the page."""

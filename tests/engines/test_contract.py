@@ -205,8 +205,12 @@ def test_an_exchange_that_is_hidden_is_found_out(
 
 
 @pytest.mark.slow
-def test_a_mean_of_means_is_found_out(runs, reference, tmp_path):
-    _, folder = runs(DDP, BUSY, root=tmp_path, FAULT="mean_of_means", PARTS="8")
+@pytest.mark.parametrize(
+    ("fault", "parts"),
+    [("mean_of_means", "8"), ("divides_by_accumulation", "4"), ("does_not_accumulate", "")],
+)
+def test_another_gradient_is_found_out(runs, reference, tmp_path, fault, parts):
+    _, folder = runs(DDP, BUSY, root=tmp_path, FAULT=fault, PARTS=parts)
     table = table_of(folder)
     with pytest.raises(AssertionError, match="from the reference's"):
         contract.check_curve(table, *reference(DDP, BUSY))

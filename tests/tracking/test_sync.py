@@ -329,6 +329,18 @@ def test_a_timeout_is_a_positive_number(text, capsys) -> None:
     assert "--timeout" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("server")
+def test_a_damaged_config_names_the_file(sweep, three_runs, capsys) -> None:
+    path = three_runs[0].folder.config
+    config = {"tracker": {"name": "wandb", "mode": "sideways"}}
+    path.write_text(json.dumps({"format_version": FORMAT_VERSION, "config": config}))
+    code, printed = sync(sweep, capsys)
+    assert code == 1
+    assert f"{path} is damaged" in "".join(printed.splitlines())
+    assert "uploaded 1 run; 1 not uploaded" in printed
+
+
 def test_every_end_of_a_run_is_uploaded_and_only_ends(sweep, fake_training) -> None:
     for status in Status:
         training = fake_training(f"run-{status}")

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, cast
@@ -301,7 +301,7 @@ def _read(folder: RunFolder, names: ColumnNames) -> RunRead:
     hashes = [of_file["sha256"] for _, of_file in sorted(status.seal.items())]
     # A link to an open run is recognised, a copy of one is not.
     content = (row["run_id"], *hashes) if hashes else (os.path.realpath(folder.path),)
-    run = RunRead(str(folder.path), row, list(map(asdict, status.attempts)), content)
+    run = RunRead(str(folder.path), row, list(map(vars, status.attempts)), content)
     sealed = {name: read_sealed(folder.path / name, seal) for name, seal in status.seal.items()}
     for table in (table for table, of_table in names.items() if of_table):
         file = sealed.get(folder.parquet(table).name)

@@ -17,7 +17,6 @@ from batchscape.analysis.report.latex import to_latex
 from batchscape.analysis.report.writers import to_markdown
 from batchscape.record.files import read_json, write_json
 
-pytestmark = pytest.mark.slow
 
 FIVE = {"ddp": 1e-7, "fsdp": 2e-7, "accelerate": 1e-7, "deepspeed": 3e-7, "fabric": 0.0}
 
@@ -27,10 +26,12 @@ def section_of(sweep):
     return engines_section(find_cells(tables.runs), tables)
 
 
+@pytest.mark.slow
 def test_one_engine_has_no_section(build):
     assert section_of(build().fork(seeds=(0,))) is None
 
 
+@pytest.mark.slow
 def test_five_engines_side_by_side(engines):
     every = {name: name == "deepspeed" for name in FIVE}
     section = section_of(engines(FIVE, cuts=[(1, 32, 1), (2, 8, 2)], seeds=(0,), every=every))
@@ -67,6 +68,7 @@ def test_five_engines_side_by_side(engines):
     assert len({look.colour for look in section.pictures[0].looks.values()}) == 5
 
 
+@pytest.mark.slow
 def test_engines_that_train_otherwise_are_said_loudly(engines):
     section = section_of(engines({"ddp": 0.0, "fsdp": 1e-3}))
     assert section.warnings == [
@@ -98,6 +100,7 @@ def test_costs_are_those_of_the_runs(engines):
         assert row["compared"]
 
 
+@pytest.mark.slow
 def test_times_that_are_not_valid_stay_out(build):
     sweep = build()
     for engine in ("ddp", "fsdp"):
@@ -107,6 +110,7 @@ def test_times_that_are_not_valid_stay_out(build):
     assert table["peak_allocated_gib_mean"].notna().all()
 
 
+@pytest.mark.slow
 def test_times_of_engines_are_not_pooled_in_one_fit(engines):
     """Each engine has a cost model of its own."""
     from batchscape.analysis.cost.table import cost_groups
@@ -147,6 +151,7 @@ def programs(build):
     return sweep
 
 
+@pytest.mark.slow
 def test_what_programs_were_seen_to_use(programs):
     cells = find_cells(load(programs.path).runs)
     table = observed_batches(cells)
@@ -163,6 +168,7 @@ def test_what_programs_were_seen_to_use(programs):
     assert not any(name.startswith("observed.") for name in cells.settings)
 
 
+@pytest.mark.slow
 def test_the_section_shows_the_batches_of_programs(programs):
     section = section_of(programs)
     assert section.answer == [
@@ -176,6 +182,7 @@ def test_the_section_shows_the_batches_of_programs(programs):
     assert ["1, not 2", "16, not 32", "no"] in rows.values()
 
 
+@pytest.mark.slow
 def test_a_missing_bar_has_its_reason(engines):
     sweep = engines({"ddp": 0.0, "fsdp": 0.0}, cuts=[(1, 8, 4)], seeds=(0,))
     sweep.run((4, 8, 1), seed=0, engine={"name": "ddp"}, concurrent_runs=2)
@@ -192,6 +199,7 @@ def row_labels(costs):
     return set(chart.marks[0].table["row"])
 
 
+@pytest.mark.slow
 def test_engines_too_are_named_by_the_rate_that_was_trained_with(build):
     sweep = build()
     for engine in ("ddp", "fsdp"):
@@ -214,6 +222,7 @@ def test_engines_too_are_named_by_the_rate_that_was_trained_with(build):
     assert row_labels(costs) == {f"1{TIMES}32{TIMES}1, learning rate {rate}" for rate in trained}
 
 
+@pytest.mark.slow
 def test_rows_of_engines_name_a_rule_beside_the_rate_it_made(build):
     sweep = build()
     for engine in ("ddp", "fsdp"):

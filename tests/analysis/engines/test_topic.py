@@ -17,7 +17,6 @@ from batchscape.analysis.report.latex import to_latex
 from batchscape.analysis.report.writers import to_markdown
 from batchscape.record.files import read_json, write_json
 
-
 FIVE = {"ddp": 1e-7, "fsdp": 2e-7, "accelerate": 1e-7, "deepspeed": 3e-7, "fabric": 0.0}
 
 

@@ -136,7 +136,7 @@ def check_recommendation(swept: Swept, geometries: str) -> None:
 def check_cuts_are_judged(swept: Swept) -> None:
     """Check that the page and the claims say whether the cuts train alike."""
     page = (swept.folder / "report" / "report.md").read_text()
-    assert "The order of samples is the script's" in page
+    assert "The script decides the order of samples" in page
     assert ": all equivalent." in page
     tables = swept.tables
     judged = judge_claims(Evidence(timed(swept), tables.steps, tables.evals, tables.ranks))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import re
 import subprocess
@@ -71,26 +70,6 @@ def test_hf_trainer():
     (apart,) = re.findall(r"tiny: losses of 20 .* largest difference (\S+)", printed)
     assert float(apart) < 1e-5
     assert re.search(r"tiny: \d+ tokens/s, the Trainer \d+; ratio \d\.\d\d", printed)
-
-
-@pytest.mark.systems
-def test_peers():
-    """A tiny GPT on the CPU: all train alike, and another side begins each round."""
-    pytest.importorskip("lightning_fabric")
-    small = ("--device", "cpu", "--rounds", "2", "--steps", "2", "--micro-batch-size", "2")
-    *turns, rows, compared = printed_by("gpu/peers.py", *small).splitlines()
-    peers = ["nanoGPT-style loop", "Lightning Fabric", "accelerate", "Hugging Face Trainer"]
-    order = [turn.partition(":")[0] for turn in turns]
-    assert order == ["batchscape", *peers, *peers, "batchscape"]
-    rows, compared = ast.literal_eval(rows), ast.literal_eval(compared)
-    assert [row["system"] for row in rows] == ["batchscape", *peers]
-    for row in rows:
-        assert (row["rounds"], row["reason"]) == (2, None)
-        assert row["step_s"] > 0
-        assert row["mean_loss"] == pytest.approx(rows[0]["mean_loss"], abs=1e-3)
-    assert max(row["largest_loss_difference"] for row in rows[:-1]) < 1e-3
-    assert [ratio["comparison"] for ratio in compared] == [f"{p} / batchscape" for p in peers]
-    assert {ratio["n"] for ratio in compared} == {2}
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Failures: attempts that did not complete, by what ended them, and what came of their runs."""
+"""Failures: attempts that did not finish, by what ended them, and what came of their runs."""

@@ -1,4 +1,4 @@
-"""Attempts that did not complete: what ended them, and what came of their runs.
+"""Attempts that did not finish: what ended them, and what came of their runs.
 
 When an attempt ended that died with its launcher, and what it had done by then, nobody has noted:
 there are counts here, and no times.
@@ -13,34 +13,51 @@ from batchscape.analysis.report.topic import Section
 from batchscape.record.status import FAULTS, Status
 from batchscape.text import count_text
 
-_FAILURES = [str(status) for status in (*FAULTS, Status.INTERRUPTED)]
+_UNFINISHED = [str(status) for status in (*FAULTS, Status.INTERRUPTED)]
 _RUN = ["sweep_dir", "run_id"]
 
 
-def failures_by_cause(runs: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFrame:
-    """Count attempts that failed, by what ended them.
+def ended_attempts(runs: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFrame:
+    """Return the attempts of some runs that have ended, and what came after each.
 
     Parameters
     ----------
     runs : DataFrame
         One row a run: `sweep_dir`, `run_id`, `status`.
     attempts : DataFrame
-        As `load` returns them; those of other runs, and those that have not ended, are left out.
+        As `load` returns them.
 
     Returns
     -------
     DataFrame
-        One row a status and cause, the most frequent first: `status` (failed, out of memory,
-        timed out or interrupted), `cause` (`unknown` where none was recorded), `n_attempts`,
-        `n_runs`, `n_retried` (attempts that another one followed), `n_completed` (runs that have
-        completed since), `run_ids`, `sweep_dirs`.
+        The columns of `attempts`, with `cause` `unknown` where none was recorded;
+        `status_of_run`, `is_retried` (another attempt of the run followed), `is_unfinished` (it
+        ended as failed, out of memory, timed out or interrupted).
     """
     table = attempts.merge(runs[[*_RUN, "status"]], on=_RUN, suffixes=("", "_of_run"))
-    has_next = table.groupby(_RUN)["started_at"].shift(-1).notna()
-    table = table.assign(cause=table["cause"].fillna("unknown"), has_next=has_next)
+    table["is_retried"] = table.groupby(_RUN)["started_at"].shift(-1).notna()
+    table["is_unfinished"] = table["status"].isin(_UNFINISHED)
+    table["cause"] = table["cause"].fillna("unknown")
+    return table[table["status"].notna()]
+
+
+def failures_by_cause(unfinished: pd.DataFrame) -> pd.DataFrame:
+    """Count attempts that did not finish, by what ended them.
+
+    Parameters
+    ----------
+    unfinished : DataFrame
+        Those of `ended_attempts`.
+
+    Returns
+    -------
+    DataFrame
+        One row a status and cause, the most frequent first: `status`, `cause`, `n_attempts`,
+        `n_runs`, `n_retried` (attempts), `n_completed` (runs that have completed since),
+        `run_ids`, `sweep_dirs`.
+    """
     rows = []
-    failed = table[table["status"].isin(_FAILURES)]
-    for (status, cause), group in failed.groupby(["status", "cause"]):
+    for (status, cause), group in unfinished.groupby(["status", "cause"]):
         runs_hit = group.drop_duplicates(_RUN)
         rows.append(
             {
@@ -48,41 +65,44 @@ def failures_by_cause(runs: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFram
                 "cause": cause,
                 "n_attempts": len(group),
                 "n_runs": len(runs_hit),
-                "n_retried": int(group["has_next"].sum()),
-                "n_completed": int(runs_hit["status_of_run"].eq(str(Status.COMPLETED)).sum()),
+                "n_retried": int(group["is_retried"].sum()),
+                "n_completed": _count_completed(runs_hit),
                 "run_ids": ";".join(runs_hit["run_id"]),
                 "sweep_dirs": ";".join(runs_hit["sweep_dir"].unique()),
             }
         )
-    columns = ["status", "cause", "n_attempts", "n_runs", "n_retried", "n_completed"]
-    by_cause = pd.DataFrame(rows, columns=[*columns, "run_ids", "sweep_dirs"])
+    by_cause = pd.DataFrame(rows)
     return by_cause.sort_values("n_attempts", ascending=False, kind="stable", ignore_index=True)
 
 
+def _count_completed(runs: pd.DataFrame) -> int:
+    return int(runs["status_of_run"].eq(str(Status.COMPLETED)).sum())
+
+
 def failures_section(runs: pd.DataFrame, attempts: pd.DataFrame) -> Section | None:
-    """Say how many attempts failed; None where none did."""
-    table = failures_by_cause(runs, attempts)
-    if table.empty:
+    """Say how many attempts did not finish; None where all did."""
+    ended = ended_attempts(runs, attempts)
+    unfinished = ended[ended["is_unfinished"]]
+    if unfinished.empty:
         return None
-    ended = attempts[attempts["status"].notna()].merge(runs[_RUN], on=_RUN)
-    failed = ended[ended["status"].isin(_FAILURES)]
-    hit = failed[_RUN].drop_duplicates().merge(runs[[*_RUN, "status"]], on=_RUN)
-    completed = int(hit["status"].eq(str(Status.COMPLETED)).sum())
-    causes = table["cause"].str.replace("_", " ")
+    table = failures_by_cause(unfinished)
+    runs_hit = unfinished.drop_duplicates(_RUN)
+    causes = {cause: cause.replace("_", " ") for cause in table["cause"]}
     return Section(
         "Failures and retries",
         [
-            f"{len(failed)} of {count_text(len(ended), 'attempt')} that have ended failed, of "
-            f"{count_text(len(hit), 'run')}, {completed} of which completed since."
+            f"Of {count_text(len(ended), 'ended attempt')}, {len(unfinished)} did not finish, in "
+            f"{count_text(len(runs_hit), 'run')}; {_count_completed(runs_hit)} of these runs "
+            "completed since."
         ],
         [
             Table(
                 "failures",
-                "Attempts that failed",
+                "Attempts that did not finish",
                 table,
                 [
                     Column("status", "ended as", is_left=True),
-                    Column("cause", words=dict(zip(table["cause"], causes, strict=True))),
+                    Column("cause", words=causes, is_left=True),
                     Column("n_attempts", "attempts"),
                     Column("n_runs", "runs"),
                     Column("n_retried", "attempts retried"),
@@ -91,8 +111,8 @@ def failures_section(runs: pd.DataFrame, attempts: pd.DataFrame) -> Section | No
                 notes=[
                     "attempts: starts of a run's processes that have ended as failed, out of "
                     "memory, timed out or interrupted (by somebody, or with their launcher); "
-                    "diverged and pruned runs have a result. A run that failed for several causes "
-                    "is counted in each row."
+                    "completed, diverged and pruned ones finished. A run that ended so by several "
+                    "causes is counted in each row."
                 ],
             )
         ],

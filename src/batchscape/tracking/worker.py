@@ -120,9 +120,10 @@ class _WandbMirror:
             return
         if state is None:
             # The report is in the project of the runs that W&B has, else where they would go.
-            folders = self._sweep.run_folders()
-            first = next(folder for folder in folders if folder.config.exists())
-            place = self._first_state() or self._tracker_of(first)
+            place: MirrorState | WandbTracker | None = self._first_state()
+            if place is None:
+                folders = self._sweep.run_folders()
+                place = self._tracker_of(next(run for run in folders if run.config.exists()))
             state = MirrorState(place.project, place.entity, sweep_id=self._sweep_id)
         if "report" in parts:
             send_report(self._sweep, state)

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from batchscape.analysis import load, write_report
-from batchscape.analysis.failures.topic import failures_by_cause, failures_section
+from batchscape.analysis.failures.topic import ended_attempts, failures_by_cause, failures_section
 from batchscape.record.status import Attempt, RunStatus
 
 HANG = Attempt(0.0, 0, 60.0, "failed", "no rank made progress", "hang")
@@ -40,8 +40,8 @@ def test_attempts_are_counted_by_cause(build: Any) -> None:
         ["oom", "out_of_memory", 1, 1, 0, 0],
     ]
     answer = (report.out / "report.md").read_text()
-    told = "8 of 12 attempts that have ended failed, of 5 runs, 3 of which completed since."
-    assert told in answer
+    said = "Of 12 ended attempts, 8 did not finish, in 5 runs; 3 of these runs completed since."
+    assert said in answer
     assert "out of memory" in answer
 
 
@@ -50,12 +50,13 @@ def test_runs_of_one_name_in_two_folders_are_two(build: Any) -> None:
     for sweep in sweeps:
         note_attempts(sweep.run((1, 32, 1), status="failed", reason="hang"), HANG)
     tables = load(*(sweep.path for sweep in sweeps))
-    (row,) = failures_by_cause(tables.runs, tables.attempts).to_dict("records")
+    unfinished = ended_attempts(tables.runs, tables.attempts)
+    (row,) = failures_by_cause(unfinished).to_dict("records")
     assert (row["n_runs"], row["run_ids"].count(";")) == (2, 1)
     section = failures_section(tables.runs, tables.attempts)
     assert section is not None
     assert section.answer == [
-        "2 of 2 attempts that have ended failed, of 2 runs, 0 of which completed since."
+        "Of 2 ended attempts, 2 did not finish, in 2 runs; 0 of these runs completed since."
     ]
 
 

@@ -509,18 +509,73 @@ SOURCES = [
     for path in sorted((ROOT / folder).rglob("*.py"))
     if "site-packages" not in path.parts
 ]
+UNPICKLING = {
+    *("pickle.load", "pickle.loads", "pickle.Unpickler", "pd.read_pickle", "pandas.read_pickle"),
+    *("dill.load", "dill.loads", "joblib.load", "shelve.open", "marshal.load", "marshal.loads"),
+    *("cloudpickle.load", "cloudpickle.loads", "jsonpickle.decode"),
+    *("yaml.load", "yaml.full_load", "yaml.unsafe_load", "yaml.load_all", "eval", "exec"),
+    *("multiprocessing.connection.Listener", "multiprocessing.connection.Client"),
+    *("dist.recv_object_list", "dist.broadcast_object_list", "runpy.run_path", "compile"),
+}
+SHELLS = {
+    *("os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput"),
+    *("asyncio.create_subprocess_shell", "pty.spawn", "commands.getoutput"),
+}
 
 
-def test_weights_and_arrays_are_loaded_without_code() -> None:
-    """Ruff refuses other ways to unpickle, to evaluate texts and to start shells."""
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call):
-                keywords = {one.arg: ast.unparse(one.value) for one in node.keywords}
-                where = f"{path}:{node.lineno}"
-                is_torch = ast.unparse(node.func) == "torch.load"
-                assert not is_torch or keywords.get("weights_only") == "True", where
-                assert keywords.get("allow_pickle") != "True", where
+def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
+    """Calls in a file, by their whole name; names that were imported alone get their module."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    modules = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+        elif isinstance(node, ast.Import):
+            modules |= {a.asname: a.name for a in node.names if a.asname}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            first, dot, rest = name.partition(".")
+            whole = modules.get(first, first) + dot + rest
+            yield whole, node
+            if whole != name:
+                yield name, node
+
+
+def keyword(call: ast.Call, name: str) -> str | None:
+    return next((ast.unparse(k.value) for k in call.keywords if k.arg == name), None)
+
+
+def test_there_is_source_to_look_at() -> None:
+    assert len(SOURCES) > 200
+
+
+@pytest.mark.parametrize("folder", ["src", "analysis", "examples", "benchmarks"])
+def test_no_shell_and_no_code_from_files(folder: str) -> None:
+    of_folder = [path for path in SOURCES if path.is_relative_to(ROOT / folder)]
+    assert of_folder
+    for path in of_folder:
+        check_no_shell_and_no_code_from_files(path)
+
+
+def check_no_shell_and_no_code_from_files(path: Path) -> None:
+    name = str(path.relative_to(ROOT))
+    for called, call in calls(path):
+        where = f"{name}:{call.lineno} {called}"
+        assert called not in SHELLS, f"{where} starts a shell"
+        shell = keyword(call, "shell")
+        assert shell in {None, "False"}, f"{where} starts a shell"
+        text = ast.unparse(call)
+        assert not re.search(r"['\"](?:/bin/)?(?:ba|da|z)?sh['\"], ['\"]-l?c['\"]", text), where
+        if called in {"torch.load"}:
+            assert keyword(call, "weights_only") == "True", f"{where} may unpickle"
+        if called in {"np.load", "numpy.load", "np.save", "numpy.save"}:
+            assert keyword(call, "allow_pickle") != "True", f"{where} may unpickle"
+        if called.startswith("multiprocessing.connection."):
+            # Bytes of a connection are what they are; objects would be unpickled.
+            assert not re.search(r"\.(recv|send)\(", path.read_text()), f"{where} may unpickle"
+        elif called in UNPICKLING:
+            pytest.fail(f"{where} executes what a file says")
 
 
 def test_settings_that_are_nested_too_deeply_are_refused() -> None:

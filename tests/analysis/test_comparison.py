@@ -286,3 +286,10 @@ def test_unpaired_seeds_have_no_ratio(build: Any) -> None:
     sweep.run((1, 8, 4), seed=1)
     row = compare(find_cells(load(sweep.path).runs)).iloc[1]
     assert math.isnan(row["throughput_ratio"])
+
+
+def test_one_seed_has_no_spread(build: Any) -> None:
+    row = compare(find_cells(load(build().fork(seeds=(0,)).path).runs)).iloc[0]
+    assert row["final_loss_n"] == 1
+    assert math.isfinite(row["final_loss_mean"])
+    assert math.isnan(row["final_loss_ci95"])

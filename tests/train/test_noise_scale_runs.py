@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy import stats
 
 from batchscape.analysis.noise_scale.estimate import run_noise_scales
 from batchscape.data.datasets import open_dataset
@@ -294,3 +295,19 @@ def test_workers_fetch_the_parts_of_a_batch(trainer, steps, tmp_path):
     names = ["loss", "gradient_norm", "small_batch_size", "small_gradient_square"]
     assert_same_rows(tables[0][names], tables[1][names])
     assert tables[0]["small_batch_size"].dropna().tolist() == [4, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("geometry", [(2, 2, 2), (1, 16, 1)], ids=str)
+def test_estimates_are_unbiased_over_seeds(trainer, steps, tmp_path, geometry):
+    from noisy_mean import NOISE, SIGNAL
+
+    means = []
+    for seed in range(1, 9):
+        rows = steps(trainer.train(known(trainer, geometry, seed), tmp_path / str(seed)))
+        means.append(noise_samples(rows)[["noise", "signal"]].mean())
+    table = pd.DataFrame(means)
+    for name, truth in (("noise", NOISE), ("signal", SIGNAL)):
+        assert (
+            abs(table[name].mean() - truth) < stats.t.ppf(0.999, len(table) - 1) * table[name].sem()
+        ), name

@@ -192,3 +192,19 @@ def test_the_section_says_what_was_compared(build: Callable[..., Any]) -> None:
     alone = build("alone")
     alone.run((1, 32, 1))
     assert comparing_section(find_cells(load(alone.path).runs)) is None
+
+
+def test_hardware_is_never_pooled(build: Callable[..., Any]) -> None:
+    cells = two_machines(build)
+    assert (cells.runs.groupby("cell")["hardware"].nunique() == 1).all()
+    assert len(cells.table) == 2 * len(CUTS)
+
+
+@pytest.mark.slow
+def test_the_first_folder_given_is_the_reference(build: Callable[..., Any]) -> None:
+    cells = two_machines(build)
+    order = cells.runs["sweep_dir"].sort_values(ascending=False, kind="stable").index
+    turned = compare_sweeps(find_cells(cells.runs.loc[order].drop(columns="cell")))
+    assert turned is not None
+    assert turned.names[0] == "hardware Fast CPU, 2 cores"
+    assert set(turned.table["reference"]) == {turned.names[0]}

@@ -303,3 +303,28 @@ def test_the_figure_has_a_marker_for_each_outcome() -> None:
     assert drawn == {FIT: [2, 4], OUT: [4, 8], SKIPPED: [16]}
     assert list(chart.looks) == [FIT, OUT, SKIPPED]
     assert frontier_chart(rows.head(1), memory_frontier(rows.head(1))) is None
+
+
+def test_what_is_not_identified_says_why() -> None:
+    def note(*runs: Run) -> str:
+        frontier = find_frontier(table(*runs))
+        assert not frontier["identified"]
+        return str(frontier["note"])
+
+    none = "not identified: none"
+    assert note((4, 1, FIT), (8, 1, FIT)) == f"{none} ran out of memory, up to micro-batch 8"
+    assert note((4, 1, OUT), (8, 1, SKIPPED)) == f"{none} fit, down to micro-batch 4"
+    assert note((4, 2, OUT), (8, 1, FIT)).startswith(
+        f"{none} fit below micro-batch 4, which ran out; micro-batch 8 fit without accumulation, "
+        "4 ran out with it"
+    )
+    assert "no run that was launched fit" in note((8, 1, SKIPPED))
+
+
+def test_contradictions_are_named() -> None:
+    frontier = find_frontier(table((2, 1, FIT), (4, 1, OUT), (8, 1, FIT), (16, 4, FIT)))
+    assert (frontier["last_fit"], frontier["first_out"], frontier["is_monotone"]) == (2, 4, False)
+    assert frontier["note"] == "not monotone: micro-batch 8, 16 fit, though 4 ran out"
+    edge = find_frontier(table((2, 1, FIT), (4, 1, FIT), (4, 1, OUT), (4, 1, OUT)))
+    assert (edge["last_fit"], edge["first_out"], edge["is_monotone"]) == (2, 4, False)
+    assert edge["note"] == "at the edge: micro-batch 4 ran out in 2 of 3 runs"

@@ -197,3 +197,16 @@ def test_steps_to_target_without_their_columns(swept: Any) -> None:
     cells = cells_of(swept())
     with pytest.raises(AnalysisError, match="lacks columns: outcome"):
         paired_differences(cells, cells.runs.assign(target_loss=1.0, steps_to_target=1.0))
+
+
+def test_one_seed_is_not_identified(build: Any) -> None:
+    judged = judge_equivalence(paired_differences(cells_of(build().fork(seeds=(0,)))))
+    assert set(judged["verdict"]) == {"not identified"}
+    assert set(judged["reason"]) == {"1 pair; a spread needs 2"}
+
+
+def test_nothing_to_pair(build: Any) -> None:
+    sweep = build()
+    sweep.run((1, 32, 1))
+    judged = judge_equivalence(paired_differences(cells_of(sweep)))
+    assert judged.empty

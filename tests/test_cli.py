@@ -353,3 +353,14 @@ def test_a_study_without_its_package_line_is_explained(tmp_path, capsys):
 def test_a_report_of_several_sweeps_needs_a_place(capsys):
     assert main(["report", "one", "two"]) == 2
     assert "--out" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_failed_run_is_code_1(capsys: Captured) -> None:
+    long = ["budget.samples=320000", "launcher.timeout_s=0.5"]
+    assert main(["sweep", "seed=0", *QUICK, *long]) == 1
+    (folder,) = Path("outputs").iterdir()
+    (run,) = SweepFolder(folder).run_folders()
+    assert RunStatus.read(run.status).status is Status.TIMEOUT
+    capsys.readouterr()
+    assert main(["status", str(folder)]) == 0

@@ -202,3 +202,25 @@ def test_added_seeds_and_cells_extend_a_sweep(tmp_path: Path) -> None:
         ("completes-2-later", False),
     ]
     assert_done_once(sweep, ["completes-1", "completes-2-later"])
+
+
+@pytest.mark.slow
+def test_a_failure_of_the_other_launcher_is_not_repeated(launch: Launch) -> None:
+    """Nor hidden: both end with it."""
+    one = launch("spawn", "gated-1", "exits7-later")
+    one.wait_for_pids("gated-1", 1)
+    printed = io.StringIO()
+    sweep = one.sweep
+    open_gate(sweep)
+    result = Launcher(
+        sweep,
+        MACHINE,
+        [spec_named("gated-1"), spec_named("exits7-later")],
+        entry=ENTRY,
+        method="spawn",
+        console=Console(file=printed),
+    ).run()
+    assert one.process.wait() == 1
+    assert [run.run_id for run in result.failed] == ["exits7-later"]
+    assert [a.status for a in one.status("exits7-later").attempts] == ["failed"]
+    assert [a.status for a in one.status("gated-1").attempts] == ["completed"]

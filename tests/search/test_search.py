@@ -459,3 +459,21 @@ def test_two_cells_that_are_one_training_are_told_alike(tmp_path: Path) -> None:
     trials = trials_of(tmp_path / "s")
     assert trials["outcome"].eq("completed").all()
     assert len(trials) == 4
+
+
+@pytest.mark.slow
+def test_a_search_of_a_list_ends_with_the_value_that_its_trials_chose(
+    tmp_path: Path, capsys
+) -> None:
+    lines = ("search=grid", "search.trials=3", "search.grid_seeds=2")
+    rates = ("optimizer.learning_rate=0.001,0.1,0.3", "search.over=[optimizer.learning_rate]")
+    assert swept(tmp_path / "s", *lines, *rates) == 0
+    trials = trials_of(tmp_path / "s")
+    assert set(trials["optimizer.learning_rate"]) == {0.001, 0.1, 0.3}
+    best = trials.loc[trials["loss"].idxmin(), "optimizer.learning_rate"]
+    grid = statuses(SweepFolder(tmp_path / "s")).values()
+    mean = sum(status.summary["final_eval_loss"] for status in grid) / 2
+    assert (
+        f"Chosen by the trials: learning rate {significant(best, 3)} ({significant(mean, 4)}); "
+        "held-out loss, over 2 new seeds."
+    ) in capsys.readouterr().out

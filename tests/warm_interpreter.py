@@ -28,6 +28,8 @@ from batchscape.launch.forkserver import main as serve_launcher
 
 _PR_SET_CHILD_SUBREAPER = 36
 """prctl(2)"""
+_BOOT = "import sys; sys.path[:] = sys.argv[2:]; from warm_interpreter import main; main()"
+"""What the tests test is imported from where they import it, installed or not."""
 
 
 class ForkedInterpreter:
@@ -70,7 +72,7 @@ class WarmInterpreter:
         self._channel, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far_end:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(far_end.fileno()), *sys.path],
+                [sys.executable, "-c", _BOOT, str(far_end.fileno()), *sys.path],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(far_end.fileno(),),
                 env={**os.environ, **WORKER_ENVIRONMENT},
@@ -167,6 +169,6 @@ def _become_server(
     serve_launcher(str(launcher), str(request["entry"]))
 
 
-if __name__ == "__main__":
-    sys.path[:] = sys.argv[2:]
+def main() -> None:
+    """Be the process from which they are forked."""
     _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -211,3 +211,16 @@ def test_the_fastest_of_several_is_not_chosen_on_the_data_that_test_it() -> None
         supported += decided(any_above(slower, threshold)) == "supported"
     assert false / n <= 0.05 < chosen / n
     assert supported / n > 0.9
+
+
+def test_every_contradicts_at_the_level_over_its_comparisons() -> None:
+    """A mean between the t-intervals of one comparison and of two, by their closed form."""
+    spread = np.array([-1.0, 0.0, 1.0])
+    halves = [stats.t.ppf(1 - 0.05 / (2 * count), 2) / 3**0.5 for count in (1, 2)]
+    below = (spread - sum(halves) / 2).tolist()
+    far_above = (spread + 100).tolist()
+    assert decided(all_above(contrasts(below), 0)) == "contradicted"
+    assert decided(all_above(contrasts(below, far_above), 0)) == "not identified"
+    above = [-x for x in below]
+    assert decided(any_above(contrasts(above), 0)) == "supported"
+    assert decided(any_above(contrasts(above, [-x for x in far_above]), 0)) == "not identified"

@@ -75,7 +75,7 @@ def printed(report: Report, *others: str) -> str:
         note
         for section in report.sections
         for view in section.tables
-        for note in view.texts().footnotes.values()
+        for note in view.texts.footnotes.values()
     ]
     return "\n".join([*lines, *notes, *report.notes, *others])
 
@@ -125,7 +125,7 @@ def test_the_printed_remedy_gives_times_or_says_why_not(
         *(command for note in report.notes for command in commands_in(note)),
     ]
     assert remedies == [remedy] * 3
-    assert any("disturbed: processor" in header for header in report.table.texts().headers)
+    assert any("disturbed: processor" in header for header in report.table.texts.headers)
 
     second_output = sweep(shlex.split(remedy)[1:], capsys)
     assert "4 runs: 4 completed" in second_output

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -110,25 +112,37 @@ def contrasts_of(
     list of Contrast
         In the order of places and levels; without a value where two levels share no unit.
     """
+    complete = rows.dropna(subset=[*within, unit, factor])
+    keys = [complete[name].tolist() for name in (*within, unit, factor)]
+    values = complete["value"].to_numpy(dtype=np.float64, na_value=np.nan).tolist()
+    # By place, level and unit. A level without any value has a contrast too, but no runs behind it.
+    places: dict[tuple[Level, ...], dict[Level, dict[Level, list[tuple[float, str]]]]] = {}
+    for *within_values, block, level, value, run_id in zip(
+        *keys, values, complete["run_id"], strict=True
+    ):
+        blocks = places.setdefault(tuple(within_values), {}).setdefault(level, {})
+        if not np.isnan(value):
+            blocks.setdefault(block, []).append((value, run_id))
     contrasts = []
-    for key, group in rows.groupby(list(within)) if within else [((), rows)]:
-        # A level without any value has a contrast too, but no runs behind it.
-        wide = group.groupby([unit, factor])["value"].mean().unstack(factor)
-        measured = group.dropna(subset=["value"])
-        suffix = f" ({settings_text(within, key)})" if within else ""
-        for level, base in which(sorted(wide)):
-            if not {level, base} <= {None, *wide}:
+    for place, blocks_by_level in sorted(places.items(), key=itemgetter(0)):
+        suffix = f" ({settings_text(within, place)})" if within else ""
+        for level, base in which(sorted(blocks_by_level)):
+            if not {level, base} <= {None, *blocks_by_level}:
                 continue
-            differences = (wide[level] - (0 if base is None else wide[base])).dropna()
-            units, levels = measured[unit], measured[factor]
-            is_paired = units.isin(differences.index) & levels.isin([level, base])
             against = "" if base is None else f" against {base}"
+            sides = [blocks_by_level[side] for side in (level, base) if side is not None]
+            shared = sorted(set.intersection(*(set(side) for side in sides)))
+            means = [
+                np.array([fmean(value for value, _ in side[block]) for block in shared])
+                for side in sides
+            ]
+            run_ids = (run for side in sides for block in shared for _, run in side[block])
             contrasts.append(
                 Contrast(
                     f"{settings_text([factor], [level])}{against}{suffix}",
-                    differences.to_numpy(dtype=np.float64),
-                    tuple(sorted(measured.loc[is_paired, "run_id"])),
-                    place=key,
+                    means[0] - (0 if base is None else means[1]),
+                    tuple(sorted(run_ids)),
+                    place=place,
                     level=level,
                     base=base,
                 )

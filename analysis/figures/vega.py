@@ -120,7 +120,7 @@ def paper_chart(chart: Chart) -> dict[str, Any]:
     datasets["legend"] = [{"series": name} for name in legend]
     for panel in panels:
         _widen_single_values(panel["layer"], datasets)
-        panel["width"] = (width - 18 * (columns - 1)) / columns - 60
+        panel["width"] = (width - 18 * (columns - 1)) / columns - 36 if columns > 1 else width
         panel["height"] = _height(chart) or _HEIGHT
         for layer in panel["layer"]:
             for name in set(layer["encoding"]) & set(_OF_LEGEND):
@@ -131,7 +131,8 @@ def paper_chart(chart: Chart) -> dict[str, Any]:
     names = _names(chart, next(iter(chart.y.columns))) if chart.y.kind == "names" else []
     label_width = max((4 * min(len(str(name)), _LETTERS) for name in names), default=0)
     resolve = {"resolve": {"scale": {"color": "independent"}}} if chart.z else {}
-    panes = {"concat": panels, "columns": columns, **resolve} if len(panels) > 1 else panels[0]
+    fit = {"autosize": {"type": "fit-x", "contains": "padding"}}
+    panes = {"concat": panels, "columns": columns, **resolve} if columns > 1 else panels[0] | fit
     return {
         "$schema": _SCHEMA,
         "usermeta": {"width": width, "columns": columns},
@@ -206,7 +207,7 @@ def paper_caption(chart: Chart) -> str:
 def _paper_style(width: float, letters: int) -> dict[str, Any]:
     line, grid = "#333333", "#e6e6e6"
     return {
-        "font": "DejaVu Sans",
+        "font": "Liberation Sans",  # vl-convert brings it: machines without fonts draw text, too
         "background": "white",
         "padding": 2,
         "view": {"stroke": None},
@@ -234,7 +235,7 @@ def _paper_style(width: float, letters: int) -> dict[str, Any]:
             "symbolSize": 45,
             "symbolStrokeWidth": 1.4,
             "offset": 6,
-            "columns": max(1, int(width / (4.4 * letters + 22))),
+            "columns": max(1, int(width / (3.8 * letters + 22))),
             "rowPadding": 1,
             "columnPadding": 8,
         },

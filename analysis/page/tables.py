@@ -108,7 +108,7 @@ def _cut(parts: Iterable[Any]) -> tuple[str, ...]:
 
 def html_table(table: Table, runs: Sequence[Sequence[int]] = ()) -> HtmlTable:
     """Prepare a table, with the positions of the runs behind each row that is shown."""
-    return HtmlTable(table.texts(), runs, f"tables/{table.name}.csv" if table.name else "")
+    return HtmlTable(table.texts, runs, f"tables/{table.name}.csv" if table.name else "")
 
 
 def comparison_tables(
@@ -171,5 +171,5 @@ def run_table(cells: Cells) -> dict[str, Any]:
     )
     numbers = [*names - {"run_id", "geometry", "status", "why", "folder"}]
     frame[numbers] = frame[numbers].apply(pd.to_numeric, errors="coerce")
-    texts = Table("", "", frame, _RUN_COLUMNS).texts()
+    texts = Table("", "", frame, _RUN_COLUMNS).texts
     return {"headers": texts.headers, "rows": texts.rows}

@@ -66,7 +66,7 @@ _ROOM = {r"\small": 100, r"\footnotesize": 114, r"\scriptsize": 132}
 
 def to_latex(table: Table, *, is_long: bool = True) -> str:
     r"""Write a table for `\bsTable`: a `longtable` over pages, or a `tabular` for a float."""
-    texts = table.texts()
+    texts = table.texts
     font, widths, rows = _layout(texts)
     flush = [r"\raggedright" if i < texts.n_left else r"\raggedleft" for i in range(len(widths))]
     kinds = "".join(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,7 @@ class Table:
         """Positions of the rows that are shown."""
         return list(range(len(self.frame)) if self.rows is None else self.rows)
 
-    @property
+    @cached_property
     def filled(self) -> dict[Column, tuple[str, list[str]]]:
         """Header and texts of the columns that say anything of a row that is shown."""
         filled = {}
@@ -96,8 +97,9 @@ class Table:
                 filled[column] = header, texts
         return filled
 
+    @cached_property
     def texts(self) -> Texts:
-        """Write the rows that are shown."""
+        """The rows that are shown."""
         rows, filled = self.positions, self.filled
         footnotes = [list(texts) for texts in self.footnotes]
         row_notes = [

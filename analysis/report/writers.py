@@ -21,7 +21,7 @@ from batchscape.text import count_text
 
 def to_markdown(table: Table) -> str:
     """Write a table as GitHub does, with its notes underneath."""
-    texts = table.shortened().texts()
+    texts = table.shortened().texts
     n_left = texts.n_left
     rules = [":---" if i < n_left else "---:" for i in range(len(texts.headers))]
     lines = [[_escaped(header) for header in texts.headers], rules]
@@ -42,7 +42,7 @@ def to_markdown(table: Table) -> str:
 
 def show(console: Console, table: Table, max_rows: int = 50) -> None:
     """Print a table in a terminal; a line breaks between words, and else is longer than it."""
-    texts = table.texts()
+    texts = table.texts
     # Only the gaps stay where a narrow terminal may break a number.
     rows = [
         [

@@ -29,16 +29,18 @@ _BOOT = "import sys; sys.path[:] = sys.argv[1:]; from batchscape.drawing import 
 def draw(spec: Mapping[str, Any], files: list[Path]) -> None:
     """Draw a figure into files: `.pdf` (fonts embedded), `.png` or `.svg`.
 
-    It is as wide as its `usermeta.width`, in points; a first drawing shows the width of its axes.
+    One of several panels is as wide as its `usermeta.width`, in points: Vega fits only single
+    panels to a width, so a first drawing shows the width of the axes.
     """
     chart = dict(spec)
     svg = vl_convert.vegalite_to_svg(chart)
-    meta = chart["usermeta"]
-    excess = float(svg.partition(' width="')[2].partition('"')[0]) - meta["width"]
-    if abs(excess) > _WIDTH_TOLERANCE * meta["width"]:
-        for panel in chart.get("concat", [chart]):
-            panel["width"] = max(panel["width"] - excess / meta["columns"], 40)
-        svg = vl_convert.vegalite_to_svg(chart)
+    if panels := chart.get("concat"):
+        meta = chart["usermeta"]
+        excess = float(svg.partition(' width="')[2].partition('"')[0]) - meta["width"]
+        if abs(excess) > _WIDTH_TOLERANCE * meta["width"]:
+            for panel in panels:
+                panel["width"] = max(panel["width"] - excess / meta["columns"], 40)
+            svg = vl_convert.vegalite_to_svg(chart)
     for file in files:
         if file.suffix == ".pdf":
             file.write_bytes(vl_convert.svg_to_pdf(svg))

@@ -153,14 +153,15 @@ def outgoing_cell(text: str) -> str:
 
 def _secrets() -> tuple[tuple[str, str], ...]:
     """Return the variables that hold secrets, longest value first."""
-    # Not by items(), which would decode the values of all variables.
-    variables = [(name, os.environ[name]) for name in os.environ if _is_secret_name(name)]
-    secrets = [(name, value) for name, value in variables if _is_long(value)]
+    # As bytes: to decode every variable for every text takes a twentieth of a report's time.
+    names = [os.fsdecode(name) for name in os.environb if _is_secret_name(name)]
+    secrets = [(name, value) for name in names if _is_long(value := os.environ[name])]
     return tuple(sorted(secrets, key=lambda item: -len(item[1])))
 
 
 @lru_cache(maxsize=4096)
-def _is_secret_name(name: str) -> bool:
+def _is_secret_name(name: str | bytes) -> bool:
+    name = os.fsdecode(name)
     return re.fullmatch(rf"(?={_PART})\w+", name) is not None
 
 

@@ -199,7 +199,7 @@ def test_one_seed_tells_nothing(build: Any) -> None:
 def test_what_is_marked_is_bold(build: Any) -> None:
     cells = find_cells(load(train(build(), CLEAR).path).runs)
     marks = mark_best(cells, valid_figures(cells.runs))
-    grid = comparison_table(compare(cells), cells).texts()
+    grid = comparison_table(compare(cells), cells).texts
     headers = {"peak_allocated_gib": "peak memory (MiB)", "final_loss": "final loss"}
     for name, header in headers.items():
         column = grid.headers.index(header)

@@ -121,7 +121,7 @@ def test_where_no_time_counts_the_processor_time_stands_apart(build: Any) -> Non
     assert table.loc[32, "step_time_s_n"] == 0
     assert table.loc[32, f"{DISTURBED}_mean"] == pytest.approx(0.036)
     assert table.loc[32, f"{DISTURBED}_n"] == 2
-    grid = comparison_table(compare(cells), cells).texts()
+    grid = comparison_table(compare(cells), cells).texts
     column = grid.headers.index("disturbed: processor time (ms)")
     texts_by_micro = {row[0].split(TIMES)[1]: row[column].partition(" ")[0] for row in grid.rows}
     assert texts_by_micro == {"8": MISSING, "32": "36.00"}
@@ -134,7 +134,7 @@ def test_where_no_time_counts_the_processor_time_stands_apart(build: Any) -> Non
     assert "disturbed" in chart.x.columns["value"]
     timed = find_cells(runs[runs["launch.timing_valid"].eq(True)])
     assert disturbed(timed) == []
-    assert "disturbed" not in " ".join(comparison_table(compare(timed), timed).texts().headers)
+    assert "disturbed" not in " ".join(comparison_table(compare(timed), timed).texts.headers)
 
 
 def test_what_is_not_known_to_be_valid_is_no_time(build: Any) -> None:

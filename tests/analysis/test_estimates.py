@@ -44,7 +44,7 @@ def test_tables_follow_the_rule(build, seeds, has_interval):
     comparison = compare(cells)
     assert comparison["final_loss_n"].eq(seeds).all()
     assert comparison["final_loss_ci95"].notna().all() == has_interval
-    text = " ".join(" ".join(row) for row in comparison_table(comparison, cells).texts().rows)
+    text = " ".join(" ".join(row) for row in comparison_table(comparison, cells).texts.rows)
     assert ("±" in text) == has_interval
 
 

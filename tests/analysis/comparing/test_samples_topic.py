@@ -28,7 +28,7 @@ def reaches(
 
 def shown(section: Section, name: str) -> tuple[pd.DataFrame, list[list[str]]]:
     view = next(view for view in section.tables if view.name == name)
-    return view.frame, view.texts().rows
+    return view.frame, view.texts.rows
 
 
 def said(table: pd.DataFrame, names: Mapping[int, str] | None = None) -> str:

@@ -182,7 +182,7 @@ def test_the_section_says_what_was_compared(build: Callable[..., Any]) -> None:
     least, most = sorted(significant(size, 2) for size in table["detectable"])
     assert f"a difference from {least} to {most} % on would be found with 80% chance" in time
     for view in section.tables:
-        assert all(len(row) == len(view.texts().headers) for row in view.texts().rows)
+        assert all(len(row) == len(view.texts.headers) for row in view.texts.rows)
     # Sides without a cut in common.
     is_slow = runs["launch.device_model"].eq("Slow CPU")
     apart = comparing_section(find_cells(runs[is_slow == runs["micro_batch_size"].eq(32)]))

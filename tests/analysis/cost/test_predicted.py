@@ -76,7 +76,7 @@ def test_what_the_report_says_of_them(build: Any) -> None:
         "4 of 4 runs measured within the stated range."
     )
     (view,) = section.tables
-    assert len(view.texts().rows) == len(view.frame) == 2
+    assert len(view.texts.rows) == len(view.frame) == 2
 
 
 def test_learning_rates_are_no_cells_of_a_prediction_and_optimizers_are(build: Any) -> None:

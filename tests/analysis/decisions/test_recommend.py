@@ -392,14 +392,14 @@ def test_without_a_target_there_is_still_an_answer():
     nothing = evidence(reaches=None)
     recommendation = recommend(nothing, Needs(deadline_s=60.0))
     assert math.prod(recommendation.geometry) == 32
-    grid = candidates_table(recommendation.candidates, 12, "name", "title").texts()
+    grid = candidates_table(recommendation.candidates, 12, "name", "title").texts
     assert "time of a step" in grid.headers
     assert not {"time to target", "device-hours", "seeds"} & set(grid.headers)
     assert (
         "time to target"
-        in candidates_table(recommend(evidence(), Needs()).candidates, 12, "name", "title")
-        .texts()
-        .headers
+        in candidates_table(
+            recommend(evidence(), Needs()).candidates, 12, "name", "title"
+        ).texts.headers
     )
     assert recommendation.costliest[0].endswith(" times as long a step.")
     assert any("deadline could not be checked" in text for text in recommendation.warnings)
@@ -658,7 +658,7 @@ def test_two_seeds_have_no_interval_anywhere():
     assert any("2 seeds" in text for text in far.warnings)
     assert "[" not in recommendation.reasons[-1]
     assert "(2 of 2 seeds reached it; derived: " in recommendation.reasons[-1]
-    grid = candidates_table(recommendation.candidates, 99, "name", "title").texts()
+    grid = candidates_table(recommendation.candidates, 99, "name", "title").texts
     measured_rows = [row for row in grid.rows if row[1] == "measured"]
     assert len(measured_rows) == len(CELLS)
     assert not any("[" in row[3] for row in measured_rows)
@@ -673,7 +673,7 @@ def test_two_seeds_have_no_interval_anywhere():
     suffix = f"= {int(recommendation.chosen['global_batch_size'])}"
     assert all(("[" in row[5]) == row[0].endswith(suffix) for row in measured_rows)
     three = recommend(evidence(noise=0.2), Needs())
-    rows = candidates_table(three.candidates, 99, "name", "title").texts().rows
+    rows = candidates_table(three.candidates, 99, "name", "title").texts.rows
     assert all("[" in row[3] and "[" in row[5] for row in rows if row[1] == "measured")
 
 

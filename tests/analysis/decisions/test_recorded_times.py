@@ -67,7 +67,7 @@ def test_the_time_to_a_target_is_the_one_that_the_runs_recorded(uneven):
     share = measured["derived_time_s"] / measured["time_s"]
     notes = [
         note
-        for note in candidates_table(recommendation.candidates, 9, "name", "title").texts().notes
+        for note in candidates_table(recommendation.candidates, 9, "name", "title").texts.notes
         if "held against" in note
     ]
     assert f"is {share.min():.3g} to {share.max():.3g} times what was recorded (2 cuts)" in notes[0]
@@ -109,7 +109,7 @@ def test_a_time_that_no_run_at_the_rate_recorded_is_derived_of_its_mean_step(bui
     cut_rows = basis.table[basis.table["micro_batch_size"].eq(8)]
     mean = np.exp(np.log(cut_rows["mean_step_time_s"]).mean())
     assert rows.loc[8, "time_s"] == pytest.approx(rows.loc[8, "steps"] * mean)
-    table = candidates_table(rows.reset_index(), 9, "name", "title").texts()
+    table = candidates_table(rows.reset_index(), 9, "name", "title").texts
     marked = {row[0]: row[3].endswith(", derived") for row in table.rows}
     assert marked == {
         geometry_text(row): row["derived"] for row in rows.reset_index().to_dict("records")

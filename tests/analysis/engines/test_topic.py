@@ -42,17 +42,17 @@ def test_five_engines_side_by_side(engines):
     )
     assert section.warnings == []
     losses, costs = section.tables
-    assert len(losses.texts().rows) == 5 + 10
-    assert len(costs.texts().rows) == 5 * 2
+    assert len(losses.texts.rows) == 5 + 10
+    assert len(costs.texts.rows) == 5 * 2
     # The engines of one geometry lie together, ddp first.
-    assert [row[1] for row in costs.texts().rows[:5]] == [
+    assert [row[1] for row in costs.texts.rows[:5]] == [
         "ddp",
         "accelerate",
         "deepspeed",
         "fabric",
         "fsdp",
     ]
-    two = [row for row in costs.texts().rows if row[0].startswith("2")]
+    two = [row for row in costs.texts.rows if row[0].startswith("2")]
     assert {row[1]: row[-1] for row in two}["deepspeed"] == "every micro-step"
     assert {row[1]: row[-1] for row in two}["fsdp"] == "once"
     for view in section.tables:
@@ -76,7 +76,7 @@ def test_engines_that_train_otherwise_are_said_loudly(engines):
     ]
     # These runs do not record when their engines exchange gradients.
     assert not any("Exchange" in text for text in section.answer)
-    assert "exchanged" not in section.tables[1].texts().headers
+    assert "exchanged" not in section.tables[1].texts.headers
     assert section.tables[1].frame["exchanges_every_micro_step"].isna().all()
 
 
@@ -87,7 +87,7 @@ def test_costs_are_those_of_the_runs(engines):
     cells = find_cells(tables.runs)
     table = engine_costs(cells, tables.ranks)
     assert table["n"].tolist() == [3] * 6
-    assert {row[2] for row in costs_view(table, cells).texts().rows} == {"3"}
+    assert {row[2] for row in costs_view(table, cells).texts.rows} == {"3"}
     for row in table.to_dict("records"):
         cell_runs = cells.runs[cells.runs["cell"] == row["cell"]]
         assert row["step_time_s_mean"] == pytest.approx(
@@ -175,7 +175,7 @@ def test_the_section_shows_the_batches_of_programs(programs):
         "global batch be observed."
     ]
     assert section.warnings[0].startswith("Nothing confirms the global batch of 2 runs")
-    rows = {row[0]: row[3:] for row in section.tables[0].texts().rows}
+    rows = {row[0]: row[3:] for row in section.tables[0].texts.rows}
     assert len(rows) == 4
     # No run told its micro-batch or accumulation.
     assert ["1, not 2", "16, not 32", "no"] in rows.values()
@@ -216,8 +216,8 @@ def test_engines_too_are_named_by_the_rate_that_was_trained_with(build):
         costs_view(costs, cells),
     )
     for view in views:
-        position = list(view.texts().headers).index("learning rate")
-        assert {row[position] for row in view.texts().rows} == trained
+        position = list(view.texts.headers).index("learning rate")
+        assert {row[position] for row in view.texts.rows} == trained
     assert row_labels(costs) == {f"1{TIMES}32{TIMES}1, learning rate {rate}" for rate in trained}
 
 

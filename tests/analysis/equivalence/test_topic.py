@@ -36,7 +36,7 @@ def test_all_equivalent(build: Any) -> None:
     ]
     assert section.headlines["decomposition_loss_difference"].value == 0.0
     for view in section.tables:
-        assert len(view.texts().rows) == 3
+        assert len(view.texts.rows) == 3
         assert to_markdown(view)
         assert to_latex(view)
     # Both quantities for the CSV, the one that decides for the page.
@@ -113,11 +113,11 @@ def test_the_hardest_target_that_all_reached(build: Any) -> None:
     section = equivalence_section(cells, tables, reaches)
     assert section is not None
     assert set(section.tables[0].frame["target_loss"].dropna()) == {2.5}
-    assert len(section.tables[0].texts().rows) == 6
+    assert len(section.tables[0].texts.rows) == 6
     none = reaches_of(cells, {2.0: {0, 1}})
     section = equivalence_section(cells, tables, none)
     assert section is not None
-    assert len(section.tables[0].texts().rows) == 3
+    assert len(section.tables[0].texts.rows) == 3
 
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True, width=32)

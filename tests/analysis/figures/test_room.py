@@ -73,7 +73,7 @@ def test_a_scaled_rate_is_the_one_that_was_trained_with(build: Any) -> None:
     bases = ["base learning rate 0.001", "base learning rate 0.002"]
     assert list(setting_names(cells, cells.context_of()).values()) == bases
     comparison = compare(cells)
-    grid = comparison_table(comparison, cells).texts()
+    grid = comparison_table(comparison, cells).texts
     position = list(grid.headers).index("learning rate")
     assert [row[position] for row in grid.rows] == trained
     assert comparison["learning_rate"].tolist() == trained

@@ -47,8 +47,8 @@ def test_a_tuned_grid_is_answered():
     assert "Outside the exponent's interval: fixed, linear." in section.answer[0]
     optima, laws = section.tables
     assert optima.frame["run_ids"].str.count(";").eq(3 * len(RATES) - 1).all()
-    assert [row[0] for row in optima.texts().rows] == [str(batch) for batch in BATCHES]
-    assert [row[0] for row in laws.texts().rows] == ["fixed", "sqrt", "linear", "power"]
+    assert [row[0] for row in optima.texts.rows] == [str(batch) for batch in BATCHES]
+    assert [row[0] for row in laws.texts.rows] == ["fixed", "sqrt", "linear", "power"]
     for table in section.tables:
         assert to_latex(table)
         assert to_markdown(table)
@@ -66,7 +66,7 @@ def test_an_optimum_at_the_edge_is_loud():
     )
     assert any(text.startswith("NOT TUNED EVERYWHERE") for text in section.warnings)
     assert any("B = 128" in text and "Left out" in text for text in section.warnings)
-    by_batch = {row[0]: row[1] for row in section.tables[0].texts().rows}
+    by_batch = {row[0]: row[1] for row in section.tables[0].texts.rows}
     assert by_batch["128"] == "≥ 0.0040"
 
 
@@ -91,7 +91,7 @@ def test_groups_are_shown_apart():
     section = learning_rate_section(two, groups={0: "model gpt", 1: "model mlp"})
     assert section.answer[1].startswith("model mlp: ")
     assert set(section.headlines) == {"learning_rate_exponent_0", "learning_rate_exponent_1"}
-    assert section.tables[0].texts().n_left == 2
+    assert section.tables[0].texts.n_left == 2
     for chart in section.pictures:
         assert chart.choices[0].options == {"0": "model gpt", "1": "model mlp"}
 

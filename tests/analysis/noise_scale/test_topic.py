@@ -31,7 +31,7 @@ def test_the_report_shows_what_was_put_in(build: Any) -> None:
         sweep.run((1, 32, 1), seed=seed, optimizer_steps=200)
     report = write_report([sweep.path], figures=False)
     assert len((report.out / "tables" / "noise_scale.csv").read_text().splitlines()) == 2
-    grid = report.tables["noise_scale"].texts()
+    grid = report.tables["noise_scale"].texts
     ((*_, samples, tokens, small, big, runs, n),) = grid.rows
     assert (small, big, runs, n) == ("8", "32", "3", "3 runs")
     assert float(samples.split(" [")[0]) == pytest.approx(90, rel=0.05)
@@ -44,7 +44,7 @@ def test_the_report_shows_what_was_put_in(build: Any) -> None:
 def test_no_signal_is_not_identified(build: Any) -> None:
     sweep = build()
     sweep.run((1, 8, 4), optimizer_steps=60, noise=(90.0, 0.0))
-    (row,) = table_of(sweep).texts().rows
+    (row,) = table_of(sweep).texts.rows
     assert row[1].startswith("not identified")
     assert row[2].startswith("not identified")
 
@@ -58,7 +58,7 @@ def test_one_sampled_step_has_a_value_in_the_table_that_no_text_quotes(build: An
     assert table["n"].tolist() == [1]
     section = noise_scale_section(cells, tables.steps, table, {})
     assert section is not None
-    assert section.tables[0].texts().rows[0][1].endswith("(n = 1)")
+    assert section.tables[0].texts.rows[0][1].endswith("(n = 1)")
     (estimate,) = section.headlines.values()
     assert not estimate.is_identified
     assert estimate.note == "not identified"
@@ -76,7 +76,7 @@ def test_classes_are_no_tokens(build: Any) -> None:
             noise=(90.0, 1.0),
             task="class",
         )
-    grid = table_of(sweep).texts()
+    grid = table_of(sweep).texts
     assert "noise scale (samples)" in grid.headers
     assert "noise scale (tokens)" not in grid.headers
 

@@ -156,6 +156,8 @@ def _check_figures(report: Report) -> None:
         # A font that is embedded has its file, and no venue takes type 3.
         assert content.count(b"/FontFile2") == content.count(b"/Type /FontDescriptor") > 0
         assert b"/Subtype /Type3" not in content
+        # The one that the renderer brings: machines have others or none, and text went missing.
+        assert set(re.findall(rb"/BaseFont /[A-Z]{6}\+(\w+)", content)) == {b"LiberationSans"}
         box = re.findall(rb"/MediaBox\s*\[\s*0 0 ([\d.]+) [\d.]+\s*\]", content)[0]
         widths.add(float(box) / 72)
     assert len(figures) > 5

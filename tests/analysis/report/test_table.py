@@ -50,7 +50,7 @@ def printed_text(table: Table, width: int = 100, **options: Any) -> str:
 
 
 def test_numbers_are_written_with_unit_interval_and_n() -> None:
-    texts = TABLE.texts()
+    texts = TABLE.texts
     assert texts.headers == ["[red]cell", "loss", "time (ms)"]
     assert texts.rows == [
         ["[1x2]", "1.00 ± 0.10", "2.00 [1.00, 3.00]"],
@@ -74,7 +74,7 @@ def test_an_n_that_all_numbers_share_is_said_once(
     n: list[int], header: str, texts_of_x: list[str]
 ) -> None:
     frame = pd.DataFrame({"cell": ["a", "b", "c"], "x": [1.0, 2.0, np.nan], "n": n})
-    texts = Table("x", "", frame, [Column("cell", is_left=True), Column("x", n="n")]).texts()
+    texts = Table("x", "", frame, [Column("cell", is_left=True), Column("x", n="n")]).texts
     assert texts.headers[1] == header
     assert [row[1] for row in texts.rows] == texts_of_x
 
@@ -82,14 +82,14 @@ def test_an_n_that_all_numbers_share_is_said_once(
 def test_a_column_that_says_nothing_is_left_out() -> None:
     nothing = FRAME.assign(group="", loss=np.nan, cell=MISSING)
     columns = [Column("group", is_left=True), *COLUMNS]
-    assert Table("x", "", nothing, columns).texts().headers == ["[red]cell", "time (ms)"]
+    assert Table("x", "", nothing, columns).texts.headers == ["[red]cell", "time (ms)"]
 
 
 def test_the_page_sorts_by_the_numbers_of_the_frame() -> None:
     """By what was recorded, whatever unit stands in the text; by text where there is no number."""
     frame = FRAME.assign(unit=["GiB", "s", "s"])
     columns = [*COLUMNS[:2], Column("time_s", "time", units="unit")]
-    texts = Table("x", "", frame, columns).texts()
+    texts = Table("x", "", frame, columns).texts
     assert texts.keys == [None, [1.0, None, 2.5], [0.002, 0.25, None]]
     assert texts.rows[0][2] == "2.048 MiB"
 
@@ -147,7 +147,7 @@ def test_a_long_table_is_shortened_and_says_so() -> None:
     reasons = [f"reason {i}" if i % 2 else None for i in range(n)]
     bold = {(5, "loss"), (2999, "loss")}
     table = Table("x", "", frame, columns, footnotes=[reasons], notes=["of all"], bold=bold)
-    short = table.shortened(10).texts()
+    short = table.shortened(10).texts
     assert short.headers == ["cell", "loss"]
     assert [row[0] for row in short.rows] == [*(f"cell {i}" for i in range(9)), "cell 2999"]
     assert {short.rows[row][column] for row, column in short.bold} == {"5.500", "3000"}
@@ -161,7 +161,7 @@ def test_a_long_table_is_shortened_and_says_so() -> None:
 def test_many_footnotes_go_on_with_two_letters() -> None:
     frame = pd.DataFrame({"cell": [str(i) for i in range(29)]})
     reasons = [*frame["cell"][:28], "0"]
-    texts = Table("x", "", frame, [Column("cell", is_left=True)], footnotes=[reasons]).texts()
+    texts = Table("x", "", frame, [Column("cell", is_left=True)], footnotes=[reasons]).texts
     assert list(texts.footnotes)[-2:] == ["aa", "ab"]
     assert texts.marks[-1] == ["a"]
 
@@ -180,14 +180,14 @@ def test_a_paper_has_every_cut_at_the_best_learning_rate_of_its_batch(build: Any
     cells = find_cells(load(sweep.path).runs)
     table = comparison_table(compare(cells), cells)
     for short in (table.shortened(3), paper_comparison(table)):
-        batches_and_rates = [(row[0].rpartition("=")[2], row[1]) for row in short.texts().rows]
+        batches_and_rates = [(row[0].rpartition("=")[2], row[1]) for row in short.texts.rows]
         assert batches_and_rates == [("8", "0.004"), ("32", "0.016"), ("32", "0.016")]
     assert "3 of 9 rows are shown: those at the best settings of the" in table.shortened(3).notes[0]
     # Of survivors the mean says less: two of three seeds were lost at the rate with the lowest.
     for seed in (1, 2):
         sweep.run((1, 8, 1), seed=seed, status="diverged", optimizer__learning_rate=best[8])
     cells = find_cells(load(sweep.path).runs)
-    rows = paper_comparison(comparison_table(compare(cells), cells)).texts().rows
+    rows = paper_comparison(comparison_table(compare(cells), cells)).texts.rows
     assert (rows[0][0][-2:], rows[0][1]) == ("=8", "0.001")
     # Where nothing of the update varies there is none to choose.
     cuts = cells.runs[cells.runs["optimizer.learning_rate"].eq(0.004)]
@@ -202,7 +202,7 @@ def test_columns_of_the_comparison_are_chosen_by_their_figures(build: Any) -> No
     cells = find_cells(load(sweep.path).runs)
     figures = ["final_loss", "peak_allocated_gib"]
     table = comparison_table(compare(cells), cells, figures=figures)
-    headers = [header.partition(" (")[0] for header in table.texts().headers]
+    headers = [header.partition(" (")[0] for header in table.texts.headers]
     assert headers[-2:] == ["final loss", "peak memory"]
     assert headers[-3].startswith("n")
     # The file has them all, and a paper ten columns at most.

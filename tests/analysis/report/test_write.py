@@ -247,7 +247,7 @@ def test_samples_that_are_no_sequences_have_no_tokens(build: Any, settings: Any)
     runs = load(sweep.path).runs
     assert runs["tokens_per_s"].isna().all()
     assert runs["samples_per_s"].notna().all()
-    headers = " ".join(table_of(sweep).texts().headers)
+    headers = " ".join(table_of(sweep).texts.headers)
     assert "samples/s" in headers
     assert "tokens/s" not in headers
     assert ("eval accuracy" in headers) == (settings is DIGITS)
@@ -273,7 +273,7 @@ def test_mfu_names_its_peak(build: Any) -> None:
     row = table.frame.iloc[0]
     expected = 100 * 1e9 * row["samples_per_s_mean"] / 0.5e12
     assert row["mfu_pct_mean"] == pytest.approx(expected)
-    assert "MFU (%)" in " ".join(table.texts().headers)
+    assert "MFU (%)" in " ".join(table.texts.headers)
     notes = " ".join(table.notes)
     assert "0.5 (Some datasheet)" in notes
     assert "padding counted like any other token" in notes
@@ -295,7 +295,7 @@ def test_cells_that_are_not_invariant_have_a_footnote(build: Any) -> None:
     sweep = build()
     for geometry in ((1, 32, 1), (1, 8, 4)):
         sweep.run(geometry, ranks={"not_invariant": "BatchNorm"})
-    texts = table_of(sweep).texts()
+    texts = table_of(sweep).texts
     assert "not decomposition-invariant: BatchNorm" in texts.footnotes.values()
 
 
@@ -305,7 +305,7 @@ def test_ramps_of_other_batches_or_samples_are_other_cells(build: Any) -> None:
     sweep.run((1, 32, 1), ramp=((320, (1, 8, 1)),), seed=0)
     table = table_of(sweep)
     assert table.frame["ramp"].tolist() == ["8→32", "null"]
-    assert "ramp samples" not in table.texts().headers
+    assert "ramp samples" not in table.texts.headers
     sweep.run((1, 32, 1), ramp=((640, (1, 8, 1)),), seed=1)
     cells = find_cells(load(sweep.path).runs).table
     assert cells["ramp_samples"].tolist() == ["320", "640", "null"]
@@ -348,7 +348,7 @@ def test_several_sweeps_side_by_side(build: Any) -> None:
     assert len(table.frame) == 6
     assert table.frame["n"].tolist() == [2] * 6
     assert table.frame["throughput_ratio"].count() == 6
-    headers = " ".join(table.texts().headers)
+    headers = " ".join(table.texts.headers)
     assert "tokens/s" in headers
     assert "samples/s" in headers
 
@@ -373,7 +373,7 @@ def test_cells_show_how_many_of_their_runs_completed(build: Any) -> None:
         sweep.run(seed=seed)
     sweep.run(seed=2, status="failed", reason="out of luck", done=4)
     table = table_of(sweep)
-    (row,) = table.texts().rows
+    (row,) = table.texts.rows
     assert "2 of 3" in row
     assert any("over the completed runs only" in note for note in table.notes)
     losses = load(sweep.path).runs.dropna(subset="final_loss")
@@ -462,7 +462,7 @@ def test_every_cell_that_lacks_something_has_a_footnote(build: Any) -> None:
     sweep.run(seed=1)
     sweep.run((1, 16, 2), seed=0, status="pruned", done=4)
     sweep.run((1, 8, 4), seed=0, status="failed", reason="out of luck", done=4)
-    texts = table_of(sweep).texts()
+    texts = table_of(sweep).texts
     notes = [[texts.footnotes[mark] for mark in marks] for marks in texts.marks]
     stopped = "1 of 2 stopped at a target loss: final losses are those there"
     assert {stopped} | {"pruned"} | {"out of luck"} <= {note for row in notes for note in row}

@@ -181,7 +181,7 @@ def test_the_best_of_the_grid_leads_with_its_interval_and_its_neighbours(tmp_pat
     )
     view = section.tables[0]
     name = "learning rate"
-    assert view.texts().rows == [
+    assert view.texts.rows == [
         [studies[0], f"{name} 0.00200", "2.20 ± 0.25", "3", "0.00100 (2.600)", "0.00400 (2.400)"],
         [studies[1], f"{name} 0.0200", "3.10 ± 0.25", "3", "0.0100 (3.100)", "0.0400 (∞)"],
     ]
@@ -203,7 +203,7 @@ def test_a_best_at_the_end_of_its_grid_is_no_optimum(tmp_path: Path) -> None:
         "Least samples to target: learning rate 0.00400 (250.0); over 1 new seed; not bracketed, "
         "where it is the last value of the grid."
     )
-    (row,) = section.tables[0].texts().rows
+    (row,) = section.tables[0].texts.rows
     assert row == ["all", "learning rate 0.00400", "250.0", "1", "0.00200 (500.0)"]
 
 
@@ -218,7 +218,7 @@ def test_whole_numbers_stay_whole_beside_one_that_is_missing(tmp_path: Path) -> 
     section = with_grids(tmp_path, grids)
     assert "d model 64 at B = 8 (2.000), d model 32 at B = 16 (2.000)" in section.answer[0]
     assert "not bracketed at B = 8, where it is the last value" in section.answer[0]
-    first, second = section.tables[0].texts().rows
+    first, second = section.tables[0].texts.rows
     assert first[1:] == ["d model 64", "2.000", "1", "48 (2.500)", "—"]
     assert second[1:] == ["d model 32", "2.000", "1", "16 (2.500)", "48 (2.600)"]
 
@@ -255,7 +255,7 @@ def test_what_the_trials_chose_is_said_to_be_theirs(tmp_path: Path) -> None:
         "Chosen by the trials: gradient clip norm null at B = 8 (2.600), "
         "gradient clip norm 1.00 at B = 32 (2.600); held-out loss, over 2 new seeds."
     )
-    assert [row[1] for row in section.tables[0].texts().rows] == [
+    assert [row[1] for row in section.tables[0].texts.rows] == [
         "gradient clip norm null",
         "gradient clip norm 1.00",
     ]
@@ -275,7 +275,7 @@ def test_studies_without_a_result_are_named(tmp_path: Path) -> None:
     broken = grid_of("batch.global_batch_size=32", [])
     section = with_grids(tmp_path, [complete, lost, broken])
     assert section.answer[0].endswith("; no result at B = 16, at B = 32.")
-    assert len(section.tables[0].texts().rows) == 1
+    assert len(section.tables[0].texts.rows) == 1
 
 
 def test_a_grid_older_than_the_trials_says_so(tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_a_front_is_measured_again_point_by_point(tmp_path: Path) -> None:
         "over 1 new seed."
     )
     assert section.tables[0].title == "The trials of the front, with new seeds"
-    assert section.tables[0].texts().rows == [
+    assert section.tables[0].texts.rows == [
         ["all", "learning rate 0.00100", "2.000", "1.000", "yes", "1"],
         ["all", "learning rate 0.00200", "3.000", "2.000", "no", "1"],
     ]

@@ -63,7 +63,7 @@ def test_a_median_over_many_runs_has_an_interval_and_may_be_infinite() -> None:
     )
     row = reaches_table(rows).iloc[0]
     assert (row["steps_to_target"], row["steps_to_target_low"]) == (math.inf, 20.0)
-    assert "∞ [20.00, ∞]" in reaches_shown(reaches_table(rows)).texts().rows[0]
+    assert "∞ [20.00, ∞]" in reaches_shown(reaches_table(rows)).texts.rows[0]
 
 
 def test_runs_of_one_trajectory_count_once_and_a_completed_one_counts() -> None:
@@ -136,7 +136,7 @@ def test_learning_rates_are_never_pooled() -> None:
 
 
 def test_the_grid_shows_who_did_not_reach() -> None:
-    grid = reaches_shown(reaches_table(reaches())).texts()
+    grid = reaches_shown(reaches_table(reaches())).texts
     assert grid.headers[:3] == ["target loss", "global batch", "reached"]
     assert [row[2] for row in grid.rows] == ["3 of 3", "2 of 3", "1 of 3"]
     assert list(grid.footnotes.values()) == [
@@ -213,7 +213,7 @@ def test_a_cut_of_a_program_that_diverges_has_a_row_of_its_own(build: Callable[.
     counts = table[["n", "n_reached", "n_diverged"]]
     assert counts.loc[TIMES.join("184")].tolist() == [3, 3, 0]
     assert counts.loc[TIMES.join(["1", "32", "1"])].tolist() == [3, 0, 3]
-    assert "cut" in section.tables[0].texts().headers
+    assert "cut" in section.tables[0].texts.headers
 
 
 def test_a_repeat_of_a_program_that_diverged_is_not_hidden() -> None:

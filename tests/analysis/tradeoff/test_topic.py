@@ -90,7 +90,7 @@ def test_tables_and_pictures_are_whole(section):
     names = [view.name for view in section.tables]
     assert names == ["critical_batch", "tradeoff_fit", "tradeoff_forms"]
     for view in section.tables:
-        assert all(len(row) == len(view.texts().headers) for row in view.texts().rows)
+        assert all(len(row) == len(view.texts.headers) for row in view.texts.rows)
         text = to_markdown(view)
         assert "nan" not in text
         assert "inf" not in text.replace("infinite", "")

@@ -95,7 +95,7 @@ def test_the_headline_is_that_of_the_trusted_form_and_both_are_said():
     assert (row["form"], row["other_form"]) == ("free_exponent", "two_term")
     assert row["other_critical_batch_size_high"] == two.critical_batch_size.high
     forms = next(view for view in section.tables if view.name == "tradeoff_forms")
-    trust_of_form = {row[0]: row[1] for row in forms.texts().rows}
+    trust_of_form = {row[0]: row[1] for row in forms.texts.rows}
     assert trust_of_form["S = a + b/B^alpha"] == fit.critical_batch_size.text()
     assert trust_of_form["S = a + b/B"] == two.critical_batch_size.text()
     assert r"\newcommand{\bsCriticalBatchSize}" in macros(section.headlines)

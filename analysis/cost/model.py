@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -103,7 +103,8 @@ def fit_cost(
         rows[list(FACTORS)].to_numpy(dtype=float), axis=0, return_inverse=True
     )
     rows_by_cell = [number.reshape(-1) == cell for cell in range(len(factors))]
-    figures, ids = rows[figure].to_numpy(dtype=float), rows.filter(["run_id"])
+    figures = rows[figure].to_numpy(dtype=float)
+    ids = rows["run_id"].to_numpy(dtype=object) if "run_id" in rows else None
     measured = [figures[rows_of_cell] for rows_of_cell in rows_by_cell]
     cuts = Cuts(*factors.T)
     design = np.column_stack([term.weight(cuts) for term in terms.values()])
@@ -120,7 +121,9 @@ def fit_cost(
             "residual": means - fit.fitted,
             "left_out": fit.left_out,
             "left_out_error_pct": error_pct,
-            "run_ids": [runs_of(ids[rows_of_cell]) for rows_of_cell in rows_by_cell],
+            "run_ids": [
+                "" if ids is None else join_ids(ids[rows_of_cell]) for rows_of_cell in rows_by_cell
+            ],
         }
     )
     model = CostFit(terms, fit, {}, cells, unit, _method(fit, len(cells), len(rows)))
@@ -185,9 +188,9 @@ def outside(cells: pd.DataFrame, devices: int, micro: int, accumulation: int) ->
     return texts
 
 
-def runs_of(group: pd.DataFrame) -> str:
-    """Join the ids of some runs, where the table has them."""
-    return ";".join(sorted(map(str, group["run_id"]))) if "run_id" in group else ""
+def join_ids(ids: Iterable[object]) -> str:
+    """Join the ids of some runs in one text."""
+    return ";".join(sorted(map(str, ids)))
 
 
 def _why_undetermined(term: Term, cells: pd.DataFrame) -> str:

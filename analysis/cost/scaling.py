@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.cost.model import runs_of
+from batchscape.analysis.cost.model import join_ids
 from batchscape.analysis.cost.table import FACTORS, Geometry, one_group
 from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.numbers import TIMES
@@ -120,5 +120,5 @@ def _compare(rows: pd.DataFrame, keys: list[str], pair: Pair) -> dict[str, objec
         "n": n,
         "speedup": estimate.value * cell[0] / base[0] if kind == "strong" else math.nan,
         "estimate": estimate,
-        "run_ids": runs_of(pd.concat(runs)),
+        "run_ids": join_ids(run_id for side in runs for run_id in side.get("run_id", ())),
     }

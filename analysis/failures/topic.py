@@ -1,7 +1,6 @@
 """Attempts that did not finish: what ended them, and what came of their runs.
 
-When an attempt ended that died with its launcher, and what it had done by then, nobody has noted:
-there are counts here, and no times.
+There are counts here, and no times: how much of an attempt was lost, nobody has noted.
 """
 
 from __future__ import annotations

@@ -84,8 +84,7 @@ def test_an_attempt_of_a_dead_launcher_ends_after_it_began(
     monkeypatch.undo()
     (status,) = sweep_of(tmp_path, "fails").values()
     lost, new = status.attempts[-2:]
-    assert lost.ended_at == lost.started_at
-    assert lost.started_at <= new.started_at <= new.ended_at
+    assert lost.started_at <= lost.ended_at <= new.started_at <= new.ended_at
 
 
 def test_processes_of_a_launch_share_one_clock(monkeypatch: pytest.MonkeyPatch) -> None:

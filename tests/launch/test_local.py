@@ -193,8 +193,11 @@ def test_what_a_dead_launcher_left_is_resumed(sweep: Sweep) -> None:
     status.attempts[0].ended_at = status.attempts[0].status = None
     status.write(folder.status)
     folder.outcome(3).write_text("{}")
+    last_line_at = status.attempts[0].started_at + 1000
+    os.utime(folder.log, (last_line_at, last_line_at))
     sweep.run(spec)
     status = sweep.status("completes")
+    assert status.attempts[0].ended_at == pytest.approx(last_line_at, abs=1e-3)
     assert status.status is Status.COMPLETED
     assert [(a.status, a.reason) for a in status.attempts] == [
         ("interrupted", "the launcher died"),

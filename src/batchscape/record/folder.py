@@ -158,6 +158,12 @@ class RunFolder:
         """Rows of a table once the run is sealed."""
         return self.path / f"{table}.parquet"
 
+    @property
+    def written_at(self) -> float:
+        """When its processes last wrote a row or to the log; seconds since the epoch, 0: never."""
+        paths = [self.log, *map(self.lines, TABLES)]
+        return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
+
     def outcome(self, rank: int) -> Path:
         """How a rank ended."""
         return self.path / f"outcome-{rank}.json"

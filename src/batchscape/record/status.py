@@ -60,8 +60,8 @@ class Attempt:
     from_optimizer_step: int
     """Optimizer steps in the checkpoint that it went on from; 0 without one."""
     ended_at: float | None = None
-    """Seconds since the epoch; null while it runs. Of one that died with its launcher, when its
-    status was last written before the next attempt."""
+    """Seconds since the epoch; null while it runs. Of one that died with its launcher or its job,
+    when it last wrote a row or to its log."""
     status: str | None = None
     """How it ended; null while it runs."""
     reason: str | None = None

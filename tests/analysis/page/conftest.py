@@ -54,7 +54,9 @@ def browser() -> Iterator[Any]:
     wrong: list[str] = []
     with sync_playwright() as playwright:
         # Containers of the continuous integration run as root, where the sandbox cannot.
-        chromium = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
+        chromium = playwright.chromium.launch(
+            executable_path=executable, args=["--no-sandbox", "--disable-gpu"]
+        )
         context = chromium.new_context(offline=True, viewport={"width": 1200, "height": 900})
 
         def open_page(place: Path | str) -> Any:

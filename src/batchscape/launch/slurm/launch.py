@@ -29,7 +29,6 @@ from batchscape.record.claims import CLAIMS
 from batchscape.record.disk import check_usable, read_each
 from batchscape.record.files import read_json, write_atomically
 from batchscape.record.folder import RunFolder, SweepFolder
-from batchscape.record.instants import now
 from batchscape.record.locks import hold, sweep_lock
 from batchscape.record.outcome import RunEnd
 from batchscape.record.spec import RunSpec
@@ -346,7 +345,8 @@ def _note_lost(spec: RunSpec, folder: RunFolder, end: RunEnd) -> bool:
         if status.status is not Status.RUNNING:
             return False
         ranks = spec.geometry.data_parallel_size
-        write_end(folder, status, end, ranks, ended_at=max(now(), status.attempts[-1].started_at))
+        ended_at = max(folder.written_at, status.attempts[-1].started_at)
+        write_end(folder, status, end, ranks, ended_at=ended_at)
     except (BatchscapeError, OSError):
         return False  # the next launch meets the error again, and reports it
     finally:

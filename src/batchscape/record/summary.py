@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from batchscape.record import noise_scale
 from batchscape.record.figures import COLUMNS, FIGURES, How
@@ -107,38 +109,43 @@ def _final_loss(steps: pd.DataFrame) -> float | None:
 
 
 def _times(steps: pd.DataFrame, data_parallel_size: int) -> dict[str, Any]:
+    step_time_s, gap_s = _floats(steps["step_time_s"]), _floats(steps["gap_s"])
     # Sampling the noise scale takes time, with some geometries more than with others.
-    warm_up = steps["warmup"].fillna(value=True).astype(bool)
-    measured = steps[~warm_up & steps["small_batch_size"].isna()]
-    if (steps if measured.empty else measured)["step_time_s"].isna().all():
+    is_measured = ~_is_warm_up(steps) & steps["small_batch_size"].isna().to_numpy()
+    if np.isnan(step_time_s[is_measured] if is_measured.any() else step_time_s).all():
         return {}
-    if measured.empty:
+    if not is_measured.any():
         return {"measured_optimizer_steps": 0}
     # The last stage of a ramp counts: steps of another global batch take another time.
-    last = measured[measured["global_batch_size"] == steps["global_batch_size"].iloc[-1]]
+    batch = _floats(steps["global_batch_size"])
+    is_last = is_measured & (batch == batch[-1])
     # A program may log every n-th step: a row has the samples of n steps, and the time of one.
-    counts = steps[["optimizer_step", "tokens", "samples"]]
-    increments = counts.diff().fillna(counts)
-    timed = measured.dropna(subset=["step_time_s"])
-    steps_of_row = increments.loc[timed.index, "optimizer_step"].astype(float)
-    total_s = float((timed["step_time_s"] * steps_of_row).sum())
-    wait_s = _to_float((timed["core_wait_s"] * steps_of_row).sum(min_count=1))
-    done = increments.loc[timed.index].sum(skipna=False)
-    tokens = _to_float(done["tokens"])
-    following = measured.dropna(subset=["gap_s"])
-    gaps_s = _to_float(following["gap_s"].sum(min_count=1))
-    stepping_s = float(following["step_time_s"].sum())
-    return _reduce_columns("steps", last, "median") | {
-        "measured_optimizer_steps": len(measured),
-        "step_time_p10_s": _to_float(last["step_time_s"].quantile(0.1)),
-        "step_time_p90_s": _to_float(last["step_time_s"].quantile(0.9)),
+    is_timed = is_measured & ~np.isnan(step_time_s)
+    steps_of_row = _increments(steps["optimizer_step"])[is_timed]
+    total_s = float(np.nansum(step_time_s[is_timed] * steps_of_row))
+    wait_s = _sum(_floats(steps["core_wait_s"])[is_timed] * steps_of_row)
+    tokens, samples = (
+        _to_float(_increments(steps[name])[is_timed].sum()) for name in ("tokens", "samples")
+    )
+    if samples is None:
+        msg = "a row has a time and no samples"
+        raise ValueError(msg)
+    is_followed = is_measured & ~np.isnan(gap_s)
+    gaps_s, stepping_s = _sum(gap_s[is_followed]), float(np.nansum(step_time_s[is_followed]))
+    last_times_s = step_time_s[is_last & is_timed]
+    low, high = np.quantile(last_times_s, [0.1, 0.9]) if len(last_times_s) else (None, None)
+    switches = _sum(_floats(steps["involuntary_switches"])[is_measured])
+    return _reduce_columns("steps", steps[is_last], "median") | {
+        "measured_optimizer_steps": int(is_measured.sum()),
+        "step_time_p10_s": _to_float(low),
+        "step_time_p90_s": _to_float(high),
         "gap_pct": None if gaps_s is None else 100 * gaps_s / (gaps_s + stepping_s),
         "tokens_per_s": None if tokens is None else tokens / total_s,
-        "samples_per_s": float(done["samples"]) / total_s,
+        "samples_per_s": samples / total_s,
         "tokens_per_s_per_device": None
         if tokens is None
         else tokens / total_s / data_parallel_size,
-        "involuntary_switches": _to_int(measured["involuntary_switches"].sum(min_count=1)),
+        "involuntary_switches": _to_int(switches),
         "core_wait_pct": None if wait_s is None else 100 * wait_s / total_s,
     }
 
@@ -152,25 +159,50 @@ def _hardware_use(
     """Compute FLOP/s, power and energy of the devices; `ranks` are the rows of one attempt."""
     figures: dict[str, Any] = {}
     # Ranks may share a CUDA device, while each CPU rank is a device; machines count from 0.
-    shared = ranks["device"].str.startswith("cuda").fillna(value=False)
-    device = ranks["device"].where(shared, ranks["rank"].astype("string"))
-    devices = ranks.groupby([ranks["node"].fillna(0), device])
+    energies_j: dict[tuple[Any, ...], list[float]] = {}
+    names = ("node", "device", "rank", "energy_j")
+    for node, device, rank, energy in zip(*(ranks[name] for name in names), strict=True):
+        is_shared = not pd.isna(device) and device.startswith("cuda")
+        key = (0 if pd.isna(node) else node, device if is_shared else rank)
+        energies_j.setdefault(key, []).append(math.nan if pd.isna(energy) else energy)
     flops = _to_float(ranks["model_flops_per_sample"].max())
     if flops is not None and samples_per_s is not None:
-        attained = flops * samples_per_s / len(devices) / 1e12
+        attained = flops * samples_per_s / len(energies_j) / 1e12
         figures["model_tflops_per_s_per_device"] = attained
         if peak_tflops:
             figures["mfu_pct"] = 100 * attained / peak_tflops
     # Ranks that share a device report its energy once.
-    energy_j = _to_float(devices["energy_j"].max().sum(skipna=False))
-    attempt = steps[steps["attempt"].eq(ranks["attempt"].iloc[0])]
-    measured = attempt[~attempt["warmup"].fillna(value=True).astype(bool)]
-    if energy_j is not None and len(measured):
+    energy_j = _to_float(sum(np.fmax.reduce(energies) for energies in energies_j.values()))
+    attempt = steps["attempt"].eq(ranks["attempt"].iloc[0]).to_numpy(dtype=bool, na_value=False)
+    is_measured = attempt & ~_is_warm_up(steps)
+    if energy_j is not None and is_measured.any():
         # Energy is counted by attempt, so that only steps of the same attempt count.
-        tokens = steps["tokens"].diff().fillna(steps["tokens"]).loc[measured.index].sum()
-        figures["power_w"] = energy_j / float(measured[["step_time_s", "gap_s"]].sum().sum())
+        tokens = np.nansum(_increments(steps["tokens"])[is_measured])
+        times_s = (np.nansum(_floats(steps[n])[is_measured]) for n in ("step_time_s", "gap_s"))
+        figures["power_w"] = energy_j / float(sum(times_s))
         figures["energy_j_per_token"] = energy_j / float(tokens)
     return figures
+
+
+def _floats(column: pd.Series[Any]) -> NDArray[np.float64]:
+    """Return the numbers of a column, NaN where one is missing."""
+    return column.to_numpy(dtype=np.float64, na_value=np.nan)
+
+
+def _is_warm_up(steps: pd.DataFrame) -> NDArray[np.bool_]:
+    return steps["warmup"].to_numpy(dtype=bool, na_value=True)
+
+
+def _increments(counter: pd.Series[Any]) -> NDArray[np.float64]:
+    """Return what a counter grew by since the row before; all that it counts where none did."""
+    counts = _floats(counter)
+    increments = np.diff(counts, prepend=np.nan)
+    return np.where(np.isnan(increments), counts, increments)
+
+
+def _sum(values: NDArray[np.float64]) -> float | None:
+    """Add the values that are there; None where none is."""
+    return None if np.isnan(values).all() else _to_float(np.nansum(values))
 
 
 def _to_int(value: Any) -> int | None:  # noqa: ANN401  (a pandas scalar, perhaps NA)

@@ -22,7 +22,7 @@ WIDTH = 252.0
 def made(title: str = "loss", kind: str = "line") -> dict[str, Any]:
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "usermeta": {"width": WIDTH, "columns": 1},
+        "usermeta": {"width": WIDTH},
         "width": 120,
         "height": 90,
         "title": title,

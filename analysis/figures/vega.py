@@ -91,7 +91,7 @@ def page_chart(
 
 
 def paper_chart(chart: Chart) -> dict[str, Any]:
-    """Write a chart with its rows for a paper; `usermeta` has its width in points and columns."""
+    """Write a chart with its rows for a paper; `usermeta` has its width in points."""
     choices = {choice.column: choice for choice in choices_of(chart)}
     first = {name: next(iter(choice.options)) for name, choice in choices.items()}
     options = list(choices[chart.panels].options) if chart.panels in choices else [""]
@@ -120,7 +120,7 @@ def paper_chart(chart: Chart) -> dict[str, Any]:
     datasets["legend"] = [{"series": name} for name in legend]
     for panel in panels:
         _widen_single_values(panel["layer"], datasets)
-        panel["width"] = (width - 18 * (columns - 1)) / columns - 36 if columns > 1 else width
+        panel["width"] = (width - 18 * (columns - 1)) / columns - 36
         panel["height"] = _height(chart) or _HEIGHT
         for layer in panel["layer"]:
             for name in set(layer["encoding"]) & set(_OF_LEGEND):
@@ -131,11 +131,10 @@ def paper_chart(chart: Chart) -> dict[str, Any]:
     names = _names(chart, next(iter(chart.y.columns))) if chart.y.kind == "names" else []
     label_width = max((4 * min(len(str(name)), _LETTERS) for name in names), default=0)
     resolve = {"resolve": {"scale": {"color": "independent"}}} if chart.z else {}
-    fit = {"autosize": {"type": "fit-x", "contains": "padding"}}
-    panes = {"concat": panels, "columns": columns, **resolve} if columns > 1 else panels[0] | fit
+    panes = {"concat": panels, "columns": columns, **resolve} if len(panels) > 1 else panels[0]
     return {
         "$schema": _SCHEMA,
-        "usermeta": {"width": width, "columns": columns},
+        "usermeta": {"width": width},
         "config": _paper_style(width - label_width, letters),
         "datasets": datasets,
         **panes,

@@ -29,18 +29,20 @@ _BOOT = "import sys; sys.path[:] = sys.argv[1:]; from batchscape.drawing import 
 def draw(spec: Mapping[str, Any], files: list[Path]) -> None:
     """Draw a figure into files: `.pdf` (fonts embedded), `.png` or `.svg`.
 
-    One of several panels is as wide as its `usermeta.width`, in points: Vega fits only single
-    panels to a width, so a first drawing shows the width of the axes.
+    It is as wide as its `usermeta.width`, in points. Vega fits only a single panel to a width; of
+    several a first drawing shows the width of the axes.
     """
-    chart = dict(spec)
-    svg = vl_convert.vegalite_to_svg(chart)
+    chart, width = dict(spec), spec["usermeta"]["width"]
     if panels := chart.get("concat"):
-        meta = chart["usermeta"]
-        excess = float(svg.partition(' width="')[2].partition('"')[0]) - meta["width"]
-        if abs(excess) > _WIDTH_TOLERANCE * meta["width"]:
+        svg = vl_convert.vegalite_to_svg(chart)
+        excess = float(svg.partition(' width="')[2].partition('"')[0]) - width
+        if abs(excess) > _WIDTH_TOLERANCE * width:
             for panel in panels:
-                panel["width"] = max(panel["width"] - excess / meta["columns"], 40)
+                panel["width"] = max(panel["width"] - excess / chart["columns"], 40)
             svg = vl_convert.vegalite_to_svg(chart)
+    else:
+        fit = {"width": width, "autosize": {"type": "fit-x", "contains": "padding"}}
+        svg = vl_convert.vegalite_to_svg(chart | fit)
     for file in files:
         if file.suffix == ".pdf":
             file.write_bytes(vl_convert.svg_to_pdf(svg))

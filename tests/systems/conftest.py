@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -68,6 +69,25 @@ def batchscape(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 
 Sweep = Callable[..., Swept]
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
+    """Have a folder made by one of the processes that run the tests, and read by all."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def folder(name: str, make: Callable[[Path], None]) -> Path:
+        wanted, made = base / f"once-{name}", base / f"once-{name}.made"
+        with (base / f"once-{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not made.exists():
+                shutil.rmtree(wanted, ignore_errors=True)
+                make(wanted)
+                made.touch()
+        return wanted
+
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Small programs of each training system, run as their users run them."""
+"""Small programs of each training system, run on ranks of gloo."""
 
 from __future__ import annotations
 
@@ -13,29 +13,31 @@ from typing import Any
 
 import pytest
 
-PROGRAMS = Path(__file__).parent / "programs"
+ALL_PROGRAMS = Path(__file__).parent / "programs" / "all_programs.py"
 
 
 @pytest.fixture(scope="session")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], dict[str, Any]]:
+def found(once: Callable[..., Path]) -> Callable[[str, int], dict[str, Any]]:
     """Return what a program found on a number of gloo ranks; each is run once."""
 
-    @cache
-    def run(program: str, ranks: int) -> dict[str, Any]:
-        out = tmp_path_factory.mktemp(program) / f"{ranks}.json"
-        script = PROGRAMS / f"{program}_program.py"
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    def run_all(folder: Path) -> None:
+        folder.mkdir()
         done = subprocess.run(
-            [*torchrun, "--nproc_per_node", str(ranks), str(script), str(out)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-            cwd=out.parent,
+            [sys.executable, str(ALL_PROGRAMS), str(folder)],
+            env=os.environ
+            | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"},
+            cwd=folder,
             capture_output=True,
             text=True,
             check=False,
         )
         assert done.returncode == 0, done.stderr[-4000:]
-        content: dict[str, Any] = json.loads(out.read_text())
+
+    @cache
+    def read(program: str, ranks: int) -> dict[str, Any]:
+        text = (once("traps", run_all) / f"{program}-{ranks}.json").read_text()
+        content: dict[str, Any] = json.loads(text)
         assert content["ranks"] == ranks
         return content
 
-    return run
+    return read

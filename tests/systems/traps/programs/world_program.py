@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 from accelerate import Accelerator
 
 it = Accelerator()
-Path(sys.argv[1]).write_text(str(it.num_processes))
+if it.is_main_process:
+    Path(sys.argv[1]).write_text(json.dumps({"ranks": it.num_processes}))
 it.end_training()

@@ -1,0 +1,81 @@
+"""Ranks of a program as torchrun starts them, forked from a process that has imported once.
+
+Every rank that Python starts imports torch for seconds, and transformers for more.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import runpy
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+
+def preload(modules: Sequence[str]) -> None:
+    """Import what the ranks would import."""
+    gc.disable()
+    for name in modules:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+def free_port() -> int:
+    """Return a port on which nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def run_ranks(script: str, arguments: Sequence[str], ranks: int, port: int) -> int:
+    """Run a script on some ranks of this machine; return 0, or 1 where one has failed."""
+    living = {}
+    for rank in range(ranks):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            _be_rank(script, arguments, rank, ranks, port)
+        living[pid] = rank
+    failed = False
+    while living:
+        pid, status = os.wait()
+        if living.pop(pid, None) is not None and status and not failed:
+            failed = True
+            for other in living:
+                os.kill(other, signal.SIGTERM)
+    return int(failed)
+
+
+def _be_rank(script: str, arguments: Sequence[str], rank: int, ranks: int, port: int) -> NoReturn:
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+    code = 1
+    try:
+        runpy.run_path(script, run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

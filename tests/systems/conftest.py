@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import hashlib
+import io
+import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import pandas as pd
 import pytest
@@ -19,9 +22,11 @@ from batchscape.analysis.cells import Cells, find_cells
 from batchscape.analysis.claims.declared import judge_claims
 from batchscape.analysis.claims.evidence import Evidence
 from batchscape.analysis.decisions.topic import decision_section
+from batchscape.cli import main
 from batchscape.record.tables import Tables, load
 
-ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 
 
 @dataclass(frozen=True)
@@ -56,16 +61,27 @@ class Swept:
 _OUTPUTS = shutil.ignore_patterns("outputs", "__pycache__")
 
 
-def batchscape(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "batchscape", *arguments],
-        cwd=folder,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+def batchscape(folder: Path, *arguments: str, **environment: str) -> tuple[int, str]:
+    """Do what a command does, in this process; return its exit code and what it printed."""
+    printed = io.StringIO()
+    with (
+        contextlib.chdir(folder),
+        patch.dict(os.environ, OMP_NUM_THREADS="1", **environment),
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(printed),
+    ):
+        code = main(list(arguments))
+    return code, printed.getvalue()
+
+
+def forked_ranks(preloaded: str) -> dict[str, str]:
+    """Return the environment in which the ranks of torchrun are forked, see `forked_ranks`."""
+    folders = [str(HERE / "forked"), os.environ.get("PYTHONPATH", "")]
+    # Ranks have their own environment shown where this stands.
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, folders)),
+        "FORKED_RANKS_PRELOAD": preloaded.ljust(200),
+    }
 
 
 Sweep = Callable[..., Swept]
@@ -91,28 +107,44 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
 
 
 @pytest.fixture(scope="session")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    """Copy an example, perhaps with an edited study, sweep it and report it."""
+def sweep(once: Callable[[str, Callable[[Path], None]], Path]) -> Sweep:
+    """Copy an example, perhaps with an edited study, sweep it, and report it where asked.
+
+    With modules to preload, the ranks of torchrun are forked.
+    """
 
     def run(
-        example: str, *settings: str, study: str | None = None, edit: tuple[str, str] = ("", "")
+        example: str,
+        *settings: str,
+        study: str | None = None,
+        edit: tuple[str, str] = ("", ""),
+        preloaded: str = "",
+        report: bool = False,
     ) -> Swept:
-        folder = tmp_path_factory.mktemp("systems") / example
-        shutil.copytree(ROOT / "examples" / example, folder, ignore=_OUTPUTS)
         study = example if study is None else study
-        page = folder / "sweeps" / f"{study}.yaml"
-        assert edit[0] in page.read_text()
-        if edit[0]:
-            page.write_text(page.read_text().replace(*edit))
+
+        def make(folder: Path) -> None:
+            shutil.copytree(ROOT / "examples" / example, folder, ignore=_OUTPUTS)
+            page = folder / "sweeps" / f"{study}.yaml"
+            assert edit[0] in page.read_text()
+            if edit[0]:
+                page.write_text(page.read_text().replace(*edit))
+            options = ["--config-dir", ".", f"sweeps={study}", "tracker=none"]
+            environment = forked_ranks(preloaded) if preloaded else {}
+            code, printed = batchscape(
+                folder, "sweep", *options, "sweep_dir=outputs/swept", *settings, **environment
+            )
+            if report and code == 0:
+                reported, page_printed = batchscape(folder, "report", "outputs/swept")
+                assert reported == 0, page_printed
+                printed += page_printed
+            (folder / "printed.json").write_text(json.dumps([code, printed]))
+
+        key = hashlib.sha256(repr((settings, edit)).encode()).hexdigest()[:8]
+        folder = once(f"{study}-{key}", make)
+        code, printed = json.loads((folder / "printed.json").read_text())
         outputs = folder / "outputs" / "swept"
-        options = ["--config-dir", ".", f"sweeps={study}", "tracker=none", f"sweep_dir='{outputs}'"]
-        swept = batchscape(folder, "sweep", *options, *settings)
-        printed = swept.stdout
-        if swept.returncode == 0:
-            reported = batchscape(folder, "report", str(outputs))
-            assert reported.returncode == 0, reported.stdout
-            printed += reported.stdout
-        return Swept(swept.returncode, printed, outputs, load(outputs))
+        return Swept(code, printed, outputs, load(outputs))
 
     return run
 
@@ -142,8 +174,8 @@ def timed(swept: Swept) -> Cells:
 
 def check_recommendation(swept: Swept, geometries: str) -> None:
     """Check that a geometry that ran is recommended, with the time to a loss."""
-    recommended = batchscape(swept.folder, "recommend", str(swept.folder))
-    assert recommended.returncode == 0, recommended.stdout
+    code, printed = batchscape(swept.folder, "recommend", str(swept.folder))
+    assert code == 0, printed
     decided = decision_section(timed(swept), swept.tables)
     assert decided is not None
     assert re.search(rf"Use ({geometries}) = 8 ", decided.answer[0])

@@ -5,6 +5,8 @@ Every rank that Python starts imports torch for seconds, and transformers for mo
 
 from __future__ import annotations
 
+import argparse
+import ctypes
 import gc
 import importlib
 import os
@@ -14,7 +16,11 @@ import socket
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
+
+PRELOAD = "FORKED_RANKS_PRELOAD"
+"""In the environment: the modules to import once, and room for what the ranks have there."""
 
 
 def preload(modules: Sequence[str]) -> None:
@@ -55,7 +61,7 @@ def run_ranks(script: str, arguments: Sequence[str], ranks: int, port: int) -> i
 
 
 def _be_rank(script: str, arguments: Sequence[str], rank: int, ranks: int, port: int) -> NoReturn:
-    os.environ |= {
+    own = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(ranks),
@@ -63,6 +69,8 @@ def _be_rank(script: str, arguments: Sequence[str], rank: int, ranks: int, port:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
+    os.environ |= own
+    _show_others(own)
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     code = 1
@@ -79,3 +87,32 @@ def _be_rank(script: str, arguments: Sequence[str], rank: int, ranks: int, port:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _show_others(own: dict[str, str]) -> None:
+    """Have /proc show what is new in the environment of a rank, as it does of a started one."""
+    start, end = (int(field) for field in Path("/proc/self/stat").read_text().split()[49:51])
+    shown = ctypes.string_at(start, end - start)
+    first = shown.find(f"{PRELOAD}=".encode())
+    if first < 0:
+        return
+    room = shown.index(b"\0", first) - first
+    text = b"\0".join(f"{name}={value}".encode() for name, value in own.items())
+    assert len(text) <= room, "there is no room for the environment of a rank"
+    ctypes.memmove(start + first, text.ljust(room, b"\0"), room)
+
+
+def main() -> int:
+    """Do what `torch.distributed.run` does with these options, on this machine."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--nproc_per_node", type=int, required=True)
+    parser.add_argument("--master_port", type=int, required=True)
+    parser.add_argument("script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    args = parser.parse_args()
+    preload(os.environ[PRELOAD].split())
+    return run_ranks(args.script, args.arguments, args.nproc_per_node, args.master_port)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

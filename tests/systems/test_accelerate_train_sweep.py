@@ -13,7 +13,7 @@ pytest.importorskip("accelerate")
 
 @pytest.fixture(scope="module")
 def swept(sweep):
-    return sweep("accelerate_train", "seed=0")
+    return sweep("accelerate_train", "seed=0", preloaded="torch accelerate")
 
 
 def test_cuts_of_one_batch_train_alike_on_unequal_documents(swept, cuts):

@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 
 @pytest.fixture(scope="module")
 def swept(sweep):
-    return sweep("hf_trainer", "seed=0")
+    return sweep("hf_trainer", "seed=0", preloaded="transformers.trainer transformers.models.llama transformers.models.auto", report=True)
 
 
 def check_against_trainer_state(swept):

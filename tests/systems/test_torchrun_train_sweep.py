@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.systems, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def swept(sweep):
-    return sweep("torchrun_train")
+    return sweep("torchrun_train", preloaded="torch", report=True)
 
 
 def test_cuts_of_one_batch_train_alike(swept, cuts):

@@ -13,7 +13,9 @@ pytest.importorskip("transformers")
 
 @pytest.fixture(scope="module")
 def swept(sweep):
-    return sweep("hf_trainer", "seed=0", preloaded="transformers.trainer transformers.models.llama transformers.models.auto", report=True)
+    preloaded = "transformers.trainer transformers.models.llama"
+    settings = ["seed=0", "budget.optimizer_steps=12"]
+    return sweep("hf_trainer", *settings, preloaded=preloaded, report=True)
 
 
 def check_against_trainer_state(swept):
@@ -24,13 +26,13 @@ def check_against_trainer_state(swept):
         logged = [row for row in state["log_history"] if "loss" in row]
         steps = swept.steps(run.run_id)
         assert [row["step"] for row in logged] == steps["optimizer_step"].tolist()
-        assert steps["optimizer_step"].tolist() == list(range(1, 31))
+        assert steps["optimizer_step"].tolist() == list(range(1, 13))
         assert [row["loss"] for row in logged] == steps["loss"].tolist()
         assert [row["grad_norm"] for row in logged] == steps["gradient_norm"].tolist()
         assert [row["learning_rate"] for row in logged] == steps["learning_rate"].tolist()
         assert [row["num_input_tokens_seen"] for row in logged] == steps["tokens"].tolist()
-        assert steps["samples"].tolist() == [8 * step for step in range(1, 31)]
-        assert state["num_input_tokens_seen"] == 30 * 8 * 64
+        assert steps["samples"].tolist() == [8 * step for step in range(1, 13)]
+        assert state["num_input_tokens_seen"] == 12 * 8 * 64
         assert state["train_batch_size"] == run.micro_batch_size
         (evaluated,) = (row for row in state["log_history"] if "eval_loss" in row)
         assert swept.evaluation(run.run_id)["eval_loss"] == evaluated["eval_loss"]
@@ -39,7 +41,7 @@ def check_against_trainer_state(swept):
 def test_cuts_of_one_batch_train_alike(swept, cuts):
     assert swept.code == 0, swept.printed
     cuts(swept, {(1, 8, 1), (1, 2, 4), (2, 2, 2)}, loss=1e-4)
-    assert len(swept.tables.steps) == 3 * 30
+    assert len(swept.tables.steps) == 3 * 12
 
 
 def test_it_ends_with_a_recommendation(swept, recommends):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,20 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def pretrained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    out = tmp_path_factory.mktemp("litgpt") / "found.json"
-    done = subprocess.run(
-        [str(PYTHON), str(PROGRAM), str(out)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        cwd=out.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    content: dict[str, Any] = json.loads(out.read_text())
+def pretrained(once: Callable[..., Path]) -> dict[str, Any]:
+    def run(folder: Path) -> None:
+        folder.mkdir()
+        done = subprocess.run(
+            [str(PYTHON), str(PROGRAM), str(folder / "found.json")],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+
+    content: dict[str, Any] = json.loads((once("litgpt", run) / "found.json").read_text())
     assert f"| litgpt {content['version']} |" in (ROOT / "docs" / "systems.md").read_text()
     return content
 

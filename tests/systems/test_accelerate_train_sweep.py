@@ -13,7 +13,12 @@ pytest.importorskip("accelerate")
 
 @pytest.fixture(scope="module")
 def swept(sweep):
-    return sweep("accelerate_train", "seed=0", "budget.optimizer_steps=12", preloaded="accelerate torch._dynamo")
+    return sweep(
+        "accelerate_train",
+        "seed=0",
+        "budget.optimizer_steps=12",
+        preloaded="accelerate torch._dynamo",
+    )
 
 
 def test_cuts_of_one_batch_train_alike_on_unequal_documents(swept, cuts):

@@ -72,7 +72,7 @@ def _be_rank(script: str, arguments: Sequence[str], rank: int, ranks: int, port:
     os.environ |= own
     _show_others(own)
     sys.argv = [script, *arguments]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+    sys.path.insert(0, str(Path(script).resolve().parent))
     code = 1
     try:
         runpy.run_path(script, run_name="__main__")
@@ -81,7 +81,7 @@ def _be_rank(script: str, arguments: Sequence[str], rank: int, ranks: int, port:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
-    except BaseException:
+    except Exception:  # noqa: BLE001  (a script raises what it will, and the rank has failed)
         traceback.print_exc()
     finally:
         sys.stdout.flush()

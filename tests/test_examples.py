@@ -27,9 +27,9 @@ def test_own_study_is_found_and_planned(tmp_path, monkeypatch, capsys):
 def test_own_study_ends_with_a_recommendation(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     study = ["--config-dir", str(EXAMPLE), "sweeps=wide_or_deep", "tracker=none"]
-    # Four optimizer steps beyond those that warm up; the study has twenty.
+    # Four optimizer steps beyond those that warm up, of short samples; the study has twenty.
     short = ["budget.samples=288", "evaluation.every_samples=96"]
-    short += ["sweep_dir=outputs/wide_or_deep"]
+    short += ["data.sequence_length=32", "sweep_dir=outputs/wide_or_deep"]
     assert main(["sweep", *study, *short]) == 0
     assert main(["report", "outputs/wide_or_deep"]) == 0
     assert load(Path("outputs/wide_or_deep")).runs["status"].tolist() == ["completed"] * 8

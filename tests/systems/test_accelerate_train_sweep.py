@@ -48,8 +48,8 @@ def test_tables_are_what_the_script_printed(swept):
 
 def test_ranks_that_train_alone_are_found(sweep):
     """accelerate's trap: on a CPU, unless told, each rank is a world of its own."""
-    setting = "engine.environment.ACCELERATE_USE_CPU=no"
-    swept = sweep("accelerate_train", "seed=0", "batch.data_parallel_size=2", setting)
+    settings = ["engine.environment.ACCELERATE_USE_CPU=no", "budget.optimizer_steps=6"]
+    swept = sweep("accelerate_train", "seed=0", "batch.data_parallel_size=2", *settings)
     assert swept.code != 0
     (run,) = swept.tables.runs.query("status != 'rejected'").itertuples()
     assert run.status == "failed"

@@ -30,7 +30,7 @@ from rich.console import Console
 from short_run import make_run, training_time_s, write_run
 
 from batchscape.config import Cluster, Slurm
-from batchscape.launch.slurm import run_on_slurm
+from batchscape.launch.slurm.launch import run_on_slurm
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.train import worker

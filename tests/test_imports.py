@@ -187,7 +187,7 @@ def test_a_worker_imports_no_hydra_and_only_who_mirrors_imports_wandb() -> None:
     worker, mirror, everything = modules_after(
         "import batchscape.train.worker",
         "import batchscape.launch.launcher, batchscape.tracking.mirror, batchscape.tracking.sync",
-        "import batchscape.analysis, batchscape.cli, batchscape.recorder, batchscape.record.tables",
+        "import batchscape.analysis.public, batchscape.cli, batchscape.recorder",
     )
     assert "torch" in worker
     assert not worker & {"hydra", "omegaconf", "wandb", "vl_convert", "polars"}

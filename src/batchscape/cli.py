@@ -594,7 +594,7 @@ def _status(arguments: list[str]) -> int:
 
     _console().print(overview_text(state))
     if sweep.slurm.is_dir():
-        from batchscape.launch.slurm import describe_jobs
+        from batchscape.launch.slurm.launch import describe_jobs
 
         # Anywhere but on the cluster, the folder is all there is.
         with suppress(LaunchError):
@@ -611,7 +611,7 @@ def _cancel(arguments: list[str]) -> int:
     )
     parser.add_folder()
     parsed = parser.parse_args(arguments)
-    from batchscape.launch.slurm import cancel
+    from batchscape.launch.slurm.launch import cancel
     from batchscape.record.folder import SweepFolder
 
     sweep = SweepFolder(parsed.folder)
@@ -906,7 +906,7 @@ def _launch(grid: SweepCells, arguments: Sequence[str]) -> int:
         raise LaunchError(msg) from None
     sweep, command = SweepFolder(plan.sweep_dir), command_of(arguments)
     if is_on_slurm:
-        from batchscape.launch.slurm import run_on_slurm
+        from batchscape.launch.slurm.launch import run_on_slurm
 
         result = run_on_slurm(plan.specs, sweep, console=_console(), command=command)
     else:

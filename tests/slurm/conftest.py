@@ -13,6 +13,17 @@ sys.path.append(str(Path(__file__).parent))
 
 from cluster import PACKAGES, Cluster, missing_programs
 
+WAITING = """
+import os, time
+from batchscape.record import heartbeat
+beat = heartbeat.beat
+def wait(phase, *arguments, **named):
+    beat(phase, *arguments, **named)
+    if phase == "data" and os.path.exists({file!r}):
+        time.sleep(0.5)
+heartbeat.beat = wait
+"""
+
 
 def require_slurm() -> None:
     """Skip a test where there is no Slurm, unless it must not be skipped."""
@@ -30,6 +41,19 @@ def running_cluster() -> Iterator[Cluster]:
     cluster = Cluster()
     yield cluster
     cluster.close()
+
+
+@pytest.fixture
+def slow_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file: as long as it is there, the ranks of all jobs wait for their samples.
+
+    So a run lives as long as a test wants it to, and computes little.
+    """
+    file = tmp_path / "slow"
+    file.touch()
+    (tmp_path / "sitecustomize.py").write_text(WAITING.format(file=str(file)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return file
 
 
 @pytest.fixture

@@ -26,17 +26,29 @@ from batchscape.record.tables import read_table
 
 pytestmark = pytest.mark.systems
 
+MODEL = ("model.n_layers=1", "model.d_model=32", "model.n_heads=2")
 TINY = (
-    *("model.n_layers=1", "model.d_model=32", "model.n_heads=2", "tracker=none"),
+    "tracker=none",
     *("data.sequence_length=32", "evaluation.samples=16", "evaluation.every_samples=null"),
     *("budget=optimizer_steps", "batch.global_batch_size=16", "batch.micro_batch_size=2"),
     *("launcher.device=cpu", "checkpoint.every_s=1", "measure.noise_scale_every=null"),
+    "measure.memory=false",
 )
 SLURM = (
     *("launcher=slurm", "cluster.nodes=2", "cluster.devices_per_node=4"),
     "+launcher.sbatch.gpus-per-node=4",
 )
-LONG = "budget.optimizer_steps=800"
+STEPS = 80
+LONG = (f"budget.optimizer_steps={STEPS}", "batch.micro_batch_size=16")
+"""A second a step with `slow_ranks`, and a second for all without."""
+PROGRAM = """
+import sys, time
+from batchscape.recorder import Recorder
+recorder = Recorder(world_size=1, micro_batch_size=2, gradient_accumulation_steps=8)
+for step in range(1, int(sys.argv[1]) + 1):
+    time.sleep(0.25)
+    recorder.step(step, loss=1.0, samples=16 * step)
+"""
 
 
 @pytest.fixture
@@ -55,7 +67,8 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def arguments(sweep: SweepFolder, *settings: str) -> list[str]:
-    return ["sweep", *TINY, *SLURM, *settings, f"sweep_dir='{sweep.path}'"]
+    model = () if "engine=command" in settings else MODEL
+    return ["sweep", *TINY, *model, *SLURM, *settings, f"sweep_dir='{sweep.path}'"]
 
 
 def in_background(
@@ -120,7 +133,14 @@ def test_one_sweep_with_runs_on_one_node_and_on_two(
     setup = "launcher.setup=['echo devices=$CUDA_VISIBLE_DEVICES.']"
     assert main(arguments(sweep, *short, "batch.nodes=1,2", setup)) == 0, capfd.readouterr()
     local = SweepFolder(tmp_path / "local")
-    here = ["sweep", *TINY, short[0], "batch.data_parallel_size=2", f"sweep_dir={local.path}"]
+    here = [
+        "sweep",
+        *TINY,
+        *MODEL,
+        short[0],
+        "batch.data_parallel_size=2",
+        f"sweep_dir={local.path}",
+    ]
     assert main(here) == 0
 
     curves, (expected,) = losses(sweep), losses(local).values()
@@ -165,7 +185,11 @@ def test_the_same_command_goes_on_and_jobs_are_added(
     # Jobs begin no run before the gate is open: however long a command takes, they are there.
     gate = tmp_path / "gate"
     held = f"launcher.setup=['until [ -e {gate} ]; do sleep 0.1; done']"
-    settings = ("budget.optimizer_steps=300", held)
+    (tmp_path / "train.py").write_text(PROGRAM)
+    settings = (
+        *("engine=command", "budget.optimizer_steps=20", "batch.data_parallel_size=1", held),
+        f"engine.argv=['{{python}}','{tmp_path / 'train.py'}','{{optimizer_steps}}','{{seed}}']",
+    )
     killed = in_background(started, sweep, *settings, "seed=0,1,2,3")
     until(lambda: set(jobs(cluster)) - before)
     (job,) = set(jobs(cluster)) - before
@@ -200,9 +224,10 @@ def test_a_cancelled_job_leaves_its_runs_to_the_others_and_cancel_ends_all(
     cluster: Cluster,
     sweep: SweepFolder,
     started: list[subprocess.Popen[str]],
+    slow_ranks: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    settings = (LONG, "seed=0,1", "launcher.jobs=2")
+    settings = (*LONG, "seed=0,1", "launcher.jobs=2")
     follower = in_background(started, sweep, *settings)
     until(lambda: len(set(at_work(sweep).values())) == 2)
     (run, job), *_ = at_work(sweep).items()
@@ -219,32 +244,36 @@ def test_a_cancelled_job_leaves_its_runs_to_the_others_and_cancel_ends_all(
     assert "CANCELLED" in told or "cancelled" in told
     found = statuses(sweep)
     assert {status.status for status in found.values()} == {Status.INTERRUPTED}
-    assert main(arguments(sweep, *settings)) == 0, capfd.readouterr()
+    slow_ranks.unlink()
+    assert main(arguments(sweep, *LONG, "seed=0,1")) == 0, capfd.readouterr()
     assert {status.status for status in statuses(sweep).values()} == {Status.COMPLETED}
     assert [len(s.attempts) for s in statuses(sweep).values()] == [2, 2], "it went on"
     for folder in sweep.run_folders():
-        assert read_table(folder, "steps")["optimizer_step"].tolist() == list(range(1, 801))
+        done = read_table(folder, "steps")["optimizer_step"].tolist()
+        assert done == list(range(1, STEPS + 1))
 
 
 @pytest.mark.usefixtures("cluster")
 def test_what_slurm_refuses_is_said_with_what_there_is(
     sweep: SweepFolder, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(arguments(sweep, LONG, "+launcher.sbatch.partition=none_such")) == 2
+    assert main(arguments(sweep, *LONG, "+launcher.sbatch.partition=none_such")) == 2
     told = capfd.readouterr().err
     assert "invalid partition specified: none_such" in told
     assert "main (3 nodes, cores [16], GPUs [4] each)" in told
-    assert main(arguments(sweep, LONG, "++launcher.sbatch.gpus-per-node=64")) == 2
+    assert main(arguments(sweep, *LONG, "++launcher.sbatch.gpus-per-node=64")) == 2
     assert "Requested node configuration is not available" in capfd.readouterr().err
     assert {status.status for status in statuses(sweep).values()} == {Status.PENDING}
 
 
-def test_a_job_at_its_time_limit_is_queued_again_and_goes_on(
-    cluster: Cluster, sweep: SweepFolder, started: list[subprocess.Popen[str]]
+def test_a_job_at_its_time_limit_or_preempted_is_queued_again_and_goes_on(
+    cluster: Cluster, sweep: SweepFolder, started: list[subprocess.Popen[str]], slow_ranks: Path
 ) -> None:
     """The limit comes near when there is a checkpoint, however long the start has taken."""
     limits = ("launcher.timeout_min=120", "launcher.signal_delay_s=3600")
-    in_background(started, sweep, "budget.optimizer_steps=100000", *limits)
+    # Three minutes at work, were they not made fast in the end; Slurm looks at limits every 30 s.
+    long = (*LONG, *limits, "budget.optimizer_steps=200", "+launcher.sbatch.partition=low")
+    follower = in_background(started, sweep, *long)
     until(lambda: at_work(sweep))
     ((name, job),) = at_work(sweep).items()
     run = sweep.run(name)
@@ -256,19 +285,27 @@ def test_a_job_at_its_time_limit_is_queued_again_and_goes_on(
     cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=120")
     done = steps(run)
     until(lambda: at_work(sweep) == {name: job} and steps(run) > done, timeout_s=240)
-    cluster.run("scancel", job)
-    until(lambda: statuses(sweep)[name].status is Status.INTERRUPTED)
-    last = statuses(sweep)[name].attempts[-1]
-    assert last.from_optimizer_step == done, "from its checkpoint"
-    rows = [json.loads(line) for line in run.lines("steps").read_text().splitlines()]
-    assert [row["optimizer_step"] for row in rows] == list(range(1, len(rows) + 1))
+
+    node = cluster.run("squeue", "--noheader", f"--jobs={job}", "--format=%N").strip()
+    others = [f"--nodelist={node}", "--partition=main", "--exclusive"]
+    higher = cluster.submit("sleep 3", *others)
+    cluster.wait_for(higher, "COMPLETED")
+    slow_ranks.unlink()
+    told = follower.communicate(timeout=240)[0]
+    assert follower.returncode == 0, told
+    _, second, *_, last = statuses(sweep)[name].attempts
+    assert second.from_optimizer_step == done, "from its checkpoint"
+    assert (second.reason, last.status) == ("stopped by SIGTERM", "completed")
+    assert last.from_optimizer_step > done, "from its checkpoint"
+    assert read_table(run, "steps")["optimizer_step"].tolist() == list(range(1, 201))
     assert len(list(sweep.slurm.glob("job-*.txt"))) == 1, "the same job"
 
 
+@pytest.mark.usefixtures("slow_ranks")
 def test_a_job_that_dies_without_a_word_is_found(
     cluster: Cluster, sweep: SweepFolder, started: list[subprocess.Popen[str]]
 ) -> None:
-    follower = in_background(started, sweep, LONG)
+    follower = in_background(started, sweep, *LONG)
     until(lambda: at_work(sweep))
     ((run, job),) = at_work(sweep).items()
     for process in psutil.process_iter():
@@ -289,30 +326,10 @@ def test_a_job_that_dies_without_a_word_is_found(
     assert status.reason in told
 
 
-def test_a_preempted_job_writes_checkpoints_and_goes_on(
-    cluster: Cluster, sweep: SweepFolder, started: list[subprocess.Popen[str]]
-) -> None:
-    follower = in_background(started, sweep, LONG, "+launcher.sbatch.partition=low")
-    until(lambda: at_work(sweep))
-    ((run, job),) = at_work(sweep).items()
-    node = cluster.run("squeue", "--noheader", f"--jobs={job}", "--format=%N").strip()
-    others = [f"--nodelist={node}", "--partition=main", "--exclusive"]
-    higher = cluster.submit("sleep 3", *others)
-    cluster.wait_for(higher, "COMPLETED")
-    told = follower.communicate(timeout=120)[0]
-    assert follower.returncode == 0, told
-    status = statuses(sweep)[run]
-    first, *_, last = status.attempts
-    assert (first.reason, last.status) == ("stopped by SIGTERM", "completed")
-    assert last.from_optimizer_step, "from its checkpoint"
-    steps_done = read_table(sweep.run(run), "steps")["optimizer_step"].tolist()
-    assert steps_done == list(range(1, 801))
-
-
 def test_a_run_over_nodes_goes_on_after_its_job_was_cancelled(
-    cluster: Cluster, sweep: SweepFolder, started: list[subprocess.Popen[str]]
+    cluster: Cluster, sweep: SweepFolder, started: list[subprocess.Popen[str]], slow_ranks: Path
 ) -> None:
-    wide = ("batch.nodes=2", "batch.data_parallel_size=2", "budget.optimizer_steps=300")
+    wide = (*LONG, "batch.nodes=2", "batch.data_parallel_size=2", "batch.micro_batch_size=8")
     follower = in_background(started, sweep, *wide)
     until(lambda: at_work(sweep))
     ((run, job),) = at_work(sweep).items()
@@ -321,8 +338,9 @@ def test_a_run_over_nodes_goes_on_after_its_job_was_cancelled(
     assert follower.returncode == 1, told
     assert statuses(sweep)[run].status is Status.INTERRUPTED
     assert sweep.run(run).checkpoint_step, "all its ranks agreed on a step"
+    slow_ranks.unlink()
     assert main(arguments(sweep, *wide)) == 0
     _, last = statuses(sweep)[run].attempts
     assert last.from_optimizer_step
     steps_done = read_table(sweep.run(run), "steps")["optimizer_step"].tolist()
-    assert steps_done == list(range(1, 301))
+    assert steps_done == list(range(1, STEPS + 1))

@@ -30,8 +30,8 @@ import psutil
 
 from batchscape.launch.child import (
     ALSO_PRELOADED,
-    COMMAND_WORKER,
     MOST_DESCRIPTORS,
+    WORKER,
     Start,
     live,
 )
@@ -84,7 +84,7 @@ def _preload(entry: str) -> None:
     # Imports make no garbage; looking for it takes a fifth of their time.
     gc.disable()
     # The watcher of a program needs none of them.
-    for name in () if entry == COMMAND_WORKER else PRELOADED:
+    for name in PRELOADED if entry == WORKER else ():
         importlib.import_module(name)
     # Our own modules take a fifth of a second, mostly pydantic's schemas; and the whole sweep
     # then runs one version of the code, whatever is edited meanwhile.

@@ -3,7 +3,3 @@
 The command plans, submits and follows jobs (`launch`); in its allocation a job (`job`) is a
 launcher like any other, on the same sweep folder. `docs/slurm.md` shows it.
 """
-
-from batchscape.launch.slurm.launch import cancel, describe_jobs, run_on_slurm
-
-__all__ = ["cancel", "describe_jobs", "run_on_slurm"]

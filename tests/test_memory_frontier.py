@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from batchscape.cli import main
 from batchscape.record.tables import load
 
 pytestmark = [
@@ -30,29 +30,21 @@ SETTINGS = (
 )
 
 
-def batchscape(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "batchscape", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_a_sweep_finds_the_frontier_and_the_report_shows_it(tmp_path: Path) -> None:
+def test_a_sweep_finds_the_frontier_and_the_report_shows_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sweep = tmp_path / "sweep"
-    planned = batchscape("plan", "--json", *SETTINGS, "batch.micro_batch_size=40")
-    (run,) = json.loads(planned.stdout)["runs"]
+    where = f"sweep_dir='{sweep}'"
+    assert main(["plan", "--json", *SETTINGS, "batch.micro_batch_size=40", where]) == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
     # Too little for these tensors, and too near to them to be refused before it is tried.
     limit = round(0.995 * run["memory"]["peak_allocated_gib"]["value"], 4)
 
-    def launch(*micros: int) -> subprocess.CompletedProcess[str]:
-        sizes = ",".join(map(str, micros))
-        swept = (f"batch.micro_batch_size={sizes}", f"sweep_dir='{sweep}'")
-        return batchscape("sweep", *SETTINGS, f"device.memory_limit_gib={limit}", *swept)
+    def launch(*micros: int) -> int:
+        swept = f"batch.micro_batch_size={','.join(map(str, micros))}"
+        return main(["sweep", *SETTINGS, f"device.memory_limit_gib={limit}", swept, where])
 
-    first = launch(20, 40)
-    assert first.returncode == 1, first.stderr
+    assert launch(20, 40) == 1, capsys.readouterr()
     runs = load(sweep).runs.set_index("micro_batch_size")
     assert runs["status"].to_dict() == {20: "completed", 40: "oom"}
     assert runs.loc[40, "cause"] == "out_of_memory"
@@ -61,8 +53,7 @@ def test_a_sweep_finds_the_frontier_and_the_report_shows_it(tmp_path: Path) -> N
     assert runs.loc[20, "peak_allocated_gib"] < runs.loc[20, "peak_taken_gib"] < limit
 
     # A cell more: what was learnt rules it out, and nothing else is launched.
-    second = launch(20, 40, 41)
-    assert second.returncode == 1, second.stderr
+    assert launch(20, 40, 41) == 1, capsys.readouterr()
     runs = load(sweep).runs.set_index("micro_batch_size")
     assert runs["status"].to_dict() == {20: "completed", 40: "oom", 41: "rejected"}
     assert runs["attempts"].to_dict() == {20: 1, 40: 1, 41: 0}
@@ -73,14 +64,15 @@ def test_a_sweep_finds_the_frontier_and_the_report_shows_it(tmp_path: Path) -> N
         "launches it"
     )
 
-    frontier = batchscape("report", str(sweep))
-    assert frontier.returncode == 0, frontier.stderr
+    capsys.readouterr()
+    assert main(["report", str(sweep)]) == 0
+    printed = capsys.readouterr().out
     table = pd.read_csv(sweep / "report" / "tables" / "memory_frontier.csv")
     (row,) = table.to_dict("records")
     assert (row["last_fit"], row["first_out"]) == (20, 40)
     assert (row["n_fit"], row["n_out"], row["n_skipped"]) == (1, 1, 1)
     assert row["margin_gib"] == pytest.approx(limit - runs.loc[20, "peak_taken_gib"])
-    assert "micro-batch 20 is the last that fit, 40 the first that ran out" in frontier.stdout
+    assert "micro-batch 20 is the last that fit, 40 the first that ran out" in printed
     page = (sweep / "report" / "report.md").read_text()
     left_out = page.split("## Left out, and to be kept in mind")[1].split("\n## ")[0]
     assert "1 run had" not in left_out

@@ -82,8 +82,10 @@ def ends(nodes: Nodes, count: int) -> list[RankExit]:
 
 
 @pytest.mark.slow
-def test_ranks_follow_each_other_from_node_to_node(nodes, tmp_path: Path) -> None:
-    opened, _ = nodes
+def test_ranks_follow_each_other_signals_reach_all_and_a_lost_node_is_told(
+    nodes, tmp_path: Path
+) -> None:
+    opened, started = nodes
     hearts = [Heartbeat(beats_path(str(tmp_path / "watched"), r), create=True) for r in range(2)]
     opened.start(start_of(tmp_path))
     assert [(e.rank, e.code) for e in ends(opened, 4)] == [(0, 0), (1, 1), (2, 2), (3, 3)]
@@ -102,11 +104,6 @@ def test_ranks_follow_each_other_from_node_to_node(nodes, tmp_path: Path) -> Non
     assert place["nodes"] == ["localhost", "127.0.0.1"]
     assert place["master"].startswith("tcp://localhost:")
 
-
-@pytest.mark.slow
-def test_signals_reach_all_and_a_lost_node_is_told(nodes, tmp_path: Path) -> None:
-    opened, started = nodes
-    (tmp_path / "run").mkdir()
     (tmp_path / "run" / "wait").touch()
     for lose in (False, True):
         for path in (tmp_path / "run").glob("here-*"):

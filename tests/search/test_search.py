@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +27,7 @@ from batchscape.record.overview import overview
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import read_table
 
+CHAOS = Path(__file__).parents[1] / "chaos"
 SMALL = (
     *("data=digits", "model=mlp", "optimizer=sgd", "schedule.warmup_samples=0"),
     *("batch.micro_batch_size=null", "batch.gradient_accumulation_steps=1"),
@@ -33,8 +37,10 @@ SMALL = (
 )
 SEARCH = (
     "optimizer.learning_rate=tag(log,interval(1e-3,1))",
-    *("search=gp", "search.trials=6", "search.grid_seeds=2", "search.grid_points=3"),
+    # A Gaussian process is fitted by threads, whose rounding another process need not repeat.
+    *("search=tpe", "search.trials=6", "search.grid_seeds=2", "search.grid_points=3"),
 )
+TWO_STUDIES = (*SEARCH, "batch.global_batch_size=16,64")
 
 
 def swept(folder: Path, *lines: str) -> int:
@@ -49,34 +55,65 @@ def statuses(sweep: SweepFolder) -> dict[str, RunStatus]:
     return {run.path.name: RunStatus.read(run.status) for run in sweep.run_folders()}
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a search of two studies that nobody disturbed, and what it printed."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "s"
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert swept(folder, *TWO_STUDIES) == 0
+    return folder, printed.getvalue()
+
+
+def _sealed_trials(folder: Path) -> dict[str, bytes]:
+    """Return the steps of each trial's run that is sealed, by its folder."""
+    paths = folder.glob("search/runs/*/steps.parquet")
+    return {str(path.parent.relative_to(folder)): path.read_bytes() for path in paths}
+
+
 @pytest.mark.slow
-def test_a_search_that_is_killed_twice_ends_as_one_that_was_not(tmp_path: Path) -> None:
-    # A Gaussian process is fitted by threads, whose rounding another process need not repeat.
-    trials_by_tpe = ("search=tpe" if line == "search=gp" else line for line in SEARCH)
-    searched = (*trials_by_tpe, "batch.global_batch_size=16,64")
-    lines = (*SMALL, *searched)
-    killed, undisturbed = tmp_path / "killed", tmp_path / "whole"
-    command = [sys.executable, "-m", "batchscape", "sweep", *lines, f"sweep_dir={killed}"]
-    done: dict[str, bytes] = {}
-    # Among the trials, and wherever it is once most of them are done.
-    for entries in (2, 10):
-        process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        while process.poll() is None and len(list(killed.glob("search/runs/*/steps.parquet"))) < (
-            entries
-        ):
+def test_a_search_that_is_stopped_and_killed_ends_as_one_that_was_not(
+    undisturbed: tuple[Path, str], tmp_path: Path, capsys
+) -> None:
+    folder = tmp_path / "s"
+    command = [sys.executable, "-m", "batchscape", "sweep", *SMALL, *TWO_STUDIES]
+
+    def search_until(entries: int) -> subprocess.Popen[bytes]:
+        with (tmp_path / "printed.txt").open("ab") as file:
+            process = subprocess.Popen(
+                [*command, f"sweep_dir={folder}"], stdout=file, start_new_session=True
+            )
+        while process.poll() is None and len(_sealed_trials(folder)) < entries:
             time.sleep(0.05)
         assert process.poll() is None
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        assert all((killed / run / "steps.parquet").read_bytes() == b for run, b in done.items())
-        done |= {
-            str(path.parent.relative_to(killed)): path.read_bytes()
-            for path in killed.glob("search/runs/*/steps.parquet")
-        }
-    assert swept(killed, *searched) == 0
-    trials = trials_of(killed)
+        return process
+
+    process = search_until(3)
+    assert overview(SweepFolder(folder).search).state == "running"
+    process.terminate()
+    assert process.wait() == 130
+    done = _check_stopped(folder, capsys)
+    sealed = _sealed_trials(folder)
+    # Wherever it is once most of the trials are done.
+    process = search_until(10)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    again = (tmp_path / "printed.txt").read_text()
+    assert f"\nTrials: {done} of 12\n" in again
+    assert f"/{12 - done}] " in again
+    assert sealed.items() <= (later := _sealed_trials(folder)).items()
+    assert swept(folder, *TWO_STUDIES) == 0
+    assert later.items() <= _sealed_trials(folder).items()
+    capsys.readouterr()
+    assert main(["status", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert f"{folder}: finished" in printed.replace("\n", "")
+    assert "Trials: 12 of 12 done\n" in printed
+    assert "goes on with the search" not in printed
+    assert main(["status", "--json", str(folder)]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert sum(content["counts"].values()) == len(statuses(SweepFolder(folder)))
+
+    trials = trials_of(folder)
     assert trials.groupby("study").size().eq(6).all()
     assert (
         trials.groupby("study")["trial"]
@@ -85,15 +122,38 @@ def test_a_search_that_is_killed_twice_ends_as_one_that_was_not(tmp_path: Path) 
     )
     assert trials["outcome"].isin(["completed", "diverged"]).all()
     # No run but those of trials, and one of each.
-    status_by_run = statuses(SweepFolder(killed).search)
+    status_by_run = statuses(SweepFolder(folder).search)
     assert set(trials["runs"]) == set(status_by_run)
     assert len(status_by_run) == 12
     assert all(status.status.is_sealed for status in status_by_run.values())
-    # A kill changed nothing of what was asked and found.
-    assert swept(undisturbed, *searched) == 0
-    pd.testing.assert_frame_equal(trials, trials_of(undisturbed))
-    assert statuses(SweepFolder(killed)).keys() == statuses(SweepFolder(undisturbed)).keys()
-    _check_brackets(killed)
+    # Neither end changed anything of what was asked and found.
+    whole, _ = undisturbed
+    pd.testing.assert_frame_equal(trials, trials_of(whole))
+    assert statuses(SweepFolder(folder)).keys() == statuses(SweepFolder(whole)).keys()
+    _check_brackets(folder)
+
+
+def _check_stopped(folder: Path, capsys: pytest.CaptureFixture[str]) -> int:
+    """Hold what is said of a search that was stopped against its trials; return how many ended."""
+    trials = trials_of(folder)
+    done = {study: int(group["outcome"].notna().sum()) for study, group in trials.groupby("study")}
+    sealed = [s for s in statuses(SweepFolder(folder).search).values() if s.status.is_sealed]
+    count = sum(done.values())
+    assert 3 <= count == len(sealed) < 12
+    capsys.readouterr()
+    assert main(["status", "--json", str(folder)]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["state"] == "interrupted"
+    assert content["trials"] == {"asked": 6, "done": done, "grid_is_left": True}
+    # Until there is a grid, the runs are those of the trials.
+    ends = {status: n for status, n in content["counts"].items() if Status(status).is_sealed}
+    assert sum(ends.values()) == len(sealed)
+    assert main(["status", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert f"Trials: {count} of 12 done" in printed
+    assert all(f"  {study}: {number} of 6\n" in printed for study, number in done.items())
+    assert f"It goes on with the search: {12 - count} trials are left, and" in printed
+    return count
 
 
 def _check_brackets(folder: Path) -> None:
@@ -117,10 +177,12 @@ def _check_brackets(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_trials_enter_no_number_of_a_report(tmp_path: Path, capsys) -> None:
-    assert swept(tmp_path / "s", *SEARCH, "batch.global_batch_size=16,32") == 0
-    printed = capsys.readouterr().out
-    _check_what_is_said(printed, tmp_path / "s")
+def test_trials_enter_no_number_of_a_report(
+    undisturbed: tuple[Path, str], tmp_path: Path, capsys
+) -> None:
+    searched, printed = undisturbed
+    _check_what_is_said(printed, searched)
+    shutil.copytree(searched, tmp_path / "s")
     report = write_report([tmp_path / "s"], figures=False)
     runs = pd.read_csv(report.out / "tables" / "runs.csv")
     assert set(runs["run_id"]) == set(statuses(SweepFolder(tmp_path / "s")))
@@ -138,15 +200,15 @@ def test_trials_enter_no_number_of_a_report(tmp_path: Path, capsys) -> None:
     assert report.sections[0].short[0].startswith("Least held-out loss: learning rate ")
     # The same command does nothing more.
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("s/**/steps.parquet")}
-    assert swept(tmp_path / "s", *SEARCH, "batch.global_batch_size=16,32") == 0
+    assert swept(tmp_path / "s", *TWO_STUDIES) == 0
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("s/**/steps.parquet")} == before
     # More trials extend it, another space does not.
-    more = tuple("search.trials=7" if "trials" in line else line for line in SEARCH)
-    assert swept(tmp_path / "s", *more, "batch.global_batch_size=16,32") == 0
+    more = tuple("search.trials=7" if "trials" in line else line for line in TWO_STUDIES)
+    assert swept(tmp_path / "s", *more) == 0
     assert len(trials_of(tmp_path / "s")) == 14
     capsys.readouterr()
-    other = (SEARCH[0].replace("1e-3", "1e-2"), *SEARCH[1:])
-    assert swept(tmp_path / "s", *other, "batch.global_batch_size=16,32") == 2
+    other = (SEARCH[0].replace("1e-3", "1e-2"), *TWO_STUDIES[1:])
+    assert swept(tmp_path / "s", *other) == 2
     assert "[0.001, 1.0, " in (refusal := capsys.readouterr().err)
     assert "another search" in refusal
 
@@ -155,7 +217,7 @@ def _check_what_is_said(printed: str, folder: Path) -> None:
     """Hold the lines of a search of the learning rate against its run folders."""
     head = "Search of optimizer.learning_rate (0.001 to 1, logarithmic): 6 trials for each of 2 "
     assert printed.startswith(
-        f"{head}values of batch.global_batch_size, by gp, for the least loss\n"
+        f"{head}values of batch.global_batch_size, by tpe, for the least loss\n"
     )
     for sweep in (SweepFolder(folder), SweepFolder(folder).search):
         for run in sweep.run_folders():
@@ -205,57 +267,29 @@ def test_a_study_without_a_best_trial_is_named(tmp_path: Path, capsys) -> None:
 
 
 @pytest.mark.slow
-def test_a_search_that_is_stopped_tells_its_trials_and_goes_on(tmp_path: Path, capsys) -> None:
-    lines = (*SMALL, *SEARCH, "search=tpe", "batch.global_batch_size=16,32")
-    folder = tmp_path / "s"
-    command = [sys.executable, "-m", "batchscape", "sweep", *lines, f"sweep_dir={folder}"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
-    while process.poll() is None and len(list(folder.glob("search/runs/*/steps.parquet"))) < 3:
-        time.sleep(0.05)
-    assert overview(SweepFolder(folder).search).state == "running"
-    process.terminate()
-    assert process.wait() == 130
-    trials = trials_of(folder)
-    done = {study: int(group["outcome"].notna().sum()) for study, group in trials.groupby("study")}
-    sealed = [s for s in statuses(SweepFolder(folder).search).values() if s.status.is_sealed]
-    assert 3 <= sum(done.values()) == len(sealed) < 12
-    assert main(["status", "--json", str(folder)]) == 0
-    content = json.loads(capsys.readouterr().out)
-    assert content["state"] == "interrupted"
-    assert content["trials"] == {"asked": 6, "done": done, "grid_is_left": True}
-    # Until there is a grid, the runs are those of the trials.
-    ends = {status: n for status, n in content["counts"].items() if Status(status).is_sealed}
-    assert sum(ends.values()) == len(sealed)
-    assert main(["status", str(folder)]) == 0
-    printed = capsys.readouterr().out
-    assert f"Trials: {sum(done.values())} of 12 done" in printed
-    assert all(f"  {study}: {count} of 6\n" in printed for study, count in done.items())
-    assert f"It goes on with the search: {12 - sum(done.values())} trials are left, and" in printed
-    assert swept(folder, *SEARCH, "search=tpe", "batch.global_batch_size=16,32") == 0
-    again = capsys.readouterr().out
-    assert f"\nTrials: {sum(done.values())} of 12\n" in again
-    assert f"/{12 - sum(done.values())}] " in again
-    assert main(["status", str(folder)]) == 0
-    printed = capsys.readouterr().out
-    assert f"{folder}: finished" in printed.replace("\n", "")
-    assert "Trials: 12 of 12 done\n" in printed
-    assert "goes on with the search" not in printed
-    assert main(["status", "--json", str(folder)]) == 0
-    content = json.loads(capsys.readouterr().out)
-    assert sum(content["counts"].values()) == len(statuses(SweepFolder(folder)))
-
-
-@pytest.mark.slow
-def test_what_the_median_rule_cuts_is_pruned_and_says_why(tmp_path: Path) -> None:
+def test_what_the_median_rule_cuts_is_pruned_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Samples are waited for: a run lasts for six seconds, within which it is looked at."""
+    monkeypatch.syspath_prepend(CHAOS)
+    monkeypatch.setenv("BATCHSCAPE_CHAOS_DELAY_S", "0.001")
     lines = ("search.pruner=median", "search.trials=10", "search.grid_points=0")
-    assert swept(tmp_path / "s", SEARCH[0], "search=random", *lines, "budget.samples=51200") == 0
+    slow = (
+        "data=custom",
+        "data._target_=chaos_data.Points",
+        "budget.samples=6400",
+        "evaluation.samples=16",
+    )
+    small = (line for line in SMALL if not line.startswith(("data=", "budget.")))
+    folder = f"sweep_dir={tmp_path / 's'}"
+    assert main(["sweep", *small, SEARCH[0], "search=random", *lines, *slow, folder]) == 0
     status_by_run = statuses(SweepFolder(tmp_path / "s").search)
     cut = {run: status for run, status in status_by_run.items() if status.status is Status.PRUNED}
     assert cut
     for run, status in cut.items():
         assert status.reason is not None
         assert "the median of the trials before it" in status.reason
-        assert status.summary["samples"] < 51200
+        assert status.summary["samples"] < 6400
         assert (tmp_path / "s" / "search" / "runs" / run / "evals.parquet").exists()
     trials = trials_of(tmp_path / "s").set_index("runs")
     assert set(trials.index[trials["outcome"].eq("pruned")]) == set(cut)
@@ -415,7 +449,7 @@ def _check_front(printed: str, points: pd.DataFrame) -> None:
 def test_a_target_is_searched_for_by_time(tmp_path: Path) -> None:
     alone = tuple(line for line in SMALL if "concurrent_runs" not in line)
     lines = (
-        *(SEARCH[0], "search=tpe", "search.trials=5", "search.grid_points=0"),
+        *(SEARCH[0], "search=gp", "search.trials=5", "search.grid_points=0"),
         *("budget=target", "budget.samples=5120", "budget.target_loss=0.8"),
         "search.objective=[time_to_target_s]",
     )

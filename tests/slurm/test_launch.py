@@ -26,13 +26,14 @@ from batchscape.record.tables import read_table
 
 pytestmark = pytest.mark.systems
 
-MODEL = ("model.n_layers=1", "model.d_model=32", "model.n_heads=2")
+SMALL = (
+    *("tracker=none", "launcher.device=cpu", "budget=optimizer_steps"),
+    *("batch.global_batch_size=16", "batch.micro_batch_size=2"),
+)
 TINY = (
-    "tracker=none",
-    *("data.sequence_length=32", "evaluation.samples=16", "evaluation.every_samples=null"),
-    *("budget=optimizer_steps", "batch.global_batch_size=16", "batch.micro_batch_size=2"),
-    *("launcher.device=cpu", "checkpoint.every_s=1", "measure.noise_scale_every=null"),
-    "measure.memory=false",
+    *("model.n_layers=1", "model.d_model=32", "model.n_heads=2", "data.sequence_length=32"),
+    *("evaluation.samples=16", "evaluation.every_samples=null", "checkpoint.every_s=1"),
+    *("measure.noise_scale_every=null", "measure.memory=false"),
 )
 SLURM = (
     *("launcher=slurm", "cluster.nodes=2", "cluster.devices_per_node=4"),
@@ -67,8 +68,8 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def arguments(sweep: SweepFolder, *settings: str) -> list[str]:
-    model = () if "engine=command" in settings else MODEL
-    return ["sweep", *TINY, *model, *SLURM, *settings, f"sweep_dir='{sweep.path}'"]
+    model = () if "engine=command" in settings else TINY
+    return ["sweep", *SMALL, *model, *SLURM, *settings, f"sweep_dir='{sweep.path}'"]
 
 
 def in_background(
@@ -133,15 +134,8 @@ def test_one_sweep_with_runs_on_one_node_and_on_two(
     setup = "launcher.setup=['echo devices=$CUDA_VISIBLE_DEVICES.']"
     assert main(arguments(sweep, *short, "batch.nodes=1,2", setup)) == 0, capfd.readouterr()
     local = SweepFolder(tmp_path / "local")
-    here = [
-        "sweep",
-        *TINY,
-        *MODEL,
-        short[0],
-        "batch.data_parallel_size=2",
-        f"sweep_dir={local.path}",
-    ]
-    assert main(here) == 0
+    here = ["sweep", *SMALL, *TINY, short[0], "batch.data_parallel_size=2"]
+    assert main([*here, f"sweep_dir={local.path}"]) == 0
 
     curves, (expected,) = losses(sweep), losses(local).values()
     # Eight ranks of one node are rejected: it has four devices.

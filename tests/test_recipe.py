@@ -140,7 +140,8 @@ def test_what_is_not_predicted_is_asked_of_a_probe(recommend):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="holds processes to a limit")
 def test_a_probe_finds_the_boundary_and_its_outcome_is_measured(recommend, capsys):
-    settings = ("data.sequence_length=64", "device.memory_limit_gib=0.12", "budget.samples=9600")
+    settings = ("data.sequence_length=64", "device.memory_limit_gib=0.072", "budget.samples=9600")
+    settings = (*settings, "model.n_layers=1")
     settings = (*settings, "evaluation.every_samples=null", "batch.global_batch_size=96")
     settings = (*settings, "--devices", "1")
     before = recommend(*settings)
@@ -160,7 +161,7 @@ def test_a_probe_finds_the_boundary_and_its_outcome_is_measured(recommend, capsy
     assert largest * answer["largest"]["gradient_accumulation_steps"] == 96
     assert fits[largest] is True
     assert fits[micros[micros.index(largest) + 1]] is False
-    assert all(attempt["taken_gib"] <= 0.12 for attempt in answer["tried"] if attempt["fits"])
+    assert all(attempt["taken_gib"] <= 0.072 for attempt in answer["tried"] if attempt["fits"])
     assert answer["predicted_gib"] == sorted(answer["predicted_gib"])
 
     # The same command knows the outcomes.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,12 +38,21 @@ def find_victims(launcher: int) -> list[Victim]:
         if root.status() == psutil.STATUS_ZOMBIE:
             return []
         found.append(Victim("launcher", root))
-        for process in root.children(recursive=True):
+        for process in _descendants(root):
             with contextlib.suppress(psutil.Error, OSError, ValueError):
                 victim = _known(process, launcher)
                 if victim is not None:
                     found.append(victim)
     return found
+
+
+def _descendants(process: psutil.Process) -> Iterator[psutil.Process]:
+    """Yield what `children` returns; that looks at every process of the machine."""
+    for task in Path(f"/proc/{process.pid}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            with contextlib.suppress(psutil.NoSuchProcess, OSError):
+                yield (found := psutil.Process(child))
+                yield from _descendants(found)
 
 
 def _known(process: psutil.Process, launcher: int) -> Victim | None:

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 from sweeps_of_fakes import MACHINE, spec_named
 
+from batchscape.launch import forked
 from batchscape.launch.launcher import Launcher
 from batchscape.record.files import read_json_lines
 from batchscape.record.folder import SweepFolder
@@ -22,6 +23,7 @@ from batchscape.record.spec import RunSpec
 from batchscape.record.state import verify_seal
 from batchscape.record.status import RunStatus
 from batchscape.record.tables import load, read_table
+from warm_interpreter import WarmInterpreter
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 
@@ -106,6 +108,8 @@ def fill_after_checkpoint(sweep: SweepFolder, run_id: str, place: Path) -> None:
 
 
 def train_on_a_disk_that_fills(place: Path, specs: list[RunSpec]) -> tuple[Any, ...]:
+    # This is a process of its own, which the tests have given no warm interpreter.
+    forked.start_interpreter = WarmInterpreter().start_interpreter  # type: ignore[assignment]
     sweep = SweepFolder(place / "sweep")
     disturbed = specs[0]
     filling = threading.Thread(

@@ -13,7 +13,7 @@ from pathlib import Path
 from vulture import Vulture
 
 PLACES = ("src/batchscape", "src/hydra_plugins", "analysis", "benchmarks", "examples")
-PUBLIC = Path("analysis/__init__.py")
+PUBLIC = Path("analysis/public.py")
 ALLOWED = {
     "fields of rows and records, which are written as a whole": """
         allocated_after_model_gib allocator_retries attention_kernel core_wait_s device_used_gib

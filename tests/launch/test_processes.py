@@ -14,7 +14,7 @@ from sweeps_of_fakes import ENTRY, is_alive, pids_in, wait_until
 
 from batchscape.errors import LaunchError
 from batchscape.launch import forked
-from batchscape.launch.child import Start, start_interpreter
+from batchscape.launch.child import WORKER, Start, start_interpreter
 from batchscape.launch.forked import Forked, open_processes
 from batchscape.launch.processes import Processes, Spawned
 from batchscape.record.files import write_json
@@ -31,7 +31,7 @@ def _cold_interpreter() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=["fork", "spawn"])
 def processes(request: pytest.FixtureRequest) -> Iterator[Processes]:
-    made = open_processes(ENTRY, lambda: False, method=request.param)
+    made = open_processes(WORKER, lambda: False, method=request.param)
     assert made is not None
     assert made.method == request.param
     yield made
@@ -153,7 +153,8 @@ def test_close_leaves_nothing(tmp_path: Path) -> None:
 class TestForked:
     @pytest.mark.slow
     def test_the_server_has_one_thread_and_a_rank_dies_with_it(self, tmp_path: Path) -> None:
-        forked = Forked(ENTRY)
+        # With all that our own loop imports, which might start threads.
+        forked = Forked(WORKER)
         start(forked, tmp_path / "stubborn", 2)
         pids = wait_for_pids(tmp_path / "stubborn", 6)
         server = psutil.Process(psutil.Process(pids["pid-rank-0.json"]).ppid())
@@ -202,7 +203,7 @@ class TestForked:
         (tmp_path / "numpy.py").write_text("raise ImportError('planted')")
         monkeypatch.syspath_prepend(str(tmp_path))
         with pytest.raises(LaunchError, match="planted"):
-            open_processes(ENTRY, lambda: False, method="fork")
+            open_processes(WORKER, lambda: False, method="fork")
 
     def test_booting_can_be_stopped(self) -> None:
         assert open_processes(ENTRY, lambda: True, method="fork") is None

@@ -20,8 +20,10 @@ else:
         """Import everything once anything is asked for: a launch asks for one module alone."""
         if name.startswith("__") and name != "__all__":
             raise AttributeError(name)
+        public = importlib.import_module("batchscape.analysis.public")
         try:
-            return getattr(importlib.import_module("batchscape.analysis.public"), name)
-        except AttributeError:
+            # A module of the package has become a name of it by now.
+            return {**globals(), **vars(public)}[name]
+        except KeyError:
             msg = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(msg) from None

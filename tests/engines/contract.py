@@ -94,6 +94,11 @@ def check_geometry(spec: RunSpec, folder: RunFolder) -> None:
     assert max(drawn) == 1
 
 
+def check_start(spec: RunSpec, folder: RunFolder) -> None:
+    """No rank takes seconds to import what it does not use."""
+    assert not any(witness["compiler_imported"] for witness in witnesses(spec, folder))
+
+
 def check_exchange(spec: RunSpec, folder: RunFolder, parameter_bytes: int) -> None:
     """The bytes that an engine declares are those it counts, and those that were exchanged."""
     geometry = spec.geometry

@@ -120,6 +120,7 @@ def test_geometry_exchange_and_curve(runs, reference, parameter_bytes, case, geo
     spec, folder = runs(case, geometry)
     table = table_of(folder)
     contract.check_geometry(spec, folder)
+    contract.check_start(spec, folder)
     contract.check_exchange(spec, folder, parameter_bytes(case))
     contract.check_curve(table, *reference(case, geometry))
     # DDP itself is held against one rank with one micro-batch.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,7 @@ def watched(run_dir: str, rank: int) -> int:
     loop.build_engine = build_engine  # type: ignore[attr-defined]
     build.build_model = build_model  # type: ignore[attr-defined]
     code = worker.main(run_dir, rank)
+    seen["compiler_imported"] = "torch._inductor.compile_fx" in sys.modules
     (Path(run_dir) / f"witness-{rank}.json").write_text(json.dumps(seen))
     return code
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +16,8 @@ import torch.distributed as dist
 
 _OLD_NAMES = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
 """Said of collectives that the library calls."""
+_COMPILED = "deepspeed.runtime.zero.muon.muon_optimizer"
+"""An optimizer of the library's own, which it imports to see whether a run's is one."""
 
 
 @contextmanager
@@ -35,6 +39,7 @@ def deepspeed_on(device: torch.device, *, alone: bool) -> Iterator[Any]:
 
     # Names that PyTorch 2.13 still has; the library will follow, and a run cannot do anything.
     warnings.filterwarnings("ignore", _OLD_NAMES, FutureWarning)
+    _import_uncompiled()
     made = alone and not dist.is_initialized()
     try:
         if device.type == "cpu":
@@ -55,6 +60,22 @@ def deepspeed_on(device: torch.device, *, alone: bool) -> Iterator[Any]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def _import_uncompiled() -> None:
+    """Import the library's own optimizer, which no run has, without torch's compiler.
+
+    Its functions are decorated with `torch.compile`, which takes each rank seconds to import.
+    """
+    if _COMPILED in sys.modules:
+        return
+    compile_function = torch.compile
+    torch.compile = lambda function: function  # type: ignore[assignment]  # put back
+    try:
+        with suppress(ImportError):  # of a version without it
+            import_module(_COMPILED)
+    finally:
+        torch.compile = compile_function
 
 
 def _forget_models(deepspeed: ModuleType) -> None:

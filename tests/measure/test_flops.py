@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from batchscape.measure.flops import model_flops
+from batchscape.measure.flops import _OperationCounter, model_flops, model_operations
 from batchscape.models.build import build_model
 from batchscape.models.checkpointing import checkpoint_activations
 from batchscape.record.spec import DataIdentity
@@ -17,6 +17,10 @@ TEXT = DataIdentity("hash", "folder", 100, 10, classes=256, task="next_token")
 SAMPLES, LENGTH = 3, 32
 GPT = {"name": "gpt", "n_layers": 3, "n_heads": 2, "d_model": 32}
 LLAMA = {"name": "llama", "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "d_model": 32, "d_ff": 48}
+TRANSFORMERS = {
+    "name": "transformers",
+    "settings": {"model_type": "gpt2", "n_layer": 3, "n_head": 2, "n_embd": 32},
+}
 
 
 def batch(length=LENGTH):
@@ -71,10 +75,34 @@ def test_an_mlp_does_six_operations_a_parameter(config_of):
 @pytest.mark.slow
 def test_transformers_own_gpt2_follows_the_formula(config_of):
     pytest.importorskip("transformers")
-    settings = {"model_type": "gpt2", "n_layer": 3, "n_head": 2, "n_embd": 32}
-    model = {"name": "transformers", "settings": settings}
-    module = build_model(config_of(model=model), TEXT, "float32")
+    module = build_model(config_of(model=TRANSFORMERS), TEXT, "float32")
     assert model_flops(module, *batch()) == palm(3 * 12 * 32**2 + 256 * 32, 3, 32)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        GPT,
+        {**GPT, "loss_chunk": 48, "dropout": 0.1},
+        LLAMA,
+        pytest.param(TRANSFORMERS, marks=pytest.mark.slow),
+    ],
+    ids=["gpt", "chunked", "llama", "transformers"],
+)
+def test_layers_that_are_alike_are_counted_as_if_each_were_worked_out(
+    config_of, model, monkeypatch
+):
+    module = build_model(config_of(model=model), TEXT, "float32")
+    asked = []
+
+    def every_time(_, func, args, kwargs):
+        asked.append(func)
+        return func(*args, **kwargs)
+
+    operations = model_operations(module, *batch())
+    monkeypatch.setattr(_OperationCounter, "_result", every_time)
+    assert operations == model_operations(module, *batch())
+    assert asked
 
 
 def test_recomputation_is_not_the_models_work(config_of):

@@ -45,6 +45,10 @@ _NO_FORMULA = (
 """Beginnings of names of operators that multiply matrices and have no formula in torch."""
 
 
+_PLAIN = (int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+"""Types of what operators are given beside tensors."""
+
+
 class _UncountedError(Exception):
     """Something multiplies matrices that cannot be counted."""
 
@@ -61,11 +65,46 @@ class Operations(NamedTuple):
     counts as one operator each way, which never writes its scores."""
 
 
+class _Layout(NamedTuple):
+    """What a tensor on `meta` consists of."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _layout(tensor: Tensor) -> _Layout:
+    return _Layout(tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def _is_on_meta(tensor: Tensor) -> bool:
+    """Whether a tensor is nothing but a layout."""
+    is_usual = type(tensor) in {Tensor, nn.Parameter} and tensor.layout is torch.strided
+    return is_usual and tensor.is_meta
+
+
+def _described(value: object) -> tuple[Any, ...] | None:
+    """Return what decides the layouts that an operator gives; None where that is not known."""
+    if isinstance(value, Tensor):
+        return _layout(value) if _is_on_meta(value) else None
+    if isinstance(value, list | tuple | dict):
+        parts = []
+        for entry in value.items() if isinstance(value, dict) else value:
+            if (part := _described(entry)) is None:
+                return None
+            parts.append(part)
+        return type(value), *parts
+    # By type too: 1, 1.0 and True are equal.
+    return (type(value), value) if value is None or isinstance(value, _PLAIN) else None
+
+
 class _OperationCounter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total, self.kernels, self.traffic_bytes = 0, 0, 0
         self.within_attention = False
+        self._met: dict[tuple[Any, ...], list[_Layout]] = {}
+        """What operators gave, by what they were given: torch works shapes out in Python."""
 
     def __torch_dispatch__(
         self,
@@ -75,7 +114,7 @@ class _OperationCounter(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        out = self._result(func, args, kwargs)
         formula: Callable[..., int] | None = flop_registry.get(func.overloadpacket)
         if formula is not None:
             self.total += formula(*args, **kwargs, out_val=out)
@@ -85,6 +124,24 @@ class _OperationCounter(TorchDispatchMode):
             raise _UncountedError(str(func))
         if not func.is_view and not self.within_attention:
             self.touch(tensors_in((args, kwargs, out)))
+        return out
+
+    def _result(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Return what an operator gives: layers that are alike ask for the same many times."""
+        described = None if func.is_view or func._schema.is_mutable else _described((args, kwargs))
+        if described is None:
+            return func(*args, **kwargs)
+        key = func, torch.get_default_dtype(), described
+        if key in self._met:
+            made = [
+                torch.empty_strided(each.shape, each.strides, dtype=each.dtype, device="meta")
+                for each in self._met[key]
+            ]
+            return made[0] if len(made) == 1 else tuple(made)
+        out = func(*args, **kwargs)
+        given = out if isinstance(out, tuple) and len(out) > 1 else (out,)
+        if all(isinstance(each, Tensor) and _is_on_meta(each) for each in given):
+            self._met[key] = [_layout(each) for each in given]
         return out
 
     def touch(self, tensors: Iterable[Tensor]) -> None:

@@ -28,14 +28,15 @@ BASE = [
     "engine.precision=float64",
     "batch.global_batch_size=16",
     "batch.micro_batch_size=4,8",
-    "budget.samples=160",
+    "budget.samples=96",
     "schedule.warmup_samples=32",
     "evaluation.samples=16",
     "evaluation.batch_size=16",
     "evaluation.every_samples=null",
     "measure.memory=false",
 ]
-TWO_RANKS = "batch.data_parallel_size=1,2"
+TWO_RANKS = ["batch.data_parallel_size=1,2", "batch.micro_batch_size=4"]
+"""One rank that accumulates over four micro-batches and two over two."""
 SHORT = "data.sequence_length=16"
 TEXTS = [f"record {n}: " + " ".join("abcdefgh"[: 1 + n % 8]) for n in range(400)]
 
@@ -47,7 +48,7 @@ def _own_folder(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def swept(*overrides, trajectories, cuts, optimizer_steps=10, tolerance=1e-9):
+def swept(*overrides, trajectories, cuts, optimizer_steps=6, tolerance=1e-9):
     """Run a sweep and its report; return the table of decompositions, the report and the tables.
 
     All that holds for every sweep is checked here.
@@ -116,7 +117,7 @@ def saved_dataset(folder):
 def test_models_by_optimizers():
     decompositions, _, _ = swept(
         SHORT,
-        "model=gpt_micro,hf_gpt2",
+        "model=gpt_nano,hf_gpt2",
         "optimizer=adamw,sgd,muon",
         "schedule=cosine",
         trajectories=6,
@@ -131,6 +132,8 @@ def test_rules():
     decompositions, _, tables = swept(
         SHORT,
         "model=llama_nano",
+        "model.d_model=32",
+        "model.d_ff=48",
         "scaling=none,linear,sqrt,adam",
         trajectories=4,
         cuts=2,
@@ -145,20 +148,21 @@ def test_a_ramp_with_decay_and_average():
     """64 samples in steps of 8, then 96 in steps of 16."""
     decompositions, _, tables = swept(
         SHORT,
-        TWO_RANKS,
-        "model=gpt_micro",
-        "batch.micro_batch_size=2,4",
+        *TWO_RANKS,
+        "model=gpt_nano",
+        "batch.micro_batch_size=2",
+        "budget.samples=160",
         "schedule=wsd",
         "schedule.decay_samples=64",
         "batch.ramp=[{samples:64,global_batch_size:8}]",
         "evaluation.ema_half_life_tokens=500",
         trajectories=1,
-        cuts=4,
+        cuts=2,
         optimizer_steps=14,
     )
     assert decompositions["note"].isna().all()
     sizes = tables.steps.groupby("run_id")["global_batch_size"].agg(list)
-    assert sizes.tolist() == [[8] * 8 + [16] * 6] * 4
+    assert sizes.tolist() == [[8] * 8 + [16] * 6] * 2
     last = tables.evals.groupby("run_id").last()
     assert (last["eval_loss"] != last["raw_eval_loss"]).all()
     for name in ("eval_loss", "raw_eval_loss"):
@@ -181,10 +185,9 @@ def test_files_of_tokens_documents_and_text():
     option("by_rows", name="documents", path="documents.parquet", layout="padded", **length)
     option("by_text", name="text", path="text.txt", **length)
     decompositions, _, tables = swept(
-        TWO_RANKS,
-        "model=gpt_micro",
+        *TWO_RANKS,
+        "model=gpt_nano",
         "data=by_tokens,by_lines,by_rows,by_text",
-        "batch.micro_batch_size=8",
         trajectories=4,
         cuts=2,
     )
@@ -221,7 +224,9 @@ def test_files_of_tokens_documents_and_text():
 def test_models_that_need_their_data(prepare, overrides, tolerance):
     if prepare is not None:
         prepare("saved")
-    decompositions, _, _ = swept(TWO_RANKS, *overrides, trajectories=1, cuts=4, tolerance=tolerance)
+    decompositions, _, _ = swept(
+        *TWO_RANKS, *overrides, trajectories=1, cuts=2, tolerance=tolerance
+    )
     assert decompositions["note"].isna().all()
 
 
@@ -246,14 +251,12 @@ def test_what_is_not_invariant_is_labelled():
 
 def test_dropout_is_labelled():
     decompositions, text, _ = swept(
-        SHORT, TWO_RANKS, "model=gpt_micro", "model.dropout=0.0,0.1", trajectories=2, cuts=4
+        SHORT, *TWO_RANKS, "model=gpt_nano", "model.dropout=0.0,0.1", trajectories=2, cuts=2
     )
     dropping = decompositions["model.dropout"] > 0
     assert decompositions.loc[~dropping, "note"].isna().all()
     reason = "dropout: model.dropout, p=0.1"
-    assert (
-        decompositions.loc[dropping, "note"].eq(f"not decomposition-invariant: {reason}").tolist()
-        == [True] * 3
-    )
+    notes = decompositions.loc[dropping, "note"].tolist()
+    assert notes == [f"not decomposition-invariant: {reason}"]
     assert decompositions.loc[dropping, "max_relative_difference"].max() > 1e-4
     assert f"Not decomposition-invariant ({reason})" in text

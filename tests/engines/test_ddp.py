@@ -283,7 +283,8 @@ def test_compiled_run_agrees_and_its_compile_time_is_apart(trainer, steps, tmp_p
             engine__precision="float32",
             engine__compile=compiled,
             measure__memory=compiled,
-            evaluation__batch_size=5,
+            model__n_layers=1,
+            evaluation={"samples": 10, "batch_size": 5},
         )
         # A cache of its own: what was compiled before costs nothing again.
         folder = trainer.train(

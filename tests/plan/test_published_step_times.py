@@ -15,6 +15,7 @@ nothing here.
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import math
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 from batchscape.compose import compose
 from batchscape.config import RunConfig
@@ -80,10 +82,30 @@ def words(row: Any) -> tuple[str, ...]:
 
 
 @functools.cache
-def config_of(arguments: tuple[str, ...]) -> RunConfig:
-    grid = compose([*arguments, "cluster=h100_80g"], "batchscape plan")
+def composed(options: tuple[str, ...]) -> dict[str, Any]:
+    """Return the settings of options of groups, which Hydra takes long to compose."""
+    grid = compose([*options, "cluster=h100_80g"], "batchscape plan")
     assert grid is not None
-    return RunConfig.from_mapping(grid.cells[0].settings)
+    return grid.cells[0].settings
+
+
+@functools.cache
+def config_of(arguments: tuple[str, ...]) -> RunConfig:
+    """Return a configuration of options, and of settings, which are set in it."""
+    options = tuple(each for each in arguments if "." not in each.partition("=")[0])
+    settings = copy.deepcopy(composed(options))
+    for setting in (each for each in arguments if each not in options):
+        key, _, value = setting.partition("=")
+        group, name = key.split(".")
+        assert name in settings[group]
+        settings[group][name] = yaml.safe_load(value)
+    return RunConfig.from_mapping(settings)
+
+
+@functools.cache
+def identity_of(data: Any) -> Any:
+    """Return what `prepare` says of data, which is asked for in each row."""
+    return prepare(data)
 
 
 def spec_of(config: RunConfig, geometry: BatchGeometry) -> RunSpec:
@@ -95,7 +117,7 @@ def spec_of(config: RunConfig, geometry: BatchGeometry) -> RunSpec:
         device_type="cuda",
         precision="bfloat16",
         evaluation_every_samples=None,
-        data=prepare(config.data),
+        data=identity_of(config.data),
         config=config,
     )
 

@@ -429,9 +429,9 @@ def test_further_ranks_of_ddp_change_nothing_and_those_of_fsdp_cut_further(run_o
 def test_micro_batches_between_are_what_they_are_alone(model, sizes, spec_of):
     """And a larger one never holds less."""
     chosen = {
-        "gpt": {"model": GPT},
+        "gpt": {"model": {**GPT, "n_layers": 1}},
         "convolutions": CONVOLUTIONS,
-        "chunked": {"model": {**GPT, "loss_chunk": 400}},
+        "chunked": {"model": {**GPT, "n_layers": 1, "loss_chunk": 400}},
     }[model]
     runs = [spec_of((1, size, 2), **{"engine": BFLOAT16, **chosen}) for size in sorted(sizes)]
     traces = {}
@@ -465,7 +465,7 @@ def test_each_key_is_rehearsed_once_and_of_many_micro_batches_four(engine, run_o
     monkeypatch.setattr(memory_trace, "trace", counted)
     sizes = range(1, 14)
     runs = [
-        run_of((1, size, steps), seed=seed, engine=engine)
+        run_of((1, size, steps), seed=seed, engine=engine, model={**GPT, "n_layers": 1})
         for size in sizes
         for steps, seed in ((2, 0), (3, 1))
     ]

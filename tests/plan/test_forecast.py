@@ -330,6 +330,8 @@ def test_70_billion_parameters_fit_on_64_nodes(capsys: pytest.CaptureFixture[str
         *("cluster=h100_80g", "cluster.nodes=64", "batch.nodes=64"),
         *(f"batch.data_parallel_size={ranks}", f"batch.global_batch_size={ranks}", MICRO),
         *("budget.samples=1024", "evaluation.every_samples=null", "evaluation.samples=32"),
+        # Clipping holds next to nothing, and its rehearsal takes a while.
+        "optimizer.gradient_clip_norm=null",
     )
     main(["plan", "--json", *lines])
     (run,) = json.loads(capsys.readouterr().out)["runs"]

@@ -111,7 +111,7 @@ def test_a_killed_run_of_two_ranks_resumes_bit_for_bit(trainer, steps, tmp_path,
     root = tmp_path / "killed"
     folder = trainer.start(spec, root, entry="faulty_workers:hanging")
     while not all((folder.path / f"hangs-{rank}").exists() for rank in (0, 1)):
-        assert not trainer._processes.wait(0.05), folder.log.read_text()
+        assert not trainer._server_of(spec).wait(0.05), folder.log.read_text()
     trainer.kill(spec)
     trainer.train(spec, root, attempt=1)
     rows = steps(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -12,6 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+# Before NumPy is imported, for this process and those of tests: several on two cores would mostly
+# wait for each other's threads.
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 import pandas as pd
 import pytest

@@ -329,6 +329,7 @@ def group_of_one(tmp_path):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("trainer", "group_of_one")
 def test_an_exchange_that_is_not_whole_is_refused_by_name(spec_of):
     """All of it would be left out, as buckets are exchanged in order."""

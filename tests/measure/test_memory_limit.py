@@ -142,6 +142,7 @@ with memory_limit(torch.device("cpu"), 1.0) if limited else contextlib.nullconte
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "least", "most"), [("limited", 31, 34), ("free", 60, 90)])
 def test_freed_memory_goes_back_as_on_a_device(how: str, least: int, most: int) -> None:
     """Of 64 MiB each second one is freed, in an interpreter whose heap has no room yet."""

@@ -579,6 +579,7 @@ def test_nothing_is_left_behind(settings, run_of, tmp_path, monkeypatch):
     assert type(torch.empty(1)) is torch.Tensor
 
 
+@pytest.mark.slow
 def test_under_fsdp_no_device_is_given_the_whole_model(run_of):
     """A block beside the parts; on a CPU the first rank holds what it draws."""
     spec = run_of((64, 1, 1), engine=FSDP, model=GPT | {"n_layers": 8, "d_model": 128})

@@ -220,6 +220,7 @@ def shallow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_time, "_count_operations", facts)
 
 
+@pytest.mark.slow
 def test_thirteen_billion_on_64_devices() -> None:
     """Of 2.76 s at best, with one network card a node, 0.85 was published."""
     chosen = rows()[rows()["model"].eq("13b") & rows()["devices"].eq(64)]

@@ -117,6 +117,7 @@ def test_cores_of_a_node_share_one_card() -> None:
     assert outcome.at_peak_s is None
 
 
+@pytest.mark.slow
 def test_arithmetic_decides_the_peak() -> None:
     spec = spec_of("model=gpt_nano")
 

@@ -24,6 +24,7 @@ from optuna.samplers import BaseSampler, GPSampler, QMCSampler, RandomSampler, T
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+from threadpoolctl import threadpool_limits
 
 from batchscape.plan.expand import Interval
 from batchscape.search.objective import TrialOutcome
@@ -222,7 +223,9 @@ class Study:
         sampler = _sampler_of(name, self._seed + len(trials))
         copy = optuna.create_study(directions=self._study.directions, sampler=sampler)
         copy.add_trials(trials)
-        return copy.ask(self._distributions).params
+        # More threads would take the cores of runs whose times are measured.
+        with threadpool_limits(1):
+            return copy.ask(self._distributions).params
 
     def _unasked_points(self) -> list[dict[str, Any]]:
         points = [trial.params for trial in self.trials]

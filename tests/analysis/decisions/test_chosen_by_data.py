@@ -52,9 +52,8 @@ def coverage(n, spread, simulations, seed=1):
     return covered / simulations
 
 
-@pytest.mark.parametrize(
-    "n", [3, pytest.param(5, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [3, 5, 10])
 def test_the_slowest_of_eight_equal_cuts_is_covered(n):
     """Two standard errors of 100 simulations are 0.044; a single pair is covered far less."""
     chosen, alone = coverage(n, EQUAL, 100)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 import vl_convert
 
 from batchscape.analysis import compare, find_cells, load
@@ -118,6 +119,7 @@ def test_the_page_keeps_a_batch_without_a_best_rate(build: Any) -> None:
     assert drawn == {(8, 0.0015), *product([16.0], SEARCHED[16]), (32, 0.006)}
 
 
+@pytest.mark.slow
 def test_a_global_batch_has_one_colour_in_all_figures(build: Any) -> None:
     """Also in the figure of a group that lacks one of them."""
     sweep = sweep_of(build, {8: (0.001, 0.0015)}, data__layout="packed")

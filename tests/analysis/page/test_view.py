@@ -95,6 +95,7 @@ def files_in(folder: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in sorted(folder.rglob("*"))}
 
 
+@pytest.mark.slow
 def test_serves_what_it_made_to_this_machine_alone(build: Any) -> None:
     sweep = build()
     for geometry in GEOMETRIES:

@@ -193,6 +193,7 @@ def test_the_paper_of_a_table_says_how_the_table_was_read(
     assert plain("steps is taken for steps_to_target") in text
 
 
+@pytest.mark.slow
 def test_a_paper_that_was_edited_is_kept_and_its_parts_are_made_anew(build: Any) -> None:
     sweep = build()
     sweep.run(seed=0)

@@ -27,3 +27,8 @@ else:
         except KeyError:
             msg = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(msg) from None
+
+    def __dir__() -> list[str]:
+        """Name what is there to import."""
+        public: list[str] = importlib.import_module("batchscape.analysis.public").__all__
+        return [*globals(), *public]

@@ -168,6 +168,7 @@ def test_one_sweep_with_runs_on_one_node_and_on_two(
     assert len(set(nodes)) == 2
 
 
+@pytest.mark.usefixtures("heeded_signals")
 def test_the_same_command_goes_on_and_jobs_are_added(
     cluster: Cluster,
     sweep: SweepFolder,

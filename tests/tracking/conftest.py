@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import json
 import math
@@ -10,14 +11,12 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -32,14 +31,8 @@ from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.spec import DataIdentity, RunSpec, Stage
 from batchscape.record.status import Attempt, RunStatus, Status, StopReason
 from batchscape.record.tables import read_table, seal
-from batchscape.tracking import mirror as mirroring
 from batchscape.tracking.mirror import Mirror
 from batchscape.tracking.run import AXES, CURVES
-
-# Modules of this folder are not on the path of pytest's imports.
-sys.path.append(str(Path(__file__).parent))
-
-from warm_uploader import WarmUploader
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 EVERY = 4  # optimizer steps between evaluations
@@ -521,40 +514,20 @@ def mirrored(sweep: SweepFolder) -> Callable[[WandbTracker], str | None]:
     return mirror
 
 
-@pytest.fixture(scope="session")
-def warm_uploader() -> Iterator[Callable[[], WarmUploader]]:
-    """The process from which those that talk to W&B are forked; it starts when it is asked for."""
-    warm: list[WarmUploader] = []
-
-    def started() -> WarmUploader:
-        if not warm:
-            warm.append(WarmUploader())
-        return warm[0]
-
-    yield started
-    for uploader in warm:
-        uploader.close()
-
-
-@pytest.fixture(autouse=True)
-def _forked(warm_uploader: Callable[[], WarmUploader], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork those whose mirror is of this process."""
-    starts = SimpleNamespace(
-        PIPE=subprocess.PIPE, Popen=lambda *given, **more: warm_uploader().popen(*given, **more)
-    )
-    monkeypatch.setattr(mirroring, "subprocess", starts)
-
-
 @pytest.fixture
-def workers(
-    warm_uploader: Callable[[], WarmUploader],
-) -> Callable[[], list[psutil.Process]]:
+def workers() -> Callable[[], list[psutil.Process]]:
     """Finds the living processes that talk to W&B for this one; there is one."""
 
     def found() -> list[psutil.Process]:
-        ours = {child.pid: child for child in psutil.Process().children()}
-        started = [ours[pid] for pid in warm_uploader().started if pid in ours]
-        return [child for child in started if child.status() != psutil.STATUS_ZOMBIE]
+        living: list[psutil.Process] = []
+        deadline = time.monotonic() + 10.0
+        # A process has no command line for the first moment of its program.
+        while not living and time.monotonic() < deadline:
+            for child in psutil.Process().children():
+                with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                    if "batchscape.tracking.worker" in child.cmdline():
+                        living.append(child)
+        return living
 
     return found
 

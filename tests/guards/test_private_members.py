@@ -90,6 +90,12 @@ TABLE = [
     Member("torch.ops.c10d._allgather_base_", "plan/memory_trace.py", OPERATOR),
     Member("torch.ops.c10d._reduce_scatter_base_", "plan/memory_trace.py", OPERATOR),
     Member(
+        "._schema",
+        "measure/flops.py",
+        "nothing else tells whether an operator writes into what it is given",
+        owner=lambda: torch.ops.aten.mm.default,
+    ),
+    Member(
         "._set_sequence_nr",
         "engines/precision.py",
         "the order of a backward has no public door",

@@ -26,7 +26,7 @@ ALLOWED = {
     "columns of a table, taken from the object as a whole": "detectable_margin",
     "found by name: in a configuration, by an import path, by `__getattr__`": """
         AccelerateEngine ByteText ConvNet DeepSpeedEngine FabricEngine GridSweeper Images Patients
-        Regressor fsdp_engine __getattr__""",
+        Regressor fsdp_engine __dir__ __getattr__""",
     "called by a library: transformers, Fabric, LitGPT, FSDP, http.server, pytest": """
         BatchscapeCallback _get_train_sampler allocate connect convert_input
         creates_processes_externally do_GET global_rank log_message main_address main_port node_rank

@@ -184,7 +184,8 @@ def test_a_plan_imports_torch_only_to_predict() -> None:
 @pytest.mark.slow
 def test_a_worker_imports_no_hydra_and_only_who_mirrors_imports_wandb() -> None:
     """And nobody Polars before it reads sweeps."""
-    worker, mirror, everything = modules_after(
+    command, worker, mirror, everything = modules_after(
+        "import batchscape.cli, batchscape.analysis.numbers",
         "import batchscape.train.worker",
         "import batchscape.launch.launcher, batchscape.tracking.mirror, batchscape.tracking.sync",
         "import batchscape.analysis.public, batchscape.cli, batchscape.recorder",
@@ -194,6 +195,15 @@ def test_a_worker_imports_no_hydra_and_only_who_mirrors_imports_wandb() -> None:
     assert "wandb" not in mirror
     assert "pandas" in everything
     assert "polars" not in everything
+    assert not command & {"scipy", "pandas"}, "one module of the analysis is not all of it"
+
+
+def test_what_the_analysis_offers_is_imported_when_it_is_asked_for() -> None:
+    from batchscape import analysis
+
+    assert set(analysis.__all__) <= set(dir(analysis))
+    assert all(getattr(analysis, name) is not None for name in analysis.__all__)
+    assert not hasattr(analysis, "nothing")
 
 
 def test_only_who_mirrors_names_wandb() -> None:

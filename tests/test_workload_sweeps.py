@@ -35,8 +35,8 @@ BASE = [
     "evaluation.every_samples=null",
     "measure.memory=false",
 ]
-TWO_RANKS = ["batch.data_parallel_size=1,2", "batch.micro_batch_size=4"]
-"""One rank that accumulates over four micro-batches and two over two."""
+TWO_RANKS = ["batch.data_parallel_size=1,2", "batch.micro_batch_size=8"]
+"""One rank that accumulates over two micro-batches, and two that do not accumulate."""
 SHORT = "data.sequence_length=16"
 TEXTS = [f"record {n}: " + " ".join("abcdefgh"[: 1 + n % 8]) for n in range(400)]
 
@@ -153,7 +153,7 @@ def test_a_ramp_with_decay_and_average():
         SHORT,
         *TWO_RANKS,
         "model=gpt_nano",
-        "batch.micro_batch_size=2",
+        "batch.micro_batch_size=4",
         "budget.samples=160",
         "schedule=wsd",
         "schedule.decay_samples=64",

@@ -354,7 +354,8 @@ def test_a_run_that_takes_too_long_is_a_timeout(sweep: Sweep) -> None:
     assert sweep.status("polite-d2").status is Status.COMPLETED
 
 
-def test_launch_records(sweep: Sweep) -> None:
+def test_launch_records(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
     sweep.run(spec_named("completes-d1"), spec_named("completes-d2"), spec_named("completes-d4"))
     records = {n: sweep.launch(f"completes-d{n}") for n in (1, 2, 4)}
     rendezvous = [record.pop("rendezvous") for record in records.values()]

@@ -152,7 +152,11 @@ def test_close_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux")
 class TestForked:
     @pytest.mark.slow
-    def test_the_server_has_one_thread_and_a_rank_dies_with_it(self, tmp_path: Path) -> None:
+    def test_the_server_has_one_thread_and_a_rank_dies_with_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            monkeypatch.delenv(name)
         # With all that our own loop imports, which might start threads.
         forked = Forked(WORKER)
         start(forked, tmp_path / "stubborn", 2)

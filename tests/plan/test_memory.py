@@ -438,10 +438,10 @@ def test_micro_batches_between_are_what_they_are_alone(model, sizes, spec_of):
 
     def trace(spec, *others):
         """Rehearse each once: three together, and those between alone."""
-        size = spec.geometry.micro_batch_size
-        if size not in traces:
-            traces[size] = rehearse(spec, *others)
-        return traces[size]
+        key = spec.geometry, str(others)
+        if key not in traces:
+            traces[key] = rehearse(spec, *others)
+        return traces[key]
 
     rehearse = memory_trace.trace
     with pytest.MonkeyPatch.context() as patch:

@@ -408,6 +408,16 @@ def test_a_damaged_run_is_reported_and_in_no_table(run, tmp_path, name):
     assert list(tables.damaged) == [str(run.path)]
 
 
+@pytest.mark.parametrize(
+    "row", ['{"warmup": [true]}', '{"samples": 1000000000000000000000}', '{"loss": "high"}']
+)
+def test_rows_of_other_types_are_damage(run, tmp_path, row):
+    RunStatus(Status.INTERRUPTED).write(run.status)
+    with run.lines("steps").open("a") as lines:
+        lines.write(f"{row}\n")
+    assert list(load(tmp_path).damaged) == [str(run.path)]
+
+
 def test_a_shared_file_system_gives_the_same_tables(run, tmp_path, monkeypatch):
     names = [f"run-{number:02d}" for number in range(40)]
     for number, name in enumerate(names):

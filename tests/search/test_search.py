@@ -94,7 +94,7 @@ def test_a_search_that_is_stopped_and_killed_ends_as_one_that_was_not(
     done = _check_stopped(folder, capsys)
     sealed = _sealed_trials(folder)
     # Wherever it is once most of the trials are done.
-    process = search_until(10)
+    process = search_until(max(10, done + 1))
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     again = (tmp_path / "printed.txt").read_text()

@@ -19,6 +19,7 @@ import pandas as pd
 import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from batchscape.config import Sampler
 from batchscape.plan.expand import Cell, Interval
@@ -42,6 +43,24 @@ def opened(of: Space, folder: Path) -> Study:
 def told(study: Study, value: float, *more: float, state: str = "completed") -> None:
     number = study.ask().number
     study.tell(number, TrialOutcome(state, (value, *more), None), [f"run-{number}"], {})
+
+
+def test_a_trial_is_chosen_with_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others belong to runs whose times are measured."""
+    study = opened(space("gp"), tmp_path)
+    for number in range(4):
+        told(study, float(number))
+    ask, numbers = optuna.Study.ask, []
+
+    def watched(self: optuna.Study, *arguments: Any) -> Any:
+        numbers.extend(library["num_threads"] for library in threadpool_info())
+        return ask(self, *arguments)
+
+    monkeypatch.setattr(optuna.Study, "ask", watched)
+    with threadpool_limits(2):
+        assert {library["num_threads"] for library in threadpool_info()} == {2}
+        study.ask()
+    assert set(numbers) == {1}
 
 
 @pytest.mark.parametrize("name", ["random", "tpe", "gp"])

@@ -108,7 +108,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
 
 @pytest.fixture(scope="session")
 def sweep(once: Callable[[str, Callable[[Path], None]], Path]) -> Sweep:
-    """Copy an example, perhaps with an edited study, sweep it, and report it where asked.
+    """Copy an example, perhaps with an edited study, sweep it, and report it.
 
     With modules to preload, the ranks of torchrun are forked.
     """
@@ -119,7 +119,6 @@ def sweep(once: Callable[[str, Callable[[Path], None]], Path]) -> Sweep:
         study: str | None = None,
         edit: tuple[str, str] = ("", ""),
         preloaded: str = "",
-        report: bool = False,
     ) -> Swept:
         study = example if study is None else study
 
@@ -134,13 +133,13 @@ def sweep(once: Callable[[str, Callable[[Path], None]], Path]) -> Sweep:
             code, printed = batchscape(
                 folder, "sweep", *options, "sweep_dir=outputs/swept", *settings, **environment
             )
-            if report and code == 0:
+            if code == 0:
                 reported, page_printed = batchscape(folder, "report", "outputs/swept")
                 assert reported == 0, page_printed
                 printed += page_printed
             (folder / "printed.json").write_text(json.dumps([code, printed]))
 
-        key = hashlib.sha256(repr((settings, edit)).encode()).hexdigest()[:8]
+        key = hashlib.sha256(repr((example, settings, edit, preloaded)).encode()).hexdigest()[:8]
         folder = once(f"{study}-{key}", make)
         code, printed = json.loads((folder / "printed.json").read_text())
         outputs = folder / "outputs" / "swept"

@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 def swept(sweep):
     preloaded = "transformers.trainer transformers.models.llama"
     settings = ["seed=0", "budget.optimizer_steps=12"]
-    return sweep("hf_trainer", *settings, preloaded=preloaded, report=True)
+    return sweep("hf_trainer", *settings, preloaded=preloaded)
 
 
 def check_against_trainer_state(swept):

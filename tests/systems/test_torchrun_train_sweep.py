@@ -9,9 +9,7 @@ pytestmark = [pytest.mark.systems, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def swept(sweep):
-    return sweep(
-        "torchrun_train", "budget.optimizer_steps=12", preloaded="torch torch._dynamo", report=True
-    )
+    return sweep("torchrun_train", "budget.optimizer_steps=12")
 
 
 def test_cuts_of_one_batch_train_alike(swept, cuts):

@@ -70,12 +70,17 @@ def _import_uncompiled() -> None:
     if _COMPILED in sys.modules:
         return
     compile_function = torch.compile
-    torch.compile = lambda function: function  # type: ignore[assignment]  # put back
+    torch.compile = _leave_uncompiled  # put back
     try:
         with suppress(ImportError):  # of a version without it
             import_module(_COMPILED)
     finally:
         torch.compile = compile_function
+
+
+def _leave_uncompiled(function: Any = None, **_: object) -> Any:  # noqa: ANN401
+    """Decorate as `torch.compile` does, with or without options, and change nothing."""
+    return (lambda decorated: decorated) if function is None else function
 
 
 def _forget_models(deepspeed: ModuleType) -> None:

@@ -295,7 +295,7 @@ class Attempts:
         if attempts and attempts[-1].ended_at is None:
             lost = attempts[-1]
             # An attempt begins after those before it, even where its launcher's clock is behind.
-            lost.ended_at = max(lost.started_at, before.updated_at, folder.written_at)
+            lost.ended_at = max(lost.started_at, folder.written_at)
             lost.status, lost.reason = str(Status.INTERRUPTED), "the launcher died"
             lost.cause = str(Cause.INTERRUPTED)
         spec.write(folder.config)

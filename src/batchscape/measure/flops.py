@@ -46,7 +46,7 @@ _NO_FORMULA = (
 
 
 _PLAIN = (int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
-"""Types of what operators are given beside tensors."""
+"""Types of arguments of operators beside tensors."""
 
 
 class _UncountedError(Exception):
@@ -83,14 +83,14 @@ def _is_on_meta(tensor: Tensor) -> bool:
     return is_usual and tensor.is_meta
 
 
-def _described(value: object) -> tuple[Any, ...] | None:
-    """Return what decides the layouts that an operator gives; None where that is not known."""
+def _key_of(value: object) -> tuple[Any, ...] | None:
+    """Return what decides the layouts of an operator's results; None where that is not known."""
     if isinstance(value, Tensor):
         return _layout(value) if _is_on_meta(value) else None
     if isinstance(value, list | tuple | dict):
         parts = []
         for entry in value.items() if isinstance(value, dict) else value:
-            if (part := _described(entry)) is None:
+            if (part := _key_of(entry)) is None:
                 return None
             parts.append(part)
         return type(value), *parts
@@ -103,8 +103,8 @@ class _OperationCounter(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.total, self.kernels, self.traffic_bytes = 0, 0, 0
         self.within_attention = False
-        self._met: dict[tuple[Any, ...], list[_Layout]] = {}
-        """What operators gave, by what they were given: torch works shapes out in Python."""
+        self._layouts_by_key: dict[tuple[Any, ...], list[_Layout]] = {}
+        """Layouts of results, by operator and arguments: torch works shapes out in Python."""
 
     def __torch_dispatch__(
         self,
@@ -128,20 +128,22 @@ class _OperationCounter(TorchDispatchMode):
 
     def _result(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         """Return what an operator gives: layers that are alike ask for the same many times."""
-        described = None if func.is_view or func._schema.is_mutable else _described((args, kwargs))
-        if described is None:
+        key_of_arguments = None
+        if not func.is_view and not func._schema.is_mutable:
+            key_of_arguments = _key_of((args, kwargs))
+        if key_of_arguments is None:
             return func(*args, **kwargs)
-        key = func, torch.get_default_dtype(), described
-        if key in self._met:
-            made = [
+        key = func, torch.get_default_dtype(), key_of_arguments
+        if layouts := self._layouts_by_key.get(key):
+            tensors = [
                 torch.empty_strided(each.shape, each.strides, dtype=each.dtype, device="meta")
-                for each in self._met[key]
+                for each in layouts
             ]
-            return made[0] if len(made) == 1 else tuple(made)
+            return tensors[0] if len(tensors) == 1 else tuple(tensors)
         out = func(*args, **kwargs)
-        given = out if isinstance(out, tuple) and len(out) > 1 else (out,)
-        if all(isinstance(each, Tensor) and _is_on_meta(each) for each in given):
-            self._met[key] = [_layout(each) for each in given]
+        results = out if isinstance(out, tuple) and len(out) > 1 else (out,)
+        if all(isinstance(each, Tensor) and _is_on_meta(each) for each in results):
+            self._layouts_by_key[key] = [_layout(each) for each in results]
         return out
 
     def touch(self, tensors: Iterable[Tensor]) -> None:

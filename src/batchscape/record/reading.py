@@ -232,7 +232,7 @@ def open_rows(folder: RunFolder, table: str) -> pd.DataFrame:
                 for name, column in COLUMNS[table].items()
             }
         )
-    except (ArithmeticError, TypeError, ValueError) as error:
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         msg = f"{folder.lines(table)} is damaged: {error}"
         raise DamageError(msg) from None
 

@@ -19,14 +19,14 @@ if not LITGPT.exists() and os.environ.get("BATCHSCAPE_REQUIRE_SYSTEMS") != "1":
 
 @pytest.fixture(scope="module")
 def swept(sweep):
-    return sweep("litgpt_pretrain", SETTING, "seed=0", "budget.optimizer_steps=12")
+    return sweep("litgpt_pretrain", SETTING, "seed=0")
 
 
 def test_cuts_of_one_batch_train_alike(swept, cuts):
     assert swept.code == 0, swept.printed
     # The losses are printed with three digits.
     cuts(swept, {(1, 8, 1), (1, 4, 2), (1, 2, 4)}, loss=1.1e-3)
-    assert len(swept.tables.steps) == 3 * 12
+    assert len(swept.tables.steps) == 3 * 30
 
 
 def test_it_ends_with_a_recommendation(swept, recommends):
@@ -50,24 +50,23 @@ def test_tables_are_what_litgpt_logged(swept):
         steps = swept.steps(run.run_id)
         # LitGPT's `step` is its iteration, less one.
         accumulation = run.gradient_accumulation_steps
-        assert [int(row["iter"]) for row in logged] == [accumulation * k for k in range(1, 13)]
+        assert [int(row["iter"]) for row in logged] == [accumulation * k for k in range(1, 31)]
         assert [int(row["step"]) for row in logged] == [int(row["iter"]) - 1 for row in logged]
-        assert steps["optimizer_step"].tolist() == list(range(1, 13))
+        assert steps["optimizer_step"].tolist() == list(range(1, 31))
         losses = [float(row["loss"]) for row in logged]
         assert steps["loss"].tolist() == pytest.approx(losses, abs=5.1e-4)
         assert steps["tokens"].tolist() == [int(row["total_tokens"]) for row in logged]
         assert steps["samples"].tolist() == [int(row["samples"]) for row in logged]
         (evaluated,) = (float(row["val_loss"]) for row in rows if row["val_loss"])
         assert swept.evaluation(run.run_id)["eval_loss"] == pytest.approx(evaluated, abs=5.1e-5)
-        assert int(logged[-1]["total_tokens"]) == 12 * 8 * 64
+        assert int(logged[-1]["total_tokens"]) == 30 * 8 * 64
 
 
 def test_a_batch_that_litgpt_floors_is_found(sweep):
     """18 samples in micro-batches of 4 are asked of LitGPT: it trains on 16."""
     floored = ("batch_size={global_batch_size}", "batch_size=18")
     cell = ["seed=0", "batch.micro_batch_size=4", "batch.data_parallel_size=1"]
-    short = "budget.optimizer_steps=6"
-    swept = sweep("litgpt_pretrain", SETTING, short, *cell, edit=floored)
+    swept = sweep("litgpt_pretrain", SETTING, *cell, edit=floored)
     assert swept.code != 0
     (run,) = swept.tables.runs.itertuples()
     assert run.status == "failed"

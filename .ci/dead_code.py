@@ -20,7 +20,8 @@ ALLOWED = {
         energy_source exchange_s exchange_span_s forward_backward_s from_optimizer_step
         involuntary_switches model_flops_per_sample optimizer_s peak_allocated_first_backward_gib
         peak_allocated_first_optimizer_step_gib peak_allocated_steady_gib peak_reserved_gib
-        power_capped processor_time_s raw_eval_loss throttled workspace_gib device_limits""",
+        power_capped processor_time_s raw_eval_loss throttled updated_at workspace_gib
+        device_limits""",
     "settings that are read by their names": """
         equivalence_margin equivalence_margin_steps geometry_pattern tokens_per_optimizer_step""",
     "columns of a table, taken from the object as a whole": "detectable_margin",

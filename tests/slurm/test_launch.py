@@ -316,6 +316,7 @@ def test_a_job_that_dies_without_a_word_is_found(
     assert status.reason is not None
     assert status.reason.startswith(f"job {job} ended without a word")
     assert "the same command goes on" in status.reason
+    assert status.attempts[-1].ended_at == pytest.approx(sweep.run(run).written_at, abs=0.01)
     told = follower.communicate(timeout=60)[0]
     assert follower.returncode == 1
     assert status.reason in told

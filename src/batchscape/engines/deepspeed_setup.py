@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import ModuleType
@@ -70,7 +70,7 @@ def _import_uncompiled() -> None:
     if _COMPILED in sys.modules:
         return
     compile_function = torch.compile
-    torch.compile = _leave_uncompiled  # type: ignore[assignment]  # put back
+    torch.compile = _leave_uncompiled  # type: ignore[assignment]  # for one import
     try:
         with suppress(ImportError):  # of a version without it
             import_module(_COMPILED)
@@ -78,7 +78,9 @@ def _import_uncompiled() -> None:
         torch.compile = compile_function
 
 
-def _leave_uncompiled(function: Any = None, **_: object) -> Any:  # noqa: ANN401
+def _leave_uncompiled(
+    function: Callable[..., Any] | None = None, **_: object
+) -> Callable[..., Any]:
     """Decorate as `torch.compile` does, with or without options, and change nothing."""
     return (lambda decorated: decorated) if function is None else function
 

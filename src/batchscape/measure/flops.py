@@ -126,7 +126,7 @@ class _OperationCounter(TorchDispatchMode):
             self.touch(tensors_in((args, kwargs, out)))
         return out
 
-    def _result(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+    def _result(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Return what an operator gives: layers that are alike ask for the same many times."""
         key_of_arguments = None
         if not func.is_view and not func._schema.is_mutable:

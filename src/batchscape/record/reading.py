@@ -226,6 +226,7 @@ def open_rows(folder: RunFolder, table: str) -> pd.DataFrame:
     rows = list(read_json_lines(folder.lines(table)))
     try:
         # A run is waited for while it is sealed: to make the frame first takes three times as long.
+        # Of dtypes, pandas-stubs know literals only.
         return pd.DataFrame(
             {
                 name: pd.array([row.get(name) for row in rows], dtype=column.dtype)  # type: ignore[call-overload]

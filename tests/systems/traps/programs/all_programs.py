@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 sys.path.append(str(HERE.parents[1]))
 
-from forked_ranks import free_port, preload, run_ranks  # noqa: E402
+from forked_ranks import free_port, preload, run_ranks  # noqa: E402  (found by the line above)
 
 out = Path(sys.argv[1])
 preload(["torch", "transformers.trainer", "transformers.models.llama", "lightning_fabric"])

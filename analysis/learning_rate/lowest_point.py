@@ -52,6 +52,7 @@ and -0.54 at the steep wall. `test_coverage.py` repeats a part of this.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -260,9 +261,8 @@ def _parabolas(
     Returns coefficients, shape (powers, 3), and the lowest point between the ends of a span, and
     the misfit, each shape (powers,).
     """
-    columns = np.vander(_powered(x, powers[:, None]).ravel(), 3, increasing=True)
-    design: _FLOATS = columns.reshape(len(powers), len(x), 3)
-    coefficients = np.linalg.pinv(design * weights[:, None]) @ (costs * weights)
+    design, inverse = _designs(x.tobytes(), weights.tobytes(), powers.tobytes())
+    coefficients = inverse @ (costs * weights)
     misfit = ((costs - np.einsum("pki,pi->pk", design, coefficients)) ** 2) @ weights**2
     _, slope, curvature = coefficients.T
     # A wide window may hold no lowest point; then the best point itself is the estimate.
@@ -272,6 +272,18 @@ def _parabolas(
     with np.errstate(divide="ignore", invalid="ignore"):
         lowest = np.where(powers == 0, place, np.log1p(powers * place) / powers)
     return coefficients, lowest, misfit
+
+
+@lru_cache(maxsize=1024)
+def _designs(*arrays: bytes) -> tuple[_FLOATS, _FLOATS]:
+    """Return the columns of a parabola in each power, and their weighted inverses.
+
+    Most batches of a sweep have the same grid.
+    """
+    x, weights, powers = map(np.frombuffer, arrays)
+    columns = np.vander(_powered(x, powers[:, None]).ravel(), 3, increasing=True)
+    design: _FLOATS = columns.reshape(len(powers), len(x), 3)
+    return design, np.linalg.pinv(design * weights[:, None])
 
 
 def _powered(x: _FLOATS, power: _FLOATS | float) -> _FLOATS:

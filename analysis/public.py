@@ -21,7 +21,6 @@ from batchscape.analysis.cost.memory_model import MemoryModel, fit_memory
 from batchscape.analysis.cost.scaling import scaling_efficiency
 from batchscape.analysis.cost.step_time import StepTimeModel, fit_step_time
 from batchscape.analysis.cost.table import cost_table
-from batchscape.analysis.decisions.break_even import break_even_batch
 from batchscape.analysis.decisions.evidence import gather
 from batchscape.analysis.decisions.recommend import Needs, Recommendation, recommend
 from batchscape.analysis.decisions.to_target import pareto_front, time_to_target
@@ -75,7 +74,6 @@ __all__ = [
     "as_table",
     "at_best_learning_rate",
     "best_learning_rates",
-    "break_even_batch",
     "cell_noise_scales",
     "choose_targets",
     "compare",

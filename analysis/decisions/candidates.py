@@ -27,7 +27,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from batchscape.analysis.comparing.pairs import logarithm
 from batchscape.analysis.cost.memory_model import MemoryModel
 from batchscape.analysis.cost.table import FACTORS, Geometry
 from batchscape.analysis.decisions.evidence import Basis
@@ -108,8 +107,8 @@ def candidates_of(
     -------
     DataFrame
         The columns of `time_to_target`, and `derived` (whether the time to a target of a cut that
-        ran is made of its mean step time, and not recorded by its runs), `derived_time_s` (what
-        such a time would be, also where one was recorded), `rates_tried`, `memory_gib` (what was
+        ran is made of its mean step time, and not recorded by its runs), `rates_tried`,
+        `memory_gib` (what was
         measured, or the upper end of the prediction, its value where it has no interval; with
         `MEMORY_MARGIN`; or NaN), `memory_source` (measured, predicted or unknown), `memory_beyond`
         and `fits`.
@@ -123,7 +122,11 @@ def candidates_of(
     else:
         geometries = _geometries(steps.index, measured, max_devices)
     times = step_times(evidence.paces, geometries, evidence.step_time)
-    rows = _with_derived_times(time_to_target(steps, times), evidence)
+    rows = time_to_target(steps, times)
+    cuts = pd.MultiIndex.from_frame(rows[list(FACTORS)])
+    timed = evidence.paces.dropna(subset="step_time_s").groupby(list(FACTORS))["is_recorded"].all()
+    is_recorded = timed.reindex(cuts, fill_value=False).to_numpy(dtype=bool)
+    rows["derived"] = rows["source"].eq("measured") & rows["n_seeds"].gt(0) & ~is_recorded
     rows["rates_tried"] = evidence.rates_tried
     limits = [
         _memory(
@@ -233,23 +236,6 @@ def _welch(variances: Floats, degrees: Floats) -> tuple[Floats, Floats]:
         shares = (variances**2 / degrees).sum(axis=1)
         # No spread at all, as of times that agree exactly, leaves no degrees to share out.
         return total, np.where(shares > 0, total**2 / shares, degrees.min(axis=1))
-
-
-def _with_derived_times(rows: pd.DataFrame, evidence: Basis) -> pd.DataFrame:
-    """Add which times are derived, and the times that mean steps would give."""
-    paces = evidence.paces
-    names = list(FACTORS)
-    cuts = pd.MultiIndex.from_frame(rows[names])
-    by_cut = paces[paces["step_time_s"].notna()].groupby(names)
-    is_recorded = by_cut["is_recorded"].all().reindex(cuts, fill_value=False).to_numpy(dtype=bool)
-    to_target = rows["n_seeds"].gt(0)
-    rows["derived"] = rows["source"].eq("measured") & to_target & ~is_recorded
-    rows["derived_time_s"] = math.nan
-    if "whole_step_time_s" in paces:
-        logs = paces.assign(log=logarithm(paces["whole_step_time_s"]))
-        mean = logs.groupby(names)["log"].mean().reindex(cuts)
-        rows["derived_time_s"] = rows["steps"] * np.exp(mean.to_numpy(dtype=float))
-    return rows
 
 
 def _steps_apart(

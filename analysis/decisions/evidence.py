@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +21,6 @@ from batchscape.analysis.cost.table import (
     is_sharded,
 )
 from batchscape.analysis.estimates import FEWEST, Estimate
-from batchscape.analysis.learning_rate.aim import final_losses, find_optima
 from batchscape.analysis.learning_rate.choice import at_best_learning_rate, tuning_warning
 from batchscape.analysis.targets.crossings import steps_to_target
 from batchscape.analysis.targets.curves import curve_groups, curves_of
@@ -32,8 +30,6 @@ from batchscape.record.tables import Tables, load
 from batchscape.record.trials import refuse_trials
 from batchscape.text import count_text, list_text
 
-_EARLY = 0.25
-"""Share of a training within which a target says little of it: ours."""
 _TRAINED_AS = ("global_batch_size", *SEEDS, *FACTORS)
 
 
@@ -65,7 +61,7 @@ class Basis:
     """Steps to the target against the global batch; None: nothing was reached."""
     warnings: list[str] = field(default_factory=list)
     target_warnings: list[str] = field(default_factory=list)
-    """Global batches without the target, and a target that most meet at once."""
+    """Global batches without the target."""
     runs: pd.DataFrame = field(default_factory=pd.DataFrame)
     """Rows of `Cells.runs` behind it."""
     same_sweeps: pd.DataFrame = field(default_factory=pd.DataFrame)
@@ -92,17 +88,6 @@ class Basis:
         rates = self.reaches.reindex(columns=columns).apply(pd.to_numeric)
         return int(np.nanmax([rates["learning_rate"].nunique(), rates["n_learning_rates"].max()]))
 
-    def rate_of_least_loss(self, batch: int) -> float:
-        """Return the learning rate at which a global batch ended lowest; NaN where not known."""
-        if self.runs.empty:
-            return math.nan
-        finals = final_losses(self.runs[self.runs["global_batch_size"].eq(batch)])
-        with suppress(AnalysisError):
-            optima = find_optima(finals.iloc[:0], finals)
-            if optima is not None:
-                return float(optima.best["grid_learning_rate"].iloc[0])
-        return math.nan
-
     @cached_property
     def paces(self) -> pd.DataFrame:
         """`table`, with the time in `step_time_s` that an optimizer step adds to a training.
@@ -122,7 +107,7 @@ class Basis:
         n, n_timed = (figure.groupby(cuts).transform("count") for figure in (to_target, mean))
         is_recorded = n.gt(0) & (n.ge(FEWEST) | n.eq(n_timed))
         pace = to_target.where(is_recorded, to_target.fillna(mean))
-        return table.assign(step_time_s=pace, whole_step_time_s=mean, is_recorded=is_recorded)
+        return table.assign(step_time_s=pace, is_recorded=is_recorded)
 
     @cached_property
     def memory(self) -> MemoryModel | None:
@@ -266,7 +251,7 @@ def _evidence(
         recorded = reached[[*names, "steps_to_target", "time_to_target_s"]]
         table = table.merge(recorded, on=names, how="left")
         warnings = [*warnings, *([untuned] if untuned else [])]
-        target_warnings += _of_target(reaches, runs)
+        target_warnings += _without_target(reaches)
         reaches = _one_rate(all_cuts if is_program else reaches)
         try:
             tradeoff = fit_tradeoff(reaches)
@@ -326,8 +311,8 @@ def _one_rate(reaches: pd.DataFrame) -> pd.DataFrame:
     return kept.assign(learning_rate=kept["learning_rate"].mask(missed.reindex(kept.index)))
 
 
-def _of_target(reaches: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
-    """Warn of global batches without the target, and of a target that most meet at once."""
+def _without_target(reaches: pd.DataFrame) -> list[str]:
+    """Warn of global batches without the target."""
     target = f"{reaches['target_loss'].iloc[0]:.4g}"
     by_batch = reaches.groupby("global_batch_size")
     reached = reaches["outcome"].eq("reached").groupby(reaches["global_batch_size"]).any()
@@ -339,19 +324,5 @@ def _of_target(reaches: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
         warnings.append(
             f"no run of global batch {batch} reached a held-out loss of {target} ("
             f"{count_text(len(batch_runs), 'run')}{at}): it is left out of the choice"
-        )
-    names = ["sweep_dir", "run_id", "optimizer_steps", "stop_reason"]
-    trained = reaches[["sweep_dir", "run_id", "global_batch_size", "steps_to_target"]].merge(
-        runs.reindex(columns=names), on=names[:2]
-    )
-    trained = trained[trained["stop_reason"].ne("target")]
-    share = trained["steps_to_target"] / pd.to_numeric(trained["optimizer_steps"])
-    median = share.groupby(trained["global_batch_size"]).median().dropna()
-    early = median[median < _EARLY]
-    if len(median) > 1 and 2 * len(early) >= len(median):
-        warnings.append(
-            f"a held-out loss of {target} is far above what most global batches reach: "
-            f"{len(early)} of {len(median)} meet it in the first {_EARLY:.0%} of their training. "
-            "Ask for a lower one (--target) where that is what a training is for"
         )
     return warnings

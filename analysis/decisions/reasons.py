@@ -37,44 +37,15 @@ def reasons_for(
     candidates: pd.DataFrame,
     chosen: pd.Series[Any],
     memory_gib: float,
-    memory_given: bool,
 ) -> list[str]:
     """Explain micro-batch, devices, accumulation, learning rate and time of the chosen row."""
     return [
-        _micro_batch(evidence, chosen, memory_gib, memory_given),
+        _micro_batch(evidence, chosen, memory_gib),
         _devices(candidates, chosen),
         _accumulation(candidates, chosen),
         _learning_rate(evidence, chosen),
         _time(evidence, chosen),
     ]
-
-
-def known_without_times(evidence: Basis) -> list[str]:
-    """Say the critical batch and the learning rates, which need no times."""
-    critical, reaches = evidence.critical, evidence.reaches
-    facts = []
-    if critical is not None and critical.is_identified:
-        facts.append(
-            f"Critical batch: {critical.text()} samples. Below it a larger global batch saves "
-            "nearly as many optimizer steps as it has more samples; above it, few."
-        )
-    if reaches is None or "learning_rate" not in reaches:
-        return facts
-    tuned = reaches["tuned"] if "tuned" in reaches else pd.Series(False, index=reaches.index)
-    rates = reaches.assign(tuned=tuned).dropna(subset=["learning_rate"])
-    for is_tuned, words in (
-        (True, "Learning rate of the fewest steps to the target"),
-        (False, "Learning rate, NOT TUNED"),
-    ):
-        matching = rates[rates["tuned"].astype(bool).eq(is_tuned)]
-        pairs = matching.drop_duplicates("global_batch_size").sort_values("global_batch_size")
-        texts = [
-            f"{significant(float(row['learning_rate']), 3)} at {int(row['global_batch_size'])}"
-            for _, row in pairs.iterrows()
-        ]
-        if texts:
-            facts.append(f"{words}, by global batch: {', '.join(texts)}.")
-    return facts
 
 
 def missing_evidence(evidence: Basis) -> list[str]:
@@ -168,37 +139,20 @@ def _settle(what: str, sweep: str) -> str:
     return f"Not identified: {what}. A shipped study, {SHIPPED}, tells: {command}"
 
 
-def _micro_batch(
-    evidence: Basis, chosen: pd.Series[Any], memory_gib: float, memory_given: bool
-) -> str:
+def _micro_batch(evidence: Basis, chosen: pd.Series[Any], memory_gib: float) -> str:
     micro, devices = int(chosen["micro_batch_size"]), int(chosen["data_parallel_size"])
     text = f"Micro-batch {micro}"
     if math.isnan(chosen["memory_gib"]):
-        names = list(FACTORS)
-        ran = (evidence.table[names] == list(chosen[names])).all(axis=1).any()
-        how = "it ran" if ran else "THIS CUT WAS NOT RUN"
-        return f"{text}: {how}; how much memory it takes is not known, and whether it fits."
-    source = str(chosen["memory_source"])
-    if source == "predicted" and evidence.memory is not None:
-        predicted = evidence.memory.peak(*(int(chosen[name]) for name in FACTORS))
-        source += " without an interval" if math.isnan(predicted.high) else ", upper end"
+        return f"{text}: how much memory it takes is not known, and whether it fits."
     needed = size_text(chosen["memory_gib"] * SIZES["GiB"])
-    text += f": it takes {needed} ({source}, and {MEMORY_MARGIN:.0%} margin)"
+    text += f": it takes {needed} ({chosen['memory_source']}, and {MEMORY_MARGIN:.0%} margin)"
     if math.isnan(memory_gib):
         return f"{text}; the memory of a device is not recorded, so give --memory-gib to check it."
-    if memory_given:
-        whose = "given"
-    elif math.isnan(evidence.device_memory_gib):
-        whose = "the machine's, shared by its ranks"
-    else:
-        whose = "that of a device of these runs"
-    text += f" of {size_text(memory_gib * SIZES['GiB'])} ({whose})."
-    if evidence.memory is None:
-        return text
+    text += f" of {size_text(memory_gib * SIZES['GiB'])} a device."
     share = int(chosen["global_batch_size"]) // devices
-    if micro == share:
-        return f"{text} It is all that a device has of this global batch."
-    return f"{text} {_largest(evidence, evidence.memory, devices, share, memory_gib)}".rstrip()
+    if evidence.memory is None or micro == share:
+        return text
+    return f"{text} {_largest(evidence, evidence.memory, devices, share, memory_gib)}"
 
 
 def _largest(
@@ -206,62 +160,38 @@ def _largest(
 ) -> str:
     """Name the largest micro-batch that fits by the memory model, up to the share of a device."""
     slopes = (model.phases[name].estimates["per_sample_gib"] for name in model.limiting)
+    measured = model.measured["micro_batch_size"].astype(int)
     # Without an interval, which is NaN, the value alone tells.
     if not any(slope.value > 0 and not slope.low <= 0 for slope in slopes):
-        sizes = sorted(model.measured["micro_batch_size"].astype(int).unique())
-        if len(sizes) == 1:
-            return f"Only micro-batch {sizes[0]} was measured, so no largest one is known."
-        return (
-            f"From micro-batch {sizes[0]} to {sizes[-1]} memory was not found to grow, so no "
-            "largest one is known."
-        )
-    reach = _REACH * int(model.measured["micro_batch_size"].max())
-    largest = largest_micro_batch(model, devices, memory_gib, min(share, reach))
+        return "The largest that fits is not identified: memory was not found to grow with it."
+    most = min(share, _REACH * measured.max())
+    largest = largest_micro_batch(model, devices, memory_gib, most)
     counted = failures_that_count(evidence, memory_gib, devices)
     failed = min((m for _, m, _ in counted), default=math.inf)
     if failed <= largest:
         return f"By the memory model {largest} would fit, but {failed} ran out of memory."
-    if largest == 0:
-        return ""
-    if largest == reach < share:
-        return (
-            f"By the memory model {reach} fits; whether more does is not identified, beyond "
-            f"{_REACH} times the largest measured."
-        )
-    beyond = model.beyond(devices, largest, 1)
-    flag = f"; EXTRAPOLATED: {'; '.join(beyond)}." if beyond else "."
-    all_of_share = ", all that a device has of this global batch" if largest == share else ""
-    return f"The largest that fits, by the memory model, is {largest}{all_of_share}{flag}"
+    return (
+        f"The largest that fits, by the memory model, is {largest} (looked for up to {most}; "
+        f"measured up to {measured.max()})."
+    )
 
 
 def _devices(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:
     devices = int(chosen["data_parallel_size"])
-    text = f"Devices {devices}"
+    others = _timed(candidates, chosen)
+    others = others[others["data_parallel_size"] != devices]
+    return f"Devices {devices}{_fastest(others, chosen, 'on another number of devices')}"
+
+
+def _fastest(rows: pd.DataFrame, chosen: pd.Series[Any], which: str) -> str:
+    """Name the row that takes least time, and its time over that of the chosen one."""
     if chosen["source"] != "measured":
-        return f"{text}: the step time of this cut is {chosen['source']}, not measured."
-    timed_cuts = _timed(candidates, chosen["global_batch_size"])
-    fewer = timed_cuts[timed_cuts["data_parallel_size"] < devices]
-    if len(fewer):
-        best, ratio = _fastest(fewer, chosen)
-        return (
-            f"{text}: {ratio:.3g} times as fast as the best measured cut of this batch on "
-            f"{int(best['data_parallel_size'])} ({cut_text(best)}), and "
-            f"{ratio * best['data_parallel_size'] / devices:.0%} of its throughput per device."
-        )
-    on_more_devices = timed_cuts[timed_cuts["data_parallel_size"] > devices]
-    if len(on_more_devices):
-        best, ratio = _fastest(on_more_devices, chosen)
-        return (
-            f"{text}: the best measured cut of this batch on more devices, {cut_text(best)}, takes "
-            f"{ratio:.3g} times as long."
-        )
-    return f"{text}: cuts of this batch were timed on no other number of devices."
-
-
-def _fastest(rows: pd.DataFrame, chosen: pd.Series[Any]) -> tuple[pd.Series[Any], float]:
-    """Return the row that takes least time, and its time over that of the chosen one."""
+        return f"; the step time of this cut is {chosen['source']}, not measured."
+    if rows.empty:
+        return f"; no cut of this batch {which} was timed."
     best = rows.sort_values("time_log").iloc[0]
-    return best, math.exp(best["time_log"] - chosen["time_log"])
+    ratio = math.exp(best["time_log"] - chosen["time_log"])
+    return f"; {which}, {cut_text(best)} takes {ratio:.3g} times as long."
 
 
 def _accumulation(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:
@@ -271,25 +201,18 @@ def _accumulation(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:
     if steps == 1:
         return f"{text}: devices x micro-batch is the global batch of {batch} already."
     text += f" makes the global batch {batch}"
-    if chosen["source"] != "measured":
-        return f"{text}; the step time of this cut is {chosen['source']}, not measured."
-    devices = int(chosen["data_parallel_size"])
-    timed_cuts = _timed(candidates, batch)
-    timed_cuts = timed_cuts[
-        (timed_cuts["data_parallel_size"] == devices)
-        & (timed_cuts["micro_batch_size"] > chosen["micro_batch_size"])
+    others = _timed(candidates, chosen)
+    others = others[
+        (others["data_parallel_size"] == chosen["data_parallel_size"])
+        & (others["micro_batch_size"] > chosen["micro_batch_size"])
     ]
-    if timed_cuts.empty:
-        on = count_text(devices, "device")
-        return f"{text}; on {on}, no cut with less accumulation that fits was timed."
-    best, ratio = _fastest(timed_cuts, chosen)
-    return f"{text}; with less of it, {cut_text(best)} takes {ratio:.3g} times as long."
+    return text + _fastest(others, chosen, "on as many devices with less of it")
 
 
-def _timed(candidates: pd.DataFrame, batch: int) -> pd.DataFrame:
-    """Choose the measured cuts of one global batch that fit."""
-    of_batch = candidates["global_batch_size"] == batch
-    return candidates[of_batch & (candidates["source"] == "measured") & candidates["fits"]]
+def _timed(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> pd.DataFrame:
+    """Choose the measured cuts of the same global batch that fit."""
+    same_batch = candidates["global_batch_size"] == chosen["global_batch_size"]
+    return candidates[same_batch & (candidates["source"] == "measured") & candidates["fits"]]
 
 
 def _learning_rate(evidence: Basis, chosen: pd.Series[Any]) -> str:
@@ -301,18 +224,15 @@ def _learning_rate(evidence: Basis, chosen: pd.Series[Any]) -> str:
             f"{evidence.optimizer or 'this optimizer'}: scaling.learning_rate={rule}, and tune."
         )
     text = f"Learning rate {significant(rate, 3)}, at which global batch {batch} was measured"
-    reaches, least = evidence.reaches, evidence.rate_of_least_loss(batch)
-    of_least_loss = ""
-    if not math.isnan(least) and least != rate:
-        of_least_loss = f" The least final loss is that of {significant(least, 3)}: another aim."
+    reaches = evidence.reaches
     if reaches is not None and "tuned" in reaches:
         rows = reaches[reaches["global_batch_size"] == batch]
         if bool(rows["tuned"].all()):
-            return f"{text}: of its grid the one of the fewest steps to the target.{of_least_loss}"
+            return f"{text}: of its grid the one of the fewest steps to the target."
         if bool(rows["edge"].any()):
             return (
                 f"{text}, of its grid the one of the fewest steps to the target, but AT ITS EDGE: "
-                f"a better one may lie outside.{of_least_loss}"
+                "a better one may lie outside."
             )
     rule, factor = ("linear", "k") if evidence.optimizer == "sgd" else ("sqrt", "the root of k")
     return (

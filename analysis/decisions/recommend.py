@@ -14,7 +14,6 @@ from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.decisions.candidates import (
     candidates_of,
     compare_with,
-    failures_that_count,
     is_to_target,
     memory_of_device,
     own_learning_rate,
@@ -23,13 +22,12 @@ from batchscape.analysis.decisions.config_files import config_values
 from batchscape.analysis.decisions.evidence import Basis
 from batchscape.analysis.decisions.reasons import (
     cut_text,
-    known_without_times,
     measured_again,
     measured_next,
     missing_evidence,
     reasons_for,
 )
-from batchscape.analysis.estimates import FEWEST, interval_text, too_few
+from batchscape.analysis.estimates import FEWEST, interval_text
 from batchscape.analysis.numbers import significant
 from batchscape.errors import AnalysisError
 from batchscape.geometry import BatchGeometry
@@ -71,7 +69,7 @@ class Recommendation:
     chosen: pd.Series[Any] | None
     """Its row of `candidates`; None where no time is known, and so no geometry is named."""
     reasons: list[str]
-    """The recipe's five steps, as carried out here; without a geometry, what is known."""
+    """The recipe's five steps, as carried out here; without a geometry none."""
     regret: list[str]
     """What a wrong choice would cost."""
     costliest: list[str]
@@ -89,8 +87,6 @@ class Recommendation:
     needs: Needs = field(default_factory=Needs)
     target_loss: float = math.nan
     """NaN: there is none, and the time is that of a step."""
-    rate_of_least_loss: float = math.nan
-    """The learning rate at which the global batch ended lowest; NaN where it is not known."""
 
     @property
     def geometry(self) -> tuple[int, int, int] | None:
@@ -117,9 +113,6 @@ class Recommendation:
             text += f", {rate}"
         if not math.isnan(self.target_loss):
             text += f", to reach a held-out loss of {self.target_loss:.4g}"
-        other = self.rate_of_least_loss
-        if rate and not math.isnan(other) and other != self.chosen["learning_rate"]:
-            text += f" (the least final loss is that of learning rate {significant(other, 3)})"
         doubt = _doubt(self.candidates, self.chosen)
         return f"{text}{doubt}."
 
@@ -127,18 +120,9 @@ class Recommendation:
         """Return values that JSON can carry; unknown or infinite values are null."""
         columns = [*FACTORS, "global_batch_size", "learning_rate", "time_s", "time_low_s"]
         columns += ["time_high_s", "device_hours", "device_hours_low", "device_hours_high"]
-        columns += [
-            "derived_time_s",
-            "memory_gib",
-            "source",
-            "on_front",
-            "fits",
-            "beyond",
-            "derived",
-        ]
-        columns += ["note"]
+        columns += ["memory_gib", "source", "on_front", "fits", "beyond", "derived", "note"]
         compared = ["times_slower", "times_slower_low", "times_slower_high", "times_dearer"]
-        others = self.candidates.reindex(columns=[*columns, *compared])
+        others = self.candidates.reindex(columns=[*columns, *compared]).to_dict("records")
         cut = self.geometry
         row: Mapping[Any, Any] = {} if self.chosen is None else self.chosen.to_dict()
         return {
@@ -154,8 +138,7 @@ class Recommendation:
             "missing": self.missing,
             "config": self.config,
             "candidates": [
-                {str(name): _plain(value) for name, value in row.items()}
-                for row in others.to_dict("records")
+                {str(name): _plain(value) for name, value in row.items()} for row in others
             ],
         }
 
@@ -178,9 +161,10 @@ def recommend(evidence: Basis, needs: Needs) -> Recommendation:
     devices = needs.devices or measured
     rows = candidates_of(evidence, devices, needs.memory_gib)
     pool, warnings = _pool(rows, evidence, needs, devices, measured)
-    only_timed = _only_timed_cut(rows, pool)
-    if pool.empty or only_timed:
-        return _unnamed(evidence, needs, rows, warnings, only_timed)
+    untimed = rows["fits"] & rows["memory_source"].eq("measured") & rows["source"].ne("measured")
+    is_lone = pool["source"].eq("measured").sum() == 1 and untimed.any()
+    if pool.empty or is_lone:
+        return _unnamed(evidence, needs, rows, warnings)
     best, late = _best(pool, needs.deadline_s)
     chosen = _by_recipe(pool, best, needs.deadline_s)
     compared = compare_with(rows, chosen, len(pool)).drop(columns="steps_log_of")
@@ -190,8 +174,8 @@ def recommend(evidence: Basis, needs: Needs) -> Recommendation:
         label=evidence.label,
         chosen=chosen,
         reasons=[
-            *reasons_for(evidence, rows, chosen, memory, needs.memory_gib is not None),
-            *_on_deadline(chosen, best, needs.deadline_s),
+            *reasons_for(evidence, rows, chosen, memory),
+            *_on_deadline(chosen, needs.deadline_s),
         ],
         regret=_regret(compared, chosen),
         costliest=_costliest(compared, chosen),
@@ -204,7 +188,6 @@ def recommend(evidence: Basis, needs: Needs) -> Recommendation:
         config=config_values(BatchGeometry(1, *(int(chosen[name]) for name in FACTORS))),
         needs=needs,
         target_loss=evidence.target_loss,
-        rate_of_least_loss=evidence.rate_of_least_loss(int(chosen["global_batch_size"])),
     )
 
 
@@ -218,17 +201,6 @@ def _pool(
             f"nothing was measured on more than {measured} devices; predictions for more "
             "lie beyond the measured range, and are chosen only if no measured geometry fits"
         )
-    if needs.memory_gib is not None:
-        if evidence.memory is None:
-            warnings.append(
-                "--memory-gib decides nothing here: no run recorded how much memory it took"
-            )
-        is_unknown = math.isnan(memory_of_device(evidence, None, 1))
-        if is_unknown and failures_that_count(evidence, needs.memory_gib):
-            warnings.append(
-                "geometries that ran out of memory stay left out, though --memory-gib may be more "
-                "than their device had, which is not recorded"
-            )
     fits = rows[rows["fits"]]
     if fits.empty:
         raise AnalysisError(_nothing_fits(rows, evidence, needs))
@@ -244,43 +216,24 @@ def _pool(
     return timed, warnings
 
 
-def _only_timed_cut(rows: pd.DataFrame, pool: pd.DataFrame) -> str:
-    """Name the only cut with a time, and others that completed without one; empty otherwise."""
-    untimed = rows["fits"] & rows["memory_source"].eq("measured") & rows["source"].ne("measured")
-    is_only = rows["source"].eq("measured").sum() == 1 and pool["source"].eq("measured").any()
-    if not is_only or not untimed.any():
-        return ""
-    untimed_cuts = _cuts_text(rows[untimed])
-    return f"{cut_text(pool.iloc[0])} alone has a valid time ({untimed_cuts} completed without one)"
-
-
 def _unnamed(
-    evidence: Basis, needs: Needs, rows: pd.DataFrame, warnings: list[str], only_timed: str
+    evidence: Basis, needs: Needs, rows: pd.DataFrame, warnings: list[str]
 ) -> Recommendation:
-    """Say why no geometry can be named, and what is known without one."""
-    again = measured_again(evidence)
-    if only_timed:
-        reason = f"{only_timed}, so that there is nothing to choose among. {again}"
-    elif not rows["step_time_s"].notna().any():
-        reason = f"no valid step time. {again}"
-    elif not rows["steps"].map(math.isfinite).any():
-        loss = evidence.target_loss
-        target = "the target" if math.isnan(loss) else f"a held-out loss of {loss:.4g}"
+    """Say why no geometry can be named."""
+    if rows["steps"].map(math.isfinite).any():
         reason = (
-            f"in no global batch most runs reached {target}. Train longer (budget), or ask for a "
-            "higher loss (--target)"
+            "no valid step times to choose by, of geometries that fit and whose batch reached the "
+            f"target. {measured_again(evidence)}"
         )
     else:
         reason = (
-            "no valid step time of a geometry that fits and whose batch reached the target. "
-            f"{again}"
+            "in no global batch most runs reached a target. Train longer (budget), or ask for a "
+            "higher loss (--target)"
         )
-    if needs.deadline_s is not None:
-        warnings = [*warnings, "the deadline could not be checked: no time to a target is known"]
     return Recommendation(
         label=evidence.label,
         chosen=None,
-        reasons=known_without_times(evidence),
+        reasons=[],
         regret=[],
         costliest=[],
         warnings=[*evidence.warnings, *evidence.target_warnings, *warnings],
@@ -293,23 +246,16 @@ def _unnamed(
 
 
 def _nothing_fits(rows: pd.DataFrame, evidence: Basis, needs: Needs) -> str:
-    way_out = "use a device with more memory, or engine.activation_checkpointing"
-    with_memory = rows[rows["memory_gib"].notna()].sort_values("memory_gib", kind="stable")
     if rows.empty:
         return f"no global batch with known steps can be cut on {needs.devices} devices"
-    if with_memory.empty or not with_memory["memory_gib"].iloc[0] > (
-        limit := memory_of_device(
-            evidence, needs.memory_gib, int(with_memory["data_parallel_size"].iloc[0])
-        )
-    ):
-        failed = ", ".join(" x ".join(map(str, cut)) for cut in evidence.out_of_memory)
-        return (
-            "no geometry is left that takes less than one that ran out of memory "
-            f"({failed}); {way_out}"
-        )
+    smallest = rows.sort_values("memory_gib", kind="stable").iloc[0]
+    limit = memory_of_device(evidence, needs.memory_gib, int(smallest["data_parallel_size"]))
+    failed = ", ".join(" x ".join(map(str, cut)) for cut in evidence.out_of_memory)
     return (
         f"no geometry fits a device of {limit:.3g} GiB: the smallest needs "
-        f"{with_memory['memory_gib'].iloc[0]:.3g} GiB with its margin; {way_out}"
+        f"{smallest['memory_gib']:.3g} GiB with its margin, and none takes less than those that "
+        f"ran out of memory ({failed or 'none did'}); use a device with more memory, or "
+        "engine.activation_checkpointing"
     )
 
 
@@ -320,48 +266,23 @@ def _best(pool: pd.DataFrame, deadline_s: float | None) -> tuple[pd.Series[Any],
     fastest = order.iloc[0]
     if deadline_s is None:
         return fastest, []
-    if fastest["n_seeds"] == 0:
-        return fastest, ["the deadline could not be checked: no time to a target is known"]
-    ends = order["time_high_s"]
-    safe = order[ends <= deadline_s]
-    likely = order[order["time_s"] <= deadline_s]
+    safe = order[(order["time_high_s"] <= deadline_s) & order["n_seeds"].gt(0)]
     if len(safe):
-        cheapest = safe.sort_values("device_hours", kind="stable").iloc[0]
-        unsure = likely[likely["time_high_s"].isna()]
-        unsure = unsure[unsure["device_hours"] < cheapest["device_hours"]]
-        share = significant(unsure["device_hours"].min() / cheapest["device_hours"], 3)
-        passed_over = [
-            "passed over, as no interval tells whether the deadline is met: "
-            f"{_cuts_text(unsure)}, which would take {share} times the device-hours; {FEWEST} "
-            f"seeds that reach and {FEWEST} valid times would tell"
-        ]
-        return cheapest, passed_over if len(unsure) else []
-    if len(likely):
-        least = likely.loc[ends[likely.index].sort_values(kind="stable").index[0]]
-        if math.isnan(least["time_high_s"]):
-            return least, [
-                f"the deadline is {significant(deadline_s / least['time_s'], 3)} times the time, "
-                f"of which there is no interval ({least['note']}): how sure it is to be met is "
-                "not known"
-            ]
-        return least, ["the deadline is met on average, but lies inside the interval of the time"]
-    return fastest, ["THE DEADLINE IS NOT MET by any geometry measured; this is the fastest"]
+        return safe.sort_values("device_hours", kind="stable").iloc[0], []
+    return fastest, [
+        f"NO GEOMETRY IS SURE TO MEET THE DEADLINE of {duration_text(deadline_s)}: none has a time "
+        "to the target whose interval ends before it. This is the fastest"
+    ]
 
 
-def _on_deadline(
-    chosen: pd.Series[Any], best: pd.Series[Any], deadline_s: float | None
-) -> list[str]:
+def _on_deadline(chosen: pd.Series[Any], deadline_s: float | None) -> list[str]:
     """Say that a deadline is met; `_best` warns if it is not, or may not be."""
     if deadline_s is None or not chosen["time_high_s"] <= deadline_s or not chosen["n_seeds"]:
         return []
-    high, source = duration_text(chosen["time_high_s"]), chosen["source"]
-    met = "met" if source == "measured" else "predicted to be met"
-    by = "device-hours decided"
-    if chosen.name != best.name:
-        by += ", and the largest micro-batch among cuts that nothing tells from the cheapest"
     return [
-        f"The deadline of {duration_text(deadline_s)} is {met}: the time's interval ends at {high}."
-        f" Among the {source} geometries whose interval ends in time, {by}."
+        f"The deadline of {duration_text(deadline_s)}: the time's interval ends at "
+        f"{duration_text(chosen['time_high_s'])} ({chosen['source']}). Among the geometries whose "
+        "interval ends in time, device-hours decided."
     ]
 
 
@@ -387,12 +308,11 @@ def _regret(compared: pd.DataFrame, chosen: pd.Series[Any]) -> list[str]:
     measured = _others(compared, chosen)
     has_interval = measured["times_slower_low"].notna()
     with_interval, without_interval = measured[has_interval], measured[~has_interval]
-    timed = measured[measured["time_s"].map(math.isfinite)]
-    if with_interval.empty and len(timed):
-        few = too_few(int(timed["times_slower_n"].max()), "seeds or valid times")
-        lines = [f"Not identified: what a wrong choice would cost; {few}."]
-    elif with_interval.empty:
-        lines = [f"Not identified: {_no_rival(compared, chosen)}."]
+    if with_interval.empty:
+        lines = [
+            f"Not identified: what a wrong choice would cost, which takes {FEWEST} seeds that "
+            f"reach and {FEWEST} valid times of another geometry."
+        ]
     else:
         rival = with_interval.sort_values("times_slower_low").iloc[0]
         lost = 100 * (1 - rival["times_slower_low"])
@@ -432,7 +352,7 @@ def _doubt(compared: pd.DataFrame, chosen: pd.Series[Any]) -> str:
     rivals = _others(compared, chosen)
     rivals = rivals[rivals["time_s"].map(math.isfinite)]
     if rivals.empty:
-        return f"; {_no_rival(compared, chosen)}"
+        return "; no other geometry that fits has a valid time to compare"
     has_interval = rivals["times_slower_low"].notna()
     is_apart = (rivals["times_slower_low"] > 1) | (rivals["times_slower_high"] < 1)
     not_apart, without_interval = (
@@ -440,13 +360,8 @@ def _doubt(compared: pd.DataFrame, chosen: pd.Series[Any]) -> str:
         for rows in (rivals[has_interval & ~is_apart], rivals[~has_interval])
     )
     doubts = []
-    if len(not_apart) == len(rivals) > 1:
-        doubts.append(
-            f"these runs do not tell its time from any of the {len(rivals)} others measured"
-        )
-    elif len(not_apart):
-        cuts = _cuts_text(not_apart)
-        doubts.append(f"these runs do not tell its time from that of {cuts}")
+    if len(not_apart):
+        doubts.append(f"these runs do not tell its time from that of {_cuts_text(not_apart)}")
     if len(without_interval):
         cuts = _cuts_text(without_interval)
         doubts.append(
@@ -460,13 +375,6 @@ def _others(compared: pd.DataFrame, chosen: pd.Series[Any]) -> pd.DataFrame:
     """Choose the measured geometries that fit, but for the chosen one."""
     is_chosen = (compared[list(FACTORS)] == chosen[list(FACTORS)]).all(axis=1)
     return compared[compared["source"].eq("measured") & compared["fits"] & ~is_chosen]
-
-
-def _no_rival(compared: pd.DataFrame, chosen: pd.Series[Any]) -> str:
-    """Say why no other geometry has a time to the target that was measured."""
-    if len(_others(compared, chosen)):
-        return "no other geometry that fits and has a valid time reached the target"
-    return "no other geometry that fits was measured"
 
 
 def _cuts_text(rows: pd.DataFrame) -> str:

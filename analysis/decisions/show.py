@@ -14,12 +14,12 @@ from batchscape.analysis.commands import split_command
 from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.decisions.candidates import DERIVED, is_to_target
 from batchscape.analysis.decisions.recommend import Recommendation
-from batchscape.analysis.numbers import MISSING, TIMES, significant
+from batchscape.analysis.numbers import MISSING, TIMES
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.tables import GEOMETRY_HEADER
 from batchscape.analysis.report.writers import show
 from batchscape.outgoing import outgoing_json
-from batchscape.text import count_text, duration_text
+from batchscape.text import duration_text
 
 _MAX_ROWS = 12
 
@@ -38,10 +38,7 @@ def show_recommendation(console: Console, recommendation: Recommendation) -> Non
     if recommendation.label:
         console.print(f"For {recommendation.label}:")
     has_geometry = recommendation.geometry is not None
-    headline = (
-        recommendation.headline if has_geometry else f"Which geometry: {recommendation.why_not}"
-    )
-    console.print(headline, soft_wrap=not has_geometry)
+    console.print(recommendation.headline, soft_wrap=not has_geometry)
     for warning in recommendation.warnings:
         console.print(f"Warning: {warning}")
     numbered = [
@@ -52,10 +49,7 @@ def show_recommendation(console: Console, recommendation: Recommendation) -> Non
         for system, keys in recommendation.config.items()
     }
     for title, lines in (
-        (
-            "Why" if has_geometry else "What is known",
-            numbered if has_geometry else recommendation.reasons,
-        ),
+        ("Why", numbered),
         ("What it would cost to be wrong", recommendation.regret),
         ("What these runs do not tell", recommendation.missing),
         ("What every config file must say", [f"{name}: {text}" for name, text in values.items()]),
@@ -117,7 +111,6 @@ def candidates_table(candidates: pd.DataFrame, max_rows: int, name: str, title: 
         notes=[
             *([_TO_TARGET] if to_target else ["Time of a step: geometric mean over runs."]),
             *([f"{DERIVED}."] if visible["derived"].any() else []),
-            *check_of_derived_times(visible),
             "In brackets: 95 % intervals; those of times slower (against the geometry "
             "recommended) hold for all pairs at once, as the data chose which are compared. front: "
             "of those measured, none is faster and cheaper.",
@@ -136,21 +129,6 @@ _TO_TARGET = (
     "geometric means. seeds: of those that trained the global batch, in any of its cuts, the ones "
     "that reached the target."
 )
-
-
-def check_of_derived_times(candidates: pd.DataFrame) -> list[str]:
-    """Say how far times made of mean steps are from those that were recorded; empty without any."""
-    recorded = candidates[candidates["source"].eq("measured") & ~candidates["derived"]]
-    share = (recorded["derived_time_s"] / recorded["time_s"]).dropna()
-    share = share[share.map(math.isfinite)]
-    if share.empty:
-        return []
-    low, high = significant(share.min(), 3), significant(share.max(), 3)
-    ends = low if low == high else f"{low} to {high}"
-    return [
-        f"Recorded times held against derived ones: steps times the mean time of a step is {ends} "
-        f"times what was recorded ({count_text(len(share), 'cut')})."
-    ]
 
 
 def geometry_text(row: Mapping[Hashable, Any]) -> str:

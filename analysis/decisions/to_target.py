@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from batchscape.analysis.cost.step_time import WIDEST, StepTimeModel
 from batchscape.analysis.cost.table import FACTORS, Geometry, one_group
 from batchscape.analysis.estimates import FEWEST, t_reach
-from batchscape.analysis.numbers import significant
 from batchscape.text import count_text
 
 _Floats = NDArray[np.float64]
@@ -101,8 +100,8 @@ def step_times(
         One row a geometry: the three factors, `global_batch_size`, `step_time_s` (geometric mean
         of the runs; NaN where unknown), `time_log`, `time_log_variance`, `time_degrees` (NaN: no
         interval), `n_runs`, `source` (`measured`, `predicted` or `unknown`), `beyond` (in which
-        factors a prediction leaves the measured range; else empty) and `ends_apart` (of a
-        prediction that is none: how many times the ends of its interval are apart, above `WIDEST`).
+        factors a prediction leaves the measured range; else empty). A prediction whose interval has
+        ends more than `WIDEST` times apart is none.
     """
     measured = one_group(table, ["step_time_s"])
     measured_times: dict[Geometry, _Floats] = {}
@@ -215,7 +214,7 @@ def _step_time(
 ) -> dict[str, object]:
     devices, micro, accumulation = geometry
     log = variance = degrees = math.nan
-    n, source, beyond, span = 0, "unknown", "", math.nan
+    n, source, beyond = 0, "unknown", ""
     if measured is not None:
         logs, n, source = np.log(measured), len(measured), "measured"
         log = float(logs.mean())
@@ -224,14 +223,14 @@ def _step_time(
     elif model is not None:
         predicted = model.combine(*geometry)
         if math.isfinite(predicted.value) and predicted.value > 0:
+            half = math.nan
             if predicted.degrees > 0:
                 variance, degrees = predicted.variance / predicted.value**2, predicted.degrees
-                with np.errstate(over="ignore"):
-                    span = float(np.exp(2 * t_reach(math.sqrt(variance), degrees)))
-            if span > WIDEST:
+                half = t_reach(math.sqrt(variance), degrees)
+            if 2 * half > math.log(WIDEST):
                 variance = degrees = math.nan
             else:
-                log, source, span = math.log(predicted.value), "predicted", math.nan
+                log, source = math.log(predicted.value), "predicted"
                 beyond = "; ".join(model.beyond(*geometry))
     values = (devices, micro, accumulation, devices * micro * accumulation)
     return {
@@ -243,7 +242,6 @@ def _step_time(
         "n_runs": n,
         "source": source,
         "beyond": beyond,
-        "ends_apart": span,
     }
 
 
@@ -257,9 +255,6 @@ def _note(row: pd.Series[Any]) -> str:
         notes.append(count_text(row["n_runs"], "valid time"))
     if row["source"] != "measured":
         notes.append(f"step time {row['source']}")
-    if row["ends_apart"] > WIDEST:
-        apart = significant(row["ends_apart"], 2)
-        notes.append(f"its interval has ends {apart} times apart: a run of this cut would tell")
     if row["beyond"]:
         notes.append(f"beyond the measured range: {row['beyond']}")
     return "; ".join(notes)

@@ -1,23 +1,18 @@
-"""What the report shows of decisions: the geometry to use, the front, the break-even batch."""
+"""What the report shows of decisions: the geometry to use, and the front."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import pandas as pd
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.cost.table import FACTORS
-from batchscape.analysis.decisions.break_even import Growth, break_even_batch
 from batchscape.analysis.decisions.evidence import Basis, evidence_of
 from batchscape.analysis.decisions.figures import pareto_chart
 from batchscape.analysis.decisions.recommend import Needs, Recommendation, recommend
-from batchscape.analysis.decisions.show import (
-    candidates_table,
-    check_of_derived_times,
-)
+from batchscape.analysis.decisions.show import candidates_table
 from batchscape.analysis.estimates import LEVEL, Estimate
 from batchscape.analysis.figures.chart import Chart
 from batchscape.analysis.report.table import Table
@@ -59,11 +54,7 @@ def decision_section(
         suffix = f"_{number}" if evidence.label else ""
         title = f": {evidence.label}" if evidence.label else ""
         label = f"{evidence.label}: " if evidence.label else ""
-        answer += [
-            f"{label}{recommendation.headline}",
-            *recommendation.reasons,
-            *check_of_derived_times(recommendation.candidates),
-        ]
+        answer += [f"{label}{recommendation.headline}", *recommendation.reasons]
         answer += recommendation.regret
         # The first screen has room for one group.
         short = short or [
@@ -84,12 +75,9 @@ def decision_section(
         full = _full(recommendation, evidence)
         table = candidates_table(full, _MAX_ROWS, name, title)
         views += [table] if table.positions else []
-        even = _break_even(recommendation.geometry, evidence)
-        answer += _break_even_answer(even)
-        group_headlines = {f"break_even_batch_{growth}": e for growth, e in even.items()}
-        group_headlines |= _headlines(recommendation, evidence)
         headlines |= {
-            f"{n}{suffix}": replace(e, group=evidence.label) for n, e in group_headlines.items()
+            f"{name}{suffix}": replace(estimate, group=evidence.label)
+            for name, estimate in _headlines(recommendation, evidence).items()
         }
         picture = pareto_chart(full, evidence.label, f"pareto{suffix}", f"time_to_target{suffix}")
         pictures += [] if picture is None else [picture]
@@ -98,30 +86,6 @@ def decision_section(
     title = "Which geometry to use"
     settle = list(dict.fromkeys(open_))
     return Section(title, answer, views, pictures, warnings, headlines, short, settle)
-
-
-def _break_even(geometry: tuple[int, int, int], evidence: Basis) -> dict[str, Estimate]:
-    """Return the break-even batch by what grows with it; none without both fits."""
-    fit, model = evidence.tradeoff, evidence.step_time
-    if fit is None or model is None:
-        return {}
-    devices, micro, _ = geometry
-    sizes: dict[Growth, int | None] = {"accumulation": micro, "micro": None}
-    return {
-        growth: break_even_batch(fit, model, devices=devices, micro_batch_size=size, growth=growth)
-        for growth, size in sizes.items()
-    }
-
-
-def _break_even_answer(estimates: Mapping[str, Estimate]) -> Iterable[str]:
-    notes = {estimate.note for estimate in estimates.values() if not estimate.is_identified}
-    if len(notes) == 1 and not any(estimate.is_identified for estimate in estimates.values()):
-        yield f"Break-even global batch: {notes.pop()}."
-        return
-    growing = {"accumulation": "more accumulation", "micro": "a larger micro-batch"}
-    for growth, estimate in estimates.items():
-        value = f"{estimate.text()} samples" if estimate.is_identified else estimate.note
-        yield f"Break-even global batch, made by {growing[growth]}: {value}."
 
 
 def _headlines(recommendation: Recommendation, evidence: Basis) -> dict[str, Estimate]:

@@ -35,7 +35,7 @@ from batchscape.analysis.equivalence.tost import Tost, tost, tost_unpaired
 from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.figures.curves import mean_curves
 from batchscape.analysis.learning_rate.choice import at_best_learning_rate, tuning_warning
-from batchscape.analysis.learning_rate.laws import learning_rate_laws
+from batchscape.analysis.learning_rate.exponent import exponent_of
 from batchscape.analysis.learning_rate.optimum import best_learning_rates
 from batchscape.analysis.noise_scale.estimate import (
     cell_noise_scales,
@@ -86,6 +86,7 @@ __all__ = [
     "curves_of",
     "divergence_rate",
     "divergence_rates",
+    "exponent_of",
     "find_cells",
     "fit_memory",
     "fit_step_time",
@@ -94,7 +95,6 @@ __all__ = [
     "gradient_errors",
     "judge_claims",
     "judge_equivalence",
-    "learning_rate_laws",
     "load",
     "loss_differences",
     "mean_curves",

@@ -310,7 +310,7 @@ def test_final_losses_are_minimised_and_no_target_is_made_up(
     final_losses().to_csv(tmp_path / "t.csv", index=False)
     analysis = analyze(tmp_path / "t.csv", below=2.01)
     views = tables_of(analysis)
-    assert {"final_losses", "learning_rates", "learning_rate_laws", "below"} <= set(views)
+    assert {"final_losses", "learning_rates", "below"} <= set(views)
     assert not {"targets", "critical_batch"} & set(views)
     best = views["learning_rates"]
     optima = 0.001 * best["global_batch_size"] ** 0.5

@@ -17,7 +17,7 @@ from batchscape.analysis.cost.table import FACTORS
 from batchscape.analysis.estimates import FEWEST, LEVEL, too_few
 from batchscape.analysis.learning_rate.aim import final_losses, find_optima
 from batchscape.analysis.learning_rate.choice import runs_at_best
-from batchscape.analysis.learning_rate.laws import laws_of_most_optima
+from batchscape.analysis.learning_rate.exponent import exponent_of, is_bounded, left_out_reason
 from batchscape.analysis.noise_scale.estimate import variance_exponents
 from batchscape.errors import AnalysisError
 from batchscape.record.noise_scale import has_no_noise_scale
@@ -125,10 +125,18 @@ def of_best_rates(context: Context) -> Judgement | None:
         return Judgement.undecided(str(error).rstrip("."), definition, context.runs["run_id"])
     if optima is None:
         return None
-    laws, run_rows = laws_of_most_optima(optima)
-    exponent, optima_in_fit = laws.exponent, laws.optima
+    group = optima.best.groupby("group")["learning_rate"].count().idxmax()
+    best, run_rows = (
+        rows[rows["group"].eq(group)] if "group" in rows else rows
+        for rows in (optima.best, optima.table)
+    )
+    exponent, bounded = exponent_of(best), is_bounded(best)
+    optima_in_fit = best[bounded]
+    if bounded.any():
+        run_rows = run_rows[run_rows[BATCH].isin(optima_in_fit[BATCH])]
     ids = tuple(sorted(set(run_rows["run_id"])))
-    left_out = "".join(f" Left out: B = {text}." for text in laws.left_out)
+    out = [left_out_reason(row) for _, row in best[~bounded].iterrows()]
+    left_out = f" Left out: B = {'; B = '.join(out)}." if out else ""
     if not exponent.is_identified:
         return Judgement(OPEN, exponent, ids, f"{str(exponent.note).capitalize()}.{left_out}")
     # Seeds of one sweep that every global batch was trained with.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -10,12 +9,10 @@ import pandas as pd
 
 from batchscape.analysis.cost.frontier import FIT, OUT, SKIPPED
 from batchscape.analysis.cost.memory_model import MemoryModel
-from batchscape.analysis.cost.predicted import PREDICTED
-from batchscape.analysis.cost.step_time import StepTimeModel
 from batchscape.analysis.cost.table import FACTORS, MEMORY_PHASES
-from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
-from batchscape.analysis.figures.style import ACCENT, CROSS, GREY, INK, MARK, palette
-from batchscape.analysis.numbers import MISSING, TIMES, Scale, memory_scale, time_scale
+from batchscape.analysis.figures.chart import Axis, Chart, Look, Marks
+from batchscape.analysis.figures.style import ACCENT, CROSS, GREY, MARK, palette
+from batchscape.analysis.numbers import memory_scale
 from batchscape.text import count_text
 
 _MICRO = "micro-batch (samples a device)"
@@ -64,36 +61,6 @@ def memory_model_chart(model: MemoryModel, suffix: str, label: str) -> Chart | N
     )
 
 
-def step_time_model_chart(model: StepTimeModel, suffix: str, label: str) -> Chart:
-    """Draw the time of an optimizer step, cell by cell, measured and fitted."""
-    cells = model.cells.head(_MAX_ROWS)
-    scale = time_scale(cells["measured"])
-    looks = {
-        "measured": ACCENT,
-        "fitted": Look(MARK.colour, symbol="M0,-1L0,1"),
-        "from the other cells": Look("#009E73", symbol=CROSS),
-    }
-    columns = zip(("measured", "fitted", "left_out"), looks, strict=True)
-    names = [TIMES.join(map(str, row)) for row in cells[list(FACTORS)].to_numpy()]
-    parts = [
-        cells[list(FACTORS)].assign(time=cells[column] * scale.factor, row=names, series=series)
-        for column, series in columns
-    ]
-    group_text = f" {label}." if label else ""
-    return Chart(
-        f"step_time_model{suffix}",
-        "Step time of each cell, and its fit",
-        "Time of an optimizer step as measured, as fitted, and as predicted from the other cells "
-        f"{MISSING} the last only where they determine it. Cells: devices "
-        f"{TIMES} micro-batch {TIMES} accumulation.{group_text}",
-        Axis({"time": f"time of an optimizer step ({scale.unit})"}, from_zero=True),
-        Axis({"row": ""}, kind="names"),
-        [Marks("point", pd.concat(parts).dropna(subset="time"), size=30)],
-        looks,
-        tables=["tables/cost_models.csv"],
-    )
-
-
 def frontier_chart(rows: pd.DataFrame, table: pd.DataFrame) -> Chart | None:
     """Draw the outcome of each micro-batch, a line a setting; None for a single micro-batch."""
     if rows["micro_batch_size"].nunique() < 2:
@@ -127,38 +94,4 @@ def frontier_chart(rows: pd.DataFrame, table: pd.DataFrame) -> Chart | None:
         [Marks("point", points, size=45)],
         {name: look for name, look in looks.items() if name in drawn},
         tables=["tables/memory_frontier.csv"],
-    )
-
-
-def predicted_chart(table: pd.DataFrame, scales: Mapping[str, Scale]) -> Chart:
-    """Draw the table of `compare_predictions`: predicted against measured, a point a cell."""
-    factors = table["figure"].map({name: scale.factor for name, scale in scales.items()})
-    rows = table[["figure", "label"]].assign(
-        series=table["method"],
-        measured=table["measured"] * factors,
-        predicted=table["predicted"] * factors,
-        predicted_low=table["low"].fillna(table["predicted"]) * factors,
-        predicted_high=table["high"].fillna(table["predicted"]) * factors,
-    )
-    ends = rows.melt("figure", ["measured", "predicted"]).groupby("figure")["value"]
-    reach = ends.agg(["min", "max"]).reset_index().melt("figure", value_name="measured")
-    equal = reach[["figure", "measured"]].assign(predicted=reach["measured"])
-    equals = Look(INK.colour, INK.dark, "stroke", (4, 3))
-    options = {name: f"{PREDICTED[name]} ({scale.unit})" for name, scale in scales.items()}
-    return Chart(
-        "predicted",
-        "Predicted against measured",
-        "Predicted before the runs against measured, a point a cell; bars: the stated range. On "
-        "the line both are equal.",
-        Axis({"measured": "measured"}, kind="log"),
-        Axis({"predicted": "predicted"}, kind="log"),
-        [
-            Marks("line", equal, "equal"),
-            Marks("interval", rows),
-            Marks("point", rows, text="label", size=24),
-        ],
-        {**palette(rows["series"]), "equal": equals},
-        choices=[Choice("figure", "Show", options)],
-        panels="figure",
-        tables=["tables/predicted.csv"],
     )

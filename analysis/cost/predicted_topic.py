@@ -7,10 +7,9 @@ from collections.abc import Iterable
 import pandas as pd
 
 from batchscape.analysis.cells import Cells
-from batchscape.analysis.cost.figures import predicted_chart
 from batchscape.analysis.cost.predicted import PREDICTED, compare_predictions, prediction_errors
 from batchscape.analysis.estimates import FEWEST
-from batchscape.analysis.numbers import memory_scale, significant, time_scale, unit_of
+from batchscape.analysis.numbers import significant, unit_of
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
 from batchscape.text import count_text
@@ -22,19 +21,7 @@ def predicted_section(cells: Cells) -> Section | None:
     if table.empty:
         return None
     errors = prediction_errors(table)
-    scales = {
-        str(figure): (memory_scale if str(figure).endswith("_gib") else time_scale)(
-            rows[["predicted", "measured"]].to_numpy().ravel()
-        )
-        for figure, rows in table.groupby("figure", sort=False)
-    }
-    return Section(
-        "Predicted against measured",
-        list(_answer(errors)),
-        [_table(table)],
-        [predicted_chart(table, scales)],
-        curves={"prediction_errors": errors},
-    )
+    return Section("Predicted against measured", list(_answer(errors)), [_table(table)])
 
 
 def _answer(errors: pd.DataFrame) -> Iterable[str]:

@@ -27,7 +27,7 @@ def scaling_efficiency(table: pd.DataFrame) -> pd.DataFrame:
 
     Weak scaling gives each device the same work (equal micro-batch and accumulation); strong
     scaling shares one global batch out, by smaller micro-batches or by less accumulation. Runs
-    are paired by seed and timing repeat; without those columns, in the order of the rows.
+    are paired by seed and timing repeat; without those columns a cell is one unit.
 
     Parameters
     ----------
@@ -41,8 +41,8 @@ def scaling_efficiency(table: pd.DataFrame) -> pd.DataFrame:
     DataFrame
         One row a comparison: `kind` (weak or strong), `held` (what stays equal beside the global
         batch), `devices`, `geometry`, `reference` (its geometry), `efficiency` (1: ideal),
-        `low`, `high`, `n` (pairs), `speedup` (strong: times faster than the reference),
-        `estimate` (the same as an `Estimate`) and `run_ids`. Empty where nothing can be compared.
+        `low`, `high`, `n` (pairs), `estimate` (the same as an `Estimate`) and `run_ids`. Empty
+        where nothing can be compared.
 
     Raises
     ------
@@ -54,18 +54,14 @@ def scaling_efficiency(table: pd.DataFrame) -> pd.DataFrame:
     Ratios are geometric means over the pairs, with the t-interval of the mean logarithm.
     """
     rows = one_group(table, ["step_time_s"])
-    keys = [name for name in _PAIRED_BY if name in rows]
-    rows = rows[rows["step_time_s"] > 0]
-    if not keys:
-        rows = rows.assign(pair=rows.groupby(list(FACTORS)).cumcount())
-        keys = ["pair"]
+    rows = rows[rows["step_time_s"] > 0].reindex(columns=[*{*rows.columns, *_PAIRED_BY}])
     rows = rows.assign(
         **{name: rows[name].astype(int) for name in FACTORS},
         log=np.log(rows["step_time_s"].to_numpy(dtype=float)),
     )
-    comparisons = [_compare(rows, keys, pair) for pair in _pairs(rows)]
+    comparisons = [_compare(rows, pair) for pair in _pairs(rows)]
     columns = ["kind", "held", "devices", "geometry", "reference", "efficiency", "low", "high"]
-    columns += ["n", "speedup", "estimate", "run_ids"]
+    columns += ["n", "estimate", "run_ids"]
     table = pd.DataFrame([row for row in comparisons if row["n"]], columns=columns)
     return table.sort_values(["kind", "held", "reference", "devices"], ignore_index=True)
 
@@ -91,14 +87,14 @@ def _pairs(rows: pd.DataFrame) -> Iterator[Pair]:
                 yield cell, base, str(key[0]), str(key[1])
 
 
-def _compare(rows: pd.DataFrame, keys: list[str], pair: Pair) -> dict[str, object]:
+def _compare(rows: pd.DataFrame, pair: Pair) -> dict[str, object]:
     cell, base, kind, held = pair
     names = list(FACTORS)
     sides, runs = [], []
     for geometry in (base, cell):
         side = rows[(rows[names] == list(geometry)).all(axis=1)]
         runs.append(side)
-        sides.append(side.groupby(keys, dropna=False)["log"].mean())
+        sides.append(side.groupby(list(_PAIRED_BY), dropna=False)["log"].mean())
     factor = math.log(base[0] / cell[0]) if kind == "strong" else 0.0
     logs = (sides[0] - sides[1]).dropna() + factor
     n = len(logs)
@@ -118,7 +114,6 @@ def _compare(rows: pd.DataFrame, keys: list[str], pair: Pair) -> dict[str, objec
         "low": estimate.low,
         "high": estimate.high,
         "n": n,
-        "speedup": estimate.value * cell[0] / base[0] if kind == "strong" else math.nan,
         "estimate": estimate,
         "run_ids": join_ids(run_id for side in runs for run_id in side.get("run_id", ())),
     }

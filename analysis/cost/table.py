@@ -99,23 +99,21 @@ def one_group(table: pd.DataFrame, figures: Sequence[str]) -> pd.DataFrame:
         msg = f"a cost table needs {', '.join(FACTORS)} and a figure a run; it lacks {lacks}"
         raise AnalysisError(msg)
     if "group" in table.columns and table["group"].nunique(dropna=False) > 1:
-        groups = table["group"].nunique(dropna=False)
         msg = (
-            f"a cost model is of one machine, model and setting, and the table mixes {groups} "
-            "values of `group`; fit each alone, as table[table['group'] == 0]"
+            "a cost model is of one machine, model and setting, and the table mixes several values "
+            "of `group`; fit each alone, as table[table['group'] == 0]"
         )
         raise AnalysisError(msg)
     numbers = pd.DataFrame(
         {name: numbers_of(table, name) for name in [*FACTORS, *present]}, index=table.index
     )
-    factors = numbers[list(FACTORS)].to_numpy()
-    if not (np.isfinite(factors) & (factors >= 1) & (factors % 1 == 0)).all():
-        bad = numbers.loc[~((factors >= 1) & (factors % 1 == 0)).all(axis=1), list(FACTORS)].iloc[0]
-        msg = f"{', '.join(FACTORS)} must be integers of at least 1, got {bad.to_list()}"
-        raise AnalysisError(msg)
-    values = numbers[present].to_numpy()
-    if (np.isinf(values) | (values < 0)).any():
-        msg = f"{', '.join(present)} must be finite and not negative; leave a cell empty for none"
+    factors, values = numbers[list(FACTORS)].to_numpy(), numbers[present].to_numpy()
+    is_whole = np.isfinite(factors) & (factors >= 1) & (factors == np.floor(factors))
+    if not is_whole.all() or (np.isinf(values) | (values < 0)).any():
+        msg = (
+            f"{', '.join(FACTORS)} must be integers of at least 1, and {', '.join(present)} finite "
+            "and not negative; leave a cell empty for none"
+        )
         raise AnalysisError(msg)
     rows = pd.concat([table.drop(columns=list(numbers)), numbers], axis=1)
     return rows[numbers[present].notna().any(axis=1)]

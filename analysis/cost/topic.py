@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -11,14 +10,14 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import Cells
-from batchscape.analysis.cost.figures import memory_model_chart, step_time_model_chart
+from batchscape.analysis.cost.figures import memory_model_chart
 from batchscape.analysis.cost.memory_model import MemoryModel, fit_memory
 from batchscape.analysis.cost.scaling import scaling_efficiency
 from batchscape.analysis.cost.step_time import StepTimeModel, fit_step_time
 from batchscape.analysis.cost.table import MEMORY_PHASES, cost_table, is_sharded
 from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
 from batchscape.analysis.figures.chart import Chart
-from batchscape.analysis.numbers import memory_scale, significant, time_scale
+from batchscape.analysis.numbers import memory_scale, time_scale
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
 from batchscape.errors import AnalysisError
@@ -60,8 +59,6 @@ def cost_section(cells: Cells) -> Section | None:
             answer += [f"{label}: {text}" if label else text for text in _answers(memory, times)]
             if memory is not None:
                 pictures.append(memory_model_chart(memory, suffix, label))
-            if times is not None and len(times.cells) > 1:
-                pictures.append(step_time_model_chart(times, suffix, label))
         if memory is not None:
             phase_terms = memory.phases[memory.limiting[-1]].estimates
             headlines |= _headlines(phase_terms, "memory", suffix, label)
@@ -132,10 +129,6 @@ def _answers(memory: MemoryModel | None, times: StepTimeModel | None) -> Iterabl
         elif slope.is_identified:
             text = f"Memory was not found to grow with the micro-batch ({when}): "
             yield f"{text}{_with_unit(slope)} a sample."
-        accumulation, devices = (phase.estimates[n] for n in ("accumulation_gib", "devices_gib"))
-        if accumulation.is_identified:
-            yield _added("Accumulation", accumulation)
-        yield from _of_more_devices(devices)
     if times is None:
         yield "No step time is valid, so there is no model of it."
         return
@@ -148,36 +141,6 @@ def _answers(memory: MemoryModel | None, times: StepTimeModel | None) -> Iterabl
     error = times.cells["left_out_error_pct"].abs().max()
     if pd.notna(error):
         yield f"A cell's step time, predicted from the other cells, is off by up to {error:.2g} %."
-
-
-def _of_more_devices(estimate: Estimate) -> Iterable[str]:
-    """Write what more than one device adds or, with shards, saves."""
-    if not estimate.is_identified:
-        return
-    if estimate.high < 0:
-        saved = replace(estimate, value=-estimate.value, low=-estimate.high, high=-estimate.low)
-        yield (
-            f"More than one device takes {_with_unit(saved)} less on each device: what shards "
-            "save, less the buckets of the exchange."
-        )
-    elif estimate.value < 0:
-        yield f"No difference found of more than one device, on each: {_with_unit(estimate)}."
-    else:
-        yield _added("More than one device", estimate)
-
-
-def _added(subject: str, estimate: Estimate) -> str:
-    """Write what something adds; an estimate of zero or below shows no addition."""
-    if estimate.value > 0:
-        return f"{subject} adds {_with_unit(estimate)} on each device{_few(estimate)}."
-    scale = memory_scale([estimate.high])
-    bound_value = significant(estimate.high * scale.factor, 3)
-    bound = "" if math.isnan(estimate.high) else f": at most {bound_value} {scale.unit}"
-    return f"{subject} was not found to take more memory on each device{bound}{_few(estimate)}."
-
-
-def _few(estimate: Estimate) -> str:
-    return f" ({estimate.n} cells, too few for an interval)" if math.isnan(estimate.low) else ""
 
 
 def _with_unit(estimate: Estimate) -> str:

@@ -11,7 +11,6 @@ import pandas as pd
 from batchscape.analysis.cells import Cells, geometry_label, setting_label, setting_texts
 from batchscape.analysis.equivalence.tost import ALPHA
 from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
-from batchscape.analysis.figures.settings import cell_names
 from batchscape.analysis.figures.style import GREY, INK, looks, loss_axis
 
 _MAX_ROWS = 40
@@ -128,39 +127,6 @@ def divergence_chart(
         },
         choices=choices if len(names) > 1 else [],
         panels="family" if len(names) > 1 else "",
-    )
-
-
-def decompositions_chart(table: pd.DataFrame, cells: Cells) -> Chart | None:
-    """Draw how far cuts of one trajectory are apart; None where nothing differs at all."""
-    figures = {
-        "max_abs_difference": ("largest difference", Look("#D55E00", symbol="diamond")),
-        "rms_difference": ("root mean square", Look("#0072B2", "#56B4E9")),
-        "seed_sd": ("between seeds", Look(GREY.colour, GREY.dark, "square", hollow=True)),
-    }
-    names = geometry_label(cells.table) + cell_names(cells).map(lambda n: f", {n}" if n else "")
-    # Cells whose shortened names are equal still have other settings.
-    rows = names.loc[table.index] + " against " + table["reference"]
-    repeat = rows.groupby(rows).cumcount()
-    rows = rows.where(repeat.eq(0), rows + " (" + (repeat + 1).astype(str) + ")")
-    parts = [
-        pd.DataFrame({"value": table[name], "name": rows, "cell": table.index, "series": text})
-        for name, (text, _) in figures.items()
-    ]
-    points = pd.concat(parts)
-    points = points[points["value"].gt(0)]
-    if points.empty:
-        return None
-    return Chart(
-        "decompositions",
-        "How far cuts of one trajectory are apart",
-        "Differences of the training loss, paired by seed and optimizer step, beside the spread "
-        "between seeds. What is equal to the last bit has no point.",
-        Axis({"value": loss_axis("|difference of the loss|", cells.runs)}, kind="log"),
-        Axis({"name": ""}, kind="names"),
-        [Marks("point", points, size=30)],
-        dict(figures.values()),
-        tables=["tables/decompositions.csv"],
     )
 
 

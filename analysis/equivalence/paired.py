@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.equivalence.decompositions import members_of
-from batchscape.analysis.equivalence.tost import ALPHA, bootstrap_interval, tost
+from batchscape.analysis.equivalence.tost import ALPHA, tost
 from batchscape.analysis.multiplicity import holm
 from batchscape.errors import AnalysisError
 
@@ -98,7 +98,6 @@ def stated_margin(margins: NDArray[np.float64], quantity: str) -> tuple[float, s
 def judge_equivalence(
     pairs: pd.DataFrame,
     margin: float | None = None,
-    generator: np.random.Generator | None = None,
 ) -> pd.DataFrame:
     """Test every decomposition for equivalence with its reference.
 
@@ -110,18 +109,16 @@ def judge_equivalence(
     margin : float, optional
         By default the one that the runs state. If they state several there is no verdict: a
         margin is fixed before the first run.
-    generator : Generator, optional
-        For the bootstrap interval; without it there is none.
 
     Returns
     -------
     DataFrame
         A row for each cell, quantity and target: `cell`, `reference`, `quantity`, `target_loss`,
         `n` (pairs), `n_without` (pairs without a difference), `mean_difference`, `sd_difference`,
-        `low`, `high` ((1 - 2 `ALPHA`) t-interval), `bootstrap_low`, `bootstrap_high`, `margin`,
-        `margin_stated` (in the config of every run), `verdict`, `reason`, `p_equivalent`,
-        `p_different`, `smallest_margin`, `detectable_margin`, `seed_sd` (between the values of
-        the reference), `n_seeds`, `run_ids`, `reference_run_ids` and `sweep_dirs`.
+        `low`, `high` ((1 - 2 `ALPHA`) t-interval), `margin`, `margin_stated` (in the config of
+        every run), `verdict`, `reason`, `p_equivalent`, `p_different`, `smallest_margin`,
+        `seed_sd` (between the values of the reference), `n_seeds`, `run_ids`,
+        `reference_run_ids` and `sweep_dirs`.
 
     Raises
     ------
@@ -147,7 +144,7 @@ def judge_equivalence(
     ends = np.append(starts, len(pairs))[1:]
     for head, begin, end in zip(heads, starts, ends, strict=True):
         arrays = {name: values[begin:end] for name, values in columns.items()}
-        verdict = _judged(arrays, str(head["quantity"]), margin, generator)
+        verdict = _judged(arrays, str(head["quantity"]), margin)
         rows.append(dict(zip(keys, head.values(), strict=True)) | verdict)
     return pd.DataFrame(rows)
 
@@ -216,7 +213,6 @@ def _judged(
     arrays: Mapping[str, NDArray[Any]],
     quantity: str,
     margin: float | None,
-    generator: np.random.Generator | None,
 ) -> dict[str, object]:
     """Judge the pairs of one cell, given as arrays because there are many cells."""
     has_difference = ~np.isnan(arrays["difference"])
@@ -226,10 +222,6 @@ def _judged(
     verdict = asdict(tost(differences, used_margin))
     renamed = {"mean": "mean_difference", "sd": "sd_difference"}
     row = {renamed.get(name, name): value for name, value in verdict.items()}
-    ends = (math.nan, math.nan)
-    if generator is not None:
-        ends = bootstrap_interval(differences, 1 - 2 * ALPHA, generator)
-    row |= {"bootstrap_low": ends[0], "bootstrap_high": ends[1]}
     row["margin_stated"] = margin is None and not conflict and not np.isnan(margins).any()
     if conflict:
         row |= {"verdict": "not identified", "margin": math.nan, "reason": conflict}

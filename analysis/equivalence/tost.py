@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import brentq
-from scipy.special import chdtri, gammaln, ndtr, stdtr
+from scipy.special import stdtr
 
 from batchscape.analysis.estimates import t_reach
 from batchscape.analysis.numbers import significant
@@ -25,11 +23,6 @@ from batchscape.text import count_text
 
 ALPHA = 0.05
 """Largest probability of the verdict equivalent where the difference equals the margin."""
-
-POWER = 0.8
-"""Probability of the verdict equivalent at a detectable margin."""
-
-_RESAMPLES = 1999
 
 Equivalence = Literal["equivalent", "different", "not identified"]
 """A difference that is not shown is no equivalence; so there is a third verdict."""
@@ -59,9 +52,6 @@ class Tost:
     """p value of the test that the mean is beyond the margin."""
     smallest_margin: float
     """Equivalent by any margin above this one."""
-    detectable_margin: float
-    """Margin that as many pairs, or runs, of the same spread show with a power of 80 % if there is
-    no difference."""
 
 
 def tost(differences: ArrayLike, margin: float, alpha: float = ALPHA) -> Tost:
@@ -171,23 +161,7 @@ def _judged(
         verdict=verdict,
         reason=unclear,
         smallest_margin=max(abs(low), abs(high)),
-        detectable_margin=error * _standard_margin(freedom, alpha, POWER),
     )
-
-
-def bootstrap_interval(
-    differences: ArrayLike, level: float, generator: np.random.Generator
-) -> tuple[float, float]:
-    """Compute the percentile bootstrap interval of the mean.
-
-    Only the t-interval decides a verdict: with three to five pairs the bootstrap is too narrow.
-    """
-    values = np.asarray(differences, dtype=float).ravel()
-    if len(values) < 2 or not np.isfinite(values).all():
-        return math.nan, math.nan
-    resamples = generator.integers(len(values), size=(_RESAMPLES, len(values)))
-    low, high = np.quantile(values[resamples].mean(axis=1), [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
 
 
 def _check(values: np.ndarray, margin: float, alpha: float) -> None:
@@ -207,7 +181,7 @@ def _check(values: np.ndarray, margin: float, alpha: float) -> None:
 
 def _unknown(n: int, mean: float, margin: float, reason: str) -> Tost:
     names = ("sd", "low", "high", "p_equivalent", "p_different", "smallest_margin")
-    unknown = dict.fromkeys((*names, "detectable_margin"), math.nan)
+    unknown = dict.fromkeys(names, math.nan)
     return Tost(n=n, mean=mean, margin=margin, verdict="not identified", reason=reason, **unknown)
 
 
@@ -216,31 +190,3 @@ def _survival(distance: float, error: float, freedom: float) -> float:
     if error == 0:
         return 0.5 if distance == 0 else float(distance < 0)
     return float(stdtr(freedom, -distance / error))
-
-
-@lru_cache(maxsize=256)
-def _standard_margin(freedom: float, alpha: float, power: float) -> float:
-    """Return the margin, in standard errors, at which equivalence is shown with some power.
-
-    Given the estimated spread s, the mean of normal differences, which is independent of it, is
-    within margin - t s / sqrt(n) of zero with a probability known in closed form; this is
-    integrated over the chi distribution of s (Gauss-Legendre).
-    """
-    quantile = t_reach(1, freedom, 1 - 2 * alpha)
-    half = freedom / 2
-    height = math.log(2) + half * math.log(half) - gammaln(half)
-    low, high = map(float, np.sqrt(chdtri(freedom, (1 - 1e-15, 1e-15)) / freedom))
-    nodes, weights = np.polynomial.legendre.leggauss(100)
-
-    def excess(margin: float) -> float:
-        # A larger spread makes the interval longer than both margins.
-        width = max(0.0, min(high, margin / quantile) - low)
-        s = low + width * (nodes + 1) / 2
-        density = np.exp(height + (freedom - 1) * np.log(s) - half * s**2)
-        within = 2 * ndtr(margin - quantile * s) - 1
-        return float(weights @ (within * density)) * width / 2 - power
-
-    upper = 2.0
-    while excess(upper) < 0:
-        upper *= 2
-    return float(brentq(excess, 0.0, upper))

@@ -38,6 +38,9 @@ e^x - x                      2      100 % (94 %) 100 % (92 %)
 \                            4      100 % (91 %) 100 % (91 %)
 ============================ ====== ============ ============
 
+Rules that name an exponent are held against its interval: fixed (0), sqrt (0.5; Malladi et al.
+2022, arXiv:2205.10287, for Adam) and linear (1; Goyal et al. 2017, arXiv:1706.02677, for SGD).
+
 The intervals hold the truth more often than they say: each takes the worst places that the
 optima may have. `python tests/analysis/learning_rate/test_coverage.py` prints the table.
 """
@@ -52,12 +55,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from batchscape.analysis.estimates import Estimate, t_reach
+from batchscape.errors import AnalysisError
 from batchscape.text import count_text, list_text
 
 _Array = NDArray[np.float64]
 _FEWEST = 3
 """Optima behind an exponent: with two there is no scatter around the line."""
 _UNBOUNDED = "no interval: with fewer than three seeds nothing shows that the optima are bounded"
+_RULES = {"fixed": 0.0, "sqrt": 0.5, "linear": 1.0}
 _DEFINITION = "slope of log best learning rate on log global batch, by least squares"
 
 
@@ -67,8 +72,18 @@ def exponent_of(best: pd.DataFrame) -> Estimate:
     Parameters
     ----------
     best : DataFrame
-        As for `learning_rate_laws`; `grid_factor` is 1 where it is not there.
+        One row a global batch, of one group and one target, as `best_learning_rates` returns it:
+        `global_batch_size` and `learning_rate`; where there are any, `low`, `high`, `grid_factor`
+        and `note`. Of too few seeds to have ends all optima inside their grid count.
+
+    Raises
+    ------
+    AnalysisError
+        If a batch stands in two rows.
     """
+    if best["global_batch_size"].duplicated().any():
+        msg = "an exponent is of one group and one target, one row a global batch: select them"
+        raise AnalysisError(msg)
     bounded = is_bounded(best)
     optima = best[bounded]
     batch = np.log(optima["global_batch_size"].to_numpy(dtype=float))
@@ -97,11 +112,16 @@ def exponent_of(best: pd.DataFrame) -> Estimate:
     return Estimate(slope, slope - half, slope + half, n, "", method, _DEFINITION)
 
 
-def is_limited_by_grid(exponent: Estimate, optima: pd.DataFrame) -> bool:
-    """Tell whether the grid of rates, not their scatter, makes half of the exponent's interval."""
-    half = (exponent.high - exponent.low) / 2
-    # NaN without an interval.
-    return bool(half > 0) and _grid_half(optima) > half / 2
+def rules_text(exponent: Estimate) -> str:
+    """Say which rules the exponent's interval holds."""
+    if math.isnan(exponent.low):
+        return "Without its interval no rule can be held against it."
+    # Optima that lie on a line exactly have an interval without width, but for rounding.
+    low, high = exponent.low - 1e-9, exponent.high + 1e-9
+    inside = [name for name, power in _RULES.items() if low <= power <= high]
+    outside = [name for name in _RULES if name not in inside]
+    suffix = f" Outside the exponent's interval: {', '.join(outside)}." if outside else ""
+    return f"Rules that the interval holds: {', '.join(inside) or 'none'}.{suffix}"
 
 
 def _grid_half(optima: pd.DataFrame) -> float:

@@ -1,4 +1,4 @@
-"""Charts of the cost of each learning rate, and of the optima with fitted laws."""
+"""Charts of the cost of each learning rate, and of the optima."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
-from batchscape.analysis.figures.style import CROSS, GREY, INK, MARK, palette, shades
-from batchscape.analysis.learning_rate.laws import LearningRateLaws, predict
+from batchscape.analysis.figures.style import CROSS, GREY, INK, MARK, shades
 
-_MOST_LAWS = 3
 _MISSED = "missed"
 _EDGE = "at the edge"
 _VALUES = {
@@ -23,7 +21,6 @@ _VALUES = {
 def learning_rate_charts(
     costs: pd.DataFrame,
     best: pd.DataFrame,
-    laws: Mapping[int, LearningRateLaws],
     labels: Mapping[int, str],
     batches: Sequence[float],
 ) -> list[Chart]:
@@ -65,33 +62,21 @@ def learning_rate_charts(
             panels="group",
             tables=["tables/learning_rate_costs.csv"],
         ),
-        *_optima(best, laws, choices),
+        *_optima(best, choices),
     ]
 
 
-def _optima(
-    best: pd.DataFrame, laws: Mapping[int, LearningRateLaws], choices: Sequence[Choice]
-) -> list[Chart]:
+def _optima(best: pd.DataFrame, choices: Sequence[Choice]) -> list[Chart]:
     inside = best[best["learning_rate"].notna()]
     edges = best[best["edge"].isin(["lowest", "highest"])]
     rates = [*inside["learning_rate"], *edges["grid_learning_rate"].dropna()]
     if not rates:
         return []
-    lines = []
-    for group, group_laws in laws.items():
-        sizes = best.loc[best["group"].eq(str(group)), "global_batch_size"]
-        places = np.geomspace(sizes.min(), sizes.max(), 60)
-        fitted = group_laws.table.dropna(subset=["delta_aicc"]).nsmallest(_MOST_LAWS, "aicc")
-        for _, law in fitted.iterrows():
-            line = {"global_batch_size": places, "learning_rate": predict(law, places)}
-            lines.append(pd.DataFrame(line).assign(group=str(group), series=f"law: {law['law']}"))
-    laws_drawn = pd.concat(lines) if lines else pd.DataFrame({"series": []})
     ends = {f"learning_rate_{end}": inside[end] for end in ("low", "high")}
     floor, ceiling = min(rates) / 4, max(rates) * 4
     bars = inside.assign(**{name: sizes.clip(floor, ceiling) for name, sizes in ends.items()})
     at_edge = edges.assign(learning_rate=edges["grid_learning_rate"])
     marks = [
-        Marks("line", laws_drawn),
         Marks("interval", bars, "best"),
         Marks("point", inside.drop(columns=["low", "high"]), "best", size=40),
         Marks("point", at_edge, _EDGE, size=36),
@@ -100,17 +85,12 @@ def _optima(
     looks = {"best": INK, _EDGE: Look(MARK.colour, symbol="triangle-up", hollow=True)}
     names = {mark.name for mark in marks}
     looks = {name: look for name, look in looks.items() if name in names}
-    for name, look in palette(laws_drawn["series"]).items():
-        looks[name] = Look(look.colour, look.dark, "stroke")
-    best_laws = ""
-    if lines:
-        best_laws = ", and the laws that describe it best (by AICc; the table has all)"
     return [
         Chart(
             "learning_rates",
             "Best learning rate by global batch",
-            f"With its 95 % interval{best_laws}; a batch whose best rate is at the edge of its "
-            "grid has a triangle there.",
+            "With its 95 % interval; a batch whose best rate is at the edge of its grid has a "
+            "triangle there.",
             Axis(
                 {"global_batch_size": "global batch size (samples)"},
                 kind="log",

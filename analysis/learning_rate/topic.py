@@ -1,4 +1,4 @@
-"""The report's section on learning rates: the optimum of each global batch, and laws."""
+"""The report's section on learning rates: the optimum of each global batch, and the exponent."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate
 from batchscape.analysis.labels import group_name
 from batchscape.analysis.learning_rate.aim import STEPS, find_optima, is_varied
 from batchscape.analysis.learning_rate.choice import tuning_warning
+from batchscape.analysis.learning_rate.exponent import (
+    exponent_of,
+    is_bounded,
+    left_out_reason,
+    rules_text,
+)
 from batchscape.analysis.learning_rate.figures import learning_rate_charts
-from batchscape.analysis.learning_rate.laws import LearningRateLaws, learning_rate_laws
 from batchscape.analysis.learning_rate.optimum import optimum_estimate
 from batchscape.analysis.learning_rate.table import costs_by_rate
 from batchscape.analysis.numbers import MISSING, significant
@@ -46,28 +51,24 @@ def learning_rate_section(
     answer: list[str] = []
     warnings: list[str] = []
     headlines: dict[str, Estimate] = {}
-    laws: dict[int, LearningRateLaws] = {}
     numbers = [int(number) for number in best["group"].unique()]
     several = len(numbers) > 1
     labels = {group: group_name(groups, group) if several else "" for group in numbers}
     for group, label in labels.items():
         group_best = best[best["group"] == group]
         prefix = f"{label}: " if label else ""
-        laws[group] = learning_rate_laws(group_best)
-        answer.append(prefix + _answer(group_best, laws[group], value))
-        exponent = laws[group].exponent
+        exponent = exponent_of(group_best)
+        answer.append(prefix + _answer(group_best, exponent, value))
         headlines[f"learning_rate_exponent{f'_{group}' if several else ''}"] = replace(
             exponent, group=label
         )
-        left_out = "; ".join(f"B = {text}" for text in laws[group].left_out)
-        warnings += [f"{prefix}Left out of exponent and laws: {left_out}."] if left_out else []
+        open_optima = group_best[~is_bounded(group_best)]
+        left_out = "; ".join(f"B = {left_out_reason(row)}" for _, row in open_optima.iterrows())
+        warnings += [f"{prefix}Left out of the exponent: {left_out}."] if left_out else []
     untuned = tuning_warning(table) if value == STEPS else None
     warnings = [*([untuned] if untuned else []), *warnings]
     full = _full(best, table)
-    law_table = pd.concat([law.table.assign(group=group) for group, law in laws.items()])
-    behind = full.reindex(columns=["group", "run_ids", "sweep_dirs"]).dropna().groupby("group")
-    law_table = law_table.merge(behind.agg(";".join).reset_index(), on="group", how="left")
-    tables = [_optima(full, labels, value), _laws(law_table, labels)]
+    tables = [_optima(full, labels, value)]
     costs = costs_by_rate(table, value)
     cost_runs = table.reindex(columns=["sweep_dir", "run_id"]).iloc[costs["row"].to_numpy()]
     cost_table = costs.drop(columns=["row", "cost"]).assign(
@@ -75,12 +76,12 @@ def learning_rate_section(
         **{str(name): column.to_numpy() for name, column in cost_runs.items()},
     )
     sizes = sorted({*(batches or costs["global_batch_size"])})
-    pictures = learning_rate_charts(cost_table, full, laws, labels, sizes)
+    pictures = learning_rate_charts(cost_table, full, labels, sizes)
     curves = {"learning_rate_costs": cost_table}
     return Section(_TITLE, answer, tables, pictures, warnings, headlines, curves=curves)
 
 
-def _answer(best: pd.DataFrame, laws: LearningRateLaws, value: str) -> str:
+def _answer(best: pd.DataFrame, exponent: Estimate, value: str) -> str:
     inside = best[best["learning_rate"].notna()]
     aim = "to reach the target" if value == STEPS else "for the final held-out loss"
     if inside.empty:
@@ -90,11 +91,11 @@ def _answer(best: pd.DataFrame, laws: LearningRateLaws, value: str) -> str:
         f"{optimum_estimate(row).text(2)} at B = {row['global_batch_size']:g}"
         for _, row in ends.iterrows()
     ]
-    exponent = laws.exponent
-    grows = f"exponent of the global batch {exponent.text(2)}" if exponent.is_identified else ""
-    doubt = f" ({exponent.note})" if grows and exponent.note else ""
-    grows = f"{grows}{doubt}" or f"exponent {exponent.note}"
-    return f"The best learning rate {aim} is {', and '.join(parts)}; {grows}. {laws.verdict}"
+    text = f"The best learning rate {aim} is {', and '.join(parts)}; exponent"
+    if not exponent.is_identified:
+        return f"{text} {exponent.note}."
+    doubt = f" ({exponent.note})" if exponent.note else ""
+    return f"{text} of the global batch {exponent.text(2)}{doubt}. {rules_text(exponent)}"
 
 
 def _full(best: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
@@ -151,25 +152,3 @@ def _optimum_text(row: pd.Series[Any]) -> str:
     ends = [(estimate.low, "≥", 0.0), (estimate.high, "≤", np.inf)]
     bounds = [f"{sign} {significant(end, 2)}" for end, sign, none in ends if end != none]
     return list_text(bounds, "and") or MISSING
-
-
-def _laws(table: pd.DataFrame, labels: Mapping[int, str]) -> Table:
-    return Table(
-        "learning_rate_laws",
-        "How the best learning rate grows with the global batch",
-        table,
-        [
-            Column("group", words=labels, is_left=True),
-            Column("law", is_left=True),
-            Column("coefficient", format=3),
-            Column("exponent", format=3),
-            Column("rms", "residual (log)", format=2),
-            Column("delta_aicc", "ΔAICc", format=2),
-        ],
-        notes=[
-            "The learning rate is the coefficient times the global batch to the exponent, which is "
-            "free in the power law. Least squares in logarithms; AICc counts the scatter as a "
-            "parameter, and laws within 2 of the lowest are not told apart. Compared are laws "
-            "whose exponent lies inside the interval of the fitted one.",
-        ],
-    )

@@ -52,7 +52,7 @@ def test_the_margins_of_old_runs_are_the_defaults() -> None:
 def test_verdicts_from_run_folders(swept: Any) -> None:
     pairs = paired_differences(cells_of(swept()))
     assert pairs["margin"].eq(0.005).all()
-    judged = judge_equivalence(pairs, generator=np.random.default_rng(0))
+    judged = judge_equivalence(pairs)
     losses = judged[judged["quantity"] == "final_loss"].sort_values("cell")
     assert losses["verdict"].tolist() == ["equivalent", "different"]
     assert losses["n"].tolist() == [3, 3]
@@ -63,7 +63,6 @@ def test_verdicts_from_run_folders(swept: Any) -> None:
     for offset, row in zip((1e-4, 0.1), losses.to_dict("records"), strict=True):
         interval = stats.ttest_1samp(offset * expected, 0).confidence_interval(0.9)
         assert (row["low"], row["high"]) == pytest.approx(tuple(interval), rel=1e-6)
-        assert row["low"] < row["bootstrap_low"] < row["bootstrap_high"] < row["high"]
         assert len(row["run_ids"].split()) == 3
     # Held-out losses of the builder do not depend on the geometry: equal to the last bit.
     evals = judged[judged["quantity"] == "final_eval_loss"]
@@ -103,7 +102,6 @@ def test_not_significant_is_not_equivalent(build: Any) -> None:
     assert row["verdict"] == "not identified"
     assert row["low"] < 0 < row["high"]
     assert "neither within nor beyond 0.00500" in row["reason"]
-    assert row["detectable_margin"] > 0.1
 
 
 def test_a_stated_margin_decides(swept: Any) -> None:

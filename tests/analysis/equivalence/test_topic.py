@@ -32,7 +32,7 @@ def test_all_equivalent(build: Any) -> None:
     assert section.warnings == []
     assert [view.name for view in section.tables] == ["equivalence", "decompositions"]
     assert [picture.name for picture in section.pictures] == [
-        *("equivalence", "divergence", "decompositions"),
+        *("equivalence", "divergence"),
     ]
     assert section.headlines["decomposition_loss_difference"].value == 0.0
     for view in section.tables:
@@ -89,7 +89,7 @@ def test_what_is_equal_to_the_last_bit_is_drawn(build: Any) -> None:
         sweep.run((1, 32, 1), seed=seed)
         sweep.run((1, 8, 4), seed=seed, rounding=0.0)
     section = section_of(sweep)
-    assert [picture.name for picture in section.pictures] == ["equivalence", "decompositions"]
+    assert [picture.name for picture in section.pictures] == ["equivalence"]
 
 
 def reaches_of(cells: Any, targets: dict[float, set[int]]) -> pd.DataFrame:

@@ -12,8 +12,6 @@ from scipy import stats
 
 from batchscape.analysis.equivalence.tost import (
     ALPHA,
-    POWER,
-    bootstrap_interval,
     tost,
 )
 from batchscape.errors import AnalysisError
@@ -21,12 +19,6 @@ from batchscape.errors import AnalysisError
 ONE = np.array([2.4131, 2.4097, 2.4175, 2.4052, 2.4110])
 OTHER = np.array([2.4120, 2.4109, 2.4160, 2.4049, 2.4126])
 APART = np.array([0.011, 0.013, 0.0145])
-
-
-def detectable_margin(n, sd):
-    """Return the margin that n differences of this spread could have shown."""
-    values = np.arange(n) / np.arange(n).std(ddof=1)
-    return tost(sd * values, 1.0).detectable_margin
 
 
 SOME = st.lists(st.floats(-1, 1), min_size=2, max_size=12)
@@ -132,12 +124,11 @@ def test_bad_input_is_refused(values, margin, alpha, message):
         tost(values, margin, alpha)
 
 
-@pytest.mark.parametrize("n", [3, 5, 10])
-def test_size_at_the_edge_of_the_margin(n):
+@pytest.mark.parametrize(("n", "margin"), [(3, 2.66), (5, 1.6), (10, 1.005)])
+def test_size_at_the_edge_of_the_margin(n, margin):
     """What differs by exactly the margin is called equivalent in at most 5 % of sweeps."""
     rng = np.random.default_rng(n)
     repeats = 1500
-    margin = detectable_margin(n, 1.0)
     samples = rng.normal(margin, 1.0, (repeats, n))
     wrong = np.mean([tost(sample, margin).verdict == "equivalent" for sample in samples])
     error = math.sqrt(ALPHA * (1 - ALPHA) / repeats)
@@ -146,39 +137,3 @@ def test_size_at_the_edge_of_the_margin(n):
     assert wrong > ALPHA - 4 * error
     called = np.mean([tost(sample, margin).verdict == "different" for sample in samples])
     assert called == pytest.approx(ALPHA, abs=4 * error)
-
-
-@pytest.mark.parametrize("n", [2, 3, 5, 10])
-def test_power_at_the_detectable_margin(n):
-    rng = np.random.default_rng(100 + n)
-    repeats = 1500
-    margin = detectable_margin(n, 2.0)
-    samples = rng.normal(0, 2.0, (repeats, n))
-    power = np.mean([tost(sample, margin).verdict == "equivalent" for sample in samples])
-    assert power == pytest.approx(POWER, abs=4 * math.sqrt(POWER * (1 - POWER) / repeats))
-
-
-def test_detectable_margin_of_many_pairs_is_the_normal_one():
-    expected = (stats.norm.ppf(0.95) + stats.norm.ppf(0.9)) / math.sqrt(4000)
-    assert detectable_margin(4000, 1.0) == pytest.approx(expected, rel=2e-3)
-    assert detectable_margin(3, 0.0) == 0.0
-
-
-def test_bootstrap_against_scipy():
-    values = np.random.default_rng(0).normal(0.1, 1.0, 12)
-    interval = bootstrap_interval(values, 0.9, np.random.default_rng(1))
-    expected = stats.bootstrap(
-        (values,), np.mean, confidence_level=0.9, method="percentile", rng=2
-    ).confidence_interval
-    assert interval == pytest.approx(tuple(expected), abs=0.03)
-    assert all(math.isnan(end) for end in bootstrap_interval([1.0], 0.9, np.random.default_rng(0)))
-
-
-def test_bootstrap_is_too_narrow_for_three_pairs():
-    """Why it stands beside the t-interval and does not decide."""
-    rng = np.random.default_rng(3)
-    covered = [
-        low <= 0 <= high
-        for low, high in (bootstrap_interval(rng.normal(size=3), 0.9, rng) for _ in range(300))
-    ]
-    assert np.mean(covered) < 0.8

@@ -351,7 +351,7 @@ def test_cuts_of_two_experiments_are_not_on_one_line(build: Any) -> None:
     cells = find_cells(tables.runs)
     section = equivalence_section(cells, tables)
     assert section is not None
-    (chart,) = (one for one in section.pictures if one.name == "decompositions")
+    (chart,) = (one for one in section.pictures if one.name == "equivalence")
     points = chart.marks[0].table
     index = RunIndex(cells)
     for _, line in points.groupby("series"):

@@ -109,9 +109,7 @@ def test_a_whole_report_says_the_same_in_csv_markdown_latex_and_terminal(build: 
         "throughput",
         "equivalence",
         "divergence",
-        "decompositions",
         "memory_model",
-        "step_time_model",
         "pareto",
         "claims",
     }

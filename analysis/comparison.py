@@ -9,19 +9,11 @@ import pandas as pd
 from pandas.api.typing import DataFrameGroupBy
 
 from batchscape.analysis.cells import GEOMETRY, SEEDS, Cells, geometry_label
-from batchscape.analysis.commands import untimed_cells
 from batchscape.analysis.estimates import half_widths
 from batchscape.record.figures import COMPARED, FIGURES
 
-DISTURBED = "disturbed_processor_time_s"
-"""`processor_time_s` of runs whose machine was not free, where no time counts. It enters no ratio,
-test or claim."""
-
 _MEASURED = {name: figure.kind for name, figure in FIGURES.items() if figure.kind}
 """Kinds of the figures that cells are compared by."""
-
-_SHOWN = (*COMPARED, DISTURBED)
-"""Figures of the comparison."""
 
 
 def compare(cells: Cells) -> pd.DataFrame:
@@ -35,9 +27,8 @@ def compare(cells: Cells) -> pd.DataFrame:
         that did not complete), `timing_note` (why times of completed runs are left out),
         `not_invariant` (why decompositions of these runs may train unlike one another); for each
         figure of `COMPARED` its `_mean`, `_ci95` (half-width of the t-interval of the mean, from 3
-        values on) and `_n`; the same of `DISTURBED` for cells of which no time counts;
-        `throughput_ratio` with its ends and n, as in `throughput_ratios`; `run_ids` and
-        `sweep_dirs`, joined by semicolons. Figures come from completed runs only.
+        values on) and `_n`; `throughput_ratio` with its ends and n, as in `throughput_ratios`;
+        `run_ids` and `sweep_dirs`, joined by semicolons. Figures come from completed runs only.
     """
     done = cells.runs["status"].eq("completed")
     runs = cells.runs.assign(
@@ -71,8 +62,8 @@ def compare(cells: Cells) -> pd.DataFrame:
 
 
 def recorded_columns(comparison: pd.DataFrame) -> pd.DataFrame:
-    """Drop the figures that no cell has, samples where tokens are counted, and `DISTURBED`."""
-    left_out = [name for name in _SHOWN if comparison[f"{name}_n"].eq(0).all()] + [DISTURBED]
+    """Drop the figures that no cell has, and samples where tokens are counted."""
+    left_out = [name for name in COMPARED if comparison[f"{name}_n"].eq(0).all()]
     if comparison["samples_per_s_n"].le(comparison["tokens_per_s_n"]).all():
         left_out.append("samples_per_s")
     columns = [f"{name}_{part}" for name in left_out for part in ("mean", "ci95", "n")]
@@ -148,18 +139,11 @@ def _spreads(runs: pd.DataFrame) -> pd.DataFrame:
     losses = [name for name in COMPARED if FIGURES[name].kind == "loss"]
     costs = [name for name in COMPARED if name not in losses]
     trained = figures.groupby(["cell", "trajectory_id"])[losses].mean()
-    # Processor time stands in for cells without a valid time.
-    untimed = untimed_cells(runs)
-    processor_time = (
-        untimed.reindex(columns=["processor_time_s"]).apply(pd.to_numeric).astype(float)
-    )
-    spreads = (
-        spreads_of(trained.groupby("cell"))
-        | spreads_of(figures[costs].groupby(figures["cell"]))
-        | spreads_of(processor_time.set_axis([DISTURBED], axis=1).groupby(untimed["cell"]))
+    spreads = spreads_of(trained.groupby("cell")) | spreads_of(
+        figures[costs].groupby(figures["cell"])
     )
     columns = {
-        f"{name}_{part}": column for name in _SHOWN for part, column in spreads[name].items()
+        f"{name}_{part}": column for name in COMPARED for part, column in spreads[name].items()
     }
     table = pd.DataFrame(columns).reindex(sorted(runs["cell"].unique()))
     counts = [name for name in columns if name.endswith("_n")]

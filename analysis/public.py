@@ -5,16 +5,6 @@ from __future__ import annotations
 from batchscape.analysis.cells import Cells, find_cells
 from batchscape.analysis.claims.declared import judge_claims
 from batchscape.analysis.claims.evidence import Evidence
-from batchscape.analysis.comparing.power import smallest_detectable_effect
-from batchscape.analysis.comparing.samples import (
-    OneSided,
-    TwoSamples,
-    compare_samples,
-    divergence_rate,
-    divergence_rates,
-    one_sided_test,
-    pooled_spread,
-)
 from batchscape.analysis.comparing.sides import compare_sweeps
 from batchscape.analysis.comparison import compare, throughput_ratios, valid_figures
 from batchscape.analysis.cost.memory_model import MemoryModel, fit_memory
@@ -33,7 +23,6 @@ from batchscape.analysis.equivalence.gradients import gradient_errors
 from batchscape.analysis.equivalence.paired import judge_equivalence, paired_differences
 from batchscape.analysis.equivalence.tost import Tost, tost, tost_unpaired
 from batchscape.analysis.estimates import Estimate
-from batchscape.analysis.figures.curves import mean_curves
 from batchscape.analysis.learning_rate.choice import at_best_learning_rate, tuning_warning
 from batchscape.analysis.learning_rate.exponent import exponent_of
 from batchscape.analysis.learning_rate.optimum import best_learning_rates
@@ -62,14 +51,12 @@ __all__ = [
     "Evidence",
     "MemoryModel",
     "Needs",
-    "OneSided",
     "Recommendation",
     "Report",
     "StepTimeModel",
     "Tables",
     "Tost",
     "TradeoffFit",
-    "TwoSamples",
     "analyze",
     "as_table",
     "at_best_learning_rate",
@@ -78,14 +65,11 @@ __all__ = [
     "choose_targets",
     "compare",
     "compare_decompositions",
-    "compare_samples",
     "compare_sweeps",
     "cost_table",
     "critical_batch_curve",
     "curve_groups",
     "curves_of",
-    "divergence_rate",
-    "divergence_rates",
     "exponent_of",
     "find_cells",
     "fit_memory",
@@ -97,13 +81,10 @@ __all__ = [
     "judge_equivalence",
     "load",
     "loss_differences",
-    "mean_curves",
     "median_with_infinity",
     "noise_scale_curves",
-    "one_sided_test",
     "paired_differences",
     "pareto_front",
-    "pooled_spread",
     "reaches_table",
     "read_table",
     "recommend",
@@ -111,7 +92,6 @@ __all__ = [
     "scaling_efficiency",
     "seed_spread",
     "significant",
-    "smallest_detectable_effect",
     "steps_to_target",
     "throughput_ratios",
     "time_to_target",

@@ -98,7 +98,7 @@ def test_the_shell_says_what_it_took_and_writes_everything(
     assert (tmp_path / "out" / "analysis.md").read_text().startswith("# zhang.csv")
     assert (tmp_path / "out" / "paper" / "macros.tex").exists()
     assert {file.stem for file in (tmp_path / "out" / "figures").glob("*.png")} == {
-        *("steps_to_target", "tradeoff", "tradeoff_residuals"),
+        *("steps_to_target",),
     }
 
 
@@ -168,9 +168,7 @@ def test_data_that_say_nothing_are_not_an_error(tmp_path: Path, kind: str) -> No
         curves = curves.assign(val_loss=np.where(curves["step"] < 600, curves["val_loss"], np.nan))
     curves.to_csv(tmp_path / "c.csv", index=False, na_rep="nan")
     analysis = analyze(tmp_path / "c.csv", targets=[1.0 if kind == "nobody reached" else 3.0])
-    *sections, samples = analysis.sections
-    assert set(samples.headlines) == {"seed_spread", "divergence_rate"}
-    headlines = {name: e for s in sections for name, e in s.headlines.items()}
+    headlines = {name: e for s in analysis.sections for name, e in s.headlines.items()}
     if kind != "one seed":
         assert not any(estimate.is_identified for estimate in headlines.values())
     text = " ".join(text for s in analysis.sections for text in [*s.answer, *s.warnings])
@@ -267,7 +265,7 @@ def test_empty_cells_are_no_divergence(tmp_path: Path) -> None:
     assert holed.runs["outcome"].eq("reached").all()
     assert any("12 of 972 rows have no loss" in note for note in holed.notes)
     assert logged.runs["outcome"].eq("diverged").all()
-    assert "Of 12 runs 12 diverged: a share of 1" in texts_of(logged)
+    assert "12 diverged" in texts_of(logged)
 
 
 @pytest.mark.slow
@@ -308,9 +306,9 @@ def test_final_losses_are_minimised_and_no_target_is_made_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     final_losses().to_csv(tmp_path / "t.csv", index=False)
-    analysis = analyze(tmp_path / "t.csv", below=2.01)
+    analysis = analyze(tmp_path / "t.csv")
     views = tables_of(analysis)
-    assert {"final_losses", "learning_rates", "below"} <= set(views)
+    assert {"final_losses", "learning_rates"} <= set(views)
     assert not {"targets", "critical_batch"} & set(views)
     best = views["learning_rates"]
     optima = 0.001 * best["global_batch_size"] ** 0.5
@@ -318,13 +316,13 @@ def test_final_losses_are_minimised_and_no_target_is_made_up(
     assert "target" not in texts_of(analysis)
     assert len(views["final_losses"]) == 40
     losses = final_losses().query("batch == 16 and lr == 0.004")["val_loss"]
-    row = views["below"].query("global_batch_size == 16 and learning_rate == 0.004").iloc[0]
-    assert row["p"] == pytest.approx(stats.ttest_1samp(losses, 2.01, alternative="less").pvalue)
-    assert analysis.sections[0].title == "Learning rate"
-    (spread,) = (
-        s.headlines["seed_spread"] for s in analysis.sections if "seed_spread" in s.headlines
+    table = views["final_losses"]
+    row = table.query("global_batch_size == 16 and learning_rate == 0.004").iloc[0]
+    interval = stats.ttest_1samp(losses, 0).confidence_interval()
+    assert [row["mean"], row["ci95"], row["sd"]] == pytest.approx(
+        [losses.mean(), (interval.high - interval.low) / 2, losses.std()]
     )
-    assert spread.low < 0.003 < spread.high
+    assert analysis.sections[0].title == "Learning rate"
     explicit = ["analyze", str(tmp_path / "t.csv"), "--minimise", "loss", "--out"]
     assert main([*explicit, str(tmp_path / "out")]) == 0
     output = capsys.readouterr().out

@@ -295,7 +295,7 @@ def test_every_sweep_that_is_shown_is_planned(capsys: pytest.CaptureFixture[str]
             with pytest.MonkeyPatch.context() as patch:
                 patch.chdir(command.folder)
                 # What a plan does beside composing is its own.
-                settings = re.sub(r" --(picture|out) \S+", "", shlex.join(command.words[2:]))
+                settings = re.sub(r" --out \S+", "", shlex.join(command.words[2:]))
                 grid = compose(shlex.split(settings), "batchscape sweep")
                 if grid and grid.intervals:
                     grid = stand_ins(grid, declared_or_box(grid), prepare).cells

@@ -1,1 +1,1 @@
-"""Sweeps side by side, and the smallest difference that their seeds could have shown."""
+"""Sweeps side by side, and the pairs of runs that comparisons rest on."""

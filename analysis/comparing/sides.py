@@ -18,7 +18,6 @@ from batchscape.analysis.comparing.pairs import (
     to_lowest,
     values_of,
 )
-from batchscape.analysis.comparing.power import smallest_detectable_effect
 from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.estimates import FEWEST, half_width
 from batchscape.analysis.targets.tidy import at_common_target
@@ -43,8 +42,7 @@ class Sides:
     """One row for each side but the reference, setting that both have, and figure: `geometry`
     columns, `settings` (others that vary), `reference`, `side`, `quantity`, `kind` (`ratio`, side
     over reference, or `difference` in nats), `effect`, `low`, `high` (t-interval over pairs of
-    equal seeds and repeats), `n`, `detectable` (the smallest effect that these pairs would have
-    found with 80 % power, in per cent or nats) and `run_ids`."""
+    equal seeds and repeats), `n` and `run_ids`."""
 
 
 def find_axis(cells: Cells) -> tuple[str, ...]:
@@ -111,7 +109,7 @@ def compare_sweeps(cells: Cells, reaches: pd.DataFrame | None = None) -> Sides |
 
 _COLUMNS = (
     *("settings", "reference", "side", "quantity", "kind"),
-    *("effect", "low", "high", "n", "detectable", "run_ids"),
+    *("effect", "low", "high", "n", "run_ids"),
 )
 
 
@@ -145,9 +143,7 @@ def _rows(table: pd.DataFrame, name: str) -> list[dict[str, object]]:
 def _effect(differences: NDArray[np.float64], is_ratio: bool) -> dict[str, object]:
     n = len(differences)
     mean = float(differences.mean())
-    sd = float(differences.std(ddof=1)) if n > 1 else np.nan
     half = half_width(differences) if n >= FEWEST else np.nan
-    least = smallest_detectable_effect(sd, n)
     numbers = np.array([mean, mean - half, mean + half])
     effect, low, high = np.exp(numbers) if is_ratio else numbers
     return {
@@ -156,5 +152,4 @@ def _effect(differences: NDArray[np.float64], is_ratio: bool) -> dict[str, objec
         "low": low,
         "high": high,
         "n": n,
-        "detectable": 100 * np.expm1(least) if is_ratio else least,
     }

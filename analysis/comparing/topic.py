@@ -5,7 +5,6 @@ from __future__ import annotations
 import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells, setting_label
-from batchscape.analysis.comparing.power import ALPHA, POWER
 from batchscape.analysis.comparing.sides import compare_sweeps
 from batchscape.analysis.estimates import LEVEL
 from batchscape.analysis.numbers import MISSING, TIMES, significant
@@ -48,25 +47,17 @@ def comparing_section(cells: Cells, reaches: pd.DataFrame | None = None) -> Sect
 
 
 def _sentence(side: str, quantity: str, kind: str, rows: pd.DataFrame) -> str:
-    neutral, unit = (1.0, "%") if kind == "ratio" else (0.0, "nats")
+    neutral = float(kind == "ratio")
     is_clear = rows["low"].gt(neutral) | rows["high"].lt(neutral)
-    text = (
-        f"{_LABELS[quantity].capitalize()}, {side}: {kind} {_span(rows['effect'], 3)} over "
+    return (
+        f"{_LABELS[quantity].capitalize()}, {side}: {kind} {_span(rows['effect'])} over "
         f"{len(rows)} settings; in {is_clear.sum()} of them the {LEVEL:.0%} interval leaves out "
         f"{neutral:g}."
     )
-    # Runs that agree to the last bit say nothing of noise.
-    detectable = rows.loc[~is_clear & rows["detectable"].gt(0), "detectable"]
-    if detectable.empty:
-        return text
-    return (
-        f"{text} Where it does not, a difference from {_span(detectable, 2)} {unit} on would be "
-        f"found with {POWER:.0%} chance (two-sided t-test at {ALPHA:.0%})."
-    )
 
 
-def _span(values: pd.Series[float], digits: int) -> str:
-    ends = (significant(value, digits) for value in (values.min(), values.max()))
+def _span(values: pd.Series[float]) -> str:
+    ends = (significant(value, 3) for value in (values.min(), values.max()))
     return " to ".join(dict.fromkeys(ends))
 
 

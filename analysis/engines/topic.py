@@ -9,13 +9,12 @@ import pandas as pd
 
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.engines.costs import engine_costs
-from batchscape.analysis.engines.figures import engine_cost_charts, engine_loss_charts
+from batchscape.analysis.engines.figures import engine_loss_charts
 from batchscape.analysis.engines.losses import compare_engines
 from batchscape.analysis.engines.matching import counterparts, engines_of, order_engines
 from batchscape.analysis.engines.programs import observed_batches
 from batchscape.analysis.engines.tables import costs_view, losses_view, observed_view
 from batchscape.analysis.figures.chart import Chart
-from batchscape.analysis.figures.curves import mean_curves
 from batchscape.analysis.numbers import significant
 from batchscape.analysis.report.table import Table
 from batchscape.analysis.report.topic import Section
@@ -42,13 +41,11 @@ def engines_section(cells: Cells, tables: Tables) -> Section | None:
             margin = float(cells.runs["measure.equivalence_margin"].min())
             warnings += _beyond(losses.pairs, margin)
             views.append(losses_view(losses.pairs, cells))
-            curves = mean_curves(cells, tables.steps, "loss", timed=False)
-            charts += engine_loss_charts(cells, curves, losses, engines)
+            charts += engine_loss_charts(cells, losses, engines)
         costs = engine_costs(cells, tables.ranks)
         if len(costs):
             answer += _exchange(costs)
             views.append(costs_view(costs, cells))
-            charts += engine_cost_charts(costs, engines)
     if len(observed):
         agrees = observed["agrees"]
         counts = {

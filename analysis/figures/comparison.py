@@ -1,4 +1,4 @@
-"""Charts of the comparison: memory, times and throughput of cells, as a map, lines and bars."""
+"""Charts of the comparison: memory and times of cells, as a map, lines and bars."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells
-from batchscape.analysis.commands import untimed_cells
 from batchscape.analysis.comparison import valid_figures
 from batchscape.analysis.cost.table import MEMORY_PHASES
 from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
 from batchscape.analysis.figures.settings import cell_names, setting_names
-from batchscape.analysis.figures.style import ACCENT, CROSS, GREY, MARK, palette, shades
+from batchscape.analysis.figures.style import CROSS, GREY, MARK, palette, shades
 from batchscape.analysis.numbers import memory_scale, significant, time_scale
 from batchscape.text import count_text
 
@@ -28,7 +27,6 @@ _TIME_PHASES = {
     "exchange_s": "exchange",
     "optimizer_s": "optimizer",
 }
-_SPENT = "processor_time_s"
 _MICRO = "micro-batch size (samples a device)"
 _LOST = {
     "rejected": ("rejected", Look(GREY.colour, GREY.dark, CROSS)),
@@ -49,8 +47,6 @@ def comparison_charts(cells: Cells, comparison: pd.DataFrame) -> Iterator[Chart]
         _cost(comparison, cells),
         _memory(cost_cells, figures),
         _step_time(cost_cells, figures),
-        _processor_time(cost_cells),
-        _throughput(cost_cells, figures),
     )
     yield from (chart for chart in charts if chart is not None)
 
@@ -247,47 +243,6 @@ def _step_time(cells: Cells, figures: pd.DataFrame) -> Chart | None:
     )
 
 
-def _processor_time(cells: Cells) -> Chart | None:
-    """Draw the processor time of a step for cells without a valid time."""
-    runs = untimed_cells(cells.runs)
-    runs = runs.assign(value=pd.to_numeric(runs.reindex(columns=[_SPENT])[_SPENT]).astype(float))
-    runs = runs.dropna(subset="value")
-    if runs.empty:
-        return None
-    scale = time_scale(runs["value"])
-    runs = _with_row_names(cells, runs.assign(value=runs["value"] * scale.factor))
-    runs = runs[["row", "run", "value"]]
-    return _bars(
-        "processor_time",
-        "Processor time of a step",
-        "Disturbed, and no step time: processor time of rank 0 in an optimizer step, of cells of "
-        "which no time counts. Bars are means over runs, points are runs.",
-        figure=f"disturbed: processor time of a step ({scale.unit})",
-        marks=[Marks("bar", _means(runs), "mean"), Marks("point", runs, "runs", size=5)],
-        looks={"mean": GREY, **_RUNS},
-    )
-
-
-def _throughput(cells: Cells, figures: pd.DataFrame) -> Chart | None:
-    """Draw throughput over all devices: bars are means, points are runs."""
-    names = ["tokens_per_s", "samples_per_s"]
-    rows = _bar_rows(cells, figures, names)
-    if rows.empty:
-        return None
-    tokens, samples = (count > 0 for _, count in rows.groupby("cell")[names].count().items())
-    # All bars have one unit, which each must have.
-    name = "tokens_per_s" if (tokens | ~samples).all() else "samples_per_s"
-    points = _points(cells, rows, rows[name])
-    return _bars(
-        "throughput",
-        "Throughput",
-        "Throughput over all devices: bars are means, points are runs.",
-        figure=f"{name.removesuffix('_per_s')}/s, all devices",
-        marks=[Marks("bar", _means(points[0].table), "mean"), *points],
-        looks={"mean": ACCENT, **_RUNS},
-    )
-
-
 def _bar_rows(cells: Cells, figures: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """Return the figures of the first cells; none if nothing was measured."""
     is_measured = figures[list(names)].notna().any(axis=None)
@@ -306,8 +261,9 @@ def _with_row_names(cells: Cells, figures: pd.DataFrame) -> pd.DataFrame:
 
 
 def _means(runs: pd.DataFrame) -> pd.DataFrame:
-    keys = ["row", "series"] if "series" in runs else ["row"]
-    means = runs.groupby(keys, sort=False).agg(value=("value", "mean"), run=("run", list))
+    means = runs.groupby(["row", "series"], sort=False).agg(
+        value=("value", "mean"), run=("run", list)
+    )
     return means.reset_index()
 
 

@@ -1,4 +1,4 @@
-"""`batchscape analyze`: targets, trade-off, learning rates and samples of a user's own table."""
+"""`batchscape analyze`: targets, trade-off, learning rates and losses of a user's own table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
-from batchscape.analysis.comparing.samples_topic import samples_section
+from batchscape.analysis.comparing.final_losses import final_losses_section
 from batchscape.analysis.learning_rate.choice import (
     at_best_learning_rate,
     tied_warning,
@@ -109,8 +109,6 @@ def analyze(
     nan: NotANumber | None = None,
     first_step: int | None = None,
     crossing: Crossing = "sustained",
-    margin: float | None = None,
-    below: float | None = None,
 ) -> Analysis:
     """Analyse a table of curves, of steps to target or of final losses, whoever made it.
 
@@ -126,10 +124,6 @@ def analyze(
         As for `read_table`.
     crossing : str
         As for `steps_to_target`; of curves.
-    margin : float, optional
-        Within which groups count as equal: nats of final losses, else a difference of log steps.
-    below : float, optional
-        What the mean final loss of each cell is tested to lie below.
 
     Raises
     ------
@@ -140,14 +134,14 @@ def analyze(
     read = as_table(
         table, group=group, columns=columns, minimise=minimise, nan=nan, first_step=first_step
     )
-    _refuse_unfit(read, targets, crossing, below)
+    _refuse_unfit(read, targets, crossing)
     sections: Sequence[Section | None]
     if read.kind == "final losses":
         runs = read.table
         warnings = [_unequal_lengths(runs), tied_warning(runs, "final_eval_loss")]
         sections = [
             learning_rate_section(pd.DataFrame(), runs, groups=read.groups),
-            samples_section(runs, groups=read.groups, margin=margin, below=below),
+            final_losses_section(runs, read.groups),
         ]
         first, *others = filter(None, sections)
         all_warnings = [*filter(None, warnings), *first.warnings]
@@ -167,22 +161,15 @@ def analyze(
                 warnings=[*filter(None, warnings)],
             ),
             learning_rate_section(runs, groups=read.groups),
-            samples_section(runs, groups=read.groups, margin=margin),
         ]
     return Analysis(path, runs, tuple(filter(None, sections)), read.notes)
 
 
-def _refuse_unfit(
-    read: ForeignTable, targets: Sequence[float] | None, crossing: Crossing, below: float | None
-) -> None:
+def _refuse_unfit(read: ForeignTable, targets: Sequence[float] | None, crossing: Crossing) -> None:
     """Refuse what a table of this kind cannot answer."""
     if targets is not None and read.kind == "final losses":
         msg = "the table has one loss a run, and steps to a target need curves: leave --target out"
         raise AnalysisError(msg)
-    if below is not None and read.kind != "final losses":
-        msg = f"--below is of final losses, and the table is one of {read.kind}"
-        hint = "; add --minimise loss" if read.kind == "curves" else ""
-        raise AnalysisError(msg + hint)
     if crossing != "sustained" and read.kind != "curves":
         msg = f"--crossing is found in curves, and the table is one of {read.kind}"
         raise AnalysisError(msg)

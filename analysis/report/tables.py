@@ -9,12 +9,7 @@ import pandas as pd
 
 from batchscape.analysis.best import SIGNIFICANCE, mark_best
 from batchscape.analysis.cells import GEOMETRY, RATE, UPDATE_GROUPS, Cells, setting_texts
-from batchscape.analysis.comparison import (
-    DISTURBED,
-    recorded_columns,
-    throughput_ratios,
-    valid_figures,
-)
+from batchscape.analysis.comparison import recorded_columns, throughput_ratios, valid_figures
 from batchscape.analysis.estimates import FEWEST, LEVEL
 from batchscape.analysis.labels import setting_headers
 from batchscape.analysis.numbers import TIMES, unit_of
@@ -29,12 +24,6 @@ GEOMETRY_HEADER = f"devices {TIMES} micro {TIMES} accumulation = global"
 _RATIO = "throughput_ratio"
 _PAIRS = "throughput_ratio_pairs"
 """The n of ratios; missing at the reference."""
-
-_DISTURBED_DEFINITION = (
-    f"disturbed: processor time: {FIGURES['processor_time_s'].meaning}, of cells of which no time "
-    "counts. A hint, and no step time: waits for a core, for samples and for other ranks are not "
-    "in it, and it is longer where other work shares caches. It is in no ratio, test or claim."
-)
 
 
 def comparison_table(
@@ -108,7 +97,7 @@ def _figure_column(name: str) -> Column:
         return Column(_RATIO, "throughput ratio", "", ".3f", *ends)
     return Column(
         f"{name}_mean",
-        "disturbed: processor time" if name == DISTURBED else FIGURES[name].label,
+        FIGURES[name].label,
         unit_of(name),
         spread=f"{name}_ci95",
         n=f"{name}_n",
@@ -146,8 +135,6 @@ def _definitions(name: str, cells: Cells) -> Iterator[str]:
             f"{label}: throughput over that of the first cell{first}, geometric mean over "
             f"pairs of runs with the same seed, with its {LEVEL:.0%} t-interval."
         )
-    elif name == DISTURBED:
-        yield _DISTURBED_DEFINITION
     elif name != "peak_allocated_gib" or not cells.of_programs().all():
         yield f"{label}: {FIGURES[name].meaning}."
     # No allocator can be asked for the peak of a program.
@@ -272,8 +259,8 @@ def setting_columns(table: pd.DataFrame, names: Sequence[str]) -> list[Column]:
 
 def comparison_figures(names: Sequence[str] | None) -> Sequence[str]:
     """Return figures of the comparison, by default all in the order of the table; refuse others."""
-    followers = {"step_time_s": [DISTURBED], "samples_per_s": [_RATIO]}
-    choices = [name for figure in COMPARED for name in (figure, *followers.get(figure, ()))]
+    choices = list(COMPARED)
+    choices.insert(choices.index("samples_per_s") + 1, _RATIO)
     for name in names or ():
         if name not in choices:
             msg = (

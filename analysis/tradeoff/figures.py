@@ -1,4 +1,4 @@
-"""Pictures of the trade-off: steps and samples by batch size, residuals, critical batch sizes."""
+"""Pictures of the trade-off: what a target takes by batch size, critical batch sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pandas as pd
 
 from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
 from batchscape.analysis.figures.style import ACCENT, CROSS, GREY, INK, MARK, palette
-from batchscape.analysis.tradeoff.forms import FORMULAS
 from batchscape.analysis.tradeoff.tables import GroupFits
 from batchscape.analysis.tradeoff.targets import curve_of_fits
 
@@ -149,90 +148,6 @@ def _counted(table: pd.DataFrame, steps: str) -> pd.DataFrame:
         steps_to_target=table[steps],
         samples_to_target=table[steps] * sizes,
     )
-
-
-def fit_charts(group_fits: Sequence[GroupFits]) -> list[Chart]:
-    """Draw residuals of the fits at the headline targets, and their steps against samples."""
-    residuals, trades, lines, marks = [], [], [], []
-    options: dict[str, str] = {}
-    for group in group_fits:
-        fit, key = group.fit, str(group.number)
-        if fit.fitted is None:
-            continue
-        options[key] = group.label or "all runs"
-        table = fit.batches.assign(group=key)
-        error = table["residual_error"].fillna(0)
-        ends = {
-            f"above{end}": 100 * np.expm1(table["residual"] + sign * error)
-            for end, sign in (("", 0), ("_low", -1), ("_high", 1))
-        }
-        residuals.append(table[["group", "global_batch_size"]].assign(**ends))
-        a, critical, _ = fit.parameters
-        sizes = table["global_batch_size"].to_numpy(dtype=float)
-        places = np.geomspace(sizes.min() / 1.3, sizes.max() * 1.3, 200)
-        line = fit.predict(places)
-        samples = line["steps"] * line["global_batch_size"]
-        lines.append(_relative(line["steps"], samples, a, critical).assign(group=key))
-        trades.append(
-            _relative(table["steps"], table["samples"], a, critical).assign(
-                group=key, size=[f"{size:g}" for size in sizes]
-            )
-        )
-        if fit.critical_batch_size.is_identified:
-            steps = fit.predict(np.array([critical]))["steps"]
-            marks.append(_relative(steps, steps * critical, a, critical).assign(group=key))
-    if not options:
-        return []
-    form = FORMULAS[next(group.fit.form for group in group_fits if group.fit.fitted is not None)]
-    choices = [Choice("group", "Runs", options)] if len(options) > 1 else []
-    looks = {"fit": _LOOKS["fit"], "batch sizes": INK}
-    at_critical = {"critical batch size": Look(MARK.colour, symbol="diamond")}
-    off, zero = pd.concat(residuals), pd.DataFrame({"above": [0.0]})
-    batch = Axis({"global_batch_size": _BATCH}, kind="log", ticks=off["global_batch_size"].tolist())
-    points = pd.concat(trades)
-    return [
-        Chart(
-            "tradeoff_residuals",
-            "Residuals of the fit",
-            f"Mean steps to the target above what the fit says ({form}), with standard errors.",
-            batch,
-            Axis({"above": "steps above the fit (%)"}),
-            [
-                Marks("rule", zero, "fit"),
-                Marks("interval", off, "batch sizes"),
-                Marks("point", off, "batch sizes"),
-            ],
-            looks,
-            choices=choices,
-            panels="group",
-        ),
-        Chart(
-            "tradeoff",
-            "Steps against samples",
-            f"Optimizer steps against samples to the target, relative to the fewest of each by the "
-            f"fit ({form}). Numbers: batch sizes; diamond: critical batch size.",
-            Axis({"samples": "samples / fewest samples"}, kind="log"),
-            Axis({"steps": "steps / fewest steps"}, kind="log"),
-            [
-                Marks("line", pd.concat(lines), "fit"),
-                Marks("point", points, "batch sizes"),
-                Marks("text", points, text="size"),
-                *[
-                    Marks("point", pd.concat(marks), "critical batch size", size=40)
-                    for _ in marks[:1]
-                ],
-            ],
-            looks | (at_critical if marks else {}),
-            choices=choices,
-            panels="group",
-        ),
-    ]
-
-
-def _relative(
-    steps: pd.Series[float], samples: pd.Series[float], a: float, critical: float
-) -> pd.DataFrame:
-    return pd.DataFrame({"steps": steps / a, "samples": samples / (a * critical)})
 
 
 def critical_batch_chart(

@@ -21,7 +21,7 @@ from batchscape.analysis.targets.readings import (
     halves_of_seeds,
     under_readings,
 )
-from batchscape.analysis.tradeoff.figures import critical_batch_chart, fit_charts, steps_chart
+from batchscape.analysis.tradeoff.figures import critical_batch_chart, steps_chart
 from batchscape.analysis.tradeoff.fit import TradeoffFit, fit_tradeoff
 from batchscape.analysis.tradeoff.forms import FORMULAS, Form
 from batchscape.analysis.tradeoff.measurements import ends_of_range
@@ -348,7 +348,7 @@ def _pictures(
         group_scales = _of_group(noise_scales, group)
         if group_scales is not None:
             scales[group.label] = _typical(group_scales)[0]
-    charts = [steps, *fit_charts(group_fits), critical_batch_chart(group_fits, scales)]
+    charts = [steps, critical_batch_chart(group_fits, scales)]
     return [chart for chart in charts if chart is not None]
 
 

@@ -99,7 +99,6 @@ Examples:
   batchscape plan sweeps=musev_224 cluster=h100_80g cluster.nodes=2 batch.nodes=2
 
   --json                  print all of it as JSON
-  --picture FILE          draw memory and throughput of devices x micro-batch (.png, .pdf, .svg)
   --runs DIR              predict from the runs of a sweep, beside those of the plan's own folder
   cluster=NAME            a machine that is declared in conf/cluster/; this one by default
 """,
@@ -204,14 +203,13 @@ def _plan(arguments: list[str]) -> int:
     parser = _Parser("plan", add_help=False)
     parser.add_json()
     parser.add_argument("--runs", metavar="DIR", type=Path, action="append", default=[])
-    parser.add_argument("--picture", metavar="FILE", type=Path)
     parsed, settings = parser.parse_known_args(arguments)
     grid = _compose(settings, "plan")
     if grid is None:
         return 0
     from datetime import datetime
 
-    from batchscape.plan.table import plan_fields, plan_json, plan_table
+    from batchscape.plan.table import plan_json, plan_table
     from batchscape.predictor import predict
     from batchscape.record.folder import SweepFolder
 
@@ -225,12 +223,6 @@ def _plan(arguments: list[str]) -> int:
     plan = _make_plan(grid if stand_in is None else stand_in.cells, machine)
     predicted = predict(plan.specs, SweepFolder(plan.sweep_dir), machine, parsed.runs)
     begin = datetime.now().astimezone()
-    if parsed.picture is not None:
-        import pandas as pd
-
-        from batchscape.analysis.figures.plan_map import save_plan
-
-        save_plan(pd.DataFrame(plan_fields(plan, predicted)), parsed.picture)
     if parsed.json:
         sys.stdout.write(plan_json(plan, machine, predicted, begin) + "\n")
     elif stand_in is None:
@@ -512,18 +504,6 @@ def _analyze(arguments: list[str]) -> int:
         "measured, which is AlgoPerf's rule; default: sustained",
     )
     parser.add_argument(
-        "--margin",
-        metavar="M",
-        type=float,
-        help="groups are equivalent within M nats of final loss, or M in log steps (unpaired TOST)",
-    )
-    parser.add_argument(
-        "--below",
-        metavar="LOSS",
-        type=float,
-        help="test, one-sided, whether mean final losses lie below LOSS",
-    )
-    parser.add_argument(
         "--form",
         choices=("two_term", "free_exponent"),
         help="form of the trade-off that the answer rests on; default: the one that is trusted, "
@@ -558,8 +538,6 @@ def _analyze(arguments: list[str]) -> int:
         nan=parsed.nan,
         first_step=parsed.first_step,
         crossing=parsed.crossing,
-        margin=parsed.margin,
-        below=parsed.below,
     )
     analysis.render(_console())
     if parsed.out is None:

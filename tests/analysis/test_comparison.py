@@ -15,11 +15,9 @@ from batchscape.analysis import (
     throughput_ratios,
     valid_figures,
 )
-from batchscape.analysis.comparison import DISTURBED, recorded_columns
-from batchscape.analysis.figures.comparison import comparison_charts
+from batchscape.analysis.comparison import recorded_columns
 from batchscape.analysis.hardware import add_machines
-from batchscape.analysis.numbers import MISSING, TIMES
-from batchscape.analysis.report.tables import comparison_table
+from batchscape.analysis.numbers import TIMES
 from batchscape.record.figures import COLUMNS, COMPARED, FIGURES
 from batchscape.record.folder import SweepFolder
 from batchscape.record.status import RunStatus
@@ -96,45 +94,6 @@ def test_mean_spread_and_interval_against_the_rows_themselves(build: Any) -> Non
         half = (interval[1] - interval[0]) / 2
         assert row[f"{name}_ci95"] == pytest.approx(half, rel=1e-9)
         assert row[f"{name}_n"] == 4
-
-
-def disturbed(cells: Any) -> list[Any]:
-    charts = comparison_charts(cells, compare(cells))
-    return [chart for chart in charts if chart.name == "processor_time"]
-
-
-@pytest.mark.slow
-def test_where_no_time_counts_the_processor_time_stands_apart(build: Any) -> None:
-    sweep = build()
-    for seed, concurrent in ((0, 1), (1, 2)):
-        sweep.run((1, 8, 4), seed=seed, concurrent_runs=concurrent)
-    for seed in (0, 1):
-        sweep.run((1, 32, 1), seed=seed, concurrent_runs=2)
-    runs = load(sweep.path).runs
-    spent = [0.010, 0.020, 0.031, 0.041]
-    runs = runs.sort_values(["micro_batch_size", "seed"]).assign(processor_time_s=spent)
-    cells = find_cells(runs)
-    table = compare(cells).set_index("micro_batch_size")
-    # A cell with a time that counts has no other figure in its place, not even of its other run.
-    assert table.loc[8, "step_time_s_n"] == 1
-    assert table.loc[8, f"{DISTURBED}_n"] == 0
-    assert table.loc[32, "step_time_s_n"] == 0
-    assert table.loc[32, f"{DISTURBED}_mean"] == pytest.approx(0.036)
-    assert table.loc[32, f"{DISTURBED}_n"] == 2
-    grid = comparison_table(compare(cells), cells).texts
-    column = grid.headers.index("disturbed: processor time (ms)")
-    texts_by_micro = {row[0].split(TIMES)[1]: row[column].partition(" ")[0] for row in grid.rows}
-    assert texts_by_micro == {"8": MISSING, "32": "36.00"}
-    assert any("no step time" in note for note in grid.notes)
-    # In no ratio, test or claim: those take valid figures, and it is none.
-    assert not [name for name in valid_figures(cells.runs) if "processor" in name]
-    (chart,) = disturbed(cells)
-    (bar,) = chart.marks[0].table.to_dict("records")
-    assert bar["value"] == pytest.approx(36.0)
-    assert "disturbed" in chart.x.columns["value"]
-    timed = find_cells(runs[runs["launch.timing_valid"].eq(True)])
-    assert disturbed(timed) == []
-    assert "disturbed" not in " ".join(comparison_table(compare(timed), timed).texts.headers)
 
 
 def test_what_is_not_known_to_be_valid_is_no_time(build: Any) -> None:

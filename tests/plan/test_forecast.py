@@ -286,17 +286,6 @@ def test_a_program_of_others_takes_what_nobody_knows(
     assert "Time: not known for 1 run." in text
 
 
-def test_a_picture_of_what_fits_and_how_fast(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Cells that are never launched are fields too."""
-    lines = (*SMALL, "batch.global_batch_size=8", "batch.micro_batch_size=2,3")
-    assert main(["plan", *lines, "--picture", str(tmp_path / "plan.png")]) == 0
-    assert (tmp_path / "plan.png").stat().st_size > 5000
-    assert main(["plan", *lines, "--picture", str(tmp_path / "plan")]) == 2
-    assert "a picture is a file that ends in one of" in capsys.readouterr().err
-
-
 def test_json_holds_all_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

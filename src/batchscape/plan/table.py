@@ -145,33 +145,6 @@ def _title(key: str) -> str:
     return key.replace(".", ".\n")
 
 
-def plan_fields(plan: Plan, predicted: SweepForecast) -> list[dict[str, Any]]:
-    """Return one row a cell for a picture; see `analysis.figures.plan_map.draw_plan`."""
-    rows = []
-    for cell in plan.cells:
-        row = _row(cell)
-        forecast = None if cell.spec is None else predicted.runs[cell.run_id]
-        memory = None if forecast is None else forecast.memory
-        peak = None if memory is None else memory.peak_allocated_gib
-        rate, unit = (None, None)
-        if forecast is not None:
-            rate, unit = forecast.samples_per_s, "samples/s"
-            if forecast.tokens_per_s is not None:
-                rate, unit = forecast.tokens_per_s, "tokens/s"
-        rows.append(
-            {
-                "data_parallel_size": row["data_parallel_size"],
-                "micro_batch_size": row["micro_batch_size"],
-                "memory_gib": None if peak is None else peak.value,
-                "fits": None if memory is None else memory.fits,
-                "rate": None if rate is None else rate.value,
-                "rate_unit": unit,
-                "is_launched": cell.spec is not None,
-            }
-        )
-    return rows
-
-
 def plan_json(plan: Plan, machine: Machine, predicted: SweepForecast, begin: datetime) -> str:
     """Return the whole plan as JSON.
 

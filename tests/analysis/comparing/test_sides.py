@@ -11,10 +11,8 @@ import pytest
 from scipy import stats
 
 from batchscape.analysis.cells import Cells, find_cells
-from batchscape.analysis.comparing.power import smallest_detectable_effect
 from batchscape.analysis.comparing.sides import compare_sweeps, find_axis
 from batchscape.analysis.comparing.topic import comparing_section
-from batchscape.analysis.numbers import significant
 from batchscape.record.tables import load
 
 CUTS = [(1, 32, 1), (1, 8, 4)]
@@ -95,8 +93,6 @@ def test_times_are_paired_by_seed_and_repeat_and_losses_by_seed(build: Callable[
     assert effect.to_numpy() == pytest.approx(expected)
     assert table.loc["step_time_s", "n"] == table.loc["peak_allocated_gib", "n"] == 6
     assert table.loc["final_eval_loss", "n"] == 3
-    least = smallest_detectable_effect(float(logs.std(ddof=1)), 6)
-    assert table.loc["step_time_s", "detectable"] == pytest.approx(100 * np.expm1(least))
 
 
 def test_swapping_the_folders_turns_the_ratio(build: Callable[..., Any]) -> None:
@@ -171,16 +167,11 @@ def test_the_section_says_what_was_compared(build: Callable[..., Any]) -> None:
     assert [view.name for view in section.tables] == ["sides"]
     (time,) = [text for text in section.answer if text.startswith("Step time")]
     assert time.endswith("in 2 of them the 95% interval leaves out 1.")
-    # Where no difference was found it is said which would have been.
     noise = 1 + 0.01 * np.random.default_rng(1).normal(size=len(runs))
     equal = comparing_section(find_cells(runs.assign(step_time_s=0.1 * noise)))
     assert equal is not None
     (time,) = [text for text in equal.answer if text.startswith("Step time")]
-    table = equal.tables[0].frame.query("quantity == 'step_time_s'")
-    assert table["low"].lt(1).all()
-    assert table["high"].gt(1).all()
-    least, most = sorted(significant(size, 2) for size in table["detectable"])
-    assert f"a difference from {least} to {most} % on would be found with 80% chance" in time
+    assert time.endswith("in 0 of them the 95% interval leaves out 1.")
     for view in section.tables:
         assert all(len(row) == len(view.texts.headers) for row in view.texts.rows)
     # Sides without a cut in common.

@@ -106,7 +106,6 @@ def test_a_whole_report_says_the_same_in_csv_markdown_latex_and_terminal(build: 
         "cost",
         "memory",
         "step_time",
-        "throughput",
         "equivalence",
         "divergence",
         "memory_model",
@@ -222,7 +221,7 @@ def test_a_single_run(build: Any) -> None:
     sweep = build()
     sweep.run()
     report = write_report([sweep.path])
-    assert figures(report) == {"loss", "memory", "step_time", "throughput"}
+    assert figures(report) == {"loss", "memory", "step_time"}
     assert "no spread can be given" in page_of(report)
     assert "±" not in comparison_of(report).splitlines()[2]
     assert "decompositions" not in report.tables

@@ -96,7 +96,7 @@ def test_tables_and_pictures_are_whole(section):
         assert "inf" not in text.replace("infinite", "")
     assert len(section.tables[0].frame) == 3
     assert [picture.name for picture in section.pictures] == [
-        *("steps_to_target", "tradeoff_residuals", "tradeoff", "critical_batch_curve"),
+        *("steps_to_target", "critical_batch_curve"),
     ]
 
 

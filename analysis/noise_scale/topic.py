@@ -56,7 +56,7 @@ def noise_scale_table(table: pd.DataFrame, cells: Cells) -> Table:
     return Table(
         "noise_scale",
         "Gradient noise scale",
-        table.assign(**identified),
+        table.assign(**identified, cell=table.index),
         [
             geometry_column(table),
             *setting_columns(table, cells.key_settings),
@@ -87,7 +87,7 @@ def noise_scale_table(table: pd.DataFrame, cells: Cells) -> Table:
             f"{NOT_IDENTIFIED}: the gradient's mean cannot be distinguished from zero by so few "
             "samples, so the interval has no upper end.",
         ],
-        hidden=list(identified),
+        hidden=[*identified, "cell"],
     )
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
 import jinja2
 import numpy as np
-import pandas as pd
 from markupsafe import Markup
 
 from batchscape.analysis.cells import GEOMETRY, status_counts
@@ -20,18 +19,14 @@ from batchscape.analysis.commands import split_command
 from batchscape.analysis.decisions.candidates import is_to_target, own_learning_rate
 from batchscape.analysis.figures.chart import Chart
 from batchscape.analysis.figures.vega import choices_of, page_chart
-from batchscape.analysis.hardware import was_started
-from batchscape.analysis.numbers import MISSING, TIMES, significant
+from batchscape.analysis.numbers import TIMES, significant
 from batchscape.analysis.page.tables import (
     HtmlTable,
     RunIndex,
-    comparison_tables,
     html_table,
     run_table,
 )
-from batchscape.analysis.report.provenance import questions
-from batchscape.analysis.report.sections import FIRST_CHARTS, in_short
-from batchscape.analysis.report.table import Column, Table
+from batchscape.analysis.report.sections import FIRST_CHARTS, in_short, questions
 from batchscape.analysis.report.topic import Section
 from batchscape.analysis.report.topics import Material
 from batchscape.outgoing import outgoing, outgoing_json
@@ -40,7 +35,6 @@ from batchscape.text import duration_text, list_text
 _FILES = resources.files("batchscape.analysis.page")
 _LIBRARY = "vendor/vega.min.js"
 _MOST_CARDS = 3
-_NO_FAILURES = ("completed", "pending", "running")
 
 
 @dataclass
@@ -62,23 +56,20 @@ def html_page(
     comparison: Section,
     sections: Sequence[Section],
     notes: Sequence[str],
-    provenance: Sequence[Table],
+    methods: Mapping[str, Sequence[str]],
 ) -> str:
     """Write the page in HTML that needs no other file and no network."""
     cells = material.cells
     index = RunIndex(cells)
     counts = status_counts(cells.runs["status"])
     commands = cells.runs.reindex(columns=["launch.command"])["launch.command"].dropna()
-    groups = pd.DataFrame({"label": [], "cells": []})
-    if was_started(cells.runs).any():
-        groups = material.groups
     page_sections = [
         PageSection(
             "comparison",
             "Comparison",
             [f"{len(cells.runs)} runs in {len(cells.table)} cells: {counts}."],
             charts=[chart for chart in comparison.pictures if chart.name != "loss"],
-            tables=comparison_tables(comparison.tables[0], cells, groups, index),
+            tables=[html_table(view, index.of_table(view)) for view in comparison.tables],
         ),
         PageSection(
             "loss",
@@ -97,13 +88,14 @@ def html_page(
             )
             for number, section in enumerate(sections)
         ),
-        PageSection("failures", "What did not complete", tables=_failures(cells.runs)),
         PageSection("notes", "Left out, and to be kept in mind", notes),
         PageSection(
-            "provenance",
-            "Provenance",
-            [f"Launched by: {command}" for command in commands.unique()],
-            tables=[html_table(view) for view in provenance],
+            "methods",
+            "Methods",
+            [
+                *(f"{title}. {' '.join(sentences)}" for title, sentences in methods.items()),
+                *(f"Launched by: {command}" for command in commands.unique()),
+            ],
         ),
     ]
     charts = {chart.name: chart for section in page_sections for chart in section.charts}
@@ -161,20 +153,6 @@ def recommended_cards(sections: Sequence[Section]) -> Iterator[dict[str, str]]:
                 "rate": own_learning_rate(view.frame, row),
                 "time": time and time + goal,
             }
-
-
-def _failures(runs: pd.DataFrame) -> list[HtmlTable]:
-    """Sort the runs that did not complete by their causes."""
-    names = ["status", "cause", "reason"]
-    failed = runs.reindex(columns=names).assign(position=range(len(runs)))
-    failed = failed[~failed["status"].isin(_NO_FAILURES)]
-    if failed.empty:
-        return []
-    keys = failed[names].astype(object).fillna(MISSING).astype(str)
-    positions = failed["position"].groupby([keys[name] for name in names], sort=False).agg(list)
-    frame = positions.index.to_frame(index=False).assign(runs=positions.map(len).to_numpy())
-    columns = [*(Column(name, is_left=True) for name in names), Column("runs")]
-    return [html_table(Table("", "", frame, columns), list(positions))]
 
 
 def _hash(script: str) -> str:

@@ -11,7 +11,6 @@ from batchscape.analysis.best import SIGNIFICANCE
 from batchscape.analysis.cells import Cells, plain_texts
 from batchscape.analysis.estimates import FEWEST, LEVEL
 from batchscape.analysis.hardware import was_started
-from batchscape.analysis.report.provenance import trained
 from batchscape.analysis.report.topic import Section
 from batchscape.text import count_text, list_text
 
@@ -26,14 +25,8 @@ _CUT = {
     "gradient_accumulation_steps": "accumulation",
     "global_batch_size": "global batch",
 }
-_SCALED = ("reference_global_batch_size", "learning_rate", "betas", "weight_decay")
-_RULED = {
-    "learning_rate": (("linear", "sqrt"), ("learning_rate", "adamw_learning_rate")),
-    "betas": (("half_life",), ("beta1", "beta2")),
-    "weight_decay": (("timescale",), ("weight_decay",)),
-}
-"""By setting of `scaling`: its rules, and the settings of the optimizer that they change."""
-_RATE_FACTOR = {"linear": "B / {0}", "sqrt": "the square root of B / {0}"}
+_GROUPS = ("model", "data", "optimizer", "schedule", "scaling", "budget", "evaluation", "engine")
+"""Groups of settings that say what was trained."""
 _WHERE = ("hardware", "device_type", "precision", "launch.threads_per_rank")
 _SOFTWARE = {
     "environment.batchscape": "batchscape",
@@ -56,7 +49,6 @@ def methods(cells: Cells, sections: Sequence[Section]) -> dict[str, list[str]]:
     if not launched.empty:
         paragraphs |= {
             "Held fixed": list(_fixed(launched)),
-            "Rescaled": list(_rescaled(cells, launched)),
             "Seeds and intervals": list(_intervals(cells, launched, sections)),
             "Times": list(_times(launched)),
             "Machines and software": list(_machines(launched)),
@@ -71,7 +63,7 @@ def _statuses(runs: pd.DataFrame) -> str:
 
 def _of_sweeps(runs: pd.DataFrame, launched: pd.DataFrame) -> Iterator[str]:
     """List for each sweep the values of what varies anywhere."""
-    varying = [f"{g}.{leaf}" for g, _, vary in trained(launched) if g != "scaling" for leaf in vary]
+    varying = [f"{group}.{leaf}" for group, _, vary in _trained(launched) for leaf in vary]
     labels = {**_CUT, **{name: _words(name) for name in varying}, "seed": "seed"}
     for sweep, sweep_runs in runs.groupby("sweep_name", sort=False):
         started = sweep_runs[sweep_runs.index.isin(launched.index)]
@@ -84,17 +76,16 @@ def _of_sweeps(runs: pd.DataFrame, launched: pd.DataFrame) -> Iterator[str]:
 
 
 def _fixed(launched: pd.DataFrame) -> Iterator[str]:
-    ruled = _ruled(launched)
-    for group, shared, _ in trained(launched):
-        constants = {
-            leaf: value for leaf, value in shared.items() if f"{group}.{leaf}" not in ruled
-        }
-        if group == "scaling" or not constants:
+    for group, constants, _ in _trained(launched):
+        if not constants:
             continue
         values = [f"{_words(leaf)} {value}" for leaf, value in constants.items() if leaf != "name"]
         parts = [constants["name"]] if "name" in constants else []
         parts += [f"({', '.join(values)})" if parts else ", ".join(values)] if values else []
         yield f"{group.capitalize()}: {' '.join(parts)}."
+    if "learning_rate" in launched:
+        rates = _values(launched["learning_rate"])
+        yield f"Learning rates trained with, after the rules of scaling: {rates}."
     if "train_samples" in launched:
         yield f"Samples to train on: {_values(launched['train_samples'])}."
     planned = launched.reindex(columns=["planned_samples", "planned_optimizer_steps"])
@@ -103,50 +94,20 @@ def _fixed(launched: pd.DataFrame) -> Iterator[str]:
         yield f"A run was to see {samples} samples, in {steps} optimizer steps."
 
 
-def _ruled(launched: pd.DataFrame) -> list[str]:
-    """Return the settings of the optimizer that a rule changes in some of the runs."""
-    return [
-        f"optimizer.{leaf}"
-        for setting, (rules, leaves) in _RULED.items()
-        if launched.get(f"scaling.{setting}", pd.Series(dtype=object)).isin(rules).any()
-        for leaf in leaves
-        if f"optimizer.{leaf}" in launched
-    ]
-
-
-def _rescaled(cells: Cells, launched: pd.DataFrame) -> Iterator[str]:
-    """Say by which rules the optimizer's settings follow the global batch."""
-    names = [f"scaling.{name}" for name in _SCALED]
-    rules = launched.reindex(columns=names).astype(object)
-    # What a program does by a rule of its own is not known.
-    of_programs = launched["cell"].map(cells.of_programs()).astype(bool)
-    rules = rules[~(of_programs & rules[names[0]].isna())]
-    texts = pd.DataFrame({name: plain_texts(rules[name]) for name in names})
-    kinds = texts.value_counts(sort=False)
-    for values, count in kinds.items():
-        text = "; ".join(_rules(*map(str, values))) if isinstance(values, tuple) else ""
-        yield f"{text}." if count == len(launched) else f"In {count_text(count, 'run')}: {text}."
-    if ruled := _ruled(launched):
-        parts = [f"{_words(name.partition('.')[2])} {_values(launched[name])}" for name in ruled]
-        yield f"As written, before any rule: {'; '.join(parts)}."
-    if "learning_rate" in launched:
-        yield f"Learning rates trained with: {_values(launched['learning_rate'])}."
-
-
-def _rules(reference: str, rate: str, betas: str, decay: str) -> Iterator[str]:
-    if reference == "null":
-        yield "No setting of the optimizer follows the global batch by a rule"
-        return
-    yield f"The optimizer's settings are written for a global batch of {reference} samples"
-    if rate in _RATE_FACTOR:
-        factor = _RATE_FACTOR[rate].format(reference)
-        yield f"at a global batch of B the learning rate is multiplied by {factor}"
-    elif rate == "none":
-        yield "no rule changes the learning rate"
-    if betas == "half_life":
-        yield f"Adam's betas are raised to the power B / {reference}, so that their half-lives hold"
-    if decay == "timescale":
-        yield "weight decay is such that B / (learning rate x weight decay) is held"
+def _trained(runs: pd.DataFrame) -> Iterator[tuple[str, dict[str, str], list[str]]]:
+    """Yield groups of settings that decide a loss, with the shared values and the varying names."""
+    for group in _GROUPS:
+        constants, vary = {}, []
+        for name in (name for name in map(str, runs) if name.startswith(f"{group}.")):
+            values = plain_texts(runs[name]).unique().tolist()
+            leaf = name.partition(".")[2]
+            if leaf == "manifest_hash":
+                continue
+            if len(values) > 1:
+                vary.append(leaf)
+            elif values not in ([], ["null"]):
+                constants[leaf] = values[0]
+        yield group, dict(sorted(constants.items(), key=lambda item: item[0] != "name")), vary
 
 
 def _intervals(cells: Cells, launched: pd.DataFrame, sections: Sequence[Section]) -> Iterator[str]:

@@ -20,8 +20,16 @@ _FREE_PCT = 5.0
 """Share of the step time that a rank may wait for a core on a machine that counts as free. Ours:
 a launcher and the threads of the exchange cost up to half of it on an idle machine of two cores."""
 
-_NOTICEABLE_PCT = 10.0
-"""Share of the peak above which a part that the micro-batch does not change is noted."""
+_HAPPENED = {
+    LIMITED: "The memory of the device was limited (device.memory_limit_gib); a run near its limit "
+    "may take longer than without",
+    "throttled": "Heat or the hardware's protection held the clock of a device down",
+    "power_capped": "The power limit held the clock of a device down",
+    "allocator_retries": "The allocator had no room left and gave cached memory back: such a run "
+    "is at the end of its memory, and its steps may take longer",
+    "skipped_optimizer_steps": "Updates were left out, as a gradient overflowed in float16",
+}
+"""Sentences on completed runs, by the column that is true or above zero."""
 
 
 def find_notes(cells: Cells, damaged: Mapping[str, str]) -> list[str]:
@@ -29,9 +37,7 @@ def find_notes(cells: Cells, damaged: Mapping[str, str]) -> list[str]:
     return [
         *_excluded(damaged, cells.replaced),
         *_statuses(cells.runs),
-        *_limits(cells.runs),
         *_times(cells.runs),
-        *_memory(cells.runs),
         *_samples(cells.runs),
         *_mixtures(cells.runs),
     ]
@@ -78,17 +84,6 @@ def _statuses(runs: pd.DataFrame) -> Iterator[str]:
         yield "No run has completed, so there is nothing to compare."
 
 
-def _limits(runs: pd.DataFrame) -> Iterator[str]:
-    limits = pd.to_numeric(runs.reindex(columns=[LIMITED])[LIMITED]).dropna()
-    if len(limits):
-        sizes = ", ".join(f"{limit:g}" for limit in sorted(limits.unique()))
-        yield (
-            f"{count_text(len(limits), 'run')} had a device of less memory, emulated by a limit "
-            f"(device.memory_limit_gib {sizes}): losses and memory are those of the hardware "
-            "named, but a run near its limit may take longer than without."
-        )
-
-
 def _times(runs: pd.DataFrame) -> Iterator[str]:
     invalid = runs[runs["status"].eq("completed") & ~runs["timing_valid"]]
     for note, count in invalid["timing_note"].value_counts().items():
@@ -104,77 +99,30 @@ def _times(runs: pd.DataFrame) -> Iterator[str]:
     timed = runs[runs["status"].eq("completed") & runs["timing_valid"]]
     names = ["core_wait_pct", "gap_pct", "data_s", "step_time_s"]
     figures = timed.reindex(columns=names).apply(pd.to_numeric).astype(float)
-    waits = figures["core_wait_pct"].dropna()
-    if (busy := waits[waits > _FREE_PCT]).any():
-        yield (
-            f"The machine was not free: in {len(busy)} of {count_text(len(waits), 'run')} with "
-            f"valid times the training waited for a core during more than {_FREE_PCT:g} % of the "
-            f"step time (at most {busy.max():.0f} %). Their times are too long by about as much."
-        )
-    for column, reason in (
-        ("throttled", "Heat or the hardware's protection"),
-        ("power_capped", "The power limit"),
-    ):
-        if count := timed.reindex(columns=[column])[column].eq(True).sum():
-            yield f"{reason} held the clock of a device down in {count_text(count, 'run')}."
-    shares = (100 * figures["data_s"] / figures["step_time_s"]).dropna()
-    if (starved := shares[shares > _FREE_PCT]).any():
-        yield (
-            f"In {len(starved)} of {count_text(len(shares), 'run')} the training waited for "
-            f"samples during more than {_FREE_PCT:g} % of the step time (at most "
-            f"{starved.max():.0f} %); loader.workers fetches them ahead."
-        )
-    gaps = figures["gap_pct"].dropna()
-    if (long := gaps[gaps > _FREE_PCT]).any():
-        yield (
-            f"In {len(long)} of {count_text(len(gaps), 'run')} more than {_FREE_PCT:g} % of the "
-            f"time on the wall is between optimizer steps (at most {long.max():.0f} %; gap_pct): "
-            "step times, throughput and MFU leave it out, and by the wall throughput and MFU are "
-            "lower by that share."
-        )
-
-
-def _memory(runs: pd.DataFrame) -> Iterator[str]:
-    names = ["workspace_gib", "peak_allocated_gib", "allocator_retries"]
-    figures = runs[runs["status"].eq("completed")].reindex(columns=names)
-    figures = figures.apply(pd.to_numeric).astype(float)
-    share = (100 * figures["workspace_gib"] / figures["peak_allocated_gib"]).dropna()
-    large = share[share > _NOTICEABLE_PCT]
-    if len(large):
-        yield (
-            f"In {len(large)} of {count_text(len(share), 'run')} cuBLAS's own workspace is more "
-            f"than {_NOTICEABLE_PCT:g} % of the peak of allocated memory (at most "
-            f"{large.max():.0f} %, {1024 * figures['workspace_gib'].max():.0f} MiB). It is the "
-            "same for every micro-batch (workspace_gib)."
-        )
-    retried = figures["allocator_retries"].gt(0).sum()
-    if retried:
-        yield (
-            f"In {count_text(retried, 'run')} the allocator had no room left and gave cached "
-            "memory back during the training (allocator_retries): such a run is at the end of its "
-            "memory, and its steps may take longer."
-        )
+    parts = (
+        ("core_wait_pct", "the training waited for a core during", "their times are too long"),
+        ("data_s", "it waited for samples during", "loader.workers fetches them ahead"),
+        ("gap_pct", "optimizer steps leave out", "throughput and MFU by the wall are lower"),
+    )
+    figures["data_s"] *= 100 / figures["step_time_s"]
+    for name, what, so in parts:
+        shares = figures[name].dropna()
+        if (high := shares[shares > _FREE_PCT]).any():
+            yield (
+                f"In {len(high)} of {count_text(len(shares), 'run')} with valid times {what} more "
+                f"than {_FREE_PCT:g} % of the time (at most {high.max():.0f} %; {name}): {so}."
+            )
 
 
 def _samples(runs: pd.DataFrame) -> Iterator[str]:
     completed = runs[runs["status"].eq("completed")]
     if len(completed) and completed.groupby("cell").size().max() == 1:
         yield "Every cell has one completed run, so no spread can be given."
-    if "stop_reason" in completed and (stopped := completed["stop_reason"].eq("target").sum()):
-        yield (
-            f"{count_text(stopped, 'run')} stopped at a target loss, so final losses are those at "
-            "the target, not at the end of the budget."
-        )
     for name, label in (("final_loss", "final loss"), ("final_eval_loss", "final eval loss")):
         n_missing = completed[name].isna().sum() if name in completed else 0
         if n_missing:
             runs_lost = count_text(n_missing, "run")
             yield f"{runs_lost} completed without a finite {label}; figures of it leave them out."
-    for why, count in completed.get("not_invariant", pd.Series(dtype=str)).value_counts().items():
-        yield (
-            f"Not decomposition-invariant ({why}): {count_text(count, 'run')}. Decompositions of "
-            "one global batch may train unlike one another."
-        )
     barred = completed.get("not_invariant", pd.Series(dtype=str)).map(has_no_noise_scale)
     if barred.any():
         yield (
@@ -188,12 +136,9 @@ def _samples(runs: pd.DataFrame) -> Iterator[str]:
             f"In {count_text(n_in_warmup, 'run')} the warm-up lasts as long as the training, or "
             "longer: the peak learning rate was never reached."
         )
-    skipped = pd.to_numeric(completed.get("skipped_optimizer_steps", pd.Series(dtype=float)))
-    if skipped.gt(0).any():
-        yield (
-            f"{skipped.sum():.0f} updates of {count_text(skipped.gt(0).sum(), 'run')} were left "
-            "out: a gradient overflowed in float16."
-        )
+    for name, text in _HAPPENED.items():
+        if count := pd.to_numeric(completed.reindex(columns=[name])[name]).gt(0).sum():
+            yield f"{text}: in {count_text(count, 'run')}."
 
 
 def _mixtures(runs: pd.DataFrame) -> Iterator[str]:
@@ -214,16 +159,3 @@ def _mixtures(runs: pd.DataFrame) -> Iterator[str]:
             "Some cells hold runs with equal settings and seeds but another trajectory_id: "
             "their data or version differ."
         )
-    kernels = completed.reindex(columns=["trajectory_id", "attention_kernel"]).dropna()
-    differ = kernels.groupby("trajectory_id")["attention_kernel"].transform("nunique").gt(1)
-    if differ.any():
-        counts = kernels.loc[differ, "attention_kernel"].value_counts()
-        kernel_counts = [f"{kernel} in {count_text(n, 'run')}" for kernel, n in counts.items()]
-        yield (
-            "Cuts of one training ran on different kernels of attention "
-            f"({', '.join(kernel_counts)}): they round differently."
-        )
-    n_repeated = runs[["run_id", "sweep_dir"]].drop_duplicates()["run_id"].duplicated().sum()
-    if n_repeated:
-        repeated = count_text(n_repeated, "run")
-        yield f"{repeated} of the same identity are in more than one sweep folder."

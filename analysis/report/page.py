@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from batchscape.analysis.cells import Cells, status_counts
 from batchscape.analysis.figures.comparison import MAX_BARS
 from batchscape.analysis.figures.vega import MAX_PANELS
-from batchscape.analysis.report.provenance import questions
 from batchscape.analysis.report.sections import (
     FIRST_CHARTS,
     in_short,
+    questions,
     section_lines,
     sentence_markdown,
 )
-from batchscape.analysis.report.table import Table
 from batchscape.analysis.report.topic import Section
-from batchscape.analysis.report.writers import escape_markdown, to_markdown
+from batchscape.analysis.report.writers import escape_markdown
 from batchscape.text import list_text
 
 
@@ -26,7 +25,7 @@ def page(
     comparison: Section,
     sections: Sequence[Section],
     notes: Sequence[str],
-    provenance: Sequence[Table],
+    methods: Mapping[str, Sequence[str]],
     memory_methods: Sequence[str],
     figures: bool,
 ) -> str:
@@ -59,9 +58,9 @@ def page(
     lines.append("Run by run: [runs.csv](tables/runs.csv).")
     for section in sections:
         lines += section_lines(section, figures=figures)
-    lines.append("## Provenance")
-    for table in provenance:
-        lines += [f"### {table.title}", to_markdown(table)]
+    lines.append("## Methods")
+    for title, sentences in methods.items():
+        lines.append(f"**{title}.** {escape_markdown(' '.join(sentences))}")
     return "\n\n".join(line.strip("\n") for line in lines) + "\n"
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 
 from rich.console import Console
@@ -74,6 +76,21 @@ def _read_list(out: Path) -> set[str]:
 
 def _write_list(out: Path, names: Iterable[str]) -> None:
     write_atomically(out / WRITTEN, "".join(f"{name}\n" for name in sorted(names)).encode())
+
+
+def questions(names: Sequence[str]) -> Iterator[str]:
+    """Quote the questions of prepared studies, which their files begin with, by sweep names."""
+    for name in names:
+        # A hash of fixed settings may follow the name of the study.
+        study = re.sub("-[0-9a-f]{8}$", "", name)
+        if not study.isidentifier():
+            continue
+        file = resources.files("batchscape").joinpath("sweeps", f"{study}.yaml")
+        if not file.is_file():
+            continue
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if "?" in line]
+        if lines and lines[0].startswith("#"):
+            yield lines[0].lstrip("# ").partition("?")[0] + "?"
 
 
 def in_short(sections: Iterable[Section]) -> list[str]:

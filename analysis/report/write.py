@@ -21,7 +21,6 @@ from batchscape.analysis.page.page import html_page
 from batchscape.analysis.report.methods import methods
 from batchscape.analysis.report.notes import find_notes
 from batchscape.analysis.report.page import page
-from batchscape.analysis.report.provenance import provenance
 from batchscape.analysis.report.sections import (
     announce,
     begin_figures,
@@ -173,19 +172,19 @@ def _write(
         all_sections.append(section)
     sections = all_sections[1:]
     notes = find_notes(cells, tables.damaged)
-    origins = provenance(cells.runs)
+    sentences = methods(cells, sections)
     files = [out / "report.md", out / "report.html"]
     files += section_files(all_sections, out, figures=drawing is not None)
     files.append(out / "tables" / "runs.csv")
     announce(out, files)
-    write_sections(all_sections, out, methods=methods(cells, sections), figures=drawing is not None)
+    write_sections(all_sections, out, methods=sentences, figures=drawing is not None)
     write_csv(out / "tables" / "runs.csv", cells.runs)
     text = page(
         cells,
         comparison=overview,
         sections=sections,
         notes=notes,
-        provenance=origins,
+        methods=sentences,
         memory_methods=sorted(tables.ranks["memory_method"].dropna().unique()),
         figures=drawing is not None,
     )
@@ -195,7 +194,7 @@ def _write(
         comparison=overview,
         sections=sections,
         notes=notes,
-        provenance=origins,
+        methods=sentences,
     )
     (out / "report.html").write_text(html, encoding="utf-8")
     if drawing is not None:

@@ -323,7 +323,7 @@ def test_500_runs_of_1000_points(build: Any, tmp_path: Any, browser: Any) -> Non
         ),
         sections=[],
         notes=[],
-        provenance=[],
+        methods={},
     )
     path = tmp_path / "report.html"
     path.write_text(html, encoding="utf-8")

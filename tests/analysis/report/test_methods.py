@@ -3,14 +3,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
-
 from batchscape.analysis import find_cells, load
 from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.report.methods import methods
 from batchscape.analysis.report.topic import Section
-from batchscape.record.files import read_json, write_json
-from batchscape.record.folder import RunFolder
 
 NAN = float("nan")
 
@@ -41,11 +37,11 @@ def test_what_varied_and_what_was_fixed_are_told_apart_by_sweep(build: Any) -> N
     )
     assert "Model: gpt (n layers 2, n heads 4, d model 128" in text["Held fixed"]
     assert "Data: stdlib (held out pct 5, sequence length 64" in text["Held fixed"]
-    assert "learning rate" not in text["Held fixed"]
+    assert "learning rate 0" not in text["Held fixed"]
     # 40 optimizer steps of 32 and of 8 samples.
     assert "A run was to see 320, 1280 samples, in 40 optimizer steps." in text["Held fixed"]
     assert "Samples to train on: 10000." in text["Held fixed"]
-    assert text["Rescaled"].startswith("No setting of the optimizer follows the global batch by a")
+    assert "Scaling: learning rate none" in text["Held fixed"]
     assert "Completed runs of a cell: 2, 3." in text["Seeds and intervals"]
     assert "runs of equal seed are paired" in text["Seeds and intervals"]
     # What two launchers did at the same time is in no setting of theirs.
@@ -62,87 +58,14 @@ def test_a_setting_that_some_runs_lack_is_not_held_fixed(build: Any) -> None:
     assert "beta1" not in text["Held fixed"]
 
 
-@pytest.mark.parametrize(
-    ("rules", "expected"),
-    [
-        ({"learning_rate": "sqrt"}, "the learning rate is multiplied by the square root of B / 16"),
-        ({"learning_rate": "linear"}, "the learning rate is multiplied by B / 16"),
-        ({"betas": "half_life"}, "Adam's betas are raised to the power B / 16"),
-        ({"weight_decay": "timescale"}, "B / (learning rate x weight decay) is held"),
-    ],
-)
-def test_the_rules_are_those_of_the_runs(build: Any, rules: dict[str, str], expected: str) -> None:
+def test_rules_of_scaling_stand_beside_the_settings_as_they_are_written(build: Any) -> None:
     sweep = build()
-    sweep.run(scaling={"reference_global_batch_size": 16, **rules})
-    text = said([sweep])["Rescaled"]
-    assert "written for a global batch of 16 samples" in text
-    assert expected in text
-    assert ("no rule changes the learning rate" in text) == ("learning_rate" not in rules)
-
-
-def test_what_a_rule_changes_is_not_held_fixed(build: Any) -> None:
-    sweep = build()
-    rules = {"learning_rate": "linear", "betas": "half_life", "weight_decay": "timescale"}
     for micro in (8, 32):
-        sweep.run((1, micro, 1), scaling={"reference_global_batch_size": 16, **rules})
-    text = said([sweep])
-    for name in ("learning rate", "beta1", "beta2", "weight decay"):
-        assert name not in text["Held fixed"]
-    assert "Optimizer: adamw (" in text["Held fixed"]
-    assert "As written, before any rule: learning rate 0.001; beta1 0.9; " in text["Rescaled"]
-
-
-@pytest.mark.parametrize("muon_rule", ["none", "sqrt"])
-def test_a_rule_changes_each_rate_of_muon_and_no_other_setting(build: Any, muon_rule: str) -> None:
-    sweep = build()
-    rules = {"learning_rate": muon_rule, "weight_decay": "timescale"}
-    muon = {"name": "muon", "learning_rate": 0.02}
-    sweep.run(optimizer=muon, scaling={"reference_global_batch_size": 16, **rules})
-    text = said([sweep])
-    assert "momentum 0.95" in text["Held fixed"]
-    assert "beta1" in text["Held fixed"]
-    assert "weight decay" not in text["Held fixed"]
-    for name in ("learning rate 0.02", "adamw learning rate"):
-        assert (name in text["Held fixed"]) == (muon_rule == "none")
-
-
-def test_runs_of_programs_that_were_told_no_rule_are_not_said_to_follow_none(build: Any) -> None:
-    sweep = build()
-    sweep.run(seed=0)
-    as_program(sweep.run(seed=1), rule=None)
-    assert "In 1 run: No setting of the optimizer follows" in said([sweep])["Rescaled"]
-
-    alone = build("alone")
-    as_program(alone.run(seed=0), rule=None)
-    assert "Rescaled" not in said([alone])
-    as_program(alone.run(seed=1), rule="linear")
-    text = said([alone])["Rescaled"]
-    assert text.startswith("In 1 run: The optimizer's settings are written for a global batch of 8")
-    # What it was not told of is not said to follow no rule either.
-    assert "betas" not in text
-
-
-def as_program(folder: RunFolder, rule: str | None) -> None:
-    """Turn a run into one of a program which was told a rule for the learning rate, or nothing."""
-    config = read_json(folder.config)
-    config["config"]["engine"] = {"name": "command", "argv": ["train"]}
-    untold = ["optimizer.learning_rate", "scaling.learning_rate"]
-    untold.append("scaling.reference_global_batch_size")
-    rules = {"reference_global_batch_size": 8, "learning_rate": rule}
-    config["config"]["scaling"] |= rules if rule else {}
-    untold = [] if rule else untold
-    config["resolved"]["not_passed"] = [*untold, "scaling.betas", "scaling.weight_decay"]
-    write_json(folder.config, config)
-
-
-def test_rules_that_differ_are_counted(build: Any) -> None:
-    sweep = build()
-    sweep.run(seed=0)
-    for seed in (0, 1):
-        sweep.run(seed=seed, scaling={"reference_global_batch_size": 16, "learning_rate": "linear"})
-    text = said([sweep])["Rescaled"]
-    assert "In 1 run: No setting" in text
-    assert "In 2 runs: The optimizer's settings are written for a global batch of 16" in text
+        rules = {"reference_global_batch_size": 16, "learning_rate": "linear"}
+        sweep.run((1, micro, 1), scaling=rules)
+    text = said([sweep])["Held fixed"]
+    assert "Optimizer: adamw (" in text
+    assert "Scaling: reference global batch size 16, learning rate linear" in text
 
 
 def test_times_machines_and_what_was_left_out(build: Any) -> None:

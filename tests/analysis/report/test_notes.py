@@ -31,8 +31,8 @@ def test_a_busy_machine(build: Any) -> None:
     for seed, share in enumerate((0.04, 0.06, 0.08, 0.3)):
         sweep.run(seed=seed, core_wait=share)
     sweep.run((4, 8, 1), core_wait=0.9)
-    assert "in 2 of 3 runs with valid times" in notes_of(sweep)
-    assert "(at most 8 %)" in notes_of(sweep)
+    assert "In 2 of 3 runs with valid times the training waited for a core" in notes_of(sweep)
+    assert "(at most 8 %; core_wait_pct)" in notes_of(sweep)
     excluded = "Times and throughput of 1 run are left out (other work took the core for more than"
     assert excluded in notes_of(sweep)
 
@@ -62,10 +62,8 @@ def test_targets_labels_and_missing_losses(build: Any) -> None:
     unevaluated = sweep.run(seed=2, evaluated=False)
     assert unevaluated.parquet("evals").exists()
     notes = notes_of(sweep)
-    assert "1 run stopped at a target loss" in notes
     assert "1 run completed without a finite final loss; " in notes
     assert "1 run completed without a finite final eval loss; " in notes
-    assert "Not decomposition-invariant (dropout 0.1): 1 run." in notes
 
 
 def test_a_warmup_that_outlasts_the_training_is_noted(build: Any) -> None:
@@ -112,28 +110,13 @@ def test_time_between_steps_is_told_where_it_is_much(build: Any) -> None:
         sweep.run(seed=seed)
         noted(sweep, gap_pct=share)
     notes = notes_of(sweep)
-    assert "In 2 of 4 runs more than 5 % of the time on the wall is between" in notes
+    assert "In 2 of 4 runs with valid times optimizer steps leave out more than 5 %" in notes
     assert "(at most 23 %; gap_pct)" in notes
 
 
-def test_memory_that_says_little_of_the_micro_batch_is_told(build: Any) -> None:
+def test_what_happened_to_runs_is_counted(build: Any) -> None:
     sweep = build()
-    for seed, (workspace, retries) in enumerate(((0.001, 0), (0.5, 0), (0.25, 3))):
+    for seed, retries in enumerate((0, 0, 3)):
         sweep.run(seed=seed)
-        noted(sweep, workspace_gib=workspace, peak_allocated_gib=1.0, allocator_retries=retries)
-    notes = notes_of(sweep)
-    assert "In 2 of 3 runs cuBLAS's own workspace is more than 10 % of the peak" in notes
-    assert "(at most 50 %, 512 MiB)" in notes
-    assert "In 1 run the allocator had no room left" in notes
-
-
-def test_different_kernels_of_attention_are_told(build: Any) -> None:
-    sweep = build()
-    for seed, kernel in enumerate(("flash", "math")):
-        sweep.run((1, 32, 1), seed=seed)
-        noted(sweep, attention_kernel=kernel)
-    assert "kernels" not in notes_of(sweep), "of two trainings"
-    sweep.run((1, 8, 4), seed=0)
-    noted(sweep, attention_kernel="efficient")
-    sentence = "different kernels of attention (flash in 1 run, efficient in 1 run)"
-    assert sentence in notes_of(sweep)
+        noted(sweep, allocator_retries=retries)
+    assert "its steps may take longer: in 1 run." in notes_of(sweep)

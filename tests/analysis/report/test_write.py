@@ -18,7 +18,6 @@ from rich.console import Console
 from batchscape.analysis import Report, compare, find_cells, load, write_report
 from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.report.notes import find_notes
-from batchscape.analysis.report.provenance import provenance
 from batchscape.analysis.report.sections import in_short, sentence_markdown
 from batchscape.analysis.report.table import Table
 from batchscape.analysis.report.tables import comparison_table
@@ -274,18 +273,6 @@ def test_mfu_names_its_peak(build: Any) -> None:
     notes = " ".join(table.notes)
     assert "0.5 (Some datasheet)" in notes
     assert "padding counted like any other token" in notes
-
-
-def test_the_provenance_says_what_was_trained(build: Any) -> None:
-    sweep = build()
-    sweep.run(optimizer__learning_rate=0.001)
-    sweep.run(optimizer__learning_rate=0.002)
-    settings = provenance(find_cells(load(sweep.path).runs).runs)[0].frame
-    texts = dict(settings.itertuples(index=False, name=None))
-    assert texts["model"].startswith("name=gpt, ")
-    assert "d_model=128" in texts["model"]
-    assert "beta1=0.9" in texts["optimizer"]
-    assert texts["optimizer"].endswith("varies: learning_rate")
 
 
 def test_cells_that_are_not_invariant_have_a_footnote(build: Any) -> None:

@@ -27,6 +27,7 @@ _CUT = {
 }
 _GROUPS = ("model", "data", "optimizer", "schedule", "scaling", "budget", "evaluation", "engine")
 """Groups of settings that say what was trained."""
+_REFERENCE = "scaling.reference_global_batch_size"
 _WHERE = ("hardware", "device_type", "precision", "launch.threads_per_rank")
 _SOFTWARE = {
     "environment.batchscape": "batchscape",
@@ -83,6 +84,8 @@ def _fixed(launched: pd.DataFrame) -> Iterator[str]:
         parts = [constants["name"]] if "name" in constants else []
         parts += [f"({', '.join(values)})" if parts else ", ".join(values)] if values else []
         yield f"{group.capitalize()}: {' '.join(parts)}."
+    if launched.reindex(columns=[_REFERENCE])[_REFERENCE].notna().any():
+        yield "What a rule of scaling changes is given as written, before the rule."
     if "learning_rate" in launched:
         rates = _values(launched["learning_rate"])
         yield f"Learning rates trained with, after the rules of scaling: {rates}."

@@ -123,6 +123,16 @@ def _samples(runs: pd.DataFrame) -> Iterator[str]:
         if n_missing:
             runs_lost = count_text(n_missing, "run")
             yield f"{runs_lost} completed without a finite {label}; figures of it leave them out."
+    if "stop_reason" in completed and (stopped := completed["stop_reason"].eq("target").sum()):
+        yield (
+            f"{count_text(stopped, 'run')} stopped at a target loss, so final losses are those at "
+            "the target, not at the end of the budget."
+        )
+    for why, count in completed.get("not_invariant", pd.Series(dtype=str)).value_counts().items():
+        yield (
+            f"Not decomposition-invariant ({why}): {count_text(count, 'run')}. Decompositions of "
+            "one global batch may train unlike one another."
+        )
     barred = completed.get("not_invariant", pd.Series(dtype=str)).map(has_no_noise_scale)
     if barred.any():
         yield (

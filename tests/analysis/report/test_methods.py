@@ -65,6 +65,7 @@ def test_rules_of_scaling_stand_beside_the_settings_as_they_are_written(build: A
         sweep.run((1, micro, 1), scaling=rules)
     text = said([sweep])["Held fixed"]
     assert "Optimizer: adamw (" in text
+    assert "is given as written, before the rule" in text
     assert "Scaling: reference global batch size 16, learning rate linear" in text
 
 

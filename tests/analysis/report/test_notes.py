@@ -62,6 +62,8 @@ def test_targets_labels_and_missing_losses(build: Any) -> None:
     unevaluated = sweep.run(seed=2, evaluated=False)
     assert unevaluated.parquet("evals").exists()
     notes = notes_of(sweep)
+    assert "1 run stopped at a target loss" in notes
+    assert "Not decomposition-invariant (dropout 0.1): 1 run." in notes
     assert "1 run completed without a finite final loss; " in notes
     assert "1 run completed without a finite final eval loss; " in notes
 

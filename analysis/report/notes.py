@@ -169,3 +169,7 @@ def _mixtures(runs: pd.DataFrame) -> Iterator[str]:
             "Some cells hold runs with equal settings and seeds but another trajectory_id: "
             "their data or version differ."
         )
+    n_repeated = runs[["run_id", "sweep_dir"]].drop_duplicates()["run_id"].duplicated().sum()
+    if n_repeated:
+        repeated = count_text(n_repeated, "run")
+        yield f"{repeated} of the same identity are in more than one sweep folder."

@@ -251,16 +251,13 @@ def slurm(outputs: Path) -> list[Finding]:
     if not scheduler.is_available():
         return []
     try:
-        partitions = [partition for partition in scheduler.partitions() if partition.is_up]
+        scheduler.jobs(["1"])
     except SchedulerError as error:
         repair = (
             "try `scontrol ping`; from another machine SLURM_CONF and munge must be the cluster's"
         )
         return [Finding("Slurm", "broken", str(error), repair)]
-    names = ", ".join(f"{partition.name}{'*' * partition.is_default}" for partition in partitions)
-    findings = [Finding("Slurm", "ok", f"partitions: {names}")]
-    if not names:
-        findings = [Finding("Slurm", "broken", "no partition is up", "ask who runs it; sinfo -R")]
+    findings = [Finding("Slurm", "ok", "it answers; sinfo lists its partitions")]
     place = _nearest_existing(outputs)
     if is_of_this_machine(place):
         detail = f"{place} is on a disk of this machine"

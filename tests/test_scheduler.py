@@ -1,8 +1,9 @@
 """What is read from a scheduler's answers, by commands that repeat what real ones were seen to say.
 
 `recorded_slurm/22.05.8.json` holds the answers of Slurm 22.05.8 with accounting (slurmdbd) and
-memory cgroups, in the fields that are asked for, about jobs that ended as their names say: once while the controller knew them, and
-once when it had forgotten them (`MinJobAge`). Names of states that no recording has are those of
+memory cgroups, in the fields that are asked for, about jobs that ended as their names say: once
+while the controller knew them, and once when it had forgotten them (`MinJobAge`). Names of states
+that no recording has are those of
 https://slurm.schedmd.com/squeue.html#SECTION_JOB-STATE-CODES and
 https://slurm.schedmd.com/sacct.html#SECTION_JOB-STATE-CODES.
 """

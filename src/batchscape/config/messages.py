@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import is_dataclass
-from fractions import Fraction
 from typing import get_args, get_type_hints
 
 from pydantic import ValidationError
@@ -15,25 +14,6 @@ from batchscape.text import near_names, suggest
 
 _LONGEST_VALUE = 200
 _LONGEST_RULE = 2000
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d{1,2})?)\s*([A-Za-z]*)")
-_THOUSANDS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
-_UNITS: dict[str, dict[str, Fraction | int]] = {
-    "_s": {"": 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400},
-    "_gib": {"": 1, "G": 1, "GiB": 1, "GB": Fraction(10**9, 2**30), "MiB": Fraction(1, 1024)},
-    "_mb": {"": 1, "M": 1, "MB": 1},
-}
-"""Units that people write, in that of a setting, by the end of its name; else thousands."""
-_ALSO = {
-    "bf16": "bfloat16",
-    "fp32": "float32",
-    "f32": "float32",
-    "fp16": "float16",
-    "half": "float16",
-    "fp64": "float64",
-    "double": "float64",
-    "gpu": "cuda",
-}
-"""Our words for those of other programs."""
 _UNKNOWN = {"unexpected_keyword_argument", "extra_forbidden"}
 
 
@@ -63,34 +43,19 @@ def explain(error: ValidationError, root: type, groups: Sequence[str] = ()) -> s
         elif problem["type"] != "value_error":
             rule = message.replace("Input should be", "must be")
             message = f"{rule}, got {_cut(repr(problem['input']), _LONGEST_VALUE)}"
-            message += _correction(keys[-1] if keys else "", problem)
+            message += _correction(problem)
         message = _cut(message, _LONGEST_RULE)
         lines.append(f"  {'.'.join(keys)}: {message}" if keys else f"  {message}")
     return "\n".join(lines)
 
 
-def _correction(key: str, problem: ErrorDetails) -> str:
-    """Say how to write the value that was meant; empty where that is not known."""
-    value, kind = problem["input"], problem["type"]
-    if kind == "literal_error":
-        allowed = re.findall(r"'([^']+)'", problem["ctx"]["expected"])
-        meant = [_ALSO[str(value).lower()]] if str(value).lower() in _ALSO else []
-        meant = [word for word in meant if word in allowed]
-        close = meant or near_names(str(value).lower(), allowed)
-        return f"; write {close[0]}" if close else ""
-    if kind not in {"int_type", "int_from_float", "float_type"} or isinstance(value, bool):
+def _correction(problem: ErrorDetails) -> str:
+    """Say which of the allowed words may be meant; empty where none is near."""
+    if problem["type"] != "literal_error":
         return ""
-    quantity = _QUANTITY.fullmatch(str(value))
-    if quantity is None:
-        return ""
-    unit = quantity[2]
-    sizes = next((sizes for end, sizes in _UNITS.items() if key.endswith(end)), _THOUSANDS)
-    if unit not in sizes:
-        return ""
-    number = Fraction(quantity[1]) * sizes[unit]
-    if number.denominator == 1:
-        return f"; write {number.numerator}"
-    return f"; write {float(number):g}" if kind == "float_type" else ""
+    allowed = re.findall(r"'([^']+)'", problem["ctx"]["expected"])
+    near = near_names(str(problem["input"]).lower(), allowed)
+    return f"; write {near[0]}" if near else ""
 
 
 def _locate(location: Sequence[int | str], root: type) -> tuple[list[str], type | None]:

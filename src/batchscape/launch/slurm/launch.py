@@ -200,7 +200,7 @@ def _submit(path: Path) -> str:
     try:
         return submit(path)
     except SchedulerError as error:
-        msg = f"no job could be submitted: {error}; `sinfo` lists partitions and nodes\nScript: {path}"
+        msg = f"no job could be submitted: {error}; `sinfo` lists what there is\nScript: {path}"
         raise LaunchError(msg) from None
 
 

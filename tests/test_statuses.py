@@ -211,11 +211,10 @@ def test_status_of_a_sweep_that_runs_is_interrupted_and_ends(
     assert sorted(run["status"] for run in answer["runs"]) == ["pending", "running"]
     (run,) = running
     assert run["launcher"] == f"process {launcher.pid} on {platform.node()}"
-    assert re.fullmatch(r"\w+ (of|after) optimizer step \d+", run["doing"]), run["doing"]
     # Two samples of each rank's half sleep 0.05 s each: 0.4 s a step at least, of 100 steps.
     assert run["left_s"] > 0.39 * (100 - run["optimizer_step"])
     # Asked again, it has gone on.
-    assert re.search(r" \d+/100 .* ago +1 +\w+ (of|after) optimizer step \d+", text)
+    assert re.search(r" \d+/100 .* ago +1", text)
 
     launcher.send_signal(signal.SIGINT)
     launcher.wait()
@@ -225,7 +224,7 @@ def test_status_of_a_sweep_that_runs_is_interrupted_and_ends(
     (run,) = (run for run in answer["runs"] if run["status"] == "interrupted")
     assert run["checkpoint_step"] == run["optimizer_step"] >= 8
     assert f"goes on from step {run['checkpoint_step']}" in text
-    assert (run["doing"], run["left_s"], run["launcher"]) == (None, None, None)
+    assert (run["left_s"], run["launcher"]) == (None, None)
 
     monkeypatch.syspath_prepend(CHAOS)
     assert main(command) == 0, capsys.readouterr()

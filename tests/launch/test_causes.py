@@ -165,7 +165,6 @@ def test_a_rank_that_sleeps_within_a_step_hangs_and_a_crash_ends_its_group(swept
     assert reason.startswith("rank 1 hangs in forward of optimizer step 5: no heartbeat for ")
     assert " s (3 x step time " in reason
     assert "at least hang_s = 3 s)" in reason
-    assert reason.endswith("; the others wait in backward of optimizer step 5")
     first, second = swept.log("sleeps-d2").split("batchscape: stack of rank ")[1:]
     assert first.startswith("0, which is in backward of optimizer step 5")
     assert "backward" in first.partition("\n")[2]

@@ -75,8 +75,7 @@ def test_within_steps_the_limit_scales_with_the_step_time(tmp_path, step_s, limi
     assert hang.rank == 1
     assert hang.reason == (
         f"rank 1 hangs in forward of optimizer step 9: no heartbeat for {limit_s} s "
-        f"(4 x step time {step_s} s, at least hang_s = 10 s); "
-        "the others wait in backward of optimizer step 9"
+        f"(4 x step time {step_s} s, at least hang_s = 10 s)"
     )
 
 
@@ -189,7 +188,7 @@ def test_a_run_that_hangs_is_ended_with_its_stacks(tmp_path, monkeypatch):
     assert (status.cause, status.rank, status.phase) == (Cause.HANG, 1, "start")
     assert status.reason == (
         "rank 1 hangs in start before the first optimizer step: no heartbeat for 2.4 s "
-        "(6 x hang_s = 2.4 s); the others wait in evaluation before the first optimizer step"
+        "(6 x hang_s = 2.4 s)"
     )
     assert status.attempts[-1].cause == "hang"
     log = sweep.run("deaf-d2").log.read_text()

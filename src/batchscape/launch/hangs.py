@@ -177,9 +177,7 @@ class HangWatch:
             return Hang(f"a rank hangs: {silence}; those of the first node are in {places}", None)
         slowest = min(beat.pace for beat in self._beats)
         behind = [rank for rank, beat in enumerate(self._beats) if beat.pace == slowest]
-        where = str(self._beats[behind[0]])
-        ahead = sorted({str(b) for b in self._beats if b.pace != slowest})
-        waiting = f"; the others wait in {', '.join(ahead)}" if ahead else ""
-        if len(behind) == 1:
-            return Hang(f"rank {behind[0]} hangs in {where}: {silence}{waiting}", behind[0])
-        return Hang(f"ranks {list_text(behind, 'and')} hang in {where}: {silence}{waiting}", None)
+        # The others wait for a rank that is behind.
+        rank = behind[0] if len(behind) == 1 else None
+        who = f"ranks {list_text(behind, 'and')} hang" if rank is None else f"rank {rank} hangs"
+        return Hang(f"{who} in {self._beats[behind[0]]}: {silence}", rank)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
@@ -14,10 +16,9 @@ from rich.console import Console
 from batchscape.config import Command, NoTracker, Transformers
 from batchscape.errors import BatchscapeError, DiskError, LaunchError
 from batchscape.launch.active import ActiveRun
-from batchscape.launch.attempts import OTHER_LAUNCHER, Attempts, scratch_folder
+from batchscape.launch.attempts import OTHER_LAUNCHER, Attempts
 from batchscape.launch.child import COMMAND_WORKER, WORKER
 from batchscape.launch.devices import Lease, Presence
-from batchscape.launch.ending import remove_dead_writes
 from batchscape.launch.failures import Failures
 from batchscape.launch.forked import ServerError, ServerKilledError, open_processes
 from batchscape.launch.interrupts import Interrupts
@@ -170,7 +171,6 @@ class Launcher:
         self._failures = Failures(self._sweep, config.launcher.max_failures)
         check_usable(self._sweep)
         with sweep_lock(self._sweep), ExitStack() as stack:
-            remove_dead_writes(self._sweep)
             self._remaining = RemainingRuns(
                 self._specs, self._sweep, statuses_to_retry(config.launcher.retry)
             )
@@ -216,7 +216,9 @@ class Launcher:
             self._claims = ClaimedRuns(self._sweep, self._remaining, waits=not self._is_part)
             stack.callback(self._claims.release_all)
             stack.callback(processes.close)
-            scratch = stack.enter_context(scratch_folder())
+            # Ranks share files there while they run.
+            folder = TemporaryDirectory(prefix="batchscape-scratch-", ignore_cleanup_errors=True)
+            scratch = Path(stack.enter_context(folder))
             if self._entry == WORKER:
                 self._predictions, trouble = predict(
                     self._remaining.specs,

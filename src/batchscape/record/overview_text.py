@@ -110,9 +110,9 @@ def _lines_left_out(count: int) -> list[Padding]:
 
 
 def _running_table(runs: list[RunProgress]) -> Table:
-    table = Table("run_id", "step", "loss", "left", "last row", "attempt", "doing", box=None)
+    table = Table("run_id", "step", "loss", "left", "last row", "attempt", box=None)
     table.columns[0].overflow = "fold"
-    for column in table.columns[1:-1]:
+    for column in table.columns[1:]:
         column.no_wrap = True
     for run in runs:
         table.add_row(
@@ -122,7 +122,6 @@ def _running_table(runs: list[RunProgress]) -> Table:
             "" if run.left_s is None else duration_text(round(run.left_s)),
             "" if run.age_s is None else f"{duration_text(round(run.age_s))} ago",
             str(run.attempts),
-            run.doing or "",
         )
     return table
 

@@ -12,13 +12,10 @@ from batchscape.errors import RecordError
 from batchscape.record.disk import read_each
 from batchscape.record.files import last_row, read_json
 from batchscape.record.folder import RunFolder, SweepFolder, no_runs
-from batchscape.record.heartbeat import Heartbeat, beats_path
 from batchscape.record.instants import file_age_s
 from batchscape.record.state import UNREADABLE, Next, RunState, read_state
 from batchscape.record.status import Status
 from batchscape.record.timing import why_untimed
-
-_TRIED_AGAIN = "waits for its next attempt"
 
 
 @dataclass(frozen=True)
@@ -53,8 +50,6 @@ class RunProgress:
     """Remaining time of a running run, see `remaining_s`."""
     launcher: str | None = None
     """Process id and machine of the launcher of a running run."""
-    doing: str | None = None
-    """What the slowest rank of a running run does now."""
     untimed: str | None = None
     """Why the times of a completed run do not count."""
     command: str | None = None
@@ -116,29 +111,10 @@ def _progress(state: RunState) -> RunProgress:
         checkpoint_step=None if record.seal else folder.checkpoint_step,
         left_s=remaining_s(row, steps) if is_running else None,
         launcher=state.holder if is_running else None,
-        doing=_doing(state) if is_running else None,
         untimed=why_untimed(launch, record.summary) if is_completed else None,
         command=launch.get("command") if is_completed else None,
         next=state.next_step(),
     )
-
-
-def _doing(state: RunState) -> str | None:
-    """Return what the slowest rank does, by the heartbeats shared with the launcher."""
-    if state.is_between_attempts:
-        return _TRIED_AGAIN
-    try:
-        place = str(read_json(state.folder.launch)["rendezvous"])
-        paths = [beats_path(place, rank) for rank in range(state.processes)]
-        # In a run over nodes only the ranks on this node share theirs.
-        hearts = [Heartbeat(path) for path in paths if path.exists()]
-    except (RecordError, OSError, KeyError, ValueError):
-        return None
-    beats = [heart.read() for heart in hearts]
-    for heart in hearts:
-        heart.close()
-    have_begun = beats and all(beat.beats for beat in beats)
-    return str(min(beats, key=lambda beat: beat.pace)) if have_begun else None
 
 
 def remaining_s(row: Mapping[str, Any], optimizer_steps: int | None) -> float | None:

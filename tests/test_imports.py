@@ -208,7 +208,7 @@ def test_what_the_analysis_offers_is_imported_when_it_is_asked_for() -> None:
 
 def test_only_who_mirrors_names_wandb() -> None:
     knowing = {path.stem for part in PARTS for path in files(part) if "wandb" in imported(path)}
-    assert knowing == {"worker", "run", "report", "workspace", "doctor"}
+    assert knowing == {"worker", "run", "report", "workspace"}
 
 
 @pytest.mark.slow

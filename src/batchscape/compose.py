@@ -10,7 +10,6 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from pathlib import Path
 from typing import get_args, get_origin
 
 import hydra
@@ -200,20 +199,13 @@ def _message(error: Exception) -> str:
 def _missing_option(file: str, options: Sequence[str]) -> str:
     """Say which option of a group may be meant, and how an option of the user's own is found."""
     group, _, name = file.rpartition("/")
-    if name.endswith(".yaml"):
-        group, name = group.partition("/")[0], name.removesuffix(".yaml")
-        problem = f"{group} takes the name of an option, without folder and ending: {group}={name}"
-    else:
-        # An option that begins with the name, else one that is spelled nearly so.
-        near = [option for option in options if name and option.startswith(name)]
-        hint = did_you_mean(near or near_names(name, options))
-        problem = f"{group} has no option {name}{hint} Options: {', '.join(options)}"
-    file = f"{group}/{name}.yaml"
-    folders = [place for place in (Path(), *sorted(Path().glob("*/"))) if (place / file).is_file()]
-    if folders:
-        folder = shlex.quote(str(folders[0]))
-        return f"{problem}\nThere is {folders[0] / file}: add --config-dir {folder}"
-    return f"{problem}\nOne of your own is found with --config-dir DIR, as DIR/{file}"
+    # An option that begins with the name, else one that is spelled nearly so.
+    near = [option for option in options if name and option.startswith(name)]
+    hint = did_you_mean(near or near_names(name, options))
+    return (
+        f"{group} has no option {name}{hint} Options: {', '.join(options)}\n"
+        f"One of your own is found with --config-dir DIR, as DIR/{group}/{name}.yaml"
+    )
 
 
 def _unknown_key(key: str, present_keys: list[str]) -> str:

@@ -1,7 +1,7 @@
 """`batchscape doctor`: why a run does not start on this machine, and how to repair that.
 
-Questions that need torch or wandb are answered by a process of their own, as those may crash or
-hang: `python -m batchscape.doctor QUESTION` prints its answer as one JSON object on the last line.
+Questions that need torch are answered by a process of their own, as it may crash or hang:
+`python -m batchscape.doctor QUESTION` prints its answer as one JSON object on the last line.
 """
 
 from __future__ import annotations
@@ -41,10 +41,6 @@ from batchscape.system import GIB
 _LEAST_MEMORY_GIB = 2.0
 """Two small ranks beside a fork server: about 0.4 GiB each with torch imported."""
 _LEAST_DISK_GIB = 0.5
-_SHARED = Path("/dev/shm")  # noqa: S108  (where Linux has it, not a file of ours)
-_LEAST_SHARED_GIB = 1.0
-"""NVIDIA's advice for containers; Docker gives 64 MiB. Source: "Shared memory" in the
-troubleshooting of the NCCL user guide."""
 _ANSWER_S = 60.0
 _TORCH_INSTALL = "install torch for this driver: https://pytorch.org/get-started/locally"
 Status = Literal["ok", "missing", "broken", "not needed"]
@@ -75,12 +71,10 @@ def examine(outputs: Path) -> list[Finding]:
     machine = Machine.detect()
     probes: dict[str, Callable[[], list[Finding]]] = {
         "processor": partial(processor, machine),
-        "shared memory": shared_memory,
         "disk": partial(disk, outputs),
         "driver": partial(driver, machine),
         "torch": partial(torch_and_devices, machine),
         "gloo": gloo,
-        "W&B": tracker,
         "Slurm": partial(slurm, outputs),
     }
     with ThreadPoolExecutor(len(probes)) as pool:
@@ -137,22 +131,6 @@ def processor(machine: Machine) -> list[Finding]:
         return [cpu, Finding("memory", "ok", detail, needed=True)]
     repair = f"free {_LEAST_MEMORY_GIB:g} GiB: two ranks and their server need that"
     return [cpu, Finding("memory", "broken", detail, repair, needed=True)]
-
-
-def shared_memory() -> list[Finding]:
-    """Examine the memory by which loader workers pass samples, and NCCL without peer access."""
-    what = "shared memory"
-    if not _SHARED.is_dir():
-        return [Finding(what, "not needed", f"no {_SHARED} on this system")]
-    usage = shutil.disk_usage(_SHARED)
-    detail = f"{usage.total / GIB:.2f} GiB, {usage.free / GIB:.2f} free, {_SHARED}"
-    if usage.free / GIB >= _LEAST_SHARED_GIB:
-        return [Finding(what, "ok", detail)]
-    repair = (
-        "docker run --shm-size=8g (or --ipc=host), or room there; loader.workers=0 and a single "
-        "device do without"
-    )
-    return [Finding(what, "broken", f"{detail}: little for loader workers and NCCL", repair)]
 
 
 def disk(outputs: Path) -> list[Finding]:
@@ -232,20 +210,6 @@ def gloo() -> list[Finding]:
     return [Finding("gloo", "ok", detail, needed=True)]
 
 
-def tracker() -> list[Finding]:
-    """Ask W&B whether it has a key, which decides whether runs are uploaded."""
-    try:
-        answer = ask("wandb")
-    except RuntimeError as error:
-        repair = "pip install wandb, or use tracker=none"
-        return [Finding("W&B", "broken", str(error), repair, needed=True)]
-    if answer["has_key"]:
-        detail = f"{answer['version']}, key for {answer['url']}: tracker.mode=auto is online"
-        return [Finding("W&B", "ok", detail, needed=True)]
-    detail = f"{answer['version']}, no key: runs are kept until `batchscape sync`"
-    return [Finding("W&B", "ok", detail, "wandb login", needed=True)]
-
-
 def slurm(outputs: Path) -> list[Finding]:
     """Examine the scheduler and the folder of sweeps; nothing where there is no Slurm."""
     if not scheduler.is_available():
@@ -279,7 +243,6 @@ def ask(question: str) -> dict[str, Any]:
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        env={**os.environ, "WANDB_SILENT": "true"},
         start_new_session=True,
     ) as process:
         try:
@@ -361,19 +324,7 @@ def _gloo_group() -> dict[str, Any]:
     return {"seconds": time.monotonic() - started}
 
 
-def _wandb_key() -> dict[str, Any]:
-    """Return whether W&B has a key (not the key), and where it would go."""
-    import wandb
-
-    try:
-        has_key = bool(wandb.login(verify=False))
-    except wandb.Error:
-        has_key = False
-    url = wandb.setup().settings.base_url
-    return {"version": wandb.__version__, "has_key": has_key, "url": url}
-
-
-QUESTIONS = {"torch": _torch_build, "gloo": _gloo_group, "wandb": _wandb_key}
+QUESTIONS = {"torch": _torch_build, "gloo": _gloo_group}
 """Questions by name."""
 
 

@@ -231,7 +231,6 @@ def _steps(
         skipped=False,
         small_batch_size=np.where(sampled & accumulated, float(cell.cut[1]), np.nan),
         small_gradient_square=np.where(sampled & accumulated, small, np.nan),
-        involuntary_switches=own.poisson(0.2, len(step)),
         core_wait_s=1e-4 * own.random(len(step)),
         warmup=step <= 5,
     )

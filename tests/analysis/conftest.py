@@ -274,7 +274,6 @@ class SweepBuilder:
             optimizer_s=update,
             exchange_span_s=2 * exchange,
             exchanged_bytes=np.full(done, 1000),
-            involuntary_switches=np.zeros(done, int),
             core_wait_s=core_wait * total,
             warmup=step <= 5,
             skipped=np.zeros(done, bool),

@@ -32,7 +32,7 @@ def test_a_core_that_others_take_away_is_waited_for():
         "began = resource.getrusage(own).ru_nivcsw\n"
         "while resource.getrusage(own).ru_nivcsw < began + 20: pass\n"
         "found = waits.since_last()\n"
-        "print(found.core_wait_s, found.involuntary_switches)\n"
+        "print(found.core_wait_s)\n"
     )
     busy = BUSY.format(core=core, parent=os.getpid())
     rivals = [subprocess.Popen([sys.executable, "-c", busy]) for _ in range(2)]
@@ -44,9 +44,7 @@ def test_a_core_that_others_take_away_is_waited_for():
         for rival in rivals:
             rival.kill()
             rival.wait()
-    wait_s, switches = printed.split()
-    assert float(wait_s) > 0
-    assert int(switches) >= 20
+    assert float(printed) > 0
 
 
 @pytest.mark.skipif(not SCHEDSTAT.exists(), reason="the system does not tell")

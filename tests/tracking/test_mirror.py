@@ -354,22 +354,6 @@ def test_a_sweep_keeps_its_name_without_the_run_that_began_first(
     assert groups["run-a"] == groups["run-b"]
 
 
-@pytest.mark.slow
-def test_a_long_run_is_no_silence(sweep, fake_training) -> None:
-    """However long W&B takes for all its rows, the mirror is heard of in between."""
-    training = fake_training("run-a")
-    training.begin()
-    training.train(range(1, 601))
-    training.end(Status.COMPLETED)
-    worker = mirrors.Worker(mirrors.MirrorRequest(str(sweep.path), "offline", "rest"))
-    try:
-        kinds = [event.kind for event in worker.events(600.0)]
-    finally:
-        worker.close()
-    assert kinds.count("rows") >= 2
-    assert kinds[-2:] == ["done", "end"]
-
-
 def test_every_wait_has_a_bound(monkeypatch) -> None:
     monkeypatch.delenv("WANDB_INIT_TIMEOUT", raising=False)
     assert patience_s() == 20

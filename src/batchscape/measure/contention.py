@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,8 +39,6 @@ _NOTHING = _Taken(0.0, 0.0)
 class Contention(NamedTuple):
     """What other work took from this process since it was last asked."""
 
-    involuntary_switches: int
-    """Times the system took the core away."""
     core_wait_s: float | None
     """Time that the main thread was ready and had no core; None where the system does not tell."""
     processor_time_s: float | None
@@ -56,26 +53,22 @@ class CoreWaits:
             self._schedstat: int | None = os.open(_PROC / "self" / _SCHEDSTAT, os.O_RDONLY)
         except OSError:
             self._schedstat = None
-        self._switches, self._waited_s = self._read()
+        self._waited_s = self._read()
         self._processor_s = time.process_time()
 
     def since_last(self) -> Contention:
         """Return what has happened since the last call, or since the start."""
-        switches, waited_s = self._read()
+        waited_s = self._read()
         lost = None
         if waited_s is not None and self._waited_s is not None:
             lost = waited_s - self._waited_s
         processor_s = time.process_time()
-        contention = Contention(switches - self._switches, lost, processor_s - self._processor_s)
-        self._switches, self._waited_s = switches, waited_s
-        self._processor_s = processor_s
+        contention = Contention(lost, processor_s - self._processor_s)
+        self._waited_s, self._processor_s = waited_s, processor_s
         return contention
 
-    def _read(self) -> tuple[int, float | None]:
-        switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
-        if self._schedstat is None:
-            return switches, None
-        return switches, _waited_s(os.pread(self._schedstat, 128, 0))
+    def _read(self) -> float | None:
+        return None if self._schedstat is None else _waited_s(os.pread(self._schedstat, 128, 0))
 
     def close(self) -> None:
         """Close the file."""

@@ -204,12 +204,6 @@ COLUMNS: dict[str, dict[str, Column]] = {
         "clock_mhz": Column(
             "Float64", "clock of rank 0's device, about once a second", curve="system/clock_mhz"
         ),
-        "involuntary_switches": Column(
-            "Int64",
-            "times the system took the core away in the step",
-            Figure("times the system took the core away, all measured optimizer steps"),
-            "system/involuntary_switches",
-        ),
         "core_wait_s": Column(
             "Float64",
             "time in the step that rank 0 was ready and had no core; of a "
@@ -478,8 +472,6 @@ FIGURES: dict[str, Figure] = {
     "measured_optimizer_steps": Figure(
         "optimizer steps behind times: no warm-up, no sampled noise; null: none is logged"
     ),
-    "step_time_p10_s": Figure("10th percentile of step_time_s", "", "time"),
-    "step_time_p90_s": Figure("90th percentile of the same", "", "time"),
     "tokens_per_s": Figure(
         "tokens over the time in measured optimizer steps, all devices; "
         "null where samples are no sequences",

@@ -132,20 +132,14 @@ def _times(steps: pd.DataFrame, data_parallel_size: int) -> dict[str, Any]:
         raise ValueError(msg)
     is_followed = is_measured & ~np.isnan(gap_s)
     gaps_s, stepping_s = _sum(gap_s[is_followed]), float(np.nansum(step_time_s[is_followed]))
-    last_times_s = step_time_s[is_last & is_timed]
-    low, high = np.quantile(last_times_s, [0.1, 0.9]) if len(last_times_s) else (None, None)
-    switches = _sum(_floats(steps["involuntary_switches"])[is_measured])
     return _reduce_columns("steps", steps[is_last], "median") | {
         "measured_optimizer_steps": int(is_measured.sum()),
-        "step_time_p10_s": _to_float(low),
-        "step_time_p90_s": _to_float(high),
         "gap_pct": None if gaps_s is None else 100 * gaps_s / (gaps_s + stepping_s),
         "tokens_per_s": None if tokens is None else tokens / total_s,
         "samples_per_s": samples / total_s,
         "tokens_per_s_per_device": None
         if tokens is None
         else tokens / total_s / data_parallel_size,
-        "involuntary_switches": _to_int(switches),
         "core_wait_pct": None if wait_s is None else 100 * wait_s / total_s,
     }
 

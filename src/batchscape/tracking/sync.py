@@ -14,7 +14,10 @@ from batchscape.errors import LaunchError, RecordError
 from batchscape.record.folder import SweepFolder, no_runs
 from batchscape.text import count_text
 from batchscape.tracking.mirror import Event, MirrorRequest, Worker
-from batchscape.tracking.state import MirrorState, Uploads, uploads_of
+from batchscape.tracking.state import Uploads, uploads_of
+
+_SILENCE_S = 600.0
+"""Longest time without an event of any run."""
 
 
 def sync(
@@ -23,7 +26,6 @@ def sync(
     *,
     project: str | None = None,
     entity: str | None = None,
-    timeout_s: float = 600.0,
 ) -> bool:
     """Upload the ended runs and reports of sweeps that W&B lacks.
 
@@ -38,8 +40,6 @@ def sync(
         Where progress is shown.
     project, entity : str, optional
         Where new runs go in W&B; by default as their own settings say.
-    timeout_s : float
-        Longest time without an event of any run, in seconds.
 
     Returns
     -------
@@ -66,7 +66,7 @@ def sync(
     with Progress(*columns, console=console, transient=True, disable=is_hidden) as progress:
         task = progress.add_task("", total=sum(len(_names_to_send(sweep)) for sweep in sweeps))
         for sweep in sweeps:
-            for event in _events(sweep, project, entity, timeout_s):
+            for event in _events(sweep, project, entity):
                 progress.advance(task)
                 if event.kind == "done":
                     done[event.run if event.run in {"report", "workspace"} else "run"] += 1
@@ -91,9 +91,7 @@ def _names_to_send(sweep: Uploads) -> set[str]:
     return names
 
 
-def _events(
-    sweep: Uploads, project: str | None, entity: str | None, timeout_s: float
-) -> Iterator[Event]:
+def _events(sweep: Uploads, project: str | None, entity: str | None) -> Iterator[Event]:
     """Upload a sweep; yield the result of each run, of the report and of the workspace."""
     for run, problem in sweep.damaged.items():
         yield Event("failed", run, problem)
@@ -103,7 +101,7 @@ def _events(
     beside = sorted(unsent & {"report", "workspace"})
     request = MirrorRequest(str(sweep.sweep_dir), "online", "sync", beside, project, entity)
     with closing(Worker(request)) as worker:
-        for event in worker.events(timeout_s):
+        for event in worker.events(_SILENCE_S):
             # Runs that have ended since do not count, and damaged ones are reported above.
             if event.run in unsent:
                 unsent.discard(str(event.run))

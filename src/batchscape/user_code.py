@@ -45,8 +45,8 @@ def call_by_path(
         raise ConfigError(msg) from None
     target: Callable[..., Any] | None = getattr(module, name, None)
     if target is None:
-        names = [candidate for candidate in vars(module) if not candidate.startswith("_")]
-        msg = f"_target_={path}: module {module_name} has no {name!r}{suggest(name, names)}"
+        public = [candidate for candidate in vars(module) if not candidate.startswith("_")]
+        msg = f"_target_={path}: module {module_name} has no {name!r}{suggest(name, public)}"
         raise ConfigError(msg)
     try:
         signature = inspect.signature(target)

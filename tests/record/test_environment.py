@@ -81,29 +81,6 @@ def test_the_revision_of_the_working_directory(
     assert environment(os.environ, 1)["git"] == {"revision": None, "dirty": None}
 
 
-def test_the_revision_of_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    package = tmp_path / "checkout" / "src" / "batchscape"
-    package.mkdir(parents=True)
-    file = package / "__init__.py"
-    file.write_text("1")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("batchscape.__file__", str(file))
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert environment(os.environ, 1)["batchscape_git"] is None
-    checkout = tmp_path / "checkout"
-    git(checkout, "init", "-q")
-    git(checkout, "commit", "-q", "--allow-empty", "-m", "one")
-    # Installed inside a checkout of something else: that one's revision is not the package's.
-    assert environment(os.environ, 1)["batchscape_git"] is None
-    git(checkout, "add", "src")
-    git(checkout, "commit", "-q", "-m", "two")
-    revision = git(checkout, "rev-parse", "HEAD")
-    assert environment(os.environ, 1)["batchscape_git"] == {"revision": revision, "dirty": False}
-    assert environment(os.environ, 1)["git"] == {"revision": None, "dirty": None}
-    file.write_text("2")
-    assert environment(os.environ, 1)["batchscape_git"] == {"revision": revision, "dirty": True}
-
-
 def test_it_imports_nothing_heavy() -> None:
     code = (
         "import sys, batchscape.record.environment as e; e.environment({}, 1); print(*sys.modules)"

@@ -154,7 +154,6 @@ def _check_identity(training, segment, settings) -> None:
         "init_seed": 3,
         "data_seed": 3,
         "source_hash": None,
-        "stages": [{"samples": 384, "geometry": geometry, "optimizer": settings["optimizer"]}],
         "launch": {"attempt": 0},
     }
     assert {name: value for name, value in config.items() if name != "_wandb"} == expected
@@ -227,10 +226,8 @@ def test_what_is_not_known_of_a_program_is_not_in_wandb(
     assert re.fullmatch("2x8x2 ddp gpt adamw [0-9a-f]{6}", run["display_name"])
     config = run["config"]["update"]
     assert not {"not_passed", "seed", "init_seed", "data_seed"} & config.keys()
-    (stage,) = config["stages"]
-    for optimizer in (config["optimizer"], stage["optimizer"]):
-        assert optimizer["name"] == "adamw"
-        assert "learning_rate" not in optimizer
+    assert config["optimizer"]["name"] == "adamw"
+    assert "learning_rate" not in config["optimizer"]
 
 
 @pytest.mark.slow

@@ -17,22 +17,18 @@ _LONGEST_RULE = 2000
 _UNKNOWN = {"unexpected_keyword_argument", "extra_forbidden"}
 
 
-def explain(error: ValidationError, root: type, groups: Sequence[str] = ()) -> str:
-    """Return one line for each problem: the key, the rule, the value, and what would work.
-
-    `root` is the dataclass of the whole configuration, and `groups` are names that a user may
-    write beside its fields.
-    """
+def explain(error: ValidationError, root: type) -> str:
+    """Return one line for each problem: the key, the rule, the value, and what would work."""
     lines = ["The configuration breaks these rules:"]
     for problem in error.errors(include_url=False):
         keys, owner = _locate(problem["loc"], root)
         message = problem["msg"].removeprefix("Value error, ")
-        if problem["type"] in _UNKNOWN and keys[-1] in groups and owner is root:
+        if problem["type"] in _UNKNOWN and keys == ["sweeps"]:
             message = "settings stand one level too deep; is `# @package _global_` the first line?"
         elif problem["type"] in _UNKNOWN:
             infos = getattr(owner, "__pydantic_fields__", {})
             names = [infos[name].alias or name for name in infos]
-            message = "unknown setting" + suggest(keys[-1], names + list(groups) * (owner is root))
+            message = "unknown setting" + suggest(keys[-1], names)
         elif problem["type"] == "missing":
             message = "a value is needed"
         elif problem["type"] == "json_invalid":

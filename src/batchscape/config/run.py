@@ -97,7 +97,7 @@ class RunConfig:
         try:
             return _ADAPTER.validate_json(text)
         except ValidationError as error:
-            raise ConfigError(explain(error, cls, groups=("sweeps",))) from None
+            raise ConfigError(explain(error, cls)) from None
 
     def to_mapping(self, only: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return a nested dictionary that `from_mapping` accepts, of all or `only` some fields."""

@@ -14,7 +14,6 @@ from typing import Any
 import psutil
 import pynvml
 
-import batchscape
 from batchscape.cuda_devices import every_cuda_device, open_nvml
 from batchscape.record.folder import FORMAT_VERSION
 from batchscape.system import GIB, processor_name
@@ -92,13 +91,8 @@ def environment(variables: Mapping[str, str], usable_cores: int) -> dict[str, An
     -------
     dict
         Plain values for JSON; null where a value is not known. `git` is the checkout of the working
-        directory, `batchscape_git` the one with the source of this package: null where it is
-        installed without one.
+        directory.
     """
-    source = Path(batchscape.__file__)
-    # A package installed inside another checkout, as in a virtual environment, is no part of it:
-    # git must know the file.
-    is_checkout = _git_output(source.parent, "ls-files", "--error-unmatch", source.name) is not None
     return {
         "format_version": FORMAT_VERSION,
         "batchscape": _version("batchscape"),
@@ -106,7 +100,6 @@ def environment(variables: Mapping[str, str], usable_cores: int) -> dict[str, An
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in (*PACKAGES, *_cuda_packages(*sys.path))},
         "git": _git(Path.cwd()),
-        "batchscape_git": _git(source.parent) if is_checkout else None,
         "cpu": {
             "name": processor_name(),
             "logical_cores": psutil.cpu_count(logical=True),

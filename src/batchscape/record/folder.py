@@ -29,7 +29,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from batchscape.text import did_you_mean, near_names
+from batchscape.text import did_you_mean
 
 _MOST_NAMED = 3
 
@@ -44,23 +44,15 @@ def no_runs(sweep_dir: Path) -> str:
     Returns
     -------
     str
-        The message; folders whose name continues with a hash come first among the suggestions.
+        The message.
     """
     what = "holds no runs" if sweep_dir.is_dir() else "is no folder"
     what = what if sweep_dir.exists() else "does not exist"
     text = f"{sweep_dir} {what}; a sweep folder has a 'runs' folder with runs in it"
-    if not sweep_dir.name:
-        return text
-    try:
-        sweeps = [path for path in sweep_dir.parent.iterdir() if (path / "runs").is_dir()]
-    except OSError:
-        sweeps = []
-    names = sorted({path.name for path in sweeps} - {sweep_dir.name})
-    longer = [name for name in names if name.startswith(f"{sweep_dir.name}-")]
-    similar = near_names(sweep_dir.name, names, _MOST_NAMED)
-    near = list(dict.fromkeys([*longer, *similar]))[:_MOST_NAMED]
-    suggestion = did_you_mean([str(sweep_dir.with_name(name)) for name in near])
-    return text + suggestion.removesuffix(".")
+    # The name of a folder may continue with a hash.
+    longer = sweep_dir.parent.glob(f"{sweep_dir.name}-*/runs") if sweep_dir.name else ()
+    near = sorted(str(path.parent) for path in longer)[:_MOST_NAMED]
+    return text + did_you_mean(near).removesuffix(".")
 
 
 FORMAT_VERSION = 4

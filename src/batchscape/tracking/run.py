@@ -275,21 +275,9 @@ def _config(folder: RunFolder) -> dict[str, Any]:
     config: dict[str, Any] = passed_settings(content)
     lacking = set(content["resolved"].get("not_passed", ()))
     for name, value in content["resolved"].items():
-        if name in lacking or name == "not_passed":
-            continue
-        # A planned value must not be taken for a measured one.
-        config[f"planned_{name}" if name in FIGURES else name] = value
-    config["stages"] = [
-        {
-            **stage,
-            "optimizer": {
-                name: value
-                for name, value in stage["optimizer"].items()
-                if f"optimizer.{name}" not in lacking
-            },
-        }
-        for stage in config["stages"]
-    ]
+        if name not in {*lacking, "not_passed", "stages"}:
+            # A planned value must not be taken for a measured one.
+            config[f"planned_{name}" if name in FIGURES else name] = value
     config |= content["geometry"]
     config |= {name: content[name] for name in ("run_id", "trajectory_id", "sweep_name")}
     config["data_manifest_hash"] = content["data"]["manifest_hash"]

@@ -14,7 +14,7 @@ from batchscape.errors import LaunchError, RecordError
 from batchscape.record.folder import SweepFolder, no_runs
 from batchscape.text import count_text
 from batchscape.tracking.mirror import Event, MirrorRequest, Worker
-from batchscape.tracking.state import Uploads, uploads_of
+from batchscape.tracking.state import MirrorState, Uploads, uploads_of
 
 _SILENCE_S = 600.0
 """Longest time without an event of any run."""

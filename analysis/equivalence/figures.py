@@ -118,10 +118,7 @@ def divergence_chart(
             Marks("line", rows),
         ],
         {
-            **{
-                name: replace(look, symbol="stroke", width=1.2)
-                for name, look in looks_of_cuts.items()
-            },
+            **{name: replace(look, symbol="stroke") for name, look in looks_of_cuts.items()},
             **({_SEEDS: Look(GREY.colour, GREY.dark, "stroke")} if len(seeds) else {}),
             "margin": Look(INK.colour, INK.dark, "stroke", (4, 3)),
         },

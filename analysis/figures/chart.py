@@ -25,7 +25,6 @@ class Look:
     symbol: str = "circle"
     """Symbol of points and of the entry in the legend; `stroke` is a short line."""
     dash: tuple[float, ...] = ()
-    width: float = 1.2
     hollow: bool = False
 
 

@@ -15,11 +15,9 @@ from batchscape.analysis.figures.settings import setting_names
 from batchscape.analysis.figures.style import CROSS, GREY, MARK, looks, loss_axis
 from batchscape.analysis.hardware import was_started
 from batchscape.analysis.joins import rows_of
-from batchscape.analysis.numbers import significant
 from batchscape.analysis.targets.curves import PROGRESS, only_what_counts
 from batchscape.analysis.targets.ends import TO_TARGET
 from batchscape.record.tables import Tables
-from batchscape.text import list_text
 
 _TO_TARGET = {progress: name for name, progress in TO_TARGET.items()}
 _KINDS = {"eval_loss": "held-out loss", "loss": "training loss"}
@@ -143,13 +141,9 @@ def loss_chart(
     caption.append(
         "Times: of runs whose times are valid, without evaluation, checkpoints and start-up."
     )
-    if any(look.width > Look.width for look in legend.values()):
-        caption.append("Of cuts of one global batch, which lie on each other, the first are wider.")
     if n_drawn < len(launched):
         caption.append(f"Drawn are curves of {n_drawn} of {len(launched)} runs: {_SELECTION}")
     caption.append("Long curves are thinned: their extremes stay.")
-    if opening == _BEST:
-        caption.append(_rates_text(cells, at_best))
     met = "Triangles: where a run met the chosen target, from tables/reaches.csv. "
     return Chart(
         "loss",
@@ -227,15 +221,6 @@ def _lines_text(curves: Mapping[str, pd.DataFrame], *, has_crosses: bool) -> str
         )
     crosses = "; a cross ends a run that diverged, where its loss was last finite" * has_crosses
     return f"{lines}, of one colour a geometry{crosses}."
-
-
-def _rates_text(cells: Cells, at_best: Mapping[int, float]) -> str:
-    rates: dict[int, dict[str, None]] = {}
-    for cell in sorted(at_best, key=lambda cell: at_best[cell]):
-        size = int(cells.table["global_batch_size"][cell])
-        rates.setdefault(size, {})[significant(at_best[cell], 3)] = None
-    texts = [f"{list_text(rates[size])} at B = {size}" for size in sorted(rates)]
-    return f"Best learning rates: {', '.join(texts)}."
 
 
 def _marks(value: str, rows: pd.DataFrame) -> Iterator[Marks]:

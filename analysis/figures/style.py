@@ -71,7 +71,7 @@ def shades(names: Sequence[object]) -> dict[str, Look]:
 
 
 def looks(cells: Cells) -> Mapping[str, Look]:
-    """Give each geometry its look; of cuts of one global batch, earlier ones have wider lines."""
+    """Give each geometry its look; later cuts of one global batch are paler."""
     launched = cells.runs.loc[cells.runs["status"].ne("rejected"), "cell"].unique()
     table = cells.table.loc[sorted(launched)]
     table = table.sort_values("global_batch_size", kind="stable")
@@ -88,7 +88,6 @@ def looks(cells: Cells) -> Mapping[str, Look]:
             _mixed(base.dark or base.colour, "#16181c", paler),
             _SYMBOLS[index % len(_SYMBOLS)],
             _DASHES[place % len(_DASHES)] if total > 1 else (),
-            max(2.6 - 0.5 * place, 1.0) if total > 1 else 1.2,
             hollow=True,
         )
     return geometry_looks

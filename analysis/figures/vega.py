@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
+from batchscape.analysis.figures.chart import Axis, Chart, Choice, Marks
 from batchscape.analysis.figures.style import COLUMN_IN, PAGE_IN
 from batchscape.outgoing import outgoing, outgoing_json
 
@@ -340,7 +340,7 @@ def _by_series(chart: Chart, marks: Marks, channel: str) -> dict[str, Any]:
 _MARKS: dict[str, dict[str, Any]] = {
     "point": {"type": "point", "strokeWidth": 1.1, "opacity": 1, "color": _INK},
     # Whatever Vega computes again for each point slows the moving of thousands of them.
-    "line": {"type": "line", "color": _INK, "invalid": None},
+    "line": {"type": "line", "color": _INK, "invalid": None, "strokeWidth": 1.2},
     "band": {"type": "area", "fillOpacity": 0.18},
     "interval": {"type": "rule", "strokeWidth": 0.9, "color": _INK},
     "bar": {"type": "bar", "height": {"band": 0.9}},
@@ -437,8 +437,6 @@ class _Panel:
             encoding["tooltip"] = self._tooltip(marks)
         mark = {**_MARKS[marks.kind], "clip": bool(self.chart.y.ranges)}
         mark |= {"size": marks.size} if marks.kind == "point" else {}
-        if marks.kind == "line" and "strokeWidth" not in encoding:
-            mark["strokeWidth"] = 1.2  # it would lead, not the column
         if marks.kind == "text" and not self.chart.z:
             mark |= {**_ASIDE, "dy": 0 if self.chart.y.kind == "names" else -6}
         return {"data": {"name": f"t{n}"}, "mark": mark, "encoding": encoding}
@@ -446,10 +444,7 @@ class _Panel:
     def _kind_encoding(self, marks: Marks) -> dict[str, Any]:
         """Write the channels that one kind of marks alone has."""
         if marks.kind == "line":
-            # A scale of its own would spread widths evenly.
-            width = {"field": "width", "type": "quantitative", "scale": None, "legend": None}
-            order = {"order": {"value": None}}  # that of the table, not along x
-            return order | ({"strokeWidth": width} if _has_widths(self.chart, marks) else {})
+            return {"order": {"value": None}}  # that of the table, not along x
         if marks.kind in {"band", "interval", "span"}:
             return self._ends("y" if self._has(marks, "y", "_low") else "x")
         if marks.kind == "bar":
@@ -489,11 +484,6 @@ class _Panel:
         return fields
 
 
-def _has_widths(chart: Chart, marks: Marks) -> bool:
-    widths = {look.width for look in chart.looks.values()} - {Look.width}
-    return marks.kind == "line" and bool(widths) and "series" in marks.table and not marks.name
-
-
 def _columns(
     chart: Chart,
     marks: Marks,
@@ -506,8 +496,6 @@ def _columns(
     columns = {
         name: _values(marks.table[name]) for name in dict.fromkeys(names) if name in marks.table
     }
-    if _has_widths(chart, marks):
-        columns["width"] = [chart.looks[name].width for name in marks.table["series"].tolist()]
     if runs_of is not None:
         columns["runs"] = [list(runs) for runs in runs_of(marks.table)]
     return columns

@@ -1,4 +1,4 @@
-"""Checks of a fit: residuals, other forms, lack of fit, fits without one batch size."""
+"""Checks of a fit: residuals, other forms, lack of fit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from batchscape.analysis.tradeoff.forms import (
     FORMULAS,
     Data,
     Floats,
-    Form,
     aicc,
     fit_form,
     jacobian,
@@ -43,23 +42,6 @@ def residuals(
             "residual": (data.y - fitted)[0],
             "residual_error": error,
             "samples": np.exp(data.y[0]) * measurements.batches,
-        }
-    )
-
-
-def leave_one_out(data: Data, form: Form) -> pd.DataFrame:
-    """Fit without each batch size in turn."""
-    n = len(data.x)
-    without_one = Data(data.x, np.repeat(data.y, n, axis=0), 1.0 - np.eye(n))
-    theta, _ = fit_form(without_one, form)
-    least_samples = np.exp(theta[:, 0] + theta[:, 1])
-    return pd.DataFrame(
-        {
-            "left_out": np.rint(np.exp(data.x)),
-            "critical_batch_size": np.exp(theta[:, 1]),
-            "s_min": np.exp(theta[:, 0]),
-            "e_min": least_samples if form == "two_term" else np.nan,
-            "exponent": np.exp(theta[:, 2]),
         }
     )
 

@@ -347,8 +347,7 @@ def _doubts(fit: TradeoffFit) -> list[str]:
         return doubts
     if fit.n_seeds < FEWEST:
         doubts.append(
-            f"{count_text(fit.n_seeds, 'seed')} a batch size: an interval needs {FEWEST}. The "
-            "range over left-out batch sizes is no measure of the spread between seeds."
+            f"{count_text(fit.n_seeds, 'seed')} a batch size: an interval needs {FEWEST}."
         )
     if fit.misfit is not None:
         doubts.append(

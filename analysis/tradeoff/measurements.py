@@ -20,7 +20,6 @@ _MOST_COUNTED = 2.0**53
 """From there on floating-point numbers skip whole ones."""
 _PENALTY_LEVEL = 0.01
 _LEAST_PENALTY = 0.05
-_NEVER = ("diverged",)
 
 
 @dataclass(frozen=True)
@@ -36,9 +35,7 @@ class Measurements:
     log_first_steps: NDArray[np.float64]
     """As `log_steps`, to the first crossing; the same where it is not known."""
     excluded: pd.DataFrame
-    """One row a batch size that is left out: `global_batch_size`, `runs`, `reached`,
-    `median_steps` (a run that did not reach counts as infinite; missing where it is among those
-    that stopped early), `at_least_steps` (no run of it took fewer), `reason`."""
+    """One row a batch size that is left out: `global_batch_size`, `runs`, `reached`, `reason`."""
     warnings: tuple[str, ...]
 
     @property
@@ -63,7 +60,7 @@ def measure(reaches: pd.DataFrame) -> Measurements:
     reaches : DataFrame
         One row a run of one group and target: `global_batch_size` (samples), `seed`,
         `steps_to_target` (missing or infinite: not reached), and optionally `outcome`,
-        `steps_low`, `trajectory_id`, `status`, `learning_rate`, `group`, `target_loss`.
+        `trajectory_id`, `status`, `learning_rate`, `group`, `target_loss`.
 
     Raises
     ------
@@ -99,9 +96,7 @@ def measure(reaches: pd.DataFrame) -> Measurements:
     if penalty is not None:
         first, text = penalty
         warnings.append(text)
-        for cell in complete[:first]:
-            steps = cell["steps_to_target"]
-            left_out.append(_row(cell, "small-batch penalty", steps.median(), steps.min()))
+        left_out += [_row(cell, "small-batch penalty") for cell in complete[:first]]
         complete = complete[first:]
     fitted_runs = pd.concat(complete) if complete else rows.iloc[:0]
     table = fitted_runs.pivot_table(
@@ -266,31 +261,20 @@ def _refuse_mixed_rates(rows: pd.DataFrame) -> None:
 
 def _censored(cell: pd.DataFrame) -> dict[str, object]:
     """Describe a batch size with a run that did not reach the target."""
-    steps = cell["steps_to_target"].where(cell["reached"], np.inf)
-    median = float(np.median(steps))
-    diverged = cell["outcome"].isin(_NEVER) if "outcome" in cell.columns else ~cell["reached"]
-    # A run that was stopped may have reached later; whether above the median is not known.
-    if "outcome" in cell.columns and not diverged[~cell["reached"]].all() and np.isinf(median):
-        median = np.nan
-    least = steps.copy()
-    if "steps_low" in cell.columns:
-        least = least.where(cell["reached"], pd.to_numeric(cell["steps_low"], errors="coerce"))
     n, reached = len(cell), int(cell["reached"].sum())
     counts = cell.loc[~cell["reached"]].get("outcome", pd.Series(dtype=str)).value_counts()
     kinds = ", ".join(f"{count} {name}" for name, count in counts.items())
     reason = f"{n - reached} of {n} runs did not reach the target" + (
         f" ({kinds})" if kinds else ""
     )
-    return _row(cell, reason, median, float(least.min()))
+    return _row(cell, reason)
 
 
-def _row(cell: pd.DataFrame, reason: str, median: float, least: float) -> dict[str, object]:
+def _row(cell: pd.DataFrame, reason: str) -> dict[str, object]:
     return {
         "global_batch_size": cell["global_batch_size"].iloc[0],
         "runs": len(cell),
         "reached": int(cell["reached"].sum()),
-        "median_steps": median,
-        "at_least_steps": least,
         "reason": reason,
     }
 
@@ -342,7 +326,5 @@ _EXCLUDED = {
     "global_batch_size": "float64",
     "runs": "int64",
     "reached": "int64",
-    "median_steps": "float64",
-    "at_least_steps": "float64",
     "reason": "object",
 }

@@ -12,7 +12,7 @@ from scipy import optimize
 
 from batchscape.analysis.estimates import FEWEST, LEVEL, NOT_IDENTIFIED, Estimate, t_reach
 from batchscape.analysis.numbers import significant
-from batchscape.analysis.tradeoff.checks import form_table, leave_one_out
+from batchscape.analysis.tradeoff.checks import form_table
 from batchscape.analysis.tradeoff.forms import FORMULAS, Data, Floats, Form, fit_form
 from batchscape.analysis.tradeoff.intervals import PATHS, influence, intervals
 from batchscape.analysis.tradeoff.measurements import Measurements
@@ -33,7 +33,6 @@ class Fitted:
     noise: Noise | None
     theta: Floats
     """Shape (1, 3)."""
-    leave_one_out: pd.DataFrame
     forms: pd.DataFrame
     ends: dict[str, tuple[float, float]]
     """How far, in logarithms, each quantity may lie below and above; infinite: no end. NaN for
@@ -80,7 +79,6 @@ def fit_means(measurements: Measurements, form: Form) -> Fitted | str:
         data,
         noise,
         theta,
-        leave_one_out(data, form),
         form_table(data),
         ends,
     )
@@ -162,10 +160,7 @@ def largest_batch(fit: Fitted, overhead: float, reference: float) -> Estimate:
     if value > fit.measurements.batches.max() * (1 + 1e-9):
         reason = _extrapolated("it", value, "largest", fit.measurements.batches.max())
         return _weakened(replace(estimate, high=math.inf), reason)
-    if fit.noise is None and fit.form == "two_term":
-        sizes = base + overhead * fit.leave_one_out["critical_batch_size"]
-        return replace(estimate, note=_range_note(fit, sizes))
-    return estimate
+    return _without_interval(fit, estimate)
 
 
 def log_reach(fit: Fitted, quantity: Callable[[Floats], float]) -> float:
@@ -201,9 +196,7 @@ def _estimate(fit: Fitted, quantity: str, log_value: float, unit: str, definitio
     reason = _undecided(fit, quantity)
     if reason is not None:
         return _weakened(estimate, reason)
-    if fit.noise is None:
-        return replace(estimate, note=_range_note(fit, fit.leave_one_out[quantity]))
-    return estimate
+    return _without_interval(fit, estimate)
 
 
 def _weakened(estimate: Estimate, reason: str) -> Estimate:
@@ -232,21 +225,11 @@ def _undecided(fit: Fitted, quantity: str, *, upper_only: bool = False) -> str |
 
 
 def _no_plateau(fit: Fitted) -> str:
-    """Say which form without a least number of steps the runs are compatible with."""
-    # S = b/B^alpha, a straight line in logarithms; its slope over the range is what is measured.
-    x = fit.data.x - fit.data.x.mean()
-    weights = x / (x**2).sum()
-    slope, half = -float(weights @ fit.data.y[0]), math.nan
-    if fit.noise is not None:
-        variance, degrees = fit.noise.variance(weights[None])
-        half = t_reach(math.sqrt(variance[0]), degrees[0])
-    if not slope + half < 1:
-        return "the runs are compatible with perfect scaling, S = b/B: add larger batch sizes"
-    fewer = significant(2**slope, 3)
+    """Say that the runs are compatible with a form without a least number of steps."""
+    power = -np.polyfit(fit.data.x, fit.data.y[0], 1)[0]
     return (
-        f"the runs are compatible with a power law that has no fewest steps, S = b/B^{slope:.2g} "
-        f"({fewer} times fewer steps for twice the batch, where perfect scaling has 2): add larger "
-        "batch sizes"
+        f"the runs are compatible with a power law that has no fewest steps, S = b/B^{power:.2g} "
+        "(1: perfect scaling): add larger batch sizes"
     )
 
 
@@ -286,10 +269,11 @@ def _extrapolated(what: str, value: float, which: str, size: float) -> str:
     )
 
 
-def _range_note(fit: Fitted, values: pd.Series[float]) -> str:
-    least, most = significant(values.min(), 3), significant(values.max(), 3)
-    few = count_text(fit.measurements.n_seeds, "seed")
-    return f"{few}: no interval; leaving out one batch size gives {least} to {most}"
+def _without_interval(fit: Fitted, estimate: Estimate) -> Estimate:
+    """Say why an estimate of few seeds has no interval."""
+    if fit.noise is not None:
+        return estimate
+    return replace(estimate, note=f"{count_text(fit.measurements.n_seeds, 'seed')}: no interval")
 
 
 def _overhead_root(theta: Floats, reference: float, factor: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,17 +13,10 @@ from batchscape.analysis.estimates import NOT_IDENTIFIED, Estimate
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.targets.choice import EARLIER, MOST_EARLY
 from batchscape.analysis.tradeoff.fit import TradeoffFit
-from batchscape.analysis.tradeoff.forms import FORMULAS
 from batchscape.analysis.tradeoff.targets import curve_of_fits, run_names
 
 _PLACES = 60
 _FITTED = "is_fitted"
-_OF_FORMS = {
-    "critical_batch_size": "critical batch (samples)",
-    "exponent": "exponent",
-    "s_min": "fewest steps",
-    "e_min": "fewest samples",
-}
 
 
 @dataclass(frozen=True)
@@ -55,14 +48,14 @@ class GroupFits:
 
 
 def tradeoff_tables(group_fits: Sequence[GroupFits]) -> list[Table]:
-    """Make the tables of critical batches, of steps with their fit, and of forms."""
+    """Make the tables of critical batches and of steps with their fit."""
     return [
         _critical(group_fits),
         *_fitted(
             Table(
                 "tradeoff_fit",
                 "Steps to target and their fit",
-                _stacked(group_fits, _residuals),
+                _residuals(group_fits),
                 [
                     Column("global_batch_size", "global batch", format=".0f", is_left=True),
                     Column("runs"),
@@ -76,31 +69,6 @@ def tradeoff_tables(group_fits: Sequence[GroupFits]) -> list[Table]:
                     "from seeds."
                 ],
                 hidden=["residual_pct", "residual_error_pct"],
-            )
-        ),
-        *_fitted(
-            Table(
-                "tradeoff_forms",
-                "Forms of the trade-off",
-                _stacked(group_fits, _forms),
-                [
-                    Column("formula", "form", is_left=True),
-                    *(
-                        Column(name, header, "", 3, f"{name}_low", f"{name}_high", n="n_seeds")
-                        for name, header in _OF_FORMS.items()
-                    ),
-                    Column("rms_residual_pct", "rms residual", "%", 2),
-                    Column("known_aicc", "AICc", format=3),
-                    Column("known_delta", "above the best", format=2),
-                ],
-                notes=[
-                    "Trusted from four batch sizes on: the free exponent, for its interval holds "
-                    "whether or not the exponent is 1; that of S = a + b/B holds only if it is. "
-                    "AICc over batch sizes, whose mean log steps are fitted with equal weights; "
-                    "a dash where they are too few for it. Fewest samples: a dash where the runs "
-                    "exclude S = a + b/B.",
-                ],
-                hidden=["rms_residual_pct", "known_aicc", "known_delta"],
             )
         ),
     ]
@@ -205,49 +173,18 @@ def _fitted(table: Table) -> list[Table]:
     return [replace(table, columns=columns, rows=rows, hidden=hidden)] if rows else []
 
 
-def _stacked(
-    group_fits: Sequence[GroupFits], table_of: Callable[[TradeoffFit], pd.DataFrame]
-) -> pd.DataFrame:
-    """Concatenate a table of each fit at its headline target."""
+def _residuals(group_fits: Sequence[GroupFits]) -> pd.DataFrame:
+    """Concatenate the batch sizes of each fit at its headline target."""
     tables = [pd.DataFrame()]
     for group in group_fits:
-        table, runs = table_of(group.fit), group.fit.runs
-        # Without a fit there is a row a batch size, and no row a form.
-        if "global_batch_size" in table:
-            behind = [runs[runs["global_batch_size"].eq(b)] for b in table["global_batch_size"]]
-        else:
-            behind = [runs] * len(table)
-        names = list(map(run_names, behind))
-        is_fitted = group.fit.fitted is not None
-        tables.append(table.assign(group=group.label, run_ids=names, **{_FITTED: is_fitted}))
+        table, runs = group.fit.batches, group.fit.runs
+        behind = [runs[runs["global_batch_size"].eq(b)] for b in table["global_batch_size"]]
+        table = table.assign(
+            residual_pct=100 * np.expm1(table["residual"]),
+            residual_error_pct=100 * table["residual_error"],
+            group=group.label,
+            run_ids=list(map(run_names, behind)),
+            **{_FITTED: group.fit.fitted is not None},
+        )
+        tables.append(table)
     return pd.concat(tables, ignore_index=True)
-
-
-def _residuals(fit: TradeoffFit) -> pd.DataFrame:
-    if fit.fitted is None:
-        return fit.batches
-    return fit.batches.assign(
-        residual_pct=100 * np.expm1(fit.batches["residual"]),
-        residual_error_pct=100 * fit.batches["residual_error"],
-    )
-
-
-def _forms(fit: TradeoffFit) -> pd.DataFrame:
-    """Put what each form gives behind how well it fits."""
-    table = fit.forms.reset_index()
-    fits = [fit.of_form(name) if name in FORMULAS else None for name in table["form"]]
-    for name in _OF_FORMS:
-        attribute = "fewest_samples" if name == "e_min" else name
-        estimates = [
-            None if form_fit is None else getattr(form_fit, attribute) for form_fit in fits
-        ]
-        for part in ("value", "low", "high"):
-            column = name if part == "value" else f"{name}_{part}"
-            table[column] = [
-                math.nan if estimate is None else getattr(estimate, part) for estimate in estimates
-            ]
-    if "rms_residual" in table:
-        table["rms_residual_pct"] = 100 * table["rms_residual"]
-        for name in ("aicc", "delta"):
-            table[f"known_{name}"] = table[name].where(np.isfinite(table[name]))
-    return table.assign(n_seeds=fit.n_seeds)

@@ -190,7 +190,7 @@ def _short(group_fits: Sequence[GroupFits]) -> list[str]:
         fewer, more = first.headlines["steps_ratio"], first.headlines["samples_ratio"]
         low, high = fit.batches["global_batch_size"].iloc[[0, -1]]
         sentences.append(
-            f"{first.prefix}From a global batch of {low:g} to {high:g} samples{_rates(fit)}, "
+            f"{first.prefix}From a global batch of {low:g} to {high:g} samples, "
             f"{where} takes {fewer.text()} times fewer optimizer steps{_over_readings(fewer)} and "
             f"{more.text()} times the samples{_over_readings(more)} (n = {fewer.n} seeds; "
             f"{_rule(fit)})."
@@ -217,22 +217,6 @@ def _rule(fit: TradeoffFit) -> str:
     """Name the crossing that counts."""
     rules = fit.runs.get("crossing", pd.Series(dtype=object)).dropna().unique()
     return ", ".join(CROSSING_RULES[rule] for rule in rules) or "steps as the table gives them"
-
-
-def _rates(fit: TradeoffFit) -> str:
-    """Name the learning rates at both ends of the range, where they are known."""
-    rates = fit.runs.get("learning_rate", pd.Series(dtype="float64"))
-    sizes = fit.batches["global_batch_size"].iloc[[0, -1]]
-    ends = [rates[fit.runs["global_batch_size"].eq(size)] for size in sizes]
-    if rates.empty or any(end.isna().any() or end.nunique() != 1 for end in ends):
-        return ""
-    texts = [significant(end.iloc[0], 3) for end in ends]
-    most = fit.runs.get("n_learning_rates", pd.Series(dtype="float64")).max()
-    best = f", the best of {most:g}" if most > 1 else ""
-    if texts[0] == texts[1]:
-        return f" (learning rate {texts[0]}{best})"
-    suffix = f"{best} each" if best else ""
-    return f" (learning rates {texts[0]} and {texts[1]}{suffix})"
 
 
 def _over_readings(estimate: Estimate) -> str:

@@ -90,8 +90,6 @@ def test_the_page_opens_with_the_same_cells(build: Any) -> None:
     cells = find_cells(tables.runs)
     text, drawn = opening(cells, tables)
     assert "Settings: each global batch at its best learning rate" in text
-    rates = "0.00150 at B = 8, 0.00110 at B = 16, 0.00600 at B = 32."
-    assert f"Best learning rates: {rates}" in text
     assert drawn == BEST_PAIRS
 
 
@@ -115,7 +113,6 @@ def test_the_page_keeps_a_batch_without_a_best_rate(build: Any) -> None:
     cells = find_cells(tables.runs)
     text, drawn = opening(cells, tables)
     assert "at its best learning rate, B = 16 at all where it has none" in text
-    assert "Best learning rates: 0.00150 at B = 8, 0.00600 at B = 32." in text
     assert drawn == {(8, 0.0015), *product([16.0], SEARCHED[16]), (32, 0.006)}
 
 

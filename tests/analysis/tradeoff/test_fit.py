@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 
 from batchscape.analysis.estimates import LEVEL
-from batchscape.analysis.tradeoff.checks import leave_one_out
 from batchscape.analysis.tradeoff.fit import fit_tradeoff
-from batchscape.analysis.tradeoff.forms import Data
 from batchscape.errors import AnalysisError
 
 BATCHES = np.array([8.0, 16, 32, 64, 128, 256, 512])
@@ -173,11 +171,10 @@ def test_a_power_law_without_fewest_steps_is_no_perfect_scaling():
     fit = fit_tradeoff(table)
     assert not fit.identified
     assert "perfect scaling, S = b/B" not in fit.why
-    # Its slope by least squares, and what it means for twice the batch.
+    # Its slope by least squares.
     y = means(table)
     slope = -stats.linregress(np.log(y.index), y).slope
     assert f"S = b/B^{slope:.2g}" in fit.why
-    assert f"({2**slope:.3g} times fewer steps for twice the batch" in fit.why
 
 
 def test_one_seed_must_beat_simpler_forms_by_aicc():
@@ -199,35 +196,15 @@ def test_forms_are_compared_by_aicc():
     assert forms["delta"].idxmin() == "two_term"
 
 
-def test_leaving_out_a_batch_is_a_fit_without_it():
-    table = sweep(3, sd=0.1)
-    fitted = fit_tradeoff(table).fitted
-    assert fitted is not None
-    without = fitted.leave_one_out.set_index("left_out")
-    again = fit_tradeoff(table[table["global_batch_size"] != 32])
-    assert without.loc[32, "critical_batch_size"] == pytest.approx(again.parameters[1], rel=1e-6)
-    assert set(without.index) == set(table["global_batch_size"])
-    # A least number of samples is b of S = a + b/B alone.
-    assert without["e_min"].isna().all()
-    y = means(table)
-    data = Data(np.log(y.index.to_numpy(dtype=float)), y.to_numpy()[None], np.ones((1, len(y))))
-    two_term = leave_one_out(data, "two_term")
-    product = two_term["s_min"] * two_term["critical_batch_size"]
-    assert two_term["e_min"].to_numpy() == pytest.approx(product.to_numpy())
-
-
 def test_batch_with_an_unreached_run_is_left_out_loudly():
     table = sweep(3)
     table["outcome"] = "reached"
     lost = (table["global_batch_size"] == 512) & (table["seed"] == 1)
     table.loc[lost, ["steps_to_target", "outcome"]] = [math.nan, "diverged"]
-    table["steps_low"] = 50.0
     fit = fit_tradeoff(table)
     assert 512 not in fit.batches["global_batch_size"].to_numpy()
     (row,) = fit.excluded.to_dict("records")
-    assert (row["runs"], row["reached"], row["at_least_steps"]) == (3, 2, 50.0)
-    batch_steps = table.loc[table["global_batch_size"] == 512, "steps_to_target"]
-    assert row["median_steps"] == batch_steps.max()
+    assert (row["runs"], row["reached"]) == (3, 2)
     assert "1 of 3 runs did not reach the target (1 diverged)" in fit.warnings[0]
     assert (
         fit.critical_batch_size

@@ -8,16 +8,10 @@ import pandas as pd
 
 from batchscape.analysis.cells import GEOMETRY, Cells
 from batchscape.analysis.comparison import spreads_of, valid_figures
-from batchscape.analysis.engines.matching import (
-    counterparts,
-    engines_of,
-    order_engines,
-    shared_settings,
-)
+from batchscape.analysis.engines.matching import engines_of, order_engines, shared_settings
 
 FIGURES = ("peak_allocated_gib", "uss_gib", "step_time_s", "exchange_s")
 """Figures that are set side by side."""
-_NOT_MEASURED = "not measured"
 _FACTORS = ("data_parallel_size", "gradient_accumulation_steps", "micro_batch_size")
 
 
@@ -35,21 +29,12 @@ def engine_costs(cells: Cells, ranks: pd.DataFrame) -> pd.DataFrame:
     moved = pd.to_numeric(runs.reindex(columns=["exchanged_bytes"])["exchanged_bytes"])
     columns["exchanged_bytes"] = moved.astype(float).groupby(runs["cell"]).median()
     columns["exchanges_every_micro_step"] = _exchanges(cells, ranks).reindex(columns["n"].index)
-    columns["step_time_s_note"] = _why_no_time(runs, columns["step_time_s_n"])
     columns["run_ids"] = runs.groupby("cell")["run_id"].agg(";".join)
     head = cells.table[[*GEOMETRY, *shared_settings(cells)]].assign(engine=engine)
     table = head.join(pd.DataFrame(columns), how="inner")
-    table["compared"] = table.index.isin(counterparts(cells).index)
     ranked = table.assign(place=table["engine"].map(order)).reset_index()
     keys = ["global_batch_size", *shared_settings(cells), *_FACTORS, "place"]
     return ranked.sort_values(keys, kind="stable", ignore_index=True).drop(columns="place")
-
-
-def _why_no_time(runs: pd.DataFrame, n: pd.Series[Any]) -> pd.Series[Any]:
-    """Return the most frequent reason why a cell has no valid time."""
-    invalid = runs[~runs["timing_valid"]]
-    reasons = invalid.groupby("cell")["timing_note"].agg(lambda notes: notes.mode().to_numpy()[0])
-    return reasons.reindex(n.index).astype(object).fillna(_NOT_MEASURED).where(n.eq(0))
 
 
 def _exchanges(cells: Cells, ranks: pd.DataFrame) -> pd.Series[bool]:

@@ -18,7 +18,7 @@ ALLOWED = {
     "fields of rows and records, which are written as a whole": """
         allocated_after_model_gib allocator_retries attention_kernel core_wait_s device_used_gib
         energy_source exchange_s exchange_span_s forward_backward_s from_optimizer_step
-        involuntary_switches model_flops_per_sample optimizer_s peak_allocated_first_backward_gib
+        model_flops_per_sample optimizer_s peak_allocated_first_backward_gib
         peak_allocated_first_optimizer_step_gib peak_allocated_steady_gib peak_reserved_gib
         power_capped processor_time_s raw_eval_loss throttled updated_at workspace_gib
         device_limits""",
@@ -30,10 +30,10 @@ ALLOWED = {
         Regressor fsdp_engine __dir__ __getattr__""",
     "called by a library: transformers, Fabric, LitGPT, FSDP, http.server, pytest": """
         BatchscapeCallback _get_train_sampler allocate connect convert_input
-        creates_processes_externally finish_request global_rank list_directory log_message
-        main_address main_port node_rank on_epoch_end on_evaluate on_log on_save on_step_end
-        on_substep_end on_train_begin on_train_end pytest_runtest_logreport set_global_rank
-        set_world_size val_dataloader""",
+        creates_processes_externally do_GET global_rank log_message main_address main_port node_rank
+        on_epoch_end on_evaluate on_log on_save on_step_end on_substep_end on_train_begin
+        on_train_end pytest_runtest_logreport set_global_rank set_world_size timeout
+        val_dataloader""",
     "read by a library: DeepSpeed, torch, transformers, tokenizers, rich": """
         allow_tf32 clip_grad decoder grad_scale logging_nan_inf_filter no_wrap num_labels
         pre_tokenizer use_cache""",

@@ -125,7 +125,8 @@ def of_best_rates(context: Context) -> Judgement | None:
         return Judgement.undecided(str(error).rstrip("."), definition, context.runs["run_id"])
     if optima is None:
         return None
-    group = optima.best.groupby("group")["learning_rate"].count().idxmax()
+    counts = optima.best.groupby("group")["learning_rate"].transform("count")
+    group = optima.best["group"].iloc[int(counts.to_numpy().argmax())]
     best, run_rows = (
         rows[rows["group"].eq(group)] if "group" in rows else rows
         for rows in (optima.best, optima.table)

@@ -283,7 +283,8 @@ def _designs(*arrays: bytes) -> tuple[_FLOATS, _FLOATS]:
     x, weights, powers = map(np.frombuffer, arrays)
     columns = np.vander(_powered(x, powers[:, None]).ravel(), 3, increasing=True)
     design: _FLOATS = columns.reshape(len(powers), len(x), 3)
-    return design, np.linalg.pinv(design * weights[:, None])
+    inverse: _FLOATS = np.linalg.pinv(design * weights[:, None])
+    return design, inverse
 
 
 def _powered(x: _FLOATS, power: _FLOATS | float) -> _FLOATS:

@@ -213,7 +213,8 @@ def _timed(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> pd.DataFrame:
     """Choose the measured cuts of the same global batch that fit."""
     same_batch = candidates["global_batch_size"] == chosen["global_batch_size"]
     is_timed = same_batch & (candidates["source"] == "measured") & candidates["fits"]
-    return candidates.loc[is_timed]
+    timed: pd.DataFrame = candidates[is_timed]
+    return timed
 
 
 def _learning_rate(evidence: Basis, chosen: pd.Series[Any]) -> str:

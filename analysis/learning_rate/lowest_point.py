@@ -283,8 +283,7 @@ def _designs(*arrays: bytes) -> tuple[_FLOATS, _FLOATS]:
     x, weights, powers = map(np.frombuffer, arrays)
     columns = np.vander(_powered(x, powers[:, None]).ravel(), 3, increasing=True)
     design: _FLOATS = columns.reshape(len(powers), len(x), 3)
-    inverse: _FLOATS = np.linalg.pinv(design * weights[:, None])
-    return design, inverse
+    return design, np.asarray(np.linalg.pinv(design * weights[:, None]), dtype=np.float64)
 
 
 def _powered(x: _FLOATS, power: _FLOATS | float) -> _FLOATS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import fcntl
 import hashlib
 import json
 import os
@@ -36,7 +35,7 @@ from batchscape.record.environment import environment
 from batchscape.record.files import JsonLines, sha256_of, write_json
 from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.gradient_sketch import read_sketch, write_sketch
-from batchscape.record.locks import hold
+from batchscape.record.locks import sweep_lock
 from batchscape.record.status import RunStatus, Status, StopReason
 from batchscape.record.tables import read_table
 from batchscape.recorder import Recorder
@@ -376,7 +375,7 @@ def test_every_way_of_writing_follows_the_umask(
             lines.close()
         save_checkpoint(folder.checkpoints, 1, {"done": 1})
         write_sketch(folder, np.zeros(4))
-        with hold(SweepFolder(tmp_path / "sweep").lock, fcntl.LOCK_SH):
+        with sweep_lock(SweepFolder(tmp_path / "sweep")):
             pass
         monkeypatch.setenv("BATCHSCAPE_RUN_DIR", str(tmp_path / "sweep" / "program"))
         with Recorder(rank=0):

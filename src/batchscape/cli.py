@@ -614,6 +614,13 @@ def _sync(arguments: list[str]) -> int:
     new = "of runs that W&B has not seen; default: their own settings"
     parser.add_argument("--project", help=f"project {new}")
     parser.add_argument("--entity", help=f"user or team {new}")
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        default=600.0,
+        help="longest time without news of a run; default: 600",
+    )
     parsed = parser.parse_args(arguments)
     from batchscape.tracking.sync import sync
 
@@ -622,6 +629,7 @@ def _sync(arguments: list[str]) -> int:
         _console(),
         project=parsed.project,
         entity=parsed.entity,
+        timeout_s=parsed.timeout,
     )
     return 0 if done else 1
 
@@ -782,6 +790,14 @@ def _pair(text: str) -> tuple[str, str]:
     if not (name and equals and column):
         raise ValueError
     return name, column
+
+
+def _seconds(text: str) -> float:
+    """Read a positive number; argparse turns the ValueError into its own message."""
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise ValueError
+    return seconds
 
 
 _VERBS: dict[str, Callable[[list[str]], int]] = {

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from pathlib import Path
 from typing import get_args, get_origin
 
 import hydra
@@ -199,26 +200,52 @@ def _message(error: Exception) -> str:
 def _missing_option(file: str, options: Sequence[str]) -> str:
     """Say which option of a group may be meant, and how an option of the user's own is found."""
     group, _, name = file.rpartition("/")
-    # An option that begins with the name, else one that is spelled nearly so.
-    near = [option for option in options if name and option.startswith(name)]
-    hint = did_you_mean(near or near_names(name, options))
-    return (
-        f"{group} has no option {name}{hint} Options: {', '.join(options)}\n"
-        f"One of your own is found with --config-dir DIR, as DIR/{group}/{name}.yaml"
-    )
+    if name.endswith(".yaml"):
+        group, name = group.partition("/")[0], name.removesuffix(".yaml")
+        problem = f"{group} takes the name of an option, without folder and ending: {group}={name}"
+    else:
+        # An option that begins with the name, else one that is spelled nearly so.
+        near = [option for option in options if name and option.startswith(name)]
+        hint = did_you_mean(near or near_names(name, options))
+        problem = f"{group} has no option {name}{hint} Options: {', '.join(options)}"
+    file = f"{group}/{name}.yaml"
+    folders = [place for place in (Path(), *sorted(Path().glob("*/"))) if (place / file).is_file()]
+    if folders:
+        folder = shlex.quote(str(folders[0]))
+        return f"{problem}\nThere is {folders[0] / file}: add --config-dir {folder}"
+    return f"{problem}\nOne of your own is found with --config-dir DIR, as DIR/{file}"
 
 
 def _unknown_key(key: str, present_keys: list[str]) -> str:
     hints = {setting.key: setting.hint for setting in SETTINGS}
+    keys = sorted(hints)
     group, _, last = key.rpartition(".")
-    similar = [other for other in hints if last in _OF_OTHERS.get(other, "").split()]
-    if get_origin(hints.get(group)) is dict:
-        similar = [f"{group}.{name}" for name in near_names(last, present_keys)]
-        if not similar:
-            return f"{group} takes new entries one by one, with a plus: +{key}=VALUE"
-    groups = {other.partition(".")[0] for other in hints}
-    similar = similar or near_names(key, {*hints, *groups} - {key})
-    here = [other for other in hints if group and other.startswith(f"{group}.")]
+    misspelt = near_names(last, present_keys)
+    if misspelt and get_origin(hints.get(group)) is dict:
+        return (
+            f"{key} is no entry of the chosen option; did you mean {group}.{misspelt[0]}? "
+            f"(Entries: {', '.join(present_keys)}; one that is new takes a plus)"
+        )
+    for entries in (key, group):
+        if get_origin(hints.get(entries)) is dict:
+            return (
+                f"{entries} takes new entries one by one, with a plus: "
+                f"+{entries}.{'NAME' if entries == key else last}=VALUE "
+                f"(where the chosen option of {entries.partition('.')[0]} has {entries})"
+            )
+    if key in keys:
+        return f"{key} is no setting of the chosen option of {group}; another option has it"
+    groups = [] if group else sorted({other.partition(".")[0] for other in keys})
+    similar = [other for other in keys if last in _OF_OTHERS.get(other, "").split()]
+    similar = similar or near_names(key, groups)
+    if not similar:
+        close = near_names(last, (other.rpartition(".")[2] for other in keys))
+        similar = [other for other in keys if other.rpartition(".")[2] in close]
+    # A misspelt group is near to the right one.
+    of_group = [other for other in similar if near_names(group, [other.rpartition(".")[0]])]
+    here = [other for other in keys if group and other.startswith(f"{group}.")]
     listed = f"\nKnown there: {', '.join(here)}" if here else ""
-    what = "no setting of the chosen option" if key in hints else "no setting"
-    return f"{key} is {what}{did_you_mean(similar)}{listed}\nAll settings: batchscape run --cfg job"
+    return (
+        f"{key} is no setting{did_you_mean(of_group or similar)}{listed}\n"
+        "All settings: batchscape run --cfg job"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -277,12 +278,19 @@ def test_a_grid_without_end_is_refused_before_it_is_expanded(
         grid(*lines)
 
 
+@pytest.mark.parametrize("folder", [".", "my studies"])
 def test_a_study_of_ones_own_is_named_with_what_finds_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"--config-dir DIR, as DIR/sweeps/mine\.yaml$"):
         compose(["sweeps=mine"], "batchscape plan")
-    (tmp_path / "my studies" / "sweeps").mkdir(parents=True)
-    (tmp_path / "my studies" / "sweeps" / "mine.yaml").write_text("# @package _global_\nseed: 3\n")
-    assert compose(["--config-dir", "my studies", "sweeps=mine"], "batchscape plan") is not None
+    (tmp_path / folder / "sweeps").mkdir(parents=True)
+    (tmp_path / folder / "sweeps" / "mine.yaml").write_text("# @package _global_\nseed: 3\n")
+    with pytest.raises(ConfigError) as caught:
+        compose(["sweeps=mine"], "batchscape plan")
+    *_, hint = str(caught.value).splitlines()
+    place = (Path(folder) / "sweeps" / "mine.yaml").as_posix()
+    assert hint.startswith(f"There is {place}: add --config-dir ")
+    option = shlex.split(hint.partition("add ")[2])
+    assert compose([*option, "sweeps=mine"], "batchscape plan") is not None

@@ -153,6 +153,7 @@ class FakeTraining:
             "small_batch_size": 8 if k % 3 == 0 else None,
             "small_gradient_square": 3.0 if k % 3 == 0 else None,
             "global_batch_size": 32,
+            "involuntary_switches": 0,
             "core_wait_s": self.core_wait_s,
             "processor_time_s": 0.03125,
             "warmup": k < 3,

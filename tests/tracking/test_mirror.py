@@ -154,6 +154,7 @@ def _check_identity(training, segment, settings) -> None:
         "init_seed": 3,
         "data_seed": 3,
         "source_hash": None,
+        "stages": [{"samples": 384, "geometry": geometry, "optimizer": settings["optimizer"]}],
         "launch": {"attempt": 0},
     }
     assert {name: value for name, value in config.items() if name != "_wandb"} == expected
@@ -226,8 +227,10 @@ def test_what_is_not_known_of_a_program_is_not_in_wandb(
     assert re.fullmatch("2x8x2 ddp gpt adamw [0-9a-f]{6}", run["display_name"])
     config = run["config"]["update"]
     assert not {"not_passed", "seed", "init_seed", "data_seed"} & config.keys()
-    assert config["optimizer"]["name"] == "adamw"
-    assert "learning_rate" not in config["optimizer"]
+    (stage,) = config["stages"]
+    for optimizer in (config["optimizer"], stage["optimizer"]):
+        assert optimizer["name"] == "adamw"
+        assert "learning_rate" not in optimizer
 
 
 @pytest.mark.slow
@@ -349,6 +352,22 @@ def test_a_sweep_keeps_its_name_without_the_run_that_began_first(
         groups[name] = checked_segment(training.folder).of("run")[0]["run_group"]
         shutil.rmtree(training.folder.path)
     assert groups["run-a"] == groups["run-b"]
+
+
+@pytest.mark.slow
+def test_a_long_run_is_no_silence(sweep, fake_training) -> None:
+    """However long W&B takes for all its rows, the mirror is heard of in between."""
+    training = fake_training("run-a")
+    training.begin()
+    training.train(range(1, 601))
+    training.end(Status.COMPLETED)
+    worker = mirrors.Worker(mirrors.MirrorRequest(str(sweep.path), "offline", "rest"))
+    try:
+        kinds = [event.kind for event in worker.events(600.0)]
+    finally:
+        worker.close()
+    assert kinds.count("rows") >= 2
+    assert kinds[-2:] == ["done", "end"]
 
 
 def test_every_wait_has_a_bound(monkeypatch) -> None:

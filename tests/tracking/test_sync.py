@@ -260,11 +260,10 @@ def test_a_failing_run_does_not_stop_the_others(
 
 @pytest.mark.slow
 def test_a_hanging_upload_is_cut_and_the_others_go_on(
-    sweep, three_runs, server, rows_of, monkeypatch, capsys
+    sweep, three_runs, server, rows_of, capsys
 ) -> None:
-    monkeypatch.setattr("batchscape.tracking.sync._SILENCE_S", 20.0)
     server.refused["run-a"] = 500  # W&B's client tries again and again
-    code, printed = sync(sweep, capsys)
+    code, printed = sync(sweep, capsys, "--timeout", "20")
     assert code == 1
     assert "run-a: not uploaded: " in printed
     check_all_there(server, three_runs[1:2], rows_of)
@@ -317,11 +316,17 @@ def test_a_crash_of_the_uploader_is_a_message(sweep, monkeypatch, tmp_path) -> N
     assert waiting(sweep) == ["run-a", "run-b"]
 
 
-@pytest.mark.parametrize("argv", [["nowhere"]])
+@pytest.mark.parametrize("argv", [["nowhere"], ["nowhere", "--timeout", "10"]])
 def test_a_folder_without_runs(argv, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["sync", *argv]) == 2
     assert "does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon"])
+def test_a_timeout_is_a_positive_number(text, capsys) -> None:
+    assert main(["sync", "here", f"--timeout={text}"]) == 2
+    assert "--timeout" in capsys.readouterr().err
 
 
 @pytest.mark.slow

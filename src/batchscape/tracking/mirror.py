@@ -66,8 +66,8 @@ class MirrorRequest:
 class Event:
     """Message of the process."""
 
-    kind: Literal["done", "failed", "refused", "end"]
-    """`refused` and `end` are the last: nothing can be
+    kind: Literal["rows", "done", "failed", "refused", "end"]
+    """`rows`: W&B takes the rows of a long run. `refused` and `end` are the last: nothing can be
     mirrored in this mode; all runs were read."""
     run: str | None = None
     """A run, or `report`, or `workspace`; None: the whole sweep."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -86,6 +86,7 @@ def curve_points(table: str, row: Row) -> dict[str, Any]:
     return points
 
 
+ROWS_PER_EVENT = 256
 _LOOK_S = 0.2
 _UNTIMED = "timing_invalid"
 """Tag of a run whose times do not count."""
@@ -110,6 +111,8 @@ class WandbRun:
         Name and group of the run.
     sweep_id : str
         Id of its sweep in W&B.
+    tell_rows : callable
+        Called from time to time while W&B takes rows, so that a long run is not taken for silence.
     """
 
     def __init__(
@@ -122,8 +125,10 @@ class WandbRun:
         status: RunStatus,
         label: Label,
         sweep_id: str,
+        tell_rows: Callable[[], None],
     ) -> None:
         self._folder = folder
+        self._tell_rows = tell_rows
         self._tracker = tracker
         self._tails = {table: Tail(folder.lines(table)) for table in CURVES}
         self._held_rows: list[_NumberedRow] = []
@@ -215,10 +220,12 @@ class WandbRun:
 
     def _log(self, rows: Iterable[_NumberedRow]) -> None:
         """Log rows that W&B lacks: a resumed run repeats the rows after its checkpoint."""
-        for step, table, row in sorted(rows, key=lambda keyed: keyed[0]):
+        for number, (step, table, row) in enumerate(sorted(rows, key=lambda keyed: keyed[0])):
             if step > self._last_step:
                 self._run.log(curve_points(table, row), step=step)
                 self._last_step = step
+                if number % ROWS_PER_EVENT == 0:
+                    self._tell_rows()
 
     def _tags(self, status: RunStatus) -> tuple[str, ...]:
         untimed = [_UNTIMED] if why_run_untimed(self._folder, status) is not None else []
@@ -275,9 +282,21 @@ def _config(folder: RunFolder) -> dict[str, Any]:
     config: dict[str, Any] = passed_settings(content)
     lacking = set(content["resolved"].get("not_passed", ()))
     for name, value in content["resolved"].items():
-        if name not in {*lacking, "not_passed", "stages"}:
-            # A planned value must not be taken for a measured one.
-            config[f"planned_{name}" if name in FIGURES else name] = value
+        if name in lacking or name == "not_passed":
+            continue
+        # A planned value must not be taken for a measured one.
+        config[f"planned_{name}" if name in FIGURES else name] = value
+    config["stages"] = [
+        {
+            **stage,
+            "optimizer": {
+                name: value
+                for name, value in stage["optimizer"].items()
+                if f"optimizer.{name}" not in lacking
+            },
+        }
+        for stage in config["stages"]
+    ]
     config |= content["geometry"]
     config |= {name: content[name] for name in ("run_id", "trajectory_id", "sweep_name")}
     config["data_manifest_hash"] = content["data"]["manifest_hash"]

@@ -16,9 +16,6 @@ from batchscape.text import count_text
 from batchscape.tracking.mirror import Event, MirrorRequest, Worker
 from batchscape.tracking.state import MirrorState, Uploads, uploads_of
 
-_SILENCE_S = 600.0
-"""Longest time without an event of any run."""
-
 
 def sync(
     sweep_dirs: Sequence[Path],
@@ -26,6 +23,7 @@ def sync(
     *,
     project: str | None = None,
     entity: str | None = None,
+    timeout_s: float = 600.0,
 ) -> bool:
     """Upload the ended runs and reports of sweeps that W&B lacks.
 
@@ -40,6 +38,8 @@ def sync(
         Where progress is shown.
     project, entity : str, optional
         Where new runs go in W&B; by default as their own settings say.
+    timeout_s : float
+        Longest time without an event of any run, in seconds.
 
     Returns
     -------
@@ -66,7 +66,7 @@ def sync(
     with Progress(*columns, console=console, transient=True, disable=is_hidden) as progress:
         task = progress.add_task("", total=sum(len(_names_to_send(sweep)) for sweep in sweeps))
         for sweep in sweeps:
-            for event in _events(sweep, project, entity):
+            for event in _events(sweep, project, entity, timeout_s):
                 progress.advance(task)
                 if event.kind == "done":
                     done[event.run if event.run in {"report", "workspace"} else "run"] += 1
@@ -91,7 +91,9 @@ def _names_to_send(sweep: Uploads) -> set[str]:
     return names
 
 
-def _events(sweep: Uploads, project: str | None, entity: str | None) -> Iterator[Event]:
+def _events(
+    sweep: Uploads, project: str | None, entity: str | None, timeout_s: float
+) -> Iterator[Event]:
     """Upload a sweep; yield the result of each run, of the report and of the workspace."""
     for run, problem in sweep.damaged.items():
         yield Event("failed", run, problem)
@@ -101,7 +103,7 @@ def _events(sweep: Uploads, project: str | None, entity: str | None) -> Iterator
     beside = sorted(unsent & {"report", "workspace"})
     request = MirrorRequest(str(sweep.sweep_dir), "online", "sync", beside, project, entity)
     with closing(Worker(request)) as worker:
-        for event in worker.events(_SILENCE_S):
+        for event in worker.events(timeout_s):
             # Runs that have ended since do not count, and damaged ones are reported above.
             if event.run in unsent:
                 unsent.discard(str(event.run))

@@ -179,6 +179,7 @@ class _WandbMirror:
                 status=status,
                 label=label_of(folder, self._sweep_id),
                 sweep_id=self._sweep_id,
+                tell_rows=lambda: _send_event(Event("rows")),
             )
         return self._open[folder.path]
 

@@ -16,7 +16,7 @@ import pytest
 
 from batchscape.record.claims import CLAIMS, RunClaim
 from batchscape.record.folder import RunFolder, SweepFolder
-from batchscape.record.locks import Lock, hold, is_held, take
+from batchscape.record.locks import Lock, hold, is_held, sweep_lock, take
 
 HOLDS = """
 import sys, time
@@ -139,7 +139,7 @@ def test_short_turns_are_taken_one_after_the_other(path: Path, tmp_path: Path) -
 
 def test_launchers_share_a_sweep_and_not_a_run(tmp_path: Path) -> None:
     sweep = SweepFolder(tmp_path / "sweep")
-    with hold(sweep.lock, fcntl.LOCK_SH), hold(sweep.lock, fcntl.LOCK_SH):
+    with sweep_lock(sweep), sweep_lock(sweep):
         assert is_held(sweep.lock)
         one, other = claimed(sweep.run("a")), claimed(sweep.run("b"))
         assert CLAIMS.claim(sweep.run("a")) is None
@@ -158,7 +158,7 @@ def test_without_locks_a_sweep_is_used_all_the_same(
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with hold(sweep.lock, fcntl.LOCK_SH):
+    with sweep_lock(sweep):
         assert not is_held(sweep.lock)
         claim = claimed(sweep.run("a"))
         assert claim.descriptors == ()

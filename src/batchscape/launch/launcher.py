@@ -6,7 +6,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from fcntl import LOCK_SH
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,7 +34,7 @@ from batchscape.record.causes import Cause
 from batchscape.record.disk import check_usable, explained, read_each
 from batchscape.record.files import write_json
 from batchscape.record.folder import SweepFolder
-from batchscape.record.locks import hold
+from batchscape.record.locks import sweep_lock
 from batchscape.record.outcome import RankExit
 from batchscape.record.spec import RunSpec
 from batchscape.record.state import is_tried_again
@@ -171,7 +170,7 @@ class Launcher:
         config = self._specs[0].config
         self._failures = Failures(self._sweep, config.launcher.max_failures)
         check_usable(self._sweep)
-        with hold(self._sweep.lock, LOCK_SH), ExitStack() as stack:
+        with sweep_lock(self._sweep), ExitStack() as stack:
             self._remaining = RemainingRuns(
                 self._specs, self._sweep, statuses_to_retry(config.launcher.retry)
             )

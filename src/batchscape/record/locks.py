@@ -11,9 +11,12 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from batchscape.errors import LaunchError
+from batchscape.record.folder import SweepFolder
 
 AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
 """Exclusive, without waiting."""
@@ -168,6 +171,26 @@ def hold(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
     finally:
         if lock is not None:
             lock.release()
+
+
+@contextmanager
+def sweep_lock(sweep: SweepFolder) -> Iterator[None]:
+    """Show that a launcher is at work in a sweep, beside others if there are any.
+
+    `status` reads it; where the file system has no locks, `status` infers it from the runs.
+
+    Raises
+    ------
+    LaunchError
+        If the folder cannot be written to.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(hold(sweep.lock, fcntl.LOCK_SH))
+        except OSError as error:
+            msg = f"{sweep.path} cannot be used ({error}); give a sweep_dir that can be written to"
+            raise LaunchError(msg) from None
+        yield
 
 
 def _is_at(path: Path, descriptor: int) -> bool:

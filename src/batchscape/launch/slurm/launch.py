@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from fcntl import LOCK_SH
 from pathlib import Path
 
 from rich.console import Console
@@ -30,7 +29,7 @@ from batchscape.record.claims import CLAIMS
 from batchscape.record.disk import check_usable, read_each
 from batchscape.record.files import read_json, write_atomically
 from batchscape.record.folder import RunFolder, SweepFolder
-from batchscape.record.locks import hold
+from batchscape.record.locks import hold, sweep_lock
 from batchscape.record.outcome import RunEnd
 from batchscape.record.spec import RunSpec
 from batchscape.record.state import Next, read_state
@@ -84,7 +83,7 @@ def run_on_slurm(
         raise AssertionError(msg)
     ordered = launch_order(specs)
     check_usable(sweep)
-    with hold(sweep.lock, LOCK_SH):
+    with sweep_lock(sweep):
         retry = statuses_to_retry(launcher.retry)
         remaining = RemainingRuns(ordered, sweep, retry)
         progress = Progress(console, len(specs))

@@ -32,7 +32,7 @@ ALLOWED = {
         BatchscapeCallback _get_train_sampler allocate connect convert_input
         creates_processes_externally do_GET global_rank log_message main_address main_port node_rank
         on_epoch_end on_evaluate on_log on_save on_step_end on_substep_end on_train_begin
-        on_train_end pytest_runtest_logreport set_global_rank set_world_size timeout
+        on_train_end pytest_runtest_logreport set_global_rank set_world_size
         val_dataloader""",
     "read by a library: DeepSpeed, torch, transformers, tokenizers, rich": """
         allow_tf32 clip_grad decoder grad_scale logging_nan_inf_filter no_wrap num_labels

@@ -318,7 +318,12 @@ def test_blocks_of_70_billion_parameters_fit_on_64_nodes(
     """A quarter of its blocks, as each is rehearsed like the others."""
     ranks, blocks = 8 * 64, 20
     lines = (
-        *(*LLAMA_70B, f"model.n_layers={blocks}", "engine=fsdp", "engine.activation_checkpointing=true"),
+        *(
+            *LLAMA_70B,
+            f"model.n_layers={blocks}",
+            "engine=fsdp",
+            "engine.activation_checkpointing=true",
+        ),
         *("cluster=h100_80g", "cluster.nodes=64", "batch.nodes=64"),
         *(f"batch.data_parallel_size={ranks}", f"batch.global_batch_size={ranks}", MICRO),
         *("budget.samples=1024", "evaluation.every_samples=null", "evaluation.samples=32"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -32,9 +34,16 @@ _WORDS = {
 
 def meaning_of(owner: type, name: str) -> str:
     """Return the text below a field, in the dataclass itself or one of its bases."""
-    infos = (getattr(base, "__pydantic_fields__", {}).get(name) for base in owner.__mro__)
-    description = next((info.description for info in infos if info and info.description), "")
-    return " ".join(description.split())
+    for base in filter(is_dataclass, owner.__mro__):
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        for pair in pairwise(getattr(definition, "body", ())):
+            match pair:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=field)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ) if field == name:
+                    return " ".join(text.split())
+    return ""
 
 
 def plain(value: object) -> str:

@@ -115,11 +115,13 @@ def _entries(cells: Cells, figures: pd.DataFrame, name: str) -> pd.DataFrame:
         pair_columns.append("timing_repeat")
     if name == "step_time_s":
         keys["global_batch_size"] = runs["global_batch_size"]
-    # Samples and tokens a second give the same comparison; a second one would only cost power.
+    # Samples and tokens a second give the same comparison; a second test would only
+    # lower the power of the others.
     if name == "samples_per_s":
         value = value.where(figures["tokens_per_s"].isna())
     # A run out of memory says nothing about a loss: other decompositions have that loss too.
-    harmless = ["completed", "oom"] if figure.kind == "loss" else ["completed"]
+    # One run with another end, and its candidate is not marked.
+    allowed_statuses = ["completed", "oom"] if figure.kind == "loss" else ["completed"]
     return pd.DataFrame(
         {
             "contest": _numbered(pd.DataFrame(keys, index=runs.index)),
@@ -127,7 +129,7 @@ def _entries(cells: Cells, figures: pd.DataFrame, name: str) -> pd.DataFrame:
             "pair": _numbered(runs[pair_columns]),
             "cell": runs["cell"],
             "value": (1.0 if figure.better == "lower" else -1.0) * value.reindex(runs.index),
-            "is_harmless": runs["status"].isin(harmless),
+            "leaves_markable": runs["status"].isin(allowed_statuses),
         }
     )
 
@@ -148,7 +150,7 @@ def _outcomes(entries: pd.DataFrame, is_loss: bool) -> Iterator[tuple[list[int],
     # Means as the table shows them: over seeds for a loss, over runs for the others.
     averaged = paired if is_loss else measured
     means = averaged.groupby(["contest", "candidate"])["value"].mean()
-    completed_by_candidate = entries.groupby("candidate")["is_harmless"].all().to_dict()
+    completed_by_candidate = entries.groupby("candidate")["leaves_markable"].all().to_dict()
     cells_by_candidate = measured.groupby("candidate")["cell"].unique().to_dict()
     if paired.empty:
         return

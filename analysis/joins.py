@@ -16,26 +16,28 @@ _KEYS = ["sweep_dir", "run_id"]
 
 def rows_of(runs: pd.DataFrame, rows: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     """Select columns of the rows of some runs as floats, with `run`, the run's position."""
-    changes = np.ones(len(rows), dtype=bool)
-    changes[1:] = False
+    is_start = np.ones(len(rows), dtype=bool)
+    is_start[1:] = False
     for name in _KEYS:
         column = rows[name]
         if isinstance(column.dtype, pd.CategoricalDtype):
             codes = column.cat.codes.to_numpy()
         else:
             codes, _ = pd.factorize(column)
-        changes[1:] |= codes[1:] != codes[:-1]
-    starts = np.flatnonzero(changes)
+        is_start[1:] |= codes[1:] != codes[:-1]
+    starts = np.flatnonzero(is_start)
     lengths = np.diff(starts, append=len(rows))
-    place = {key: position for position, key in enumerate(_keys(runs))}
-    run = np.array([place.get(key, -1) for key in _keys(rows.iloc[starts])], dtype=np.int64)
-    of_rows = np.repeat(run, lengths)
-    is_selected = of_rows >= 0
+    position_of_run = {key: position for position, key in enumerate(_keys(runs))}
+    run_of_stretch = np.array(
+        [position_of_run.get(key, -1) for key in _keys(rows.iloc[starts])], dtype=np.int64
+    )
+    run_of_row = np.repeat(run_of_stretch, lengths)
+    is_selected = run_of_row >= 0
     selected = {
         name: rows[name].array[is_selected].to_numpy(dtype=float, na_value=np.nan)
         for name in columns
     }
-    return pd.DataFrame({"run": of_rows[is_selected], **selected}, copy=False)
+    return pd.DataFrame({"run": run_of_row[is_selected], **selected}, copy=False)
 
 
 def _keys(table: pd.DataFrame) -> Iterator[tuple[object, ...]]:

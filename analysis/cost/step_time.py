@@ -180,14 +180,15 @@ def _sum_of_cells(parts: list[CostFit], rows: pd.DataFrame) -> pd.DataFrame:
     """Sum the parts by cell; a part that a cell lacks, such as an exchange, is zero."""
     keys = list(FACTORS)
     total = parts[0].cells.copy()
+    # Cells and groups are both sorted by the factors.
     total["measured"] = rows.groupby(keys)["step_time_s"].mean().to_numpy()
     cuts = list(zip(*(total[key] for key in keys), strict=True))
     for part in parts[1:]:
-        theirs = zip(*(part.cells[key] for key in keys), strict=True)
-        place = {cut: number for number, cut in enumerate(theirs)}
+        cuts_of_part = zip(*(part.cells[key] for key in keys), strict=True)
+        row_of_cut = {cut: number for number, cut in enumerate(cuts_of_part)}
         for name in ("fitted", "left_out"):
             other = part.cells[name].to_numpy()
-            total[name] += [other[place[cut]] if cut in place else 0.0 for cut in cuts]
+            total[name] += [other[row_of_cut[cut]] if cut in row_of_cut else 0.0 for cut in cuts]
     total["residual"] = total["measured"] - total["fitted"]
     total["left_out_error_pct"] = 100 * (total["left_out"] / total["measured"] - 1)
     return total

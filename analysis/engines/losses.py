@@ -79,8 +79,8 @@ def _members(cells: Cells) -> pd.DataFrame:
 def _pairs(extremes: pd.DataFrame, members: pd.DataFrame) -> pd.DataFrame:
     """Return the largest differences of any two decompositions of two engines.
 
-    The largest of one set of losses and the smallest of the other have it, so that no pairs of
-    runs are compared.
+    It lies between the largest loss of one engine and the smallest of the other, so that pairs of
+    runs need not be compared.
     """
     both = extremes.merge(
         extremes, on=["group", "family", "optimizer_step"], suffixes=("", "_other")
@@ -89,8 +89,8 @@ def _pairs(extremes: pd.DataFrame, members: pd.DataFrame) -> pd.DataFrame:
     first, second = both["engine"].map(order), both["engine_other"].map(order)
     # A single run has no other run of its engine to compare with.
     both = both[first.lt(second) | (first.eq(second) & both["count"].gt(1))]
-    low, high = (both["max_other"] - both["min"]), (both["max"] - both["min_other"])
-    size = low.where(low > high, high)
+    other_above, other_below = both["max_other"] - both["min"], both["max"] - both["min_other"]
+    size = other_above.where(other_above > other_below, other_below)
     smaller = both[["min", "min_other"]].abs().min(axis=1)
     both = both.assign(size=size, relative=size / smaller)
     keys = ["group", "engine", "engine_other"]

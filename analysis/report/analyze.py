@@ -171,7 +171,10 @@ def _refuse_unfit(read: ForeignTable, targets: Sequence[float] | None, crossing:
         msg = "the table has one loss a run, and steps to a target need curves: leave --target out"
         raise AnalysisError(msg)
     if crossing != "sustained" and read.kind != "curves":
-        msg = f"--crossing is found in curves, and the table is one of {read.kind}"
+        msg = (
+            f"--crossing={crossing} says when a loss curve reaches a target, and the table is one "
+            f"of {read.kind}: leave --crossing out"
+        )
         raise AnalysisError(msg)
 
 

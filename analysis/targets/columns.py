@@ -158,7 +158,10 @@ def _refuse_twice(table: pd.DataFrame, columns: Mapping[str, str]) -> None:
     if twice := sorted(repeated & recognised) or sorted(
         {c for c in headers if headers.count(c) > 1}
     ):
-        msg = f"columns have names of their own; these are there more than once: {', '.join(twice)}"
+        msg = (
+            f"every column needs another name; more than one is called {', '.join(twice)}: rename "
+            "all but one of each"
+        )
         raise AnalysisError(msg)
 
 

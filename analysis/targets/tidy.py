@@ -10,6 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from batchscape.errors import AnalysisError
+from batchscape.text import list_text
 
 _NEEDED = ("run", "global_batch_size", "loss")
 _DEFAULTS: dict[str, Any] = {
@@ -45,7 +46,11 @@ def tidy_curves(curves: pd.DataFrame) -> pd.DataFrame:
     """
     refuse_missing(curves, _NEEDED, "a table of curves")
     if not {"optimizer_step", "samples"} & set(curves):
-        msg = "a table of curves needs optimizer_step or samples: how far a run was at each loss"
+        names = list_text(map(str, curves.columns), "and")
+        msg = (
+            "a table of curves needs optimizer_step or samples: how far a run was at each loss; "
+            f"it has {names}"
+        )
         raise AnalysisError(msg)
     curves = curves.reset_index(drop=True)
     batch = curves["global_batch_size"]

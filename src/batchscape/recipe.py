@@ -293,18 +293,18 @@ def _step(name: str, value: object, reason: str, basis: Basis) -> Step:
     return {"name": name, "value": str(value), "reason": reason, "basis": basis}
 
 
-def _steps(chosen: Cut, there: int, most: int, cuts: Sequence[Cut]) -> list[Step]:
+def _steps(chosen: Cut, present: int, most: int, cuts: Sequence[Cut]) -> list[Step]:
     geometry, forecast, memory = chosen.geometry, chosen.forecast, chosen.forecast.memory
     ranks, micro = geometry.data_parallel_size, geometry.micro_batch_size
-    which = "the largest there is" if chosen == cuts[-1] else "the largest that fits"
+    why_micro_batch = "the largest there is" if chosen == cuts[-1] else "the largest that fits"
     if chosen.fits is None:
-        which = "may fit; none does surely"
+        why_micro_batch = "may fit; none does surely"
     if memory is not None and memory.room_gib is not None and (taken := memory_text(memory)):
-        which += f": tensors take {taken} of {memory.room_gib:.3g} GiB"
+        why_micro_batch += f": tensors take {taken} of {memory.room_gib:.3g} GiB"
     product = f"{geometry.global_batch_size} / ({ranks} x {micro})"
     steps = [
-        _step("micro-batch", micro, which, chosen.basis),
-        _step("devices", ranks, _why_devices(geometry, there, most), "given"),
+        _step("micro-batch", micro, why_micro_batch, chosen.basis),
+        _step("devices", ranks, _why_devices(geometry, present, most), "given"),
         _step("accumulation", geometry.gradient_accumulation_steps, product, "computed"),
         _learning_rate(chosen.spec),
     ]
@@ -321,10 +321,10 @@ def _steps(chosen: Cut, there: int, most: int, cuts: Sequence[Cut]) -> list[Step
     ]
 
 
-def _why_devices(geometry: BatchGeometry, there: int, most: int) -> str:
+def _why_devices(geometry: BatchGeometry, present: int, most: int) -> str:
     batch_size, ranks = geometry.global_batch_size, geometry.data_parallel_size
     if ranks == most:
-        return "all there are" if most == there else f"as many as asked, of {there}"
+        return "all there are" if most == present else f"as many as asked, of {present}"
     if batch_size % most == 0:
         return f"of {most}, which cannot be spread evenly over nodes"
     near = near_multiples(batch_size, most)

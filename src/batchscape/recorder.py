@@ -345,6 +345,6 @@ def _numbers(**values: Number | None) -> dict[str, float]:
             msg = f"{name} must be a number or a tensor of one, got {text}"
             raise ConfigError(msg) from None
         if name.endswith("_s") and not 0 <= row[name] < math.inf:
-            msg = f"{name} must be a time in seconds, got {row[name]}"
+            msg = f"{name} must be a time in seconds, finite and at least 0; got {row[name]}"
             raise ConfigError(msg)
     return row

@@ -79,25 +79,30 @@ def is_available() -> bool:
 
 
 def jobs(ids: Iterable[str]) -> dict[str, Job]:
-    """Return the states of jobs, by one question.
+    """Return the states of jobs, by at most two commands however many there are.
 
     The controller is asked first: it alone knows which jobs live, and how those ended that it has
     not forgotten yet (`MinJobAge`, 5 minutes by default). Accounting, where there is any, is asked
     for those that have ended: it forgets none.
     """
-    names = sorted(set(ids))
-    if not names:
+    job_ids = sorted(set(ids))
+    if not job_ids:
         return {}
-    jobs_by_name = _jobs_of_queue(names)
-    ended = [name for name in names if name not in jobs_by_name or jobs_by_name[name].state.is_over]
+    jobs_by_id = _jobs_of_queue(job_ids)
+    ended = [
+        job_id for job_id in job_ids if job_id not in jobs_by_id or jobs_by_id[job_id].state.is_over
+    ]
     if ended:
         # There may be no accounting; its database may be down, or behind the controller, which
         # alone knows which jobs live.
         with suppress(SchedulerError):
             accounted = _jobs_of_accounting(ended)
-            jobs_by_name |= {name: job for name, job in accounted.items() if job.state.is_over}
+            jobs_by_id |= {job_id: job for job_id, job in accounted.items() if job.state.is_over}
     unknown = "the scheduler does not know it, or not any more"
-    return {name: jobs_by_name.get(name) or Job(name, JobState.UNKNOWN, unknown) for name in names}
+    return {
+        job_id: jobs_by_id.get(job_id) or Job(job_id, JobState.UNKNOWN, unknown)
+        for job_id in job_ids
+    }
 
 
 def active_jobs(names: Iterable[str]) -> dict[str, str]:

@@ -72,6 +72,7 @@ def test_whole_numbers_are_searched_as_such() -> None:
     assert not searched.intervals[0].is_log
 
 
+@pytest.mark.slow
 def test_what_would_make_trials_incomparable_tells_two_searches_apart() -> None:
     one = space(RATE, BATCHES, "search=tpe").identity
     assert one == space(RATE, BATCHES, "search=gp", "search.trials=3").identity

@@ -63,7 +63,7 @@ def test_a_trial_is_chosen_with_one_thread(tmp_path: Path, monkeypatch: pytest.M
     assert set(numbers) == {1}
 
 
-@pytest.mark.parametrize("name", ["random", "tpe", "gp"])
+@pytest.mark.parametrize("name", ["random", "tpe", pytest.param("gp", marks=pytest.mark.slow)])
 def test_a_search_that_is_opened_again_goes_on_as_if_it_never_ended(
     name: str, tmp_path: Path
 ) -> None:
@@ -179,7 +179,7 @@ def test_a_grid_has_no_more_points_than_trials() -> None:
     assert len({tuple(point.values()) for point in points}) == len(points)
 
 
-@pytest.mark.parametrize("name", ["tpe", "gp"])
+@pytest.mark.parametrize("name", ["tpe", pytest.param("gp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("objective", [["loss"], ["loss", "peak_allocated_gib"]])
 def test_a_sampler_stays_away_from_what_cannot_be(
     name: str, objective: list[str], tmp_path: Path

@@ -65,7 +65,7 @@ class FolderCoder:
                 "folder that `save_pretrained` of a transformers tokenizer has written"
             )
             raise ConfigError(msg) from None
-        # Numbers of tokens may have gaps, so that there are fewer tokens than rows are needed.
+        # Token ids may have gaps: the embedding then needs more rows than there are tokens.
         self.vocabulary = max(self._tokenizer.get_vocab().values()) + 1
         self._dtype = smallest_dtype(self.vocabulary - 1)
         end = self._tokenizer.eos_token_id

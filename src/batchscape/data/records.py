@@ -146,7 +146,7 @@ def _parquet_rows(file: Path, fields: Sequence[str]) -> Rows:
     try:
         with ParquetFile(file) as table:
             names = table.schema_arrow.names
-            # Where a field is missing, the message names those that are there.
+            # Where a field is missing all are read: the refusal in `_record` lists them.
             columns = list(fields) if set(fields) <= set(names) else names
             for batch in table.iter_batches(batch_size=_ROWS, columns=columns):
                 yield batch.to_pylist()

@@ -123,8 +123,8 @@ def _token_files(setting: str, path: str) -> list[TokenFile]:
     strange = [shard for shard in shards if not shard.is_file()]
     if strange:
         msg = (
-            f"data.{setting}={path} cannot be read: {strange[0]} is a pipe, a device or a link to "
-            "nothing; remove it, or put the file there"
+            f"data.{setting}={path} cannot be read: {strange[0]} is no file (but a folder, a "
+            "pipe, a device or a link to nothing); remove it, or put the file there"
         )
         raise ConfigError(msg)
     if not shards:

@@ -332,12 +332,12 @@ def read_script(
     if not chosen:
         msg = (
             f"{name}: no launch command found (torchrun, accelerate launch, deepspeed, litgpt, "
-            "python); a configuration file ends in .json, .yaml or .yml"
+            "python); if it is a configuration file, its name must end in .json, .yaml or .yml"
         )
         if name == COMMAND_LINE:
             msg = (
-                f"no launch command in {text[:80]!r}: it starts with torchrun, accelerate launch, "
-                "deepspeed, litgpt or python"
+                f"no launch command in {text[:80]!r}: a launch command starts with torchrun, "
+                "accelerate launch, deepspeed, litgpt or python"
             )
         raise ConfigError(msg)
     if len(chosen) > 1:

@@ -23,8 +23,16 @@ from batchscape.record.placeholders import placeholder_values, used_placeholders
 from batchscape.record.spec import RunSpec
 from batchscape.recorder import ATTEMPT_VARIABLE, RUN_DIR_VARIABLE
 
-_OF_OTHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Where batchscape itself was started by such a launcher, they are not the program's."""
+_RANK_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+"""Set by torchrun and its like for their ranks. Where batchscape was started so, a program must not
+inherit them."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,7 @@ def command_line(spec: RunSpec, command: Command, folder: RunFolder, attempt: in
             listening.bind(("127.0.0.1", 0))
             values["port"] = listening.getsockname()[1]
     texts = {name: written(values[name]) for name in placeholders}
-    inherited = {key: value for key, value in os.environ.items() if key not in _OF_OTHERS}
+    inherited = {key: value for key, value in os.environ.items() if key not in _RANK_VARIABLES}
     environment = {
         **inherited,
         # Lines that a crash would lose with the program's buffer say why it crashed.

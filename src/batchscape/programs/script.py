@@ -42,8 +42,8 @@ def _check_first_word(command: Command, folder: Path) -> None:
     if executable is None:
         where = f"in {folder.absolute()}" if "/" in program else "on the PATH"
         msg = (
-            f"engine.argv: there is no program {program} {where}; give its path, or start a "
-            "Python script with {python}"
+            f"engine.argv: no program {program} that may be executed {where}; give its path, make "
+            "it executable (chmod +x), or start a Python script with {python}"
         )
         raise ConfigError(msg)
 

@@ -113,8 +113,8 @@ class Supervision:
         self._diverged: str | None = None
         self._read_at = 0.0
         self._log = Log()
-        self._grown = 0, 0, 0
-        self._began_s = self._grown_s = time.monotonic()
+        self._sizes_seen = 0, 0, 0
+        self._began_s = self._grew_at_s = time.monotonic()
         self._idle_s: float | None = None
         """How long the program had done nothing after its last optimizer step when it was ended."""
         goes_on = self._command.resumable and self._attempt > 0
@@ -188,12 +188,12 @@ class Supervision:
         return ended
 
     def _beat(self) -> None:
-        """Tell the launcher that the program is alive, where its log or its metrics have grown."""
+        """Tell the launcher that the program is alive, if its log or its metrics have grown."""
         with contextlib.suppress(OSError):
             printed = self._folder.log.stat().st_size
-            grown = printed, len(self._log.steps), len(self._log.evals)
-            if grown != self._grown:
-                self._grown, self._grown_s = grown, time.monotonic()
+            sizes = printed, len(self._log.steps), len(self._log.evals)
+            if sizes != self._sizes_seen:
+                self._sizes_seen, self._grew_at_s = sizes, time.monotonic()
                 step = self.optimizer_step
                 if self._steps_before is None:
                     self._steps_before = step
@@ -208,12 +208,12 @@ class Supervision:
         least_s = self._spec.config.launcher.hang_s
         now_s = time.monotonic()
         limit_s = _IDLE_END_S if least_s is None else min(_IDLE_END_S, least_s)
-        if least_s is None or now_s - self._grown_s < limit_s:
+        if least_s is None or now_s - self._grew_at_s < limit_s:
             return None
         cores, idle_cores = waits.processors_since(0.0), waits.processors_since(now_s - limit_s)
         if cores is None or idle_cores is None or unfinished(self._spec, self._log.steps):
             return None
-        trained_cores = cores * (now_s - self._began_s) / (self._grown_s - self._began_s)
+        trained_cores = cores * (now_s - self._began_s) / (self._grew_at_s - self._began_s)
         if trained_cores < _LEAST_CORES or idle_cores > _IDLE_SHARE * trained_cores:
             return None
         return limit_s

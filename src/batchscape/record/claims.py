@@ -95,7 +95,7 @@ class RunClaim:
 
     def __init__(self, run: RunFolder, number: int, holder: _Holder, lock: Lock) -> None:
         self._run, self._number, self._holder, self._lock = run, number, holder, lock
-        self._beat_at = time.monotonic() + _BEAT_S
+        self._next_beat_at = time.monotonic() + _BEAT_S
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -116,13 +116,14 @@ class RunClaim:
             False if another launcher has taken the run over: the processes here must end.
         """
         now = time.monotonic()
-        if now < self._beat_at and not at_once:
+        if now < self._next_beat_at and not at_once:
             return True
-        self._beat_at = now + _BEAT_S
+        self._next_beat_at = now + _BEAT_S
         path = _path(self._run, self._number)
         with suppress(OSError):  # the writer of the run reports a disk that fails
             if not path.exists():
-                # Another launcher has ended the run and removed it, or the folder was moved.
+                # With a status there, another launcher has ended the run and removed the claim.
+                # Without one the folder was moved, and the run is still ours.
                 return not self._run.status.exists()
             if path.read_text(encoding="utf-8") != _text(self._holder):
                 return False

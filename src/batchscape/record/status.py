@@ -146,5 +146,8 @@ def check_version(path: Path, content: Mapping[str, Any]) -> None:
     """Refuse a file of another format version."""
     version = content.get("format_version")
     if version != FORMAT_VERSION:
-        msg = f"{path} has format version {version}; this batchscape reads version {FORMAT_VERSION}"
+        msg = (
+            f"{path} has format version {version}; this batchscape reads version {FORMAT_VERSION}. "
+            "Use the batchscape that wrote it, or another sweep_dir"
+        )
         raise RecordError(msg)

@@ -68,7 +68,7 @@ class SampleStream:
         self.samples_noise = True
         """Whether noise is sampled at all: not where the engine hides the gradients it needs."""
         self._noise_scale_every = noise_scale_every
-        self._first = 0
+        self._block_start = 0
         self._block: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
     def step(self, optimizer_step: int, *, sampling: bool = True) -> StepSamples:
@@ -117,11 +117,12 @@ class SampleStream:
         return size if size == geometry.micro_batch_size or self.may_cut else None
 
     def _samples(self, planned: PlannedStep) -> NDArray[np.int64]:
+        """Return the samples of a step from a block, which is made anew where it lacks them."""
         size = planned.stage.geometry.global_batch_size
-        begin = planned.first_sample - self._first
-        if begin < 0 or begin + size > len(self._block):
+        offset = planned.first_sample - self._block_start
+        if offset < 0 or offset + size > len(self._block):
             ahead = max(size, _AHEAD // size * size)
             positions = np.arange(ahead, dtype=np.int64) + planned.first_sample
             self._block = self._order.indices(positions)
-            self._first, begin = planned.first_sample, 0
-        return self._block[begin : begin + size]
+            self._block_start, offset = planned.first_sample, 0
+        return self._block[offset : offset + size]

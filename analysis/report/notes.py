@@ -21,8 +21,6 @@ _FREE_PCT = 5.0
 a launcher and the threads of the exchange cost up to half of it on an idle machine of two cores."""
 
 _HAPPENED = {
-    LIMITED: "The memory of the device was limited (device.memory_limit_gib); a run near its limit "
-    "may take longer than without",
     "throttled": "Heat or the hardware's protection held the clock of a device down",
     "power_capped": "The power limit held the clock of a device down",
     "allocator_retries": "The allocator had no room left and gave cached memory back: such a run "
@@ -37,6 +35,7 @@ def find_notes(cells: Cells, damaged: Mapping[str, str]) -> list[str]:
     return [
         *_excluded(damaged, cells.replaced),
         *_statuses(cells.runs),
+        *_limits(cells.runs),
         *_times(cells.runs),
         *_samples(cells.runs),
         *_mixtures(cells.runs),
@@ -82,6 +81,17 @@ def _statuses(runs: pd.DataFrame) -> Iterator[str]:
         )
     if not runs["status"].eq("completed").any():
         yield "No run has completed, so there is nothing to compare."
+
+
+def _limits(runs: pd.DataFrame) -> Iterator[str]:
+    limits = pd.to_numeric(runs.reindex(columns=[LIMITED])[LIMITED]).dropna()
+    if len(limits):
+        sizes = ", ".join(f"{limit:g}" for limit in sorted(limits.unique()))
+        yield (
+            f"{count_text(len(limits), 'run')} had a device of less memory, emulated by a limit "
+            f"(device.memory_limit_gib {sizes}): losses and memory are those of the hardware "
+            "named, but a run near its limit may take longer than without."
+        )
 
 
 def _times(runs: pd.DataFrame) -> Iterator[str]:

@@ -1,10 +1,17 @@
-"""The start of an attempt at a run: folder prepared, placement recorded, ranks started."""
+"""The start of an attempt at a run: its folder is prepared, its placement recorded, ranks started.
+
+Ranks share files in a scratch folder while they run. A launcher that is killed cannot remove its
+folder; the next launcher of the same user does. A lock in each folder shows that it is in use.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
-from contextlib import ExitStack
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +32,7 @@ from batchscape.record.environment import environment
 from batchscape.record.files import read_json, write_json
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder
 from batchscape.record.instants import now
+from batchscape.record.locks import is_held, take
 from batchscape.record.spec import RunSpec
 from batchscape.record.state import read_state
 from batchscape.record.status import Attempt, RunStatus, Status
@@ -33,6 +41,42 @@ from batchscape.text import count_text
 
 if TYPE_CHECKING:
     from batchscape.plan.machine import Machine
+
+_PREFIX = "batchscape-scratch-"
+_LOCK = "lock"
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Make a folder among the temporary files of this machine, and remove it at the end.
+
+    Yields
+    ------
+    Path
+        Readable by this user alone.
+
+    Raises
+    ------
+    OSError
+        If the folder for temporary files cannot be used.
+    """
+    parent = Path(tempfile.gettempdir())
+    # Folders of launchers that are gone; those of other users cannot be removed.
+    with contextlib.suppress(OSError):
+        for leftover in parent.glob(f"{_PREFIX}*"):
+            if not leftover.is_symlink() and not is_held(leftover / _LOCK):
+                shutil.rmtree(leftover, ignore_errors=True)
+    hidden = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=parent))
+    # It gets its name once it is locked: other launchers remove a folder without a lock.
+    lock = take(hidden / _LOCK)
+    folder = hidden.rename(parent / hidden.name.removeprefix("."))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            lock.release()
+
 
 OTHER_LAUNCHER = "another launcher was at work on this machine"
 """Why the times of a run are not valid that had another launcher beside it."""

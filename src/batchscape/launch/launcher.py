@@ -7,8 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
@@ -16,7 +14,7 @@ from rich.console import Console
 from batchscape.config import Command, NoTracker, Transformers
 from batchscape.errors import BatchscapeError, DiskError, LaunchError
 from batchscape.launch.active import ActiveRun
-from batchscape.launch.attempts import OTHER_LAUNCHER, Attempts
+from batchscape.launch.attempts import OTHER_LAUNCHER, Attempts, scratch_folder
 from batchscape.launch.child import COMMAND_WORKER, WORKER
 from batchscape.launch.devices import Lease, Presence
 from batchscape.launch.failures import Failures
@@ -216,9 +214,7 @@ class Launcher:
             self._claims = ClaimedRuns(self._sweep, self._remaining, waits=not self._is_part)
             stack.callback(self._claims.release_all)
             stack.callback(processes.close)
-            # Ranks share files there while they run.
-            folder = TemporaryDirectory(prefix="batchscape-scratch-", ignore_cleanup_errors=True)
-            scratch = Path(stack.enter_context(folder))
+            scratch = stack.enter_context(scratch_folder())
             if self._entry == WORKER:
                 self._predictions, trouble = predict(
                     self._remaining.specs,

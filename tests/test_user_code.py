@@ -151,6 +151,40 @@ def test_what_cannot_be_found_is_told():
         source_hash("tn_nothing.Model")
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        *(
+            "class Model:\n    other = 1\n",
+            "def Model():\n    return other\n",
+            "Model = other = 1\n",
+        ),
+        *("from somewhere import it as Model\n", "if 1:\n    for Model in ():\n        pass\n"),
+        *("from somewhere import *\n", "globals()['Model'] = 1\n", "def __getattr__(name): ...\n"),
+        *("def f():\n    global Model\n    Model = 1\nf()\n", "Model = 'no' syntax\n"),
+    ],
+)
+def test_a_name_that_a_module_may_have_is_not_refused(folder, source):
+    (folder / "tq_module.py").write_text(source)
+    assert source_hash("tq_module.Model")
+
+
+def test_a_name_that_its_module_does_not_bind_is_refused_unlaunched(folder):
+    source = (
+        "import torch\n# a global batch, as exec and vars have it\nclass Model:\n    Mode = 1\n"
+    )
+    (folder / "tu_module.py").write_text(source + RAISES)
+    with pytest.raises(ConfigError) as refused:
+        source_hash("tu_module.Modell")
+    assert str(refused.value) == (
+        "_target_=tu_module.Modell: module tu_module has no 'Modell'; "
+        "did you mean Model? Known here: torch, Model"
+    )
+    for name in ("Mode", "other"):  # an attribute is no name of the module
+        with pytest.raises(ConfigError, match=f"has no '{name}'"):
+            source_hash(f"tu_module.{name}")
+
+
 def test_files_are_found_in_arguments_of_any_depth(folder):
     for name in ("a.txt", "b.txt", "c.txt"):
         (folder / name).touch()

@@ -12,7 +12,6 @@ from batchscape.analysis.cells import Cells
 from batchscape.analysis.cost.capacity import memory_of_ranks, peaks_of_runs
 from batchscape.analysis.cost.table import cost_groups
 from batchscape.analysis.estimates import NOT_IDENTIFIED
-from batchscape.text import count_text
 
 FIT, OUT, SKIPPED = "fit", "ran out", "not launched"
 """Outcomes of a run: whether its micro-batch fit the memory."""
@@ -62,6 +61,8 @@ def find_frontier(rows: pd.DataFrame) -> dict[str, Any]:
         launched. `memory_gib` of a rank, `peak_gib` (largest) of `peak_figure` at the last fit, and
         the margin between them: `margin_gib`, and `margin_pct` of the memory; NaN where unknown,
         also where the peak is above the memory, so that the two are not of one kind.
+        `is_monotone`: whether no run fit that takes more than one that ran out (a larger
+        micro-batch, with accumulation if that one accumulated) and none that takes the same.
         `note`, and `fits`, `ran_out`, `not_launched`: micro-batches, separated by semicolons;
         `last_fit_run_ids`, `first_out_run_ids`.
     """
@@ -75,14 +76,8 @@ def find_frontier(rows: pd.DataFrame) -> dict[str, Any]:
     peak = float(at_last["peak_gib"].max())
     figures = at_last["peak_figure"].dropna().unique()
     margin = memory - peak if peak <= memory else math.nan
-    notes = [*_unidentified(fit, out)]
-    above = fit.loc[fit[_MICRO] >= (math.inf if first_out is None else first_out), _MICRO]
-    if len(above):
-        notes.append(
-            f"micro-batch {', '.join(_sizes(above))} fit in {count_text(len(above), 'run')}, "
-            f"though {first_out} ran out in {count_text(len(at_first), 'run')}: without "
-            "accumulation less memory is taken, and at the edge repeats may end either way"
-        )
+    contradictions = _contradictions(fit, out)
+    notes = [*_unidentified(fit, out), *contradictions, *_explained(fit, out)]
     if peak > memory:
         notes.append(
             f"margin {NOT_IDENTIFIED}: the recorded peak is above the memory, so that it counts "
@@ -100,10 +95,11 @@ def find_frontier(rows: pd.DataFrame) -> dict[str, Any]:
         "peak_figure": figures[0] if len(figures) == 1 else None,
         "margin_gib": margin,
         "margin_pct": 100 * margin / memory if memory else math.nan,
+        "is_monotone": not contradictions,
         "note": "; ".join(notes),
-        "fits": ";".join(_sizes(fit[_MICRO])),
-        "ran_out": ";".join(_sizes(out[_MICRO])),
-        "not_launched": ";".join(_sizes(skipped[_MICRO])),
+        "fits": _sizes(fit),
+        "ran_out": _sizes(out),
+        "not_launched": _sizes(skipped),
         "last_fit_run_ids": ";".join(sorted(at_last["run_id"])),
         "first_out_run_ids": ";".join(sorted(at_first["run_id"])),
     }
@@ -120,5 +116,47 @@ def _unidentified(fit: pd.DataFrame, out: pd.DataFrame) -> Iterable[str]:
         yield f"{NOT_IDENTIFIED}: none fit below micro-batch {out[_MICRO].min()}, which ran out"
 
 
-def _sizes(sizes: pd.Series[int]) -> list[str]:
-    return [str(size) for size in sorted(sizes.astype(int).unique())]
+def _contradictions(fit: pd.DataFrame, out: pd.DataFrame) -> list[str]:
+    """Name runs that fit although an equal or smaller one ran out."""
+    sentences = []
+    pairs = _cuts(fit).merge(_cuts(out), how="cross", suffixes=("", "_out"))
+    is_comparable = pairs[f"{_ACCUMULATION}_out"].eq(1) | pairs[_ACCUMULATION].gt(1)
+    larger_pairs = pairs[is_comparable & (pairs[_MICRO] > pairs[f"{_MICRO}_out"])]
+    if len(larger_pairs):
+        sentences.append(
+            f"not monotone: micro-batch {_listed(larger_pairs[_MICRO])} fit, though "
+            f"{_listed(larger_pairs[f'{_MICRO}_out'])} ran out"
+        )
+    is_same_kind = pairs[_ACCUMULATION].gt(1) == pairs[f"{_ACCUMULATION}_out"].gt(1)
+    for micro in sorted(
+        pairs.loc[is_same_kind & pairs[_MICRO].eq(pairs[f"{_MICRO}_out"]), _MICRO].unique()
+    ):
+        n_out, n_fit = int(out[_MICRO].eq(micro).sum()), int(fit[_MICRO].eq(micro).sum())
+        sentences.append(
+            f"at the edge: micro-batch {micro} ran out in {n_out} of {n_out + n_fit} runs"
+        )
+    return sentences
+
+
+def _explained(fit: pd.DataFrame, out: pd.DataFrame) -> Iterable[str]:
+    """Name larger micro-batches that fit because they kept no gradients between micro-steps."""
+    plain, accumulated = fit[fit[_ACCUMULATION].eq(1)], out[out[_ACCUMULATION].gt(1)]
+    pairs = _cuts(plain).merge(_cuts(accumulated), how="cross", suffixes=("", "_out"))
+    larger_pairs = pairs[pairs[_MICRO] >= pairs[f"{_MICRO}_out"]]
+    if len(larger_pairs):
+        yield (
+            f"micro-batch {_listed(larger_pairs[_MICRO])} fit without accumulation, "
+            f"{_listed(larger_pairs[f'{_MICRO}_out'])} ran out with it"
+        )
+
+
+def _cuts(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[[_MICRO, _ACCUMULATION]].astype(int).drop_duplicates()
+
+
+def _sizes(rows: pd.DataFrame) -> str:
+    return ";".join(str(size) for size in sorted(rows[_MICRO].astype(int).unique()))
+
+
+def _listed(sizes: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(set(sizes))))

@@ -12,6 +12,7 @@ from batchscape.analysis.cells import Cells
 from batchscape.analysis.cost.capacity import LIMITED, PEAK_FIGURES
 from batchscape.analysis.cost.figures import frontier_chart
 from batchscape.analysis.cost.frontier import FIT, frontier_rows, memory_frontier
+from batchscape.analysis.estimates import NOT_IDENTIFIED
 from batchscape.analysis.numbers import memory_scale, significant
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
@@ -32,8 +33,12 @@ def frontier_section(cells: Cells) -> Section | None:
     if len(table) > _MAX_SENTENCES:
         are = count_text(len(table) - _MAX_SENTENCES, "more setting is", "more settings are")
         answer.append(f"{are} in the table.")
+    warnings = [
+        f"{_where(row)}: {row['note']}." for _, row in table[~table["is_monotone"]].iterrows()
+    ]
     chart = frontier_chart(rows, table)
-    return Section("Where memory ends", answer, [_table(table)], [chart] if chart else [])
+    charts = [chart] if chart else []
+    return Section("Where memory ends", answer, [_table(table)], charts, warnings)
 
 
 def _sentence(row: pd.Series[Any]) -> str:
@@ -44,6 +49,8 @@ def _sentence(row: pd.Series[Any]) -> str:
         f"{_where(row)}: micro-batch {row['last_fit']:.0f} is the last that fit, "
         f"{row['first_out']:.0f} the first that ran out of memory"
     )
+    if row["peak_gib"] > row["memory_gib"]:
+        return f"{text}; the margin at {row['last_fit']:.0f} is {NOT_IDENTIFIED}."
     if math.isnan(row["margin_gib"]):
         return f"{text}."
     scale = memory_scale([row["memory_gib"]])
@@ -96,6 +103,13 @@ def _notes(table: pd.DataFrame) -> Iterable[str]:
     figures = [PEAK_FIGURES[name] for name in table["peak_figure"].dropna().unique()]
     if figures:
         yield f"peak: {', '.join(figures)}, largest of the runs at the last fit. margin: the rest."
+    if "peak_taken_gib" in set(table["peak_figure"]):
+        yield (
+            "Private memory is what a limit on a CPU counts: tensors, libraries' own and freed "
+            "memory that is kept, not files. Its peak is put together from the kernel's marks of "
+            "resident and of mapped memory, and leaves out memory that was mapped for a while and "
+            "never touched, so the margin may be a little too large."
+        )
     if "peak_allocated_gib" in set(table["peak_figure"]):
         yield (
             "That peak counts tensors alone. The memory also holds what libraries take and what "

@@ -152,13 +152,18 @@ def _micro_batch(evidence: Basis, chosen: pd.Series[Any], memory_gib: float) -> 
     share = int(chosen["global_batch_size"]) // devices
     if evidence.memory is None or micro == share:
         return text
-    return f"{text} {_largest(evidence, evidence.memory, devices, share, memory_gib)}"
+    largest = _largest(evidence, evidence.memory, chosen, share, memory_gib)
+    return " ".join(filter(None, [text, largest]))
 
 
 def _largest(
-    evidence: Basis, model: MemoryModel, devices: int, share: int, memory_gib: float
+    evidence: Basis, model: MemoryModel, chosen: pd.Series[Any], share: int, memory_gib: float
 ) -> str:
-    """Name the largest micro-batch that fits by the memory model, up to the share of a device."""
+    """Name the largest micro-batch that fits by the memory model, up to the share of a device.
+
+    Empty where the model puts it below the micro-batch that was measured to fit.
+    """
+    devices, micro = int(chosen["data_parallel_size"]), int(chosen["micro_batch_size"])
     slopes = (model.phases[name].estimates["per_sample_gib"] for name in model.limiting)
     measured = model.measured["micro_batch_size"].astype(int)
     # Without an interval, which is NaN, the value alone tells.
@@ -166,6 +171,8 @@ def _largest(
         return "The largest that fits is not identified: memory was not found to grow with it."
     most = min(share, _REACH * measured.max())
     largest = largest_micro_batch(model, devices, memory_gib, most)
+    if largest < micro:
+        return ""
     counted = failures_that_count(evidence, memory_gib, devices)
     failed = min((m for _, m, _ in counted), default=math.inf)
     if failed <= largest:

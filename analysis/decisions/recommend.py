@@ -162,7 +162,8 @@ def recommend(evidence: Basis, needs: Needs) -> Recommendation:
     rows = candidates_of(evidence, devices, needs.memory_gib)
     pool, warnings = _pool(rows, evidence, needs, devices, measured)
     untimed = rows["fits"] & rows["memory_source"].eq("measured") & rows["source"].ne("measured")
-    is_lone = pool["source"].eq("measured").sum() == 1 and untimed.any()
+    is_timed = rows["source"].eq("measured")
+    is_lone = is_timed.sum() == 1 and pool["source"].eq("measured").any() and untimed.any()
     if pool.empty or is_lone:
         return _unnamed(evidence, needs, rows, warnings)
     best, late = _best(pool, needs.deadline_s)
@@ -175,7 +176,7 @@ def recommend(evidence: Basis, needs: Needs) -> Recommendation:
         chosen=chosen,
         reasons=[
             *reasons_for(evidence, rows, chosen, memory),
-            *_on_deadline(chosen, needs.deadline_s),
+            *_on_deadline(chosen, best, needs.deadline_s),
         ],
         regret=_regret(compared, chosen),
         costliest=_costliest(compared, chosen),
@@ -201,6 +202,12 @@ def _pool(
             f"nothing was measured on more than {measured} devices; predictions for more "
             "lie beyond the measured range, and are chosen only if no measured geometry fits"
         )
+    is_unknown = math.isnan(memory_of_device(evidence, None, 1))
+    if needs.memory_gib is not None and is_unknown and evidence.out_of_memory:
+        warnings.append(
+            "geometries that ran out of memory stay left out, though --memory-gib may be more "
+            "than their device had, which is not recorded"
+        )
     fits = rows[rows["fits"]]
     if fits.empty:
         raise AnalysisError(_nothing_fits(rows, evidence, needs))
@@ -221,9 +228,12 @@ def _unnamed(
 ) -> Recommendation:
     """Say why no geometry can be named."""
     if rows["steps"].map(math.isfinite).any():
+        of_target = (
+            "" if math.isnan(evidence.target_loss) else " of a batch that reached the target"
+        )
         reason = (
-            "no valid step times to choose by, of geometries that fit and whose batch reached the "
-            f"target. {measured_again(evidence)}"
+            f"fewer than two geometries that fit have a valid time{of_target} to choose by. "
+            f"{measured_again(evidence)}"
         )
     else:
         reason = (
@@ -250,13 +260,17 @@ def _nothing_fits(rows: pd.DataFrame, evidence: Basis, needs: Needs) -> str:
         return f"no global batch with known steps can be cut on {needs.devices} devices"
     smallest = rows.sort_values("memory_gib", kind="stable").iloc[0]
     limit = memory_of_device(evidence, needs.memory_gib, int(smallest["data_parallel_size"]))
-    failed = ", ".join(" x ".join(map(str, cut)) for cut in evidence.out_of_memory)
-    return (
-        f"no geometry fits a device of {limit:.3g} GiB: the smallest needs "
-        f"{smallest['memory_gib']:.3g} GiB with its margin, and none takes less than those that "
-        f"ran out of memory ({failed or 'none did'}); use a device with more memory, or "
-        "engine.activation_checkpointing"
-    )
+    reasons = []
+    if smallest["memory_gib"] > limit:
+        reasons.append(
+            f"no geometry fits a device of {limit:.3g} GiB: the smallest needs "
+            f"{smallest['memory_gib']:.3g} GiB with its margin"
+        )
+    if evidence.out_of_memory:
+        failed = ", ".join(" x ".join(map(str, cut)) for cut in evidence.out_of_memory)
+        reasons.append(f"no geometry is left that takes less than one that ran out of memory ({failed})")
+    way_out = "use a device with more memory, or engine.activation_checkpointing"
+    return "; ".join([*(reasons or ["no geometry fits"]), way_out])
 
 
 def _best(pool: pd.DataFrame, deadline_s: float | None) -> tuple[pd.Series[Any], list[str]]:
@@ -275,14 +289,19 @@ def _best(pool: pd.DataFrame, deadline_s: float | None) -> tuple[pd.Series[Any],
     ]
 
 
-def _on_deadline(chosen: pd.Series[Any], deadline_s: float | None) -> list[str]:
+def _on_deadline(
+    chosen: pd.Series[Any], best: pd.Series[Any], deadline_s: float | None
+) -> list[str]:
     """Say that a deadline is met; `_best` warns if it is not, or may not be."""
     if deadline_s is None or not chosen["time_high_s"] <= deadline_s or not chosen["n_seeds"]:
         return []
+    by = "device-hours decided"
+    if chosen.name != best.name:
+        by += ", and the largest micro-batch among cuts that nothing tells from the cheapest"
     return [
         f"The deadline of {duration_text(deadline_s)}: the time's interval ends at "
         f"{duration_text(chosen['time_high_s'])} ({chosen['source']}). Among the geometries whose "
-        "interval ends in time, device-hours decided."
+        f"interval ends in time, {by}."
     ]
 
 
@@ -352,7 +371,8 @@ def _doubt(compared: pd.DataFrame, chosen: pd.Series[Any]) -> str:
     rivals = _others(compared, chosen)
     rivals = rivals[rivals["time_s"].map(math.isfinite)]
     if rivals.empty:
-        return "; no other geometry that fits has a valid time to compare"
+        of_target = " to the target" if is_to_target(compared) else ""
+        return f"; no other geometry that fits has a valid time{of_target} to compare"
     has_interval = rivals["times_slower_low"].notna()
     is_apart = (rivals["times_slower_low"] > 1) | (rivals["times_slower_high"] < 1)
     not_apart, without_interval = (

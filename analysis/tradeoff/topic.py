@@ -128,7 +128,32 @@ def noise_scale_sentence(
 def _answer(group: GroupFits, noise_scales: pd.DataFrame | None) -> list[str]:
     fit, headlines = group.fit, group.headlines
     critical, largest = headlines["critical_batch_size"], headlines["overhead_batch_size"]
-    answer = [*_first_sentences(group), *([] if group.unsettled else _by_form(fit))]
+    where = "" if math.isinf(group.target) else f" at a loss of {group.target:g}"
+    sizes = fit.batches["global_batch_size"]
+    if critical.is_identified:
+        doubt = "" if fit.misfit is None else f", but {fit.misfit}"
+        doubt += _over_readings(critical)
+        saves = f"needs nearly {significant(2 ** fit.parameters[2], 3)} times fewer updates"
+        if fit.form == "two_term":
+            saves = "nearly halves the updates at no cost in samples"
+        first = (
+            f"{group.prefix}The critical batch size{where} is {critical.text()} samples{doubt} "
+            f"(mccandlish, {FORMULAS[fit.form]}; {_behind(fit, critical)}; {_rule(fit)}): there "
+            "the target takes "
+            "twice the fewest optimizer steps. Far below it, a batch twice as large "
+            f"{saves}; far above it, it saves hardly any."
+        )
+    else:
+        bound = (
+            f" It is at least {significant(critical.low, 3)} samples." if critical.low > 0 else ""
+        )
+        most = critical.high
+        bound += f" It is at most {significant(most, 3)} samples." if math.isfinite(most) else ""
+        span = (
+            f" Batch sizes of {sizes.min():g} to {sizes.max():g} were fitted." if fit.fitted else ""
+        )
+        first = f"{group.prefix}The critical batch size{where} is {critical.note}.{bound}{span}"
+    answer = [first, *([] if group.unsettled else _by_form(fit))]
     if largest.is_identified:
         what = largest.definition.partition(": ")[2].partition(", by")[0]
         answer.append(
@@ -149,49 +174,39 @@ def _answer(group: GroupFits, noise_scales: pd.DataFrame | None) -> list[str]:
     return answer if sentence is None else [*answer, sentence]
 
 
-def _first_sentences(group: GroupFits) -> list[str]:
-    """Say of a group what its samples buy, and its critical batch size."""
-    fit, headlines = group.fit, group.headlines
-    where = "the target" if math.isinf(group.target) else f"a loss of {group.target:g}"
-    if group.unsettled is not None:
-        return [
-            f"{group.prefix}What fewer optimizer steps cost is not identified: no target is "
-            f"settled. At {where} {group.unsettled}."
-        ]
+def _short(group_fits: Sequence[GroupFits]) -> list[str]:
+    """Say of the first group what its samples buy, and its critical batch size."""
+    first, *other_groups = group_fits
+    fit = first.fit
+    where = "the target" if math.isinf(first.target) else f"a loss of {first.target:g}"
+    critical = first.headlines["critical_batch_size"]
     sentences = []
-    if "steps_ratio" in headlines:
-        fewer, more = headlines["steps_ratio"], headlines["samples_ratio"]
+    if first.unsettled is not None:
+        sentences.append(
+            f"{first.prefix}What fewer optimizer steps cost is not identified: no target is "
+            f"settled. At {where} {first.unsettled}."
+        )
+    elif "steps_ratio" in first.headlines:
+        fewer, more = first.headlines["steps_ratio"], first.headlines["samples_ratio"]
         low, high = fit.batches["global_batch_size"].iloc[[0, -1]]
         sentences.append(
-            f"{group.prefix}From a global batch of {low:g} to {high:g} samples, "
+            f"{first.prefix}From a global batch of {low:g} to {high:g} samples{_rates(fit)}, "
             f"{where} takes {fewer.text()} times fewer optimizer steps{_over_readings(fewer)} and "
             f"{more.text()} times the samples{_over_readings(more)} (n = {fewer.n} seeds; "
             f"{_rule(fit)})."
         )
-    critical = headlines["critical_batch_size"]
-    if critical.is_identified:
-        doubt = "" if fit.misfit is None else f", but {fit.misfit}"
+    if first.unsettled is None and critical.is_identified:
+        note = None if critical.readings else critical.note
         sentences.append(
-            f"{group.prefix}The critical batch size, where {where} takes twice the fewest "
-            f"optimizer steps, is {critical.text()} samples{doubt}{_over_readings(critical)} "
-            f"(mccandlish, {FORMULAS[fit.form]}; {_behind(fit, critical)}; {_rule(fit)})."
+            f"{first.prefix}The critical batch size, where {where} takes twice the fewest "
+            f"optimizer steps, is {critical.text()} samples{_over_readings(critical)} "
+            f"({len(fit.batches)} batch sizes, n = {fit.n_seeds} seeds; {_rule(fit)})"
+            f"{f': {note}' if note else ''}."
         )
-    else:
-        ends = (
-            f" It is {word} {significant(end, 3)} samples."
-            for word, end in (("at least", critical.low), ("at most", critical.high))
-            if 0 < end < math.inf
-        )
-        text = f"{group.prefix}The critical batch size is {critical.note}.{''.join(ends)}"
-        sentences.append(text)
-    sentences[0] += _left_out(fit)
-    return sentences
-
-
-def _short(group_fits: Sequence[GroupFits]) -> list[str]:
-    """Keep the first sentences of the first group, and count the others."""
-    first, *other_groups = group_fits
-    sentences = _first_sentences(first)
+    elif first.unsettled is None:
+        sentences.append(f"{first.prefix}The critical batch size is {critical.note}.")
+    if first.unsettled is None:
+        sentences[0] += _left_out(fit)
     if other_groups:
         rest = count_text(len(other_groups), "more group of runs is", "more groups of runs are")
         sentences[-1] += f" {rest} in the tables."
@@ -202,6 +217,22 @@ def _rule(fit: TradeoffFit) -> str:
     """Name the crossing that counts."""
     rules = fit.runs.get("crossing", pd.Series(dtype=object)).dropna().unique()
     return ", ".join(CROSSING_RULES[rule] for rule in rules) or "steps as the table gives them"
+
+
+def _rates(fit: TradeoffFit) -> str:
+    """Name the learning rates at both ends of the range, where they are known."""
+    rates = fit.runs.get("learning_rate", pd.Series(dtype="float64"))
+    sizes = fit.batches["global_batch_size"].iloc[[0, -1]]
+    ends = [rates[fit.runs["global_batch_size"].eq(size)] for size in sizes]
+    if rates.empty or any(end.isna().any() or end.nunique() != 1 for end in ends):
+        return ""
+    texts = [significant(end.iloc[0], 3) for end in ends]
+    most = fit.runs.get("n_learning_rates", pd.Series(dtype="float64")).max()
+    best = f", the best of {most:g}" if most > 1 else ""
+    if texts[0] == texts[1]:
+        return f" (learning rate {texts[0]}{best})"
+    suffix = f"{best} each" if best else ""
+    return f" (learning rates {texts[0]} and {texts[1]}{suffix})"
 
 
 def _over_readings(estimate: Estimate) -> str:

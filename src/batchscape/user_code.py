@@ -7,12 +7,14 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import re
+import symtable
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import all_suffixes
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,10 @@ from batchscape.text import suggest
 _INSTALLED = {"site-packages", "dist-packages"}
 """Folders of installed packages, which are not the user's own."""
 _THIS_PACKAGE = __name__.partition(".")[0]
+_BINDS_UNSEEN = re.compile(
+    r"import \*|^\s*global |globals\(|__getattr__|setattr|exec\(|vars\(|__dict__", re.MULTILINE
+)
+"""Source text that may bind names without spelling them."""
 
 
 def call_by_path(
@@ -45,9 +51,7 @@ def call_by_path(
         raise ConfigError(msg) from None
     target: Callable[..., Any] | None = getattr(module, name, None)
     if target is None:
-        public = [candidate for candidate in vars(module) if not candidate.startswith("_")]
-        msg = f"_target_={path}: module {module_name} has no {name!r}{suggest(name, public)}"
-        raise ConfigError(msg)
+        raise _missing_name(path, vars(module))
     try:
         signature = inspect.signature(target)
         accepted = {
@@ -81,6 +85,7 @@ def source_hash(path: str) -> str:
         )
         raise ConfigError(msg)
     files = _package_files(top, place)
+    _refuse_unbound(path, files)
     if not place.is_installed():
         homes = [home.resolve() for home in place.homes()]
         _add_imports(files, lambda other: other.is_beside(homes))
@@ -139,7 +144,14 @@ class _Place:
 
     def inner(self, name: str) -> _Place | None:
         """Find a module in a package."""
-        return _place_of(PathFinder.find_spec(name, [*map(str, self.folders)]))
+        for folder in self.folders:
+            if (folder / name / "__init__.py").is_file():
+                return _Place(folder / name / "__init__.py", (folder / name,))
+            for suffix in all_suffixes():
+                if (folder / f"{name}{suffix}").is_file():
+                    return _Place(folder / f"{name}{suffix}", ())
+        spaces = tuple(folder / name for folder in self.folders if (folder / name).is_dir())
+        return _Place(None, spaces) if spaces else None
 
 
 def _place(top: str) -> _Place | None:
@@ -148,10 +160,6 @@ def _place(top: str) -> _Place | None:
         spec = importlib.util.find_spec(top)
     except ValueError:  # a module that was made, not found
         return None
-    return _place_of(spec)
-
-
-def _place_of(spec: ModuleSpec | None) -> _Place | None:
     if spec is None:
         return None
     folders = tuple(Path(folder) for folder in spec.submodule_search_locations or ())
@@ -210,6 +218,30 @@ def _imported_names(module: str, file: Path) -> Iterator[str]:
             if origin:
                 yield origin
                 yield from (f"{origin}.{a.name}" for a in node.names if a.name != "*")
+
+
+def _refuse_unbound(path: str, files: Mapping[str, Path]) -> None:
+    """Refuse a name that its module does not bind, before any run is launched."""
+    module, name = _split(path)
+    file = files.get(module)
+    if file is None or file.suffix != ".py":
+        return
+    try:
+        source = file.read_text(encoding="utf-8")
+        symbols = symtable.symtable(source, str(file), "exec").get_symbols()
+    except (SyntaxError, ValueError):
+        return  # the training says it better
+    bound = [s.get_name() for s in symbols if s.is_assigned() or s.is_imported()]
+    if name not in bound and not _BINDS_UNSEEN.search(source):
+        raise _missing_name(path, bound)
+
+
+def _missing_name(path: str, names: Iterable[str]) -> ConfigError:
+    module, name = _split(path)
+    public_names = [candidate for candidate in names if not candidate.startswith("_")]
+    return ConfigError(
+        f"_target_={path}: module {module} has no {name!r}{suggest(name, public_names)}"
+    )
 
 
 def _split(path: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from batchscape.errors import DamageError, RecordError
 from batchscape.record.disk import is_of_this_machine
 from batchscape.record.files import read_json_lines, remove_if_possible
-from batchscape.record.folder import TABLES, RunFolder
+from batchscape.record.folder import TABLES, RunFolder, SweepFolder
 from batchscape.record.instants import file_age_s
 from batchscape.record.outcome import RunEnd, decide
 from batchscape.record.spec import RunSpec
@@ -23,6 +23,14 @@ _UNFINISHED = "*.tmp"
 """Names that `record.files.write_atomically` and others give a file until it is complete."""
 _DAY_S = 86400.0
 """Longer than a write of a file takes, and than clocks differ."""
+
+
+def remove_dead_writes(sweep: SweepFolder) -> None:
+    """Remove unfinished files beside the runs that are too old to be written by a launcher."""
+    with suppress(OSError):
+        for path in sweep.path.glob(_UNFINISHED):
+            if file_age_s(path) > _DAY_S:
+                path.unlink(missing_ok=True)
 
 
 def remove_dead_writes_of_run(run: RunFolder) -> None:

@@ -53,6 +53,15 @@ def table(*runs: Run, memory: float = 10.0, each: float = 0.5) -> pd.DataFrame:
     )
 
 
+def contradicts(fit: Run, out: Run) -> bool:
+    """What runs with accumulation holds all that it holds without."""
+    if (fit[2], out[2]) != (FIT, OUT):
+        return False
+    if fit[0] > out[0]:
+        return out[1] == 1 or fit[1] > 1
+    return fit[0] == out[0] and (fit[1] > 1) == (out[1] > 1)
+
+
 def by_hand(runs: list[Run]) -> dict[str, Any]:
     """Try every micro-batch, and every pair of runs."""
     first_out = None
@@ -70,6 +79,7 @@ def by_hand(runs: list[Run]) -> dict[str, Any]:
         "last_fit": last_fit,
         "first_out": first_out,
         "identified": None not in {last_fit, first_out},
+        "is_monotone": not any(contradicts(one, other) for one in runs for other in runs),
         **{
             name: sum(outcome == kind for *_, outcome in runs)
             for name, kind in (("n_fit", FIT), ("n_out", OUT), ("n_skipped", SKIPPED))
@@ -100,7 +110,7 @@ def test_it_is_what_a_search_by_hand_finds(runs: list[Run]) -> None:
         assert frontier["margin_pct"] == pytest.approx(10 * frontier["margin_gib"])
     else:
         assert math.isnan(frontier["margin_gib"])
-    assert frontier["note"] or frontier["identified"]
+    assert frontier["note"] or (frontier["identified"] and frontier["is_monotone"])
 
 
 @settings(max_examples=20)
@@ -305,16 +315,16 @@ def test_what_is_not_identified_says_why() -> None:
     assert note((4, 1, FIT), (8, 1, FIT)) == f"{none} ran out of memory, up to micro-batch 8"
     assert note((4, 1, OUT), (8, 1, SKIPPED)) == f"{none} fit, down to micro-batch 4"
     assert note((4, 2, OUT), (8, 1, FIT)).startswith(
-        f"{none} fit below micro-batch 4, which ran out; micro-batch 8 fit in 1 run, though 4 ran "
-        "out in 1 run: "
+        f"{none} fit below micro-batch 4, which ran out; micro-batch 8 fit without accumulation, "
+        "4 ran out with it"
     )
     assert "no run that was launched fit" in note((8, 1, SKIPPED))
 
 
 def test_contradictions_are_named() -> None:
     frontier = find_frontier(table((2, 1, FIT), (4, 1, OUT), (8, 1, FIT), (16, 4, FIT)))
-    assert (frontier["last_fit"], frontier["first_out"]) == (2, 4)
-    assert frontier["note"].startswith("micro-batch 8, 16 fit in 2 runs, though 4 ran out in 1 run")
+    assert (frontier["last_fit"], frontier["first_out"], frontier["is_monotone"]) == (2, 4, False)
+    assert frontier["note"] == "not monotone: micro-batch 8, 16 fit, though 4 ran out"
     edge = find_frontier(table((2, 1, FIT), (4, 1, FIT), (4, 1, OUT), (4, 1, OUT)))
-    assert (edge["last_fit"], edge["first_out"]) == (2, 4)
-    assert edge["note"].startswith("micro-batch 4 fit in 1 run, though 4 ran out in 2 runs")
+    assert (edge["last_fit"], edge["first_out"], edge["is_monotone"]) == (2, 4, False)
+    assert edge["note"] == "at the edge: micro-batch 4 ran out in 2 of 3 runs"

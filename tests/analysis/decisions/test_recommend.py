@@ -205,6 +205,7 @@ def test_a_deadline_says_what_decided():
     assert by_hours.reasons[-1].endswith("ends in time, device-hours decided.")
     tied = recommend(evidence(cuts, noise=0.3), Needs(deadline_s=1e5))
     assert tied.geometry == (1, 32, 1)
+    assert tied.reasons[-1].endswith("cuts that nothing tells from the cheapest.")
     rows = tied.candidates[tied.candidates["source"].eq("measured")]
     assert tied.chosen["device_hours"] > rows["device_hours"].min()
     steps = {32: [100, 104, 98], 64: [80, 81, 79], 128: [60, 61, 58]}
@@ -222,7 +223,9 @@ def test_no_geometry_is_named_without_a_valid_step_time():
     recommendation = recommend(basis, Needs(memory_gib=1.0, deadline_s=60.0))
     assert recommendation.chosen is None
     assert recommendation.geometry is None
-    assert recommendation.why_not.startswith("not identified: no valid step times to choose by")
+    assert recommendation.why_not.startswith(
+        "not identified: fewer than two geometries that fit have a valid time"
+    )
     assert recommendation.config == {}
     written = json.loads(json.dumps(recommendation.as_mapping(), allow_nan=False))
     assert written["geometry"] is None
@@ -502,7 +505,7 @@ def test_the_headline_names_what_the_runs_do_not_tell_apart():
     two = recommend(evidence(cuts[1:], noise=0.02), Needs()).headline
     assert two.endswith("these runs do not tell its time from that of 1 x 16 x 2.")
     alone = recommend(evidence(cuts[:1], steps={32: STEPS[32]}), Needs()).headline
-    assert "no other geometry that fits has a valid time to compare" in alone
+    assert "no other geometry that fits has a valid time to the target to compare" in alone
 
 
 def test_the_only_cut_with_a_time_is_not_chosen_among_those_without():
@@ -515,7 +518,9 @@ def test_the_only_cut_with_a_time_is_not_chosen_among_those_without():
 
     recommendation = timed(16)
     assert recommendation.geometry is None
-    assert recommendation.why_not.startswith("not identified: no valid step times to choose by")
+    assert recommendation.why_not.startswith(
+        "not identified: fewer than two geometries that fit have a valid time"
+    )
     assert timed(16, 32).geometry == (1, 32, 1)
 
 

@@ -75,11 +75,11 @@ def test_section_answers_first_with_definition_and_interval(section, reaches):
         easier.critical_batch_size.value,
         fit.critical_batch_size.value,
     )
-    text = section.answer[1]
-    assert "where a loss of 2 takes twice the fewest" in text
-    assert f"is {critical.low:.3g} to {critical.high:.3g} samples" in text
-    assert "mccandlish" in text
-    assert "range over fair readings, in place of an interval" in text
+    assert (
+        f"at a loss of 2 is {critical.low:.3g} to {critical.high:.3g} samples" in section.answer[0]
+    )
+    assert "mccandlish" in section.answer[0]
+    assert "range over fair readings, in place of an interval" in section.answer[0]
     assert section.warnings[0] == "The learning rate was not tuned."
     # The scale without an upper end does not count.
     ratio = 90 / fit.critical_batch_size.value
@@ -104,7 +104,7 @@ def test_unidentified_groups_are_told_apart(reaches):
     few = reaches[reaches["global_batch_size"] < 32].assign(group=1)
     both = pd.concat([reaches.assign(group=0), few])
     report = tradeoff_section(both, groups={0: "gpt2", 1: "digits"})
-    assert report.answer[1].startswith("gpt2: The critical batch size")
+    assert report.answer[0].startswith("gpt2: The critical batch size")
     assert any("digits" in text and "not identified" in text for text in report.answer)
     assert set(report.headlines) >= {"critical_batch_size_group_0", "critical_batch_size_group_1"}
     assert not report.headlines["critical_batch_size_group_1"].is_identified
@@ -120,7 +120,7 @@ def test_bad_tables_become_warnings_not_tracebacks(reaches):
 def test_table_without_targets_or_intervals(reaches):
     rows = reaches[(reaches["target_loss"] == 2) & (reaches["seed"] == 0)]
     report = tradeoff_section(rows.drop(columns=["target_loss", "run_id"]))
-    assert "1 seed: no interval" in report.answer[1]
+    assert "1 seed: no interval" in report.answer[0]
     assert any("1 seed" in text for text in report.warnings)
 
 
@@ -131,7 +131,7 @@ def test_a_form_that_does_not_fit_is_said_first(reaches):
     report = tradeoff_section(rows, form="two_term")
     fit = fit_tradeoff(rows, form="two_term")
     assert fit.lack_of_fit_p < 0.05
-    sentence = report.answer[1]
+    sentence = report.answer[0].partition(":")[0]
     assert "does not fit these runs (p = " in sentence
     assert "interval over 4 seeds" in sentence
     assert "does not fit" in report.headlines["critical_batch_size"].note

@@ -87,10 +87,10 @@ def test_the_headline_is_that_of_the_trusted_form_and_both_are_said():
     # The data exclude the other form: it stands beside the first, and is nobody's headline.
     assert "critical_batch_size_two_term" not in section.headlines
     assert not section.headlines["e_min"].is_identified
-    assert fit.critical_batch_size.text() in section.answer[1]
+    assert fit.critical_batch_size.text() in section.answer[0]
     for estimate in (fit.critical_batch_size, two.critical_batch_size, fit.exponent):
-        assert estimate.text() in section.answer[2]
-    assert "The first is trusted" in section.answer[2]
+        assert estimate.text() in section.answer[1]
+    assert "The first is trusted" in section.answer[1]
     row = section.tables[0].frame.iloc[0]
     assert (row["form"], row["other_form"]) == ("free_exponent", "two_term")
     assert row["other_critical_batch_size_high"] == two.critical_batch_size.high

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from batchscape.analysis.hardware import add_machines
+from batchscape.analysis.hardware import add_machines, was_started
 from batchscape.analysis.numbers import MISSING, TIMES
 from batchscape.config import Affects, affects_of, tells_apart
 from batchscape.errors import RecordError
@@ -138,6 +138,12 @@ class Cells:
                 contexts.append(name)
         runs = self.runs[self.runs["cell"].isin(numbers)]
         return replace(self, runs=runs, contexts=contexts)
+
+    def incomplete(self) -> pd.Series[bool]:
+        """Return whether each cell has a started run that did not complete; indexed by `cell`."""
+        started = self.runs[was_started(self.runs)]
+        failed = started["status"].ne("completed").groupby(started["cell"]).any()
+        return failed.reindex(self.table.index, fill_value=False)
 
     def of_programs(self) -> pd.Series[bool]:
         """Return whether each cell is of `engine=command`; indexed by `cell`."""

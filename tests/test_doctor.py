@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from importlib import metadata
+from types import SimpleNamespace
 
 import psutil
 import pynvml
@@ -185,6 +186,23 @@ def test_what_follows_from_the_build_of_torch(answer, in_driver, obstacles, monk
     assert "CUDA 0" in findings or not answer["devices"]
     if "CUDA" in findings:
         assert (answer["problem"] or "knows no CUDA") in findings["CUDA"].detail
+
+
+def test_shared_memory_that_is_small_is_told_with_what_enlarges_it(tmp_path, monkeypatch) -> None:
+    """As Docker gives it; the default sweep does without."""
+    monkeypatch.setattr(doctor, "_SHARED", tmp_path)
+    usage = {"total": 64 * 2**20, "used": 16 * 2**20, "free": 48 * 2**20}
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(**usage))
+    (small,) = doctor.shared_memory()
+    assert (small.status, small.is_obstacle) == ("broken", False)
+    assert "0.06 GiB, 0.05 free" in small.detail
+    assert "--shm-size" in str(small.repair)
+    assert "loader.workers" in str(small.repair)
+    usage |= {"total": 4 * 2**30, "free": 3 * 2**30}
+    (enough,) = doctor.shared_memory()
+    assert (enough.status, enough.detail) == ("ok", f"4.00 GiB, 3.00 free, {tmp_path}")
+    monkeypatch.setattr(doctor, "_SHARED", tmp_path / "nowhere")
+    assert doctor.shared_memory()[0].status == "not needed"
 
 
 def test_disks_that_are_full_or_cannot_be_written_to(tmp_path, monkeypatch) -> None:

@@ -109,10 +109,12 @@ def one_group(table: pd.DataFrame, figures: Sequence[str]) -> pd.DataFrame:
     )
     factors, values = numbers[list(FACTORS)].to_numpy(), numbers[present].to_numpy()
     is_whole = np.isfinite(factors) & (factors >= 1) & (factors == np.floor(factors))
-    if not is_whole.all() or (np.isinf(values) | (values < 0)).any():
+    is_good = is_whole.all(axis=1) & ~(np.isinf(values) | (values < 0)).any(axis=1)
+    if not is_good.all():
         msg = (
             f"{', '.join(FACTORS)} must be integers of at least 1, and {', '.join(present)} finite "
-            "and not negative; leave a cell empty for none"
+            "and not negative; leave a cell empty for none; given "
+            f"{numbers[~is_good].iloc[0].to_dict()}"
         )
         raise AnalysisError(msg)
     rows = pd.concat([table.drop(columns=list(numbers)), numbers], axis=1)

@@ -268,7 +268,9 @@ def _nothing_fits(rows: pd.DataFrame, evidence: Basis, needs: Needs) -> str:
         )
     if evidence.out_of_memory:
         failed = ", ".join(" x ".join(map(str, cut)) for cut in evidence.out_of_memory)
-        reasons.append(f"no geometry is left that takes less than one that ran out of memory ({failed})")
+        reasons.append(
+            f"no geometry is left that takes less than one that ran out of memory ({failed})"
+        )
     way_out = "use a device with more memory, or engine.activation_checkpointing"
     return "; ".join([*(reasons or ["no geometry fits"]), way_out])
 

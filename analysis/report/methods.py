@@ -78,7 +78,8 @@ def _of_sweeps(runs: pd.DataFrame, launched: pd.DataFrame) -> Iterator[str]:
 
 def _fixed(launched: pd.DataFrame) -> Iterator[str]:
     for group, constants, _ in _trained(launched):
-        if not constants:
+        is_unscaled = group == "scaling" and "reference_global_batch_size" not in constants
+        if not constants or is_unscaled:
             continue
         values = [f"{_words(leaf)} {value}" for leaf, value in constants.items() if leaf != "name"]
         parts = [constants["name"]] if "name" in constants else []

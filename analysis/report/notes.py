@@ -111,16 +111,17 @@ def _times(runs: pd.DataFrame) -> Iterator[str]:
     figures = timed.reindex(columns=names).apply(pd.to_numeric).astype(float)
     parts = (
         ("core_wait_pct", "the training waited for a core during", "their times are too long"),
-        ("data_s", "it waited for samples during", "loader.workers fetches them ahead"),
+        ("data_s", "the training waited for samples during", "loader.workers fetches them ahead"),
         ("gap_pct", "optimizer steps leave out", "throughput and MFU by the wall are lower"),
     )
     figures["data_s"] *= 100 / figures["step_time_s"]
     for name, what, so in parts:
         shares = figures[name].dropna()
+        source = "data_s of step_time_s" if name == "data_s" else name
         if (high := shares[shares > _FREE_PCT]).any():
             yield (
                 f"In {len(high)} of {count_text(len(shares), 'run')} with valid times {what} more "
-                f"than {_FREE_PCT:g} % of the time (at most {high.max():.0f} %; {name}): {so}."
+                f"than {_FREE_PCT:g} % of the time (at most {high.max():.0f} %; {source}): {so}."
             )
 
 
@@ -158,7 +159,7 @@ def _samples(runs: pd.DataFrame) -> Iterator[str]:
         )
     for name, text in _HAPPENED.items():
         if count := pd.to_numeric(completed.reindex(columns=[name])[name]).gt(0).sum():
-            yield f"{text}: in {count_text(count, 'run')}."
+            yield f"In {count_text(count, 'run')}: {text}."
 
 
 def _mixtures(runs: pd.DataFrame) -> Iterator[str]:
@@ -178,6 +179,15 @@ def _mixtures(runs: pd.DataFrame) -> Iterator[str]:
         yield (
             "Some cells hold runs with equal settings and seeds but another trajectory_id: "
             "their data or version differ."
+        )
+    kernels = completed.reindex(columns=["trajectory_id", "attention_kernel"]).dropna()
+    differ = kernels.groupby("trajectory_id")["attention_kernel"].transform("nunique").gt(1)
+    if differ.any():
+        counts = kernels.loc[differ, "attention_kernel"].value_counts()
+        kernel_counts = [f"{kernel} in {count_text(n, 'run')}" for kernel, n in counts.items()]
+        yield (
+            "Cuts of one training ran on different kernels of attention "
+            f"({', '.join(kernel_counts)}): they round differently."
         )
     n_repeated = runs[["run_id", "sweep_dir"]].drop_duplicates()["run_id"].duplicated().sum()
     if n_repeated:

@@ -142,7 +142,7 @@ class Table:
         kept_rows = first[:max_rows]
         rule = "those with a bold figure, and the first of the others" if marked else "the first"
         if place:
-            rule = f"those at the best learning rate, then {rule}"
+            rule = f"those at the best settings of the update, then {rule}"
         note = f"{max_rows} of {len(rows)} rows are shown: {rule}. The CSV file has all."
         return replace(
             self, rows=kept_rows if place else sorted(kept_rows), notes=[note, *self.notes]

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.best import SIGNIFICANCE, mark_best
-from batchscape.analysis.cells import GEOMETRY, RATE, Cells, setting_texts
+from batchscape.analysis.cells import GEOMETRY, RATE, UPDATE_GROUPS, Cells, setting_texts
 from batchscape.analysis.comparison import recorded_columns, throughput_ratios, valid_figures
 from batchscape.analysis.estimates import FEWEST, LEVEL
 from batchscape.analysis.labels import setting_headers
@@ -78,7 +78,7 @@ def comparison_table(
         notes=definitions,
         footnotes=_footnotes(comparison, cells),
         bold=bold,
-        lead=_lead(comparison, at_best),
+        lead=_at_best_update(comparison, cells, at_best),
         hidden=[*comparison.columns.difference(recorded_columns(comparison).columns), _PAIRS],
     )
 
@@ -178,14 +178,31 @@ def _footnotes(comparison: pd.DataFrame, cells: Cells) -> list[list[str | None]]
     ]
 
 
-def _lead(comparison: pd.DataFrame, at_best: Collection[int]) -> list[int]:
-    """Return the rows at the best learning rate, one of each batch first; none if all are."""
-    rows = np.flatnonzero(comparison.index.isin(list(at_best)))
-    if len(rows) == len(comparison):
+def _at_best_update(comparison: pd.DataFrame, cells: Cells, at_best: Collection[int]) -> list[int]:
+    """Return the rows whose settings of the update gave the lowest loss of their global batch.
+
+    Cells of `at_best` are preferred, then cells whose runs all completed. One row of each global
+    batch stands before the others, the smallest batch first. Empty where only one update was tried.
+    """
+    other_contexts = [name for name in cells.contexts if not name.startswith(UPDATE_GROUPS)]
+    updates = [name for name in cells.contexts if name not in other_contexts]
+    held_out = comparison["final_eval_loss_n"].gt(0).any()
+    losses = comparison["final_eval_loss_mean" if held_out else "final_loss_mean"].dropna()
+    if not updates or losses.empty:
         return []
-    sizes = comparison["global_batch_size"].iloc[rows]
-    order = pd.DataFrame({"is_further": sizes.duplicated(), "size": sizes, "row": rows})
-    return order.sort_values(["is_further", "size"], kind="stable")["row"].tolist()
+    texts = cells.table[["global_batch_size", *other_contexts]].astype(str)
+    place = texts.groupby(list(texts), sort=False).ngroup()
+    update = cells.table.groupby(updates, dropna=False, sort=False).ngroup()
+    order = pd.DataFrame({"survivors": cells.incomplete(), "loss": losses}).loc[losses.index]
+    order["other"] = ~order.index.isin(list(at_best))
+    order = order.sort_values(["other", "survivors", "loss"], kind="stable")
+    best = pd.Series(order.index, order.index).groupby(place.loc[order.index]).first()
+    best_update = place.map(best.map(update))
+    rows = np.flatnonzero(update.eq(best_update).loc[comparison.index])
+    sizes = comparison["global_batch_size"].iloc[rows].to_numpy(dtype=float, na_value=np.nan)
+    rows = rows[np.argsort(sizes, kind="stable")]
+    is_further = place.loc[comparison.index].iloc[rows].duplicated().to_numpy()
+    return [*rows[~is_further].tolist(), *rows[is_further].tolist()]
 
 
 def decomposition_table(table: pd.DataFrame, cells: Cells) -> Table:
@@ -197,7 +214,7 @@ def decomposition_table(table: pd.DataFrame, cells: Cells) -> Table:
     return Table(
         "decompositions",
         "Differences of the training loss over all optimizer steps",
-        table,
+        table.assign(cell=table.index),
         [
             geometry_column(table),
             Column("reference", "against", is_left=True),
@@ -211,6 +228,7 @@ def decomposition_table(table: pd.DataFrame, cells: Cells) -> Table:
             Column("rms_over_seed_sd", "rms Δ / sd", format=2),
         ],
         footnotes=[table["note"]],
+        hidden=["cell"],
         notes=[
             "Δ loss: training loss minus that of the first decomposition of the same trajectory, "
             "paired by seed and optimizer step, over all seeds and optimizer steps; 0 means equal "

@@ -41,6 +41,10 @@ from batchscape.system import GIB
 _LEAST_MEMORY_GIB = 2.0
 """Two small ranks beside a fork server: about 0.4 GiB each with torch imported."""
 _LEAST_DISK_GIB = 0.5
+_SHARED = Path("/dev/shm")  # noqa: S108  (where Linux has it, not a file of ours)
+_LEAST_SHARED_GIB = 1.0
+"""NVIDIA's advice for containers; Docker gives 64 MiB. Source: "Shared memory" in the
+troubleshooting of the NCCL user guide."""
 _ANSWER_S = 60.0
 _TORCH_INSTALL = "install torch for this driver: https://pytorch.org/get-started/locally"
 Status = Literal["ok", "missing", "broken", "not needed"]
@@ -71,6 +75,7 @@ def examine(outputs: Path) -> list[Finding]:
     machine = Machine.detect()
     probes: dict[str, Callable[[], list[Finding]]] = {
         "processor": partial(processor, machine),
+        "shared memory": shared_memory,
         "disk": partial(disk, outputs),
         "driver": partial(driver, machine),
         "torch": partial(torch_and_devices, machine),
@@ -131,6 +136,22 @@ def processor(machine: Machine) -> list[Finding]:
         return [cpu, Finding("memory", "ok", detail, needed=True)]
     repair = f"free {_LEAST_MEMORY_GIB:g} GiB: two ranks and their server need that"
     return [cpu, Finding("memory", "broken", detail, repair, needed=True)]
+
+
+def shared_memory() -> list[Finding]:
+    """Examine the memory by which loader workers pass samples, and NCCL without peer access."""
+    what = "shared memory"
+    if not _SHARED.is_dir():
+        return [Finding(what, "not needed", f"no {_SHARED} on this system")]
+    usage = shutil.disk_usage(_SHARED)
+    detail = f"{usage.total / GIB:.2f} GiB, {usage.free / GIB:.2f} free, {_SHARED}"
+    if usage.free / GIB >= _LEAST_SHARED_GIB:
+        return [Finding(what, "ok", detail)]
+    repair = (
+        "docker run --shm-size=8g (or --ipc=host), or room there; loader.workers=0 and a single "
+        "device do without"
+    )
+    return [Finding(what, "broken", f"{detail}: little for loader workers and NCCL", repair)]
 
 
 def disk(outputs: Path) -> list[Finding]:
@@ -215,13 +236,16 @@ def slurm(outputs: Path) -> list[Finding]:
     if not scheduler.is_available():
         return []
     try:
-        scheduler.jobs(["1"])
+        partitions = [partition for partition in scheduler.partitions() if partition.is_up]
     except SchedulerError as error:
         repair = (
             "try `scontrol ping`; from another machine SLURM_CONF and munge must be the cluster's"
         )
         return [Finding("Slurm", "broken", str(error), repair)]
-    findings = [Finding("Slurm", "ok", "it answers; sinfo lists its partitions")]
+    names = ", ".join(f"{partition.name}{'*' * partition.is_default}" for partition in partitions)
+    findings = [Finding("Slurm", "ok", f"partitions: {names}")]
+    if not names:
+        findings = [Finding("Slurm", "broken", "no partition is up", "ask who runs it; sinfo -R")]
     place = _nearest_existing(outputs)
     if is_of_this_machine(place):
         detail = f"{place} is on a disk of this machine"

@@ -1,17 +1,18 @@
-"""Jobs of a cluster's scheduler, Slurm, by its own commands.
+"""Jobs and nodes of a cluster's scheduler, Slurm, by its own commands.
 
-The formats are those of https://slurm.schedmd.com/squeue.html and sacct.html, which
+The formats are those of https://slurm.schedmd.com/squeue.html, sacct.html and sinfo.html, which
 releases keep: names of states, and fields that are asked for by name.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -68,9 +69,34 @@ class Job:
     """A job, as the scheduler sees it now."""
 
     id: str
+    """As in the question."""
     state: JobState
     reason: str = ""
     """Why it waits, or how it ended, in the scheduler's words; empty where there is no reason."""
+    restarts: int | None = None
+    """How often it was put back into the queue; None where only accounting knows the job."""
+    nodes: str = ""
+    """Its nodes, as a list of hosts: `node[1-3]`."""
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """Equal nodes of a partition."""
+
+    count: int
+    cpus: int
+    gpus: int
+    """GPUs of each node, of all kinds."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition that this user may see."""
+
+    name: str
+    is_default: bool
+    is_up: bool
+    groups: tuple[NodeGroup, ...]
 
 
 def is_available() -> bool:
@@ -79,11 +105,11 @@ def is_available() -> bool:
 
 
 def jobs(ids: Iterable[str]) -> dict[str, Job]:
-    """Return the states of jobs, by at most two commands however many there are.
+    """Return the states of jobs (`123`, or `123_4` for a task of an array).
 
     The controller is asked first: it alone knows which jobs live, and how those ended that it has
     not forgotten yet (`MinJobAge`, 5 minutes by default). Accounting, where there is any, is asked
-    for those that have ended: it forgets none.
+    for those that have ended: it forgets none, and knows their steps too.
     """
     job_ids = sorted(set(ids))
     if not job_ids:
@@ -96,8 +122,10 @@ def jobs(ids: Iterable[str]) -> dict[str, Job]:
         # There may be no accounting; its database may be down, or behind the controller, which
         # alone knows which jobs live.
         with suppress(SchedulerError):
-            accounted = _jobs_of_accounting(ended)
-            jobs_by_id |= {job_id: job for job_id, job in accounted.items() if job.state.is_over}
+            for job_id, job in _jobs_of_accounting(ended).items():
+                if job.state.is_over:
+                    restarts = jobs_by_id[job_id].restarts if job_id in jobs_by_id else None
+                    jobs_by_id[job_id] = Job(job_id, job.state, job.reason, restarts, job.nodes)
     unknown = "the scheduler does not know it, or not any more"
     return {
         job_id: jobs_by_id.get(job_id) or Job(job_id, JobState.UNKNOWN, unknown)
@@ -130,26 +158,69 @@ def cancel(ids: Iterable[str]) -> None:
         _ask("scancel", "--quiet", *names)
 
 
+def partitions() -> list[Partition]:
+    """Return the partitions and their nodes."""
+    answer = _ask("sinfo", "--noheader", "--exact", "--format=%P|%a|%D|%c|%G")
+    partitions_by_name: dict[str, Partition] = {}
+    for line in answer.splitlines():
+        label, up, count, cpus, gres = line.split("|")
+        group = NodeGroup(int(count), int(cpus), _gpus(gres))
+        name = label.removesuffix("*")
+        before = partitions_by_name[name].groups if name in partitions_by_name else ()
+        groups = (*before, group) if group.count else before
+        partitions_by_name[name] = Partition(name, name != label, up == "up", groups)
+    return list(partitions_by_name.values())
+
+
+_QUEUE_FIELDS = {
+    "JobID": 32,
+    "JobArrayID": 32,
+    "State": 32,
+    "RestartCnt": 8,
+    "NodeList": 512,
+    "Reason": 256,
+}
+"""Fields by their widths: a reason is a sentence, and no character is sure not to be in it."""
+
+
 def _jobs_of_queue(ids: list[str]) -> dict[str, Job]:
-    # A reason is a sentence, and no character is sure not to be in it.
-    command = ("squeue", "--noheader", "--states=all", "--format=%i|%T|%r")
-    answer = _ask(*command, f"--jobs={','.join(ids)}", allowed="Invalid job id")
-    lines = (line.split("|", maxsplit=2) for line in answer.splitlines())
-    return {
-        name: Job(name, _state(state), "" if reason == "None" else reason)
-        for name, state, reason in lines
-    }
+    fields = ",".join(f"{name}:{width}" for name, width in _QUEUE_FIELDS.items())
+    command = ("squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(ids)}")
+    answer = _ask(*command, f"--Format={fields}", allowed="Invalid job id")
+    jobs_by_name = {}
+    for line in answer.splitlines():
+        values, start = [], 0
+        for width in _QUEUE_FIELDS.values():
+            values.append(line[start : start + width].strip())
+            start += width
+        job_id, task_id, state, restarts, nodes, reason = values
+        reason = "" if reason == "None" else reason
+        for name in {job_id, task_id}:  # a task of an array has two names
+            jobs_by_name[name] = Job(name, _state(state), reason, int(restarts), nodes)
+    return jobs_by_name
 
 
 def _jobs_of_accounting(ids: list[str]) -> dict[str, Job]:
     """Return jobs of accounting, which not every cluster has."""
-    command = ("sacct", "--noheader", "--parsable2", "--allocations")
-    answer = _ask(*command, f"--jobs={','.join(ids)}", "--format=JobID,State,ExitCode")
-    lines = (line.split("|") for line in answer.splitlines())
-    return {
-        name: Job(name, _state(state), _ended_text(state, exit_code))
-        for name, state, exit_code in lines
-    }
+    command = ("sacct", "--noheader", "--parsable2", f"--jobs={','.join(ids)}")
+    fields = "--format=JobID,JobIDRaw,State,ExitCode,NodeList"
+    answer = _ask(*command, fields)
+    jobs_by_name: dict[str, Job] = {}
+    for line in answer.splitlines():
+        task_id, job_id, state, exit_code, nodes = line.split("|", maxsplit=4)
+        ended = Job("", _state(state), _ended_text(state, exit_code), None, nodes)
+        for name, _, step in {task_id.partition("."), job_id.partition(".")}:
+            if not step:
+                jobs_by_name[name] = replace(ended, id=name)
+            elif (
+                ended.state is JobState.OUT_OF_MEMORY
+                and name in jobs_by_name
+                and jobs_by_name[name].state is JobState.FAILED
+            ):
+                # The job failed as one of its steps had no memory left.
+                reason = f"{ended.reason} in step {step}"
+                jobs_by_name[name] = replace(jobs_by_name[name], state=ended.state, reason=reason)
+    return jobs_by_name
 
 
 def _ended_text(state: str, exit_code: str) -> str:
@@ -169,7 +240,13 @@ def _state(name: str) -> JobState:
         raise SchedulerError(msg) from None
 
 
-_DEFAULTS = ("SQUEUE_", "SACCT_", "SCANCEL_", "SBATCH_")
+def _gpus(gres: str) -> int:
+    """Count the GPUs of `gpu:a100:4(S:0-1),gpu:2,license:1`."""
+    entries = [entry.split(":") for entry in re.sub(r"\([^)]*\)", "", gres).split(",")]
+    return sum(int(parts[-1]) for parts in entries if parts[0] == "gpu" and parts[-1].isdigit())
+
+
+_DEFAULTS = ("SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "SBATCH_")
 """Variables by which users choose other formats and selections for themselves."""
 
 

@@ -255,7 +255,7 @@ def test_what_slurm_refuses_is_said_with_what_there_is(
     assert main(arguments(sweep, *LONG, "+launcher.sbatch.partition=none_such")) == 2
     told = capfd.readouterr().err
     assert "invalid partition specified: none_such" in told
-    assert "`sinfo` lists what there is" in told
+    assert "main (3 nodes, cores [16], GPUs [4] each)" in told
     assert main(arguments(sweep, *LONG, "++launcher.sbatch.gpus-per-node=64")) == 2
     assert "Requested node configuration is not available" in capfd.readouterr().err
     assert {status.status for status in statuses(sweep).values()} == {Status.PENDING}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from cluster import Cluster
 
@@ -12,7 +14,7 @@ pytestmark = pytest.mark.systems
 
 
 def test_jobs_in_every_state_that_ends_without_cgroups(cluster: Cluster) -> None:
-    _, second, third = cluster.nodes
+    first, second, third = cluster.nodes
     ended = {
         "completed": cluster.submit("true"),
         "failed": cluster.submit("exit 3"),
@@ -24,6 +26,7 @@ def test_jobs_in_every_state_that_ends_without_cgroups(cluster: Cluster) -> None
         ),
     }
     running = cluster.submit("sleep 600")
+    array = cluster.submit("sleep 600", "--array=1-2%1")
     for name in ("cancelled", "node_fail", "preempted"):
         cluster.wait_for(ended[name], "RUNNING")
     pending = cluster.submit("true", "--nodes=3", "--exclusive")
@@ -33,7 +36,8 @@ def test_jobs_in_every_state_that_ends_without_cgroups(cluster: Cluster) -> None
     higher = cluster.submit("sleep 600", "--exclusive", f"--nodelist={second}")
     cluster.wait_for(higher, "RUNNING")
     cluster.wait_for(running, "RUNNING")
-    asked = [*ended.values(), running, pending, "1"]
+    cluster.wait_for(f"{array}_1", "RUNNING")
+    asked = [*ended.values(), running, pending, f"{array}_1", f"{array}_2", "1"]
     found = scheduler.jobs(asked)
     states = {name: found[job].state for name, job in ended.items()}
     assert states == {
@@ -41,7 +45,33 @@ def test_jobs_in_every_state_that_ends_without_cgroups(cluster: Cluster) -> None
         "killed": JobState.FAILED,
     }
     assert found[ended["failed"]].reason == "NonZeroExitCode"
-    assert found[running].state is JobState.RUNNING
-    assert found[pending].state is JobState.PENDING
+    assert found[running].state is found[f"{array}_1"].state is JobState.RUNNING
+    assert found[running].nodes == first
+    assert found[pending].state is found[f"{array}_2"].state is JobState.PENDING
     assert found["1"].state is JobState.UNKNOWN
+    own = cluster.run("squeue", "--noheader", f"--jobs={array}_1", "--format=%A").strip()
+    assert scheduler.jobs([own])[own].state is JobState.RUNNING
     cluster.restore()
+
+
+def test_a_job_that_is_put_back_counts_its_restarts(cluster: Cluster) -> None:
+    job = cluster.submit("sleep 600", "--requeue")
+    cluster.wait_for(job, "RUNNING")
+    assert scheduler.jobs([job])[job].restarts == 0
+    cluster.run("scontrol", "requeue", job)
+    limit = time.monotonic() + 30
+    while scheduler.jobs([job])[job].restarts != 1:
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+    scheduler.cancel([job])
+    cluster.wait_for(job, "CANCELLED")
+    assert scheduler.jobs([job])[job].state is JobState.CANCELLED
+
+
+@pytest.mark.usefixtures("cluster")
+def test_what_there_is() -> None:
+    main, low = scheduler.partitions()
+    assert (main.name, main.is_default, main.is_up) == ("main", True, True)
+    assert (low.name, low.is_default) == ("low", False)
+    (group,) = main.groups
+    assert (group.count, group.cpus, group.gpus) == (3, 16, 4)

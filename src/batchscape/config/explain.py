@@ -8,6 +8,7 @@ import json
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -34,16 +35,23 @@ _WORDS = {
 
 def meaning_of(owner: type, name: str) -> str:
     """Return the text below a field, in the dataclass itself or one of its bases."""
-    for base in filter(is_dataclass, owner.__mro__):
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        for pair in pairwise(getattr(definition, "body", ())):
-            match pair:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=field)),
-                    ast.Expr(value=ast.Constant(value=str(text))),
-                ) if field == name:
-                    return " ".join(text.split())
-    return ""
+    texts = (_texts(base).get(name) for base in filter(is_dataclass, owner.__mro__))
+    return next(filter(None, texts), "")
+
+
+@cache
+def _texts(owner: type) -> dict[str, str]:
+    """Return the text below each field of a dataclass."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+    texts = {}
+    for pair in pairwise(getattr(definition, "body", ())):
+        match pair:
+            case (
+                ast.AnnAssign(target=ast.Name(id=field)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                texts[field] = " ".join(text.split())
+    return texts
 
 
 def plain(value: object) -> str:

@@ -7,8 +7,8 @@ from typing import Annotated, Final
 
 from pydantic import ConfigDict, Field
 
-STRICT = ConfigDict(extra="forbid", strict=True, defer_build=True)
-"""No unknown settings, no conversions; what no configuration is checked against is not built."""
+STRICT = ConfigDict(extra="forbid", strict=True)
+"""No unknown settings, no conversions."""
 
 
 class Affects(Flag):

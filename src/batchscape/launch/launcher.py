@@ -17,6 +17,7 @@ from batchscape.launch.active import ActiveRun
 from batchscape.launch.attempts import OTHER_LAUNCHER, Attempts, scratch_folder
 from batchscape.launch.child import COMMAND_WORKER, WORKER
 from batchscape.launch.devices import Lease, Presence
+from batchscape.launch.ending import remove_dead_writes
 from batchscape.launch.failures import Failures
 from batchscape.launch.forked import ServerError, ServerKilledError, open_processes
 from batchscape.launch.interrupts import Interrupts
@@ -169,6 +170,7 @@ class Launcher:
         self._failures = Failures(self._sweep, config.launcher.max_failures)
         check_usable(self._sweep)
         with sweep_lock(self._sweep), ExitStack() as stack:
+            remove_dead_writes(self._sweep)
             self._remaining = RemainingRuns(
                 self._specs, self._sweep, statuses_to_retry(config.launcher.retry)
             )

@@ -24,6 +24,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from dataclasses import dataclass
@@ -50,7 +51,9 @@ def no_runs(sweep_dir: Path) -> str:
     what = what if sweep_dir.exists() else "does not exist"
     text = f"{sweep_dir} {what}; a sweep folder has a 'runs' folder with runs in it"
     # The name of a folder may continue with a hash.
-    longer = sweep_dir.parent.glob(f"{sweep_dir.name}-*/runs") if sweep_dir.name else ()
+    longer = (
+        sweep_dir.parent.glob(f"{glob.escape(sweep_dir.name)}-*/runs") if sweep_dir.name else ()
+    )
     near = sorted(str(path.parent) for path in longer)[:_MOST_NAMED]
     return text + did_you_mean(near).removesuffix(".")
 

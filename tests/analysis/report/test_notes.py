@@ -121,4 +121,16 @@ def test_what_happened_to_runs_is_counted(build: Any) -> None:
     for seed, retries in enumerate((0, 0, 3)):
         sweep.run(seed=seed)
         noted(sweep, allocator_retries=retries)
-    assert "its steps may take longer: in 1 run." in notes_of(sweep)
+    assert "In 1 run: The allocator had no room left" in notes_of(sweep)
+
+
+def test_different_kernels_of_attention_are_told(build: Any) -> None:
+    sweep = build()
+    for seed, kernel in enumerate(("flash", "math")):
+        sweep.run((1, 32, 1), seed=seed)
+        noted(sweep, attention_kernel=kernel)
+    assert "kernels" not in notes_of(sweep), "of two trainings"
+    sweep.run((1, 8, 4), seed=0)
+    noted(sweep, attention_kernel="efficient")
+    sentence = "different kernels of attention (flash in 1 run, efficient in 1 run)"
+    assert sentence in notes_of(sweep)

@@ -239,7 +239,8 @@ def test_a_target_that_runs_met_early_is_never_spoken_of_first():
     assert table.loc[0.23, ["runs_met_early", "runs_reached"]].tolist() == [20, 25]
     assert table["is_spoken_of"].tolist() == [True, False]
     assert report.short[0].startswith(
-        "From a global batch of 8 to 128 samples, a loss of 0.42 takes "
+        "From a global batch of 8 to 128 samples (learning rates 0.0200 and 0.320, the best of 5 "
+        "each), a loss of 0.42 takes "
     )
     assert report.short[0].endswith("(n = 5 seeds; crossing for good).")
     assert not any("0.23" in text for text in report.short)

@@ -34,7 +34,7 @@ from batchscape.record.outcome import RunEnd
 from batchscape.record.spec import RunSpec
 from batchscape.record.state import Next, read_state
 from batchscape.record.status import RunStatus, Status
-from batchscape.scheduler import Job, JobState, active_jobs, jobs, submit
+from batchscape.scheduler import Job, JobState, active_jobs, jobs, partitions, submit
 from batchscape.text import count_text
 from batchscape.tracking.mirror import Mirror
 
@@ -200,7 +200,13 @@ def _submit(path: Path) -> str:
     try:
         return submit(path)
     except SchedulerError as error:
-        msg = f"no job could be submitted: {error}; `sinfo` lists what there is\nScript: {path}"
+        texts = []
+        for partition in partitions():
+            gpus = sorted({group.gpus for group in partition.groups})
+            nodes = sum(group.count for group in partition.groups)
+            cores = sorted({group.cpus for group in partition.groups})
+            texts.append(f"{partition.name} ({nodes} nodes, cores {cores}, GPUs {gpus} each)")
+        msg = f"no job could be submitted: {error}\nPartitions: {'; '.join(texts)}\nScript: {path}"
         raise LaunchError(msg) from None
 
 

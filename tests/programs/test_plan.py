@@ -93,8 +93,11 @@ def test_values_of_placeholders(settings, plan):
         ({"engine__values": {"zero_stage": 1}}, r"\{zero_stage\} is nowhere in engine.argv"),
         ({"engine__values": {"seed": 1}, **argv("{seed}")}, "is a placeholder already"),
         ({"engine__values": {"a-b": 1}}, "cannot be a placeholder"),
-        ({"engine__argv": ["no-such-program"]}, "no program no-such-program on the PATH"),
-        ({"engine__argv": ["./train.sh"]}, "no program ./train.sh in"),
+        (
+            {"engine__argv": ["no-such-program"]},
+            "no program no-such-program that may be executed on the PATH",
+        ),
+        ({"engine__argv": ["./train.sh"]}, "no program ./train.sh that may be executed in"),
         ({"engine__cwd": "/nowhere"}, "no such folder"),
         ({"engine__files": ["nothing.py"]}, "no file or folder nothing.py"),
         ({"data__files": ["nothing.bin"]}, "no file or folder nothing.bin"),

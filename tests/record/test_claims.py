@@ -200,7 +200,7 @@ def test_who_was_taken_over_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert claim is not None
     assert claim.renew()
     monkeypatch.setattr(claims, "_BEAT_S", 0.0)
-    claim._beat_at = 0.0  # type: ignore[attr-defined]
+    claim._next_beat_at = 0.0  # type: ignore[attr-defined]
     assert claim.renew()
     holder = claims._read(run.path / ".claim.1")
     assert isinstance(holder, claims._Holder)

@@ -139,7 +139,7 @@ def test_bad_columns_are_refused() -> None:
         as_table(table(STEPS), columns={"sede": "trial"})
     with pytest.raises(AnalysisError, match="one column cannot be two things"):
         as_table(table(STEPS), columns={"seed": "trial", "run": "trial"})
-    with pytest.raises(AnalysisError, match="there more than once: batch_size"):
+    with pytest.raises(AnalysisError, match="more than one is called batch_size"):
         as_table(table(STEPS.replace("trial", "batch_size")))
     with pytest.raises(AnalysisError, match="needs optimizer_step or samples"):
         as_table(table(CURVES).drop(columns="step"), nan="diverged")
@@ -391,7 +391,7 @@ def test_runs_that_two_columns_tell_apart_otherwise_are_asked_about() -> None:
 
 def test_a_clash_that_matters_is_refused_unless_one_is_named() -> None:
     curves = pd.DataFrame({"bs": 8, "step": [1, 2], "val/loss": [3.0, 2.0], "val_loss": [9.0, 8.0]})
-    with pytest.raises(AnalysisError, match="more than once: val_loss"):
+    with pytest.raises(AnalysisError, match="more than one is called val_loss"):
         as_table(curves)
     assert as_table(curves, columns={"loss": "val/loss"}).table["loss"].tolist() == [3.0, 2.0]
 

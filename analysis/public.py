@@ -21,7 +21,7 @@ from batchscape.analysis.equivalence.decompositions import (
 )
 from batchscape.analysis.equivalence.gradients import gradient_errors
 from batchscape.analysis.equivalence.paired import judge_equivalence, paired_differences
-from batchscape.analysis.equivalence.tost import Tost, tost, tost_unpaired
+from batchscape.analysis.equivalence.tost import Tost, tost
 from batchscape.analysis.estimates import Estimate
 from batchscape.analysis.learning_rate.choice import at_best_learning_rate, tuning_warning
 from batchscape.analysis.learning_rate.exponent import exponent_of
@@ -96,7 +96,6 @@ __all__ = [
     "throughput_ratios",
     "time_to_target",
     "tost",
-    "tost_unpaired",
     "tuning_warning",
     "valid_figures",
     "with_spread",

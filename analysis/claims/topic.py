@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 
-import numpy as np
 import pandas as pd
 
 from batchscape.analysis.claims.claim import Claim, Verdict
@@ -14,8 +13,6 @@ from batchscape.analysis.claims.declared import CLAIMS, judge_claims
 from batchscape.analysis.claims.evidence import Evidence
 from batchscape.analysis.claims.rules import CONTRADICTED, OPEN, SUPPORTED
 from batchscape.analysis.estimates import LEVEL
-from batchscape.analysis.figures.chart import Axis, Chart, Look, Marks
-from batchscape.analysis.figures.style import ACCENT, INK, MARK
 from batchscape.analysis.numbers import MISSING
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
@@ -71,7 +68,6 @@ def claims_section(evidence: Evidence, claims: Sequence[Claim] = CLAIMS) -> Sect
         ],
         settle=[settle] if open_ids else [],
         tables=[_table(verdicts, main)],
-        pictures=_chart(claims_table(settled)),
         warnings=[*_warnings(settled)],
         headlines={
             f"claim_{v.claim.id.replace('-', '_')}": v.effect
@@ -167,44 +163,3 @@ def _table(verdicts: Sequence[Verdict], main: Sequence[Verdict]) -> Table:
             "the best learning rate's exponent, global batches."
         ],
     )
-
-
-_LOOKS = {SUPPORTED: ACCENT, CONTRADICTED: Look(MARK.colour, hollow=True)}
-_MOST_ROWS = 40
-
-
-def _chart(table: pd.DataFrame) -> list[Chart]:
-    """Draw a forest of the effects that are ratios, if there are any."""
-    ratios = table[table["definition"].str.startswith("ratio") & table["low"].gt(0)]
-    ratios = ratios.head(_MOST_ROWS)
-    if ratios.empty:
-        return []
-    # A claim that is judged in several contexts has a line for each.
-    several = ratios["context"].nunique() > 1
-    names = ratios["claim"] + ("\n" + ratios["context"] if several else "")
-    rows = ratios.assign(
-        name=names,
-        series=ratios["verdict"],
-        effect_low=ratios["low"],
-        effect_high=ratios["high"].where(np.isfinite(ratios["high"]), ratios["effect"]),
-    )
-    no_effect = pd.DataFrame({"effect": [1.0]})
-    return [
-        Chart(
-            "claims",
-            "Effects behind the verdicts",
-            f"Effects behind the verdicts that are ratios, with their {LEVEL:.0%} intervals; "
-            "filled: the claim is supported; open: it is contradicted. What is compared, and the "
-            "threshold of each rule, stand in the table.",
-            Axis({"effect": "ratio, as the claim's rule defines it"}, kind="log"),
-            Axis({"name": ""}, kind="names"),
-            [
-                Marks("rule", no_effect, "no effect"),
-                Marks("interval", rows),
-                Marks("point", rows, text="definition", size=30),
-            ],
-            {name: look for name, look in _LOOKS.items() if rows["series"].eq(name).any()}
-            | {"no effect": Look(INK.colour, INK.dark, "stroke")},
-            tables=["tables/claims.csv"],
-        )
-    ]

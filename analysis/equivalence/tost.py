@@ -86,51 +86,6 @@ def tost(differences: ArrayLike, margin: float, alpha: float = ALPHA) -> Tost:
     return _judged(n, sd, (mean, sd / math.sqrt(n), n - 1), margin, alpha)
 
 
-def tost_unpaired(first: ArrayLike, second: ArrayLike, margin: float, alpha: float = ALPHA) -> Tost:
-    """Test whether the means of two independent samples differ by less than a margin.
-
-    Parameters
-    ----------
-    first, second : array_like, shapes (n,) and (m,)
-        One value a run; infinite for one that diverged. They may spread unlike one another.
-    margin : float
-        In the unit of the values, fixed before they were seen.
-    alpha : float
-        Level of each of the two tests.
-
-    Returns
-    -------
-    Tost
-        With Welch's standard error and degrees of freedom. Pairs on the same samples say more:
-        `tost`.
-
-    Raises
-    ------
-    AnalysisError
-        If the margin is not positive, alpha not in (0, 0.5), or a value is NaN.
-    """
-    one, other = (np.asarray(values, dtype=float).ravel() for values in (first, second))
-    both = np.concatenate([one, other])
-    _check(both, margin, alpha)
-    n, infinite = len(both), int(np.isinf(both).sum())
-    if infinite:
-        return _unknown(n, math.nan, margin, f"{infinite} of {n} values are not finite")
-    if min(len(one), len(other)) < 2:
-        mean = float(one.mean() - other.mean()) if len(one) and len(other) else math.nan
-        reason = f"{len(one)} and {len(other)} values; a spread needs 2 of each"
-        return _unknown(n, mean, margin, reason)
-    sd = math.sqrt((float(one.var(ddof=1)) + float(other.var(ddof=1))) / 2)
-    return _judged(n, sd, welch(one, other), margin, alpha)
-
-
-def welch(first: np.ndarray, second: np.ndarray) -> tuple[float, float, float]:
-    """Return the difference of two means, with Welch's standard error and degrees of freedom."""
-    parts = [float(values.var(ddof=1)) / len(values) for values in (first, second)]
-    spread = sum(v**2 / (len(x) - 1) for v, x in zip(parts, (first, second), strict=True))
-    freedom = sum(parts) ** 2 / spread if spread else len(first) + len(second) - 2
-    return float(first.mean() - second.mean()), math.sqrt(sum(parts)), freedom
-
-
 def _judged(
     n: int, sd: float, difference: tuple[float, float, float], margin: float, alpha: float
 ) -> Tost:

@@ -61,25 +61,6 @@ def test_contexts_that_disagree_are_listed_and_warned_of(world: Callable[[], Any
     assert [row["context"].split(",")[0] for row in rows] == ["One", "Two"]
     assert all("larger micro-batch" in row["what it says"] for row in rows)
     assert "claim_micro_before_accumulation" not in section.headlines
-    (picture,) = section.pictures
-    labels = picture.marks[-1].table["name"].tolist()
-    assert len(labels) >= 2
-    assert all("One" in label or "Two" in label for label in labels)
-    assert "filled: the claim is supported; open: it is contradicted" in picture.caption
-
-
-@pytest.mark.parametrize("cost", [0.01, 0.2, 1e4])
-def test_the_figure_has_the_effects_of_the_table(world: Callable[[], Any], cost: float) -> None:
-    table = world()
-    timed(table, "One", cost)
-    section = claims_section(table.evidence())
-    assert section is not None
-    drawn = section.tables[0].frame.query("verdict != 'not identified' and low > 0")
-    ratios = drawn[drawn["definition"].str.startswith("ratio")]
-    (picture,) = section.pictures
-    points = picture.marks[-1].table
-    assert sorted(points["effect"]) == sorted(ratios["effect"])
-    assert set(picture.looks) - {"no effect"} == set(ratios["verdict"])
 
 
 def test_a_settled_context_stands_before_an_open_one(world: Callable[[], Any]) -> None:

@@ -109,7 +109,6 @@ def test_a_whole_report_says_the_same_in_csv_markdown_latex_and_terminal(build: 
         "divergence",
         "memory_model",
         "pareto",
-        "claims",
     }
     for file in report.files:
         if file.suffix == ".png":

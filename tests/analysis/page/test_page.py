@@ -193,7 +193,6 @@ def test_rows_open_nothing_that_is_not_sure(build: Any) -> None:
 
 @pytest.mark.slow
 def test_claims_of_joined_folders_open_the_runs_of_their_machine(joined: Tables) -> None:
-    """A claim of several contexts has a line for each."""
     tables, cells = joined, find_cells(joined.runs)
     section = claims_section(Evidence(cells, tables.steps, tables.evals, tables.ranks))
     assert section is not None
@@ -207,9 +206,6 @@ def test_claims_of_joined_folders_open_the_runs_of_their_machine(joined: Tables)
         assert all(hardware in record["context"] for hardware in runs["hardware"])
         opened += len(runs)
     assert opened > 24
-    (chart,) = section.pictures
-    lines = chart.marks[-1].table["name"].tolist()
-    assert len(set(lines)) == len(lines) > len({line.split("\n")[0] for line in lines})
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from batchscape.analysis.public import *  # noqa: F403  (its `__all__` is the list)
+    from batchscape.analysis.public import *  # noqa: F403  (type checkers cannot see into `__getattr__`)
     from batchscape.analysis.public import __all__ as __all__
 else:
 

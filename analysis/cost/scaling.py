@@ -54,7 +54,9 @@ def scaling_efficiency(table: pd.DataFrame) -> pd.DataFrame:
     Ratios are geometric means over the pairs, with the t-interval of the mean logarithm.
     """
     rows = one_group(table, ["step_time_s"])
-    rows = rows[rows["step_time_s"] > 0].reindex(columns=[*{*rows.columns, *_PAIRED_BY}])
+    rows = rows[rows["step_time_s"] > 0].reindex(
+        columns=[*dict.fromkeys([*rows.columns, *_PAIRED_BY])]
+    )
     rows = rows.assign(
         **{name: rows[name].astype(int) for name in FACTORS},
         log=np.log(rows["step_time_s"].to_numpy(dtype=float)),

@@ -108,11 +108,9 @@ def candidates_of(
     DataFrame
         The columns of `time_to_target`, and `derived` (whether the time to a target of a cut that
         ran is made of its mean step time, and not recorded by its runs), `rates_tried`,
-        `memory_gib` (what was
-        measured, or the upper end of the prediction, its value where it has no interval; with
-        `MEMORY_MARGIN`; or NaN), `memory_source` (measured, predicted or unknown), `memory_beyond`
-        and `fits`.
-        `on_front` counts measured geometries that fit only.
+        `memory_gib` (what was measured, or the upper end of the prediction, its value where it has
+        no interval; with `MEMORY_MARGIN`; or NaN), `memory_source` (measured, predicted or
+        unknown), `memory_beyond` and `fits`. `on_front` counts measured geometries that fit only.
         Without a target, steps count one, and times are of a step.
     """
     measured = evidence.table

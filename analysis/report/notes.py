@@ -110,9 +110,13 @@ def _times(runs: pd.DataFrame) -> Iterator[str]:
     names = ["core_wait_pct", "gap_pct", "data_s", "step_time_s"]
     figures = timed.reindex(columns=names).apply(pd.to_numeric).astype(float)
     parts = (
-        ("core_wait_pct", "the training waited for a core during", "their times are too long"),
+        (
+            "core_wait_pct",
+            "the training waited for a core during",
+            "their times are too long by about as much",
+        ),
         ("data_s", "the training waited for samples during", "loader.workers fetches them ahead"),
-        ("gap_pct", "optimizer steps leave out", "throughput and MFU by the wall are lower"),
+        ("gap_pct", "gaps between optimizer steps take", "step times leave these out"),
     )
     figures["data_s"] *= 100 / figures["step_time_s"]
     for name, what, so in parts:

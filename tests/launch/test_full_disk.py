@@ -109,7 +109,7 @@ def fill_after_checkpoint(sweep: SweepFolder, run_id: str, place: Path) -> None:
 
 def train_on_a_disk_that_fills(place: Path, specs: list[RunSpec]) -> tuple[Any, ...]:
     # This is a process of its own, which the tests have given no warm interpreter.
-    forked.start_interpreter = WarmInterpreter().start_interpreter  # type: ignore[assignment]  # a stand-in
+    pytest.MonkeyPatch().setattr(forked, "start_interpreter", WarmInterpreter().start_interpreter)
     sweep = SweepFolder(place / "sweep")
     disturbed = specs[0]
     filling = threading.Thread(

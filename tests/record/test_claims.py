@@ -194,18 +194,16 @@ def test_time_in_which_nobody_looked_is_no_silence(
     assert observer.claim(elsewhere) is None
 
 
-def test_who_was_taken_over_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_was_taken_over_sees_it(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "a")
     claim = CLAIMS.claim(run)
     assert claim is not None
     assert claim.renew()
-    monkeypatch.setattr(claims, "_BEAT_S", 0.0)
-    claim._next_beat_at = 0.0  # type: ignore[attr-defined]
-    assert claim.renew()
+    assert claim.renew(at_once=True)
     holder = claims._read(run.path / ".claim.1")
     assert isinstance(holder, claims._Holder)
     assert claims._follow(run, 1, holder, replace(holder, mark="another"))
-    assert not claim.renew()
+    assert not claim.renew(at_once=True)
     claim.release(is_over=True)
     assert claims._last_claim(run)[0] == 2  # the other one's stays
 

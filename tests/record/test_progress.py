@@ -161,5 +161,7 @@ def test_sweep_folders_beside_a_missing_one_are_offered(tmp_path: Path) -> None:
         sweep_progress(SweepFolder(tmp_path / "fixed"))[0]
     offered = f"did you mean {tmp_path / 'fixed-3c831f9d'} or {tmp_path / 'fixed-aa'}?"
     assert str(caught.value).endswith(offered)
+    with pytest.raises(RecordError, match=r"did you mean .*/fixed-aa\?$"):
+        sweep_progress(SweepFolder(tmp_path / "fixd-aa"))[0]
     with pytest.raises(RecordError, match=r"with runs in it$"):
         sweep_progress(SweepFolder(tmp_path / "nothing" / "alike"))[0]

@@ -70,7 +70,7 @@ def _import_uncompiled() -> None:
     if _COMPILED in sys.modules:
         return
     compile_function = torch.compile
-    torch.compile = _leave_uncompiled  # type: ignore[assignment]  # for one import
+    torch.compile = _leave_uncompiled  # type: ignore[assignment]  # of its overloads one suffices here
     try:
         with suppress(ImportError):  # of a version without it
             import_module(_COMPILED)

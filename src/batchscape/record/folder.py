@@ -24,13 +24,12 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from batchscape.text import did_you_mean
+from batchscape.text import did_you_mean, near_names
 
 _MOST_NAMED = 3
 
@@ -45,17 +44,17 @@ def no_runs(sweep_dir: Path) -> str:
     Returns
     -------
     str
-        The message.
+        The message; folders whose name continues with a hash come first among the suggestions.
     """
     what = "holds no runs" if sweep_dir.is_dir() else "is no folder"
     what = what if sweep_dir.exists() else "does not exist"
     text = f"{sweep_dir} {what}; a sweep folder has a 'runs' folder with runs in it"
-    # The name of a folder may continue with a hash.
-    longer = (
-        sweep_dir.parent.glob(f"{glob.escape(sweep_dir.name)}-*/runs") if sweep_dir.name else ()
-    )
-    near = sorted(str(path.parent) for path in longer)[:_MOST_NAMED]
-    return text + did_you_mean(near).removesuffix(".")
+    beside = {path.parent.name for path in sweep_dir.parent.glob("*/runs")}
+    names = sorted(beside - {sweep_dir.name})
+    longer = [name for name in names if sweep_dir.name and name.startswith(f"{sweep_dir.name}-")]
+    near = dict.fromkeys([*longer, *near_names(sweep_dir.name, names, _MOST_NAMED)])
+    folders = [str(sweep_dir.with_name(name)) for name in [*near][:_MOST_NAMED]]
+    return text + did_you_mean(folders).removesuffix(".")
 
 
 FORMAT_VERSION = 4

@@ -112,16 +112,28 @@ def test_time_between_steps_is_told_where_it_is_much(build: Any) -> None:
         sweep.run(seed=seed)
         noted(sweep, gap_pct=share)
     notes = notes_of(sweep)
-    assert "In 2 of 4 runs with valid times optimizer steps leave out more than 5 %" in notes
+    assert (
+        "In 2 of 4 runs with valid times gaps between optimizer steps take more than 5 %" in notes
+    )
     assert "(at most 23 %; gap_pct)" in notes
 
 
 def test_what_happened_to_runs_is_counted(build: Any) -> None:
     sweep = build()
-    for seed, retries in enumerate((0, 0, 3)):
+    for seed, (retries, skipped) in enumerate(((0, 2), (0, 1), (3, 0))):
         sweep.run(seed=seed)
-        noted(sweep, allocator_retries=retries)
-    assert "In 1 run: The allocator had no room left" in notes_of(sweep)
+        noted(
+            sweep,
+            allocator_retries=retries,
+            skipped_optimizer_steps=skipped,
+            throttled=seed == 1,
+            power_capped=[None, False, True][seed],
+        )
+    notes = notes_of(sweep)
+    assert "In 1 run: The allocator had no room left" in notes
+    assert "In 2 runs: Updates were left out" in notes
+    assert "In 1 run: Heat or the hardware's protection" in notes
+    assert "In 1 run: The power limit" in notes
 
 
 def test_different_kernels_of_attention_are_told(build: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+SYSTEMS = Path(__file__).parents[1]
 ALL_PROGRAMS = Path(__file__).parent / "programs" / "all_programs.py"
 
 
@@ -25,7 +26,8 @@ def found(once: Callable[..., Path]) -> Callable[[str, int], dict[str, Any]]:
         done = subprocess.run(
             [sys.executable, str(ALL_PROGRAMS), str(folder)],
             env=os.environ
-            | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"},
+            | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
+            | {"PYTHONPATH": os.pathsep.join([str(SYSTEMS), *sys.path])},
             cwd=folder,
             capture_output=True,
             text=True,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from forked_ranks import free_port, preload, run_ranks
+
 CASES = {
     "accelerate": (1, 2),
     "ddp": (2,),
@@ -14,10 +16,6 @@ CASES = {
     "world": (2,),
 }
 HERE = Path(__file__).parent
-
-sys.path.append(str(HERE.parents[1]))
-
-from forked_ranks import free_port, preload, run_ranks  # noqa: E402  (found by the line above)
 
 out = Path(sys.argv[1])
 preload(["torch", "transformers.trainer", "transformers.models.llama", "lightning_fabric"])

@@ -54,10 +54,9 @@ def scaling_efficiency(table: pd.DataFrame) -> pd.DataFrame:
     Ratios are geometric means over the pairs, with the t-interval of the mean logarithm.
     """
     rows = one_group(table, ["step_time_s"])
-    rows = rows[rows["step_time_s"] > 0].reindex(
-        columns=[*dict.fromkeys([*rows.columns, *_PAIRED_BY])]
-    )
+    rows = rows[rows["step_time_s"] > 0]
     rows = rows.assign(
+        **{name: np.nan for name in _PAIRED_BY if name not in rows},
         **{name: rows[name].astype(int) for name in FACTORS},
         log=np.log(rows["step_time_s"].to_numpy(dtype=float)),
     )

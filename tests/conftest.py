@@ -20,6 +20,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 import pandas as pd
 import pytest
+from hydra._internal import defaults_list
 from hydra._internal.hydra import Hydra
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.plugins import Plugins
@@ -94,8 +95,9 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def _composed_once() -> Iterator[None]:
     """Spare half of Hydra's work on each command line that is composed in this process.
 
-    It composes everything once only to read `hydra.mode`, which our command lines refuse, and
-    parses the same files of our packages each time.
+    It composes everything once only to read `hydra.mode`, which our command lines refuse, parses
+    the same files of our packages each time, and for each of them gathers what `${...}` may stand
+    for in its list of defaults, where none has any.
     """
     Plugins.instance()  # defines the classes of sources anew
     of_packages = SourcesRegistry.instance().resolve("pkg")
@@ -107,8 +109,16 @@ def _composed_once() -> Iterator[None]:
             loaded[key] = load(source, config_path)
         return copy.deepcopy(loaded[key])
 
+    interpolation_map = defaults_list._create_interpolation_map
+
+    def interpolation_map_where_used(overrides: Any, defaults: list[Any], self_added: bool) -> Any:
+        if any(default.is_interpolation() for default in defaults):
+            return interpolation_map(overrides, defaults, self_added)
+        return None
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Hydra, "get_mode", lambda *_, **__: None)
+        patch.setattr(defaults_list, "_create_interpolation_map", interpolation_map_where_used)
         patch.setattr(of_packages, "load_config", load_once)
         yield
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+
 import pytest
 
 from batchscape.compose import compose
@@ -24,6 +27,14 @@ UNREAD = {
     "hydra/sweeper=basic": "expands sweeps itself",
     "hydra.mode=RUN": "expands sweeps itself",
 }
+
+
+@pytest.fixture(autouse=True)
+def _log_level() -> Iterator[None]:
+    """Restore what `hydra.verbose` sets for the whole process before it is refused."""
+    level = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(level)
 
 
 def refused(*arguments: str) -> str:

@@ -140,12 +140,13 @@ class GridSweeper(Sweeper):
             else:
                 intervals.append(_interval(override, choices))
         fixed = [o.input_line or "" for o in overrides.values() if not o.is_sweep_override()]
+        composed = [o.input_line or "" for o in from_line if not o.is_sweep_override()]
         # Of lines with the same key the last one counts.
         last_lines = {_key(override): override for override in from_line}.items()
 
         def cells(ends: Mapping[str, float]) -> list[Cell]:
             all_axes = [*axes, *(Axis(key, (end,)) for key, end in ends.items())]
-            return expand(all_axes, lambda chosen: self._compose([*fixed, *chosen], arguments))
+            return expand(all_axes, lambda chosen: self._compose([*fixed, *chosen], composed))
 
         low_cells = cells({interval.key: interval.low for interval in intervals})
         if intervals:
@@ -160,13 +161,10 @@ class GridSweeper(Sweeper):
         )
 
     def _compose(
-        self, lines: list[str], arguments: Sequence[str]
+        self, lines: list[str], composed: list[str]
     ) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-        """Compose once; return a function from plain values to all settings of a cell.
-
-        A command line without axes Hydra has composed already.
-        """
-        if lines == list(arguments):
+        """Compose lines, unless Hydra has; return a function from plain values to all settings."""
+        if lines == composed:
             config = copy.deepcopy(self._config)
         else:
             config = self._loader.load_sweep_config(self._config, lines)

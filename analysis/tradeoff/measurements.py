@@ -99,15 +99,12 @@ def measure(reaches: pd.DataFrame) -> Measurements:
         left_out += [_row(cell, "small-batch penalty") for cell in complete[:first]]
         complete = complete[first:]
     fitted_runs = pd.concat(complete) if complete else rows.iloc[:0]
-    table = fitted_runs.pivot_table(
-        index="global_batch_size", columns="seed", values="steps_to_target"
-    )
     firsts = fitted_runs.get("first_steps_to_target", fitted_runs["steps_to_target"]).astype(float)
     # A table of crossings that are not for good may know none before them.
     firsts = firsts.where(firsts < fitted_runs["steps_to_target"], fitted_runs["steps_to_target"])
-    first_table = fitted_runs.assign(first=firsts).pivot_table(
-        index="global_batch_size", columns="seed", values="first"
-    )
+    cells = {"index": "global_batch_size", "columns": "seed"}
+    table = fitted_runs.pivot(**cells, values="steps_to_target")
+    first_table = fitted_runs.assign(first=firsts).pivot(**cells, values="first")
     excluded = pd.DataFrame(left_out, columns=list(_EXCLUDED)).astype(_EXCLUDED)
     return Measurements(
         batches=table.index.to_numpy(dtype=np.float64),

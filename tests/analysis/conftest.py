@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from batchscape.config import RunConfig
 from batchscape.geometry import BatchGeometry
+from batchscape.plan.stages import scaled
 from batchscape.record.files import JsonLines, write_json
 from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.spec import DataIdentity, RunSpec, Stage
@@ -75,6 +77,7 @@ class SweepBuilder:
         evaluated: bool = True,
         ranks: dict[str, Any] | None = None,
         ramp: tuple[tuple[int, tuple[int, int, int]], ...] = (),
+        ramp_factor: float = 1.0,
         noise: tuple[float, float] | None = None,
         task: str = "next_token",
         **settings: Any,
@@ -102,7 +105,8 @@ class SweepBuilder:
             for name, value in trajectory["budget"].items()
             if not name.startswith("divergence_")
         }
-        trajectory_id = _hash(trajectory, *ramp, cut.global_batch_size)
+        factors = [] if ramp_factor == 1 else [ramp_factor]
+        trajectory_id = _hash(trajectory, *ramp, *factors, cut.global_batch_size)
         limited = config.device.memory_limit_gib is not None
         limit = [config.device.memory_limit_gib] if limited else []
         spec = RunSpec(
@@ -111,7 +115,14 @@ class SweepBuilder:
             trajectory_id=trajectory_id,
             sweep_name=self.name,
             stages=(
-                *(Stage(n, BatchGeometry(1, *cut), config.optimizer) for n, cut in ramp),
+                *(
+                    Stage(
+                        n,
+                        BatchGeometry(1, *cut),
+                        scaled(config.optimizer, config.scaling, prod(cut), ramp_factor),
+                    )
+                    for n, cut in ramp
+                ),
                 Stage(optimizer_steps * cut.global_batch_size, cut, config.optimizer),
             ),
             device_type=device_type,

@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from batchscape.config import AdamW
+from batchscape.config import AdamW, Muon
 from batchscape.cuda_devices import CudaDevice
 from batchscape.errors import ConfigError
 from batchscape.geometry import BatchGeometry
@@ -110,6 +110,31 @@ def test_the_rest_of_any_budget_is_the_last_stage(
             "give batch.global_batch_size",
         ),
         (["scaling=adam", "optimizer=sgd"], "Adam's betas"),
+        (
+            ["batch.ramp=[{tokens:40961,global_batch_size:8}]"],
+            "stage 1 of 1: tokens must be whole samples of 64 tokens; given 40961; "
+            "use 40960 or 41024",
+        ),
+        (["batch.ramp=[{global_batch_size:8}]"], "has samples or tokens; got neither"),
+        (
+            ["batch.ramp=[{samples:640,tokens:40960,global_batch_size:8}]"],
+            "has samples or tokens; got both",
+        ),
+        (
+            ["data=digits", "model=mlp", "batch.ramp=[{tokens:640,global_batch_size:8}]"],
+            "stage 1: tokens=640 needs packed text, .* give samples instead",
+        ),
+        (
+            [
+                "scaling=sqrt",
+                "batch.ramp=[{samples:640,global_batch_size:8,learning_rate_factor:2}]",
+            ],
+            r"factors of the learning rate, \[2.0\], and scaling.learning_rate=sqrt .*leave out",
+        ),
+        (
+            ["batch.ramp=[{samples:640,global_batch_size:8,learning_rate_factor:0}]"],
+            "greater than 0",
+        ),
     ],
 )
 def test_rules(lines: list[str], message: str, plan: MakePlan) -> None:
@@ -158,6 +183,31 @@ def test_a_rule_follows_the_ramp(plan: MakePlan) -> None:
     (spec,) = plan(RAMP, "scaling=linear").specs
     rates = [stage.optimizer.learning_rate for stage in spec.stages]
     assert rates == pytest.approx([0.00025, 0.0005, 0.001])
+
+
+def test_a_stage_has_its_own_factor_of_the_learning_rate(plan: MakePlan) -> None:
+    """As in Seesaw: twice the batch goes with the rate over root 2."""
+    stages = "{tokens:40960,global_batch_size:8,learning_rate_factor:2},"
+    stages += "{samples:1280,global_batch_size:16,learning_rate_factor:1.41421356}"
+    (spec,) = plan(f"batch.ramp=[{stages}]").specs
+    assert cuts(spec) == cuts(plan(RAMP).specs[0])
+    rates = [stage.optimizer.learning_rate for stage in spec.stages]
+    assert rates == pytest.approx([0.002, 0.00141421356, 0.001], rel=1e-12)
+    # Weight decay follows the factor as it follows a rule: its timescale in tokens is held.
+    decay = ("scaling.weight_decay=timescale", "scaling.reference_global_batch_size=32")
+    (held,) = plan(f"batch.ramp=[{stages}]", "optimizer.weight_decay=0.1", *decay).specs
+    products = [
+        stage.geometry.global_batch_size
+        / (stage.optimizer.learning_rate * stage.optimizer.weight_decay)
+        for stage in held.stages
+    ]
+    assert products == pytest.approx([32 / (0.001 * 0.1)] * 3, rel=1e-12)
+    (muon,) = plan(f"batch.ramp=[{stages}]", "optimizer=muon").specs
+    first, *_, last = (stage.optimizer for stage in muon.stages)
+    assert isinstance(first, Muon)
+    assert isinstance(last, Muon)
+    assert first.adamw_learning_rate == pytest.approx(2 * last.adamw_learning_rate)
+    assert first.learning_rate == pytest.approx(2 * last.learning_rate)
 
 
 def test_a_spec_with_stages_comes_back_from_its_file(plan: MakePlan, tmp_path: Path) -> None:

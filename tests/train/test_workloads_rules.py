@@ -128,6 +128,20 @@ def test_rates_are_those_of_rule_and_schedule(trainer, planned, steps, tmp_path)
     np.testing.assert_allclose(rows["learning_rate"].astype(float), expected, rtol=1e-12)
 
 
+def test_rates_are_those_of_the_stages_of_a_ramp(trainer, planned, steps, tmp_path):
+    ramp = [
+        {"samples": 32, "global_batch_size": 8, "learning_rate_factor": 2.0},
+        {"tokens": 32 * 16, "global_batch_size": 16, "learning_rate_factor": 1.5},
+    ]
+    constant = {"name": "constant", "warmup_samples": 0}
+    spec = planned(1, 8, ramp=ramp, global_batch_size=32, samples=128, schedule=constant)
+    rows = steps(trainer.train(spec, tmp_path))
+    assert rows["global_batch_size"].tolist() == [8] * 4 + [16] * 2 + [32] * 2
+    last = spec.config.optimizer.learning_rate
+    expected = last * np.array([2.0] * 4 + [1.5] * 2 + [1.0] * 2)
+    np.testing.assert_allclose(rows["learning_rate"].astype(float), expected, rtol=1e-12)
+
+
 @pytest.mark.slow
 def test_a_ramp_begins_as_the_small_batch_trains(trainer, planned, steps, tmp_path):
     """Until the ramp leaves its first stage, nothing tells it from a run of that global batch."""

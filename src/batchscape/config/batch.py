@@ -9,14 +9,25 @@ from pydantic.dataclasses import dataclass
 from batchscape.config.types import STRICT, Affects, Count, Positive
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=STRICT, kw_only=True)
 class RampStage:
     """A part of the training with a global batch of its own."""
 
-    samples: Count
+    samples: Count | None = None
     """Samples of this stage, a multiple of its global batch."""
+    tokens: Count | None = None
+    """The same in tokens (packed data)."""
     global_batch_size: Count
     """Samples per optimizer step in this stage."""
+    learning_rate_factor: Positive | None = None
+    """Learning rate of this stage over `optimizer.learning_rate`; null: as `scaling` says."""
+
+    def __post_init__(self) -> None:
+        """Check the rule that no single field can state."""
+        if (self.samples is None) == (self.tokens is None):
+            given = "both" if self.samples is not None else "neither"
+            msg = f"a stage of a ramp has samples or tokens; got {given}"
+            raise ValueError(msg)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -37,7 +48,9 @@ class Batch:
     """The same in tokens, a multiple of `data.sequence_length`."""
     ramp: tuple[RampStage, ...] = ()
     """Stages before the global batch above is reached, each cut by the same rule: what is given of
-    devices, micro-batch and accumulation holds in every stage."""
+    devices, micro-batch and accumulation holds in every stage. A stage has its samples or tokens,
+    its global batch, and perhaps a learning rate as a factor of that of the optimizer, which is
+    that of the last stage."""
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -75,14 +75,25 @@ class RunConfig:
                 "our own loop; a program of engine=command allocates by itself: leave it null"
             )
             raise ValueError(msg)
-        if self.budget.tokens is not None and not self.is_packed:
-            msg = (
-                f"budget.tokens={self.budget.tokens} needs packed text, where every sample has "
-                f"sequence_length tokens; give budget.samples instead"
-            )
-            raise ValueError(msg)
+        counted = {"budget": self.budget.tokens}
+        counted |= {f"batch.ramp, stage {n}": s.tokens for n, s in enumerate(self.batch.ramp, 1)}
+        for what, tokens in counted.items():
+            if tokens is not None and not self.is_packed:
+                msg = (
+                    f"{what}: tokens={tokens} needs packed text, where every sample has "
+                    "sequence_length tokens; give samples instead"
+                )
+                raise ValueError(msg)
         if self.batch.ramp and self.batch.global_batch_size is self.batch.global_batch_tokens:
             msg = "batch.ramp leads up to a global batch: give batch.global_batch_size"
+            raise ValueError(msg)
+        factors = [stage.learning_rate_factor for stage in self.batch.ramp]
+        if any(factors) and self.scaling.learning_rate != "none":
+            msg = (
+                f"batch.ramp gives factors of the learning rate, {factors}, and "
+                f"scaling.learning_rate={self.scaling.learning_rate} makes rates of the global "
+                "batches: leave out one of them"
+            )
             raise ValueError(msg)
 
     @classmethod

@@ -16,7 +16,12 @@ from batchscape.record.spec import Stage
 from batchscape.text import list_text, near_multiples
 
 
-def scaled(optimizer: Optimizer, scaling: Scaling, global_batch_size: int) -> Optimizer:
+def scaled(
+    optimizer: Optimizer,
+    scaling: Scaling,
+    global_batch_size: int,
+    learning_rate_factor: float | None = None,
+) -> Optimizer:
     """Return the optimizer's settings for a global batch.
 
     Parameters
@@ -27,11 +32,14 @@ def scaled(optimizer: Optimizer, scaling: Scaling, global_batch_size: int) -> Op
         The rules, and B0.
     global_batch_size : int
         The global batch B, in samples.
+    learning_rate_factor : float, optional
+        New learning rate over the given one, in place of a rule.
 
     Returns
     -------
     Optimizer
-        Of the same kind; the very same settings where B is B0, or no rule is given.
+        Of the same kind; the very same settings where B is B0, or neither a rule nor a factor is
+        given.
 
     Raises
     ------
@@ -43,7 +51,8 @@ def scaled(optimizer: Optimizer, scaling: Scaling, global_batch_size: int) -> Op
     With k = B / B0:
 
     * Learning rate: `linear` k (Goyal et al. 2017, arXiv 1706.02677, section 2.1), `sqrt` root of k
-      (for Adam: Malladi et al. 2022, arXiv 2205.10287). Both of Muon's learning rates follow.
+      (for Adam: Malladi et al. 2022, arXiv 2205.10287), or the factor of a stage. Both of Muon's
+      learning rates follow.
     * Betas of Adam, `half_life`: beta to the power k. A step then forgets as much as k steps of the
       reference batch did, and half-lives in tokens are held (Marek et al. 2025, arXiv 2507.07101,
       for the second moment; as in Malladi et al., both moments follow). The momenta of SGD and of
@@ -59,11 +68,12 @@ def scaled(optimizer: Optimizer, scaling: Scaling, global_batch_size: int) -> Op
             "scaling.betas=none, or optimizer=adamw or muon"
         )
         raise ConfigError(msg)
-    reference = scaling.reference_global_batch_size
-    if reference is None or reference == global_batch_size:
+    reference = scaling.reference_global_batch_size or global_batch_size
+    if reference == global_batch_size and learning_rate_factor is None:
         return optimizer
     k = global_batch_size / reference
-    rate = {"none": 1.0, "linear": k, "sqrt": math.sqrt(k)}[scaling.learning_rate]
+    rules = {"none": 1.0, "linear": k, "sqrt": math.sqrt(k)}
+    rate = learning_rate_factor or rules[scaling.learning_rate]
     changed: dict[str, Any] = {"learning_rate": optimizer.learning_rate * rate}
     if not isinstance(optimizer, Sgd):
         if optimizer.name == "muon":
@@ -79,7 +89,7 @@ def scaled(optimizer: Optimizer, scaling: Scaling, global_batch_size: int) -> Op
         msg = (
             f"scaling from a global batch of {reference} to {global_batch_size} makes "
             f"optimizer.{field['loc'][0]} {field['input']}, which no optimizer can use; choose a "
-            "nearer scaling.reference_global_batch_size"
+            "nearer scaling.reference_global_batch_size, or another learning_rate_factor"
         )
         raise ConfigError(msg) from None
 
@@ -122,15 +132,16 @@ def make_stages(config: RunConfig, geometries: Sequence[BatchGeometry]) -> tuple
 
     Neighbours that are alike are one stage, so that equal trainings have equal stages.
     """
-    ramp = config.batch.ramp
-    for number, (stage, geometry) in enumerate(zip(ramp, geometries, strict=False), start=1):
-        _check_whole(f"{_stage_name(number, config)}: samples", stage.samples, geometry)
-    sizes = [stage.samples for stage in ramp]
-    last = _samples_of_last(config, geometries)
+    sizes = _samples_of_ramp(config)
+    for number, (samples, geometry) in enumerate(zip(sizes, geometries, strict=False), start=1):
+        _check_whole(f"{_stage_name(number, config)}: samples", samples, geometry)
+    last = _samples_of_last(config, geometries, sizes)
     _check_whole("the rest of the budget, after batch.ramp,", last, geometries[-1])
+    factors = [*(stage.learning_rate_factor for stage in config.batch.ramp), None]
     stages: list[Stage] = []
-    for samples, geometry in zip([*sizes, last], geometries, strict=True):
-        optimizer = scaled(config.optimizer, config.scaling, geometry.global_batch_size)
+    for samples, geometry, factor in zip([*sizes, last], geometries, factors, strict=True):
+        size = geometry.global_batch_size
+        optimizer = scaled(config.optimizer, config.scaling, size, factor)
         if stages and (stages[-1].geometry, stages[-1].optimizer) == (geometry, optimizer):
             samples += stages.pop().samples  # noqa: PLW2901  (the two are one stage)
         stages.append(Stage(samples, geometry, optimizer))
@@ -179,34 +190,51 @@ def _evaluation_within_a_step(every_samples: int, stages: Sequence[Stage]) -> st
     return None
 
 
-def _samples_of_last(config: RunConfig, geometries: Sequence[BatchGeometry]) -> int:
-    """Return what the budget leaves for the last stage."""
-    budget, ramp = config.budget, config.batch.ramp
+def _samples_of_ramp(config: RunConfig) -> list[int]:
+    """Return the samples of every stage of a ramp."""
+    return [
+        _whole_samples(f"{_stage_name(number, config)}: tokens", stage.tokens, config)
+        if stage.samples is None
+        else stage.samples
+        for number, stage in enumerate(config.batch.ramp, start=1)
+    ]
+
+
+def _whole_samples(what: str, tokens: int | None, config: RunConfig) -> int:
+    """Return the samples that so many tokens are."""
+    count, length = tokens or 0, config.sequence_length or 1
+    if count % length:
+        msg = (
+            f"{what} must be whole samples of {length} tokens; given {count}; "
+            f"use {near_multiples(count, length)}"
+        )
+        raise ConfigError(msg)
+    return count // length
+
+
+def _samples_of_last(
+    config: RunConfig, geometries: Sequence[BatchGeometry], ramp: Sequence[int]
+) -> int:
+    """Return what the budget leaves for the last stage, after the samples of a ramp."""
+    budget = config.budget
     if budget.optimizer_steps is not None:
         before = sum(
-            stage.samples // geometry.global_batch_size
-            for stage, geometry in zip(ramp, geometries, strict=False)
+            samples // geometry.global_batch_size
+            for samples, geometry in zip(ramp, geometries, strict=False)
         )
         samples = (budget.optimizer_steps - before) * geometries[-1].global_batch_size
     elif budget.tokens is not None:
-        length = config.sequence_length or 1
-        if budget.tokens % length:
-            msg = (
-                f"budget.tokens must be whole samples of {length} tokens; given {budget.tokens}; "
-                f"use {near_multiples(budget.tokens, length)}"
-            )
-            raise ConfigError(msg)
-        samples = budget.tokens // length - sum(stage.samples for stage in ramp)
+        samples = _whole_samples("budget.tokens", budget.tokens, config) - sum(ramp)
     elif budget.samples is not None:
-        samples = budget.samples - sum(stage.samples for stage in ramp)
+        samples = budget.samples - sum(ramp)
     else:
         msg = "a budget has exactly one size"
         raise AssertionError(msg)
     if samples <= 0:
         msg = (
             f"batch.ramp must end before the budget does: its stages have "
-            f"{sum(stage.samples for stage in ramp)} samples, which leaves none for the global "
-            f"batch of {geometries[-1].global_batch_size}; enlarge the budget, or shorten the ramp"
+            f"{sum(ramp)} samples, which leaves none for the global batch of "
+            f"{geometries[-1].global_batch_size}; enlarge the budget, or shorten the ramp"
         )
         raise ConfigError(msg)
     return samples

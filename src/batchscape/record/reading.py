@@ -101,6 +101,8 @@ def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dic
     # Ramps with the same batches may climb after different numbers of samples.
     climbs = [str(stage["samples"]) for stage in stages[:-1]]
     row["ramp_samples"] = ", ".join(climbs) if climbs else None
+    rates = [f"{stage['optimizer']['learning_rate']:.6g}" for stage in stages]
+    row["ramp_learning_rates"] = "\u2192".join(rates) if len(set(rates)) > 1 else None
     # Peak of the schedule, scaling rules applied.
     row["learning_rate"] = stages[-1]["optimizer"]["learning_rate"] if stages else None
     for name, value in resolved.items():

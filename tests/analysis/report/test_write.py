@@ -294,6 +294,14 @@ def test_ramps_of_other_batches_or_samples_are_other_cells(build: Any) -> None:
     assert cells["ramp_samples"].tolist() == ["320", "640", "null"]
 
 
+def test_ramps_of_other_learning_rates_are_other_cells(build: Any) -> None:
+    sweep = build()
+    for seed, factor in enumerate((1.0, 2.0)):
+        sweep.run((1, 32, 1), ramp=((320, (1, 8, 1)),), ramp_factor=factor, seed=seed)
+    cells = find_cells(load(sweep.path).runs).table
+    assert cells["ramp_learning_rates"].tolist() == ["0.002\u21920.001", "null"]
+
+
 @pytest.mark.slow
 def test_damaged_folders_are_listed_and_the_rest_is_shown(build: Any) -> None:
     sweep = build()

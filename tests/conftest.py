@@ -27,7 +27,7 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hypothesis import settings
 
-from batchscape.config import RunConfig
+from batchscape.config import Data, RunConfig
 from batchscape.data.corpus import prepare
 from batchscape.geometry import solve
 from batchscape.launch import forked
@@ -35,7 +35,7 @@ from batchscape.launch.child import WORKER, Start
 from batchscape.launch.forked import Forked
 from batchscape.record.files import write_json
 from batchscape.record.folder import RunFolder
-from batchscape.record.spec import RunSpec, Stage
+from batchscape.record.spec import DataIdentity, RunSpec, Stage
 from batchscape.record.tables import read_table
 
 # For what several folders of tests share, such as `exact`.
@@ -212,9 +212,22 @@ def make_spec(geometry: tuple[int, int, int] = (1, 32, 1), **overrides: Any) -> 
         device_type="cpu",
         precision=precision,
         evaluation_every_samples=config.evaluation.every_samples,
-        data=prepare(config.data),
+        data=_prepared(config.data),
         config=config,
     )
+
+
+_PREPARED: dict[str, DataIdentity] = {}
+
+
+def _prepared(data: Data) -> DataIdentity:
+    """Prepare data; what Python and its packages hold is the same for the whole session."""
+    if data.name not in {"stdlib", "digits"}:
+        return prepare(data)
+    key = repr(data)
+    if key not in _PREPARED or not Path(_PREPARED[key].folder).is_dir():
+        _PREPARED[key] = prepare(data)
+    return _PREPARED[key]
 
 
 class Trainer:

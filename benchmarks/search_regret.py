@@ -83,7 +83,7 @@ def searched(losses: Losses, name: str, counts: Sequence[int], repeat: int) -> l
         asked = study.ask()
         rate = asked.params["rate"]
         value = losses.one(rate, seed)
-        study.tell(asked.number, TrialOutcome("completed", (value,), None), [], {})
+        study.tell(asked.number, TrialOutcome("completed", value, None), [], {})
         best = min(best, (value, rate))
         regrets.append(losses.regret(best[1], seed))
     return [regrets[count - 1] for count in counts]
@@ -134,7 +134,7 @@ def cut(curves: pd.DataFrame, repeats: int, generator: np.random.Generator) -> s
             replayed = Study(random_space(budget), "replayed", InMemoryStorage())
             for place, curve in enumerate(chosen):
                 number = replayed.ask().number
-                outcome = TrialOutcome("completed", (curve[budget],), None)
+                outcome = TrialOutcome("completed", curve[budget], None)
                 if replayed.loss_at_cut(number, curve, budget) is not None:
                     until[repeat, place] = replayed.trials[number].last_step
                     outcome = TrialOutcome("pruned", None, None)

@@ -154,7 +154,7 @@ def tuning_warning(reaches: pd.DataFrame) -> str | None:
         return None
     return (
         f"NOT TUNED EVERYWHERE{aim}: {'; '.join(problems)}. {effect}. Rates further out or more "
-        "seeds settle it, and so does a search for just that, search.objective=[steps_to_target]: "
+        "seeds settle it, and so does a search for just that, search.objective=steps_to_target: "
         "the rate of the least loss may be another"
     )
 

@@ -55,7 +55,7 @@ def search_section(cells: Cells) -> Section | None:
     best, scopes = [], []
     tables, pictures, curves = list[Table](), list[Chart](), dict[str, pd.DataFrame]()
     for number, search in enumerate(searches, 1):
-        # Values of different objectives, or of different settings, share no table.
+        # Values of two objectives, or of different settings, share no table.
         prefix, suffix, of_folder = "", "", ""
         if several:
             prefix, suffix = f"In {search.folder.path}: ", f"_{number}"
@@ -64,15 +64,13 @@ def search_section(cells: Cells) -> Section | None:
             best.append(prefix + best_text)
         scopes.append(prefix + search.scope_text())
         if len(search.measured):
-            title = "The trials of the front" if search.is_front else "The best"
-            title += f", with new seeds{of_folder}"
+            title = f"The best, with new seeds{of_folder}"
             tables.append(search.table(f"search_measured{suffix}", title))
-        points = "The front of two objectives" if search.is_front else "Trials of each study"
         caption = (
-            f"{points}{of_folder}; the best of each study are filled. Trials without a value are "
-            "left out."
+            f"Trials of each study{of_folder}; the best of each study are filled. Trials without a "
+            "value are left out."
         )
-        if not search.is_front and search.grids:
+        if search.grids:
             caption += " Lines: the grid around the best, means over new seeds."
         pictures.append(_chart(search, cells, f"search{suffix}", caption))
         curves[f"trials{suffix}"] = search.trials
@@ -111,44 +109,38 @@ class _SearchResults:
 
     def __init__(self, folder: SweepFolder, trials: pd.DataFrame) -> None:
         self.folder, self.trials = folder, trials
-        # In the order of the search, as the values of the grid are.
-        self.objectives = [name for name in map(str, trials) if name in _LABELS]
-        self.keys = [name for name in map(str, trials) if name not in {*TRIALS, *self.objectives}]
-        self.is_front = len(self.objectives) > 1
+        self.objective = next(name for name in map(str, trials) if name in _LABELS)
+        self.keys = [name for name in map(str, trials) if name not in {*TRIALS, self.objective}]
         self.grids = read_measured(folder)
-        self.measured = best_measured(self.grids, self.objectives)
-        self._objectives_text = list_text([_LABELS[name] for name in self.objectives], "and")
+        self.measured = best_measured(self.grids, self.objective)
+        self._objective_text = _LABELS[self.objective]
 
     def scope_text(self) -> str:
-        """Say which settings were searched, for which objectives, by how many trials."""
+        """Say which settings were searched, for which objective, by how many trials."""
         studies = self.trials["study"].nunique()
         n_trials = int(self.trials["outcome"].notna().sum())
         return (
             f"{list_text(self.keys, 'and')} {'was' if len(self.keys) == 1 else 'were'} searched "
-            f"for the least {self._objectives_text}: "
+            f"for the least {self._objective_text}: "
             f"{count_text(n_trials, 'trial')} in {count_text(studies, 'study', 'studies')}."
         )
 
     def best_text(self) -> str | None:
         """Write the best points of the grids in a sentence; None without a grid."""
         rows = self.measured.to_dict("records")
-        if self.is_front:
-            rows = [row for row in rows if row["on_front"]]
         if not rows:
             return None
         places = {str(grid["study"]): _place_text(grid["values"]) for grid in self.grids}
         points = []
         for row in rows:
-            values = [with_spread(row[name], row[f"{name}_ci95"]) for name in self.objectives]
+            value = with_spread(row[self.objective], row[f"{self.objective}_ci95"])
             place = f"{_point_text(row)} {places[row['study']]}".strip()
-            points.append(f"{place} ({', '.join(values)})")
+            points.append(f"{place} ({value})")
         seeds = f"over {count_text(int(self.measured['n'].max()), 'new seed')}"
-        if self.is_front:
-            text = f"Front of {self._objectives_text}: {_few(points)}; {seeds}"
-        elif self.measured["best"].isna().all():
-            text = f"Chosen by the trials: {_few(points)}; {self._objectives_text}, {seeds}"
+        if self.measured["best"].isna().all():
+            text = f"Chosen by the trials: {_few(points)}; {self._objective_text}, {seeds}"
         else:
-            text = f"Least {self._objectives_text}: {_few(points)}; {seeds}"
+            text = f"Least {self._objective_text}: {_few(points)}; {seeds}"
             text += _bracket_text(rows, places)
         without_result = [
             place for study, place in places.items() if study not in {*self.measured["study"]}
@@ -169,10 +161,10 @@ class _SearchResults:
         points = [
             f"{', '.join(f'{setting_label(key)} {setting_text(row[key])}' for key in self.keys)} "
             f"of study {row['study']} "
-            f"({', '.join(significant(float(row[name]), 4) for name in self.objectives)})"
+            f"({significant(float(row[self.objective]), 4)})"
             for row in best
         ]
-        text = f"Best trials by {self._objectives_text}, one run a point: {_few(points)}"
+        text = f"Best trials by {self._objective_text}, one run a point: {_few(points)}"
         return f"{text}; nothing with new seeds has a result around them."
 
     def table(self, name: str, title: str) -> Table:
@@ -200,15 +192,11 @@ class _SearchResults:
         held = [row["held"] or MISSING for row in rows]
         columns += [
             Column("held", "other settings" if has_brackets else "point", texts=held),
-            *(Column(key, _LABELS[key], spread=f"{key}_ci95") for key in self.objectives),
-            *([Column("on_front", "on the front", words=_ON_FRONT)] if self.is_front else []),
+            Column(self.objective, self._objective_text, spread=f"{self.objective}_ci95"),
             Column("n"),
             *neighbours,
         ]
         return Table(name, title, self.measured, columns, notes=notes)
-
-
-_ON_FRONT = {True: "yes", False: "no"}
 
 
 def _point_text(row: Mapping[Any, Any]) -> str:
@@ -241,10 +229,10 @@ def _place_text(values: Mapping[str, Any]) -> str:
 
 
 def _chart(search: _SearchResults, cells: Cells, name: str, caption: str) -> Chart:
-    """Draw the objective against each searched number, with the grids; or one against the other."""
-    *across, y = search.objectives
+    """Draw the objective against each searched number, with the grids."""
+    y = search.objective
     numbers = [key for key in search.keys if pd.api.types.is_numeric_dtype(search.trials[key])]
-    columns = across or numbers or search.keys[:1]
+    columns = numbers or search.keys[:1]
     trials = search.trials[np.isfinite(pd.to_numeric(search.trials[y]))]
     is_best = trials["is_best"].astype(bool)
     trials = trials.assign(series=trials["study"])[[*columns, y, "series"]]
@@ -259,7 +247,8 @@ def _chart(search: _SearchResults, cells: Cells, name: str, caption: str) -> Cha
     for study, look in _looks(search.trials, launched_batches(cells.runs)).items():
         looks |= {study: look, study + _OTHERS: replace(look, hollow=True)}
     series = {*trials["series"], *others["series"]}
-    titles = {fields[x]: _axis_text(x, cells) if across else setting_label(x) for x in columns}
+    titles = {fields[x]: setting_label(x) for x in columns}
+    label = loss_axis(_LABELS[y], cells.runs) if y == "loss" else _LABELS[y]
     kind: Literal["linear", "log", "names"] = "names"
     if all(pd.api.types.is_numeric_dtype(trials[x]) for x in columns):
         kind = "log" if _is_wide(trials, columns) else "linear"
@@ -268,7 +257,7 @@ def _chart(search: _SearchResults, cells: Cells, name: str, caption: str) -> Cha
         "What was searched",
         caption,
         Axis(titles, "Against", kind=kind),
-        Axis({y: _axis_text(y, cells)}, kind="log" if _is_wide(trials, [y]) else "linear"),
+        Axis({y: label}, kind="log" if _is_wide(trials, [y]) else "linear"),
         marks,
         {name: look for name, look in looks.items() if name in series},
         panels="x",
@@ -276,16 +265,8 @@ def _chart(search: _SearchResults, cells: Cells, name: str, caption: str) -> Cha
     )
 
 
-def _axis_text(objective: str, cells: Cells) -> str:
-    name = _LABELS[objective]
-    return loss_axis(name, cells.runs) if objective == "loss" else name
-
-
 def _lines(search: _SearchResults, x: str, y: str) -> pd.DataFrame:
-    """Return the front of the trials, or the means of each grid along a setting."""
-    if search.is_front:
-        best = search.trials[search.trials["is_best"].astype(bool)].sort_values(x)
-        return best.assign(series=best["study"])[[x, y, "series"]]
+    """Return the means of each grid along a setting."""
     parts = [pd.DataFrame()]
     for grid in search.grids:
         if any(bracket["key"] == x for bracket in grid["brackets"]):

@@ -18,11 +18,11 @@ Told = tuple[Status, float | None]
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "state", "values"),
+    ("outcomes", "state", "value"),
     [
-        ([(Status.COMPLETED, 1.0), (Status.COMPLETED, 4.0)], "completed", (2.5,)),
-        ([(Status.COMPLETED, 1.0), (Status.DIVERGED, None)], "diverged", (math.inf,)),
-        ([(Status.OOM, None), (Status.COMPLETED, 1.0)], "oom", (math.inf,)),
+        ([(Status.COMPLETED, 1.0), (Status.COMPLETED, 4.0)], "completed", 2.5),
+        ([(Status.COMPLETED, 1.0), (Status.DIVERGED, None)], "diverged", math.inf),
+        ([(Status.OOM, None), (Status.COMPLETED, 1.0)], "oom", math.inf),
         ([(Status.COMPLETED, 1.0), (Status.FAILED, None)], "failed", None),
         ([(Status.COMPLETED, 1.0), (Status.PRUNED, None)], "pruned", None),
     ],
@@ -30,7 +30,7 @@ Told = tuple[Status, float | None]
 def test_a_trial_is_the_mean_of_its_seeds_and_infinitely_bad_where_one_cannot_train(
     outcomes: list[Told],
     state: str,
-    values: tuple[float, ...] | None,
+    value: float | None,
     spec_of: Callable[..., RunSpec],
     tmp_path: Path,
 ) -> None:
@@ -43,5 +43,5 @@ def test_a_trial_is_the_mean_of_its_seeds_and_infinitely_bad_where_one_cannot_tr
         sweep.run(spec.run_id).path.mkdir(parents=True)
         record.write(sweep.run(spec.run_id).status)
         specs.append(spec)
-    outcome = outcome_of(specs, sweep, ["loss"])
-    assert (outcome.state, outcome.values) == (state, values)
+    outcome = outcome_of(specs, sweep, "loss")
+    assert (outcome.state, outcome.value) == (state, value)

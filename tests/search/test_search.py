@@ -251,7 +251,7 @@ def test_a_study_without_a_best_trial_is_named(tmp_path: Path, capsys) -> None:
     lines = (
         *("optimizer.learning_rate=tag(log,interval(0.05,0.2))", "search=random"),
         *("search.trials=3", "search.grid_seeds=1", "search.grid_points=3"),
-        *("search.objective=[samples_to_target]", "budget.target_loss=1.0"),
+        *("search.objective=samples_to_target", "budget.target_loss=1.0"),
         *("batch.global_batch_size=16,640", "evaluation.every_samples=640"),
     )
     assert swept(tmp_path / "s", *lines) == 0
@@ -386,72 +386,12 @@ def test_a_plan_of_few_points_has_no_more_trials(tmp_path: Path, capsys) -> None
 
 
 @pytest.mark.slow
-def test_two_objectives_have_a_front_which_is_measured_and_drawn(tmp_path: Path, capsys) -> None:
-    lines = (
-        *(SEARCH[0], "search=tpe", "search.trials=6", "search.grid_seeds=2"),
-        *("batch.micro_batch_size=1,4,16,3", "batch.gradient_accumulation_steps=null"),
-        *("batch.global_batch_size=16", "search.over=[batch.micro_batch_size]"),
-        *("search.objective=[loss,peak_allocated_gib]", "measure.memory=true"),
-    )
-    assert swept(tmp_path / "s", *lines) == 0
-    trials = trials_of(tmp_path / "s")
-    cannot = trials["batch.micro_batch_size"].eq(3)
-    assert trials.loc[cannot, "outcome"].eq("rejected").all()
-    assert trials.loc[cannot, ["loss", "peak_allocated_gib"]].eq(float("inf")).all(axis=None)
-    valid = trials[~cannot].dropna(subset=["loss", "peak_allocated_gib"])
-    beaten = [
-        any(
-            (
-                valid["loss"].le(one["loss"])
-                & valid["peak_allocated_gib"].le(one["peak_allocated_gib"])
-            )
-            & (
-                valid["loss"].lt(one["loss"])
-                | valid["peak_allocated_gib"].lt(one["peak_allocated_gib"])
-            )
-        )
-        for _, one in valid.iterrows()
-    ]
-    assert list(valid["is_best"]) == [not lost for lost in beaten]
-    assert trials["is_best"].sum() == valid["is_best"].sum() >= 1
-    # A point that two trials named is measured once.
-    front = trials[trials["is_best"]].drop_duplicates(["optimizer.learning_rate", "runs"])
-    assert len(statuses(SweepFolder(tmp_path / "s"))) == 2 * len(front)
-    printed = capsys.readouterr().out
-    rows = []
-    for run in SweepFolder(tmp_path / "s").run_folders():
-        config = json.loads(run.config.read_text())["config"]
-        figures = RunStatus.read(run.status).summary
-        point = config["batch"]["micro_batch_size"], config["optimizer"]["learning_rate"]
-        rows.append((*point, figures["final_eval_loss"], figures["peak_allocated_gib"]))
-    measured = pd.DataFrame(rows, columns=["micro", "rate", "loss", "peak_allocated_gib"])
-    _check_front(printed, measured.groupby(["micro", "rate"]).mean())
-    report = write_report([tmp_path / "s"])
-    assert (report.out / "figures" / "search.png").exists()
-
-
-def _check_front(printed: str, points: pd.DataFrame) -> None:
-    """Find the front anew, by going through the points from the least loss on."""
-    front, least = [], float("inf")
-    for loss, gib in points.sort_values(["loss", "peak_allocated_gib"]).to_numpy():
-        if gib < least:
-            front.append(f"({significant(loss, 4)}, {significant(gib, 4)})")
-            least = gib
-    (line,) = (
-        line for line in printed.splitlines() if line.startswith("Front of held-out loss and")
-    )
-    assert front[0] in line
-    assert front[-1] in line
-    assert line.endswith("; over 2 new seeds.")
-
-
-@pytest.mark.slow
 def test_a_target_is_searched_for_by_time(tmp_path: Path) -> None:
     alone = tuple(line for line in SMALL if "concurrent_runs" not in line)
     lines = (
         *(SEARCH[0], "search=gp", "search.trials=5", "search.grid_points=0"),
         *("budget=target", "budget.samples=5120", "budget.target_loss=0.8"),
-        "search.objective=[time_to_target_s]",
+        "search.objective=time_to_target_s",
     )
     folder = tmp_path / "s"
     assert main(["sweep", *alone, f"sweep_dir={folder}", *lines]) == 0

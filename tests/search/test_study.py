@@ -40,9 +40,9 @@ def opened(of: Space, folder: Path) -> Study:
     return Study(of, "study", storage_of(folder))
 
 
-def told(study: Study, value: float, *more: float, state: str = "completed") -> None:
+def told(study: Study, value: float, state: str = "completed") -> None:
     number = study.ask().number
-    study.tell(number, TrialOutcome(state, (value, *more), None), [f"run-{number}"], {})
+    study.tell(number, TrialOutcome(state, value, None), [f"run-{number}"], {})
 
 
 def test_a_trial_is_chosen_with_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def test_a_search_that_is_opened_again_goes_on_as_if_it_never_ended(
             trial = study.ask()
             assert trial.number == number
             loss = (math.log10(trial.params["rate"]) + 2.5) ** 2
-            study.tell(number, TrialOutcome("completed", (loss,), None), [f"run-{number}"], {})
+            study.tell(number, TrialOutcome("completed", loss, None), [f"run-{number}"], {})
         return [trial.params["rate"] for trial in study.trials]
 
     one, many = drawn(tmp_path / "1", at_once=True), drawn(tmp_path / "2", at_once=False)
@@ -113,7 +113,7 @@ def test_a_trial_that_was_asked_and_not_told_is_the_next_one(tmp_path: Path) -> 
     again.tell(0, TrialOutcome("failed", None, "the disk was full"), [], {})
     (row,) = opened(space(), tmp_path).table().to_dict("records")
     assert (row["outcome"], row["reason"]) == ("failed", "the disk was full")
-    again.tell(0, TrialOutcome("completed", (1.0,), None), ["run"], {})
+    again.tell(0, TrialOutcome("completed", 1.0, None), ["run"], {})
     assert opened(space(), tmp_path).running == []
     (row,) = opened(space(), tmp_path).table().to_dict("records")
     assert row == {
@@ -141,7 +141,7 @@ def test_a_grid_asks_for_each_of_its_points_once(tmp_path: Path) -> None:
         study = opened(of, tmp_path)
         trial = study.ask()
         rates.append(trial.params["rate"])
-        study.tell(trial.number, TrialOutcome("completed", (1.0,), None), [], {})
+        study.tell(trial.number, TrialOutcome("completed", 1.0, None), [], {})
     assert rates == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1])
 
 
@@ -180,29 +180,26 @@ def test_a_grid_has_no_more_points_than_trials() -> None:
 
 
 @pytest.mark.parametrize("name", ["tpe", pytest.param("gp", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("objective", [["loss"], ["loss", "peak_allocated_gib"]])
-def test_a_sampler_stays_away_from_what_cannot_be(
-    name: str, objective: list[str], tmp_path: Path
-) -> None:
+def test_a_sampler_stays_away_from_what_cannot_be(name: str, tmp_path: Path) -> None:
     """Above a rate of 0.003 nothing fits, and below it the higher the rate, the better."""
-    study = opened(space(name, trials=16, objective=objective), tmp_path)
+    study = opened(space(name, trials=16), tmp_path)
     for _ in range(16):
         trial = study.ask()
         fits = trial.params["rate"] < 3e-3
         loss = -math.log10(trial.params["rate"]) if fits else math.inf
-        outcome = TrialOutcome("completed" if fits else "oom", (loss,) * len(objective), None)
+        outcome = TrialOutcome("completed" if fits else "oom", loss, None)
         study.tell(trial.number, outcome, [], {})
     later = [trial.params["rate"] for trial in study.trials[8:]]
     assert name != "gp" or sum(rate < 3e-3 for rate in later) >= 6
     table = study.table().set_index("trial")
     cannot = table.index[table["outcome"] == "oom"]
     assert len(cannot)
-    assert (table.loc[cannot, objective] == math.inf).all(axis=None)
+    assert (table.loc[cannot, "loss"] == math.inf).all()
     assert not table.loc[cannot, "is_best"].any()
     feasible = [trial.number for trial in study.trials if trial.number not in cannot]
-    assert study.best()[0].params["rate"] == max(
-        study.trials[number].params["rate"] for number in feasible
-    )
+    best = study.best()
+    assert best is not None
+    assert best.params["rate"] == max(study.trials[number].params["rate"] for number in feasible)
 
 
 def test_a_trial_above_the_median_of_those_before_it_is_cut(tmp_path: Path) -> None:
@@ -212,7 +209,7 @@ def test_a_trial_above_the_median_of_those_before_it_is_cut(tmp_path: Path) -> N
     for curve in curves:
         number = study.ask().number
         assert study.loss_at_cut(number, curve, 800) is None
-        study.tell(number, TrialOutcome("completed", (curve[800],), None), ["run"], curve)
+        study.tell(number, TrialOutcome("completed", curve[800], None), ["run"], curve)
     median = statistics.median([1.0, 1.1, 1.2, 1.3])
     bad, good = study.ask().number, study.ask().number
     assert study.loss_at_cut(bad, {100: 99.0}, 800) is None
@@ -230,10 +227,12 @@ def test_a_trial_above_the_median_of_those_before_it_is_cut(tmp_path: Path) -> N
 
 def test_the_best_is_the_least_and_what_diverged_never_is(tmp_path: Path) -> None:
     study = opened(space("random"), tmp_path)
-    for value, state in ((3.0, "completed"), (math.inf, "diverged"), (2.0, "completed")):
+    for value, state in ((3.0, "completed"), (math.inf, "diverged"), *[(2.0, "completed")] * 2):
         told(study, value, state=state)
-    (best,) = study.best()
+    best = study.best()
+    assert best is not None
     assert best.number == 2
+    assert study.table()["is_best"].tolist() == [False, False, True, False]
     assert study.trials[1].user_attrs["outcome"] == "diverged"
     assert study.trials[1].value == math.inf
 
@@ -241,32 +240,18 @@ def test_the_best_is_the_least_and_what_diverged_never_is(tmp_path: Path) -> Non
 def test_nothing_is_best_where_nothing_has_a_value(tmp_path: Path) -> None:
     study = opened(space("random"), tmp_path)
     told(study, math.inf, state="oom")
-    assert study.best() == []
-
-
-def test_the_front_is_what_no_other_trial_beats(tmp_path: Path) -> None:
-    study = opened(space("random", objective=["loss", "peak_allocated_gib"]), tmp_path)
-    pairs = [(1.0, 4.0), (2.0, 2.0), (3.0, 3.0), (4.0, 1.0), (2.0, 5.0), (2.0, 2.0)]
-    for pair in pairs:
-        told(study, *pair)
-    told(study, math.inf, math.inf, state="oom")
-    beaten = {
-        a
-        for a in range(len(pairs))
-        for b in range(len(pairs))
-        if pairs[a] != pairs[b] and all(x >= y for x, y in zip(pairs[a], pairs[b], strict=True))
-    }
-    assert {trial.number for trial in study.best()} == set(range(len(pairs))) - beaten
+    assert study.best() is None
+    assert not study.table()["is_best"].any()
 
 
 def test_optuna_reads_the_journal_and_its_dashboard_serves_it(tmp_path: Path) -> None:
-    study = opened(space("random", objective=["loss", "peak_allocated_gib"]), tmp_path)
-    told(study, 1.0, 2.0)
+    study = opened(space("random"), tmp_path)
+    told(study, 1.0)
     path = str(tmp_path / "optuna.journal")
     (trial,) = optuna.load_study(
         study_name="study", storage=JournalStorage(JournalFileBackend(path))
     ).trials
-    assert trial.values == [1.0, 2.0]
+    assert trial.values == [1.0]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -281,7 +266,7 @@ def test_optuna_reads_the_journal_and_its_dashboard_serves_it(tmp_path: Path) ->
             assert [one["study_name"] for one in summaries] == ["study"]
             details = served(f"http://{address}/api/studies/{summaries[0]['study_id']}", server)
             (trial,) = details["trials"]
-            assert trial["values"] == [1.0, 2.0]
+            assert trial["values"] == [1.0]
             assert [one["name"] for one in trial["params"]] == ["rate"]
         finally:
             server.terminate()

@@ -1,10 +1,10 @@
-"""The search over settings: its sampler and its objectives."""
+"""The search over settings: its sampler and its objective."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from batchscape.config.types import STRICT, Count, NonNegative
@@ -17,10 +17,18 @@ Objective = Literal[
     "device_hours_to_target",
     "peak_allocated_gib",
 ]
-"""Results that a search minimises; `search.objective` defines each."""
+"""Results that a search minimises."""
 
 
-_OBJECTIVES: list[Objective] = ["loss"]
+def _refuse_list(objective: object) -> object:
+    if isinstance(objective, list):
+        msg = (
+            "a search has one objective, which is written as one name, such as "
+            f"search.objective=loss; given the list {objective}. Two quantities are compared by a "
+            "grid of plain runs: list the values, without search="
+        )
+        raise ValueError(msg)
+    return objective
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -35,10 +43,8 @@ class Sampler:
     """Trials, one after the other, then a small grid around the best."""
 
     name: Literal["tpe", "gp", "random", "grid"]
-    objective: Annotated[list[Objective], Field(min_length=1, max_length=2)] = Field(
-        default_factory=_OBJECTIVES.copy
-    )
-    """What is to be small: one, or two at once, of which the front is found."""
+    objective: Annotated[Objective, BeforeValidator(_refuse_list)] = "loss"
+    """What is to be small, of each study by itself."""
     trials: Count = 8
     """Trials of each study."""
     seeds: Count = 1
@@ -48,8 +54,7 @@ class Sampler:
     other axes has a study of its own."""
     pruner: Literal["none", "median"] = "none"
     """`median`: a trial is cut whose least held-out loss is above the median of the trials of its
-    study at as many samples. Only a rule that is fair: one objective, one seed, a constant
-    schedule."""
+    study at as many samples. Only a rule that is fair: one seed, a constant schedule."""
     grid_points: NonNegative = 5
     """Values of each interval that are measured around the best of each study, and more where it is
     the last of them; 1: the best alone; 0: no grid."""

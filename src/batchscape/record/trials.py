@@ -17,11 +17,11 @@ TRIALS = {
     "study": "values of the axes that have a study of their own",
     "trial": "number of the trial in its study, from 0",
     "outcome": "completed, or the status of the run that did not; empty: it is not over",
-    "is_best": "whether it is the best of its study, or on the front of two objectives",
+    "is_best": "whether it is the best of its study",
     "runs": "names of its runs in `runs/`, apart by blanks",
     "reason": "why it has no value, or an infinite one; empty: it has",
 }
-"""Columns of `trials.csv` and their meanings. The searched values by key, then the objectives, are
+"""Columns of `trials.csv` and their meanings. The searched values by key, then the objective, are
 between `trial` and `outcome`."""
 
 
@@ -37,7 +37,7 @@ def write_trials(sweep: SweepFolder, studies: Iterable[pd.DataFrame]) -> None:
 
 
 def write_measured(
-    sweep: SweepFolder, objectives: Sequence[str], studies: Sequence[Mapping[str, Any]]
+    sweep: SweepFolder, objective: str, studies: Sequence[Mapping[str, Any]]
 ) -> None:
     """Replace `measured.json` of a search.
 
@@ -45,16 +45,15 @@ def write_measured(
     ----------
     sweep : SweepFolder
         Of the search.
-    objectives : sequence of str
+    objective : str
     studies : sequence of mapping
         `study`; `values` of its axes; number of `trials`; `points` of the grid, the centre first,
         none where the grid is not complete, each with `point`, the searched values, `seeds`, the
-        value of each objective by seed (None: it diverged, ran out of memory or was rejected),
-        `on_front`, for two objectives, and `runs`; `brackets`, for each interval the `key`, the
-        `best` value with all others as in the centre, and its neighbours `low` and `high` (None:
-        there is none).
+        value of the objective by seed (None: it diverged, ran out of memory or was rejected), and
+        `runs`; `brackets`, for each interval the `key`, the `best` value with all others as in the
+        centre, and its neighbours `low` and `high` (None: there is none).
     """
-    content = {"objectives": list(objectives), "studies": list(studies)}
+    content = {"objective": objective, "studies": list(studies)}
     write_json(sweep.measured, {"format_version": FORMAT_VERSION, **content})
 
 
@@ -95,9 +94,22 @@ def read_trials(sweep: SweepFolder) -> pd.DataFrame | None:
 
 
 def read_measured(sweep: SweepFolder) -> list[dict[str, Any]]:
-    """Read the studies that `write_measured` wrote; none before the grid is over."""
+    """Read the studies that `write_measured` wrote; none before the grid is over.
+
+    Raises
+    ------
+    RecordError
+        If an earlier batchscape wrote them, which gave each seed a list of values.
+    """
     path = sweep.search.measured
     if not path.is_file():
         return []
-    studies: list[dict[str, Any]] = read_json(path)["studies"]
+    content = read_json(path)
+    if "objective" not in content:
+        msg = (
+            f"{path} was written by an earlier batchscape, whose searches could have several "
+            "objectives; search in another sweep_dir"
+        )
+        raise RecordError(msg)
+    studies: list[dict[str, Any]] = content["studies"]
     return studies

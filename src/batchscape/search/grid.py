@@ -12,7 +12,7 @@ from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.trials import write_measured
 from batchscape.search.launching import Launching
-from batchscape.search.objective import outcome_of, unbeaten
+from batchscape.search.objective import outcome_of
 from batchscape.search.space import Space, StudyCells
 from batchscape.search.study import Study
 
@@ -118,16 +118,14 @@ class _StudyGrid:
         self._space, self._cells, self._trials = space, cells, study.finished
         first = space.first_seed + space.sampler.seeds
         self._seeds = range(first, first + space.sampler.grid_seeds)
-        self._is_front = len(space.sampler.objective) > 1
-        values = min(1, space.sampler.grid_points) if self._is_front else space.sampler.grid_points
         self._points: list[dict[str, Any]] = []
-        for trial in study.best():
-            points = points_around(space.intervals, trial.params, values, _RATIO)
-            self._points += [point for point in points if point not in self._points]
+        if (best := study.best()) is not None:
+            values = space.sampler.grid_points
+            self._points = points_around(space.intervals, best.params, values, _RATIO)
         self.runs: list[list[RunSpec | str]] = []
         """Runs of each point; in place of a run the rule that it breaks."""
-        self._values: list[list[tuple[float, ...]]] = []
-        """Objectives of each run of each point; empty where `problem` says why."""
+        self._values: list[list[float]] = []
+        """Objective of each run of each point; empty where `problem` says why."""
         self.problem = "" if self._points else "no trial has a value to measure around"
 
     def plan(self, launching: Launching) -> None:
@@ -136,7 +134,7 @@ class _StudyGrid:
             self.runs.append(launching.plan([self._cells.at(point, seed) for seed in self._seeds]))
 
     def read(self, sweep: SweepFolder) -> None:
-        """Read the objectives of all points, infinite where a run has none."""
+        """Read the objective of all points, infinite where a run has none."""
         if self._points:
             self.problem = ""
         outcomes = [
@@ -144,32 +142,29 @@ class _StudyGrid:
             for runs in self.runs
         ]
         self._values = [
-            [outcome.values for outcome in of_point if outcome.values is not None]
+            [outcome.value for outcome in of_point if outcome.value is not None]
             for of_point in outcomes
         ]
         for lost in (outcome for of_point in outcomes for outcome in of_point):
-            if lost.values is None:
+            if lost.value is None:
                 retry = "; the same command with --retry failed,timeout goes on"
                 text = f"the grid around the best is not whole: {lost.reason}"
                 self.problem = text if lost.is_over else text + retry
                 self._values = []
 
-    def _means(self) -> list[tuple[float, ...]]:
-        """Average each objective of each point over seeds."""
-        return [
-            tuple(math.fsum(column) / len(column) for column in zip(*by_seed, strict=True))
-            for by_seed in self._values
-        ]
+    def _means(self) -> list[float]:
+        """Average the objective of each point over seeds."""
+        return [math.fsum(by_seed) / len(by_seed) for by_seed in self._values]
 
     def _brackets(self) -> Iterator[tuple[Interval, Bracket]]:
         """Yield the bracket of each interval along the centre, where a value is finite."""
-        if self._is_front or len(self._values) < 2:
+        if len(self._values) < 2:
             return
         centre = self._points[0]
         for interval in self._space.intervals:
             line = {
                 point[interval.key]: mean
-                for point, (mean, *_) in zip(self._points, self._means(), strict=True)
+                for point, mean in zip(self._points, self._means(), strict=True)
                 if {**point, interval.key: centre[interval.key]} == centre
             }
             if any(map(math.isfinite, line.values())):
@@ -188,8 +183,7 @@ class _StudyGrid:
 
     def record(self) -> dict[str, Any]:
         """Return the record of this study for `write_measured`."""
-        on_front = unbeaten(self._means()) if self._is_front else [False] * len(self._values)
-        measured = zip(self._points, self.runs, self._values, on_front, strict=True)
+        measured = zip(self._points, self.runs, self._values, strict=True)
         return {
             "study": self._cells.name,
             "values": self._cells.values,
@@ -198,13 +192,12 @@ class _StudyGrid:
                 {
                     "point": point,
                     "seeds": {
-                        str(seed): [value if math.isfinite(value) else None for value in values]
-                        for seed, values in zip(self._seeds, by_seed, strict=True)
+                        str(seed): value if math.isfinite(value) else None
+                        for seed, value in zip(self._seeds, by_seed, strict=True)
                     },
-                    "on_front": is_best,
                     "runs": [run.run_id for run in runs if isinstance(run, RunSpec)],
                 }
-                for point, runs, by_seed, is_best in (measured if self._values else ())
+                for point, runs, by_seed in (measured if self._values else ())
             ],
             "brackets": [
                 {"key": interval.key, **best._asdict()} for interval, best in self._brackets()

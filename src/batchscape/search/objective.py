@@ -27,8 +27,8 @@ class TrialOutcome(NamedTuple):
 
     state: str
     """`completed`, or the status of the run that did not."""
-    values: tuple[float, ...] | None
-    """Mean of each objective over its runs, infinite where a run has none; None: the trial is not
+    value: float | None
+    """Mean of the objective over its runs, infinite where a run has none; None: the trial is not
     over, or has no result."""
     reason: str | None = None
     """Why it has no value, or an infinite one."""
@@ -36,11 +36,11 @@ class TrialOutcome(NamedTuple):
     @property
     def is_over(self) -> bool:
         """Whether it has a result, and is not run again."""
-        return self.values is not None or self.state in {str(Status.PRUNED), NOT_MEASURED}
+        return self.value is not None or self.state in {str(Status.PRUNED), NOT_MEASURED}
 
 
 def outcome_of(
-    runs: Sequence[RunSpec | str], sweep: SweepFolder, objectives: Sequence[Objective]
+    runs: Sequence[RunSpec | str], sweep: SweepFolder, objective: Objective
 ) -> TrialOutcome:
     """Read how a trial ended.
 
@@ -50,13 +50,13 @@ def outcome_of(
         Its runs; in place of a run the rule that it breaks.
     sweep : SweepFolder
         Folder of the runs.
-    objectives : sequence of str
+    objective : str
     """
     specs = [run for run in runs if not isinstance(run, str)]
     if len(specs) < len(runs):
         reason = next(run for run in runs if isinstance(run, str))
-        return TrialOutcome(str(Status.REJECTED), (math.inf,) * len(objectives), reason)
-    rows: list[tuple[float, ...]] = []
+        return TrialOutcome(str(Status.REJECTED), math.inf, reason)
+    values: list[float] = []
     state, why = str(Status.COMPLETED), None
     for spec in specs:
         folder = sweep.run(spec.run_id)
@@ -65,22 +65,20 @@ def outcome_of(
             return TrialOutcome(str(Status.PRUNED), None, status.reason)
         if status.status in _WITHOUT_VALUE:
             state, why = str(status.status), status.reason
-            rows.append((math.inf,) * len(objectives))
+            values.append(math.inf)
             continue
         if status.status is not Status.COMPLETED:
             return TrialOutcome(str(status.status), None, status.reason)
         untimed = why_run_untimed(folder, status)
-        values = [_value_of(name, spec, status, timed=untimed is None) for name in objectives]
-        if None in values:
-            missing = objectives[values.index(None)]
-            return TrialOutcome(NOT_MEASURED, None, f"{spec.run_id} has no {missing}: {untimed}")
-        rows.append(tuple(value for value in values if value is not None))
-    means = tuple(math.fsum(column) / len(rows) for column in zip(*rows, strict=True))
-    return TrialOutcome(state, means, why)
+        value = _value_of(objective, spec, status, timed=untimed is None)
+        if value is None:
+            return TrialOutcome(NOT_MEASURED, None, f"{spec.run_id} has no {objective}: {untimed}")
+        values.append(value)
+    return TrialOutcome(state, math.fsum(values) / len(values), why)
 
 
 def _value_of(name: Objective, spec: RunSpec, status: RunStatus, *, timed: bool) -> float | None:
-    """Return an objective of a completed run: infinite where it did not reach its target."""
+    """Return the objective of a completed run: infinite where it did not reach its target."""
     summary = status.summary
     if name in {"loss", "peak_allocated_gib"}:
         value: float | None = summary["final_eval_loss" if name == "loss" else name]
@@ -102,19 +100,3 @@ def curve_of(folder: RunFolder) -> dict[int, float]:
         evals = read_table(folder, "evals").dropna(subset=["samples", "eval_loss"])
         return dict(zip(evals["samples"].astype(int), evals["eval_loss"].tolist(), strict=True))
     return {}
-
-
-def unbeaten(rows: Sequence[Sequence[float]]) -> list[bool]:
-    """Return for each row whether no other row is at most as large in all values (the front).
-
-    Parameters
-    ----------
-    rows : sequence of sequence of float
-        Values of each objective.
-    """
-    return [
-        not any(
-            other != row and all(a <= b for a, b in zip(other, row, strict=True)) for other in rows
-        )
-        for row in rows
-    ]

@@ -100,8 +100,6 @@ class Space:
     def grid_points(self) -> int:
         """Number of points that are measured around each best, unless the grid grows."""
         points = self.sampler.grid_points
-        if len(self.sampler.objective) > 1:
-            return min(1, points)
         return len(self.intervals) * (points - 1) + 1 if points else 0
 
     @property
@@ -119,7 +117,7 @@ class Space:
             **{key: value for key, value in settings if affects_of(key) and key not in free},
             **{i.key: [i.low, i.high, "log" if i.is_log else "linear"] for i in self.intervals},
             **{key: list(values) for key, values in self.choices.items()},
-            "search.objective": list(self.sampler.objective),
+            "search.objective": self.sampler.objective,
             "search.seeds": [self.first_seed, self.sampler.seeds],
         }
 
@@ -299,31 +297,26 @@ def _check_keys(
 
 
 def _check_objective(sampler: Sampler, config: RunConfig) -> None:
-    objectives, target = sampler.objective, config.budget.target_loss
-    to_target = [name for name in objectives if "to_target" in name]
+    objective, target = sampler.objective, config.budget.target_loss
     at_once = config.launcher.concurrent_runs
     _refuse(
         (
-            len(set(objectives)) < len(objectives),
-            f"search.objective={objectives} names one thing twice; name each once",
+            "to_target" in objective and target is None,
+            f"search.objective={objective} needs a budget.target_loss, as budget=target gives",
         ),
         (
-            to_target and target is None,
-            f"search.objective={to_target} needs a budget.target_loss, as budget=target gives",
-        ),
-        (
-            at_once > 1 and _TIMES & set(objectives),
-            f"search.objective={objectives} is measured with the machine for one run alone; given "
+            at_once > 1 and objective in _TIMES,
+            f"search.objective={objective} is measured with the machine for one run alone; given "
             f"launcher.concurrent_runs={at_once}, use 1",
         ),
         (
-            "loss" in objectives and target is not None,
+            objective == "loss" and target is not None,
             "search.objective=loss compares losses at equal samples, and runs with a "
-            "budget.target_loss stop at the target; use search.objective=[samples_to_target], or "
+            "budget.target_loss stop at the target; use search.objective=samples_to_target, or "
             "budget.target_loss=null",
         ),
         (
-            "peak_allocated_gib" in objectives and not config.measure.memory,
+            objective == "peak_allocated_gib" and not config.measure.memory,
             "a search for memory needs measure.memory=true",
         ),
         (
@@ -339,9 +332,9 @@ def _check_fair(sampler: Sampler, config: RunConfig) -> None:
     warmup = config.schedule.warmup_samples
     _refuse(
         (
-            len(sampler.objective) > 1 or sampler.objective[0] == "peak_allocated_gib",
+            sampler.objective == "peak_allocated_gib",
             f"{setting} cuts by held-out losses, and search.objective={sampler.objective} is "
-            "judged by more; use search.pruner=none",
+            "not judged by them; use search.pruner=none",
         ),
         (
             sampler.seeds > 1,

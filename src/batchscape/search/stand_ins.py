@@ -50,10 +50,9 @@ def stand_ins(grid: SweepCells, machine: Machine, prepare: Prepare) -> StandIns:
         for seed in range(first, first + in_trials + in_grid)
     ]
     studies = len(space.studies)
-    around = "the grid around the best" if len(sampler.objective) == 1 else "a trial of each front"
     text = (
         f"{search_text(space)}.\nIn all {count_text(len(cells), 'run')}: {studies * in_trials} of "
-        f"trials, whose values are chosen on the way, and {studies * in_grid} of {around}. "
-        f"Planned as if each had {point_text(point)}."
+        f"trials, whose values are chosen on the way, and {studies * in_grid} of the grid around "
+        f"the best. Planned as if each had {point_text(point)}."
     )
     return StandIns(text, replace(grid, cells=cells, intervals=()), space.keys, space.trials)

@@ -89,10 +89,10 @@ class Study:
                 storage=storage,
                 sampler=RandomSampler(),
                 study_name=name,
-                directions=["minimize"] * len(space.sampler.objective),
+                direction="minimize",
                 load_if_exists=True,
             )
-            self._study.set_metric_names(list(space.sampler.objective))
+            self._study.set_metric_names([space.sampler.objective])
 
     @property
     def trials(self) -> list[FrozenTrial]:
@@ -185,30 +185,29 @@ class Study:
         with _quiet():
             for samples, loss in curve.items():
                 trial.report(loss, samples)
-            if outcome.values is not None:
-                has_value = all(map(math.isfinite, outcome.values))
+            if outcome.value is not None:
+                has_value = math.isfinite(outcome.value)
                 trial.set_constraint("has a value", 0.0 if has_value else 1.0)
-                self._study.tell(trial, outcome.values, TrialState.COMPLETE)
+                self._study.tell(trial, outcome.value, TrialState.COMPLETE)
             else:
                 is_cut = outcome.state == "pruned"
                 self._study.tell(trial, state=TrialState.PRUNED if is_cut else TrialState.FAIL)
 
-    def best(self) -> list[FrozenTrial]:
-        """Return the best trial, or those of the front; none where no trial has a value."""
-        front = sorted(self._study.best_trials, key=lambda trial: trial.values)
-        return front if len(self._space.sampler.objective) > 1 else front[:1]
+    def best(self) -> FrozenTrial | None:
+        """Return the best trial, of equals the first; None where no trial has a value."""
+        return min(self._study.best_trials, key=lambda trial: trial.number, default=None)
 
     def table(self) -> pd.DataFrame:
         """Return the trials of this study for `write_trials`."""
         attributes = ("number", "state", "params", "values", "user_attrs")
         table = self._study.trials_dataframe(attributes, multi_index=True)
         table.columns = table.columns.map(lambda names: names[1] or names[0])
-        objectives, best = list(self._space.sampler.objective), self.best()
+        objective, best = self._space.sampler.objective, self.best()
         # Optuna keeps the last loss of a trial that was cut.
-        table.loc[table["state"] != "COMPLETE", objectives] = None
+        table.loc[table["state"] != "COMPLETE", objective] = None
         table["study"], table["trial"] = self._name, table["number"]
-        table["is_best"] = table["number"].isin([trial.number for trial in best])
-        columns = ["study", "trial", *self._space.keys, *objectives]
+        table["is_best"] = best is not None and table["number"].eq(best.number)
+        columns = ["study", "trial", *self._space.keys, objective]
         return table[[*columns, "outcome", "is_best", "runs", "reason"]]
 
     def _choose_point(self) -> dict[str, Any]:
@@ -221,7 +220,7 @@ class Study:
             copy = optuna.create_study(sampler=QMCSampler(scramble=True, seed=self._seed))
             return [copy.ask(self._distributions).params for _ in range(len(trials) + 2)][-1]
         sampler = _sampler_of(name, self._seed + len(trials))
-        copy = optuna.create_study(directions=self._study.directions, sampler=sampler)
+        copy = optuna.create_study(direction="minimize", sampler=sampler)
         copy.add_trials(trials)
         # More threads would take the cores of runs whose times are measured.
         with threadpool_limits(1):

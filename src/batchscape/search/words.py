@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from batchscape.search.space import Space, setting_text
-from batchscape.text import count_text, list_text
+from batchscape.text import count_text
 
 
 def point_text(point: Mapping[str, Any]) -> str:
@@ -18,7 +18,7 @@ def point_text(point: Mapping[str, Any]) -> str:
 
 
 def search_text(space: Space) -> str:
-    """Describe the searched settings, the trials, the sampler and the objectives."""
+    """Describe the searched settings, the trials, the sampler and the objective."""
     sampler = space.sampler
     searched = [
         *(
@@ -38,5 +38,5 @@ def search_text(space: Space) -> str:
         trials += f" for each of {count_text(len(space.studies), what)} of {', '.join(axes)}"
     return (
         f"Search of {', '.join(searched)}: {trials}, by {sampler.name}, for the least "
-        f"{list_text(sampler.objective, 'and')}"
+        f"{sampler.objective}"
     )

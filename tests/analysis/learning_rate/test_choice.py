@@ -133,7 +133,7 @@ def test_what_was_not_tuned_is_said(table, words):
     text = tuning_warning(table)
     assert words in text
     assert text.startswith(("UNTUNED", "NOT TUNED EVERYWHERE"))
-    remedy = "sweeps=learning_rate" if text.startswith("UNTUNED") else "objective=[steps_to_target]"
+    remedy = "sweeps=learning_rate" if text.startswith("UNTUNED") else "objective=steps_to_target"
     assert remedy in text
 
 

@@ -13,6 +13,7 @@ from batchscape.analysis.cells import Cells
 from batchscape.analysis.figures.style import GREY, shades
 from batchscape.analysis.report.topic import Section
 from batchscape.analysis.search.topic import search_section
+from batchscape.errors import RecordError
 from batchscape.record.folder import SweepFolder
 from batchscape.record.trials import read_trials, write_measured, write_trials
 
@@ -80,20 +81,6 @@ def test_studies_have_the_colours_of_their_batches_and_grey_without_a_grid(tmp_p
     assert drawn["32"] == drawn["64"] == GREY.colour
 
 
-def test_a_front_is_drawn_of_two_objectives(tmp_path: Path) -> None:
-    rows = [
-        trial("all", number, peak_allocated_gib=1.0 + number, is_best=number < 3)
-        for number in range(4)
-    ]
-    section = section_of(tmp_path, rows)
-    assert section is not None
-    chart = section.pictures[0]
-    assert chart.x.columns == {"loss": "held-out loss (nats)"}
-    assert chart.y.columns == {"peak_allocated_gib": "peak memory (GiB)"}
-    (front,) = (marks.table for marks in chart.marks if marks.kind == "line")
-    assert front["loss"].tolist() == sorted(row["loss"] for row in rows[:3])
-
-
 def test_searches_of_two_folders_share_no_picture(tmp_path: Path) -> None:
     rows = [trial("all", number, is_best=number == 2) for number in range(3)]
     steps = [{**row, "samples_to_target": 640.0 + row["trial"]} for row in rows]
@@ -117,15 +104,14 @@ def test_searches_of_two_folders_share_no_picture(tmp_path: Path) -> None:
 
 
 def grid_of(
-    study: str, points: list[tuple[dict[str, Any], list[list[float | None]]]], **other: Any
+    study: str, points: list[tuple[dict[str, Any], list[float | None]]], **other: Any
 ) -> dict[str, Any]:
-    """Lay down one study as a search records it: values of each objective by seed."""
+    """Lay down one study as a search records it: values of the objective by seed."""
     values = {"batch.global_batch_size": int(study.rpartition("=")[2])} if "=" in study else {}
     records = [
         {
             "point": point,
-            "seeds": {str(seed): values_of_seed for seed, values_of_seed in enumerate(seeds, 1)},
-            "on_front": False,
+            "seeds": {str(seed): value for seed, value in enumerate(seeds, 1)},
             "runs": [f"{place}-{seed}" for seed in range(1, len(seeds) + 1)],
         }
         for place, (point, seeds) in enumerate(points)
@@ -134,15 +120,13 @@ def grid_of(
     return {**record, "brackets": [], **other}
 
 
-def with_grids(
-    folder: Path, grids: list[dict[str, Any]], objectives: tuple[str, ...] = ("loss",)
-) -> Section:
+def with_grids(folder: Path, grids: list[dict[str, Any]], objective: str = "loss") -> Section:
     sweep = SweepFolder(folder)
     sweep.search.path.mkdir(parents=True, exist_ok=True)
-    write_measured(sweep.search, objectives, grids)
+    write_measured(sweep.search, objective, grids)
     keys = list(grids[0]["points"][0]["point"]) if grids[0]["points"] else [KEY]
     constants = {"outcome": "completed", "is_best": True, "runs": "r", "reason": ""}
-    values = {**dict.fromkeys(keys, 0.1), **dict.fromkeys(objectives, 2.0)}
+    values = {**dict.fromkeys(keys, 0.1), objective: 2.0}
     rows = [
         {"study": grid["study"], "trial": number, **values, **constants}
         for grid in grids
@@ -155,8 +139,8 @@ def with_grids(
     return section
 
 
-def rate(value: float, *losses: float | None) -> tuple[dict[str, Any], list[list[float | None]]]:
-    return {KEY: value}, [[loss] for loss in losses]
+def rate(value: float, *losses: float | None) -> tuple[dict[str, Any], list[float | None]]:
+    return {KEY: value}, list(losses)
 
 
 def bracket(low: float | None, best: float, high: float | None, key: str = KEY) -> dict[str, Any]:
@@ -198,7 +182,7 @@ def test_the_best_of_the_grid_leads_with_its_interval_and_its_neighbours(tmp_pat
 def test_a_best_at_the_end_of_its_grid_is_no_optimum(tmp_path: Path) -> None:
     points = [rate(0.002, 500.0), rate(0.001, 1000.0), rate(0.004, 250.0)]
     grid = grid_of("all", points, brackets=[bracket(0.002, 0.004, None)])
-    section = with_grids(tmp_path, [grid], ("samples_to_target",))
+    section = with_grids(tmp_path, [grid], "samples_to_target")
     assert section.answer[0] == (
         "Least samples to target: learning rate 0.00400 (250.0); over 1 new seed; not bracketed, "
         "where it is the last value of the grid."
@@ -209,8 +193,8 @@ def test_a_best_at_the_end_of_its_grid_is_no_optimum(tmp_path: Path) -> None:
 
 def test_whole_numbers_stay_whole_beside_one_that_is_missing(tmp_path: Path) -> None:
     key = "model.d_model"
-    points: Any = [({key: width}, [[loss]]) for width, loss in ((64, 2.0), (48, 2.5))]
-    others: Any = [({key: width}, [[loss]]) for width, loss in ((32, 2.0), (16, 2.5), (48, 2.6))]
+    points: Any = [({key: width}, [loss]) for width, loss in ((64, 2.0), (48, 2.5))]
+    others: Any = [({key: width}, [loss]) for width, loss in ((32, 2.0), (16, 2.5), (48, 2.6))]
     grids = [
         grid_of("batch.global_batch_size=8", points, brackets=[bracket(48, 64, None, key)]),
         grid_of("batch.global_batch_size=16", others, brackets=[bracket(16, 32, 48, key)]),
@@ -228,7 +212,7 @@ def test_of_two_settings_each_is_judged_on_its_own_line(tmp_path: Path) -> None:
     beta = "optimizer.beta2"
     losses = {(2e-3, 0.9): 2.2, (1e-3, 0.9): 2.4, (4e-3, 0.9): 2.1, (8e-3, 0.9): 2.5}
     losses |= {(2e-3, 0.8): 2.3, (2e-3, 0.99): 2.6}
-    points: Any = [({KEY: r, beta: b}, [[loss]]) for (r, b), loss in losses.items()]
+    points: Any = [({KEY: r, beta: b}, [loss]) for (r, b), loss in losses.items()]
     brackets = [bracket(2e-3, 4e-3, 8e-3), bracket(0.8, 0.9, 0.99, beta)]
     section = with_grids(tmp_path, [grid_of("all", points, brackets=brackets)])
     assert (
@@ -247,7 +231,7 @@ def test_what_the_trials_chose_is_said_to_be_theirs(tmp_path: Path) -> None:
     """A list, null among its values: one point a study has new seeds."""
     clip = "optimizer.gradient_clip_norm"
     grids = [
-        grid_of(f"batch.global_batch_size={batch}", [({clip: value}, [[2.5], [2.7]])])
+        grid_of(f"batch.global_batch_size={batch}", [({clip: value}, [2.5, 2.7])])
         for batch, value in ((8, None), (32, 1.0))
     ]
     section = with_grids(tmp_path, grids)
@@ -287,26 +271,12 @@ def test_a_grid_older_than_the_trials_says_so(tmp_path: Path) -> None:
     )
 
 
-def test_a_front_is_measured_again_point_by_point(tmp_path: Path) -> None:
-    points = [rate(0.001, 2.0), rate(0.002, 2.5)]
-    grid = grid_of("all", points)
-    for place, one in enumerate(grid["points"]):
-        one["seeds"] = {"1": [2.0 + place, 1.0 + place]}
-        one["on_front"] = place == 0
-    section = with_grids(tmp_path / "one", [grid], ("loss", "peak_allocated_gib"))
-    # Values stand in the order of the search, whatever that is.
-    other = with_grids(tmp_path / "other", [grid], ("peak_allocated_gib", "loss"))
-    assert other.tables[0].frame["loss"].tolist() == [1.0, 2.0]
-    assert other.tables[0].frame["peak_allocated_gib"].tolist() == [2.0, 3.0]
-    assert section.answer[0] == (
-        "Front of held-out loss and peak memory (GiB): learning rate 0.00100 (2.000, 1.000); "
-        "over 1 new seed."
-    )
-    assert section.tables[0].title == "The trials of the front, with new seeds"
-    assert section.tables[0].texts.rows == [
-        ["all", "learning rate 0.00100", "2.000", "1.000", "yes", "1"],
-        ["all", "learning rate 0.00200", "3.000", "2.000", "no", "1"],
-    ]
+def test_a_grid_of_several_objectives_is_refused(tmp_path: Path) -> None:
+    with_grids(tmp_path, [grid_of("all", [rate(0.001, 2.0)])])
+    path = SweepFolder(tmp_path).search.measured
+    path.write_text(path.read_text().replace('"objective": "loss"', '"objectives": ["loss"]'))
+    with pytest.raises(RecordError, match="was written by an earlier batchscape"):
+        search_section(cast("Cells", SimpleNamespace(runs=pd.DataFrame({"sweep_dir": [tmp_path]}))))
 
 
 def test_nothing_is_said_where_nothing_was_searched(tmp_path: Path) -> None:

@@ -130,18 +130,17 @@ def test_one_sweep_with_runs_on_one_node_and_on_two(
     cluster: Cluster, sweep: SweepFolder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = set(jobs(cluster))
-    short = ("budget.optimizer_steps=6", "batch.data_parallel_size=2,8")
+    short = ("budget.optimizer_steps=6", "batch.data_parallel_size=4")
     setup = "launcher.setup=['echo devices=$CUDA_VISIBLE_DEVICES.']"
-    assert main(arguments(sweep, *short, "batch.nodes=1,2", setup)) == 0, capfd.readouterr()
+    assert main(arguments(sweep, *short, "batch.nodes=1,2,4", setup)) == 0, capfd.readouterr()
     local = SweepFolder(tmp_path / "local")
-    here = ["sweep", *SMALL, *TINY, short[0], "batch.data_parallel_size=2"]
+    here = ["sweep", *SMALL, *TINY, *short]
     assert main([*here, f"sweep_dir={local.path}"]) == 0
 
     curves, (expected,) = losses(sweep), losses(local).values()
-    # Eight ranks of one node are rejected: it has four devices.
-    assert set(curves) == {(1, 2), (2, 2), (2, 8)}
-    assert curves[1, 2] == curves[2, 2] == expected, "bit for bit"
-    assert curves[2, 8] == pytest.approx(expected, rel=1e-5)
+    # Four nodes are rejected: there are two.
+    assert set(curves) == {(1, 4), (2, 4)}
+    assert curves[1, 4] == curves[2, 4] == expected, "bit for bit"
     assert len(expected) == 6
     (name,) = (run.path.name for run in local.run_folders())
     assert name in {run.path.name for run in sweep.run_folders()}
@@ -153,18 +152,18 @@ def test_one_sweep_with_runs_on_one_node_and_on_two(
             asked[name.split("-")[1]] = rest
     assert asked == {
         "pool": ["1", "gres:gpu:4", "4", "COMPLETED"],
-        "2x1": ["2", "gres:gpu:1", "8", "COMPLETED"],
-        "2x4": ["2", "gres:gpu:4", "8", "COMPLETED"],
+        "2x2": ["2", "gres:gpu:2", "8", "COMPLETED"],
     }
     logs = [path.read_text() for path in sweep.slurm.glob("job-*.txt")]
     visible = sorted(log.split("devices=")[1].split(".")[0].count(",") + 1 for log in logs)
-    assert visible == [1, 4, 4]
+    assert visible == [2, 4]
 
-    wide = next(r for r in sweep.run_folders() if "d8" in r.path.name and r.launch.exists())
+    launches = [r for r in sweep.run_folders() if r.launch.exists()]
+    (wide,) = (r for r in launches if json.loads(r.config.read_text())["geometry"]["nodes"] == 2)
     ranks = read_table(wide, "ranks").sort_values("rank")
-    assert ranks["node"].tolist() == [0] * 4 + [1] * 4
+    assert ranks["node"].tolist() == [0] * 2 + [1] * 2
     nodes = json.loads(wide.launch.read_text())["nodes"]
-    assert ranks["node_name"].tolist() == [nodes[0]] * 4 + [nodes[1]] * 4
+    assert ranks["node_name"].tolist() == [nodes[0]] * 2 + [nodes[1]] * 2
     assert len(set(nodes)) == 2
 
 

@@ -11,18 +11,24 @@ import os
 import re
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import psutil
 import pytest
 from wandb.util import get_core_path
+
+sys.path.append(str(Path(__file__).parent))
+
+from warm_workers import WORKER, ForkedWorker, WarmWorkers
 
 from batchscape.config import RunConfig, WandbTracker
 from batchscape.geometry import BatchGeometry
@@ -31,6 +37,7 @@ from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.spec import DataIdentity, RunSpec, Stage
 from batchscape.record.status import Attempt, RunStatus, Status, StopReason
 from batchscape.record.tables import read_table, seal
+from batchscape.tracking import mirror as mirrors
 from batchscape.tracking.mirror import Mirror
 from batchscape.tracking.run import AXES, CURVES
 
@@ -514,8 +521,25 @@ def mirrored(sweep: SweepFolder) -> Callable[[WandbTracker], str | None]:
     return mirror
 
 
+@pytest.fixture(scope="session", autouse=True)
+def warm_workers() -> Iterator[list[WarmWorkers]]:
+    """Fork what talks to W&B for mirrors of this process, see `WarmWorkers`."""
+    warm: list[WarmWorkers] = []
+
+    def start(command: list[str], **options: Any) -> ForkedWorker:
+        if not warm:
+            warm.append(WarmWorkers())
+        return warm[0].start(command, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mirrors, "subprocess", SimpleNamespace(Popen=start, PIPE=subprocess.PIPE))
+        yield warm
+    for one in warm:
+        one.close()
+
+
 @pytest.fixture
-def workers() -> Callable[[], list[psutil.Process]]:
+def workers(warm_workers: list[WarmWorkers]) -> Callable[[], list[psutil.Process]]:
     """Finds the living processes that talk to W&B for this one; there is one."""
 
     def found() -> list[psutil.Process]:
@@ -525,7 +549,8 @@ def workers() -> Callable[[], list[psutil.Process]]:
         while not living and time.monotonic() < deadline:
             for child in psutil.Process().children():
                 with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                    if "batchscape.tracking.worker" in child.cmdline():
+                    is_warm = child.pid in {warm.pid for warm in warm_workers}
+                    if not is_warm and WORKER in child.cmdline():
                         living.append(child)
         return living
 

@@ -25,8 +25,8 @@ class RampStage:
     def __post_init__(self) -> None:
         """Check the rule that no single field can state."""
         if (self.samples is None) == (self.tokens is None):
-            given = "both" if self.samples is not None else "neither"
-            msg = f"a stage of a ramp has samples or tokens; got {given}"
+            count = "both" if self.samples is not None else "neither"
+            msg = f"a stage of a ramp has samples or tokens; got {count}"
             raise ValueError(msg)
 
 

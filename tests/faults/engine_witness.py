@@ -6,6 +6,8 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import broken_engines
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.library import Library
 
 from batchscape.engines import Engine, build
 from batchscape.models.build import LossModule
@@ -23,33 +25,44 @@ from batchscape.train.loop import Training
 from batchscape.train.recorder import Agreement
 
 _GRADIENTS_AT = {
-    "c10d::allreduce_": 0,
-    "c10d::allreduce_coalesced_": 0,
-    "c10d::reduce_": 0,
-    "c10d::reduce_scatter_": 1,
-    "c10d::_reduce_scatter_base_": 1,
-    "c10d::reduce_scatter_tensor_coalesced_": 1,
+    "allreduce_": 0,
+    "allreduce_coalesced_": 0,
+    "reduce_": 0,
+    "reduce_scatter_": 1,
+    "_reduce_scatter_base_": 1,
+    "reduce_scatter_tensor_coalesced_": 1,
 }
 """Which argument of an operation that reduces is what a rank gives to it."""
 
 
-class _Counter(TorchDispatchMode):
+class _Counter:
     """Counts the bytes of what is reduced; single numbers, as norms and flags, are no gradients.
 
-    A library may want a group even of a rank alone, which gives nothing to anyone.
+    A library may want a group even of a rank alone, which gives nothing to anyone. The dispatcher
+    calls this before the group's own kernel, and for no other operator, which would take as long
+    as the training.
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self.bytes = 0
+        self._counts = False
+        self._operators = Library("c10d", "IMPL")  # as long as it lives
+        for name, place in _GRADIENTS_AT.items():
+            kernel = partial(self._reduce, getattr(torch.ops.c10d, name).default, place)
+            self._operators.impl(name, kernel, "AutogradCPU", with_keyset=True)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        given = _GRADIENTS_AT.get(func.name())
-        if given is not None and dist.get_world_size() > 1:
-            self.bytes += sum(t.nbytes for t in _tensors(args[given]) if t.numel() > 1)
-        return func(*args, **(kwargs or {}))
+    def _reduce(self, func: Any, place: int, keys: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._counts and dist.get_world_size() > 1:
+            self.bytes += sum(t.nbytes for t in _tensors(args[place]) if t.numel() > 1)
+        return func.redispatch(keys & torch._C._after_autograd_keyset, *args, **kwargs)
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        self._counts = True
+        try:
+            yield
+        finally:
+            self._counts = False
 
 
 def _tensors(value: Tensor | Iterable[Any]) -> Iterator[Tensor]:
@@ -99,11 +112,11 @@ def _watch(engine: Engine, seen: list[int]) -> None:
     counter = _Counter()
 
     def counted_micro_step(*args: Any, **options: Any) -> Tensor:
-        with counter:
+        with counter.counting():
             return micro_step(*args, **options)
 
     def counted_optimizer_step(*args: Any) -> Tensor:
-        with counter:
+        with counter.counting():
             norm = optimizer_step(*args)
         seen.append(counter.bytes)
         counter.bytes = 0

@@ -21,7 +21,7 @@ from batchscape.record.tables import read_table
 WITNESS = "engine_witness:watched"
 GEOMETRIES = [(1, 32, 1), (1, 8, 4), (2, 16, 1), (2, 4, 4)]
 """Data parallel sizes 1 and 2, accumulation 1 and 4, of one global batch."""
-OPTIMIZER_STEPS = 8
+OPTIMIZER_STEPS = 5
 CURVE = ["loss", "gradient_norm"]
 EXACT = 1e-9
 """Largest relative difference in float64, of other orders of sums; faults are above 1e-3."""

@@ -5,10 +5,9 @@ import gc
 import json
 import math
 import re
-import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,25 +15,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from batchscape.measure.memory_cpu import CpuProbe
 from batchscape.measure.memory_cuda import CudaMemory
 from batchscape.measure.memory_process import process_memory
-from batchscape.measure.memory_report import MemoryReport
 from batchscape.record.figures import COLUMNS
 
-GIB = 2**30
-WIDTH, CONTEXT, VOCABULARY, LAYERS = 64, 16, 128, 4
-OPTIMIZER_STEPS = 3
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+from small_training import GIB, RANKS, Model, batch, bytes_of, in_bytes, measure, rehearse
 
-Phase = Callable[[str], None]
+sys.path.pop(0)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -47,93 +41,6 @@ def _one_rank_of_the_launcher() -> Iterator[None]:
     yield
     gc.unfreeze()
     torch.set_num_threads(threads)
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList([nn.LayerNorm(WIDTH) for _ in range(2)])
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-        self.out = nn.Linear(WIDTH, WIDTH)
-        self.up = nn.Linear(WIDTH, 4 * WIDTH)
-        self.down = nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        samples, length, _ = x.shape
-        heads = self.qkv(self.norms[0](x)).view(samples, length, 3, 4, WIDTH // 4)
-        q, k, v = heads.permute(2, 0, 3, 1, 4)
-        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(samples, length, WIDTH))
-        y: Tensor = x + self.down(functional.gelu(self.up(self.norms[1](x))))
-        return y
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.head = nn.Linear(WIDTH, VOCABULARY)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        logits = self.head(self.blocks(self.embedding(tokens)))
-        loss: Tensor = functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
-        return loss
-
-
-def batch(micro_batch_size: int) -> Tensor:
-    return torch.randint(VOCABULARY, (micro_batch_size, CONTEXT))
-
-
-def bytes_of(module: nn.Module) -> int:
-    return sum(parameter.nbytes for parameter in module.parameters())
-
-
-def rehearse(
-    phase: Phase,
-    micro_batch_size: int,
-    accumulation: int = 1,
-    *,
-    ddp: bool = False,
-    set_to_none: bool = True,
-    after_micro_step: Callable[[], None] = lambda: None,
-    device: str = "cpu",
-) -> None:
-    """Train for a few optimizer steps, and drop everything."""
-    phase("after_model")
-    model = Model().to(device)
-    wrapped = (
-        DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=1)
-        if ddp
-        else None
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    for step in range(OPTIMIZER_STEPS):
-        phase("steady" if step else "first_backward")
-        for micro_step in range(accumulation):
-            last = micro_step == accumulation - 1
-            with nullcontext() if wrapped is None or last else wrapped.no_sync():
-                (wrapped or model)(batch(micro_batch_size).to(device)).backward()
-            after_micro_step()
-        phase("steady" if step else "first_optimizer_step")
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=set_to_none)
-
-
-def measure(micro_batch_size: int, accumulation: int = 1, **options: Any) -> MemoryReport:
-    with CpuProbe() as probe:
-        rehearse(probe.phase, micro_batch_size, accumulation, **options)
-    return probe.report()
-
-
-def in_bytes(report: MemoryReport) -> dict[str, int]:
-    assert report.problem is None, report.problem
-    figures = report.as_columns()
-    return {
-        name.removesuffix("_gib"): int(value * GIB)
-        for name, value in figures.items()
-        if isinstance(value, float)
-    }
 
 
 def test_closed_forms() -> None:
@@ -317,31 +224,16 @@ def test_process_memory() -> None:
         assert after.peak_rss_gib >= 0.99 * after.rss_gib
 
 
-RANKS = 2
-
-
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, int]]]:
-    """Run this file as two gloo ranks; each leaves its figures."""
-    folder = tmp_path_factory.mktemp("ranks")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, str(rank), str(folder)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        printed = [rank.communicate(timeout=120)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+def two_ranks(
+    trainer: Any, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, dict[str, int]]]:
+    """Train as two gloo ranks; each leaves its figures."""
+    spec = trainer.make_spec((RANKS, 1, 1))
+    folder = trainer.train(spec, tmp_path_factory.mktemp("ranks"), entry="small_training:main")
     # Neither the profiler nor the allocator may write into the log of a run.
-    assert printed == [""] * RANKS
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    assert folder.log.read_text() == ""
+    return [json.loads((folder.path / f"{rank}.json").read_text()) for rank in range(RANKS)]
 
 
 @pytest.mark.slow
@@ -366,22 +258,6 @@ def test_ddp_repeats_exactly(two_ranks: list[dict[str, dict[str, int]]]) -> None
     """Gloo threads release what they held at moments of their own; no figure may show it."""
     for rank in two_ranks:
         assert {json.dumps(rank[f"repeat {i}"]) for i in range(3)} == {json.dumps(rank["2"])}
-
-
-def _rank_main(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=RANKS
-    )
-    names = {str(a): a for a in (1, 2, 3)} | {f"repeat {i}": 2 for i in range(3)}
-    reports = {}
-    for name, accumulation in names.items():
-        dist.barrier()
-        reports[name] = in_bytes(measure(16, accumulation, ddp=True))
-    (folder / f"{rank}.json").write_text(json.dumps(reports))
-    # Ending the group while a DDP model is alive can hang; by now all are dropped.
-    gc.collect()
-    dist.destroy_process_group()
 
 
 @pytest.mark.gpu
@@ -413,7 +289,3 @@ def test_cuda() -> None:
         assert report["peak_allocated"] < GIB  # evaluation is not part of it
         assert report["peak_reserved"] >= report["peak_allocated"]
         assert report.get("device_used", GIB) >= report["peak_reserved"]
-
-
-if __name__ == "__main__":
-    _rank_main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -60,6 +60,11 @@ TABLE = [
     ),
     Member(f"{FAKE}.FakeTensor", "plan/memory_trace.py", NAMED_IN_DOCS),
     Member(
+        f"{FAKE}.in_kernel_invocation_manager",
+        "plan/memory_trace.py",
+        "half of a training's operators are views; the mode's own way to one takes far longer",
+    ),
+    Member(
         f"{FAKE}.unset_fake_temporarily",
         "plan/memory_trace.py plan/one_rank.py",
         "a convolution is measured, and a mesh is made, in the middle of a rehearsal",

@@ -24,7 +24,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    in_kernel_invocation_manager,
+    unset_fake_temporarily,
+)
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -204,6 +209,19 @@ _OF_SAMPLES = {
 _MANY_SAMPLES = 16
 """From here on a convolution of 1 x 1 takes another kernel, as a single sample may: `use_mkldnn` in
 aten/src/ATen/native/Convolution.cpp."""
+_VIEWS = frozenset(
+    {
+        torch.ops.aten.as_strided.default,
+        torch.ops.aten.detach.default,
+        torch.ops.aten.permute.default,
+        torch.ops.aten.select.int,
+        torch.ops.aten.slice.Tensor,
+        torch.ops.aten.t.default,
+        torch.ops.aten.transpose.int,
+        torch.ops.aten.unsqueeze.default,
+        torch.ops.aten.view.default,
+    }
+)
 _GATHER = torch.ops.c10d._allgather_base_.default
 _REDUCE_SCATTER = torch.ops.c10d._reduce_scatter_base_.default
 _LINGERS = 100
@@ -269,6 +287,18 @@ def _measure_convolution(func: Operator, layouts: tuple[Any, ...], samples: int)
     return list(accumulate(changes))
 
 
+def _view(func: Operator, args: tuple[Any, ...]) -> FakeTensor:
+    """Return another view of a tensor without numbers.
+
+    As `FakeTensorMode` makes it, without its memory of earlier answers, which takes longer. Half of
+    a training's operators are views.
+    """
+    whole: FakeTensor = args[0]
+    with in_kernel_invocation_manager(whole.fake_mode):
+        shape = func(*args)
+    return FakeTensor(whole.fake_mode, shape, whole.fake_device)
+
+
 class _StorageCounter(TorchDispatchMode):
     """Notes births and deaths of storages."""
 
@@ -332,7 +362,12 @@ class _StorageCounter(TorchDispatchMode):
             return NotImplemented  # it computes with its local part, which is counted
         if func is torch.ops.aten._safe_softmax.default:
             self._attends_by_parts = True  # of nobody but scaled_dot_product_attention
-        result = func(*args, **(kwargs or {}))
+        whole = args[0] if func in _VIEWS and not kwargs else None
+        # What is made of numbers in the code keeps them.
+        if isinstance(whole, FakeTensor) and whole.constant is None:
+            result = _view(func, args)
+        else:
+            result = func(*args, **(kwargs or {}))
         if self._on_cpu:
             self._take_within_kernel(func, args)
         for tensor in tensors_in(result):

@@ -41,6 +41,7 @@ from batchscape.record.tables import read_table
 # For what several folders of tests share, such as `exact`.
 sys.path.append(str(Path(__file__).parent))
 
+import forked_programs
 from warm_interpreter import ForkedInterpreter, WarmInterpreter
 
 # Until all tests are collected: imports and items make no garbage worth looking for.
@@ -151,6 +152,14 @@ def warm_interpreter() -> Iterator[list[WarmInterpreter]]:
         yield warm
     for interpreter in warm:
         interpreter.close()
+
+
+@pytest.fixture(scope="session")
+def warm_libraries() -> Iterator[WarmInterpreter]:
+    """Like `warm_interpreter`, with what programs of others import, see `forked_programs`."""
+    warm = forked_programs.warm_libraries()
+    yield warm
+    warm.close()
 
 
 @pytest.fixture

@@ -18,17 +18,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
-from batchscape.launch.child import WORKER, WORKER_ENVIRONMENT
+from batchscape.launch.child import WORKER, WORKER_ENVIRONMENT, resolve
 from batchscape.launch.forkserver import PRELOADED
 from batchscape.launch.forkserver import main as serve_launcher
 
 _PR_SET_CHILD_SUBREAPER = 36
 """prctl(2)"""
-_BOOT = "import sys; sys.path[:] = sys.argv[2:]; from warm_interpreter import main; main()"
+_BOOT = "import sys; sys.path[:] = sys.argv[2:]; from {module} import main; main()"
 """What the tests test is imported from where they import it, installed or not."""
 
 
@@ -68,14 +68,19 @@ class ForkedInterpreter:
 class WarmInterpreter:
     """The process from which they are forked."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, module: str = "warm_interpreter", environment: Mapping[str, str] | None = None
+    ) -> None:
         self._channel, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, str(far_end.fileno()), *sys.path],
+                [
+                    *(sys.executable, "-c", _BOOT.format(module=module)),
+                    *(str(far_end.fileno()), *sys.path),
+                ],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(far_end.fileno(),),
-                env={**os.environ, **WORKER_ENVIRONMENT},
+                env={**os.environ, **WORKER_ENVIRONMENT, **(environment or {})},
                 start_new_session=True,
             )
         self.pid = self._process.pid
@@ -94,17 +99,37 @@ class WarmInterpreter:
         """Do as `batchscape.launch.child.start_interpreter` does for a fork server."""
         assert (module, stdin, start_new_session) == ("forkserver", subprocess.DEVNULL, True)
         (channel,) = descriptors
-        request = {
-            "entry": arguments[1],
-            "environment": {**os.environ, **WORKER_ENVIRONMENT, **environment},
-            "folder": str(Path.cwd()),
-            "path": [entry or str(Path.cwd()) for entry in sys.path],
-        }
+        return self._fork(
+            {
+                "entry": arguments[1],
+                "environment": {**os.environ, **WORKER_ENVIRONMENT, **environment},
+                "folder": str(Path.cwd()),
+            },
+            [channel, output.fileno()],
+        )
+
+    def call(
+        self,
+        function: str,
+        arguments: Sequence[str],
+        *,
+        output: IO[bytes],
+        environment: Mapping[str, str],
+        folder: Path,
+    ) -> ForkedInterpreter:
+        """Call the function that `module:function` names, with a list, in a process of its own."""
+        request = {"environment": {**os.environ, **environment}, "folder": str(folder)}
+        return self._fork(
+            request | {"function": function, "arguments": list(arguments)}, [output.fileno()]
+        )
+
+    def _fork(self, request: dict[str, object], descriptors: Sequence[int]) -> ForkedInterpreter:
+        request["path"] = [entry or str(Path.cwd()) for entry in sys.path]
         # The process that forks it ends at once; we become its parent.
         _adopt_orphans(True)
         try:
             message = json.dumps(request).encode()
-            socket.send_fds(self._channel, [message], [channel, output.fileno()])
+            socket.send_fds(self._channel, [message], descriptors)
             return ForkedInterpreter(int(self._channel.recv(64)))
         finally:
             _adopt_orphans(False)
@@ -119,9 +144,9 @@ def _adopt_orphans(are_ours: bool) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(are_ours), 0, 0, 0)
 
 
-def _serve(channel: socket.socket) -> None:
+def _serve(channel: socket.socket, libraries: Sequence[str]) -> None:
     gc.disable()
-    for name in (*PRELOADED, WORKER.partition(":")[0]):
+    for name in (*PRELOADED, WORKER.partition(":")[0], *libraries):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
@@ -153,9 +178,9 @@ def _fork_server(
 
 
 def _become_server(
-    channel: socket.socket, request: dict[str, object], descriptors: Sequence[int]
+    channel: socket.socket, request: dict[str, Any], descriptors: Sequence[int]
 ) -> NoReturn:
-    launcher, output = descriptors
+    *launcher, output = descriptors
     channel.close()
     os.setsid()
     for number in (1, 2):
@@ -166,9 +191,12 @@ def _become_server(
     os.environ.update(request["environment"])
     sys.path[:] = request["path"]
     tempfile.tempdir = None
-    serve_launcher(str(launcher), str(request["entry"]))
+    if launcher:
+        serve_launcher(str(launcher[0]), str(request["entry"]))
+    resolve(str(request["function"]))(request["arguments"])
+    os._exit(0)
 
 
-def main() -> None:
-    """Be the process from which they are forked."""
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+def main(libraries: Sequence[str] = ()) -> None:
+    """Be the process from which they are forked, with more imported."""
+    _serve(socket.socket(fileno=int(sys.argv[1])), libraries)

@@ -23,6 +23,7 @@ from batchscape.analysis.claims.declared import judge_claims
 from batchscape.analysis.claims.evidence import Evidence
 from batchscape.analysis.decisions.topic import decision_section
 from batchscape.cli import main
+from batchscape.launch import forked
 from batchscape.record.tables import Tables, load
 
 HERE = Path(__file__).parent
@@ -61,27 +62,17 @@ class Swept:
 _OUTPUTS = shutil.ignore_patterns("outputs", "__pycache__")
 
 
-def batchscape(folder: Path, *arguments: str, **environment: str) -> tuple[int, str]:
+def batchscape(folder: Path, *arguments: str) -> tuple[int, str]:
     """Do what a command does, in this process; return its exit code and what it printed."""
     printed = io.StringIO()
     with (
         contextlib.chdir(folder),
-        patch.dict(os.environ, OMP_NUM_THREADS="1", **environment),
+        patch.dict(os.environ, OMP_NUM_THREADS="1"),
         contextlib.redirect_stdout(printed),
         contextlib.redirect_stderr(printed),
     ):
         code = main(list(arguments))
     return code, printed.getvalue()
-
-
-def forked_ranks(preloaded: str) -> dict[str, str]:
-    """Return the environment in which the ranks of torchrun are forked, see `forked_ranks`."""
-    folders = [str(HERE / "forked"), os.environ.get("PYTHONPATH", "")]
-    # Ranks have their own environment shown where this stands.
-    return {
-        "PYTHONPATH": os.pathsep.join(filter(None, folders)),
-        "FORKED_RANKS_PRELOAD": preloaded.ljust(200),
-    }
 
 
 Sweep = Callable[..., Swept]
@@ -107,10 +98,12 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
 
 
 @pytest.fixture(scope="session")
-def sweep(once: Callable[[str, Callable[[Path], None]], Path]) -> Sweep:
+def sweep(
+    once: Callable[[str, Callable[[Path], None]], Path], request: pytest.FixtureRequest
+) -> Sweep:
     """Copy an example, perhaps with an edited study, sweep it, and report it.
 
-    With modules to preload, the ranks of torchrun are forked.
+    Unless they start cold, torchrun and its ranks are forked, see `forked_programs`.
     """
 
     def run(
@@ -118,7 +111,7 @@ def sweep(once: Callable[[str, Callable[[Path], None]], Path]) -> Sweep:
         *settings: str,
         study: str | None = None,
         edit: tuple[str, str] = ("", ""),
-        preloaded: str = "",
+        cold: bool = False,
     ) -> Swept:
         study = example if study is None else study
 
@@ -129,17 +122,20 @@ def sweep(once: Callable[[str, Callable[[Path], None]], Path]) -> Sweep:
             if edit[0]:
                 page.write_text(page.read_text().replace(*edit))
             options = ["--config-dir", ".", f"sweeps={study}", "tracker=none"]
-            environment = forked_ranks(preloaded) if preloaded else {}
-            code, printed = batchscape(
-                folder, "sweep", *options, "sweep_dir=outputs/swept", *settings, **environment
-            )
+            with pytest.MonkeyPatch.context() as patching:
+                if not cold:
+                    warm = request.getfixturevalue("warm_libraries")
+                    patching.setattr(forked, "start_interpreter", warm.start_interpreter)
+                code, printed = batchscape(
+                    folder, "sweep", *options, "sweep_dir=outputs/swept", *settings
+                )
             if code == 0:
                 reported, page_printed = batchscape(folder, "report", "outputs/swept")
                 assert reported == 0, page_printed
                 printed += page_printed
             (folder / "printed.json").write_text(json.dumps([code, printed]))
 
-        key = hashlib.sha256(repr((example, settings, edit, preloaded)).encode()).hexdigest()[:8]
+        key = hashlib.sha256(repr((example, settings, edit, cold)).encode()).hexdigest()[:8]
         folder = once(f"{study}-{key}", make)
         code, printed = json.loads((folder / "printed.json").read_text())
         outputs = folder / "outputs" / "swept"

@@ -17,7 +17,6 @@ def swept(sweep):
         "accelerate_train",
         "seed=0",
         "budget.optimizer_steps=12",
-        preloaded="accelerate torch._dynamo",
     )
 
 

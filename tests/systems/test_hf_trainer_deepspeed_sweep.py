@@ -14,12 +14,11 @@ pytest.importorskip("transformers")
 pytest.importorskip("deepspeed")
 
 STUDY, STEPS = "hf_trainer_deepspeed", "budget.optimizer_steps=12"
-PRELOADED = "transformers.trainer transformers.models.llama deepspeed"
 
 
 @pytest.fixture(scope="module")
 def swept(sweep):
-    return sweep("hf_trainer", STEPS, study=STUDY, preloaded=PRELOADED)
+    return sweep("hf_trainer", STEPS, study=STUDY)
 
 
 def curve(swept, run_id):
@@ -76,7 +75,7 @@ def test_a_generated_json_trains_alike(swept, sweep, tmp_path):
     assert json.loads(written.read_text())["train_batch_size"] == 8
     cell = ["batch.data_parallel_size=2", f"+engine.values.zero_stage={written}"]
     named = ("ds_zero{zero_stage}.json", "{zero_stage}")
-    again = sweep("hf_trainer", STEPS, *cell, study=STUDY, edit=named, preloaded=PRELOADED)
+    again = sweep("hf_trainer", STEPS, *cell, study=STUDY, edit=named)
     assert again.code == 0, again.printed
     (run,) = again.tables.runs.itertuples()
     reference = swept.tables.runs.query("data_parallel_size == 2").iloc[0]["run_id"]

@@ -13,9 +13,8 @@ pytest.importorskip("transformers")
 
 @pytest.fixture(scope="module")
 def swept(sweep):
-    preloaded = "transformers.trainer transformers.models.llama"
     settings = ["seed=0", "budget.optimizer_steps=12"]
-    return sweep("hf_trainer", *settings, preloaded=preloaded)
+    return sweep("hf_trainer", *settings)
 
 
 def check_against_trainer_state(swept):

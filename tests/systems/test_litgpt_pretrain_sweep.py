@@ -19,7 +19,7 @@ if not LITGPT.exists() and os.environ.get("BATCHSCAPE_REQUIRE_SYSTEMS") != "1":
 
 @pytest.fixture(scope="module")
 def swept(sweep):
-    return sweep("litgpt_pretrain", SETTING, "seed=0")
+    return sweep("litgpt_pretrain", SETTING, "seed=0", cold=True)
 
 
 def test_cuts_of_one_batch_train_alike(swept, cuts):
@@ -66,7 +66,7 @@ def test_a_batch_that_litgpt_floors_is_found(sweep):
     """18 samples in micro-batches of 4 are asked of LitGPT: it trains on 16."""
     floored = ("batch_size={global_batch_size}", "batch_size=18")
     cell = ["seed=0", "batch.micro_batch_size=4", "batch.data_parallel_size=1"]
-    swept = sweep("litgpt_pretrain", SETTING, *cell, edit=floored)
+    swept = sweep("litgpt_pretrain", SETTING, *cell, edit=floored, cold=True)
     assert swept.code != 0
     (run,) = swept.tables.runs.itertuples()
     assert run.status == "failed"

@@ -56,7 +56,7 @@ def test_an_accumulation_that_the_script_divides_by_the_ranks_is_found(sweep):
     """nanoGPT's trap: per rank in our words, of all ranks in its own."""
     own = ("{accumulation_over_ranks}", "{gradient_accumulation_steps}")
     settings = ["seed=0", "batch.data_parallel_size=2", "budget.optimizer_steps=6"]
-    swept = sweep("torchrun_train", *settings, edit=own)
+    swept = sweep("torchrun_train", *settings, edit=own, cold=True)
     assert swept.code != 0
     (run,) = swept.tables.runs.query("status != 'rejected'").itertuples()
     assert run.status == "failed"

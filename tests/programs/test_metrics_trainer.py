@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
-import subprocess
-import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ from batchscape.errors import BatchscapeError, RecordError
 from batchscape.geometry import BatchGeometry
 from batchscape.programs.metrics import Log, open_reader
 from batchscape.recorder import RUN_DIR_VARIABLE
+from forked_programs import run_torchrun
+from warm_interpreter import WarmInterpreter
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Metrics)
 STATE = ADAPTER.validate_json('{"kind": "trainer_state", "path": "out"}')
@@ -84,28 +85,31 @@ ALONE: dict[str, dict[str, Any]] = {
 }
 
 
-def train(folder: Path, trainings: dict[str, dict[str, Any]], ranks: int = 1) -> None:
-    """Run Trainers one after the other, by torchrun where there are several ranks."""
+Training = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def train(warm_libraries: WarmInterpreter) -> Training:
+    """Run Trainers one after the other on some ranks, which have imported the libraries."""
+    return partial(run_trainers, warm_libraries)
+
+
+def run_trainers(
+    warm: WarmInterpreter, folder: Path, trainings: dict[str, dict[str, Any]], ranks: int = 1
+) -> None:
+    """Do it in ranks that are forked from a process."""
     script = folder / "train.py"
     script.write_text(SCRIPT)
-    start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     settings = []
     for name, arguments in trainings.items():
         (folder / name).mkdir()
         settings.append(USUAL | arguments | {"run_dir": str(folder / name)})
-    subprocess.run(
-        [
-            *(sys.executable, *(start if ranks > 1 else ())),
-            *(str(script), json.dumps(settings), RUN_DIR_VARIABLE),
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=True,
-        capture_output=True,
-    )
+    arguments = [json.dumps(settings), RUN_DIR_VARIABLE]
+    run_torchrun(warm, script, *arguments, ranks=ranks, folder=folder, environment={})
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def alone(tmp_path_factory: pytest.TempPathFactory, train: Training) -> Path:
     """Trainings of one rank, in one process; what they leave is read only."""
     folder = tmp_path_factory.mktemp("alone")
     train(folder, ALONE)
@@ -117,7 +121,7 @@ def read(config: Any, run_dir: Path, *sizes: int, length: int | None = 16) -> Lo
 
 
 @pytest.mark.systems
-def test_two_ranks_of_a_real_trainer(tmp_path: Path) -> None:
+def test_two_ranks_of_a_real_trainer(tmp_path: Path, train: Training) -> None:
     settings = {
         "max_steps": 4,
         "eval_strategy": "steps",

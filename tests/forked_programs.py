@@ -32,7 +32,7 @@ _LIBRARIES = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",
-    "deepspeed",
+    "deepspeed.runtime.zero.muon.muon_optimizer",  # compiled when the first ZeRO optimizer is made
     "lightning_fabric",
 )
 _GUARD = [sys.executable, "-P", "-m", guard.__name__]

@@ -17,7 +17,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import IO, Any, NoReturn
 from unittest.mock import patch
 
@@ -61,21 +61,50 @@ def run_torchrun(
     *arguments: str,
     ranks: int,
     folder: Path,
-    environment: Mapping[str, str],
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Run a script on some ranks; what it printed shows where it fails."""
     options = [f"--nproc_per_node={ranks}", f"--master_port={_free_port()}"]
+    _call(warm, be_torchrun, [*options, str(script), *arguments], folder, environment)
+
+
+def run_script(warm: WarmInterpreter, script: Path, *arguments: str, folder: Path) -> str:
+    """Run a script; return what it printed."""
+    return _call(warm, be_script, [str(script), *arguments], folder, {})
+
+
+def _call(
+    warm: WarmInterpreter,
+    function: Callable[[Sequence[str]], NoReturn],
+    arguments: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+) -> str:
     with tempfile.TemporaryFile() as output:
         started = warm.call(
-            f"{__name__}:be_torchrun",
-            [*options, str(script), *arguments],
+            f"{__name__}:{function.__name__}",
+            arguments,
             output=output,
             environment=environment,
             folder=folder,
         )
         code = started.wait()
         output.seek(0)
-        assert code == 0, output.read().decode()[-4000:]
+        printed = output.read().decode()
+    assert code == 0, printed[-4000:]
+    return printed
+
+
+def be_script(arguments: Sequence[str]) -> NoReturn:
+    """Do what Python does with a script and its arguments."""
+    _live(_run_script, arguments)
+
+
+def _run_script(arguments: Sequence[str]) -> NoReturn:
+    sys.argv = list(arguments)
+    sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
+    runpy.run_path(arguments[0], run_name="__main__")
+    sys.exit(0)
 
 
 def be_torchrun(arguments: Sequence[str]) -> NoReturn:
@@ -111,10 +140,7 @@ def be_torchrun(arguments: Sequence[str]) -> NoReturn:
 def _be_rank(script: str, arguments: Sequence[str], own: dict[str, str]) -> NoReturn:
     os.environ |= own
     _show_others(own)
-    sys.argv = [script, *arguments]
-    sys.path.insert(0, str(Path(script).resolve().parent))
-    runpy.run_path(script, run_name="__main__")
-    sys.exit(0)
+    _run_script([script, *arguments])
 
 
 def _show_others(own: dict[str, str]) -> None:
@@ -192,12 +218,16 @@ def _close_others() -> None:
 
 
 def _fork(be: Callable[..., NoReturn], *arguments: Any) -> int:
-    """Return the number of a process that is something, and ends as Python ends a script."""
+    """Return the number of a process that does something, and ends as Python ends a script."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
-    if pid:
-        return pid
+    if pid == 0:
+        _live(be, *arguments)
+    return pid
+
+
+def _live(be: Callable[..., NoReturn], *arguments: Any) -> NoReturn:
     code = 1
     try:
         be(*arguments)

@@ -15,6 +15,8 @@ import pandas as pd
 import pytest
 from packaging.requirements import Requirement
 
+from forked_programs import run_script
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -65,8 +67,9 @@ def test_the_extra_brings_what_the_trainer_needs():
 
 
 @pytest.mark.slow
-def test_hf_trainer():
-    printed = printed_by("hf_trainer.py", "--rounds", "2", "--sizes", "tiny")
+def test_hf_trainer(warm_libraries, tmp_path):
+    script, options = BENCHMARKS / "hf_trainer.py", ["--rounds", "2", "--sizes", "tiny"]
+    printed = run_script(warm_libraries, script, *options, folder=tmp_path)
     (apart,) = re.findall(r"tiny: losses of 20 .* largest difference (\S+)", printed)
     assert float(apart) < 1e-5
     assert re.search(r"tiny: \d+ tokens/s, the Trainer \d+; ratio \d\.\d\d", printed)

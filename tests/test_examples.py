@@ -29,7 +29,7 @@ def test_own_study_ends_with_a_recommendation(tmp_path, monkeypatch, capsys):
     study = ["--config-dir", str(EXAMPLE), "sweeps=wide_or_deep", "tracker=none"]
     # Four optimizer steps beyond those that warm up, of short samples; the study has twenty.
     short = ["budget.samples=288", "evaluation.every_samples=96"]
-    short += ["data.sequence_length=32", "sweep_dir=outputs/wide_or_deep"]
+    short += ["data.sequence_length=16", "evaluation.samples=64", "sweep_dir=outputs/wide_or_deep"]
     assert main(["sweep", *study, *short]) == 0
     assert main(["report", "outputs/wide_or_deep"]) == 0
     assert load(Path("outputs/wide_or_deep")).runs["status"].tolist() == ["completed"] * 8

@@ -105,7 +105,7 @@ def run_trainers(
         (folder / name).mkdir()
         settings.append(USUAL | arguments | {"run_dir": str(folder / name)})
     arguments = [json.dumps(settings), RUN_DIR_VARIABLE]
-    run_torchrun(warm, script, *arguments, ranks=ranks, folder=folder, environment={})
+    run_torchrun(warm, script, *arguments, ranks=ranks, folder=folder)
 
 
 @pytest.fixture(scope="module")

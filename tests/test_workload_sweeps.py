@@ -17,7 +17,6 @@ import pytest
 
 from batchscape.analysis import write_report
 from batchscape.cli import main
-from batchscape.launch import forked
 from batchscape.record.tables import load
 
 pytestmark = pytest.mark.slow
@@ -47,14 +46,6 @@ def _own_folder(tmp_path, monkeypatch):
     """Work in a folder whose modules are found, as the command finds them, until the test ends."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def _transformers_imported_once(request, monkeypatch):
-    """Fork ranks that need it where it has been imported, which takes each of them seconds."""
-    if "hf_" in request.node.name or "documents" in request.node.name:
-        warm = request.getfixturevalue("warm_libraries")
-        monkeypatch.setattr(forked, "start_interpreter", warm.start_interpreter)
 
 
 def swept(*overrides, trajectories, cuts, optimizer_steps=6, tolerance=1e-9):

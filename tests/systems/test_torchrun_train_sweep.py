@@ -7,9 +7,12 @@ import pytest
 pytestmark = [pytest.mark.systems, pytest.mark.timeout(900)]
 
 
+STEPS = "budget.optimizer_steps=12"
+
+
 @pytest.fixture(scope="module")
 def swept(sweep):
-    return sweep("torchrun_train", "budget.optimizer_steps=12")
+    return sweep("torchrun_train", STEPS)
 
 
 def test_cuts_of_one_batch_train_alike(swept, cuts):
@@ -22,6 +25,16 @@ def test_cuts_of_one_batch_train_alike(swept, cuts):
         for seed, of in runs.groupby("seed")
     }
     assert not first[0] & first[1], "seeds are passed on"
+
+
+def test_torchrun_itself_trains_as_what_is_forked_in_its_place(swept, sweep):
+    wide = ("seed=0", "batch.data_parallel_size=2", "batch.micro_batch_size=2")
+    cold = sweep("torchrun_train", STEPS, *wide, cold=True)
+    assert cold.code == 0, cold.printed
+    (run,) = cold.tables.runs.query("status == 'completed'")["run_id"]
+    losses = cold.steps(run)["loss"].tolist()
+    assert losses == swept.steps(run)["loss"].tolist(), "bit for bit"
+    assert len(losses) == 12
 
 
 def test_it_ends_with_a_recommendation(swept, answers):

@@ -101,6 +101,12 @@ def _times(runs: pd.DataFrame) -> Iterator[str]:
             f"Times and throughput of {count_text(count, 'run')} are left out ({note}); "
             "their losses and memory are valid."
         )
+    if n_begun := int(runs.get("launch.begins.trunk", pd.Series(dtype=str)).notna().sum()):
+        yield (
+            f"{count_text(n_begun, 'run')} began as another one and went on from its state "
+            "(launch.begins.trunk in runs.csv): step times are those of their own steps, losses "
+            "and times to a target those of all."
+        )
     if (command := timing_command(untimed_cells(runs), runs)) is not None:
         yield (
             "On a free machine, with a core or device for each rank, this measures times where "

@@ -2,8 +2,9 @@
 
 A sweep of short runs of one and two ranks is launched by the real command. At random moments the
 launcher, the fork server, a worker or a rank is killed with SIGKILL, and the same command is given
-again. In the end every cell has one sealed record with the curve of an undisturbed sweep, bit for
-bit, and nothing else is left: no process, no held lock, no scratch, no half-written file.
+again. Half of the runs begin as another one and go on from its state. In the end every cell has one
+sealed record with the curve of an undisturbed sweep in which each run trains all of its steps, bit
+for bit, and nothing else is left: no process, no held lock, no scratch, no half-written file.
 """
 
 from __future__ import annotations
@@ -48,9 +49,11 @@ SWEEP = (
     "engine.precision=float32",
     "batch.global_batch_size=16",
     "batch.data_parallel_size=1,2",
-    "batch.micro_batch_size=4,8",
+    "batch.micro_batch_size=8",
     "batch.gradient_accumulation_steps=null",
-    "budget.samples=384",
+    "schedule=constant",
+    "budget.samples=192,384",
+    "measure.warmup_optimizer_steps=1",
     "evaluation.every_samples=64",
     "evaluation.samples=16",
     "measure.memory=false",
@@ -63,7 +66,7 @@ SWEEP = (
     "--retry",
     "failed",
 )
-"""Four runs a seed, of 24 optimizer steps, with a checkpoint every four."""
+"""Four runs a seed, of 12 or 24 optimizer steps, with a checkpoint every four."""
 CURVES = {
     "steps": ["optimizer_step", "samples", "tokens", "loss", "learning_rate", "gradient_norm"],
     "evals": ["optimizer_step", "samples", "eval_loss", "eval_accuracy", "eval_labels"],
@@ -94,6 +97,8 @@ class Counts:
     """Runs with an attempt that went on from a checkpoint."""
     begun_again: int = 0
     """Runs with a later attempt that had to begin at step 0."""
+    from_trunk: int = 0
+    """Runs that began as another one."""
 
     def table(self) -> str:
         """Return the counts as lines of text."""
@@ -107,7 +112,8 @@ class Counts:
                 f"sweeps: {self.sweeps}; launches: {self.launches}, of them reruns: {self.reruns}",
                 f"runs sealed and verified: {self.sealed_runs}; attempts: {attempts}",
                 f"runs that went on from a checkpoint: {self.from_checkpoint}; "
-                f"begun again without one: {self.begun_again}",
+                f"begun again without one: {self.begun_again}; begun as another run: "
+                f"{self.from_trunk}",
             ]
         )
 
@@ -130,7 +136,7 @@ class Chaos:
     def run(self) -> Counts:
         """Do all of it."""
         undisturbed = self._root / "undisturbed"
-        launched = self._launch(undisturbed, delay_s=0.0)
+        launched = self._launch(undisturbed, "launcher.share_beginnings=false", delay_s=0.0)
         self._await_end(launched, undisturbed)
         assert launched.returncode == 0, self._printed(undisturbed)
         self.counts.launches = 0
@@ -158,7 +164,7 @@ class Chaos:
             idle = idle + 1 if sealed == before else 0
             assert idle < _MOST_LAUNCHES_WITHOUT_PROGRESS, self._printed(sweep)
 
-    def _launch(self, sweep: Path, *, delay_s: float) -> subprocess.Popen:
+    def _launch(self, sweep: Path, *settings: str, delay_s: float) -> subprocess.Popen:
         self.counts.launches += 1
         environment = {
             **os.environ,
@@ -167,7 +173,7 @@ class Chaos:
             "TMPDIR": str(self._temporary),
             "XDG_CACHE_HOME": str(self._root / "cache"),
         }
-        varied = (f"seed=range(0,{self._seeds})", f"sweep_dir='{sweep}'")
+        varied = (f"seed=range(0,{self._seeds})", f"sweep_dir='{sweep}'", *settings)
         with (self._root / f"{sweep.name}.txt").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "batchscape", "sweep", *SWEEP, *varied],
@@ -255,7 +261,7 @@ class Chaos:
             for name in names
             if name.endswith((".tmp", ".jsonl", "/.lock"))
             or "/outcome-" in name
-            or "checkpoints" in name
+            or any(part in name for part in ("checkpoints", "branches", "beginning"))
         ]
         assert not wrong, f"files are left: {wrong}"
 
@@ -285,6 +291,7 @@ class Chaos:
     def _count(self, status: RunStatus) -> None:
         self.counts.sealed_runs += 1
         self.counts.attempts[len(status.attempts)] += 1
+        self.counts.from_trunk += status.attempts[0].from_optimizer_step > 0
         later = [attempt.from_optimizer_step for attempt in status.attempts[1:]]
         self.counts.from_checkpoint += any(step > 0 for step in later)
         self.counts.begun_again += bool(later) and not all(step > 0 for step in later)

@@ -31,4 +31,5 @@ def test_a_sweep_survives_kills_at_random_moments(tmp_path: Path) -> None:
     assert sum(counts["kills"].values()) == KILLS
     assert sum(counts["moments"].values()) == KILLS
     assert counts["sealed_runs"] == 4 * SEEDS * counts["sweeps"]
+    assert counts["from_trunk"] > 0
     assert sum(int(n) * runs for n, runs in counts["attempts"].items()) > counts["sealed_runs"]

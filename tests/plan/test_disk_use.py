@@ -57,7 +57,8 @@ def test_checkpoints_have_the_size_that_is_said(
     from batchscape.train.checkpoint import save_checkpoint
 
     model = {"name": "gpt", "n_layers": 2, "n_heads": 2, "d_model": 128}
-    spec = spec_of((1, 4, 1), model=model, engine__precision="float32")
+    alone = {"engine__precision": "float32", "launcher__share_beginnings": False}
+    spec = spec_of((1, 4, 1), model=model, **alone)
     engine = build_engine(spec, torch.device("cpu"))
     ids = torch.zeros((4, 32), dtype=torch.int64)
     engine.micro_step(ids, ids, 1.0, last=True)
@@ -73,9 +74,14 @@ def test_checkpoints_have_the_size_that_is_said(
     assert disk_warning(two, sweep) is None
     monkeypatch.setattr(plan_disk, "free_bytes", lambda _: needed - 1)
     assert str(disk_warning(two, sweep)).startswith("Checkpoints take ")
-    at_once = spec_of(
-        (1, 4, 1), model=model, engine__precision="float32", launcher__concurrent_runs=2
-    )
+    begin_alike = spec_of((1, 4, 1), model=model, engine__precision="float32")
+    both = [dataclasses.replace(begin_alike, run_id=name) for name in "ab"]
+    # One branch point stays until nobody needs it.
+    monkeypatch.setattr(plan_disk, "free_bytes", lambda _: needed * 4 // 3 - 1)
+    assert str(disk_warning(both, sweep)).startswith("Checkpoints take ")
+    monkeypatch.setattr(plan_disk, "free_bytes", lambda _: needed * 4 // 3)
+    assert disk_warning(both, sweep) is None
+    at_once = spec_of((1, 4, 1), model=model, **alone, launcher__concurrent_runs=2)
     two = [dataclasses.replace(at_once, run_id=name) for name in "ab"]
     monkeypatch.setattr(plan_disk, "free_bytes", lambda _: 2 * needed)
     assert disk_warning(two, sweep) is None

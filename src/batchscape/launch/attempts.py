@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from batchscape.config import Command
 from batchscape.errors import LaunchError
 from batchscape.launch.active import ActiveRun
+from batchscape.launch.beginnings import Branches
 from batchscape.launch.child import COMMAND_WORKER, WORKER_ENVIRONMENT, Start
 from batchscape.launch.devices import Lease
 from batchscape.launch.ending import remove_dead_writes_of_run
@@ -166,6 +167,9 @@ class Attempts:
         Entry point of the ranks of our own loop.
     command : str or None
         The command of the launch, recorded with each run.
+    branches : Branches
+    is_open : callable
+        Whether a run of this launch, by name, may still train.
     """
 
     def __init__(
@@ -178,7 +182,10 @@ class Attempts:
         predictions: Mapping[str, Mapping[str, Any]],
         entry: str,
         command: str | None,
+        branches: Branches,
+        is_open: Callable[[str], bool],
     ) -> None:
+        self._branches, self._is_open = branches, is_open
         self._sweep, self._machine = sweep, machine
         self._processes = processes
         self._scratch = scratch
@@ -219,6 +226,7 @@ class Attempts:
             "command": self._command,
             "rendezvous": str(self._scratch / spec.run_id),
             **self._processes.place(),
+            **self._branches.launch_record(spec, self._is_open),
         }
         if state.goes_on:
             before = read_json(folder.launch)
@@ -230,6 +238,14 @@ class Attempts:
                 )
                 raise LaunchError(msg)
             launch = with_earlier_times(before, launch)
+            if "begins" in before:
+                launch["begins"] = before["begins"]
+        elif "begins" in launch:
+            before = read_json(folder.beginning / folder.launch.name)
+            if before.get("device_model") == launch["device_model"]:
+                launch = with_earlier_times(before, launch)
+            else:
+                del launch["begins"]
         attempt = len(state.record.attempts)
         # The ranks meet where no earlier attempt has left files.
         meeting = f"{launch['rendezvous']}-{attempt}"

@@ -120,10 +120,11 @@ def seal_from_rows(spec: RunSpec, folder: RunFolder, status: RunStatus) -> bool:
 def clear_away(folder: RunFolder) -> None:
     """Remove from a sealed run what only an open one needs, and the unfinished files of its ranks.
 
-    Those are rows as lines, checkpoints and outcomes, which a launcher that was killed right after
+    Those are rows as lines, states and outcomes, which a launcher that was killed right after
     the seal has left. The record loses nothing where they cannot be removed.
     """
-    shutil.rmtree(folder.checkpoints, ignore_errors=True)
+    for states in (folder.checkpoints, folder.beginning):
+        shutil.rmtree(states, ignore_errors=True)
     remove_if_possible(*map(folder.lines, TABLES), *folder.outcomes())
     remove_dead_writes_of_run(folder)
 

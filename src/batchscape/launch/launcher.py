@@ -15,6 +15,7 @@ from batchscape.config import Command, NoTracker, Transformers
 from batchscape.errors import BatchscapeError, DiskError, LaunchError
 from batchscape.launch.active import ActiveRun
 from batchscape.launch.attempts import OTHER_LAUNCHER, Attempts, scratch_folder
+from batchscape.launch.beginnings import Branches
 from batchscape.launch.child import COMMAND_WORKER, WORKER
 from batchscape.launch.devices import Lease, Presence
 from batchscape.launch.ending import remove_dead_writes
@@ -117,6 +118,7 @@ class Launcher:
     _placement: Placement
     _attempts: Attempts
     _oom: OomKnowledge
+    _branches: Branches
 
     def __init__(
         self,
@@ -179,10 +181,13 @@ class Launcher:
             live = may_mirror_live(missing, self._machine.cpu_cores)
             mirror = Mirror(tracker, self._sweep, live=live)
             self._progress.runs_skipped(list(self._remaining.settled.values()))
+            self._branches = Branches(self._specs if self._entry == WORKER else (), self._sweep)
             if missing:
                 stack.enter_context(self._presence)
                 with self._interrupts:
                     self._launch(missing)
+            if not self._is_part:
+                self._branches.remove_unneeded(self._is_open)
         interrupted = self._interrupts.count > 0
         with self._presence:
             note = mirror.finish(interrupted=interrupted)
@@ -229,7 +234,13 @@ class Launcher:
                 if trouble is not None:
                     self._progress.warn(trouble)
             predicted = run_time_predictions(self._predictions)
-            self._placement = Placement(missing[0], self._machine, predicted, self._progress.warn)
+            self._placement = Placement(
+                missing[0],
+                self._machine,
+                predicted,
+                self._progress.warn,
+                own_share=self._branches.own_share,
+            )
             over = [s for s in self._remaining.specs if s.run_id in self._remaining.settled]
             paths = [self._sweep.run(spec.run_id).status for spec in over]
             statuses = read_each(RunStatus.if_readable, paths, self._sweep.path)
@@ -244,6 +255,8 @@ class Launcher:
                 predictions=self._predictions,
                 entry=self._entry,
                 command=self._command,
+                branches=self._branches,
+                is_open=self._is_open,
             )
             self._oom = OomKnowledge(missing, self._sweep, self._machine, self._predictions)
             with self._progress:
@@ -307,6 +320,10 @@ class Launcher:
             if reason is not None:
                 run.ask_to_stop(Status.PRUNED, reason)
 
+    def _is_open(self, run_id: str) -> bool:
+        """Whether a run may still train in this launch."""
+        return run_id not in self._results and run_id not in self._remaining.settled
+
     def _stop(self, reason: str) -> None:
         """Start no more runs."""
         self._stop_reason = self._stop_reason or reason
@@ -341,8 +358,10 @@ class Launcher:
             if self._active:
                 return  # how these end decides
             self._stop(reason)
-        while self._stop_reason is None and (placed := self._placement.next(queue)) is not None:
+        ready = deque(spec for spec in queue if self._branches.can_begin(spec, self._is_open))
+        while self._stop_reason is None and (placed := self._placement.next(ready)) is not None:
             spec, lease = placed
+            queue.remove(spec)
             run = self._try_to_begin(spec, lease)
             if run is None:
                 self._placement.release(spec)

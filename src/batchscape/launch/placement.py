@@ -20,6 +20,7 @@ from batchscape.launch.schedule import makespan_s
 from batchscape.record.progress import remaining_s
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus
+from batchscape.train.timeline import Timeline
 
 if TYPE_CHECKING:
     from batchscape.launch.active import ActiveRun
@@ -43,6 +44,8 @@ class Placement:
         Method and value of the predicted time of a whole run, in seconds, by `run_id`.
     warn : callable
         Takes the warning that devices cannot be locked.
+    own_share : callable, optional
+        Share of its optimizer steps that a run trains itself.
     """
 
     def __init__(
@@ -51,6 +54,8 @@ class Placement:
         machine: Machine,
         predicted: Mapping[str, tuple[str, float]],
         warn: Callable[[str], None],
+        *,
+        own_share: Callable[[RunSpec], float] = lambda _: 1.0,
     ) -> None:
         launcher, device_type = spec.config.launcher, spec.device_type
         if device_type == "cpu":
@@ -68,7 +73,7 @@ class Placement:
         self.waiting: RunSpec | None = None
         """The run at the head of the queue, for which there is no room."""
         self._paused_until_s = -math.inf
-        self._predicted = predicted
+        self._predicted, self._own_share = predicted, own_share
         self._sealed_s = self._sealed_samples = 0.0
         """Sums over the sealed runs of the sweep."""
         self._seconds_by_method: dict[str, tuple[float, float]] = {}
@@ -136,10 +141,10 @@ class Placement:
         if spec.run_id not in self._predicted:
             if not self._sealed_samples:
                 return math.nan
-            return self._sealed_s / self._sealed_samples * spec.samples
+            return self._sealed_s / self._sealed_samples * spec.samples * self._own_share(spec)
         method, predicted_s = self._predicted[spec.run_id]
         measured_sum_s, predicted_sum_s = self._seconds_by_method.get(method, (1.0, 1.0))
-        return predicted_s * measured_sum_s / predicted_sum_s
+        return predicted_s * self._own_share(spec) * measured_sum_s / predicted_sum_s
 
     def _sort_key(self, spec: RunSpec) -> float:
         """Sort runs of unknown time first, then the longest."""
@@ -175,6 +180,8 @@ class Placement:
         """Note the time that a sealed run took, in all its attempts."""
         if not status.status.is_sealed or not (samples := status.summary.get("samples")):
             return
+        # What it trained itself, where it began from the state of another run.
+        samples -= Timeline(spec.stages).samples_before(status.attempts[0].from_optimizer_step)
         spans = [(a.started_at, a.ended_at) for a in status.attempts]
         measured_s = sum(max(0.0, end - start) for start, end in spans if end is not None)
         self._sealed_s += measured_s

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from batchscape.launch.beginnings import shared_beginnings
+from batchscape.launch.schedule import launch_order
 from batchscape.plan.parameters import count_parameters
 from batchscape.record.disk import free_bytes
 from batchscape.record.folder import CHECKPOINTS_KEPT, SweepFolder
@@ -27,8 +29,10 @@ def disk_warning(specs: Sequence[RunSpec], sweep: SweepFolder) -> str | None:
         * (count_parameters(spec.config, spec.data) or 0)
         for spec in open_specs
     )
-    # One more is written before the oldest is removed.
-    needed, free = (CHECKPOINTS_KEPT + 1) * sum(sizes[-at_once:]), free_bytes(sweep.path)
+    # One more is written before the oldest is removed; branch points stay until nobody needs them.
+    points = set(shared_beginnings(launch_order(open_specs)).values())
+    states = (CHECKPOINTS_KEPT + 1) * sum(sizes[-at_once:])
+    needed, free = states + len(points) * max(sizes, default=0), free_bytes(sweep.path)
     if needed <= free:
         return None
     return (

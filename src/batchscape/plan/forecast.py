@@ -15,7 +15,8 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
 
 from batchscape.geometry import BatchGeometry
-from batchscape.launch.schedule import makespan_s
+from batchscape.launch.beginnings import Beginning, shared_beginnings
+from batchscape.launch.schedule import launch_order, makespan_s
 from batchscape.plan.disk_use import evaluations, open_runs
 from batchscape.plan.machine import Machine
 from batchscape.plan.step_time import StepTimeRanges
@@ -170,8 +171,12 @@ def forecast(
             return f"{NOT_KNOWN}: {ends}"
         return PredictedRange(ends.low, ends.high, ends.middle), before.way
 
-    runs = {spec.run_id: _run(spec, step_time, before.at_peak_s) for spec in specs}
     open_specs = [spec for spec in open_runs(specs, sweep) if spec.run_id not in unfit]
+    beginnings = shared_beginnings(launch_order(open_specs))
+    runs = {
+        spec.run_id: _run(spec, step_time, before.at_peak_s, beginnings.get(spec.run_id))
+        for spec in specs
+    }
     timed = [
         (spec.geometry.data_parallel_size, taken)
         for spec in open_specs
@@ -211,14 +216,17 @@ def _run(
     spec: RunSpec,
     step_time: Callable[[RunSpec, BatchGeometry], tuple[PredictedRange, str] | str],
     at_peak_s: Callable[[RunSpec, BatchGeometry], float | None],
+    beginning: Beginning | None,
 ) -> RunForecast:
-    parts = []
+    parts, trained_before = [], beginning.optimizer_steps if beginning else 0
     for stage in spec.stages:
         prediction = step_time(spec, stage.geometry)
         if isinstance(prediction, str):
             return RunForecast(prediction)
         step, way = prediction
-        parts.append(step.times(stage.optimizer_steps))
+        skipped = min(trained_before, stage.optimizer_steps)
+        parts.append(step.times(stage.optimizer_steps - skipped))
+        trained_before -= skipped
     geometry = spec.geometry
     parts.append(_evaluations(spec, step))
     run_time = PredictedRange.total(parts)

@@ -26,7 +26,7 @@ from batchscape.record.placeholders import (
     placeholder_values,
     used_placeholders,
 )
-from batchscape.record.spec import DataIdentity, Stage
+from batchscape.record.spec import DataIdentity, RunSpec, Stage
 
 _BESIDE = {"timing_repeat", "launcher", "launcher.device"}
 """What is measured again, or on another device, belongs in the folder of what it repeats."""
@@ -153,6 +153,25 @@ def run_id(config: RunConfig, trajectory: str, stages: Sequence[Stage], device_t
             content_hash(content, 8),
         )
     )
+
+
+def beginning_key(spec: RunSpec) -> str:
+    """Name what runs that begin alike have in common, apart from stages and schedule."""
+    config = spec.config
+    settings = that_affect(config, Affects.ALL | Affects.RECORD)
+    # Stages have what these come to.
+    for group in ("batch", "optimizer", "scaling", "schedule", "seed", "launcher"):
+        settings.pop(group, None)
+    content = settings | {
+        "budget": config.budget.target_loss,
+        "data": {**asdict(spec.data), "folder": None},
+        "source": spec.source_hash,
+        "precision": spec.precision,
+        "device_type": spec.device_type,
+        "init_seed": config.resolved_init_seed,
+        "data_seed": config.resolved_data_seed,
+    }
+    return content_hash(content, 16)
 
 
 def rejected_id(config: RunConfig) -> str:

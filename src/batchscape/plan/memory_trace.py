@@ -293,10 +293,10 @@ def _view(func: Operator, args: tuple[Any, ...]) -> FakeTensor:
     As `FakeTensorMode` makes it, without its memory of earlier answers, which takes longer. Half of
     a training's operators are views.
     """
-    whole: FakeTensor = args[0]
-    with in_kernel_invocation_manager(whole.fake_mode):
+    source: FakeTensor = args[0]
+    with in_kernel_invocation_manager(source.fake_mode):
         shape = func(*args)
-    return FakeTensor(whole.fake_mode, shape, whole.fake_device)
+    return FakeTensor(source.fake_mode, shape, source.fake_device)
 
 
 class _StorageCounter(TorchDispatchMode):
@@ -362,9 +362,9 @@ class _StorageCounter(TorchDispatchMode):
             return NotImplemented  # it computes with its local part, which is counted
         if func is torch.ops.aten._safe_softmax.default:
             self._attends_by_parts = True  # of nobody but scaled_dot_product_attention
-        whole = args[0] if func in _VIEWS and not kwargs else None
+        source = args[0] if func in _VIEWS and not kwargs else None
         # What is made of numbers in the code keeps them.
-        if isinstance(whole, FakeTensor) and whole.constant is None:
+        if isinstance(source, FakeTensor) and source.constant is None:
             result = _view(func, args)
         else:
             result = func(*args, **(kwargs or {}))

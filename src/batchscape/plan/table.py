@@ -18,6 +18,8 @@ from rich.text import Text
 
 from batchscape.config import Affects, Command, affects_of
 from batchscape.errors import RecordError
+from batchscape.launch.beginnings import shared_beginnings
+from batchscape.launch.schedule import launch_order
 from batchscape.outgoing import outgoing_cell, outgoing_json
 from batchscape.plan.build import Plan, PlannedCell
 from batchscape.plan.disk_use import disk_warning
@@ -289,6 +291,13 @@ def plan_summary(plan: Plan) -> str:
     text = f"Runs: {len(plan.specs)}. Rejected runs: {len(plan.rejections)}."
     if plan.repeated:
         text += f" Cells left out because they repeat a run: {plan.repeated}."
+    if beginnings := shared_beginnings(launch_order(plan.specs)):
+        spared = sum(beginning.optimizer_steps for beginning in beginnings.values())
+        share = spared / sum(spec.optimizer_steps for spec in plan.specs)
+        text += (
+            f" Runs that begin as another one, and go on from its state: {len(beginnings)}; that "
+            f"spares {share:.0%} of all optimizer steps."
+        )
     return f"{text} Folder: {plan.sweep_dir}"
 
 

@@ -77,10 +77,12 @@ _PROGRESS = {
     ),
 }
 
+_ATTEMPT = "which start of the run wrote the row, from 0; -1: the run that it began as"
+
 COLUMNS: dict[str, dict[str, Column]] = {
     "steps": {
         **_PROGRESS,
-        "attempt": Column("Int64", "which start of the run wrote the row, from 0"),
+        "attempt": Column("Int64", _ATTEMPT),
         "global_batch_size": Column(
             "Int64", "samples of the step, over all ranks", curve="data/global_batch_size"
         ),
@@ -228,7 +230,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
     },
     "evals": {
         **{name: column._replace(figure=None) for name, column in _PROGRESS.items()},
-        "attempt": Column("Int64", "which start of the run wrote the row, from 0"),
+        "attempt": Column("Int64", _ATTEMPT),
         "eval_loss": Column(
             "Float64",
             "sum of the losses over the held-out samples / labels, of averaged "
@@ -268,7 +270,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
     },
     "ranks": {
         "rank": Column("Int64", "data-parallel rank"),
-        "attempt": Column("Int64", "which start of the run wrote the row, from 0"),
+        "attempt": Column("Int64", _ATTEMPT),
         "node": Column("Int64", "machine of the rank, from 0"),
         "node_name": Column("string", "what Slurm calls it; null elsewhere"),
         "device": Column("string", "device of the rank, by its number among those of its machine"),

@@ -17,6 +17,8 @@
         outcome-<rank>.json  how a rank ended; folded into status.json by the launcher
         log.txt              output of its processes
         checkpoints/         state to go on from
+        branches/step-<n>/   state and rows that other runs begin with, until all of them are over
+        beginning/           of a run that begins as another one: its copy of them, until it is over
         wandb.json           record of the rows sent to Weights & Biases
         .claim.<n>           the holder of the run, or its release; gone once it is sealed
         .lock                held while a launcher or a rank works here; gone once it is sealed
@@ -128,6 +130,15 @@ class RunFolder:
             return None
         names = (CHECKPOINT.fullmatch(path.name) for path in self.checkpoints.iterdir())
         return max((int(name[1]) for name in names if name), default=None)
+
+    def branch_point(self, optimizer_steps: int) -> Path:
+        """Folder of the state, and of the rows, that other runs begin with."""
+        return self.path / "branches" / f"step-{optimizer_steps:09d}"
+
+    @property
+    def beginning(self) -> Path:
+        """Folder of the state and the rows of another run, with which it begins."""
+        return self.path / "beginning"
 
     @property
     def mirror(self) -> Path:

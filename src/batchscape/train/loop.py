@@ -6,7 +6,7 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,7 @@ from batchscape.record.status import Status, StopReason
 from batchscape.train.accumulation import StepTotals, accumulate
 from batchscape.train.averaging import WeightAverage
 from batchscape.train.batches import to_device
+from batchscape.train.branching import BranchPoint, keep_branch_point
 from batchscape.train.checkpoint import gather_random_states, save_checkpoint, set_random_state
 from batchscape.train.divergence import DivergenceRule
 from batchscape.train.evaluation import Evaluator
@@ -59,6 +60,9 @@ class Training:
         rank: int,
         device: torch.device,
         attempt: int,
+        *,
+        keeps: Collection[int] = (),
+        begins: BranchPoint | None = None,
     ) -> None:
         self.spec = spec
         self.done = 0
@@ -77,6 +81,9 @@ class Training:
         self._timeline = Timeline(spec.stages)
         self._device = device
         self._attempt = attempt
+        self._keeps = frozenset(keeps)
+        """Optimizer steps after which other runs begin."""
+        self._begins = begins
         self._evaluator = Evaluator(spec, device, rank)
         self._dataset = open_dataset(spec.config, spec.data, "train")
         self._stream = SampleStream(
@@ -122,6 +129,10 @@ class Training:
         """Train to the budget, the target, or a request to stop."""
         self._phase = phase
         resumable = find_resumable(self._folder, self.spec.run_id)
+        if resumable.state is None and self._begins is not None:
+            resumable = self._begins.find_resumable(self.spec.run_id)
+            if self._rank == 0 and resumable.state is not None:
+                self._begins.take_rows(self.spec)
         state = resumable.state
         # What was there before a resumed run's first step says nothing of a run's first step.
         first_phase = "after_model" if state is None else OUTSIDE
@@ -195,7 +206,7 @@ class Training:
             self._step(self.done)
             self.done += 1
             evaluates = self._evaluation_is_due()
-            agreed = self._agree(at_once=evaluates)
+            agreed = self._agree(at_once=evaluates or self.done in self._keeps)
             if agreed.diverged is not None:
                 self.recorder.flush()
                 return self._diverged(agreed.diverged)
@@ -203,6 +214,7 @@ class Training:
                 self._phase(OUTSIDE)
                 if (outcome := self._judge(self._evaluate())) is not None:
                     return outcome
+            self._keep_branch_point()
             if self.done == self.spec.optimizer_steps:
                 break
             if agreed.stop or agreed.checkpoint:
@@ -393,6 +405,16 @@ class Training:
         return time.monotonic() - self._last_checkpoint >= every_s
 
     def _save(self) -> None:
+        """Write the state, to go on from."""
+        self._write_state(partial(save_checkpoint, self._folder.checkpoints))
+        self._last_checkpoint = time.monotonic()
+
+    def _keep_branch_point(self) -> None:
+        """Keep the state where other runs begin with it."""
+        if self.done in self._keeps:
+            self._write_state(partial(keep_branch_point, self._folder))
+
+    def _write_state(self, write: Callable[[int, dict[str, Any]], object]) -> None:
         beat(Phase.CHECKPOINT, self.done)
         self.recorder.break_off()
         began = time.perf_counter()
@@ -413,8 +435,7 @@ class Training:
                 **engine,
                 "average": average,
             }
-            save_checkpoint(self._folder.checkpoints, self.done, state)
-        self._last_checkpoint = time.monotonic()
+            write(self.done, state)
         self.checkpoint_s += time.perf_counter() - began
 
     def _resume(self, resumable: Resumable) -> int:

@@ -31,6 +31,7 @@ from batchscape.record.outcome import Outcome
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Status
 from batchscape.text import count_text
+from batchscape.train.branching import BranchPoint
 from batchscape.train.failures import failure_of
 from batchscape.train.loop import Training
 from batchscape.train.memory import MemoryPhases
@@ -130,7 +131,14 @@ def _train(folder: RunFolder, rank: int, began: float, progress: _RankState) -> 
     # Where no hang is looked for, no collective ends a run either.
     timeout_s = _NEVER_S if outside_s is None else max(_COLLECTIVE_TIMEOUT_S, 2 * outside_s)
     with _process_group(launch, rank, device, timeout_s), ExitStack() as limits:
-        training = Training(spec, folder, rank, device, launch["attempt"])
+        begins = None
+        if "begins" in launch:
+            begins = BranchPoint(folder, launch["begins"]["trunk"])
+        training = Training(
+            *(spec, folder, rank, device, launch["attempt"]),
+            keeps=launch.get("keeps", ()),
+            begins=begins,
+        )
         progress.training = training
         signal.signal(signal.SIGTERM, lambda *_: training.request_stop())
         sharing = 1

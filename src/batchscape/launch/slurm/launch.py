@@ -18,6 +18,7 @@ from rich.console import Console
 from batchscape import scheduler
 from batchscape.config import Slurm
 from batchscape.errors import BatchscapeError, LaunchError, RecordError, SchedulerError
+from batchscape.launch.beginnings import Branches
 from batchscape.launch.ending import write_end
 from batchscape.launch.progress import Progress
 from batchscape.launch.remaining import RemainingRuns, statuses_to_retry
@@ -103,6 +104,8 @@ def run_on_slurm(
             detached = False
         except KeyboardInterrupt:
             detached = True
+        over = {**remaining.settled, **follower.done}
+        Branches(ordered, sweep).remove_unneeded(lambda run_id: run_id not in over)
         note = mirror.finish(interrupted=detached)
     runs = remaining.results(follower.done)
     result = SweepResult(runs, detached, follower.stopped, note, mirror.summary())

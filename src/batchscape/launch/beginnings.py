@@ -1,0 +1,204 @@
+"""Runs that begin alike: what they share is trained once, and the others go on from its state.
+
+Two runs share the optimizer steps before the first one in which they differ: in the global batch
+and its cut, in the optimizer's settings, or in the factor of the schedule. One of them trains these
+steps and keeps its state after the last of them, the branch point; the other one begins there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
+from typing import Any, NamedTuple
+
+from batchscape.config import Command, Constant, Cosine, Schedule
+from batchscape.plan.identity import beginning_key
+from batchscape.record.files import link_or_copy, read_json, write_json
+from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.spec import RunSpec
+
+_LEAST_SHARE = 0.1
+"""Share of a run's optimizer steps below which it costs more to keep a state than to train them."""
+_ORIGIN = "origin.json"
+"""In the copy of a branch point: the trunk and its optimizer steps."""
+
+
+class Beginning(NamedTuple):
+    """Where a run goes on from the state of another one, the trunk."""
+
+    trunk: str
+    """Name of the run that trains the beginning."""
+    optimizer_steps: int
+    """Optimizer steps that both share."""
+
+
+def shared_beginnings(specs: Sequence[RunSpec]) -> dict[str, Beginning]:
+    """Find the runs that can go on from the state of an earlier one.
+
+    Parameters
+    ----------
+    specs : sequence of RunSpec
+        In the order of the launch.
+
+    Returns
+    -------
+    dict of str to Beginning
+        By `run_id`. Of several trunks it is the one that shares most steps, so that no step that
+        runs share is trained twice.
+    """
+    beginnings: dict[str, Beginning] = {}
+    trunks_by_key: dict[tuple[Any, ...], list[RunSpec]] = {}
+    for spec in specs:
+        config = spec.config
+        if isinstance(config.engine, Command) or not config.launcher.share_beginnings:
+            continue
+        first = spec.stages[0]
+        key = (
+            beginning_key(spec),
+            astuple(first.geometry),
+            repr(first.optimizer),
+            config.schedule.warmup_samples,
+        )
+        trunks = trunks_by_key.setdefault(key, [])
+        steps, trunk = max(
+            ((shared_steps(trunk, spec), trunk.run_id) for trunk in trunks),
+            key=lambda match: match[0],
+            default=(0, ""),
+        )
+        # After its warm-up a run has as many steps of its own, at least, which are timed.
+        own_steps = 2 * config.measure.warmup_optimizer_steps + 1
+        steps = min(steps, spec.optimizer_steps - own_steps)
+        if steps >= max(1, _LEAST_SHARE * spec.optimizer_steps):
+            beginnings[spec.run_id] = Beginning(trunk, steps)
+        trunks.append(spec)
+    return beginnings
+
+
+def shared_steps(one: RunSpec, other: RunSpec) -> int:
+    """Return the optimizer steps that two runs of equal settings train alike, from the first on."""
+    until = _samples_of_equal_factors(one, other)
+    steps = samples = 0
+    for stage, other_stage in zip(one.stages, other.stages, strict=False):
+        if (stage.geometry, stage.optimizer) != (other_stage.geometry, other_stage.optimizer):
+            break
+        size = stage.geometry.global_batch_size
+        shortest = min(stage.samples, other_stage.samples)
+        equal_steps = int(min(shortest, max(until - samples, 0))) // size
+        steps, samples = steps + equal_steps, samples + equal_steps * size
+        if equal_steps * size < max(stage.samples, other_stage.samples):
+            break
+    return steps
+
+
+def _samples_of_equal_factors(one: RunSpec, other: RunSpec) -> float:
+    """Return up to which sample the schedules of two runs with one warm-up have equal factors."""
+    schedule, other_schedule = one.config.schedule, other.config.schedule
+    ends_with_budget = not isinstance(schedule, Constant)
+    if isinstance(schedule, Cosine):
+        ends_with_budget = schedule.decay_samples is None
+    if schedule == other_schedule and (one.samples == other.samples or not ends_with_budget):
+        return math.inf
+    return min(
+        _constant_until(schedule, one.samples), _constant_until(other_schedule, other.samples)
+    )
+
+
+def _constant_until(schedule: Schedule, budget_samples: int) -> float:
+    """Return up to which sample a schedule has its warm-up and its peak, and nothing else."""
+    if isinstance(schedule, Constant):
+        return math.inf
+    if isinstance(schedule, Cosine):
+        return schedule.warmup_samples
+    return budget_samples - schedule.decay_samples
+
+
+class Branches:
+    """The branch points of one launch: who waits for which, who keeps which, which can go.
+
+    Parameters
+    ----------
+    specs : sequence of RunSpec
+        All runs of the launch, in their order.
+    sweep : SweepFolder
+    """
+
+    def __init__(self, specs: Sequence[RunSpec], sweep: SweepFolder) -> None:
+        self._sweep = sweep
+        self._beginnings = shared_beginnings(specs)
+        self._branches: dict[Beginning, set[str]] = {}
+        for run_id, beginning in self._beginnings.items():
+            self._branches.setdefault(beginning, set()).add(run_id)
+
+    def can_begin(self, spec: RunSpec, is_open: Callable[[str], bool]) -> bool:
+        """Whether a run need not wait for another one: there is a state for it, or will be none.
+
+        Parameters
+        ----------
+        spec : RunSpec
+        is_open : callable
+            Whether a run, by name, may still train.
+        """
+        beginning = self._beginnings.get(spec.run_id)
+        if beginning is None or not is_open(beginning.trunk):
+            return True
+        folder, trunk = self._sweep.run(spec.run_id), self._sweep.run(beginning.trunk)
+        if folder.beginning.is_dir() or trunk.branch_point(beginning.optimizer_steps).is_dir():
+            return True
+        # The trunk may have been further when this run was added.
+        is_past = (trunk.checkpoint_step or 0) > beginning.optimizer_steps
+        return is_past or folder.checkpoint_step is not None
+
+    def launch_record(self, spec: RunSpec, is_open: Callable[[str], bool]) -> dict[str, Any]:
+        """Return what `launch.json` says of it: `begins` of a branch, `keeps` of a trunk.
+
+        A branch has its own copy of the state from now on, which nobody else removes.
+        """
+        record: dict[str, Any] = {}
+        folder = self._sweep.run(spec.run_id)
+        beginning = self._beginnings.get(spec.run_id)
+        if beginning is not None and folder.checkpoint_step is None:
+            self._copy(beginning, folder)
+        if folder.beginning.is_dir():
+            record["begins"] = read_json(folder.beginning / _ORIGIN)
+        keeps = {
+            point.optimizer_steps
+            for point, branches in self._branches.items()
+            if point.trunk == spec.run_id and any(map(is_open, branches))
+        }
+        return record | ({"keeps": sorted(keeps)} if keeps else {})
+
+    def _copy(self, beginning: Beginning, folder: RunFolder) -> None:
+        """Copy a branch point to a run, unless it has one, or there is none."""
+        trunk = self._sweep.run(beginning.trunk)
+        point = trunk.branch_point(beginning.optimizer_steps)
+        if folder.beginning.is_dir() or not point.is_dir():
+            return
+        hidden = folder.beginning.with_name(f".{folder.beginning.name}.tmp")
+        shutil.rmtree(hidden, ignore_errors=True)
+        hidden.mkdir(parents=True)
+        try:
+            for path in (*point.iterdir(), trunk.launch):
+                link_or_copy(path, hidden / path.name)
+        except FileNotFoundError:
+            # Another launcher has removed it: this run trains all of its steps.
+            shutil.rmtree(hidden, ignore_errors=True)
+            return
+        write_json(hidden / _ORIGIN, beginning._asdict())
+        hidden.rename(folder.beginning)
+
+    def own_share(self, spec: RunSpec) -> float:
+        """Return the share of its optimizer steps that a run trains itself."""
+        beginning = self._beginnings.get(spec.run_id)
+        return 1 - (beginning.optimizer_steps if beginning else 0) / spec.optimizer_steps
+
+    def remove_unneeded(self, is_open: Callable[[str], bool]) -> None:
+        """Remove the branch points from which no run will begin any more."""
+        for point, branches in self._branches.items():
+            if not any(map(is_open, branches)):
+                folder = self._sweep.run(point.trunk).branch_point(point.optimizer_steps)
+                shutil.rmtree(folder, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    folder.parent.rmdir()

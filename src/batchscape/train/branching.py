@@ -1,0 +1,80 @@
+"""The state and the rows that one run keeps after some optimizer step, for others to begin with."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from batchscape.errors import CheckpointError
+from batchscape.record.disk import explained
+from batchscape.record.files import json_lines, read_json_lines, write_atomically
+from batchscape.record.folder import RunFolder
+from batchscape.record.spec import RunSpec
+from batchscape.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from batchscape.train.resumable import Resumable
+
+_OF_TRUNK = -1
+"""Attempt of the rows that a run has from its trunk; its own count from 0."""
+
+
+def keep_branch_point(folder: RunFolder, optimizer_step: int, state: Mapping[str, Any]) -> None:
+    """Keep the state after an optimizer step, and all rows so far; one rename makes it appear."""
+    point = folder.branch_point(optimizer_step)
+    if point.is_dir():
+        return
+    hidden = point.with_name(f".{point.name}.tmp")
+    try:
+        # Of a process that was killed while it wrote.
+        shutil.rmtree(hidden, ignore_errors=True)
+        save_checkpoint(hidden, optimizer_step, state)
+        for path in (folder.lines("steps"), folder.lines("evals"), folder.gradient_sketch):
+            if path.exists():
+                write_atomically(hidden / path.name, path.read_bytes())
+        hidden.rename(point)
+    except OSError as error:
+        raise explained(error, folder.path) from error
+
+
+@dataclass(frozen=True)
+class BranchPoint:
+    """What a run begins with."""
+
+    folder: RunFolder
+    """Folder of the run, with its copy of the state and the rows of the trunk."""
+    trunk: str
+    """Name of the run that trained them."""
+
+    def find_resumable(self, run_id: str) -> Resumable:
+        """Return the state as that of a run that goes on from it; every rank finds the same."""
+        beginning = self.folder.beginning
+        try:
+            (path,) = checkpoints(beginning)
+            state = load_checkpoint(path)
+        except (CheckpointError, ValueError) as error:
+            return Resumable(None, (f"{beginning} cannot be used: {error}; the run begins anew",))
+        note = f"optimizer steps 1 to {state['optimizer_step']} are those of {self.trunk}"
+        return Resumable({**state, "run_id": run_id}, (note,))
+
+    def take_rows(self, spec: RunSpec) -> None:
+        """Copy the rows to the run; its times are those of its own steps."""
+        folder, beginning = self.folder, self.folder.beginning
+        every = spec.evaluation_every_samples
+        steps = read_json_lines(beginning / folder.lines("steps").name)
+        # The trunk may have ended here, with an evaluation that the run would not have made.
+        evaluations = (
+            row
+            for row in read_json_lines(beginning / folder.lines("evals").name)
+            if row["samples"] == 0 or (every is not None and row["samples"] % every == 0)
+        )
+        of_trunk = {"attempt": _OF_TRUNK}
+        rows = {
+            "steps": [{**row, **of_trunk, "warmup": True} for row in steps],
+            "evals": [{**row, **of_trunk} for row in evaluations],
+        }
+        for table, copied in rows.items():
+            write_atomically(folder.lines(table), json_lines(copied))
+        sketch = beginning / folder.gradient_sketch.name
+        if sketch.exists():
+            write_atomically(folder.gradient_sketch, sketch.read_bytes())

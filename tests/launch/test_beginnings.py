@@ -1,0 +1,319 @@
+"""Runs that begin alike: what is shared, by brute force, and real runs that go on from others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sweeps_of_fakes import spec_named
+
+from batchscape.analysis.cells import find_cells
+from batchscape.analysis.report.notes import find_notes
+from batchscape.cli import main
+from batchscape.config import Constant, Cosine, Schedule, WarmupStableDecay
+from batchscape.geometry import BatchGeometry
+from batchscape.launch.beginnings import shared_beginnings, shared_steps
+from batchscape.launch.schedule import launch_order
+from batchscape.record.causes import Cause
+from batchscape.record.files import write_json
+from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.spec import RunSpec, Stage
+from batchscape.record.status import RunStatus, Status
+from batchscape.record.tables import load, read_table
+from batchscape.text import count_text
+from batchscape.train.timeline import Timeline, schedule_factor
+from exact import assert_same_rows
+
+SCHEDULES = st.one_of(
+    st.builds(Constant, name=st.just("constant"), warmup_samples=st.sampled_from([0, 8, 20])),
+    st.builds(
+        Cosine,
+        name=st.just("cosine"),
+        warmup_samples=st.sampled_from([0, 8, 20]),
+        decay_samples=st.sampled_from([None, 64]),
+    ),
+    st.builds(
+        WarmupStableDecay,
+        name=st.just("wsd"),
+        warmup_samples=st.sampled_from([0, 8, 20]),
+        decay_samples=st.sampled_from([8, 20, 40]),
+    ),
+)
+STAGES = st.lists(
+    st.tuples(st.integers(1, 8), st.sampled_from([2, 4, 8]), st.sampled_from([1.0, 2.0])),
+    min_size=1,
+    max_size=3,
+)
+BASE = spec_named("completes")
+
+
+def spec_of(stages: list[tuple[int, int, float]], schedule: Schedule) -> RunSpec:
+    """Return a run of stages, each so many steps of a global batch at a rate."""
+    optimizer = BASE.config.optimizer
+    made: list[Stage] = []
+    for steps, size, rate in stages:
+        stage = Stage(
+            steps * size, BatchGeometry(1, 1, size, 1), replace(optimizer, learning_rate=rate)
+        )
+        alike = made and (made[-1].geometry, made[-1].optimizer) == (
+            stage.geometry,
+            stage.optimizer,
+        )
+        samples = made.pop().samples if alike else 0
+        made.append(replace(stage, samples=samples + stage.samples))
+    config = replace(BASE.config, schedule=schedule)
+    return replace(BASE, run_id=repr((made, schedule)), stages=tuple(made), config=config)
+
+
+def steps_of(spec: RunSpec) -> list[tuple[Any, ...]]:
+    """Return what determines each optimizer step."""
+    timeline = Timeline(spec.stages)
+    planned = [timeline.step(k) for k in range(spec.optimizer_steps)]
+    return [
+        (
+            step.stage.geometry,
+            step.stage.optimizer,
+            schedule_factor(spec.config.schedule, step.midpoint, spec.samples),
+        )
+        for step in planned
+    ]
+
+
+@given(STAGES, STAGES, SCHEDULES, SCHEDULES, st.booleans(), st.booleans())
+def test_what_is_shared_is_what_is_equal_step_by_step(
+    stages: Any, others: Any, schedule: Schedule, other: Schedule, same: bool, alike: bool
+) -> None:
+    one = spec_of(stages, schedule)
+    two = spec_of(stages[:-1] + others if alike else others, schedule if same else other)
+    if one.config.schedule.warmup_samples != two.config.schedule.warmup_samples:
+        return
+    equal = 0
+    for step, other_step in zip(steps_of(one), steps_of(two), strict=False):
+        if step != other_step:
+            break
+        equal += 1
+    shared = shared_steps(one, two)
+    assert shared <= equal
+    assert shared == shared_steps(two, one)
+    # A step whose middle lies before the end of what is constant, and its last sample after it, is
+    # equal and is not counted; so is one on which two decays cross.
+    if type(schedule) is type(two.config.schedule) and isinstance(schedule, Constant):
+        assert shared == equal
+
+
+def test_no_shared_step_is_trained_twice() -> None:
+    """Over all runs, the steps that are trained are those that differ."""
+    constant = Constant(name="constant")
+    specs = [
+        spec_of([(n, 4, 1.0), (m, 8, rate)], constant)
+        for n in (20, 40, 60)
+        for m in (30, 60)
+        for rate in (1.0, 2.0)
+    ]
+    specs = [
+        replace(
+            spec,
+            config=replace(
+                spec.config, measure=replace(spec.config.measure, warmup_optimizer_steps=0)
+            ),
+        )
+        for spec in specs
+    ]
+    beginnings = shared_beginnings(specs)
+    trained = sum(
+        spec.optimizer_steps
+        - (beginnings[spec.run_id].optimizer_steps if spec.run_id in beginnings else 0)
+        for spec in specs
+    )
+    distinct = {
+        tuple(map(repr, steps_of(spec)[: k + 1]))
+        for spec in specs
+        for k in range(spec.optimizer_steps)
+    }
+    # Of two runs of which one is the beginning of the other, the longer has a step of its own.
+    assert trained == len(distinct)
+
+
+SMALL = (
+    *("sweep", "model=gpt_nano", "model.n_layers=1", "model.d_model=16", "model.n_heads=2"),
+    *("data=stdlib", "data.sequence_length=16", "optimizer=adamw", "launcher.device=cpu"),
+    *("batch.global_batch_size=8", "batch.micro_batch_size=4", "tracker=none"),
+    *("measure.warmup_optimizer_steps=1", "measure.noise_scale_every=3", "measure.memory=false"),
+    *("evaluation.samples=16", "evaluation.batch_size=8", "evaluation.every_samples=32"),
+    *("engine.precision=float64", "checkpoint.every_s=null"),
+)
+HORIZONS = ("schedule=wsd", "schedule.warmup_samples=16", "schedule.decay_samples=32")
+CURVE = ["optimizer_step", "samples", "tokens", "loss", "gradient_norm", "learning_rate",
+         "small_gradient_square", "global_batch_size"]  # fmt: skip
+HELD_OUT = ["optimizer_step", "samples", "tokens", "eval_loss"]
+
+
+def assert_same_curves(sweep: SweepFolder, alone: SweepFolder) -> None:
+    names = [folder.path.name for folder in alone.run_folders()]
+    assert [folder.path.name for folder in sweep.run_folders()] == names
+    for name in names:
+        for table, columns in (("steps", CURVE), ("evals", HELD_OUT)):
+            ours, theirs = (read_table(s.run(name), table)[columns] for s in (sweep, alone))
+            assert_same_rows(ours, theirs)
+
+
+def begun(sweep: SweepFolder) -> dict[int, int]:
+    """Return the optimizer steps that runs have from others, by their own number of steps."""
+    runs = load(sweep.path).runs
+    return {
+        int(row.optimizer_steps): RunStatus.read(sweep.run(row.run_id).status)
+        .attempts[0]
+        .from_optimizer_step
+        for row in runs.itertuples()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (*HORIZONS, "budget.samples=96,192,256", "evaluation.ema_half_life_tokens=500"),
+        (*HORIZONS, "budget.samples=96,256", "batch.data_parallel_size=2", "loader.workers=1"),
+        (
+            "budget.samples=192",
+            "batch.data_parallel_size=1",
+            "batch.ramp=[],[{samples:64,global_batch_size:4}],"
+            "[{samples:64,global_batch_size:4},{samples:64,global_batch_size:16}]",
+        ),
+        ("schedule=constant", "budget.samples=96,192", "optimizer=muon,sgd"),
+    ],
+    ids=["horizons and average", "two ranks and workers", "ramps", "longer by optimizer"],
+)
+def test_runs_that_begin_as_others_are_those_that_train_alone(
+    settings: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared, alone = SweepFolder(tmp_path / "shared"), SweepFolder(tmp_path / "alone")
+    assert main([*SMALL, *settings, f"sweep_dir={shared.path}"]) == 0, capsys.readouterr()
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Runs that begin as another one, and go on from its state: " in printed
+    off = ["launcher.share_beginnings=false", f"sweep_dir={alone.path}"]
+    assert main([*SMALL, *settings, *off]) == 0, capsys.readouterr()
+    assert "begin as another" not in capsys.readouterr().out
+    assert_same_curves(shared, alone)
+    assert set(begun(alone).values()) == {0}
+    statuses = [RunStatus.read(folder.status) for folder in shared.run_folders()]
+    n_begun = sum(status.attempts[0].from_optimizer_step > 0 for status in statuses)
+    assert n_begun >= 1
+    assert not list(shared.path.glob("runs/*/branches/*")), "nobody needs them any more"
+    tables = load(shared.path)
+    notes = find_notes(find_cells(tables.runs), tables.damaged)
+    assert any(note.startswith(f"{count_text(n_begun, 'run')} began as another") for note in notes)
+    for folder in shared.run_folders():
+        steps = read_table(folder, "steps")
+        of_trunk = steps["attempt"] == -1
+        first = RunStatus.read(folder.status).attempts[0].from_optimizer_step
+        assert of_trunk.sum() == first
+        assert steps["warmup"][of_trunk].all(), "times are those of its own steps"
+
+
+LADDER = ("schedule=constant", "budget.samples=96,192", "batch.data_parallel_size=1")
+
+
+def alone_and(tmp_path: Path, *settings: str) -> tuple[SweepFolder, SweepFolder]:
+    """Return a new folder, and one of the same runs, each of which trained all of its steps."""
+    alone = SweepFolder(tmp_path / "alone")
+    off = ("launcher.share_beginnings=false", f"sweep_dir={alone.path}")
+    assert main([*SMALL, *settings, *off]) == 0
+    return SweepFolder(tmp_path / "sweep"), alone
+
+
+def by_steps(sweep: SweepFolder) -> dict[int, RunFolder]:
+    """Return the runs of a plan by their number of steps."""
+    specs = [RunSpec.read(folder.config) for folder in sweep.run_folders()]
+    return {spec.optimizer_steps: sweep.run(spec.run_id) for spec in specs}
+
+
+def sharing(spec: RunSpec) -> RunSpec:
+    launcher = replace(spec.config.launcher, share_beginnings=True)
+    return replace(spec, config=replace(spec.config, launcher=launcher))
+
+
+@pytest.mark.slow
+def test_where_no_state_was_kept_a_run_trains_all_of_its_steps(tmp_path: Path) -> None:
+    """A trunk that was done before, and one that has failed, have none."""
+    sweep, alone = alone_and(tmp_path, *LADDER)
+    command = [*SMALL, *LADDER, f"sweep_dir={sweep.path}"]
+    assert main([*command, "budget.samples=96"]) == 0
+    assert main(command) == 0
+    assert begun(sweep) == {12: 0, 24: 0}
+    assert_same_curves(sweep, alone)
+    # Of the two the longer one is the trunk, or the shorter; both ways the other one goes on alone.
+    for steps, folder in by_steps(alone).items():
+        failed = SweepFolder(tmp_path / f"failed-{steps}")
+        shutil.copytree(folder.path, failed.run(folder.path.name).path)
+        status = RunStatus.read(failed.run(folder.path.name).status)
+        broken = replace(status, status=Status.FAILED, cause=Cause.EXCEPTION, seal={})
+        broken.write(failed.run(folder.path.name).status)
+        assert main([*SMALL, *LADDER, f"sweep_dir={failed.path}"]) == 1
+        (other,) = (f for n, f in by_steps(failed).items() if n != steps)
+        status = RunStatus.read(other.status)
+        assert status.status is Status.COMPLETED
+        assert status.attempts[0].from_optimizer_step == 0
+
+
+@pytest.mark.slow
+def test_a_damaged_state_is_said_and_all_steps_are_trained(tmp_path: Path) -> None:
+    sweep, alone = alone_and(tmp_path, *LADDER)
+    assert main(["plan", *SMALL[1:], *LADDER, f"sweep_dir={sweep.path}"]) == 0
+    specs = [RunSpec.read(folder.config) for folder in alone.run_folders()]
+    (branch,) = shared_beginnings(launch_order([sharing(spec) for spec in specs]))
+    beginning = sweep.run(branch).beginning
+    beginning.mkdir(parents=True)
+    (beginning / f"step-000000012-{'0' * 16}.pt").write_bytes(b"torn")
+    write_json(beginning / "origin.json", {"trunk": "another", "optimizer_steps": 12})
+    shutil.copyfile(alone.run(branch).launch, beginning / "launch.json")
+    assert main([*SMALL, *LADDER, f"sweep_dir={sweep.path}"]) == 0
+    assert "cannot be used" in sweep.run(branch).log.read_text()
+    assert "the run begins anew" in sweep.run(branch).log.read_text()
+    assert_same_curves(sweep, alone)
+    assert not beginning.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_launchers_train_nothing_twice(tmp_path: Path) -> None:
+    ladder = ("schedule=constant", "budget.samples=96,192,288", "batch.data_parallel_size=1")
+    sweep, alone = alone_and(tmp_path, *ladder, "seed=0,1")
+    command = [*SMALL, *ladder, "seed=0,1", f"sweep_dir={sweep.path}", "launcher.concurrent_runs=2"]
+    both = [
+        subprocess.Popen([sys.executable, "-m", "batchscape", *command], cwd=tmp_path)
+        for _ in range(2)
+    ]
+    assert [one.wait() for one in both] == [0, 0]
+    assert_same_curves(sweep, alone)
+    # 12, 24 and 36 steps: of each seed 36 are trained, whoever the trunks are.
+    own = 0
+    for folder in sweep.run_folders():
+        steps = read_table(folder, "steps")
+        own += int((steps["attempt"] >= 0).sum())
+        assert len(RunStatus.read(folder.status).attempts) == 1
+    assert own <= 2 * (36 + 2 * 3), "but for the steps that are timed"
+    assert not list(sweep.path.glob("runs/*/branches"))
+
+
+def test_a_plan_says_what_is_spared(capsys: pytest.CaptureFixture[str]) -> None:
+    hours = {}
+    long = ("budget.samples=960,1920", "evaluation.every_samples=null", "evaluation.samples=1")
+    for shared in ("true", "false"):
+        share = f"launcher.share_beginnings={shared}"
+        assert main(["plan", *SMALL[1:], *LADDER, *long, share, "--json"]) == 0
+        plan = json.loads(capsys.readouterr().out)
+        hours[shared] = plan["sweep"]["device_hours"]["value"]
+    # 120 of 360 optimizer steps.
+    assert hours["true"] / hours["false"] == pytest.approx(2 / 3, abs=0.05)
+    assert main(["plan", *SMALL[1:], *LADDER, *long]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Runs that begin as another one, and go on from its state: 1; that spares 33%" in printed

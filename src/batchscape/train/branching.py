@@ -46,16 +46,17 @@ class BranchPoint:
     trunk: str
     """Name of the run that trained them."""
 
-    def find_resumable(self, run_id: str) -> Resumable:
-        """Return the state as that of a run that goes on from it; every rank finds the same."""
+    def find_resumable(self, run_id: str, before: Resumable) -> Resumable:
+        """Return the state as that of a run without a checkpoint; every rank finds the same."""
         beginning = self.folder.beginning
         try:
             (path,) = checkpoints(beginning)
             state = load_checkpoint(path)
         except (CheckpointError, ValueError) as error:
-            return Resumable(None, (f"{beginning} cannot be used: {error}; the run begins anew",))
+            note = f"{beginning} cannot be used: {error}; the run begins anew"
+            return before._replace(notes=(*before.notes, note))
         note = f"optimizer steps 1 to {state['optimizer_step']} are those of {self.trunk}"
-        return Resumable({**state, "run_id": run_id}, (note,))
+        return before._replace(state={**state, "run_id": run_id}, notes=(*before.notes, note))
 
     def take_rows(self, spec: RunSpec) -> None:
         """Copy the rows to the run; its times are those of its own steps."""
@@ -71,7 +72,7 @@ class BranchPoint:
         of_trunk = {"attempt": _OF_TRUNK}
         rows = {
             "steps": [{**row, **of_trunk, "warmup": True} for row in steps],
-            "evals": [{**row, **of_trunk} for row in evaluations],
+            "evals": [{**row, **of_trunk, "evaluation_s": None} for row in evaluations],
         }
         for table, copied in rows.items():
             write_atomically(folder.lines(table), json_lines(copied))

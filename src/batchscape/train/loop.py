@@ -130,7 +130,7 @@ class Training:
         self._phase = phase
         resumable = find_resumable(self._folder, self.spec.run_id)
         if resumable.state is None and self._begins is not None:
-            resumable = self._begins.find_resumable(self.spec.run_id)
+            resumable = self._begins.find_resumable(self.spec.run_id, resumable)
             if self._rank == 0 and resumable.state is not None:
                 self._begins.take_rows(self.spec)
         state = resumable.state

@@ -126,6 +126,27 @@ def losses(sweep: SweepFolder) -> dict[tuple[int, int], list[float]]:
     return found
 
 
+@pytest.mark.usefixtures("cluster")
+def test_runs_that_begin_alike_share_it_in_a_job(
+    sweep: SweepFolder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ladder = ("schedule=constant", "budget.optimizer_steps=30,60", "batch.data_parallel_size=1")
+    wide = ("batch.micro_batch_size=16", "seed=0,1", "measure.warmup_optimizer_steps=1")
+    command = arguments(sweep, *ladder, *wide)
+    assert main(command) == 0, capfd.readouterr()
+    assert "Runs that begin as another one" in " ".join(capfd.readouterr().out.split())
+    alone = SweepFolder(tmp_path / "alone")
+    off = ("launcher.share_beginnings=false", f"sweep_dir={alone.path}")
+    assert main(["sweep", *SMALL, *TINY, *ladder, *wide, *off]) == 0
+    begun = 0
+    for run in alone.run_folders():
+        ours, theirs = (read_table(f, "steps") for f in (sweep.run(run.path.name), run))
+        assert ours["loss"].tolist() == theirs["loss"].tolist(), "bit for bit"
+        begun += RunStatus.read(sweep.run(run.path.name).status).attempts[0].from_optimizer_step > 0
+    assert begun == 2
+    assert not list(sweep.path.glob("runs/*/branches"))
+
+
 def test_one_sweep_with_runs_on_one_node_and_on_two(
     cluster: Cluster, sweep: SweepFolder, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

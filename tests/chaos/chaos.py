@@ -60,6 +60,7 @@ SWEEP = (
     "measure.noise_scale_every=null",
     "checkpoint.every_s=0.0",
     "launcher.device=cpu",
+    "launcher.share_beginnings=true",
     "launcher.concurrent_runs=2",
     "tracker=none",
     # A killed rank that the launcher does not try again is a fault that stands otherwise.

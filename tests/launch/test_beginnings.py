@@ -52,7 +52,7 @@ STAGES = st.lists(
     min_size=1,
     max_size=3,
 )
-BASE = spec_named("completes")
+BASE = spec_named("completes", share_beginnings=True)
 
 
 def spec_of(stages: list[tuple[int, int, float]], schedule: Schedule) -> RunSpec:
@@ -142,13 +142,23 @@ def test_no_shared_step_is_trained_twice() -> None:
     assert trained == len(distinct)
 
 
+@pytest.mark.parametrize("steps", [(40, 60, 50), (400, 600, 410), (40, 60, 45), (60, 40, 50)])
+def test_a_trunk_trains_the_steps_after_which_it_is_left(steps: tuple[int, ...]) -> None:
+    specs = [spec_of([(n, 4, 1.0)], Constant(name="constant")) for n in steps]
+    beginnings = shared_beginnings(specs)
+    assert len(beginnings) == 2
+    for beginning in beginnings.values():
+        own = beginnings.get(beginning.trunk)
+        assert beginning.optimizer_steps > (0 if own is None else own.optimizer_steps)
+
+
 SMALL = (
     *("sweep", "model=gpt_nano", "model.n_layers=1", "model.d_model=16", "model.n_heads=2"),
     *("data=stdlib", "data.sequence_length=16", "optimizer=adamw", "launcher.device=cpu"),
     *("batch.global_batch_size=8", "batch.micro_batch_size=4", "tracker=none"),
     *("measure.warmup_optimizer_steps=1", "measure.noise_scale_every=3", "measure.memory=false"),
     *("evaluation.samples=16", "evaluation.batch_size=8", "evaluation.every_samples=32"),
-    *("engine.precision=float64", "checkpoint.every_s=null"),
+    *("engine.precision=float64", "checkpoint.every_s=null", "launcher.share_beginnings=true"),
 )
 HORIZONS = ("schedule=wsd", "schedule.warmup_samples=16", "schedule.decay_samples=32")
 CURVE = ["optimizer_step", "samples", "tokens", "loss", "gradient_norm", "learning_rate",

@@ -74,7 +74,7 @@ def test_checkpoints_have_the_size_that_is_said(
     assert disk_warning(two, sweep) is None
     monkeypatch.setattr(plan_disk, "free_bytes", lambda _: needed - 1)
     assert str(disk_warning(two, sweep)).startswith("Checkpoints take ")
-    begin_alike = spec_of((1, 4, 1), model=model, engine__precision="float32")
+    begin_alike = spec_of((1, 4, 1), model=model, **{**alone, "launcher__share_beginnings": True})
     both = [dataclasses.replace(begin_alike, run_id=name) for name in "ab"]
     # One branch point stays until nobody needs it.
     monkeypatch.setattr(plan_disk, "free_bytes", lambda _: needed * 4 // 3 - 1)

@@ -132,7 +132,7 @@ def test_runs_that_begin_alike_share_it_in_a_job(
 ) -> None:
     ladder = ("schedule=constant", "budget.optimizer_steps=30,60", "batch.data_parallel_size=1")
     wide = ("batch.micro_batch_size=16", "seed=0,1", "measure.warmup_optimizer_steps=1")
-    command = arguments(sweep, *ladder, *wide)
+    command = arguments(sweep, *ladder, *wide, "launcher.share_beginnings=true")
     assert main(command) == 0, capfd.readouterr()
     assert "Runs that begin as another one" in " ".join(capfd.readouterr().out.split())
     alone = SweepFolder(tmp_path / "alone")

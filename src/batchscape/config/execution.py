@@ -67,9 +67,9 @@ class AnyLauncher:
     device: Annotated[Literal["auto", "cpu", "cuda"], Affects.COST] = "auto"
     """`auto` takes CUDA devices where there are any, and refuses accelerators that are none (ROCm,
     XPU, MPS): nothing is measured on those. Its outcome is part of a run."""
-    share_beginnings: bool = True
+    share_beginnings: bool = False
     """Train the optimizer steps that several runs begin with once, and let the others go on from
-    there; false: each run trains all of its steps. Times of a run are those of its own steps."""
+    there. Step times of a run are then those of its own steps, times to a target those of all."""
     concurrent_runs: Count = 1
     """Runs at the same time; above 1 their times stay out of comparisons."""
     oversubscribe: Count | None = None

@@ -238,6 +238,7 @@ class Attempts:
                 )
                 raise LaunchError(msg)
             launch = with_earlier_times(before, launch)
+            launch.pop("begins", None)
             if "begins" in before:
                 launch["begins"] = before["begins"]
         elif "begins" in launch:
@@ -246,6 +247,10 @@ class Attempts:
                 launch = with_earlier_times(before, launch)
             else:
                 del launch["begins"]
+                shutil.rmtree(folder.beginning, ignore_errors=True)
+        if not state.goes_on:
+            # An attempt that begins anew may be on another device; it keeps its own.
+            shutil.rmtree(folder.branches, ignore_errors=True)
         attempt = len(state.record.attempts)
         # The ranks meet where no earlier attempt has left files.
         meeting = f"{launch['rendezvous']}-{attempt}"

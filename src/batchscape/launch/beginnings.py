@@ -63,14 +63,19 @@ def shared_beginnings(specs: Sequence[RunSpec]) -> dict[str, Beginning]:
             config.schedule.warmup_samples,
         )
         trunks = trunks_by_key.setdefault(key, [])
+        # After its warm-up a run has as many steps of its own, at least, which are timed.
+        most = spec.optimizer_steps - 2 * config.measure.warmup_optimizer_steps - 1
         steps, trunk = max(
-            ((shared_steps(trunk, spec), trunk.run_id) for trunk in trunks),
+            (
+                (kept, other.run_id)
+                for other in trunks
+                # A trunk keeps only a state after steps that it trains itself.
+                if (kept := min(most, shared_steps(other, spec)))
+                > beginnings.get(other.run_id, Beginning("", 0)).optimizer_steps
+            ),
             key=lambda match: match[0],
             default=(0, ""),
         )
-        # After its warm-up a run has as many steps of its own, at least, which are timed.
-        own_steps = 2 * config.measure.warmup_optimizer_steps + 1
-        steps = min(steps, spec.optimizer_steps - own_steps)
         if steps >= max(1, _LEAST_SHARE * spec.optimizer_steps):
             beginnings[spec.run_id] = Beginning(trunk, steps)
         trunks.append(spec)
@@ -121,12 +126,13 @@ class Branches:
     Parameters
     ----------
     specs : sequence of RunSpec
-        All runs of the launch, in their order.
+        Runs of the launch, in their order: those that are open, and those that keep a state.
     sweep : SweepFolder
     """
 
     def __init__(self, specs: Sequence[RunSpec], sweep: SweepFolder) -> None:
         self._sweep = sweep
+        self._trunks = [spec.run_id for spec in specs]
         self._beginnings = shared_beginnings(specs)
         self._branches: dict[Beginning, set[str]] = {}
         for run_id, beginning in self._beginnings.items():
@@ -148,7 +154,7 @@ class Branches:
         if folder.beginning.is_dir() or trunk.branch_point(beginning.optimizer_steps).is_dir():
             return True
         # The trunk may have been further when this run was added.
-        is_past = (trunk.checkpoint_step or 0) > beginning.optimizer_steps
+        is_past = (trunk.checkpoint_step or 0) >= beginning.optimizer_steps
         return is_past or folder.checkpoint_step is not None
 
     def launch_record(self, spec: RunSpec, is_open: Callable[[str], bool]) -> dict[str, Any]:
@@ -176,11 +182,11 @@ class Branches:
         point = trunk.branch_point(beginning.optimizer_steps)
         if folder.beginning.is_dir() or not point.is_dir():
             return
-        hidden = folder.beginning.with_name(f".{folder.beginning.name}.tmp")
+        hidden = folder.beginning.with_name(f".{folder.beginning.name}")
         shutil.rmtree(hidden, ignore_errors=True)
         hidden.mkdir(parents=True)
         try:
-            for path in (*point.iterdir(), trunk.launch):
+            for path in point.iterdir():
                 link_or_copy(path, hidden / path.name)
         except FileNotFoundError:
             # Another launcher has removed it: this run trains all of its steps.
@@ -196,9 +202,14 @@ class Branches:
 
     def remove_unneeded(self, is_open: Callable[[str], bool]) -> None:
         """Remove the branch points from which no run will begin any more."""
-        for point, branches in self._branches.items():
-            if not any(map(is_open, branches)):
-                folder = self._sweep.run(point.trunk).branch_point(point.optimizer_steps)
-                shutil.rmtree(folder, ignore_errors=True)
-                with contextlib.suppress(OSError):
-                    folder.parent.rmdir()
+        needed = {
+            self._sweep.run(point.trunk).branch_point(point.optimizer_steps)
+            for point, branches in self._branches.items()
+            if any(map(is_open, branches))
+        }
+        for folder in map(self._sweep.run, self._trunks):
+            points = set(folder.branches.iterdir()) if folder.branches.is_dir() else set()
+            for point in points - needed:
+                shutil.rmtree(point, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                folder.branches.rmdir()

@@ -123,7 +123,8 @@ def clear_away(folder: RunFolder) -> None:
     Those are rows as lines, states and outcomes, which a launcher that was killed right after
     the seal has left. The record loses nothing where they cannot be removed.
     """
-    for states in (folder.checkpoints, folder.beginning):
+    copies = folder.beginning, folder.beginning.with_name(f".{folder.beginning.name}")
+    for states in (folder.checkpoints, *copies):
         shutil.rmtree(states, ignore_errors=True)
     remove_if_possible(*map(folder.lines, TABLES), *folder.outcomes())
     remove_dead_writes_of_run(folder)

@@ -181,7 +181,13 @@ class Launcher:
             live = may_mirror_live(missing, self._machine.cpu_cores)
             mirror = Mirror(tracker, self._sweep, live=live)
             self._progress.runs_skipped(list(self._remaining.settled.values()))
-            self._branches = Branches(self._specs if self._entry == WORKER else (), self._sweep)
+            # A run that is over may still keep a state for others.
+            sharing = [
+                spec
+                for spec in (self._specs if self._entry == WORKER else ())
+                if self._is_open(spec.run_id) or self._sweep.run(spec.run_id).branches.is_dir()
+            ]
+            self._branches = Branches(sharing, self._sweep)
             if missing:
                 stack.enter_context(self._presence)
                 with self._interrupts:

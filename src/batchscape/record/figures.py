@@ -270,7 +270,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
     },
     "ranks": {
         "rank": Column("Int64", "data-parallel rank"),
-        "attempt": Column("Int64", _ATTEMPT),
+        "attempt": Column("Int64", "which start of the run wrote the row, from 0"),
         "node": Column("Int64", "machine of the rank, from 0"),
         "node_name": Column("string", "what Slurm calls it; null elsewhere"),
         "device": Column("string", "device of the rank, by its number among those of its machine"),

@@ -131,9 +131,14 @@ class RunFolder:
         names = (CHECKPOINT.fullmatch(path.name) for path in self.checkpoints.iterdir())
         return max((int(name[1]) for name in names if name), default=None)
 
+    @property
+    def branches(self) -> Path:
+        """Folder of the branch points."""
+        return self.path / "branches"
+
     def branch_point(self, optimizer_steps: int) -> Path:
         """Folder of the state, and of the rows, that other runs begin with."""
-        return self.path / "branches" / f"step-{optimizer_steps:09d}"
+        return self.branches / f"step-{optimizer_steps:09d}"
 
     @property
     def beginning(self) -> Path:

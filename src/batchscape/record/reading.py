@@ -101,8 +101,10 @@ def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dic
     # Ramps with the same batches may climb after different numbers of samples.
     climbs = [str(stage["samples"]) for stage in stages[:-1]]
     row["ramp_samples"] = ", ".join(climbs) if climbs else None
-    rates = [f"{stage['optimizer']['learning_rate']:.6g}" for stage in stages]
-    row["ramp_learning_rates"] = "\u2192".join(rates) if len(set(rates)) > 1 else None
+    # Over that of the last stage, so that ramps which differ in it alone are pooled over rates.
+    rates = [stage["optimizer"]["learning_rate"] for stage in stages]
+    factors = [f"{rate / rates[-1]:.6g}" for rate in rates]
+    row["ramp_learning_rate_factors"] = "\u2192".join(factors) if len(set(factors)) > 1 else None
     # Peak of the schedule, scaling rules applied.
     row["learning_rate"] = stages[-1]["optimizer"]["learning_rate"] if stages else None
     for name, value in resolved.items():

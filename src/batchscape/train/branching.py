@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from batchscape.errors import CheckpointError
+from batchscape.errors import BatchscapeError, DamagedCheckpointError
 from batchscape.record.disk import explained
 from batchscape.record.files import json_lines, read_json_lines, write_atomically
 from batchscape.record.folder import RunFolder
@@ -29,7 +29,9 @@ def keep_branch_point(folder: RunFolder, optimizer_step: int, state: Mapping[str
         # Of a process that was killed while it wrote.
         shutil.rmtree(hidden, ignore_errors=True)
         save_checkpoint(hidden, optimizer_step, state)
-        for path in (folder.lines("steps"), folder.lines("evals"), folder.gradient_sketch):
+        rows = folder.lines("steps"), folder.lines("evals"), folder.gradient_sketch
+        # The record of the launch says on which device, and whether its times count.
+        for path in (*rows, folder.launch):
             if path.exists():
                 write_atomically(hidden / path.name, path.read_bytes())
         hidden.rename(point)
@@ -52,11 +54,19 @@ class BranchPoint:
         try:
             (path,) = checkpoints(beginning)
             state = load_checkpoint(path)
-        except (CheckpointError, ValueError) as error:
+            self._check_rows(state["optimizer_step"])
+        except (BatchscapeError, ValueError) as error:
             note = f"{beginning} cannot be used: {error}; the run begins anew"
             return before._replace(notes=(*before.notes, note))
         note = f"optimizer steps 1 to {state['optimizer_step']} are those of {self.trunk}"
         return before._replace(state={**state, "run_id": run_id}, notes=(*before.notes, note))
+
+    def _check_rows(self, optimizer_step: int) -> None:
+        rows = self.folder.beginning / self.folder.lines("steps").name
+        steps = [row["optimizer_step"] for row in read_json_lines(rows)]
+        if steps != list(range(1, optimizer_step + 1)):
+            msg = f"{rows} has {len(steps)} of {optimizer_step} rows"
+            raise DamagedCheckpointError(msg)
 
     def take_rows(self, spec: RunSpec) -> None:
         """Copy the rows to the run; its times are those of its own steps."""

@@ -299,7 +299,17 @@ def test_ramps_of_other_learning_rates_are_other_cells(build: Any) -> None:
     for seed, factor in enumerate((1.0, 2.0)):
         sweep.run((1, 32, 1), ramp=((320, (1, 8, 1)),), ramp_factor=factor, seed=seed)
     cells = find_cells(load(sweep.path).runs).table
-    assert cells["ramp_learning_rates"].tolist() == ["0.002\u21920.001", "null"]
+    assert cells["ramp_learning_rate_factors"].tolist() == ["2\u21921", "null"]
+
+
+def test_ramps_that_differ_in_the_learning_rate_alone_are_one_group(build: Any) -> None:
+    sweep = build()
+    for rate in (0.001, 0.002):
+        optimizer = {"name": "adamw", "learning_rate": rate}
+        sweep.run((1, 32, 1), ramp=((320, (1, 8, 1)),), ramp_factor=2.0, optimizer=optimizer)
+    cells = find_cells(load(sweep.path).runs).table
+    assert len(cells) == 2
+    assert "ramp_learning_rate_factors" not in cells, "they do not differ in it"
 
 
 @pytest.mark.slow

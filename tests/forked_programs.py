@@ -52,7 +52,7 @@ def main() -> None:
     names["SubprocessError"] = subprocess.SubprocessError
     for module, start in ((program, _start_guard), (guard, _start_program)):
         patch.object(module, "subprocess", SimpleNamespace(Popen=start, **names)).start()
-    warm_interpreter.main(_LIBRARIES)
+    warm_interpreter.main((*warm_interpreter.TRAINING, *_LIBRARIES))
 
 
 def run_torchrun(
@@ -85,7 +85,7 @@ def _call(
             f"{__name__}:{function.__name__}",
             arguments,
             output=output,
-            environment=environment,
+            environment={**os.environ, **environment},
             folder=folder,
         )
         code = started.wait()
@@ -194,11 +194,12 @@ class _ForkedGuard(ForkedInterpreter):
 
 
 def _start_program(
-    argv: Sequence[str], *, preexec_fn: Callable[[], None], **options: Any
+    argv: Sequence[str], **options: Any
 ) -> subprocess.Popen[bytes] | ForkedInterpreter:
     """Do as the `Popen` of a program does."""
     if list(argv[:3]) != _TORCHRUN:
-        return subprocess.Popen(argv, preexec_fn=preexec_fn, **options)  # noqa: PLW1509
+        return subprocess.Popen(argv, **options)
+    prepare = options.pop("preexec_fn")
     expected = {"stdin": subprocess.DEVNULL, "stdout": 2}
     assert options == {**expected, "restore_signals": True, "start_new_session": True}
 
@@ -207,7 +208,7 @@ def _start_program(
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(2, 1)
         _close_others()
-        preexec_fn()
+        prepare()
         be_torchrun(argv[3:])
 
     return ForkedInterpreter(_fork(be_program))
@@ -235,9 +236,9 @@ def _live(be: Callable[..., NoReturn], *arguments: Any) -> NoReturn:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
-    except BaseException:  # noqa: BLE001  (a script raises what it will, and has failed)
-        traceback.print_exc()
     finally:
+        if error := sys.exception():
+            traceback.print_exception(error)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -26,6 +26,8 @@ from batchscape.launch.child import WORKER, WORKER_ENVIRONMENT, resolve
 from batchscape.launch.forkserver import PRELOADED
 from batchscape.launch.forkserver import main as serve_launcher
 
+TRAINING = (*PRELOADED, WORKER.partition(":")[0])
+"""What every rank imports."""
 _PR_SET_CHILD_SUBREAPER = 36
 """prctl(2)"""
 _BOOT = "import sys; sys.path[:] = sys.argv[2:]; from {module} import main; main()"
@@ -116,12 +118,24 @@ class WarmInterpreter:
         output: IO[bytes],
         environment: Mapping[str, str],
         folder: Path,
+        errors: IO[bytes] | None = None,
+        reads: int | None = None,
     ) -> ForkedInterpreter:
-        """Call the function that `module:function` names, with a list, in a process of its own."""
-        request = {"environment": {**os.environ, **environment}, "folder": str(folder)}
-        return self._fork(
-            request | {"function": function, "arguments": list(arguments)}, [output.fileno()]
-        )
+        """Call the function that `module:function` names, with a list, in a process of its own.
+
+        It reads the descriptor `reads`, and has nothing to read by default.
+        """
+        streams = [output.fileno(), (errors or output).fileno()]
+        with Path(os.devnull).open("rb") as nothing:
+            return self._fork(
+                {
+                    "function": function,
+                    "arguments": list(arguments),
+                    "environment": dict(environment),
+                    "folder": str(folder),
+                },
+                [nothing.fileno() if reads is None else reads, *streams],
+            )
 
     def _fork(self, request: dict[str, object], descriptors: Sequence[int]) -> ForkedInterpreter:
         request["path"] = [entry or str(Path.cwd()) for entry in sys.path]
@@ -144,15 +158,15 @@ def _adopt_orphans(are_ours: bool) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(are_ours), 0, 0, 0)
 
 
-def _serve(channel: socket.socket, libraries: Sequence[str]) -> None:
+def _serve(channel: socket.socket, modules: Sequence[str]) -> None:
     gc.disable()
-    for name in (*PRELOADED, WORKER.partition(":")[0], *libraries):
+    for name in modules:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
     gc.enable()
     while True:
-        message, descriptors, _, _ = socket.recv_fds(channel, 1 << 20, 2)
+        message, descriptors, _, _ = socket.recv_fds(channel, 1 << 20, 3)
         if not message:
             return
         receiver, sender = os.pipe()
@@ -169,8 +183,12 @@ def _serve(channel: socket.socket, libraries: Sequence[str]) -> None:
 def _fork_server(
     channel: socket.socket, request: dict[str, object], descriptors: Sequence[int]
 ) -> int:
+    forked_by = os.getpid()
     pid = os.fork()
     if pid == 0:
+        # A process may end with its parent, which is another one in a moment.
+        while os.getppid() == forked_by:
+            time.sleep(0.001)
         with contextlib.suppress(BaseException):
             _become_server(channel, request, descriptors)
         os._exit(1)
@@ -180,23 +198,28 @@ def _fork_server(
 def _become_server(
     channel: socket.socket, request: dict[str, Any], descriptors: Sequence[int]
 ) -> NoReturn:
-    *launcher, output = descriptors
     channel.close()
     os.setsid()
-    for number in (1, 2):
-        os.dup2(output, number)
-    os.close(output)
+    if "function" in request:
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    else:
+        _, output = descriptors
+        for number in (1, 2):
+            os.dup2(output, number)
+        os.close(output)
     os.chdir(str(request["folder"]))
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.path[:] = request["path"]
     tempfile.tempdir = None
-    if launcher:
-        serve_launcher(str(launcher[0]), str(request["entry"]))
+    if "function" not in request:
+        serve_launcher(str(descriptors[0]), str(request["entry"]))
     resolve(str(request["function"]))(request["arguments"])
     os._exit(0)
 
 
-def main(libraries: Sequence[str] = ()) -> None:
-    """Be the process from which they are forked, with more imported."""
-    _serve(socket.socket(fileno=int(sys.argv[1])), libraries)
+def main(modules: Sequence[str] = TRAINING) -> None:
+    """Be the process from which they are forked, with these modules imported."""
+    _serve(socket.socket(fileno=int(sys.argv[1])), modules)

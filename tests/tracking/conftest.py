@@ -550,7 +550,9 @@ def workers(warm_workers: list[WarmWorkers]) -> Callable[[], list[psutil.Process
             for child in psutil.Process().children():
                 with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
                     is_warm = child.pid in {warm.pid for warm in warm_workers}
-                    if not is_warm and WORKER in child.cmdline():
+                    # One that was forked has the command line of the process that it is from.
+                    names = " ".join(child.cmdline())
+                    if not is_warm and (WORKER in names or "warm_workers" in names):
                         living.append(child)
         return living
 

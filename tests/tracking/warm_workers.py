@@ -7,27 +7,18 @@ started as ever.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import gc
 import importlib
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO
 
-from warm_interpreter import ForkedInterpreter
+import warm_interpreter
+from warm_interpreter import ForkedInterpreter, WarmInterpreter
 
 WORKER = "batchscape.tracking.worker"
-_BOOT = "import sys; sys.path[:] = sys.argv[3:]; from warm_workers import main; main()"
-_PR_SET_CHILD_SUBREAPER = 36
-"""prctl(2)"""
 
 
 class ForkedWorker(ForkedInterpreter):
@@ -38,20 +29,11 @@ class ForkedWorker(ForkedInterpreter):
         self.stdin = stdin
 
 
-class WarmWorkers:
+class WarmWorkers(WarmInterpreter):
     """The process from which they are forked."""
 
     def __init__(self) -> None:
-        self._channel, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with far_end:
-            self._process = subprocess.Popen(
-                # Its name, for those who look for a worker by its command line.
-                [sys.executable, "-c", _BOOT, str(far_end.fileno()), WORKER, *sys.path],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(far_end.fileno(),),
-                start_new_session=True,
-            )
-        self.pid = self._process.pid
+        super().__init__(__name__)
 
     def start(
         self,
@@ -67,73 +49,28 @@ class WarmWorkers:
         """Do as `subprocess.Popen` does for the process of a mirror."""
         assert command[:-1] == [sys.executable, "-P", "-m", WORKER]
         assert (stdin, bufsize, start_new_session) == (subprocess.PIPE, 0, True)
-        request = {"order": command[-1], "environment": env, "folder": str(Path.cwd())}
         reading, writing = os.pipe()
-        # The process that forks it ends at once; we become its parent.
-        _adopt_orphans(True)
         try:
-            descriptors = [reading, stdout.fileno(), stderr.fileno()]
-            socket.send_fds(self._channel, [json.dumps(request).encode()], descriptors)
-            pid = int(self._channel.recv(64))
+            worker = self.call(
+                f"{__name__}:be_worker",
+                command[-1:],
+                output=stdout,
+                errors=stderr,
+                reads=reading,
+                environment=env,
+                folder=Path.cwd(),
+            )
         finally:
-            _adopt_orphans(False)
             os.close(reading)
-        return ForkedWorker(pid, os.fdopen(writing, "wb", buffering=0))
-
-    def close(self) -> None:
-        """End it; its workers are over by then."""
-        self._channel.close()
-        self._process.wait()
+        return ForkedWorker(worker.pid, os.fdopen(writing, "wb", buffering=0))
 
 
-def _adopt_orphans(are_ours: bool) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(are_ours), 0, 0, 0)
-
-
-def _serve(channel: socket.socket) -> None:
-    gc.disable()
-    importlib.import_module(WORKER)
-    gc.collect()
-    gc.freeze()
-    gc.enable()
-    while True:
-        message, descriptors, _, _ = socket.recv_fds(channel, 1 << 20, 3)
-        if not message:
-            return
-        receiver, sender = os.pipe()
-        parent = os.fork()
-        if parent == 0:
-            forked_by = os.getpid()
-            pid = os.fork()
-            if pid == 0:
-                with contextlib.suppress(BaseException):
-                    _become_worker(json.loads(message), descriptors, forked_by)
-                os._exit(1)
-            os.write(sender, str(pid).encode())
-            os._exit(0)
-        os.waitpid(parent, 0)
-        channel.send(os.read(receiver, 64))
-        for descriptor in (receiver, sender, *descriptors):
-            os.close(descriptor)
-
-
-def _become_worker(request: dict[str, str], descriptors: list[int], forked_by: int) -> NoReturn:
-    os.setsid()
-    for number, descriptor in enumerate(descriptors):
-        os.dup2(descriptor, number)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    os.chdir(request["folder"])
-    os.environ.clear()
-    os.environ.update(request["environment"])
-    tempfile.tempdir = None
-    # A worker ends with its parent, which is another one in a moment.
-    while os.getppid() == forked_by:
-        time.sleep(0.001)
-    importlib.import_module(WORKER).main(request["order"])
-    os._exit(0)
+def be_worker(arguments: list[str]) -> None:
+    """Do what the module does as a program."""
+    importlib.import_module(WORKER).main(arguments[0])
 
 
 def main() -> None:
     """Be the process from which they are forked."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    warm_interpreter.main([WORKER])

@@ -82,6 +82,7 @@ def scratch_folder() -> Iterator[Path]:
 OTHER_LAUNCHER = "another launcher was at work on this machine"
 """Why the times of a run are not valid that had another launcher beside it."""
 _EARLIER = "an earlier attempt: "
+_TRUNK = "the run that it began as: "
 
 
 def launch_record(spec: RunSpec, lease: Lease, machine: Machine, *, others: bool) -> dict[str, Any]:
@@ -136,7 +137,9 @@ def launch_record(spec: RunSpec, lease: Lease, machine: Machine, *, others: bool
     }
 
 
-def with_earlier_times(before: dict[str, Any], launch: dict[str, Any]) -> dict[str, Any]:
+def with_earlier_times(
+    before: dict[str, Any], launch: dict[str, Any], whose: str = _EARLIER
+) -> dict[str, Any]:
     """Return the launch record of a run that goes on: its rows are those of all its attempts."""
     launch = dict(launch)
     then, now = before.get("usable_cores"), launch["usable_cores"]
@@ -145,9 +148,9 @@ def with_earlier_times(before: dict[str, Any], launch: dict[str, Any]) -> dict[s
     if not before.get("timing_valid"):
         reasons = str(before.get("timing_invalid_reason") or "no reason recorded").split("; ")
         present = str(launch["timing_invalid_reason"]).split("; ")
-        for reason in (reason.removeprefix(_EARLIER) for reason in reasons):
+        for reason in (reason.removeprefix(whose) for reason in reasons):
             if reason not in present:
-                invalidate_times(launch, _EARLIER + reason)
+                invalidate_times(launch, whose + reason)
     return launch
 
 
@@ -244,7 +247,7 @@ class Attempts:
         elif "begins" in launch:
             before = read_json(folder.beginning / folder.launch.name)
             if before.get("device_model") == launch["device_model"]:
-                launch = with_earlier_times(before, launch)
+                launch = with_earlier_times(before, launch, _TRUNK)
             else:
                 del launch["begins"]
                 shutil.rmtree(folder.beginning, ignore_errors=True)

@@ -185,11 +185,12 @@ class Branches:
         hidden = folder.beginning.with_name(f".{folder.beginning.name}")
         shutil.rmtree(hidden, ignore_errors=True)
         hidden.mkdir(parents=True)
-        try:
+        with contextlib.suppress(FileNotFoundError):
             for path in point.iterdir():
                 link_or_copy(path, hidden / path.name)
-        except FileNotFoundError:
-            # Another launcher has removed it: this run trains all of its steps.
+        needed = (folder.lines("steps"), folder.lines("evals"), folder.launch)
+        if not all((hidden / path.name).exists() for path in needed):
+            # Another launcher removes it just now: this run trains all of its steps.
             shutil.rmtree(hidden, ignore_errors=True)
             return
         write_json(hidden / _ORIGIN, beginning._asdict())

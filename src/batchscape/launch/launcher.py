@@ -364,7 +364,10 @@ class Launcher:
             if self._active:
                 return  # how these end decides
             self._stop(reason)
-        ready = deque(spec for spec in queue if self._branches.can_begin(spec, self._is_open))
+        has_slot = len(self._active) < self._specs[0].config.launcher.concurrent_runs
+        ready = deque(
+            spec for spec in queue if has_slot and self._branches.can_begin(spec, self._is_open)
+        )
         while self._stop_reason is None and (placed := self._placement.next(ready)) is not None:
             spec, lease = placed
             queue.remove(spec)

@@ -182,18 +182,28 @@ def forecast(
         for spec in open_specs
         if (taken := runs[spec.run_id].run_time_s) is not None
     ]
+    # No run ends before all of its steps are trained, whoever trains the first of them.
+    alone = [
+        whole.run_time_s
+        for spec in open_specs
+        if spec.run_id in beginnings
+        and (whole := _run(spec, step_time, before.at_peak_s, None)).run_time_s is not None
+    ]
     hours = [each for spec in open_specs if (each := runs[spec.run_id].device_hours) is not None]
     return SweepForecast(
         runs,
         len(open_specs),
         len(open_specs) - len(timed),
         PredictedRange.total(hours) if hours else None,
-        _makespan(timed, specs[0], machine) if timed else None,
+        _makespan(timed, alone, specs[0], machine) if timed else None,
     )
 
 
 def _makespan(
-    timed: list[tuple[int, PredictedRange]], spec: RunSpec, machine: Machine
+    timed: list[tuple[int, PredictedRange]],
+    alone: list[PredictedRange],
+    spec: RunSpec,
+    machine: Machine,
 ) -> PredictedRange:
     launcher = spec.config.launcher
 
@@ -206,10 +216,13 @@ def _makespan(
 
     values = [figure.value for _, figure in timed if figure.value is not None]
     low, high = makespan([f.low for _, f in timed]), makespan([f.high for _, f in timed])
+    low = max([low, *(f.low for f in alone)])
+    high = max([high, *(f.high for f in alone)])
+    value = None
+    if len(values) == len(timed):
+        value = max([makespan(values), *(f.value for f in alone if f.value is not None)])
     # A queue of longer runs may be packed better.
-    return PredictedRange(
-        min(low, high), max(low, high), makespan(values) if len(values) == len(timed) else None
-    )
+    return PredictedRange(min(low, high), max(low, high), value)
 
 
 def _run(

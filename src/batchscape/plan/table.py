@@ -22,7 +22,7 @@ from batchscape.launch.beginnings import shared_beginnings
 from batchscape.launch.schedule import launch_order
 from batchscape.outgoing import outgoing_cell, outgoing_json
 from batchscape.plan.build import Plan, PlannedCell
-from batchscape.plan.disk_use import disk_warning
+from batchscape.plan.disk_use import disk_warning, open_runs
 from batchscape.plan.forecast import RunForecast, SweepForecast
 from batchscape.plan.forecast_text import add_rows, forecast_text
 from batchscape.plan.machine import Machine
@@ -291,12 +291,13 @@ def plan_summary(plan: Plan) -> str:
     text = f"Runs: {len(plan.specs)}. Rejected runs: {len(plan.rejections)}."
     if plan.repeated:
         text += f" Cells left out because they repeat a run: {plan.repeated}."
-    if beginnings := shared_beginnings(launch_order(plan.specs)):
+    open_specs = open_runs(plan.specs, SweepFolder(plan.sweep_dir))
+    if beginnings := shared_beginnings(launch_order(open_specs)):
         spared = sum(beginning.optimizer_steps for beginning in beginnings.values())
-        share = spared / sum(spec.optimizer_steps for spec in plan.specs)
+        share = spared / sum(spec.optimizer_steps for spec in open_specs)
         text += (
             f" Runs that begin as another one, and go on from its state: {len(beginnings)}; that "
-            f"spares {share:.0%} of all optimizer steps."
+            f"spares {share:.0%} of the optimizer steps to train."
         )
     return f"{text} Folder: {plan.sweep_dir}"
 

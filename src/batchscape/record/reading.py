@@ -113,6 +113,8 @@ def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dic
     if folder.launch.exists():
         launch = read_json(folder.launch)
         launch.pop("rendezvous", None)  # a temporary path, gone when the run ends
+        if not any(attempt.from_optimizer_step for attempt in status.attempts):
+            launch.pop("begins", None)  # the state was damaged, and all steps were trained
         row |= _flatten(launch, "launch.")
     if folder.environment.exists():
         row |= _flatten(read_json(folder.environment), "environment.")

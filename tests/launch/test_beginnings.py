@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from sweeps_of_fakes import spec_named
 
@@ -87,14 +88,33 @@ def steps_of(spec: RunSpec) -> list[tuple[Any, ...]]:
     ]
 
 
+def fits(spec: RunSpec) -> bool:
+    """Whether the parts of a schedule follow each other within the budget, as a plan demands."""
+    schedule = spec.config.schedule
+    if isinstance(schedule, Cosine):
+        return schedule.warmup_samples < (schedule.decay_samples or spec.samples)
+    decay = schedule.decay_samples if isinstance(schedule, WarmupStableDecay) else 0
+    return schedule.warmup_samples + decay <= spec.samples
+
+
+def plain_until(spec: RunSpec) -> int:
+    """Return the last sample up to which a schedule is a warm-up and its peak, sample by sample."""
+    schedule = spec.config.schedule
+    for sample in range(spec.samples + 1):
+        warm = min(1.0, sample / schedule.warmup_samples) if schedule.warmup_samples else 1.0
+        if schedule_factor(schedule, sample, spec.samples) != warm:
+            return sample - 1
+    return spec.samples
+
+
 @given(STAGES, STAGES, SCHEDULES, SCHEDULES, st.booleans(), st.booleans())
 def test_what_is_shared_is_what_is_equal_step_by_step(
     stages: Any, others: Any, schedule: Schedule, other: Schedule, same: bool, alike: bool
 ) -> None:
+    other = schedule if same else replace(other, warmup_samples=schedule.warmup_samples)
     one = spec_of(stages, schedule)
-    two = spec_of(stages[:-1] + others if alike else others, schedule if same else other)
-    if one.config.schedule.warmup_samples != two.config.schedule.warmup_samples:
-        return
+    two = spec_of(stages[:-1] + others if alike else others, other)
+    assume(fits(one) and fits(two))
     equal = 0
     for step, other_step in zip(steps_of(one), steps_of(two), strict=False):
         if step != other_step:
@@ -103,9 +123,12 @@ def test_what_is_shared_is_what_is_equal_step_by_step(
     shared = shared_steps(one, two)
     assert shared <= equal
     assert shared == shared_steps(two, one)
-    # A step whose middle lies before the end of what is constant, and its last sample after it, is
-    # equal and is not counted; so is one on which two decays cross.
-    if type(schedule) is type(two.config.schedule) and isinstance(schedule, Constant):
+    # What is equal beyond is chance: a step on which two decays cross, or one whose middle lies in
+    # the plain part and whose end does not.
+    plain, timeline = min(plain_until(one), plain_until(two)), Timeline(one.stages)
+    in_plain_part = [k for k in range(equal) if timeline.step(k).samples_after <= plain]
+    assert shared >= len(in_plain_part)
+    if schedule == other and one.samples == two.samples:
         assert shared == equal
 
 
@@ -317,6 +340,8 @@ def test_two_launchers_train_nothing_twice(tmp_path: Path) -> None:
 def test_a_plan_says_what_is_spared(capsys: pytest.CaptureFixture[str]) -> None:
     hours = {}
     long = ("budget.samples=960,1920", "evaluation.every_samples=null", "evaluation.samples=1")
+    # Peaks of this processor are measured anew by each plan.
+    long += ("cluster=a100_80g", "launcher.device=auto", "engine.precision=float32")
     for shared in ("true", "false"):
         share = f"launcher.share_beginnings={shared}"
         assert main(["plan", *SMALL[1:], *LADDER, *long, share, "--json"]) == 0
@@ -326,4 +351,7 @@ def test_a_plan_says_what_is_spared(capsys: pytest.CaptureFixture[str]) -> None:
     assert hours["true"] / hours["false"] == pytest.approx(2 / 3, abs=0.05)
     assert main(["plan", *SMALL[1:], *LADDER, *long]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Runs that begin as another one, and go on from its state: 1; that spares 33%" in printed
+    # 120 where the shorter one is the trunk; else it keeps three steps of its own.
+    assert re.search(
+        r"begin as another one, and go on from its state: 1; that spares 3[23]%", printed
+    )

@@ -65,14 +65,9 @@ def shared_beginnings(specs: Sequence[RunSpec]) -> dict[str, Beginning]:
         trunks = trunks_by_key.setdefault(key, [])
         # After its warm-up a run has as many steps of its own, at least, which are timed.
         most = spec.optimizer_steps - 2 * config.measure.warmup_optimizer_steps - 1
+        # Of equals the first, which trains these steps itself: later ones may have them from it.
         steps, trunk = max(
-            (
-                (kept, other.run_id)
-                for other in trunks
-                # A trunk keeps only a state after steps that it trains itself.
-                if (kept := min(most, shared_steps(other, spec)))
-                > beginnings.get(other.run_id, Beginning("", 0)).optimizer_steps
-            ),
+            ((min(most, shared_steps(other, spec)), other.run_id) for other in trunks),
             key=lambda match: match[0],
             default=(0, ""),
         )

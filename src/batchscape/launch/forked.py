@@ -241,14 +241,14 @@ def open_processes(
         return Spawned()
     server = Forked(entry, also_preload)
     try:
-        while not server.is_ready(0.1):
-            if should_stop():
-                server.close()
-                return None
+        while not should_stop():
+            if server.is_ready(0.1):
+                return server
     except _UnsafeToForkError as error:
         server.close()
         return Spawned(f"every rank imports for itself, which takes seconds: {error}")
     except BaseException:
         server.close()
         raise
-    return server
+    server.close()
+    return None

@@ -67,7 +67,7 @@ class AnyLauncher:
     device: Annotated[Literal["auto", "cpu", "cuda"], Affects.COST] = "auto"
     """`auto` takes CUDA devices where there are any, and refuses accelerators that are none (ROCm,
     XPU, MPS): nothing is measured on those. Its outcome is part of a run."""
-    share_beginnings: bool = False
+    share_beginnings: bool = True
     """Train the optimizer steps that several runs begin with once, and let the others go on from
     there. Step times of a run are then those of its own steps, times to a target those of all."""
     concurrent_runs: Count = 1

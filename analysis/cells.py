@@ -73,6 +73,7 @@ _NOT_SETTINGS = {
     "stop_reason",
     "task",
     "timing_note",
+    "timed_steps",
     "timing_valid",
     "train_samples",
     "trajectory_id",

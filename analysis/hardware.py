@@ -47,6 +47,11 @@ def was_started(runs: pd.DataFrame) -> pd.Series[bool]:
     return ~runs["status"].isin(["pending", "rejected"])
 
 
+def is_timed_alone(runs: pd.DataFrame) -> pd.Series[bool]:
+    """Tell the cuts that were timed alone: another cut of theirs was trained whole."""
+    return runs.reindex(columns=["stop_reason"])["stop_reason"].eq("timed")
+
+
 def _column(runs: pd.DataFrame, name: str) -> pd.Series[Any]:
     if name in runs.columns:
         return runs[name].astype(object)

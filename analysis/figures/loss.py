@@ -13,7 +13,7 @@ from batchscape.analysis.cells import Cells, geometry_label
 from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
 from batchscape.analysis.figures.settings import setting_names
 from batchscape.analysis.figures.style import CROSS, GREY, MARK, looks, loss_axis
-from batchscape.analysis.hardware import was_started
+from batchscape.analysis.hardware import is_timed_alone, was_started
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.targets.curves import PROGRESS, only_what_counts
 from batchscape.analysis.targets.ends import TO_TARGET
@@ -113,7 +113,7 @@ def loss_chart(
     """
     # Rows of few columns are taken in a fraction of the time.
     runs = cells.runs.reindex(columns=_RUN_COLUMNS).reset_index(drop=True)
-    launched = runs[was_started(runs)]
+    launched = runs[was_started(runs) & ~is_timed_alone(runs)]
     settings = _options_by_cell(cells, launched, at_best)
     curves, n_drawn = _curves(runs, launched, geometry_label(cells.table), tables, at_best)
     if not curves:

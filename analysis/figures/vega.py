@@ -126,7 +126,8 @@ def paper_chart(chart: Chart) -> dict[str, Any]:
             for name in set(layer["encoding"]) & set(_OF_LEGEND):
                 channel = layer["encoding"][name]
                 if channel["legend"]:
-                    channel["legend"]["values"] = legend
+                    # A legend without an entry would be infinitely high.
+                    channel["legend"] = {**channel["legend"], "values": legend} if legend else None
     letters = max(map(len, series), default=0)
     names = _names(chart, next(iter(chart.y.columns))) if chart.y.kind == "names" else []
     label_width = max((4 * min(len(str(name)), _LETTERS) for name in names), default=0)

@@ -70,7 +70,7 @@ def find_optima(reaches: pd.DataFrame, finals: pd.DataFrame | None = None) -> Op
 
 def final_losses(runs: pd.DataFrame) -> pd.DataFrame:
     """Collect the final losses of runs that saw equal samples: none that stopped before."""
-    stopped = runs.reindex(columns=["stop_reason"])["stop_reason"].eq("target")
+    stopped = runs.reindex(columns=["stop_reason"])["stop_reason"].isin(["target", "timed"])
     names = ["global_batch_size", "learning_rate", "seed", LOSS, "status"]
     return runs[~stopped].reindex(columns=[*names, "run_id", "sweep_dir", "trajectory_id"])
 

@@ -10,6 +10,7 @@ import pandas as pd
 from batchscape.analysis.cells import SEEDS, Cells, plain_texts
 from batchscape.analysis.commands import timing_command, untimed_cells
 from batchscape.analysis.cost.capacity import LIMITED
+from batchscape.analysis.hardware import is_timed_alone
 from batchscape.record.noise_scale import has_no_noise_scale
 from batchscape.text import count_text
 
@@ -139,16 +140,13 @@ def _samples(runs: pd.DataFrame) -> Iterator[str]:
     completed = runs[runs["status"].eq("completed")]
     if len(completed) and completed.groupby("cell").size().max() == 1:
         yield "Every cell has one completed run, so no spread can be given."
+    with_end = completed[~is_timed_alone(completed)]
     for name, label in (("final_loss", "final loss"), ("final_eval_loss", "final eval loss")):
-        n_missing = completed[name].isna().sum() if name in completed else 0
+        n_missing = with_end[name].isna().sum() if name in with_end else 0
         if n_missing:
             runs_lost = count_text(n_missing, "run")
             yield f"{runs_lost} completed without a finite {label}; figures of it leave them out."
-    if "stop_reason" in completed and (stopped := completed["stop_reason"].eq("target").sum()):
-        yield (
-            f"{count_text(stopped, 'run')} stopped at a target loss, so final losses are those at "
-            "the target, not at the end of the budget."
-        )
+    yield from _stopped(completed)
     for why, count in completed.get("not_invariant", pd.Series(dtype=str)).value_counts().items():
         yield (
             f"Not decomposition-invariant ({why}): {count_text(count, 'run')}. Decompositions of "
@@ -170,6 +168,20 @@ def _samples(runs: pd.DataFrame) -> Iterator[str]:
     for name, text in _HAPPENED.items():
         if count := pd.to_numeric(completed.reindex(columns=[name])[name]).gt(0).sum():
             yield f"In {count_text(count, 'run')}: {text}."
+
+
+def _stopped(completed: pd.DataFrame) -> Iterator[str]:
+    reasons = completed.get("stop_reason", pd.Series(dtype=str))
+    if stopped := reasons.eq("target").sum():
+        yield (
+            f"{count_text(stopped, 'run')} stopped at a target loss, so final losses are those at "
+            "the target, not at the end of the budget."
+        )
+    if timed := is_timed_alone(completed).sum():
+        yield (
+            f"{count_text(timed, 'run')} stopped once enough steps were timed: another cut of the "
+            "same training was trained whole, and has the losses."
+        )
 
 
 def _mixtures(runs: pd.DataFrame) -> Iterator[str]:

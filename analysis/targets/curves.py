@@ -14,7 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from batchscape.analysis.cells import Cells, geometry_label
-from batchscape.analysis.hardware import was_started
+from batchscape.analysis.hardware import is_timed_alone, was_started
 from batchscape.analysis.joins import rows_of
 from batchscape.analysis.labels import group_labels
 from batchscape.analysis.numbers import MISSING
@@ -81,7 +81,7 @@ def curves_of(cells: Cells, tables: Tables) -> pd.DataFrame:
     AnalysisError
         If no run was trained in full, or none measured its held-out loss.
     """
-    runs = cells.runs[was_started(cells.runs)]
+    runs = cells.runs[was_started(cells.runs) & ~is_timed_alone(cells.runs)]
     if runs.empty:
         msg = f"no run was started: all {len(cells.runs)} are pending or rejected"
         raise AnalysisError(msg)

@@ -47,6 +47,21 @@ class Measure:
 
     warmup_optimizer_steps: Annotated[NonNegative, Affects.TIME] = 5
     """First optimizer steps that stay out of step-time figures."""
+    steps_of_further_cuts: Annotated[Count | None, Affects.NOTHING, OUR_LOOP] = None
+    """Optimizer steps of a cut whose training another cut of the plan does whole, the one with the
+    smallest micro-batch: those after the first ones are timed, and no loss of it counts. Null:
+    every cut trains its whole budget."""
+
+    def __post_init__(self) -> None:
+        """Check that a cut has steps to time."""
+        steps, first = self.steps_of_further_cuts, self.warmup_optimizer_steps
+        if steps is not None and steps <= first:
+            msg = (
+                f"steps_of_further_cuts must be above warmup_optimizer_steps={first}, which are "
+                f"not timed; given {steps}; 40 or more give a stable median"
+            )
+            raise ValueError(msg)
+
     memory: Annotated[bool, Affects.RECORD] = True
     """Measure peak memory; on CPU this is a short probe before training."""
     noise_scale_every: Annotated[Count | None, Affects.COST | Affects.RECORD, OUR_LOOP] = 20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,36 @@ def make_plan(
         planned.setdefault(settled.run_id, settled)
         run_ids.append(settled.run_id)
     repeated = len(cells) - len(planned)
+    planned |= _cuts_to_time(planned.values())
+    run_ids = [planned[run_id].run_id for run_id in run_ids]
     return Plan(sweep_name, sweep_dir, tuple(planned.values()), repeated, tuple(run_ids))
+
+
+def _cuts_to_time(cells: Iterable[PlannedCell]) -> dict[str, PlannedCell]:
+    """Return the cells that are only timed, as another one trains the whole budget, by run."""
+    cells_by_trajectory: dict[str, list[PlannedCell]] = {}
+    for cell in cells:
+        if cell.spec is not None:
+            cells_by_trajectory.setdefault(cell.spec.trajectory_id, []).append(cell)
+    to_time = {}
+    for cuts in cells_by_trajectory.values():
+        # Where this one runs out of memory, so do the others.
+        least = min(cuts, key=_demand)
+        for cell in cuts:
+            spec, steps = cell.spec, cell.config.measure.steps_of_further_cuts
+            if spec is None or cell is least or steps is None or cell.config.batch.ramp:
+                continue
+            if steps < spec.optimizer_steps:
+                run_id = f"{spec.run_id}-t{steps}"
+                spec = replace(spec, run_id=run_id, timed_steps=steps)
+                to_time[cell.run_id] = replace(cell, run_id=run_id, spec=spec)
+    return to_time
+
+
+def _demand(cell: PlannedCell) -> tuple[int, int]:
+    """Return what the cuts of one training take of memory, in order; equal ones by their time."""
+    geometry = cell.geometries[-1]
+    return geometry.micro_batch_size, -geometry.data_parallel_size
 
 
 def _validate(cells: Sequence[Cell]) -> list[PlannedCell]:

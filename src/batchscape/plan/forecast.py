@@ -232,14 +232,16 @@ def _run(
     beginning: Beginning | None,
 ) -> RunForecast:
     parts, trained_before = [], beginning.optimizer_steps if beginning else 0
+    steps_left = spec.optimizer_steps
     for stage in spec.stages:
         prediction = step_time(spec, stage.geometry)
         if isinstance(prediction, str):
             return RunForecast(prediction)
         step, way = prediction
-        skipped = min(trained_before, stage.optimizer_steps)
-        parts.append(step.times(stage.optimizer_steps - skipped))
-        trained_before -= skipped
+        steps = min(stage.optimizer_steps, steps_left)
+        skipped = min(trained_before, steps)
+        parts.append(step.times(steps - skipped))
+        steps_left, trained_before = steps_left - steps, trained_before - skipped
     geometry = spec.geometry
     parts.append(_evaluations(spec, step))
     run_time = PredictedRange.total(parts)

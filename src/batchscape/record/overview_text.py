@@ -24,6 +24,7 @@ from batchscape.record.trial_counts import TrialCounts
 from batchscape.text import count_text, duration_text
 
 _MOST_LISTED = 20
+_STOPPED = {StopReason.TARGET: ", target reached", StopReason.TIMED: ", timed alone"}
 """Runs that are listed in each section; `--json` has all."""
 
 
@@ -156,7 +157,7 @@ def _fault_parts(sweep: Overview) -> Iterator[RenderableType]:
 
 def _completed_text(run: RunProgress) -> str:
     loss = "" if run.loss is None else f", loss {run.loss:.4f}"
-    why = ", target reached" if run.stop_reason == StopReason.TARGET else ""
+    why = _STOPPED.get(run.stop_reason or "", "")
     return f"{run.run_id}  step {_step_text(run)}{loss}{why}"
 
 

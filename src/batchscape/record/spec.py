@@ -78,6 +78,9 @@ class RunSpec:
     config: RunConfig
     source_hash: str | None = None
     """Hash of model code and weights that are not part of this package."""
+    timed_steps: int | None = None
+    """Optimizer steps after which it ends, where only its times and its memory count; None: it
+    trains its budget."""
 
     @property
     def geometry(self) -> BatchGeometry:
@@ -86,8 +89,8 @@ class RunSpec:
 
     @property
     def optimizer_steps(self) -> int:
-        """Budget in optimizer steps."""
-        return sum(stage.optimizer_steps for stage in self.stages)
+        """Optimizer steps that it trains: its budget, or those that are timed."""
+        return self.timed_steps or sum(stage.optimizer_steps for stage in self.stages)
 
     @property
     def samples(self) -> int:
@@ -138,6 +141,7 @@ class RunSpec:
                     "data_seed": self.config.resolved_data_seed,
                     "source_hash": self.source_hash,
                     **({"not_passed": not_passed(self.config)} if is_program else {}),
+                    **({} if self.timed_steps is None else {"timed_steps": self.timed_steps}),
                     "stages": [
                         {
                             "samples": stage.samples,
@@ -185,6 +189,7 @@ class RunSpec:
                 data=DataIdentity(**content["data"]),
                 config=RunConfig.from_mapping(content["config"]),
                 source_hash=resolved["source_hash"],
+                timed_steps=resolved.get("timed_steps"),
             )
         except (KeyError, TypeError, ValueError) as error:
             msg = f"{path} is damaged: {error}"

@@ -49,6 +49,8 @@ class StopReason(StrEnum):
 
     BUDGET = "budget"
     TARGET = "target"
+    TIMED = "timed"
+    """Its steps are timed, and another cut trains the whole budget."""
 
 
 @dataclass

@@ -18,7 +18,7 @@ from batchscape.record.files import read_json, remove_if_possible, write_atomica
 from batchscape.record.folder import TABLES, RunFolder, SweepFolder, no_runs
 from batchscape.record.reading import RunRead, open_rows, read_folders
 from batchscape.record.state import read_sealed
-from batchscape.record.status import Attempt, RunStatus
+from batchscape.record.status import Attempt, RunStatus, StopReason
 from batchscape.record.summary import counts_tokens, summarise
 
 
@@ -118,6 +118,8 @@ def note_rows(
         status.summary = summarise(**tables, data_parallel_size=data_parallel_size)
         if not counts_tokens(read_json(folder.config)):
             status.summary |= dict.fromkeys(OF_TOKENS)
+        if status.stop_reason is StopReason.TIMED:
+            status.summary["final_loss"] = None  # of its last steps, which are not the end
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         msg = f"the rows of {folder.path} are damaged: they cannot be summarised ({error!r})"
         raise DamageError(msg) from error

@@ -192,7 +192,8 @@ class Training:
         self._phase(phase)
 
     def _train(self) -> Outcome:
-        outcome = self._judge(self._evaluate()) if self.done == 0 else None
+        is_whole = self.spec.timed_steps is None
+        outcome = self._judge(self._evaluate()) if self.done == 0 and is_whole else None
         if self.spec.config.in_process.compile:
             self._compile()
             # Half a million objects of the compiler, which no later collection has to visit.
@@ -206,7 +207,8 @@ class Training:
             self._step(self.done)
             self.done += 1
             evaluates = self._evaluation_is_due()
-            agreed = self._agree(at_once=evaluates or self.done in self._keeps)
+            is_last = self.done == self.spec.optimizer_steps
+            agreed = self._agree(at_once=evaluates or is_last or self.done in self._keeps)
             if agreed.diverged is not None:
                 self.recorder.flush()
                 return self._diverged(agreed.diverged)
@@ -215,7 +217,7 @@ class Training:
                 if (outcome := self._judge(self._evaluate())) is not None:
                     return outcome
             self._keep_branch_point()
-            if self.done == self.spec.optimizer_steps:
+            if is_last:
                 break
             if agreed.stop or agreed.checkpoint:
                 self._save()
@@ -223,7 +225,8 @@ class Training:
                 return Outcome(
                     Status.INTERRUPTED, self.done, reason="asked to stop", cause=Cause.INTERRUPTED
                 )
-        return Outcome(Status.COMPLETED, self.done, StopReason.BUDGET)
+        reason = StopReason.BUDGET if is_whole else StopReason.TIMED
+        return Outcome(Status.COMPLETED, self.done, reason)
 
     def _agree(self, *, at_once: bool) -> Agreement:
         """Exchange requests to stop and to save where that is due; return what is agreed."""
@@ -270,7 +273,8 @@ class Training:
 
     def _build(self, clock: StepClock, examine: Callable[[nn.Module], None] | None = None) -> None:
         self._engine = build_engine(self.spec, self._device, examine, self._rank == 0)
-        self._stream.samples_noise = self._engine.micro_gradients_are_whole
+        is_whole = self.spec.timed_steps is None
+        self._stream.samples_noise = is_whole and self._engine.micro_gradients_are_whole
         half_life_tokens = self.spec.config.evaluation.ema_half_life_tokens
         if half_life_tokens is not None:
             self._average = WeightAverage(self._engine.module, half_life_tokens)
@@ -342,6 +346,8 @@ class Training:
         return done, NoiseSample(small, size // small, total)
 
     def _evaluation_is_due(self) -> bool:
+        if self.spec.timed_steps is not None:
+            return False
         if self.done == self.spec.optimizer_steps:
             return True
         every = self.spec.evaluation_every_samples

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from tests.exact import assert_same_rows
 
 from batchscape.analysis import find_cells, steps_to_target
 from batchscape.analysis.targets.curves import curves_of
 from batchscape.cli import main
 from batchscape.plan.build import Plan
 from batchscape.record.tables import Tables, load
-from tests.exact import assert_same_rows
 
 CUTS = ["batch.data_parallel_size=1", "batch.micro_batch_size=4,8,16,32", "seed=0,1"]
 SMALL = (

@@ -52,7 +52,7 @@ class MeasuredSteps:
         runs[list(_FIGURES)] = runs[list(_FIGURES)].apply(pd.to_numeric).astype(float)
         here = runs["hardware"].map(lambda name: isinstance(name, str) and is_like(name))
         runs = runs[runs["status"].eq("completed") & here]
-        self._shares = _shares_measured(runs)
+        self._shares = _measured_over_predicted(runs)
         runs = runs[runs["timing_valid"] & runs["step_time_s"].gt(0)]
         keys = [
             _of_spec(sweep, run_id, attrgetter("time_key"))
@@ -121,8 +121,11 @@ class MeasuredSteps:
         return min(float(low), 1 - _LEAST_OFF), max(float(high), 1 + _LEAST_OFF), n
 
 
-def _shares_measured(runs: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
-    """Return measured over predicted peaks, by model; runs with equal predictions are averaged."""
+def _measured_over_predicted(runs: pd.DataFrame) -> dict[str, NDArray[np.float64]]:
+    """Return ratios of measured to predicted peaks, by model, engine, precision and device type.
+
+    Runs with equal predictions count as one, by their mean.
+    """
     names = ("predicted.peak_allocated_gib.value", "peak_allocated_gib", "workspace_gib")
     table = runs.reindex(columns=list(names)).apply(pd.to_numeric).astype(float)
     predicted, measured, workspace = (table[name] for name in names)

@@ -187,18 +187,18 @@ def _devices(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:
     devices = int(chosen["data_parallel_size"])
     others = _timed(candidates, chosen)
     others = others[others["data_parallel_size"] != devices]
-    return f"Devices {devices}{_fastest(others, chosen, 'on another number of devices')}"
+    return f"Devices {devices}{_against_fastest(others, chosen, 'on another number of devices')}"
 
 
-def _fastest(rows: pd.DataFrame, chosen: pd.Series[Any], which: str) -> str:
-    """Name the row that takes least time, and its time over that of the chosen one."""
+def _against_fastest(rows: pd.DataFrame, chosen: pd.Series[Any], where: str) -> str:
+    """End the sentence on the chosen cut with the fastest of the rows, and its ratio of times."""
     if chosen["source"] != "measured":
         return f"; the step time of this cut is {chosen['source']}, not measured."
     if rows.empty:
-        return f"; no cut of this batch {which} was timed."
+        return f"; no cut of this batch {where} was timed."
     best = rows.sort_values("time_log").iloc[0]
     ratio = math.exp(best["time_log"] - chosen["time_log"])
-    return f"; {which}, {cut_text(best)} takes {ratio:.3g} times as long."
+    return f"; {where}, {cut_text(best)} takes {ratio:.3g} times as long."
 
 
 def _accumulation(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:
@@ -213,7 +213,7 @@ def _accumulation(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> str:
         (others["data_parallel_size"] == chosen["data_parallel_size"])
         & (others["micro_batch_size"] > chosen["micro_batch_size"])
     ]
-    return text + _fastest(others, chosen, "on as many devices with less of it")
+    return text + _against_fastest(others, chosen, "on as many devices with less of it")
 
 
 def _timed(candidates: pd.DataFrame, chosen: pd.Series[Any]) -> pd.DataFrame:

@@ -147,7 +147,7 @@ def tuning_warning(reaches: pd.DataFrame) -> str | None:
         (endless, "on one side of the best rate, or both, none is worse beyond the noise"),
         (best["grid_learning_rate"].isna(), "no learning rate took every seed to the target"),
     ]
-    problems = [f"at {_batches(best, where)}: {text}" for where, text in parts if where.any()]
+    problems = [f"at {_batches_text(best, where)}: {text}" for where, text in parts if where.any()]
     losses = best["target_loss"].dropna().unique()
     aim = f" to reach a loss of {losses[0]:g}" if len(losses) == 1 else ""
     if not problems:
@@ -196,7 +196,8 @@ def _most_often_reached(costs: pd.DataFrame, keys: list[str]) -> pd.Series[float
     return rates
 
 
-def _batches(best: pd.DataFrame, where: pd.Series[bool]) -> str:
+def _batches_text(best: pd.DataFrame, where: pd.Series[bool]) -> str:
+    """List the batches of some rows, with their losses where the table has several targets."""
     rows = best[where]
     names = [f"B = {batch:g}" for batch in sorted(rows["global_batch_size"].unique())]
     several = best["target_loss"].nunique() > 1

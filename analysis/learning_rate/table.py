@@ -123,7 +123,7 @@ def _costs(table: pd.DataFrame, value: str) -> NDArray[np.float64]:
     if value == "steps_to_target":
         if (values[~lost] <= 0).any():
             msg = (
-                "steps_to_target is above 0, or missing where the target was not reached; got "
+                "steps_to_target must be above 0, or missing where the target was not reached; got "
                 f"{np.nanmin(values):g}"
             )
             raise AnalysisError(msg)

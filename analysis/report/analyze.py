@@ -210,8 +210,8 @@ def _reaches(
     if absent:
         texts = ", ".join(f"{target:g}" for target in recorded) or "unknown"
         msg = (
-            f"the table has steps to the targets {texts}, and none to {absent[0]:g}; others need "
-            "curves"
+            f"the table has the steps to targets {texts}, and to no other; given {absent[0]:g}; a "
+            "table of loss curves has those to any target"
         )
         raise AnalysisError(msg)
     return read.table[read.table["target_loss"].isin(targets)].reset_index(drop=True), ()

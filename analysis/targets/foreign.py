@@ -208,8 +208,9 @@ def as_table(
     is_run_unique = rows["run"].is_unique
     if not has_progress and (minimise == "steps" or not is_run_unique):
         msg = (
-            "a table of curves needs optimizer_step or samples: how far a run was at each loss. "
-            "One of final losses has one row a run; tell runs apart by a column `seed` or `run`"
+            "a table of loss curves needs optimizer_step or samples: how far a run was at each "
+            "loss. A table of final losses needs neither, but has one row a run: a column `seed` "
+            "or `run` tells runs apart"
         ) + (_LOG_CALLS if {"_step", "Step"} & set(table) else "")
         raise AnalysisError(msg)
     _refuse_steps_from_0(rows, first_step)
@@ -226,9 +227,9 @@ def as_table(
 
 
 _LOG_CALLS = (
-    ". W&B's _step, or Step, counts calls of its log, of which a step may have several or none: "
-    "add the column that counts optimizer steps, or say --column optimizer_step=_step (or Step) if "
-    "it does"
+    ". W&B's _step (or Step) counts calls of its log, and an optimizer step may make several or "
+    "none: add a column of optimizer steps; where _step does count them, say --column "
+    "optimizer_step=_step (or Step)"
 )
 
 

@@ -290,7 +290,7 @@ def _penalty(cells: list[pd.DataFrame]) -> tuple[int, str] | None:
     excess = means[0] - means[least]
     if least == 0 or excess < _LEAST_PENALTY:
         return None
-    error, degrees = _paired_error(cells[0], cells[least])
+    error, degrees = _error_of_difference(cells[0], cells[least])
     sizes = [cell["global_batch_size"].iloc[0] for cell in (cells[0], cells[least])]
     excess_text = (
         f"Batch size {sizes[0]:g} needs {significant(float(np.expm1(excess)) * 100, 2)} % more "
@@ -307,8 +307,11 @@ def _penalty(cells: list[pd.DataFrame]) -> tuple[int, str] | None:
     )
 
 
-def _paired_error(first: pd.DataFrame, second: pd.DataFrame) -> tuple[float, float]:
-    """Standard error of a difference of mean log steps, over shared seeds where there are any."""
+def _error_of_difference(first: pd.DataFrame, second: pd.DataFrame) -> tuple[float, int]:
+    """Return the standard error of a difference of mean log steps, and its degrees of freedom.
+
+    Seed by seed where two seeds or more are shared, else from both variances.
+    """
     logs = [np.log(cell.set_index("seed")["steps_to_target"]) for cell in (first, second)]
     pairs = (logs[0] - logs[1]).dropna().to_numpy()
     if len(pairs) > 1:

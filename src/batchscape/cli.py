@@ -848,9 +848,9 @@ def _machine_here(grid: SweepCells) -> Machine:
         raise ConfigError(msg)
     if machine.is_declared:
         msg = (
-            f"cluster declares {machine.cluster.device}, a machine to plan for, and nothing is "
-            "launched on it: use `batchscape plan` with the same arguments, or "
-            "cluster=this_machine on the machine itself"
+            f"cluster declares {machine.cluster.device}, which can be planned for, not launched "
+            "on: use `batchscape plan` with the same arguments, or cluster=this_machine on such a "
+            "machine itself"
         )
         raise ConfigError(msg)
     return machine

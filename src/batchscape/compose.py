@@ -55,7 +55,7 @@ _OF_OTHERS = {
 
 
 def compose(arguments: Sequence[str], program: str) -> SweepCells | None:
-    """Compose every cell of a command line; None where its flags ask to show settings."""
+    """Compose every cell of a command line; where its flags ask for settings, show them: None."""
     arguments = _retry_as_setting(arguments)
     _refuse_mistakes(arguments)
     flags = {argument.split("=")[0] for argument in arguments if argument.startswith("-")}

@@ -16,6 +16,7 @@ from pydantic.dataclasses import dataclass
 from batchscape.config.types import STRICT, Count, Positive
 
 _FILES = Path(__file__).parents[1] / "conf" / "cluster"
+_HERE = "this_machine"
 
 Product = Literal["float64", "float32", "tf32", "float16", "bfloat16"]
 
@@ -90,8 +91,8 @@ class Cluster:
 
 
 def known_devices() -> str:
-    """Name the options of `cluster`."""
-    return ", ".join(path.stem for path in sorted(_FILES.glob("*.yaml")))
+    """Name the options of `cluster` that declare a device."""
+    return ", ".join(path.stem for path in sorted(_FILES.glob("*.yaml")) if path.stem != _HERE)
 
 
 @functools.cache

@@ -58,7 +58,7 @@ class Measure:
         if steps is not None and steps <= first:
             msg = (
                 f"steps_of_further_cuts must be above warmup_optimizer_steps={first}, which are "
-                f"not timed; given {steps}; 40 or more give a stable median"
+                f"not timed; given {steps}; with 40 or more their median is stable"
             )
             raise ValueError(msg)
 

@@ -9,6 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from batchscape.config.command import ExternalModel
 from batchscape.config.types import STRICT, Affects, Count, Fraction, Positive
+from batchscape.text import near_multiples
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
@@ -42,7 +43,8 @@ class Gpt(_Decoder):
         if self.d_model % self.n_heads:
             msg = (
                 f"n_heads must divide d_model: {self.d_model} % {self.n_heads} = "
-                f"{self.d_model % self.n_heads}"
+                f"{self.d_model % self.n_heads}; d_model={near_multiples(self.d_model, self.n_heads)} "
+                "would do"
             )
             raise ValueError(msg)
 

@@ -91,10 +91,16 @@ class Scaling:
         rules = {self.learning_rate, self.betas, self.weight_decay} - {"none"}
         if bool(rules) != (self.reference_global_batch_size is not None):
             msg = (
-                "scaling rules need a reference_global_batch_size, and it needs a rule; given "
-                f"reference_global_batch_size={self.reference_global_batch_size}, "
-                f"learning_rate={self.learning_rate}, betas={self.betas}, "
-                f"weight_decay={self.weight_decay}"
+                "a scaling rule and reference_global_batch_size go together; given "
+                f"scaling.learning_rate={self.learning_rate}, scaling.betas={self.betas}, "
+                f"scaling.weight_decay={self.weight_decay} and reference_global_batch_size="
+                f"{self.reference_global_batch_size or 'null'}: "
+                + (
+                    "give the global batch that the optimizer's settings are for, or set every "
+                    "rule to none"
+                    if rules
+                    else "choose a rule, or set it to null"
+                )
             )
             raise ValueError(msg)
 

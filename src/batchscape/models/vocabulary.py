@@ -32,7 +32,7 @@ def vocabulary_size(model: Gpt | Llama, data: DataIdentity) -> int:
 
 
 def check_vocabulary(name: str, rows: int, data: DataIdentity) -> None:
-    """Refuse an embedding with fewer rows than the data have tokens."""
+    """Refuse an embedding with fewer rows than the data have different tokens."""
     needed = data_vocabulary(data)
     if rows < needed:
         msg = f"{name} must be at least the data's vocabulary, {needed}; given {rows}"

@@ -50,10 +50,10 @@ def trajectory_id(
     precision: str,
     source_hash: str | None,
 ) -> str:
-    """Name what determines a loss curve: everything but the decomposition.
+    """Name all that determines a loss curve; how the global batch is cut is no part of it.
 
-    Settings that were resolved count as resolved, so that a training has one name however it was
-    asked for: a scaling rule by the optimizer's settings that it gave, a ramp by its stages.
+    What follows from a setting counts in its place, so that a training has one name however it was
+    asked for: the optimizer's settings that a scaling rule gave, the stages of a ramp.
     """
     if isinstance(config.engine, Command):
         values = placeholder_values(config, stages)
@@ -82,7 +82,7 @@ def trajectory_id(
         "init_seed": config.resolved_init_seed,
         "data_seed": config.resolved_data_seed,
     }
-    del content["name"]
+    del content["name"]  # of the engine, under which it stands
     return content_hash(content, 16)
 
 

@@ -83,9 +83,9 @@ class Machine:
         if isinstance(launcher, Slurm) and cluster.device is None:
             if cluster.nodes is None or cluster.devices_per_node is None:
                 msg = (
-                    "launcher=slurm looks nothing up where the command is called: choose the "
-                    f"devices of the cluster, cluster=NAME ({known_devices()}), or for runs on "
-                    "CPUs give cluster.nodes and cluster.devices_per_node, the cores of a node"
+                    "with launcher=slurm the devices are those of the cluster, not of this "
+                    f"machine, and must be given: cluster=NAME ({known_devices()}), or for runs "
+                    "on CPUs cluster.nodes and cluster.devices_per_node (the cores of a node)"
                 )
                 raise ConfigError(msg)
             cores = cluster.nodes * cluster.devices_per_node

@@ -93,7 +93,7 @@ def _watch(pid: int) -> int:
 
 
 def _let_end() -> int:
-    """Wait a little for the rest of the program, then kill it; return how many had to be."""
+    """Wait a little for the rest of the program, then kill it; return the number of killed ones."""
     deadline = time.monotonic() + _END_GRACE_S
     while time.monotonic() < deadline:
         _reap()

@@ -181,9 +181,11 @@ class _StudyGrid:
         self._points += further
         return bool(further)
 
-    def record(self) -> dict[str, Any]:
-        """Return the record of this study for `write_measured`."""
-        measured = zip(self._points, self.runs, self._values, strict=True)
+    def as_record(self) -> dict[str, Any]:
+        """Return what `write_measured` writes; without points while they have no values."""
+        points = (
+            list(zip(self._points, self.runs, self._values, strict=True)) if self._values else []
+        )
         return {
             "study": self._cells.name,
             "values": self._cells.values,
@@ -197,7 +199,7 @@ class _StudyGrid:
                     },
                     "runs": [run.run_id for run in runs if isinstance(run, RunSpec)],
                 }
-                for point, runs, by_seed in (measured if self._values else ())
+                for point, runs, by_seed in points
             ],
             "brackets": [
                 {"key": interval.key, **best._asdict()} for interval, best in self._brackets()
@@ -249,6 +251,6 @@ def measure_around(
     problems += [f"{name}: {grid.problem}" for name, grid in grids.items() if grid.problem]
     for line in problems:
         launching.console.print(line, soft_wrap=True)
-    records = [grid.record() for grid in grids.values()]
+    records = [grid.as_record() for grid in grids.values()]
     write_measured(launching.sweep.search, space.sampler.objective, records)
     return result

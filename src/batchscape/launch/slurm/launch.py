@@ -318,7 +318,7 @@ class _Follower:
 
 
 def _end_of_run(job: Job, *, alone: bool) -> RunEnd:
-    """Return the end of a run whose job has ended."""
+    """Return the end of a run whose job has ended; `alone`: it was the only one in that job."""
     how = {
         JobState.TIMEOUT: "at its time limit, before a checkpoint was written",
         JobState.PREEMPTED: "as it was preempted",
@@ -329,7 +329,7 @@ def _end_of_run(job: Job, *, alone: bool) -> RunEnd:
     }.get(job.state, f"without a word ({job.reason or job.state})")
     reason = f"job {job.id} ended {how}"
     if job.state is JobState.OUT_OF_MEMORY and alone:
-        reason += "; launcher.sbatch.mem"
+        reason += "; give the job more memory by launcher.sbatch.mem"
         return RunEnd(Status.OOM, reason=reason, cause=Cause.OUT_OF_MEMORY)
     return RunEnd(
         Status.INTERRUPTED,

@@ -43,8 +43,8 @@ class Gpt(_Decoder):
         if self.d_model % self.n_heads:
             msg = (
                 f"n_heads must divide d_model: {self.d_model} % {self.n_heads} = "
-                f"{self.d_model % self.n_heads}; d_model={near_multiples(self.d_model, self.n_heads)} "
-                "would do"
+                f"{self.d_model % self.n_heads}; use "
+                f"d_model={near_multiples(self.d_model, self.n_heads)}"
             )
             raise ValueError(msg)
 

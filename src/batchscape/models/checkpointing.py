@@ -36,7 +36,7 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
 
 
 def _outermost_lists(module: nn.Module) -> list[nn.ModuleList]:
-    """Return the lists of blocks that are in no other list, those without a trained parameter left out."""
+    """Return the lists of blocks that are in no other list and have a trained parameter."""
     if isinstance(module, nn.ModuleList):
         trained = any(parameter.requires_grad for parameter in module.parameters())
         return [module] if trained else []

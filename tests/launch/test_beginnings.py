@@ -275,6 +275,31 @@ def sharing(spec: RunSpec) -> RunSpec:
 
 
 @pytest.mark.slow
+def test_a_later_command_begins_with_a_state_that_was_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep, alone = alone_and(tmp_path, *LADDER[::2], "budget.samples=128,192")
+    first = [*SMALL, *LADDER[::2], f"sweep_dir={sweep.path}"]
+    assert main([*first, "budget.samples=192", "checkpoint.keep_at_samples=[64,96]"]) == 0
+    (trunk,) = sweep.run_folders()
+    assert [path.name[-2:] for path in trunk.branch_points()] == ["08", "12"]
+    capsys.readouterr()
+    assert main(["plan", *first[1:], "budget.samples=128"]) == 0
+    spared = "Runs that begin as another one, and go on from its state: 1; that spares 75%"
+    assert spared in " ".join(capsys.readouterr().out.split())
+    assert main([*first, "budget.samples=128"]) == 0
+    assert begun(sweep) == {16: 12, 24: 0}
+    assert_same_curves(sweep, alone)
+    assert len(trunk.branch_points()) == 2, "another command may begin with them"
+
+
+def test_a_state_is_kept_between_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    keep = ["budget.samples=192", "checkpoint.keep_at_samples=[68]"]
+    assert main(["plan", *SMALL[1:], *keep]) == 2
+    assert "68 samples end within an optimizer step; use 64 or 72" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_where_no_state_was_kept_a_run_trains_all_of_its_steps(tmp_path: Path) -> None:
     """A trunk that was done before, and one that has failed, have none."""
     sweep, alone = alone_and(tmp_path, *LADDER)

@@ -39,6 +39,9 @@ class Checkpoint:
     every_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = 120.0
     """Least time between checkpoints, in seconds; 0: at every drain of the recorder; null: only
     when interrupted."""
+    keep_at_samples: Annotated[tuple[Count, ...], OUR_LOOP] = ()
+    """Samples after which a run keeps its state for good, so that runs of a later command can begin
+    with it."""
 
 
 @dataclass(frozen=True, config=STRICT)

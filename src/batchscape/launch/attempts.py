@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -171,8 +171,6 @@ class Attempts:
     command : str or None
         The command of the launch, recorded with each run.
     branches : Branches
-    is_open : callable
-        Whether a run of this launch, by name, may still train.
     """
 
     def __init__(
@@ -186,9 +184,8 @@ class Attempts:
         entry: str,
         command: str | None,
         branches: Branches,
-        is_open: Callable[[str], bool],
     ) -> None:
-        self._branches, self._is_open = branches, is_open
+        self._branches = branches
         self._sweep, self._machine = sweep, machine
         self._processes = processes
         self._scratch = scratch
@@ -229,7 +226,7 @@ class Attempts:
             "command": self._command,
             "rendezvous": str(self._scratch / spec.run_id),
             **self._processes.place(),
-            **self._branches.launch_record(spec, self._is_open),
+            **self._branches.launch_record(spec),
         }
         if state.goes_on:
             before = read_json(folder.launch)

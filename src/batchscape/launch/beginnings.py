@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from batchscape.config import Command, Constant, Cosine, Schedule
+from batchscape.errors import RecordError
 from batchscape.plan.identity import beginning_key
 from batchscape.record.files import link_or_copy, read_json, write_json
 from batchscape.record.folder import RunFolder, SweepFolder
@@ -35,13 +37,37 @@ class Beginning(NamedTuple):
     """Optimizer steps that both share."""
 
 
-def shared_beginnings(specs: Sequence[RunSpec]) -> dict[str, Beginning]:
+def find_beginnings(specs: Sequence[RunSpec], sweep: SweepFolder) -> dict[str, Beginning]:
+    """Find the runs that can go on from the state of an earlier one, or of one that is over.
+
+    Parameters
+    ----------
+    specs : sequence of RunSpec
+        Runs that are not over, in the order of the launch.
+    sweep : SweepFolder
+    """
+    names = {spec.run_id for spec in specs}
+    shares = any(spec.config.launcher.share_beginnings for spec in specs)
+    kept, trunks = {}, []
+    for folder in sweep.run_folders() if shares else ():
+        if folder.path.name not in names and (points := folder.branch_points()):
+            with contextlib.suppress(RecordError):
+                trunks.append(RunSpec.read(folder.config))
+                kept[folder.path.name] = [int(path.name.rpartition("-")[2]) for path in points]
+    return shared_beginnings([*trunks, *specs], kept)
+
+
+def shared_beginnings(
+    specs: Sequence[RunSpec], kept: Mapping[str, Collection[int]] = MappingProxyType({})
+) -> dict[str, Beginning]:
     """Find the runs that can go on from the state of an earlier one.
 
     Parameters
     ----------
     specs : sequence of RunSpec
         In the order of the launch.
+    kept : mapping of str to collection of int
+        Of runs that are over, the optimizer steps whose states they have.
 
     Returns
     -------
@@ -53,7 +79,8 @@ def shared_beginnings(specs: Sequence[RunSpec]) -> dict[str, Beginning]:
     trunks_by_key: dict[tuple[Any, ...], list[RunSpec]] = {}
     for spec in specs:
         config = spec.config
-        if isinstance(config.engine, Command) or not config.launcher.share_beginnings:
+        is_alone = isinstance(config.engine, Command) or spec.timed_steps is not None
+        if is_alone or not config.launcher.share_beginnings:
             continue
         first = spec.stages[0]
         key = (
@@ -63,17 +90,21 @@ def shared_beginnings(specs: Sequence[RunSpec]) -> dict[str, Beginning]:
             config.schedule.warmup_samples,
         )
         trunks = trunks_by_key.setdefault(key, [])
+        trunks.append(spec)
+        if spec.run_id in kept:
+            continue
         # After its warm-up a run has as many steps of its own, at least, which are timed.
         most = spec.optimizer_steps - 2 * config.measure.warmup_optimizer_steps - 1
         # Of equals the first, which trains these steps itself: later ones may have them from it.
-        steps, trunk = max(
-            ((min(most, shared_steps(other, spec)), other.run_id) for other in trunks),
-            key=lambda match: match[0],
-            default=(0, ""),
-        )
+        steps, trunk = 0, ""
+        for other in trunks[:-1]:
+            alike = min(most, shared_steps(other, spec))
+            if other.run_id in kept:
+                alike = max((step for step in kept[other.run_id] if step <= alike), default=0)
+            if alike > steps:
+                steps, trunk = alike, other.run_id
         if steps >= max(1, _LEAST_SHARE * spec.optimizer_steps):
             beginnings[spec.run_id] = Beginning(trunk, steps)
-        trunks.append(spec)
     return beginnings
 
 
@@ -115,35 +146,40 @@ def _constant_until(schedule: Schedule, budget_samples: int) -> float:
     return budget_samples - schedule.decay_samples
 
 
+def kept_steps(spec: RunSpec) -> set[int]:
+    """Return the optimizer steps after which a run keeps its state for later commands."""
+    steps = map(spec.steps_of, spec.config.checkpoint.keep_at_samples)
+    return {step for step in steps if step is not None}
+
+
 class Branches:
     """The branch points of one launch: who waits for which, who keeps which, which can go.
 
     Parameters
     ----------
     specs : sequence of RunSpec
-        Runs of the launch, in their order: those that are open, and those that keep a state.
+        Runs of the launch, in their order.
     sweep : SweepFolder
+    is_open : callable
+        Whether a run, by name, may still train.
     """
 
-    def __init__(self, specs: Sequence[RunSpec], sweep: SweepFolder) -> None:
+    def __init__(
+        self, specs: Sequence[RunSpec], sweep: SweepFolder, is_open: Callable[[str], bool]
+    ) -> None:
         self._sweep = sweep
-        self._trunks = [spec.run_id for spec in specs]
-        self._beginnings = shared_beginnings(specs)
+        # Nobody waits for the run of another launch: it has a state by now, or none.
+        self._is_open = lambda run_id: run_id in self._kept_steps and is_open(run_id)
+        self._kept_steps = {spec.run_id: kept_steps(spec) for spec in specs}
+        self._beginnings = find_beginnings([s for s in specs if is_open(s.run_id)], sweep)
         self._branches: dict[Beginning, set[str]] = {}
         for run_id, beginning in self._beginnings.items():
             self._branches.setdefault(beginning, set()).add(run_id)
 
-    def can_begin(self, spec: RunSpec, is_open: Callable[[str], bool]) -> bool:
-        """Whether a run need not wait for another one: there is a state for it, or will be none.
-
-        Parameters
-        ----------
-        spec : RunSpec
-        is_open : callable
-            Whether a run, by name, may still train.
-        """
+    def can_begin(self, spec: RunSpec) -> bool:
+        """Whether a run need not wait for another one: there is a state for it, or will be none."""
         beginning = self._beginnings.get(spec.run_id)
-        if beginning is None or not is_open(beginning.trunk):
+        if beginning is None or not self._is_open(beginning.trunk):
             return True
         folder, trunk = self._sweep.run(spec.run_id), self._sweep.run(beginning.trunk)
         if folder.beginning.is_dir() or trunk.branch_point(beginning.optimizer_steps).is_dir():
@@ -152,7 +188,7 @@ class Branches:
         is_past = (trunk.checkpoint_step or 0) >= beginning.optimizer_steps
         return is_past or folder.checkpoint_step is not None
 
-    def launch_record(self, spec: RunSpec, is_open: Callable[[str], bool]) -> dict[str, Any]:
+    def launch_record(self, spec: RunSpec) -> dict[str, Any]:
         """Return what `launch.json` says of it: `begins` of a branch, `keeps` of a trunk.
 
         A branch has its own copy of the state from now on, which nobody else removes.
@@ -167,8 +203,8 @@ class Branches:
         keeps = {
             point.optimizer_steps
             for point, branches in self._branches.items()
-            if point.trunk == spec.run_id and any(map(is_open, branches))
-        }
+            if point.trunk == spec.run_id and any(map(self._is_open, branches))
+        } | self._kept_steps[spec.run_id]
         return record | ({"keeps": sorted(keeps)} if keeps else {})
 
     def _copy(self, beginning: Beginning, folder: RunFolder) -> None:
@@ -196,16 +232,17 @@ class Branches:
         beginning = self._beginnings.get(spec.run_id)
         return 1 - (beginning.optimizer_steps if beginning else 0) / spec.optimizer_steps
 
-    def remove_unneeded(self, is_open: Callable[[str], bool]) -> None:
-        """Remove the branch points from which no run will begin any more."""
+    def remove_unneeded(self) -> None:
+        """Remove the branch points from which no run will begin any more, unless they are kept."""
         needed = {
             self._sweep.run(point.trunk).branch_point(point.optimizer_steps)
             for point, branches in self._branches.items()
-            if any(map(is_open, branches))
+            if any(map(self._is_open, branches))
         }
-        for folder in map(self._sweep.run, self._trunks):
+        for run_id, steps in self._kept_steps.items():
+            folder = self._sweep.run(run_id)
             points = set(folder.branches.iterdir()) if folder.branches.is_dir() else set()
-            for point in points - needed:
+            for point in points - needed - set(map(folder.branch_point, steps)):
                 shutil.rmtree(point, ignore_errors=True)
             with contextlib.suppress(OSError):
                 folder.branches.rmdir()

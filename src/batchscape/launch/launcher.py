@@ -181,19 +181,14 @@ class Launcher:
             live = may_mirror_live(missing, self._machine.cpu_cores)
             mirror = Mirror(tracker, self._sweep, live=live)
             self._progress.runs_skipped(list(self._remaining.settled.values()))
-            # A run that is over may still keep a state for others.
-            sharing = [
-                spec
-                for spec in (self._specs if self._entry == WORKER else ())
-                if self._is_open(spec.run_id) or self._sweep.run(spec.run_id).branches.is_dir()
-            ]
-            self._branches = Branches(sharing, self._sweep)
+            sharing = self._specs if self._entry == WORKER else ()
+            self._branches = Branches(sharing, self._sweep, self._is_open)
             if missing:
                 stack.enter_context(self._presence)
                 with self._interrupts:
                     self._launch(missing)
             if not self._is_part:
-                self._branches.remove_unneeded(self._is_open)
+                self._branches.remove_unneeded()
         interrupted = self._interrupts.count > 0
         with self._presence:
             note = mirror.finish(interrupted=interrupted)
@@ -262,7 +257,6 @@ class Launcher:
                 entry=self._entry,
                 command=self._command,
                 branches=self._branches,
-                is_open=self._is_open,
             )
             self._oom = OomKnowledge(missing, self._sweep, self._machine, self._predictions)
             with self._progress:
@@ -365,9 +359,7 @@ class Launcher:
                 return  # how these end decides
             self._stop(reason)
         has_slot = len(self._active) < self._specs[0].config.launcher.concurrent_runs
-        ready = deque(
-            spec for spec in queue if has_slot and self._branches.can_begin(spec, self._is_open)
-        )
+        ready = deque(spec for spec in queue if has_slot and self._branches.can_begin(spec))
         while self._stop_reason is None and (placed := self._placement.next(ready)) is not None:
             spec, lease = placed
             queue.remove(spec)

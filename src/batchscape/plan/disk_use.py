@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from batchscape.launch.beginnings import shared_beginnings
+from batchscape.launch.beginnings import find_beginnings
 from batchscape.launch.schedule import launch_order
 from batchscape.plan.parameters import count_parameters
 from batchscape.record.disk import free_bytes
@@ -30,7 +30,7 @@ def disk_warning(specs: Sequence[RunSpec], sweep: SweepFolder) -> str | None:
         for spec in open_specs
     )
     # One more is written before the oldest is removed; branch points stay until nobody needs them.
-    points = set(shared_beginnings(launch_order(open_specs)).values())
+    points = set(find_beginnings(launch_order(open_specs), sweep).values())
     states = (CHECKPOINTS_KEPT + 1) * sum(sizes[-at_once:])
     needed, free = states + len(points) * max(sizes, default=0), free_bytes(sweep.path)
     if needed <= free:

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol
 
 from batchscape.geometry import BatchGeometry
-from batchscape.launch.beginnings import Beginning, shared_beginnings
+from batchscape.launch.beginnings import Beginning, find_beginnings
 from batchscape.launch.schedule import launch_order, makespan_s
 from batchscape.plan.disk_use import evaluations, open_runs
 from batchscape.plan.machine import Machine
@@ -172,7 +172,7 @@ def forecast(
         return PredictedRange(ends.low, ends.high, ends.middle), before.way
 
     open_specs = [spec for spec in open_runs(specs, sweep) if spec.run_id not in unfit]
-    beginnings = shared_beginnings(launch_order(open_specs))
+    beginnings = find_beginnings(launch_order(open_specs), sweep)
     runs = {
         spec.run_id: _run(spec, step_time, before.at_peak_s, beginnings.get(spec.run_id))
         for spec in specs

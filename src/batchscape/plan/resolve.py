@@ -108,7 +108,7 @@ def resolve(
         )
         raise ConfigError(msg)
     trajectory = trajectory_id(config, data, stages, precision=precision, source_hash=source_hash)
-    return RunSpec(
+    spec = RunSpec(
         run_id=run_id(config, trajectory, stages, device_type),
         trajectory_id=trajectory,
         sweep_name=sweep_name,
@@ -120,6 +120,15 @@ def resolve(
         config=config,
         source_hash=source_hash,
     )
+    for samples in config.checkpoint.keep_at_samples:
+        if samples <= spec.samples and spec.steps_of(samples) is None:
+            common = math.lcm(*(stage.geometry.global_batch_size for stage in stages))
+            msg = (
+                f"checkpoint.keep_at_samples: {samples} samples end within an optimizer step; use "
+                f"{near_multiples(samples, common)}"
+            )
+            raise ConfigError(msg)
+    return spec
 
 
 def check_multiples(config: RunConfig, global_batches: Collection[int]) -> None:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from batchscape.config import Affects, Command, affects_of
 from batchscape.errors import RecordError
-from batchscape.launch.beginnings import shared_beginnings
+from batchscape.launch.beginnings import find_beginnings
 from batchscape.launch.schedule import launch_order
 from batchscape.outgoing import outgoing_cell, outgoing_json
 from batchscape.plan.build import Plan, PlannedCell
@@ -291,8 +291,9 @@ def plan_summary(plan: Plan) -> str:
     text = f"Runs: {len(plan.specs)}. Rejected runs: {len(plan.rejections)}."
     if plan.repeated:
         text += f" Cells left out because they repeat a run: {plan.repeated}."
-    open_specs = open_runs(plan.specs, SweepFolder(plan.sweep_dir))
-    if beginnings := shared_beginnings(launch_order(open_specs)):
+    sweep = SweepFolder(plan.sweep_dir)
+    open_specs = open_runs(plan.specs, sweep)
+    if beginnings := find_beginnings(launch_order(open_specs), sweep):
         spared = sum(beginning.optimizer_steps for beginning in beginnings.values())
         share = spared / sum(spec.optimizer_steps for spec in open_specs)
         text += (

@@ -140,6 +140,10 @@ class RunFolder:
         """Folder of the state, and of the rows, that other runs begin with."""
         return self.branches / f"step-{optimizer_steps:09d}"
 
+    def branch_points(self) -> list[Path]:
+        """Folders of the states that are there whole."""
+        return sorted(self.branches.glob("step-*")) if self.branches.is_dir() else []
+
     @property
     def beginning(self) -> Path:
         """Folder of the state and the rows of another run, with which it begins."""

@@ -97,6 +97,16 @@ class RunSpec:
         """Budget in samples."""
         return sum(stage.samples for stage in self.stages)
 
+    def steps_of(self, samples: int) -> int | None:
+        """Return the optimizer steps that take so many samples; None where there are no such."""
+        steps = 0
+        for stage in self.stages:
+            if samples <= stage.samples:
+                more, rest = divmod(samples, stage.geometry.global_batch_size)
+                return None if rest else steps + more
+            steps, samples = steps + stage.optimizer_steps, samples - stage.samples
+        return None
+
     @property
     def processes(self) -> int:
         """Processes that leave an outcome each: the ranks, or the one that watches a program."""

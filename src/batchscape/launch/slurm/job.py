@@ -44,10 +44,8 @@ def main(sweep_dir: str, shape: str, meeting: str, *nodes: str) -> int:
         states = set(zip(order.runs, attempts, strict=True))
         unchanged = {name for name, _ in states & looked_at}
         note = partial(console.print, style="red", soft_wrap=True)
-        # A run that is over may still keep a state for others.
-        keep_state = {name for name in unchanged if sweep.run(name).branches.is_dir()}
-        specs = order.specs(sweep, of_shape, note, but=unchanged - keep_state)
-        if all(spec.run_id in keep_state for spec in specs):
+        specs = order.specs(sweep, of_shape, note, but=unchanged)
+        if not specs:
             return 0
         if opens is not None and looked_at:
             return QUEUE_AGAIN  # the processes that srun started have ended with the first runs

@@ -105,7 +105,7 @@ def run_on_slurm(
         except KeyboardInterrupt:
             detached = True
         over = {**remaining.settled, **follower.done}
-        Branches(ordered, sweep).remove_unneeded(lambda run_id: run_id not in over)
+        Branches(ordered, sweep, lambda run_id: run_id not in over).remove_unneeded()
         note = mirror.finish(interrupted=detached)
     runs = remaining.results(follower.done)
     result = SweepResult(runs, detached, follower.stopped, note, mirror.summary())

@@ -168,13 +168,16 @@ class Branches:
         self, specs: Sequence[RunSpec], sweep: SweepFolder, is_open: Callable[[str], bool]
     ) -> None:
         self._sweep = sweep
-        # Nobody waits for the run of another launch: it has a state by now, or none.
-        self._is_open = lambda run_id: run_id in self._kept_steps and is_open(run_id)
         self._kept_steps = {spec.run_id: kept_steps(spec) for spec in specs}
+        self._may_train = is_open
         self._beginnings = find_beginnings([s for s in specs if is_open(s.run_id)], sweep)
         self._branches: dict[Beginning, set[str]] = {}
         for run_id, beginning in self._beginnings.items():
             self._branches.setdefault(beginning, set()).add(run_id)
+
+    def _is_open(self, run_id: str) -> bool:
+        """Whether a run may still train here: that of another launch has a state by now, or none."""
+        return run_id in self._kept_steps and self._may_train(run_id)
 
     def can_begin(self, spec: RunSpec) -> bool:
         """Whether a run need not wait for another one: there is a state for it, or will be none."""

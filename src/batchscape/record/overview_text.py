@@ -24,7 +24,10 @@ from batchscape.record.trial_counts import TrialCounts
 from batchscape.text import count_text, duration_text
 
 _MOST_LISTED = 20
-_STOPPED = {StopReason.TARGET: ", target reached", StopReason.TIMED: ", timed alone"}
+_STOPPED: dict[str | None, str] = {
+    StopReason.TARGET: ", target reached",
+    StopReason.TIMED: ", timed alone",
+}
 """Runs that are listed in each section; `--json` has all."""
 
 
@@ -157,7 +160,7 @@ def _fault_parts(sweep: Overview) -> Iterator[RenderableType]:
 
 def _completed_text(run: RunProgress) -> str:
     loss = "" if run.loss is None else f", loss {run.loss:.4f}"
-    why = _STOPPED.get(run.stop_reason or "", "")
+    why = _STOPPED.get(run.stop_reason, "")
     return f"{run.run_id}  step {_step_text(run)}{loss}{why}"
 
 

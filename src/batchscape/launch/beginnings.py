@@ -176,7 +176,7 @@ class Branches:
             self._branches.setdefault(beginning, set()).add(run_id)
 
     def _is_open(self, run_id: str) -> bool:
-        """Whether a run may still train here: that of another launch has a state by now, or none."""
+        """Whether a run may still train here; one of another launch has a state by now, or none."""
         return run_id in self._kept_steps and self._may_train(run_id)
 
     def can_begin(self, spec: RunSpec) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
 import sys
 import tomllib
 from importlib import metadata
@@ -18,14 +17,6 @@ from packaging.requirements import Requirement
 from forked_programs import run_script
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-
-
-def printed_by(name, *arguments):
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / name, *arguments], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def module_of(name):

@@ -123,12 +123,6 @@ def test_every_group_has_its_settings_and_every_setting_its_group() -> None:
     assert groups | settings == {field.name for field in fields(RunConfig)}
 
 
-def test_every_model_that_the_first_run_needs_is_small() -> None:
-    model = composed().model
-    assert model.name == "gpt"
-    assert (model.n_layers, model.d_model) == (2, 128)
-
-
 def test_open_settings_take_entries_with_a_plus() -> None:
     model = composed("model=hf_gpt2", "+model.settings.n_positions=128").to_mapping()["model"]
     assert model["settings"]["n_positions"] == 128

@@ -211,19 +211,6 @@ def test_only_who_mirrors_names_wandb() -> None:
     assert knowing == {"worker", "run", "report", "workspace"}
 
 
-@pytest.mark.slow
-def test_launching_training_sealing_and_status_do_without_polars(tmp_path: Path) -> None:
-    run = ["run", f"sweep_dir={tmp_path / 'sweep'}", "data=digits", "model=mlp"]
-    run += ["budget.samples=64", "batch.global_batch_size=32", "tracker=none"]
-    (loaded,) = modules_after(
-        "from batchscape.cli import main\n"
-        f"assert main({run}) == 0\n"
-        f"assert main(['status', {str(tmp_path / 'sweep')!r}]) == 0"
-    )
-    assert "pandas" in loaded
-    assert "polars" not in loaded
-
-
 def test_polars_is_for_the_reader_of_sweeps_alone() -> None:
     modules = {path for part in (*PARTS, "analysis") for path in files(part)}
     users = {path for path in modules if {n.split(".")[0] for n in imported(path)} & {"polars"}}

@@ -5,20 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import re
-import string
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Group
 from rich.table import Table
@@ -31,7 +26,7 @@ from batchscape.analysis.report.table import Column
 from batchscape.analysis.report.table import Table as Shown
 from batchscape.analysis.report.writers import escape_markdown, to_markdown, write_csv
 from batchscape.cli import main
-from batchscape.outgoing import outgoing, outgoing_cell, outgoing_json, visible
+from batchscape.outgoing import outgoing_cell, outgoing_json, visible
 from batchscape.terminal import OutgoingConsole
 
 RED = "\x1b[31mred\x1b[0m"
@@ -168,74 +163,10 @@ def test_markdown_latex_figures_and_json_are_clean() -> None:
 
 # Every way in, every way out
 
-WORDS = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL")
 SMALL = (
     *("budget.samples=32", "batch.micro_batch_size=4", "launcher.device=cpu"),
     *("tracker=none", "engine=command"),
 )
-
-
-@st.composite
-def secret_of_a_name(draw: st.DrawFn) -> tuple[str, str]:
-    """Draw the name of a variable, and a value of 8 characters or more."""
-    begin, end = (draw(st.sampled_from(["MY_", "X", "", "_OLD", "S"])) for _ in range(2))
-    drawn = draw(st.text(string.ascii_letters + string.digits, min_size=7, max_size=40))
-    # A digit between letters: neither a number, nor a word that messages have.
-    return f"{begin}{draw(st.sampled_from(WORDS))}{end}", f"{drawn[:3]}7q9{drawn[3:]}"
-
-
-@contextmanager
-def elsewhere() -> Iterator[Path]:
-    """Work in an empty folder."""
-    before = Path.cwd()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        try:
-            yield Path(folder)
-        finally:
-            os.chdir(before)
-
-
-WAYS_IN = {
-    "environment": "+engine.environment.{name}={value}",
-    "values": "+engine.values.{name}={value}",
-    "axis": "+engine.values.{name}={value},other{value}",
-    "command": "engine.argv=[a,'{name}={value} b']",
-    "url": "engine.argv=[a,'https://me:{value}@host/']",
-    "variable": "engine.argv=[a,x{value}y]",
-    "name": "sweep_name=n{value}",
-    "place": "sweep_dir=o/{value}",
-    "unknown": "nothing.{name}={value}",
-}
-
-
-@pytest.mark.slow
-@settings(
-    max_examples=12,
-    deadline=None,
-    phases=[Phase.generate],  # each example takes a second: a smaller one is not worth the wait
-    suppress_health_check=list(HealthCheck),
-)
-@given(drawn=secret_of_a_name(), way=st.sampled_from(sorted(WAYS_IN)), verb=st.sampled_from("psc"))
-def test_a_secret_among_settings_stays_out(
-    drawn: tuple[str, str], way: str, verb: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Refused before anything is written, by plan and sweep; and not shown by `--cfg job`."""
-    name, value = drawn
-    words = {"p": ["plan"], "s": ["sweep"], "c": ["run", "--cfg", "job"]}[verb]
-    # Some names promise nothing by themselves: the value is known from the environment.
-    by_variable = way in {"variable", "name", "place"}
-    variables = {name: value} if by_variable else {}
-    with elsewhere() as folder, pytest.MonkeyPatch.context() as patch:
-        for variable, text in variables.items():
-            patch.setenv(variable, text)
-        arguments = [*words, *SMALL, WAYS_IN[way].format(name=name, value=value)]
-        code = main(arguments)
-        captured = capfd.readouterr()
-        assert value not in captured.out + captured.err
-        assert (code == 2) is (verb != "c" or way in {"unknown", "axis"})
-        assert [path for path in folder.rglob("*") if value in str(path)] == []
-        assert list(folder.iterdir()) == []
 
 
 TELLS = r"""
@@ -306,8 +237,3 @@ def test_a_refused_option_is_quoted_as_it_may_leave(capsys: pytest.CaptureFixtur
     error = capsys.readouterr().err
     assert "aB3d" not in error
     assert not OBEYED.search(error)
-
-
-def test_outgoing_joins_both() -> None:
-    token = "ghp_" + "aB3d" * 9
-    assert outgoing(f"{token[:9]}\x1b[0m{token[9:]}") == "[a token of GitHub]"

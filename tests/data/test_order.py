@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 import pickle
-from itertools import permutations
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
-from scipy import stats
 
 from batchscape.data.order import SampleOrder
 from batchscape.errors import ConfigError
@@ -54,12 +51,6 @@ def index_by_the_specification(num_samples: int, seed: int, position: int) -> in
             return slot
 
 
-def epochs_of(num_samples: int, seed: int, count: int) -> NDArray[np.int64]:
-    """Shape (count, num_samples)."""
-    stream = SampleOrder(num_samples, seed).indices(np.arange(count * num_samples))
-    return stream.reshape(count, num_samples)
-
-
 def test_words_are_those_of_the_reference_code() -> None:
     # First outputs for the state 1234567, from https://rosettacode.org/wiki/Pseudo-random_numbers/Splitmix64
     assert [word(1234567, number) for number in range(3)] == [
@@ -76,41 +67,12 @@ def test_indices_follow_the_specification(num_samples: int, seed: int, position:
     assert indices.tolist() == [index_by_the_specification(num_samples, seed, position)]
 
 
-@pytest.mark.parametrize(
-    ("num_samples", "seed", "start", "expected"),
-    [
-        (10, 0, 0, [5, 7, 8, 2, 9]),
-        (10, 1, 35, [6, 4, 5, 7, 8]),
-        (200_000, 0, 0, [41748, 82769, 177395, 83091, 172907]),
-        (200_000, 1, 199_996, [195455, 57002, 148386, 37427, 27545]),
-        (
-            2**40,
-            2**64 - 1,
-            2**62,
-            [196638842317, 794415490535, 524237050618, 500010822190, 684298106198],
-        ),
-    ],
-)
-def test_the_stream_never_changes(
-    num_samples: int, seed: int, start: int, expected: list[int]
-) -> None:
-    # Recorded once: a changed number here orphans every result that a user has.
-    indices = SampleOrder(num_samples, seed).indices(np.arange(start, start + 5))
-    assert indices.tolist() == expected
-
-
 @settings(deadline=None)
 @given(sizes, seeds, st.integers(0, 2**40))
 def test_every_sample_exactly_once_an_epoch(num_samples: int, seed: int, epoch: int) -> None:
     positions = np.arange(epoch * num_samples, (epoch + 1) * num_samples)
     indices = SampleOrder(num_samples, seed).indices(positions)
     assert np.array_equal(np.sort(indices), np.arange(num_samples))
-
-
-def test_large_epochs_are_permutations() -> None:
-    for num_samples in (200_000, 447**2, 447**2 - 1, 447**2 + 1):
-        indices = SampleOrder(num_samples, 3).indices(np.arange(num_samples))
-        assert np.array_equal(np.sort(indices), np.arange(num_samples))
 
 
 @settings(deadline=None)
@@ -141,54 +103,6 @@ def test_shape_is_kept_and_input_is_not_written() -> None:
     assert order.indices(np.empty((0, 3), dtype=np.int64)).shape == (0, 3)
     assert SampleOrder(3, 1).indices(np.empty(0, dtype=np.int64)).shape == (0,)
     assert pickle.loads(pickle.dumps(order)) == order  # noqa: S301 - our own bytes
-
-
-@pytest.mark.parametrize("num_samples", [64, 5000])
-def test_seeds_and_epochs_differ(num_samples: int) -> None:
-    streams = np.concatenate([epochs_of(num_samples, seed, 4) for seed in (0, 1, 2, 2**63)])
-    assert len(np.unique(streams, axis=0)) == len(streams)
-    for first in range(len(streams)):
-        agree = (streams[first] == streams[first + 1 :]).sum(axis=1)
-        # Two random permutations agree in 1 place on average; P(12 or more) < 1e-8.
-        assert np.all(agree < 12)
-
-
-@pytest.mark.parametrize("num_samples", [2, 3, 4])
-def test_small_permutations_are_equally_likely(num_samples: int) -> None:
-    number = {order: i for i, order in enumerate(permutations(range(num_samples)))}
-    two_epochs = [epochs_of(num_samples, seed, 2) for seed in range(3000)]
-    pairs = np.array([[number[tuple(row)] for row in rows.tolist()] for rows in two_epochs])
-    counts = np.zeros((len(number), len(number)))
-    np.add.at(counts, (pairs[:, 0], pairs[:, 1]), 1)
-    # Over seeds: the first epoch, the second, and both together (they are independent).
-    for observed in (counts.sum(axis=1), counts.sum(axis=0), counts.ravel()):
-        assert stats.chisquare(observed).pvalue > 0.001
-    # Over the epochs of one seed.
-    rows = epochs_of(num_samples, 5, 12_000).tolist()
-    observed = np.bincount([number[tuple(row)] for row in rows], minlength=len(number))
-    assert stats.chisquare(observed).pvalue > 0.001
-
-
-@pytest.mark.parametrize("num_samples", [500, 1025])
-def test_permutations_look_random(num_samples: int) -> None:
-    streams = epochs_of(num_samples, 11, 600)
-    # Fixed points and kept neighbours are both Poisson(1) in random permutations, to O(1/n).
-    poisson = stats.poisson(1).pmf(range(5))
-    expected = 600 * np.append(poisson, 1 - poisson.sum())
-    fixed = (streams == np.arange(num_samples)).sum(axis=1)
-    neighbours = (np.diff(streams, axis=1) == 1).sum(axis=1)
-    for counts in (fixed, neighbours):
-        observed = np.bincount(np.minimum(counts, 5), minlength=6)
-        assert stats.chisquare(observed, expected).pvalue > 0.001
-    # Every region of the stream reads every region of the data alike, and so do pairs of reads.
-    tenth = streams * 10 // num_samples
-    place = np.broadcast_to(np.arange(num_samples) * 10 // num_samples, streams.shape)
-    share = np.bincount(place[0]) / num_samples
-    for before, after in ((place, tenth), (tenth[:, :-1], tenth[:, 1:]), (tenth[:-1], tenth[1:])):
-        observed = np.bincount((before * 10 + after).ravel(), minlength=100)
-        assert (
-            stats.chisquare(observed, np.outer(share, share).ravel() * before.size).pvalue > 0.001
-        )
 
 
 @pytest.mark.parametrize("bad", [0, -1, 2.0, True, "5", 2**62 + 1])

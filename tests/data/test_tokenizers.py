@@ -198,24 +198,6 @@ def test_documents_of_datasets_with_special_tokens_for_classes(tmp_path, saved):
     assert rows_by_part == expected
 
 
-def test_documents_in_the_order_of_the_saved_shards(tmp_path):
-    table = datasets.Dataset.from_dict({"text": TEXTS}).shuffle(seed=1).select(range(30))
-    table.save_to_disk(str(tmp_path / "saved"), num_shards=4)
-    config = Documents(
-        name="documents",
-        path=str(tmp_path / "saved"),
-        layout="padded",
-        sequence_length=200,
-        held_out_pct=10.0,
-    )
-    dataset, _ = opened(config)
-    inputs, _ = dataset.batch(np.arange(dataset.num_samples))
-    texts = [bytes(row).rstrip(b"\0").decode() for row in inputs.tolist()]
-    order = datasets.load_from_disk(str(tmp_path / "saved"))["text"]
-    assert texts == [text for text in order if text in set(texts)]
-    assert 15 < len(texts) < 30
-
-
 def test_splits_have_to_be_named(tmp_path):
     table = datasets.Dataset.from_dict({"text": TEXTS})
     datasets.DatasetDict({"train": table, "test": table}).save_to_disk(str(tmp_path / "both"))

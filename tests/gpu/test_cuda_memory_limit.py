@@ -37,17 +37,6 @@ def test_the_allocator_is_limited_until_the_block_ends(device):
     assert fits(1.1, device)
 
 
-def test_a_fraction_that_somebody_set_is_there_again(device):
-    before = torch.cuda.get_per_process_memory_fraction(device)
-    torch.cuda.set_per_process_memory_fraction(0.25, device)
-    try:
-        with memory_limit(device, 1.0):
-            assert fits(1.1, device) is False
-        assert torch.cuda.get_per_process_memory_fraction(device) == pytest.approx(0.25)
-    finally:
-        torch.cuda.set_per_process_memory_fraction(before, device)
-
-
 def test_ranks_that_share_a_device_share_the_limit(device):
     with memory_limit(device, 1.0, ranks_on_device=2):
         assert [fits(0.4, device), fits(0.6, device)] == [True, False]

@@ -284,15 +284,6 @@ def test_devices_answers_for_a_count_that_only_running_would_tell(command, tmp_p
     assert "16 x 4 x 2 = 128" in verdict_of(checked)
 
 
-def test_devices_answers_for_tasks_that_only_running_would_tell(tmp_path) -> None:
-    path = tmp_path / "train.sh"
-    batch = "--micro_batch_size 4 --gradient_accumulation_steps 2"
-    path.write_text(f"#SBATCH --ntasks=4\nsrun -n $N python t.py {batch}\n")
-    with pytest.raises(ConfigError, match="-n must be an int"):
-        check_configs([path])
-    assert "16 x 4 x 2 = 128" in verdict_of(check_configs([path], devices=16))
-
-
 DEEP = 100_000
 HUGE = f"0x{'f' * 6000}"
 NOT_READ = {
@@ -355,14 +346,6 @@ def test_a_trap_is_a_warning_and_no_failure(rule: str) -> None:
     assert check_configs([], without.split()).findings == ()
 
 
-@pytest.mark.parametrize("option", ["--lr_scheduler cosine", "--lr_warmup_steps 500"])
-def test_a_schedule_is_a_trap_with_either_of_its_parts(option: str) -> None:
-    command = f"accelerate launch --multi_gpu --num_processes 8 t.py --train_batch_size 4 {option}"
-    assert [finding.rule for finding in check_configs([], command.split()).findings] == [
-        "schedule-per-process"
-    ]
-
-
 def test_the_nearest_geometries_of_litgpt_are_named() -> None:
     """96 and 108 are the nearest that 3 x 4 divides; below one micro-step LitGPT stops."""
     command = "litgpt pretrain x --devices 3 --train.micro_batch_size 4 --train.global_batch_size"
@@ -372,19 +355,6 @@ def test_the_nearest_geometries_of_litgpt_are_named() -> None:
     (finding,) = check_configs([], [*command.split(), "11"]).findings
     assert "stops at an assertion" in finding.message
     assert "3 x 4 x 1 = 12" in finding.fix
-
-
-def test_split_batches_cuts_the_batch_of_the_arguments(tmp_path) -> None:
-    path = tmp_path / "args.json"
-    path.write_text(
-        '{"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, '
-        '"accelerator_config": {"split_batches": true}}'
-    )
-    checked = check_configs([path], devices=4)
-    assert checked.is_consistent
-    assert [finding.rule for finding in checked.findings] == ["split-batches"]
-    assert checked.running.geometry is not None
-    assert checked.running.geometry.global_batch_size == 8
 
 
 def test_a_count_in_two_places_is_a_warning(tmp_path) -> None:

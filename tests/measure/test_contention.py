@@ -16,35 +16,6 @@ from batchscape.measure import contention
 from batchscape.measure.contention import CoreWaits, TreeWaits
 
 SCHEDSTAT = Path("/proc/self/schedstat")
-BUSY = "import os; os.sched_setaffinity(0, {{{core}}})\nwhile os.getppid() == {parent}: pass"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not SCHEDSTAT.exists(), reason="the system does not tell")
-def test_a_core_that_others_take_away_is_waited_for():
-    """However long it takes until it was taken away twenty times."""
-    core = min(os.sched_getaffinity(0))
-    probe = (
-        "import os, resource\n"
-        "from batchscape.measure.contention import CoreWaits\n"
-        f"os.sched_setaffinity(0, {{{core}}})\n"
-        "waits, own = CoreWaits(), resource.RUSAGE_SELF\n"
-        "began = resource.getrusage(own).ru_nivcsw\n"
-        "while resource.getrusage(own).ru_nivcsw < began + 20: pass\n"
-        "found = waits.since_last()\n"
-        "print(found.core_wait_s)\n"
-    )
-    busy = BUSY.format(core=core, parent=os.getpid())
-    rivals = [subprocess.Popen([sys.executable, "-c", busy]) for _ in range(2)]
-    try:
-        printed = subprocess.run(
-            [sys.executable, "-c", probe], capture_output=True, text=True, check=True
-        ).stdout
-    finally:
-        for rival in rivals:
-            rival.kill()
-            rival.wait()
-    assert float(printed) > 0
 
 
 @pytest.mark.skipif(not SCHEDSTAT.exists(), reason="the system does not tell")

@@ -41,24 +41,6 @@ def test_the_vocabulary_of_the_next_token_is_known_to_the_module(build, text, mo
     assert (arguments[0].vocabulary, arguments[0].classes) == (256, 256)
 
 
-def test_default_loss_is_the_cross_entropy_of_real_labels(build, text):
-    module = build(text, "Bigram")
-    tokens, labels = torch.randint(256, (2, 3, 5))
-    labels[0, 3:] = -100
-    logits = module.model(tokens)
-    by_hand = sum(
-        torch.logsumexp(logits[i, j], 0) - logits[i, j, labels[i, j]]
-        for i in range(3)
-        for j in range(5)
-        if labels[i, j] >= 0
-    )
-    loss, right = module(tokens, labels)
-    torch.testing.assert_close(loss, by_hand)
-    assert right == 0, "not counted in training"
-    module.eval()
-    assert module(tokens, labels)[1] == (logits.argmax(-1) == labels).sum()
-
-
 def test_a_loss_and_a_count_of_its_own(build, vectors):
     module = build(vectors, "Brier", hidden=5).eval()
     inputs, labels = torch.rand(4, 6, dtype=torch.float64), torch.tensor([0, 2, 1, 0])

@@ -13,7 +13,6 @@ from batchscape.compose import compose
 from batchscape.errors import ConfigError
 from batchscape.models.build import build_model
 from batchscape.models.checkpointing import checkpoint_activations
-from batchscape.models.invariance import why_not_invariant
 
 transformers = pytest.importorskip("transformers")
 
@@ -62,9 +61,8 @@ def tokens_of(samples=3, length=32):
     return torch.randint(256, (samples, length), generator=torch.manual_seed(1))
 
 
-@pytest.mark.parametrize("settings", [GPT2, LLAMA], ids=["gpt2", "llama"])
-def test_causal_loss_is_the_sum_of_what_the_library_averages(build, text, settings):
-    module = build(text, settings).eval()
+def test_causal_loss_is_the_sum_of_what_the_library_averages(build, text):
+    module = build(text, LLAMA).eval()
     tokens = tokens_of()
     loss, right = module(tokens[:, :-1], tokens[:, 1:])
     theirs = module.model.network(input_ids=tokens, labels=tokens)
@@ -100,19 +98,6 @@ def test_padding_has_a_row_of_its_own_where_there_is_room(build, labelled):
     assert network.config.pad_token_id == 7
     with pytest.raises(ConfigError, match=r"needs a token that pads.*above the data's.* 256"):
         build(labelled, GPT2 | {"vocab_size": 256})
-
-
-def test_parameters_follow_the_seed_alone(config_of, text):
-    def weights(**seeds):
-        config = config_of(model={"name": "transformers", "settings": GPT2}, **seeds)
-        return build_model(config, text, "float32").state_dict()
-
-    first = weights(init_seed=1)
-    torch.rand(3)
-    again, other = weights(init_seed=1), weights(init_seed=2)
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    name = "model.network.transformer.wte.weight"
-    assert not torch.equal(first[name], other[name])
 
 
 @pytest.mark.parametrize(
@@ -235,30 +220,13 @@ def test_a_missing_library_is_told(build, text, monkeypatch):
         build(text, GPT2)
 
 
-@pytest.mark.parametrize(
-    ("settings", "dropout"),
-    [(GPT2, "attn_pdrop"), (LLAMA, "attention_dropout")],
-    ids=["gpt2", "llama"],
-)
-def test_dropout_is_found_wherever_it_is(build, text, settings, dropout):
-    tokens = tokens_of(4, 33)
-    batch = (tokens[:, :-1], tokens[:, 1:])
-    assert why_not_invariant(build(text, settings, "float32"), batch) is None
-    reason = why_not_invariant(build(text, settings | {dropout: 0.1}, "float32"), batch)
-    assert reason is not None
-    assert reason.startswith("dropout")
-
-
-@pytest.mark.parametrize("settings", [GPT2, LLAMA, BERT], ids=["gpt2", "llama", "bert"])
-def test_activations_are_recomputed_alike(build, text, labelled, settings):
-    data = labelled if settings is BERT else text
-    labels = torch.tensor([0, 1, 3]) if settings is BERT else tokens_of()
+def test_activations_are_recomputed_alike(build, text):
     losses = []
     for recomputes in (False, True):
-        module = build(data, settings)
+        module = build(text, GPT2)
         if recomputes:
             checkpoint_activations(module)
-        loss, _ = module(tokens_of(), labels)
+        loss, _ = module(tokens_of(), tokens_of())
         loss.backward()
         losses.append([loss, *(p.grad for p in module.parameters())])
     for plain, recomputed in zip(*losses, strict=True):

@@ -31,18 +31,17 @@ def batch():
 
 @pytest.fixture
 def build(config_of, text):
-    def build(model, precision="float32"):
+    def build(model):
         if isinstance(model, str):
             model = {"name": "custom", "_target_": f"own_models.{model}"}
-        return build_model(config_of(model=model), text, precision)
+        return build_model(config_of(model=model), text, "float32")
 
     return build
 
 
-@pytest.mark.parametrize("precision", ["float32", "float64"])
 @pytest.mark.parametrize("model", [GPT, "Bigram"], ids=["gpt", "custom"])
-def test_sums_over_samples_are_invariant(build, batch, model, precision):
-    assert why_not_invariant(build(model, precision), batch) is None
+def test_sums_over_samples_are_invariant(build, batch, model):
+    assert why_not_invariant(build(model), batch) is None
 
 
 def test_uneven_labels_are_no_reason(build, batch):
@@ -62,7 +61,7 @@ def test_uneven_labels_are_no_reason(build, batch):
     ids=["normalised", "dropping", "contrastive"],
 )
 def test_reasons_are_named(build, batch, model, reason):
-    assert str(why_not_invariant(build(model), batch)).startswith(reason)
+    assert why_not_invariant(build(model), batch) == reason
 
 
 def test_dropout_alone_is_one_reason(build, batch):
@@ -104,11 +103,6 @@ def test_a_buffer_that_changes_in_forward_is_named(build, batch, update, name):
     assert centre == 1
 
 
-def test_batch_normalisation_is_named_once(build, batch):
-    reason = why_not_invariant(build("Normalised"), batch)
-    assert reason == "batch normalisation: model.norm"
-
-
 def test_batch_normalisation_that_is_frozen_is_none(build, batch):
     module = build("Normalised")
     module.model.norm.eval()
@@ -147,7 +141,7 @@ def test_losses_that_are_not_finite_are_left_to_the_training(build, batch):
     assert why_not_invariant(module, batch) is None
 
 
-@pytest.mark.parametrize("model", [GPT | {"dropout": 0.1}, "Normalised", "Dropping"], ids=str)
+@pytest.mark.parametrize("model", [GPT | {"dropout": 0.1}, "Normalised"], ids=str)
 def test_nothing_is_disturbed(build, batch, model):
     module = build(model)
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,25 +19,18 @@ from batchscape.cuda_devices import CudaDevice
 from batchscape.data.corpus import prepare
 from batchscape.errors import ConfigError
 from batchscape.plan.build import Plan, make_plan
+from batchscape.plan.expand import Cell
 from batchscape.plan.forecast import PredictedRange, SweepForecast, forecast
 from batchscape.plan.forecast_text import COUNTS, forecast_text, span
 from batchscape.plan.machine import Machine
 from batchscape.plan.table import plan_json
 from batchscape.predictor import predict
 from batchscape.record.folder import SweepFolder
-from batchscape.system import GIB
 from batchscape.text import DURATIONS
 
 MICRO = "batch.micro_batch_size=1"
 BEGIN = datetime(2030, 1, 1, 12, tzinfo=UTC)
 SMALL = ("data=digits", "model=mlp", "tracker=none", "budget.samples=640", "evaluation.samples=64")
-CONF = Path(__file__).parents[2] / "conf" / "cluster"
-FILES = sorted(path.stem for path in CONF.glob("*.yaml"))
-LLAMA_70B = (
-    *("model=llama_1b", "model.n_layers=80", "model.d_model=8192", "model.d_ff=28672"),
-    *("model.n_heads=64", "model.n_kv_heads=8", "data.sequence_length=4096"),
-)
-"""Sizes of Llama 2 70B: Touvron et al. 2023, arXiv 2307.09288, and its `config.json`."""
 
 
 def planned(*arguments: str) -> tuple[Plan, Machine]:
@@ -59,21 +51,23 @@ def shown(totals: SweepForecast, cuts: dict[str, str]) -> str:
     return text.getvalue()
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_every_declared_machine_is_planned_for(name: str) -> None:
-    plan, totals = foretold(*SMALL, f"cluster={name}", "batch.global_batch_size=32")
-    (spec,) = plan.specs
-    run = totals.runs[spec.run_id]
-    assert totals.runs_unknown == 0
-    assert run.way == ("peaks of this CPU" if name == "this_machine" else "datasheet")
-    assert run.step_time_s is not None
-    assert run.step_time_s.value is not None
-    assert 0 < run.step_time_s.low < run.step_time_s.value < run.step_time_s.high
-    assert (run.mfu_pct is None) == (name == "this_machine")
-    if name != "this_machine":
-        assert spec.device_type == "cuda"
-        has_bfloat16 = name not in {"t4", "v100_sxm2", "v100_pcie"}
-        assert spec.precision == ("bfloat16" if has_bfloat16 else "float32")
+def test_every_declared_machine_is_planned_for() -> None:
+    grid = compose([*SMALL, "cluster=h100_80g", "batch.global_batch_size=32"], "batchscape plan")
+    for sheet in (None, *datasheets()):
+        settings = grid.cells[0].settings | {"cluster": asdict(sheet) if sheet else {}}
+        machine = Machine.of(RunConfig.from_mapping(settings).cluster)
+        plan = make_plan(replace(grid, cells=[Cell(settings, {})]), machine, prepare)
+        (spec,) = plan.specs
+        totals = forecast(plan.specs, SweepFolder(plan.sweep_dir), machine)
+        run = totals.runs[spec.run_id]
+        assert totals.runs_unknown == 0
+        assert run.way == ("datasheet" if sheet else "peaks of this CPU")
+        assert 0 < run.step_time_s.low < run.step_time_s.value < run.step_time_s.high
+        assert (run.mfu_pct is None) == (sheet is None)
+        if sheet:
+            assert spec.device_type == "cuda"
+            has_bfloat16 = sheet.compute_capability >= 8
+            assert spec.precision == ("bfloat16" if has_bfloat16 else "float32")
 
 
 def test_totals_are_those_of_the_runs() -> None:
@@ -118,19 +112,6 @@ def test_totals_are_those_of_the_runs() -> None:
     assert set(cuts.values()) <= {line[:17].strip() for line in shown(totals, cuts).splitlines()}
 
 
-def test_what_is_not_launched_is_in_no_total() -> None:
-    """Of four runs two do not fit a limit of 1 MiB: the totals are those of the other two."""
-    plan, _ = planned(*SMALL, "batch.global_batch_size=8", "batch.micro_batch_size=1,8", "seed=0,1")
-    sweep, machine = SweepFolder(plan.sweep_dir), Machine(2, "two cores")
-    unfit = {spec.run_id for spec in plan.specs if spec.geometry.micro_batch_size == 8}
-    totals = forecast(plan.specs, sweep, machine, unfit=unfit)
-    hours = [figure.device_hours for run, figure in totals.runs.items() if run not in unfit]
-    assert totals.runs_left == len(hours) == 2
-    assert totals.device_hours is not None
-    assert totals.device_hours.high == pytest.approx(sum(figure.high for figure in hours if figure))
-    assert len(totals.runs) == 4
-
-
 @pytest.mark.parametrize(("skips", "runs_left"), [("true", 0), ("false", 1)])
 def test_a_run_that_is_too_big_is_in_no_total_unless_it_is_launched(
     skips: str, runs_left: int
@@ -160,62 +141,6 @@ def test_the_ends_of_a_range_have_their_units(
     low: float, high: float, units: dict[str, float], text: str
 ) -> None:
     assert span(PredictedRange(low, high), units) == text
-
-
-def test_in_80_columns_no_figure_is_broken() -> None:
-    plan, totals = foretold(
-        "cluster=h100_80g",
-        "cluster.nodes=2",
-        "batch.nodes=2",
-        "batch.data_parallel_size=16",
-        "batch.global_batch_size=4096",
-        "batch.micro_batch_size=1,4,64,256",
-        "budget=optimizer_steps",
-        "budget.samples=null",
-        "budget.optimizer_steps=100000",
-        "evaluation.every_samples=null",
-        "seed=0,1,2",
-    )
-    cuts = {spec.run_id: str(spec.geometry).partition(" = ")[0] for spec in plan.specs}
-    estimated = shown(totals, cuts)
-    measured = replace(
-        totals,
-        runs={
-            name: replace(
-                run,
-                way="measured, 12 runs",
-                **{
-                    field: replace(figure, value=math.sqrt(figure.low * figure.high))
-                    for field, figure in vars(run).items()
-                    if isinstance(figure, PredictedRange)
-                },
-            )
-            for name, run in totals.runs.items()
-        },
-    )
-    for text in (estimated, shown(measured, cuts)):
-        lines = text.splitlines()
-        assert max(map(len, lines)) <= 80
-        assert "…" not in text
-        for cut in set(cuts.values()):
-            (line,) = (line for line in lines if cut in line)
-            assert line.split(cut)[1].split()[0] == "3", "one line for three seeds"
-    assert "datasheet: ranges, nothing was measured" in estimated
-    assert "12 runs, " in estimated.replace("\n", " ")
-    assert "device-hours" in estimated
-
-
-def test_a_cluster_names_no_run_and_no_folder() -> None:
-    same = ("batch.global_batch_size=32", "seed=0,1", *SMALL)
-    declared, _ = planned(*same, "cluster=a100_80g", "cluster.devices_per_node=2")
-    other, _ = planned(*same, "cluster=h200")
-    here = Machine(2, "cores", (CudaDevice(0, "NVIDIA A100-SXM4-80GB", (8, 0), "u"),))
-    grid = compose(same, "batchscape plan")
-    assert grid is not None
-    local_plan = make_plan(grid, here, prepare)
-    names = [[spec.run_id for spec in plan.specs] for plan in (declared, other, local_plan)]
-    assert names[0] == names[1] == names[2]
-    assert declared.sweep_dir == other.sweep_dir == local_plan.sweep_dir
 
 
 def test_geometries_over_nodes_stay_within_them() -> None:
@@ -261,12 +186,11 @@ def test_names_of_drivers_are_of_one_file_each() -> None:
         assert sum(sheet.is_called(f"NVIDIA {name}") for sheet in datasheets()) == 1
 
 
-@pytest.mark.parametrize("verb", ["sweep", "run"])
 def test_nothing_is_launched_on_a_declared_machine(
-    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main([verb, *SMALL, "cluster=h100_80g"]) == 2
+    assert main(["sweep", *SMALL, "cluster=h100_80g"]) == 2
     assert "declares H100 SXM 80 GB, a machine to plan for" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -309,41 +233,6 @@ def test_json_holds_all_of_it(
     assert content["machine"]["devices"] == 8
     assert content["machine"]["memory_gib"] == 80
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_blocks_of_70_billion_parameters_fit_on_64_nodes(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """A quarter of its blocks, as each is rehearsed like the others."""
-    ranks, blocks = 8 * 64, 20
-    lines = (
-        *(
-            *LLAMA_70B,
-            f"model.n_layers={blocks}",
-            "engine=fsdp",
-            "engine.activation_checkpointing=true",
-        ),
-        *("cluster=h100_80g", "cluster.nodes=64", "batch.nodes=64"),
-        *(f"batch.data_parallel_size={ranks}", f"batch.global_batch_size={ranks}", MICRO),
-        *("budget.samples=1024", "evaluation.every_samples=null", "evaluation.samples=32"),
-        # Clipping holds next to nothing, and its rehearsal takes a while.
-        "optimizer.gradient_clip_norm=null",
-    )
-    main(["plan", "--json", *lines])
-    (run,) = json.loads(capsys.readouterr().out)["runs"]
-    assert run["planned"] == "launch"
-    assert run["memory"]["fits"] == "fits"
-    width, inner, keys, tokens = 8192, 28672, 1024, 4096
-    block = 2 * width * (width + keys) + 3 * width * inner + 2 * width
-    assert 80 * block + 2 * 32000 * width + width == 68_976_648_192
-    parameters = blocks * block + 2 * 32000 * width + width
-    # Parameter, gradient and two moments. Inputs of all blocks, in float32, come before gradients.
-    parts, kept = 16 * parameters / ranks, blocks * 4 * tokens * width
-    # One block is gathered and has whole gradients; others are fetched and exchanged beside it.
-    peak = GIB * run["memory"]["peak_allocated_gib"]["value"]
-    least = max(parts + 4 * block, 3 / 4 * parts + kept + 2 * 4 * block)
-    assert least < peak < parts + kept + 6 * 4 * block
 
 
 def test_geometries_of_a_global_batch(capsys: pytest.CaptureFixture[str]) -> None:

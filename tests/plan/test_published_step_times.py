@@ -221,16 +221,6 @@ def shallow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_thirteen_billion_on_64_devices() -> None:
-    """Of 2.76 s at best, with one network card a node, 0.85 was published."""
-    chosen = rows()[rows()["model"].eq("13b") & rows()["devices"].eq(64)]
-    row = table(chosen[chosen["device"].eq("H100 SXM 80 GB")]).iloc[0]
-    assert row["published"] == pytest.approx(0.853, abs=1e-3)
-    assert row["low"] < 0.853 < row["high"]
-    assert row["middle"] == pytest.approx(0.853, rel=0.1)
-
-
-@pytest.mark.slow
 def test_coverage() -> None:
     """The table of `plan.step_time`; the middle is neither fast nor slow."""
     summary = table(rows())

@@ -29,31 +29,11 @@ def rules(reference: int, rate: str, beta: str, decay: str) -> Scaling:
     return Scaling(reference if active else None, **settings)
 
 
-def close(one: Any, other: Any) -> None:
-    for name, value in vars(one).items():
-        assert getattr(other, name) == (
-            pytest.approx(value, rel=1e-9) if isinstance(value, float) else value
-        ), name
-
-
 @given(batches, rates, betas, decays, st.sampled_from([ADAMW, MUON]))
 def test_the_reference_batch_keeps_its_settings(
     batch: int, rate: str, beta: str, decay: str, optimizer: Any
 ) -> None:
     assert scaled(optimizer, rules(batch, rate, beta, decay), batch) == optimizer
-
-
-@given(batches, batches, batches, rates, betas, decays, st.sampled_from([ADAMW, MUON]))
-def test_two_steps_of_a_rule_are_one(
-    first: int, second: int, third: int, rate: str, beta: str, decay: str, optimizer: Any
-) -> None:
-    between: Any = scaled(optimizer, rules(first, rate, beta, decay), second)
-    if 0 in (between.beta1, between.beta2) or max(between.beta1, between.beta2) > 1 - 1e-6:
-        return  # the power has left the range in which a float can be taken back
-    if min(between.beta1, between.beta2) < 1e-200:
-        return
-    twice = scaled(between, rules(second, rate, beta, decay), third)
-    close(scaled(optimizer, rules(first, rate, beta, decay), third), twice)
 
 
 @given(batches, batches)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -17,13 +16,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from batchscape.config import AdamW, Muon
-from batchscape.cuda_devices import CudaDevice
 from batchscape.errors import ConfigError
 from batchscape.geometry import BatchGeometry
 from batchscape.plan.build import Plan
 from batchscape.plan.forecast import forecast
 from batchscape.plan.machine import Machine
-from batchscape.plan.resolve import placement_problem
 from batchscape.plan.stages import check_evaluations
 from batchscape.plan.table import plan_rows, plan_table, write_plan
 from batchscape.record.folder import SweepFolder
@@ -149,13 +146,6 @@ def test_a_ramp_that_cannot_be_cut_rejects_its_cell_only(plan: MakePlan) -> None
     assert "batch.ramp, stage 1 of 2" in rejected.reason
 
 
-def test_sweeps_mix_runs_with_and_without_a_ramp(plan: MakePlan) -> None:
-    sweep_plan = plan("batch.ramp=[],[{samples:640,global_batch_size:8}]", "seed=0,1")
-    assert [len(spec.stages) for spec in sweep_plan.specs] == [1, 1, 2, 2]
-    assert len({spec.trajectory_id for spec in sweep_plan.specs}) == 4
-    assert {spec.samples for spec in sweep_plan.specs} == {3840}
-
-
 @pytest.mark.slow
 def test_equal_trainings_are_one_run_however_they_are_asked_for(plan: MakePlan) -> None:
     plain = plan().specs[0]
@@ -169,14 +159,6 @@ def test_equal_trainings_are_one_run_however_they_are_asked_for(plan: MakePlan) 
     ruled = plan("scaling=linear", "scaling.reference_global_batch_size=16").specs[0]
     written = plan("optimizer.learning_rate=0.002").specs[0]
     assert ruled.trajectory_id == written.trajectory_id != plain.trajectory_id
-
-
-def test_decompositions_of_a_ramp_are_one_trajectory(plan: MakePlan) -> None:
-    sweep_plan = plan(RAMP, "batch.micro_batch_size=4,8", "batch.data_parallel_size=1")
-    assert len({spec.trajectory_id for spec in sweep_plan.specs}) == 1
-    assert len({spec.run_id for spec in sweep_plan.specs}) == 2
-    longer = RAMP.replace("1280", "640")
-    assert plan(longer).specs[0].trajectory_id != sweep_plan.specs[0].trajectory_id
 
 
 def test_a_rule_follows_the_ramp(plan: MakePlan) -> None:
@@ -253,15 +235,3 @@ def test_evaluations_fall_between_steps_or_are_refused(
     for interval in re.findall(r"evaluation\.every_samples=(\d+)", str(caught.value))[1:]:
         assert edges.issuperset(range(int(interval), sum(sizes) + 1, int(interval)))
         assert int(interval) <= sum(sizes)
-
-
-def test_ranks_may_share_a_device_up_to_the_setting(config_of: Any) -> None:
-    machine = Machine(4, "a CPU", (CudaDevice(0, "a GPU", (9, 0), "GPU-0"),))
-    shared = config_of(launcher={"name": "local", "device": "cuda", "oversubscribe": 3})
-    alone = config_of(launcher={"name": "local", "device": "cuda"})
-    assert placement_problem(BatchGeometry(1, 3, 1, 1), shared, machine) is None
-    for ranks, config in ((4, shared), (2, alone)):
-        problem = placement_problem(BatchGeometry(1, ranks, 1, 1), config, machine)
-        assert problem is not None
-        assert "launcher.oversubscribe" in problem
-        assert f"data_parallel_size={ranks}" in problem

@@ -7,8 +7,6 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from batchscape.compose import compose
 from batchscape.config import Cluster, RunConfig
@@ -177,42 +175,6 @@ def test_rings_are_what_engines_reduce_and_gather(
     arguments: tuple[str, ...], expected: tuple[float, float]
 ) -> None:
     assert rings(spec_of("data=digits", "model=mlp", *arguments).config) == expected
-
-
-seconds = st.floats(1e-7, 10)
-ranges = st.tuples(seconds, seconds, seconds).map(lambda ends: Range(*sorted(ends)))
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    st.tuples(ranges, ranges, ranges, ranges),
-    st.sampled_from([(1.0, 0.0), (0.5, 1.0), (0.0, 1.5), (0.5, 0.5)]),
-    st.integers(1, 64),
-    st.integers(1, 16),
-    st.integers(1, 8),
-    st.integers(2, 6),
-)
-def test_more_accumulation_is_never_faster(
-    terms: tuple[Range, ...],
-    exchanged: tuple[float, float],
-    devices: int,
-    micro: int,
-    accumulation: int,
-    factor: int,
-) -> None:
-    """Nor is a larger micro-batch, or a further micro-step."""
-    names = ("micro_step_fixed_s", "per_sample_s", "exchange_s", "optimizer_s")
-    ranges_of_terms = Coefficients(dict(zip(names, terms, strict=True)), exchanged)
-
-    def least(one: Range, other: Range) -> bool:
-        return all(a <= b * (1 + 1e-12) for a, b in zip(one, other, strict=True))
-
-    few = ranges_of_terms.step_time_s(devices, micro * factor, accumulation)
-    many = ranges_of_terms.step_time_s(devices, micro, accumulation * factor)
-    assert few.low <= few.middle <= few.high
-    assert least(few, many)
-    assert least(ranges_of_terms.step_time_s(devices, micro, accumulation), few)
-    assert least(few, ranges_of_terms.step_time_s(devices, micro * factor, accumulation + 1))
 
 
 def test_what_is_not_known_says_why() -> None:

@@ -68,15 +68,6 @@ def test_table_shows_runs_and_each_reason_once(plan: MakePlan) -> None:
     assert "Runs: 24. Rejected runs: 12. Folder: outputs/fixed_global_batch" in text
 
 
-def test_eighty_columns_hold_a_plan(plan: MakePlan) -> None:
-    made = plan(STUDY)
-    lines = shown(made, 80).splitlines()
-    for spec in made.specs:
-        (line,) = (line for line in lines if spec.run_id in line)
-        assert f" {spec.geometry} " in line
-    assert not any("…" in line for line in lines)
-
-
 @pytest.mark.slow
 def test_of_a_long_plan_the_first_and_the_last_runs_are_shown(plan: MakePlan) -> None:
     made = plan("sweep_dir=outputs/long", f"seed={','.join(map(str, range(108)))}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import resource
 import sys
 import threading
 from pathlib import Path
@@ -94,40 +93,11 @@ def test_a_read_only_disk_is_named(tmp_path: Path) -> None:
         assert " cannot be written: Read-only file system, " in message
 
 
-def write_beyond_a_limit(folder: Path) -> tuple[str, int]:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-    lines = JsonLines(folder / "rows.jsonl")
-    count = 0
-    try:
-        while True:
-            lines.append([{"row": count, "text": "x" * 300}])
-            count += 1
-    except DiskError as error:
-        message = str(error)
-    assert [row["row"] for row in read_json_lines(folder / "rows.jsonl")] == list(range(count))
-    return message, count
-
-
-def test_a_limit_on_file_sizes_is_named(tmp_path: Path) -> None:
-    message, count = in_child(write_beyond_a_limit, tmp_path)
-    assert message.startswith(f"{tmp_path / 'rows.jsonl'} cannot be written: File too large, ")
-    assert 5 < count < 4096 / 300
-
-
-def test_a_device_that_is_always_full() -> None:
-    with (
-        Path("/dev/full").open("wb", buffering=0) as file,
-        pytest.raises(OSError, match="28") as raised,
-    ):
-        file.write(b"a")
-    text = str(disk_error(raised.value, Path("/dev/full")))
-    assert text.startswith("/dev/full cannot be written: No space left on device")
-
-
 @pytest.mark.parametrize(
     ("number", "text"),
     [
         (errno.EDQUOT, "Disk quota exceeded"),
+        (errno.EFBIG, "File too large"),
         (errno.EIO, "Input/output error"),
         (errno.ENOSPC, "No space left on device"),
     ],

@@ -4,7 +4,6 @@ import json
 import os
 import platform
 import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -79,11 +78,3 @@ def test_the_revision_of_the_working_directory(
     assert environment(os.environ, 1)["git"] == {"revision": revision, "dirty": True}
     monkeypatch.setenv("PATH", str(tmp_path))
     assert environment(os.environ, 1)["git"] == {"revision": None, "dirty": None}
-
-
-def test_it_imports_nothing_heavy() -> None:
-    code = (
-        "import sys, batchscape.record.environment as e; e.environment({}, 1); print(*sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"torch", "pandas", "numpy", "wandb"} & set(done.stdout.split())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
 from pathlib import Path
 
@@ -15,25 +14,9 @@ from batchscape.record.files import (
     JsonLines,
     Tail,
     read_json,
-    read_json_lines,
     write_json,
 )
 from batchscape.record.folder import RunFolder
-
-
-def test_a_torn_last_line_is_dropped_and_rows_go_on_after_it(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"a":1}\n{"a":NaN}\n{"a":')
-    first, second = read_json_lines(path)
-    assert first == {"a": 1}
-    assert math.isnan(second["a"])
-    lines = JsonLines(path)
-    lines.append([{"a": 3}])
-    lines.close()
-    assert [row["a"] for row in read_json_lines(path)][::2] == [1, 3]
-    # A row that is whole but for its newline was torn as well: the next one would follow it.
-    path.write_bytes(path.read_bytes()[:-1])
-    assert len(list(read_json_lines(path))) == 2
 
 
 def test_followers_find_damage_too(tmp_path: Path) -> None:

@@ -63,12 +63,6 @@ def test_estimates_are_unbiased_at_every_pair_of_sizes():
             assert abs(samples[name].mean() - truth) < 4 * samples[name].sem(), (small, name)
 
 
-def test_sizes_may_change_between_rows():
-    steps = expected_rows(60.0, 2.0, [4, 4, 8, 2], [8, 16, 32, 6])
-    assert noise_samples(steps)["noise"].to_numpy() == pytest.approx([60.0] * 4)
-    assert estimate(steps) == pytest.approx(30.0)
-
-
 def test_means_are_divided_and_not_ratios_averaged():
     steps = expected_rows([10.0, 30.0], [1.0, 9.0], 2, 8)
     assert estimate(steps) == pytest.approx(40 / 10)

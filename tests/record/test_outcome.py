@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,19 +141,6 @@ def test_what_follows_a_stop_is_its_effect(status: Status) -> None:
     assert decide(4, outcomes, exits, stop).status is Status.OOM
     done = {rank: left("completed", 60.0) for rank in range(4)}
     assert decide(4, done, exits, stop).status is Status.COMPLETED
-
-
-def test_any_mixture_has_a_verdict() -> None:
-    """Every combination for two ranks: completed if and only if both say so."""
-    choices = [None, *("completed", "failed", "oom", "diverged", "interrupted")]
-    late = Stop(Status.TIMEOUT, "late", 50.0, Cause.TIME_LIMIT)
-    stops = [None, late, replace(late, at=150.0)]
-    for pair, stop in itertools.product(itertools.product(choices, repeat=2), stops):
-        outcomes = {rank: left(name) for rank, name in enumerate(pair) if name is not None}
-        verdict = decide(2, outcomes, all_gone(2, 1), stop)
-        assert (verdict.status is Status.COMPLETED) == (pair == ("completed", "completed"))
-        if stop is not None and stop.at == 50.0 and verdict.status is not Status.COMPLETED:
-            assert verdict.status is Status.TIMEOUT
 
 
 def test_what_a_rank_leaves_is_read_as_it_was_written(tmp_path: Path) -> None:

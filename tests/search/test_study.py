@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-import socket
 import statistics
-import subprocess
-import sys
-import time
-import urllib.request
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,7 +57,7 @@ def test_a_trial_is_chosen_with_one_thread(tmp_path: Path, monkeypatch: pytest.M
     assert set(numbers) == {1}
 
 
-@pytest.mark.parametrize("name", ["random", "tpe", pytest.param("gp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["tpe", pytest.param("gp", marks=pytest.mark.slow)])
 def test_a_search_that_is_opened_again_goes_on_as_if_it_never_ended(
     name: str, tmp_path: Path
 ) -> None:
@@ -86,18 +80,17 @@ def test_a_search_that_is_opened_again_goes_on_as_if_it_never_ended(
     assert one == many
 
 
-@pytest.mark.parametrize("name", ["random", "tpe", "gp", "grid"])
+@pytest.mark.parametrize("name", ["random", "tpe", "grid"])
 def test_trials_that_are_asked_together_are_unlike_each_other(name: str, tmp_path: Path) -> None:
     study = opened(space(name), tmp_path)
     rates = [study.ask().params["rate"] for _ in range(6)]
     assert len({round(math.log(rate), 6) for rate in rates}) == 6
 
 
-@pytest.mark.parametrize("name", ["tpe", "gp"])
-def test_the_first_trials_are_spread_over_the_whole_space(name: str, tmp_path: Path) -> None:
+def test_the_first_trials_are_spread_over_the_whole_space(tmp_path: Path) -> None:
     width = Interval("width", 1, 8, is_log=False)
-    for seed in range(5):
-        of = replace(space(name, intervals=(RATE, width), over=["optimizer"]), first_seed=seed)
+    for seed in range(3):
+        of = replace(space("gp", intervals=(RATE, width), over=["optimizer"]), first_seed=seed)
         study = Study(of, f"study {seed}", storage_of(tmp_path))
         points = [study.ask().params for _ in range(4)]
         quarters = sorted(int((math.log10(point["rate"]) + 4) / 3 * 4) for point in points)
@@ -160,7 +153,7 @@ def test_another_grid_adds_the_points_that_are_not_there(tmp_path: Path) -> None
     assert opened(space("grid", trials=6), tmp_path).planned == 8 + 4
 
 
-@pytest.mark.parametrize("name", ["random", "tpe", "gp"])
+@pytest.mark.parametrize("name", ["random", "tpe"])
 def test_of_few_points_each_is_asked_for_once(name: str, tmp_path: Path) -> None:
     width = Interval("width", 1, 4, is_log=False)
     study = opened(space(name, trials=20, intervals=(width,), over=["optimizer"]), tmp_path)
@@ -244,7 +237,7 @@ def test_nothing_is_best_where_nothing_has_a_value(tmp_path: Path) -> None:
     assert not study.table()["is_best"].any()
 
 
-def test_optuna_reads_the_journal_and_its_dashboard_serves_it(tmp_path: Path) -> None:
+def test_optuna_reads_the_journal(tmp_path: Path) -> None:
     study = opened(space("random"), tmp_path)
     told(study, 1.0)
     path = str(tmp_path / "optuna.journal")
@@ -252,34 +245,3 @@ def test_optuna_reads_the_journal_and_its_dashboard_serves_it(tmp_path: Path) ->
         study_name="study", storage=JournalStorage(JournalFileBackend(path))
     ).trials
     assert trial.values == [1.0]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    host, _, port = address.partition(":")
-    command = ["optuna-dashboard", path, "--host", host, "--port", port]
-    script = str(Path(sys.executable).parent / command[0])
-    with subprocess.Popen(
-        [script, *command[1:]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as server:
-        try:
-            summaries = served(f"http://{address}/api/studies", server)["study_summaries"]
-            assert [one["study_name"] for one in summaries] == ["study"]
-            details = served(f"http://{address}/api/studies/{summaries[0]['study_id']}", server)
-            (trial,) = details["trials"]
-            assert trial["values"] == [1.0]
-            assert [one["name"] for one in trial["params"]] == ["rate"]
-        finally:
-            server.terminate()
-
-
-def served(url: str, server: subprocess.Popen[bytes]) -> Any:
-    """Return what a server answers, which may take a while to begin."""
-    until = time.monotonic() + 60
-    while True:
-        try:
-            with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310  (of our own)
-                return json.load(answer)
-        except OSError:
-            assert server.poll() is None
-            assert time.monotonic() < until
-            time.sleep(0.1)

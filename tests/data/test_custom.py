@@ -59,12 +59,6 @@ def test_sizes_and_facts_are_taken_over(module):
     assert labels.tolist() == [[3, 4, 0, 1, 2, 3], [1, 2, 3, 4, 0, 1]]
 
 
-def test_the_sequence_length_is_given_where_there_is_one(module):
-    config = module(GOOD, sequence_length=4)
-    dataset = open_dataset(SimpleNamespace(data=config), prepare(config), "train")
-    assert dataset.batch(np.array([0]))[0].shape == (1, 4)
-
-
 def test_what_is_not_said_is_not_known(module):
     source = GOOD.replace("    classes = 5\n", "").replace('    task = "next_token"\n', "")
     for more, task in (({}, "other"), ({"sequence_length": 6}, "next_token")):

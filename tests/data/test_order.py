@@ -85,14 +85,6 @@ def test_random_access_equals_sequential(num_samples: int, seed: int, positions:
     assert one_by_one == sequential[positions].tolist()
 
 
-def test_many_distant_epochs_in_one_request() -> None:
-    for num_samples in (1, 3, 900, 5000):
-        order = SampleOrder(num_samples, 9)
-        positions = np.arange(2000) * 7919 + 2**33
-        expected = [order.indices(positions[i : i + 1]).item() for i in range(0, 2000, 50)]
-        assert order.indices(positions)[::50].tolist() == expected
-
-
 def test_shape_is_kept_and_input_is_not_written() -> None:
     order = SampleOrder(5000, 1)
     positions = np.arange(4992, 5008).reshape(2, 8)

@@ -219,8 +219,9 @@ def sources() -> dict[str, str]:
 
 
 def uses(codes: dict[str, str]) -> set[tuple[str, str]]:
-    """Return the files and what they use."""
-    return {(file, name) for file, code in codes.items() for name in uses_of(code)}
+    """Return the files and what they use, but of each other."""
+    functions = {name for code in codes.values() for name in re.findall(r"def (_\w+)", code)}
+    return {(file, name) for file, code in codes.items() for name in uses_of(code) - functions}
 
 
 def differences(used: set[tuple[str, str]], table: list[Member]) -> list[str]:

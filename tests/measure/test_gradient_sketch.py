@@ -70,12 +70,8 @@ def test_a_missing_gradient_counts_as_zero_and_holds_its_place():
     assert gradient_sketch([a]).tolist() == [0.0] * BUCKETS
 
 
-def test_it_is_linear_and_divides_the_scale_out():
-    generator = torch.Generator().manual_seed(1)
-    g, h = (torch.randn(5000, generator=generator).double() for _ in range(2))
-    together = gradient_sketch(with_gradients(g - h))
-    apart = gradient_sketch(with_gradients(g)) - gradient_sketch(with_gradients(h))
-    torch.testing.assert_close(together, apart, rtol=0, atol=1e-12)
+def test_the_scale_is_divided_out():
+    g = torch.randn(5000, generator=torch.Generator().manual_seed(1)).double()
     scaled = gradient_sketch(with_gradients(1024 * g), torch.tensor(1024.0))
     torch.testing.assert_close(scaled, gradient_sketch(with_gradients(g)))
 

@@ -121,11 +121,6 @@ def test_what_the_library_would_swallow_is_refused(build, text, settings, messag
         build(text, settings)
 
 
-def test_attribute_names_of_other_models_are_understood(build, text):
-    renamed = {"hidden_size": 48} | {k: v for k, v in GPT2.items() if k != "n_embd"}
-    assert build(text, renamed).model.network.config.n_embd == 48
-
-
 def test_an_encoder_that_decodes_is_taken(build, text):
     module = build(text, BERT | {"is_decoder": True})
     assert module(tokens_of(), tokens_of())[0].isfinite()

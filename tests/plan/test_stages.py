@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime
 from itertools import accumulate
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from batchscape.config import AdamW, Muon
 from batchscape.errors import ConfigError
 from batchscape.geometry import BatchGeometry
 from batchscape.plan.build import Plan
-from batchscape.plan.forecast import forecast
-from batchscape.plan.machine import Machine
 from batchscape.plan.stages import check_evaluations
-from batchscape.plan.table import plan_rows, plan_table, write_plan
-from batchscape.record.folder import SweepFolder
+from batchscape.plan.table import plan_rows
 from batchscape.record.spec import RunSpec, Stage
 
 MakePlan = Callable[..., Plan]
@@ -198,19 +191,8 @@ def test_a_spec_with_stages_comes_back_from_its_file(plan: MakePlan, tmp_path: P
     assert RunSpec.read(tmp_path / "config.json") == spec
 
 
-@pytest.mark.slow
-def test_table_and_file_show_the_ramp(plan: MakePlan, tmp_path: Path) -> None:
-    sweep_plan = plan(RAMP, "seed=0,1", f"sweep_dir='{tmp_path}/here'")
-    console = Console(width=200, record=True, file=io.StringIO())
-    begin = datetime(2030, 1, 1, tzinfo=UTC)
-    predicted = forecast(
-        sweep_plan.specs, SweepFolder(sweep_plan.sweep_dir), Machine(2, "two cores")
-    )
-    console.print(plan_table(sweep_plan, predicted, begin))
-    assert "1 x 8 x (1 -> 2 -> 4) = 8 -> 16 -> 32" in console.export_text()
-    write_plan(sweep_plan)
-    with (tmp_path / "here" / "plan.csv").open() as file:
-        assert {row["ramp"] for row in csv.DictReader(file)} == {"8 -> 16 -> 32"}
+def test_rows_show_the_ramp(plan):
+    assert [row["ramp"] for row in plan_rows(plan(RAMP))] == ["8 -> 16 -> 32"]
     assert [row["ramp"] for row in plan_rows(plan())] == [None]
 
 

@@ -68,20 +68,6 @@ def test_table_shows_runs_and_each_reason_once(plan: MakePlan) -> None:
     assert "Runs: 24. Rejected runs: 12. Folder: outputs/fixed_global_batch" in text
 
 
-@pytest.mark.slow
-def test_of_a_long_plan_the_first_and_the_last_runs_are_shown(plan: MakePlan) -> None:
-    made = plan("sweep_dir=outputs/long", f"seed={','.join(map(str, range(108)))}")
-    text = shown(made)
-    names = [spec.run_id for spec in made.specs]
-    words = [line.split()[0] for line in text.splitlines() if line.strip()]
-    assert [name for name in words if name in names] == [*names[:100], *names[-5:]]
-    assert words.index("...") == words.index(names[99]) + 1
-    path = Path("outputs/long/plan.csv")
-    assert f"Not shown: 3 more runs. A sweep writes all of them to {path}." in text
-    assert "Runs: 108." in text
-    assert "Not shown" not in shown(plan("seed=1,2,3"))
-
-
 def test_repeated_cells_are_said(plan: MakePlan) -> None:
     assert "Cells left out because they repeat a run: 2." in shown(plan("seed=0,0,0"))
 

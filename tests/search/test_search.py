@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -295,22 +294,6 @@ def test_a_plan_counts_the_trials_that_there_will_be(
     assert f": {trials} trials, by " in printed
     assert f"In all {trials + grid} runs: {trials} of trials, " in printed
     assert f" and {grid} of the grid around the best." in printed
-
-
-def test_a_plan_of_a_search_has_one_line_a_cell_whose_numbers_make_its_total(
-    tmp_path: Path, capsys
-) -> None:
-    lines = ("search=tpe", "search.trials=6", "search.grid_points=3", "search.grid_seeds=2")
-    batches = "batch.global_batch_size=8,16,32"
-    command = ["plan", *SMALL, SEARCH[0], *lines, batches, f"sweep_dir={tmp_path / 's'}"]
-    assert main(command) == 0
-    printed = capsys.readouterr().out
-    rows = [line.split()[-4:] for line in printed.splitlines() if re.search(r"\d+ = \d+ ", line)]
-    # 6 trials of one run, and 3 x 2 runs of the grid.
-    assert rows == [[str(1280 // batch), "1280", "6", "12"] for batch in (8, 16, 32)]
-    assert "In all 36 runs: 18 of trials, whose values are chosen on the way, and 18 of" in printed
-    assert "-s0-" not in printed
-    assert "Runs: 36. " in printed
 
 
 @pytest.mark.slow

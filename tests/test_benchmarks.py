@@ -1,7 +1,5 @@
 """What benchmarks compute; `make check` tells whether what they call is there."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys
@@ -21,8 +19,6 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 def module_of(name):
     spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

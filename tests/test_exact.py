@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,7 +5,7 @@ import pytest
 from exact import assert_same_rows
 
 
-def frame(values: list[Any], dtype: str) -> pd.DataFrame:
+def frame(values, dtype):
     return pd.DataFrame({"x": pd.array(values, dtype=dtype)})
 
 
@@ -26,12 +22,12 @@ def frame(values: list[Any], dtype: str) -> pd.DataFrame:
         ([1.0, 2.0], [1.0], "Float64"),
     ],
 )
-def test_every_bit_counts(values: list[Any], others: list[Any], dtype: str) -> None:
+def test_every_bit_counts(values, others, dtype):
     with pytest.raises(AssertionError):
         assert_same_rows(frame(values, dtype), frame(others, dtype))
 
 
-def test_pandas_would_not_see_it() -> None:
+def test_pandas_would_not_see_it():
     a, b = frame([1e-9], "Float64"), frame([2e-9], "Float64")
     pd.testing.assert_frame_equal(a, b, check_exact=True)
     with pytest.raises(AssertionError, match="x differs in 1 of 1 rows, first in row 0: 1e-09"):

@@ -1,7 +1,5 @@
 """`make gpu`: what it does where there is no CUDA device, and where its figures go."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

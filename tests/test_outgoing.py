@@ -1,7 +1,5 @@
 """What leaves does nothing where it arrives: no escape is obeyed, no cell run, no secret told."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -35,7 +33,7 @@ HOSTILE = f"{RED} {LINK} \x9b2J\x1bc\x07\x00\r\u202eback \ud800"
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def test_sequences_are_removed_and_other_controls_shown() -> None:
+def test_sequences_are_removed_and_other_controls_shown():
     assert visible(RED) == "red"
     assert visible(LINK) == "link"
     assert visible("\x1b]0;title\x07\x9b1;31mx\x1b(B") == "x"
@@ -48,7 +46,7 @@ def test_sequences_are_removed_and_other_controls_shown() -> None:
     assert visible(plain) == plain
 
 
-def test_begins_of_strings_without_an_end_are_looked_at_once() -> None:
+def test_begins_of_strings_without_an_end_are_looked_at_once():
     """Each searched to the end of the text, this would not end."""
     count = 300_000
     assert visible("\x1b]" * count) == ""
@@ -63,7 +61,7 @@ ANYTHING = st.text(
 
 @given(ANYTHING)
 @example(HOSTILE)
-def test_nothing_that_is_obeyed_is_left(text: str) -> None:
+def test_nothing_that_is_obeyed_is_left(text):
     clean = visible(text)
     assert not OBEYED.search(clean)
     assert visible(clean) == clean
@@ -75,7 +73,7 @@ def test_nothing_that_is_obeyed_is_left(text: str) -> None:
 @example("-1")
 @example("-1+cmd|' /C calc'!A0")
 @example("\t=1")
-def test_a_cell_is_no_formula_and_a_number_stays_one(text: str) -> None:
+def test_a_cell_is_no_formula_and_a_number_stays_one(text):
     cell = outgoing_cell(text)
     begins = cell[:1] in {"=", "+", "-", "@", "\t", "\r", "\n"}
     if begins:
@@ -90,7 +88,7 @@ def test_a_cell_is_no_formula_and_a_number_stays_one(text: str) -> None:
     assert outgoing_cell(cell) == cell
 
 
-def test_a_csv_file_reads_back_as_it_was_but_for_what_would_run(tmp_path: Path) -> None:
+def test_a_csv_file_reads_back_as_it_was_but_for_what_would_run(tmp_path):
     table = pd.DataFrame(
         {
             "loss": [-0.5, np.nan, 2.0],
@@ -115,7 +113,7 @@ def test_a_csv_file_reads_back_as_it_was_but_for_what_would_run(tmp_path: Path) 
     assert pd.read_csv(tmp_path / "t.csv")["'=name"].tolist() == ["plain", "+1", "-1"]
 
 
-def test_the_console_cleans_texts_cells_and_titles_and_keeps_its_own_styles() -> None:
+def test_the_console_cleans_texts_cells_and_titles_and_keeps_its_own_styles():
     out = io.StringIO()
     console = OutgoingConsole(file=out, width=100, markup=False, force_terminal=True)
     table = Table(f"head {RED}", title=f"title {RED}")
@@ -133,7 +131,7 @@ def test_the_console_cleans_texts_cells_and_titles_and_keeps_its_own_styles() ->
         assert text in style_codes.sub("", output)
 
 
-def test_markdown_latex_figures_and_json_are_clean() -> None:
+def test_markdown_latex_figures_and_json_are_clean():
     secret = "hf_" + "aB3" * 11
     columns = [Column("h", f"h {RED}", is_left=True), Column("v")]
     frame = pd.DataFrame({"h": [HOSTILE], "v": [secret]}, dtype=object)
@@ -177,16 +175,14 @@ sys.exit(3)
 """
 
 
-def batchscape(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+def batchscape(*arguments):
     return subprocess.run(
         [sys.executable, "-m", "batchscape", *arguments], capture_output=True, check=False
     )
 
 
 @pytest.mark.slow
-def test_what_a_program_says_leaves_clean_by_every_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_program_says_leaves_clean_by_every_way(tmp_path, monkeypatch):
     """Its last words reach status, report, tables and JSON without escapes and without secrets."""
     secrets = {"PGPASSWORD": "hunter22q9", "ANY": "Zx81kQp9"}
     for name, value in secrets.items():
@@ -227,7 +223,7 @@ def test_what_a_program_says_leaves_clean_by_every_way(
         assert not [c for c in cells if c[:1] in set("=+-@") and not re.fullmatch(r"[-+.\de]+", c)]
 
 
-def test_a_refused_option_is_quoted_as_it_may_leave(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_option_is_quoted_as_it_may_leave(capsys):
     token = "hf_" + "aB3d" * 6
     assert main(["report", "x", "--target", f"{RED}{token}"]) == 2
     error = capsys.readouterr().err

@@ -1,13 +1,10 @@
 """`batchscape recommend` before anything ran: a recipe from predictions and probes."""
 
-from __future__ import annotations
-
 import json
 import math
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,15 +20,14 @@ def recommend(tmp_path, monkeypatch, capsys):
     """Return what `recommend --json` prints."""
     monkeypatch.chdir(tmp_path)
 
-    def call(*words: str, code: int = 0) -> dict[str, Any]:
+    def call(*words, code=0):
         assert main(["recommend", "--json", *words]) == code, capsys.readouterr().err
-        answer: dict[str, Any] = json.loads(capsys.readouterr().out)
-        return answer
+        return json.loads(capsys.readouterr().out)
 
     return call
 
 
-def basis_by_step(answer: dict[str, Any]) -> dict[str, tuple[str, str]]:
+def basis_by_step(answer):
     return {step["name"]: (step["value"], step["basis"]) for step in answer["steps"]}
 
 
@@ -132,10 +128,9 @@ def test_a_probe_finds_the_boundary_and_its_outcome_is_measured(recommend, capsy
     assert basis_by_step(before)["micro-batch"][1] == "predicted"
     assert before["to_try"]  # the limit is near to what a process takes beside tensors
 
-    def probe() -> dict[str, Any]:
+    def probe():
         assert main([*shlex.split(before["probe_command"])[1:], "--json"]) == 0
-        answer: dict[str, Any] = json.loads(capsys.readouterr().out)
-        return answer
+        return json.loads(capsys.readouterr().out)
 
     answer = probe()
     micros = answer["candidates"]

@@ -1,7 +1,5 @@
 """Secrets stay where they are, writes stay in the sweep folder, nothing of others is executed."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import os
@@ -12,9 +10,7 @@ import stat
 import string
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,7 +20,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from batchscape.cli import main
-from batchscape.config import RunConfig
 from batchscape.config.explain import values_of
 from batchscape.config.settings import SETTINGS
 from batchscape.data.store import load_array
@@ -57,7 +52,7 @@ RUN = [
 
 
 @pytest.fixture
-def in_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def in_secret(tmp_path, monkeypatch):
     """An empty folder, and secrets in the environment."""
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
@@ -71,7 +66,7 @@ def in_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # What is a secret
 
 
-def is_refused(text: str, name: str = "setting") -> bool:
+def is_refused(text, name="setting"):
     try:
         refuse_secrets([{name: text}])
     except ConfigError:
@@ -95,9 +90,7 @@ def is_refused(text: str, name: str = "setting") -> bool:
         ("PWD", "/usr/share", False),
     ],
 )
-def test_what_a_name_makes_of_a_value(
-    name: str, value: str, is_one: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_name_makes_of_a_value(name, value, is_one, monkeypatch):
     assert is_refused(value, name) is is_one
     expected = f"[{name}]" if is_one else value
     assert redact_json({"a": [{name: value}]}) == {"a": [{name: expected}]}
@@ -111,7 +104,7 @@ def test_what_a_name_makes_of_a_value(
     assert is_refused(f"x-{value}") is is_one
 
 
-def test_no_shipped_setting_is_taken_for_a_secret() -> None:
+def test_no_shipped_setting_is_taken_for_a_secret():
     files = [*(ROOT / "conf").rglob("*.yaml"), *(ROOT / "sweeps").glob("*.yaml")]
     assert len(files) > 40
     for path in files:
@@ -133,9 +126,7 @@ SHAPES = {
 
 
 @given(st.data(), st.sampled_from(sorted(SHAPES)))
-def test_a_token_of_a_published_shape_is_found_wherever_it_stands(
-    data: st.DataObject, service: str
-) -> None:
+def test_a_token_of_a_published_shape_is_found_wherever_it_stands(data, service):
     """As long, and of the letters, as each service makes them today."""
     begins, letters, length = SHAPES[service]
     drawn = data.draw(st.text(letters, min_size=length, max_size=length))
@@ -147,7 +138,7 @@ def test_a_token_of_a_published_shape_is_found_wherever_it_stands(
         assert is_refused(around.format(token))
 
 
-def test_user_and_password_of_a_url_are_hidden() -> None:
+def test_user_and_password_of_a_url_are_hidden():
     assert redact("postgres://me:pw@db:5432/x") == "postgres://[a password in a URL]@db:5432/x"
     assert is_refused("https://me:pass-word@host/x")
     assert redact("http://localhost:8080/path@x") == "http://localhost:8080/path@x"
@@ -169,7 +160,7 @@ ORDINARY = st.one_of(
 @example("meta-llama/Llama-3.3-70B-Instruct-GPTQ-Int4-g128-actorder", "model.path")
 @example("s3://bucket/fineweb-edu/sample-10BT/train-00000-of-00099-1f2e3d4c5b6a.parquet", "data")
 @example("transformer.h.0.attn.weight", "unexpected key")
-def test_paths_ids_hashes_and_long_names_stay(value: str, name: str) -> None:
+def test_paths_ids_hashes_and_long_names_stay(value, name):
     for text in (value, f"{name}={value}", f"{name}: '{value}'", f"--{name} {value}"):
         assert redact(text) == text
     assert redact_json({name: [value]}) == {name: [value]}
@@ -178,11 +169,11 @@ def test_paths_ids_hashes_and_long_names_stay(value: str, name: str) -> None:
 
 @given(st.text())
 @example("://" + ":" * 50)
-def test_redaction_never_fails_and_needs_one_pass(text: str) -> None:
+def test_redaction_never_fails_and_needs_one_pass(text):
     assert redact(redact(text)) == redact(text)
 
 
-def test_long_texts_end() -> None:
+def test_long_texts_end():
     """As deep as they are long, or the square of that, they would not."""
     for begin in ("TOKEN=", "KEY", "A_", "eyJ", "://", "hf_", "sk-"):
         redact(begin * (100_000 // len(begin)))
@@ -208,11 +199,7 @@ def test_long_texts_end() -> None:
     ],
     ids=["ours", "of a program"],
 )
-def test_a_setting_that_holds_a_secret_is_refused(
-    settings: dict[str, str],
-    in_secret: Path,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_setting_that_holds_a_secret_is_refused(settings, in_secret, capfd):
     engine = ["engine=command"] if "engine.argv[2]" in settings else []
     words = [text.format(**SECRETS) for text in settings.values()]
     assert main(["sweep", "tracker=wandb", *engine, *words]) == 2
@@ -237,9 +224,7 @@ def test_a_setting_that_holds_a_secret_is_refused(
         "engine.argv=[{HF_TOKEN}",
     ],
 )
-def test_an_error_about_a_setting_does_not_show_the_secret(
-    setting: str, in_secret: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_about_a_setting_does_not_show_the_secret(setting, in_secret, capfd):
     assert main(["sweep", setting.format(**SECRETS)]) == 2
     captured = capfd.readouterr()
     assert captured.err.strip()
@@ -251,18 +236,18 @@ def test_an_error_about_a_setting_does_not_show_the_secret(
 # A whole sweep
 
 
-def own_files(folder: Path) -> list[Path]:
+def own_files(folder):
     return [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
 
 
-def texts_of(path: Path) -> Iterator[bytes]:
+def texts_of(path):
     """All bytes of a file, and what is compressed in a table."""
     yield path.read_bytes()
     if path.suffix == ".parquet":
         yield pd.read_parquet(path).to_json().encode()
 
 
-def leaks(folder: Path) -> list[str]:
+def leaks(folder):
     return [
         f"{name} in {path.relative_to(folder)}"
         for path in own_files(folder)
@@ -272,9 +257,7 @@ def leaks(folder: Path) -> list[str]:
     ]
 
 
-def batchscape(
-    *arguments: str, umask: int = 0o022, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def batchscape(*arguments, umask=0o022, **variables):
     return subprocess.run(
         [sys.executable, "-m", "batchscape", *arguments],
         env={**os.environ, **variables},
@@ -286,7 +269,7 @@ def batchscape(
 
 
 @pytest.mark.slow
-def test_no_file_of_a_sweep_and_its_report_holds_a_secret(in_secret: Path) -> None:
+def test_no_file_of_a_sweep_and_its_report_holds_a_secret(in_secret):
     """Every byte of every file, W&B's own included; and their permissions follow the umask."""
     # Shared with a group: the mask under which 600 and 644 are both wrong.
     cache = in_secret.parent / "own cache"
@@ -306,7 +289,7 @@ def test_no_file_of_a_sweep_and_its_report_holds_a_secret(in_secret: Path) -> No
         assert value not in sweep.stdout + sweep.stderr + report.stdout + report.stderr
 
 
-def modes_against(umask: int, *folders: Path) -> list[str]:
+def modes_against(umask, *folders):
     """Files and folders whose permissions are not what the umask leaves of 666 and 777."""
     wrong = []
     for path in (path for folder in folders for path in [folder, *folder.rglob("*")]):
@@ -322,9 +305,7 @@ def modes_against(umask: int, *folders: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
-def test_every_way_of_writing_follows_the_umask(
-    umask: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_way_of_writing_follows_the_umask(umask, tmp_path, monkeypatch):
     """What a finished sweep does not show any more: checkpoints, open rows, locks."""
     folder = RunFolder(tmp_path / "sweep" / "runs" / "a")
     before = os.umask(umask)
@@ -366,9 +347,7 @@ OWN_PROGRAM = {"name": "command", "argv": ["a"]}
         ),
     ],
 )
-def test_a_setting_that_leads_somewhere_else_is_refused(
-    key: str, settings: dict[str, Any], config_of: Callable[..., RunConfig]
-) -> None:
+def test_a_setting_that_leads_somewhere_else_is_refused(key, settings, config_of):
     with pytest.raises(ConfigError, match=key):
         config_of(**settings)
 
@@ -388,7 +367,7 @@ READ = {
 """Settings that lead to what is read or started; none is ever written to."""
 
 
-def test_no_other_setting_names_a_place() -> None:
+def test_no_other_setting_names_a_place():
     """Whoever adds a text setting decides here whether something is written by it."""
     texts = {
         setting.key
@@ -409,14 +388,14 @@ def test_no_other_setting_names_a_place() -> None:
 class Payload:
     """Leaves a mark where it is unpickled."""
 
-    def __init__(self, mark: Path) -> None:
+    def __init__(self, mark):
         self._mark = mark
 
-    def __reduce__(self) -> tuple[object, tuple[str]]:
+    def __reduce__(self):
         return os.mkdir, (str(self._mark),)
 
 
-def test_files_that_carry_code_are_refused_and_not_run(tmp_path: Path) -> None:
+def test_files_that_carry_code_are_refused_and_not_run(tmp_path):
     mark = tmp_path / "it ran"
     payload = Payload(mark)
     folder = RunFolder(tmp_path / "run")
@@ -472,7 +451,7 @@ SHELLS = {
 }
 
 
-def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
+def calls(path):
     """Calls in a file, by their whole name; names that were imported alone get their module."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     modules = {}
@@ -491,19 +470,19 @@ def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
                 yield name, node
 
 
-def keyword(call: ast.Call, name: str) -> str | None:
+def keyword(call, name):
     return next((ast.unparse(k.value) for k in call.keywords if k.arg == name), None)
 
 
 @pytest.mark.parametrize("folder", ["src", "analysis", "examples", "benchmarks"])
-def test_no_shell_and_no_code_from_files(folder: str) -> None:
+def test_no_shell_and_no_code_from_files(folder):
     of_folder = [path for path in SOURCES if path.is_relative_to(ROOT / folder)]
     assert of_folder
     for path in of_folder:
         check_no_shell_and_no_code_from_files(path)
 
 
-def check_no_shell_and_no_code_from_files(path: Path) -> None:
+def check_no_shell_and_no_code_from_files(path):
     name = str(path.relative_to(ROOT))
     for called, call in calls(path):
         where = f"{name}:{call.lineno} {called}"
@@ -523,8 +502,8 @@ def check_no_shell_and_no_code_from_files(path: Path) -> None:
             pytest.fail(f"{where} executes what a file says")
 
 
-def test_settings_that_are_nested_too_deeply_are_refused() -> None:
-    deep: list[Any] = []
+def test_settings_that_are_nested_too_deeply_are_refused():
+    deep = []
     for _ in range(5000):
         deep = [deep, "and more"]
     with pytest.raises(ConfigError, match="model is nested too deeply for a setting"):

@@ -4,8 +4,6 @@ As a user calls them, from a folder of their own. What is asked of each is the s
 report finds that decompositions of one global batch trained alike, or says why they did not.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

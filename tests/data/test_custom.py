@@ -1,7 +1,5 @@
 """Data of the user's own: what is promised is checked, and what names them."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Documents: how they are read, which are held out, and what a sample is."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Images: which are held out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

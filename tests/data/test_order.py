@@ -1,10 +1,7 @@
 """One seeded stream: every sample once an epoch, specified to the last bit."""
 
-from __future__ import annotations
-
 import math
 import pickle
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,17 +17,17 @@ sizes = st.sampled_from([1, 2, 3, 5, 64, 1000, 1023, 1024, 1025, 1088, 1089, 109
 seeds = st.integers(0, MASK)
 
 
-def mix(word: int) -> int:
+def mix(word):
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & MASK
     return word ^ (word >> 31)
 
 
-def word(key: int, number: int) -> int:
+def word(key, number):
     return mix((key + (number + 1) * 0x9E3779B97F4A7C15) & MASK)
 
 
-def index_by_the_specification(num_samples: int, seed: int, position: int) -> int:
+def index_by_the_specification(num_samples, seed, position):
     """The module's docstring in Python integers, one position at a time."""
     epoch, slot = divmod(position, num_samples)
     key = word(mix(seed), epoch)
@@ -51,7 +48,7 @@ def index_by_the_specification(num_samples: int, seed: int, position: int) -> in
             return slot
 
 
-def test_words_are_those_of_the_reference_code() -> None:
+def test_words_are_those_of_the_reference_code():
     # First outputs for the state 1234567, from https://rosettacode.org/wiki/Pseudo-random_numbers/Splitmix64
     assert [word(1234567, number) for number in range(3)] == [
         6457827717110365317,
@@ -62,14 +59,14 @@ def test_words_are_those_of_the_reference_code() -> None:
 
 @settings(deadline=None)
 @given(sizes | st.integers(1, 2**62), seeds, st.integers(0, 2**63 - 1))
-def test_indices_follow_the_specification(num_samples: int, seed: int, position: int) -> None:
+def test_indices_follow_the_specification(num_samples, seed, position):
     indices = SampleOrder(num_samples, seed).indices(np.array([position]))
     assert indices.tolist() == [index_by_the_specification(num_samples, seed, position)]
 
 
 @settings(deadline=None)
 @given(sizes, seeds, st.integers(0, 2**40))
-def test_every_sample_exactly_once_an_epoch(num_samples: int, seed: int, epoch: int) -> None:
+def test_every_sample_exactly_once_an_epoch(num_samples, seed, epoch):
     positions = np.arange(epoch * num_samples, (epoch + 1) * num_samples)
     indices = SampleOrder(num_samples, seed).indices(positions)
     assert np.array_equal(np.sort(indices), np.arange(num_samples))
@@ -77,7 +74,7 @@ def test_every_sample_exactly_once_an_epoch(num_samples: int, seed: int, epoch: 
 
 @settings(deadline=None)
 @given(sizes, seeds, st.lists(st.integers(0, 10_000), min_size=1, max_size=50))
-def test_random_access_equals_sequential(num_samples: int, seed: int, positions: list[int]) -> None:
+def test_random_access_equals_sequential(num_samples, seed, positions):
     order = SampleOrder(num_samples, seed)
     sequential = order.indices(np.arange(10_001))
     assert np.array_equal(order.indices(np.array(positions)), sequential[positions])
@@ -85,7 +82,7 @@ def test_random_access_equals_sequential(num_samples: int, seed: int, positions:
     assert one_by_one == sequential[positions].tolist()
 
 
-def test_shape_is_kept_and_input_is_not_written() -> None:
+def test_shape_is_kept_and_input_is_not_written():
     order = SampleOrder(5000, 1)
     positions = np.arange(4992, 5008).reshape(2, 8)
     indices = order.indices(positions)
@@ -98,18 +95,18 @@ def test_shape_is_kept_and_input_is_not_written() -> None:
 
 
 @pytest.mark.parametrize("bad", [0, -1, 2.0, True, "5", 2**62 + 1])
-def test_bad_sizes_are_refused(bad: Any) -> None:
+def test_bad_sizes_are_refused(bad):
     with pytest.raises(ConfigError, match="num_samples must be an int from 1 to"):
         SampleOrder(bad, 0)
 
 
 @pytest.mark.parametrize("bad", [-1, 2**64, 0.0, None, True])
-def test_bad_seeds_are_refused(bad: Any) -> None:
+def test_bad_seeds_are_refused(bad):
     with pytest.raises(ConfigError, match="seed must be an int from 0 to"):
         SampleOrder(5, bad)
 
 
 @pytest.mark.parametrize("bad", [[-1, 0], [0.0], [True], np.array([1], dtype=np.uint64), []])
-def test_bad_positions_are_refused(bad: Any) -> None:
+def test_bad_positions_are_refused(bad):
     with pytest.raises(ConfigError, match="positions must be"):
         SampleOrder(5, 0).indices(np.asarray(bad))

@@ -1,7 +1,5 @@
 """Prepared arrays on disk: whole, or made anew."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Text files: what is a sample, what is held out, and what names the content."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tokenizers of `transformers` and folders of `datasets`, against those packages themselves."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Token files of other programs: recognised, hashed once, cut into samples, never copied."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

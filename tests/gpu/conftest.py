@@ -1,13 +1,9 @@
 """Real runs on a CUDA device, launched as a sweep launches them."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -17,7 +13,6 @@ from batchscape.launch.launcher import Launcher
 from batchscape.plan.machine import Machine
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
-from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus
 from batchscape.record.tables import read_table
 
@@ -25,26 +20,26 @@ from batchscape.record.tables import read_table
 class Launched:
     """A run that has ended."""
 
-    def __init__(self, sweep: SweepFolder, run_id: str) -> None:
+    def __init__(self, sweep, run_id):
         self.folder = sweep.run(run_id)
         self.status = RunStatus.read(self.folder.status)
-        self.launch: dict[str, Any] = read_json(self.folder.launch)
+        self.launch = read_json(self.folder.launch)
 
-    def table(self, name: str) -> Any:
+    def table(self, name):
         """Return its steps, evals or ranks."""
         return read_table(self.folder, name)
 
     @property
-    def log(self) -> str:
+    def log(self):
         """What its ranks printed."""
         return self.folder.log.read_text()
 
 
 @pytest.fixture
-def cuda_spec(spec_of: Callable[..., RunSpec]) -> Callable[..., RunSpec]:
+def cuda_spec(spec_of):
     """`spec_of` for a run on CUDA, with its memory measured."""
 
-    def make(geometry: tuple[int, int, int] = (1, 32, 1), **overrides: Any) -> RunSpec:
+    def make(geometry=(1, 32, 1), **overrides):
         settings = {"launcher__device": "cuda", "measure__memory": True, **overrides}
         return replace(spec_of(geometry, **settings), device_type="cuda")
 
@@ -52,12 +47,12 @@ def cuda_spec(spec_of: Callable[..., RunSpec]) -> Callable[..., RunSpec]:
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Callable[..., list[Launched]]]:
+def launch(tmp_path):
     """Run specifications to their ends, in a folder of their own."""
     sys.path.insert(0, str(Path(__file__).parent))
     count = 0
 
-    def start(*specs: RunSpec, entry: str = WORKER) -> list[Launched]:
+    def start(*specs, entry=WORKER):
         nonlocal count
         count += 1
         sweep = SweepFolder(tmp_path / f"sweep-{count}")
@@ -70,10 +65,10 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., list[Launched]]]:
 
 
 @pytest.fixture
-def train(launch: Callable[..., list[Launched]]) -> Callable[[RunSpec], Launched]:
+def train(launch):
     """Run one specification, which must complete."""
 
-    def start(spec: RunSpec, **options: Any) -> Launched:
+    def start(spec, **options):
         (ended,) = launch(spec, **options)
         assert ended.status.status == "completed", f"{ended.status.reason}\n{ended.log}"
         return ended

@@ -1,7 +1,5 @@
 """The engine on a CUDA device, step by step."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

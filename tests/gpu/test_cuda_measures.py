@@ -1,7 +1,5 @@
 """Clock, memory and telemetry of a CUDA device against what is known about the work."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A smaller CUDA device, emulated: the allocator's own limit, and runs under it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

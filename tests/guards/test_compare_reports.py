@@ -1,12 +1,9 @@
 """The comparison of reports names what was planted, and nothing else."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pandas as pd
 import pytest
@@ -18,10 +15,8 @@ pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 
 
-def load(name: str) -> ModuleType:
+def load(name):
     described = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    assert described is not None
-    assert described.loader is not None
     module = importlib.util.module_from_spec(described)
     sys.modules[name] = module
     described.loader.exec_module(module)
@@ -32,7 +27,7 @@ compare_reports = load("compare_reports")
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def report(tmp_path_factory):
     """The report of a sweep with a run of every status."""
     folder = tmp_path_factory.mktemp("recorded")
     load("record_sweeps").write_statuses(folder / "every_status")
@@ -40,14 +35,14 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "report"
 
 
-def test_every_status_is_in_the_recorded_sweep(report: Path) -> None:
+def test_every_status_is_in_the_recorded_sweep(report):
     runs = pd.read_csv(report / "tables" / "runs.csv")
     launched = {"completed", "oom", "diverged", "timeout", "failed", "interrupted", "pruned"}
     assert set(runs["status"]) == launched | {"pending", "rejected"}
     assert {"budget", "target"} <= set(runs["stop_reason"].dropna())
 
 
-def test_a_report_equals_itself(report: Path) -> None:
+def test_a_report_equals_itself(report):
     found = compare_reports.compare(report, report)
     assert found.equal > 1000
     assert (found.different, found.only_old, found.only_new) == ([], [], [])
@@ -70,5 +65,5 @@ def test_a_changed_number_is_named_with_its_cell_and_both_values(report, tmp_pat
     assert one.where in str(found)
 
 
-def test_nothing_to_compare_is_no_success(tmp_path: Path) -> None:
+def test_nothing_to_compare_is_no_success(tmp_path):
     assert compare_reports.main(["reports", str(tmp_path / "a"), str(tmp_path / "b")]) == 2

@@ -174,11 +174,11 @@ OF_MODULES = {name for name in vars(nn.Module()) if name.startswith("_")}
 BY_NAME = {"getattr", "setattr", "hasattr", "delattr", "_replace"}
 
 
-def private_in(path: str) -> set[str]:
+def private_in(path):
     return {name for name in path.split(".") if re.match("_(?!_)", name)} - DOCUMENTED
 
 
-def uses_of(code: str) -> set[str]:
+def uses_of(code):
     """Names of private members that a module uses, but of its own."""
     tree, own, found = ast.parse(code), set(), set()
     for node in ast.walk(tree):
@@ -204,11 +204,11 @@ def uses_of(code: str) -> set[str]:
     return found - (own - OF_MODULES)
 
 
-def of_self(node: ast.AST) -> bool:
+def of_self(node):
     return ast.unparse(node) in {"self", "cls", "super()"}
 
 
-def sources() -> dict[str, str]:
+def sources():
     """Return the code of every module, by its path."""
     paths = [path for place in PLACES for path in sorted((ROOT / place).rglob("*.py"))]
     return {
@@ -218,13 +218,13 @@ def sources() -> dict[str, str]:
     }
 
 
-def uses(codes: dict[str, str]) -> set[tuple[str, str]]:
+def uses(codes):
     """Return the files and what they use, but of each other."""
     functions = {name for code in codes.values() for name in re.findall(r"def (_\w+)", code)}
     return {(file, name) for file, code in codes.items() for name in uses_of(code) - functions}
 
 
-def differences(used: set[tuple[str, str]], table: list[Member]) -> list[str]:
+def differences(used, table):
     """Say which uses are in no table, and which entries nobody uses."""
     listed = {
         (os.path.normpath(f"src/batchscape/{file}"), name)
@@ -243,11 +243,11 @@ def differences(used: set[tuple[str, str]], table: list[Member]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def used() -> set[tuple[str, str]]:
+def used():
     return uses(sources())
 
 
-def test_what_is_used_is_in_the_table_and_the_other_way_round(used: set[tuple[str, str]]) -> None:
+def test_what_is_used_is_in_the_table_and_the_other_way_round(used):
     assert differences(used, TABLE) == []
     assert {member.library for member in TABLE} == {*TESTED_VERSIONS}
 
@@ -281,7 +281,7 @@ def test_an_entry_that_nobody_uses_is_found(used):
     "member",
     [pytest.param(member, id=member.path, marks=member.marks) for member in TABLE],
 )
-def test_the_library_still_has_it(member: Member) -> None:
+def test_the_library_still_has_it(member):
     installed = importlib.metadata.version(member.library)
     owner, _, name = member.path.rpartition(".")
     found = resolved(owner) if member.owner is None else member.owner()
@@ -294,7 +294,7 @@ def test_the_library_still_has_it(member: Member) -> None:
     )
 
 
-def resolved(path: str) -> Any:
+def resolved(path):
     """Import as much of a path as is a module, and look the rest up in it."""
     module, *rest = path.split(".")
     found = importlib.import_module(module)
@@ -305,14 +305,10 @@ def resolved(path: str) -> Any:
 
 
 @pytest.mark.parametrize(("module", "library"), [("torch", "torch"), ("hydra", "hydra-core")])
-def test_what_is_missing_is_told_by_the_name_that_pip_knows(
-    module: str, library: str, tmp_path: Path
-) -> None:
+def test_what_is_missing_is_told_by_the_name_that_pip_knows(module, library, tmp_path):
     planted = tmp_path / "planted.py"
     planted.write_text(f"import {module}\n{module}.not_there")
     spec = importlib.util.spec_from_file_location("batchscape.planted", planted)
-    assert spec is not None
-    assert spec.loader is not None
     with pytest.raises(AttributeError) as gone:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
     said = why_missing(gone.value)

@@ -1,10 +1,7 @@
 """What new users mistype is answered with the rule, the values given, and what would work."""
 
-from __future__ import annotations
-
 import json
 import shlex
-from pathlib import Path
 
 import pytest
 
@@ -70,7 +67,7 @@ INPUTS = {
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path, monkeypatch):
     """A folder with the files that the inputs name."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
@@ -83,9 +80,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("line", INPUTS)
-def test_the_answer_has_the_rule_the_values_and_what_works(
-    line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_answer_has_the_rule_the_values_and_what_works(line, capsys):
     assert main(shlex.split(line)) != 0
     printed = capsys.readouterr()
     told = " ".join((printed.out + printed.err).split())

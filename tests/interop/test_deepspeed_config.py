@@ -1,7 +1,5 @@
 """The generated DeepSpeed configuration, as the library itself reads it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

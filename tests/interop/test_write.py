@@ -1,7 +1,5 @@
 """Files written from one geometry agree with each other and say that geometry."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -32,7 +30,7 @@ COUNTS = st.integers(1, 64)
     clip=st.none() | st.floats(0.1, 10),
     zero_stage=st.integers(0, 3),
 )
-def test_every_file_says_the_geometry(tmp_path, parts, precision, clip, zero_stage) -> None:
+def test_every_file_says_the_geometry(tmp_path, parts, precision, clip, zero_stage):
     geometry = BatchGeometry(*parts)
     nodes, per_node, micro, steps = parts
     paths = write_configs(
@@ -65,7 +63,7 @@ def test_every_file_says_the_geometry(tmp_path, parts, precision, clip, zero_sta
     assert train["global_batch_size"] // ranks // train["micro_batch_size"] == steps
 
     # Together they pass the check, each with the system that reads it.
-    def name(file: str) -> Path:
+    def name(file):
         return tmp_path / file
 
     arguments = command_line(yaml.safe_load(texts["training_arguments.yaml"]))
@@ -85,11 +83,10 @@ def test_every_file_says_the_geometry(tmp_path, parts, precision, clip, zero_sta
     ):
         checked = check_configs(files, command)
         assert checked.findings == ()
-        assert checked.running.geometry is not None
         assert checked.running.geometry.global_batch_size == total
 
 
-def test_the_command_writes_and_says_what(tmp_path, monkeypatch, capsys) -> None:
+def test_the_command_writes_and_says_what(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["configs", "--devices", "8", "--micro", "2", "--global", "64", "--out", "c"]) == 0
     output = capsys.readouterr().out
@@ -114,7 +111,7 @@ def test_the_command_writes_and_says_what(tmp_path, monkeypatch, capsys) -> None
         ("--devices 1 --micro 1 --accumulation 1 --out file", "cannot be written to"),
     ],
 )
-def test_bad_settings_are_refused(argv: str, words: str, tmp_path, monkeypatch, capsys) -> None:
+def test_bad_settings_are_refused(argv, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
     assert main(["configs", *argv.split()]) == 2
@@ -123,7 +120,7 @@ def test_bad_settings_are_refused(argv: str, words: str, tmp_path, monkeypatch, 
     assert not Path("c").exists()
 
 
-def test_the_deepspeed_json_is_found_from_any_directory(tmp_path, monkeypatch) -> None:
+def test_the_deepspeed_json_is_found_from_any_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_configs(BatchGeometry(1, 2, 2, 2), Path("made"))
     content = yaml.safe_load((tmp_path / "made" / "accelerate_deepspeed.yaml").read_text())

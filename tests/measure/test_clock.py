@@ -1,7 +1,5 @@
 """Times of steps against sleeps of known length and against one another."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

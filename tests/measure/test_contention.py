@@ -1,7 +1,5 @@
 """Waiting for a core is what the system counts, and it is seen where there is competition."""
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess
@@ -41,29 +39,29 @@ def test_what_is_told_is_what_the_system_counts():
 class Tree:
     """What the processes of a program have taken, by a clock that is set; waits in seconds."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.now_s = 100.0
         self.spent_s, self.cost_s = 0.0, 0.001
-        self.waited_s: dict[str, float] = {}
+        self.waited_s = {}
         monkeypatch.setattr(contention, "_taken_below", self.taken_below)
         monkeypatch.setattr(contention.time, "monotonic", lambda: self.now_s)
         monkeypatch.setattr(contention.time, "thread_time", self.thread_time)
 
-    def taken_below(self, root: int) -> dict[str, contention._Taken]:
+    def taken_below(self, root):
         assert root == 1
         return {name: contention._Taken(s, 4 * s) for name, s in self.waited_s.items()}
 
-    def thread_time(self) -> float:
+    def thread_time(self):
         self.spent_s += self.cost_s
         return self.spent_s
 
 
 @pytest.fixture
-def tree(monkeypatch: pytest.MonkeyPatch) -> Tree:
+def tree(monkeypatch):
     return Tree(monkeypatch)
 
 
-def test_the_process_that_waited_longest_counts_between_two_looks(tree: Tree) -> None:
+def test_the_process_that_waited_longest_counts_between_two_looks(tree):
     waits = TreeWaits(1)
     assert waits.share_since(0.0) is None, "nobody has looked"
 
@@ -103,9 +101,7 @@ def test_the_process_that_waited_longest_counts_between_two_looks(tree: Tree) ->
     assert waits.share_since(105.0) == 1.0
 
 
-def test_what_is_forgotten_of_long_ago_changes_no_sum(
-    tree: Tree, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_forgotten_of_long_ago_changes_no_sum(tree, monkeypatch):
     monkeypatch.setattr(contention, "_MOST_LOOKS", 8)
     waits = TreeWaits(1)
     for number in range(1, 101):
@@ -118,9 +114,7 @@ def test_what_is_forgotten_of_long_ago_changes_no_sum(
 
 
 @pytest.mark.parametrize(("cost_s", "looks"), [(0.0001, 500), (0.01, 50)])
-def test_looking_takes_a_hundredth_of_the_time_at_most(
-    tree: Tree, cost_s: float, looks: int
-) -> None:
+def test_looking_takes_a_hundredth_of_the_time_at_most(tree, cost_s, looks):
     """In 50 s, polled every 50 ms; ten looks a second at most."""
     tree.cost_s = cost_s
     tree.waited_s["rank"] = 0.0
@@ -132,13 +126,12 @@ def test_looking_takes_a_hundredth_of_the_time_at_most(
 
 
 @pytest.mark.skipif(not SCHEDSTAT.exists(), reason="the system does not tell")
-def test_processes_below_are_asked_and_the_one_above_is_not() -> None:
+def test_processes_below_are_asked_and_the_one_above_is_not():
     child = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', sys.argv[1]])"
     work = "sum(range(3_000_000)); print(flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-S", "-c", child, work], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as program:
-        assert program.stdout is not None
         program.stdout.readline()
         taken = contention._taken_below(os.getpid())
         below = contention._taken_below(program.pid)
@@ -152,15 +145,15 @@ def test_processes_below_are_asked_and_the_one_above_is_not() -> None:
     assert contention._taken_below(program.pid) == {}
 
 
-def test_processor_time_is_that_of_all_threads_and_of_no_wait() -> None:
-    own_s: list[float] = []
+def test_processor_time_is_that_of_all_threads_and_of_no_wait():
+    own_s = []
 
-    def work(iterations: int) -> None:
+    def work(iterations):
         time.sleep(0.02)
         sum(range(iterations))
         own_s.append(time.thread_time())
 
-    def spent_s() -> float:
+    def spent_s():
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return usage.ru_utime + usage.ru_stime
 
@@ -173,6 +166,5 @@ def test_processor_time_is_that_of_all_threads_and_of_no_wait() -> None:
         thread.join()
         found_s = waits.since_last().processor_time_s
         # What the system counts around it is more, but for the grain of its clock.
-        assert found_s is not None
         assert own_s[-1] <= found_s <= spent_s() - before_s + 0.01
     waits.close()

@@ -1,7 +1,5 @@
 """Counted operations against the formula of Chowdhery et al. 2022, appendix B."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

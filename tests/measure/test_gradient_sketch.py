@@ -1,7 +1,5 @@
 """Sketches of gradients against an independent implementation, and against exact distances."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ctypes
 import gc
 import json
@@ -7,17 +5,14 @@ import math
 import re
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from batchscape.measure.memory_cpu import CpuProbe
@@ -31,7 +26,7 @@ sys.path.pop(0)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _one_rank_of_the_launcher() -> Iterator[None]:
+def _one_rank_of_the_launcher():
     """One thread, and the collector kept off what was loaded before, as in a forked rank."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -42,7 +37,7 @@ def _one_rank_of_the_launcher() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def test_closed_forms() -> None:
+def test_closed_forms():
     model = Model()
     parameters, tensors = bytes_of(model), len(list(model.parameters()))
     sizes = in_bytes(measure(micro_batch_size=2))
@@ -57,18 +52,18 @@ def test_closed_forms() -> None:
     assert bytes_of(model) > 0.8 * 2**20  # or the small numbers above would prove little
 
 
-def test_agrees_with_a_tracker_of_tensors() -> None:
+def test_agrees_with_a_tracker_of_tensors():
     """Torch's own tracker sees tensors where Python does; without DDP that is all of them."""
     from torch.distributed._tools.mem_tracker import MemTracker
 
     tracker = MemTracker()
-    peaks: dict[str, int] = {}
+    peaks = {}
 
-    def peak() -> int:
+    def peak():
         snapshot = tracker.get_tracker_snapshot("peak")
         return int(snapshot[torch.device("cpu")]["Total"]) if snapshot else 0
 
-    def phase(name: str) -> None:
+    def phase(name):
         peaks[name] = peak()  # so far, when the phase begins
 
     with tracker:
@@ -92,11 +87,11 @@ _Actions = st.lists(
 
 @settings(max_examples=25, deadline=None)
 @given(_Actions)
-def test_any_sequence_equals_a_brute_force_count(actions: list[tuple[str, int]]) -> None:
-    living: list[int] = []
-    peaks: dict[str, int] = {}
+def test_any_sequence_equals_a_brute_force_count(actions):
+    living = []
+    peaks = {}
     with CpuProbe() as probe:
-        held: list[Tensor] = []
+        held = []
         for phase, size in actions:
             probe.phase(phase)
             peaks[phase] = max(peaks.get(phase, 0), sum(living))
@@ -115,10 +110,10 @@ def test_any_sequence_equals_a_brute_force_count(actions: list[tuple[str, int]])
     assert len(sizes) == len(peaks) + bool(peaks)
 
 
-def test_sees_what_other_threads_allocate_and_release() -> None:
-    box: list[Tensor] = []
+def test_sees_what_other_threads_allocate_and_release():
+    box = []
 
-    def replace() -> None:
+    def replace():
         box.clear()
         box.append(torch.empty(1000))
 
@@ -133,8 +128,8 @@ def test_sees_what_other_threads_allocate_and_release() -> None:
     assert in_bytes(probe.report())["allocated_after_model"] == 4000
 
 
-def test_refuses_books_that_do_not_close() -> None:
-    kept: list[Tensor] = []
+def test_refuses_books_that_do_not_close():
+    kept = []
     with CpuProbe() as probe:
         probe.phase("steady")
         kept.append(torch.empty(1 << 16))
@@ -145,7 +140,7 @@ def test_refuses_books_that_do_not_close() -> None:
     assert str(report.as_columns()["memory_method"]).startswith("none: 0.000244 GiB")
 
 
-def test_refuses_a_model_built_before_the_probe() -> None:
+def test_refuses_a_model_built_before_the_probe():
     model = Model()
     with CpuProbe() as probe:
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -161,7 +156,7 @@ def test_refuses_a_model_built_before_the_probe() -> None:
     assert report.peak_allocated_gib is None
 
 
-def test_leaves_nothing_switched_on() -> None:
+def test_leaves_nothing_switched_on():
     flag = ctypes.c_bool.in_dll(
         ctypes.CDLL(torch._C.__file__), "FLAGS_caffe2_report_cpu_memory_usage"
     )
@@ -176,14 +171,14 @@ def test_leaves_nothing_switched_on() -> None:
     assert not _global_optimizer_post_hooks
 
 
-def test_rows_have_the_columns_of_the_record() -> None:
+def test_rows_have_the_columns_of_the_record():
     cells = measure(micro_batch_size=1).as_columns()
     assert set(cells) <= set(COLUMNS["ranks"])
     assert cells["memory_method"] == "cpu allocator events"
     assert cells["peak_reserved_gib"] is cells["device_used_gib"] is None
 
 
-def test_process_memory() -> None:
+def test_process_memory():
     before = process_memory()
     block = np.ones(1 << 23)
     after = process_memory()
@@ -200,9 +195,7 @@ def test_process_memory() -> None:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(
-    trainer: Any, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[str, dict[str, int]]]:
+def two_ranks(trainer, tmp_path_factory):
     """Train as two gloo ranks; each leaves its figures."""
     spec = trainer.make_spec((RANKS, 1, 1))
     folder = trainer.train(spec, tmp_path_factory.mktemp("ranks"), entry="small_training:main")
@@ -212,9 +205,7 @@ def two_ranks(
 
 
 @pytest.mark.slow
-def test_ddp_holds_one_more_set_of_gradients(
-    two_ranks: list[dict[str, dict[str, int]]],
-) -> None:
+def test_ddp_holds_one_more_set_of_gradients(two_ranks):
     gradients = bytes_of(Model())
     for accumulation in (1, 2, 3):
         alone = in_bytes(measure(16, accumulation))
@@ -229,7 +220,7 @@ def test_ddp_holds_one_more_set_of_gradients(
 
 
 @pytest.mark.slow
-def test_ddp_repeats_exactly(two_ranks: list[dict[str, dict[str, int]]]) -> None:
+def test_ddp_repeats_exactly(two_ranks):
     """Gloo threads release what they held at moments of their own; no figure may show it."""
     for rank in two_ranks:
         assert {json.dumps(rank[f"repeat {i}"]) for i in range(3)} == {json.dumps(rank["2"])}

@@ -1,17 +1,13 @@
 """Limits of memory: real allocations against them, and trainings that fit and that do not."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import mmap
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -20,18 +16,15 @@ import torch
 
 from batchscape.measure.memory_limit import lift_memory_limit, memory_limit, not_charged
 from batchscape.measure.memory_process import PrivatePeak, process_memory
-from batchscape.record.folder import RunFolder
-from batchscape.record.spec import RunSpec
 from batchscape.record.tables import read_table
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA is of Linux")
 
 CPU = torch.device("cpu")
 MIB = 2**20
-Numbers = dict[str, Any]
 
 
-def use_up_the_heap() -> None:
+def use_up_the_heap():
     """Take what the C library keeps of earlier tests: blocks from there meet no limit."""
     malloc, here = ctypes.CDLL(None).malloc, psutil.Process()
     malloc.argtypes, malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
@@ -40,7 +33,7 @@ def use_up_the_heap() -> None:
         malloc(16 * MIB)
 
 
-def in_a_child(body: Callable[[], Numbers]) -> Numbers:
+def in_a_child(body):
     """Fork, so that no limit and no fragment stays; return what the child found."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -59,19 +52,19 @@ def in_a_child(body: Callable[[], Numbers]) -> Numbers:
     return json.loads(text)
 
 
-def private(mib: int) -> mmap.mmap:
+def private(mib):
     """Map private memory of the kernel's, which no block that the C library keeps can stand for."""
     return mmap.mmap(-1, mib * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
-def touched(mib: int) -> mmap.mmap:
+def touched(mib):
     memory = private(mib)
     for page in range(0, len(memory), mmap.PAGESIZE):
         memory[page] = 1
     return memory
 
 
-def fits(mib: int) -> bool:
+def fits(mib):
     """Whether a tensor of that size can be had now."""
     try:
         torch.ones(mib * MIB // 4)
@@ -82,8 +75,8 @@ def fits(mib: int) -> bool:
     return True
 
 
-def test_what_a_process_takes_above_its_start_is_limited() -> None:
-    def body() -> Numbers:
+def test_what_a_process_takes_above_its_start_is_limited():
+    def body():
         before = torch.ones(300 * MIB // 4)  # not charged: it was there before
         with memory_limit(CPU, 0.25):
             under = [fits(192), fits(320)]
@@ -97,11 +90,11 @@ def test_what_a_process_takes_above_its_start_is_limited() -> None:
     assert result["after"], "the limit ends with its block"
 
 
-def test_mapped_files_and_shared_memory_do_not_count(tmp_path: Path) -> None:
+def test_mapped_files_and_shared_memory_do_not_count(tmp_path):
     path = tmp_path / "data.npy"
     np.save(path, np.zeros(32 * MIB))
 
-    def body() -> Numbers:
+    def body():
         with memory_limit(CPU, 0.03125):
             total = float(np.load(path, mmap_mode="r").sum())
             with mmap.mmap(-1, 128 * MIB) as shared:
@@ -129,14 +122,14 @@ with memory_limit(torch.device("cpu"), 1.0) if limited else contextlib.nullconte
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "least", "most"), [("limited", 31, 34), ("free", 60, 90)])
-def test_freed_memory_goes_back_as_on_a_device(how: str, least: int, most: int) -> None:
+def test_freed_memory_goes_back_as_on_a_device(how, least, most):
     """Of 64 MiB each second one is freed, in an interpreter whose heap has no room yet."""
     process = subprocess.run([sys.executable, "-c", KEPT, how], capture_output=True, check=True)
     assert least <= int(process.stdout) / MIB <= most
 
 
-def test_what_is_done_aside_is_not_charged_nor_what_it_leaves() -> None:
-    def body() -> Numbers:
+def test_what_is_done_aside_is_not_charged_nor_what_it_leaves():
+    def body():
         with memory_limit(CPU, 0.25):
             with not_charged():
                 kept = torch.ones(512 * MIB // 4)
@@ -145,12 +138,12 @@ def test_what_is_done_aside_is_not_charged_nor_what_it_leaves() -> None:
     assert in_a_child(body)["fits"] == [True, False]
 
 
-def test_a_process_that_a_limited_one_forks_can_be_free() -> None:
-    def body() -> Numbers:
+def test_a_process_that_a_limited_one_forks_can_be_free():
+    def body():
         with memory_limit(CPU, 0.125):
             forked = in_a_child(lambda: {"inherited": fits(256)})
 
-            def lifted() -> Numbers:
+            def lifted():
                 lift_memory_limit()
                 return {"lifted": fits(256)}
 
@@ -160,7 +153,7 @@ def test_a_process_that_a_limited_one_forks_can_be_free() -> None:
 
 
 @pytest.mark.slow
-def test_a_users_own_limit_stays_in_force() -> None:
+def test_a_users_own_limit_stays_in_force():
     """`ulimit -d` below ours decides, and is there again afterwards."""
     code = (
         "import resource, torch\n"
@@ -174,8 +167,8 @@ def test_a_users_own_limit_stays_in_force() -> None:
     assert done.stdout.split() == [str(4 * 2**30)] * 2
 
 
-def test_the_peak_above_the_start_leaves_out_what_was_done_aside() -> None:
-    def body() -> Numbers:
+def test_the_peak_above_the_start_leaves_out_what_was_done_aside():
+    def body():
         peak = PrivatePeak()
         touched(64).close()
         first = peak.taken_gib()
@@ -193,12 +186,12 @@ def test_the_peak_above_the_start_leaves_out_what_was_done_aside() -> None:
     assert 128 <= result["held"] * 1024 < 130
 
 
-def test_the_peak_is_of_what_the_limit_counts(tmp_path: Path) -> None:
+def test_the_peak_is_of_what_the_limit_counts(tmp_path):
     """Not of files, nor of shared memory; of private memory also if it was never touched."""
     path = tmp_path / "data.npy"
     np.save(path, np.zeros(8 * MIB))
 
-    def body() -> Numbers:
+    def body():
         results = {}
         with memory_limit(CPU, 0.125):
             peak = PrivatePeak()
@@ -222,16 +215,16 @@ def test_the_peak_is_of_what_the_limit_counts(tmp_path: Path) -> None:
     assert 79.5 <= results["both"] * 1024 < 82
 
 
-def test_a_peak_that_the_system_does_not_tell_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> int:
+def test_a_peak_that_the_system_does_not_tell_is_not_known(monkeypatch):
+    def refuse(*_):
         raise PermissionError
 
     monkeypatch.setattr(Path, "write_text", refuse)
     assert PrivatePeak().taken_gib() is None
 
 
-def test_the_highest_resident_memory_of_the_process_is_not_forgotten() -> None:
-    def body() -> Numbers:
+def test_the_highest_resident_memory_of_the_process_is_not_forgotten():
+    def body():
         torch.ones(256 * MIB // 4)
         before = process_memory().peak_rss_gib
         PrivatePeak()
@@ -242,18 +235,18 @@ def test_the_highest_resident_memory_of_the_process_is_not_forgotten() -> None:
 
 
 @pytest.fixture(scope="module")
-def limited(trainer: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunFolder]:
+def limited(trainer, tmp_path_factory):
     """Train one small run, with a limit or without, to whatever end."""
 
-    def train(gib: float | None, **settings: Any) -> RunFolder:
-        spec: RunSpec = trainer.make_spec(
+    def train(gib, **settings):
+        spec = trainer.make_spec(
             (1, 32, 2),
             measure__memory=True,
             device={"memory_limit_gib": gib},
             **{"budget": {"optimizer_steps": 4}, **settings},
         )
         spec = replace(spec, run_id=f"limit-{gib}-{len(settings)}")
-        folder: RunFolder = trainer.start(spec, tmp_path_factory.getbasetemp() / "limited")
+        folder = trainer.start(spec, tmp_path_factory.getbasetemp() / "limited")
         trainer.wait(spec)
         return folder
 
@@ -261,9 +254,7 @@ def limited(trainer: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 
 @pytest.mark.slow
-def test_a_training_that_fits_is_the_same_with_a_limit_and_without(
-    limited: Callable[..., RunFolder], steps: Callable[..., Any], outcome: Callable[..., Any]
-) -> None:
+def test_a_training_that_fits_is_the_same_with_a_limit_and_without(limited, steps, outcome):
     """Losses and every figure of allocated memory, byte for byte."""
     free, held = limited(None), limited(0.5)
     for folder in (free, held):
@@ -279,9 +270,7 @@ def test_a_training_that_fits_is_the_same_with_a_limit_and_without(
 
 
 @pytest.mark.slow
-def test_a_training_that_does_not_fit_ends_out_of_memory(
-    limited: Callable[..., RunFolder], outcome: Callable[..., Any]
-) -> None:
+def test_a_training_that_does_not_fit_ends_out_of_memory(limited, outcome):
     folder = limited(0.01)
     ended = outcome(folder)
     assert ended["status"] == "oom"
@@ -293,9 +282,7 @@ def test_a_training_that_does_not_fit_ends_out_of_memory(
 
 
 @pytest.mark.slow
-def test_workers_of_the_loader_are_not_limited(
-    limited: Callable[..., RunFolder], outcome: Callable[..., Any]
-) -> None:
+def test_workers_of_the_loader_are_not_limited(limited, outcome):
     """A data set that takes more than the limit, for a moment, in each worker."""
     folder = limited(
         0.5,

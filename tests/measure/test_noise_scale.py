@@ -1,7 +1,5 @@
 """Norms of micro-gradients as hooks see them, against gradients taken one by one."""
 
-from __future__ import annotations
-
 import gc
 from contextlib import nullcontext
 

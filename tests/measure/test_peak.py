@@ -1,7 +1,5 @@
 """The peak that MFU refers to."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

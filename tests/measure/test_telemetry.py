@@ -1,7 +1,5 @@
 """Telemetry against a recorded driver, of which every answer is known."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Recomputed activations: the same training in less memory."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """The user's own modules: what is given to them, taken from them, and refused."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

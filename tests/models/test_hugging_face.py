@@ -1,7 +1,5 @@
 """Models of transformers: from settings and from folders, and what they refuse."""
 
-from __future__ import annotations
-
 import json
 import sys
 

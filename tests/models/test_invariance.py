@@ -1,7 +1,5 @@
 """What makes decompositions train unlike one another is found, and nothing else."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

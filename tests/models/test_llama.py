@@ -1,7 +1,5 @@
 """Our Llama against the one of transformers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The models against what they are meant to compute."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

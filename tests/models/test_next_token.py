@@ -1,7 +1,5 @@
 """Losses in parts against the plain model, and against PyTorch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks

@@ -1,7 +1,5 @@
 """What names a model that is not part of the package."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

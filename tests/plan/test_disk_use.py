@@ -1,12 +1,8 @@
 """What a plan says of the disk, against models that are built and folders that are written."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,13 +10,12 @@ from batchscape.plan import disk_use as plan_disk
 from batchscape.plan.disk_use import disk_warning
 from batchscape.plan.parameters import count_parameters
 from batchscape.record.folder import SweepFolder
-from batchscape.record.spec import RunSpec
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 
 from small_disk import with_small_disk
 
-MODELS: dict[str, dict[str, Any]] = {
+MODELS = {
     "gpt": {"model": {"name": "gpt", "n_layers": 3, "n_heads": 2, "d_model": 24}},
     "wide vocabulary": {
         "model": {"name": "gpt", "n_layers": 1, "n_heads": 2, "d_model": 8, "vocabulary_size": 999}
@@ -36,9 +31,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_parameters_are_those_of_the_model_that_is_built(
-    spec_of: Callable[..., RunSpec], name: str
-) -> None:
+def test_parameters_are_those_of_the_model_that_is_built(spec_of, name):
     from batchscape.models.build import build_model
 
     spec = spec_of((1, 4, 1), **MODELS[name])
@@ -47,9 +40,7 @@ def test_parameters_are_those_of_the_model_that_is_built(
     assert count_parameters(spec.config, spec.data) == expected
 
 
-def test_checkpoints_have_the_size_that_is_said(
-    spec_of: Callable[..., RunSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoints_have_the_size_that_is_said(spec_of, tmp_path, monkeypatch):
     """A checkpoint of the real engine; the warning begins between 3 of them and one byte less."""
     import torch
 
@@ -90,11 +81,11 @@ def test_checkpoints_have_the_size_that_is_said(
     assert disk_warning([], sweep) is None
 
 
-def planned(place: Path, spec: RunSpec) -> str | None:
+def planned(place, spec):
     return disk_warning([spec], SweepFolder(place / "not" / "there" / "yet"))
 
 
-def test_what_does_not_fit_is_said_before(spec_of: Callable[..., RunSpec], tmp_path: Path) -> None:
+def test_what_does_not_fit_is_said_before(spec_of, tmp_path):
     place = tmp_path / "disk"
     spec = spec_of((1, 16, 2), model={"name": "gpt", "n_layers": 2, "n_heads": 2, "d_model": 128})
     text = with_small_disk(place, 1 << 20, planned, place, spec)

@@ -1,12 +1,9 @@
 """What a plan says that runs and sweep will take."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from rich.console import Console, Group
@@ -18,9 +15,9 @@ from batchscape.config.cluster import datasheets
 from batchscape.cuda_devices import CudaDevice
 from batchscape.data.corpus import prepare
 from batchscape.errors import ConfigError
-from batchscape.plan.build import Plan, make_plan
+from batchscape.plan.build import make_plan
 from batchscape.plan.expand import Cell
-from batchscape.plan.forecast import PredictedRange, SweepForecast, forecast
+from batchscape.plan.forecast import PredictedRange, forecast
 from batchscape.plan.forecast_text import COUNTS, forecast_text, span
 from batchscape.plan.machine import Machine
 from batchscape.plan.table import plan_json
@@ -33,25 +30,24 @@ BEGIN = datetime(2030, 1, 1, 12, tzinfo=UTC)
 SMALL = ("data=digits", "model=mlp", "tracker=none", "budget.samples=640", "evaluation.samples=64")
 
 
-def planned(*arguments: str) -> tuple[Plan, Machine]:
+def planned(*arguments):
     grid = compose(arguments, "batchscape plan")
-    assert grid is not None
     machine = Machine.of(RunConfig.from_mapping(grid.cells[0].settings).cluster)
     return make_plan(grid, machine, prepare), machine
 
 
-def foretold(*arguments: str) -> tuple[Plan, SweepForecast]:
+def foretold(*arguments):
     plan, machine = planned(*arguments)
     return plan, forecast(plan.specs, SweepFolder(plan.sweep_dir), machine)
 
 
-def shown(totals: SweepForecast, cuts: dict[str, str]) -> str:
+def shown(totals, cuts):
     text = io.StringIO()
     Console(width=80, file=text).print(Group(*forecast_text(totals, cuts, BEGIN)))
     return text.getvalue()
 
 
-def test_every_declared_machine_is_planned_for() -> None:
+def test_every_declared_machine_is_planned_for():
     grid = compose([*SMALL, "cluster=h100_80g", "batch.global_batch_size=32"], "batchscape plan")
     for sheet in (None, *datasheets()):
         settings = grid.cells[0].settings | {"cluster": asdict(sheet) if sheet else {}}
@@ -70,7 +66,7 @@ def test_every_declared_machine_is_planned_for() -> None:
             assert spec.precision == ("bfloat16" if has_bfloat16 else "float32")
 
 
-def test_totals_are_those_of_the_runs() -> None:
+def test_totals_are_those_of_the_runs():
     plan, totals = foretold(
         *SMALL,
         "cluster=h100_80g",
@@ -83,10 +79,7 @@ def test_totals_are_those_of_the_runs() -> None:
     hours, longest = 0.0, 0.0
     for spec in plan.specs:
         run = totals.runs[spec.run_id]
-        assert run.step_time_s is not None
-        assert run.run_time_s is not None
         assert run.device_hours is not None
-        assert run.samples_per_s is not None
         trained = run.step_time_s.high * spec.optimizer_steps
         # 64 samples in one batch, before and after, by one rank.
         per_sample = run.step_time_s.high / (32 / spec.geometry.data_parallel_size)
@@ -96,8 +89,6 @@ def test_totals_are_those_of_the_runs() -> None:
         hours += spec.geometry.data_parallel_size * run.run_time_s.high / 3600
         longest = max(longest, run.run_time_s.high)
     assert len(plan.specs) == 12
-    assert totals.device_hours is not None
-    assert totals.makespan_s is not None
     assert totals.device_hours.high == pytest.approx(hours)
     assert max(longest, hours * 3600 / 8) <= totals.makespan_s.high * (1 + 1e-9)
     assert totals.makespan_s.high < sum(
@@ -113,9 +104,7 @@ def test_totals_are_those_of_the_runs() -> None:
 
 
 @pytest.mark.parametrize(("skips", "runs_left"), [("true", 0), ("false", 1)])
-def test_a_run_that_is_too_big_is_in_no_total_unless_it_is_launched(
-    skips: str, runs_left: int
-) -> None:
+def test_a_run_that_is_too_big_is_in_no_total_unless_it_is_launched(skips, runs_left):
     tiny = ("device.memory_limit_gib=0.0001", f"launcher.skip_unfit={skips}")
     plan, machine = planned(*SMALL, MICRO, *tiny)
     totals = predict(plan.specs, SweepFolder(plan.sweep_dir), machine)
@@ -137,13 +126,11 @@ def test_a_run_that_is_too_big_is_in_no_total_unless_it_is_launched(
         (0.5, 2.0, {"": 1.0}, "0.50-2.0"),
     ],
 )
-def test_the_ends_of_a_range_have_their_units(
-    low: float, high: float, units: dict[str, float], text: str
-) -> None:
+def test_the_ends_of_a_range_have_their_units(low, high, units, text):
     assert span(PredictedRange(low, high), units) == text
 
 
-def test_geometries_over_nodes_stay_within_them() -> None:
+def test_geometries_over_nodes_stay_within_them():
     cluster = ("cluster=h100_80g", "cluster.nodes=2", *SMALL, "batch.global_batch_size=32")
     plan, _ = planned(*cluster, "batch.data_parallel_size=16", "batch.nodes=2", MICRO)
     assert plan.specs[0].geometry.devices_per_node == 8
@@ -155,7 +142,7 @@ def test_geometries_over_nodes_stay_within_them() -> None:
         planned(*cluster, "launcher.device=cpu")
 
 
-def test_a_machine_is_declared_whole_or_not_at_all() -> None:
+def test_a_machine_is_declared_whole_or_not_at_all():
     with pytest.raises(ConfigError, match="needs compute_capability, memory_gib"):
         planned("cluster.device=mine")
     with pytest.raises(ConfigError, match=r"choose a device: a10, .*h100_80g"):
@@ -164,9 +151,7 @@ def test_a_machine_is_declared_whole_or_not_at_all() -> None:
         planned("cluster=h100_80g,h200")
 
 
-def test_a_device_that_is_found_has_the_figures_of_its_file(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_device_that_is_found_has_the_figures_of_its_file(monkeypatch):
     device = CudaDevice(0, "NVIDIA A100-SXM4-40GB", (8, 0), "u", 39.4)
     monkeypatch.setattr(Machine, "detect", lambda: Machine(8, "cores", (device,)))
     (sheet,) = (sheet for sheet in datasheets() if sheet.device == "A100 SXM 40 GB")
@@ -179,25 +164,21 @@ def test_a_device_that_is_found_has_the_figures_of_its_file(
     assert not this_machine.is_like("NVIDIA A100-SXM4-80GB")
 
 
-def test_names_of_drivers_are_of_one_file_each() -> None:
+def test_names_of_drivers_are_of_one_file_each():
     names = ["A100-SXM4-80GB", "A100 80GB PCIe", "H100 80GB HBM3", "H200", "H200 NVL", "L4", "L40S"]
     names += ["GH200 480GB", "GH200 144G HBM3e"]
     for name in names:
         assert sum(sheet.is_called(f"NVIDIA {name}") for sheet in datasheets()) == 1
 
 
-def test_nothing_is_launched_on_a_declared_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_launched_on_a_declared_machine(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["sweep", *SMALL, "cluster=h100_80g"]) == 2
     assert "declares H100 SXM 80 GB, a machine to plan for" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_a_program_of_others_takes_what_nobody_knows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_program_of_others_takes_what_nobody_knows(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("print(1)")
     command = [
@@ -210,9 +191,7 @@ def test_a_program_of_others_takes_what_nobody_knows(
     assert "Time: not known for 1 run." in text
 
 
-def test_json_holds_all_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_holds_all_of_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     lines = [*SMALL, "cluster=a100_80g", "batch.global_batch_size=32", "seed=0,1"]
     assert main(["plan", "--json", *lines, "batch.micro_batch_size=4,5"]) == 0
@@ -235,7 +214,7 @@ def test_json_holds_all_of_it(
     assert not list(tmp_path.iterdir())
 
 
-def test_geometries_of_a_global_batch(capsys: pytest.CaptureFixture[str]) -> None:
+def test_geometries_of_a_global_batch(capsys):
     assert main(["geometry", "--global", "224", "--devices", "16"]) == 0
     lines = capsys.readouterr().out.splitlines()
     # 14 samples a device: by its divisors 1, 2, 7 and 14.

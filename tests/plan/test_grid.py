@@ -1,13 +1,9 @@
 """The grid against Hydra's own sweeper: the same lines give the same jobs."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hydra import compose as hydra_compose
@@ -20,27 +16,23 @@ from omegaconf import OmegaConf
 from batchscape.compose import compose
 from batchscape.config import RunConfig
 from batchscape.errors import ConfigError
-from batchscape.plan.expand import SweepCells
-
-MakeGrid = Callable[..., SweepCells]
 
 
-def canonical(settings_of_cells: list[dict[str, Any]]) -> list[str]:
+def canonical(settings_of_cells):
     return sorted(json.dumps(one, sort_keys=True) for one in settings_of_cells)
 
 
 @pytest.fixture
-def hydra_jobs() -> Iterator[Callable[..., list[dict[str, Any]]]]:
+def hydra_jobs():
     """Expand by Hydra's basic sweeper and compose every job from scratch."""
 
-    def jobs(*lines: str) -> list[dict[str, Any]]:
+    def jobs(*lines):
         with initialize_config_module("batchscape.conf", version_base="1.3"):
             hydra = GlobalHydra.instance().hydra
-            assert hydra is not None
             parser = OverridesParser.create(config_loader=hydra.config_loader)
             (batch,) = BasicSweeper.split_arguments(parser.parse_overrides(list(lines)), None)
             composed = [hydra_compose("config", list(job)) for job in batch]
-            return [OmegaConf.to_container(job, resolve=True) for job in composed]  # type: ignore[misc]  # a mapping, as its source is one
+            return [OmegaConf.to_container(job, resolve=True) for job in composed]
 
     yield jobs
     GlobalHydra.instance().clear()
@@ -71,14 +63,12 @@ def hydra_jobs() -> Iterator[Callable[..., list[dict[str, Any]]]]:
     ],
     ids=lambda lines: " ".join(lines) or "none",
 )
-def test_same_jobs_as_hydra(
-    lines: list[str], grid: MakeGrid, hydra_jobs: Callable[..., list[dict[str, Any]]]
-) -> None:
+def test_same_jobs_as_hydra(lines, grid, hydra_jobs):
     ours = [cell.settings for cell in grid(*lines).cells]
     assert canonical(ours) == canonical(hydra_jobs(*lines))
 
 
-def test_values_of_a_sweep_file_may_be_lists_of_mappings(tmp_path: Path) -> None:
+def test_values_of_a_sweep_file_may_be_lists_of_mappings(tmp_path):
     (tmp_path / "sweeps").mkdir()
     ramps = [[], [{"samples": 8, "global_batch_size": 4}, {"samples": 9, "global_batch_size": 3}]]
     (tmp_path / "sweeps" / "mine.yaml").write_text(
@@ -86,12 +76,11 @@ def test_values_of_a_sweep_file_may_be_lists_of_mappings(tmp_path: Path) -> None
         f"hydra: {{sweeper: {{params: {{batch.ramp: {json.dumps(ramps)}, seed: [0, 1]}}}}}}\n"
     )
     composed = compose(["--config-dir", str(tmp_path), "sweeps=mine"], "batchscape sweep")
-    assert composed is not None
     values = [(cell.settings["batch"]["ramp"], cell.settings["seed"]) for cell in composed.cells]
     assert values == [(ramps[0], 0), (ramps[0], 1), (ramps[1], 0), (ramps[1], 1)]
 
 
-def test_command_line_replaces_the_axis_of_the_same_key(grid: MakeGrid) -> None:
+def test_command_line_replaces_the_axis_of_the_same_key(grid):
     replaced = grid("sweeps=fixed_global_batch", "seed=7,8", "batch.micro_batch_size=16")
     assert {cell.settings["seed"] for cell in replaced.cells} == {7, 8}
     assert {cell.settings["batch"]["micro_batch_size"] for cell in replaced.cells} == {16}
@@ -100,7 +89,7 @@ def test_command_line_replaces_the_axis_of_the_same_key(grid: MakeGrid) -> None:
     assert replaced.fixed == {"sweeps": "fixed_global_batch"}
 
 
-def test_added_keys_reach_validation(grid: MakeGrid) -> None:
+def test_added_keys_reach_validation(grid):
     (cell,) = grid("+optimizer.learning_rat=0.1").cells
     with pytest.raises(
         ConfigError, match=r"optimizer\.learning_rat: unknown setting; did you mean learning_rate"
@@ -127,7 +116,7 @@ def test_added_keys_reach_validation(grid: MakeGrid) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_mistakes_are_told(lines: list[str], message: str, grid: MakeGrid) -> None:
+def test_mistakes_are_told(lines, message, grid):
     with pytest.raises(ConfigError, match=message):
         grid(*lines)
 
@@ -152,16 +141,12 @@ def test_of_lines_with_one_key_the_last_one_counts(plan):
         ),
     ],
 )
-def test_a_grid_without_end_is_refused_before_it_is_expanded(
-    lines: list[str], message: str, grid: MakeGrid
-) -> None:
+def test_a_grid_without_end_is_refused_before_it_is_expanded(lines, message, grid):
     with pytest.raises(ConfigError, match=re.escape(message)):
         grid(*lines)
 
 
-def test_a_study_of_ones_own_is_named_with_what_finds_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_of_ones_own_is_named_with_what_finds_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"--config-dir DIR, as DIR/sweeps/mine\.yaml$"):
         compose(["sweeps=mine"], "batchscape plan")

@@ -1,7 +1,5 @@
 """What a training step allocates, predicted and measured."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random
@@ -26,7 +24,6 @@ from batchscape.models.build import build_model
 from batchscape.plan import memory_trace
 from batchscape.plan.memory import memory_key, predict_memories
 from batchscape.plan.parameters import count_parameters
-from batchscape.record.spec import RunSpec
 from batchscape.record.tables import read_table
 from batchscape.system import GIB
 
@@ -103,7 +100,7 @@ def run_of(spec_of):
     return run
 
 
-def predict_memory(spec: RunSpec) -> MemoryReport:
+def predict_memory(spec):
     (report,) = predict_memories([spec])
     return report
 

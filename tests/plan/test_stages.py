@@ -1,34 +1,28 @@
 """Ramps: every stage is solved by the same rule, and evaluations fall between optimizer steps."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from itertools import accumulate
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from batchscape.config import AdamW, Muon
+from batchscape.config import AdamW
 from batchscape.errors import ConfigError
 from batchscape.geometry import BatchGeometry
-from batchscape.plan.build import Plan
 from batchscape.plan.stages import check_evaluations
 from batchscape.plan.table import plan_rows
 from batchscape.record.spec import RunSpec, Stage
 
-MakePlan = Callable[..., Plan]
 RAMP = "batch.ramp=[{samples:640,global_batch_size:8},{samples:1280,global_batch_size:16}]"
 ADAMW = AdamW(name="adamw", learning_rate=0.1)
 
 
-def cuts(spec: RunSpec) -> list[tuple[int, str]]:
+def cuts(spec):
     return [(stage.samples, str(stage.geometry)) for stage in spec.stages]
 
 
-def test_accumulation_is_derived_for_every_stage(plan: MakePlan) -> None:
+def test_accumulation_is_derived_for_every_stage(plan):
     (spec,) = plan(RAMP).specs
     assert cuts(spec) == [
         (640, "1 x 8 x 1 = 8"),
@@ -40,7 +34,7 @@ def test_accumulation_is_derived_for_every_stage(plan: MakePlan) -> None:
     assert spec.run_id.startswith("b32-d1-m8-a4-s0-")
 
 
-def test_micro_batch_is_derived_where_accumulation_is_given(plan: MakePlan) -> None:
+def test_micro_batch_is_derived_where_accumulation_is_given(plan):
     lines = [
         "batch.micro_batch_size=null",
         "batch.gradient_accumulation_steps=2",
@@ -50,7 +44,7 @@ def test_micro_batch_is_derived_where_accumulation_is_given(plan: MakePlan) -> N
     assert [c for _, c in cuts(spec)] == ["2 x 2 x 2 = 8", "2 x 4 x 2 = 16", "2 x 8 x 2 = 32"]
 
 
-def test_ranks_are_those_of_the_last_stage(plan: MakePlan) -> None:
+def test_ranks_are_those_of_the_last_stage(plan):
     (spec,) = plan(RAMP, "batch.data_parallel_size=1").specs
     assert {stage.geometry.data_parallel_size for stage in spec.stages} == {1}
     # Two ranks are derived for 32; they hold for 16 and cannot be cut so, where one would do.
@@ -67,9 +61,7 @@ def test_ranks_are_those_of_the_last_stage(plan: MakePlan) -> None:
         (["budget=optimizer_steps", "budget.optimizer_steps=165"], 160),
     ],
 )
-def test_the_rest_of_any_budget_is_the_last_stage(
-    lines: list[str], samples: int, plan: MakePlan
-) -> None:
+def test_the_rest_of_any_budget_is_the_last_stage(lines, samples, plan):
     (spec,) = plan(RAMP, *lines, "evaluation.every_samples=null").specs
     assert spec.stages[-1].samples == samples
     assert cuts(spec)[:2] == [(640, "1 x 8 x 1 = 8"), (1280, "1 x 8 x 2 = 16")]
@@ -127,12 +119,12 @@ def test_the_rest_of_any_budget_is_the_last_stage(
         ),
     ],
 )
-def test_rules(lines: list[str], message: str, plan: MakePlan) -> None:
+def test_rules(lines, message, plan):
     with pytest.raises(ConfigError, match=message):
         plan(*lines)
 
 
-def test_a_ramp_that_cannot_be_cut_rejects_its_cell_only(plan: MakePlan) -> None:
+def test_a_ramp_that_cannot_be_cut_rejects_its_cell_only(plan):
     sweep_plan = plan(RAMP, "batch.micro_batch_size=8,16")
     assert len(sweep_plan.specs) == 1
     (rejected,) = sweep_plan.rejections
@@ -140,7 +132,7 @@ def test_a_ramp_that_cannot_be_cut_rejects_its_cell_only(plan: MakePlan) -> None
 
 
 @pytest.mark.slow
-def test_equal_trainings_are_one_run_however_they_are_asked_for(plan: MakePlan) -> None:
+def test_equal_trainings_are_one_run_however_they_are_asked_for(plan):
     plain = plan().specs[0]
     same = "batch.ramp=[{samples:640,global_batch_size:32}]"
     assert plan(same).specs[0].run_id == plain.run_id
@@ -154,13 +146,13 @@ def test_equal_trainings_are_one_run_however_they_are_asked_for(plan: MakePlan) 
     assert ruled.trajectory_id == written.trajectory_id != plain.trajectory_id
 
 
-def test_a_rule_follows_the_ramp(plan: MakePlan) -> None:
+def test_a_rule_follows_the_ramp(plan):
     (spec,) = plan(RAMP, "scaling=linear").specs
     rates = [stage.optimizer.learning_rate for stage in spec.stages]
     assert rates == pytest.approx([0.00025, 0.0005, 0.001])
 
 
-def test_a_stage_has_its_own_factor_of_the_learning_rate(plan: MakePlan) -> None:
+def test_a_stage_has_its_own_factor_of_the_learning_rate(plan):
     """As in Seesaw: twice the batch goes with the rate over root 2."""
     stages = "{tokens:40960,global_batch_size:8,learning_rate_factor:2},"
     stages += "{samples:1280,global_batch_size:16,learning_rate_factor:1.41421356}"
@@ -179,13 +171,11 @@ def test_a_stage_has_its_own_factor_of_the_learning_rate(plan: MakePlan) -> None
     assert products == pytest.approx([32 / (0.001 * 0.1)] * 3, rel=1e-12)
     (muon,) = plan(f"batch.ramp=[{stages}]", "optimizer=muon").specs
     first, *_, last = (stage.optimizer for stage in muon.stages)
-    assert isinstance(first, Muon)
-    assert isinstance(last, Muon)
     assert first.adamw_learning_rate == pytest.approx(2 * last.adamw_learning_rate)
     assert first.learning_rate == pytest.approx(2 * last.learning_rate)
 
 
-def test_a_spec_with_stages_comes_back_from_its_file(plan: MakePlan, tmp_path: Path) -> None:
+def test_a_spec_with_stages_comes_back_from_its_file(plan, tmp_path):
     (spec,) = plan(RAMP, "scaling=adam").specs
     spec.write(tmp_path / "config.json")
     assert RunSpec.read(tmp_path / "config.json") == spec
@@ -199,9 +189,7 @@ def test_rows_show_the_ramp(plan):
 # The first one in the second stage falls between steps, the next one does not.
 @example(7, [(4, 1), (3, 8)])
 @given(st.integers(1, 400), st.lists(st.tuples(st.integers(1, 12), st.integers(1, 20)), max_size=4))
-def test_evaluations_fall_between_steps_or_are_refused(
-    every: int, stages: list[tuple[int, int]]
-) -> None:
+def test_evaluations_fall_between_steps_or_are_refused(every, stages):
     """Against every edge of every optimizer step, counted one by one."""
     cut = tuple(Stage(size * steps, BatchGeometry(1, 1, size, 1), ADAMW) for size, steps in stages)
     sizes = [size for size, steps in stages for _ in range(steps)]

@@ -1,7 +1,5 @@
 """Causes in `status.json`: what old folders lack, and what the page says of each."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -16,7 +14,7 @@ from batchscape.record.status import Attempt, RunStatus, Status
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_the_pages_have_every_cause_and_phase_and_what_is_tried_again() -> None:
+def test_the_pages_have_every_cause_and_phase_and_what_is_tried_again():
     table = (DOCS / "statuses.md").read_text().partition("## Causes")[2].partition("\n## ")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|", table, re.MULTILINE))
     assert rows.keys() == set(Cause)
@@ -27,7 +25,7 @@ def test_the_pages_have_every_cause_and_phase_and_what_is_tried_again() -> None:
     assert all(f"`{phase}`" in text for phase in Phase)
 
 
-def test_causes_come_back_as_they_were_written(tmp_path: Path) -> None:
+def test_causes_come_back_as_they_were_written(tmp_path):
     path = tmp_path / "status.json"
     status = RunStatus(
         Status.OOM,
@@ -43,7 +41,7 @@ def test_causes_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert RunStatus.read(path) == status
 
 
-def test_folders_without_causes_are_read_as_before(tmp_path: Path) -> None:
+def test_folders_without_causes_are_read_as_before(tmp_path):
     path = tmp_path / "status.json"
     status = RunStatus(Status.FAILED, reason="planted", rank=1, attempts=[Attempt(1.0, 0)])
     status.write(path)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -13,7 +11,7 @@ import pytest
 from batchscape.record.environment import KERNEL_VARIABLES, PACKAGES, THREAD_VARIABLES, environment
 
 
-def git(folder: Path, *arguments: str) -> str:
+def git(folder, *arguments):
     identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
     command = ["git", *identity, *arguments]
     return subprocess.run(
@@ -21,7 +19,7 @@ def git(folder: Path, *arguments: str) -> str:
     ).stdout.strip()
 
 
-def test_what_is_told_is_true() -> None:
+def test_what_is_told_is_true():
     recorded = environment(os.environ, 1)
     assert recorded["batchscape"] == metadata.version("batchscape")
     assert recorded["python"] == platform.python_version()
@@ -33,7 +31,7 @@ def test_what_is_told_is_true() -> None:
     json.dumps(recorded, allow_nan=False)
 
 
-def test_no_secret_and_no_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_and_no_name_is_told(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "0123456789-a-secret")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
@@ -48,7 +46,7 @@ def test_no_secret_and_no_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment({"OMP_NUM_THREADS": "7"}, 1)["threads"]["OMP_NUM_THREADS"] == "7"
 
 
-def test_what_decides_kernels_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_decides_kernels_is_told(monkeypatch, tmp_path):
     kernels = {"NVIDIA_TF32_OVERRIDE": "0", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     assert kernels.items() <= environment(kernels, 1)["kernels"].items()
     package = tmp_path / "nvidia_cudnn_cu13-9.20.0.dist-info"
@@ -60,9 +58,7 @@ def test_what_decides_kernels_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert environment(os.environ, 1)["packages"]["nvidia-cudnn-cu13"] == "9.20.0"
 
 
-def test_the_revision_of_the_working_directory(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_revision_of_the_working_directory(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert environment(os.environ, 1)["git"] == {"revision": None, "dirty": None}

@@ -1,10 +1,7 @@
 """Files that readers never see half of, and what is said of damaged ones."""
 
-from __future__ import annotations
-
 import errno
 import os
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +16,7 @@ from batchscape.record.files import (
 from batchscape.record.folder import RunFolder
 
 
-def test_followers_find_damage_too(tmp_path: Path) -> None:
+def test_followers_find_damage_too(tmp_path):
     path = tmp_path / "rows.jsonl"
     lines = JsonLines(path)
     lines.append([{"a": 10}])
@@ -32,7 +29,7 @@ def test_followers_find_damage_too(tmp_path: Path) -> None:
     lines.close()
 
 
-def test_what_cannot_be_read_is_told_from_damage(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_told_from_damage(tmp_path):
     (tmp_path / "folder.json").mkdir()
     with pytest.raises(RecordError, match="cannot be read: Is a directory") as raised:
         read_json(tmp_path / "folder.json")
@@ -45,12 +42,10 @@ def test_what_cannot_be_read_is_told_from_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [None, errno.EPERM, errno.EOPNOTSUPP])
-def test_a_file_is_written_once_with_hard_links_and_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int | None
-) -> None:
+def test_a_file_is_written_once_with_hard_links_and_without(tmp_path, monkeypatch, number):
     if number is not None:  # as exFAT and some FUSE file systems answer
 
-        def refuse(*_: object, **__: object) -> None:
+        def refuse(*_, **__):
             raise OSError(number, os.strerror(number))
 
         monkeypatch.setattr(os, "link", refuse)
@@ -61,7 +56,6 @@ def test_a_file_is_written_once_with_hard_links_and_without(
     assert read_json(path) == {"by": "one"}
     run = RunFolder(tmp_path / "run")
     claim = CLAIMS.claim(run)
-    assert claim is not None
     assert claim.renew(at_once=True)
     claim.release()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "status.json"]

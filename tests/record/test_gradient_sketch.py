@@ -1,7 +1,5 @@
 """The sketch of the first gradient on the disk, and under the seal."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The two unknowns from two norms, against closed forms."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

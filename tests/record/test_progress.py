@@ -1,11 +1,7 @@
-from __future__ import annotations
-
 import io
 import os
 import platform
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -13,27 +9,26 @@ from rich.console import Console
 from batchscape.errors import RecordError
 from batchscape.record.claims import CLAIMS
 from batchscape.record.files import JsonLines, write_json
-from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.folder import SweepFolder
 from batchscape.record.locks import is_held, take
 from batchscape.record.overview import overview
 from batchscape.record.overview_text import overview_text
 from batchscape.record.progress import sweep_progress
-from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 
 HERE = f"process {os.getpid()} on {platform.node()}"
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> SweepFolder:
+def sweep(tmp_path):
     return SweepFolder(tmp_path)
 
 
 @pytest.fixture
-def add(sweep: SweepFolder, spec_of: Callable[..., RunSpec]) -> Callable[..., RunFolder]:
+def add(sweep, spec_of):
     spec = spec_of()
 
-    def folder_of(name: str, status: RunStatus | None, rows: int = 0) -> RunFolder:
+    def folder_of(name, status, rows=0):
         folder = sweep.run(name)
         replace(spec, run_id=name).write(folder.config)
         if status is not None:
@@ -47,7 +42,7 @@ def add(sweep: SweepFolder, spec_of: Callable[..., RunSpec]) -> Callable[..., Ru
     return folder_of
 
 
-def test_each_kind_of_folder(sweep: SweepFolder, add: Callable[..., RunFolder]) -> None:
+def test_each_kind_of_folder(sweep, add):
     sealed = RunStatus(
         Status.COMPLETED,
         summary={"optimizer_steps": 20, "final_loss": 2.5},
@@ -83,9 +78,7 @@ def test_each_kind_of_folder(sweep: SweepFolder, add: Callable[..., RunFolder]) 
     assert (rows["f-torn"].optimizer_step, rows["f-torn"].loss) == (4, None)
 
 
-def test_what_is_not_damaged_but_cannot_be_read(
-    sweep: SweepFolder, add: Callable[..., RunFolder]
-) -> None:
+def test_what_is_not_damaged_but_cannot_be_read(sweep, add):
     add("a", RunStatus(Status.COMPLETED))
     folder = add("b", None)
     write_json(folder.status, {"format_version": 99})
@@ -96,20 +89,17 @@ def test_what_is_not_damaged_but_cannot_be_read(
     assert sweep_overview.next_steps == {"skip": 1, "begin": 1, "leave": 1}
     console = Console(width=80, file=io.StringIO())
     console.print(overview_text(sweep_overview))
-    assert isinstance(console.file, io.StringIO)
     text = " ".join(console.file.getvalue().split())
     assert "The same command now begins 1, leaves 1 alone, skips 1 done." in text
     assert "--retry" not in text
 
 
-def test_running_needs_a_launcher(sweep: SweepFolder, add: Callable[..., RunFolder]) -> None:
+def test_running_needs_a_launcher(sweep, add):
     add("a", RunStatus(Status.RUNNING), rows=2)
     (alone,) = sweep_progress(sweep)
     assert alone.status == "interrupted"
     assert "launcher is gone" in (alone.reason or "")
     launcher, run = take(sweep.lock), CLAIMS.claim(sweep.run("a"))
-    assert launcher is not None
-    assert run is not None
     assert is_held(sweep.lock)
     (led,) = sweep_progress(sweep)
     assert (led.status, led.optimizer_step, led.launcher) == ("running", 2, HERE)
@@ -121,25 +111,22 @@ def test_running_needs_a_launcher(sweep: SweepFolder, add: Callable[..., RunFold
     assert not is_held(sweep.lock)
 
 
-def test_between_two_attempts_a_run_is_its_launcher_s(
-    sweep: SweepFolder, add: Callable[..., RunFolder]
-) -> None:
+def test_between_two_attempts_a_run_is_its_launcher_s(sweep, add):
     folder = add("a", RunStatus(Status.INTERRUPTED, reason="retry 1 of 1 follows: planted"), rows=2)
     claim = CLAIMS.claim(folder)
-    assert claim is not None
     (row,) = sweep_progress(sweep)
     assert (row.status, row.launcher, row.reason) == ("running", HERE, None)
     claim.release()
     assert sweep_progress(sweep)[0].status == "interrupted"
 
 
-def test_last_row_of_a_long_table(sweep: SweepFolder, add: Callable[..., RunFolder]) -> None:
+def test_last_row_of_a_long_table(sweep, add):
     add("a", RunStatus(Status.INTERRUPTED), rows=5000)
     (row,) = sweep_progress(sweep)
     assert row.optimizer_step == 5000
 
 
-def test_sweep_folders_beside_a_missing_one_are_offered(tmp_path: Path) -> None:
+def test_sweep_folders_beside_a_missing_one_are_offered(tmp_path):
     for name in ("fixed-3c831f9d", "fixed-aa", "else"):
         (tmp_path / name / "runs").mkdir(parents=True)
     (tmp_path / "fixed-no_sweep").mkdir()

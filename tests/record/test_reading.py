@@ -1,7 +1,5 @@
 """Many run folders at once: what comes back is what plain pandas reads of each of them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

@@ -1,7 +1,5 @@
 """Run folders: torn lines, seals, summaries, and what a reader makes of them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Real searches: real runs, killed on the way, and the grid around what they found."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -40,27 +38,27 @@ SEARCH = (
 TWO_STUDIES = (*SEARCH, "batch.global_batch_size=16,64")
 
 
-def swept(folder: Path, *lines: str) -> int:
+def swept(folder, *lines):
     return main(["sweep", *SMALL, f"sweep_dir={folder}", *lines])
 
 
-def trials_of(folder: Path) -> pd.DataFrame:
+def trials_of(folder):
     return pd.read_csv(folder / "search" / "trials.csv")
 
 
-def statuses(sweep: SweepFolder) -> dict[str, RunStatus]:
+def statuses(sweep):
     return {run.path.name: RunStatus.read(run.status) for run in sweep.run_folders()}
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(tmp_path_factory):
     """The folder of a search of two studies that nobody disturbed."""
     folder = tmp_path_factory.mktemp("undisturbed") / "s"
     assert swept(folder, *TWO_STUDIES) == 0
     return folder
 
 
-def _sealed_trials(folder: Path) -> dict[str, bytes]:
+def _sealed_trials(folder):
     """Return the steps of each trial's run that is sealed, by its folder."""
     paths = folder.glob("search/runs/*/steps.parquet")
     return {str(path.parent.relative_to(folder)): path.read_bytes() for path in paths}
@@ -68,12 +66,12 @@ def _sealed_trials(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_a_search_that_is_stopped_and_killed_ends_as_one_that_was_not(
-    undisturbed: Path, tmp_path: Path, capsys
-) -> None:
+    undisturbed, tmp_path, capsys
+):
     folder = tmp_path / "s"
     command = [sys.executable, "-m", "batchscape", "sweep", *SMALL, *TWO_STUDIES]
 
-    def search_until(entries: int) -> subprocess.Popen[bytes]:
+    def search_until(entries):
         with (tmp_path / "printed.txt").open("ab") as file:
             process = subprocess.Popen(
                 [*command, f"sweep_dir={folder}"], stdout=file, start_new_session=True
@@ -128,7 +126,7 @@ def test_a_search_that_is_stopped_and_killed_ends_as_one_that_was_not(
     _check_brackets(folder)
 
 
-def _check_stopped(folder: Path, capsys: pytest.CaptureFixture[str]) -> int:
+def _check_stopped(folder, capsys):
     """Hold what is said of a search that was stopped against its trials; return how many ended."""
     trials = trials_of(folder)
     done = {study: int(group["outcome"].notna().sum()) for study, group in trials.groupby("study")}
@@ -151,7 +149,7 @@ def _check_stopped(folder: Path, capsys: pytest.CaptureFixture[str]) -> int:
     return count
 
 
-def _check_brackets(folder: Path) -> None:
+def _check_brackets(folder):
     """Rebuild the grid of each study from its run folders: its best has worse neighbours."""
     rows = []
     for run in SweepFolder(folder).run_folders():
@@ -172,7 +170,7 @@ def _check_brackets(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_trials_enter_no_number_of_a_report(undisturbed: Path, tmp_path: Path, capsys) -> None:
+def test_trials_enter_no_number_of_a_report(undisturbed, tmp_path, capsys):
     shutil.copytree(undisturbed, tmp_path / "s")
     report = write_report([tmp_path / "s"], figures=False)
     runs = pd.read_csv(report.out / "tables" / "runs.csv")
@@ -205,9 +203,7 @@ def test_trials_enter_no_number_of_a_report(undisturbed: Path, tmp_path: Path, c
 
 
 @pytest.mark.slow
-def test_what_the_median_rule_cuts_is_pruned_and_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_median_rule_cuts_is_pruned_and_says_why(tmp_path, monkeypatch):
     """Samples are waited for: a run lasts for six seconds, within which it is looked at."""
     monkeypatch.syspath_prepend(CHAOS)
     monkeypatch.setenv("BATCHSCAPE_CHAOS_DELAY_S", "0.001")
@@ -235,9 +231,7 @@ def test_what_the_median_rule_cuts_is_pruned_and_says_why(
 
 
 @pytest.mark.slow
-def test_a_rule_that_is_broken_between_the_ends_rejects_the_one_trial(
-    tmp_path: Path, capsys
-) -> None:
+def test_a_rule_that_is_broken_between_the_ends_rejects_the_one_trial(tmp_path, capsys):
     lines = (
         *(line for line in SMALL if not line.startswith(("data=", "model=", "budget"))),
         *("data.sequence_length=32", "evaluation.samples=16", "budget.samples=640"),
@@ -264,7 +258,7 @@ def test_a_rule_that_is_broken_between_the_ends_rejects_the_one_trial(
     assert "no lower at the next values on either side" in printed
 
 
-def test_a_rule_that_is_broken_everywhere_refuses_the_search(tmp_path: Path, capsys) -> None:
+def test_a_rule_that_is_broken_everywhere_refuses_the_search(tmp_path, capsys):
     lines = ("search=random", "optimizer.momentum=interval(1.5,2)", f"sweep_dir={tmp_path / 's'}")
     assert main(["sweep", *SMALL, *lines]) == 2
     assert "optimizer.momentum" in capsys.readouterr().err
@@ -282,9 +276,7 @@ def test_a_rule_that_is_broken_everywhere_refuses_the_search(tmp_path: Path, cap
         (("search=gp", "optimizer=sgd,adamw", "search.over=[optimizer]"), 8, 15),
     ],
 )
-def test_a_plan_counts_the_trials_that_there_will_be(
-    lines: tuple[str, ...], trials: int, grid: int, tmp_path: Path, capsys
-) -> None:
+def test_a_plan_counts_the_trials_that_there_will_be(lines, trials, grid, tmp_path, capsys):
     command = ["plan", "--json", *SMALL, SEARCH[0], *lines, f"sweep_dir={tmp_path / 's'}"]
     assert main(command) == 0
     assert len(json.loads(capsys.readouterr().out)["runs"]) == trials + grid
@@ -297,7 +289,7 @@ def test_a_plan_counts_the_trials_that_there_will_be(
 
 
 @pytest.mark.slow
-def test_a_target_is_searched_for_by_time(tmp_path: Path) -> None:
+def test_a_target_is_searched_for_by_time(tmp_path):
     alone = tuple(line for line in SMALL if "concurrent_runs" not in line)
     lines = (
         *(SEARCH[0], "search=gp", "search.trials=5", "search.grid_points=0"),
@@ -319,17 +311,16 @@ def test_a_target_is_searched_for_by_time(tmp_path: Path) -> None:
             assert pd.isna(value)
 
 
-def test_one_folder_has_one_search_at_a_time(tmp_path: Path, capsys) -> None:
+def test_one_folder_has_one_search_at_a_time(tmp_path, capsys):
     folder = tmp_path / "s" / "search"
     folder.mkdir(parents=True)
     held = take(folder / ".search.lock")
-    assert held is not None
     assert swept(tmp_path / "s", *SEARCH) == 2
     assert "another process searches" in capsys.readouterr().err
     held.release()
 
 
-def test_an_interval_without_a_search_says_what_would_work(tmp_path: Path, capsys) -> None:
+def test_an_interval_without_a_search_says_what_would_work(tmp_path, capsys):
     for verb, message in (("sweep", "search="), ("plan", "search="), ("run", "asks for a search")):
         assert main([verb, *SMALL, SEARCH[0], f"sweep_dir={tmp_path / 's'}"]) == 2
         assert message in capsys.readouterr().err
@@ -337,7 +328,7 @@ def test_an_interval_without_a_search_says_what_would_work(tmp_path: Path, capsy
 
 
 @pytest.mark.slow
-def test_two_cells_that_are_one_training_are_told_alike(tmp_path: Path) -> None:
+def test_two_cells_that_are_one_training_are_told_alike(tmp_path):
     lines = (SEARCH[0], "search=random", "search.trials=2", "search.grid_points=0")
     cuts = "batch.micro_batch_size=null,16"
     assert swept(tmp_path / "s", *lines, "batch.global_batch_size=16", cuts) == 0
@@ -347,9 +338,7 @@ def test_two_cells_that_are_one_training_are_told_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_search_of_a_list_ends_with_the_value_that_its_trials_chose(
-    tmp_path: Path, capsys
-) -> None:
+def test_a_search_of_a_list_ends_with_the_value_that_its_trials_chose(tmp_path, capsys):
     lines = ("search=grid", "search.trials=3", "search.grid_seeds=2")
     rates = ("optimizer.learning_rate=0.001,0.1,0.3", "search.over=[optimizer.learning_rate]")
     assert swept(tmp_path / "s", *lines, *rates) == 0

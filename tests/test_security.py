@@ -1,6 +1,5 @@
 """Secrets stay where they are, writes stay in the sweep folder, nothing of others is executed."""
 
-import ast
 import hashlib
 import os
 import pickle
@@ -431,75 +430,23 @@ def test_files_that_carry_code_are_refused_and_not_run(tmp_path):
     assert not mark.exists()
 
 
-SOURCES = [
-    path
-    for folder in ("src", "analysis", "examples", "benchmarks")
-    for path in sorted((ROOT / folder).rglob("*.py"))
-    if "site-packages" not in path.parts
-]
-UNPICKLING = {
-    *("pickle.load", "pickle.loads", "pickle.Unpickler", "pd.read_pickle", "pandas.read_pickle"),
-    *("dill.load", "dill.loads", "joblib.load", "shelve.open", "marshal.load", "marshal.loads"),
-    *("cloudpickle.load", "cloudpickle.loads", "jsonpickle.decode"),
-    *("yaml.load", "yaml.full_load", "yaml.unsafe_load", "yaml.load_all", "eval", "exec"),
-    *("multiprocessing.connection.Listener", "multiprocessing.connection.Client"),
-    *("dist.recv_object_list", "dist.broadcast_object_list", "runpy.run_path", "compile"),
-}
-SHELLS = {
-    *("os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput"),
-    *("asyncio.create_subprocess_shell", "pty.spawn", "commands.getoutput"),
-}
+# What ruff has no rule for: `make check` finds the rest.
+FORBIDDEN = re.compile(
+    r"allow_pickle=True|_object_list\(|torch\.load\((?![^)]*weights_only=True)|run_path\("
+    r"|joblib\.load|cloudpickle|['\"](?:/bin/)?(?:ba|da|z)?sh['\"], ['\"]-l?c['\"]"
+)
 
 
-def calls(path):
-    """Calls in a file, by their whole name; names that were imported alone get their module."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    modules = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            modules |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
-        elif isinstance(node, ast.Import):
-            modules |= {a.asname: a.name for a in node.names if a.asname}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
-            first, dot, rest = name.partition(".")
-            whole = modules.get(first, first) + dot + rest
-            yield whole, node
-            if whole != name:
-                yield name, node
-
-
-def keyword(call, name):
-    return next((ast.unparse(k.value) for k in call.keywords if k.arg == name), None)
-
-
-@pytest.mark.parametrize("folder", ["src", "analysis", "examples", "benchmarks"])
-def test_no_shell_and_no_code_from_files(folder):
-    of_folder = [path for path in SOURCES if path.is_relative_to(ROOT / folder)]
-    assert of_folder
-    for path in of_folder:
-        check_no_shell_and_no_code_from_files(path)
-
-
-def check_no_shell_and_no_code_from_files(path):
-    name = str(path.relative_to(ROOT))
-    for called, call in calls(path):
-        where = f"{name}:{call.lineno} {called}"
-        assert called not in SHELLS, f"{where} starts a shell"
-        shell = keyword(call, "shell")
-        assert shell in {None, "False"}, f"{where} starts a shell"
-        text = ast.unparse(call)
-        assert not re.search(r"['\"](?:/bin/)?(?:ba|da|z)?sh['\"], ['\"]-l?c['\"]", text), where
-        if called in {"torch.load"}:
-            assert keyword(call, "weights_only") == "True", f"{where} may unpickle"
-        if called in {"np.load", "numpy.load", "np.save", "numpy.save"}:
-            assert keyword(call, "allow_pickle") != "True", f"{where} may unpickle"
-        if called.startswith("multiprocessing.connection."):
+def test_no_shell_and_no_code_from_files():
+    folders = ("src", "analysis", "examples", "benchmarks")
+    sources = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    assert len(sources) > 200
+    for path in sources:
+        text = path.read_text(encoding="utf-8")
+        assert not FORBIDDEN.search(text), path
+        if re.search("connection import .*(Listener|Client)", text):
             # Bytes of a connection are what they are; objects would be unpickled.
-            assert not re.search(r"\.(recv|send)\(", path.read_text()), f"{where} may unpickle"
-        elif called in UNPICKLING:
-            pytest.fail(f"{where} executes what a file says")
+            assert not re.search(r"\.(recv|send)\(", text), path
 
 
 def test_settings_that_are_nested_too_deeply_are_refused():

@@ -104,19 +104,16 @@ def test_no_sample_crosses_a_file_and_no_target_is_in_both_parts(tmp_path, sizes
         shard = 100 * number + np.arange(size)
         (folder / f"shard-{number}.bin").write_bytes(raw(shard))
     config = settings_of(folder, sequence_length=length, held_out_pct=pct)
-    cuts = [size - round(size * pct / 100) for size in sizes]
-    expected = {
-        "train": [
-            list(range(100 * n + b, 100 * n + b + length + 1))
-            for n, cut in enumerate(cuts)
-            for b in range(0, cut - length, length)
-        ],
-        "held_out": [
-            list(range(100 * n + b, 100 * n + b + length + 1))
-            for n, (cut, size) in enumerate(zip(cuts, sizes, strict=True))
-            for b in range(cut, size - length, length)
-        ],
-    }
+
+    def windows(shard, begin, end):
+        first = [100 * shard + b for b in range(begin, end - length, length)]
+        return [list(range(b, b + length + 1)) for b in first]
+
+    expected = {"train": [], "held_out": []}
+    for shard, size in enumerate(sizes):
+        cut = size - round(size * pct / 100)
+        expected["train"] += windows(shard, 0, cut)
+        expected["held_out"] += windows(shard, cut, size)
     if not all(expected.values()):
         with pytest.raises(ConfigError, match="holds no sample"):
             prepare(config)

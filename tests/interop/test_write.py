@@ -57,10 +57,6 @@ def test_every_file_says_the_geometry(tmp_path, parts, precision, clip, zero_sta
     accelerate = yaml.safe_load(texts["accelerate.yaml"])
     assert accelerate["num_processes"] == nodes * per_node
     assert accelerate["mixed_precision"] == {"float32": "no", "bfloat16": "bf16"}[precision]
-    litgpt = yaml.safe_load(texts["litgpt.yaml"])
-    ranks = litgpt["devices"] * litgpt["num_nodes"]
-    train = litgpt["train"]
-    assert train["global_batch_size"] // ranks // train["micro_batch_size"] == steps
 
     # Together they pass the check, each with the system that reads it.
     def name(file):

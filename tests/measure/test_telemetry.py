@@ -37,13 +37,11 @@ class Driver:
         self.watts = 100.0
         self.clock = 1500
         self.reasons = 0
-        self.inits = self.questions = 0
         self.pids = [os.getpid()]
-        self.power_limit = self.default_power_limit = 700
-        self.default_clock = self.highest_clock = 1980
+        self.power_limit, self.default_clock = 700, 1980
         self._time = time
         self._has = {"counter": has_counter, "power": has_power, "device": has_device}
-        self._joules, self._since = 5000.0, time.now
+        self._joules = 5000.0
 
     def wait(self, seconds, watts=None):
         """Let time pass; then draw another power."""
@@ -52,56 +50,46 @@ class Driver:
         self.watts = self.watts if watts is None else watts
 
     def _tell(self, what, answer):
-        self.questions += 1
         if not self._has[what]:
             raise self.NVMLError
         return answer
 
     def nvmlInit(self):  # noqa: N802
-        self.inits += 1
+        pass
 
     def nvmlDeviceGetHandleByUUID(self, uuid):  # noqa: N802
         assert uuid == "GPU-1234"
         return self._tell("device", "the device")
 
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle):  # noqa: N802
-        assert handle == "the device"
-        return self._tell("counter", int(self._joules * 1000))
+    def __getattr__(self, name):
+        if name not in ANSWERS:
+            raise AttributeError(name)
+        what, answer = ANSWERS[name]
 
-    def nvmlDeviceGetPowerUsage(self, handle):  # noqa: N802
-        assert handle == "the device"
-        return self._tell("power", int(self.watts * 1000))
+        def ask(handle, which=1):
+            assert (handle, which) == ("the device", 1)
+            told = self._tell(what, answer(self))
+            if told is None:  # newer drivers know it no more
+                raise self.NVMLError
+            return told
 
-    def nvmlDeviceGetClockInfo(self, handle, which):  # noqa: N802
-        assert (handle, which) == ("the device", 1)
-        return self._tell("device", self.clock)
+        return ask
 
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):  # noqa: N802
-        assert handle == "the device"
-        return self._tell("device", self.reasons)
 
-    def nvmlDeviceGetComputeRunningProcesses(self, handle):  # noqa: N802
-        assert handle == "the device"
-        listed = [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in self.pids]
-        return self._tell("device", listed)
-
-    def nvmlDeviceGetPowerManagementLimit(self, handle):  # noqa: N802
-        assert handle == "the device"
-        return self._tell("power", 1000 * self.power_limit)
-
-    def nvmlDeviceGetPowerManagementDefaultLimit(self, handle):  # noqa: N802
-        assert handle == "the device"
-        return self._tell("power", 1000 * self.default_power_limit)
-
-    def nvmlDeviceGetDefaultApplicationsClock(self, handle, which):  # noqa: N802
-        assert (handle, which) == ("the device", 1)
-        if self.default_clock is None:  # newer drivers know it no more
-            raise self.NVMLError
-        return self._tell("device", self.default_clock)
-
-    def nvmlDeviceGetMaxClockInfo(self, handle, which):  # noqa: N802
-        assert (handle, which) == ("the device", 1)
-        return self._tell("device", self.highest_clock)
+ANSWERS = {
+    "nvmlDeviceGetTotalEnergyConsumption": ("counter", lambda d: int(d._joules * 1000)),
+    "nvmlDeviceGetPowerUsage": ("power", lambda d: int(d.watts * 1000)),
+    "nvmlDeviceGetClockInfo": ("device", lambda d: d.clock),
+    "nvmlDeviceGetCurrentClocksThrottleReasons": ("device", lambda d: d.reasons),
+    "nvmlDeviceGetComputeRunningProcesses": (
+        "device",
+        lambda d: [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in d.pids],
+    ),
+    "nvmlDeviceGetPowerManagementLimit": ("power", lambda d: 1000 * d.power_limit),
+    "nvmlDeviceGetPowerManagementDefaultLimit": ("power", lambda _: 700_000),
+    "nvmlDeviceGetDefaultApplicationsClock": ("device", lambda d: d.default_clock),
+    "nvmlDeviceGetMaxClockInfo": ("device", lambda _: 1980),
+}
 
 
 @pytest.fixture

@@ -59,26 +59,23 @@ def test_checkpoints_have_the_size_that_is_said(spec_of, tmp_path, monkeypatch):
     engine.close()
     needed = 3 * 3 * 4 * (count_parameters(spec.config, spec.data) or 0)
     assert needed / 3 == pytest.approx(written, rel=0.1)
-    sweep = SweepFolder(tmp_path / "sweep")
-    two = [dataclasses.replace(spec, run_id=name) for name in "ab"]
-    monkeypatch.setattr(plan_disk, "free_bytes", lambda _: needed)
-    assert disk_warning(two, sweep) is None
-    monkeypatch.setattr(plan_disk, "free_bytes", lambda _: needed - 1)
-    assert str(disk_warning(two, sweep)).startswith("Checkpoints take ")
-    begin_alike = spec_of((1, 4, 1), model=model, **{**alone, "launcher__share_beginnings": True})
-    both = [dataclasses.replace(begin_alike, run_id=name) for name in "ab"]
-    # One branch point stays until nobody needs it.
-    monkeypatch.setattr(plan_disk, "free_bytes", lambda _: needed * 4 // 3 - 1)
-    assert str(disk_warning(both, sweep)).startswith("Checkpoints take ")
-    monkeypatch.setattr(plan_disk, "free_bytes", lambda _: needed * 4 // 3)
-    assert disk_warning(both, sweep) is None
-    at_once = spec_of((1, 4, 1), model=model, **alone, launcher__concurrent_runs=2)
-    two = [dataclasses.replace(at_once, run_id=name) for name in "ab"]
-    monkeypatch.setattr(plan_disk, "free_bytes", lambda _: 2 * needed)
-    assert disk_warning(two, sweep) is None
-    monkeypatch.setattr(plan_disk, "free_bytes", lambda _: 2 * needed - 1)
-    assert "smaller launcher.concurrent_runs" in str(disk_warning(two, sweep))
-    assert disk_warning([], sweep) is None
+
+    def warning(free, **settings):
+        """What is said of two runs where so many bytes are free."""
+        monkeypatch.setattr(plan_disk, "free_bytes", lambda _: free)
+        one = spec_of((1, 4, 1), model=model, **{**alone, **settings})
+        two = [dataclasses.replace(one, run_id=name) for name in "ab"]
+        return disk_warning(two, SweepFolder(tmp_path / "sweep"))
+
+    for free, settings, words in (
+        (needed, {}, "Checkpoints take "),
+        # One branch point stays until nobody needs it.
+        (needed * 4 // 3, {"launcher__share_beginnings": True}, "Checkpoints take "),
+        (2 * needed, {"launcher__concurrent_runs": 2}, "smaller launcher.concurrent_runs"),
+    ):
+        assert warning(free, **settings) is None
+        assert words in warning(free - 1, **settings)
+    assert disk_warning([], SweepFolder(tmp_path)) is None
 
 
 def planned(place, spec):

@@ -3,14 +3,11 @@
 import importlib.util
 import re
 import sys
-import tomllib
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from packaging.requirements import Requirement
 
 from forked_programs import run_script
 
@@ -22,35 +19,6 @@ def module_of(name):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def closure(extra, extras):
-    """Return the packages of an extra of ours, and of those that it names."""
-    packages = set()
-    for line in extras[extra]:
-        requirement = Requirement(line)
-        if requirement.name == "batchscape":
-            for other in requirement.extras:
-                packages |= closure(other, extras)
-        else:
-            packages.add(requirement.name)
-    return packages
-
-
-def test_the_extra_brings_what_the_trainer_needs():
-    """By the word of transformers itself, which installs it on request only."""
-    content = (BENCHMARKS.parent / "pyproject.toml").read_text()
-    project = tomllib.loads(content)["project"]
-    brought = closure("bench", project["optional-dependencies"])
-    brought |= {Requirement(line).name for line in project["dependencies"]}
-    needed = [Requirement(line) for line in metadata.requires("transformers")]
-    of_trainer = {
-        requirement.name
-        for requirement in needed
-        if requirement.marker is not None and requirement.marker.evaluate({"extra": "torch"})
-    }
-    assert {"accelerate", "torch"} <= of_trainer
-    assert of_trainer | {"transformers"} <= brought
 
 
 @pytest.mark.slow

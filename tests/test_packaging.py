@@ -112,8 +112,3 @@ def test_a_wheel_holds_everything_and_is_that_of_the_sdist(source, tmp_path):
     assert "hydra_plugins/__init__.py" not in names
     assert not any(name.startswith(("tests", "analysis", "conf", "sweeps")) for name in names)
     check_installed(wheels[1], tmp_path)
-
-
-@pytest.mark.slow
-def test_editable(source, tmp_path):
-    check_installed(["-e", source], tmp_path)

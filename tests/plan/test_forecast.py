@@ -15,6 +15,7 @@ from batchscape.config.cluster import datasheets
 from batchscape.cuda_devices import CudaDevice
 from batchscape.data.corpus import prepare
 from batchscape.errors import ConfigError
+from batchscape.geometry import BatchGeometry
 from batchscape.plan.build import make_plan
 from batchscape.plan.expand import Cell
 from batchscape.plan.forecast import PredictedRange, forecast
@@ -215,20 +216,18 @@ def test_json_holds_all_of_it(tmp_path, monkeypatch, capsys):
 
 
 def test_geometries_of_a_global_batch(capsys):
-    assert main(["geometry", "--global", "224", "--devices", "16"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    # 14 samples a device: by its divisors 1, 2, 7 and 14.
-    assert lines == [f"16 x {micro} x {14 // micro} = 224" for micro in (1, 2, 7, 14)]
     limits = ["--max-devices", "7", "--max-micro", "8", "--max-accumulation", "9"]
-    assert main(["geometry", "--global", "224", *limits, "--json"]) == 0
     expected = [
-        (d, m, 224 // (d * m))
+        str(BatchGeometry(1, d, m, 224 // (d * m)))
         for d in range(1, 8)
         for m in range(1, 9)
         if 224 % (d * m) == 0 and 224 // (d * m) <= 9
     ]
-    names = ("data_parallel_size", "micro_batch_size", "gradient_accumulation_steps")
-    content = json.loads(capsys.readouterr().out)
-    assert [tuple(one[name] for name in names) for one in content] == expected
+    assert main(["geometry", "--global", "224", *limits]) == 0
+    assert capsys.readouterr().out.splitlines() == expected
+    assert main(["geometry", "--global", "224", "--devices", "16", "--json"]) == 0
+    # 14 samples a device: by its divisors 1, 2, 7 and 14.
+    micros = [one["micro_batch_size"] for one in json.loads(capsys.readouterr().out)]
+    assert micros == [1, 2, 7, 14]
     assert main(["geometry", "--global", "224", "--devices", "9"]) == 2
     assert "can take 1, 2, 4, 7, 8, 14, 16, 28" in capsys.readouterr().err

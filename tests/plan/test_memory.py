@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from batchscape.config import Fsdp
 from batchscape.measure.memory_cpu import allocations_of
@@ -163,6 +164,19 @@ def padded_bytes_of_gpt(ranks, width=32):
     return 4 * (2 * block + tables + 2 * -(-width // ranks))
 
 
+class Convolutions(TorchDispatchMode):
+    """Keeps what forward and backward of convolutions are called with."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "convolution" in str(func):
+            self.calls.append((func, args))
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("samples", [1, 5])
 @pytest.mark.parametrize(
@@ -181,25 +195,14 @@ def test_a_convolution_takes_what_one_of_few_samples_tells(layer, channels_last,
     images = torch.ones(samples, layer.in_channels, 16, 16, dtype=dtype)
     if channels_last:
         images = images.to(memory_format=torch.channels_last)
-    settings = layer.stride, layer.padding, layer.dilation, layer.transposed, layer.output_padding
-    settings = (*map(list, settings[:3]), settings[3], list(settings[4]), layer.groups)
-    bias = layer.bias if layer.bias is None else layer.bias.detach()
-    forward = torch.ops.aten.convolution.default
-    backward = torch.ops.aten.convolution_backward.default
-    arguments = (images, layer.weight.detach(), bias, *settings)
-    result = forward(*arguments)
-    biases = None if bias is None else list(bias.shape)
-    of_result = (
-        torch.ones_like(result),
-        *arguments[:2],
-        biases,
-        *settings,
-        [True, True, bool(biases)],
-    )
+    with Convolutions() as mode:
+        result = layer(images.requires_grad_())
+        result.backward(torch.ones_like(result))
+    assert len(mode.calls) == 2
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        for operator, args in ((forward, arguments), (backward, of_result)):
+        for operator, args in mode.calls:
             sizes = memory_trace._bytes_in_convolution(operator, args)
             assert sizes == list(accumulate(allocations_of(partial(operator, *args))))
     finally:

@@ -53,7 +53,7 @@ def test_uneven_labels_are_no_reason(build, batch):
     ("model", "reason"),
     [
         ("Normalised", "batch normalisation: model.norm"),
-        ("Dropping", "dropout or other randomness"),
+        ("Dropping", "dropout or other randomness: two forwards of the same samples differ"),
         ("Contrastive", "loss not additive over samples"),
     ],
     ids=["normalised", "dropping", "contrastive"],

@@ -245,28 +245,3 @@ def test_a_run_that_did_not_end_has_no_figures_and_seeds_are_compared_in_pairs()
     assert compared["value"] == pytest.approx(2.0)
     assert compared["n"] == 1
     assert eager_over_compiled([]) == []
-
-
-@pytest.mark.usefixtures("of_benchmarks")
-def test_a_commit_is_dirty_where_code_differs_whatever_it_is_told(tmp_path, monkeypatch):
-    import results
-
-    def git(*arguments):
-        identity = ("-c", "user.name=N", "-c", "user.email=n@example.com")
-        command = ["git", "-C", tmp_path, *identity, *arguments]
-        return subprocess.check_output(command, text=True).strip()
-
-    monkeypatch.setattr(results, "ROOT", tmp_path)
-    monkeypatch.setenv("COMMIT", "told")
-    assert results.commit() == "told"  # a copy without a history
-    git("init")
-    (tmp_path / "code.py").touch()
-    git("add", ".")
-    git("commit", "-m", "first")
-    revision = git("rev-parse", "HEAD")
-    figures = tmp_path / "benchmarks" / "results" / "a-device" / "part.json"
-    figures.parent.mkdir(parents=True)
-    figures.touch()
-    assert results.commit() == revision
-    (tmp_path / "new.py").touch()
-    assert results.commit() == f"{revision}-dirty"

@@ -146,6 +146,7 @@ def test_steps_are_sampled_at_the_end_of_each_interval():
     [
         ((2, 8, 1), 8),
         ((1, 8, 2), 8),
+        ((1, 8, 1), 4),
         ((1, 35, 1), 7),
         ((1, 7, 1), 1),
         ((1, 1, 1), None),

@@ -85,6 +85,8 @@ def test_totals_are_those_of_the_runs():
         # 64 samples in one batch, before and after, by one rank.
         per_sample = run.step_time_s.high / (32 / spec.geometry.data_parallel_size)
         assert run.run_time_s.high == pytest.approx(trained + 2 * 64 * per_sample)
+        of_devices = spec.geometry.data_parallel_size / 3600
+        assert run.device_hours.value == pytest.approx(run.run_time_s.value * of_devices)
         assert run.samples_per_s.low == pytest.approx(32 / run.step_time_s.high)
         assert run.tokens_per_s is None, "a vector is no sequence"
         hours += spec.geometry.data_parallel_size * run.run_time_s.high / 3600

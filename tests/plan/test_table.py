@@ -62,6 +62,15 @@ def test_table_shows_runs_and_each_reason_once(plan):
     assert "Runs: 24. Rejected runs: 12. Folder: outputs/fixed_global_batch" in text
 
 
+@pytest.mark.slow
+def test_of_a_long_plan_the_first_and_the_last_runs_are_shown(plan):
+    made = plan("sweep_dir=outputs/long", "seed=range(0,108)")
+    text = shown(made)
+    names = [spec.run_id for spec in made.specs]
+    assert [name for name in names if name in text] == [*names[:100], *names[-5:]]
+    assert "Not shown: 3 more runs. A sweep writes all of them to outputs/long/plan.csv." in text
+
+
 def test_repeated_cells_are_said(plan):
     assert "Cells left out because they repeat a run: 2." in shown(plan("seed=0,0,0"))
 

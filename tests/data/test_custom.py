@@ -1,6 +1,10 @@
 """Data of the user's own: what is promised is checked, and what names them."""
 
+from __future__ import annotations
+
 import itertools
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -57,6 +61,12 @@ def test_sizes_and_facts_are_taken_over(module):
     assert labels.tolist() == [[3, 4, 0, 1, 2, 3], [1, 2, 3, 4, 0, 1]]
 
 
+def test_the_sequence_length_is_given_where_there_is_one(module):
+    config = module(GOOD, sequence_length=4)
+    dataset = open_dataset(SimpleNamespace(data=config), prepare(config), "train")
+    assert dataset.batch(np.array([0]))[0].shape == (1, 4)
+
+
 def test_what_is_not_said_is_not_known(module):
     source = GOOD.replace("    classes = 5\n", "").replace('    task = "next_token"\n', "")
     for more, task in (({}, "other"), ({"sequence_length": 6}, "next_token")):
@@ -91,13 +101,15 @@ def test_a_content_hash_is_named_beside_source_target_and_arguments(module):
     assert prepare(configs[0]).manifest_hash == hashes[0]
 
 
-def test_sizes_that_come_from_elsewhere_name_the_data(module, tmp_path):
+@pytest.mark.parametrize("part", ["train", "held_out"])
+def test_sizes_that_come_from_elsewhere_name_the_data(module, tmp_path, part):
     """Files that the source reads of its own accord."""
     size = tmp_path / "size"
+    old, new = ("size if part", "read() if part") if part == "train" else ("else 3", "else read()")
     read = (
         f"\ndef read():\n    with open({str(size)!r}) as file:\n        return int(file.read())\n"
     )
-    config = module(GOOD.replace("else 3", "else read()") + read)
+    config = module(GOOD.replace(old, new) + read)
     hashes = set()
     for samples in (5, 6):
         size.write_text(str(samples))
@@ -263,3 +275,17 @@ def test_what_fails_in_the_users_code_is_shown_with_its_place(module, place):
         prepare(config)
     assert "line" in str(refusal.value)
     assert f"{config.target.partition('.')[0]}.py" in str(refusal.value)
+
+
+def test_the_contract_holds_for_data_as_users_write_them(monkeypatch):
+    faults = Path(__file__).parents[1] / "faults"
+    monkeypatch.syspath_prepend(str(faults))
+    for name, more, facts in (
+        ("Blobs", {}, (3, "class", 4)),
+        ("Counting", {}, (16, "next_token", None)),
+        ("Counting", {"sequence_length": 12}, (16, "next_token", None)),
+    ):
+        config = CustomData(name="custom", _target_=f"own_data.{name}", **more)
+        identity = prepare(config)
+        assert (identity.classes, identity.task, identity.features) == facts
+        assert re.fullmatch("[0-9a-f]{16}", identity.manifest_hash)

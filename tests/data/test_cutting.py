@@ -1,5 +1,7 @@
 """Cutting streams: what is a sample."""
 
+from __future__ import annotations
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

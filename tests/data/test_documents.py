@@ -1,5 +1,7 @@
 """Documents: how they are read, which are held out, and what a sample is."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,6 +115,15 @@ def test_packed_documents_are_joined_by_blank_lines(tmp_path):
         assert bytes(labels.flatten().tolist()) == stream[1 : samples * 16 + 1]
 
 
+def test_one_more_document_moves_no_other(tmp_path):
+    held_out = []
+    for count in (40, 60):
+        path = write_lines(tmp_path / f"{count}.jsonl", records()[:count])
+        parts, _ = opened(settings_of(path, layout="padded"))
+        held_out.append(set(texts_of(parts["held_out"])))
+    assert held_out[0] == held_out[1] & set(TEXTS[:40])
+
+
 def test_copies_of_a_document_are_in_the_same_part(tmp_path):
     path = write_lines(tmp_path / "x.jsonl", records() + records())
     parts, _ = opened(settings_of(path, layout="padded"))
@@ -144,6 +155,15 @@ def test_labels_are_classes_in_their_order(tmp_path, labels):
             assert label_of[text] == order[one]
 
 
+def test_short_texts_are_padded_with_no_token(tmp_path):
+    rows = [{"text": "ab", "kind": 0}, {"text": "abcdefgh", "kind": 1}] * 2
+    path = write_lines(tmp_path / "x.jsonl", rows)
+    config = settings_of(path, label_field="kind", layout="padded", sequence_length=4)
+    parts, _ = opened(config)
+    rows = {tuple(row) for d in parts.values() for row in everything(d)[0].tolist()}
+    assert rows == {(97, 98, -1, -1), (97, 98, 99, 100)}
+
+
 def test_a_document_without_text_is_left_out(tmp_path):
     path = write_lines(tmp_path / "x.jsonl", [*records()[:10], {"text": ""}, {"text": "a"}])
     parts, _ = opened(settings_of(path, layout="padded"))
@@ -169,6 +189,12 @@ def test_fields_that_do_not_hold_what_they_should(tmp_path, change, more, messag
     path = write_lines(tmp_path / "x.jsonl", rows)
     with pytest.raises(ConfigError, match=message):
         prepare(settings_of(path, **more))
+
+
+def test_missing_fields_of_parquet_are_named(tmp_path):
+    path = write_parquet(tmp_path / "x.parquet", records())
+    with pytest.raises(ConfigError, match="it has text, kind, id"):
+        prepare(settings_of(path, text_field="content"))
 
 
 def test_one_class_is_refused(tmp_path):

@@ -1,5 +1,7 @@
 """What is remembered of a file is forgotten once it is written to."""
 
+from __future__ import annotations
+
 import os
 import time
 

@@ -1,5 +1,7 @@
 """The example that builds token files from the source on this machine."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 import sysconfig

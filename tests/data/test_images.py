@@ -1,5 +1,7 @@
 """Images: which are held out."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +25,7 @@ def test_digits_have_all_classes_in_both_parts():
         assert labels.unique().tolist() == list(range(10))
 
 
-@pytest.mark.parametrize("pct", [0.1, 30.0, 66.0, 99.9])
+@pytest.mark.parametrize("pct", [0.1, 1.0, 30.0, 40.0, 66.0, 75.0, 99.9])
 def test_digits_hold_out_the_share_that_was_asked_for(pct):
     identity = prepare(Digits(name="digits", held_out_pct=pct))
     assert abs(identity.held_out_samples - 1797 * pct / 100) <= 0.5

@@ -1,5 +1,8 @@
 """Prepared arrays on disk: whole, or made anew."""
 
+from __future__ import annotations
+
+import json
 import os
 from pathlib import Path
 
@@ -112,3 +115,14 @@ def test_cache_that_cannot_be_written_is_explained(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocker))
     with pytest.raises(BatchscapeError, match="XDG_CACHE_HOME"):
         prepare(Digits(name="digits"))
+
+
+def test_a_manifest_names_what_was_read(tmp_path):
+    (tmp_path / "a.txt").write_text("some text " * 200)
+    identity = prepare(TextFiles(name="text", path=str(tmp_path / "a.txt")))
+    manifest = json.loads((Path(identity.folder) / "manifest.json").read_text())
+    assert [name for name, _ in manifest["files"]] == ["train:a.txt", "held_out:a.txt"]
+    assert manifest["samples"] == {
+        "train": identity.train_samples,
+        "held_out": identity.held_out_samples,
+    }

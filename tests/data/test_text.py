@@ -1,5 +1,7 @@
 """Text files: what is a sample, what is held out, and what names the content."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 
@@ -41,6 +43,18 @@ def test_standard_library_is_split_by_file():
     inputs, labels = dataset.batch(np.array([0, 1]))
     assert (labels[0, :-1] == inputs[0, 1:]).all()
     assert labels[0, -1] == inputs[1, 0]
+
+
+def test_same_content_has_the_same_name_and_another_has_another(tmp_path):
+    for name in ("x", "y", "z"):
+        (tmp_path / f"{name}.txt").write_text(name * 500)
+    config = TextFiles(name="text", path=str(tmp_path), held_out_pct=30.0)
+    first = prepare(config)
+    assert prepare(config) == first
+    (tmp_path / "x.txt").write_text("x" * 499 + "!")
+    assert prepare(config).manifest_hash != first.manifest_hash
+    longer = TextFiles(name="text", path=str(tmp_path), held_out_pct=30.0, sequence_length=32)
+    assert prepare(longer).manifest_hash != first.manifest_hash
 
 
 @given(st.sets(st.text("abc", min_size=1, max_size=6), min_size=2, max_size=30), st.floats(0.1, 99))

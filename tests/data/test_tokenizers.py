@@ -1,5 +1,7 @@
 """Tokenizers of `transformers` and folders of `datasets`, against those packages themselves."""
 
+from __future__ import annotations
+
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -194,6 +196,24 @@ def test_documents_of_datasets_with_special_tokens_for_classes(tmp_path, saved):
         assert (ids[0], ids[-1]) == (1, 2)
         expected[tuple(ids + [-1] * (14 - len(ids)))] = label
     assert rows_by_part == expected
+
+
+def test_documents_in_the_order_of_the_saved_shards(tmp_path):
+    table = datasets.Dataset.from_dict({"text": TEXTS}).shuffle(seed=1).select(range(30))
+    table.save_to_disk(str(tmp_path / "saved"), num_shards=4)
+    config = Documents(
+        name="documents",
+        path=str(tmp_path / "saved"),
+        layout="padded",
+        sequence_length=200,
+        held_out_pct=10.0,
+    )
+    dataset, _ = opened(config)
+    inputs, _ = dataset.batch(np.arange(dataset.num_samples))
+    texts = [bytes(row).rstrip(b"\0").decode() for row in inputs.tolist()]
+    order = datasets.load_from_disk(str(tmp_path / "saved"))["text"]
+    assert texts == [text for text in order if text in set(texts)]
+    assert 15 < len(texts) < 30
 
 
 def test_splits_have_to_be_named(tmp_path):

@@ -1,9 +1,12 @@
 """Token files of other programs: recognised, hashed once, cut into samples, never copied."""
 
+from __future__ import annotations
+
 import json
 import os
 import struct
 import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +19,7 @@ from batchscape.config import TokenFiles
 from batchscape.data import token_files
 from batchscape.data.corpus import prepare
 from batchscape.data.datasets import TokenDataset, open_dataset
+from batchscape.data.token_files import recognise
 from batchscape.errors import ConfigError, RecordError
 
 GPT2 = 50257
@@ -64,21 +68,22 @@ def everything(dataset):
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "more"),
     [
-        raw,
-        litgpt,
-        lambda t: litgpt(t, 4, "<i4"),
-        llmc,
-        lambda t: llmc(t, 20240801, "<u4"),
+        (raw, {}),
+        (lambda t: raw(t, "<u4"), {}),
+        (litgpt, {}),
+        (lambda t: litgpt(t, 4, "<i4"), {}),
+        (llmc, {}),
+        (lambda t: llmc(t, 20240801, "<u4"), {}),
     ],
-    ids=["raw16", "litgpt16", "litgpt32", "llmc16", "llmc32"],
+    ids=["raw16", "raw32", "litgpt16", "litgpt32", "llmc16", "llmc32"],
 )
-def test_every_layout_gives_the_same_samples(tmp_path, content):
+def test_every_layout_gives_the_same_samples(tmp_path, content, more):
     tokens = tokens_of(2000)
     path = tmp_path / "train.bin"
     path.write_bytes(content(tokens))
-    dataset, identity = opened(settings_of(path), "train")
+    dataset, identity = opened(settings_of(path, **more), "train")
     inputs, labels = everything(dataset)
     assert identity.classes == GPT2
     assert identity.task == "next_token"
@@ -87,7 +92,7 @@ def test_every_layout_gives_the_same_samples(tmp_path, content):
     assert labels.flatten().tolist() == tokens[1 : 1 + 112 * 16].tolist()
     assert inputs.flatten().tolist() == tokens[: 112 * 16].tolist()
     assert dataset.count_labels(np.array([0, 5])) == 32
-    held_out, _ = opened(settings_of(path), "held_out")
+    held_out, _ = opened(settings_of(path, **more), "held_out")
     assert everything(held_out)[1].flatten().tolist() == tokens[1801 : 1801 + 12 * 16].tolist()
 
 
@@ -104,16 +109,19 @@ def test_no_sample_crosses_a_file_and_no_target_is_in_both_parts(tmp_path, sizes
         shard = 100 * number + np.arange(size)
         (folder / f"shard-{number}.bin").write_bytes(raw(shard))
     config = settings_of(folder, sequence_length=length, held_out_pct=pct)
-
-    def windows(shard, begin, end):
-        first = [100 * shard + b for b in range(begin, end - length, length)]
-        return [list(range(b, b + length + 1)) for b in first]
-
-    expected = {"train": [], "held_out": []}
-    for shard, size in enumerate(sizes):
-        cut = size - round(size * pct / 100)
-        expected["train"] += windows(shard, 0, cut)
-        expected["held_out"] += windows(shard, cut, size)
+    cuts = [size - round(size * pct / 100) for size in sizes]
+    expected = {
+        "train": [
+            list(range(100 * n + b, 100 * n + b + length + 1))
+            for n, cut in enumerate(cuts)
+            for b in range(0, cut - length, length)
+        ],
+        "held_out": [
+            list(range(100 * n + b, 100 * n + b + length + 1))
+            for n, (cut, size) in enumerate(zip(cuts, sizes, strict=True))
+            for b in range(cut, size - length, length)
+        ],
+    }
     if not all(expected.values()):
         with pytest.raises(ConfigError, match="holds no sample"):
             prepare(config)
@@ -129,6 +137,20 @@ def test_no_sample_crosses_a_file_and_no_target_is_in_both_parts(tmp_path, sizes
         shuffled = np.random.default_rng(0).permutation(dataset.num_samples)
         assert (dataset.batch(shuffled)[0] == inputs[shuffled]).all()
     assert not rows_by_part["train"] & rows_by_part["held_out"]
+
+
+def test_held_out_files_of_their_own(tmp_path):
+    for name, seed in (("train.bin", 1), ("val.bin", 2)):
+        (tmp_path / name).write_bytes(raw(tokens_of(500, seed)))
+    config = settings_of(tmp_path / "train.bin", held_out_path=str(tmp_path / "val.bin"))
+    train, identity = opened(config, "train")
+    assert (identity.train_samples, identity.held_out_samples) == (499 // 16, 499 // 16)
+    held_out, _ = opened(config, "held_out")
+    assert everything(held_out)[0].flatten().tolist() == tokens_of(500, 2)[:496].tolist()
+    assert everything(train)[0].flatten().tolist() == tokens_of(500, 1)[:496].tolist()
+    same = settings_of(tmp_path / "train.bin", held_out_path=str(tmp_path / "train.bin"))
+    with pytest.raises(ConfigError, match="other files"):
+        prepare(same)
 
 
 def test_content_and_rules_name_the_data_and_places_do_not(tmp_path):
@@ -163,6 +185,14 @@ def test_a_large_file_is_read_once_and_never_copied(tmp_path, monkeypatch):
     assert prepare(settings_of(path)) == first
 
 
+def test_tokens_are_mapped_not_read(tmp_path):
+    path = tmp_path / "train.bin"
+    path.write_bytes(llmc(tokens_of(2000)))
+    tokens = recognise(path).map()
+    assert isinstance(tokens, np.memmap)
+    assert tokens.tolist() == tokens_of(2000).tolist()
+
+
 def test_files_that_changed_after_planning_are_refused(tmp_path):
     path = tmp_path / "train.bin"
     path.write_bytes(raw(tokens_of(500)))
@@ -177,11 +207,12 @@ def test_files_that_changed_after_planning_are_refused(tmp_path):
         TokenDataset(Path(identity.folder), "train", 16)
 
 
-def test_a_token_outside_of_the_vocabulary_is_refused(tmp_path):
+@pytest.mark.parametrize("vocabulary", [1, GPT2 - 1])
+def test_a_token_outside_of_the_vocabulary_is_refused(tmp_path, vocabulary):
     path = tmp_path / "train.bin"
     path.write_bytes(raw(tokens_of(500)))
-    with pytest.raises(ConfigError, match=f"given {GPT2 - 1}, .*holds {GPT2 - 1}"):
-        prepare(settings_of(path, vocabulary_size=GPT2 - 1))
+    with pytest.raises(ConfigError, match=f"given {vocabulary}, .*holds {GPT2 - 1}"):
+        prepare(settings_of(path, vocabulary_size=vocabulary))
 
 
 @pytest.mark.parametrize("largest", [15, 255, 50_256, 128_255])
@@ -191,6 +222,13 @@ def test_the_type_is_read_off_the_values(tmp_path, largest):
     (tmp_path / "train.bin").write_bytes(raw(tokens, "<u4"))
     dataset, identity = opened(settings_of(tmp_path / "train.bin"), "train")
     assert identity.classes == largest + 1
+    assert everything(dataset)[0].flatten().tolist() == tokens[: 112 * 16].tolist()
+
+
+def test_a_vocabulary_that_uint16_does_not_hold_is_of_uint32(tmp_path):
+    tokens = tokens_of(2000, largest=1_400_000)
+    (tmp_path / "train.bin").write_bytes(raw(tokens, "<u4"))
+    dataset, _ = opened(settings_of(tmp_path / "train.bin", vocabulary_size=1_500_000), "train")
     assert everything(dataset)[0].flatten().tolist() == tokens[: 112 * 16].tolist()
 
 
@@ -232,15 +270,16 @@ def test_true_uint16_tokens_are_not_taken_for_another_type(tmp_path):
         assert prepare(settings_of(path)).classes == content.max() + 1
 
 
-def test_the_default_type_of_numpy_is_found_out(tmp_path):
+@pytest.mark.parametrize("largest", [15, 50_256, 128_255])
+def test_the_default_type_of_numpy_is_found_out(tmp_path, largest):
     path = tmp_path / "train.bin"
-    path.write_bytes(raw(tokens_of(2000), "<i8"))
+    path.write_bytes(raw(tokens_of(2000, largest=largest), "<i8"))
     with pytest.raises(ConfigError, match="looks like int64") as refusal:
         prepare(settings_of(path))
     assert "astype('uint16').tofile" in str(refusal.value)
 
 
-@pytest.mark.parametrize("dtype", ["<f4", ">u2"])
+@pytest.mark.parametrize("dtype", ["<f4", ">u2", ">u4"])
 def test_other_numbers_are_not_taken_for_uint16(tmp_path, dtype):
     path = tmp_path / "train.bin"
     path.write_bytes(raw(tokens_of(4000), dtype))
@@ -274,6 +313,19 @@ def test_a_copy_of_a_training_file_is_not_held_out(tmp_path):
     config = settings_of(tmp_path / "[ab].bin", held_out_path=str(tmp_path / "[cd].bin"))
     with pytest.raises(ConfigError, match=r"of the same content are .*c\.bin and .*b\.bin"):
         prepare(config)
+
+
+def test_an_edit_in_place_is_seen_though_its_time_was_put_back(tmp_path):
+    path = tmp_path / "train.bin"
+    path.write_bytes(raw(tokens_of(500)))
+    identity = prepare(settings_of(path))
+    status = path.stat()
+    time.sleep(0.05)
+    with path.open("r+b") as file:
+        file.write(b"\7\0")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    with pytest.raises(RecordError, match="were changed"):
+        TokenDataset(Path(identity.folder), "train", 16)
 
 
 @pytest.mark.parametrize(
@@ -314,10 +366,6 @@ def test_a_pattern_chooses_among_the_files_of_a_folder(tmp_path):
     assert (identity.train_samples, identity.held_out_samples) == (20, 10)
     expected = [*tokens_of(161, 0)[:160], *tokens_of(161, 1)[:160]]
     assert everything(dataset)[0].flatten().tolist() == expected
-    held_out, _ = opened(config, "held_out")
-    assert everything(held_out)[0].flatten().tolist() == tokens_of(161, 2)[:160].tolist()
-    with pytest.raises(ConfigError, match="other files"):
-        prepare(settings_of(pattern, held_out_path=str(pattern)))
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):

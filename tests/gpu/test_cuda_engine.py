@@ -1,5 +1,7 @@
 """The engine on a CUDA device, step by step."""
 
+from __future__ import annotations
+
 import copy
 
 import pytest
@@ -152,3 +154,27 @@ def test_flash_attention_takes_our_tensors(cuda_spec, device, precision, length)
         gradients[backend] = torch.cat([p.grad.flatten() for p in module.parameters()])
     flash, written_out = gradients.values()
     assert ((flash - written_out).norm() / written_out.norm()).item() < 0.05
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_a_fused_attention_is_what_runs(cuda_spec, device, precision):
+    """By the names of the operators that a profile of one forward holds."""
+    if not flash_takes(device):
+        pytest.skip("PyTorch's flash attention needs compute capability 8.0")
+    spec = cuda_spec(
+        engine__precision=precision,
+        model__d_model=128,
+        data={"name": "stdlib", "sequence_length": 256},
+    )
+    module = build_model(spec.config, spec.data, spec.precision).to(device)
+    inputs, labels = batch(device, 4, 256)
+    host = [torch.profiler.ProfilerActivity.CPU]
+    profiler = torch.profiler.profile(activities=host, acc_events=True)
+    with profiler as profile, autocast("cuda", precision):
+        module(inputs, labels)
+    names = {event.key for event in profile.key_averages()}
+    fused = {
+        "aten::_scaled_dot_product_flash_attention",
+        "aten::_scaled_dot_product_cudnn_attention",
+    }
+    assert names & fused, sorted(name for name in names if "attention" in name)

@@ -1,6 +1,9 @@
 """Clock, memory and telemetry of a CUDA device against what is known about the work."""
 
+from __future__ import annotations
+
 import itertools
+import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +19,7 @@ from batchscape.measure.telemetry import CudaTelemetry
 pytestmark = pytest.mark.gpu
 
 MIB = 2**20
+SMI = shutil.which("nvidia-smi")
 CYCLES = 20_000_000
 """Of a kernel that does nothing; on the order of 10 ms."""
 
@@ -143,6 +147,39 @@ def heat(device, seconds):
         torch.cuda.synchronize(device)
 
 
+def asked_smi(device):
+    """Return power in watts and clock in MHz as nvidia-smi prints them."""
+    uuid = torch.cuda.get_device_properties(device).uuid
+    printed = subprocess.run(
+        [
+            SMI,
+            f"--id=GPU-{uuid}",
+            "--query-gpu=power.draw,clocks.sm",
+            "--format=csv,noheader,nounits",
+        ],
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    return [float(value) for value in printed.stdout.split(",")]
+
+
+@pytest.mark.skipif(SMI is None, reason="no nvidia-smi")
+def test_power_and_clock_are_those_of_nvidia_smi(device):
+    """Under a load that is held while both are asked."""
+    followed = CudaTelemetry(device, counts_energy=False, ranks_on_node=1)
+    heat(device, 3)
+    try:
+        watts, mhz = asked_smi(device)
+    except (ValueError, subprocess.CalledProcessError):
+        pytest.skip("nvidia-smi tells no power here")
+    heat(device, 1)
+    sample = followed.sample()
+    assert sample.power_w == pytest.approx(watts, rel=0.3)
+    assert sample.clock_mhz == pytest.approx(mhz, rel=0.3)
+    assert followed.totals().throttled in {True, False}
+
+
 def test_the_counter_of_energy_agrees_with_the_integral_of_power(device):
     followed = CudaTelemetry(device, counts_energy=True, ranks_on_node=1)
 
@@ -191,3 +228,22 @@ def test_a_process_beside_the_run_is_counted(device):
         assert followed.totals().foreign_processes == before + 1
         other.communicate("\n")
     assert foreign_processes(device, 1) == before
+
+
+@pytest.mark.skipif(SMI is None, reason="no nvidia-smi")
+def test_a_power_limit_below_the_default_is_told_as_nvidia_smi_tells_it(device):
+    asked = "--query-gpu=power.limit,power.default_limit"
+    uuid = torch.cuda.get_device_properties(device).uuid
+    printed = subprocess.run(
+        [SMI, f"--id=GPU-{uuid}", asked, "--format=csv,noheader,nounits"],
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    try:
+        limit, default = map(float, printed.stdout.split(","))
+    except ValueError:
+        pytest.skip("nvidia-smi tells no limit here")
+    followed = CudaTelemetry(device, counts_energy=False, ranks_on_node=1)
+    limits = followed.totals().device_limits or ""
+    assert ("power limit" in limits) == (limit < default)

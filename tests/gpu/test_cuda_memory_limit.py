@@ -1,5 +1,7 @@
 """A smaller CUDA device, emulated: the allocator's own limit, and runs under it."""
 
+from __future__ import annotations
+
 import pytest
 import torch
 
@@ -33,6 +35,17 @@ def test_the_allocator_is_limited_until_the_block_ends(device):
     with memory_limit(device, 1.0):
         assert [fits(0.9, device), fits(1.1, device)] == [True, False]
     assert fits(1.1, device)
+
+
+def test_a_fraction_that_somebody_set_is_there_again(device):
+    before = torch.cuda.get_per_process_memory_fraction(device)
+    torch.cuda.set_per_process_memory_fraction(0.25, device)
+    try:
+        with memory_limit(device, 1.0):
+            assert fits(1.1, device) is False
+        assert torch.cuda.get_per_process_memory_fraction(device) == pytest.approx(0.25)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(before, device)
 
 
 def test_ranks_that_share_a_device_share_the_limit(device):

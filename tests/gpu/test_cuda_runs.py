@@ -1,5 +1,7 @@
 """Whole runs on CUDA: they learn, agree with the CPU and one another, and end as they should."""
 
+from __future__ import annotations
+
 import re
 from dataclasses import replace
 

@@ -1,11 +1,16 @@
 """Say in what two reports of the same sweeps differ: number by number, by table, cell and figure.
 
-    python tests/guards/compare_reports.py reports OLD NEW
-    python tests/guards/compare_reports.py commits OLD NEW SWEEP... --out DIR
+    python tests/guards/compare_reports.py reports OLD NEW [--renamed FILE]
+    python tests/guards/compare_reports.py commits OLD NEW SWEEP... --out DIR [--renamed FILE]
 
 `reports` compares two folders that `batchscape report` wrote; `commits` makes them first, by what
 two commits say of the same sweep folders. Compared are `tables/*.csv` and the headlines of
 `paper/macros.tex`. Rows are matched by the columns of `KEYS` that both tables have.
+
+FILE maps old words to new ones (YAML), so that what is renamed is not taken for something else:
+
+    tables: {comparison: cells}
+    columns: {global_batch_size: batch}      # in every table; `comparison.n: runs` in one
 
 Exit code: 0 where all that both show is equal, 1 where a number differs, 2 where the reports have
 nothing to compare. What one alone shows is listed, and no difference.
@@ -23,6 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
+import yaml
 
 ROOT = Path(__file__).parents[2]
 RELATIVE = 1e-9
@@ -82,9 +88,22 @@ def figures_of(report: Path) -> dict[str, pd.DataFrame]:
     return tables
 
 
-def compare(old: Path, new: Path) -> Comparison:
-    """Compare two reports, by their folders."""
+def compare(old: Path, new: Path, renamed: dict[str, dict[str, str]] | None = None) -> Comparison:
+    """Compare two reports.
+
+    Parameters
+    ----------
+    old, new : Path
+        Folders of the reports.
+    renamed : mapping
+        New words by old ones: `tables`, and `columns`, each of which may begin with its old table.
+    """
+    words = renamed or {}
     before, after = figures_of(old), figures_of(new)
+    before = {
+        words.get("tables", {}).get(name, name): table.rename(columns=_words(name, words))
+        for name, table in before.items()
+    }
     found = Comparison(
         0,
         [],
@@ -95,6 +114,17 @@ def compare(old: Path, new: Path) -> Comparison:
         one = _compare_tables(name, before[name], after[name])
         found = Comparison(*(left + right for left, right in zip(found, one, strict=True)))
     return found
+
+
+def _words(table: str, renamed: dict[str, dict[str, str]]) -> dict[str, str]:
+    """Return the new names of the columns of one table."""
+    columns = renamed.get("columns", {})
+    general = {old: new for old, new in columns.items() if not old.startswith(f"{table}.")}
+    return general | {
+        old.removeprefix(f"{table}."): new
+        for old, new in columns.items()
+        if old.startswith(f"{table}.")
+    }
 
 
 def _compare_tables(name: str, old: pd.DataFrame, new: pd.DataFrame) -> Comparison:
@@ -170,14 +200,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("new")
     parser.add_argument("sweeps", nargs="*", type=lambda text: Path(text).resolve())
     parser.add_argument("--out", type=Path, help="where the reports of commits go")
+    parser.add_argument("--renamed", type=Path, help="YAML: new words by old ones")
     asked = parser.parse_args(argv)
+    renamed = yaml.safe_load(asked.renamed.read_text()) if asked.renamed else None
     old, new = Path(asked.old), Path(asked.new)
     if asked.what == "commits":
         if not asked.sweeps or asked.out is None:
             parser.error("commits are compared on sweep folders: give them, and --out DIR")
         out = asked.out.resolve()
         old, new = (report_of(commit, asked.sweeps, out) for commit in (asked.old, asked.new))
-    found = compare(old, new)
+    found = compare(old, new, renamed)
     sys.stdout.write(f"{found}\n")
     return found.code
 

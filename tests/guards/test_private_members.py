@@ -9,9 +9,13 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import importlib.util
+import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -167,121 +171,177 @@ TABLE = [
 
 
 LIBRARIES = {*importlib.metadata.packages_distributions()} - OWN
+LIBRARIES |= {member.path.partition(".")[0] for member in TABLE} - {""}
 DOCUMENTED = {"_replace", "_asdict", "_make", "_fields", "_exit"}
 """Of named tuples, and of `os`."""
 OF_MODULES = {name for name in vars(nn.Module()) if name.startswith("_")}
 """What every `nn.Module` keeps, never one of ours by the same name."""
 BY_NAME = {"getattr", "setattr", "hasattr", "delattr", "_replace"}
+STANDARD = {"__file__", "__name__", "__version__", "__init__", "__dict__", "__doc__"}
 
 
-def private_in(path):
-    return {name for name in path.split(".") if re.match("_(?!_)", name)} - DOCUMENTED
+def is_private(name: str) -> bool:
+    return name.startswith("_") and name not in STANDARD
 
 
-def uses_of(code):
-    """Names of private members that a module uses, but of its own."""
-    tree, own, found = ast.parse(code), set(), set()
-    for node in ast.walk(tree):
-        match node:
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                own.add(name)
-            case ast.AnnAssign(target=ast.Name(id=name)):
-                own.add(name)
-            case ast.Attribute(value=value, attr=name) if of_self(value):
-                own.add(name)
-            case ast.Attribute(attr=name):
-                found |= private_in(name)
-            case ast.Import(names=names):
-                found |= {name for each in names for name in private_in(each.name)}
-            case ast.ImportFrom(module=str(module), names=names) if module.split(".")[0] not in OWN:
-                paths = [module, *(each.name for each in names)]
-                found |= {name for path in paths for name in private_in(path)}
-            case ast.Call(func=ast.Name(id=called), args=args) if called in BY_NAME:
-                constants = [str(each.value) for each in args if isinstance(each, ast.Constant)]
-                found |= {name for text in constants for name in private_in(text)}
-            case ast.Constant(value=str(text)) if text.split(".")[0] in LIBRARIES:
-                found |= private_in(text)
-    return found - (own - OF_MODULES)
+class Uses(ast.NodeVisitor):
+    """Private members of other libraries that a module uses, as `Member.path` has them.
+
+    Parts of such paths too, where a path leads on.
+    """
+
+    def __init__(self, code: str) -> None:
+        self.found: set[str] = set()
+        self._imported: dict[str, str] = {}
+        self._own: set[str] = set()
+        tree = ast.parse(code)
+        for node in ast.walk(tree):
+            self._learn(node)
+        self.visit(tree)
+
+    def _learn(self, node: ast.AST) -> None:
+        """Take note of what names stand for."""
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                whole = each.name if each.asname else each.name.partition(".")[0]
+                self._imported[each.asname or whole] = whole
+        elif isinstance(node, ast.ImportFrom):
+            for each in node.names:
+                self._imported[each.asname or each.name] = f"{node.module}.{each.name}"
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            self._own.add(node.name)
+        elif isinstance(node, ast.Attribute) and of_self(node.value):
+            self._own.add(node.attr)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            self._own.add(node.target.id)
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for each in node.names:
+            self._named(each.name)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        for each in node.names:
+            self._named(f"{node.module}.{each.name}")
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        """What is imported by its name."""
+        if isinstance(node.value, str) and re.fullmatch(r"\w+(\.\w+)+", node.value):
+            self._named(node.value)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        self._member(node.value, node.attr)
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if isinstance(node.func, ast.Name) and node.func.id in BY_NAME:
+            for owner, name in pairwise(node.args):
+                if isinstance(name, ast.Constant) and is_private(str(name.value)):
+                    self._member(owner, str(name.value))
+        self.generic_visit(node)
+
+    def _named(self, path: str) -> None:
+        root, *rest = path.split(".")
+        if root in LIBRARIES and any(map(is_private, rest)):
+            self.found.add(path)
+
+    def _member(self, owner: ast.AST, name: str) -> None:
+        path = self._path(owner)
+        parts = [*path.split("."), name]
+        if parts[0] in LIBRARIES:
+            private = [i for i, part in enumerate(parts) if is_private(part)]
+            self.found |= {".".join(parts[: i + 1]) for i in private[-1:]}
+        elif not parts[0] and is_private(name) and not of_self(owner):
+            is_known = name in self._own - OF_MODULES or name in DOCUMENTED or name.endswith("__")
+            self.found |= set() if is_known else {f".{name}"}
+
+    def _path(self, node: ast.AST) -> str:
+        """Return the full name of an expression, which begins with a dot where it is not known."""
+        if isinstance(node, ast.Name):
+            return self._imported.get(node.id, "")
+        return f"{self._path(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else ""
 
 
-def of_self(node):
-    return ast.unparse(node) in {"self", "cls", "super()"}
+def of_self(node: ast.AST) -> bool:
+    return (isinstance(node, ast.Name) and node.id in {"self", "cls"}) or (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
+    )
 
 
-def sources():
+def sources() -> dict[str, str]:
     """Return the code of every module, by its path."""
-    paths = [path for place in PLACES for path in sorted((ROOT / place).rglob("*.py"))]
-    return {
-        path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-        for path in paths
-        if not any(parent.is_symlink() for parent in path.parents)
-    }
+    found = {}
+    for place in PLACES:
+        for path in sorted((ROOT / place).rglob("*.py")):
+            if not any(parent.is_symlink() for parent in path.parents):
+                found[path.relative_to(ROOT).as_posix()] = path.read_text(encoding="utf-8")
+    return found
 
 
-def uses(codes):
-    """Return the files and what they use, but of each other."""
-    functions = {name for code in codes.values() for name in re.findall(r"def (_\w+)", code)}
-    return {(file, name) for file, code in codes.items() for name in uses_of(code) - functions}
+def uses(codes: dict[str, str]) -> set[tuple[str, str]]:
+    """Return the files and what they use."""
+    return {(file, path) for file, code in codes.items() for path in Uses(code).found}
 
 
-def differences(used, table):
+def differences(used: set[tuple[str, str]], table: list[Member]) -> list[str]:
     """Say which uses are in no table, and which entries nobody uses."""
     listed = {
-        (os.path.normpath(f"src/batchscape/{file}"), name)
-        for member in table
-        for file in member.files.split()
-        for name in private_in(member.path)
+        (os.path.normpath(f"src/batchscape/{file}"), m.path)
+        for m in table
+        for file in m.files.split()
     }
     unlisted = [
-        f"{file} uses {name}, which the table does not have: is there a public way?"
-        for file, name in sorted(used - listed)
+        f"{file} uses {path}, which the table does not have: is there a public way?"
+        for file, path in sorted(used)
+        if not any(file == f and f"{p}.".startswith(f"{path}.") for f, p in listed)
     ]
     return unlisted + [
-        f"the table has {name} of {file}, which does not use it"
-        for file, name in sorted(listed - used)
+        f"the table has {path} of {file}, which does not use it"
+        for file, path in sorted(listed - used)
     ]
 
 
 @pytest.fixture(scope="module")
-def used():
+def used() -> set[tuple[str, str]]:
     return uses(sources())
 
 
-def test_what_is_used_is_in_the_table_and_the_other_way_round(used):
+def test_what_is_used_is_in_the_table_and_the_other_way_round(used: set[tuple[str, str]]) -> None:
     assert differences(used, TABLE) == []
     assert {member.library for member in TABLE} == {*TESTED_VERSIONS}
 
 
 @pytest.mark.parametrize(
-    ("code", "name"),
+    ("code", "path"),
     [
-        ("import torch\ntorch._C._nn._parse_to()", "_parse_to"),
-        ("from torch._guards import detect_fake_mode", "_guards"),
-        ("import torch._lobpcg", "_lobpcg"),
-        ("class A:\n  def f(self, m): self._buffers = m._buffers", "_buffers"),
-        ("import torch\ngetattr(torch.cuda, '_lazy', None)", "_lazy"),
-        ("import importlib\nimportlib.import_module('torch._inductor')", "_inductor"),
-        ("def f(trial): trial._storage.close()", "_storage"),
+        ("import torch\ntorch._C._nn._parse_to()", "torch._C._nn._parse_to"),
+        ("from torch._guards import detect_fake_mode", "torch._guards.detect_fake_mode"),
+        ("import torch.distributed as dist\ndist._get()", "torch.distributed._get"),
+        ("def f(module): return module._buffers", "._buffers"),
+        ("class A:\n  def f(self, m): self._buffers = m._buffers", "._buffers"),
+        ("import torch\ngetattr(torch.cuda, '_lazy', None)", "torch.cuda._lazy"),
+        ("import importlib\nimportlib.import_module('torch._inductor')", "torch._inductor"),
+        ("def f(trial): trial._storage.close()", "._storage"),
     ],
 )
-def test_a_private_member_that_is_planted_is_found(code, name, used):
+def test_a_private_member_that_is_planted_is_found(
+    code: str, path: str, used: set[tuple[str, str]]
+) -> None:
     planted = uses({"src/batchscape/planted.py": code})
-    said = differences(used | planted, TABLE)
-    assert any(line.startswith(f"src/batchscape/planted.py uses {name},") for line in said)
+    (said,) = (line for line in differences(used | planted, TABLE) if f"uses {path}," in line)
+    assert said.startswith("src/batchscape/planted.py")
 
 
-def test_an_entry_that_nobody_uses_is_found(used):
+def test_an_entry_that_nobody_uses_is_found(used: set[tuple[str, str]]) -> None:
     entry = Member("torch._C._nn", "plan/one_rank.py", "")
-    assert "the table has _nn of src/batchscape/plan/one_rank.py" in str(
-        differences(used, [*TABLE, entry])
-    )
+    (said,) = differences(used, [*TABLE, entry])
+    assert "torch._C._nn of src/batchscape/plan/one_rank.py" in said
 
 
 @pytest.mark.parametrize(
     "member",
     [pytest.param(member, id=member.path, marks=member.marks) for member in TABLE],
 )
-def test_the_library_still_has_it(member):
+def test_the_library_still_has_it(member: Member) -> None:
     installed = importlib.metadata.version(member.library)
     owner, _, name = member.path.rpartition(".")
     found = resolved(owner) if member.owner is None else member.owner()
@@ -294,7 +354,7 @@ def test_the_library_still_has_it(member):
     )
 
 
-def resolved(path):
+def resolved(path: str) -> Any:
     """Import as much of a path as is a module, and look the rest up in it."""
     module, *rest = path.split(".")
     found = importlib.import_module(module)
@@ -304,11 +364,64 @@ def resolved(path):
     return found
 
 
+GONE = {
+    "import": ("torch.utils._python_dispatch", "_disable_current_modes", "engine=ddp"),
+    "attribute": (
+        "torch.distributed.fsdp._fully_shard._fsdp_param",
+        "_chunk_with_empty",
+        "engine=fsdp",
+    ),
+}
+
+
+# Each plan is of a process of its own, in which torch is imported already.
+WITHOUT_A_MEMBER = """
+import importlib, json, os, sys, torch._dynamo, torch.distributed.fsdp
+for how, (module, name, engine) in json.loads(sys.argv[1]).items():
+    if os.fork() == 0:
+        delattr(importlib.import_module(module), name)
+        from batchscape.cli import main
+        with open(how, "w") as said:
+            os.dup2(said.fileno(), 1)
+            os.dup2(said.fileno(), 2)
+            code = main(["plan", *sys.argv[2:], engine])
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 0, open(how).read()
+"""
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What plans without a member print, in a file each."""
+    folder = tmp_path_factory.mktemp("plans")
+    settings = "data=digits model=mlp batch.data_parallel_size=2 batch.micro_batch_size=4"
+    command = [sys.executable, "-c", WITHOUT_A_MEMBER, json.dumps(GONE), *settings.split()]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", GONE)
+def test_a_plan_without_a_member_says_which_version_has_it(how: str, plans: Path) -> None:
+    module, name, _ = GONE[how]
+    said = " ".join((plans / how).read_text().split())
+    assert "Traceback" not in said
+    assert f"has no {module}.{name}" in said
+    assert f"pip install 'torch=={TESTED_VERSIONS['torch']}.*'" in said
+
+
 @pytest.mark.parametrize(("module", "library"), [("torch", "torch"), ("hydra", "hydra-core")])
-def test_what_is_missing_is_told_by_the_name_that_pip_knows(module, library, tmp_path):
+def test_what_is_missing_is_told_by_the_name_that_pip_knows(
+    module: str, library: str, tmp_path: Path
+) -> None:
     planted = tmp_path / "planted.py"
     planted.write_text(f"import {module}\n{module}.not_there")
     spec = importlib.util.spec_from_file_location("batchscape.planted", planted)
+    assert spec is not None
+    assert spec.loader is not None
     with pytest.raises(AttributeError) as gone:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
     said = why_missing(gone.value)

@@ -1,12 +1,16 @@
 """Times of steps against sleeps of known length and against one another."""
 
+from __future__ import annotations
+
+import time
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from batchscape.measure import clock as clock_module
-from batchscape.measure.clock import CpuClock, DeviceClock
+from batchscape.measure.clock import CpuClock, DeviceClock, build_clock
 
 
 class Time:
@@ -79,6 +83,22 @@ def test_parts_are_those_that_were_spent(steps):
         )
 
 
+def test_a_rank_that_trains_alone_exchanges_for_no_time(wall):
+    clock = CpuClock()
+    durations = {"data": 1, "forward_backward": 2, "hidden": 0, "exchange": 0, "optimizer": 3}
+    step(clock, wall, **durations, exchanges=False)
+    (times,) = clock.read(1)
+    assert (times.exchange_s, times.exchange_span_s) == (0.0, 0.0)
+
+
+def test_an_exchange_says_nothing_of_the_next_step(wall):
+    clock = CpuClock()
+    durations = {"data": 1, "forward_backward": 2, "hidden": 1, "exchange": 4, "optimizer": 3}
+    step(clock, wall, **durations)
+    step(clock, wall, **{**durations, "exchange": 0}, exchanges=False)
+    assert [times.exchange_s for times in clock.read(2)] == [4.0, 0.0]
+
+
 @pytest.mark.parametrize("exchanges", [True, False])
 def test_a_pause_belongs_to_no_part(wall, exchanges):
     clock = CpuClock()
@@ -131,6 +151,20 @@ def test_steps_are_read_oldest_first_and_once(wall):
     assert [times.step_time_s for times in clock.read(2)] == [1, 2]
     assert [times.step_time_s for times in clock.read(2)] == [3]
     assert clock.read(1) == []
+
+
+def test_the_wall_clock_runs():
+    """The only look at real time: it passes, and the parts are the whole."""
+    import torch
+
+    clock = build_clock(torch.device("cpu"))
+    clock.begin()
+    time.sleep(0.02)
+    clock.gradients_ready()
+    clock.end()
+    (times,) = clock.read(1)
+    assert times.forward_backward_s >= 0.02
+    assert times.forward_backward_s + times.optimizer_s == pytest.approx(times.step_time_s)
 
 
 class Event:

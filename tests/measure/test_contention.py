@@ -1,5 +1,7 @@
 """Waiting for a core is what the system counts, and it is seen where there is competition."""
 
+from __future__ import annotations
+
 import os
 import resource
 import subprocess
@@ -14,6 +16,35 @@ from batchscape.measure import contention
 from batchscape.measure.contention import CoreWaits, TreeWaits
 
 SCHEDSTAT = Path("/proc/self/schedstat")
+BUSY = "import os; os.sched_setaffinity(0, {{{core}}})\nwhile os.getppid() == {parent}: pass"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SCHEDSTAT.exists(), reason="the system does not tell")
+def test_a_core_that_others_take_away_is_waited_for():
+    """However long it takes until it was taken away twenty times."""
+    core = min(os.sched_getaffinity(0))
+    probe = (
+        "import os, resource\n"
+        "from batchscape.measure.contention import CoreWaits\n"
+        f"os.sched_setaffinity(0, {{{core}}})\n"
+        "waits, own = CoreWaits(), resource.RUSAGE_SELF\n"
+        "began = resource.getrusage(own).ru_nivcsw\n"
+        "while resource.getrusage(own).ru_nivcsw < began + 20: pass\n"
+        "found = waits.since_last()\n"
+        "print(found.core_wait_s)\n"
+    )
+    busy = BUSY.format(core=core, parent=os.getpid())
+    rivals = [subprocess.Popen([sys.executable, "-c", busy]) for _ in range(2)]
+    try:
+        printed = subprocess.run(
+            [sys.executable, "-c", probe], capture_output=True, text=True, check=True
+        ).stdout
+    finally:
+        for rival in rivals:
+            rival.kill()
+            rival.wait()
+    assert float(printed) > 0
 
 
 @pytest.mark.skipif(not SCHEDSTAT.exists(), reason="the system does not tell")
@@ -39,29 +70,29 @@ def test_what_is_told_is_what_the_system_counts():
 class Tree:
     """What the processes of a program have taken, by a clock that is set; waits in seconds."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0
         self.spent_s, self.cost_s = 0.0, 0.001
-        self.waited_s = {}
+        self.waited_s: dict[str, float] = {}
         monkeypatch.setattr(contention, "_taken_below", self.taken_below)
         monkeypatch.setattr(contention.time, "monotonic", lambda: self.now_s)
         monkeypatch.setattr(contention.time, "thread_time", self.thread_time)
 
-    def taken_below(self, root):
+    def taken_below(self, root: int) -> dict[str, contention._Taken]:
         assert root == 1
         return {name: contention._Taken(s, 4 * s) for name, s in self.waited_s.items()}
 
-    def thread_time(self):
+    def thread_time(self) -> float:
         self.spent_s += self.cost_s
         return self.spent_s
 
 
 @pytest.fixture
-def tree(monkeypatch):
+def tree(monkeypatch: pytest.MonkeyPatch) -> Tree:
     return Tree(monkeypatch)
 
 
-def test_the_process_that_waited_longest_counts_between_two_looks(tree):
+def test_the_process_that_waited_longest_counts_between_two_looks(tree: Tree) -> None:
     waits = TreeWaits(1)
     assert waits.share_since(0.0) is None, "nobody has looked"
 
@@ -101,7 +132,9 @@ def test_the_process_that_waited_longest_counts_between_two_looks(tree):
     assert waits.share_since(105.0) == 1.0
 
 
-def test_what_is_forgotten_of_long_ago_changes_no_sum(tree, monkeypatch):
+def test_what_is_forgotten_of_long_ago_changes_no_sum(
+    tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(contention, "_MOST_LOOKS", 8)
     waits = TreeWaits(1)
     for number in range(1, 101):
@@ -114,7 +147,9 @@ def test_what_is_forgotten_of_long_ago_changes_no_sum(tree, monkeypatch):
 
 
 @pytest.mark.parametrize(("cost_s", "looks"), [(0.0001, 500), (0.01, 50)])
-def test_looking_takes_a_hundredth_of_the_time_at_most(tree, cost_s, looks):
+def test_looking_takes_a_hundredth_of_the_time_at_most(
+    tree: Tree, cost_s: float, looks: int
+) -> None:
     """In 50 s, polled every 50 ms; ten looks a second at most."""
     tree.cost_s = cost_s
     tree.waited_s["rank"] = 0.0
@@ -126,12 +161,13 @@ def test_looking_takes_a_hundredth_of_the_time_at_most(tree, cost_s, looks):
 
 
 @pytest.mark.skipif(not SCHEDSTAT.exists(), reason="the system does not tell")
-def test_processes_below_are_asked_and_the_one_above_is_not():
+def test_processes_below_are_asked_and_the_one_above_is_not() -> None:
     child = "import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', sys.argv[1]])"
     work = "sum(range(3_000_000)); print(flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-S", "-c", child, work], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as program:
+        assert program.stdout is not None
         program.stdout.readline()
         taken = contention._taken_below(os.getpid())
         below = contention._taken_below(program.pid)
@@ -145,15 +181,15 @@ def test_processes_below_are_asked_and_the_one_above_is_not():
     assert contention._taken_below(program.pid) == {}
 
 
-def test_processor_time_is_that_of_all_threads_and_of_no_wait():
-    own_s = []
+def test_processor_time_is_that_of_all_threads_and_of_no_wait() -> None:
+    own_s: list[float] = []
 
-    def work(iterations):
+    def work(iterations: int) -> None:
         time.sleep(0.02)
         sum(range(iterations))
         own_s.append(time.thread_time())
 
-    def spent_s():
+    def spent_s() -> float:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return usage.ru_utime + usage.ru_stime
 
@@ -166,5 +202,6 @@ def test_processor_time_is_that_of_all_threads_and_of_no_wait():
         thread.join()
         found_s = waits.since_last().processor_time_s
         # What the system counts around it is more, but for the grain of its clock.
+        assert found_s is not None
         assert own_s[-1] <= found_s <= spent_s() - before_s + 0.01
     waits.close()

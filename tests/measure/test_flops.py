@@ -1,8 +1,11 @@
 """Counted operations against the formula of Chowdhery et al. 2022, appendix B."""
 
+from __future__ import annotations
+
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from batchscape.measure.flops import _OperationCounter, model_flops, model_operations
@@ -38,11 +41,25 @@ def palm(matrices, layers, width, length=LENGTH):
     ],
     ids=["gpt", "llama"],
 )
-def test_transformers_follow_the_formula(config_of, model, matrices):
-    module = build_model(config_of(model=model), TEXT, "float64")
-    for length in (8, 32):
-        expected = palm(matrices, model["n_layers"], 32, length)
-        assert model_flops(module, *batch(length)) == expected
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_transformers_follow_the_formula(config_of, model, matrices, precision):
+    module = build_model(config_of(model=model), TEXT, precision)
+    assert model_flops(module, *batch()) == palm(matrices, model["n_layers"], 32)
+
+
+def test_a_shorter_sequence_has_less_attention(config_of):
+    module = build_model(config_of(model=GPT), TEXT, "float32")
+    assert model_flops(module, *batch(8)) == palm(3 * 12 * 32**2 + 256 * 32, 3, 32, 8)
+
+
+def test_gpt2_124m_costs_nothing_to_count(config_of):
+    """The published shape: N = 124,439,808 less positions; biases and norms multiply nothing."""
+    gpt2 = {"name": "gpt", "n_layers": 12, "n_heads": 12, "d_model": 768, "vocabulary_size": 50257}
+    with torch.device("meta"):
+        module = build_model(config_of(model=gpt2, data__sequence_length=1024), TEXT, "float32")
+    matrices = 124_439_808 - 1024 * 768 - 12 * (13 * 768) - 2 * 768
+    tokens = torch.zeros(1, 1024, dtype=torch.long, device="meta")
+    assert model_flops(module, tokens, tokens) == 1024 * (6 * matrices + 12 * 12 * 768 * 1024)
 
 
 def test_an_mlp_does_six_operations_a_parameter(config_of):
@@ -53,6 +70,13 @@ def test_an_mlp_does_six_operations_a_parameter(config_of):
     # Nobody asks for the gradient of the inputs.
     expected = 5 * (4 * first + 6 * rest)
     assert model_flops(module, torch.zeros(5, 64), torch.zeros(5, dtype=torch.long)) == expected
+
+
+@pytest.mark.slow
+def test_transformers_own_gpt2_follows_the_formula(config_of):
+    pytest.importorskip("transformers")
+    module = build_model(config_of(model=TRANSFORMERS), TEXT, "float32")
+    assert model_flops(module, *batch()) == palm(3 * 12 * 32**2 + 256 * 32, 3, 32)
 
 
 @pytest.mark.parametrize(
@@ -168,6 +192,14 @@ def test_what_cannot_be_counted_is_missing(call):
     assert model_flops(Summed(layer, call), vectors, vectors) is None
 
 
+def test_constants_that_are_no_buffers_do_not_stop_the_count():
+    layer = nn.Linear(4, 4)
+    constant = torch.ones(4)
+    vectors = torch.ones(3, 4)
+    module = Summed(layer, lambda layer, x: functional.relu(layer(x) * constant))
+    assert model_flops(module, vectors, vectors) == 3 * 4 * 4 * 4
+
+
 def test_what_a_model_keeps_of_a_forward_does_not_reach_the_training():
     class Keeping(nn.Module):
         def __init__(self):
@@ -184,3 +216,10 @@ def test_what_a_model_keeps_of_a_forward_does_not_reach_the_training():
     vectors = torch.ones(3, 4)
     assert model_flops(module, vectors, vectors) == 3 * 4 * 4 * 4
     module(vectors, vectors)[0].backward()
+
+
+@pytest.mark.gpu
+def test_a_device_has_the_same_operations(config_of):
+    module = build_model(config_of(model=GPT), TEXT, "float32")
+    on_cpu = model_flops(module, *batch())
+    assert model_flops(module.cuda(), *(part.cuda() for part in batch())) == on_cpu

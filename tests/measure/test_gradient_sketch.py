@@ -1,5 +1,7 @@
 """Sketches of gradients against an independent implementation, and against exact distances."""
 
+from __future__ import annotations
+
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +13,7 @@ from torch import nn
 
 from batchscape.measure import gradient_sketch as module
 from batchscape.measure.gradient_sketch import BUCKETS, gradient_sketch
+from batchscape.models.build import build_model
 
 MASK = 0xFFFFFFFF
 
@@ -43,6 +46,15 @@ def test_the_definition(monkeypatch):
     np.testing.assert_allclose(gradient_sketch(with_gradients(*parts)).numpy(), plain(values))
 
 
+def test_parts_change_no_digit(monkeypatch):
+    gradient = torch.randn(3 * 2**16 + 5, generator=torch.Generator().manual_seed(1)).double()
+    sketches = []
+    for chunk in (2**16, 2**20):
+        monkeypatch.setattr(module, "_CHUNK", chunk)
+        sketches.append(gradient_sketch(with_gradients(gradient)))
+    assert torch.equal(*sketches)
+
+
 def test_a_device_is_given_few_large_parts(monkeypatch):
     """Of GPT-2's table of words: 38,597,376 elements, which were 589 parts of 2^16."""
     parts = []
@@ -59,6 +71,14 @@ def test_hashes_of_any_place(place):
     assert hash_of_place == mix((place & MASK) ^ mix((place >> 32) + 0x9E3779B9))
 
 
+def test_signs_and_buckets_are_even():
+    hashed = module._hash(torch.arange(2**20)).numpy()
+    counts = np.bincount(hashed % BUCKETS, minlength=BUCKETS)
+    # 1024 elements a bucket: chi-squared with 1023 degrees of freedom, six deviations wide.
+    assert abs(((counts - 1024) ** 2 / 1024).sum() - 1023) < 6 * np.sqrt(2 * 1023)
+    assert abs((hashed >> 31).mean() - 0.5) < 6 * 0.5 / 2**10
+
+
 def test_a_missing_gradient_counts_as_zero_and_holds_its_place():
     a, b = (nn.Parameter(torch.zeros(100)) for _ in range(2))
     b.grad = torch.ones(100)
@@ -68,14 +88,19 @@ def test_a_missing_gradient_counts_as_zero_and_holds_its_place():
     assert gradient_sketch([a]).tolist() == [0.0] * BUCKETS
 
 
-def test_the_scale_is_divided_out():
-    g = torch.randn(5000, generator=torch.Generator().manual_seed(1)).double()
+def test_it_is_linear_and_divides_the_scale_out():
+    generator = torch.Generator().manual_seed(1)
+    g, h = (torch.randn(5000, generator=generator).double() for _ in range(2))
+    together = gradient_sketch(with_gradients(g - h))
+    apart = gradient_sketch(with_gradients(g)) - gradient_sketch(with_gradients(h))
+    torch.testing.assert_close(together, apart, rtol=0, atol=1e-12)
     scaled = gradient_sketch(with_gradients(1024 * g), torch.tensor(1024.0))
     torch.testing.assert_close(scaled, gradient_sketch(with_gradients(g)))
 
 
-def test_the_gradient_itself_is_left_alone():
-    gradient = torch.arange(1.0, 1001.0).double()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_gradient_itself_is_left_alone(dtype):
+    gradient = torch.arange(1.0, 1001.0).to(dtype)
     before = gradient.clone()
     gradient_sketch(with_gradients(gradient))
     assert torch.equal(gradient, before)
@@ -107,6 +132,30 @@ def test_norms_are_unbiased_with_the_stated_spread(concentrated):
     assert abs(np.mean(errors)) < 4 * spread / np.sqrt(300)
     assert np.std(errors) < 1.15 * spread
     assert concentrated or np.std(errors) > 0.85 * spread
+
+
+@pytest.mark.slow
+def test_real_errors_of_rounding_against_exact_distances(spec_of):
+    """Gradients of one model in float32, whole and in parts, against the same in float64."""
+    spec = spec_of()
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randint(0, 200, (16, 33), generator=generator)
+
+    def gradient(precision, micro):
+        model = build_model(spec.config, spec.data, precision)
+        for part in tokens.split(micro):
+            (model(part[:, :-1], part[:, 1:])[0] / tokens[:, 1:].numel()).backward()
+        flat = torch.cat([p.grad.reshape(-1) for p in model.parameters()]).double()
+        return flat, gradient_sketch(model.parameters())
+
+    exact, reference = gradient("float64", 16)
+    for micro in (16, 4, 1):
+        g, sketch = gradient("float32", micro)
+        error = float((g - exact).norm() / exact.norm())
+        assert 1e-8 < error < 1e-5
+        estimated = float((sketch - reference).norm() / reference.norm())
+        # Two norms with 2.2 % each; five deviations.
+        assert estimated == pytest.approx(error, rel=5 * np.sqrt(2 * 0.022**2))
 
 
 @pytest.mark.gpu

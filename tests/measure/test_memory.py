@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import ctypes
 import gc
 import json
@@ -5,17 +7,21 @@ import math
 import re
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from batchscape.measure.memory_cpu import CpuProbe
+from batchscape.measure.memory_cuda import CudaMemory
 from batchscape.measure.memory_process import process_memory
 from batchscape.record.figures import COLUMNS
 
@@ -26,7 +32,7 @@ sys.path.pop(0)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _one_rank_of_the_launcher():
+def _one_rank_of_the_launcher() -> Iterator[None]:
     """One thread, and the collector kept off what was loaded before, as in a forked rank."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -37,7 +43,7 @@ def _one_rank_of_the_launcher():
     torch.set_num_threads(threads)
 
 
-def test_closed_forms():
+def test_closed_forms() -> None:
     model = Model()
     parameters, tensors = bytes_of(model), len(list(model.parameters()))
     sizes = in_bytes(measure(micro_batch_size=2))
@@ -52,23 +58,47 @@ def test_closed_forms():
     assert bytes_of(model) > 0.8 * 2**20  # or the small numbers above would prove little
 
 
-def test_agrees_with_a_tracker_of_tensors():
+@pytest.mark.slow
+def test_linear_in_micro_batch_size() -> None:
+    small, middle, large = (
+        in_bytes(measure(micro, 2))["peak_allocated_steady"] for micro in (32, 48, 96)
+    )
+    assert middle > small
+    assert large - middle == 3 * (middle - small)
+
+
+@pytest.mark.slow
+def test_accumulation_costs_one_set_of_gradients_once() -> None:
+    gradients = bytes_of(Model())
+    one, two, three = (in_bytes(measure(16, a)) for a in (1, 2, 3))
+    for name in ("peak_allocated_first_backward", "peak_allocated_steady"):
+        assert two[name] - one[name] == gradients
+    assert three == two
+    # As much as gradients that are kept between optimizer steps.
+    kept = in_bytes(measure(16, 1, set_to_none=False))
+    assert kept["peak_allocated_steady"] == two["peak_allocated_steady"]
+
+
+@pytest.mark.parametrize(
+    ("micro_batch_size", "accumulation"), [(1, 1), pytest.param(16, 2, marks=pytest.mark.slow)]
+)
+def test_agrees_with_a_tracker_of_tensors(micro_batch_size: int, accumulation: int) -> None:
     """Torch's own tracker sees tensors where Python does; without DDP that is all of them."""
     from torch.distributed._tools.mem_tracker import MemTracker
 
     tracker = MemTracker()
-    peaks = {}
+    peaks: dict[str, int] = {}
 
-    def peak():
+    def peak() -> int:
         snapshot = tracker.get_tracker_snapshot("peak")
         return int(snapshot[torch.device("cpu")]["Total"]) if snapshot else 0
 
-    def phase(name):
+    def phase(name: str) -> None:
         peaks[name] = peak()  # so far, when the phase begins
 
     with tracker:
-        rehearse(phase, 2, 2, after_micro_step=tracker.reset_mod_stats)
-    sizes = in_bytes(measure(2, 2))
+        rehearse(phase, micro_batch_size, accumulation, after_micro_step=tracker.reset_mod_stats)
+    sizes = in_bytes(measure(micro_batch_size, accumulation))
     assert sizes["allocated_after_model"] == peaks["first_backward"]
     assert sizes["peak_allocated_first_backward"] == peaks["first_optimizer_step"]
     assert sizes["peak_allocated"] == peak()
@@ -87,11 +117,11 @@ _Actions = st.lists(
 
 @settings(max_examples=25, deadline=None)
 @given(_Actions)
-def test_any_sequence_equals_a_brute_force_count(actions):
-    living = []
-    peaks = {}
+def test_any_sequence_equals_a_brute_force_count(actions: list[tuple[str, int]]) -> None:
+    living: list[int] = []
+    peaks: dict[str, int] = {}
     with CpuProbe() as probe:
-        held = []
+        held: list[Tensor] = []
         for phase, size in actions:
             probe.phase(phase)
             peaks[phase] = max(peaks.get(phase, 0), sum(living))
@@ -110,10 +140,10 @@ def test_any_sequence_equals_a_brute_force_count(actions):
     assert len(sizes) == len(peaks) + bool(peaks)
 
 
-def test_sees_what_other_threads_allocate_and_release():
-    box = []
+def test_sees_what_other_threads_allocate_and_release() -> None:
+    box: list[Tensor] = []
 
-    def replace():
+    def replace() -> None:
         box.clear()
         box.append(torch.empty(1000))
 
@@ -128,8 +158,8 @@ def test_sees_what_other_threads_allocate_and_release():
     assert in_bytes(probe.report())["allocated_after_model"] == 4000
 
 
-def test_refuses_books_that_do_not_close():
-    kept = []
+def test_refuses_books_that_do_not_close() -> None:
+    kept: list[Tensor] = []
     with CpuProbe() as probe:
         probe.phase("steady")
         kept.append(torch.empty(1 << 16))
@@ -140,7 +170,7 @@ def test_refuses_books_that_do_not_close():
     assert str(report.as_columns()["memory_method"]).startswith("none: 0.000244 GiB")
 
 
-def test_refuses_a_model_built_before_the_probe():
+def test_refuses_a_model_built_before_the_probe() -> None:
     model = Model()
     with CpuProbe() as probe:
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -156,7 +186,7 @@ def test_refuses_a_model_built_before_the_probe():
     assert report.peak_allocated_gib is None
 
 
-def test_leaves_nothing_switched_on():
+def test_leaves_nothing_switched_on() -> None:
     flag = ctypes.c_bool.in_dll(
         ctypes.CDLL(torch._C.__file__), "FLAGS_caffe2_report_cpu_memory_usage"
     )
@@ -171,14 +201,14 @@ def test_leaves_nothing_switched_on():
     assert not _global_optimizer_post_hooks
 
 
-def test_rows_have_the_columns_of_the_record():
+def test_rows_have_the_columns_of_the_record() -> None:
     cells = measure(micro_batch_size=1).as_columns()
     assert set(cells) <= set(COLUMNS["ranks"])
     assert cells["memory_method"] == "cpu allocator events"
     assert cells["peak_reserved_gib"] is cells["device_used_gib"] is None
 
 
-def test_process_memory():
+def test_process_memory() -> None:
     before = process_memory()
     block = np.ones(1 << 23)
     after = process_memory()
@@ -195,7 +225,9 @@ def test_process_memory():
 
 
 @pytest.fixture(scope="module")
-def two_ranks(trainer, tmp_path_factory):
+def two_ranks(
+    trainer: Any, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, dict[str, int]]]:
     """Train as two gloo ranks; each leaves its figures."""
     spec = trainer.make_spec((RANKS, 1, 1))
     folder = trainer.train(spec, tmp_path_factory.mktemp("ranks"), entry="small_training:main")
@@ -205,7 +237,9 @@ def two_ranks(trainer, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_ddp_holds_one_more_set_of_gradients(two_ranks):
+def test_ddp_holds_one_more_set_of_gradients(
+    two_ranks: list[dict[str, dict[str, int]]],
+) -> None:
     gradients = bytes_of(Model())
     for accumulation in (1, 2, 3):
         alone = in_bytes(measure(16, accumulation))
@@ -220,7 +254,38 @@ def test_ddp_holds_one_more_set_of_gradients(two_ranks):
 
 
 @pytest.mark.slow
-def test_ddp_repeats_exactly(two_ranks):
+def test_ddp_repeats_exactly(two_ranks: list[dict[str, dict[str, int]]]) -> None:
     """Gloo threads release what they held at moments of their own; no figure may show it."""
     for rank in two_ranks:
         assert {json.dumps(rank[f"repeat {i}"]) for i in range(3)} == {json.dumps(rank["2"])}
+
+
+@pytest.mark.gpu
+def test_cuda() -> None:
+    device = torch.device("cuda", 0)
+    torch._C._cuda_clearCublasWorkspaces()  # of the tests before
+    before = torch.cuda.memory_allocated(device)
+    parameters = bytes_of(Model())
+    reports = {}
+    for accumulation in (1, 2):
+        memory = CudaMemory(device)
+        rehearse(memory.phase, 16, accumulation, device="cuda")
+        memory.phase("outside")
+        spike = torch.empty(1 << 30, dtype=torch.uint8, device=device)
+        del spike
+        reports[accumulation] = memory.report()
+    one, two = (in_bytes(reports[accumulation]) for accumulation in (1, 2))
+    # Blocks are multiples of 512 bytes; the samples and their gradients are small.
+    close = 2 * 2**20
+    assert 0 <= one["allocated_after_model"] - before - parameters < close
+    of_step = one["peak_allocated_first_optimizer_step"] - one["workspace"]
+    assert 0 <= of_step - 4 * parameters - before < close
+    # Of a single micro-step the peak lies within the backward pass of the last block.
+    model = Model()
+    there = bytes_of(model.head) + bytes_of(model.blocks[-1])
+    more = two["peak_allocated_steady"] - one["peak_allocated_steady"]
+    assert parameters - there <= more <= parameters
+    for report in (one, two):
+        assert report["peak_allocated"] < GIB  # evaluation is not part of it
+        assert report["peak_reserved"] >= report["peak_allocated"]
+        assert report.get("device_used", GIB) >= report["peak_reserved"]

@@ -31,35 +31,35 @@ class Allocator:
     workspace: int = 0
     """Part of what is allocated that cuBLAS works in."""
 
-    def take(self, gib):
+    def take(self, gib: int) -> None:
         """Allocate and release."""
         self.peak_allocated = max(self.peak_allocated, self.allocated + gib * GIB)
         self.reserved = max(self.reserved, self.allocated + gib * GIB)
         self.peak_reserved = max(self.peak_reserved, self.reserved)
 
-    def keep(self, gib):
+    def keep(self, gib: int) -> None:
         self.take(gib)
         self.allocated += gib * GIB
 
-    def reset(self, _device):
+    def reset(self, _device: torch.device) -> None:
         self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
 
-    def empty(self):
+    def empty(self) -> None:
         self.emptied += 1
         self.reserved = self.allocated
 
-    def multiply(self, gib):
+    def multiply(self, gib: int) -> None:
         """Multiply for the first time, for which cuBLAS is given a workspace."""
         self.keep(gib)
         self.workspace += gib * GIB
 
-    def clear_workspaces(self):
+    def clear_workspaces(self) -> None:
         self.allocated -= self.workspace
         self.workspace = 0
 
 
 @pytest.fixture
-def allocator(monkeypatch):
+def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     made = Allocator()
     answers = {
         "init": lambda: None,
@@ -81,7 +81,7 @@ def allocator(monkeypatch):
     return made
 
 
-def first_step(memory, allocator):
+def first_step(memory: CudaMemory, allocator: Allocator) -> None:
     memory.phase("after_model")
     allocator.keep(1)
     memory.phase("outside")
@@ -92,7 +92,9 @@ def first_step(memory, allocator):
     allocator.keep(2)
 
 
-def test_an_evaluation_after_the_first_step_leaves_reserved_memory_to_the_training(allocator):
+def test_an_evaluation_after_the_first_step_leaves_reserved_memory_to_the_training(
+    allocator: Allocator,
+) -> None:
     memory = CudaMemory(torch.device("cuda", 0))
     first_step(memory, allocator)
     memory.phase("outside")
@@ -106,7 +108,9 @@ def test_an_evaluation_after_the_first_step_leaves_reserved_memory_to_the_traini
     assert allocator.emptied == 2
 
 
-def test_steady_steps_keep_what_is_reserved_and_later_evaluations_do_not_count(allocator):
+def test_steady_steps_keep_what_is_reserved_and_later_evaluations_do_not_count(
+    allocator: Allocator,
+) -> None:
     memory = CudaMemory(torch.device("cuda", 0))
     first_step(memory, allocator)
     memory.phase("steady")
@@ -127,7 +131,7 @@ def test_steady_steps_keep_what_is_reserved_and_later_evaluations_do_not_count(a
     assert allocator.emptied == emptied, "a timed step had to reserve its memory anew"
 
 
-def test_what_cublas_works_in_is_told_apart_and_stays_in_the_peaks(allocator):
+def test_what_cublas_works_in_is_told_apart_and_stays_in_the_peaks(allocator: Allocator) -> None:
     memory = CudaMemory(torch.device("cuda", 0))
     first_step(memory, allocator)
     allocator.multiply(8)
@@ -139,7 +143,7 @@ def test_what_cublas_works_in_is_told_apart_and_stays_in_the_peaks(allocator):
     assert report.as_columns()["workspace_gib"] == 8
 
 
-def test_products_of_the_examination_are_no_part_of_the_model(allocator):
+def test_products_of_the_examination_are_no_part_of_the_model(allocator: Allocator) -> None:
     memory = CudaMemory(torch.device("cuda", 0))
     memory.phase("after_model")
     allocator.keep(1)
@@ -150,7 +154,9 @@ def test_products_of_the_examination_are_no_part_of_the_model(allocator):
     assert memory.report().allocated_after_model_gib == 1
 
 
-def test_a_torch_that_cannot_give_workspaces_back_tells_none(allocator, monkeypatch):
+def test_a_torch_that_cannot_give_workspaces_back_tells_none(
+    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(torch._C, "_cuda_clearCublasWorkspaces")
     memory = CudaMemory(torch.device("cuda", 0))
     first_step(memory, allocator)
@@ -159,7 +165,7 @@ def test_a_torch_that_cannot_give_workspaces_back_tells_none(allocator, monkeypa
     assert report.peak_allocated_gib == 1 + 4
 
 
-def test_retries_of_the_allocator_count_in_training_steps(allocator):
+def test_retries_of_the_allocator_count_in_training_steps(allocator: Allocator) -> None:
     memory = CudaMemory(torch.device("cuda", 0))
     first_step(memory, allocator)
     allocator.retries += 1
@@ -174,7 +180,9 @@ def test_retries_of_the_allocator_count_in_training_steps(allocator):
 
 
 @pytest.mark.parametrize(("before", "within"), [(1.0, 0.25), (0.5, 0.25), (0.1, 0.1)])
-def test_a_limit_leaves_the_fraction_that_somebody_had_set(monkeypatch, before, within):
+def test_a_limit_leaves_the_fraction_that_somebody_had_set(
+    monkeypatch: pytest.MonkeyPatch, before: float, within: float
+) -> None:
     """20 GiB of a device of 80, on which somebody had allowed a share."""
     fractions = [before]
     answers = {

@@ -1,5 +1,7 @@
 """Norms of micro-gradients as hooks see them, against gradients taken one by one."""
 
+from __future__ import annotations
+
 import gc
 from contextlib import nullcontext
 
@@ -70,6 +72,16 @@ def test_nothing_is_counted_outside_or_twice(tied):
     assert again.total(1.0).item() == once
 
 
+def test_hooks_go_when_a_step_fails(tied):
+    def fail():
+        with GradientSquares(tied):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert not tied.matrix._backward_hooks
+
+
 def test_gradients_are_as_without_and_not_copied(tied):
     """Autograd takes a gradient over only where nobody else holds it."""
     inputs = torch.randn(3, 6, dtype=torch.float64)
@@ -85,8 +97,8 @@ def test_gradients_are_as_without_and_not_copied(tied):
     assert gradients == [tied.bias.grad.data_ptr()]
 
 
-def test_the_scale_of_the_loss_is_undone(tied):
-    scale = torch.tensor(2.0**16)
+@pytest.mark.parametrize("scale", [2.0**16, torch.tensor(2.0**16)], ids=["number", "tensor"])
+def test_the_scale_of_the_loss_is_undone(tied, scale):
     inputs = torch.randn(3, 6, dtype=torch.float64)
     with GradientSquares(tied) as squares:
         backward(tied, inputs)
@@ -146,9 +158,13 @@ def test_steps_are_sampled_at_the_end_of_each_interval():
     [
         ((2, 8, 1), 8),
         ((1, 8, 2), 8),
+        ((2, 1, 2), 1),
+        ((2, 11, 1), 11),
         ((1, 8, 1), 4),
+        ((1, 9, 1), 3),
         ((1, 35, 1), 7),
         ((1, 7, 1), 1),
+        ((1, 2, 1), 1),
         ((1, 1, 1), None),
         ((1, 11, 1), None),
     ],

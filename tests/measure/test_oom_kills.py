@@ -1,5 +1,7 @@
 """The kernel's own count of processes that it killed for want of memory."""
 
+from __future__ import annotations
+
 import json
 import subprocess
 import sys
@@ -19,7 +21,7 @@ OTHERS = (
 )
 
 
-def machine(root, member, mounts, files):
+def machine(root: Path, member: str, mounts: str, files: dict[str, str]) -> Path:
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text(member)
     (root / "proc/self/mountinfo").write_text(OTHERS + mounts)
@@ -121,4 +123,5 @@ def test_the_kernel_counts_its_kills_and_no_others():
         )
     assert done.returncode == 0, done.stderr
     before, after_kill, after_oom = json.loads(done.stdout)
+    assert before is not None
     assert (after_kill, after_oom) == (before, before + 1)

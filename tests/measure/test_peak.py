@@ -1,5 +1,7 @@
 """The peak that MFU refers to."""
 
+from __future__ import annotations
+
 from types import SimpleNamespace
 
 import pytest

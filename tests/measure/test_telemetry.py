@@ -1,5 +1,7 @@
 """Telemetry against a recorded driver, of which every answer is known."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys
@@ -37,11 +39,13 @@ class Driver:
         self.watts = 100.0
         self.clock = 1500
         self.reasons = 0
+        self.inits = self.questions = 0
         self.pids = [os.getpid()]
-        self.power_limit, self.default_clock = 700, 1980
+        self.power_limit = self.default_power_limit = 700
+        self.default_clock = self.highest_clock = 1980
         self._time = time
         self._has = {"counter": has_counter, "power": has_power, "device": has_device}
-        self._joules = 5000.0
+        self._joules, self._since = 5000.0, time.now
 
     def wait(self, seconds, watts=None):
         """Let time pass; then draw another power."""
@@ -50,46 +54,56 @@ class Driver:
         self.watts = self.watts if watts is None else watts
 
     def _tell(self, what, answer):
+        self.questions += 1
         if not self._has[what]:
             raise self.NVMLError
         return answer
 
     def nvmlInit(self):  # noqa: N802
-        pass
+        self.inits += 1
 
     def nvmlDeviceGetHandleByUUID(self, uuid):  # noqa: N802
         assert uuid == "GPU-1234"
         return self._tell("device", "the device")
 
-    def __getattr__(self, name):
-        if name not in ANSWERS:
-            raise AttributeError(name)
-        what, answer = ANSWERS[name]
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):  # noqa: N802
+        assert handle == "the device"
+        return self._tell("counter", int(self._joules * 1000))
 
-        def ask(handle, which=1):
-            assert (handle, which) == ("the device", 1)
-            told = self._tell(what, answer(self))
-            if told is None:  # newer drivers know it no more
-                raise self.NVMLError
-            return told
+    def nvmlDeviceGetPowerUsage(self, handle):  # noqa: N802
+        assert handle == "the device"
+        return self._tell("power", int(self.watts * 1000))
 
-        return ask
+    def nvmlDeviceGetClockInfo(self, handle, which):  # noqa: N802
+        assert (handle, which) == ("the device", 1)
+        return self._tell("device", self.clock)
 
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):  # noqa: N802
+        assert handle == "the device"
+        return self._tell("device", self.reasons)
 
-ANSWERS = {
-    "nvmlDeviceGetTotalEnergyConsumption": ("counter", lambda d: int(d._joules * 1000)),
-    "nvmlDeviceGetPowerUsage": ("power", lambda d: int(d.watts * 1000)),
-    "nvmlDeviceGetClockInfo": ("device", lambda d: d.clock),
-    "nvmlDeviceGetCurrentClocksThrottleReasons": ("device", lambda d: d.reasons),
-    "nvmlDeviceGetComputeRunningProcesses": (
-        "device",
-        lambda d: [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in d.pids],
-    ),
-    "nvmlDeviceGetPowerManagementLimit": ("power", lambda d: 1000 * d.power_limit),
-    "nvmlDeviceGetPowerManagementDefaultLimit": ("power", lambda _: 700_000),
-    "nvmlDeviceGetDefaultApplicationsClock": ("device", lambda d: d.default_clock),
-    "nvmlDeviceGetMaxClockInfo": ("device", lambda _: 1980),
-}
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):  # noqa: N802
+        assert handle == "the device"
+        listed = [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in self.pids]
+        return self._tell("device", listed)
+
+    def nvmlDeviceGetPowerManagementLimit(self, handle):  # noqa: N802
+        assert handle == "the device"
+        return self._tell("power", 1000 * self.power_limit)
+
+    def nvmlDeviceGetPowerManagementDefaultLimit(self, handle):  # noqa: N802
+        assert handle == "the device"
+        return self._tell("power", 1000 * self.default_power_limit)
+
+    def nvmlDeviceGetDefaultApplicationsClock(self, handle, which):  # noqa: N802
+        assert (handle, which) == ("the device", 1)
+        if self.default_clock is None:  # newer drivers know it no more
+            raise self.NVMLError
+        return self._tell("device", self.default_clock)
+
+    def nvmlDeviceGetMaxClockInfo(self, handle, which):  # noqa: N802
+        assert (handle, which) == ("the device", 1)
+        return self._tell("device", self.highest_clock)
 
 
 @pytest.fixture
@@ -213,6 +227,7 @@ def test_a_meter_that_fails_on_the_way_tells_no_energy(machine):
         (0x20, True, False),  # heat, by software
         (0x40, True, False),  # heat, by hardware
         (0x80, True, False),  # power brake
+        (0x5, False, True),
         (0x24, True, True),
     ],
 )
@@ -277,6 +292,7 @@ def test_processes_of_the_run_are_its_process_group_and_no_others(machine):
     [
         (1, 1, 1, 0),
         (2, 1, 1, 1),
+        (2, 2, 2, 1),  # one rank a device
         (3, 4, 2, 1),  # two ranks a device
         (2, 4, 2, 0),
         (0, 1, 1, None),  # a driver that hides even this process
@@ -298,12 +314,13 @@ def test_a_driver_that_does_not_tell_counts_nobody(machine):
     assert CudaTelemetry(CUDA, counts_energy=True, ranks_on_node=1).totals().throttled is None
 
 
-def test_a_question_that_bindings_or_driver_do_not_know_ends_no_run(machine):
-    """Such as one with another signature."""
+@pytest.mark.parametrize("error", [AttributeError, TypeError, RuntimeError])
+def test_a_question_that_bindings_or_driver_do_not_know_ends_no_run(machine, error):
+    """A missing name, another signature, a library of another version."""
     driver = machine()
 
     def unknown(*_):
-        raise TypeError
+        raise error
 
     driver.nvmlDeviceGetCurrentClocksThrottleReasons = unknown
     driver.nvmlDeviceGetComputeRunningProcesses = unknown
@@ -318,6 +335,7 @@ def test_a_question_that_bindings_or_driver_do_not_know_ends_no_run(machine):
     ("limit", "reasons", "clock", "default_clock", "limits"),
     [
         (700, 0x0, 1500, 1980, None),
+        (800, 0x0, 1500, 1980, None),
         (500, 0x0, 1500, 1980, "power limit 500 W of 700 W"),
         (700, 0x2, 1200, 1980, "clocks held down by a setting"),
         (700, 0x2, 1200, None, "clocks held down by a setting"),
@@ -366,6 +384,14 @@ def test_what_the_driver_does_not_tell_is_missing(machine, has):
     assert totals.throttled is (False if there else None)
 
 
+def test_the_library_is_opened_once_also_when_it_has_no_device(machine):
+    for has_device in (True, False):
+        driver = machine(has_device=has_device)
+        for _ in range(3):
+            CudaTelemetry(CUDA, counts_energy=True, ranks_on_node=1).totals()
+        assert driver.inits == 1
+
+
 def test_the_device_is_waited_for_at_the_edges_only(machine, monkeypatch):
     driver = machine()
     waits = []
@@ -403,3 +429,17 @@ def test_a_system_that_tells_no_clock_leaves_it_missing(monkeypatch, error):
 
     monkeypatch.setattr(psutil, "cpu_freq", fail)
     assert CpuTelemetry().totals().clock_mhz is None
+
+
+@pytest.mark.slow
+def test_rows_of_a_run_carry_the_clock_where_the_system_tells_it(trainer, steps, tmp_path):
+    spec = trainer.make_spec((2, 8, 2), budget__optimizer_steps=4)
+    folder = trainer.train(spec, tmp_path)
+    has_frequency = psutil.cpu_freq() is not None
+    from batchscape.record.tables import read_table
+
+    assert steps(folder)["clock_mhz"].notna().any() == has_frequency
+    assert steps(folder)["power_w"].isna().all()
+    ranks = read_table(folder, "ranks")
+    assert ranks["clock_mhz"].notna().all() == has_frequency
+    assert ranks[["energy_j", "throttled"]].isna().all(axis=None)

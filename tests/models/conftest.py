@@ -1,5 +1,7 @@
 """What models are told of data, without any data."""
 
+from __future__ import annotations
+
 import pytest
 
 from batchscape.record.spec import DataIdentity

@@ -1,12 +1,16 @@
 """Recomputed activations: the same training in less memory."""
 
+from __future__ import annotations
+
 import copy
+import gc
 
 import pytest
 import torch
 from torch import nn
 
 from batchscape.errors import ConfigError
+from batchscape.measure.memory_cpu import CpuProbe
 from batchscape.models.build import build_model
 from batchscape.models.checkpointing import checkpoint_activations
 
@@ -94,6 +98,32 @@ def test_lists_within_blocks_are_left_alone():
 
 
 @pytest.mark.slow
+def test_peak_memory_falls(config_of, text):
+    """A deep narrow model: what is kept falls from whole blocks to their inputs."""
+
+    def peak_gib(*, recomputes):
+        deep = GPT | {"n_layers": 16}
+        with CpuProbe() as probe:
+            probe.phase("after_model")
+            module = build_model(config_of(model=deep), text, "float32")
+            if recomputes:
+                checkpoint_activations(module)
+            probe.phase("steady")
+            module(*batch_of(8))[0].backward()
+            del module
+        report = probe.report()
+        assert report.problem is None
+        return report.peak_allocated_gib
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gc.collect()
+    kept, recomputed = peak_gib(recomputes=False), peak_gib(recomputes=True)
+    torch.set_num_threads(threads)
+    assert recomputed < 0.4 * kept
+
+
+@pytest.mark.slow
 def test_compiled_recomputation_is_one_graph_and_trains_alike(config_of, text):
     """With a backend that compiles nothing: what could break is the tracing."""
     module = build_model(config_of(model=GPT), text, "float64")
@@ -102,3 +132,22 @@ def test_compiled_recomputation_is_one_graph_and_trains_alike(config_of, text):
     checkpoint_activations(module)
     module.compile(backend="aot_eager", fullgraph=True, dynamic=False)
     assert_same(gradients(module, batch), plain)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", [GPT | {"dropout": 0.2}, LLAMA], ids=str)
+def test_a_device_trains_alike_in_less_memory(config_of, text, model):
+    batch = tuple(part.cuda() for part in batch_of(64))
+    results, peaks = [], []
+    for recomputes in (False, True):
+        module = build_model(config_of(model=model | {"n_layers": 8}), text, "float32").cuda()
+        if recomputes:
+            checkpoint_activations(module)
+        gradients(module, batch)
+        torch.cuda.reset_peak_memory_stats()
+        results.append(gradients(module, batch))
+        peaks.append(torch.cuda.max_memory_allocated())
+    assert peaks[1] < peaks[0]
+    torch.testing.assert_close(results[1][0], results[0][0])
+    for name, gradient in results[0][1].items():
+        torch.testing.assert_close(results[1][1][name], gradient, rtol=1e-4, atol=1e-5, msg=name)

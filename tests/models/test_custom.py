@@ -1,5 +1,7 @@
 """The user's own modules: what is given to them, taken from them, and refused."""
 
+from __future__ import annotations
+
 import sys
 from pathlib import Path
 
@@ -37,6 +39,24 @@ def test_the_vocabulary_of_the_next_token_is_known_to_the_module(build, text, mo
     monkeypatch.setattr("own_models.seen", arguments.append, raising=False)
     build(text, "Told")
     assert (arguments[0].vocabulary, arguments[0].classes) == (256, 256)
+
+
+def test_default_loss_is_the_cross_entropy_of_real_labels(build, text):
+    module = build(text, "Bigram")
+    tokens, labels = torch.randint(256, (2, 3, 5))
+    labels[0, 3:] = -100
+    logits = module.model(tokens)
+    by_hand = sum(
+        torch.logsumexp(logits[i, j], 0) - logits[i, j, labels[i, j]]
+        for i in range(3)
+        for j in range(5)
+        if labels[i, j] >= 0
+    )
+    loss, right = module(tokens, labels)
+    torch.testing.assert_close(loss, by_hand)
+    assert right == 0, "not counted in training"
+    module.eval()
+    assert module(tokens, labels)[1] == (logits.argmax(-1) == labels).sum()
 
 
 def test_a_loss_and_a_count_of_its_own(build, vectors):

@@ -1,5 +1,7 @@
 """Models of transformers: from settings and from folders, and what they refuse."""
 
+from __future__ import annotations
+
 import json
 import sys
 
@@ -11,6 +13,7 @@ from batchscape.compose import compose
 from batchscape.errors import ConfigError
 from batchscape.models.build import build_model
 from batchscape.models.checkpointing import checkpoint_activations
+from batchscape.models.invariance import why_not_invariant
 
 transformers = pytest.importorskip("transformers")
 
@@ -59,8 +62,9 @@ def tokens_of(samples=3, length=32):
     return torch.randint(256, (samples, length), generator=torch.manual_seed(1))
 
 
-def test_causal_loss_is_the_sum_of_what_the_library_averages(build, text):
-    module = build(text, LLAMA).eval()
+@pytest.mark.parametrize("settings", [GPT2, LLAMA], ids=["gpt2", "llama"])
+def test_causal_loss_is_the_sum_of_what_the_library_averages(build, text, settings):
+    module = build(text, settings).eval()
     tokens = tokens_of()
     loss, right = module(tokens[:, :-1], tokens[:, 1:])
     theirs = module.model.network(input_ids=tokens, labels=tokens)
@@ -98,6 +102,19 @@ def test_padding_has_a_row_of_its_own_where_there_is_room(build, labelled):
         build(labelled, GPT2 | {"vocab_size": 256})
 
 
+def test_parameters_follow_the_seed_alone(config_of, text):
+    def weights(**seeds):
+        config = config_of(model={"name": "transformers", "settings": GPT2}, **seeds)
+        return build_model(config, text, "float32").state_dict()
+
+    first = weights(init_seed=1)
+    torch.rand(3)
+    again, other = weights(init_seed=1), weights(init_seed=2)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    name = "model.network.transformer.wte.weight"
+    assert not torch.equal(first[name], other[name])
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -117,6 +134,11 @@ def test_padding_has_a_row_of_its_own_where_there_is_room(build, labelled):
 def test_what_the_library_would_swallow_is_refused(build, text, settings, message):
     with pytest.raises(ConfigError, match=message):
         build(text, settings)
+
+
+def test_attribute_names_of_other_models_are_understood(build, text):
+    renamed = {"hidden_size": 48} | {k: v for k, v in GPT2.items() if k != "n_embd"}
+    assert build(text, renamed).model.network.config.n_embd == 48
 
 
 def test_an_encoder_that_decodes_is_taken(build, text):
@@ -213,13 +235,30 @@ def test_a_missing_library_is_told(build, text, monkeypatch):
         build(text, GPT2)
 
 
-def test_activations_are_recomputed_alike(build, text):
+@pytest.mark.parametrize(
+    ("settings", "dropout"),
+    [(GPT2, "attn_pdrop"), (LLAMA, "attention_dropout")],
+    ids=["gpt2", "llama"],
+)
+def test_dropout_is_found_wherever_it_is(build, text, settings, dropout):
+    tokens = tokens_of(4, 33)
+    batch = (tokens[:, :-1], tokens[:, 1:])
+    assert why_not_invariant(build(text, settings, "float32"), batch) is None
+    reason = why_not_invariant(build(text, settings | {dropout: 0.1}, "float32"), batch)
+    assert reason is not None
+    assert reason.startswith("dropout")
+
+
+@pytest.mark.parametrize("settings", [GPT2, LLAMA, BERT], ids=["gpt2", "llama", "bert"])
+def test_activations_are_recomputed_alike(build, text, labelled, settings):
+    data = labelled if settings is BERT else text
+    labels = torch.tensor([0, 1, 3]) if settings is BERT else tokens_of()
     losses = []
     for recomputes in (False, True):
-        module = build(text, GPT2)
+        module = build(data, settings)
         if recomputes:
             checkpoint_activations(module)
-        loss, _ = module(tokens_of(), tokens_of())
+        loss, _ = module(tokens_of(), labels)
         loss.backward()
         losses.append([loss, *(p.grad for p in module.parameters())])
     for plain, recomputed in zip(*losses, strict=True):

@@ -1,10 +1,11 @@
-"""Our models against those of transformers."""
+"""Our Llama against the one of transformers."""
+
+from __future__ import annotations
 
 import pytest
 import torch
 
-from batchscape.config import Gpt, Llama
-from batchscape.models.gpt import GptModel
+from batchscape.config import Llama
 from batchscape.models.llama import LlamaModel
 
 transformers = pytest.importorskip("transformers")
@@ -82,48 +83,3 @@ def test_tinyllama_has_its_published_size():
     config = Llama(name="llama", n_layers=22, n_heads=32, n_kv_heads=4, d_model=2048, d_ff=5632)
     with torch.device("meta"):
         assert sum(p.numel() for p in LlamaModel(config, 32000, 2048).parameters()) == 1_100_048_384
-
-
-OF_GPT = {
-    "tokens": "wte",
-    "positions": "wpe",
-    "norm": "ln_f",
-    "attention_norm": "ln_1",
-    "mlp_norm": "ln_2",
-    "attention.qkv": "attn.c_attn",
-    "attention.projection": "attn.c_proj",
-    "expand": "mlp.c_fc",
-    "contract": "mlp.c_proj",
-}
-
-
-def test_logits_of_gpt_are_those_of_transformers():
-    torch.manual_seed(0)
-    model = GptModel(Gpt(name="gpt", n_layers=2, n_heads=4, d_model=32), 50, 16).double()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    weights = {}
-    for name, weight in model.state_dict().items():
-        *path, kind = name.split(".")
-        layer = f"h.{path[1]}." if path[0] == "blocks" else ""
-        module = OF_GPT[".".join(path[2:] if layer else path)]
-        # Theirs keep the matrices of products the other way round.
-        weights[f"transformer.{layer}{module}.{kind}"] = (
-            weight.T if "c_" in module and weight.ndim == 2 else weight
-        )
-    plain = transformers.GPT2Config(
-        vocab_size=50,
-        n_positions=16,
-        n_embd=32,
-        n_layer=2,
-        n_head=4,
-        activation_function="gelu",
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    other = transformers.GPT2LMHeadModel(plain).double().eval()
-    other.load_state_dict(weights, strict=False)
-    other.tie_weights()
-    tokens = torch.randint(50, (3, 16))
-    theirs = other(input_ids=tokens, use_cache=False).logits
-    torch.testing.assert_close(model(tokens), theirs, rtol=1e-10, atol=1e-10)

@@ -1,5 +1,11 @@
 """The models against what they are meant to compute."""
 
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.nn import functional
@@ -20,6 +26,51 @@ LLAMA = {
     "d_model": 32,
     "d_ff": 48,
 }
+
+
+def reference_forward(model, tokens, n_heads):
+    """Compute the transformer with attention written out, from its state dictionary."""
+    w = model.state_dict()
+    samples, length = tokens.shape
+    x = w["tokens.weight"][tokens] + w["positions.weight"][:length]
+    width = x.shape[-1]
+
+    def norm(x, name):
+        centred = x - x.mean(-1, keepdim=True)
+        scaled = centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+        return scaled * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    layer = 0
+    while f"blocks.{layer}.attention.qkv.weight" in w:
+        name = f"blocks.{layer}"
+        h = norm(x, f"{name}.attention_norm")
+        qkv = h @ w[f"{name}.attention.qkv.weight"].T + w[f"{name}.attention.qkv.bias"]
+        q, k, v = (
+            part.reshape(samples, length, n_heads, width // n_heads).transpose(1, 2)
+            for part in qkv.split(width, dim=-1)
+        )
+        scores = q @ k.transpose(-1, -2) / math.sqrt(width // n_heads)
+        mask = torch.ones(length, length, dtype=torch.bool).tril()
+        mixed = scores.masked_fill(~mask, -math.inf).softmax(-1) @ v
+        mixed = mixed.transpose(1, 2).reshape(samples, length, width)
+        x = x + mixed @ w[f"{name}.attention.projection.weight"].T
+        x = x + w[f"{name}.attention.projection.bias"]
+        h = norm(x, f"{name}.mlp_norm") @ w[f"{name}.expand.weight"].T + w[f"{name}.expand.bias"]
+        h = h * 0.5 * (1 + torch.erf(h / math.sqrt(2)))
+        x = x + h @ w[f"{name}.contract.weight"].T + w[f"{name}.contract.bias"]
+        layer += 1
+    return norm(x, "norm") @ w["tokens.weight"].T
+
+
+def test_transformer_equals_its_formula():
+    torch.manual_seed(0)
+    model = GptModel(Gpt(name="gpt", n_layers=2, n_heads=4, d_model=32), 50, 16).double()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    tokens = torch.randint(50, (3, 16))
+    torch.testing.assert_close(
+        model(tokens), reference_forward(model, tokens, 4), rtol=1e-10, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,6 +141,13 @@ def test_models_refuse_data_that_they_cannot_read(config_of, text, labelled, vec
     config = config_of(data={"name": "custom", "_target_": "mine.Data"})
     with pytest.raises(ConfigError, match=r"needs data\.sequence_length"):
         build_model(config, text, "float32")
+
+
+def test_a_plan_asks_for_sources_without_torch():
+    code = "import sys, batchscape.models.source, batchscape.models.vocabulary\n"
+    code += "print({'torch', 'transformers', 'pandas'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
 
 
 @pytest.mark.parametrize("model", [GPT, LLAMA, {"name": "mlp", "hidden_sizes": [8]}], ids=str)

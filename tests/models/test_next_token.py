@@ -1,5 +1,7 @@
 """Losses in parts against the plain model, and against PyTorch."""
 
+from __future__ import annotations
+
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -9,9 +11,12 @@ from batchscape.config import AdamW
 from batchscape.data.datasets import IGNORED
 from batchscape.engines.optimizers import build_optimizer
 from batchscape.engines.precision import autocast
+from batchscape.measure.flops import model_flops
 from batchscape.models import next_token
 from batchscape.models.build import build_model
+from batchscape.plan.parameters import count_parameters
 from batchscape.record.spec import DataIdentity
+from batchscape.train.examination import examine
 
 GPT = {"name": "gpt", "n_layers": 1, "n_heads": 2, "d_model": 16}
 LLAMA = {
@@ -22,7 +27,7 @@ LLAMA = {
     "d_model": 16,
     "d_ff": 24,
 }
-
+MODELS = [GPT, LLAMA]
 TOKENS = 101
 TEXT = DataIdentity("hash", "folder", 100, 10, classes=TOKENS, task="next_token")
 
@@ -53,9 +58,10 @@ def trained(module, steps=5):
     return losses, first
 
 
-@pytest.mark.parametrize("model", [GPT, LLAMA])
-def test_both_train_as_the_plain_model_does(config_of, model):
-    plain, other = built(config_of, model), built(config_of, model, loss_chunk=5)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("chunk", [5, 1000])
+def test_both_train_as_the_plain_model_does(config_of, model, chunk):
+    plain, other = built(config_of, model), built(config_of, model, loss_chunk=chunk)
     for (name, one), two in zip(plain.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(one, two), name
     losses, gradients = trained(plain)
@@ -128,3 +134,27 @@ def test_without_gradients_none_are_made(config_of):
         loss, right = module(*batch())
     assert loss.item() == pytest.approx(built(config_of, GPT)(*batch())[0].item(), rel=1e-12)
     assert right == 0
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.slow
+def test_operations_are_those_of_the_plain_model_and_parameters_those_there_are(config_of, model):
+    dataset = Fixed()
+    device = torch.device("cpu")
+    plain = examine(built(config_of, model), dataset, device, "float64", 2)
+    assert plain.model_flops_per_sample == model_flops(built(config_of, model), *batch(1))
+    chunked = build_model(config_of(model=model | {"loss_chunk": 5}), TEXT, "float64")
+    assert examine(chunked, dataset, device, "float64", 2) == plain
+    config = config_of(model=model, data__sequence_length=32)
+    module = build_model(config, TEXT, "float64")
+    assert count_parameters(config, TEXT) == sum(p.numel() for p in module.parameters())
+
+
+class Fixed:
+    """Samples without padding."""
+
+    num_samples = 4
+
+    def batch(self, indices):
+        inputs, _ = batch(len(indices))
+        return inputs, inputs.roll(1, 1)

@@ -1,5 +1,7 @@
 """What names a model that is not part of the package."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 

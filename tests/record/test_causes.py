@@ -1,5 +1,7 @@
 """Causes in `status.json`: what old folders lack, and what the page says of each."""
 
+from __future__ import annotations
+
 import json
 import re
 from pathlib import Path
@@ -8,13 +10,14 @@ import pytest
 
 from batchscape.errors import RecordError
 from batchscape.record.causes import Cause
+from batchscape.record.folder import FORMAT_VERSION
 from batchscape.record.heartbeat import Phase
 from batchscape.record.status import Attempt, RunStatus, Status
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_the_pages_have_every_cause_and_phase_and_what_is_tried_again():
+def test_the_pages_have_every_cause_and_phase_and_what_is_tried_again() -> None:
     table = (DOCS / "statuses.md").read_text().partition("## Causes")[2].partition("\n## ")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \|", table, re.MULTILINE))
     assert rows.keys() == set(Cause)
@@ -25,7 +28,7 @@ def test_the_pages_have_every_cause_and_phase_and_what_is_tried_again():
     assert all(f"`{phase}`" in text for phase in Phase)
 
 
-def test_causes_come_back_as_they_were_written(tmp_path):
+def test_causes_come_back_as_they_were_written(tmp_path: Path) -> None:
     path = tmp_path / "status.json"
     status = RunStatus(
         Status.OOM,
@@ -41,16 +44,31 @@ def test_causes_come_back_as_they_were_written(tmp_path):
     assert RunStatus.read(path) == status
 
 
-def test_folders_without_causes_are_read_as_before(tmp_path):
+def test_folders_without_causes_are_read_as_before(tmp_path: Path) -> None:
     path = tmp_path / "status.json"
-    status = RunStatus(Status.FAILED, reason="planted", rank=1, attempts=[Attempt(1.0, 0)])
-    status.write(path)
-    content = json.loads(path.read_text())
-    for name in ("cause", "phase", "peak_memory_gib", "peak_memory_method"):
-        del content[name]
-    del content["attempts"][0]["cause"]
-    path.write_text(json.dumps(content))
-    assert RunStatus.read(path) == status
-    path.write_text(json.dumps({**content, "cause": "bad luck"}))
+    attempt = {
+        "started_at": 1.0,
+        "from_optimizer_step": 0,
+        "ended_at": 2.0,
+        "status": "failed",
+        "reason": "planted",
+    }
+    old = {
+        "format_version": FORMAT_VERSION,
+        "status": "failed",
+        "stop_reason": None,
+        "reason": "planted",
+        "rank": 1,
+        "attempts": [attempt],
+        "summary": {},
+        "seal": {},
+        "updated_at": 3.0,
+    }
+    path.write_text(json.dumps(old))
+    status = RunStatus.read(path)
+    assert (status.status, status.reason, status.rank) == (Status.FAILED, "planted", 1)
+    assert (status.cause, status.phase, status.peak_memory_gib) == (None, None, None)
+    assert status.attempts[0].cause is None
+    path.write_text(json.dumps({**old, "cause": "bad luck"}))
     with pytest.raises(RecordError, match="bad luck"):
         RunStatus.read(path)

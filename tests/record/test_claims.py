@@ -1,5 +1,7 @@
 """Claims without locks, as launchers on several nodes make them."""
 
+from __future__ import annotations
+
 import os
 import random
 import shutil
@@ -20,14 +22,16 @@ from batchscape.record.locks import Lock
 CLAIMING = Path(__file__).with_name("claiming.py")
 
 
-def start(folder, node, runs, seconds, *before):
+def start(
+    folder: Path, node: str, runs: int, seconds: float, *before: str
+) -> subprocess.Popen[bytes]:
     command = [*before, sys.executable, str(CLAIMING), str(folder), node, str(runs), str(seconds)]
     return subprocess.Popen(command, start_new_session=True)
 
 
-def check(notes, killed):
+def check(notes: str, killed: dict[str, int]) -> tuple[int, int]:
     """Check that nobody begins a run that somebody at work has; return begun and taken over."""
-    at_work = {}
+    at_work: dict[str, str] = {}
     begun = taken = 0
     for line in sorted(notes.splitlines(), key=lambda line: int(line.split()[0])):
         at, what, run, who = line.split()
@@ -46,17 +50,17 @@ def check(notes, killed):
 
 
 @pytest.mark.slow
-def test_many_launchers_without_locks_some_of_them_killed(tmp_path):
+def test_many_launchers_without_locks_some_of_them_killed(tmp_path: Path) -> None:
     rng, nodes = random.Random(0), 6
     living = [start(tmp_path, f"node{n}", 4, 14.0) for n in range(nodes)]
-    killed = {}
+    killed: dict[str, int] = {}
     end = time.monotonic() + 9
     while time.monotonic() < end:
         time.sleep(rng.uniform(0.3, 1.0))
         victim = living.pop(rng.randrange(len(living)))
         victim.kill()
         victim.wait()
-        killed[f"{victim.args[-3]}.{victim.pid}"] = time.monotonic_ns()
+        killed[f"{victim.args[-3]}.{victim.pid}"] = time.monotonic_ns()  # type: ignore[index]
         nodes += 1
         living.append(start(tmp_path, f"node{nodes}", 4, end - time.monotonic() + 5))
     for process in living:
@@ -69,7 +73,7 @@ def test_many_launchers_without_locks_some_of_them_killed(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("faketime") is None, reason="needs the Debian package faketime")
-def test_clocks_that_differ_by_a_minute(tmp_path):
+def test_clocks_that_differ_by_a_minute(tmp_path: Path) -> None:
     living = [
         start(tmp_path, "early", 2, 6.0, "faketime", "-f", "-60s"),
         start(tmp_path, "right", 2, 6.0),
@@ -78,7 +82,7 @@ def test_clocks_that_differ_by_a_minute(tmp_path):
     for process in living:
         assert process.wait() == 0
     # libfaketime moves the monotonic clock, too: begun and ended are told by their order alone.
-    at_work = {}
+    at_work: dict[str, str] = {}
     who_began = set()
     for line in (tmp_path / "notes").read_text().splitlines():
         _, what, run, who = line.split()
@@ -92,12 +96,13 @@ def test_clocks_that_differ_by_a_minute(tmp_path):
 
 
 @pytest.fixture
-def elsewhere(tmp_path, monkeypatch):
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """A run that a launcher in job 7, on another machine, has claimed and left without a word."""
     run = RunFolder(tmp_path / "runs" / "a")
     for name, value in {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "node1"}.items():
         monkeypatch.setenv(name, value)
     claim = CLAIMS.claim(run)
+    assert claim is not None
     for descriptor in claim.descriptors:
         os.close(descriptor)
     for name in ("SLURM_JOB_ID", "SLURMD_NODENAME"):
@@ -106,21 +111,23 @@ def elsewhere(tmp_path, monkeypatch):
     return run
 
 
-def look(observer, run, seconds):
+def look(observer: RunClaims, run: RunFolder, seconds: float) -> object:
     end = time.monotonic() + seconds
     while time.monotonic() < end and (claim := observer.claim(run)) is None:
         time.sleep(0.02)
     return claim
 
 
-def test_a_claim_is_left_after_silence(elsewhere, monkeypatch):
+def test_a_claim_is_left_after_silence(
+    elsewhere: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(claims, "_SILENT_S", 0.5)
     observer = RunClaims()
     assert observer.claim(elsewhere) is None  # not at the first sight
     assert look(observer, elsewhere, 2.0) is not None
 
 
-def test_who_has_a_run_is_told_at_a_glance(elsewhere):
+def test_who_has_a_run_is_told_at_a_glance(elsewhere: RunFolder) -> None:
     """A claim that was not touched for two minutes is nobody's; whoever claims it looks longer."""
     assert CLAIMS.holder(elsewhere) == f"process {os.getpid()} on node1 (job 7)"
     long_ago = time.time() - 121
@@ -129,13 +136,15 @@ def test_who_has_a_run_is_told_at_a_glance(elsewhere):
     assert RunClaims().claim(elsewhere) is None
 
 
-def test_on_the_only_machine_the_end_of_the_lock_is_the_end_of_the_claim(elsewhere, monkeypatch):
+def test_on_the_only_machine_the_end_of_the_lock_is_the_end_of_the_claim(
+    elsewhere: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(claims, "is_of_this_machine", lambda _: True)
     assert CLAIMS.holder(elsewhere) is None
     assert CLAIMS.claim(elsewhere) is not None
 
 
-def test_looks_at_other_runs_count(elsewhere, monkeypatch):
+def test_looks_at_other_runs_count(elsewhere: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock of its own: who looks at a thousand runs comes to each one rarely."""
     clock = 0.0
     monkeypatch.setattr(claims.time, "monotonic", lambda: clock)
@@ -153,11 +162,13 @@ def test_looks_at_other_runs_count(elsewhere, monkeypatch):
     assert observer.claim(elsewhere) is not None
 
 
-def test_a_holder_that_touches_its_claim_keeps_its_run(elsewhere, monkeypatch):
+def test_a_holder_that_touches_its_claim_keeps_its_run(
+    elsewhere: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(claims, "_SILENT_S", 1.0)
     over = threading.Event()
 
-    def beat():
+    def beat() -> None:
         while not over.wait(0.05):
             os.utime(elsewhere.path / ".claim.1")
 
@@ -170,7 +181,9 @@ def test_a_holder_that_touches_its_claim_keeps_its_run(elsewhere, monkeypatch):
     assert look(observer, elsewhere, 5.0) is not None
 
 
-def test_time_in_which_nobody_looked_is_no_silence(elsewhere, monkeypatch):
+def test_time_in_which_nobody_looked_is_no_silence(
+    elsewhere: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(claims, "_SILENT_S", 1.0)
     monkeypatch.setattr(claims, "_GAP_S", 0.2)
     observer = RunClaims()
@@ -180,7 +193,21 @@ def test_time_in_which_nobody_looked_is_no_silence(elsewhere, monkeypatch):
     assert observer.claim(elsewhere) is None
 
 
-def test_of_two_who_found_the_same_one_has_the_run(tmp_path):
+def test_who_was_taken_over_sees_it(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "a")
+    claim = CLAIMS.claim(run)
+    assert claim is not None
+    assert claim.renew()
+    assert claim.renew(at_once=True)
+    holder = claims._read(run.path / ".claim.1")
+    assert isinstance(holder, claims._Holder)
+    assert claims._follow(run, 1, holder, replace(holder, mark="another"))
+    assert not claim.renew(at_once=True)
+    claim.release(is_over=True)
+    assert claims._last_claim(run)[0] == 2  # the other one's stays
+
+
+def test_of_two_who_found_the_same_one_has_the_run(tmp_path: Path) -> None:
     """Both saw that nobody holds it; the second finds the claim of the first in its place."""
     run = RunFolder(tmp_path / "a")
     run.path.mkdir()
@@ -191,9 +218,10 @@ def test_of_two_who_found_the_same_one_has_the_run(tmp_path):
     assert claims._last_claim(run) == (1, first)
 
 
-def test_who_was_taken_over_sees_it_after_the_run_is_over(tmp_path):
+def test_who_was_taken_over_sees_it_after_the_run_is_over(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "a")
     claim = CLAIMS.claim(run)
+    assert claim is not None
     run.status.touch()
     holder = claims._read(run.path / ".claim.1")
     assert isinstance(holder, claims._Holder)
@@ -212,17 +240,19 @@ def test_who_was_taken_over_sees_it_after_the_run_is_over(tmp_path):
     assert claims._last_claim(run) == (1, other)
 
 
-def test_a_folder_that_was_moved_takes_its_claim_along(tmp_path):
+def test_a_folder_that_was_moved_takes_its_claim_along(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "a")
     claim = CLAIMS.claim(run)
+    assert claim is not None
     run.status.touch()
     run.path.rename(tmp_path / "b")
     assert claim.renew(at_once=True)
 
 
-def test_who_comes_so_late_that_the_run_is_over_withdraws(tmp_path):
+def test_who_comes_so_late_that_the_run_is_over_withdraws(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "a")
     claim = CLAIMS.claim(run)
+    assert claim is not None
     number, last = claims._last_claim(run)
     claim.release(is_over=True)
     assert isinstance(last, claims._Holder)

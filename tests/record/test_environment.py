@@ -1,7 +1,10 @@
+from __future__ import annotations
+
 import json
 import os
 import platform
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import pytest
 from batchscape.record.environment import KERNEL_VARIABLES, PACKAGES, THREAD_VARIABLES, environment
 
 
-def git(folder, *arguments):
+def git(folder: Path, *arguments: str) -> str:
     identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
     command = ["git", *identity, *arguments]
     return subprocess.run(
@@ -19,7 +22,7 @@ def git(folder, *arguments):
     ).stdout.strip()
 
 
-def test_what_is_told_is_true():
+def test_what_is_told_is_true() -> None:
     recorded = environment(os.environ, 1)
     assert recorded["batchscape"] == metadata.version("batchscape")
     assert recorded["python"] == platform.python_version()
@@ -31,7 +34,7 @@ def test_what_is_told_is_true():
     json.dumps(recorded, allow_nan=False)
 
 
-def test_no_secret_and_no_name_is_told(monkeypatch):
+def test_no_secret_and_no_name_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0123456789-a-secret")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
@@ -46,7 +49,7 @@ def test_no_secret_and_no_name_is_told(monkeypatch):
     assert environment({"OMP_NUM_THREADS": "7"}, 1)["threads"]["OMP_NUM_THREADS"] == "7"
 
 
-def test_what_decides_kernels_is_told(monkeypatch, tmp_path):
+def test_what_decides_kernels_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     kernels = {"NVIDIA_TF32_OVERRIDE": "0", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     assert kernels.items() <= environment(kernels, 1)["kernels"].items()
     package = tmp_path / "nvidia_cudnn_cu13-9.20.0.dist-info"
@@ -58,7 +61,9 @@ def test_what_decides_kernels_is_told(monkeypatch, tmp_path):
     assert environment(os.environ, 1)["packages"]["nvidia-cudnn-cu13"] == "9.20.0"
 
 
-def test_the_revision_of_the_working_directory(monkeypatch, tmp_path):
+def test_the_revision_of_the_working_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert environment(os.environ, 1)["git"] == {"revision": None, "dirty": None}
@@ -74,3 +79,11 @@ def test_the_revision_of_the_working_directory(monkeypatch, tmp_path):
     assert environment(os.environ, 1)["git"] == {"revision": revision, "dirty": True}
     monkeypatch.setenv("PATH", str(tmp_path))
     assert environment(os.environ, 1)["git"] == {"revision": None, "dirty": None}
+
+
+def test_it_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, batchscape.record.environment as e; e.environment({}, 1); print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "pandas", "numpy", "wandb"} & set(done.stdout.split())

@@ -1,5 +1,7 @@
 """The sketch of the first gradient on the disk, and under the seal."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 
@@ -50,3 +52,10 @@ def test_the_seal_covers_it(folder):
     with pytest.raises(RecordError, match=r"gradient_sketch\.npy is missing or differs"):
         verify_seal(folder, status)
     assert len(load(folder.path.parent.parent).damaged) == 1
+
+
+def test_a_run_without_one_is_sealed_as_before(folder):
+    status = RunStatus(Status.COMPLETED)
+    seal(folder, status, 1)
+    verify_seal(folder, status)
+    assert folder.gradient_sketch.name not in status.seal

@@ -1,5 +1,7 @@
 """The two unknowns from two norms, against closed forms."""
 
+from __future__ import annotations
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -59,6 +61,12 @@ def test_estimates_are_unbiased_at_every_pair_of_sizes():
         samples = noise_samples(steps)
         for name, truth in (("noise", (deviations**2).sum()), ("signal", (gradient**2).sum())):
             assert abs(samples[name].mean() - truth) < 4 * samples[name].sem(), (small, name)
+
+
+def test_sizes_may_change_between_rows():
+    steps = expected_rows(60.0, 2.0, [4, 4, 8, 2], [8, 16, 32, 6])
+    assert noise_samples(steps)["noise"].to_numpy() == pytest.approx([60.0] * 4)
+    assert estimate(steps) == pytest.approx(30.0)
 
 
 def test_means_are_divided_and_not_ratios_averaged():

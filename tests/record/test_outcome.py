@@ -1,4 +1,8 @@
+from __future__ import annotations
+
+import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,21 +16,21 @@ from batchscape.record.outcome import SIGNAL_LAG_S, Outcome, RankExit, RunEnd, S
 from batchscape.record.status import Status, StopReason
 
 
-def left(status, at=100.0, reason=None):
+def left(status: str, at: float = 100.0, reason: str | None = None) -> Outcome:
     ended = Status(status)
     stop = StopReason.BUDGET if ended is Status.COMPLETED else None
     return Outcome(ended, 3, stop, reason, phase="steady", at=at)
 
 
-def gone(rank, code, at=100.0):
+def gone(rank: int, code: int, at: float = 100.0) -> RankExit:
     return RankExit("run", rank, code, at)
 
 
-def all_gone(ranks, code=0):
+def all_gone(ranks: int, code: int = 0) -> dict[int, RankExit]:
     return {rank: gone(rank, code) for rank in range(ranks)}
 
 
-def test_completed_needs_every_rank():
+def test_completed_needs_every_rank() -> None:
     outcomes = {0: left("completed"), 1: left("completed")}
     verdict = decide(2, outcomes, all_gone(2))
     assert verdict == RunEnd(Status.COMPLETED, StopReason.BUDGET)
@@ -35,13 +39,13 @@ def test_completed_needs_every_rank():
     assert "rank 1 left no outcome and exited with code 0" in str(verdict.reason)
 
 
-def test_a_completed_run_may_be_killed_in_its_teardown():
+def test_a_completed_run_may_be_killed_in_its_teardown() -> None:
     outcomes = {0: left("completed"), 1: left("completed")}
     exits = {0: gone(0, -9), 1: gone(1, 0)}
     assert decide(2, outcomes, exits).status is Status.COMPLETED
 
 
-def test_ranks_must_agree_on_why_they_stopped():
+def test_ranks_must_agree_on_why_they_stopped() -> None:
     target = Outcome(Status.COMPLETED, 3, StopReason.TARGET, at=1.0)
     verdict = decide(2, {0: left("completed"), 1: target}, all_gone(2))
     assert verdict.status is Status.FAILED
@@ -51,7 +55,7 @@ def test_ranks_must_agree_on_why_they_stopped():
 
 
 @given(st.permutations(range(4)), st.sampled_from(["oom", "diverged", "failed", "interrupted"]))
-def test_the_earliest_cause_decides(order, status):
+def test_the_earliest_cause_decides(order: list[int], status: str) -> None:
     """Whatever the other ranks complain about later."""
     outcomes = {
         rank: left(status if place == 0 else "failed", 100.0 + place, f"cause {place}")
@@ -72,13 +76,13 @@ def test_the_earliest_cause_decides(order, status):
         (7, "exited with code 7; its log ends: last words", Cause.EXCEPTION),
     ],
 )
-def test_a_silent_death_is_described(code, text, cause):
+def test_a_silent_death_is_described(code: int, text: str, cause: Cause) -> None:
     verdict = decide(1, {}, {0: gone(0, code)}, last_words="last words")
     assert (verdict.status, verdict.rank, verdict.cause) == (Status.FAILED, 0, cause)
     assert text in str(verdict.reason)
 
 
-def test_a_kill_that_the_cgroup_counts_is_out_of_memory():
+def test_a_kill_that_the_cgroup_counts_is_out_of_memory() -> None:
     verdict = decide(1, {}, {0: gone(0, -9)}, oom_kills=2)
     assert (verdict.status, verdict.cause) == (Status.OOM, Cause.OUT_OF_MEMORY)
     assert str(verdict.reason).endswith("counted 2 kills by the out-of-memory killer meanwhile")
@@ -97,7 +101,7 @@ def test_a_kill_that_the_cgroup_counts_is_out_of_memory():
     assert (verdict.status, verdict.cause, verdict.rank) == (Status.FAILED, Cause.EXCEPTION, 0)
 
 
-def test_what_became_of_the_server_or_of_a_fork_is_no_doing_of_the_rank():
+def test_what_became_of_the_server_or_of_a_fork_is_no_doing_of_the_rank() -> None:
     ended = RankExit("run", 1, -9, 100.0, lost="the fork server died")
     verdict = decide(1, {}, {0: ended}, last_words="last words")
     assert verdict == RunEnd(
@@ -105,7 +109,7 @@ def test_what_became_of_the_server_or_of_a_fork_is_no_doing_of_the_rank():
     )
 
 
-def test_a_lost_connection_is_a_cause_only_by_itself():
+def test_a_lost_connection_is_a_cause_only_by_itself() -> None:
     """Whoever complains first: the peers of a rank that died lose it."""
     lost = replace(left("failed", 100.0, "connection reset"), cause=Cause.LOST_CONNECTION)
     died = decide(2, {0: lost}, {0: gone(0, 1), 1: gone(1, 7, 103.0)})
@@ -116,7 +120,7 @@ def test_a_lost_connection_is_a_cause_only_by_itself():
     assert (both.cause, both.rank) == (Cause.LOST_CONNECTION, 1)
 
 
-def test_a_death_by_signal_precedes_the_complaints_of_its_peers():
+def test_a_death_by_signal_precedes_the_complaints_of_its_peers() -> None:
     outcomes = {0: left("failed", 100.0, "connection closed by peer")}
     verdict = decide(2, outcomes, {0: gone(0, 1), 1: gone(1, -9, 100.0 + SIGNAL_LAG_S / 2)})
     assert verdict.rank == 1
@@ -126,7 +130,7 @@ def test_a_death_by_signal_precedes_the_complaints_of_its_peers():
 
 
 @pytest.mark.parametrize("status", [Status.INTERRUPTED, Status.TIMEOUT])
-def test_what_follows_a_stop_is_its_effect(status):
+def test_what_follows_a_stop_is_its_effect(status: Status) -> None:
     stop = Stop(status, "asked to", 50.0, Cause.INTERRUPTED)
     outcomes = {0: left("interrupted", 51.0), 1: left("failed", 52.0)}
     exits = {**all_gone(2, 1), 2: gone(2, -9, 70.0), 3: gone(3, -15, 50.001)}
@@ -140,7 +144,20 @@ def test_what_follows_a_stop_is_its_effect(status):
     assert decide(4, done, exits, stop).status is Status.COMPLETED
 
 
-def test_what_a_rank_leaves_is_read_as_it_was_written(tmp_path):
+def test_any_mixture_has_a_verdict() -> None:
+    """Every combination for two ranks: completed if and only if both say so."""
+    choices = [None, *("completed", "failed", "oom", "diverged", "interrupted")]
+    late = Stop(Status.TIMEOUT, "late", 50.0, Cause.TIME_LIMIT)
+    stops = [None, late, replace(late, at=150.0)]
+    for pair, stop in itertools.product(itertools.product(choices, repeat=2), stops):
+        outcomes = {rank: left(name) for rank, name in enumerate(pair) if name is not None}
+        verdict = decide(2, outcomes, all_gone(2, 1), stop)
+        assert (verdict.status is Status.COMPLETED) == (pair == ("completed", "completed"))
+        if stop is not None and stop.at == 50.0 and verdict.status is not Status.COMPLETED:
+            assert verdict.status is Status.TIMEOUT
+
+
+def test_what_a_rank_leaves_is_read_as_it_was_written(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     outcome = replace(left("oom", reason="out"), cause=Cause.OUT_OF_MEMORY, peak_memory_gib=1.5)
     outcome.write(folder, 0)
@@ -152,7 +169,7 @@ def test_what_a_rank_leaves_is_read_as_it_was_written(tmp_path):
             Outcome.read(folder, 1)
 
 
-def test_a_rank_killed_at_the_instant_of_our_own_signal_is_ours():
+def test_a_rank_killed_at_the_instant_of_our_own_signal_is_ours() -> None:
     """The clock is coarse: the death may carry the time of the signal."""
     ended = RankExit("run", 0, -9, 100.0)
     outcome = Outcome(Status.FAILED, 3, reason="it raised", at=100.2)

@@ -1,7 +1,11 @@
+from __future__ import annotations
+
 import io
 import os
 import platform
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -9,26 +13,27 @@ from rich.console import Console
 from batchscape.errors import RecordError
 from batchscape.record.claims import CLAIMS
 from batchscape.record.files import JsonLines, write_json
-from batchscape.record.folder import SweepFolder
+from batchscape.record.folder import RunFolder, SweepFolder
 from batchscape.record.locks import is_held, take
 from batchscape.record.overview import overview
 from batchscape.record.overview_text import overview_text
 from batchscape.record.progress import sweep_progress
+from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 
 HERE = f"process {os.getpid()} on {platform.node()}"
 
 
 @pytest.fixture
-def sweep(tmp_path):
+def sweep(tmp_path: Path) -> SweepFolder:
     return SweepFolder(tmp_path)
 
 
 @pytest.fixture
-def add(sweep, spec_of):
+def add(sweep: SweepFolder, spec_of: Callable[..., RunSpec]) -> Callable[..., RunFolder]:
     spec = spec_of()
 
-    def folder_of(name, status, rows=0):
+    def folder_of(name: str, status: RunStatus | None, rows: int = 0) -> RunFolder:
         folder = sweep.run(name)
         replace(spec, run_id=name).write(folder.config)
         if status is not None:
@@ -42,7 +47,12 @@ def add(sweep, spec_of):
     return folder_of
 
 
-def test_each_kind_of_folder(sweep, add):
+def test_no_runs(sweep: SweepFolder) -> None:
+    with pytest.raises(RecordError, match="holds no runs"):
+        sweep_progress(sweep)
+
+
+def test_each_kind_of_folder(sweep: SweepFolder, add: Callable[..., RunFolder]) -> None:
     sealed = RunStatus(
         Status.COMPLETED,
         summary={"optimizer_steps": 20, "final_loss": 2.5},
@@ -55,7 +65,7 @@ def test_each_kind_of_folder(sweep, add):
     add("e-damaged", None).config.write_text("{")
     torn = add("f-torn", RunStatus(Status.FAILED, reason="killed"), rows=3)
     with torn.lines("steps").open("a") as file:
-        file.write('{"optimizer_step": 4, "loss": NaN}\n{"optimizer_step": 5, "lo')
+        file.write('{"optimizer_step": 4, "lo')
     rows = {row.run_id: row for row in sweep_progress(sweep)}
     assert [row.status for row in rows.values()] == [
         "completed",
@@ -75,10 +85,12 @@ def test_each_kind_of_folder(sweep, add):
     assert stopped.age_s is not None
     assert rows["d-not-yet"].optimizer_step is None
     assert "damaged" in (rows["e-damaged"].reason or "")
-    assert (rows["f-torn"].optimizer_step, rows["f-torn"].loss) == (4, None)
+    assert rows["f-torn"].optimizer_step == 3
 
 
-def test_what_is_not_damaged_but_cannot_be_read(sweep, add):
+def test_what_is_not_damaged_but_cannot_be_read(
+    sweep: SweepFolder, add: Callable[..., RunFolder]
+) -> None:
     add("a", RunStatus(Status.COMPLETED))
     folder = add("b", None)
     write_json(folder.status, {"format_version": 99})
@@ -89,17 +101,20 @@ def test_what_is_not_damaged_but_cannot_be_read(sweep, add):
     assert sweep_overview.next_steps == {"skip": 1, "begin": 1, "leave": 1}
     console = Console(width=80, file=io.StringIO())
     console.print(overview_text(sweep_overview))
+    assert isinstance(console.file, io.StringIO)
     text = " ".join(console.file.getvalue().split())
     assert "The same command now begins 1, leaves 1 alone, skips 1 done." in text
     assert "--retry" not in text
 
 
-def test_running_needs_a_launcher(sweep, add):
+def test_running_needs_a_launcher(sweep: SweepFolder, add: Callable[..., RunFolder]) -> None:
     add("a", RunStatus(Status.RUNNING), rows=2)
     (alone,) = sweep_progress(sweep)
     assert alone.status == "interrupted"
     assert "launcher is gone" in (alone.reason or "")
     launcher, run = take(sweep.lock), CLAIMS.claim(sweep.run("a"))
+    assert launcher is not None
+    assert run is not None
     assert is_held(sweep.lock)
     (led,) = sweep_progress(sweep)
     assert (led.status, led.optimizer_step, led.launcher) == ("running", 2, HERE)
@@ -111,22 +126,34 @@ def test_running_needs_a_launcher(sweep, add):
     assert not is_held(sweep.lock)
 
 
-def test_between_two_attempts_a_run_is_its_launcher_s(sweep, add):
+def test_between_two_attempts_a_run_is_its_launcher_s(
+    sweep: SweepFolder, add: Callable[..., RunFolder]
+) -> None:
     folder = add("a", RunStatus(Status.INTERRUPTED, reason="retry 1 of 1 follows: planted"), rows=2)
     claim = CLAIMS.claim(folder)
+    assert claim is not None
     (row,) = sweep_progress(sweep)
     assert (row.status, row.launcher, row.reason) == ("running", HERE, None)
     claim.release()
     assert sweep_progress(sweep)[0].status == "interrupted"
 
 
-def test_last_row_of_a_long_table(sweep, add):
+def test_last_row_of_a_long_table(sweep: SweepFolder, add: Callable[..., RunFolder]) -> None:
     add("a", RunStatus(Status.INTERRUPTED), rows=5000)
     (row,) = sweep_progress(sweep)
     assert row.optimizer_step == 5000
 
 
-def test_sweep_folders_beside_a_missing_one_are_offered(tmp_path):
+def test_nan_is_no_loss(sweep: SweepFolder, add: Callable[..., RunFolder]) -> None:
+    folder = add("a", RunStatus(Status.INTERRUPTED))
+    lines = JsonLines(folder.lines("steps"))
+    lines.append([{"optimizer_step": 1, "loss": float("nan")}])
+    lines.close()
+    (row,) = sweep_progress(sweep)
+    assert row.loss is None
+
+
+def test_sweep_folders_beside_a_missing_one_are_offered(tmp_path: Path) -> None:
     for name in ("fixed-3c831f9d", "fixed-aa", "else"):
         (tmp_path / name / "runs").mkdir(parents=True)
     (tmp_path / "fixed-no_sweep").mkdir()

@@ -1,5 +1,7 @@
 """Many run folders at once: what comes back is what plain pandas reads of each of them."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 
@@ -71,8 +73,9 @@ def rows_by_pandas(sweep, table):
     return pd.concat(parts, ignore_index=True)
 
 
-def test_rows_are_those_that_pandas_reads(sweep, monkeypatch):
-    monkeypatch.setattr(reading, "_RUNS_A_SCAN", 2)
+@pytest.mark.parametrize("runs_a_scan", [500, 2])
+def test_rows_are_those_that_pandas_reads(sweep, runs_a_scan, monkeypatch):
+    monkeypatch.setattr(reading, "_RUNS_A_SCAN", runs_a_scan)
     tables = load(sweep)
     for table in TABLES:
         values = getattr(tables, table).astype(TEXTS)

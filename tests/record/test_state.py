@@ -1,13 +1,16 @@
 """How a run stands and what happens next with it: of every status, and where no end was written."""
 
+from __future__ import annotations
+
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from batchscape.record.causes import Cause
 from batchscape.record.files import JsonLines, write_json
-from batchscape.record.folder import FORMAT_VERSION, SweepFolder
+from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.outcome import Outcome
 from batchscape.record.progress import run_progress
 from batchscape.record.state import Next, RunState, final_outcomes
@@ -18,13 +21,18 @@ CHECKPOINT = "step-000000002-0123456789abcdef.pt"
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path: Path) -> RunFolder:
     folder = SweepFolder(tmp_path).run("a")
     folder.path.mkdir(parents=True)
     return folder
 
 
-def train(folder, *statuses, steps=3, completes=StopReason.BUDGET):
+def train(
+    folder: RunFolder,
+    *statuses: Status,
+    steps: int = 3,
+    completes: StopReason = StopReason.BUDGET,
+) -> None:
     """Leave what ranks leave that end after three optimizer steps, and so many rows."""
     for rank, status in enumerate(statuses):
         stop_reason = completes if status is Status.COMPLETED else None
@@ -36,7 +44,7 @@ def train(folder, *statuses, steps=3, completes=StopReason.BUDGET):
 
 @pytest.mark.parametrize("status", list(Status))
 @pytest.mark.parametrize("cause", [None, Cause.EXCEPTION, Cause.DISK, Cause.DAMAGED_RECORDS])
-def test_every_status(folder, status, cause):
+def test_every_status(folder: RunFolder, status: Status, cause: Cause | None) -> None:
     record = RunStatus(status, cause=cause, attempts=[Attempt(1.0, 0)])
     for retry, is_held, has_checkpoint in itertools.product(
         ((), {Status.OOM}, FAULTS), (False, True), (False, True)
@@ -61,7 +69,9 @@ def test_every_status(folder, status, cause):
 
 
 @pytest.mark.parametrize("status", [s for s in Status if s not in SEALED | {Status.REJECTED}])
-def test_what_was_trained_to_its_end_is_sealed_whatever_its_status(folder, status):
+def test_what_was_trained_to_its_end_is_sealed_whatever_its_status(
+    folder: RunFolder, status: Status
+) -> None:
     train(folder, Status.COMPLETED, Status.COMPLETED)
     record = RunStatus(status, attempts=[Attempt(1.0, 0)])
     state = RunState(folder, record, processes=2)
@@ -81,7 +91,9 @@ def test_what_was_trained_to_its_end_is_sealed_whatever_its_status(folder, statu
         ((Status.INTERRUPTED, Status.INTERRUPTED), 3, False),
     ],
 )
-def test_an_end_is_final_where_all_ranks_and_all_rows_say_so(folder, statuses, steps, is_final):
+def test_an_end_is_final_where_all_ranks_and_all_rows_say_so(
+    folder: RunFolder, statuses: tuple[Status, ...], steps: int, is_final: bool
+) -> None:
     train(folder, *statuses, steps=steps)
     assert (final_outcomes(folder, 2) is not None) == is_final
     # Neither what is damaged.
@@ -90,7 +102,9 @@ def test_an_end_is_final_where_all_ranks_and_all_rows_say_so(folder, statuses, s
 
 
 @pytest.mark.parametrize("resumable", [False, True])
-def test_a_program_is_one_process_and_may_go_on_by_itself(folder, resumable):
+def test_a_program_is_one_process_and_may_go_on_by_itself(
+    folder: RunFolder, resumable: bool
+) -> None:
     """As `batchscape status` reads it: two devices, one outcome, no checkpoint of ours."""
     write_json(
         folder.config,

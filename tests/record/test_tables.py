@@ -1,9 +1,12 @@
 """Run folders: torn lines, seals, summaries, and what a reader makes of them."""
 
+from __future__ import annotations
+
 import json
 import re
 import shutil
 from contextlib import contextmanager
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -11,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchscape.errors import RecordError
+from batchscape.record import disk
 from batchscape.record.commands import LaunchedRun, time_again
 from batchscape.record.figures import FIGURES, TIMES
 from batchscape.record.files import JsonLines, keep_json_lines, read_json_lines, write_json
-from batchscape.record.folder import FORMAT_VERSION, SweepFolder
+from batchscape.record.folder import FORMAT_VERSION, RunFolder, SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.status import Attempt, RunStatus, Status, StopReason
 from batchscape.record.tables import load, read_table, seal
@@ -86,7 +90,6 @@ def run(spec_of, tmp_path):
         row = {"rank": rank, "attempt": 0, "peak_allocated_gib": peak, "startup_s": 0.1}
         row |= {"allocator_retries": rank + 1, "workspace_gib": 0.25 * rank}
         row |= {"model_flops_per_sample": 3e12, "peak_tflops": 20.0 + rank, "energy_j": 50.0 + rank}
-        row |= {"device_limits": "power limit 500 W of 700 W"}
         lines.append([{**row, "peak_source": "given", "not_invariant": "dropout 0.1"}])
         lines.close()
     return folder
@@ -133,7 +136,6 @@ def test_summary_by_hand(run):
     assert figures["peak_reserved_gib"] is None
     assert figures["skipped_optimizer_steps"] == 1
     assert (figures["peak_source"], figures["not_invariant"]) == ("given", "dropout 0.1")
-    assert figures["device_limits"] == "power limit 500 W of 700 W", "of both ranks, once"
     # 8 samples a second on two devices: 4 each, of 3 TFLOP, on devices of at least 20 TFLOP/s.
     assert figures["model_tflops_per_s_per_device"] == pytest.approx(12.0)
     assert figures["mfu_pct"] == pytest.approx(100 * 12 / 20)
@@ -195,6 +197,16 @@ def test_a_ramp_whose_last_steps_were_sampled_has_no_times_of_an_earlier_batch(r
     assert figures["exchanged_bytes"] is None
 
 
+def test_where_every_step_was_sampled_there_is_no_time(run):
+    with rows_again(run, "steps") as rows:
+        for row in rows:
+            row |= {"small_batch_size": 2, "small_gradient_square": 1.0}
+    figures = figures_of(run)
+    assert figures["measured_optimizer_steps"] == 0
+    assert figures["step_time_s"] is None
+    assert figures["skipped_optimizer_steps"] == 1
+
+
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
@@ -222,9 +234,12 @@ def test_what_no_repetition_gives_times_says_what_does(run, changes, parts):
     [
         ([{"foreign_processes": 0, "throttled": False}] * 2, None),
         ([{}, {}], None),  # a driver that tells nothing
+        ([{"foreign_processes": 0}, {"foreign_processes": 2}], SHARED_DEVICE),
         ([{"foreign_processes": None}, {"foreign_processes": 1}], SHARED_DEVICE),
+        ([{"throttled": False}, {"throttled": True}], THROTTLED),
         ([{"throttled": True, "foreign_processes": 1}, {}], f"{SHARED_DEVICE}; {THROTTLED}"),
         ([{"power_capped": True}, {}], None),  # how a device under a full load is meant to run
+        ([{"device_limits": "power limit 500 W of 700 W"}, {}], None),  # another device: hardware
     ],
 )
 def test_a_device_that_others_used_or_heat_held_down_has_no_times(run, of_ranks, reason):
@@ -239,6 +254,23 @@ def test_a_device_that_others_used_or_heat_held_down_has_no_times(run, of_ranks,
         assert "step_time_s" not in timed_figures(figures, untimed)
     foreign = [changes.get("foreign_processes") for changes in of_ranks]
     assert figures["foreign_processes"] == max((t for t in foreign if t is not None), default=None)
+
+
+def test_limits_of_devices_are_named_once(run):
+    with rows_again(run, "ranks") as rows:
+        for row in rows:
+            row["device_limits"] = "power limit 500 W of 700 W"
+    assert figures_of(run)["device_limits"] == "power limit 500 W of 700 W"
+
+
+def test_ranks_that_share_a_device_are_one_device(run):
+    with rows_again(run, "ranks") as rows:
+        for row in rows:
+            row["device"] = "cuda:0"
+        rows[1]["energy_j"] = None
+    figures = figures_of(run)
+    assert figures["model_tflops_per_s_per_device"] == pytest.approx(24.0)
+    assert figures["power_w"] == pytest.approx(50 / 2.3)
 
 
 @pytest.mark.parametrize(
@@ -374,11 +406,35 @@ def test_a_damaged_run_is_reported_and_in_no_table(run, tmp_path, name):
     assert list(tables.damaged) == [str(run.path)]
 
 
-def test_rows_of_other_types_are_damage(run, tmp_path):
+@pytest.mark.parametrize(
+    "row", ['{"warmup": [true]}', '{"samples": 1000000000000000000000}', '{"loss": "high"}']
+)
+def test_rows_of_other_types_are_damage(run, tmp_path, row):
     RunStatus(Status.INTERRUPTED).write(run.status)
     with run.lines("steps").open("a") as lines:
-        lines.write('{"samples": 1000000000000000000000}\n')
+        lines.write(f"{row}\n")
     assert list(load(tmp_path).damaged) == [str(run.path)]
+
+
+def test_a_shared_file_system_gives_the_same_tables(run, tmp_path, monkeypatch):
+    names = [f"run-{number:02d}" for number in range(40)]
+    for number, name in enumerate(names):
+        folder = SweepFolder(tmp_path).run(name)
+        shutil.copytree(run.path, folder.path)
+        write_json(folder.config, json.loads(run.config.read_text()) | {"run_id": name})
+        if number % 3:
+            seal(folder, completed(), data_parallel_size=2)
+        else:
+            RunStatus(Status.INTERRUPTED).write(folder.status)
+        if number % 5 == 1:
+            folder.config.write_text("{")
+    alone = load(tmp_path)
+    assert (len(alone.runs), len(alone.damaged)) == (32, 9)
+    monkeypatch.setattr(disk, "is_of_this_machine", lambda _: False)
+    shared = load(tmp_path)
+    assert shared.damaged == alone.damaged
+    for table in ("runs", "steps", "evals", "ranks"):
+        pd.testing.assert_frame_equal(getattr(shared, table), getattr(alone, table))
 
 
 def test_another_format_version_is_refused(run):
@@ -397,6 +453,23 @@ def test_spec_round_trip(run, spec_of):
 def test_an_empty_folder_is_no_sweep(tmp_path):
     with pytest.raises(RecordError, match="holds no runs"):
         load(tmp_path)
+
+
+def test_status_round_trip(tmp_path):
+    folder = RunFolder(tmp_path)
+    status = completed()
+    status.write(folder.status)
+    assert RunStatus.read(folder.status) == status
+    assert Status.COMPLETED.is_sealed
+    assert not Status.FAILED.is_sealed
+
+
+def test_a_folder_named_twice_is_read_once(run, tmp_path, monkeypatch):
+    seal(run, completed(), data_parallel_size=2)
+    monkeypatch.chdir(tmp_path.parent)
+    tables = load(tmp_path, tmp_path, tmp_path / "runs" / "..", Path(tmp_path.name))
+    assert len(tables.runs) == 1
+    assert len(tables.steps) == 5
 
 
 def test_a_copied_run_is_refused_and_another_training_is_not(run, tmp_path):
@@ -423,6 +496,14 @@ def test_open_runs_are_never_taken_for_copies(run, tmp_path):
     RunStatus(Status.RUNNING).write(run.status)
     shutil.copytree(run.path.parent, tmp_path / "other" / "runs")
     assert len(load(tmp_path, tmp_path / "other").runs) == 2
+
+
+def test_the_meeting_point_of_the_ranks_is_no_setting(run, tmp_path):
+    write_json(run.launch, {"attempt": 0, "rendezvous": "/gone"})
+    seal(run, completed(), data_parallel_size=2)
+    runs = load(tmp_path).runs
+    assert runs["launch.attempt"].tolist() == [0]
+    assert not [name for name in runs if "rendezvous" in name]
 
 
 def test_a_figure_counts_as_its_unit_says():

@@ -1,5 +1,10 @@
 """How far a search is, by its files alone."""
 
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from batchscape.record.files import write_json
@@ -13,7 +18,7 @@ HEAD = "study,trial,rate,loss,outcome,is_best,runs,reason\n"
 
 
 @pytest.fixture
-def sweep(tmp_path):
+def sweep(tmp_path: Path) -> SweepFolder:
     """Three trials a study: of one two are over, one of them by a fault, of the other none."""
     sweep = SweepFolder(tmp_path)
     write_json(sweep.search.space, {"trials": 3, "grid_points": 5})
@@ -24,7 +29,7 @@ def sweep(tmp_path):
     return sweep
 
 
-def test_trials_that_are_over_are_counted_by_study(sweep):
+def test_trials_that_are_over_are_counted_by_study(sweep: SweepFolder) -> None:
     counts = count_trials(sweep)
     assert counts == TrialCounts(3, {"b=8": 2, "b=16": 0}, grid_is_left=True)
     assert counts.left == 4
@@ -36,25 +41,26 @@ def test_trials_that_are_over_are_counted_by_study(sweep):
         assert count_trials(sweep) == TrialCounts(3, {"b=8": 2, "b=16": 0}, grid_is_left=is_left)
 
 
-def test_no_grid_is_left_that_was_not_asked_for(sweep):
+def test_no_grid_is_left_that_was_not_asked_for(sweep: SweepFolder) -> None:
     write_json(sweep.search.space, {"trials": 1, "grid_points": 0})
     assert count_trials(sweep) == TrialCounts(1, {"b=8": 2, "b=16": 0}, grid_is_left=False)
     # A study that has more than are asked for now makes up for no other.
     assert TrialCounts(1, {"b=8": 2, "b=16": 0}, grid_is_left=False).left == 1
 
 
-def test_a_search_is_at_work_between_its_launches(sweep):
+def test_a_search_is_at_work_between_its_launches(sweep: SweepFolder) -> None:
     for folder in (sweep, sweep.search):
         folder.plan.write_text("run_id,planned\nr0,launch\n")
     assert overview(sweep).state == overview(sweep.search).state == "interrupted"
     lock = take(sweep.search.search_lock)
+    assert lock is not None
     assert overview(sweep).state == overview(sweep.search).state == "running"
     lock.release()
     assert overview(sweep).state == "interrupted"
 
 
 @pytest.mark.parametrize("damage", ["{", {"format_version": 4}, {"trials": None}, None])
-def test_what_cannot_be_read_is_not_told(sweep, damage):
+def test_what_cannot_be_read_is_not_told(sweep: SweepFolder, damage: Any) -> None:
     if damage is None:
         sweep.search.space.unlink()
     elif isinstance(damage, str):

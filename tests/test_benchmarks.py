@@ -1,69 +1,24 @@
 """What benchmarks compute; `make check` tells whether what they call is there."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
-import subprocess
 import sys
-import tomllib
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from packaging.requirements import Requirement
 
 from forked_programs import run_script
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
-def printed_by(name, *arguments):
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / name, *arguments], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def module_of(name):
     spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def closure(extra, extras):
-    """Return the packages of an extra of ours, and of those that it names."""
-    packages = set()
-    for line in extras[extra]:
-        requirement = Requirement(line)
-        if requirement.name == "batchscape":
-            for other in requirement.extras:
-                packages |= closure(other, extras)
-        else:
-            packages.add(requirement.name)
-    return packages
-
-
-def test_the_extra_brings_what_the_trainer_needs():
-    """By the word of transformers itself, which installs it on request only."""
-    content = (BENCHMARKS.parent / "pyproject.toml").read_text()
-    project = tomllib.loads(content)["project"]
-    brought = closure("bench", project["optional-dependencies"])
-    brought |= {Requirement(line).name for line in project["dependencies"]}
-    needed = [Requirement(line) for line in metadata.requires("transformers")]
-    of_trainer = {
-        requirement.name
-        for requirement in needed
-        if requirement.marker is not None and requirement.marker.evaluate({"extra": "torch"})
-    }
-    assert {"accelerate", "torch"} <= of_trainer
-    assert of_trainer | {"transformers"} <= brought
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """Settings are validated once, with one line a problem."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -9,7 +9,6 @@ import re
 import runpy
 import shlex
 import tomllib
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -19,11 +18,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from batchscape.cli import main
 from batchscape.compose import compose
-from batchscape.config import Data, RunConfig
+from batchscape.config import RunConfig
 from batchscape.config.settings import SETTINGS
 from batchscape.cuda_devices import CudaDevice
 from batchscape.plan.build import make_plan
-from batchscape.plan.expand import SweepCells
 from batchscape.plan.machine import Machine
 from batchscape.record.spec import DataIdentity
 from batchscape.record.status import Status
@@ -36,7 +34,7 @@ PAGES = sorted(ROOT.glob("*.md")) + sorted(DOCS.glob("*.md"))
 EXAMPLES = sorted(ROOT.glob("examples/*/README.md"))
 
 
-def each_page(pages: Sequence[Path]) -> pytest.MarkDecorator:
+def each_page(pages):
     return pytest.mark.parametrize("page", pages, ids=lambda page: str(page.relative_to(ROOT)))
 
 
@@ -67,22 +65,22 @@ def test_the_claims_are_documented_as_they_are():
 
 
 @each_page(PAGES)
-def test_paths_in_documents_exist(page: Path):
+def test_paths_in_documents_exist(page):
     """A path in backticks that starts with a folder of ours names something that is there."""
     folders = "conf|sweeps|analysis|benchmarks|docs|tests|src|train|record|data|plan|launch|models"
     for path in re.findall(rf"`((?:{folders})/[\w./]*)`", page.read_text()):
         assert any((base / path).exists() for base in (ROOT, ROOT / "src" / "batchscape")), path
 
 
-def prose(page: Path) -> str:
+def prose(page):
     """A page without its blocks of code."""
     return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
 @functools.cache
-def anchors(page: Path) -> set[str]:
+def anchors(page):
     """Anchors of the headings of a page, as GitHub makes them."""
-    headings: set[str] = set()
+    headings = set()
     for title in re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE):
         words = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
         again = (f"{words}-{n}" for n in range(1, 100))
@@ -92,7 +90,7 @@ def anchors(page: Path) -> set[str]:
     return headings
 
 
-def problem_of(link: str, page: Path) -> str | None:
+def problem_of(link, page):
     """Say why a link leads nowhere; a link to the network is looked at, not followed."""
     parts = urlsplit(link)
     if parts.scheme or parts.netloc:
@@ -107,7 +105,7 @@ def problem_of(link: str, page: Path) -> str | None:
 
 
 @each_page(PAGES + EXAMPLES)
-def test_links_lead_somewhere(page: Path):
+def test_links_lead_somewhere(page):
     links = re.findall(r"\]\(([^()\s]+)\)", re.sub(r"`[^`\n]*`", "`", prose(page)))
     problems = {link: problem_of(link, page) for link in links}
     assert not {link: problem for link, problem in problems.items() if problem}
@@ -147,7 +145,7 @@ class PageCommand(NamedTuple):
     words: tuple[str, ...]
 
 
-def commands_on(page: Path) -> Iterator[PageCommand]:
+def commands_on(page):
     """Yield the commands of a page: lines of blocks without a language, and those in a sentence."""
     programs = ("batchscape", "make", "python", "pip", "cd", "source", ".ci/run")
     for block in re.findall(r"^```\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
@@ -170,13 +168,13 @@ def commands_on(page: Path) -> Iterator[PageCommand]:
 
 
 @functools.cache
-def commands() -> tuple[PageCommand, ...]:
+def commands():
     return tuple(
         command for page in PAGES if page.name != "CHANGELOG.md" for command in commands_on(page)
     )
 
 
-def takes_settings(words: Sequence[str]) -> bool:
+def takes_settings(words):
     """Whether a command is followed by settings; `recommend` may be, or by a folder."""
     verb, *others = words[1:] or [""]
     return verb in SETTING_VERBS or (verb == "recommend" and "=" in "".join(others[:1]))
@@ -224,18 +222,8 @@ def test_other_commands_name_what_there_is():
 
 
 @pytest.mark.slow
-def test_every_other_name_of_a_column_is_documented():
-    from batchscape.analysis.targets.columns import ALIASES
-
-    section = (DOCS / "analysis_tables.md").read_text().partition("### Which column is which")[2]
-    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE)
-    documented = {name: tuple(re.findall(r"`(\w+)`", others)) for name, others in rows}
-    assert documented == {name: others for name, others in ALIASES.items() if others}
-
-
-@pytest.mark.slow
 @each_page([page for page in PAGES if "```python" in page.read_text()])
-def test_what_python_imports_is_there(page: Path):
+def test_what_python_imports_is_there(page):
     for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.ImportFrom):
@@ -244,9 +232,7 @@ def test_what_python_imports_is_there(page: Path):
 
 
 @pytest.mark.slow
-def test_commands_on_folders_and_files_lack_nothing_but_these(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_commands_on_folders_and_files_lack_nothing_but_these(tmp_path, monkeypatch, capsys):
     """Where there are no runs yet each says so of its folder, and complains of nothing else."""
     monkeypatch.chdir(tmp_path)
     verbs = ("report", "view", "recommend", "status", "analyze", "configs", "check-config")
@@ -268,16 +254,16 @@ def test_commands_on_folders_and_files_lack_nothing_but_these(
         assert "usage:" not in captured.err, (command, captured.err)
 
 
-def declared_or_box(grid: SweepCells) -> Machine:
+def declared_or_box(grid):
     cluster = RunConfig.from_mapping(grid.cells[0].settings).cluster
     return BOX if cluster.device is None else Machine.of(cluster)
 
 
 @pytest.mark.slow
-def test_every_sweep_that_is_shown_is_planned(capsys: pytest.CaptureFixture[str]):
+def test_every_sweep_that_is_shown_is_planned(capsys):
     """On a box of eight GPUs; how many runs a study has is in its first line, and tested."""
 
-    def prepare(data: Data) -> DataIdentity:
+    def prepare(data):
         if data.name == "digits":
             held = round(1797 * data.held_out_pct / 100)
             return DataIdentity(

@@ -1,14 +1,11 @@
 """Figures are drawn by another process, which ends as it should whatever happens."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
@@ -19,7 +16,7 @@ from batchscape.errors import AnalysisError
 WIDTH = 252.0
 
 
-def made(title: str = "loss", kind: str = "line") -> dict[str, Any]:
+def made(title="loss", kind="line"):
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "usermeta": {"width": WIDTH},
@@ -35,7 +32,7 @@ def made(title: str = "loss", kind: str = "line") -> dict[str, Any]:
     }
 
 
-def test_files_are_as_wide_as_asked_for_and_show_other_pictures(tmp_path: Path) -> None:
+def test_files_are_as_wide_as_asked_for_and_show_other_pictures(tmp_path):
     files = {name: [tmp_path / f"{name}{end}" for end in (".png", ".pdf")] for name in "ab"}
     with Drawing() as drawing:
         drawing.begin(made(), files["a"])
@@ -48,7 +45,7 @@ def test_files_are_as_wide_as_asked_for_and_show_other_pictures(tmp_path: Path) 
         assert pdf.read_bytes().startswith(b"%PDF")
 
 
-def test_what_fails_there_is_raised_here(tmp_path: Path) -> None:
+def test_what_fails_there_is_raised_here(tmp_path):
     with Drawing() as drawing:
         drawing.begin(made(kind="nonsense"), [tmp_path / "bad.png"])
         drawing.begin(made(), [tmp_path / "good.png"])
@@ -56,7 +53,7 @@ def test_what_fails_there_is_raised_here(tmp_path: Path) -> None:
             drawing.finish()
 
 
-def test_a_process_that_is_killed_is_an_error_and_not_a_wait(tmp_path: Path) -> None:
+def test_a_process_that_is_killed_is_an_error_and_not_a_wait(tmp_path):
     with Drawing() as drawing:
         drawing.begin(made(), [tmp_path / "first.png"])
         drawing.finish()
@@ -66,7 +63,7 @@ def test_a_process_that_is_killed_is_an_error_and_not_a_wait(tmp_path: Path) -> 
             drawing.finish()
 
 
-def test_it_ends_with_its_caller(tmp_path: Path) -> None:
+def test_it_ends_with_its_caller(tmp_path):
     program = (
         "import json, os, pathlib, sys; from batchscape.drawing import Drawing\n"
         "with Drawing() as drawing:\n"
@@ -76,7 +73,6 @@ def test_it_ends_with_its_caller(tmp_path: Path) -> None:
     )
     arguments = [sys.executable, "-c", program, json.dumps(made()), tmp_path / "one.png"]
     caller = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
-    assert caller.stdout is not None
     # The pipe has its end once both have gone: what draws inherits no end of it, but its errors.
     pid = int(caller.stdout.readline())
     caller.wait()

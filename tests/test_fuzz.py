@@ -1,7 +1,5 @@
 """Whatever a configuration says, there is a valid plan or a clear message, soon."""
 
-from __future__ import annotations
-
 import io
 import random
 import re
@@ -19,7 +17,6 @@ from batchscape.config import RunConfig
 from batchscape.data.corpus import prepare
 from batchscape.errors import BatchscapeError
 from batchscape.plan.build import make_plan
-from batchscape.plan.expand import SweepCells
 from batchscape.plan.forecast import SweepForecast
 from batchscape.plan.machine import Machine
 from batchscape.plan.table import plan_table
@@ -38,24 +35,24 @@ RAW = re.compile(
 
 
 @pytest.fixture(scope="module")
-def bases(tmp_path_factory: pytest.TempPathFactory) -> Bases:
+def bases(tmp_path_factory):
     return Bases(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(FAULTS)
 
 
-def check_message(message: str) -> None:
+def check_message(message):
     """A message has words in it, for a person."""
     assert len(message.strip()) > 10, message
     assert not RAW.search(message), message
     assert len(message) < 20_000, f"{len(message)} characters: {message[:300]}"
 
 
-def plan_or_message(grid: SweepCells, machine: Machine) -> bool:
+def plan_or_message(grid, machine):
     """Do what `batchscape plan` does with a grid but predict; return whether there is a plan."""
     try:
         plan = make_plan(grid, machine, prepare)
@@ -75,7 +72,7 @@ def plan_or_message(grid: SweepCells, machine: Machine) -> bool:
     return True
 
 
-def fuzz_configurations(bases: Bases, count: int, seed: int) -> int:
+def fuzz_configurations(bases, count, seed):
     """Try random configurations; return how many had a plan."""
     machine = Machine(cpu_cores=2, cpu_name="two cores")
     planned = 0
@@ -91,7 +88,7 @@ def fuzz_configurations(bases: Bases, count: int, seed: int) -> int:
     return planned
 
 
-def fuzz_lines(bases: Bases, count: int, seed: int) -> int:
+def fuzz_lines(bases, count, seed):
     """Try random command lines in this process; return how many had a plan."""
     planned = 0
     for number in range(count):
@@ -116,7 +113,7 @@ def fuzz_lines(bases: Bases, count: int, seed: int) -> int:
     return planned
 
 
-def check_end(code: object, out: str, err: str) -> None:
+def check_end(code, out, err):
     """A plan and code 0, or a message and code 2."""
     assert code in {0, 2}, (code, err)
     if code == 0:
@@ -126,13 +123,13 @@ def check_end(code: object, out: str, err: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_changed_at_random_can_be_planned(bases: Bases) -> None:
+def test_what_is_changed_at_random_can_be_planned(bases):
     machine = Machine(cpu_cores=2, cpu_name="two cores")
     assert all(plan_or_message(grid, machine) for grid in bases.grids)
 
 
 @pytest.mark.slow
-def test_random_configurations_and_command_lines(bases: Bases) -> None:
+def test_random_configurations_and_command_lines(bases):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     planned = fuzz_configurations(bases, 1_000, seed=1) + fuzz_lines(bases, 20, seed=1)
     added_gib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20

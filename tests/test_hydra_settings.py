@@ -1,9 +1,6 @@
 """What Hydra knows and nothing here reads is refused, with what to use in its place."""
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Iterator
 
 import pytest
 
@@ -16,36 +13,32 @@ UNREAD = {
     "hydra.run.dir=here": "sweep_dir=DIR",
     "hydra.sweep.subdir=x": "sweep_dir=DIR",
     "hydra.output_subdir=x": "config.json",
-    "hydra.job.name=x": "sweep_name=NAME",
     "hydra.job.chdir=true": "engine.cwd=DIR",
     "+hydra.job.env_set.OMP_NUM_THREADS=1": "NAME=VALUE batchscape sweep",
     "hydra.job.env_copy=[HOME]": "the environment of the command",
     "hydra.verbose=true": "log.txt",
-    "hydra/job_logging=default": "log.txt",
     "hydra/launcher=submitit_slurm": "launcher.concurrent_runs=N",
-    "hydra/launcher=basic": "leave hydra/launcher as it is",
     "hydra/sweeper=basic": "expands sweeps itself",
     "hydra.mode=RUN": "expands sweeps itself",
 }
 
 
 @pytest.fixture(autouse=True)
-def _log_level() -> Iterator[None]:
+def _log_level():
     """Restore what `hydra.verbose` sets for the whole process before it is refused."""
     level = logging.getLogger().level
     yield
     logging.getLogger().setLevel(level)
 
 
-def refused(*arguments: str) -> str:
+def refused(*arguments):
     with pytest.raises(ConfigError) as caught:
         compose(arguments, "batchscape sweep")
     return str(caught.value)
 
 
-def folder_of(*arguments: str) -> str | None:
+def folder_of(*arguments):
     grid = compose(arguments, "batchscape sweep")
-    assert grid is not None
     # It is no setting of the runs, and changes no name.
     assert set(grid.fixed) <= {"sweep_dir", "sweeps"}
     (folder,) = {RunConfig.from_mapping(cell.settings).sweep_dir for cell in grid.cells}
@@ -53,7 +46,7 @@ def folder_of(*arguments: str) -> str | None:
 
 
 @pytest.mark.parametrize("argument", UNREAD)
-def test_what_nothing_reads_is_refused_with_what_to_use(argument: str) -> None:
+def test_what_nothing_reads_is_refused_with_what_to_use(argument):
     error = refused(argument)
     assert error.startswith(argument.lstrip("+").partition("=")[0].replace("/job", ".job")[:13])
     assert UNREAD[argument] in error
@@ -70,12 +63,12 @@ def test_what_nothing_reads_is_refused_with_what_to_use(argument: str) -> None:
         ),
     ],
 )
-def test_no_other_setting_of_hydra_is_taken_in_silence(argument: str) -> None:
+def test_no_other_setting_of_hydra_is_taken_in_silence(argument):
     error = refused(argument)
     assert argument in error or "has no effect" in error
 
 
-def test_settings_of_hydra_that_are_read(tmp_path) -> None:
+def test_settings_of_hydra_that_are_read(tmp_path):
     text = "'it''s a \\ and \u2603'"
     (tmp_path / "sweeps").mkdir()
     (tmp_path / "sweeps" / "study.yaml").write_text(
@@ -90,13 +83,12 @@ def test_settings_of_hydra_that_are_read(tmp_path) -> None:
         ],
         "batchscape sweep",
     )
-    assert grid is not None
     assert len(grid.cells) == 4
     assert grid.cells[0].settings["sweep_name"] == ["it's a \\ and \N{SNOWMAN}"]
 
 
 @pytest.mark.slow
-def test_the_folder_of_a_sweep_in_the_words_of_hydra() -> None:
+def test_the_folder_of_a_sweep_in_the_words_of_hydra():
     assert folder_of() is None
     assert folder_of("hydra.sweep.dir=my/folder") == "my/folder"
     assert folder_of("hydra.sweep.dir=a b", "seed=0,1", "scaling=none,sqrt") == "a b"
@@ -112,9 +104,7 @@ def test_the_folder_of_a_sweep_in_the_words_of_hydra() -> None:
         ("launcher: {n_jobs: 2}", "without the hydra"),
     ],
 )
-def test_a_study_of_ones_own_is_held_to_the_same(
-    tmp_path, content: str, message: str | None
-) -> None:
+def test_a_study_of_ones_own_is_held_to_the_same(tmp_path, content, message):
     (tmp_path / "sweeps").mkdir()
     choice = "defaults: [{override /hydra/launcher: joblib}]\n" if "n_jobs" in content else ""
     text = (

@@ -1,12 +1,9 @@
 """Who may import whom, read from the source: imports inside functions count."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,21 +57,21 @@ WITHIN_A_LAYER = {
 PARTS = sorted(set.union(*LAYERS))
 
 
-def level(part: str) -> int:
+def level(part):
     return next(index for index, layer in enumerate(LAYERS) if part in layer)
 
 
-def files(part: str) -> list[Path]:
+def files(part):
     folder = ROOT / part
     return sorted(folder.rglob("*.py")) if folder.is_dir() else [ROOT / f"{part}.py"]
 
 
 @functools.cache
-def imported(path: Path) -> frozenset[str]:
+def imported(path):
     return frozenset(names_in(ast.parse(path.read_text()), path))
 
 
-def names_in(tree: ast.Module, path: Path) -> Iterator[str]:
+def names_in(tree, path):
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -85,12 +82,12 @@ def names_in(tree: ast.Module, path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def own_parts(path: Path) -> set[str]:
+def own_parts(path):
     names = {name.split(".")[1] for name in imported(path) if name.startswith("batchscape.")}
     return names - {"__version__"}
 
 
-def test_every_module_is_in_a_layer() -> None:
+def test_every_module_is_in_a_layer():
     parts = {
         path.stem if path.suffix == ".py" else path.name
         for path in ROOT.iterdir()
@@ -100,7 +97,7 @@ def test_every_module_is_in_a_layer() -> None:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_imports_point_down(part: str) -> None:
+def test_imports_point_down(part):
     for path in files(part):
         for other in own_parts(path) - {part}:
             # `analysis` stands beside the layers; only what a user calls asks it.
@@ -110,7 +107,7 @@ def test_imports_point_down(part: str) -> None:
             assert allowed, f"{path} imports batchscape.{other}"
 
 
-def test_analysis_reads_records_and_asks_what_settings_decide() -> None:
+def test_analysis_reads_records_and_asks_what_settings_decide():
     for path in files("analysis"):
         below = {
             "config",
@@ -128,7 +125,7 @@ def test_analysis_reads_records_and_asks_what_settings_decide() -> None:
         assert not roots & {"torch", "hydra", "omegaconf", "wandb"}, path
 
 
-def test_only_the_command_line_knows_hydra() -> None:
+def test_only_the_command_line_knows_hydra():
     for part in PARTS:
         for path in files(part):
             roots = {name.split(".")[0] for name in imported(path)}
@@ -136,7 +133,7 @@ def test_only_the_command_line_knows_hydra() -> None:
                 assert part in {"cli", "compose"}, path
 
 
-def modules_after(*steps: str) -> list[set[str]]:
+def modules_after(*steps):
     """Packages in memory after each of some lines of code that one interpreter runs."""
     lines = "\n".join(f"{step}\nprint('MODULES', *sys.modules)" for step in steps)
     done = subprocess.run(
@@ -149,7 +146,7 @@ def modules_after(*steps: str) -> list[set[str]]:
 PROGRAM = ["engine=command", "model=external", "data=external", "budget=optimizer_steps"]
 
 
-def test_the_recorder_help_the_sweeper_and_a_plan_import_nothing_heavy() -> None:
+def test_the_recorder_help_the_sweeper_and_a_plan_import_nothing_heavy():
     """The first of them runs in other people's scripts, the third in other applications.
 
     Only where a plan counts the operations of a model does it import torch.
@@ -169,7 +166,7 @@ def test_the_recorder_help_the_sweeper_and_a_plan_import_nothing_heavy() -> None
     assert not planned & {"torch", "pandas", "polars", "wandb", "sklearn", "vl_convert", "scipy"}
 
 
-def test_a_plan_imports_torch_only_to_predict() -> None:
+def test_a_plan_imports_torch_only_to_predict():
     """It rehearses the training, and counts its operations; of a program it does neither."""
     users = {
         path.stem
@@ -182,7 +179,7 @@ def test_a_plan_imports_torch_only_to_predict() -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_imports_no_hydra_and_only_who_mirrors_imports_wandb() -> None:
+def test_a_worker_imports_no_hydra_and_only_who_mirrors_imports_wandb():
     """And nobody Polars before it reads sweeps."""
     command, worker, mirror, everything = modules_after(
         "import batchscape.cli, batchscape.analysis.numbers",
@@ -198,7 +195,7 @@ def test_a_worker_imports_no_hydra_and_only_who_mirrors_imports_wandb() -> None:
     assert not command & {"scipy", "pandas"}, "one module of the analysis is not all of it"
 
 
-def test_what_the_analysis_offers_is_imported_when_it_is_asked_for() -> None:
+def test_what_the_analysis_offers_is_imported_when_it_is_asked_for():
     from batchscape import analysis
 
     assert set(analysis.__all__) <= set(dir(analysis))
@@ -206,25 +203,12 @@ def test_what_the_analysis_offers_is_imported_when_it_is_asked_for() -> None:
     assert not hasattr(analysis, "nothing")
 
 
-def test_only_who_mirrors_names_wandb() -> None:
+def test_only_who_mirrors_names_wandb():
     knowing = {path.stem for part in PARTS for path in files(part) if "wandb" in imported(path)}
     assert knowing == {"worker", "run", "report", "workspace"}
 
 
-@pytest.mark.slow
-def test_launching_training_sealing_and_status_do_without_polars(tmp_path: Path) -> None:
-    run = ["run", f"sweep_dir={tmp_path / 'sweep'}", "data=digits", "model=mlp"]
-    run += ["budget.samples=64", "batch.global_batch_size=32", "tracker=none"]
-    (loaded,) = modules_after(
-        "from batchscape.cli import main\n"
-        f"assert main({run}) == 0\n"
-        f"assert main(['status', {str(tmp_path / 'sweep')!r}]) == 0"
-    )
-    assert "pandas" in loaded
-    assert "polars" not in loaded
-
-
-def test_polars_is_for_the_reader_of_sweeps_alone() -> None:
+def test_polars_is_for_the_reader_of_sweeps_alone():
     modules = {path for part in (*PARTS, "analysis") for path in files(part)}
     users = {path for path in modules if {n.split(".")[0] for n in imported(path)} & {"polars"}}
     assert {str(path.relative_to(ROOT)) for path in users} == {"record/reading.py"}

@@ -1,32 +1,29 @@
 """The search for the largest micro-batch that fits, against every boundary there can be."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchscape.geometry import BatchGeometry, enumerate_geometries
+from batchscape.geometry import enumerate_geometries
 from batchscape.probe import Attempt, seek_largest
 
 
-def cuts(global_batch_size: int) -> list[BatchGeometry]:
+def cuts(global_batch_size):
     return enumerate_geometries(global_batch_size, data_parallel_sizes=[1])
 
 
-def search(candidates: Sequence[BatchGeometry], largest: int, guess: int | None) -> list[Attempt]:
+def search(candidates, largest, guess):
     """Search where the candidates up to position `largest` fit."""
 
-    def train(geometry: BatchGeometry) -> Attempt:
+    def train(geometry):
         return Attempt(geometry, candidates.index(geometry) <= largest)
 
     return seek_largest(candidates, guess, train)
 
 
 @given(data=st.data(), batch=st.integers(1, 720))
-def test_finds_the_boundary_whatever_is_expected(data: st.DataObject, batch: int) -> None:
+def test_finds_the_boundary_whatever_is_expected(data, batch):
     candidates = cuts(batch)
     count = len(candidates)
     largest = data.draw(st.integers(-1, count - 1))
@@ -41,7 +38,7 @@ def test_finds_the_boundary_whatever_is_expected(data: st.DataObject, batch: int
 
 
 @given(data=st.data(), batch=st.integers(1, 720))
-def test_a_right_expectation_takes_two_trainings(data: st.DataObject, batch: int) -> None:
+def test_a_right_expectation_takes_two_trainings(data, batch):
     candidates = cuts(batch)
     largest = data.draw(st.integers(-1, len(candidates) - 1))
     assert len(search(candidates, largest, largest)) <= 2

@@ -1,7 +1,5 @@
 """One wheel carries code, configuration, studies and analysis, from any folder."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -20,7 +18,7 @@ NOT_SOURCE = shutil.ignore_patterns(
 )
 
 
-def run(*command: str | Path, cwd: Path) -> str:
+def run(*command, cwd):
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
         [str(part) for part in command],
@@ -34,7 +32,7 @@ def run(*command: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
-def test_symlinks_lead_to_the_top_level_folders() -> None:
+def test_symlinks_lead_to_the_top_level_folders():
     for name in ("conf", "sweeps", "analysis"):
         assert (PACKAGE / name).is_symlink()
         assert (PACKAGE / name).resolve() == ROOT / name
@@ -43,28 +41,28 @@ def test_symlinks_lead_to_the_top_level_folders() -> None:
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     """A copy of the source, so that building leaves nothing in the checkout."""
     copy = tmp_path_factory.mktemp("source") / "batchscape"
     shutil.copytree(ROOT, copy, symlinks=True, ignore=NOT_SOURCE)
     return copy
 
 
-def wheel_of(source: Path, into: Path) -> Path:
+def wheel_of(source, into):
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     run(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", into, source, cwd=into)
     (wheel,) = into.glob("*.whl")
     return wheel
 
 
-def sdist_of(source: Path, into: Path) -> Path:
+def sdist_of(source, into):
     code = f"from setuptools.build_meta import build_sdist; build_sdist({str(into)!r})"
     run(sys.executable, "-c", code, cwd=source)
     (archive,) = into.glob("*.tar.gz")
     return archive
 
 
-def fresh_environment(folder: Path) -> Path:
+def fresh_environment(folder):
     """Make a virtual environment that sees the dependencies of this one, but not its batchscape."""
     venv.create(folder, with_pip=False, symlinks=True)
     paths = {"base": str(folder), "platbase": str(folder)}
@@ -74,7 +72,7 @@ def fresh_environment(folder: Path) -> Path:
     return folder / "bin"
 
 
-def check_installed(installed: Path | list[str | Path], folder: Path) -> None:
+def check_installed(installed, folder):
     binaries = fresh_environment(folder / "venv")
     target = installed if isinstance(installed, list) else [installed]
     run(
@@ -95,7 +93,7 @@ def check_installed(installed: Path | list[str | Path], folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_wheel_holds_everything_and_is_that_of_the_sdist(source: Path, tmp_path: Path) -> None:
+def test_a_wheel_holds_everything_and_is_that_of_the_sdist(source, tmp_path):
     archive = sdist_of(source, tmp_path)
     direct, unpacked = tmp_path / "direct", tmp_path / "unpacked"
     direct.mkdir()
@@ -114,8 +112,3 @@ def test_a_wheel_holds_everything_and_is_that_of_the_sdist(source: Path, tmp_pat
     assert "hydra_plugins/__init__.py" not in names
     assert not any(name.startswith(("tests", "analysis", "conf", "sweeps")) for name in names)
     check_installed(wheels[1], tmp_path)
-
-
-@pytest.mark.slow
-def test_editable(source: Path, tmp_path: Path) -> None:
-    check_installed(["-e", source], tmp_path)

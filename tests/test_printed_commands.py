@@ -1,10 +1,7 @@
 """Commands that are printed do what they say: each is taken apart by a shell, composed, and run."""
 
-from __future__ import annotations
-
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,12 +13,12 @@ from hypothesis import strategies as st
 from batchscape.analysis.claims.declared import CLAIMS
 from batchscape.analysis.decisions.evidence import gather
 from batchscape.analysis.decisions.recommend import Needs, recommend
-from batchscape.analysis.report.write import Report, write_report
+from batchscape.analysis.report.write import write_report
 from batchscape.cli import main
 from batchscape.compose import compose
 from batchscape.data.corpus import prepare
 from batchscape.launch.attempts import OTHER_LAUNCHER
-from batchscape.plan.build import Plan, make_plan
+from batchscape.plan.build import make_plan
 from batchscape.plan.machine import Machine
 from batchscape.record.commands import LaunchedRun, again, command_of, more_seeds, time_again
 from batchscape.record.files import read_json, write_json
@@ -39,7 +36,7 @@ TINY = [
 ]
 
 
-def planned(command: str) -> Plan:
+def planned(command):
     """What `batchscape plan` does, by the words that a shell makes of a command."""
     program, verb, *arguments = shlex.split(command)
     assert (program, verb) == ("batchscape", "sweep")
@@ -48,7 +45,7 @@ def planned(command: str) -> Plan:
     return make_plan(grid, Machine.detect(), prepare)
 
 
-def to_do(plan: Plan) -> list[str]:
+def to_do(plan):
     """Runs that a sweep of this plan would start."""
     sweep = SweepFolder(plan.sweep_dir)
     statuses = {spec.run_id: sweep.run(spec.run_id).status for spec in plan.specs}
@@ -59,13 +56,13 @@ def to_do(plan: Plan) -> list[str]:
     ]
 
 
-def commands_in(text: str) -> list[str]:
+def commands_in(text):
     """Commands of sweeps in a text: each stands at the end of its sentence or line."""
     commands = re.findall(r"batchscape sweep [^\n`]*", text)
     return [part for command in commands for part in command.rstrip(". ").split(" && ")]
 
 
-def printed(report: Report, *others: str) -> str:
+def printed(report, *others):
     lines = [
         line
         for section in report.sections
@@ -81,11 +78,11 @@ def printed(report: Report, *others: str) -> str:
 
 
 @pytest.fixture
-def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def sweep(tmp_path, monkeypatch):
     """Runs the command line in an empty folder, and returns what it said."""
     monkeypatch.chdir(tmp_path)
 
-    def call(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    def call(arguments, capsys):
         capsys.readouterr()
         assert main(arguments) == 0
         return capsys.readouterr().out
@@ -94,9 +91,7 @@ def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]
 
 
 @pytest.mark.slow
-def test_the_printed_remedy_gives_times_or_says_why_not(
-    sweep: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_printed_remedy_gives_times_or_says_why_not(sweep, capsys):
     """Two at a time have no times; the command in the last line runs each once more, alone."""
     arguments = [*TINY, "launcher.concurrent_runs=2", "sweep_dir='my sweep, 1'"]
     output = sweep(["sweep", *arguments], capsys)
@@ -149,9 +144,7 @@ def test_the_printed_remedy_gives_times_or_says_why_not(
 
 
 @pytest.mark.slow
-def test_every_printed_command_composes_and_finds_runs_to_do(
-    sweep: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_printed_command_composes_and_finds_runs_to_do(sweep, capsys):
     """Of a sweep that is done: those of its own with what is missing, and known studies."""
     folder = Path("done")
     one_seed = [setting for setting in TINY if not setting.startswith("seed=")]
@@ -179,7 +172,7 @@ def test_every_printed_command_composes_and_finds_runs_to_do(
     assert {runs_to_do[command] for command in seeds} <= {2 * 9, 2 * 2}
 
 
-def settings_of(command: str) -> dict[str, object]:
+def settings_of(command):
     """The last value of each setting, as Hydra reads it."""
     program, verb, *words = shlex.split(command)
     assert (program, verb) == ("batchscape", "sweep")
@@ -194,13 +187,13 @@ def settings_of(command: str) -> dict[str, object]:
 @example("null")
 @example("a b/c, d=e")
 @example("\N{SNOWMAN}\\")
-def test_a_folder_of_any_name_is_named(name: str) -> None:
+def test_a_folder_of_any_name_is_named(name):
     assume("${" not in name)
     value = settings_of(again("batchscape sweep sweeps=x sweep_dir=old", name, {}))["sweep_dir"]
     assert (value.text if isinstance(value, QuotedString) else value) == name
 
 
-def test_a_command_is_recorded_without_what_was_to_be_repeated() -> None:
+def test_a_command_is_recorded_without_what_was_to_be_repeated():
     arguments = [
         "--multirun",
         "--config-dir",
@@ -235,7 +228,7 @@ def test_a_command_is_recorded_without_what_was_to_be_repeated() -> None:
         (f"{processes_share('2 ranks', '1 CUDA device')}; {runs_share(2, 'the machine')}", None),
     ],
 )
-def test_a_remedy_has_what_makes_it_work(reason: str, settings: dict[str, int] | None) -> None:
+def test_a_remedy_has_what_makes_it_work(reason, settings):
     command = "batchscape sweep sweeps=mine seed=0,1 launcher.concurrent_runs=4 timing_repeat=0,1"
     remedy = time_again([LaunchedRun("out/a", command, reason)] * 2, {"out/a": 3})
     if settings is None:
@@ -248,7 +241,7 @@ def test_a_remedy_has_what_makes_it_work(reason: str, settings: dict[str, int] |
     assert {name: remedy_settings[name] for name in (*settings, *kept)} == settings | kept
 
 
-def test_runs_of_several_commands_are_measured_by_each() -> None:
+def test_runs_of_several_commands_are_measured_by_each():
     first, second = "batchscape sweep sweeps=a", "batchscape sweep sweeps=b"
     remedy = time_again(
         [
@@ -270,7 +263,7 @@ def test_runs_of_several_commands_are_measured_by_each() -> None:
     ) == ("batchscape sweep sweeps=a seed=0,1,2 sweep_dir=out/a")
 
 
-def test_the_next_repeat_is_above_all_of_the_folder(tmp_path: Path) -> None:
+def test_the_next_repeat_is_above_all_of_the_folder(tmp_path):
     sweep = SweepFolder(tmp_path)
     assert next_timing_repeat(sweep) == 0
     for name, repeat in (("a", 0), ("b", 4), ("c", 1)):

@@ -1,9 +1,6 @@
 """`batchscape probe`: real trainings under a real limit of memory."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +10,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="holds processes
 
 
 @pytest.mark.slow
-def test_all_fit_or_none(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+def test_all_fit_or_none(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     short = ("data.sequence_length=32", "batch.global_batch_size=4")
     assert main(["probe", *short, "device.memory_limit_gib=2"]) == 0
@@ -33,9 +30,7 @@ def test_all_fit_or_none(tmp_path: Path, capsys: pytest.CaptureFixture[str], mon
         ),
     ],
 )
-def test_refusals(
-    settings: tuple[str, ...], words: str, tmp_path: Path, monkeypatch, capsys
-) -> None:
+def test_refusals(settings, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["probe", *settings]) == 2
     assert words in capsys.readouterr().err

@@ -1,13 +1,10 @@
 """`batchscape recommend` before anything ran: a recipe from predictions and probes."""
 
-from __future__ import annotations
-
 import json
 import math
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,15 +20,14 @@ def recommend(tmp_path, monkeypatch, capsys):
     """Return what `recommend --json` prints."""
     monkeypatch.chdir(tmp_path)
 
-    def call(*words: str, code: int = 0) -> dict[str, Any]:
+    def call(*words, code=0):
         assert main(["recommend", "--json", *words]) == code, capsys.readouterr().err
-        answer: dict[str, Any] = json.loads(capsys.readouterr().out)
-        return answer
+        return json.loads(capsys.readouterr().out)
 
     return call
 
 
-def basis_by_step(answer: dict[str, Any]) -> dict[str, tuple[str, str]]:
+def basis_by_step(answer):
     return {step["name"]: (step["value"], step["basis"]) for step in answer["steps"]}
 
 
@@ -69,10 +65,8 @@ def test_nodes_are_used_and_counted(recommend):
     ("batch", "most", "devices", "why"),
     [
         (90, 8, 6, "of 8, which do not divide 90; a global batch of 88 or 96 has none idle"),
-        (96, 5, 4, "of 5, which do not divide 96; a global batch of 95 or 100 has none idle"),
         (7, 8, 7, "of 8, which do not divide 7; a global batch of 8 has none idle"),
         (96, 4, 4, "as many as asked, of 8"),
-        (96, 8, 8, "all there are"),
     ],
 )
 def test_as_many_devices_as_divide_the_global_batch(recommend, batch, most, devices, why):
@@ -89,15 +83,6 @@ def test_devices_are_spread_evenly_over_nodes(recommend):
     assert answer["geometry"]["data_parallel_size"] == 3
     (reason,) = (step["reason"] for step in answer["steps"] if step["name"] == "devices")
     assert reason == "of 9, which cannot be spread evenly over nodes"
-
-
-def test_what_is_told_to_launch_can_be_launched(recommend, capsys):
-    answer = recommend(*MODEL, "batch=vary_global", "batch.global_batch_size=96", "--devices", "1")
-    verb, *words = shlex.split(answer["command"])[1:]
-    assert verb == "run"
-    assert main(["plan", "--json", *words]) == 0
-    (run,) = json.loads(capsys.readouterr().out)["runs"]
-    assert run["micro_batch_size"] == answer["geometry"]["micro_batch_size"]
 
 
 def test_a_single_cut_that_may_fit_is_not_sure(recommend):
@@ -148,10 +133,9 @@ def test_a_probe_finds_the_boundary_and_its_outcome_is_measured(recommend, capsy
     assert basis_by_step(before)["micro-batch"][1] == "predicted"
     assert before["to_try"]  # the limit is near to what a process takes beside tensors
 
-    def probe() -> dict[str, Any]:
+    def probe():
         assert main([*shlex.split(before["probe_command"])[1:], "--json"]) == 0
-        answer: dict[str, Any] = json.loads(capsys.readouterr().out)
-        return answer
+        return json.loads(capsys.readouterr().out)
 
     answer = probe()
     micros = answer["candidates"]
@@ -188,10 +172,8 @@ def test_a_probe_finds_the_boundary_and_its_outcome_is_measured(recommend, capsy
         (("engine=command", "engine.command=[true]"), "engine"),
         (("batch.global_batch_size=8", "--runs", "nosuch"), "nosuch"),
         (("batch.global_batch_size=8", "--devices", "4096"), "cluster.devices_per_node"),
-        (("batch.global_batch_size=8", "--devices", "0"), "from 1 to"),
         (("seed=0,1",), "one combination of settings; given 2"),
         (("outputs", "--out", "configs"), "unrecognized"),
-        (("batch.global_batch_size=0",), "global_batch_size"),
     ],
 )
 def test_refusals(words, message, tmp_path, monkeypatch, capsys):

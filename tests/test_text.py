@@ -59,7 +59,7 @@ def test_near_misses_are_refused(text):
         (float("inf"), "∞"),
     ],
 )
-def test_a_duration_is_written_in_the_unit_that_fits(seconds: float, text: str) -> None:
+def test_a_duration_is_written_in_the_unit_that_fits(seconds, text):
     assert duration_text(seconds) == text
 
 
@@ -75,7 +75,7 @@ def test_a_duration_is_written_in_the_unit_that_fits(seconds: float, text: str) 
         (1234 * 2**30, "1,234 GiB"),
     ],
 )
-def test_a_size_is_written_in_the_unit_that_fits(size: float, text: str) -> None:
+def test_a_size_is_written_in_the_unit_that_fits(size, text):
     assert size_text(size) == text
 
 

@@ -1,7 +1,5 @@
 """The user's own code: what counts as its source."""
 
-from __future__ import annotations
-
 import importlib.machinery
 import importlib.util
 import sys

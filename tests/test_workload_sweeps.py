@@ -4,10 +4,7 @@ As a user calls them, from a folder of their own. What is asked of each is the s
 report finds that decompositions of one global batch trained alike, or says why they did not.
 """
 
-from __future__ import annotations
-
 import json
-import math
 import shutil
 from pathlib import Path
 
@@ -114,37 +111,11 @@ def saved_dataset(folder):
     table.save_to_disk(folder, num_shards=2)
 
 
-@pytest.mark.parametrize(("model", "optimizers"), [("gpt_nano", "adamw,sgd"), ("hf_gpt2", "muon")])
-def test_models_by_optimizers(model, optimizers):
-    names = set(optimizers.split(","))
-    decompositions, _, _ = swept(
-        SHORT,
-        f"model={model}",
-        f"optimizer={optimizers}",
-        "schedule=cosine",
-        trajectories=len(names),
-        cuts=2,
-    )
+def test_models_by_optimizers():
+    lines = ("model=gpt_nano,hf_gpt2", "optimizer=sgd,muon", "schedule=cosine")
+    decompositions, _, _ = swept(SHORT, *lines, trajectories=4, cuts=2)
     assert decompositions["note"].isna().all()
-    assert len(decompositions) == len(names)
-    assert len(names) == 1 or set(decompositions["optimizer.name"]) == names
-
-
-def test_rules():
-    """They are written for 32 samples, so that at 16 all but none lower the rate."""
-    decompositions, _, tables = swept(
-        SHORT,
-        "model=llama_nano",
-        "model.d_model=32",
-        "model.d_ff=48",
-        "scaling=none,linear,sqrt,adam",
-        trajectories=4,
-        cuts=2,
-    )
-    assert decompositions["note"].isna().all()
-    peaks = tables.steps.groupby("run_id")["learning_rate"].max()
-    expected = [1e-3] * 2 + [1e-3 / 2] * 2 + [1e-3 / math.sqrt(2)] * 4
-    assert sorted(peaks) == pytest.approx(sorted(expected), rel=1e-12)
+    assert set(decompositions["optimizer.name"]) == {"sgd", "muon"}
 
 
 def test_a_ramp_with_decay_and_average():
@@ -218,11 +189,10 @@ def test_files_of_tokens_documents_and_text():
             ],
             1e-9,
         ),
-        (None, ["model=mlp", "data=digits"], 1e-9),
         # Its RMSNorm rounds to float32, whatever the precision of the parameters.
         (None, ["model=hf_llama", SHORT], 1e-5),
     ],
-    ids=["saved dataset and hf_bert", "digits and mlp", "hf_llama"],
+    ids=["saved dataset and hf_bert", "hf_llama"],
 )
 def test_models_that_need_their_data(prepare, overrides, tolerance):
     if prepare is not None:
@@ -240,9 +210,9 @@ def test_what_is_not_invariant_is_labelled():
     option("counting", name="custom", _target_="my_data.Counting")
     decompositions, text, _ = swept(
         "model=custom",
-        "model._target_=my_models.Bigram,my_models.Normalised",
+        "model._target_=my_models.Bigram,my_models.Normalised,my_models.Dropping",
         "data=counting",
-        trajectories=2,
+        trajectories=3,
         cuts=2,
     )
     notes = decompositions.set_index("model._target_")["note"]
@@ -250,16 +220,6 @@ def test_what_is_not_invariant_is_labelled():
     reason = "batch normalisation: model.norm"
     assert notes["my_models.Normalised"] == f"not decomposition-invariant: {reason}"
     assert f"Not decomposition-invariant ({reason}): 2 runs" in text
-
-
-def test_dropout_is_labelled():
-    decompositions, text, _ = swept(
-        SHORT, *TWO_RANKS, "model=gpt_nano", "model.dropout=0.0,0.1", trajectories=2, cuts=2
-    )
-    dropping = decompositions["model.dropout"] > 0
-    assert decompositions.loc[~dropping, "note"].isna().all()
-    reason = "dropout: model.dropout, p=0.1"
-    notes = decompositions.loc[dropping, "note"].tolist()
-    assert notes == [f"not decomposition-invariant: {reason}"]
-    assert decompositions.loc[dropping, "max_relative_difference"].max() > 1e-4
-    assert f"Not decomposition-invariant ({reason})" in text
+    assert notes["my_models.Dropping"].startswith("not decomposition-invariant: dropout")
+    normalised = decompositions["model._target_"].eq("my_models.Normalised")
+    assert decompositions.loc[normalised, "max_relative_difference"].max() > 1e-4

@@ -1,9 +1,6 @@
 """The generated DeepSpeed configuration, as the library itself reads it."""
 
-from __future__ import annotations
-
 import json
-import logging
 
 import pytest
 from hypothesis import given
@@ -71,23 +68,3 @@ class TestInTheLibrary:
         assert not config.bfloat16_config.enabled
         assert not config.wall_clock_breakdown
         assert config.steps_per_print is None
-
-    def test_nothing_is_logged_about_it(self, read, caplog):
-        with caplog.at_level(logging.WARNING, "DeepSpeed"):
-            read(written(BatchGeometry(1, 1, 6, 5)))
-        assert not caplog.records
-
-    def test_a_contradiction_is_refused_with_its_numbers(self, read):
-        config = written(BatchGeometry(1, 1, 6, 5)) | {"train_batch_size": 31}
-        with pytest.raises(AssertionError, match=r"31 != 6 \* 5 \* 1"):
-            read(config)
-
-    def test_a_floored_accumulation_is_refused_not_trained_with(self, read):
-        """18 // 4 is 4, and then the product is found wrong."""
-        with pytest.raises(AssertionError, match=r"18 != 4 \* 4 \* 1"):
-            read({"train_batch_size": 18, "train_micro_batch_size_per_gpu": 4})
-
-    def test_a_batch_alone_becomes_one_micro_step(self, read):
-        config = read({"train_batch_size": 18})
-        assert config.train_micro_batch_size_per_gpu == 18
-        assert config.gradient_accumulation_steps == 1

@@ -1,9 +1,6 @@
 """Whatever the files hold: an answer or a message, and never a traceback."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 import yaml
@@ -53,7 +50,7 @@ LAX = settings(
 )
 
 
-def survives(files: list[Path], command: tuple[str, ...] = (), devices: int | None = None) -> None:
+def survives(files, command=(), devices=None):
     try:
         checked = check_configs(files, command, devices=devices)
     except ConfigError:
@@ -68,7 +65,7 @@ def survives(files: list[Path], command: tuple[str, ...] = (), devices: int | No
 @pytest.mark.slow
 @settings(LAX, max_examples=60)
 @given(content=CONTENT, other=CONTENT, devices=st.none() | st.integers(1, 9))
-def test_any_settings(tmp_path, content, other, devices) -> None:
+def test_any_settings(tmp_path, content, other, devices):
     first, second = tmp_path / "first.json", tmp_path / "second.yaml"
     first.write_text(json.dumps(content))
     second.write_text(yaml.safe_dump(other, allow_unicode=True))
@@ -80,27 +77,9 @@ def test_any_settings(tmp_path, content, other, devices) -> None:
 
 @pytest.mark.slow
 @LAX
-@given(text=st.text(max_size=60), suffix=st.sampled_from([".json", ".yaml", ".sh"]))
-def test_any_text(tmp_path, text, suffix) -> None:
-    path = tmp_path / f"file{suffix}"
-    path.write_text(text, encoding="utf-8", errors="replace")
-    survives([path])
-
-
-@pytest.mark.slow
-@LAX
 @given(words=st.lists(WORDS | st.text(max_size=4), max_size=14))
-def test_any_command(tmp_path, words) -> None:
+def test_any_command(tmp_path, words):
     survives([], tuple(words) or ("x",))
     path = tmp_path / "file.sh"
     path.write_text(" ".join(words), encoding="utf-8", errors="replace")
-    survives([path])
-
-
-@pytest.mark.slow
-@LAX
-@given(data=st.binary(max_size=60), suffix=st.sampled_from([".json", ".yaml", ".sh"]))
-def test_any_bytes(tmp_path, data, suffix) -> None:
-    path = tmp_path / f"file{suffix}"
-    path.write_bytes(data)
     survives([path])

@@ -1,12 +1,8 @@
 """What a plan says of the disk, against models that are built and folders that are written."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,13 +10,12 @@ from batchscape.plan import disk_use as plan_disk
 from batchscape.plan.disk_use import disk_warning
 from batchscape.plan.parameters import count_parameters
 from batchscape.record.folder import SweepFolder
-from batchscape.record.spec import RunSpec
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 
 from small_disk import with_small_disk
 
-MODELS: dict[str, dict[str, Any]] = {
+MODELS = {
     "gpt": {"model": {"name": "gpt", "n_layers": 3, "n_heads": 2, "d_model": 24}},
     "wide vocabulary": {
         "model": {"name": "gpt", "n_layers": 1, "n_heads": 2, "d_model": 8, "vocabulary_size": 999}
@@ -36,9 +31,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_parameters_are_those_of_the_model_that_is_built(
-    spec_of: Callable[..., RunSpec], name: str
-) -> None:
+def test_parameters_are_those_of_the_model_that_is_built(spec_of, name):
     from batchscape.models.build import build_model
 
     spec = spec_of((1, 4, 1), **MODELS[name])
@@ -47,9 +40,7 @@ def test_parameters_are_those_of_the_model_that_is_built(
     assert count_parameters(spec.config, spec.data) == expected
 
 
-def test_checkpoints_have_the_size_that_is_said(
-    spec_of: Callable[..., RunSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoints_have_the_size_that_is_said(spec_of, tmp_path, monkeypatch):
     """A checkpoint of the real engine; the warning begins between 3 of them and one byte less."""
     import torch
 
@@ -68,33 +59,30 @@ def test_checkpoints_have_the_size_that_is_said(
     engine.close()
     needed = 3 * 3 * 4 * (count_parameters(spec.config, spec.data) or 0)
     assert needed / 3 == pytest.approx(written, rel=0.1)
-    sweep = SweepFolder(tmp_path / "sweep")
-    two = [dataclasses.replace(spec, run_id=name) for name in "ab"]
-    monkeypatch.setattr(plan_disk, "free_bytes", lambda _: needed)
-    assert disk_warning(two, sweep) is None
-    monkeypatch.setattr(plan_disk, "free_bytes", lambda _: needed - 1)
-    assert str(disk_warning(two, sweep)).startswith("Checkpoints take ")
-    begin_alike = spec_of((1, 4, 1), model=model, **{**alone, "launcher__share_beginnings": True})
-    both = [dataclasses.replace(begin_alike, run_id=name) for name in "ab"]
-    # One branch point stays until nobody needs it.
-    monkeypatch.setattr(plan_disk, "free_bytes", lambda _: needed * 4 // 3 - 1)
-    assert str(disk_warning(both, sweep)).startswith("Checkpoints take ")
-    monkeypatch.setattr(plan_disk, "free_bytes", lambda _: needed * 4 // 3)
-    assert disk_warning(both, sweep) is None
-    at_once = spec_of((1, 4, 1), model=model, **alone, launcher__concurrent_runs=2)
-    two = [dataclasses.replace(at_once, run_id=name) for name in "ab"]
-    monkeypatch.setattr(plan_disk, "free_bytes", lambda _: 2 * needed)
-    assert disk_warning(two, sweep) is None
-    monkeypatch.setattr(plan_disk, "free_bytes", lambda _: 2 * needed - 1)
-    assert "smaller launcher.concurrent_runs" in str(disk_warning(two, sweep))
-    assert disk_warning([], sweep) is None
+
+    def warning(free, **settings):
+        """What is said of two runs where so many bytes are free."""
+        monkeypatch.setattr(plan_disk, "free_bytes", lambda _: free)
+        one = spec_of((1, 4, 1), model=model, **{**alone, **settings})
+        two = [dataclasses.replace(one, run_id=name) for name in "ab"]
+        return disk_warning(two, SweepFolder(tmp_path / "sweep"))
+
+    for free, settings, words in (
+        (needed, {}, "Checkpoints take "),
+        # One branch point stays until nobody needs it.
+        (needed * 4 // 3, {"launcher__share_beginnings": True}, "Checkpoints take "),
+        (2 * needed, {"launcher__concurrent_runs": 2}, "smaller launcher.concurrent_runs"),
+    ):
+        assert warning(free, **settings) is None
+        assert words in warning(free - 1, **settings)
+    assert disk_warning([], SweepFolder(tmp_path)) is None
 
 
-def planned(place: Path, spec: RunSpec) -> str | None:
+def planned(place, spec):
     return disk_warning([spec], SweepFolder(place / "not" / "there" / "yet"))
 
 
-def test_what_does_not_fit_is_said_before(spec_of: Callable[..., RunSpec], tmp_path: Path) -> None:
+def test_what_does_not_fit_is_said_before(spec_of, tmp_path):
     place = tmp_path / "disk"
     spec = spec_of((1, 16, 2), model={"name": "gpt", "n_layers": 2, "n_heads": 2, "d_model": 128})
     text = with_small_disk(place, 1 << 20, planned, place, spec)

@@ -1,10 +1,6 @@
-from __future__ import annotations
-
 import copy
 import itertools
 import json
-from collections.abc import Callable, Mapping
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,7 +14,7 @@ KEYS = ["a.x", "a.y.z", "b.x", "c"]
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), st.integers() | st.none() | st.lists(st.integers())))
-def test_set_values_sets_those_and_nothing_else(values: dict[str, Any]) -> None:
+def test_set_values_sets_those_and_nothing_else(values):
     before = copy.deepcopy(SETTINGS)
     changed = set_values(SETTINGS, values)
     assert before == SETTINGS
@@ -33,15 +29,15 @@ def test_set_values_sets_those_and_nothing_else(values: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("key", ["a.w", "d", "c.x", "a.x.y", "a.y.z.w", "d.e.f"])
-def test_set_values_refuses_unknown_keys(key: str) -> None:
+def test_set_values_refuses_unknown_keys(key):
     with pytest.raises(ConfigError, match=f"{key} is no setting"):
         set_values(SETTINGS, {key: 1})
 
 
-def test_expand_is_the_product_and_composes_once_per_choice() -> None:
-    composed: list[tuple[str, ...]] = []
+def test_expand_is_the_product_and_composes_once_per_choice():
+    composed = []
 
-    def compose(lines: tuple[str, ...]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    def compose(lines):
         composed.append(lines)
         return lambda values: {"lines": list(lines), **values}
 
@@ -63,7 +59,7 @@ def test_expand_is_the_product_and_composes_once_per_choice() -> None:
     assert composed == [("model=small", "data=text"), ("model=large", "data=text")]
 
 
-def test_no_axis_is_one_cell() -> None:
+def test_no_axis_is_one_cell():
     (cell,) = expand([], lambda lines: lambda values: {"lines": lines, **values})
     assert cell.settings == {"lines": ()}
     assert cell.swept == {}

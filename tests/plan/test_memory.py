@@ -1,7 +1,5 @@
 """What a training step allocates, predicted and measured."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random
@@ -18,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from batchscape.config import Fsdp
 from batchscape.measure.memory_cpu import allocations_of
@@ -26,7 +25,6 @@ from batchscape.models.build import build_model
 from batchscape.plan import memory_trace
 from batchscape.plan.memory import memory_key, predict_memories
 from batchscape.plan.parameters import count_parameters
-from batchscape.record.spec import RunSpec
 from batchscape.record.tables import read_table
 from batchscape.system import GIB
 
@@ -103,7 +101,7 @@ def run_of(spec_of):
     return run
 
 
-def predict_memory(spec: RunSpec) -> MemoryReport:
+def predict_memory(spec):
     (report,) = predict_memories([spec])
     return report
 
@@ -166,8 +164,21 @@ def padded_bytes_of_gpt(ranks, width=32):
     return 4 * (2 * block + tables + 2 * -(-width // ranks))
 
 
+class Convolutions(TorchDispatchMode):
+    """Keeps what forward and backward of convolutions are called with."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "convolution" in str(func):
+            self.calls.append((func, args))
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("samples", [1, 2, 5, 40])
+@pytest.mark.parametrize("samples", [1, 5])
 @pytest.mark.parametrize(
     ("layer", "channels_last"),
     [
@@ -184,25 +195,14 @@ def test_a_convolution_takes_what_one_of_few_samples_tells(layer, channels_last,
     images = torch.ones(samples, layer.in_channels, 16, 16, dtype=dtype)
     if channels_last:
         images = images.to(memory_format=torch.channels_last)
-    settings = layer.stride, layer.padding, layer.dilation, layer.transposed, layer.output_padding
-    settings = (*map(list, settings[:3]), settings[3], list(settings[4]), layer.groups)
-    bias = layer.bias if layer.bias is None else layer.bias.detach()
-    forward = torch.ops.aten.convolution.default
-    backward = torch.ops.aten.convolution_backward.default
-    arguments = (images, layer.weight.detach(), bias, *settings)
-    result = forward(*arguments)
-    biases = None if bias is None else list(bias.shape)
-    of_result = (
-        torch.ones_like(result),
-        *arguments[:2],
-        biases,
-        *settings,
-        [True, True, bool(biases)],
-    )
+    with Convolutions() as mode:
+        result = layer(images.requires_grad_())
+        result.backward(torch.ones_like(result))
+    assert len(mode.calls) == 2
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        for operator, args in ((forward, arguments), (backward, of_result)):
+        for operator, args in mode.calls:
             sizes = memory_trace._bytes_in_convolution(operator, args)
             assert sizes == list(accumulate(allocations_of(partial(operator, *args))))
     finally:
@@ -223,22 +223,16 @@ def test_a_prediction_is_what_a_rank_allocates(run_of, trainer, tmp_path):
         ((2, 4, 1), {"model": LLAMA, "optimizer": MUON}),
         ((1, 8, 3), {"model": LLAMA, "engine": BFLOAT16, "optimizer": SGD}),
         ((1, 8, 2), {"engine": FLOAT16}),
-        ((1, 8, 1), {"engine": FLOAT16, "optimizer": MUON}),
-        ((1, 4, 2), {"engine": {"name": "ddp", "precision": "float64"}}),
         ((1, 8, 2), {"model": {**GPT, "loss_chunk": 48}}),
         ((1, 8, 2), {"model": {**GPT, "dropout": 0.1}, "engine": BFLOAT16}),
         ((2, 8, 2), {"model": TRANSFORMERS, "engine": BFLOAT16}),
-        ((1, 8, 1), {"model": TRANSFORMERS, "optimizer": MUON}),
         ((1, 5, 2), {"model": UNDROPPED}),
         ((1, 32, 2), DIGITS),
         ((1, 16, 1), CONVOLUTIONS),
-        ((2, 16, 2), {**CONVOLUTIONS, "engine": BFLOAT16}),
-        ((1, 1, 2), {**CONVOLUTIONS, "optimizer": SGD}),
-        ((1, 2, 1), {**CONVOLUTIONS, "engine": BFLOAT16}),
+        ((2, 1, 2), {**CONVOLUTIONS, "engine": BFLOAT16, "optimizer": SGD}),
         ((2, 8, 1), {"engine": FSDP}),
         ((2, 8, 2), {"engine": {**FSDP, "precision": "float32"}, "model": LLAMA}),
         ((2, 8, 2), {"engine": {**FSDP, "reshard_after_forward": False}}),
-        ((1, 8, 2), {"engine": FSDP}),
         ((1, 8, 2), {"evaluation": {"samples": 2, "ema_half_life_tokens": 999.0}}),
     ],
 )
@@ -258,15 +252,10 @@ def test_predictions_are_what_ranks_allocate(geometry, settings, run_of, trainer
 
 
 OF_LIBRARIES = (
-    ("accelerate", ACCELERATE, ADAMW, GPT),
     ("accelerate", {**ACCELERATE, "precision": "bfloat16"}, SGD, GPT),
-    ("lightning_fabric", FABRIC, ADAMW, GPT),
-    ("lightning_fabric", {**FABRIC, "precision": "bfloat16"}, SGD, LLAMA),
+    ("lightning_fabric", FABRIC, ADAMW, LLAMA),
     ("deepspeed", zero(0), ADAMW, GPT),
-    ("deepspeed", zero(0, "bfloat16"), SGD, LLAMA),
-    ("deepspeed", zero(1), ADAMW, GPT),
     ("deepspeed", zero(1, "bfloat16"), SGD, LLAMA),
-    ("deepspeed", zero(2), SGD, GPT),
     ("deepspeed", zero(2, "bfloat16"), ADAMW, LLAMA),
     ("deepspeed", zero(3), ADAMW, LLAMA),
     ("deepspeed", zero(3, "bfloat16"), SGD, GPT),
@@ -279,8 +268,8 @@ ALONE, WITHOUT_ACCUMULATION, WITH_BOTH = (1, 8, 2), (2, 8, 1), (2, 8, 2)
     ("library", "engine", "optimizer", "model", "geometry"),
     [
         *((*case, WITH_BOTH) for case in OF_LIBRARIES),
-        *((*case, ALONE) for case in OF_LIBRARIES[0::4]),
-        *((*case, WITHOUT_ACCUMULATION) for case in OF_LIBRARIES[3::4]),
+        *((*case, ALONE) for case in OF_LIBRARIES[0::3]),
+        *((*case, WITHOUT_ACCUMULATION) for case in OF_LIBRARIES[1::3]),
     ],
 )
 def test_predictions_are_what_libraries_allocate(
@@ -366,17 +355,14 @@ def test_a_peak_that_threads_of_gloo_make_is_not_predicted(run_of):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [GPT, LLAMA])
-def test_recomputed_activations_are_predicted_but_for_random_states(
-    model, run_of, trainer, tmp_path
-):
+def test_recomputed_activations_are_predicted_but_for_random_states(run_of, trainer, tmp_path):
     engine = {**BFLOAT16, "activation_checkpointing": True}
-    spec = run_of((1, 8, 2), engine=engine, model=model)
+    spec = run_of((1, 8, 2), engine=engine)
     predicted, sizes = bytes_of(predict_memory(spec)), measured(trainer, spec, tmp_path)
     states = 2 * RANDOM_STATE
     for name in FIGURES:
         assert 0 <= sizes[name] - predicted[name] <= states + SCALARS
-    without = predict_memory(run_of((1, 8, 2), engine=BFLOAT16, model=model))
+    without = predict_memory(run_of((1, 8, 2), engine=BFLOAT16))
     assert predicted["peak_allocated_gib"] < 0.8 * bytes_of(without)["peak_allocated_gib"]
 
 
@@ -425,11 +411,10 @@ def test_further_ranks_of_ddp_change_nothing_and_those_of_fsdp_cut_further(run_o
 @settings(max_examples=2)
 @given(sizes=st.sets(st.integers(1, 48), min_size=6, max_size=7))
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["gpt", "convolutions", "chunked"])
+@pytest.mark.parametrize("model", ["convolutions", "chunked"])
 def test_micro_batches_between_are_what_they_are_alone(model, sizes, spec_of):
     """And a larger one never holds less."""
     chosen = {
-        "gpt": {"model": {**GPT, "n_layers": 1}},
         "convolutions": CONVOLUTIONS,
         "chunked": {"model": {**GPT, "n_layers": 1, "loss_chunk": 400}},
     }[model]
@@ -453,8 +438,7 @@ def test_micro_batches_between_are_what_they_are_alone(model, sizes, spec_of):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", [FLOAT32, BFLOAT16])
-def test_each_key_is_rehearsed_once_and_of_many_micro_batches_four(engine, run_of, monkeypatch):
+def test_each_key_is_rehearsed_once_and_of_many_micro_batches_four(run_of, monkeypatch):
     rehearsed = []
     trace = memory_trace.trace
 
@@ -465,7 +449,7 @@ def test_each_key_is_rehearsed_once_and_of_many_micro_batches_four(engine, run_o
     monkeypatch.setattr(memory_trace, "trace", counted)
     sizes = range(1, 14)
     runs = [
-        run_of((1, size, steps), seed=seed, engine=engine, model={**GPT, "n_layers": 1})
+        run_of((1, size, steps), seed=seed, model={**GPT, "n_layers": 1})
         for size in sizes
         for steps, seed in ((2, 0), (3, 1))
     ]
@@ -540,18 +524,17 @@ def test_what_is_not_predicted_is_refused_with_a_reason(settings, says, run_of):
     assert there.problem is None
 
 
-@pytest.mark.parametrize("engine", [FLOAT32, FSDP])
-def test_the_group_of_the_caller_is_left_alone(engine, run_of, tmp_path):
+def test_the_group_of_the_caller_is_left_alone(run_of, tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/met", rank=0, world_size=1)
     try:
-        report = predict_memory(run_of((2, 4, 1), engine=engine))
+        report = predict_memory(run_of((2, 4, 1), engine=FSDP))
         assert dist.get_world_size() == 1
     finally:
         dist.destroy_process_group()
     assert "a process that has no process group" in report.problem
 
 
-@pytest.mark.parametrize("settings", [{"model": TRANSFORMERS}, CONVOLUTIONS, {"engine": FSDP}])
+@pytest.mark.parametrize("settings", [{"model": TRANSFORMERS}, {"engine": FSDP}])
 def test_nothing_is_left_behind(settings, run_of, tmp_path, monkeypatch):
     run = run_of((2, 4, 2), **settings)
     monkeypatch.chdir(tmp_path)
@@ -594,14 +577,13 @@ def test_under_fsdp_no_device_is_given_the_whole_model(run_of):
     assert on_cuda < model_bytes / 2 < model_bytes <= on_cpu
 
 
-@pytest.mark.parametrize("clip", [None, 1.0])
-def test_under_fsdp_an_update_takes_parts_of_the_model_alone(clip, run_of):
+def test_under_fsdp_an_update_takes_parts_of_the_model_alone(run_of):
     """By counting: parameters, gradients and two moments, of each the part of one of 64 ranks.
 
-    Widths are those of no other test: of a shape that it has met, torch remembers the answers.
+    The width is that of no other test: of a shape that it has met, torch remembers the answers.
     """
-    ranks, width = 64, 40 if clip else 48
-    optimizer = ADAMW | {"gradient_clip_norm": clip}
+    ranks, width = 64, 40
+    optimizer = ADAMW | {"gradient_clip_norm": 1.0}
     spec = run_of((ranks, 1, 1), engine=FSDP, model=GPT | {"d_model": width}, optimizer=optimizer)
     trace = memory_trace.trace(spec, memory_trace.sample_of(spec), spec.geometry)
     held = 4 * padded_bytes_of_gpt(ranks, width) + 4 * ranks

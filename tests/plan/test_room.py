@@ -1,8 +1,5 @@
 """The range of a predicted peak, against what was measured on a device."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,7 +9,6 @@ from batchscape.measure.memory_report import MemoryReport
 from batchscape.plan import room
 from batchscape.plan.machine import Machine
 from batchscape.plan.room import memory_forecast, room_gib
-from batchscape.record.spec import RunSpec
 
 H200 = Machine(16, "a CPU", (CudaDevice(0, "NVIDIA H200", (9, 0), "GPU-0", 139.8),))
 WORKSPACES = 64 / 1024
@@ -20,12 +16,7 @@ MEASURED = [(15.998, 15.977), (15.992, 15.968), (8.921, 8.900), (2.556, 2.519)]
 """Peaks of GPT-2 124M less cuBLAS's workspaces, and their predictions, in GiB: docs/gpu.md."""
 
 
-def forecast(
-    spec_of: Callable[..., RunSpec],
-    predicted: float,
-    machine: Machine = H200,
-    measured: tuple[float, float, int] | None = None,
-) -> tuple[float, float, str]:
+def forecast(spec_of, predicted, machine=H200, measured=None):
     spec = replace(spec_of((1, 16, 1)), device_type="cuda")
     predicted_memory = memory_forecast(
         spec, MemoryReport("fake tensors", peak_allocated_gib=predicted), machine, measured
@@ -37,8 +28,8 @@ def forecast(
 
 @pytest.mark.parametrize(("measured", "predicted"), MEASURED)
 def test_the_range_holds_what_was_measured_and_is_no_wider_than_a_quarter(
-    spec_of: Callable[..., RunSpec], measured: float, predicted: float
-) -> None:
+    spec_of, measured, predicted
+):
     low, high, _ = forecast(spec_of, predicted)
     assert low < measured + WORKSPACES < high
     assert (low, high) == pytest.approx((0.9 * predicted, 1.1 * predicted + 0.125))
@@ -49,21 +40,19 @@ def test_the_range_holds_what_was_measured_and_is_no_wider_than_a_quarter(
     ("predicted", "verdict"),
     [(100.0, "fits"), (120.0, "unsure"), (155.0, "unsure"), (156.0, "does not fit")],
 )
-def test_what_takes_a_tenth_more_than_there_is_does_not_fit(
-    spec_of: Callable[..., RunSpec], predicted: float, verdict: str
-) -> None:
+def test_what_takes_a_tenth_more_than_there_is_does_not_fit(spec_of, predicted, verdict):
     """139.8 GiB: 0.9 times 155.3 is as much."""
     assert forecast(spec_of, predicted)[2] == verdict
 
 
-def test_what_was_learned_has_the_workspaces_in_it(spec_of: Callable[..., RunSpec]) -> None:
+def test_what_was_learned_has_the_workspaces_in_it(spec_of):
     low, high, _ = forecast(spec_of, 10.0, measured=(0.98, 1.02, 3))
     assert (low, high) == pytest.approx((9.0, 10.2))
 
 
 def test_ranks_on_cores_share_the_memory_and_each_has_the_limit_that_is_emulated(
-    spec_of: Callable[..., RunSpec], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    spec_of, monkeypatch
+):
     monkeypatch.setattr(room, "_host_gib", lambda: 24.0)
     cpu = Machine(2, "a CPU", ())
     assert [room_gib(spec_of((ranks, 8, 1)), cpu) for ranks in (1, 2, 4)] == [24.0, 12.0, 6.0]

@@ -1,9 +1,6 @@
 """Scaling rules by their laws: identity at the reference, composition, and what each rule holds."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,41 +20,19 @@ betas = st.sampled_from(["none", "half_life"])
 decays = st.sampled_from(["none", "timescale"])
 
 
-def rules(reference: int, rate: str, beta: str, decay: str) -> Scaling:
+def rules(reference, rate, beta, decay):
     active = {rate, beta, decay} != {"none"}
-    settings: dict[str, Any] = {"learning_rate": rate, "betas": beta, "weight_decay": decay}
+    settings = {"learning_rate": rate, "betas": beta, "weight_decay": decay}
     return Scaling(reference if active else None, **settings)
 
 
-def close(one: Any, other: Any) -> None:
-    for name, value in vars(one).items():
-        assert getattr(other, name) == (
-            pytest.approx(value, rel=1e-9) if isinstance(value, float) else value
-        ), name
-
-
 @given(batches, rates, betas, decays, st.sampled_from([ADAMW, MUON]))
-def test_the_reference_batch_keeps_its_settings(
-    batch: int, rate: str, beta: str, decay: str, optimizer: Any
-) -> None:
+def test_the_reference_batch_keeps_its_settings(batch, rate, beta, decay, optimizer):
     assert scaled(optimizer, rules(batch, rate, beta, decay), batch) == optimizer
 
 
-@given(batches, batches, batches, rates, betas, decays, st.sampled_from([ADAMW, MUON]))
-def test_two_steps_of_a_rule_are_one(
-    first: int, second: int, third: int, rate: str, beta: str, decay: str, optimizer: Any
-) -> None:
-    between: Any = scaled(optimizer, rules(first, rate, beta, decay), second)
-    if 0 in (between.beta1, between.beta2) or max(between.beta1, between.beta2) > 1 - 1e-6:
-        return  # the power has left the range in which a float can be taken back
-    if min(between.beta1, between.beta2) < 1e-200:
-        return
-    twice = scaled(between, rules(second, rate, beta, decay), third)
-    close(scaled(optimizer, rules(first, rate, beta, decay), third), twice)
-
-
 @given(batches, batches)
-def test_learning_rates(reference: int, batch: int) -> None:
+def test_learning_rates(reference, batch):
     k = batch / reference
     for rate, factor in (("linear", k), ("sqrt", math.sqrt(k))):
         rule = rules(reference, rate, "none", "none")
@@ -66,12 +41,11 @@ def test_learning_rates(reference: int, batch: int) -> None:
             assert result.learning_rate == pytest.approx(optimizer.learning_rate * factor)
             assert result.weight_decay == optimizer.weight_decay
         muon = scaled(MUON, rule, batch)
-        assert isinstance(muon, Muon)
         assert muon.adamw_learning_rate == pytest.approx(MUON.adamw_learning_rate * factor)
 
 
 @given(st.integers(1, 512), st.integers(1, 512))
-def test_half_lives_of_betas_are_held_in_samples(reference: int, batch: int) -> None:
+def test_half_lives_of_betas_are_held_in_samples(reference, batch):
     """Samples until a weight is half: batch x ln(1/2) / ln(beta)."""
     for optimizer in (ADAMW, MUON):
         result = scaled(optimizer, rules(reference, "none", "half_life", "none"), batch)
@@ -83,15 +57,14 @@ def test_half_lives_of_betas_are_held_in_samples(reference: int, batch: int) -> 
                 assert batch / math.log(after) == pytest.approx(before, rel=1e-6)
 
 
-def test_a_published_beta() -> None:
+def test_a_published_beta():
     """0.95 at a batch of 512 is 0.9999 at a batch of 1 (Marek et al. 2025, arXiv 2507.07101)."""
     result = scaled(ADAMW, rules(512, "none", "half_life", "none"), 1)
-    assert isinstance(result, AdamW)
     assert result.beta2 == pytest.approx(0.9999, abs=5e-6)
 
 
 @given(batches, batches, rates)
-def test_the_timescale_of_weight_decay_is_held(reference: int, batch: int, rate: str) -> None:
+def test_the_timescale_of_weight_decay_is_held(reference, batch, rate):
     for optimizer in (ADAMW, SGD, MUON):
         result = scaled(optimizer, rules(reference, rate, "none", "timescale"), batch)
         before = reference / (optimizer.learning_rate * optimizer.weight_decay)
@@ -99,14 +72,14 @@ def test_the_timescale_of_weight_decay_is_held(reference: int, batch: int, rate:
         assert after == pytest.approx(before, rel=1e-9)
 
 
-def test_momentum_is_no_beta() -> None:
+def test_momentum_is_no_beta():
     rule = rules(32, "sqrt", "half_life", "timescale")
     assert getattr(scaled(MUON, rule, 128), "momentum", None) == MUON.momentum
     with pytest.raises(ConfigError, match=r"Adam's betas, and optimizer=sgd has none; use"):
         scaled(SGD, rules(32, "none", "half_life", "none"), 32)
 
 
-def test_settings_that_no_optimizer_can_have_are_refused() -> None:
+def test_settings_that_no_optimizer_can_have_are_refused():
     extreme = AdamW(name="adamw", learning_rate=1e308)
     with pytest.raises(ConfigError, match=r"32 to 64 makes optimizer\.learning_rate inf"):
         scaled(extreme, rules(32, "linear", "none", "none"), 64)

@@ -1,12 +1,8 @@
 """Every setting is in exactly the names that its type or its group says, tried by changing it."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Literal, Union, get_args, get_origin
 
 import pytest
 
@@ -46,7 +42,7 @@ from batchscape.config import (
     WandbTracker,
     WarmupStableDecay,
 )
-from batchscape.config.settings import SETTINGS, Setting, members_of
+from batchscape.config.settings import SETTINGS, members_of
 from batchscape.cuda_devices import CudaDevice
 from batchscape.data.corpus import prepare
 from batchscape.errors import BatchscapeError
@@ -56,13 +52,11 @@ from batchscape.plan.identity import content_hash
 from batchscape.plan.machine import Machine
 from batchscape.record.spec import DataIdentity
 
-Settings = dict[str, Any]
-
 # Its devices have no bfloat16 of their own, so that the precision is one on both kinds.
 GPUS = tuple(CudaDevice(number, "a GPU", (7, 5), f"GPU-{number}") for number in range(4))
 MACHINE = Machine(4, "a CPU", GPUS, nodes=2)
 
-BASE: Settings = {
+BASE = {
     "batch": {"global_batch_size": 32, "data_parallel_size": 2, "micro_batch_size": 8},
     "model": {"name": "gpt", "n_layers": 2, "n_heads": 4, "d_model": 128},
     "data": {"name": "stdlib"},
@@ -81,7 +75,7 @@ BASE: Settings = {
     "tracker": {"name": "none"},
     "search": {"name": "none"},
 }
-PROGRAM: Settings = {
+PROGRAM = {
     "model": {"name": "external"},
     "data": {"name": "external"},
     "engine": {
@@ -96,11 +90,11 @@ LOG = {"loss_of": "other"}
 PATTERN = r"(?P<optimizer_step>\d+) (?P<loss>\S+)"
 
 
-def program_with(metrics: Settings) -> Settings:
+def program_with(metrics):
     return PROGRAM | {"engine": PROGRAM["engine"] | {"metrics": metrics}}
 
 
-BESIDE: dict[type, Settings] = {
+BESIDE = {
     Mlp: {"model": {"name": "mlp", "hidden_sizes": [8]}, "data": {"name": "digits"}},
     Llama: {"model": BASE["model"] | {"name": "llama", "n_kv_heads": 2, "d_ff": 256}},
     Transformers: {"model": {"name": "transformers", "path": "one"}},
@@ -135,7 +129,7 @@ BESIDE: dict[type, Settings] = {
     RegexMetrics: program_with({"kind": "regex", "pattern": PATTERN, **LOG}),
 }
 """Groups in which a dataclass is chosen that is not in `BASE`."""
-VALUES: dict[tuple[type, str], Settings] = {
+VALUES = {
     (Batch, "gradient_accumulation_steps"): {
         "gradient_accumulation_steps": 4,
         "micro_batch_size": None,
@@ -174,7 +168,7 @@ TRIED = [
 ]
 
 
-SCALARS: dict[Any, tuple[Any, ...]] = {
+SCALARS = {
     bool: (True, False),
     int: (2, 1, 3, 4, 64, 320),
     float: (0.25, 60.0),
@@ -183,7 +177,7 @@ SCALARS: dict[Any, tuple[Any, ...]] = {
 }
 
 
-def values_of(hint: Any) -> Iterator[Any]:
+def values_of(hint):
     """Yield values of a type, of which a setting has at least one other than its default."""
     inner = get_args(hint)
     match get_origin(hint):
@@ -202,9 +196,9 @@ def values_of(hint: Any) -> Iterator[Any]:
             yield from SCALARS.get(hint, ())
 
 
-def settings_with(beside: Settings, path: tuple[str, ...] = (), more: Any = None) -> Settings:
+def settings_with(beside, path=(), more=None):
     """Return the base with other groups, and in the group at the end of a path other settings."""
-    mapping: Settings = json.loads(json.dumps(BASE | beside))
+    mapping = json.loads(json.dumps(BASE | beside))
     group = mapping
     for name in path:
         group = group[name]
@@ -212,10 +206,10 @@ def settings_with(beside: Settings, path: tuple[str, ...] = (), more: Any = None
     return mapping
 
 
-def names(mapping: Settings) -> tuple[RunConfig, str, str]:
+def names(mapping):
     """Return a configuration, its trajectory_id and its run_id."""
 
-    def identity(data: Data) -> DataIdentity:
+    def identity(data):
         if isinstance(data, ExternalData):
             return prepare(data)
         hashed = content_hash(RunConfig.from_mapping(mapping).to_mapping()["data"], 16)
@@ -227,7 +221,7 @@ def names(mapping: Settings) -> tuple[RunConfig, str, str]:
 
 
 @pytest.fixture(autouse=True)
-def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _folders(tmp_path, monkeypatch):
     """Make folders of two models, modules of one's own, and a folder that is one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -242,7 +236,7 @@ def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "setting", TRIED, ids=[f"{setting.owner.__name__}.{setting.path[-1]}" for setting in TRIED]
 )
-def test_a_setting_is_in_the_names_that_it_says(setting: Setting) -> None:
+def test_a_setting_is_in_the_names_that_it_says(setting):
     beside = BESIDE.get(setting.owner, {})
     *group, field = setting.path
     before, *one = names(settings_with(beside))
@@ -316,16 +310,14 @@ def test_a_setting_is_in_the_names_that_it_says(setting: Setting) -> None:
         (RunConfig, "", {"data_seed": 1}, "83325ca7670af270", "b32-d2-m8-a2-s0.1-fe175867"),
     ],
 )
-def test_names_stay_what_they_are(
-    owner: type, group: str, more: Settings, trajectory_id: str, run_id: str
-) -> None:
+def test_names_stay_what_they_are(owner, group, more, trajectory_id, run_id):
     """A change here orphans runs that are done: it must be meant, and said in the changelog."""
     mapping = settings_with(BESIDE.get(owner, {}), (group,) if group else (), more)
     assert names(mapping)[1:] == (trajectory_id, run_id)
 
 
-def test_a_folder_counts_by_its_content(tmp_path: Path) -> None:
-    def of(path: str) -> list[str]:
+def test_a_folder_counts_by_its_content(tmp_path):
+    def of(path):
         _, *other_names = names(settings_with({"model": {"name": "transformers", "path": path}}))
         return other_names
 

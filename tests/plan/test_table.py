@@ -1,17 +1,12 @@
-from __future__ import annotations
-
 import io
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pandas as pd
 import pytest
 from rich.console import Console
 
 from batchscape.errors import RecordError
-from batchscape.plan.build import Plan
 from batchscape.plan.forecast import forecast
 from batchscape.plan.machine import Machine
 from batchscape.plan.table import PLAN_COLUMNS, plan_rows, plan_table, write_plan
@@ -22,11 +17,10 @@ from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 from batchscape.record.tables import load
 
-MakePlan = Callable[..., Plan]
 STUDY = "sweeps=fixed_global_batch"
 
 
-def shown(plan: Plan, width: int = 200) -> str:
+def shown(plan, width=200):
     text = io.StringIO()
     predicted = forecast(plan.specs, SweepFolder(plan.sweep_dir), Machine(2, "two cores"))
     Console(width=width, file=text).print(
@@ -35,12 +29,12 @@ def shown(plan: Plan, width: int = 200) -> str:
     return text.getvalue()
 
 
-def status_shown(plan: Plan, run_id: str) -> str:
+def status_shown(plan, run_id):
     (line,) = (line for line in shown(plan).splitlines() if run_id in line.split())
     return line.split()[-1]
 
 
-def test_rows_hold_every_cell(plan: MakePlan) -> None:
+def test_rows_hold_every_cell(plan):
     rows = pd.DataFrame(plan_rows(plan(STUDY, "optimizer.learning_rate=0.1,0.2")))
     assert [*rows.columns][: len(PLAN_COLUMNS)] == [*PLAN_COLUMNS]
     assert "optimizer.learning_rate" in rows.columns
@@ -59,7 +53,7 @@ def test_rows_hold_every_cell(plan: MakePlan) -> None:
     assert rejected["gradient_accumulation_steps"].isna().all()
 
 
-def test_table_shows_runs_and_each_reason_once(plan: MakePlan) -> None:
+def test_table_shows_runs_and_each_reason_once(plan):
     text = shown(plan(STUDY, "optimizer.learning_rate=0.1,0.2"))
     assert sum("4 x 8 x 1 = 32" in line and "pending" in line for line in text.splitlines()) == 6
     assert text.count("2 x 32 x ? = 32") == 1
@@ -68,34 +62,20 @@ def test_table_shows_runs_and_each_reason_once(plan: MakePlan) -> None:
     assert "Runs: 24. Rejected runs: 12. Folder: outputs/fixed_global_batch" in text
 
 
-def test_eighty_columns_hold_a_plan(plan: MakePlan) -> None:
-    made = plan(STUDY)
-    lines = shown(made, 80).splitlines()
-    for spec in made.specs:
-        (line,) = (line for line in lines if spec.run_id in line)
-        assert f" {spec.geometry} " in line
-    assert not any("…" in line for line in lines)
-
-
 @pytest.mark.slow
-def test_of_a_long_plan_the_first_and_the_last_runs_are_shown(plan: MakePlan) -> None:
-    made = plan("sweep_dir=outputs/long", f"seed={','.join(map(str, range(108)))}")
+def test_of_a_long_plan_the_first_and_the_last_runs_are_shown(plan):
+    made = plan("sweep_dir=outputs/long", "seed=range(0,108)")
     text = shown(made)
     names = [spec.run_id for spec in made.specs]
-    words = [line.split()[0] for line in text.splitlines() if line.strip()]
-    assert [name for name in words if name in names] == [*names[:100], *names[-5:]]
-    assert words.index("...") == words.index(names[99]) + 1
-    path = Path("outputs/long/plan.csv")
-    assert f"Not shown: 3 more runs. A sweep writes all of them to {path}." in text
-    assert "Runs: 108." in text
-    assert "Not shown" not in shown(plan("seed=1,2,3"))
+    assert [name for name in names if name in text] == [*names[:100], *names[-5:]]
+    assert "Not shown: 3 more runs. A sweep writes all of them to outputs/long/plan.csv." in text
 
 
-def test_repeated_cells_are_said(plan: MakePlan) -> None:
+def test_repeated_cells_are_said(plan):
     assert "Cells left out because they repeat a run: 2." in shown(plan("seed=0,0,0"))
 
 
-def test_written_plan(plan: MakePlan, tmp_path: Path) -> None:
+def test_written_plan(plan, tmp_path):
     made = plan(STUDY, f"sweep_dir='{tmp_path}/here'")
     write_plan(made)
     sweep = SweepFolder(made.sweep_dir)
@@ -117,7 +97,7 @@ def test_written_plan(plan: MakePlan, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_cell_that_lacks_devices_keeps_its_geometry(plan: MakePlan, tmp_path: Path) -> None:
+def test_a_cell_that_lacks_devices_keeps_its_geometry(plan, tmp_path):
     place = f"sweep_dir='{tmp_path}/here'"
     small = plan("sweeps=musev_224", "seed=0", place)
     write_plan(small)
@@ -140,9 +120,7 @@ def test_a_cell_that_lacks_devices_keeps_its_geometry(plan: MakePlan, tmp_path: 
     assert RunStatus.read(folder.status).status is Status.COMPLETED
 
 
-def test_rejections_are_rewritten_only_when_the_reason_changes(
-    plan: MakePlan, tmp_path: Path
-) -> None:
+def test_rejections_are_rewritten_only_when_the_reason_changes(plan, tmp_path):
     made = plan(STUDY, f"sweep_dir='{tmp_path}/here'")
     write_plan(made)
     cell = made.cells[-1]
@@ -154,7 +132,7 @@ def test_rejections_are_rewritten_only_when_the_reason_changes(
     assert RunStatus.read(folder.status).reason == "another"
 
 
-def test_status_is_what_the_folders_say(plan: MakePlan, tmp_path: Path) -> None:
+def test_status_is_what_the_folders_say(plan, tmp_path):
     made = plan(STUDY, f"sweep_dir='{tmp_path}/here'")
     sweep = SweepFolder(made.sweep_dir)
     first, second, third, fifth, *_ = made.specs
@@ -176,7 +154,7 @@ def test_status_is_what_the_folders_say(plan: MakePlan, tmp_path: Path) -> None:
     assert status_shown(made, fifth.run_id) == "rejected"
 
 
-def test_a_damaged_rejected_folder_is_written_again(plan: MakePlan, tmp_path: Path) -> None:
+def test_a_damaged_rejected_folder_is_written_again(plan, tmp_path):
     made = plan(STUDY, f"sweep_dir='{tmp_path}/here'")
     write_plan(made)
     first, second, *_ = made.rejections

@@ -1,20 +1,13 @@
 """What a trial of several runs comes to, from the folders of its runs."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from batchscape.record.folder import SweepFolder
-from batchscape.record.spec import RunSpec
 from batchscape.record.status import Attempt, RunStatus, Status, StopReason
 from batchscape.search.objective import outcome_of
-
-Told = tuple[Status, float | None]
 
 
 @pytest.mark.parametrize(
@@ -28,12 +21,8 @@ Told = tuple[Status, float | None]
     ],
 )
 def test_a_trial_is_the_mean_of_its_seeds_and_infinitely_bad_where_one_cannot_train(
-    outcomes: list[Told],
-    state: str,
-    value: float | None,
-    spec_of: Callable[..., RunSpec],
-    tmp_path: Path,
-) -> None:
+    outcomes, state, value, spec_of, tmp_path
+):
     sweep, specs = SweepFolder(tmp_path), []
     for seed, (status, loss) in enumerate(outcomes):
         spec = replace(spec_of(seed=seed), run_id=f"seed-{seed}")

@@ -1,12 +1,7 @@
 """Real searches: real runs, killed on the way, and the grid around what they found."""
 
-from __future__ import annotations
-
-import contextlib
-import io
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -43,28 +38,27 @@ SEARCH = (
 TWO_STUDIES = (*SEARCH, "batch.global_batch_size=16,64")
 
 
-def swept(folder: Path, *lines: str) -> int:
+def swept(folder, *lines):
     return main(["sweep", *SMALL, f"sweep_dir={folder}", *lines])
 
 
-def trials_of(folder: Path) -> pd.DataFrame:
+def trials_of(folder):
     return pd.read_csv(folder / "search" / "trials.csv")
 
 
-def statuses(sweep: SweepFolder) -> dict[str, RunStatus]:
+def statuses(sweep):
     return {run.path.name: RunStatus.read(run.status) for run in sweep.run_folders()}
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of a search of two studies that nobody disturbed, and what it printed."""
+def undisturbed(tmp_path_factory):
+    """The folder of a search of two studies that nobody disturbed."""
     folder = tmp_path_factory.mktemp("undisturbed") / "s"
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        assert swept(folder, *TWO_STUDIES) == 0
-    return folder, printed.getvalue()
+    assert swept(folder, *TWO_STUDIES) == 0
+    return folder
 
 
-def _sealed_trials(folder: Path) -> dict[str, bytes]:
+def _sealed_trials(folder):
     """Return the steps of each trial's run that is sealed, by its folder."""
     paths = folder.glob("search/runs/*/steps.parquet")
     return {str(path.parent.relative_to(folder)): path.read_bytes() for path in paths}
@@ -72,12 +66,12 @@ def _sealed_trials(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_a_search_that_is_stopped_and_killed_ends_as_one_that_was_not(
-    undisturbed: tuple[Path, str], tmp_path: Path, capsys
-) -> None:
+    undisturbed, tmp_path, capsys
+):
     folder = tmp_path / "s"
     command = [sys.executable, "-m", "batchscape", "sweep", *SMALL, *TWO_STUDIES]
 
-    def search_until(entries: int) -> subprocess.Popen[bytes]:
+    def search_until(entries):
         with (tmp_path / "printed.txt").open("ab") as file:
             process = subprocess.Popen(
                 [*command, f"sweep_dir={folder}"], stdout=file, start_new_session=True
@@ -104,36 +98,25 @@ def test_a_search_that_is_stopped_and_killed_ends_as_one_that_was_not(
     assert swept(folder, *TWO_STUDIES) == 0
     assert later.items() <= _sealed_trials(folder).items()
     capsys.readouterr()
-    assert main(["status", str(folder)]) == 0
-    printed = capsys.readouterr().out
-    assert f"{folder}: finished" in printed.replace("\n", "")
-    assert "Trials: 12 of 12 done\n" in printed
-    assert "goes on with the search" not in printed
     assert main(["status", "--json", str(folder)]) == 0
     content = json.loads(capsys.readouterr().out)
+    assert content["state"] == "finished"
     assert sum(content["counts"].values()) == len(statuses(SweepFolder(folder)))
 
     trials = trials_of(folder)
-    assert trials.groupby("study").size().eq(6).all()
-    assert (
-        trials.groupby("study")["trial"]
-        .apply(lambda numbers: list(numbers) == list(range(6)))
-        .all()
-    )
+    assert trials.groupby("study")["trial"].agg(list).tolist() == [[*range(6)]] * 2
     assert trials["outcome"].isin(["completed", "diverged"]).all()
     # No run but those of trials, and one of each.
     status_by_run = statuses(SweepFolder(folder).search)
-    assert set(trials["runs"]) == set(status_by_run)
-    assert len(status_by_run) == 12
+    assert sorted(trials["runs"]) == sorted(status_by_run)
     assert all(status.status.is_sealed for status in status_by_run.values())
     # Neither end changed anything of what was asked and found.
-    whole, _ = undisturbed
-    pd.testing.assert_frame_equal(trials, trials_of(whole))
-    assert statuses(SweepFolder(folder)).keys() == statuses(SweepFolder(whole)).keys()
+    pd.testing.assert_frame_equal(trials, trials_of(undisturbed))
+    assert statuses(SweepFolder(folder)).keys() == statuses(SweepFolder(undisturbed)).keys()
     _check_brackets(folder)
 
 
-def _check_stopped(folder: Path, capsys: pytest.CaptureFixture[str]) -> int:
+def _check_stopped(folder, capsys):
     """Hold what is said of a search that was stopped against its trials; return how many ended."""
     trials = trials_of(folder)
     done = {study: int(group["outcome"].notna().sum()) for study, group in trials.groupby("study")}
@@ -148,15 +131,10 @@ def _check_stopped(folder: Path, capsys: pytest.CaptureFixture[str]) -> int:
     # Until there is a grid, the runs are those of the trials.
     ends = {status: n for status, n in content["counts"].items() if Status(status).is_sealed}
     assert sum(ends.values()) == len(sealed)
-    assert main(["status", str(folder)]) == 0
-    printed = capsys.readouterr().out
-    assert f"Trials: {count} of 12 done" in printed
-    assert all(f"  {study}: {number} of 6\n" in printed for study, number in done.items())
-    assert f"It goes on with the search: {12 - count} trials are left, and" in printed
     return count
 
 
-def _check_brackets(folder: Path) -> None:
+def _check_brackets(folder):
     """Rebuild the grid of each study from its run folders: its best has worse neighbours."""
     rows = []
     for run in SweepFolder(folder).run_folders():
@@ -177,12 +155,8 @@ def _check_brackets(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_trials_enter_no_number_of_a_report(
-    undisturbed: tuple[Path, str], tmp_path: Path, capsys
-) -> None:
-    searched, printed = undisturbed
-    _check_what_is_said(printed, searched)
-    shutil.copytree(searched, tmp_path / "s")
+def test_trials_enter_no_number_of_a_report(undisturbed, tmp_path, capsys):
+    shutil.copytree(undisturbed, tmp_path / "s")
     report = write_report([tmp_path / "s"], figures=False)
     runs = pd.read_csv(report.out / "tables" / "runs.csv")
     assert set(runs["run_id"]) == set(statuses(SweepFolder(tmp_path / "s")))
@@ -213,63 +187,8 @@ def test_trials_enter_no_number_of_a_report(
     assert "another search" in refusal
 
 
-def _check_what_is_said(printed: str, folder: Path) -> None:
-    """Hold the lines of a search of the learning rate against its run folders."""
-    head = "Search of optimizer.learning_rate (0.001 to 1, logarithmic): 6 trials for each of 2 "
-    assert printed.startswith(
-        f"{head}values of batch.global_batch_size, by tpe, for the least loss\n"
-    )
-    for sweep in (SweepFolder(folder), SweepFolder(folder).search):
-        for run in sweep.run_folders():
-            rate = json.loads(run.config.read_text())["config"]["optimizer"]["learning_rate"]
-            label = f"{run.path.name} (learning_rate={rate:.4g})"
-            assert f"] {label} started" in printed
-            assert f"] {label} completed: " in printed or f"] {label} diverged: " in printed
-    rows = []
-    for run in SweepFolder(folder).run_folders():
-        config = json.loads(run.config.read_text())["config"]
-        loss = RunStatus.read(run.status).summary["final_eval_loss"]
-        batch = config["batch"]["global_batch_size"]
-        rows.append((batch, config["optimizer"]["learning_rate"], loss))
-    grid = pd.DataFrame(rows, columns=["batch", "rate", "loss"])
-    assert "Least held-out loss: learning rate " in printed
-    assert "no lower at the next values on either side" in printed
-    rows = [
-        line.split() for line in printed.splitlines() if "=" in line and "learning rate" in line
-    ]
-    for batch, group in grid.groupby("batch"):
-        means = group.groupby("rate")["loss"].mean().sort_index()
-        place = means.index.get_loc(means.idxmin())
-        (row,) = (row for row in rows if row[0] == f"batch.global_batch_size={batch}")
-        neighbours = [significant(value, 3) for value in means.index[place - 1 : place + 2]]
-        assert [text for text in neighbours if text in row] == neighbours
-
-
 @pytest.mark.slow
-def test_a_study_without_a_best_trial_is_named(tmp_path: Path, capsys) -> None:
-    """Two steps of 640 samples reach no target; steps of 16 do."""
-    lines = (
-        *("optimizer.learning_rate=tag(log,interval(0.05,0.2))", "search=random"),
-        *("search.trials=3", "search.grid_seeds=1", "search.grid_points=3"),
-        *("search.objective=samples_to_target", "budget.target_loss=1.0"),
-        *("batch.global_batch_size=16,640", "evaluation.every_samples=640"),
-    )
-    assert swept(tmp_path / "s", *lines) == 0
-    printed = capsys.readouterr().out
-    assert printed.count("batch.global_batch_size=640: no trial has a value") == 1
-    report = write_report([tmp_path / "s"], figures=False)
-    line = report.sections[0].short[0]
-    assert "; no result at B = 640" in line
-    assert "trials since" not in line
-    assert "B = 16 (" in line
-    assert main(["status", "--json", str(tmp_path / "s")]) == 0
-    assert json.loads(capsys.readouterr().out)["state"] == "finished"
-
-
-@pytest.mark.slow
-def test_what_the_median_rule_cuts_is_pruned_and_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_median_rule_cuts_is_pruned_and_says_why(tmp_path, monkeypatch):
     """Samples are waited for: a run lasts for six seconds, within which it is looked at."""
     monkeypatch.syspath_prepend(CHAOS)
     monkeypatch.setenv("BATCHSCAPE_CHAOS_DELAY_S", "0.001")
@@ -297,9 +216,7 @@ def test_what_the_median_rule_cuts_is_pruned_and_says_why(
 
 
 @pytest.mark.slow
-def test_a_rule_that_is_broken_between_the_ends_rejects_the_one_trial(
-    tmp_path: Path, capsys
-) -> None:
+def test_a_rule_that_is_broken_between_the_ends_rejects_the_one_trial(tmp_path, capsys):
     lines = (
         *(line for line in SMALL if not line.startswith(("data=", "model=", "budget"))),
         *("data.sequence_length=32", "evaluation.samples=16", "budget.samples=640"),
@@ -326,11 +243,10 @@ def test_a_rule_that_is_broken_between_the_ends_rejects_the_one_trial(
     assert "no lower at the next values on either side" in printed
 
 
-def test_a_rule_that_is_broken_everywhere_refuses_the_search(tmp_path: Path, capsys) -> None:
+def test_a_rule_that_is_broken_everywhere_refuses_the_search(tmp_path, capsys):
     lines = ("search=random", "optimizer.momentum=interval(1.5,2)", f"sweep_dir={tmp_path / 's'}")
-    for verb in ("sweep", "plan"):
-        assert main([verb, *SMALL, *lines]) == 2
-        assert "optimizer.momentum" in capsys.readouterr().err
+    assert main(["sweep", *SMALL, *lines]) == 2
+    assert "optimizer.momentum" in capsys.readouterr().err
     # A budget that the batches do not divide leaves no folder that would refuse the right one.
     lines = (SEARCH[0], "search=random", "batch.global_batch_size=8,12")
     assert swept(tmp_path / "s", *lines) == 2
@@ -342,14 +258,10 @@ def test_a_rule_that_is_broken_everywhere_refuses_the_search(tmp_path: Path, cap
     ("lines", "trials", "grid"),
     [
         (("search=grid", "search.trials=12", "optimizer.momentum=interval(0.1,0.9)"), 9, 27),
-        (("search=grid", "search.trials=12"), 12, 15),
         (("search=gp", "optimizer=sgd,adamw", "search.over=[optimizer]"), 8, 15),
-        (("search=tpe", "search.trials=3", "search.grid_points=0"), 3, 0),
     ],
 )
-def test_a_plan_counts_the_trials_that_there_will_be(
-    lines: tuple[str, ...], trials: int, grid: int, tmp_path: Path, capsys
-) -> None:
+def test_a_plan_counts_the_trials_that_there_will_be(lines, trials, grid, tmp_path, capsys):
     command = ["plan", "--json", *SMALL, SEARCH[0], *lines, f"sweep_dir={tmp_path / 's'}"]
     assert main(command) == 0
     assert len(json.loads(capsys.readouterr().out)["runs"]) == trials + grid
@@ -361,32 +273,8 @@ def test_a_plan_counts_the_trials_that_there_will_be(
     assert f" and {grid} of the grid around the best." in printed
 
 
-def test_a_plan_of_a_search_has_one_line_a_cell_whose_numbers_make_its_total(
-    tmp_path: Path, capsys
-) -> None:
-    lines = ("search=tpe", "search.trials=6", "search.grid_points=3", "search.grid_seeds=2")
-    batches = "batch.global_batch_size=8,16,32"
-    command = ["plan", *SMALL, SEARCH[0], *lines, batches, f"sweep_dir={tmp_path / 's'}"]
-    assert main(command) == 0
-    printed = capsys.readouterr().out
-    rows = [line.split()[-4:] for line in printed.splitlines() if re.search(r"\d+ = \d+ ", line)]
-    # 6 trials of one run, and 3 x 2 runs of the grid.
-    assert rows == [[str(1280 // batch), "1280", "6", "12"] for batch in (8, 16, 32)]
-    assert "In all 36 runs: 18 of trials, whose values are chosen on the way, and 18 of" in printed
-    assert "-s0-" not in printed
-    assert "Runs: 36. " in printed
-
-
-def test_a_plan_of_few_points_has_no_more_trials(tmp_path: Path, capsys) -> None:
-    lines = ("search=tpe", "optimizer=sgd,adamw", "search.over=[optimizer]")
-    assert main(["plan", *SMALL, *lines, f"sweep_dir={tmp_path / 's'}"]) == 0
-    printed = capsys.readouterr().out
-    assert ": 2 trials, by tpe, for the least loss." in printed
-    assert "and 3 of the grid around the best." in printed
-
-
 @pytest.mark.slow
-def test_a_target_is_searched_for_by_time(tmp_path: Path) -> None:
+def test_a_target_is_searched_for_by_time(tmp_path):
     alone = tuple(line for line in SMALL if "concurrent_runs" not in line)
     lines = (
         *(SEARCH[0], "search=gp", "search.trials=5", "search.grid_points=0"),
@@ -408,17 +296,16 @@ def test_a_target_is_searched_for_by_time(tmp_path: Path) -> None:
             assert pd.isna(value)
 
 
-def test_one_folder_has_one_search_at_a_time(tmp_path: Path, capsys) -> None:
+def test_one_folder_has_one_search_at_a_time(tmp_path, capsys):
     folder = tmp_path / "s" / "search"
     folder.mkdir(parents=True)
     held = take(folder / ".search.lock")
-    assert held is not None
     assert swept(tmp_path / "s", *SEARCH) == 2
     assert "another process searches" in capsys.readouterr().err
     held.release()
 
 
-def test_an_interval_without_a_search_says_what_would_work(tmp_path: Path, capsys) -> None:
+def test_an_interval_without_a_search_says_what_would_work(tmp_path, capsys):
     for verb, message in (("sweep", "search="), ("plan", "search="), ("run", "asks for a search")):
         assert main([verb, *SMALL, SEARCH[0], f"sweep_dir={tmp_path / 's'}"]) == 2
         assert message in capsys.readouterr().err
@@ -426,7 +313,7 @@ def test_an_interval_without_a_search_says_what_would_work(tmp_path: Path, capsy
 
 
 @pytest.mark.slow
-def test_two_cells_that_are_one_training_are_told_alike(tmp_path: Path) -> None:
+def test_two_cells_that_are_one_training_are_told_alike(tmp_path):
     lines = (SEARCH[0], "search=random", "search.trials=2", "search.grid_points=0")
     cuts = "batch.micro_batch_size=null,16"
     assert swept(tmp_path / "s", *lines, "batch.global_batch_size=16", cuts) == 0
@@ -436,9 +323,7 @@ def test_two_cells_that_are_one_training_are_told_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_search_of_a_list_ends_with_the_value_that_its_trials_chose(
-    tmp_path: Path, capsys
-) -> None:
+def test_a_search_of_a_list_ends_with_the_value_that_its_trials_chose(tmp_path, capsys):
     lines = ("search=grid", "search.trials=3", "search.grid_seeds=2")
     rates = ("optimizer.learning_rate=0.001,0.1,0.3", "search.over=[optimizer.learning_rate]")
     assert swept(tmp_path / "s", *lines, *rates) == 0

@@ -1,32 +1,26 @@
 """What a command line asks to search: intervals, choices, studies, and what is refused."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 
 from batchscape.compose import compose
 from batchscape.errors import ConfigError
-from batchscape.plan.expand import SweepCells
-from batchscape.search.space import Space, space_of
+from batchscape.search.space import space_of
 
 RATE = "optimizer.learning_rate=tag(log,interval(1e-4,1e-1))"
 BATCHES = "batch.global_batch_size=8,16"
-MakeSpace = Callable[..., Space]
 
 
-def grid(*lines: str) -> SweepCells:
+def grid(*lines):
     composed = compose(lines, "batchscape sweep")
     assert composed is not None
     return composed
 
 
-def space(*lines: str) -> Space:
+def space(*lines):
     return space_of(grid(*lines))
 
 
-def test_an_interval_of_the_command_line_is_searched_and_a_list_is_an_axis() -> None:
+def test_an_interval_of_the_command_line_is_searched_and_a_list_is_an_axis():
     searched = space(RATE, BATCHES, "search=tpe")
     (interval,) = searched.intervals
     assert (interval.key, interval.low, interval.high) == ("optimizer.learning_rate", 1e-4, 1e-1)
@@ -41,7 +35,7 @@ def test_an_interval_of_the_command_line_is_searched_and_a_list_is_an_axis() -> 
     ]
 
 
-def test_the_cells_of_a_trial_have_its_values_and_its_seed() -> None:
+def test_the_cells_of_a_trial_have_its_values_and_its_seed():
     searched = space(RATE, BATCHES, "model=gpt_nano,gpt_micro", "search=tpe")
     assert [study.name for study in searched.studies] == [
         f"batch.global_batch_size={size}, model={model}"
@@ -56,7 +50,7 @@ def test_the_cells_of_a_trial_have_its_values_and_its_seed() -> None:
     assert cell.swept["optimizer.learning_rate"] == 0.003
 
 
-def test_choices_are_searched_where_they_are_named() -> None:
+def test_choices_are_searched_where_they_are_named():
     searched = space(RATE, "optimizer=adamw,muon", "search=tpe", "search.over=[optimizer]")
     assert searched.choices == {"optimizer": ("adamw", "muon")}
     assert [study.name for study in searched.studies] == ["all"]
@@ -66,14 +60,14 @@ def test_choices_are_searched_where_they_are_named() -> None:
     assert cell.settings["optimizer"]["learning_rate"] == 0.02
 
 
-def test_whole_numbers_are_searched_as_such() -> None:
+def test_whole_numbers_are_searched_as_such():
     searched = space("schedule.warmup_samples=int(interval(32,320))", "search=random")
     assert isinstance(searched.intervals[0].low, int)
     assert not searched.intervals[0].is_log
 
 
 @pytest.mark.slow
-def test_what_would_make_trials_incomparable_tells_two_searches_apart() -> None:
+def test_what_would_make_trials_incomparable_tells_two_searches_apart():
     one = space(RATE, BATCHES, "search=tpe").identity
     assert one == space(RATE, BATCHES, "search=gp", "search.trials=3").identity
     assert one == space(RATE, "batch.global_batch_size=8,32", "search=tpe").identity
@@ -87,7 +81,6 @@ def test_what_would_make_trials_incomparable_tells_two_searches_apart() -> None:
     [
         ((RATE,), "an interval is searched, not listed: add search="),
         (("search=tpe",), "nothing to search"),
-        (("search=tpe", BATCHES), "or name axes with search.over"),
         (
             (RATE, "search=tpe", "seed=0,1,2"),
             "search.seeds gives each trial as many",
@@ -152,7 +145,6 @@ def test_what_would_make_trials_incomparable_tells_two_searches_apart() -> None:
             "a search has one objective, .* given the list ['loss', 'peak_allocated_gib']. Two "
             "quantities are compared by a grid of plain runs",
         ),
-        ((RATE, "search=tpe", "search.objective=[loss]"), "written as one name"),
         (
             (
                 RATE,
@@ -173,13 +165,9 @@ def test_what_would_make_trials_incomparable_tells_two_searches_apart() -> None:
             ),
             "lasts longer",
         ),
-        (
-            (RATE, "search=tpe", "search.pruner=median", "evaluation.every_samples=null"),
-            "evaluations on the way",
-        ),
     ],
 )
-def test_refusals(lines: tuple[str, ...], message: str) -> None:
+def test_refusals(lines, message):
     with pytest.raises(ConfigError, match=message.replace("[", r"\[")):
         space(*lines)
 
@@ -187,20 +175,17 @@ def test_refusals(lines: tuple[str, ...], message: str) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("optimizer.learning_rate=interval(1,0)", "the lower one first"),
         ("optimizer.learning_rate=tag(log,interval(0,1))", "above 0 where it is tagged log"),
         ("optimizer=interval(0,1)", "no group"),
-        ("+optimizer.learning_rat=interval(0,1)", "no group"),
-        ("optimizer.learning_rat=interval(0,1)", "no setting"),
         ("optimizer.learning_rat=interval(0,1)", "did you mean learning_rate?"),
         ("optimizer.learning_rate=tag(lg,interval(1e-4,1))", "the tag lg means nothing"),
     ],
 )
-def test_intervals_that_cannot_be_searched(line: str, message: str) -> None:
+def test_intervals_that_cannot_be_searched(line, message):
     with pytest.raises(ConfigError, match=message):
         grid(line, "search=tpe")
 
 
-def test_a_setting_that_follows_a_searched_one_is_refused() -> None:
+def test_a_setting_that_follows_a_searched_one_is_refused():
     with pytest.raises(ConfigError, match="would not follow it"):
         grid(RATE, "optimizer.epsilon=${optimizer.learning_rate}", "search=tpe")

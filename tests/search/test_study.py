@@ -1,18 +1,8 @@
 """Trials in Optuna's storage: asked once, told once, also after a kill."""
 
-from __future__ import annotations
-
-import json
 import math
-import socket
 import statistics
-import subprocess
-import sys
-import time
-import urllib.request
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import optuna
 import pandas as pd
@@ -30,29 +20,29 @@ from batchscape.search.study import Study, storage_of
 RATE = Interval("rate", 1e-4, 1e-1, is_log=True)
 
 
-def space(name: str = "tpe", *, intervals: tuple[Interval, ...] = (RATE,), **settings) -> Space:
+def space(name="tpe", *, intervals=(RATE,), **settings):
     sampler = Sampler(name=name, **settings)
     choices = {"optimizer": ("adamw", "sgd")} if settings.get("over") else {}
     return Space(sampler, intervals, choices, (StudyCells("all", {}, (Cell({}, {}),)),), 0)
 
 
-def opened(of: Space, folder: Path) -> Study:
+def opened(of, folder):
     return Study(of, "study", storage_of(folder))
 
 
-def told(study: Study, value: float, state: str = "completed") -> None:
+def told(study, value, state="completed"):
     number = study.ask().number
     study.tell(number, TrialOutcome(state, value, None), [f"run-{number}"], {})
 
 
-def test_a_trial_is_chosen_with_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_is_chosen_with_one_thread(tmp_path, monkeypatch):
     """Others belong to runs whose times are measured."""
     study = opened(space("gp"), tmp_path)
     for number in range(4):
         told(study, float(number))
     ask, numbers = optuna.Study.ask, []
 
-    def watched(self: optuna.Study, *arguments: Any) -> Any:
+    def watched(self, *arguments):
         numbers.extend(library["num_threads"] for library in threadpool_info())
         return ask(self, *arguments)
 
@@ -63,13 +53,11 @@ def test_a_trial_is_chosen_with_one_thread(tmp_path: Path, monkeypatch: pytest.M
     assert set(numbers) == {1}
 
 
-@pytest.mark.parametrize("name", ["random", "tpe", pytest.param("gp", marks=pytest.mark.slow)])
-def test_a_search_that_is_opened_again_goes_on_as_if_it_never_ended(
-    name: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", ["tpe", pytest.param("gp", marks=pytest.mark.slow)])
+def test_a_search_that_is_opened_again_goes_on_as_if_it_never_ended(name, tmp_path):
     """The same trials, whether one process asks for all of them or each has its own."""
 
-    def drawn(folder: Path, *, at_once: bool) -> list[float]:
+    def drawn(folder, *, at_once):
         folder.mkdir()
         study = opened(space(name), folder)
         for number in range(7):
@@ -86,18 +74,17 @@ def test_a_search_that_is_opened_again_goes_on_as_if_it_never_ended(
     assert one == many
 
 
-@pytest.mark.parametrize("name", ["random", "tpe", "gp", "grid"])
-def test_trials_that_are_asked_together_are_unlike_each_other(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["random", "tpe", "grid"])
+def test_trials_that_are_asked_together_are_unlike_each_other(name, tmp_path):
     study = opened(space(name), tmp_path)
     rates = [study.ask().params["rate"] for _ in range(6)]
     assert len({round(math.log(rate), 6) for rate in rates}) == 6
 
 
-@pytest.mark.parametrize("name", ["tpe", "gp"])
-def test_the_first_trials_are_spread_over_the_whole_space(name: str, tmp_path: Path) -> None:
+def test_the_first_trials_are_spread_over_the_whole_space(tmp_path):
     width = Interval("width", 1, 8, is_log=False)
-    for seed in range(5):
-        of = replace(space(name, intervals=(RATE, width), over=["optimizer"]), first_seed=seed)
+    for seed in range(3):
+        of = replace(space("gp", intervals=(RATE, width), over=["optimizer"]), first_seed=seed)
         study = Study(of, f"study {seed}", storage_of(tmp_path))
         points = [study.ask().params for _ in range(4)]
         quarters = sorted(int((math.log10(point["rate"]) + 4) / 3 * 4) for point in points)
@@ -106,7 +93,7 @@ def test_the_first_trials_are_spread_over_the_whole_space(name: str, tmp_path: P
         assert all(isinstance(point["width"], int) and 1 <= point["width"] <= 8 for point in points)
 
 
-def test_a_trial_that_was_asked_and_not_told_is_the_next_one(tmp_path: Path) -> None:
+def test_a_trial_that_was_asked_and_not_told_is_the_next_one(tmp_path):
     trial = opened(space(), tmp_path).ask()
     again = opened(space(), tmp_path)
     assert [(trial.number, trial.params) for trial in again.running] == [(0, trial.params)]
@@ -128,13 +115,13 @@ def test_a_trial_that_was_asked_and_not_told_is_the_next_one(tmp_path: Path) -> 
     }
 
 
-def test_the_lock_of_a_killed_search_holds_nobody_up(tmp_path: Path) -> None:
+def test_the_lock_of_a_killed_search_holds_nobody_up(tmp_path):
     opened(space(), tmp_path).ask()
     (tmp_path / "optuna.journal.lock").symlink_to(tmp_path / "optuna.journal")
     assert len(opened(space(), tmp_path).trials) == 1
 
 
-def test_a_grid_asks_for_each_of_its_points_once(tmp_path: Path) -> None:
+def test_a_grid_asks_for_each_of_its_points_once(tmp_path):
     of = space("grid", trials=4)
     rates = []
     while len(opened(of, tmp_path).trials) < opened(of, tmp_path).planned:
@@ -145,7 +132,7 @@ def test_a_grid_asks_for_each_of_its_points_once(tmp_path: Path) -> None:
     assert rates == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1])
 
 
-def test_another_grid_adds_the_points_that_are_not_there(tmp_path: Path) -> None:
+def test_another_grid_adds_the_points_that_are_not_there(tmp_path):
     study = opened(space("grid", trials=4), tmp_path)
     for _ in range(4):
         told(study, 1.0)
@@ -160,8 +147,8 @@ def test_another_grid_adds_the_points_that_are_not_there(tmp_path: Path) -> None
     assert opened(space("grid", trials=6), tmp_path).planned == 8 + 4
 
 
-@pytest.mark.parametrize("name", ["random", "tpe", "gp"])
-def test_of_few_points_each_is_asked_for_once(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["random", "tpe"])
+def test_of_few_points_each_is_asked_for_once(name, tmp_path):
     width = Interval("width", 1, 4, is_log=False)
     study = opened(space(name, trials=20, intervals=(width,), over=["optimizer"]), tmp_path)
     assert study.planned == 8
@@ -171,7 +158,7 @@ def test_of_few_points_each_is_asked_for_once(name: str, tmp_path: Path) -> None
     assert points == {(width, name) for width in range(1, 5) for name in ("adamw", "sgd")}
 
 
-def test_a_grid_has_no_more_points_than_trials() -> None:
+def test_a_grid_has_no_more_points_than_trials():
     width = Interval("width", 1, 3, is_log=False)
     points = space("grid", trials=20, intervals=(RATE, width), over=["optimizer"]).listed_points
     assert len(points) == 18  # 3 x 3 x 2: a fourth value of each would be 32
@@ -180,7 +167,7 @@ def test_a_grid_has_no_more_points_than_trials() -> None:
 
 
 @pytest.mark.parametrize("name", ["tpe", pytest.param("gp", marks=pytest.mark.slow)])
-def test_a_sampler_stays_away_from_what_cannot_be(name: str, tmp_path: Path) -> None:
+def test_a_sampler_stays_away_from_what_cannot_be(name, tmp_path):
     """Above a rate of 0.003 nothing fits, and below it the higher the rate, the better."""
     study = opened(space(name, trials=16), tmp_path)
     for _ in range(16):
@@ -198,11 +185,10 @@ def test_a_sampler_stays_away_from_what_cannot_be(name: str, tmp_path: Path) -> 
     assert not table.loc[cannot, "is_best"].any()
     feasible = [trial.number for trial in study.trials if trial.number not in cannot]
     best = study.best()
-    assert best is not None
     assert best.params["rate"] == max(study.trials[number].params["rate"] for number in feasible)
 
 
-def test_a_trial_above_the_median_of_those_before_it_is_cut(tmp_path: Path) -> None:
+def test_a_trial_above_the_median_of_those_before_it_is_cut(tmp_path):
     """Not before a quarter of its samples, nor before four are done; what is cut counts no more."""
     study = opened(space("random", pruner="median"), tmp_path)
     curves = [{100: 9.0, 200: loss, 400: loss, 800: loss} for loss in (1.0, 1.1, 1.2, 1.3)]
@@ -225,26 +211,25 @@ def test_a_trial_above_the_median_of_those_before_it_is_cut(tmp_path: Path) -> N
     assert pd.isna(row["loss"])
 
 
-def test_the_best_is_the_least_and_what_diverged_never_is(tmp_path: Path) -> None:
+def test_the_best_is_the_least_and_what_diverged_never_is(tmp_path):
     study = opened(space("random"), tmp_path)
     for value, state in ((3.0, "completed"), (math.inf, "diverged"), *[(2.0, "completed")] * 2):
         told(study, value, state=state)
     best = study.best()
-    assert best is not None
     assert best.number == 2
     assert study.table()["is_best"].tolist() == [False, False, True, False]
     assert study.trials[1].user_attrs["outcome"] == "diverged"
     assert study.trials[1].value == math.inf
 
 
-def test_nothing_is_best_where_nothing_has_a_value(tmp_path: Path) -> None:
+def test_nothing_is_best_where_nothing_has_a_value(tmp_path):
     study = opened(space("random"), tmp_path)
     told(study, math.inf, state="oom")
     assert study.best() is None
     assert not study.table()["is_best"].any()
 
 
-def test_optuna_reads_the_journal_and_its_dashboard_serves_it(tmp_path: Path) -> None:
+def test_optuna_reads_the_journal(tmp_path):
     study = opened(space("random"), tmp_path)
     told(study, 1.0)
     path = str(tmp_path / "optuna.journal")
@@ -252,34 +237,3 @@ def test_optuna_reads_the_journal_and_its_dashboard_serves_it(tmp_path: Path) ->
         study_name="study", storage=JournalStorage(JournalFileBackend(path))
     ).trials
     assert trial.values == [1.0]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    host, _, port = address.partition(":")
-    command = ["optuna-dashboard", path, "--host", host, "--port", port]
-    script = str(Path(sys.executable).parent / command[0])
-    with subprocess.Popen(
-        [script, *command[1:]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as server:
-        try:
-            summaries = served(f"http://{address}/api/studies", server)["study_summaries"]
-            assert [one["study_name"] for one in summaries] == ["study"]
-            details = served(f"http://{address}/api/studies/{summaries[0]['study_id']}", server)
-            (trial,) = details["trials"]
-            assert trial["values"] == [1.0]
-            assert [one["name"] for one in trial["params"]] == ["rate"]
-        finally:
-            server.terminate()
-
-
-def served(url: str, server: subprocess.Popen[bytes]) -> Any:
-    """Return what a server answers, which may take a while to begin."""
-    until = time.monotonic() + 60
-    while True:
-        try:
-            with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310  (of our own)
-                return json.load(answer)
-        except OSError:
-            assert server.poll() is None
-            assert time.monotonic() < until
-            time.sleep(0.1)

@@ -161,8 +161,10 @@ def test_a_cluster_is_planned_for_without_being_looked_at(
         printed = capsys.readouterr()
         return printed.out + printed.err
 
-    assert "choose the devices of the cluster" in told("plan")
-    assert "give cluster.nodes and cluster.devices_per_node" in told("sweep", "cluster.nodes=2")
+    assert "the devices are those of the cluster" in told("plan")
+    assert "or for runs on CPUs cluster.nodes and cluster.devices_per_node" in told(
+        "sweep", "cluster.nodes=2"
+    )
     wide = (*cpus, "batch.micro_batch_size=1", "batch.data_parallel_size=8")
     assert "batch.nodes=2 would take more" in told("plan", *wide)
     assert "Runs: 1." in told("plan", *wide, "batch.nodes=2", code=0)

@@ -177,7 +177,7 @@ def test_names_of_drivers_are_of_one_file_each():
 def test_nothing_is_launched_on_a_declared_machine(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["sweep", *SMALL, "cluster=h100_80g"]) == 2
-    assert "declares H100 SXM 80 GB, a machine to plan for" in capsys.readouterr().err
+    assert "declares H100 SXM 80 GB, which can be planned for" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -51,18 +51,6 @@ def test_an_evaluation_without_labels_is_refused(spec_of, monkeypatch):
         evaluator.evaluate(engine, None)
 
 
-def test_held_out_samples_that_are_miscounted_end_their_run(trainer, outcome, tmp_path):
-    """Neither the look at a few samples before, nor the training, has come upon them."""
-    data = {"name": "custom", "_target_": "own_data.Overcounting", "sequence_length": 12}
-    spec = trainer.make_spec((2, 4, 1), data=data, evaluation__samples=60)
-    folder = trainer.start(spec, tmp_path)
-    assert any(trainer.wait(spec))
-    ended = outcome(folder)
-    assert ended["status"] == "failed"
-    assert "the loss is divided by count_labels" in ended["reason"]
-    assert "Traceback" not in folder.log.read_text()
-
-
 @pytest.mark.usefixtures("trainer")
 def test_what_data_say_of_held_out_samples_is_looked_at(spec_of):
     """And only batches that are counted wrong are refused."""

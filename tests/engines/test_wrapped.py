@@ -17,6 +17,7 @@ from batchscape.models.build import build_model
 pytestmark = pytest.mark.systems
 
 LIBRARIES = ["accelerate", "fabric"]
+OWN = {"name": "custom", "arguments": {}}
 CPU = torch.device("cpu")
 
 
@@ -172,6 +173,37 @@ def test_nothing_lives_on_after_an_engine(library, spec_of):
         del engine
         gc.collect()
         assert model() is None
+
+
+@pytest.fixture(scope="module")
+def reference(trainer, tmp_path_factory):
+    """Steps of one rank that trains without a library."""
+    from batchscape.record.tables import read_table
+
+    spec = trainer.make_spec(
+        (1, 24, 1), model=OWN | {"_target_": "own_models.Routed"}, budget__optimizer_steps=4
+    )
+    return read_table(trainer.train(spec, tmp_path_factory.mktemp("reference")), "steps")
+
+
+def test_parameters_without_a_gradient_have_one_of_zero(
+    library, trainer, steps, reference, tmp_path
+):
+    spec = trainer.make_spec(
+        (2, 4, 3),
+        model=OWN | {"_target_": "own_models.Routed"},
+        **with_engine(library),
+        budget__optimizer_steps=4,
+    )
+    folder = trainer.train(spec, tmp_path)
+    table = steps(folder)
+    for column in ("loss", "gradient_norm"):
+        np.testing.assert_allclose(
+            table[column].to_numpy(float), reference[column].to_numpy(float), rtol=1e-9
+        )
+    assert (table["exchange_span_s"] >= table["exchange_s"]).all()
+    assert (table["exchange_s"] > 0).all()
+    assert "Warning" not in folder.log.read_text()
 
 
 def test_ranks_that_the_library_does_not_see_are_refused(library, trainer, outcome, tmp_path):

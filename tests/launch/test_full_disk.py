@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,31 +15,31 @@ import pytest
 from rich.console import Console
 from sweeps_of_fakes import MACHINE, spec_named
 
+from batchscape.launch import forked
 from batchscape.launch.launcher import Launcher
 from batchscape.record.files import read_json_lines
 from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.state import verify_seal
 from batchscape.record.status import RunStatus
-from batchscape.record.tables import load
+from batchscape.record.tables import load, read_table
+from warm_interpreter import WarmInterpreter
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 
-from small_disk import with_small_disk
+from small_disk import fill, with_small_disk
 
 SIZE = 8 << 20
+MEASURED = ["optimizer_step", "samples", "tokens", "loss", "learning_rate", "gradient_norm"]
 
 
-def launched(sweep: SweepFolder, *specs: RunSpec) -> dict[str, Any]:
+def launched(
+    sweep: SweepFolder, *specs: RunSpec, method: str = "spawn", **options: Any
+) -> dict[str, Any]:
     """Launch, and tell what came of it in plain values."""
     output = io.StringIO()
     result = Launcher(
-        sweep,
-        MACHINE,
-        specs,
-        console=Console(file=output),
-        entry="disk_workers:main",
-        method="spawn",
+        sweep, MACHINE, specs, console=Console(file=output), method=method, **options
     ).run()
     statuses = {spec.run_id: RunStatus.read(sweep.run(spec.run_id).status) for spec in specs}
     return {
@@ -51,10 +55,10 @@ def twice(place: Path, *names: str) -> tuple[dict[str, Any], list[int], dict[str
     """Launch fakes on a disk that they fill, make space, and launch them again."""
     sweep = SweepFolder(place / "sweep")
     specs = [spec_named(name) for name in names]
-    first = launched(sweep, *specs)
+    first = launched(sweep, *specs, entry="disk_workers:main")
     kept = [row["optimizer_step"] for row in read_json_lines(sweep.run(names[0]).lines("steps"))]
     (sweep.path / "filler").unlink()
-    again = launched(sweep, *specs)
+    again = launched(sweep, *specs, entry="disk_workers:main")
     for folder in sweep.run_folders():
         verify_seal(folder, RunStatus.read(folder.status))
     return first, kept, again, len(load(sweep.path).steps)
@@ -91,3 +95,72 @@ def test_a_run_that_could_not_be_sealed_is_not_trained_again(tmp_path: Path) -> 
     assert again["told"] == dict.fromkeys(names, "completed")
     assert again["attempts"] == dict.fromkeys(names, 1)
     assert rows == 6
+
+
+def fill_after_checkpoint(sweep: SweepFolder, run_id: str, place: Path) -> None:
+    """Fill the disk as soon as a run has left a checkpoint."""
+    deadline = time.monotonic() + 100
+    while not list(sweep.run(run_id).checkpoints.glob("step-*.pt")):
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.002)
+    fill(place)
+
+
+def train_on_a_disk_that_fills(place: Path, specs: list[RunSpec]) -> tuple[Any, ...]:
+    # This is a process of its own, which the tests have given no warm interpreter.
+    pytest.MonkeyPatch().setattr(forked, "start_interpreter", WarmInterpreter().start_interpreter)
+    sweep = SweepFolder(place / "sweep")
+    disturbed = specs[0]
+    filling = threading.Thread(
+        target=fill_after_checkpoint, args=(sweep, disturbed.run_id, place), daemon=True
+    )
+    filling.start()
+    first = launched(sweep, *specs, method="fork")
+    filling.join()
+    folder = sweep.run(disturbed.run_id)
+    checkpoints = sorted(path.name for path in folder.checkpoints.iterdir())
+    (place / "filler").unlink()
+    again = launched(sweep, *specs, method="fork")
+    curves = {
+        table: [
+            read_table(sweep.run(spec.run_id), table)[columns].to_dict("list") for spec in specs
+        ]
+        for table, columns in (("steps", MEASURED), ("evals", ["samples", "eval_loss"]))
+    }
+    attempts = read_table(folder, "steps")["attempt"].tolist()
+    return first, checkpoints, again, curves, attempts
+
+
+@pytest.mark.slow
+def test_curves_of_a_full_disk_are_those_of_an_empty_one(
+    tmp_path: Path, spec_of: Callable[..., RunSpec]
+) -> None:
+    settings = {
+        "engine__precision": "float32",
+        "model": {"name": "gpt", "n_layers": 1, "n_heads": 2, "d_model": 16, "dropout": 0.1},
+        "data__sequence_length": 16,
+        "budget__optimizer_steps": 80,
+        "checkpoint__every_s": 0.0,
+        "evaluation__every_samples": 640,
+    }
+    spec = spec_of((1, 16, 2), **settings)
+    later = dataclasses.replace(
+        spec, run_id="undisturbed", config=dataclasses.replace(spec.config, timing_repeat=1)
+    )
+    place = tmp_path / "disk"
+    first, checkpoints, again, curves, attempts = with_small_disk(
+        place, SIZE, train_on_a_disk_that_fills, place, [spec, later]
+    )
+    assert first["told"] == {spec.run_id: "interrupted", "undisturbed": "pending"}
+    assert "No space left on device" in first["stopped"]
+    assert checkpoints
+    assert all(name.endswith(".pt") for name in checkpoints)
+    assert again["told"] == {spec.run_id: "completed", "undisturbed": "completed"}
+    # It went on from its last checkpoint.
+    kept = int(checkpoints[-1].split("-")[1])
+    assert attempts == [0] * kept + [1] * (80 - kept)
+    for resumed, uninterrupted in curves.values():
+        # Lists of floats: equal here is equal bit for bit, as there is no NaN.
+        assert resumed == uninterrupted
+    assert len(curves["steps"][0]["loss"]) == 80

@@ -387,6 +387,14 @@ def test_each_run_is_given_once(sweep: Sweep) -> None:
     assert sweep.run() == SweepResult((), interrupted=False)
 
 
+def test_a_rejected_cell_that_fits_now_is_run(sweep: Sweep) -> None:
+    folder = sweep.folder.run("completes")
+    RunStatus(Status.REJECTED, reason="no room").write(folder.status)
+    folder.config.write_text('{"format_version": 4, "geometry": null}')
+    sweep.run(spec_named("completes"))
+    assert sweep.status("completes").status is Status.COMPLETED
+
+
 def test_what_a_later_start_notes_is_told_once(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,18 @@ def test_a_file_gets_one_line_a_start_and_one_an_end(run: ActiveRun) -> None:
         "[2/3] b failed: too wide",
         "[3/3] completes-d2 diverged: not finite, 0 s",
     ]
+
+
+def test_what_is_no_text_is_counted_in_samples(run: ActiveRun) -> None:
+    """What the metrics of a program lack is told beside."""
+    run.launch = {"timing_valid": True}
+    run.spec = replace(run.spec, data=replace(run.spec.data, task="class"))
+    output = io.StringIO()
+    summary = {"final_loss": 1.5, "tokens_per_s": 12345.6, "samples_per_s": 678.9}
+    with Progress(Console(file=output, width=200), total=1) as progress:
+        status = ended(Status.COMPLETED, summary=summary, reason="they begin late")
+        progress.run_ended(run, status)
+    assert "completed: loss 1.5000, 679 samples/s, they begin late, 0 s" in output.getvalue()
 
 
 def test_no_speed_is_told_that_the_report_leaves_out(run: ActiveRun) -> None:

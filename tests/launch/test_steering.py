@@ -69,6 +69,18 @@ def test_runs_are_added_until_there_are_no_more(tmp_path) -> None:
 
 
 @pytest.mark.slow
+def test_added_runs_that_are_over_are_known_at_once(tmp_path) -> None:
+    sweep = SweepFolder(tmp_path)
+    launched(sweep, Steers([]), spec_named("completes-b"))
+    before = sweep.run("completes-b").path.stat().st_mtime_ns
+    steers = Steers([[], [spec_named("completes-b")], [spec_named("completes-c")]])
+    result, _ = launched(sweep, steers, spec_named("completes-a"))
+    assert set(statuses(result).values()) == {Status.COMPLETED}
+    assert {"completes-a", "completes-b"} in steers.calls
+    assert sweep.run("completes-b").path.stat().st_mtime_ns == before
+
+
+@pytest.mark.slow
 def test_a_run_that_is_cut_is_sealed_as_pruned(tmp_path) -> None:
     sweep = SweepFolder(tmp_path)
     steers = Steers([], cuts="polite")

@@ -26,6 +26,10 @@ def test_cuts_of_one_batch_train_alike_on_unequal_documents(swept, cuts):
     assert len(swept.tables.steps) == 3 * 12
 
 
+def test_it_ends_with_a_recommendation(swept, recommends):
+    recommends(swept, "1 x 8 x 1|1 x 2 x 4|2 x 2 x 2")
+
+
 def test_tables_are_what_the_script_printed(swept):
     for run in swept.tables.runs.query("status == 'completed'").itertuples():
         log = swept.log(run.run_id)

@@ -38,6 +38,10 @@ def test_stages_and_cuts_train_alike(swept):
         assert other == pytest.approx(first, abs=1e-4)
 
 
+def test_each_stage_ends_with_a_recommendation(swept, recommends):
+    recommends(swept, "1 x 2 x 4|2 x 2 x 2")
+
+
 def test_tables_are_what_the_trainer_logged(swept):
     for run_id in swept.tables.runs["run_id"]:
         steps = swept.steps(run_id)

@@ -43,6 +43,10 @@ def test_cuts_of_one_batch_train_alike(swept, cuts):
     assert len(swept.tables.steps) == 3 * 12
 
 
+def test_it_ends_with_a_recommendation(swept, recommends):
+    recommends(swept, "1 x 8 x 1|1 x 2 x 4|2 x 2 x 2")
+
+
 def test_the_report_shows_the_runs(swept):
     page = (swept.folder / "report" / "report.md").read_text()
     assert "4 runs in 4 cells" in page

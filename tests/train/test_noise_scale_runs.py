@@ -220,7 +220,7 @@ def test_a_compiled_model_trains_and_is_sampled_alike(trainer, steps, tmp_path):
     for compiled in (False, True):
         spec = trainer.make_spec(
             (1, 8, 1),
-            **DIGITS,
+            model={"name": "gpt", "n_layers": 1, "n_heads": 2, "d_model": 16},
             engine__compile=compiled,
             evaluation={"samples": 10, "batch_size": 5},
             budget__optimizer_steps=6,

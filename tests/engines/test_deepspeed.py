@@ -18,6 +18,7 @@ from batchscape.errors import BatchscapeError
 from batchscape.geometry import BatchGeometry
 from batchscape.models.build import build_model
 from batchscape.record.tables import read_table
+from exact import assert_same_rows
 
 pytest.importorskip("deepspeed", reason="batchscape[deepspeed]")
 pytestmark = [
@@ -97,6 +98,31 @@ def trained(trainer, tmp_path_factory):
     return of
 
 
+def test_a_killed_run_of_two_ranks_resumes_bit_for_bit(trainer, steps, tmp_path):
+    """As one trains that writes no checkpoint."""
+    without, spec = (
+        trainer.make_spec(
+            (2, 8, 2),
+            engine=deepspeed(3),
+            budget__optimizer_steps=12,
+            checkpoint__every_s=every_s,
+            data__sequence_length=16,
+        )
+        for every_s in (None, 0.0)
+    )
+    undisturbed = steps(trainer.train(without, tmp_path / "whole"))
+    root = tmp_path / "killed"
+    folder = trainer.start(spec, root, entry="faulty_workers:hanging")
+    while not all((folder.path / f"hangs-{rank}").exists() for rank in (0, 1)):
+        assert not trainer._server_of(spec).wait(0.05), folder.log.read_text()
+    trainer.kill(spec)
+    trainer.train(spec, root, attempt=1)
+    rows = steps(folder)
+    assert set(rows["attempt"]) == {0, 1}
+    measured = ["optimizer_step", "samples", "loss", "gradient_norm"]
+    assert_same_rows(rows[measured], undisturbed[measured])
+
+
 @pytest.mark.parametrize("stage", KINDS)
 def test_the_noise_is_sampled_from_each_ranks_own_gradients(trained, steps, stage):
     sampled = []
@@ -158,6 +184,20 @@ def test_forgotten_micro_steps_leave_no_trace(engine_of, stage):
         trained.append(copy.deepcopy(weights(engine)))
         engine.close()
     assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
+
+
+@pytest.mark.parametrize("stage", KINDS)
+def test_state_goes_through_a_file_of_plain_data(engine_of, tmp_path, stage):
+    first = engine_of(stage)
+    step(first)
+    torch.save(first.state(), tmp_path / "state.pt")
+    step(first)
+    after = copy.deepcopy(weights(first))
+    first.close()
+    second = engine_of(stage, seed=1)
+    second.restore(torch.load(tmp_path / "state.pt", weights_only=True))
+    step(second)
+    assert all(torch.equal(after[name], weights(second)[name]) for name in after)
 
 
 @pytest.mark.parametrize("stage", KINDS)

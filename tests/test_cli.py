@@ -3,14 +3,10 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import psutil
 import pytest
 import yaml
 
@@ -150,14 +146,6 @@ def test_plan_shows_and_leaves_nothing(capsys: Captured) -> None:
     assert left_behind() == set()
 
 
-def test_settings_can_be_shown(capsys: Captured) -> None:
-    assert main(["run", "seed=3", "--cfg", "job", "model=gpt_micro"]) == 0
-    output = capsys.readouterr().out
-    assert "d_model: 32" in output
-    assert "seed: 3" in output
-    assert left_behind() == set()
-
-
 def test_settings_are_shown_with_what_they_mean(capsys: Captured) -> None:
     read = ["engine.metrics.kind=jsonl", "+engine.metrics.columns={loss: nll}"]
     assert main(["run", "--cfg", "job", "engine=command", "engine.argv=[train]", *read]) == 0
@@ -237,38 +225,6 @@ def test_a_cell_that_diverges_leaves_the_others_alone(capsys: Captured) -> None:
     assert "3 runs: 2 completed, 1 diverged" in printed
     assert main(argv) == 0
     assert "3 of 3 runs done already, not run again" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("place", ["file", "file/below"])
-def test_a_sweep_dir_that_cannot_be_is_a_message(
-    place: str, tmp_path: Path, capsys: Captured
-) -> None:
-    (tmp_path / "file").write_text("")
-    assert main(["run", *QUICK, f"sweep_dir='{tmp_path / place}'"]) == 2
-    assert f"{tmp_path / place} cannot be used" in capsys.readouterr().err
-    assert left_behind() == {"file"}
-
-
-@pytest.mark.slow
-def test_a_run_that_others_stopped_is_code_1() -> None:
-    """Nobody has interrupted the sweep, so its run is missing without anybody's wish."""
-    command = [sys.executable, "-m", "batchscape", "run", *QUICK, "budget.samples=3200000"]
-    with subprocess.Popen([*command, "sweep_dir=here"], stdout=subprocess.PIPE, text=True) as going:
-        rank = None
-        while rank is None and going.poll() is None:
-            rows = [*Path("here").glob("runs/*/steps.jsonl")]
-            ranks = [p for p in psutil.Process(going.pid).children(recursive=True) if rows]
-            # The fork server is the launcher's child, the rank is that one's.
-            rank = next((p for p in ranks if p.ppid() != going.pid), None)
-            time.sleep(0.05)
-        assert rank is not None
-        rank.terminate()
-        printed, _ = going.communicate(timeout=60)
-    assert going.returncode == 1
-    (run,) = SweepFolder(Path("here")).run_folders()
-    assert RunStatus.read(run.status).status is Status.INTERRUPTED
-    assert "1 run: 1 interrupted" in printed
-    assert f"  log: {run.log}" in printed
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,6 @@ def test_own_study_ends_with_a_recommendation(tmp_path, monkeypatch, capsys):
     short = ["budget.samples=288", "evaluation.every_samples=96"]
     short += ["data.sequence_length=16", "evaluation.samples=64", "sweep_dir=outputs/wide_or_deep"]
     assert main(["sweep", *study, *short]) == 0
-    assert main(["report", "outputs/wide_or_deep"]) == 0
     assert load(Path("outputs/wide_or_deep")).runs["status"].tolist() == ["completed"] * 8
     capsys.readouterr()
     assert main(["recommend", "outputs/wide_or_deep"]) == 0

@@ -184,15 +184,18 @@ DOCUMENTED = (
 )
 
 
-@pytest.mark.parametrize("name", DOCUMENTED)
-def test_every_documented_state_means_something(commands: Commands, name: str) -> None:
-    commands.say("squeue", out=f"{'7':32}{'7':32}{name:32}{'0':8}{'':512}{'None':256}\n")
+def test_every_documented_state_means_something(commands: Commands) -> None:
+    names = {str(number): name for number, name in enumerate(DOCUMENTED, 7)}
+    lines = [
+        f"{job:32}{job:32}{name:32}{'0':8}{'':512}{'None':256}\n" for job, name in names.items()
+    ]
+    commands.say("squeue", out="".join(lines))
     commands.say("sacct", **ACCOUNTING_OFF)
-    state = scheduler.jobs(["7"])["7"].state
     over = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "TIMEOUT"}
     over |= {"OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "LAUNCH_FAILED"}
-    assert state.is_over == (name in over)
-    assert state is not JobState.UNKNOWN
+    for job, found in scheduler.jobs(names).items():
+        assert found.state.is_over == (names[job] in over), names[job]
+        assert found.state is not JobState.UNKNOWN, names[job]
 
 
 def test_a_state_that_is_not_known_is_no_guess(commands: Commands) -> None:

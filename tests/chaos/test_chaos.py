@@ -1,4 +1,4 @@
-"""`make chaos` with few kills."""
+"""`make chaos` with few kills: of a rank while it trains, of the launcher during a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 CHAOS = Path(__file__).with_name("chaos.py")
-KILLS = 4
+KILLS = 2
 SEEDS = 1
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_sweep_survives_kills_at_random_moments(tmp_path: Path) -> None:
-    command = [sys.executable, str(CHAOS), "--json", "--kills", str(KILLS), "--seed", "7"]
+    command = [sys.executable, str(CHAOS), "--json", "--kills", str(KILLS), "--seed", "241"]
     command += ["--seeds", str(SEEDS)]
     ended = subprocess.run(
         [*command, "--delay", "0.004", "--dir", str(tmp_path / "chaos")],

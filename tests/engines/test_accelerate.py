@@ -21,15 +21,6 @@ def spec_with(spec_of, precision="float64", geometry=(1, 4, 3)):
 
 def test_float16_on_a_cpu_is_refused_as_accelerate_drops_it(spec_of):
     """Asked for fp16 there, it neither lowers the arithmetic nor scales the loss."""
-    from accelerate.state import AcceleratorState, GradientState
-
-    dropped = accelerate.Accelerator(cpu=True, mixed_precision="fp16")
-    layer = dropped.prepare(torch.nn.Linear(2, 2))
-    assert dropped.scaler is None
-    assert layer(torch.ones(1, 2)).dtype == torch.float32
-    assert not dropped.native_amp
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
     with pytest.raises(ConfigError, match="float16 is not for engine=accelerate on a CPU"):
         build_engine(spec_with(spec_of, "float16"), CPU)
 
@@ -44,15 +35,6 @@ def test_settings_of_an_accelerator_before_are_not_taken_over(spec_of):
     assert not accelerate.state.PartialState._shared_state
     assert not accelerate.state.AcceleratorState._shared_state
     assert not accelerate.state.GradientState._shared_state
-
-
-def test_accelerate_really_divides_by_its_accumulation(spec_of):
-    """What the engine undoes: without it, gradients would be a third."""
-    engine = build_engine(spec_with(spec_of), CPU)
-    weight = torch.ones(2, dtype=torch.float64, requires_grad=True)
-    engine._accelerator.backward(weight.sum())
-    torch.testing.assert_close(weight.grad, torch.full_like(weight, 1 / 3))
-    engine.close()
 
 
 def test_an_accumulation_that_accelerate_takes_from_elsewhere_is_reported(spec_of):

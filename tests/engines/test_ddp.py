@@ -6,7 +6,6 @@ import copy
 from functools import partial
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 import torch.distributed as dist
@@ -36,9 +35,7 @@ def batch(count=8):
     return tokens[:, :-1], tokens[:, 1:]
 
 
-@pytest.mark.parametrize(
-    "clip", [*(pytest.param(c, marks=pytest.mark.slow) for c in (None, 1e3)), 0.5]
-)
+@pytest.mark.parametrize("clip", [None, 0.5])
 def test_steps_equal_a_plain_loop_over_the_whole_batch(spec_of, clip):
     """Four weighted micro-steps a step, against one mean loss and PyTorch's own calls."""
     spec = spec_of(optimizer__gradient_clip_norm=clip)
@@ -133,18 +130,17 @@ def test_an_exchange_is_told_of_once_a_step_and_in_order(spec_of, tmp_path, monk
     assert marks.order == ["exchange begins", "gradients ready", "exchange ends"] * 2
 
 
-@pytest.mark.parametrize("precision", ["float64", "float16"])
-def test_state_round_trip(spec_of, precision):
-    spec = spec_of(engine__precision=precision)
+def test_state_round_trip(spec_of):
+    spec = spec_of(engine__precision="float16")
     first, second = engine_of(spec), engine_of(spec)
     inputs, labels = batch()
-    for weight in (1 / 256, 1e30, 1 / 256):  # the second overflows in float16
+    for weight in (1 / 256, 1e30, 1 / 256):  # the second overflows
         first.micro_step(inputs, labels, weight, last=True)
         first.optimizer_step(SETTINGS, 1.0)
     second.restore(copy.deepcopy(first.state()))  # as through a file
     for engine in (first, second):
         engine.micro_step(inputs, labels, 1 / 256, last=True)
-        assert engine.gradient_scale == (2**15 if precision == "float16" else 1.0)
+        assert engine.gradient_scale == 2**15
         engine.optimizer_step(SETTINGS, 1.0)
     for mine, theirs in zip(first.module.parameters(), second.module.parameters(), strict=True):
         assert (mine == theirs).all()
@@ -159,7 +155,7 @@ def test_buckets_exchange_every_gradient_once(trainer, steps, tmp_path):
     tables = []
     for geometry in ((1, 32, 1), (2, 8, 2)):
         more = {"optimizer": {"name": "sgd", "learning_rate": 0.1}, "model__d_model": 128}
-        spec = trainer.make_spec(geometry, **more)
+        spec = trainer.make_spec(geometry, budget__optimizer_steps=8, **more)
         tables.append(steps(trainer.train(spec, tmp_path / str(geometry[0]))))
     alone, several = tables
     assert min(several["exchanged_bytes"]) > 2 * 2**20
@@ -169,18 +165,6 @@ def test_buckets_exchange_every_gradient_once(trainer, steps, tmp_path):
         np.testing.assert_allclose(
             several[column].astype(float), alone[column].astype(float), rtol=1e-9
         )
-
-
-@pytest.mark.slow
-def test_bfloat16_follows_float32_smoothly(trainer, steps, tmp_path):
-    """Pointwise bfloat16 noise, no drift: the mean of the last steps agrees."""
-    losses = {}
-    for precision in ("float32", "bfloat16"):
-        spec = trainer.make_spec((2, 4, 2), engine__precision=precision, budget__optimizer_steps=40)
-        losses[precision] = steps(trainer.train(spec, tmp_path / precision))["loss"].astype(float)
-    difference = losses["bfloat16"] - losses["float32"]
-    assert 0 < difference.abs().max() < 5e-2
-    assert abs(difference.tail(20).mean()) < 1e-2
 
 
 def test_float16_equals_a_loss_scaled_by_hand(spec_of):
@@ -227,9 +211,8 @@ def test_an_overflow_in_float16_skips_the_update_and_halves_the_scale(spec_of, n
     assert any((after[name] != before[name]).any() for name in before)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float64"])
-def test_other_precisions_scale_nothing(spec_of, precision):
-    engine = engine_of(spec_of(engine__precision=precision))
+def test_other_precisions_scale_nothing(spec_of):
+    engine = engine_of(spec_of(engine__precision="bfloat16"))
     inputs, labels = batch()
     engine.micro_step(inputs, labels, 1 / 256, last=True)
     assert engine.gradient_scale == 1.0
@@ -238,24 +221,11 @@ def test_other_precisions_scale_nothing(spec_of, precision):
 
 
 @pytest.mark.slow
-def test_float16_decompositions_agree(trainer, steps, tmp_path):
-    """Within rounding of 11 bits: an eighth of what bfloat16, with 8 bits, is granted."""
-    tables = []
-    for geometry in [(1, 32, 1), (2, 8, 2)]:
-        spec = trainer.make_spec(geometry, engine__precision="float16", budget__optimizer_steps=30)
-        tables.append(steps(trainer.train(spec, tmp_path)))
-    losses = np.array([table["loss"] for table in tables], dtype=float)
-    assert losses[0, -1] < losses[0, 0] - 0.5, "nothing was learned: the curves could not differ"
-    np.testing.assert_allclose(losses[1], losses[0], rtol=0, atol=5e-2 / 8)
-    assert not any(table["skipped"].any() for table in tables)
-
-
-@pytest.mark.slow
 def test_an_overflow_on_one_rank_skips_the_update_of_all(trainer, steps, outcome, tmp_path):
     """Two ranks of which one overflows train like one rank that does."""
     tables = []
     for geometry in [(2, 16, 1), (1, 32, 1)]:
-        spec = trainer.make_spec(geometry, engine__precision="float16", budget__optimizer_steps=12)
+        spec = trainer.make_spec(geometry, engine__precision="float16", budget__optimizer_steps=8)
         folder = trainer.train(spec, tmp_path, entry="precision_workers:overflowing")
         assert outcome(folder)["status"] == "completed"
         tables.append(steps(folder))
@@ -273,42 +243,15 @@ def test_products_of_float32_matrices_are_as_asked(trainer, tmp_path):
     assert "float32 products: high\n" in folder.log.read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_compiled_run_agrees_and_its_compile_time_is_apart(trainer, steps, tmp_path):
-    from batchscape.record.tables import read_table
-
-    losses = {}
-    for compiled in (False, True):
-        spec = trainer.make_spec(
-            (1, 16, 2),
-            engine__precision="float32",
-            engine__compile=compiled,
-            measure__memory=compiled,
-            model__n_layers=1,
-            evaluation={"samples": 10, "batch_size": 5},
-        )
-        # A cache of its own: what was compiled before costs nothing again.
-        folder = trainer.train(
-            spec, tmp_path / str(compiled), TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor")
-        )
-        losses[compiled] = steps(folder)["loss"].astype(float)
-        compile_s = read_table(folder, "ranks")["compile_s"].iloc[0]
-        # Although the memory rehearsal has compiled the same model before.
-        assert compile_s > 0 if compiled else compile_s is pd.NA
-    np.testing.assert_allclose(losses[True], losses[False], rtol=1e-4)
-
-
 OWN = {"name": "custom", "arguments": {}}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["Spare", "Routed"])
-def test_parameters_without_a_gradient_have_one_of_zero(trainer, steps, tmp_path, name):
-    """A layer that no sample uses, or few do: all numbers of ranks train alike."""
+def test_parameters_without_a_gradient_have_one_of_zero(trainer, steps, tmp_path):
+    """A layer that few samples use: all numbers of ranks train alike."""
     tables = []
     for geometry in [(1, 8, 1), (2, 2, 2)]:
-        model = OWN | {"_target_": f"own_models.{name}"}
+        model = OWN | {"_target_": "own_models.Routed"}
         spec = trainer.make_spec(geometry, model=model, budget__optimizer_steps=6)
         tables.append(steps(trainer.train(spec, tmp_path)))
     module = build_model(spec.config, spec.data, "float64")

@@ -89,8 +89,8 @@ def trained(trainer, tmp_path_factory):
             spec = trainer.make_spec(
                 (2, 4, 4),
                 engine=ddp if stage is None else deepspeed(stage),
-                measure={"memory": False, "noise_scale_every": 4},
-                budget__optimizer_steps=12,
+                measure={"memory": False, "noise_scale_every": 3},
+                budget__optimizer_steps=6,
             )
             done[stage] = trainer.train(spec, tmp_path_factory.mktemp("trained"))
         return done[stage]
@@ -98,16 +98,19 @@ def trained(trainer, tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize("stage", [1, 3])
-def test_a_killed_run_of_two_ranks_resumes_bit_for_bit(trainer, steps, tmp_path, stage):
-    spec = trainer.make_spec(
-        (2, 8, 2),
-        engine=deepspeed(stage),
-        budget__optimizer_steps=12,
-        checkpoint__every_s=0.0,
-        data__sequence_length=16,
+def test_a_killed_run_of_two_ranks_resumes_bit_for_bit(trainer, steps, tmp_path):
+    """As one trains that writes no checkpoint."""
+    without, spec = (
+        trainer.make_spec(
+            (2, 8, 2),
+            engine=deepspeed(3),
+            budget__optimizer_steps=12,
+            checkpoint__every_s=every_s,
+            data__sequence_length=16,
+        )
+        for every_s in (None, 0.0)
     )
-    undisturbed = steps(trainer.train(spec, tmp_path / "whole"))
+    undisturbed = steps(trainer.train(without, tmp_path / "whole"))
     root = tmp_path / "killed"
     folder = trainer.start(spec, root, entry="faulty_workers:hanging")
     while not all((folder.path / f"hangs-{rank}").exists() for rank in (0, 1)):
@@ -120,7 +123,7 @@ def test_a_killed_run_of_two_ranks_resumes_bit_for_bit(trainer, steps, tmp_path,
     assert_same_rows(rows[measured], undisturbed[measured])
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", KINDS)
 def test_the_noise_is_sampled_from_each_ranks_own_gradients(trained, steps, stage):
     sampled = []
     for engine in (None, stage):
@@ -128,7 +131,7 @@ def test_the_noise_is_sampled_from_each_ranks_own_gradients(trained, steps, stag
         assert folder.log.read_text() == "", "the library is to be quiet"
         rows = steps(folder)
         sampled.append(rows["small_gradient_square"].dropna().astype(float))
-    assert len(sampled[0]) == 3
+    assert len(sampled[0]) == 2
     pd.testing.assert_series_equal(*sampled, rtol=1e-4)
 
 
@@ -142,7 +145,7 @@ def test_the_noise_is_sampled_from_each_ranks_own_gradients(trained, steps, stag
     ids=str,
 )
 def test_settings_beside_the_engine_do_what_they_do_in_ddp(trainer, tmp_path, stage, more):
-    more = {"evaluation__every_samples": 160, "budget__optimizer_steps": 10, **more}
+    more = {"evaluation__every_samples": 64, "budget__optimizer_steps": 4, **more}
     tables = []
     for engine in ({"name": "ddp", "precision": "float32"}, deepspeed(stage)):
         spec = trainer.make_spec((2, 8, 2), **{"engine": engine, **more})
@@ -155,7 +158,7 @@ def test_settings_beside_the_engine_do_what_they_do_in_ddp(trainer, tmp_path, st
 def test_running_means_are_those_of_ddp(trainer, tmp_path):
     """Else every rank would evaluate a model of its own."""
     model = {"name": "custom", "arguments": {}, "_target_": "engine_models.Normalises"}
-    more = {"model": model, "budget__optimizer_steps": 6, "evaluation__every_samples": 16}
+    more = {"model": model, "budget__optimizer_steps": 3, "evaluation__every_samples": 16}
     tables = []
     for engine in ({"name": "ddp", "precision": "float32"}, *map(deepspeed, KINDS)):
         spec = trainer.make_spec((2, 4, 2), engine=engine, **more)
@@ -216,6 +219,7 @@ def test_an_update_that_is_not_finite_is_skipped_and_told_of(engine_of, stage):
     engine = engine_of(stage)
     step(engine)
     assert not engine.skipped
+    assert engine.exchanged_bytes == 0
     before = copy.deepcopy(weights(engine))
     assert not np.isfinite(step(engine, weight=float("inf")))
     assert engine.skipped

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 from torch import nn
 
 from batchscape.engines import build_engine
-from batchscape.errors import ConfigError
 
 pytestmark = pytest.mark.systems
 
@@ -68,11 +65,3 @@ def test_a_lower_precision_rounds_products_and_no_micro_batch(spec_of, precision
     engine.close()
     wrapped = plain("bf16-mixed").setup(Returning())
     assert wrapped(torch.ones(2, 2), labels)[0].item() == 1
-
-
-def test_a_missing_library_is_named_with_what_installs_it(spec_of, monkeypatch):
-    monkeypatch.setitem(sys.modules, "lightning_fabric", None)
-    monkeypatch.delitem(sys.modules, "batchscape.engines.fabric", raising=False)
-    spec = spec_of((1, 4, 3), engine={"name": "fabric", "precision": "float64"})
-    with pytest.raises(ConfigError, match=r"pip install 'batchscape\[fabric\]'"):
-        build_engine(spec, CPU)

@@ -38,9 +38,8 @@ def assert_alike(one, other, table="steps", columns=("loss", "gradient_norm")):
 @pytest.mark.parametrize(
     ("geometry", "settings"),
     [
-        ((2, 4, 2), {}),
+        ((2, 4, 2), {"activation_checkpointing": True}),
         pytest.param((2, 8, 1), {"reshard_after_forward": False}, marks=pytest.mark.slow),
-        pytest.param((2, 4, 2), {"activation_checkpointing": True}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -52,8 +51,11 @@ def test_two_ranks_train_like_one(trainer, tmp_path, geometry, settings):
 
 
 @pytest.mark.slow
-def test_uneven_parts_and_averages_are_evaluated_alike(trainer, tmp_path):
-    """Three ranks divide few sizes of the model, and not the five batches of an evaluation."""
+def test_uneven_parts_and_averages_are_evaluated_alike_and_go_on(trainer, steps, tmp_path):
+    """Three ranks divide few sizes of the model, and not the five batches of an evaluation.
+
+    For a checkpoint their parts are gathered, and cut again, bit for bit.
+    """
     more = {
         "evaluation__samples": 40,
         "evaluation__every_samples": 24,
@@ -65,20 +67,19 @@ def test_uneven_parts_and_averages_are_evaluated_alike(trainer, tmp_path):
     assert_alike(one, three, "evals", ("eval_loss", "raw_eval_loss", "eval_labels"))
     evals = read_table(three, "evals")
     assert (evals["eval_loss"] != evals["raw_eval_loss"]).iloc[1:].all()
-
-
-@pytest.mark.slow
-def test_an_average_is_stopped_and_goes_on(trainer, steps, tmp_path):
-    """Its parts are gathered and cut again, bit for bit."""
-    settings = {"engine": engine("fsdp"), "evaluation__ema_half_life_tokens": 1024.0}
-    spec = trainer.make_spec((3, 2, 2), budget__optimizer_steps=8, **settings)
-    undisturbed = trainer.train(spec, tmp_path / "whole")
-    cut = trainer.start(spec, tmp_path, entry="engine_witness:watched", STOP_AFTER="5")
-    trainer.wait(spec)
-    trainer.train(spec, tmp_path, attempt=1)
+    cut = stopped_and_resumed(trainer, tmp_path / "cut", (3, 2, 2), **more)
     assert steps(cut)["attempt"].nunique() == 2
     for table, columns in {"steps": ["loss", "gradient_norm"], "evals": ["eval_loss"]}.items():
-        assert_same_rows(read_table(cut, table)[columns], read_table(undisturbed, table)[columns])
+        assert_same_rows(read_table(cut, table)[columns], read_table(three, table)[columns])
+
+
+def stopped_and_resumed(trainer, root, geometry, **more):
+    """Stop a run of six optimizer steps after the third, and go on."""
+    spec = trainer.make_spec(geometry, engine=engine("fsdp"), budget__optimizer_steps=6, **more)
+    folder = trainer.start(spec, root, entry="engine_witness:watched", STOP_AFTER="3")
+    trainer.wait(spec)
+    trainer.train(spec, root, attempt=1)
+    return folder
 
 
 @pytest.mark.slow
@@ -91,11 +92,7 @@ def test_running_means_are_those_of_ddp_and_of_a_run_that_was_stopped(trainer, s
     ddp = trained(trainer, tmp_path, (2, 4, 2), engine("ddp"), **more)
     uncut = trained(trainer, tmp_path, (2, 4, 2), engine("fsdp"), **more)
     assert_alike(ddp, uncut, "evals", ("eval_loss",))
-    spec = trainer.make_spec((2, 4, 2), engine=engine("fsdp"), budget__optimizer_steps=6, **more)
-    root = tmp_path / "cut"
-    cut = trainer.start(spec, root, entry="engine_witness:watched", STOP_AFTER="3")
-    trainer.wait(spec)
-    trainer.train(spec, root, attempt=1)
+    cut = stopped_and_resumed(trainer, tmp_path / "cut", (2, 4, 2), **more)
     assert steps(cut)["attempt"].nunique() == 2
     of_cut, of_uncut = (
         read_table(folder, "evals")["eval_loss"].tolist() for folder in (cut, uncut)
@@ -126,19 +123,15 @@ def test_a_checkpoint_is_that_of_whole_models(trainer, tmp_path):
 
 @pytest.mark.slow
 def test_parts_take_the_memory_of_parts(trainer, tmp_path):
-    """After the model: half the parameters, and DDP's bucket for them beside the whole."""
-    alive = {}
-    for name in ("ddp", "fsdp"):
-        more = {"model__d_model": 64, "budget__optimizer_steps": 1}
-        folder = trained(trainer, tmp_path, (2, 2, 2), engine(name), measure__memory=True, **more)
-        ranks = read_table(folder, "ranks")
-        assert (ranks["memory_method"] == "cpu allocator events").all()
-        alive[name] = ranks["allocated_after_model_gib"].max() * 2**30
+    """After the model: half the parameters."""
+    more = {"model__d_model": 64, "budget__optimizer_steps": 1}
+    folder = trained(trainer, tmp_path, (2, 2, 2), engine("fsdp"), measure__memory=True, **more)
+    ranks = read_table(folder, "ranks")
+    assert (ranks["memory_method"] == "cpu allocator events").all()
     spec = trainer.make_spec(model__d_model=64)
     module = build_model(spec.config, spec.data, "float64")
-    model_bytes = sum(p.nbytes for p in module.parameters())
-    assert alive["fsdp"] == pytest.approx(model_bytes / 2, rel=0.02)
-    assert alive["ddp"] > 2 * model_bytes
+    half = sum(p.nbytes for p in module.parameters()) / 2
+    assert ranks["allocated_after_model_gib"].max() * 2**30 == pytest.approx(half, rel=0.02)
 
 
 @pytest.mark.slow
@@ -189,9 +182,14 @@ def test_a_parameter_without_dimensions_is_refused(spec_of):
 @pytest.mark.timeout(900)
 def test_compiled_blocks_train_alike(trainer, tmp_path):
     """And the evaluation, of batches of another size, is not compiled for."""
-    more = {"evaluation__batch_size": 5, "budget__optimizer_steps": 4}
-    plain = trained(trainer, tmp_path / "plain", (2, 4, 2), engine("fsdp"), **more)
-    compiled = trained(trainer, tmp_path, (2, 4, 2), engine("fsdp", compile=True), **more)
+    more = {
+        "evaluation__batch_size": 5,
+        "budget__optimizer_steps": 2,
+        "model__n_layers": 1,
+        "model__d_model": 16,
+    }
+    plain = trained(trainer, tmp_path / "plain", (2, 4, 1), engine("fsdp"), **more)
+    compiled = trained(trainer, tmp_path, (1, 4, 2), engine("fsdp", compile=True), **more)
     assert_alike(plain, compiled)
     assert (read_table(compiled, "ranks")["compile_s"] > 0).all()
 
@@ -205,7 +203,7 @@ def test_bfloat16_follows_float32(trainer, steps, tmp_path):
                 tmp_path / precision,
                 (2, 4, 2),
                 {"name": "fsdp", "precision": precision},
-                budget__optimizer_steps=10,
+                budget__optimizer_steps=4,
             )
         )["loss"].astype(float)
         for precision in ("float32", "bfloat16")

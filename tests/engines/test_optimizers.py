@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -157,24 +155,6 @@ def test_hidden_matrices_of_a_transformer_with_tied_embeddings(spec_of):
     assert names == [f"model.blocks.{i}.{part}.weight" for i in range(2) for part in parts]
 
 
-def test_hidden_matrices_of_a_llama(spec_of):
-    spec = spec_of(
-        model={
-            "name": "llama",
-            "n_layers": 2,
-            "n_heads": 4,
-            "n_kv_heads": 2,
-            "d_model": 32,
-            "d_ff": 48,
-        }
-    )
-    module = build_model(spec.config, spec.data, "float32")
-    hidden = hidden_matrices(module)
-    inside = [name for name, p in module.named_parameters() if p.ndim == 2 and ".blocks." in name]
-    assert len(inside) >= 2 * 6
-    assert names_of(module, hidden) == inside
-
-
 def test_hidden_matrices_of_a_perceptron_and_a_network_of_ones_own():
     class Mine(nn.Module):
         def __init__(self):
@@ -226,28 +206,6 @@ def test_muon_that_torch_does_not_ship_is_refused(monkeypatch):
     monkeypatch.delattr(torch.optim, "Muon")
     with pytest.raises(ConfigError, match=r"needs torch\.optim\.Muon"):
         build_optimizer(MUON, network())
-
-
-@pytest.mark.parametrize("config", [SGD, ADAMW, MUON], ids=lambda config: config.name)
-def test_a_saved_state_goes_on_bit_for_bit(config, tmp_path):
-    module = network()
-    optimizer = build_optimizer(config, module)
-    for k in range(3):
-        give_gradients(module, k)
-        optimizer.step()
-    torch.save(optimizer.state_dict(), tmp_path / "state.pt")
-    twin = copy.deepcopy(module)
-    restored = build_optimizer(config, twin)
-    restored.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    for each, one in ((optimizer, module), (restored, twin)):
-        for k in range(3, 6):
-            give_gradients(one, k)
-            set_hyperparameters(each, config, 0.5)
-            each.step()
-            each.zero_grad(set_to_none=True)
-    for mine, theirs in zip(module.parameters(), twin.parameters(), strict=True):
-        assert (mine == theirs).all()
-        assert mine.grad is None
 
 
 @pytest.mark.parametrize("config", [SGD, ADAMW, MUON], ids=lambda config: config.name)

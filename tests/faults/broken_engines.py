@@ -116,33 +116,6 @@ def clips_its_part() -> None:
     FsdpEngine._clip = clip
 
 
-def divides_by_accumulation() -> None:
-    """Divide the loss by the micro-steps once more, as libraries do that expect a mean."""
-    parts = int(os.environ["PARTS"])
-    real = DdpEngine.micro_step
-
-    def micro_step(
-        self: DdpEngine, inputs: Tensor, labels: Tensor, weight: float, *, last: bool
-    ) -> Tensor:
-        return real(self, inputs, labels, weight / parts, last=last)
-
-    DdpEngine.micro_step = micro_step
-
-
-def does_not_accumulate() -> None:
-    """Keep the gradient of the last micro-step only."""
-    real = DdpEngine.micro_step
-
-    def micro_step(
-        self: DdpEngine, inputs: Tensor, labels: Tensor, weight: float, *, last: bool
-    ) -> Tensor:
-        if last:
-            self.forget_gradients()
-        return real(self, inputs, labels, weight, last=last)
-
-    DdpEngine.micro_step = micro_step
-
-
 def forgets_moments() -> None:
     """Leave the optimizer's moments out of what is restored."""
     real = FsdpEngine.restore

@@ -31,24 +31,6 @@ def permuted(run_dir: str, rank: int) -> int:
     return worker.main(run_dir, rank)
 
 
-def exploding(run_dir: str, rank: int) -> int:
-    """Make the loss infinite from optimizer step 7 on."""
-    real = DdpEngine.optimizer_step
-    calls = 0
-
-    def optimizer_step(self: DdpEngine, settings: Optimizer, factor: float) -> Tensor:
-        nonlocal calls
-        calls += 1
-        norm = real(self, settings, factor)
-        if calls == 6:
-            with torch.no_grad():
-                next(self.module.parameters()).fill_(float("nan"))
-        return norm
-
-    DdpEngine.optimizer_step = optimizer_step  # type: ignore[method-assign]  # a planted fault
-    return worker.main(run_dir, rank)
-
-
 def without_labels(run_dir: str, rank: int) -> int:
     """Meet a global batch without a label in optimizer step 3."""
     real = SampleStream.step

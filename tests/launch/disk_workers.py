@@ -41,6 +41,20 @@ def completes(rank: Rank) -> int:
     return rank.complete()
 
 
+def trains(run_dir: str, rank: int) -> int:
+    """Train for real on a disk that is full once a checkpoint is written."""
+    from batchscape.train import loop, worker
+
+    real = loop.Training._save
+
+    def save(self: loop.Training) -> None:
+        real(self)
+        fill_disk(Rank(run_dir, rank))
+
+    loop.Training._save = save  # type: ignore[method-assign]  # a planted fault
+    return worker.main(run_dir, rank)
+
+
 def main(run_dir: str, rank: int) -> int:
     """Behave as the run's name says."""
     behaviour = {"writes": writes, "seals": seals, "completes": completes}

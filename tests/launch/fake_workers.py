@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 from batchscape.record.files import JsonLines, read_json, write_json
 from batchscape.record.folder import RunFolder
-from batchscape.record.heartbeat import Phase, beat
 
 
 class Rank:
@@ -266,11 +265,6 @@ def blocks(rank: Rank) -> int:
     return rank.complete()
 
 
-def stopped(rank: Rank) -> int:
-    """End as a rank does that somebody has sent SIGTERM."""
-    return rank.outcome("interrupted", "SIGTERM")
-
-
 def vanishes(rank: Rank) -> int:
     """End well in one rank only."""
     if rank.rank == 0:
@@ -315,23 +309,6 @@ def device(rank: Rank) -> int:
     return rank.complete()
 
 
-def gloo(rank: Rank) -> int:
-    """Sum the ranks in a real collective."""
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{rank.launch['rendezvous']}",
-        rank=rank.rank,
-        world_size=rank.launch["world_size"],
-    )
-    total = torch.tensor([float(rank.rank)])
-    dist.all_reduce(total)
-    print(f"sum {total.item():g}")
-    return rank.complete()
-
-
 def hungry(_rank: Rank) -> int:
     """Touch more memory than the test's cgroup has."""
     held = bytearray(b"x") * (2 << 30)
@@ -370,29 +347,6 @@ def killsserver(rank: Rank) -> int:
             time.sleep(0.02)
         os.kill(os.getppid(), signal.SIGKILL)
         sleep_for_ever()
-    return rank.complete()
-
-
-def deaf(rank: Rank) -> int:
-    """Begin, and never tell of any progress, whatever it is asked."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    beat(Phase.START)
-    if rank.rank == 0:
-        beat(Phase.EVALUATION)
-        waits_in_vain()
-    sleep_for_ever()
-
-
-def waits_in_vain() -> NoReturn:
-    sleep_for_ever()
-
-
-def beats(rank: Rank) -> int:
-    """Evaluate for long, in one rank alone, and complete."""
-    for _ in range(30):
-        if rank.rank == 0:
-            beat(Phase.EVALUATION)
-        time.sleep(0.1)
     return rank.complete()
 
 

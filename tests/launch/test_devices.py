@@ -20,7 +20,7 @@ import pytest
 from launchers import Elsewhere
 from placing import Placer
 from rich.console import Console
-from sweeps_of_fakes import ENTRY, MACHINE, is_alive, pids_in, spec_named, wait_until
+from sweeps_of_fakes import ENTRY, is_alive, pids_in, spec_named, wait_until
 
 from batchscape.cuda_devices import CudaDevice
 from batchscape.launch import placement
@@ -30,7 +30,6 @@ from batchscape.plan.machine import Machine
 from batchscape.record.claims import CLAIMS
 from batchscape.record.files import read_json
 from batchscape.record.folder import SweepFolder
-from batchscape.record.spec import RunSpec
 from batchscape.record.status import RunStatus, Status
 
 HOLDER = """
@@ -111,30 +110,6 @@ def test_a_killed_launcher_holds_nothing_and_its_ranks_hold_what_they_use() -> N
         mine.give_back(1)
 
 
-def test_a_run_has_all_its_devices_or_none() -> None:
-    pool, mine = DevicePool(range(4), locks=locks()), locks()
-    with held("cpu", "1", "3") as other:
-        assert pool.lease(3) is None
-        assert pool.waits_for_others
-        # The device before all that others hold is kept, the one between them is not.
-        assert [mine.take(0), mine.take(2)] == [False, True]
-        mine.give_back(2)
-        lease = pool.lease(2)
-        assert lease is not None
-        assert (lease.devices, len(lease.locks)) == ((0, 2), 2)
-        assert not mine.take(0)
-        other.kill()
-        other.wait()
-    rest = pool.lease(2)
-    assert rest is not None
-    assert rest.devices == (1, 3)
-    for one in (lease, rest):
-        pool.release(one)
-    assert all(mine.take(device) for device in range(4))
-    for device in range(4):
-        mine.give_back(device)
-
-
 def test_launchers_that_number_devices_otherwise_do_not_wait_for_each_other() -> None:
     """As with CUDA_VISIBLE_DEVICES=0,1 and 1,0: names decide what is kept, not numbers."""
     one = DevicePool([0, 1], locks=DeviceLocks("cuda", {0: "a", 1: "b"}, pytest.fail))
@@ -147,19 +122,6 @@ def test_launchers_that_number_devices_otherwise_do_not_wait_for_each_other() ->
     two.release(ran_two)
     both = [pool.lease(2) for pool in (one, two, one, two)]
     assert sum(lease is not None for lease in both) == 1
-
-
-def test_runs_that_share_a_device_share_its_lock() -> None:
-    pool, mine = DevicePool(range(1), runs_per_device=2, locks=locks()), locks()
-    one, two = pool.lease(1), pool.lease(1)
-    assert one is not None
-    assert two is not None
-    assert one.locks == two.locks
-    pool.release(one)
-    assert not mine.take(0)
-    pool.release(two)
-    assert mine.take(0)
-    mine.give_back(0)
 
 
 @pytest.mark.parametrize("how", ["a file in its place", "no permission", "a pipe in its place"])
@@ -191,20 +153,6 @@ def test_without_a_usable_folder_it_is_said_once_and_nobody_waits(how: str) -> N
 
 FOUR_CORES = Machine(4, "x")
 FOUR = Machine(4, "x", tuple(CudaDevice(i, "GPU", (9, 0), f"GPU-{i}") for i in range(4)))
-
-
-def test_two_launchers_never_hold_one_device() -> None:
-    one = Placer(FOUR, *(f"completes-a{i}-d1" for i in range(3)), concurrent_runs=9)
-    two = Placer(FOUR, *(f"completes-b{i}-d1" for i in range(3)), concurrent_runs=9)
-    assert len(one.start()) == 3
-    assert len(two.start()) == 1
-    devices = [*one.devices, *two.devices]
-    assert sorted(devices) == [0, 1, 2, 3]
-    one.end(next(iter(one.active)))
-    assert len(two.start()) == 2
-    for launcher in (one, two):
-        for name in list(launcher.active):
-            launcher.end(name)
 
 
 NARROW = """
@@ -290,22 +238,6 @@ def test_a_wide_run_gets_in_beside_narrow_ones_that_take_longer_than_a_pause(
     assert len(narrow.start()) == 4
 
 
-def test_a_wide_run_does_not_starve_beside_narrow_ones_of_its_own_launcher_either() -> None:
-    """What should take longest starts first, and nothing starts past it."""
-    names = [f"completes-o{i}-d1" for i in range(40)]
-    expected = {"completes-w-d3": 5.0} | dict.fromkeys(names, 1.0)
-    with narrow_launcher() as turn:
-        assert [turn(), turn()] == [4, 4]
-        mine = Placer(FOUR_CORES, *expected, expected=expected, concurrent_runs=4)
-        rounds = 0
-        while "completes-w-d3" not in mine.start():
-            turn()
-            for name in list(mine.active):
-                mine.end(name)
-            rounds += 1
-            assert rounds < 10
-
-
 def test_wide_launchers_all_get_through(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "_PAUSE_S", 0.0)
     rng = random.Random(0)
@@ -324,14 +256,6 @@ def test_wide_launchers_all_get_through(monkeypatch: pytest.MonkeyPatch) -> None
             if not launcher.queue:
                 launcher.start()
     assert [len(launcher.queue) + len(launcher.active) for launcher in launchers] == [0, 0, 0]
-
-
-def launched(path: Path, *specs: RunSpec, method: str = "spawn") -> tuple[SweepFolder, str]:
-    sweep, text = SweepFolder(path), io.StringIO()
-    Launcher(
-        sweep, MACHINE, list(specs), entry=ENTRY, method=method, console=Console(file=text)
-    ).run()
-    return sweep, text.getvalue()
 
 
 @pytest.mark.slow

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
-from sweeps_of_fakes import ENTRY, MACHINE, is_alive, pids_in, spec_named
 
 from batchscape.config import Local
-from batchscape.launch import active, hangs
+from batchscape.launch import hangs
 from batchscape.launch.hangs import HangWatch
-from batchscape.launch.launcher import Launcher
-from batchscape.record.causes import Cause
-from batchscape.record.folder import SweepFolder
 from batchscape.record.heartbeat import Beat, Heartbeat, Phase, beats_path
-from batchscape.record.status import RunStatus, Status
 
 SETTINGS = Local("local", hang_s=10.0)
 
@@ -165,37 +158,3 @@ def test_the_watch_leaves_nothing(tmp_path):
     assert (str(last), last.micro_step) == ("forward of optimizer step 3", 1)
     ranks.watch.close()
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_a_run_that_hangs_is_ended_with_its_stacks(tmp_path, monkeypatch):
-    """Real ranks, deaf to SIGTERM; one that evaluates for longer than the limit is no hang."""
-    monkeypatch.setattr(active, "PEER_GRACE_S", 0.5)
-    sweep = SweepFolder(tmp_path / "sweep")
-    hang = {"hang_s": 0.4, "retries": 0}
-    specs = [
-        spec_named("deaf-d2", **hang),
-        spec_named("beats-d2", **hang),
-        spec_named("completes"),
-    ]
-    result = Launcher(
-        sweep, MACHINE, specs, entry=ENTRY, console=Console(file=io.StringIO()), method="fork"
-    ).run()
-    ended = {run.run_id: run.status for run in result.runs}
-    assert ended.pop("deaf-d2") is Status.FAILED
-    assert set(ended.values()) == {Status.COMPLETED}
-    status = RunStatus.read(sweep.run("deaf-d2").status)
-    assert (status.cause, status.rank, status.phase) == (Cause.HANG, 1, "start")
-    assert status.reason == (
-        "rank 1 hangs in start before the first optimizer step: no heartbeat for 2.4 s "
-        "(6 x hang_s = 2.4 s)"
-    )
-    assert status.attempts[-1].cause == "hang"
-    log = sweep.run("deaf-d2").log.read_text()
-    first, second = log.split("batchscape: stack of rank ")[1:]
-    assert first.startswith("0, which is in evaluation")
-    assert "in waits_in_vain" in first
-    assert second.startswith("1, which is in start")
-    assert "in deaf" in second
-    assert "in waits_in_vain" not in second
-    assert not any(map(is_alive, pids_in(sweep.path).values()))

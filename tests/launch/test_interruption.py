@@ -38,24 +38,15 @@ def resume(launcher: Elsewhere, *names: str) -> None:
     assert result.failed == ()
 
 
-@pytest.mark.parametrize(
-    ("method", "number"),
-    [
-        ("spawn", signal.SIGINT),
-        pytest.param("fork", signal.SIGTERM, marks=pytest.mark.slow),
-    ],
-)
-def test_one_signal_asks_the_ranks_to_stop(
-    launch: Callable[..., Elsewhere], method: str, number: signal.Signals
-) -> None:
-    launcher = launch(method, "polite-d2", "completes-later")
+def test_one_signal_asks_the_ranks_to_stop(launch: Callable[..., Elsewhere]) -> None:
+    launcher = launch("spawn", "polite-d2", "completes-later")
     pids = launcher.wait_for_pids("polite-d2", 2)
     # As a terminal does it: to the whole foreground group, which the ranks are not in.
-    os.killpg(launcher.process.pid, number)
+    os.killpg(launcher.process.pid, signal.SIGINT)
     assert launcher.process.wait() == 130
     assert "2 runs: 1 pending, 1 interrupted" in launcher.printed
     status = launcher.status("polite-d2")
-    assert (status.status, status.reason) == (Status.INTERRUPTED, f"stopped by {number.name}")
+    assert (status.status, status.reason) == (Status.INTERRUPTED, "stopped by SIGINT")
     assert launcher.status("completes-later").status is Status.PENDING
     assert not any(map(is_alive, pids.values()))
     resume(launcher, "polite-d2", "completes-later")

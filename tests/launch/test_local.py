@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from batchscape.launch.schedule import launch_order
 from batchscape.plan.machine import Machine
 from batchscape.record.causes import Cause
 from batchscape.record.files import read_json
-from batchscape.record.folder import RunFolder, SweepFolder
+from batchscape.record.folder import SweepFolder
 from batchscape.record.spec import RunSpec
 from batchscape.record.state import verify_seal
 from batchscape.record.status import RunStatus, Status
@@ -183,30 +182,6 @@ def test_the_same_command_skips_what_is_sealed_and_resumes_the_rest(sweep: Sweep
     assert list(steps[steps["run_id"] == "torn-d2"]["optimizer_step"]) == [1, 2, 3]
 
 
-def test_what_a_dead_launcher_left_is_resumed(sweep: Sweep) -> None:
-    """Status running, an old outcome, and tables that were half sealed."""
-    spec = spec_named("completes")
-    sweep.run(spec)
-    folder = sweep.folder.run("completes")
-    status = sweep.status("completes")
-    status.status, status.seal = Status.RUNNING, {}
-    status.attempts[0].ended_at = status.attempts[0].status = None
-    status.write(folder.status)
-    folder.outcome(3).write_text("{}")
-    last_line_at = status.attempts[0].started_at + 1000
-    os.utime(folder.log, (last_line_at, last_line_at))
-    sweep.run(spec)
-    status = sweep.status("completes")
-    assert status.attempts[0].ended_at == pytest.approx(last_line_at, abs=1e-3)
-    assert status.status is Status.COMPLETED
-    assert [(a.status, a.reason) for a in status.attempts] == [
-        ("interrupted", "the launcher died"),
-        ("completed", None),
-    ]
-    assert not folder.outcome(3).exists()
-    verify_seal(folder, status)
-
-
 def test_a_damaged_run_is_named_and_runs_again_once_its_folder_is_deleted(sweep: Sweep) -> None:
     specs = [spec_named("completes-1"), spec_named("completes-2"), spec_named("completes-3")]
     sweep.run(*specs[:2])
@@ -321,23 +296,6 @@ def test_what_cannot_be_removed_after_the_seal_takes_nothing_from_it(
     assert len(load(sweep.folder.path).steps) == 3
 
 
-@pytest.mark.parametrize("below", [False, True])
-def test_a_folder_that_cannot_be_is_a_message(tmp_path: Path, below: bool) -> None:
-    place = tmp_path / "file"
-    place.write_text("")
-    with pytest.raises(LaunchError, match=r"file.* cannot be used"):
-        Sweep(place / "below" if below else place).run(spec_named("completes"))
-
-
-def test_what_others_stopped_is_a_failure_of_the_sweep(sweep: Sweep) -> None:
-    result = sweep.run(spec_named("stopped"), spec_named("completes"))
-    assert not result.interrupted
-    assert [run.run_id for run in result.failed] == ["stopped"]
-    assert "stopped interrupted: SIGTERM" in sweep.printed
-    assert f"log: {sweep.folder.run('stopped').log}" in sweep.printed
-    assert replace(result, interrupted=True).failed == ()
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("short_graces")
 def test_a_run_that_takes_too_long_is_a_timeout(sweep: Sweep) -> None:
@@ -400,29 +358,6 @@ def test_cuda_devices_are_leased_by_uuid(sweep: Sweep) -> None:
         assert json.loads(line)["visible"] == visible
 
 
-def test_no_device_is_shared_and_no_limit_exceeded(sweep: Sweep) -> None:
-    concurrent = 2
-    machine = Machine(cpu_cores=3, cpu_name="x")
-    names = [f"completes-{n}-d{1 + n % 2}" for n in range(6)]
-    specs = [spec_named(name, concurrent_runs=concurrent) for name in names]
-    sweep.run(*specs, machine=machine)
-    spans = []
-    for name in names:
-        (attempt,) = sweep.status(name).attempts
-        assert attempt.ended_at is not None
-        record = sweep.launch(name)
-        assert record["concurrent_runs"] == concurrent
-        assert not record["timing_valid"]
-        spans.append((attempt.started_at, attempt.ended_at, set(record["devices"])))
-    largest = 0
-    for began, _, _ in spans:
-        at_once = [devices for start, end, devices in spans if start <= began < end]
-        assert sum(map(len, at_once)) == len(set().union(*at_once))
-        largest = max(largest, len(at_once))
-    # Ends are stamped a moment after the devices are free; that cannot exceed the limit.
-    assert 2 <= largest <= concurrent
-
-
 def test_the_order_is_seeded_and_balanced(sweep: Sweep) -> None:
     specs = [
         renamed(spec_named("completes", seed=seed), f"completes-{geometry}-s{seed}")
@@ -453,7 +388,7 @@ def test_each_run_is_given_once(sweep: Sweep) -> None:
 
 
 def test_a_rejected_cell_that_fits_now_is_run(sweep: Sweep) -> None:
-    folder: RunFolder = sweep.folder.run("completes")
+    folder = sweep.folder.run("completes")
     RunStatus(Status.REJECTED, reason="no room").write(folder.status)
     folder.config.write_text('{"format_version": 4, "geometry": null}')
     sweep.run(spec_named("completes"))

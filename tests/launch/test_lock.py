@@ -91,15 +91,6 @@ def test_a_claim_lasts_as_long_as_the_ranks_that_inherit_it(tmp_path: Path) -> N
         claimed(run).release()
 
 
-def test_release_does_not_wait_for_heirs(path: Path) -> None:
-    lock = taken(path)
-    heir = subprocess.Popen(["/bin/sleep", "600"], pass_fds=[lock.descriptor])
-    lock.release()
-    assert not is_held(path)
-    heir.kill()
-    heir.wait()
-
-
 def test_a_removed_lock_is_no_lock(path: Path) -> None:
     """Whoever waits at a file that is removed must not think that it has the lock."""
     first = taken(path)
@@ -135,18 +126,6 @@ def test_short_turns_are_taken_one_after_the_other(path: Path, tmp_path: Path) -
     with hold(tmp_path / "new" / ".lock"):
         assert is_held(tmp_path / "new" / ".lock")
     assert not is_held(tmp_path / "new" / ".lock")
-
-
-def test_launchers_share_a_sweep_and_not_a_run(tmp_path: Path) -> None:
-    sweep = SweepFolder(tmp_path / "sweep")
-    with sweep_lock(sweep), sweep_lock(sweep):
-        assert is_held(sweep.lock)
-        one, other = claimed(sweep.run("a")), claimed(sweep.run("b"))
-        assert CLAIMS.claim(sweep.run("a")) is None
-        one.release(is_over=True)
-        other.release()
-    assert not is_held(sweep.lock)
-    assert not sweep.run("a").lock.exists()
 
 
 def test_without_locks_a_sweep_is_used_all_the_same(

@@ -93,14 +93,6 @@ def test_all_that_is_printed_is_in_the_log(processes: Processes, tmp_path: Path)
     assert lines.count("read ''") == 2
 
 
-def test_an_exception_is_in_the_log(processes: Processes, tmp_path: Path) -> None:
-    start(processes, tmp_path / "raises")
-    ends(processes, 1)
-    text = (tmp_path / "raises" / "log.txt").read_text()
-    assert "Traceback" in text
-    assert "RuntimeError: planted in rank 0" in text
-
-
 def test_ranks_share_a_group_of_their_own(processes: Processes, tmp_path: Path) -> None:
     start(processes, tmp_path / "stubborn-a", ranks=2)
     start(processes, tmp_path / "stubborn-b", ranks=1)
@@ -124,14 +116,6 @@ def test_what_ranks_leave_behind_ends_with_them(processes: Processes, tmp_path: 
     pids = pids_in(tmp_path / "leaves")
     assert len(pids) == (6 if processes.method == "fork" else 4)
     wait_until(lambda: not any(map(is_alive, pids.values())), "processes are left")
-
-
-@pytest.mark.parametrize("processes", ["fork"], indirect=True)
-def test_ranks_meet_in_a_real_collective(processes: Processes, tmp_path: Path) -> None:
-    start(processes, tmp_path / "gloo", 3, GLOO_SOCKET_IFNAME="lo")
-    assert [ended.code for ended in ends(processes, 3)] == [0] * 3
-    log = (tmp_path / "gloo" / "log.txt").read_text()
-    assert log.count("sum 3\n") == 3
 
 
 def test_the_environment_of_a_rank(processes: Processes, tmp_path: Path) -> None:

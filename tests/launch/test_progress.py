@@ -133,21 +133,15 @@ def test_a_file_gets_one_line_a_start_and_one_an_end(run: ActiveRun) -> None:
 
 
 def test_what_is_no_text_is_counted_in_samples(run: ActiveRun) -> None:
+    """What the metrics of a program lack is told beside."""
     run.launch = {"timing_valid": True}
     run.spec = replace(run.spec, data=replace(run.spec.data, task="class"))
     output = io.StringIO()
     summary = {"final_loss": 1.5, "tokens_per_s": 12345.6, "samples_per_s": 678.9}
     with Progress(Console(file=output, width=200), total=1) as progress:
-        progress.run_ended(run, ended(Status.COMPLETED, summary=summary))
-    assert "completed: loss 1.5000, 679 samples/s, 0 s" in output.getvalue()
-
-
-def test_what_the_metrics_of_a_program_lack_is_told(run: ActiveRun) -> None:
-    output = io.StringIO()
-    with Progress(Console(file=output, width=200), total=1) as progress:
-        status = ended(Status.COMPLETED, summary={"final_loss": 1.5}, reason="they begin late")
+        status = ended(Status.COMPLETED, summary=summary, reason="they begin late")
         progress.run_ended(run, status)
-    assert "completed: loss 1.5000, they begin late, 0 s" in output.getvalue()
+    assert "completed: loss 1.5000, 679 samples/s, they begin late, 0 s" in output.getvalue()
 
 
 def test_no_speed_is_told_that_the_report_leaves_out(run: ActiveRun) -> None:
@@ -250,31 +244,6 @@ def test_an_interrupted_run_is_a_fault_where_the_sweep_was_not() -> None:
     ours, theirs = (SweepResult(runs, interrupted=interrupted) for interrupted in (True, False))
     assert [run.status for run in ours.failed] == [Status.OOM]
     assert [run.status for run in theirs.failed] == [Status.INTERRUPTED, Status.OOM]
-
-
-def test_the_last_line_counts_what_has_no_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    def result(name: str, untimed: str | None, status: Status = Status.COMPLETED) -> RunResult:
-        return RunResult(name, status, None, Path("log"), untimed=untimed)
-
-    runs = [result("a", BUSY), result("b", BUSY), result("c", "4 ranks share 2 cores")]
-    runs += [result("d", None), result("e", None, Status.FAILED)]
-    sweep = SweepFolder(Path("outputs/mine"))
-    write_json(sweep.run("a").config, {"config": {"timing_repeat": 1}})
-    text = SweepResult(tuple(runs), interrupted=False).untimed_text(sweep, "batchscape sweep a=1")
-    assert text == (
-        f"3 of 4 completed runs have no times that count: {BUSY} (2); 4 ranks share 2 cores (1). "
-        "On a free machine, with a core or device for each rank, this measures them: "
-        "batchscape sweep a=1 timing_repeat=2 sweep_dir=outputs/mine"
-    )
-    alone = SweepResult((runs[2], runs[4]), interrupted=False)
-    assert alone.untimed_text(sweep, "batchscape sweep a=1") == (
-        "1 of 1 completed run has no times that count: 4 ranks share 2 cores (1)."
-    )
-    assert SweepResult(tuple(runs[3:]), interrupted=False).untimed_text(sweep, "x") is None
 
 
 def test_a_status_says_which_runs_have_no_times(tmp_path: Path) -> None:

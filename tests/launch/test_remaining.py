@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -179,9 +181,13 @@ def test_what_was_not_trained_to_its_end_goes_on(sweep: SweepFolder, leftover: s
     elif leftover == "ranks that disagree":
         Rank(str(folder.path), 1).outcome("diverged", "the loss is not finite")
         folder.lines("steps").unlink()
+    folder.log.touch()
+    last_line_at = time.time() + 1000
+    os.utime(folder.log, (last_line_at, last_line_at))
     result, _ = launched(sweep, "completes-d2")
     assert [run.status for run in result.runs] == [Status.COMPLETED]
     attempts = RunStatus.read(folder.status).attempts
+    assert attempts[0].ended_at == pytest.approx(last_line_at, abs=1e-3)
     assert [(a.status, a.reason) for a in attempts] == [
         ("interrupted", "the launcher died"),
         ("completed", None),

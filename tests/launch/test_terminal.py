@@ -123,22 +123,6 @@ def test_ctrl_c_waits_for_checkpoints_and_restores_the_terminal(
 
 
 @pytest.mark.slow
-def test_the_time_left_is_told_once_a_run_has_ended(
-    tmp_path: Path, terminals: list[OnTerminal]
-) -> None:
-    sweep = tmp_path / "sweep"
-    first = OnTerminal(sweep, "completes")
-    terminals.append(first)
-    assert first.end() == 0
-    # Nothing had ended yet that could tell of it.
-    assert b" left" not in first.shown
-    second = begun(terminals, sweep, "polite", "completes")
-    wait_until(lambda: second.shows(b"1/2 runs done, 1 running, about 0 s left"), "not told")
-    second.press(CTRL_C)
-    assert second.end() == 130
-
-
-@pytest.mark.slow
 def test_a_second_ctrl_c_kills_and_restores_the_terminal(
     tmp_path: Path, terminals: list[OnTerminal]
 ) -> None:

@@ -58,15 +58,6 @@ def run_of(sweep, entries, metrics):
     return run
 
 
-def test_a_row_of_every_50th_step_has_the_time_of_one(sweep) -> None:
-    """By hand: batch 8, 0.2 s a step, 8 / 0.2 = 40 samples a second."""
-    columns = {k: v for k, v in MMENGINE["columns"].items() if k != "eval_loss"}
-    entries = [line_of(step) for step in range(50, 301, 50)]
-    run = run_of(sweep, entries, MMENGINE | {"columns": columns})
-    assert run["step_time_s"] == 0.2
-    assert run["samples_per_s"] == pytest.approx(40.0)
-
-
 def test_the_time_of_a_validation_is_no_step_s(sweep) -> None:
     """Validations every 20 steps, steps every 50: at 100 both have a time."""
     entries = []
@@ -111,7 +102,7 @@ def test_times_that_are_seen_from_outside_are_marked_and_do_not_count(sweep) -> 
 
 BURNS = """
 import os, sys, time
-while time.process_time() < 3:
+while time.process_time() < 1:
     pass
 for step in range(1, 5):
     print(f"step {step} loss {1 / step}", flush=True)
@@ -135,7 +126,7 @@ def test_a_program_that_idles_after_its_last_step_is_complete(sweep) -> None:
 
 @pytest.mark.parametrize(("steps", "is_explained"), [(4, True), (8, False)])
 def test_an_abort_after_the_last_step_is_explained(sweep, steps: int, is_explained: bool) -> None:
-    sweep.script(BURNS.replace("3:", "0:") + ABORTS)
+    sweep.script(BURNS.replace("1:", "0:") + ABORTS)
     mapping = sweep.settings(budget={"optimizer_steps": steps}, launcher__retries=0)
     mapping["engine"] |= {"metrics": STEP_LOSS}
     sweep.run(mapping)
@@ -199,7 +190,7 @@ RESTARTED = """
 import json, os, pathlib, sys, time
 from batchscape.recorder import Recorder
 
-run_dir, steps, failing = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(",")
+run_dir, steps = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 start = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -222,13 +213,14 @@ for step in range(done + 1, steps + 1):
     if step % 5 == 0 and rank == 0:
         snapshot.write_text(json.dumps([step, weight]))
     barrier(step)
-    if step == 6 + start and start < len(failing):
-        raise RuntimeError(failing[start])
+    if step == 6 and start == 0:
+        raise RuntimeError("node lost")
 """
 
 
-def restarted(sweep, failing: str):
-    """Run it by torchrun, which starts it again once; return the row of its run."""
+@pytest.mark.slow
+def test_a_run_that_torchrun_starts_again_is_one_run(sweep) -> None:
+    """It fails once after step 6, and goes on from its snapshot of step 5."""
     sweep.script(RESTARTED)
     torchrun = ["{python}", "-m", "torch.distributed.run", "--nproc_per_node={devices}"]
     torchrun += ["--master_port={port}", "--max_restarts=1"]
@@ -237,17 +229,10 @@ def restarted(sweep, failing: str):
         budget={"optimizer_steps": 12},
         launcher__retries=0,
     )
-    argv = [*torchrun, "train.py", "{run_dir}", "{optimizer_steps}", failing]
+    argv = [*torchrun, "train.py", "{run_dir}", "{optimizer_steps}"]
     mapping["engine"] |= {"metrics": STEP_LOSS, "argv": argv}
     sweep.run(mapping)
     (run,) = load(sweep.folder.path).runs.to_dict("records")
-    return run
-
-
-@pytest.mark.slow
-def test_a_run_that_torchrun_starts_again_is_one_run(sweep) -> None:
-    """It fails once after step 6, and goes on from its snapshot of step 5."""
-    run = restarted(sweep, "node lost")
     assert run["status"] == Status.COMPLETED, run["reason"]
     assert run["reason"].startswith("optimizer steps 6 to 6 come again in its metrics")
     steps = load(sweep.folder.path).steps
@@ -261,10 +246,3 @@ def test_a_run_that_torchrun_starts_again_is_one_run(sweep) -> None:
     assert log.observed.world_size == 2
     losses = [row["loss"] + (row["optimizer_step"] > 5) for row in log.steps]
     assert steps["loss"].tolist() == pytest.approx(losses, abs=1e-5)
-
-
-@pytest.mark.slow
-def test_the_reason_of_a_restart_that_fails_is_that_of_the_last_start(sweep) -> None:
-    run = restarted(sweep, "CUDA out of memory,the disk is gone")
-    assert run["status"] == Status.FAILED
-    assert run["reason"].endswith("its log ends: RuntimeError: the disk is gone")

@@ -432,35 +432,6 @@ def test_a_bar_of_tqdm_is_read(tmp_path: Path) -> None:
             opened(config, tmp_path, *sizes).read(final=True)
 
 
-def test_an_earlier_start_in_the_same_text_is_replaced(tmp_path: Path) -> None:
-    again = NANOGPT_LOG.splitlines(keepends=True)
-    (tmp_path / "log.txt").write_text("".join([*again, again[0], again[1], again[2]]))
-    log = opened(NANOGPT, tmp_path, 1, 16, 1).read()
-    assert [row["optimizer_step"] for row in log.steps] == [1]
-    assert [row["optimizer_step"] for row in log.evals] == [0]
-
-
-def test_two_numbers_of_one_quantity_are_a_problem(tmp_path: Path) -> None:
-    (tmp_path / "log.txt").write_text(NANOGPT_LOG + NANOGPT_LOG.splitlines()[0].replace("6", "8"))
-    with (tmp_path / "log.txt").open("a") as file:
-        file.write("\n")
-    log = opened(NANOGPT, tmp_path, length=1024).read()
-    assert log.observed.tokens_per_optimizer_step is None
-    (problem,) = log.problems
-    assert "is 16384 by log.txt, 18384 by log.txt" in problem
-
-
-def test_a_replaced_file_is_read_anew(tmp_path: Path) -> None:
-    path = tmp_path / "log.txt"
-    path.write_text(NANOGPT_LOG)
-    reader = opened(NANOGPT, tmp_path)
-    assert len(reader.read().steps) == 3
-    other = tmp_path / "other"
-    other.write_text("".join(NANOGPT_LOG.splitlines(keepends=True)[:3]))
-    other.replace(path)
-    assert len(reader.read().steps) == 1
-
-
 @pytest.mark.slow
 @given(cuts=st.lists(st.integers(0, len(NANOGPT_LOG)), max_size=8))
 def test_text_that_comes_in_pieces_reads_the_same(

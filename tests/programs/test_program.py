@@ -53,15 +53,6 @@ def test_a_missing_program_and_folder_are_told(tmp_path: Path):
         Program([str(text)], tmp_path, dict(os.environ))
 
 
-@pytest.mark.slow
-def test_what_a_program_leaves_is_killed(tmp_path: Path):
-    program = started(LEAVES_DEAF, tmp_path)
-    ended = program.wait(30)
-    assert ended is not None
-    assert (ended.code, ended.processes_left) == (0, 1)
-    program.close()
-
-
 @pytest.mark.parametrize("way", ["asked", "killed", "abandoned"])
 def test_every_way_to_end_a_program_ends_all_of_it(tmp_path: Path, way: str):
     code = f"{LEAVES_DEAF}; import time; time.sleep(60)"

@@ -1,6 +1,6 @@
-"""A node dies under a run, on a file system with locks and on one without.
+"""A node dies under a run, on a file system without locks; that of `test_launch` has them.
 
-Without: `sitecustomize`, which Python imports first, has `fcntl.flock` fail with ENOLCK for files
+`sitecustomize`, which Python imports first, has `fcntl.flock` fail with ENOLCK for files
 of the sweep, in the follower and in all jobs.
 """
 
@@ -44,17 +44,14 @@ fcntl.flock = refuse
 """
 
 
-@pytest.mark.parametrize("has_locks", [True, False])
 def test_a_node_that_dies_loses_nothing_but_time(
     cluster: Cluster,
     sweep: SweepFolder,
     started: list[subprocess.Popen[str]],
     slow_ranks: Path,
-    has_locks: bool,
 ) -> None:
-    if not has_locks:
-        with (slow_ranks.parent / "sitecustomize.py").open("a") as customized:
-            customized.write(WITHOUT_LOCKS)
+    with (slow_ranks.parent / "sitecustomize.py").open("a") as customized:
+        customized.write(WITHOUT_LOCKS)
     follower = in_background(started, sweep, *LONG)
     until(lambda: at_work(sweep))
     ((run, job),) = at_work(sweep).items()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from cluster import Cluster
 
@@ -52,26 +50,3 @@ def test_jobs_in_every_state_that_ends_without_cgroups(cluster: Cluster) -> None
     own = cluster.run("squeue", "--noheader", f"--jobs={array}_1", "--format=%A").strip()
     assert scheduler.jobs([own])[own].state is JobState.RUNNING
     cluster.restore()
-
-
-def test_a_job_that_is_put_back_counts_its_restarts(cluster: Cluster) -> None:
-    job = cluster.submit("sleep 600", "--requeue")
-    cluster.wait_for(job, "RUNNING")
-    assert scheduler.jobs([job])[job].restarts == 0
-    cluster.run("scontrol", "requeue", job)
-    limit = time.monotonic() + 30
-    while scheduler.jobs([job])[job].restarts != 1:
-        assert time.monotonic() < limit
-        time.sleep(0.1)
-    scheduler.cancel([job])
-    cluster.wait_for(job, "CANCELLED")
-    assert scheduler.jobs([job])[job].state is JobState.CANCELLED
-
-
-@pytest.mark.usefixtures("cluster")
-def test_what_there_is() -> None:
-    main, low = scheduler.partitions()
-    assert (main.name, main.is_default, main.is_up) == ("main", True, True)
-    assert (low.name, low.is_default) == ("low", False)
-    (group,) = main.groups
-    assert (group.count, group.cpus, group.gpus) == (3, 16, 4)

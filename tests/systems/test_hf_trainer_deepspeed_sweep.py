@@ -65,18 +65,3 @@ def test_the_configs_agree_and_a_wrong_one_does_not(swept, tmp_path, monkeypatch
     )
     argv = [f"--deepspeed={wrong}" if "deepspeed=" in text else text for text in command["argv"]]
     assert main(["check-config", "--", *argv]) == 1
-
-
-def test_a_generated_json_trains_alike(swept, sweep, tmp_path):
-    """`batchscape configs` writes the numbers that "auto" would become."""
-    geometry = ["--devices", "2", "--micro", "2", "--accumulation", "2"]
-    assert main(["configs", *geometry, "--out", str(tmp_path)]) == 0
-    written = tmp_path / "deepspeed.json"
-    assert json.loads(written.read_text())["train_batch_size"] == 8
-    cell = ["batch.data_parallel_size=2", f"+engine.values.zero_stage={written}"]
-    named = ("ds_zero{zero_stage}.json", "{zero_stage}")
-    again = sweep("hf_trainer", STEPS, *cell, study=STUDY, edit=named)
-    assert again.code == 0, again.printed
-    (run,) = again.tables.runs.itertuples()
-    reference = swept.tables.runs.query("data_parallel_size == 2").iloc[0]["run_id"]
-    assert curve(again, run.run_id) == pytest.approx(curve(swept, reference), abs=1e-4)

@@ -19,18 +19,18 @@ if not LITGPT.exists() and os.environ.get("BATCHSCAPE_REQUIRE_SYSTEMS") != "1":
 
 @pytest.fixture(scope="module")
 def swept(sweep):
-    return sweep("litgpt_pretrain", SETTING, "seed=0", cold=True)
+    return sweep("litgpt_pretrain", SETTING, "seed=0", "batch.micro_batch_size=2,8", cold=True)
 
 
 def test_cuts_of_one_batch_train_alike(swept, cuts):
     assert swept.code == 0, swept.printed
     # The losses are printed with three digits.
-    cuts(swept, {(1, 8, 1), (1, 4, 2), (1, 2, 4)}, loss=1.1e-3)
-    assert len(swept.tables.steps) == 3 * 30
+    cuts(swept, {(1, 8, 1), (1, 2, 4)}, loss=1.1e-3)
+    assert len(swept.tables.steps) == 2 * 30
 
 
 def test_it_ends_with_a_recommendation(swept, recommends):
-    recommends(swept, "1 x 8 x 1|1 x 4 x 2|1 x 2 x 4")
+    recommends(swept, "1 x 8 x 1|1 x 2 x 4")
 
 
 def test_wider_cells_are_rejected_with_the_reason(swept):
@@ -38,7 +38,7 @@ def test_wider_cells_are_rejected_with_the_reason(swept):
     assert set(rejected["data_parallel_size"]) == {2}
     wide = rejected[rejected["micro_batch_size"] < 8]
     assert wide["reason"].str.contains("at most engine.max_devices=1").all()
-    assert len(wide) >= 2
+    assert len(wide) == 1
 
 
 def test_tables_are_what_litgpt_logged(swept):

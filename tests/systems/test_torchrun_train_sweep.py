@@ -12,7 +12,7 @@ STEPS = "budget.optimizer_steps=12"
 
 @pytest.fixture(scope="module")
 def swept(sweep):
-    return sweep("torchrun_train", STEPS)
+    return sweep("torchrun_train", STEPS, reports=True)
 
 
 def test_cuts_of_one_batch_train_alike(swept, cuts):
@@ -37,8 +37,9 @@ def test_torchrun_itself_trains_as_what_is_forked_in_its_place(swept, sweep):
     assert len(losses) == 12
 
 
-def test_it_ends_with_a_recommendation(swept, answers):
-    answers(swept, "1 x 8 x 1|1 x 2 x 4|2 x 2 x 2")
+def test_it_ends_with_a_recommendation(swept, judges, recommends):
+    recommends(swept, "1 x 8 x 1|1 x 2 x 4|2 x 2 x 2")
+    judges(swept)
 
 
 def test_tables_are_what_the_script_printed(swept):
@@ -69,7 +70,7 @@ def test_an_accumulation_that_the_script_divides_by_the_ranks_is_found(sweep):
     """nanoGPT's trap: per rank in our words, of all ranks in its own."""
     own = ("{accumulation_over_ranks}", "{gradient_accumulation_steps}")
     settings = ["seed=0", "batch.data_parallel_size=2", "budget.optimizer_steps=6"]
-    swept = sweep("torchrun_train", *settings, edit=own, cold=True)
+    swept = sweep("torchrun_train", *settings, edit=own)
     assert swept.code != 0
     (run,) = swept.tables.runs.query("status != 'rejected'").itertuples()
     assert run.status == "failed"

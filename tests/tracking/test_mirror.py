@@ -323,7 +323,7 @@ def test_no_key_and_a_damaged_run(sweep, fake_training, mirrored, checked_segmen
 @pytest.mark.slow
 def test_a_mirror_that_does_not_answer_is_ended(sweep, server, fake_training, monkeypatch) -> None:
     monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1")
-    monkeypatch.setattr(mirrors, "_SILENCE_S", 17.0)
+    monkeypatch.setattr(mirrors, "_SILENCE_S", 7.0)
     training = fake_training("run-a")
     training.begin()
     training.train(range(1, 4))
@@ -334,7 +334,7 @@ def test_a_mirror_that_does_not_answer_is_ended(sweep, server, fake_training, mo
     training.end(Status.COMPLETED)
     note = mirror.finish(interrupted=False)
     assert note is not None
-    assert "it lacks 1 of 1 runs (run-a), because it did not answer for 20 s" in note
+    assert "it lacks 1 of 1 runs (run-a), because it did not answer for 10 s" in note
 
 
 @pytest.mark.slow

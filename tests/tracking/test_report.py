@@ -5,16 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import re
-import subprocess
-import sys
 
-import psutil
 import pytest
 from PIL import Image
 
 from batchscape.cli import main
 from batchscape.record.status import Status
-from batchscape.tracking.state import MirrorState, report_content, uploads_of
+from batchscape.tracking.state import report_content, uploads_of
 
 TABLES = ("comparison", "targets", "claims")
 SENT = {
@@ -111,29 +108,6 @@ def test_the_report_is_sent_once_and_anew_when_it_changed(
     sweep.mirror.unlink()
     assert "uploaded 1 report" in sync(sweep, capsys)
     check(server, sweep, rows=2)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("report")
-def test_killed_before_its_end_was_noted_and_called_again(sweep, server, capsys) -> None:
-    """The server has all of it, the folder does not know: nothing is sent again."""
-    command = [sys.executable, "-m", "batchscape", "sync", str(sweep.path)]
-    command += ["--project", "geometry"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-
-        def kill(name: str) -> None:
-            if name.startswith("fixed_global_batch-"):
-                server.on_complete = None
-                family = psutil.Process(process.pid).children(recursive=True)
-                for member in (*family, process):
-                    member.kill()
-
-        server.on_complete = kill
-    assert process.returncode < 0
-    noted = MirrorState.read(sweep)
-    assert noted is None or noted.content is None
-    assert "uploaded 1 report" in sync(sweep, capsys)
-    check(server, sweep)
 
 
 @pytest.mark.usefixtures("report")

@@ -20,7 +20,6 @@ from batchscape.record.timing import BUSY
 from batchscape.tracking.mirror import Mirror
 from batchscape.tracking.state import MirrorState, content_of, id_of, uploads_of
 
-KEY = "0123456789abcdef0123456789abcdef01234567"
 ONLINE = WandbTracker(name="wandb", mode="online", project="geometry", tags=["paper"])
 OFFLINE = WandbTracker(name="wandb", mode="offline", tags=["paper"])
 
@@ -224,18 +223,6 @@ def test_a_key_that_is_none_is_said_to_be(sweep, monkeypatch, capsys) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("three_runs")
-def test_a_silent_server_is_told_within_a_bound(sweep, server, monkeypatch, capsys) -> None:
-    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1")
-    server.hangs = True
-    code, printed = sync(sweep, capsys)
-    assert code == 2
-    assert "cannot be used" in printed
-    assert KEY not in printed
-    assert waiting(sweep) == ["run-a", "run-b"]
-
-
-@pytest.mark.slow
 def test_a_failing_run_does_not_stop_the_others(
     sweep, three_runs, server, rows_of, monkeypatch, capsys
 ) -> None:
@@ -316,29 +303,10 @@ def test_a_crash_of_the_uploader_is_a_message(sweep, monkeypatch, tmp_path) -> N
     assert waiting(sweep) == ["run-a", "run-b"]
 
 
-@pytest.mark.parametrize("argv", [["nowhere"], ["nowhere", "--timeout", "10"]])
-def test_a_folder_without_runs(argv, tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["sync", *argv]) == 2
-    assert "does not exist" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon"])
 def test_a_timeout_is_a_positive_number(text, capsys) -> None:
     assert main(["sync", "here", f"--timeout={text}"]) == 2
     assert "--timeout" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("server")
-def test_a_damaged_config_names_the_file(sweep, three_runs, capsys) -> None:
-    path = three_runs[0].folder.config
-    config = {"tracker": {"name": "wandb", "mode": "sideways"}}
-    path.write_text(json.dumps({"format_version": FORMAT_VERSION, "config": config}))
-    code, printed = sync(sweep, capsys)
-    assert code == 1
-    assert f"{path} is damaged" in "".join(printed.splitlines())
-    assert "uploaded 1 run; 1 not uploaded" in printed
 
 
 def test_every_end_of_a_run_is_uploaded_and_only_ends(sweep, fake_training) -> None:
@@ -388,16 +356,3 @@ def test_a_run_begun_anew_is_another_one_of_wandb(fake_training) -> None:
     run.status.attempts.clear()
     run.begin()
     assert id_of("run-a", run.status) != name
-
-
-def test_what_is_there_already_is_counted_and_nothing_is_sent(sweep, fake_training, capsys) -> None:
-    for name in ("run-a", "run-b"):
-        training = fake_training(name)
-        training.status.status = Status.COMPLETED
-        training.status.write(training.folder.status)
-        MirrorState("geometry", None, "online", content_of(training.status)).write(training.folder)
-    fake_training("run-c")
-    assert sync(sweep, capsys) == (
-        0,
-        "Weights & Biases: nothing to upload; 2 had been uploaded before; 1 have not ended\n",
-    )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -55,26 +52,6 @@ def test_it_is_the_weighted_sum_of_all_weights(
             np.testing.assert_allclose(mine, reference, rtol=1e-6, atol=1e-9)
 
 
-def test_steps_of_one_training_may_be_cut_at_will() -> None:
-    """Weights that stay for 100 tokens count the same in one step of 100 and in ten of 10."""
-    averages = []
-    for cut in (1, 10):
-        module, generator = model(), torch.Generator().manual_seed(0)
-        module.load_state_dict(ZERO)
-        average = WeightAverage(module, 150.0)
-        for _ in range(3):
-            walk(module, generator)
-            for _ in range(cut):
-                average.update(100 // cut)
-        with average.applied():
-            averages.append(values(module))
-    for one, ten in zip(*averages, strict=True):
-        np.testing.assert_allclose(one, ten, rtol=1e-12)
-
-
-ZERO = {name: torch.zeros_like(value) for name, value in model().state_dict().items()}
-
-
 def test_the_initial_weights_have_no_part_and_before_a_step_there_is_no_average() -> None:
     module = model()
     average = WeightAverage(module, 1e9)
@@ -116,23 +93,3 @@ def test_buffers_and_frozen_parameters_are_those_of_the_model() -> None:
     with average.applied():
         assert (module[1].running_mean == running).all()
     assert len(average.state()["average"]) == 3
-
-
-def test_it_goes_on_bit_for_bit_from_a_saved_state(tmp_path: Path) -> None:
-    module, generator = model(), torch.Generator().manual_seed(3)
-    average = WeightAverage(module, 20.0)
-    for _ in range(3):
-        walk(module, generator)
-        average.update(7)
-    torch.save(average.state(), tmp_path / "state.pt")
-    twin = copy.deepcopy(module)
-    restored = WeightAverage(twin, 20.0)
-    restored.restore(torch.load(tmp_path / "state.pt", weights_only=True))
-    state = generator.get_state()
-    for each, one in ((average, module), (restored, twin)):
-        generator.set_state(state)
-        walk(one, generator)
-        each.update(11)
-    with average.applied(), restored.applied():
-        for mine, theirs in zip(values(module), values(twin), strict=True):
-            assert (mine == theirs).all()

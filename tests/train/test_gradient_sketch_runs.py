@@ -48,14 +48,6 @@ def test_float32_starts_from_the_same_values(reference, trainer, steps, tmp_path
     assert 1e-8 < away(sketch, reference[0]) < 5e-6
 
 
-def test_a_mean_of_means_is_found_out(reference, trainer, tmp_path):
-    spec = trainer.make_spec((2, 8, 2), data=PADDED, budget__optimizer_steps=2)
-    folder = trainer.train(
-        spec, tmp_path, entry="engine_witness:watched", FAULT="mean_of_means", PARTS="4"
-    )
-    assert away(read_sketch(folder), reference[0]) > 1e-3
-
-
 @pytest.mark.slow
 def test_the_scale_of_float16_is_divided_out(reference, trainer, steps, tmp_path):
     sketch, _ = first(trainer, steps, tmp_path, (1, 8, 4), engine__precision="float16")

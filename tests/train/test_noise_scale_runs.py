@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy import stats
 
 from batchscape.analysis.noise_scale.estimate import run_noise_scales
 from batchscape.data.datasets import open_dataset
-from batchscape.launch.child import WORKER
 from batchscape.models.build import build_model
 from batchscape.record.noise_scale import estimate, noise_samples
+from batchscape.record.tables import read_table
 from batchscape.train.batches import to_device
 from batchscape.train.stream import SampleStream
 from batchscape.train.timeline import Timeline
-from exact import assert_same_rows
 
 FROZEN = {
     "optimizer": {"name": "sgd", "learning_rate": 1e-12, "gradient_clip_norm": 0.1},
@@ -38,9 +34,9 @@ def _importable():
     sys.path.pop(0)
 
 
-def known(trainer, geometry, seed=0, optimizer_steps=300):
+def known(trainer, geometry):
     """A run with the noise of `noisy_mean`, sampled in every optimizer step, in one epoch."""
-    size = int(np.prod(geometry))
+    size, optimizer_steps = int(np.prod(geometry)), 600
     return trainer.make_spec(
         geometry,
         **FROZEN,
@@ -48,7 +44,7 @@ def known(trainer, geometry, seed=0, optimizer_steps=300):
         data={
             "name": "custom",
             "_target_": "noisy_mean.Gaussian",
-            "arguments": {"num_samples": size * optimizer_steps, "seed": seed},
+            "arguments": {"num_samples": size * optimizer_steps, "seed": 0},
         },
         budget__optimizer_steps=optimizer_steps,
         measure__noise_scale_every=1,
@@ -70,7 +66,7 @@ def test_interval_holds_the_truth(trainer, steps, tmp_path, geometry):
     row = interval(rows)
     assert row.low < NOISE / SIGNAL < row.high
     # Of whole micro-batches every second one is cut, from the fourth on.
-    assert row.n == (149 if geometry[0] == geometry[2] == 1 else 300)
+    assert row.n == (299 if geometry[0] == geometry[2] == 1 else 600)
     assert row.method == "Fieller over steps"
     assert row.low < row.estimate < row.high
     assert row.estimate == estimate(rows)
@@ -112,31 +108,21 @@ def single_gradients(trainer):
     return by_sample(trainer.make_spec((1, 16, 1), **FROZEN, **DIGITS, budget__optimizer_steps=4))
 
 
-def train_digits(trainer, root, geometry, entry=WORKER, **more):
+def train_digits(trainer, root, geometry, **more):
     """Train four optimizer steps, all of them sampled."""
     settings = {"budget__optimizer_steps": 4, "measure__noise_scale_every": 1, **more}
     spec = trainer.make_spec(geometry, **FROZEN, **DIGITS, **settings)
-    return trainer.train(spec, root, entry=entry)
+    return trainer.train(spec, root)
 
 
 # Ranks, accumulation, both, and neither: there the micro-batch is cut.
 @pytest.mark.parametrize("geometry", [(2, 8, 1), (1, 4, 4), (2, 4, 2), (1, 16, 1)], ids=str)
 def test_norms_are_those_of_single_gradients(trainer, steps, tmp_path, single_gradients, geometry):
-    assert_norms(steps(train_digits(trainer, tmp_path, geometry)), single_gradients)
-
-
-@pytest.mark.parametrize("fault", ["forgotten_count", "after_clipping", "accumulated"])
-def test_planted_faults_are_found_out(trainer, steps, tmp_path, single_gradients, fault):
-    rows = steps(train_digits(trainer, tmp_path, (1, 4, 4), entry=f"wrong_noise:{fault}"))
-    with pytest.raises(AssertionError):
-        assert_norms(rows, single_gradients)
-
-
-def assert_norms(rows, single):
-    """Compare the recorded norms with those of single gradients, summed by hand."""
+    """As they are recorded, and summed by hand."""
+    rows = steps(train_digits(trainer, tmp_path, geometry))
     sampled = rows["small_batch_size"].notna().to_numpy()
     assert sampled.any()
-    rows, single = rows[sampled], single[sampled]
+    rows, single = rows[sampled], single_gradients[sampled]
     small = int(rows["small_batch_size"].unique().item())
     means = single.reshape(len(single), -1, small, single.shape[-1]).mean(axis=2)
     squares = (means**2).sum(axis=-1).mean(axis=-1)
@@ -164,7 +150,7 @@ PADDED = {"name": "stdlib", "sequence_length": 16, "layout": "padded"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("geometry", [(2, 8, 1), (1, 8, 2), (1, 16, 1)], ids=str)
+@pytest.mark.parametrize("geometry", [(2, 8, 1), (1, 16, 1)], ids=str)
 def test_sampling_does_not_change_the_training(trainer, steps, tmp_path, geometry):
     tables = []
     for every in (None, 3):
@@ -173,8 +159,9 @@ def test_sampling_does_not_change_the_training(trainer, steps, tmp_path, geometr
         )
         tables.append(steps(trainer.train(spec, tmp_path / str(every))))
     plain, sampled = tables
-    assert sampled["small_batch_size"].dropna().tolist() == [8] * 3
-    assert sampled["small_gradient_square"].notna().sum() == 3
+    rows = sampled[sampled["small_gradient_square"].notna()]
+    assert rows["optimizer_step"].tolist() == [3, 6, 9]
+    assert rows["small_batch_size"].tolist() == [8] * 3
     assert plain["small_batch_size"].isna().all()
     for name in ("loss", "gradient_norm"):
         if geometry == (1, 16, 1):
@@ -183,18 +170,6 @@ def test_sampling_does_not_change_the_training(trainer, steps, tmp_path, geometr
             assert sampled[name].tolist() == plain[name].tolist()
     for name in ("samples", "tokens", "learning_rate"):
         assert sampled[name].tolist() == plain[name].tolist()
-
-
-def test_sampled_steps_follow_the_interval(trainer, steps, tmp_path):
-    spec = trainer.make_spec((1, 8, 1), budget__optimizer_steps=11, measure__noise_scale_every=4)
-    rows = steps(trainer.train(spec, tmp_path))
-    assert rows["optimizer_step"][rows["small_batch_size"].notna()].tolist() == [4, 8]
-
-
-def test_what_cannot_be_cut_is_not_sampled(trainer, steps, tmp_path):
-    spec = trainer.make_spec((1, 11, 1), budget__optimizer_steps=4, measure__noise_scale_every=1)
-    rows = steps(trainer.train(spec, tmp_path))
-    assert rows[["small_batch_size", "small_gradient_square"]].isna().all(axis=None)
 
 
 @pytest.mark.slow
@@ -211,28 +186,6 @@ def test_the_memory_probe_is_the_same_with_sampling(trainer, tmp_path):
         (row,) = pd.read_json(folder.lines("ranks"), lines=True).to_dict("records")
         peaks.append(row["peak_allocated_gib"])
     assert peaks[0] == peaks[1] > 0
-
-
-@pytest.mark.slow
-def test_a_resumed_run_samples_the_same_steps(trainer, steps, tmp_path):
-    """Killed past a checkpoint and resumed: bit for bit what an undisturbed run recorded."""
-    spec = trainer.make_spec(
-        (1, 8, 1),
-        budget__optimizer_steps=15,
-        checkpoint__every_s=0.0,
-        measure__noise_scale_every=3,
-    )
-    undisturbed = steps(trainer.train(spec, tmp_path / "undisturbed"))
-    folder = trainer.start(spec, tmp_path, entry="faulty_workers:hanging")
-    deadline = time.monotonic() + 60
-    while not (folder.path / "hangs-0").exists():
-        assert time.monotonic() < deadline, folder.log.read_text()
-        time.sleep(0.005)
-    trainer.kill(spec, signal.SIGKILL)
-    resumed = steps(trainer.train(spec, tmp_path, attempt=1))
-    assert resumed["attempt"].nunique() == 2
-    names = ["optimizer_step", "loss", "small_batch_size", "small_gradient_square"]
-    assert_same_rows(resumed[names], undisturbed[names])
 
 
 @pytest.mark.parametrize(
@@ -258,19 +211,25 @@ def test_a_batch_is_not_cut_where_that_would_change_the_training(
 
 
 @pytest.mark.slow
-def test_a_compiled_model_is_sampled_alike(trainer, steps, tmp_path):
-    """And no step waits for a compilation: the parts of a batch have their code beforehand."""
+def test_a_compiled_model_trains_and_is_sampled_alike(trainer, steps, tmp_path):
+    """And no step waits for a compilation: the parts of a batch have their code beforehand.
+
+    The time of that is apart, although the rehearsal of memory has compiled the same model before.
+    """
     tables = []
     for compiled in (False, True):
         spec = trainer.make_spec(
             (1, 8, 1),
             model={"name": "gpt", "n_layers": 1, "n_heads": 2, "d_model": 16},
             engine__compile=compiled,
+            evaluation={"samples": 10, "batch_size": 5},
             budget__optimizer_steps=6,
-            measure__noise_scale_every=3,
+            measure={"memory": compiled, "noise_scale_every": 3},
         )
-        root = tmp_path / str(compiled)
-        tables.append(steps(trainer.train(spec, root, entry="wrong_noise:late_compilation")))
+        folder = trainer.train(spec, tmp_path / str(compiled), entry="late_compilation:refused")
+        tables.append(steps(folder))
+        compile_s = read_table(folder, "ranks")["compile_s"].iloc[0]
+        assert compile_s > 0 if compiled else compile_s is pd.NA
     plain, compiled = tables
     for name in ("loss", "gradient_norm", "small_gradient_square"):
         np.testing.assert_allclose(
@@ -278,36 +237,3 @@ def test_a_compiled_model_is_sampled_alike(trainer, steps, tmp_path):
             plain[name].to_numpy(float, na_value=np.nan),
             rtol=1e-9,
         )
-
-
-@pytest.mark.slow
-def test_workers_fetch_the_parts_of_a_batch(trainer, steps, tmp_path):
-    """A loader that works ahead knows beforehand which batches are cut."""
-    tables = []
-    for workers in (0, 1):
-        spec = trainer.make_spec(
-            (1, 8, 1),
-            loader={"workers": workers},
-            budget__optimizer_steps=7,
-            measure__noise_scale_every=3,
-        )
-        tables.append(steps(trainer.train(spec, tmp_path / str(workers))))
-    names = ["loss", "gradient_norm", "small_batch_size", "small_gradient_square"]
-    assert_same_rows(tables[0][names], tables[1][names])
-    assert tables[0]["small_batch_size"].dropna().tolist() == [4, 4]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("geometry", [(2, 2, 2), (1, 16, 1)], ids=str)
-def test_estimates_are_unbiased_over_seeds(trainer, steps, tmp_path, geometry):
-    from noisy_mean import NOISE, SIGNAL
-
-    means = []
-    for seed in range(1, 9):
-        rows = steps(trainer.train(known(trainer, geometry, seed), tmp_path / str(seed)))
-        means.append(noise_samples(rows)[["noise", "signal"]].mean())
-    table = pd.DataFrame(means)
-    for name, truth in (("noise", NOISE), ("signal", SIGNAL)):
-        assert (
-            abs(table[name].mean() - truth) < stats.t.ppf(0.999, len(table) - 1) * table[name].sem()
-        ), name

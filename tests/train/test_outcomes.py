@@ -51,46 +51,6 @@ def test_budget_evaluations_and_rank_rows(trainer, steps, outcome, tmp_path):
     assert (ranks["uss_gib"] <= ranks["rss_gib"]).all()
 
 
-@pytest.mark.slow
-def test_evaluation_does_not_depend_on_the_geometry(trainer, tmp_path):
-    losses = []
-    for geometry in [(1, 32, 1), (2, 4, 4)]:
-        spec = trainer.make_spec(geometry, evaluation__samples=21, budget__optimizer_steps=1)
-        folder = trainer.train(spec, tmp_path)
-        losses.append(read_table(folder, "evals")["eval_loss"].iloc[0])
-    assert losses[1] == pytest.approx(losses[0], rel=1e-13)
-
-
-@pytest.mark.slow
-def test_target_stops_at_the_first_evaluation_below_it(trainer, steps, outcome, tmp_path):
-    plain = trainer.make_spec((1, 16, 1), evaluation__every_samples=16)
-    curve = read_table(trainer.train(plain, tmp_path / "plain"), "evals")
-    target = float(curve["eval_loss"].iloc[12]) + 1e-9
-    reached = int(curve.loc[curve["eval_loss"] <= target, "optimizer_step"].iloc[0])
-    spec = trainer.make_spec(
-        (1, 16, 1),
-        evaluation__every_samples=16,
-        budget={"optimizer_steps": 20, "target_loss": target},
-    )
-    folder = trainer.train(spec, tmp_path / "target")
-    assert outcome(folder)["stop_reason"] == "target"
-    assert outcome(folder)["optimizer_step"] == reached
-    assert steps(folder)["optimizer_step"].iloc[-1] == reached
-
-
-def test_divergence_is_noticed_and_recorded(trainer, steps, outcome, tmp_path):
-    spec = trainer.make_spec((2, 4, 1), budget__optimizer_steps=400)
-    folder = trainer.train(spec, tmp_path, entry="faulty_workers:exploding")
-    for rank in range(2):
-        ended = outcome(folder, rank)
-        assert ended["status"] == "diverged"
-        assert ended["reason"] == "the loss of optimizer step 7 is not finite"
-        assert ended["cause"] == "divergence"
-    rows = steps(folder)
-    assert rows["loss"].iloc[:6].map(math.isfinite).all()
-    assert 7 <= len(rows) <= 7 + 50
-
-
 def test_failure_names_the_exception(trainer, outcome, tmp_path):
     spec = trainer.make_spec((1, 32, 1))
     folder = trainer.start(spec, tmp_path, entry="faulty_workers:broken")

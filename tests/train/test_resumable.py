@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -127,22 +128,23 @@ MEASURED = ["optimizer_step", "samples", "tokens", "loss", "learning_rate", "gra
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lost", ["newest", "rows"])
-def test_two_ranks_go_on_from_the_same_place_bit_for_bit(trainer, steps, tmp_path, lost):
+def test_two_ranks_go_on_from_the_same_place_bit_for_bit(trainer, steps, tmp_path):
     """Damage is met by every rank, and all of them take the same way around it."""
     spec = trainer.make_spec((2, 8, 2), **SETTINGS)
     undisturbed = trainer.train(spec, tmp_path / "undisturbed")
-    folder = trainer.train(spec, tmp_path)
-    newest, older = checkpoints(folder.checkpoints)
-    done, before = (int(path.name.split("-")[1]) for path in (newest, older))
-    if lost == "newest":
-        flip(newest, newest.stat().st_size // 2)
-    else:
-        rows = folder.lines("steps").read_bytes().splitlines(keepends=True)
-        folder.lines("steps").write_bytes(b"".join(rows[: done - 1]))
-    trainer.train(spec, tmp_path, attempt=1)
-    assert steps(folder)["attempt"].tolist() == [0] * before + [1] * (30 - before)
-    assert_same_rows(steps(folder)[MEASURED], steps(undisturbed)[MEASURED])
-    assert f"{newest.name} was passed over" in folder.log.read_text()
-    # It is out of the way of those that are kept.
-    assert newest not in checkpoints(folder.checkpoints)
+    for lost in ("newest", "rows"):
+        folder = RunFolder(tmp_path / lost / spec.run_id)
+        shutil.copytree(undisturbed.path, folder.path)
+        newest, older = checkpoints(folder.checkpoints)
+        done, before = (int(path.name.split("-")[1]) for path in (newest, older))
+        if lost == "newest":
+            flip(newest, newest.stat().st_size // 2)
+        else:
+            rows = folder.lines("steps").read_bytes().splitlines(keepends=True)
+            folder.lines("steps").write_bytes(b"".join(rows[: done - 1]))
+        trainer.train(spec, tmp_path / lost, attempt=1)
+        assert steps(folder)["attempt"].tolist() == [0] * before + [1] * (30 - before)
+        assert_same_rows(steps(folder)[MEASURED], steps(undisturbed)[MEASURED])
+        assert f"{newest.name} was passed over" in folder.log.read_text()
+        # It is out of the way of those that are kept.
+        assert newest not in checkpoints(folder.checkpoints)

@@ -14,7 +14,8 @@ from batchscape.record.tables import read_table
 from exact import assert_same_rows
 
 TWO_RANKS = (2, 8, 2)
-MEASURED = ["optimizer_step", "samples", "tokens", "loss", "learning_rate", "gradient_norm"]
+MEASURED = ["optimizer_step", "samples", "tokens", "loss", "learning_rate", "gradient_norm",
+            "small_gradient_square"]  # fmt: skip
 
 
 @pytest.fixture
@@ -67,7 +68,8 @@ def checkpointed_step(folder):
 
 
 def test_killed_run_resumes_bit_for_bit(trainer, steps, undisturbed, tmp_path):
-    spec = trainer.make_spec(TWO_RANKS, **settings())
+    settled = settings(measure__noise_scale_every=3)
+    spec = trainer.make_spec(TWO_RANKS, **settled)
     folder = kill_past_checkpoint(trainer, spec, tmp_path)
     done = checkpointed_step(folder)
     # The rows past the checkpoint are there, and must be dropped.
@@ -75,7 +77,8 @@ def test_killed_run_resumes_bit_for_bit(trainer, steps, undisturbed, tmp_path):
     trainer.train(spec, tmp_path, attempt=1)
     rows = steps(folder)
     assert rows["attempt"].tolist() == [0] * done + [1] * (40 - done)
-    assert_same_rows(rows[MEASURED], undisturbed(TWO_RANKS, **settings()))
+    assert_same_rows(rows[MEASURED], undisturbed(TWO_RANKS, **settled))
+    assert rows["small_gradient_square"].notna().sum() == 13
     assert rows["train_time_s"].is_monotonic_increasing
 
 

@@ -1,37 +1,15 @@
-"""Laws 2 and 3 for every source of data: decompositions of one global batch train alike."""
+"""Laws 2 and 3 for data of the user's: decompositions of one global batch train alike."""
 
 from __future__ import annotations
-
-import json
 
 import numpy as np
 import pytest
 
 DECOMPOSITIONS = [(1, 8, 1), (2, 2, 2)]
-OPTIMIZER_STEPS = 20
+OPTIMIZER_STEPS = 12
 RTOL = 1e-9
 
 TEXTS = [f"record {n}: " + " ".join("abcdefgh"[: 1 + n % 8]) for n in range(400)]
-MLP = {"name": "mlp", "hidden_sizes": [8]}
-
-
-def token_files(root):
-    tokens = np.random.default_rng(0).integers(0, 50, (3, 900)) % (1 + np.arange(900) % 50)
-    for number, shard in enumerate(tokens):
-        shard.astype("<u2").tofile(root / f"shard-{number}.bin")
-    return {"name": "tokens", "path": str(root), "sequence_length": 16, "held_out_pct": 20.0}
-
-
-def documents(root, **more):
-    lines = [json.dumps({"text": text, "kind": n % 3}) + "\n" for n, text in enumerate(TEXTS)]
-    (root / "documents.jsonl").write_text("".join(lines))
-    return {
-        "name": "documents",
-        "path": str(root / "documents.jsonl"),
-        "sequence_length": 16,
-        "held_out_pct": 20.0,
-        **more,
-    }
 
 
 def tokenized(root):
@@ -57,21 +35,13 @@ def tokenized(root):
     }
 
 
-def custom(name, **more):
-    return {"name": "custom", "_target_": f"own_data.{name}", **more}
-
-
 CASES = {
-    "token files": (token_files, {}, True),
-    "packed documents": (documents, {}, True),
-    "padded documents": (lambda root: documents(root, layout="padded"), {}, False),
     "padded text by a tokenizer": (tokenized, {}, False),
-    "full sequences of the user's": (
-        lambda _: custom("Counting", sequence_length=12),
-        {},
+    "points of the user's": (
+        lambda _: {"name": "custom", "_target_": "own_data.Blobs"},
+        {"model": {"name": "mlp", "hidden_sizes": [8]}},
         True,
     ),
-    "points of the user's": (lambda _: custom("Blobs"), {"model": MLP}, True),
 }
 
 

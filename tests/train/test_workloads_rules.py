@@ -28,17 +28,6 @@ CASES = {
         },
         "schedule": WSD,
     },
-    "adamw, all rules, decay by a root, average": {
-        "optimizer": {"name": "adamw", "learning_rate": 0.004},
-        "scaling": {
-            "reference_global_batch_size": 16,
-            "learning_rate": "sqrt",
-            "betas": "half_life",
-            "weight_decay": "timescale",
-        },
-        "schedule": {**WSD, "shape": "sqrt", "final_fraction": 0.1},
-        "evaluation__ema_half_life_tokens": 500.0,
-    },
     "muon, average": {
         "optimizer": {"name": "muon", "learning_rate": 0.02, "adamw_learning_rate": 0.004},
         "scaling": {"reference_global_batch_size": 16, "betas": "half_life"},
@@ -143,39 +132,22 @@ def test_rates_are_those_of_the_stages_of_a_ramp(trainer, planned, steps, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_ramp_begins_as_the_small_batch_trains(trainer, planned, steps, tmp_path):
-    """Until the ramp leaves its first stage, nothing tells it from a run of that global batch."""
-    settings = {
-        "schedule": {"name": "constant"},
-        "optimizer": {"name": "sgd", "learning_rate": 0.2},
-    }
-    ramp = [{"samples": 128, "global_batch_size": 8}]
-    grown = planned(1, 8, ramp=ramp, global_batch_size=32, **settings)
-    small = planned(1, 8, **settings)
-    one, other = (steps(trainer.train(spec, tmp_path)) for spec in (grown, small))
-    assert one["loss"].iloc[:16].tolist() == other["loss"].iloc[:16].tolist()
-    assert one["loss"].iloc[17] != other["loss"].iloc[17]
-    assert len(one) == 16 + 4
-
-
-@pytest.mark.slow
 def test_evaluations_are_of_the_average_and_of_the_weights(trainer, planned, tmp_path):
-    """A half-life of nothing keeps the last weights; a long one keeps them all alike."""
+    """A half-life of nothing keeps the last weights alone."""
     evals = {}
-    for half_life in (None, 1e-3, 500.0, 1e12):
+    for half_life in (None, 1e-3, 500.0):
         spec = planned(1, 8, evaluation__ema_half_life_tokens=half_life)
         folder = trainer.train(spec, tmp_path / str(half_life))
         evals[half_life] = read_table(folder, "evals")
     plain = evals[None]["eval_loss"]
     assert evals[None]["raw_eval_loss"].isna().all()
     assert evals[1e-3]["eval_loss"].tolist() == plain.tolist()
-    for half_life in (1e-3, 500.0, 1e12):
+    for half_life in (1e-3, 500.0):
         # Averaging leaves the training untouched.
         assert evals[half_life]["raw_eval_loss"].tolist() == plain.tolist()
-    # Losses fall here, and an average of longer memory lags further behind.
-    lag = [(evals[h]["eval_loss"] - plain).iloc[-1] for h in (500.0, 1e12)]
-    assert 1e-4 < lag[0] < lag[1]
-    assert evals[1e12]["eval_loss"].iloc[0] == plain.iloc[0]
+    # Losses fall here, and an average lags behind.
+    assert (evals[500.0]["eval_loss"] - plain).iloc[-1] > 1e-4
+    assert evals[500.0]["eval_loss"].iloc[0] == plain.iloc[0]
 
 
 @pytest.mark.slow
@@ -208,17 +180,3 @@ def test_the_rehearsal_counts_the_average(trainer, planned, tmp_path):
     copy_gib = 8 * sum(p.numel() for p in model.parameters()) / 2**30
     for column in ("allocated_after_model_gib", "peak_allocated_steady_gib"):
         assert rows[1][column] - rows[0][column] == pytest.approx(copy_gib, rel=0.02)
-
-
-@pytest.mark.slow
-def test_the_rehearsal_counts_the_heaviest_stage(trainer, planned, tmp_path):
-    """A ramp that comes to accumulate holds what its last stage does, not what its first does."""
-    ramp = [{"samples": 64, "global_batch_size": 8}]
-    peaks = [
-        read_table(trainer.train(planned(1, 8, measure__memory=True, **more), tmp_path), "ranks")[
-            "peak_allocated_gib"
-        ].iloc[0]
-        for more in ({}, {"global_batch_size": 32}, {"global_batch_size": 32, "ramp": ramp})
-    ]
-    assert peaks[0] < peaks[1]
-    assert peaks[2] == pytest.approx(peaks[1], rel=1e-6)

@@ -1,4 +1,4 @@
-"""A node dies under a run, on a file system without locks; that of `test_launch` has them.
+"""A node dies under a run, on a file system without locks.
 
 `sitecustomize`, which Python imports first, has `fcntl.flock` fail with ENOLCK for files
 of the sweep, in the follower and in all jobs.

@@ -207,7 +207,7 @@ class Branches:
             point.optimizer_steps
             for point, branches in self._branches.items()
             if point.trunk == spec.run_id and any(map(self._is_open, branches))
-        } | self._kept_steps.get(spec.run_id, set())
+        } | kept_steps(spec)
         return record | ({"keeps": sorted(keeps)} if keeps else {})
 
     def _copy(self, beginning: Beginning, folder: RunFolder) -> None:

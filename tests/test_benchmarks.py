@@ -3,11 +3,14 @@
 import importlib.util
 import re
 import sys
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from packaging.requirements import Requirement
 
 from forked_programs import run_script
 
@@ -19,6 +22,23 @@ def module_of(name):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_the_extra_brings_what_the_trainer_needs():
+    """By the word of transformers itself, which installs it on request only."""
+    project = tomllib.loads((BENCHMARKS.parent / "pyproject.toml").read_text())["project"]
+    requirements, extras = [*map(Requirement, project["dependencies"])], ["bench"]
+    for extra in extras:  # which grow by those that they name
+        lines = [Requirement(line) for line in project["optional-dependencies"][extra]]
+        extras += [name for line in lines if line.name == "batchscape" for name in line.extras]
+        requirements += lines
+    needed = {
+        line.name
+        for line in map(Requirement, metadata.requires("transformers"))
+        if line.marker is not None and line.marker.evaluate({"extra": "torch"})
+    }
+    assert {"accelerate", "torch"} <= needed
+    assert needed | {"transformers"} <= {line.name for line in requirements}
 
 
 @pytest.mark.slow

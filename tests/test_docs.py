@@ -222,6 +222,16 @@ def test_other_commands_name_what_there_is():
 
 
 @pytest.mark.slow
+def test_every_other_name_of_a_column_is_documented():
+    from batchscape.analysis.targets.columns import ALIASES
+
+    section = (DOCS / "analysis_tables.md").read_text().partition("### Which column is which")[2]
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE)
+    documented = {name: tuple(re.findall(r"`(\w+)`", others)) for name, others in rows}
+    assert documented == {name: others for name, others in ALIASES.items() if others}
+
+
+@pytest.mark.slow
 @each_page([page for page in PAGES if "```python" in page.read_text()])
 def test_what_python_imports_is_there(page):
     for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):

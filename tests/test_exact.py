@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -32,3 +34,16 @@ def test_pandas_would_not_see_it():
     pd.testing.assert_frame_equal(a, b, check_exact=True)
     with pytest.raises(AssertionError, match="x differs in 1 of 1 rows, first in row 0: 1e-09"):
         assert_same_rows(a, b)
+
+
+def test_columns_types_and_files_count(tmp_path):
+    a = frame([1], "Int64")
+    for b in (frame([1], "int64"), a.rename(columns={"x": "y"})):
+        with pytest.raises(AssertionError):
+            assert_same_rows(a, b)
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    one.write_text(json.dumps({"loss": 0.1, "gone": None}) + "\n")
+    assert_same_rows(one, one)
+    two.write_text(one.read_text().replace("0.1", "0.10000000000000002"))
+    with pytest.raises(AssertionError, match="loss differs"):
+        assert_same_rows(one, two)

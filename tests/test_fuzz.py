@@ -63,6 +63,7 @@ def plan_or_message(grid, machine):
     output = plan_table(plan, nothing, datetime(2030, 1, 1, tzinfo=UTC))
     Console(file=io.StringIO(), width=160).print(output)
     assert plan.specs
+    assert len(plan.cells) + plan.repeated == len(grid.cells)
     for spec in plan.specs:
         steps = [stage.samples / stage.geometry.global_batch_size for stage in spec.stages]
         assert spec.optimizer_steps == sum(steps)

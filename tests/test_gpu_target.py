@@ -7,11 +7,13 @@ import subprocess
 import sys
 import tarfile
 import time
+import tomllib
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 
@@ -245,3 +247,84 @@ def test_a_run_that_did_not_end_has_no_figures_and_seeds_are_compared_in_pairs()
     assert compared["value"] == pytest.approx(2.0)
     assert compared["n"] == 1
     assert eager_over_compiled([]) == []
+
+
+@pytest.mark.slow
+@without_device
+def test_a_test_that_cannot_be_imported_is_a_failure(tmp_path):
+    (tmp_path / "hypothesis.py").write_text("raise ImportError('not here')\n")
+    done = make("gpu", f"GPU_PYTHON={sys.executable}", "GPU_PARTS=runs", PYTHONPATH=str(tmp_path))
+    assert done.returncode != 0
+    assert "\nruns: failed with code " in done.stdout
+
+
+def test_versions_are_the_oldest_that_is_named_and_the_pinned_one():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (oldest,) = (r for r in map(Requirement, project["dependencies"]) if r.name == "torch")
+    (bound,) = oldest.specifier
+    assert bound.operator == ">="
+    printed = make("--dry-run", "versions").stdout
+    assert f"for venv in .venv-torch-{bound.version} .venv;" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("of_benchmarks")
+def test_outcomes_of_tests_are_counted_by_file(tmp_path):
+    (tmp_path / "test_some.py").write_text(
+        "import pytest\n"
+        "def test_good(): pass\n"
+        "def test_bad(): assert False\n"
+        "@pytest.mark.skip\ndef test_left_out(): pass\n"
+        "@pytest.fixture\ndef broken(): raise ValueError\n"
+        "def test_cannot_begin(broken): pass\n"
+    )
+    code = (
+        "import json, pytest, run_tests; seen = run_tests.Outcomes(); "
+        "pytest.main(['-q', '-p', 'no:cacheprovider', 'test_some.py'], plugins=[seen]); "
+        "print(); print(json.dumps(seen.rows()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}/benchmarks/gpu:{ROOT}/src"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (row,) = json.loads(done.stdout.splitlines()[-1])
+    assert (row["passed"], row["failed"], row["skipped"]) == (1, 2, 1)
+
+
+@pytest.mark.usefixtures("of_benchmarks")
+def test_a_sweep_that_does_not_end_is_killed_and_has_no_runs(tmp_path, monkeypatch):
+    import sweep
+
+    deaf = tmp_path / "python"
+    deaf.write_text("#!/bin/sh\ntrap '' TERM\nwhile :; do sleep 0.1; done\n")
+    deaf.chmod(0o755)
+    monkeypatch.setattr(sweep.sys, "executable", str(deaf))
+    monkeypatch.setattr(sweep, "STOP_S", 0.5)
+    assert sweep.runs_of(tmp_path / "swept", 0.5) == []
+
+
+@pytest.mark.usefixtures("of_benchmarks")
+def test_a_commit_is_dirty_where_code_differs_whatever_it_is_told(tmp_path, monkeypatch):
+    import results
+
+    def git(*arguments):
+        identity = ("-c", "user.name=N", "-c", "user.email=n@example.com")
+        command = ["git", "-C", tmp_path, *identity, *arguments]
+        return subprocess.check_output(command, text=True).strip()
+
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    monkeypatch.setenv("COMMIT", "told")
+    assert results.commit() == "told"
+    git("init")
+    git("commit", "--allow-empty", "-m", "first")
+    revision = git("rev-parse", "HEAD")
+    figures = tmp_path / "benchmarks" / "results" / "a-device" / "part.json"
+    figures.parent.mkdir(parents=True)
+    figures.touch()
+    assert results.commit() == revision
+    (tmp_path / "new.py").touch()
+    assert results.commit() == f"{revision}-dirty"

@@ -159,6 +159,8 @@ def test_the_recorder_help_the_sweeper_and_a_plan_import_nothing_heavy():
     )
     heavy = {"torch", "numpy", "pandas", "pydantic", "rich", "wandb"}
     assert not recorder & {*heavy, "hydra"}
+    (checks,) = modules_after("import batchscape.interop.check, batchscape.interop.write")
+    assert not checks & {"torch", "numpy", "pandas", "hydra", "transformers", "accelerate"}
     assert not helped & {*heavy, "hydra"}
     assert "hydra" in sweeper
     assert not sweeper & heavy
@@ -206,6 +208,19 @@ def test_what_the_analysis_offers_is_imported_when_it_is_asked_for():
 def test_only_who_mirrors_names_wandb():
     knowing = {path.stem for part in PARTS for path in files(part) if "wandb" in imported(path)}
     assert knowing == {"worker", "run", "report", "workspace"}
+
+
+@pytest.mark.slow
+def test_launching_training_sealing_and_status_do_without_polars(tmp_path):
+    folder = str(tmp_path / "sweep")
+    run = ["run", f"sweep_dir={folder}", "data=digits", "model=mlp", "tracker=none"]
+    run += ["budget.samples=64", "batch.global_batch_size=32"]
+    *_, loaded = modules_after(
+        f"from batchscape.cli import main\nassert main({run}) == 0",
+        f"assert main(['status', {folder!r}]) == 0",
+    )
+    assert "pandas" in loaded
+    assert "polars" not in loaded
 
 
 def test_polars_is_for_the_reader_of_sweeps_alone():

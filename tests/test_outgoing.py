@@ -24,7 +24,7 @@ from batchscape.analysis.report.table import Column
 from batchscape.analysis.report.table import Table as Shown
 from batchscape.analysis.report.writers import escape_markdown, to_markdown, write_csv
 from batchscape.cli import main
-from batchscape.outgoing import outgoing_cell, outgoing_json, visible
+from batchscape.outgoing import outgoing, outgoing_cell, outgoing_json, visible
 from batchscape.terminal import OutgoingConsole
 
 RED = "\x1b[31mred\x1b[0m"
@@ -233,3 +233,8 @@ def test_a_refused_option_is_quoted_as_it_may_leave(capsys):
     error = capsys.readouterr().err
     assert "aB3d" not in error
     assert not OBEYED.search(error)
+
+
+def test_a_token_with_an_escape_in_it_is_found():
+    token = "ghp_" + "aB3d" * 9
+    assert outgoing(f"{token[:9]}\x1b[0m{token[9:]}") == "[a token of GitHub]"

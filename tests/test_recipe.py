@@ -85,6 +85,15 @@ def test_devices_are_spread_evenly_over_nodes(recommend):
     assert reason == "of 9, which cannot be spread evenly over nodes"
 
 
+def test_what_is_told_to_launch_can_be_launched(recommend, capsys):
+    answer = recommend(*MODEL, "batch=vary_global", "batch.global_batch_size=96", "--devices", "1")
+    verb, *words = shlex.split(answer["command"])[1:]
+    assert verb == "run"
+    assert main(["plan", "--json", *words]) == 0
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert run["micro_batch_size"] == answer["geometry"]["micro_batch_size"]
+
+
 def test_a_single_cut_that_may_fit_is_not_sure(recommend):
     settings = (*MODEL, "batch.global_batch_size=1", "device.memory_limit_gib=0.05")
     answer = recommend(*settings)

@@ -111,6 +111,35 @@ def test_fixed_global_batch_is_the_table_of_the_claim(name):
     assert all("multiple" in r.reason for r in plan.rejections)
 
 
+TRAJECTORIES = {
+    "fixed_global_batch": 3,  # cuts of one seed train alike
+    "activation_checkpointing": 6,  # with and without
+    "engines": 5 * 2,  # what an engine computes is not taken on trust
+    "scaling_rule": 4 * 2 * 3,
+    "batch_ramp": 3 * 3,
+}
+
+
+@pytest.mark.slow
+def test_studies_vary_what_they_ask_about():
+    for name, count in TRAJECTORIES.items():
+        assert len({spec.trajectory_id for spec in plan_of(name).specs}) == count, name
+    assert triples(plan_of("engines")) == {(1, 32, 1), (1, 8, 4), (2, 8, 2)}
+    assert {spec.optimizer_steps for spec in plan_of("musev_224").specs} == {8}
+    ramps = {
+        tuple((stage.samples, stage.geometry.global_batch_size) for stage in spec.stages)
+        for spec in plan_of("batch_ramp").specs
+    }
+    thirds = ((640, 8), (1280, 16), (1920, 32))
+    assert ramps == {((3840, 32),), ((1920, 8), (1920, 32)), thirds}
+    rates = [
+        spec.stages[0].optimizer.learning_rate
+        for spec in plan_of("scaling_rule").specs
+        if spec.config.seed == 0 and spec.geometry.global_batch_size == 128
+    ]
+    assert rates == pytest.approx([0.001, 0.004, 0.002, 0.002])
+
+
 @pytest.mark.slow
 def test_musev_asks_for_every_cut_of_224():
     small, large = plan_of("musev_224"), plan_of("musev_224", cores=16)

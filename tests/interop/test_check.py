@@ -341,6 +341,13 @@ def test_a_trap_is_a_warning_and_no_failure(rule):
     assert check_configs([], without.split()).findings == ()
 
 
+def test_a_schedule_is_a_trap_with_either_of_its_parts():
+    for option in ("--lr_scheduler cosine", "--lr_warmup_steps 500"):
+        command = WARNINGS["schedule-per-process"].partition("--lr")[0] + option
+        (finding,) = check_configs([], command.split()).findings
+        assert finding.rule == "schedule-per-process"
+
+
 def test_the_nearest_geometries_of_litgpt_are_named():
     """96 and 108 are the nearest that 3 x 4 divides; below one micro-step LitGPT stops."""
     command = "litgpt pretrain x --devices 3 --train.micro_batch_size 4 --train.global_batch_size"

@@ -265,3 +265,10 @@ def test_a_quotation_that_is_not_closed_is_named():
         read_script("x.sh", 'X=1\ntorchrun "a.py\n')
     with pytest.raises(ConfigError, match=r"x.sh: line 1 has \("):
         read_script("x.sh", "A=(1 2\ntorchrun a.py\n")
+
+
+def test_wide_characters_are_read_as_they_are():
+    for wide in ("训练", "😀", "ÿ", "\U0010fffd"):
+        script = f"X={wide}\nlaunch {wide}.py \"a {wide} b\" '{wide}' $X  # {wide}"
+        (command,) = commands_of("x.sh", script)
+        assert command.words == ("launch", f"{wide}.py", f"a {wide} b", wide, wide)

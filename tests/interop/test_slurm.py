@@ -23,6 +23,7 @@ def directives(*options):
         (("--ntasks 8 --ntasks-per-node 4 # note",), JobResources(tasks=8, tasks_per_node=4)),
         (("--gpus-per-node=8",), JobResources(gpus_per_node=8)),
         (("--gres=gpu:4",), JobResources(gpus_per_node=4)),
+        (("--gres=gpu",), JobResources(gpus_per_node=1)),
         (("--gres=gpu:a100",), JobResources(gpus_per_node=1)),
         (("--gres=nvme:1",), JobResources()),
         (("--gres=gres/gpu:4",), JobResources(gpus_per_node=4)),
@@ -120,7 +121,10 @@ RUNS = {
     "a module for each task": (("-n 6",), f"srun python -m {BATCH}", (1, 6)),
     "tasks of the step": (("-N 2", "-n 8"), f"srun -N1 -n 3 python {BATCH}", (1, 3)),
     "mpirun": ((), f"mpirun -np 4 -x PATH python {BATCH}", (1, 4)),
-    "mpirun -c": ((), f"mpirun -c 4 python {BATCH}", (1, 4)),
+    **{
+        f"mpirun {option}": ((), f"mpirun {option} 4 python {BATCH}", (1, 4))
+        for option in ("--np", "-n", "--n", "-c")
+    },
     "accelerate with all tasks": (
         ("--nodes=2", "--gpus-per-node=4"),
         "accelerate launch --multi_gpu --num_machines $SLURM_NNODES "
@@ -205,10 +209,10 @@ def test_own_arguments_stand_for_what_the_user_says(capsys):
     assert "another argument of the script does: --flag NAME=micro_batch_size" in " ".join(
         capsys.readouterr().out.split()
     )
-    flags = ["--flag", MICRO, f"--flag=--{ACCUMULATION}"]
-    assert main(["check-config", *flags, "--", *OWN.split()]) == 0
-    assert "= 2 x 4 x 8 = 64" in " ".join(capsys.readouterr().out.split())
-
+    for named in ([f"--flag=--{ACCUMULATION}"], ["--flag", f"--{ACCUMULATION}"]):
+        flags = ["--flag", MICRO, *named]
+        assert main(["check-config", *flags, "--", *OWN.split()]) == 0
+        assert "= 2 x 4 x 8 = 64" in " ".join(capsys.readouterr().out.split())
     wrong = ["--flag", "total=global_batch_size", "--", *OWN.split(), "--total", "32"]
     assert main(["check-config", *flags, *wrong]) == 1
     output = " ".join(capsys.readouterr().out.split())

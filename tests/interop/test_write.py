@@ -79,7 +79,9 @@ def test_every_file_says_the_geometry(tmp_path, parts, precision, clip, zero_sta
     ):
         checked = check_configs(files, command)
         assert checked.findings == ()
-        assert checked.running.geometry.global_batch_size == total
+        running = checked.running.geometry
+        assert (running.micro_batch_size, running.gradient_accumulation_steps) == (micro, steps)
+        assert running.global_batch_size == total
 
 
 def test_the_command_writes_and_says_what(tmp_path, monkeypatch, capsys):

@@ -76,6 +76,8 @@ def test_budgets(lines, samples, plan):
             "take engine.precision=bfloat16, or model.loss_chunk=null",
         ),
         (["launcher.concurrent_runs=1,2"], "launcher is one for the whole sweep"),
+        (["tracker=wandb,none"], "tracker is one for the whole sweep"),
+        (["sweep_name=a,b"], "sweep_name is one for the whole sweep"),
         (["sweep_dir=a,b"], "sweep_dir is one for the whole sweep"),
     ],
 )
@@ -160,8 +162,9 @@ def test_many_global_batches_are_judged_with_few_products(monkeypatch):
         return math.lcm(*numbers)
 
     monkeypatch.setattr(resolve_module, "math", SimpleNamespace(lcm=lcm))
-    with pytest.raises(ConfigError, match="2000 of this sweep share none"):
+    with pytest.raises(ConfigError, match="2000 of this sweep share none") as caught:
         check_multiples(CONFIG, range(1, 2001))
+    assert all(len(problem) < 400 for problem in str(caught.value).splitlines())
     assert multiplied < 10 * 2000
 
 

@@ -24,6 +24,7 @@ from batchscape.plan.machine import Machine
 from batchscape.plan.table import plan_json
 from batchscape.predictor import predict
 from batchscape.record.folder import SweepFolder
+from batchscape.system import GIB
 from batchscape.text import DURATIONS
 
 MICRO = "batch.micro_batch_size=1"
@@ -103,7 +104,17 @@ def test_totals_are_those_of_the_runs():
     )
     # However wide the ranges, eighty columns have room for each cut in one line.
     cuts = {spec.run_id: str(spec.geometry).partition(" = ")[0] for spec in plan.specs}
+    assert "…" not in shown(totals, cuts), "in 80 columns no figure is broken"
     assert set(cuts.values()) <= {line[:17].strip() for line in shown(totals, cuts).splitlines()}
+
+
+def test_what_is_not_launched_is_in_no_total():
+    cuts = ("batch.global_batch_size=8", "batch.micro_batch_size=1,8")
+    plan, machine = planned(*SMALL, "cluster=h100_80g", *cuts)
+    small, large = (spec.run_id for spec in plan.specs)
+    totals = forecast(plan.specs, SweepFolder(plan.sweep_dir), machine, unfit={large})
+    assert (totals.runs_left, len(totals.runs)) == (1, 2)
+    assert totals.device_hours == totals.runs[small].device_hours
 
 
 @pytest.mark.parametrize(("skips", "runs_left"), [("true", 0), ("false", 1)])
@@ -215,6 +226,33 @@ def test_json_holds_all_of_it(tmp_path, monkeypatch, capsys):
     assert content["machine"]["devices"] == 8
     assert content["machine"]["memory_gib"] == 80
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_blocks_of_a_large_model_fit_on_64_nodes(capsys):
+    """Llama 2 70B (arXiv 2307.09288), an eighth as wide and long, with a tenth of its blocks."""
+    ranks, blocks, width, inner, keys, tokens, words = 8 * 64, 8, 1024, 3584, 128, 512, 4000
+    lines = (
+        *("model=llama_1b", f"model.n_layers={blocks}", f"model.d_model={width}"),
+        *(f"model.d_ff={inner}", "model.n_heads=64", "model.n_kv_heads=8"),
+        *(f"data.sequence_length={tokens}", f"model.vocabulary_size={words}"),
+        *("engine=fsdp", "engine.activation_checkpointing=true"),
+        *("cluster=h100_80g", "cluster.nodes=64", "batch.nodes=64", MICRO),
+        *(f"batch.data_parallel_size={ranks}", f"batch.global_batch_size={ranks}"),
+        *("budget.samples=1024", "evaluation.every_samples=null", "evaluation.samples=32"),
+        "optimizer.gradient_clip_norm=null",
+    )
+    main(["plan", "--json", *lines])
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert (run["planned"], run["memory"]["fits"]) == ("launch", "fits")
+    block = 2 * width * (width + keys) + 3 * width * inner + 2 * width
+    parameters = blocks * block + 2 * words * width + width
+    # Parameter, gradient and two moments. Inputs of all blocks, in float32, come before gradients.
+    parts, kept = 16 * parameters / ranks, blocks * 4 * tokens * width
+    # One block is gathered and has whole gradients; others are fetched and exchanged beside it.
+    peak = GIB * run["memory"]["peak_allocated_gib"]["value"]
+    least = max(parts + 4 * block, 3 / 4 * parts + kept + 2 * 4 * block)
+    assert least < peak < parts + kept + 6 * 4 * block
 
 
 def test_geometries_of_a_global_batch(capsys):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -119,6 +120,19 @@ def test_added_keys_reach_validation(grid):
 def test_mistakes_are_told(lines, message, grid):
     with pytest.raises(ConfigError, match=message):
         grid(*lines)
+
+
+def test_cells_are_composed_once_per_choice_of_groups(grid, monkeypatch):
+    composed = []
+    original = ConfigLoaderImpl.load_sweep_config
+
+    def counted(*arguments):
+        composed.append(arguments)
+        return original(*arguments)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", counted)
+    cells = grid("seed=0,1,2", "model=gpt_nano,gpt_micro", "batch.micro_batch_size=1,2").cells
+    assert (len(cells), len(composed)) == (12, 2)
 
 
 def test_of_lines_with_one_key_the_last_one_counts(plan):

@@ -113,6 +113,7 @@ def test_geometry_layout_device_and_content():
     assert ids(BASE, data=replace(DATA, folder="/another/folder")) == ids(BASE)
     names = ("manifest_hash", "train_samples", "held_out_samples", "classes", "task")
     contents = [{name: 7} for name in (*names, "features", "vocabulary")]
+    contents += [dict(zip(names[1:3], sizes, strict=True)) for sizes in ((8, 9), (9, 8))]
     others = [ids(BASE, data=replace(DATA, **content)) for content in contents]
     assert len({trajectory for trajectory, _ in (ids(BASE), *others)}) == 1 + len(others)
     assert len({run for _, run in (*variants, *others)}) == 4 + len(others)
@@ -122,6 +123,7 @@ def test_geometry_layout_device_and_content():
         [(1920, many, 0.1), (1920, few, 0.1)],
         [(1920, few, 0.1), (1920, many, 0.2)],
         [(640, few, 0.1), (3200, many, 0.1)],
+        [(640, BatchGeometry(1, 1, 8, 2), 0.1), (3200, many, 0.1)],  # the same, cut otherwise
     ]
     trajectories = {
         trajectory_id(
@@ -136,7 +138,7 @@ def test_geometry_layout_device_and_content():
         )
         for ramp in ramps
     }
-    assert len(trajectories) == len(ramps)
+    assert len(trajectories) == len(ramps) - 1
 
 
 def test_a_run_is_named_by_the_seeds_it_uses():
@@ -149,6 +151,9 @@ def test_a_run_is_named_by_the_seeds_it_uses():
     apart = RunConfig.from_mapping({**mapping, "data_seed": 4})
     assert ids(apart)[1].startswith("b32-d2-m8-a2-s3.4-")
     assert rejected_id(apart).startswith("b32-d2-m8-s3.4-")
+    assert rejected_id(same[0]).startswith("b32-d2-m8-s3-")
+    assert rejected_id(changed("launcher.concurrent_runs", 5)) == rejected_id(BASE)
+    assert rejected_id(changed("optimizer.learning_rate", 5)) != rejected_id(BASE)
 
 
 def test_only_equal_content_has_equal_hashes():
@@ -185,6 +190,7 @@ def test_what_extends_a_folder_and_what_opens_another(plan):
         ["tracker=none", "launcher.concurrent_runs=2", "launcher.device=cpu"],
         ["checkpoint.every_s=1"],
         ["measure.equivalence_margin=0.01", "tracker.project=mine"],
+        ["cluster=h200"],
     ]
     assert {folder(plan(study, *more)) for more in same} == {"fixed_global_batch"}
     other = [

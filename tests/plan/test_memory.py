@@ -230,6 +230,7 @@ def test_a_prediction_is_what_a_rank_allocates(run_of, trainer, tmp_path):
         ((1, 32, 2), DIGITS),
         ((1, 16, 1), CONVOLUTIONS),
         ((2, 1, 2), {**CONVOLUTIONS, "engine": BFLOAT16, "optimizer": SGD}),
+        ((1, 8, 2), {"engine": FSDP}),
         ((2, 8, 1), {"engine": FSDP}),
         ((2, 8, 2), {"engine": {**FSDP, "precision": "float32"}, "model": LLAMA}),
         ((2, 8, 2), {"engine": {**FSDP, "reshard_after_forward": False}}),

@@ -1,4 +1,4 @@
-"""Scaling rules by their laws: identity at the reference, composition, and what each rule holds."""
+"""Scaling rules by their laws: identity at the reference, and what each rule holds."""
 
 import math
 

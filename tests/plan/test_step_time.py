@@ -5,6 +5,8 @@ import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from batchscape.compose import compose
 from batchscape.config import Cluster, RunConfig
@@ -174,3 +176,29 @@ def test_what_is_not_known_says_why():
     assert reason == "no datasheet here has it: give cluster.network_gb_per_s"
     t4 = Machine.of(next(sheet for sheet in datasheets() if sheet.device == "T4"))
     assert "cluster.tflops.bfloat16" in str(StepTimeRanges(t4).of(spec, BatchGeometry(1, 1, 4, 1)))
+
+
+SECONDS = st.floats(1e-7, 10)
+ENDS = st.tuples(SECONDS, SECONDS, SECONDS).map(lambda ends: Range(*sorted(ends)))
+
+
+@given(
+    terms=st.tuples(ENDS, ENDS, ENDS, ENDS),
+    rings=st.sampled_from([(1.0, 0.0), (0.5, 1.0), (0.0, 1.5), (0.5, 0.5)]),
+    cut=st.tuples(st.integers(1, 64), st.integers(1, 16), st.integers(1, 8)),
+    factor=st.integers(2, 6),
+)
+def test_more_accumulation_is_never_faster(terms, rings, cut, factor):
+    """Nor is a larger micro-batch; what is hidden of an exchange is no more than it takes."""
+    names = ("micro_step_fixed_s", "per_sample_s", "exchange_s", "optimizer_s")
+    coefficients = Coefficients(dict(zip(names, terms, strict=True)), rings)
+    devices, micro, accumulation = cut
+
+    def time(micro, accumulation):
+        return coefficients.step_time_s(devices, micro, accumulation)
+
+    few, larger = time(micro, accumulation), time(micro * factor, accumulation)
+    assert few.low <= few.middle <= few.high
+    more = (time(micro, accumulation * factor), time(micro * factor, accumulation + 1))
+    for one, other in ((few, larger), *((larger, each) for each in more)):
+        assert all(a <= b * (1 + 1e-12) for a, b in zip(one, other, strict=True))

@@ -62,6 +62,15 @@ def test_table_shows_runs_and_each_reason_once(plan):
     assert "Runs: 24. Rejected runs: 12. Folder: outputs/fixed_global_batch" in text
 
 
+def test_eighty_columns_hold_a_plan(plan):
+    made = plan(STUDY)
+    text = shown(made, 80)
+    assert "…" not in text
+    for spec in made.specs:
+        (line,) = (line for line in text.splitlines() if spec.run_id in line)
+        assert f" {spec.geometry} " in line
+
+
 @pytest.mark.slow
 def test_of_a_long_plan_the_first_and_the_last_runs_are_shown(plan):
     made = plan("sweep_dir=outputs/long", "seed=range(0,108)")

@@ -128,6 +128,8 @@ def _check_stopped(folder, capsys):
     content = json.loads(capsys.readouterr().out)
     assert content["state"] == "interrupted"
     assert content["trials"] == {"asked": 6, "done": done, "grid_is_left": True}
+    assert main(["status", str(folder)]) == 0
+    assert f"Trials: {count} of 12 done\n" in capsys.readouterr().out
     # Until there is a grid, the runs are those of the trials.
     ends = {status: n for status, n in content["counts"].items() if Status(status).is_sealed}
     assert sum(ends.values()) == len(sealed)
@@ -185,6 +187,22 @@ def test_trials_enter_no_number_of_a_report(undisturbed, tmp_path, capsys):
     assert swept(tmp_path / "s", *other) == 2
     assert "[0.001, 1.0, " in (refusal := capsys.readouterr().err)
     assert "another search" in refusal
+
+
+@pytest.mark.slow
+def test_a_study_without_a_best_trial_is_named(tmp_path, capsys):
+    """Two steps of 640 samples reach no target; steps of 16 do."""
+    lines = (
+        *("optimizer.learning_rate=tag(log,interval(0.05,0.2))", "search=random"),
+        *("search.trials=3", "search.grid_seeds=1", "search.grid_points=3"),
+        *("search.objective=samples_to_target", "budget.target_loss=1.0"),
+        *("batch.global_batch_size=16,640", "evaluation.every_samples=640"),
+    )
+    assert swept(tmp_path / "s", *lines) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("batch.global_batch_size=640: no trial has a value") == 1
+    assert main(["status", "--json", str(tmp_path / "s")]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "finished"
 
 
 @pytest.mark.slow

@@ -113,7 +113,12 @@ def test_what_would_make_trials_incomparable_tells_two_searches_apart():
             ),
             "not judged by them",
         ),
+        ((RATE, "search=tpe", "search.objective=[loss]"), "written as one name"),
         ((RATE, "search=tpe", "search.pruner=median", "search.seeds=2"), "cuts single runs"),
+        (
+            (RATE, "search=tpe", "search.pruner=median", "evaluation.every_samples=null"),
+            "evaluations on the way",
+        ),
         ((RATE, "search=tpe", "search.pruner=median", "schedule=cosine"), "ranks change later"),
         (
             ("search=tpe", "search.over=[budget.samples]", "budget.samples=640,1280"),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
+from batchscape.analysis.estimates import FEWEST
 from batchscape.analysis.figures.chart import Axis, Chart, Choice, Look, Marks
 from batchscape.analysis.figures.style import GREY, INK
 from batchscape.analysis.horizons.optima import NAMES, PUBLISHED
@@ -29,7 +30,7 @@ def optima_chart(optima: pd.DataFrame, labels: Mapping[int, str]) -> Chart:
             looks[f"horizon^{power}"] = Look(GREY.colour, GREY.dark, "stroke", dash)
             slope = rows[["group", "horizon"]].assign(**{name: line})
             marks.append(Marks("line", slope, f"horizon^{power}"))
-        marks.append(Marks("interval", rows.dropna(subset=f"{name}_low"), _BEST))
+        marks.append(Marks("interval", rows[rows["n"] >= FEWEST], _BEST))
         marks.append(Marks("point", rows[["group", "horizon", name]], _BEST, size=40))
     options = {str(group): label for group, label in labels.items()}
     return Chart(
@@ -39,7 +40,7 @@ def optima_chart(optima: pd.DataFrame, labels: Mapping[int, str]) -> Chart:
         "through the middle of the optima.",
         Axis({"horizon": "horizon (samples)"}, kind="log", ticks=optima["horizon"].tolist()),
         Axis({name: f"best {of}" for name, of in NAMES.items()}, "Of", "log"),
-        [mark for mark in marks if len(mark.table)],
+        marks,
         looks,
         choices=[Choice("group", "Runs", options)] if len(options) > 1 else [],
         panels="y",

@@ -66,7 +66,6 @@ PUBLISHED = {
 }
 """Exponents in the number of tokens, by coordinate: of language models of one size."""
 
-_FEWEST_HORIZONS = 3
 _BETTER = 2 / 3
 """Share of the cells that count."""
 _FLOATS = NDArray[np.float64]
@@ -107,13 +106,13 @@ def joint_optima(costs: pd.DataFrame) -> JointOptima:
             "and rate that half of the seeds ran at: there are none"
         )
         raise AnalysisError(msg)
-    logs = np.log(losses)
-    cells = logs.mean().reset_index(name="log_loss")
+    logs = np.log(losses.to_numpy(dtype=float))
+    cells = losses.columns.to_frame(index=False).assign(log_loss=logs.mean(axis=0))
     by_horizon = cells.groupby("horizon")["log_loss"]
     most = np.ceil(_BETTER * by_horizon.transform("size"))
     is_finite = np.isfinite(cells["log_loss"])
     cells["is_fitted"] = is_finite & (by_horizon.rank(method="first") <= most)
-    fits, lack_of_fit_p = _fits(cells, logs.to_numpy()[:, cells["is_fitted"]])
+    fits, lack_of_fit_p = _fits(cells, logs[:, cells["is_fitted"]])
     n, horizons = len(fits), np.unique(cells["horizon"])
     without = (fits.sum(axis=0) - fits) / (n - 1) if n > 1 else fits
     means = np.vstack([fits.mean(axis=0), without])
@@ -127,7 +126,7 @@ def joint_optima(costs: pd.DataFrame) -> JointOptima:
         _is_inside(centre, places[is_finite & (cells["horizon"] == horizon)])
         for centre, horizon in zip(centres[0].T, horizons, strict=True)
     ]
-    few = "it takes three horizons with an optimum" * (sum(is_found) < _FEWEST_HORIZONS)
+    few = "it takes three horizons with an optimum" * (sum(is_found) < 3)
     optima, exponents = {}, {}
     for (name, text), centre in zip(NAMES.items(), centres.swapaxes(0, 1), strict=True):
         optima[name] = {
@@ -138,10 +137,10 @@ def joint_optima(costs: pd.DataFrame) -> JointOptima:
                 "no lowest point of the fit within the grid, short of divergence" * (not is_one),
                 is_log=True,
             )
-            for horizon, values, is_one in zip(horizons.tolist(), centre.T, is_found, strict=True)
+            for horizon, values, is_one in zip(horizons, centre.T, is_found, strict=True)
         }
-        logs, x = centre[:, is_found].T, np.log(horizons[is_found])
-        slopes = centre[:, 0] if few else np.polyfit(x, logs, 1)[0]
+        x, y = np.log(horizons[is_found]), centre[:, is_found].T
+        slopes = centre[:, 0] if few else np.polyfit(x, y, 1)[0]
         exponents[name] = _estimate(slopes, f"exponent of the best {text} in the horizon", few)
     exponents = exponents if len(horizons) > 1 else {}
     return JointOptima(optima, exponents, lack_of_fit_p)
@@ -156,7 +155,7 @@ def _fits(cells: pd.DataFrame, logs: _FLOATS) -> tuple[_FLOATS, float]:
     fits = logs @ np.linalg.pinv(design).T
     residuals = logs - fits @ design.T
     n, mean = len(logs), residuals.mean(axis=0)
-    spare = design.shape[0] - design.shape[1]
+    spare = np.subtract(*design.shape)
     scatter = float(((residuals - mean) ** 2).sum()) or math.nan
     ratio = n * (n - 1) * float(mean @ mean) / scatter
     return fits, float(fdtrc(spare, (n - 1) * spare, ratio))
@@ -169,7 +168,9 @@ def _estimate(values: _FLOATS, definition: str, why: str, *, is_log: bool = Fals
         return Estimate.unknown(why, n, definition)
     pseudo_values = n * values[0] - (n - 1) * values[1:]
     estimate = Estimate.of_ratio if is_log else Estimate.of_mean
-    return estimate(pseudo_values, definition, f"jackknife-t over {n} seeds")
+    return estimate(
+        pseudo_values, definition, f"jackknife-t over {n} seeds of a quadratic form of the log loss"
+    )
 
 
 def _is_inside(point: _FLOATS, places: _FLOATS) -> bool:

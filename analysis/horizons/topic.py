@@ -24,10 +24,6 @@ from batchscape.errors import AnalysisError
 _TITLE = "Batch and rate together"
 _BUDGETS = ("budget.samples", "budget.tokens", "budget.optimizer_steps")
 _COLUMNS = ("planned_samples", "schedule.name", "schedule.decay_samples", "stop_reason")
-_FEWEST_VALUES = 3
-"""Batches, and rates, of which a grid of both has so many at least."""
-_MISFIT = 0.05
-"""Probability below which the form does not fit."""
 
 
 def runs_by_horizon(cells: Cells) -> tuple[pd.DataFrame, dict[int, str]]:
@@ -60,7 +56,8 @@ def horizons_section(runs: pd.DataFrame, groups: Mapping[int, str]) -> Section |
     if not {*NAMES, LOSS} <= {*runs} or runs[LOSS].isna().all():
         return None
     values = runs.groupby(["group", "horizon"])[list(NAMES)].nunique()
-    grids = values[values.ge(_FEWEST_VALUES).all(axis=1)].index.unique("group")
+    # A grid of both has three batches, and three rates, at least.
+    grids = values[values.ge(3).all(axis=1)].index.unique("group")
     labels = {group: group_name(groups, group) if len(grids) > 1 else "" for group in grids}
     answer, warnings, optima, exponents = [], [], [], []
     headlines: dict[str, Estimate] = {}
@@ -77,7 +74,7 @@ def horizons_section(runs: pd.DataFrame, groups: Mapping[int, str]) -> Section |
             f"{prefix}near the optima the loss is no quadratic form of one curvature (p = "
             f"{significant(fit.lack_of_fit_p, 2)}): the intervals do not allow for that"
         )
-        warnings += [misfit] * (fit.lack_of_fit_p < _MISFIT)
+        warnings += [misfit] * (fit.lack_of_fit_p < 1 - LEVEL)
         quoted = {}
         for name, one in fit.exponents.items():
             row = {"group": group, "of": NAMES[name], "published": _published(name, one)}
@@ -94,11 +91,11 @@ def horizons_section(runs: pd.DataFrame, groups: Mapping[int, str]) -> Section |
         return Section(_TITLE, ["Not identified."], warnings=warnings) if warnings else None
     table = with_runs(pd.DataFrame(optima), runs, ("group", "horizon"))
     table = table.replace({"horizon": {math.inf: math.nan}})
-    tables = [_optima_table(table, labels)]
-    if not exponents:
-        return Section(_TITLE, answer, tables, (), warnings, headlines)
-    tables.append(_exponents_table(pd.DataFrame(exponents), labels))
-    return Section(_TITLE, answer, tables, [optima_chart(table, labels)], warnings, headlines)
+    tables, pictures = [_optima_table(table, labels)], []
+    if exponents and table["value"].notna().any():
+        tables.append(_exponents_table(pd.DataFrame(exponents), labels))
+        pictures.append(optima_chart(table, labels))
+    return Section(_TITLE, answer, tables, pictures, warnings, headlines)
 
 
 def _published(name: str, exponent: Estimate) -> str:

@@ -23,7 +23,7 @@ def optima_chart(optima: pd.DataFrame, labels: Mapping[int, str]) -> Chart:
         columns = {"value": name, "low": f"{name}_low", "high": f"{name}_high"}
         rows = optima[optima["of"].eq(of)].rename(columns=columns)
         rows = rows.assign(group=rows["group"].astype(str)).dropna(subset=name)
-        logs = np.log(rows[["horizon", name]])
+        logs = rows[["horizon", name]].apply(np.log)
         middle = logs.groupby(rows["group"]).transform("mean")
         for power, dash in zip(PUBLISHED[name], _DASHES, strict=False):
             line = np.exp(middle[name] + power * (logs - middle)["horizon"])

@@ -31,7 +31,7 @@ def optima_chart(optima: pd.DataFrame, labels: Mapping[int, str]) -> Chart:
             slope = rows[["group", "horizon"]].assign(**{name: line})
             marks.append(Marks("line", slope, f"horizon^{power}"))
         marks.append(Marks("interval", rows[rows["n"] >= FEWEST], _BEST))
-        marks.append(Marks("point", rows[["group", "horizon", name]], _BEST, size=40))
+        marks.append(Marks("point", rows, _BEST, size=40))
     options = {str(group): label for group, label in labels.items()}
     return Chart(
         "horizons",

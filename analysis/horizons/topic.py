@@ -40,7 +40,9 @@ def runs_by_horizon(cells: Cells) -> tuple[pd.DataFrame, dict[int, str]]:
     ends = name.eq("wsd") | (name.eq("cosine") & decay.isna())
     several = runs.groupby("group")["horizon"].transform("nunique").gt(1)
     is_other = stopped.eq("target") | (several & ~ends)
-    return runs[~is_other.groupby(group).transform("any")], dict(groups["label"])
+    # A run that was not started has no group.
+    is_kept = is_other.groupby(group).transform("any").eq(False)
+    return runs[is_kept], dict(groups["label"])
 
 
 def horizons_section(runs: pd.DataFrame, groups: Mapping[int, str]) -> Section | None:

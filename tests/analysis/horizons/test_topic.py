@@ -121,6 +121,10 @@ def test_only_a_schedule_that_ends_with_its_budget_has_horizons():
     assert runs_by_horizon(settings("constant"))[0].empty
     assert len(runs_by_horizon(settings("constant", planned_samples=640))[0]) == 6
     assert runs_by_horizon(settings("wsd", stop_reason="target"))[0].empty
+    statuses = [*["completed"] * 5, "rejected"]
+    started, _ = runs_by_horizon(settings("wsd", status=statuses))
+    assert started["status"].eq("completed").all()
+    assert len(started) == 5
 
 
 def test_a_table_of_final_losses_has_the_joint_fit_of_each_group(tmp_path):

@@ -88,6 +88,17 @@ def test_settings_of_hydra_that_are_read(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_setting_may_be_a_share_of_another_one_and_nothing_is_rounded():
+    def decays(part):
+        share = f'schedule.decay_samples="${{share:{part},${{budget.samples}}}}"'
+        grid = compose(["schedule=wsd", share, "budget.samples=1024,2048"], "batchscape sweep")
+        return [cell.settings["schedule"]["decay_samples"] for cell in grid.cells]
+
+    assert decays(0.25) == [256, 512]
+    assert all(isinstance(decay, int) for decay in decays(0.25))
+    assert decays(0.3) == pytest.approx([307.2, 614.4])
+
+
 def test_the_folder_of_a_sweep_in_the_words_of_hydra():
     assert folder_of() is None
     assert folder_of("hydra.sweep.dir=my/folder") == "my/folder"

@@ -9,6 +9,8 @@ import pytest
 
 import batchscape.sweeps
 from batchscape.compose import compose
+from batchscape.config import WarmupStableDecay
+from batchscape.launch.beginnings import shared_beginnings
 from batchscape.plan.build import make_plan
 from batchscape.plan.machine import Machine
 from batchscape.record.spec import DataIdentity
@@ -74,7 +76,7 @@ def test_first_line_is_true(name):
     if len(products) == 1:
         assert f"{len({spec.config.seed for spec in plan.specs})} seeds" in promise["products"]
     assert plan.sweep_dir == Path("outputs") / name
-    if name != "sequence_length":
+    if name not in {"sequence_length", "horizons"}:
         check_all_end_at_the_same_samples(plan.specs)
 
 
@@ -97,6 +99,20 @@ def test_sequence_lengths_are_compared_at_equal_tokens():
         assert spec.samples * length == 245760
         assert spec.geometry.global_batch_size * length == 2048
         assert spec.geometry.micro_batch_size * length == 512
+
+
+@pytest.mark.slow
+def test_horizons_are_ages_of_one_trunk_with_a_quarter_of_decay():
+    specs = plan_of("horizons").specs
+    for spec in specs:
+        assert isinstance(spec.config.schedule, WarmupStableDecay)
+        assert spec.config.schedule.decay_samples == spec.samples / 4
+    beginnings = shared_beginnings(specs)
+    shorter = [spec for spec in specs if spec.samples < 8192]
+    own = {spec.run_id: spec.optimizer_steps for spec in specs}
+    assert len(beginnings) > 0.9 * len(shorter)
+    trained = sum(own.values()) - sum(b.optimizer_steps for b in beginnings.values())
+    assert trained < 0.68 * sum(own.values())
 
 
 @pytest.mark.parametrize("name", ["fixed_global_batch", "fixed_global_batch_digits"])

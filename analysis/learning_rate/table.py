@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -97,6 +97,21 @@ def series_of(costs: pd.DataFrame) -> Iterator[tuple[dict[str, object], pd.DataF
     """Yield each series of a cost table behind its group and target, in order."""
     for values, rows in costs.groupby(list(SERIES), dropna=False):
         yield dict(zip(SERIES, values, strict=True)), rows
+
+
+def with_runs(optima: pd.DataFrame, runs: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    """Add the runs behind each optimum: those that agree with it in the keys that they have."""
+    if "run_id" not in runs:
+        return optima
+    keys = [name for name in keys if name in runs]
+    plurals = {"run_id": "run_ids", "sweep_dir": "sweep_dirs"}
+    by_optimum = runs.groupby(keys, dropna=False)[[name for name in plurals if name in runs]]
+
+    def each(names: pd.Series[str]) -> str:
+        return ";".join(sorted(set(names)))
+
+    behind = by_optimum.agg(each)
+    return optima.merge(behind.rename(columns=plurals).reset_index(), on=keys, how="left")
 
 
 def _joined(seeds: pd.DataFrame) -> NDArray[np.object_]:

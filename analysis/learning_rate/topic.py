@@ -21,7 +21,7 @@ from batchscape.analysis.learning_rate.exponent import (
 )
 from batchscape.analysis.learning_rate.figures import learning_rate_charts
 from batchscape.analysis.learning_rate.optimum import optimum_estimate
-from batchscape.analysis.learning_rate.table import costs_by_rate
+from batchscape.analysis.learning_rate.table import costs_by_rate, with_runs
 from batchscape.analysis.numbers import MISSING, significant
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
@@ -67,7 +67,7 @@ def learning_rate_section(
         warnings += [f"{prefix}Left out of the exponent: {left_out}."] if left_out else []
     untuned = tuning_warning(table) if value == STEPS else None
     warnings = [*([untuned] if untuned else []), *warnings]
-    full = _full(best, table)
+    full = with_runs(best, table, ("group", "target_loss", "global_batch_size"))
     tables = [_optima(full, labels, value)]
     costs = costs_by_rate(table, value)
     cost_runs = table.reindex(columns=["sweep_dir", "run_id"]).iloc[costs["row"].to_numpy()]
@@ -96,22 +96,6 @@ def _answer(best: pd.DataFrame, exponent: Estimate, value: str) -> str:
         return f"{text} {exponent.note}."
     doubt = f" ({exponent.note})" if exponent.note else ""
     return f"{text} of the global batch {exponent.text(2)}{doubt}. {rules_text(exponent)}"
-
-
-def _full(best: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
-    """Add the runs behind each optimum."""
-    if "run_id" not in table:
-        return best
-    keys = [name for name in ("group", "target_loss", "global_batch_size") if name in table]
-    plurals = {"run_id": "run_ids", "sweep_dir": "sweep_dirs"}
-    columns = [name for name in plurals if name in table]
-    by_optimum = table.groupby(keys, dropna=False)[columns]
-
-    def each(names: pd.Series[str]) -> str:
-        return ";".join(sorted(set(names)))
-
-    behind = by_optimum.agg(each)
-    return best.merge(behind.rename(columns=plurals).reset_index(), on=keys, how="left")
 
 
 def _optima(full: pd.DataFrame, labels: Mapping[int, str], value: str) -> Table:

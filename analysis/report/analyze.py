@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from batchscape.analysis.comparing.final_losses import final_losses_section
+from batchscape.analysis.horizons.topic import horizons_section
 from batchscape.analysis.learning_rate.choice import (
     at_best_learning_rate,
     tied_warning,
@@ -141,6 +143,7 @@ def analyze(
         warnings = [_unequal_lengths(runs), tied_warning(runs, "final_eval_loss")]
         sections = [
             learning_rate_section(pd.DataFrame(), runs, groups=read.groups),
+            horizons_section(runs.assign(horizon=math.inf), read.groups),
             final_losses_section(runs, read.groups),
         ]
         first, *others = filter(None, sections)

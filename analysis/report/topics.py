@@ -21,6 +21,7 @@ from batchscape.analysis.decisions.topic import decision_section
 from batchscape.analysis.engines.topic import engines_section
 from batchscape.analysis.equivalence.topic import equivalence_section
 from batchscape.analysis.failures.topic import failures_section
+from batchscape.analysis.horizons.topic import horizons_section, runs_by_horizon
 from batchscape.analysis.learning_rate.aim import final_losses
 from batchscape.analysis.learning_rate.choice import (
     at_best_learning_rate,
@@ -203,6 +204,10 @@ TOPICS = (
                 m.reaches, m.finals, m.labels, launched_batches(m.cells.runs)
             )
         ),
+    ),
+    Topic(
+        "Batch and rate together",
+        lambda m: None if m.reaches is None else horizons_section(*runs_by_horizon(m.cells)),
     ),
     Topic("Targets", _targets),
     Topic(

@@ -6,7 +6,7 @@ each of its rows, so that the table needs no other beside it. Columns: `docs/ana
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -120,12 +120,13 @@ def only_what_counts(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def curve_groups(cells: Cells) -> pd.DataFrame:
+def curve_groups(cells: Cells, across: Collection[str] = ()) -> pd.DataFrame:
     """Tell apart what must not be pooled at one target.
 
     Runs of one group agree in everything but global batch, geometry, seeds and learning rate, and
     in where they ran. A setting of optimizer, schedule, budget or evaluation that follows from
-    the global batch (and learning rate), as one that is scaled with it, makes no group of its own.
+    the global batch (and learning rate), as one that is scaled with it, makes no group of its own;
+    nor does one of `across`, or what follows from it.
 
     Returns
     -------
@@ -135,9 +136,8 @@ def curve_groups(cells: Cells) -> pd.DataFrame:
     """
     started = cells.runs.loc[was_started(cells.runs), "cell"].unique()
     table = cells.table.loc[np.sort(started)]
-    rates = [name for name in _LEARNING_RATE if name in table]
-    varied = ["global_batch_size", *rates]
-    names = [n for n in cells.settings if n not in {*_LEARNING_RATE, *_WHERE_ONLY}]
+    varied = ["global_batch_size", *(n for n in (*_LEARNING_RATE, *across) if n in table)]
+    names = [n for n in cells.settings if n not in {*_LEARNING_RATE, *_WHERE_ONLY, *across}]
     table = table.assign(**{name: table[name].astype(object).fillna(MISSING) for name in names})
     # Names say most, and a hash least: the first that tells groups apart is what they are called.
     for name in sorted(names, key=lambda n: (n != _DATA, n.endswith(".name"))):

@@ -57,6 +57,15 @@ ConfigStore.instance().store(
     group="hydra/sweeper", name="grid", node=_CONFIG, provider="batchscape"
 )
 
+
+def _share(part: float, whole: float) -> float:
+    """Return a part of another setting, as an integer where it is one: `${share:0.25,1024}`."""
+    share = part * whole
+    return int(share) if share == int(share) else share
+
+
+OmegaConf.register_new_resolver("share", _share, replace=True)
+
 _LOGGED = "what a run prints is in log.txt of its folder"
 _UNREAD: dict[str, tuple[Any, str]] = {
     "run.dir": (".", "sweep_dir=DIR is the folder of the runs"),

@@ -1,0 +1,151 @@
+"""The report's section on horizons: batch and rate that are best together, and how they grow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+
+import pandas as pd
+
+from batchscape.analysis.cells import Cells
+from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate
+from batchscape.analysis.horizons.figures import optima_chart
+from batchscape.analysis.horizons.optima import NAMES, PUBLISHED, joint_optima
+from batchscape.analysis.labels import group_name
+from batchscape.analysis.learning_rate.aim import LOSS
+from batchscape.analysis.learning_rate.table import costs_by_rate, with_runs
+from batchscape.analysis.numbers import significant
+from batchscape.analysis.report.table import Column, Table
+from batchscape.analysis.report.topic import Section
+from batchscape.analysis.targets.curves import curve_groups
+from batchscape.errors import AnalysisError
+
+_TITLE = "Batch and rate together"
+_BUDGETS = ("budget.samples", "budget.tokens", "budget.optimizer_steps")
+_COLUMNS = ("planned_samples", "schedule.name", "schedule.decay_samples", "stop_reason")
+
+
+def runs_by_horizon(cells: Cells) -> tuple[pd.DataFrame, dict[int, str]]:
+    """Return the runs that end with their budget, with `group` and `horizon`, and labels of groups.
+
+    Groups pool runs of several budgets, where the schedule ends with them.
+    """
+    runs, groups = cells.runs, curve_groups(cells, across=_BUDGETS)
+    members = groups["cells"].explode()
+    group = runs["cell"].map(pd.Series(members.index, index=members))
+    columns = runs.reindex(columns=_COLUMNS)
+    horizon, name, decay, stopped = (columns[column] for column in _COLUMNS)
+    runs = runs.assign(group=group, horizon=horizon)
+    ends = name.eq("wsd") | (name.eq("cosine") & decay.isna())
+    several = runs.groupby("group")["horizon"].transform("nunique").gt(1)
+    is_other = stopped.eq("target") | (several & ~ends)
+    # A run that was not started has no group.
+    is_kept = is_other.groupby(group).transform("any").eq(False)
+    return runs[is_kept], dict(groups["label"])
+
+
+def horizons_section(runs: pd.DataFrame, groups: Mapping[int, str]) -> Section | None:
+    """Say which batch and rate are best together; None where there is no grid of both.
+
+    Parameters
+    ----------
+    runs : DataFrame
+        One row a run: `group`, `horizon`, and as for `costs_by_rate`.
+    groups : mapping of int to str
+        Labels of the groups.
+    """
+    if not {*NAMES, LOSS} <= {*runs} or runs[LOSS].isna().all():
+        return None
+    values = runs.groupby(["group", "horizon"])[list(NAMES)].nunique()
+    # A grid of both has three batches, and three rates, at least.
+    grids = values[values.ge(3).all(axis=1)].index.unique("group")
+    labels = {group: group_name(groups, group) if len(grids) > 1 else "" for group in grids}
+    answer, warnings, optima, exponents = [], [], [], []
+    headlines: dict[str, Estimate] = {}
+    for group, label in labels.items():
+        prefix, suffix = (f"{label}: ", f"_{group}") if label else ("", "")
+        rows = runs[runs["group"] == group]
+        try:
+            costs = costs_by_rate(rows.assign(group=rows["horizon"]), LOSS)
+            fit = joint_optima(costs.rename(columns={"group": "horizon"}))
+        except AnalysisError as error:
+            warnings.append(f"{prefix}{error}")
+            continue
+        misfit = (
+            f"{prefix}near the optima the loss is no quadratic form of one curvature (p = "
+            f"{significant(fit.lack_of_fit_p, 2)}): the intervals do not allow for that"
+        )
+        warnings += [misfit] * (fit.lack_of_fit_p < 1 - LEVEL)
+        quoted = {}
+        for name, one in fit.exponents.items():
+            row = {"group": group, "of": NAMES[name], "published": _published(name, one)}
+            exponents.append(asdict(one) | row | {"lack_of_fit_p": fit.lack_of_fit_p})
+            quoted[f"{name}_exponent_in_horizon"] = one
+        for name, of in NAMES.items():
+            for horizon, one in fit.optima[name].items():
+                optima.append(asdict(one) | {"group": group, "of": of, "horizon": horizon})
+                quoted[f"{name}_together"] = one
+        for name, one in quoted.items():
+            headlines[name + suffix] = replace(one, group=label)
+            answer.append(f"{prefix}The {one.definition}: {one.text(2)}.")
+    if not optima:
+        return Section(_TITLE, ["Not identified."], warnings=warnings) if warnings else None
+    table = with_runs(pd.DataFrame(optima), runs, ("group", "horizon"))
+    table = table.replace({"horizon": {math.inf: math.nan}})
+    tables, pictures = [_optima_table(table, labels)], []
+    if exponents and table["value"].notna().any():
+        tables.append(_exponents_table(pd.DataFrame(exponents), labels))
+        pictures.append(optima_chart(table, labels))
+    return Section(_TITLE, answer, tables, pictures, warnings, headlines)
+
+
+def _published(name: str, exponent: Estimate) -> str:
+    """Write which published exponents an interval holds, where there is one."""
+    known = exponent.is_identified and exponent.n >= FEWEST
+    return " and ".join(
+        f"{power} by {source}"
+        + (" inside" if exponent.low <= power <= exponent.high else " outside") * known
+        for power, source in PUBLISHED[name].items()
+    )
+
+
+def _optima_table(optima: pd.DataFrame, labels: Mapping[int, str]) -> Table:
+    return Table(
+        "horizons",
+        "Global batch and learning rate with the lowest final loss",
+        optima,
+        [
+            Column("group", words=labels, is_left=True),
+            Column("horizon", "horizon (samples)", format="g", is_left=True),
+            Column("of", is_left=True),
+            Column("value", "best, chosen together", format=2, low="low", high="high", n="n"),
+        ],
+        footnotes=[optima["note"]],
+        notes=[
+            "Lowest point of a quadratic form of the log loss in log rate and log batch, of one "
+            "curvature for all horizons, through the better two thirds of the cells of each "
+            "horizon, by their mean over seeds; a cell in which a run diverged is worse than all "
+            f"others. In brackets the {LEVEL:.0%} interval, jackknife-t over seeds."
+        ],
+    )
+
+
+def _exponents_table(exponents: pd.DataFrame, labels: Mapping[int, str]) -> Table:
+    return Table(
+        "horizon_exponents",
+        "How the best batch and rate grow with the horizon",
+        exponents,
+        [
+            Column("group", words=labels, is_left=True),
+            Column("of", is_left=True),
+            Column("value", "exponent", format=2, low="low", high="high", n="n"),
+            Column("published", "published, and the interval"),
+            Column("lack_of_fit_p", "lack of fit (p)", format=2),
+        ],
+        footnotes=[exponents["note"]],
+        notes=[
+            "Slope of the logarithms by least squares. Published exponents are of language models "
+            "of one size, over tokens: arXiv 2505.13738 and 2503.04715."
+        ],
+    )

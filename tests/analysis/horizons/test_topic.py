@@ -1,0 +1,166 @@
+"""What a report says of batch and rate together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from planted_surface import HORIZONS, optimum, sweep
+
+from batchscape.analysis.cells import find_cells
+from batchscape.analysis.horizons.topic import horizons_section, runs_by_horizon
+from batchscape.analysis.report.analyze import analyze
+from batchscape.analysis.report.latex import to_latex
+from batchscape.analysis.report.writers import to_markdown
+from batchscape.cli import main
+
+
+def finals(**options):
+    return sweep(**options).rename(columns={"cost": "final_eval_loss"}).assign(group=0)
+
+
+def test_exponents_are_held_against_published_ones():
+    section = horizons_section(finals(sd=0.02), {})
+    assert section.answer[0].startswith("The exponent of the best global batch (samples) in the ")
+    assert section.answer[2].startswith("The best global batch (samples) after 8192 samples, ")
+    optima, exponents = section.tables
+    assert optima.frame["horizon"].tolist() == [*HORIZONS, *HORIZONS]
+    assert exponents.frame["published"].tolist() == [
+        "0.383 by Bergsma et al. 2025 inside and 0.571 by Li et al. 2025 outside",
+        "0.307 by Li et al. 2025 inside",
+    ]
+    for table in section.tables:
+        assert to_latex(table)
+        assert to_markdown(table)
+    assert list(section.headlines) == [
+        "global_batch_size_exponent_in_horizon",
+        "learning_rate_exponent_in_horizon",
+        "global_batch_size_together",
+        "learning_rate_together",
+    ]
+    exponent = section.headlines["learning_rate_exponent_in_horizon"]
+    assert exponent.value == pytest.approx(0.3, abs=0.05)
+
+
+def test_published_slopes_are_drawn_through_the_middle_of_the_optima():
+    (chart,) = horizons_section(finals(sd=0.02), {}).pictures
+    (found,) = [m.table for m in chart.marks if m.kind == "point" and "learning_rate" in m.table]
+    (line,) = [m.table for m in chart.marks if m.name == "horizon^0.307"]
+    slope, height = np.polyfit(np.log(line["horizon"]), np.log(line["learning_rate"]), 1)
+    assert slope == pytest.approx(0.307)
+    middle = np.log(found[["horizon", "learning_rate"]]).mean()
+    assert slope * middle["horizon"] + height == pytest.approx(middle["learning_rate"])
+
+
+def test_two_seeds_hold_nothing_against_what_is_published():
+    section = horizons_section(finals(sd=0.02, seeds=2), {})
+    assert "side" not in " ".join(section.tables[1].frame["published"])
+    assert section.answer[1].endswith(" (n = 2).")
+
+
+def test_a_misfit_is_a_warning():
+    section = horizons_section(
+        finals(sd=0.01, shape=lambda x, y: 0.1 * x * x + 0.8 * (np.exp(y) - 1 - y)), {}
+    )
+    assert "no quadratic form of one curvature" in section.warnings[0]
+
+
+def test_groups_are_told_apart_and_what_has_no_grid_is_not_shown():
+    one, other = finals(sd=0.02), finals(sd=0.02, horizons=HORIZONS[:1]).assign(group=1)
+    narrow = other[other["learning_rate"] < 0.002].assign(group=2)
+    section = horizons_section(pd.concat([one, other, narrow]), {0: "mlp", 1: "gpt"})
+    assert [answer.partition(":")[0] for answer in section.answer] == ["mlp"] * 4 + ["gpt"] * 2
+    assert section.tables[0].frame["group"].tolist() == [0] * 8 + [1] * 2
+    assert section.headlines["learning_rate_together_1"].group == "gpt"
+    assert section.pictures[0].choices[0].options == {"0": "mlp", "1": "gpt"}
+    assert horizons_section(narrow, {}) is None
+    assert horizons_section(one.drop(columns="learning_rate"), {}) is None
+
+
+def test_a_loss_that_has_no_logarithm_is_no_end_of_the_report():
+    section = horizons_section(finals().assign(final_eval_loss=-1.0), {})
+    assert section.answer == ["Not identified."]
+    assert "losses above 0" in section.warnings[0]
+
+
+def settings(schedule, **columns):
+    """Runs of a sweep of two budgets and three batches, as they are loaded."""
+    rows = [
+        {
+            "run_id": f"{batch}-{budget}",
+            "trajectory_id": f"{batch}-{budget}",
+            "sweep_dir": "sweep",
+            "status": "completed",
+            "data_parallel_size": 1,
+            "micro_batch_size": batch,
+            "gradient_accumulation_steps": 1,
+            "global_batch_size": batch,
+            "optimizer.learning_rate": 0.1,
+            "schedule.name": schedule,
+            "budget.samples": budget,
+            "planned_samples": budget,
+            "stop_reason": "budget",
+            "hardware": "one",
+            "attempts": 1,
+        }
+        for batch in (8, 16, 32)
+        for budget in (320, 640)
+    ]
+    return find_cells(pd.DataFrame(rows).assign(**columns))
+
+
+def test_only_a_schedule_that_ends_with_its_budget_has_horizons():
+    decays = [80, 160] * 3
+    runs, labels = runs_by_horizon(settings("wsd", **{"schedule.decay_samples": decays}))
+    assert runs["horizon"].tolist() == [320, 640] * 3
+    assert set(runs["group"]) == set(labels) == {0}
+    assert len(runs_by_horizon(settings("cosine"))[0]) == 6
+    assert runs_by_horizon(settings("cosine", **{"schedule.decay_samples": 640}))[0].empty
+    assert runs_by_horizon(settings("constant"))[0].empty
+    assert len(runs_by_horizon(settings("constant", planned_samples=640))[0]) == 6
+    assert runs_by_horizon(settings("wsd", stop_reason="target"))[0].empty
+    statuses = [*["completed"] * 5, "rejected"]
+    started, _ = runs_by_horizon(settings("wsd", status=statuses))
+    assert started["status"].eq("completed").all()
+    assert len(started) == 5
+
+
+def test_a_table_of_final_losses_has_the_joint_fit_of_each_group(tmp_path):
+    path = tmp_path / "finals.csv"
+    table = finals(sd=0.02).rename(columns={"final_eval_loss": "loss", "horizon": "samples"})
+    table = table.assign(run=[f"run {number}" for number in table.index], budget=table["samples"])
+    table.drop(columns="group").to_csv(path, index=False)
+    together = analyze(path, group=["budget"]).sections[1]
+    assert together.tables[0].frame["group"].nunique() == len(HORIZONS)
+    assert together.headlines["global_batch_size_together_3"].value == pytest.approx(
+        optimum("global_batch_size", 8192), rel=0.2
+    )
+
+
+def test_one_horizon_needs_no_samples(tmp_path):
+    path = tmp_path / "finals.csv"
+    table = sweep(sd=0.02, horizons=[1024]).rename(columns={"cost": "loss"})
+    table.drop(columns="horizon").to_csv(path, index=False)
+    together = analyze(path).sections[1]
+    assert together.answer[0].startswith("The best global batch (samples), batch and rate chosen")
+    assert [table.name for table in together.tables] == ["horizons"]
+
+
+def test_a_sweep_over_horizons_is_trained_and_reported(tmp_path, capsys):
+    folder = tmp_path / "horizons"
+    short = ["budget.samples=64,128,256", "evaluation.every_samples=64", "seed=0", "tracker=none"]
+    grid = ["batch.global_batch_size=2,4,8", "optimizer.learning_rate=0.004,0.016,0.064"]
+    study = ["sweep", "sweeps=horizons", "schedule.warmup_samples=8", "launcher.device=cpu"]
+    assert main([*study, *short, *grid, f"sweep_dir={folder}"]) == 0, capsys.readouterr()
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Runs that begin as another one, and go on from its state: 18" in printed
+    assert main(["report", str(folder)]) == 0
+    tables = folder / "report" / "tables"
+    optima = pd.read_csv(tables / "horizons.csv")
+    assert optima["horizon"].tolist() == [64, 128, 256] * 2
+    assert optima["run_ids"].str.count(";").eq(8).all()
+    runs = pd.read_csv(tables / "runs.csv")
+    assert (runs["schedule.decay_samples"] * 4 == runs["budget.samples"]).all()
+    assert "## Batch and rate together" in Path(folder / "report" / "report.md").read_text()

@@ -79,7 +79,7 @@ def test_first_line_is_true(name: str) -> None:
     if len(products) == 1:
         assert f"{len({spec.config.seed for spec in plan.specs})} seeds" in promise["products"]
     assert plan.sweep_dir == Path("outputs") / name
-    if name != "sequence_length":
+    if name not in {"sequence_length", "critical_batch_by_branches"}:
         check_all_end_at_the_same_samples(plan.specs)
 
 
@@ -115,6 +115,26 @@ def test_ramps_grow_to_one_global_batch() -> None:
         ((1920, 8), (1920, 32)),
         ((640, 8), (1280, 16), (1920, 32)),
     }
+
+
+@pytest.mark.slow
+def test_branches_leave_one_training_at_its_ages_for_one_window() -> None:
+    specs = plan_of("critical_batch_by_branches").specs
+    trunks = [spec for spec in specs if len(spec.stages) == 1]
+    ages = {512 << n for n in range(5)}
+    assert {spec.samples - 1024 for spec in trunks} == ages
+    for spec in trunks:
+        assert spec.stages[0].optimizer.learning_rate == 0.004
+    sizes = {
+        age: [
+            (spec.stages[1].geometry.global_batch_size, spec.stages[1].samples)
+            for spec in specs
+            if spec.config.seed == 0 and len(spec.stages) == 2 and spec.stages[0].samples == age
+        ]
+        for age in ages
+    }
+    assert all(sorted(found) == [(4 << n, 1024) for n in range(1, 6)] for found in sizes.values())
+    assert all(spec.stages[0].optimizer == trunks[0].stages[0].optimizer for spec in specs)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ def test_help_names_every_option(capsys):
         main(["recommend", "--help"])
     assert stopped.value.code == 0
     text = capsys.readouterr().out
-    for option in ("--devices", "--memory-gib", "--deadline", "--target", "--json"):
+    for option in ("--devices", "--memory-gib", "--deadline", "--target", "--ramp", "--json"):
         assert option in text
 
 

@@ -8,13 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from batchscape.analysis.branches.critical import critical_batches
+from batchscape.analysis.branches.ramps import against_constant, follows, late_against_early
 from batchscape.analysis.claims.claim import Judgement, Result, run_ids_of
 from batchscape.analysis.claims.evidence import Context
 from batchscape.analysis.claims.rates import BATCH, comparable, loss_name, score_of
 from batchscape.analysis.claims.rules import CONTRADICTED, OPEN, SUPPORTED
 from batchscape.analysis.comparing.pairs import Contrast, contrasts_of, settings_text
 from batchscape.analysis.cost.table import FACTORS
-from batchscape.analysis.estimates import FEWEST, LEVEL, too_few
+from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate, too_few
 from batchscape.analysis.learning_rate.aim import final_losses, find_optima
 from batchscape.analysis.learning_rate.choice import runs_at_best
 from batchscape.analysis.learning_rate.exponent import exponent_of, is_bounded, left_out_reason
@@ -25,6 +27,8 @@ from batchscape.text import list_text
 
 LEAST = 0.1
 """An exponent below 0.1 is no growth: a batch 10 times larger would change things by 26 %. Ours."""
+WITHIN = 2.0
+"""Factor within which a noise scale tells a critical batch: the step between batches. Ours."""
 _TABLE = [(1, 32, 1), (4, 8, 1), (2, 8, 2), (1, 8, 4)]
 """The cuts of 32 that the claim names."""
 
@@ -178,3 +182,73 @@ def of_variance(context: Context) -> Result | None:
         return None
     low, high = contrast.interval(LEVEL)
     return Result({"slope": [contrast]}, {"inside": "" if low <= -1 <= high else "not "})
+
+
+def of_noise_scale(context: Context) -> Judgement | None:
+    """Critical batches by branches over the gradient noise scale in the same windows."""
+    cells = replace(context.evidence.cells, runs=context.launched)
+    ages = critical_batches(cells, context.evidence.steps)
+    if ages.empty:
+        return None
+    ids = tuple(sorted({run_id for names in ages["run_ids"] for run_id in names.split()}))
+    definition = "ratio of the critical batch by branches to the gradient noise scale"
+    ratios = ages.assign(
+        value=ages["estimate"] / ages["noise"],
+        low=ages["low"] / ages["noise_high"],
+        high=ages["high"] / ages["noise_low"],
+    )
+    known = ratios.dropna(subset=["low", "high"])
+    if known.empty:
+        few = too_few(int(ages["n"].max()), "seeds")
+        return Judgement.undecided(few, definition, ids, is_compared=True)
+    is_outside = known["low"].gt(WITHIN) | known["high"].lt(1 / WITHIN)
+    is_inside = known["low"].ge(1 / WITHIN) & known["high"].le(WITHIN)
+    everywhere = SUPPORTED if len(known) == len(ages) and is_inside.all() else OPEN
+    answer = CONTRADICTED if is_outside.any() else everywhere
+    # The age at which an interval lies outside, else the one with a ratio that reaches farthest.
+    reach = known[["high"]].assign(low=1 / known["low"]).max(axis=1)
+    is_first = is_outside if is_outside.any() else known["value"].notna()
+    decides = known.loc[reach.where(is_first, 0.0).idxmax()]
+    effect = Estimate(
+        *(float(decides[name]) for name in ("value", "low", "high")),
+        int(decides["n"]),
+        "",
+        "ends of both 95 % intervals",
+        f"{definition} after {decides['age_samples']} samples",
+    )
+    says = (
+        f"Of {len(ages)} ages, that after {decides['age_samples']} samples decides: the ratio is "
+        f"{effect.text()}; as large means within a factor of {WITHIN:g}. Its ends are those of "
+        "both intervals: wider than 95 %, in place of a correction for several ages."
+    )
+    return Judgement(answer, effect, ids, says, is_compared=True)
+
+
+def of_growing_batches(context: Context) -> Result | Judgement | None:
+    """Final losses of ramps that stay within the critical batch against the small batch."""
+    cells = replace(context.evidence.cells, runs=context.launched)
+    contrasts = against_constant(cells)
+    ages = critical_batches(cells, context.evidence.steps)
+    kept = [each for each in contrasts if follows(each.level, each.place[0], ages)]
+    if contrasts and not kept:
+        return Judgement.undecided(
+            "no ramp of these runs is known to stay within the critical batch, which branches of "
+            "the same training tell, in the same report",
+            "difference of final loss between a ramp and its first batch",
+            run_ids_of(contrasts),
+        )
+    saved = [
+        " in place of ".join(
+            str(side.optimizer_steps(int(each.place[-1]))) for side in (each.level, each.base)
+        )
+        for each in kept
+    ]
+    facts = {"steps": list_text(saved, "and")}
+    return Result({"ramps": kept}, facts, reason=context.margin[1]) if kept else None
+
+
+def of_late_switching(context: Context) -> Result | None:
+    """Final losses of ramps that climb late against equal ones that climb early."""
+    cells = replace(context.evidence.cells, runs=context.launched)
+    contrasts = late_against_early(cells)
+    return Result({"switches": contrasts}) if contrasts else None

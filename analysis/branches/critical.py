@@ -28,7 +28,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from batchscape.analysis.branches.schedule import Schedule, with_schedules
+from batchscape.analysis.branches.schedule import Stages, with_schedules
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.equivalence.paired import stated_margin
 from batchscape.analysis.estimates import FEWEST, NOT_IDENTIFIED, Estimate, t_reach
@@ -41,7 +41,9 @@ _POINTS = 1000
 """Points in a doubling of the batch among which the ends of an interval are sought."""
 _DIVERGED = 1e6
 """Rise of a branch that diverged, in nats: above any tolerance."""
-DEFINITION = (
+TRAINING = ("settings", "small_batch_size", "learning_rate", "rate_exponent")
+_ENDS = ["estimate", "low", "high"]
+_DEFINITION = (
     "largest global batch of which the training loss, over the last quarter of {window_samples} "
     "samples after {age_samples}, is at most {tolerance:g} nats above that of {small_batch_size} "
     "throughout"
@@ -60,57 +62,57 @@ def critical_batches(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row a training, age and rule for the rate: `training` (as `with_schedules` has it),
-        `age_samples`, `window_samples`, `small_batch_size`, `rate_exponent` (in the batch), `n`
-        (seeds), `tolerance` (nats), `estimate`, `low`, `high` (samples), `note` (why there is no
-        estimate), `noise`, `noise_low`, `noise_high` (samples: the gradient noise scale over the
-        window, where the batch stays), `rise_8` and others (nats, by batch) and `run_ids`.
+        One row a training and age. `TRAINING`: its settings, first batch and rate, and the exponent
+        of the rate in the batch; `age_samples`, `window_samples`, `n` (seeds), `tolerance` (nats;
+        missing where runs state several), `estimate`, `low`, `high` (samples), `noise_estimate`,
+        `noise_low`, `noise_high` (the gradient noise scale over the window, where the batch stays),
+        `rise_8` and others (nats, by batch) and `run_ids`.
     """
+    runs = with_schedules(cells)
     rows = []
-    for training, members in with_schedules(cells).groupby("training", sort=False):
-        small = training[-1]
-        n_stages = members["schedule"].map(lambda schedule: len(schedule.batches))
+    for (settings, first), members in runs.groupby(["settings", runs["stages"].str[0]], sort=False):
+        _, small, rate = first
+        n_stages = members["stages"].str.len()
         stay = members[n_stages.eq(1)].sort_values("planned_samples")
         grown = members[n_stages.eq(2) & members["global_batch_size"].gt(small)]
-        ages = grown["schedule"].map(lambda schedule: schedule.begins[1])
-        powers = grown["schedule"].map(rate_exponent)
+        ages, powers = grown["stages"].str[1].str[0], grown["stages"].map(rate_exponent)
         for (age, end, power), branches in grown.groupby([ages, "planned_samples", powers]):
             # A run that goes on for longer is the same training up to there, unless its rate
             # depends on its end.
             longer = stay["planned_samples"].gt(end) & stay["schedule.name"].eq("constant")
             bases = stay[stay["planned_samples"].eq(end) | longer].drop_duplicates("block")
-            if bases.empty:
-                continue
             compared = pd.concat([bases, branches])
             within = steps[steps["samples"].between(age + 1, end)]
-            losses = _last_losses(compared, within, end, (end - age) * _LAST)
-            rises = losses.sub(losses[small], axis=0).dropna()
+            last = within[within["samples"].gt(end - (end - age) * _LAST)]
+            losses = _last_losses(compared, last)
+            rises = losses.sub(losses.get(small, math.nan), axis=0).dropna().clip(upper=_DIVERGED)
             if rises.empty:
                 continue
             margins = pd.to_numeric(compared.reindex(columns=[TOLERANCE])[TOLERANCE])
             tolerance, conflict = stated_margin(margins.to_numpy(dtype=float), "final_loss")
-            values = rises.clip(upper=_DIVERGED).to_numpy()
-            estimate, low, high = critical_batch(values, rises.columns, tolerance)
-            noise = cell_noise_scales(replace(cells, runs=bases.assign(cell=0)), within)
+            tolerance = math.nan if conflict else tolerance
+            ends = critical_batch(rises.to_numpy(), rises.columns, tolerance)
+            noise = cell_noise_scales(replace(cells, runs=bases.assign(cell=0)), within).reindex(
+                [0]
+            )
             rows.append(
                 {
-                    "training": training,
+                    **dict(zip(TRAINING, (settings, small, rate, power), strict=True)),
                     "age_samples": age,
                     "window_samples": end - age,
-                    "small_batch_size": small,
-                    "rate_exponent": power,
                     "n": len(rises),
                     "tolerance": tolerance,
-                    "estimate": estimate,
-                    "low": low,
-                    "high": high,
-                    "note": conflict or _note(values.mean(axis=0), rises.columns, tolerance),
-                    **_noise(noise),
+                    **dict(zip(_ENDS, ends, strict=True)),
+                    **noise[_ENDS].astype(float).add_prefix("noise_").iloc[0],
                     **rises.mean().add_prefix("rise_").iloc[1:],
                     "run_ids": " ".join(sorted(compared["run_id"])),
                 }
             )
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(rows)
+    if len(table):
+        # Without an upper end it is not identified.
+        table["noise_estimate"] = table["noise_estimate"].where(table["noise_high"].lt(math.inf))
+    return table
 
 
 def critical_batch(
@@ -152,42 +154,23 @@ def critical_batch(
 
 def estimate_of(row: Mapping[Hashable, Any]) -> Estimate:
     """Return the critical batch of one row as an estimate."""
-    value, low, high = (float(row[name]) for name in ("estimate", "low", "high"))
-    method = f"inverted t-test over {row['n']} seeds"
-    definition = DEFINITION.format(**row)
-    note = None if pd.isna(row["note"]) else str(row["note"])
-    return Estimate(value, low, high, int(row["n"]), "samples", method, definition, note)
+    definition, method = _DEFINITION.format(**row), f"inverted t-test over {row['n']} seeds"
+    note = NOT_IDENTIFIED if math.isnan(row["estimate"]) else None
+    value, low, high = (float(row[name]) for name in _ENDS)
+    return Estimate(value, low, high, row["n"], "samples", method, definition, note)
 
 
-def rate_exponent(schedule: Schedule) -> float:
+def rate_exponent(stages: Stages) -> float:
     """Return the exponent in the batch by which the learning rate grows until the last stage."""
-    rate, batch = schedule.rates[-1] / schedule.rates[0], schedule.batches[-1] / schedule.batches[0]
-    return round(math.log(rate) / math.log(batch), 2)
+    (_, small, first), (_, batch, last) = stages[0], stages[-1]
+    return round(math.log(last / first) / math.log(batch / small), 2)
 
 
-def _note(mean: NDArray[np.float64], batches: Sequence[int], tolerance: float) -> str | None:
-    """Say why there is no estimate."""
-    if mean[1] > tolerance:
-        return f"{NOT_IDENTIFIED}: {batches[1]} is too large already, and nothing between was tried"
-    return None if mean.max() > tolerance else f"{NOT_IDENTIFIED}: no tried batch is too large"
-
-
-def _last_losses(runs: pd.DataFrame, steps: pd.DataFrame, end: int, length: float) -> pd.DataFrame:
-    """Return the mean loss over the last samples until `end`: rows are blocks, columns batches."""
-    rows = rows_of(runs, steps, ["samples", "global_batch_size", "loss"])
-    # A step that began earlier counts with its last samples.
-    weights = rows[["global_batch_size"]].assign(left=rows["samples"] - end + length).min(axis=1)
-    rows = rows.assign(weight=weights.clip(lower=0))
-    sums = rows.assign(loss=rows["loss"] * rows["weight"]).groupby("run")[["loss", "weight"]].sum()
-    losses = (sums["loss"] / sums["weight"]).reindex(range(len(runs))).set_axis(runs.index)
-    losses = losses.mask(runs["status"].eq("diverged"), math.inf)
+def _last_losses(runs: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """Return the mean loss of each run in some steps: rows are blocks, columns batches."""
+    rows = rows_of(runs, steps, ["loss"])
+    # All steps of a run have one batch here.
+    means = rows.groupby("run")["loss"].mean().reindex(range(len(runs))).to_numpy()
+    losses = np.where(runs["status"].eq("diverged"), math.inf, means)
     named = runs.assign(loss=losses)
     return named.pivot(index="block", columns="global_batch_size", values="loss")
-
-
-def _noise(table: pd.DataFrame) -> dict[str, float]:
-    """Return the noise scale of one cell; without an upper end it is not identified."""
-    columns = table.reindex(columns=["estimate", "low", "high"]).astype(float)
-    value, low, high = columns.iloc[0] if len(columns) else (math.nan,) * 3
-    value = math.nan if math.isinf(high) else value
-    return {"noise": value, "noise_low": low, "noise_high": high}

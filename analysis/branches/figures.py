@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 
 from batchscape.analysis.figures.chart import Axis, Chart, Look, Marks
@@ -10,41 +9,35 @@ from batchscape.analysis.figures.style import ACCENT, MARK
 
 _ROOM = 2.0
 """Factor beyond what was tried, where an interval without an end leaves the chart."""
+_LOOKS = {
+    "critical batch": MARK,
+    "no upper end": Look(MARK.colour, symbol="triangle-up", hollow=True),
+    "no lower end": Look(MARK.colour, symbol="triangle-down", hollow=True),
+    "gradient noise scale": Look(ACCENT.colour, ACCENT.dark, "stroke"),
+}
 
 
 def branches_chart(table: pd.DataFrame, largest: int) -> Chart:
     """Draw critical batch and noise scale over the samples; no larger batch was tried."""
     ages = table["age_samples"].tolist()
     floor, ceiling = table["small_batch_size"].min() / _ROOM, largest * _ROOM
-    rows, noise = (
-        pd.DataFrame(
-            {
-                "samples_seen": table["age_samples"],
-                "batch": table[value],
-                "batch_low": table[low].clip(floor, ceiling),
-                "batch_high": table[high].clip(floor, ceiling),
-            }
-        )
-        for value, low, high in (("estimate", "low", "high"), ("noise", "noise_low", "noise_high"))
-    )
-    noise = noise.dropna()
-    # Where an interval has no end, a triangle points on.
-    up = rows[np.isinf(table["high"])].assign(batch=ceiling)
-    down = rows[table["low"].eq(0)].assign(batch=floor)
+
+    def shown(prefix: str) -> pd.DataFrame:
+        columns = {"estimate": "batch", "low": "batch_low", "high": "batch_high"}
+        rows = table[[f"{prefix}{name}" for name in columns]].set_axis([*columns.values()], axis=1)
+        ends = rows[["batch_low", "batch_high"]].clip(floor, ceiling)
+        return rows.assign(samples_seen=ages, **ends)
+
+    critical, noise = shown(""), shown("noise_").dropna()
+    plain = critical[["samples_seen", "batch"]]
     marks = [
         Marks("band", noise, "gradient noise scale"),
         Marks("line", noise, "gradient noise scale"),
-        Marks("interval", rows.dropna(subset=["batch_low", "batch_high"]), "critical batch"),
-        Marks("point", rows.dropna(subset="batch"), "critical batch", size=30),
-        Marks("point", up[["samples_seen", "batch"]], "no upper end", size=30),
-        Marks("point", down[["samples_seen", "batch"]], "no lower end", size=30),
+        Marks("interval", critical.dropna(subset="batch_low"), "critical batch"),
+        Marks("point", critical.dropna(subset="batch"), "critical batch", size=30),
+        Marks("point", plain[table["high"].gt(ceiling)].assign(batch=ceiling), "no upper end"),
+        Marks("point", plain[table["low"].eq(0)].assign(batch=floor), "no lower end"),
     ]
-    looks = {
-        "critical batch": MARK,
-        "no upper end": Look(MARK.colour, symbol="triangle-up", hollow=True),
-        "no lower end": Look(MARK.colour, symbol="triangle-down", hollow=True),
-        "gradient noise scale": Look(ACCENT.colour, ACCENT.dark, "stroke"),
-    }
     marks = [mark for mark in marks if len(mark.table)]
     names = {mark.name for mark in marks}
     return Chart(
@@ -60,6 +53,6 @@ def branches_chart(table: pd.DataFrame, largest: int) -> Chart:
         ),
         Axis({"batch": "samples"}, kind="log", ranges={"batch": (floor, ceiling)}),
         marks,
-        {name: look for name, look in looks.items() if name in names},
+        {name: look for name, look in _LOOKS.items() if name in names},
         tables=["tables/critical_batch.csv"],
     )

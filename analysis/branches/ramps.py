@@ -4,56 +4,55 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from batchscape.analysis.branches.critical import critical_batches, estimate_of, rate_exponent
-from batchscape.analysis.branches.schedule import Schedule, with_schedules
+from batchscape.analysis.branches.critical import (
+    TRAINING,
+    critical_batches,
+    estimate_of,
+    rate_exponent,
+)
+from batchscape.analysis.branches.schedule import (
+    optimizer_steps,
+    schedule_text,
+    with_schedules,
+)
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.commands import cut_command
-from batchscape.analysis.comparing.pairs import Contrast, Level, contrasts_of
+from batchscape.analysis.comparing.pairs import Contrast, contrasts_of
 from batchscape.analysis.estimates import FEWEST, too_few
 from batchscape.errors import AnalysisError
-
-_PLACE = ["settings", "planned_samples"]
 
 
 @dataclass(frozen=True)
 class Ramp:
     """A ramp that stays below the critical batch, and what is known of it."""
 
-    schedule: Schedule
+    schedule: str
+    batches: tuple[int, ...]
+    begins: tuple[int, ...]
     samples: int
     """Samples until the end of the last window, in whole optimizer steps."""
-    ages: tuple[str, ...]
-    """The critical batch at each age."""
+    optimizer_steps: int
+    steps_of_first_batch: int
+    """Optimizer steps of the same samples with the first batch throughout."""
+    critical_batches: tuple[str, ...]
     command: str | None
-    """Command that compares it with the smallest batch; None where none launched the branches."""
-
-    def as_mapping(self) -> dict[str, Any]:
-        """Return values for JSON."""
-        return {
-            **self.schedule._asdict(),
-            "samples": self.samples,
-            "optimizer_steps": self.schedule.optimizer_steps(self.samples),
-            "critical_batches": self.ages,
-            "command": self.command,
-        }
+    """Command that compares both; None where none launched the branches."""
 
     @property
     def lines(self) -> list[str]:
-        """The ramp, the steps that it should save, and what it rests on, as sentences."""
-        small = self.schedule.batches[0]
-        steps, base = self.schedule.optimizer_steps(self.samples), self.samples // small
+        """What to do, what it should save, and what that rests on, as sentences."""
         return [
-            f"Train with batches of {self.schedule.text} samples.",
-            f"Over {self.samples} samples that takes {steps} optimizer steps in place of {base}, "
-            f"{1 - steps / base:.0%} fewer.",
-            f"From each age on it is the largest of {small}, {2 * small}, {4 * small}, ... up to "
-            f"the low end of the critical batch's interval: {'; '.join(self.ages)}.",
-            *([f"Whether it loses nothing: {self.command}"] if self.command else []),
+            f"Train with batches of {self.schedule}.",
+            f"Over {self.samples} samples that takes {self.optimizer_steps} optimizer steps in "
+            f"place of {self.steps_of_first_batch}. From each age on it is the largest doubling of "
+            f"{self.batches[0]} up to the low end of the critical batch's interval: "
+            f"{'; '.join(self.critical_batches)}.",
+            f"Whether it loses nothing: {self.command or 'train both, with equal seeds'}",
         ]
 
 
@@ -66,130 +65,121 @@ def find_ramp(cells: Cells, steps: pd.DataFrame) -> Ramp:
         Where the critical batch is not identified.
     """
     table = critical_batches(cells, steps)
-    if table.empty:
+    if table.empty or len(table[[*TRAINING]].drop_duplicates()) > 1:
         msg = (
-            "no run goes on from another one's training with a larger batch; what a ramp follows "
-            "is measured by: batchscape sweep sweeps=critical_batch_by_branches"
+            "a ramp follows the critical batch of one training, by runs that go on from it with "
+            "larger batches, as in: batchscape sweep sweeps=critical_batch_by_branches"
         )
-        raise AnalysisError(msg)
-    if len(table[["training", "rate_exponent"]].drop_duplicates()) > 1:
-        msg = "branches of several trainings are in these folders, and a ramp is that of one"
         raise AnalysisError(msg)
     rows = table.sort_values("age_samples").to_dict("records")
-    ages = tuple(f"{estimate_of(row).text()} after {row['age_samples']}" for row in rows)
-    fewest = int(table["n"].min())
-    (_, rate, small), power = rows[0]["training"], float(rows[0]["rate_exponent"])
-    batches, begins = [small], [0]
-    for row in rows:
+    known = tuple(f"{estimate_of(row).text()} after {row['age_samples']}" for row in rows)
+    last, fewest = rows[-1], int(table["n"].min())
+    small, rate, power = (last[name] for name in TRAINING[1:])
+    stages = [(0, small, rate)]
+    for row in rows if fewest >= FEWEST else []:
         # An age without a low end says nothing of larger batches.
-        batch = (
-            small * 2 ** int(math.log2(max(row["low"], small) / small)) if fewest >= FEWEST else 0
-        )
-        if batch > batches[-1]:
-            batches.append(batch)
-            begins.append(int(row["age_samples"]))
-    if len(batches) == 1:
+        batch = small * 2 ** int(math.log2(max(row["low"], small) / small))
+        if batch > stages[-1][1]:
+            stages.append((row["age_samples"], batch, rate * (batch / small) ** power))
+    if len(stages) == 1:
         few = f"; {too_few(fewest, 'seeds')}" if fewest < FEWEST else ""
         msg = (
             f"not identified: at no age a batch of {2 * small} is surely within the tolerance "
-            f"({'; '.join(ages)}{few}). More seeds, later ages or a smaller first batch would tell"
+            f"({'; '.join(known)}{few}). More seeds, later ages or a smaller first batch would tell"
         )
         raise AnalysisError(msg)
-    last = rows[-1]
-    rest = int(last["age_samples"] + last["window_samples"]) - begins[-1]
-    samples = begins[-1] + rest // batches[-1] * batches[-1]
-    rates = tuple(rate * (batch / small) ** power for batch in batches)
-    schedule = Schedule(tuple(batches), tuple(begins), rates)
+    begins, batches, _ = zip(*stages, strict=True)
+    end = last["age_samples"] + last["window_samples"]
+    samples = end - (end - begins[-1]) % batches[-1]
     runs = cells.runs[cells.runs["run_id"].isin(last["run_ids"].split())]
-    states_rates = runs["scaling.learning_rate"].eq("none").all()
-    stages = [
+    # Where no rule makes the rates, each stage states its own.
+    states = runs["scaling.learning_rate"].iloc[0] == "none"
+    ramp = ",".join(
         f"{{samples:{end - begin},global_batch_size:{batch}"
-        + (f",learning_rate_factor:{stage_rate / rate:.6g}}}" if states_rates else "}")
-        for batch, begin, stage_rate, end in zip(*schedule, (*begins[1:], samples), strict=True)
-    ]
+        f"{f',learning_rate_factor:{stage_rate / rate:.6g}' * states}}}"
+        for (begin, batch, stage_rate), end in zip(stages, (*begins[1:], samples), strict=True)
+    )
     settings = {
-        "batch.ramp": f"[],[{','.join(stages)}]",
+        "batch.ramp": f"[],[{ramp}]",
         "batch.global_batch_size": str(small),
         "budget.samples": str(samples),
     }
-    return Ramp(schedule, samples, ages, cut_command(runs, settings))
+    return Ramp(
+        schedule_text(tuple(stages)),
+        batches,
+        begins,
+        samples,
+        optimizer_steps(tuple(stages), samples),
+        samples // small,
+        known,
+        cut_command(runs, settings),
+    )
 
 
-def against_constant(cells: Cells) -> list[Contrast]:
-    """Compare the final held-out loss of ramps with that of their first batch throughout.
+def compared_ramps(cells: Cells) -> pd.DataFrame:
+    """Return the runs that are compared at equal samples.
+
+    Where all change their batch at one age they are branches of that age, and left out.
 
     Returns
     -------
-    list of Contrast
-        By pairs of seeds, at equal samples; `level` and `base` are schedules, `place` has settings
-        and samples. Where all runs change their batch at one age, they are branches, and no ramps.
+    DataFrame
+        As `with_schedules` has them, with `value` (final held-out loss), `batches` (the schedule as
+        a text), `sizes` (its batches and rates), `begins` and `at` (samples and settings).
     """
-    rows = _ramps(cells)
-
-    def to_first(schedules: Sequence[Level]) -> list[tuple[Level, Level]]:
-        firsts = {(each.batches[:1], (0,), each.rates[:1]) for each in schedules if each.begins[1:]}
-        (base,) = [each for each in schedules if each in firsts] or [None]
-        return [] if base is None else [(each, base) for each in schedules if each != base]
-
-    contrasts = contrasts_of(rows, "schedule", _PLACE, "block", to_first)
-    return [replace(each, name=f"{each.level.text} against {each.base.text}") for each in contrasts]
-
-
-def late_against_early(cells: Cells) -> list[Contrast]:
-    """Compare ramps of equal batches and rates: the one that climbs last with the first one."""
-    rows = _ramps(cells)
-    rows = rows.assign(
-        begins=[each.begins for each in rows["schedule"]],
-        stages=[(each.batches, each.rates) for each in rows["schedule"]],
+    runs = with_schedules(cells)
+    losses = pd.to_numeric(runs["final_eval_loss"]).astype(float)
+    runs = runs.assign(
+        value=losses.mask(runs["status"].eq("diverged"), math.inf),
+        batches=runs["stages"].map(schedule_text),
+        sizes=[", ".join(f"{b} ({rate:.3g})" for _, b, rate in each) for each in runs["stages"]],
+        begins=[tuple(begin for begin, *_ in stages) for stages in runs["stages"]],
+        at=[
+            ", ".join(filter(None, (f"{samples} samples", settings)))
+            for samples, settings in zip(runs["planned_samples"], runs["settings"], strict=True)
+        ],
     )
-    within = [*_PLACE, "stages"]
-    contrasts = contrasts_of(
+    return runs.groupby("at").filter(lambda each: len(set().union(*each["begins"])) > 2)
+
+
+def against_first_batch(rows: pd.DataFrame) -> list[Contrast]:
+    """Compare the final losses of `compared_ramps` with the first batch throughout, by seeds."""
+
+    def to_first(texts: Sequence[str]) -> list[tuple[str, str]]:
+        bases = [text for text in texts if any(each.startswith(f"{text}, ") for each in texts)]
+        return [(text, base) for base in bases for text in texts if text != base]
+
+    return contrasts_of(rows, "batches", ["at"], "block", to_first)
+
+
+def late_against_early(rows: pd.DataFrame) -> list[Contrast]:
+    """Compare `compared_ramps` of equal batches and rates: the latest with the earliest."""
+    return contrasts_of(
         rows,
         "begins",
-        within,
+        ["sizes", "at"],
         "block",
-        lambda levels: [(levels[-1], levels[0])] * (len(levels) > 1),
+        lambda levels: [(levels[-1], levels[0])] if len(levels) > 1 else [],
     )
-    return [
-        replace(
-            each,
-            name=f"{Schedule(each.place[-1][0], each.level, each.place[-1][1]).text} against the "
-            f"same from {', '.join(map(str, each.base[1:]))}",
-        )
-        for each in contrasts
-    ]
 
 
-def follows(schedule: Schedule, settings: str, ages: pd.DataFrame) -> bool:
-    """Return whether a schedule grows, by the rule of branches, up to their critical batch at most.
+def follows(run: pd.Series[Any], ages: pd.DataFrame) -> bool:
+    """Return whether a run's batch grows, by the rule of branches, to their critical batch at most.
 
     Parameters
     ----------
-    settings : str
-        As `with_schedules` has them.
+    run : Series
+        Of `compared_ramps`.
     ages : DataFrame
         As `critical_batches` returns it.
     """
-    if ages.empty or schedule.batches[-1] <= schedule.batches[0]:
+    (_, small, rate), *others = run["stages"]
+    if ages.empty or not others or others[-1][1] <= small:
         return False
-    training, power = (settings, schedule.rates[0], schedule.batches[0]), rate_exponent(schedule)
-    is_same = ages["training"].map(training.__eq__) & ages["rate_exponent"].sub(power).abs().le(
-        0.01
-    )
+    training = (run["settings"], small, rate, rate_exponent(run["stages"]))
+    is_same = [each == training for each in ages[[*TRAINING]].itertuples(index=False, name=None)]
     known = ages[is_same].sort_values("age_samples")
-    limits = [
-        known.loc[known["age_samples"].le(begin), "estimate"].tail(1).max()
-        for begin in schedule.begins[1:]
-    ]
-    return all(batch <= limit for batch, limit in zip(schedule.batches[1:], limits, strict=True))
-
-
-def _ramps(cells: Cells) -> pd.DataFrame:
-    """Return runs that are compared at equal samples, with `value`, their final held-out loss."""
-    runs = with_schedules(cells)
-    climbs = runs["schedule"].map(lambda schedule: schedule.begins)
-    places = climbs[climbs.map(len).gt(1)].groupby([runs[name] for name in _PLACE]).nunique()
-    kept = runs[_PLACE].merge(places[places.gt(1)].rename("climbs").reset_index(), how="left")
-    losses = pd.to_numeric(runs["final_eval_loss"]).astype(float)
-    losses = losses.mask(runs["status"].eq("diverged"), math.inf)
-    return runs.assign(value=losses)[kept["climbs"].notna().to_numpy()]
+    return all(
+        batch <= known.loc[known["age_samples"].le(begin), "estimate"].iloc[-1:].max()
+        for begin, batch, _ in others
+    )

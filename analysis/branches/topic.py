@@ -2,94 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 import pandas as pd
 
-from batchscape.analysis.branches.critical import TOLERANCE, critical_batches, estimate_of
+from batchscape.analysis.branches.critical import (
+    TOLERANCE,
+    TRAINING,
+    critical_batches,
+    estimate_of,
+)
 from batchscape.analysis.branches.figures import branches_chart
-from batchscape.analysis.branches.ramps import against_constant
+from batchscape.analysis.branches.ramps import against_first_batch, compared_ramps
+from batchscape.analysis.branches.schedule import optimizer_steps
 from batchscape.analysis.cells import Cells
-from batchscape.analysis.commands import cut_command
-from batchscape.analysis.comparing.pairs import Contrast
 from batchscape.analysis.equivalence.paired import stated_margin
 from batchscape.analysis.estimates import FEWEST, LEVEL, NOT_IDENTIFIED, Estimate
 from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.topic import Section
-from batchscape.text import list_text
 
-_TITLE = "Batches that grow on the way"
 _RISE = "rise_"
 
 
 def branches_section(cells: Cells, steps: pd.DataFrame) -> Section | None:
     """Show the critical batch at each age, and ramps; None where no run is one of either."""
     table, ramps = critical_batches(cells, steps), _ramps(cells)
-    if table.empty and ramps.empty:
-        return None
-    estimates = [estimate_of(row) for row in table.to_dict("records")]
-    tables = [_critical_table(table, estimates)] if len(table) else []
-    answer = [*_ramp_answer(ramps)]
-    if table.empty or len(table[["training", "rate_exponent"]].drop_duplicates()) > 1:
-        return Section(_TITLE, answer, [*tables, *_ramp_tables(ramps)])
-    tried = [int(name.removeprefix(_RISE)) for name in table if name.startswith(_RISE)]
-    places = [f"critical_batch_after_{age}" for age in table["age_samples"]]
-    return Section(
-        _TITLE,
-        [*_critical_answer(table, estimates), *answer],
-        [*tables, *_ramp_tables(ramps)],
-        [branches_chart(table, max(tried))],
-        headlines=dict(zip(places, estimates, strict=True)),
-        settle=[*_settle(cells, table, max(tried))],
-    )
-
-
-def _critical_answer(table: pd.DataFrame, estimates: Sequence[Estimate]) -> Iterator[str]:
-    first = table.iloc[0]
-    texts = [
-        f"{estimate.text()} after {age}"
-        for estimate, age in zip(estimates, table["age_samples"], strict=True)
-    ]
-    yield (
-        f"The largest global batch that loses at most {first['tolerance']:g} nats against "
-        f"{first['small_batch_size']}, by the samples trained before: {'; '.join(texts)}."
-    )
-    ratios = (table["estimate"] / table["noise"]).dropna()
-    if len(ratios):
-        ends = dict.fromkeys(f"{end:.2g}" for end in (ratios.min(), ratios.max()))
-        yield (
-            f"It is {' to '.join(ends)} times the gradient noise scale of the same window, where "
-            f"both are identified ({len(ratios)} of {len(table)} ages)."
+    answer, tables, charts, headlines = [], [], [], {}
+    if len(table):
+        estimates = [estimate_of(row) for row in table.to_dict("records")]
+        tables.append(_critical_table(table, estimates))
+        if len(table[[*TRAINING]].drop_duplicates()) == 1:
+            ages = table["age_samples"]
+            texts = [f"{e.text()} after {age}" for e, age in zip(estimates, ages, strict=True)]
+            answer.append(
+                f"The largest global batch that loses at most {table['tolerance'].iloc[0]:g} nats "
+                f"against {table['small_batch_size'].iloc[0]}, by the samples trained before: "
+                f"{'; '.join(texts)}."
+            )
+            largest = max(int(n.removeprefix(_RISE)) for n in table if n.startswith(_RISE))
+            charts.append(branches_chart(table, largest))
+            names = [f"critical_batch_after_{age}" for age in ages]
+            headlines = dict(zip(names, estimates, strict=True))
+    if len(ramps):
+        tables.append(_ramp_table(ramps))
+        counts = ramps["verdict"].value_counts().items()
+        answer.append(
+            f"Of {len(ramps)} schedules of the batch, against the first batch throughout: "
+            f"{', '.join(f'{count} {verdict}' for verdict, count in counts)}."
         )
-
-
-def _settle(cells: Cells, table: pd.DataFrame, largest: int) -> Iterator[str]:
-    """Name the command that tries a larger batch, where the largest is not surely too large."""
-    is_open = np.isinf(table["high"])
-    if is_open.any():
-        names = " ".join(table.loc[is_open, "run_ids"]).split()
-        runs = cells.runs[cells.runs["run_id"].isin(names)]
-        command = cut_command(runs, {"batch.global_batch_size": str(2 * largest)})
-        if command is not None:
-            yield f"A critical batch without an upper end needs a larger one: {command}"
+    title = "Batches that grow on the way"
+    return Section(title, answer, tables, charts, headlines=headlines) if tables else None
 
 
 def _critical_table(table: pd.DataFrame, estimates: Sequence[Estimate]) -> Table:
-    trainings = [
-        ", ".join(filter(None, (label, f"rate {rate:g} x batch^{power:g}")))
-        for (label, rate, _), power in zip(table["training"], table["rate_exponent"], strict=True)
-    ]
     return Table(
         "critical_batch",
         "Critical batch by branches",
-        table.assign(training=trainings),
+        table,
         [
-            *([Column("training", is_left=True)] if len({*trainings}) > 1 else []),
+            *(
+                Column(name, is_left=True)
+                for name in ("settings", "learning_rate", "rate_exponent")
+                if table[name].nunique() > 1
+            ),
             Column("age_samples", "samples before", is_left=True),
             Column("estimate", "critical batch", texts=[each.text() for each in estimates]),
             Column(
-                "noise",
+                "noise_estimate",
                 "noise scale",
                 format=3,
                 low="noise_low",
@@ -103,7 +82,6 @@ def _critical_table(table: pd.DataFrame, estimates: Sequence[Estimate]) -> Table
             ),
             Column("n", "seeds"),
         ],
-        footnotes=[table["note"]],
         notes=[
             "Rise: training loss (nats) over the last quarter of the window after the batch grew, "
             "less that of the same seed whose batch stays; both see the same samples. Critical "
@@ -116,66 +94,55 @@ def _critical_table(table: pd.DataFrame, estimates: Sequence[Estimate]) -> Table
 
 
 def _ramps(cells: Cells) -> pd.DataFrame:
-    """Return a row a ramp: `ramp`, optimizer steps, and what it loses against a constant batch."""
-    margins = pd.to_numeric(cells.runs.reindex(columns=[TOLERANCE])[TOLERANCE]).astype(float)
-    margin, _ = stated_margin(margins.to_numpy(), "final_eval_loss")
-    return pd.DataFrame([_ramp_row(each, margin) for each in against_constant(cells)])
-
-
-def _ramp_row(contrast: Contrast, margin: float) -> dict[str, object]:
-    settings, samples = contrast.place
-    steps, base = (side.optimizer_steps(int(samples)) for side in (contrast.level, contrast.base))
-    low, high = contrast.interval(LEVEL)
-    few = len(contrast.values) < FEWEST
-    verdict = "no worse" if high < margin else "worse" if low > margin else NOT_IDENTIFIED
-    return {
-        "settings": settings,
-        "samples": samples,
-        "ramp": contrast.level.text,
-        "base": contrast.base.text,
-        "optimizer_steps": steps,
-        "saved": 1 - steps / base,
-        "difference": contrast.mean,
-        "low": low,
-        "high": high,
-        "n": len(contrast.values),
-        "margin": margin,
-        "verdict": NOT_IDENTIFIED if few else verdict,
-        "run_ids": " ".join(contrast.run_ids),
-    }
-
-
-def _ramp_answer(ramps: pd.DataFrame) -> Iterator[str]:
-    if len(ramps):
-        counts = ramps["verdict"].value_counts()
-        margin = ramps["margin"].iloc[0]
-        yield (
-            f"Of {len(ramps)} schedules of the batch, against {ramps['base'].iloc[0]} throughout "
-            f"at equal samples and within {margin:g} nats of the held-out loss: "
-            f"{list_text((f'{count} {verdict}' for verdict, count in counts.items()), 'and')}."
+    """Return a row a ramp: its steps, and what it loses against its first batch throughout."""
+    rows = compared_ramps(cells)
+    margins = pd.to_numeric(rows.reindex(columns=[TOLERANCE])[TOLERANCE]).to_numpy(dtype=float)
+    margin, _ = stated_margin(margins, "final_eval_loss")
+    sides = rows.drop_duplicates("batches").set_index("batches")
+    table = []
+    for contrast in against_first_batch(rows):
+        (low, high), n = contrast.interval(LEVEL), len(contrast.values)
+        samples = int(sides["planned_samples"][contrast.level])
+        taken, base = (
+            optimizer_steps(sides["stages"][side], samples)
+            for side in (contrast.level, contrast.base)
         )
-
-
-def _ramp_tables(ramps: pd.DataFrame) -> Iterator[Table]:
-    if len(ramps):
-        yield Table(
-            "ramps",
-            "Schedules of the batch at equal samples",
-            ramps,
-            [
-                Column("settings", is_left=True),
-                Column("ramp", "batches", is_left=True),
-                *([Column("samples")] if ramps["samples"].nunique() > 1 else []),
-                Column("optimizer_steps"),
-                Column("saved", "fewer", texts=[f"{saved:.0%}" for saved in ramps["saved"]]),
-                Column("difference", "loss", "nats", 3, "low", "high", n="n"),
-                Column("verdict"),
-            ],
-            notes=[
-                f"Loss: final held-out loss less that of batches of {ramps['base'].iloc[0]} "
-                f"throughout, over pairs of seeds, with its {LEVEL:.0%} t-interval. No worse: it "
-                f"lies below {ramps['margin'].iloc[0]:g} nats, a margin set before; worse: above. "
-                "Rates are over that of the first stage. A schedule whose rate falls is "
-                "compared with one whose rate stays: what it gains or loses is the rate's, too."
-            ],
+        verdict = "no worse" if high < margin else "worse" if low > margin else NOT_IDENTIFIED
+        table.append(
+            {
+                "batches": contrast.level,
+                "against": contrast.base,
+                "at": contrast.place[0],
+                "optimizer_steps": taken,
+                "saved": f"{1 - taken / base:.0%}",
+                "difference": contrast.mean,
+                "low": low,
+                "high": high,
+                "n": n,
+                "verdict": verdict if n >= FEWEST else NOT_IDENTIFIED,
+                "run_ids": " ".join(contrast.run_ids),
+            }
         )
+    return pd.DataFrame(table)
+
+
+def _ramp_table(ramps: pd.DataFrame) -> Table:
+    return Table(
+        "ramps",
+        "Schedules of the batch at equal samples",
+        ramps,
+        [
+            Column("batches", is_left=True),
+            *([Column("at", is_left=True)] if ramps["at"].nunique() > 1 else []),
+            Column("optimizer_steps"),
+            Column("saved", "fewer"),
+            Column("difference", "loss", "nats", 3, "low", "high", n="n"),
+            Column("verdict"),
+        ],
+        notes=[
+            f"Loss: final held-out loss less that of {ramps['against'].iloc[0]} throughout, over "
+            f"pairs of seeds, with its {LEVEL:.0%} t-interval. No worse: it lies below the margin "
+            "set before launch (measure.equivalence_margin); worse: above. A schedule whose rate "
+            "falls gains or loses by that, too."
+        ],
+    )

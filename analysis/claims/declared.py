@@ -428,8 +428,7 @@ CLAIMS: tuple[Claim, ...] = (
         rules={
             "ramps": lambda contrasts, margin: every([below(each, margin) for each in contrasts])
         },
-        says="Worst of {n_ramps}: {ramps}; a loss is more than {margin} nats. Optimizer steps: "
-        "{steps}.",
+        says="Worst of {n_ramps}: {ramps}; a loss is more than {margin} nats.",
         unit="nats",
     ),
     Claim(

@@ -55,6 +55,11 @@ class Context:
         return self.evidence.cells.runs.loc[self.runs.index]
 
     @property
+    def cells(self) -> Cells:
+        """The cells with the runs of this context."""
+        return replace(self.evidence.cells, runs=self.launched)
+
+    @property
     def data(self) -> list[str]:
         """Names of the data that the runs are on."""
         return list(self.runs["data.name"].unique())

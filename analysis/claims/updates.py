@@ -9,7 +9,12 @@ import numpy as np
 import pandas as pd
 
 from batchscape.analysis.branches.critical import critical_batches
-from batchscape.analysis.branches.ramps import against_constant, follows, late_against_early
+from batchscape.analysis.branches.ramps import (
+    against_first_batch,
+    compared_ramps,
+    follows,
+    late_against_early,
+)
 from batchscape.analysis.claims.claim import Judgement, Result, run_ids_of
 from batchscape.analysis.claims.evidence import Context
 from batchscape.analysis.claims.rates import BATCH, comparable, loss_name, score_of
@@ -186,50 +191,46 @@ def of_variance(context: Context) -> Result | None:
 
 def of_noise_scale(context: Context) -> Judgement | None:
     """Critical batches by branches over the gradient noise scale in the same windows."""
-    cells = replace(context.evidence.cells, runs=context.launched)
-    ages = critical_batches(cells, context.evidence.steps)
+    ages = critical_batches(context.cells, context.evidence.steps)
     if ages.empty:
         return None
-    ids = tuple(sorted({run_id for names in ages["run_ids"] for run_id in names.split()}))
+    ids = tuple(sorted({*" ".join(ages["run_ids"]).split()}))
     definition = "ratio of the critical batch by branches to the gradient noise scale"
     ratios = ages.assign(
-        value=ages["estimate"] / ages["noise"],
+        value=ages["estimate"] / ages["noise_estimate"],
         low=ages["low"] / ages["noise_high"],
         high=ages["high"] / ages["noise_low"],
-    )
-    known = ratios.dropna(subset=["low", "high"])
-    if known.empty:
+    ).dropna(subset=["low", "high"])
+    if ratios.empty:
         few = too_few(int(ages["n"].max()), "seeds")
         return Judgement.undecided(few, definition, ids, is_compared=True)
-    is_outside = known["low"].gt(WITHIN) | known["high"].lt(1 / WITHIN)
-    is_inside = known["low"].ge(1 / WITHIN) & known["high"].le(WITHIN)
-    everywhere = SUPPORTED if len(known) == len(ages) and is_inside.all() else OPEN
-    answer = CONTRADICTED if is_outside.any() else everywhere
-    # The age at which an interval lies outside, else the one with a ratio that reaches farthest.
-    reach = known[["high"]].assign(low=1 / known["low"]).max(axis=1)
-    is_first = is_outside if is_outside.any() else known["value"].notna()
-    decides = known.loc[reach.where(is_first, 0.0).idxmax()]
+    is_outside = ratios["low"].gt(WITHIN) | ratios["high"].lt(1 / WITHIN)
+    is_inside = ratios["low"].ge(1 / WITHIN) & ratios["high"].le(WITHIN)
+    everywhere = SUPPORTED if is_inside.all() and len(ratios) == len(ages) else OPEN
+    # An age at which the interval lies outside, else the one at which it reaches farthest.
+    reach = ratios[["high"]].assign(low=1 / ratios["low"]).max(axis=1)
+    chosen = is_outside if is_outside.any() else ratios["value"].notna()
+    deciding = ratios.loc[reach.where(chosen, 0.0).idxmax()]
+    value, low, high = (float(deciding[name]) for name in ("value", "low", "high"))
     effect = Estimate(
-        *(float(decides[name]) for name in ("value", "low", "high")),
-        int(decides["n"]),
-        "",
-        "ends of both 95 % intervals",
-        f"{definition} after {decides['age_samples']} samples",
+        value, low, high, int(deciding["n"]), "", "ends of both 95 % intervals", definition
     )
     says = (
-        f"Of {len(ages)} ages, that after {decides['age_samples']} samples decides: the ratio is "
+        f"Of {len(ages)} ages, that after {deciding['age_samples']} samples decides: the ratio is "
         f"{effect.text()}; as large means within a factor of {WITHIN:g}. Its ends are those of "
         "both intervals: wider than 95 %, in place of a correction for several ages."
     )
+    answer = CONTRADICTED if is_outside.any() else everywhere
     return Judgement(answer, effect, ids, says, is_compared=True)
 
 
 def of_growing_batches(context: Context) -> Result | Judgement | None:
     """Final losses of ramps that stay within the critical batch against the small batch."""
-    cells = replace(context.evidence.cells, runs=context.launched)
-    contrasts = against_constant(cells)
-    ages = critical_batches(cells, context.evidence.steps)
-    kept = [each for each in contrasts if follows(each.level, each.place[0], ages)]
+    rows = compared_ramps(context.cells)
+    contrasts = against_first_batch(rows)
+    ages = critical_batches(context.cells, context.evidence.steps)
+    following = {run["batches"] for _, run in rows.iterrows() if follows(run, ages)}
+    kept = [each for each in contrasts if each.level in following]
     if contrasts and not kept:
         return Judgement.undecided(
             "no ramp of these runs is known to stay within the critical batch, which branches of "
@@ -237,18 +238,10 @@ def of_growing_batches(context: Context) -> Result | Judgement | None:
             "difference of final loss between a ramp and its first batch",
             run_ids_of(contrasts),
         )
-    saved = [
-        " in place of ".join(
-            str(side.optimizer_steps(int(each.place[-1]))) for side in (each.level, each.base)
-        )
-        for each in kept
-    ]
-    facts = {"steps": list_text(saved, "and")}
-    return Result({"ramps": kept}, facts, reason=context.margin[1]) if kept else None
+    return Result({"ramps": kept}, reason=context.margin[1]) if kept else None
 
 
 def of_late_switching(context: Context) -> Result | None:
     """Final losses of ramps that climb late against equal ones that climb early."""
-    cells = replace(context.evidence.cells, runs=context.launched)
-    contrasts = late_against_early(cells)
+    contrasts = late_against_early(compared_ramps(context.cells))
     return Result({"switches": contrasts}) if contrasts else None

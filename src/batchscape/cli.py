@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -429,7 +430,7 @@ def _recommend_ramp(folders: list[Path], *, is_json: bool) -> int:
     tables = load(*folders)
     ramp = find_ramp(find_cells(tables.runs), tables.steps)
     if is_json:
-        sys.stdout.write(json.dumps(outgoing_json(ramp.as_mapping()), indent=2) + "\n")
+        sys.stdout.write(json.dumps(outgoing_json(asdict(ramp)), indent=2) + "\n")
         return 0
     for line in ramp.lines:
         _console().print(line, soft_wrap=True)

@@ -111,6 +111,7 @@ def tables(trainings: int) -> tuple[pd.DataFrame, pd.DataFrame]:
             samples = age + batch * np.arange(1, len(losses) + 1)
             steps = pd.DataFrame({"samples": samples, "loss": losses[:, seed]})
             rows.append(steps.assign(global_batch_size=batch, sweep_dir="sweep", run_id=name))
+            stages = ((0, SMALL, rate_of(SMALL)), (age, batch, rate_of(batch)))
             runs.append(
                 {
                     "sweep_dir": "sweep",
@@ -128,11 +129,8 @@ def tables(trainings: int) -> tuple[pd.DataFrame, pd.DataFrame]:
                     "planned_samples": age + WINDOW,
                     "budget.samples": age + WINDOW,
                     "seed": seed,
-                    "ramp": f"{SMALL}\u2192{batch}" if grows else None,
+                    "stages": stages if grows else stages[:1],
                     "ramp_samples": str(age) if grows else None,
-                    "ramp_learning_rate_factors": (
-                        f"{rate_of(SMALL) / rate_of(batch):.6g}\u21921" if grows else None
-                    ),
                 }
             )
     steps = pd.concat(rows, ignore_index=True)

@@ -85,13 +85,13 @@ def test_a_branch_that_diverged_is_too_large() -> None:
 
 def test_branches_by_another_rule_for_the_rate_are_another_row() -> None:
     runs, steps = tables(3)
-    others = runs[runs["ramp"].notna() & runs["ramp_samples"].eq("64")]
+    others = runs[runs["ramp_samples"].notna() & runs["ramp_samples"].eq("64")]
     name = "other-" + others["run_id"]
     flat = others.assign(
         run_id=name,
         trajectory_id=name,
         learning_rate=rate_of(SMALL),
-        ramp_learning_rate_factors=None,
+        stages=[(first, (*last[:2], first[2])) for first, last in others["stages"]],
     )
     more = steps[steps["run_id"].isin(others["run_id"])]
     more = more.assign(run_id="other-" + more["run_id"], loss=more["loss"] + 1)
@@ -104,7 +104,9 @@ def test_a_run_that_goes_on_for_longer_stands_for_a_shorter_one() -> None:
     runs, steps = tables(3)
     expected = found_in(runs, steps)["estimate"].iloc[0]
     runs = runs[runs["planned_samples"].eq(AGES[0] + WINDOW)]
-    longer = runs.assign(planned_samples=runs["planned_samples"].mask(runs["ramp"].isna(), 10_000))
+    longer = runs.assign(
+        planned_samples=runs["planned_samples"].mask(runs["ramp_samples"].isna(), 10_000)
+    )
     assert found_in(longer, steps)["estimate"].tolist() == [expected]
     # A rate that depends on the end makes it another training.
     assert found_in(longer.assign(**{"schedule.name": "cosine"}), steps).empty
@@ -118,7 +120,7 @@ def texts_of(runs: pd.DataFrame, steps: pd.DataFrame) -> Sequence[str]:
 
 def test_no_branch_is_no_section() -> None:
     runs, steps = tables(3)
-    assert branches_section(find_cells(runs[runs["ramp"].isna()]), steps) is None
-    alone = runs[runs["ramp"].notna()]
+    assert branches_section(find_cells(runs[runs["ramp_samples"].isna()]), steps) is None
+    alone = runs[runs["ramp_samples"].notna()]
     assert branches_section(find_cells(alone), steps) is None
     assert "loses at most 0.05 nats against 4" in texts_of(runs, steps)[0]

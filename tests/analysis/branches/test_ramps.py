@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
-from quadratic import AGES, SMALL, WINDOW, tables
+from quadratic import AGES, SMALL, WINDOW, known_critical_batch, rate_of, tables
 
 from batchscape.analysis.branches.critical import critical_batches
 from batchscape.analysis.branches.ramps import (
-    against_constant,
+    against_first_batch,
+    compared_ramps,
     find_ramp,
     follows,
     late_against_early,
@@ -38,25 +40,47 @@ def test_a_ramp_is_up_to_the_low_ends() -> None:
     lows = critical_batches(cells, steps)["low"].tolist()
     assert SMALL < 8 < lows[1] < 16 < lows[2] < 32
     ramp = find_ramp(cells, steps)
-    batches, begins, rates = ramp.schedule
     expected = [(SMALL, 0)] + [(8, AGES[0])] * (lows[0] >= 8) + [(8, AGES[1])] * (lows[0] < 8)
-    assert list(zip(batches, begins, strict=True)) == [*expected, (16, AGES[2])]
-    assert rates == pytest.approx([rates[0] * (batch / SMALL) ** 0.5 for batch in batches])
-    assert ramp.samples == AGES[2] + WINDOW
-    first, second = begins[1:]
-    steps_of_all = first // 4 + (second - first) // 8 + (ramp.samples - second) // 16
-    assert f"takes {steps_of_all} optimizer steps in place of {ramp.samples // 4}" in ramp.lines[1]
-    stages = (
-        f"{{samples:{first},global_batch_size:4}},{{samples:{second - first},global_batch_size:8}},"
-        f"{{samples:{ramp.samples - second},global_batch_size:16}}"
+    found = list(zip(ramp.batches, ramp.begins, strict=True))
+    assert found == [*expected, (16, AGES[2])]
+    rates = [rate_of(batch) for batch in ramp.batches]
+    assert [float(rate) for rate in re.findall(r"rate ([\d.]+)", ramp.schedule)] == pytest.approx(
+        rates, rel=5e-3
     )
+    assert ramp.samples == AGES[2] + WINDOW
+    first, second = ramp.begins[1:]
+    own = first // 4 + (second - first) // 8 + (ramp.samples - second) // 16
+    assert (ramp.optimizer_steps, ramp.steps_of_first_batch) == (own, ramp.samples // 4)
+    sizes = ((first, 4), (second - first, 8), (ramp.samples - second, 16))
+    stages = ",".join(f"{{samples:{n},global_batch_size:{batch}}}" for n, batch in sizes)
     assert ramp.command is not None
     assert f"'batch.ramp=[],[{stages}]'" in ramp.command
-    assert follows(ramp.schedule, "", critical_batches(cells, steps))
-    early = ramp.schedule._replace(begins=(0, 32, AGES[0]))
-    assert not follows(early, "", critical_batches(cells, steps))
-    falling = ramp.schedule._replace(rates=tuple(reversed(rates)))
-    assert not follows(falling, "", critical_batches(cells, steps))
+    assert f"Whether it loses nothing: {ramp.command}" in ramp.lines
+    # Where no rule makes the rates, each stage has its own.
+    ruleless = cells.runs.assign(**{"scaling.learning_rate": "none"})
+    command = find_ramp(replace(cells, runs=ruleless), steps).command
+    assert command is not None
+    assert "global_batch_size:4,learning_rate_factor:1}," in command
+    assert "global_batch_size:16,learning_rate_factor:2}]" in command
+
+
+def test_what_follows_the_critical_batch_never_exceeds_it() -> None:
+    cells, steps = study(24)
+    ages = critical_batches(cells, steps)
+    known = [known_critical_batch(age) for age in AGES]
+    assert 8 < known[0] < known[1] < 16 < known[2]
+
+    def is_followed(*stages: tuple[int, int, float]) -> bool:
+        all_stages = ((0, SMALL, rate_of(SMALL)), *stages)
+        return follows(pd.Series({"settings": "", "stages": all_stages}), ages)
+
+    grows = [(AGES[0], 8, rate_of(8)), (AGES[2], 16, rate_of(16))]
+    assert is_followed(*grows)
+    assert not is_followed((32, 8, rate_of(8)), grows[1]), "before the first age that is known"
+    assert not is_followed(grows[0], (AGES[1], 16, rate_of(16))), "beyond the critical batch"
+    assert not is_followed((AGES[0], 8, rate_of(SMALL))), "by another rule"
+    assert not is_followed((AGES[0], SMALL, rate_of(SMALL) / 2)), "it does not grow"
+    assert not is_followed()
 
 
 def test_no_ramp_is_made_of_what_is_not_identified() -> None:
@@ -64,28 +88,30 @@ def test_no_ramp_is_made_of_what_is_not_identified() -> None:
     with pytest.raises(AnalysisError, match=r"not identified: .*too few seeds \(n = 2; 3 needed\)"):
         find_ramp(cells, steps)
     cells, steps = study(3)
+    early = steps[steps["samples"].le(AGES[0] + WINDOW)]
     with pytest.raises(AnalysisError, match="not identified: at no age a batch of 8 is surely"):
-        find_ramp(cells, steps[steps["samples"].le(AGES[0] + WINDOW)])
-    constant = find_cells(cells.runs[cells.runs["ramp"].isna()].drop(columns="cell"))
+        find_ramp(cells, early)
+    constant = find_cells(cells.runs[cells.runs["ramp_samples"].isna()].drop(columns="cell"))
     with pytest.raises(AnalysisError, match="sweeps=critical_batch_by_branches"):
         find_ramp(constant, steps)
 
 
-def ramps(lost: dict[tuple[int, ...], float]) -> Any:
-    """Return cells of constant batches of 4 and of ramps to 8 and 16, each with what it loses."""
+def ramps(lost: dict[tuple[int, int], float]) -> Any:
+    """Return cells of batches of 4 throughout, and of ramps to 8 and 16 with what they lose."""
     runs, _ = tables(4)
-    runs = runs[runs["ramp"].isna() & runs["planned_samples"].eq(AGES[0] + WINDOW)]
+    runs = runs[runs["ramp_samples"].isna() & runs["planned_samples"].eq(AGES[0] + WINDOW)]
     rows = [runs.assign(final_eval_loss=2.0 + runs["seed"])]
-    for begins, loss in lost.items():
-        name = f"{begins}-" + runs["run_id"]
+    for (eight, sixteen), loss in lost.items():
+        name = f"{eight}-{sixteen}-" + runs["run_id"]
+        stages = ((0, 4, rate_of(4)), (eight, 8, rate_of(8)), (sixteen, 16, rate_of(16)))
         rows.append(
             runs.assign(
                 run_id=name,
                 trajectory_id=name,
                 global_batch_size=16,
                 micro_batch_size=16,
-                ramp="4\u21928\u219216",
-                ramp_samples=", ".join(map(str, np.diff([0, *begins]))),
+                stages=[stages] * len(runs),
+                ramp_samples=f"{eight}, {sixteen - eight}",
                 final_eval_loss=2.0 + runs["seed"] * 1.001 + loss,
             )
         )
@@ -94,31 +120,30 @@ def ramps(lost: dict[tuple[int, ...], float]) -> Any:
 
 def test_ramps_are_compared_by_pairs_of_seeds() -> None:
     cells = ramps({(64, 128): 0.3, (128, 256): 0.1})
-    contrasts = against_constant(cells)
-    means = {each.level.begins: each.mean for each in contrasts}
-    assert means == pytest.approx({(0, 64, 128): 0.3015, (0, 128, 256): 0.1015})
-    (late,) = late_against_early(cells)
-    assert late.mean == pytest.approx(-0.2)
+    rows = compared_ramps(cells)
+    early, late = against_first_batch(rows)
+    assert (early.mean, late.mean) == pytest.approx((0.1015, 0.3015))
+    (switch,) = late_against_early(rows)
+    assert switch.mean == pytest.approx(-0.2)
     section = branches_section(cells, pd.DataFrame(columns=["samples"]))
     assert section is not None
     (table,) = section.tables
-    rows = {row[0]: row[1:3] for row in table.texts.rows}
-    # 16 of 4, 8 of 8, 28 of 16, in place of 144.
-    assert rows["4, 8 from 64, 16 from 128"] == ["52", "64%"]
+    # 16 of 4, 8 of 8 and 28 of 16, in place of 144; 32, 16 and 20.
+    assert table.frame["optimizer_steps"].tolist() == [68, 52]
+    assert [row[2] for row in table.texts.rows] == ["53%", "64%"]
     assert table.frame["verdict"].tolist() == ["worse", "worse"]
 
 
-def test_one_ramp_alone_is_a_branch() -> None:
-    cells = ramps({(64, 128): 0.3})
-    assert not against_constant(cells)
-    assert not late_against_early(cells)
+def test_runs_that_change_at_one_age_are_its_branches() -> None:
+    cells = find_cells(tables(3)[0])
+    assert compared_ramps(cells).empty
 
 
-def test_a_ramp_without_its_constant_batch_has_no_comparison() -> None:
+def test_a_ramp_without_its_first_batch_has_no_comparison() -> None:
     cells = ramps({(64, 128): 0.3, (128, 256): 0.1})
-    alone = find_cells(cells.runs[cells.runs["ramp"].notna()].drop(columns="cell"))
-    assert not against_constant(alone)
-    assert len(late_against_early(alone)) == 1
+    alone = find_cells(cells.runs[cells.runs["ramp_samples"].notna()].drop(columns="cell"))
+    assert not against_first_batch(compared_ramps(alone))
+    assert len(late_against_early(compared_ramps(alone))) == 1
 
 
 SETTINGS = (
@@ -150,7 +175,7 @@ def test_branches_of_real_runs_end_in_a_ramp_that_is_verified(
     found = json.loads(capsys.readouterr().out)
     assert found["batches"] == [4, 16]
     assert found["begins"] == [0, 64]
-    assert found["optimizer_steps"] == 16 + 8
+    assert (found["optimizer_steps"], found["steps_of_first_batch"]) == (16 + 8, 48)
     # The command that verifies it adds nothing: its runs are there.
     arguments = found["command"].replace("'", "").split()[1:]
     assert main(["plan", *arguments[1:]]) == 0

@@ -207,12 +207,13 @@ def fill_branches(world: Any, holds: bool, seeds: Sequence[int], machine: str) -
     for seed in seeds:
         for batch, rise in {4: 0.0, 8: 0.001, 16: 0.002, 32: 0.0045, 64: 0.02}.items():
             curve = np.full(1536 // batch, 2 + rise * jitter(seed, batch, size=0.05))
-            stages = {"planned_samples": 1536.0, "schedule.name": "constant"}
-            if batch > 4:
-                stages |= {"ramp": f"4\u2192{batch}", "ramp_samples": "512"}
+            stages = ((0, 4, 1e-3), (512, batch, 1e-3))
+            settings = {"planned_samples": 1536, "schedule.name": "constant", "stages": stages}
+            if batch == 4:
+                settings["stages"] = stages[:1]
             name = f"{machine}-{batch}-{seed}"
             world.run(
-                (1, batch, 1), seed, hardware=machine, trajectory_id=name, curve=curve, **stages
+                (1, batch, 1), seed, hardware=machine, trajectory_id=name, curve=curve, **settings
             )
             if batch == 4:
                 scale = (30 if holds else 300) * jitter(seed, 7)
@@ -230,17 +231,16 @@ def fill_ramps(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> N
     for begins, lost in {(): 0.0, (512, 1024): late, (256, 512): early}.items():
         batch = 16 if begins else 4
         for seed in seeds:
-            stages = {"planned_samples": 2048.0, "schedule.name": "constant"}
-            if begins:
-                climbs = f"{begins[0]}, {begins[1] - begins[0]}"
-                stages |= {"ramp": "4\u21928\u219216", "ramp_samples": climbs}
+            stages = [(0, 4, 1e-3), *zip(begins, (8, 16), (1e-3, 1e-3), strict=False)]
             world.run(
                 (1, batch, 1),
                 seed,
                 hardware=machine,
                 trajectory_id=f"{machine}-{begins}-{seed}",
                 final_eval_loss=2 + lost * jitter(seed, batch, *begins, size=0.1),
-                **stages,
+                planned_samples=2048,
+                stages=tuple(stages),
+                **{"schedule.name": "constant"},
             )
 
 

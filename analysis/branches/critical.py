@@ -95,6 +95,8 @@ def critical_batches(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
             noise = cell_noise_scales(replace(cells, runs=bases.assign(cell=0)), within).reindex(
                 [0]
             )
+            # Without an upper end it is not identified.
+            noise["estimate"] = noise["estimate"].where(noise["high"].lt(math.inf))
             rows.append(
                 {
                     **dict(zip(TRAINING, (settings, small, rate, power), strict=True)),
@@ -108,11 +110,7 @@ def critical_batches(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
                     "run_ids": " ".join(sorted(compared["run_id"])),
                 }
             )
-    table = pd.DataFrame(rows)
-    if len(table):
-        # Without an upper end it is not identified.
-        table["noise_estimate"] = table["noise_estimate"].where(table["noise_high"].lt(math.inf))
-    return table
+    return pd.DataFrame(rows)
 
 
 def critical_batch(
@@ -135,10 +133,10 @@ def critical_batch(
         In samples. The value is NaN where the mean rise crosses the tolerance at none of the tried
         batches; an end is 0 or infinite where there is none, NaN for fewer than `FEWEST` seeds.
     """
-    known = np.log2(batches)
-    steps = int(_POINTS * (known[-1] - known[1]))
-    x = np.union1d(known[1:], np.linspace(known[1], known[-1], steps))
-    at = np.array([np.interp(x, known, row) for row in rises])
+    knots = np.log2(batches)
+    steps = int(_POINTS * (knots[-1] - knots[1]))
+    x = np.union1d(knots[1:], np.linspace(knots[1], knots[-1], steps))
+    at = np.array([np.interp(x, knots, row) for row in rises])
     mean, n = at.mean(axis=0), len(rises)
     is_above = mean > tolerance
     value = 2 ** x[is_above.argmax()] if is_above.any() and not is_above[0] else math.nan

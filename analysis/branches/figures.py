@@ -41,7 +41,7 @@ def branches_chart(table: pd.DataFrame, largest: int) -> Chart:
     marks = [mark for mark in marks if len(mark.table)]
     names = {mark.name for mark in marks}
     return Chart(
-        "critical_batch",
+        "critical_batch_by_age",
         "Critical batch over the training",
         "The largest global batch that loses no more than the tolerance in a window after so many "
         "samples, and the gradient noise scale in the same window, with their 95 % intervals.",
@@ -54,5 +54,5 @@ def branches_chart(table: pd.DataFrame, largest: int) -> Chart:
         Axis({"batch": "samples"}, kind="log", ranges={"batch": (floor, ceiling)}),
         marks,
         {name: look for name, look in _LOOKS.items() if name in names},
-        tables=["tables/critical_batch.csv"],
+        tables=["tables/critical_batch_by_age.csv"],
     )

@@ -72,7 +72,7 @@ def find_ramp(cells: Cells, steps: pd.DataFrame) -> Ramp:
         )
         raise AnalysisError(msg)
     rows = table.sort_values("age_samples").to_dict("records")
-    known = tuple(f"{estimate_of(row).text()} after {row['age_samples']}" for row in rows)
+    texts = tuple(f"{estimate_of(row).text()} after {row['age_samples']}" for row in rows)
     last, fewest = rows[-1], int(table["n"].min())
     small, rate, power = (last[name] for name in TRAINING[1:])
     stages = [(0, small, rate)]
@@ -85,7 +85,7 @@ def find_ramp(cells: Cells, steps: pd.DataFrame) -> Ramp:
         few = f"; {too_few(fewest, 'seeds')}" if fewest < FEWEST else ""
         msg = (
             f"not identified: at no age a batch of {2 * small} is surely within the tolerance "
-            f"({'; '.join(known)}{few}). More seeds, later ages or a smaller first batch would tell"
+            f"({'; '.join(texts)}{few}). More seeds, later ages or a smaller first batch would tell"
         )
         raise AnalysisError(msg)
     begins, batches, _ = zip(*stages, strict=True)
@@ -111,7 +111,7 @@ def find_ramp(cells: Cells, steps: pd.DataFrame) -> Ramp:
         samples,
         optimizer_steps(tuple(stages), samples),
         samples // small,
-        known,
+        texts,
         cut_command(runs, settings),
     )
 
@@ -178,8 +178,8 @@ def follows(run: pd.Series[Any], ages: pd.DataFrame) -> bool:
         return False
     training = (run["settings"], small, rate, rate_exponent(run["stages"]))
     is_same = [each == training for each in ages[[*TRAINING]].itertuples(index=False, name=None)]
-    known = ages[is_same].sort_values("age_samples")
+    same = ages[is_same].sort_values("age_samples")
     return all(
-        batch <= known.loc[known["age_samples"].le(begin), "estimate"].iloc[-1:].max()
+        batch <= same.loc[same["age_samples"].le(begin), "estimate"].iloc[-1:].max()
         for begin, batch, _ in others
     )

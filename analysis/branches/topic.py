@@ -56,7 +56,7 @@ def branches_section(cells: Cells, steps: pd.DataFrame) -> Section | None:
 
 def _critical_table(table: pd.DataFrame, estimates: Sequence[Estimate]) -> Table:
     return Table(
-        "critical_batch",
+        "critical_batch_by_age",
         "Critical batch by branches",
         table,
         [

@@ -224,20 +224,12 @@ def of_noise_scale(context: Context) -> Judgement | None:
     return Judgement(answer, effect, ids, says, is_compared=True)
 
 
-def of_growing_batches(context: Context) -> Result | Judgement | None:
+def of_growing_batches(context: Context) -> Result | None:
     """Final losses of ramps that stay within the critical batch against the small batch."""
     rows = compared_ramps(context.cells)
-    contrasts = against_first_batch(rows)
     ages = critical_batches(context.cells, context.evidence.steps)
     following = {run["batches"] for _, run in rows.iterrows() if follows(run, ages)}
-    kept = [each for each in contrasts if each.level in following]
-    if contrasts and not kept:
-        return Judgement.undecided(
-            "no ramp of these runs is known to stay within the critical batch, which branches of "
-            "the same training tell, in the same report",
-            "difference of final loss between a ramp and its first batch",
-            run_ids_of(contrasts),
-        )
+    kept = [each for each in against_first_batch(rows) if each.level in following]
     return Result({"ramps": kept}, reason=context.margin[1]) if kept else None
 
 

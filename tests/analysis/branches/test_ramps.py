@@ -167,7 +167,7 @@ def test_branches_of_real_runs_end_in_a_ramp_that_is_verified(
     assert main(["sweep", *settings, "sweep_dir=s"]) == 0, capsys.readouterr()
     assert main(["report", "s"]) == 0
     assert "The largest global batch that loses at most 1 nats against 4" in capsys.readouterr().out
-    table = pd.read_csv("s/report/tables/critical_batch.csv")
+    table = pd.read_csv("s/report/tables/critical_batch_by_age.csv")
     assert table[["age_samples", "window_samples", "n"]].to_numpy().tolist() == [[64, 128, 3]]
     runs = load("s").runs
     assert table["run_ids"].str.split().str.len().tolist() == [len(runs)]

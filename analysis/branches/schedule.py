@@ -50,10 +50,9 @@ def with_schedules(cells: Cells) -> pd.DataFrame:
         return runs.iloc[:0].astype({"stages": object}).assign(settings="", block="")
     kept = [n for n in cells.settings if not varies_on_the_way(n) and n not in {RATE, _NEEDED[1]}]
     return runs.assign(
-        stages=[
-            tuple((begin, batch, float(f"{rate:.4g}")) for begin, batch, rate in stages)
-            for stages in runs["stages"]
-        ],
+        stages=runs["stages"].map(
+            lambda stages: tuple((at, batch, float(f"{rate:.4g}")) for at, batch, rate in stages)
+        ),
         settings=labels_of(cells, runs, kept),
         block=blocks_of(runs, SEEDS),
     )

@@ -20,13 +20,13 @@ for each of 3, 5 and 8 seeds and three ages: 93 to 97 %.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from batchscape.analysis.branches.schedule import Stages, with_schedules
 from batchscape.analysis.cells import Cells
@@ -70,13 +70,14 @@ def critical_batches(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
     """
     runs = with_schedules(cells)
     rows = []
-    for (settings, first), members in runs.groupby(["settings", runs["stages"].str[0]], sort=False):
-        _, small, rate = first
+    for key, members in runs.groupby(["settings", runs["stages"].str[0]], sort=False):
+        settings, (_, small, rate) = cast("tuple[str, tuple[int, int, float]]", key)
         n_stages = members["stages"].str.len()
         stay = members[n_stages.eq(1)].sort_values("planned_samples")
         grown = members[n_stages.eq(2) & members["global_batch_size"].gt(small)]
         ages, powers = grown["stages"].str[1].str[0], grown["stages"].map(rate_exponent)
-        for (age, end, power), branches in grown.groupby([ages, "planned_samples", powers]):
+        for place, branches in grown.groupby([ages, "planned_samples", powers]):
+            age, end, power = cast("tuple[int, int, float]", place)
             # A run that goes on for longer is the same training up to there, unless its rate
             # depends on its end.
             longer = stay["planned_samples"].gt(end) & stay["schedule.name"].eq("constant")
@@ -91,7 +92,7 @@ def critical_batches(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
             margins = pd.to_numeric(compared.reindex(columns=[TOLERANCE])[TOLERANCE])
             tolerance, conflict = stated_margin(margins.to_numpy(dtype=float), "final_loss")
             tolerance = math.nan if conflict else tolerance
-            ends = critical_batch(rises.to_numpy(), rises.columns, tolerance)
+            ends = critical_batch(rises.to_numpy(), rises.columns.to_numpy(), tolerance)
             noise = cell_noise_scales(replace(cells, runs=bases.assign(cell=0)), within).reindex(
                 [0]
             )
@@ -114,7 +115,7 @@ def critical_batches(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def critical_batch(
-    rises: NDArray[np.float64], batches: Sequence[int], tolerance: float
+    rises: NDArray[np.float64], batches: ArrayLike, tolerance: float
 ) -> tuple[float, float, float]:
     """Return the critical batch with the ends of its 95 % interval.
 
@@ -122,7 +123,7 @@ def critical_batch(
     ----------
     rises : array, shape (n, m)
         Loss of each seed at each batch, less that at the first one: nats.
-    batches : sequence of int, length m
+    batches : array_like, shape (m,)
         Ascending.
     tolerance : float
         Mean rise that is accepted, in nats.
@@ -152,7 +153,7 @@ def critical_batch(
 
 def estimate_of(row: Mapping[Hashable, Any]) -> Estimate:
     """Return the critical batch of one row as an estimate."""
-    definition, method = _DEFINITION.format(**row), f"inverted t-test over {row['n']} seeds"
+    definition, method = _DEFINITION.format_map(row), f"inverted t-test over {row['n']} seeds"
     note = NOT_IDENTIFIED if math.isnan(row["estimate"]) else None
     value, low, high = (float(row[name]) for name in _ENDS)
     return Estimate(value, low, high, row["n"], "samples", method, definition, note)

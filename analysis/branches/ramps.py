@@ -133,7 +133,7 @@ def compared_ramps(cells: Cells) -> pd.DataFrame:
         value=losses.mask(runs["status"].eq("diverged"), math.inf),
         batches=runs["stages"].map(schedule_text),
         sizes=[", ".join(f"{b} ({rate:.3g})" for _, b, rate in each) for each in runs["stages"]],
-        begins=[tuple(begin for begin, *_ in stages) for stages in runs["stages"]],
+        begins=runs["stages"].map(lambda stages: tuple(begin for begin, *_ in stages)),
         at=[
             ", ".join(filter(None, (f"{samples} samples", settings)))
             for samples, settings in zip(runs["planned_samples"], runs["settings"], strict=True)

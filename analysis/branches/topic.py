@@ -39,7 +39,7 @@ def branches_section(cells: Cells, steps: pd.DataFrame) -> Section | None:
                 f"against {table['small_batch_size'].iloc[0]}, by the samples trained before: "
                 f"{'; '.join(texts)}."
             )
-            largest = max(int(n.removeprefix(_RISE)) for n in table if n.startswith(_RISE))
+            largest = max(int(n.removeprefix(_RISE)) for n in table.columns if n.startswith(_RISE))
             charts.append(branches_chart(table, largest))
             names = [f"critical_batch_after_{age}" for age in ages]
             headlines = dict(zip(names, estimates, strict=True))
@@ -77,7 +77,7 @@ def _critical_table(table: pd.DataFrame, estimates: Sequence[Estimate]) -> Table
             ),
             *(
                 Column(name, f"rise at {name.removeprefix(_RISE)}", format="+.4f")
-                for name in table
+                for name in table.columns
                 if name.startswith(_RISE)
             ),
             Column("n", "seeds"),

@@ -210,7 +210,7 @@ def of_noise_scale(context: Context) -> Judgement | None:
     # An age at which the interval lies outside, else the one at which it reaches farthest.
     reach = ratios[["high"]].assign(low=1 / ratios["low"]).max(axis=1)
     chosen = is_outside if is_outside.any() else ratios["value"].notna()
-    deciding = ratios.loc[reach.where(chosen, 0.0).idxmax()]
+    deciding = ratios.iloc[int(reach.where(chosen, 0.0).to_numpy().argmax())]
     value, low, high = (float(deciding[name]) for name in ("value", "low", "high"))
     effect = Estimate(
         value, low, high, int(deciding["n"]), "", "ends of both 95 % intervals", definition

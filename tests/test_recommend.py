@@ -21,6 +21,8 @@ def test_help_names_every_option(capsys):
         (["--devices", "0"], "devices must be at least 1"),
         (["--memory-gib", "nan"], "memory_gib must be above zero"),
         ([], "holds no runs"),
+        (["--ramp"], "holds no runs"),
+        (["--ramp", "--devices", "2"], "takes no other option but --json"),
     ],
 )
 def test_bad_input_is_answered_with_the_rule(arguments, rule, tmp_path, capsys):

@@ -28,7 +28,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from batchscape.analysis.branches.schedule import Stages, with_schedules
+from batchscape.analysis.branches.schedule import TOLERANCE, Stages, with_schedules
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.equivalence.paired import stated_margin
 from batchscape.analysis.estimates import FEWEST, NOT_IDENTIFIED, Estimate, t_reach
@@ -48,7 +48,6 @@ _DEFINITION = (
     "samples after {age_samples}, is at most {tolerance:g} nats above that of {small_batch_size} "
     "throughout"
 )
-TOLERANCE = "measure.equivalence_margin"
 
 
 def critical_batches(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
@@ -89,8 +88,8 @@ def critical_batches(cells: Cells, steps: pd.DataFrame) -> pd.DataFrame:
             rises = losses.sub(losses.get(small, math.nan), axis=0).dropna().clip(upper=_DIVERGED)
             if rises.empty:
                 continue
-            margins = pd.to_numeric(compared.reindex(columns=[TOLERANCE])[TOLERANCE])
-            tolerance, conflict = stated_margin(margins.to_numpy(dtype=float), "final_loss")
+            margins = pd.to_numeric(compared[TOLERANCE]).to_numpy(dtype=float)
+            tolerance, conflict = stated_margin(margins, "final_loss")
             tolerance = math.nan if conflict else tolerance
             ends = critical_batch(rises.to_numpy(), rises.columns.to_numpy(), tolerance)
             noise = cell_noise_scales(replace(cells, runs=bases.assign(cell=0)), within).reindex(

@@ -9,7 +9,12 @@ from batchscape.analysis.comparing.pairs import blocks_of, labels_of
 
 Stages = tuple[tuple[int, int, float], ...]
 
-_NEEDED = ("stages", "learning_rate", "planned_samples", "final_eval_loss")
+TOLERANCE = "measure.equivalence_margin"
+_COLUMNS = [
+    *("sweep_dir", "run_id", "trajectory_id", "cell", "status", "not_invariant", "task"),
+    *("global_batch_size", "stages", "learning_rate", "planned_samples", "schedule.name"),
+    *("final_eval_loss", TOLERANCE, *SEEDS),
+]
 
 
 def optimizer_steps(stages: Stages, samples: int) -> int:
@@ -40,19 +45,21 @@ def with_schedules(cells: Cells) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The runs, one a trajectory, with `stages` (rates to four digits), `settings` (in which
-        trainings differ) and `block` (equal for equal seeds).
+        The runs, one a trajectory, with what is needed of their columns: `stages` (rates to four
+        digits), `settings` (in which trainings differ), `block` (equal for equal seeds) and others.
     """
-    runs = cells.runs.reindex(columns=[*dict.fromkeys([*cells.runs, *_NEEDED])])
+    runs = cells.runs.reindex(columns=_COLUMNS)
     is_ended = runs["status"].isin(["completed", "diverged"]) & runs["learning_rate"].notna()
     runs = runs[is_ended & runs["stages"].notna()].drop_duplicates("trajectory_id")
     if all(len(stages) == 1 for stages in runs["stages"]):
-        return runs.iloc[:0].astype({"stages": object}).assign(settings="", block="")
-    kept = [n for n in cells.settings if not varies_on_the_way(n) and n not in {RATE, _NEEDED[1]}]
+        runs = runs.iloc[:0]
+    kept = [
+        n for n in cells.settings if not varies_on_the_way(n) and n not in {RATE, "learning_rate"}
+    ]
     return runs.assign(
-        stages=runs["stages"].map(
-            lambda stages: tuple((at, batch, float(f"{rate:.4g}")) for at, batch, rate in stages)
-        ),
+        stages=runs["stages"]
+        .astype(object)
+        .map(lambda stages: tuple((at, batch, float(f"{rate:.4g}")) for at, batch, rate in stages)),
         settings=labels_of(cells, runs, kept),
         block=blocks_of(runs, SEEDS),
     )

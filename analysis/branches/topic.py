@@ -6,15 +6,10 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from batchscape.analysis.branches.critical import (
-    TOLERANCE,
-    TRAINING,
-    critical_batches,
-    estimate_of,
-)
+from batchscape.analysis.branches.critical import TRAINING, critical_batches, estimate_of
 from batchscape.analysis.branches.figures import branches_chart
 from batchscape.analysis.branches.ramps import against_first_batch, compared_ramps
-from batchscape.analysis.branches.schedule import optimizer_steps
+from batchscape.analysis.branches.schedule import TOLERANCE, optimizer_steps
 from batchscape.analysis.cells import Cells
 from batchscape.analysis.equivalence.paired import stated_margin
 from batchscape.analysis.estimates import FEWEST, LEVEL, NOT_IDENTIFIED, Estimate
@@ -96,7 +91,7 @@ def _critical_table(table: pd.DataFrame, estimates: Sequence[Estimate]) -> Table
 def _ramps(cells: Cells) -> pd.DataFrame:
     """Return a row a ramp: its steps, and what it loses against its first batch throughout."""
     rows = compared_ramps(cells)
-    margins = pd.to_numeric(rows.reindex(columns=[TOLERANCE])[TOLERANCE]).to_numpy(dtype=float)
+    margins = pd.to_numeric(rows[TOLERANCE]).to_numpy(dtype=float)
     margin, _ = stated_margin(margins, "final_eval_loss")
     sides = rows.drop_duplicates("batches").set_index("batches")
     table = []

@@ -205,8 +205,6 @@ def of_noise_scale(context: Context) -> Judgement | None:
         few = too_few(int(ages["n"].max()), "seeds")
         return Judgement.undecided(few, definition, ids, is_compared=True)
     is_outside = ratios["low"].gt(WITHIN) | ratios["high"].lt(1 / WITHIN)
-    is_inside = ratios["low"].ge(1 / WITHIN) & ratios["high"].le(WITHIN)
-    everywhere = SUPPORTED if is_inside.all() and len(ratios) == len(ages) else OPEN
     # An age at which the interval lies outside, else the one at which it reaches farthest.
     reach = ratios[["high"]].assign(low=1 / ratios["low"]).max(axis=1)
     chosen = is_outside if is_outside.any() else ratios["value"].notna()
@@ -220,6 +218,8 @@ def of_noise_scale(context: Context) -> Judgement | None:
         f"{effect.text()}; as large means within a factor of {WITHIN:g}. Its ends are those of "
         "both intervals: wider than 95 %, in place of a correction for several ages."
     )
+    is_supported = reach.le(WITHIN).all() and len(ratios) == len(ages)
+    everywhere = SUPPORTED if is_supported else OPEN
     answer = CONTRADICTED if is_outside.any() else everywhere
     return Judgement(answer, effect, ids, says, is_compared=True)
 

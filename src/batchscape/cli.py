@@ -404,6 +404,9 @@ def _recommend(arguments: list[str]) -> int:
     parser.add_json()
     parsed = parser.parse_args(arguments)
     if parsed.ramp:
+        if len(arguments) > len(parsed.folders) + 1 + parsed.json:
+            msg = "--ramp follows the critical batch, and takes no other option but --json"
+            raise ConfigError(msg)
         return _recommend_ramp(parsed.folders, is_json=parsed.json)
     from batchscape.analysis.decisions.evidence import gather
     from batchscape.analysis.decisions.recommend import Needs, recommend

@@ -68,6 +68,7 @@ _NOT_SETTINGS = {
     "rank",
     "reason",
     "run_id",
+    "stages",
     "started_at",
     "status",
     "stop_reason",

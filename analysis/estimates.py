@@ -118,13 +118,15 @@ class Estimate:
         -------
         str
             As in `120 [95, 160]`, `120 [95, ∞]`, `120`, `120 (n = 2)`,
-            `not identified (≥ 80)`, or, for a range over readings, `80 to 120`.
+            `not identified (≥ 80)`, `not identified (≤ 20)`, or, for a range over readings,
+            `80 to 120`.
         """
         if self.readings:
             return f"{significant(self.low, digits)} to {significant(self.high, digits)}"
         if not self.is_identified:
-            bound = f" (≥ {significant(self.low, digits)})" if self.low > 0 else ""
-            return NOT_IDENTIFIED + bound
+            bounds = [f"≥ {significant(self.low, digits)}"] * (self.low > 0)
+            bounds += [f"≤ {significant(self.high, digits)}"] * math.isfinite(self.high)
+            return NOT_IDENTIFIED + (f" ({', '.join(bounds)})" if bounds else "")
         return interval_text(self.value, self.low, self.high, self.n, digits)
 
 

@@ -56,6 +56,7 @@ and those below in a study too.
 | `hydra.verbose`, `hydra/job_logging` | what a run prints is in `log.txt` of its folder |
 | `hydra.output_subdir` | `config.json` of each run has its settings |
 | `hydra/launcher=...` | `launcher.concurrent_runs=N` takes several runs at a time |
+| `${sum:A,B}` (a resolver) | the sum, in a study: `samples: ${sum:${batch.ramp.0.samples},1024}` |
 | `hydra/sweeper=...`, `hydra.mode` | axes are `key=a,b,c`, or a study |
 """
 NEEDED = "???"

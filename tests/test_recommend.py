@@ -10,7 +10,7 @@ def test_help_names_every_option(capsys):
         main(["recommend", "--help"])
     assert stopped.value.code == 0
     text = capsys.readouterr().out
-    for option in ("--devices", "--memory-gib", "--deadline", "--target", "--json"):
+    for option in ("--devices", "--memory-gib", "--deadline", "--target", "--ramp", "--json"):
         assert option in text
 
 
@@ -21,6 +21,8 @@ def test_help_names_every_option(capsys):
         (["--devices", "0"], "devices must be at least 1"),
         (["--memory-gib", "nan"], "memory_gib must be above zero"),
         ([], "holds no runs"),
+        (["--ramp"], "holds no runs"),
+        (["--ramp", "--devices", "2"], "takes no other option but --json"),
     ],
 )
 def test_bad_input_is_answered_with_the_rule(arguments, rule, tmp_path, capsys):

@@ -76,7 +76,8 @@ def test_first_line_is_true(name):
     if len(products) == 1:
         assert f"{len({spec.config.seed for spec in plan.specs})} seeds" in promise["products"]
     assert plan.sweep_dir == Path("outputs") / name
-    if name not in {"sequence_length", "horizons"}:
+    beginnings = {"horizons", "critical_batch_by_branches", "ramp_verified"}
+    if name not in {"sequence_length", *beginnings}:
         check_all_end_at_the_same_samples(plan.specs)
 
 
@@ -113,6 +114,55 @@ def test_horizons_are_ages_of_one_trunk_with_a_quarter_of_decay():
     assert len(beginnings) > 0.9 * len(shorter)
     trained = sum(own.values()) - sum(b.optimizer_steps for b in beginnings.values())
     assert trained < 0.68 * sum(own.values())
+
+
+@pytest.mark.slow
+def test_branches_leave_one_training_at_its_ages_for_one_window():
+    specs = plan_of("critical_batch_by_branches").specs
+    trunks = [spec for spec in specs if len(spec.stages) == 1]
+    ages = {512 << n for n in range(5)}
+    assert {spec.samples - 1024 for spec in trunks} == ages
+    for spec in trunks:
+        assert spec.stages[0].optimizer.learning_rate == 0.004
+    sizes = {
+        age: [
+            (spec.stages[1].geometry.global_batch_size, spec.stages[1].samples)
+            for spec in specs
+            if spec.config.seed == 0 and len(spec.stages) == 2 and spec.stages[0].samples == age
+        ]
+        for age in ages
+    }
+    assert all(sorted(found) == [(4 << n, 1024) for n in range(1, 6)] for found in sizes.values())
+    assert all(spec.stages[0].optimizer == trunks[0].stages[0].optimizer for spec in specs)
+
+
+@pytest.mark.slow
+def test_ramps_that_are_verified_take_equal_samples():
+    specs = [spec for spec in plan_of("ramp_verified").specs if spec.config.seed == 0]
+    assert {spec.samples for spec in specs} == {12288}
+    stages = {
+        tuple((stage.samples, stage.geometry.global_batch_size) for stage in spec.stages)
+        for spec in specs
+    }
+    found = ((1024, 4), (3072, 8), (8192, 32))
+    early, late = ((512, 4), (1536, 8), (10240, 32)), ((2048, 4), (6144, 8), (4096, 32))
+    decayed = ((1024, 4), (3072, 4), (8192, 4))
+    assert stages == {((12288, 4),), ((12288, 32),), found, early, late, decayed}
+    # By the root of the batch; Seesaw's by its inverse; the decay by the batch itself.
+    exponents = [
+        math.log(stage.optimizer.learning_rate / 0.004)
+        / math.log(stage.geometry.global_batch_size / 4)
+        for spec in specs
+        for stage in spec.stages[1:]
+        if stage.geometry.global_batch_size > 4
+    ]
+    assert sorted(round(exponent, 4) for exponent in exponents) == [-0.5] * 2 + [0.5] * 6
+    (rates,) = (
+        [stage.optimizer.learning_rate for stage in spec.stages]
+        for spec in specs
+        if len(spec.stages) == 3 and spec.geometry.global_batch_size == 4
+    )
+    assert rates == [0.004, 0.002, 0.0005]
 
 
 @pytest.mark.parametrize("name", ["fixed_global_batch", "fixed_global_batch_digits"])

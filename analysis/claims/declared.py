@@ -2,7 +2,8 @@
 
 They come from four practitioners' write-ups: an article on LitGPT's batch settings (000), notes on
 Chinese-LLaMA-Alpaca-2 (001) and on MuseV (002), and an article on the formula of the global batch
-(003). Thresholds are ours, and stand beside the rules as constants.
+(003). What is said of batches that grow comes from papers. Thresholds are ours, and stand beside
+the rules as constants.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ from batchscape.analysis.claims.updates import (
     of_accumulated_batches,
     of_best_rates,
     of_cuts,
+    of_growing_batches,
+    of_late_switching,
+    of_noise_scale,
     of_variance,
 )
 from batchscape.analysis.comparing.pairs import Contrast
@@ -394,6 +398,55 @@ CLAIMS: tuple[Claim, ...] = (
         rules={"cuts": _none_is_better},
         says="Balanced means on the Pareto front: no other cut is faster by 5 % with a peak that "
         "is higher by less than 5 %: {cuts}.",
+    ),
+    Claim(
+        id="noise-scale-tells-critical-batch",
+        statement="The gradient noise scale tells the critical batch",
+        source="McCandlish et al. 2018 (arXiv:1812.06162)",
+        needs="branches: from one age of a training on, runs with its batch and with larger ones, "
+        "with three seeds and sampled noise scales",
+        effect="ratio of the critical batch at an age to the gradient noise scale in its window",
+        rule="supported: at every age its interval lies within a factor of 2; contradicted: at one "
+        "age it lies outside",
+        settle="batchscape sweep sweeps=critical_batch_by_branches",
+        view="branching",
+        result=of_noise_scale,
+    ),
+    Claim(
+        id="growing-batch-loses-nothing",
+        statement="A batch that grows with the critical batch loses nothing",
+        source="Merrill et al. 2025 (arXiv:2505.23971)",
+        needs="branches that tell the critical batch, and of the same training, at equal samples "
+        "and with three seeds, the first batch throughout and a ramp that stays within it",
+        effect="paired difference of final held-out loss, ramp minus first batch throughout",
+        rule="supported: of every such ramp it is below the margin set before launch (95 % "
+        "interval); contradicted: of one it is above",
+        settle="batchscape sweep sweeps=ramp_verified",
+        view="branching",
+        result=of_growing_batches,
+        definition="difference of final loss between a ramp and its first batch",
+        rules={
+            "ramps": lambda contrasts, margin: every([below(each, margin) for each in contrasts])
+        },
+        says="Worst of {n_ramps}: {ramps}; a loss is more than {margin} nats.",
+        unit="nats",
+    ),
+    Claim(
+        id="late-switching-beats-early",
+        statement="Switching late to a larger batch beats switching early",
+        source="Merrill et al. 2025 (arXiv:2505.23971)",
+        needs="ramps of equal batches and rates, at equal samples, that climb early and late, with "
+        "three seeds",
+        effect="paired difference of final held-out loss, the latest minus the earliest",
+        rule="supported: it is below 0 everywhere (95 % interval); contradicted: above somewhere; "
+        "what the later ramp costs in optimizer steps is not weighed",
+        settle="batchscape sweep sweeps=ramp_verified",
+        view="branching",
+        result=of_late_switching,
+        definition="difference of final loss between a late and an early switch",
+        rules={"switches": lambda contrasts, _: every([below(each, 0.0) for each in contrasts])},
+        says="Worst of {n_switches}: {switches}.",
+        unit="nats",
     ),
 )
 """All claims, in the order of the list they come from."""

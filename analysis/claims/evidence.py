@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from batchscape.analysis.branches.schedule import varies_on_the_way
 from batchscape.analysis.cells import GEOMETRY, RATE, SEEDS, Cells, plain_texts
 from batchscape.analysis.comparing.pairs import blocks_of, join_texts, labels_of, logarithm
 from batchscape.analysis.comparison import valid_figures
@@ -19,9 +20,9 @@ from batchscape.analysis.joins import rows_of
 from batchscape.analysis.targets.tidy import refuse_missing
 from batchscape.config import Affects, affects_of
 
-View = Literal["cost", "training", "reaching"]
+View = Literal["cost", "training", "reaching", "branching"]
 """Memory and times do not depend on settings that decide the loss alone; a loss does; when a target
-is reached does not depend on the budget."""
+is reached does not depend on the budget; branches of a training may differ in more than that."""
 
 _MARGIN = MARGIN_SETTINGS["final_eval_loss"]
 _CADENCE = "evaluation.every_samples"
@@ -52,6 +53,11 @@ class Context:
     def launched(self) -> pd.DataFrame:
         """The runs of this context with all their columns."""
         return self.evidence.cells.runs.loc[self.runs.index]
+
+    @property
+    def cells(self) -> Cells:
+        """The cells with the runs of this context."""
+        return replace(self.evidence.cells, runs=self.launched)
 
     @property
     def data(self) -> list[str]:
@@ -181,4 +187,6 @@ def _is_free(name: str, view: View) -> bool:
     affects = affects_of(name)
     if view == "cost" and affects is not None and not affects & Affects.COST:
         return True
+    if view == "branching":
+        return varies_on_the_way(name)
     return view == "reaching" and name.startswith("budget.")

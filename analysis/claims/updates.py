@@ -8,13 +8,20 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from batchscape.analysis.branches.critical import critical_batches
+from batchscape.analysis.branches.ramps import (
+    against_first_batch,
+    compared_ramps,
+    follows,
+    late_against_early,
+)
 from batchscape.analysis.claims.claim import Judgement, Result, run_ids_of
 from batchscape.analysis.claims.evidence import Context
 from batchscape.analysis.claims.rates import BATCH, comparable, loss_name, score_of
 from batchscape.analysis.claims.rules import CONTRADICTED, OPEN, SUPPORTED
 from batchscape.analysis.comparing.pairs import Contrast, contrasts_of, settings_text
 from batchscape.analysis.cost.table import FACTORS
-from batchscape.analysis.estimates import FEWEST, LEVEL, too_few
+from batchscape.analysis.estimates import FEWEST, LEVEL, Estimate, too_few
 from batchscape.analysis.learning_rate.aim import final_losses, find_optima
 from batchscape.analysis.learning_rate.choice import runs_at_best
 from batchscape.analysis.learning_rate.exponent import exponent_of, is_bounded, left_out_reason
@@ -25,6 +32,8 @@ from batchscape.text import list_text
 
 LEAST = 0.1
 """An exponent below 0.1 is no growth: a batch 10 times larger would change things by 26 %. Ours."""
+WITHIN = 2.0
+"""Factor within which a noise scale tells a critical batch: the step between batches. Ours."""
 _TABLE = [(1, 32, 1), (4, 8, 1), (2, 8, 2), (1, 8, 4)]
 """The cuts of 32 that the claim names."""
 
@@ -178,3 +187,53 @@ def of_variance(context: Context) -> Result | None:
         return None
     low, high = contrast.interval(LEVEL)
     return Result({"slope": [contrast]}, {"inside": "" if low <= -1 <= high else "not "})
+
+
+def of_noise_scale(context: Context) -> Judgement | None:
+    """Critical batches by branches over the gradient noise scale in the same windows."""
+    ages = critical_batches(context.cells, context.evidence.steps)
+    if ages.empty:
+        return None
+    ids = tuple(sorted({*" ".join(ages["run_ids"]).split()}))
+    definition = "ratio of the critical batch by branches to the gradient noise scale"
+    ratios = ages.assign(
+        value=ages["estimate"] / ages["noise_estimate"],
+        low=ages["low"] / ages["noise_high"],
+        high=ages["high"] / ages["noise_low"],
+    ).dropna(subset=["low", "high"])
+    if ratios.empty:
+        few = too_few(int(ages["n"].max()), "seeds")
+        return Judgement.undecided(few, definition, ids, is_compared=True)
+    is_outside = ratios["low"].gt(WITHIN) | ratios["high"].lt(1 / WITHIN)
+    # An age at which the interval lies outside, else the one at which it reaches farthest.
+    reach = ratios[["high"]].assign(low=1 / ratios["low"]).max(axis=1)
+    chosen = is_outside if is_outside.any() else ratios["value"].notna()
+    deciding = ratios.iloc[int(reach.where(chosen, 0.0).to_numpy().argmax())]
+    value, low, high = (float(deciding[name]) for name in ("value", "low", "high"))
+    effect = Estimate(
+        value, low, high, int(deciding["n"]), "", "ends of both 95 % intervals", definition
+    )
+    says = (
+        f"Of {len(ages)} ages, that after {deciding['age_samples']} samples decides: the ratio is "
+        f"{effect.text()}; as large means within a factor of {WITHIN:g}. Its ends are those of "
+        "both intervals: wider than 95 %, in place of a correction for several ages."
+    )
+    is_supported = reach.le(WITHIN).all() and len(ratios) == len(ages)
+    everywhere = SUPPORTED if is_supported else OPEN
+    answer = CONTRADICTED if is_outside.any() else everywhere
+    return Judgement(answer, effect, ids, says, is_compared=True)
+
+
+def of_growing_batches(context: Context) -> Result | None:
+    """Final losses of ramps that stay within the critical batch against the small batch."""
+    rows = compared_ramps(context.cells)
+    ages = critical_batches(context.cells, context.evidence.steps)
+    following = {run["batches"] for _, run in rows.iterrows() if follows(run, ages)}
+    kept = [each for each in against_first_batch(rows) if each.level in following]
+    return Result({"ramps": kept}, reason=context.margin[1]) if kept else None
+
+
+def of_late_switching(context: Context) -> Result | None:
+    """Final losses of ramps that climb late against equal ones that climb early."""
+    contrasts = late_against_early(compared_ramps(context.cells))
+    return Result({"switches": contrasts}) if contrasts else None

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from batchscape.analysis.branches.topic import branches_section
 from batchscape.analysis.cells import Cells, launched_batches
 from batchscape.analysis.claims.evidence import Evidence
 from batchscape.analysis.claims.topic import claims_section
@@ -185,6 +186,7 @@ TOPICS = (
     Topic("Search", lambda m: search_section(m.cells)),
     Topic("Which geometry to use", lambda m: decision_section(m.cells, m.tables, m.reaches)),
     Topic("Update frequency against convergence", _tradeoff),
+    Topic("Batches that grow on the way", lambda m: branches_section(m.cells, m.tables.steps)),
     Topic(
         "Claims",
         lambda m: claims_section(

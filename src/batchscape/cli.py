@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,7 +18,7 @@ from batchscape import __version__
 from batchscape.errors import BatchscapeError, ConfigError, LaunchError
 from batchscape.launch.interrupts import terminations_as_interrupts
 from batchscape.libraries import why_missing
-from batchscape.outgoing import outgoing
+from batchscape.outgoing import outgoing, outgoing_json
 from batchscape.record.commands import command_of
 from batchscape.text import parse_duration, suggest
 
@@ -362,7 +363,8 @@ def _recommend(arguments: list[str]) -> int:
     parser = _Parser(
         "recommend",
         usage="batchscape recommend DIR [DIR ...] [--devices N] [--memory-gib M] [--deadline T] "
-        "[--target LOSS] [--json]\n       batchscape recommend key=value [key=value ...] "
+        "[--target LOSS] [--json]\n       batchscape recommend DIR [DIR ...] --ramp [--json]\n"
+        "       batchscape recommend key=value [key=value ...] "
         "[--devices N] [--runs DIR] [--out DIR] [--json]",
         description="Say which geometry to use after one or more sweeps, why, and what a wrong "
         "choice would cost. Given settings instead, before anything ran: the largest micro-batch "
@@ -394,8 +396,18 @@ def _recommend(arguments: list[str]) -> int:
         type=float,
         help="held-out loss to reach; default: the lowest that all global batches reached",
     )
+    parser.add_argument(
+        "--ramp",
+        action="store_true",
+        help="the stages in which the global batch may grow, after a study of its branches",
+    )
     parser.add_json()
     parsed = parser.parse_args(arguments)
+    if parsed.ramp:
+        if len(arguments) > len(parsed.folders) + 1 + parsed.json:
+            msg = "--ramp follows the critical batch, and takes no other option but --json"
+            raise ConfigError(msg)
+        return _recommend_ramp(parsed.folders, is_json=parsed.json)
     from batchscape.analysis.decisions.evidence import gather
     from batchscape.analysis.decisions.recommend import Needs, recommend
     from batchscape.analysis.decisions.show import as_json, show_recommendation
@@ -410,6 +422,21 @@ def _recommend(arguments: list[str]) -> int:
         return 0
     for recommendation in recommendations:
         show_recommendation(_console(), recommendation)
+    return 0
+
+
+def _recommend_ramp(folders: list[Path], *, is_json: bool) -> int:
+    from batchscape.analysis.branches.ramps import find_ramp
+    from batchscape.analysis.cells import find_cells
+    from batchscape.record.tables import load
+
+    tables = load(*folders)
+    ramp = find_ramp(find_cells(tables.runs), tables.steps)
+    if is_json:
+        sys.stdout.write(json.dumps(outgoing_json(asdict(ramp)), indent=2) + "\n")
+        return 0
+    for line in ramp.lines:
+        _console().print(line, soft_wrap=True)
     return 0
 
 

@@ -81,6 +81,18 @@ def test_values_of_a_sweep_file_may_be_lists_of_mappings(tmp_path):
     assert values == [(ramps[0], 0), (ramps[0], 1), (ramps[1], 0), (ramps[1], 1)]
 
 
+def test_a_budget_may_be_the_sum_of_a_stage_and_a_window(tmp_path):
+    (tmp_path / "sweeps").mkdir()
+    ramps = [[{"samples": age, "global_batch_size": 8}] for age in (64, 128)]
+    (tmp_path / "sweeps" / "mine.yaml").write_text(
+        f"# @package _global_\nbatch: {{ramp: {json.dumps(ramps[0])}}}\n"
+        "budget: {samples: '${sum:${batch.ramp.0.samples},32,2}'}\n"
+        f"hydra: {{sweeper: {{params: {{batch.ramp: {json.dumps(ramps)}}}}}}}\n"
+    )
+    composed = compose(["--config-dir", str(tmp_path), "sweeps=mine"], "batchscape sweep")
+    assert [cell.settings["budget"]["samples"] for cell in composed.cells] == [98, 162]
+
+
 def test_command_line_replaces_the_axis_of_the_same_key(grid):
     replaced = grid("sweeps=fixed_global_batch", "seed=7,8", "batch.micro_batch_size=16")
     assert {cell.settings["seed"] for cell in replaced.cells} == {7, 8}

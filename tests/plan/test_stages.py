@@ -82,8 +82,8 @@ def test_the_rest_of_any_budget_is_the_last_stage(lines, samples, plan):
             ["batch.ramp=[{samples:100,global_batch_size:8}]"],
             r"stage 1 of 1: samples must be .*8; given 100; use 96 or 104",
         ),
-        (["batch.ramp=[{samples:3840,global_batch_size:8}]"], "leaves none for"),
-        ([RAMP, "budget=optimizer_steps", "budget.optimizer_steps=9"], "leaves none"),
+        (["batch.ramp=[{samples:3848,global_batch_size:8}]"], "3848 samples, 8 too many"),
+        ([RAMP, "budget=optimizer_steps", "budget.optimizer_steps=9"], "beyond the budget"),
         ([RAMP, "budget.samples=3844"], r"rest of the budget, .*32; given 1924"),
         ([RAMP, "budget=tokens", "budget.tokens=245761"], "whole samples of 64"),
         ([RAMP, "evaluation.every_samples=20"], r"after 20 samples, within .* 8 "),
@@ -144,6 +144,18 @@ def test_equal_trainings_are_one_run_however_they_are_asked_for(plan):
     ruled = plan("scaling=linear", "scaling.reference_global_batch_size=16").specs[0]
     written = plan("optimizer.learning_rate=0.002").specs[0]
     assert ruled.trajectory_id == written.trajectory_id != plain.trajectory_id
+
+
+def test_a_ramp_may_fill_the_budget(plan):
+    stages = "[{samples:1920,global_batch_size:32},{samples:1920,global_batch_size:16%s}]"
+    spec, slower = (
+        plan(f"batch.ramp={stages % factor}").specs[0]
+        for factor in ("", ",learning_rate_factor:0.5")
+    )
+    assert cuts(spec) == cuts(slower) == [(1920, "1 x 8 x 4 = 32"), (1920, "1 x 8 x 2 = 16")]
+    rates = [stage.optimizer.learning_rate for stage in slower.stages]
+    assert rates[1] == rates[0] / 2
+    assert slower.geometry.global_batch_size == 16
 
 
 def test_a_rule_follows_the_ramp(plan):

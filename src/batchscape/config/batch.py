@@ -47,10 +47,10 @@ class Batch:
     global_batch_tokens: Annotated[Count | None, Affects.LOSS | Affects.TIME] = None
     """The same in tokens, a multiple of `data.sequence_length`."""
     ramp: tuple[RampStage, ...] = ()
-    """Stages before the global batch above is reached, each cut by the same rule: what is given of
-    devices, micro-batch and accumulation holds in every stage. A stage has its samples or tokens,
-    its global batch, and perhaps a learning rate as a factor of that of the optimizer, which is
-    that of the last stage."""
+    """Stages before the global batch above is reached, or all of them, where they fill the budget.
+    Each is cut by the same rule: what is given of devices, micro-batch and accumulation holds in
+    every stage. A stage has its samples or tokens, its global batch, and perhaps a learning rate as
+    a factor of that of the optimizer, which is that of the last stage."""
 
 
 @dataclass(frozen=True, config=STRICT)

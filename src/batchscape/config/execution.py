@@ -71,7 +71,7 @@ class Measure:
     """Optimizer steps between two samples of the gradient noise scale; null: none."""
     equivalence_margin: Annotated[Positive, Affects.NOTHING] = 0.005
     """Largest difference of the final loss, in nats, within which decompositions count as
-    equivalent. Finished runs keep theirs."""
+    equivalent, and a batch that grows as losing nothing. Finished runs keep theirs."""
     equivalence_margin_steps: Annotated[Positive, Affects.NOTHING] = 0.02
     """The same for the logarithm of the steps to a target, where 0.02 is 2 %. Finished runs keep
     theirs."""

@@ -140,6 +140,8 @@ def make_stages(config: RunConfig, geometries: Sequence[BatchGeometry]) -> tuple
     factors = [*(stage.learning_rate_factor for stage in config.batch.ramp), None]
     stages: list[Stage] = []
     for samples, geometry, factor in zip([*sizes, last], geometries, factors, strict=True):
+        if not samples:  # of the last one, where a ramp fills the budget
+            continue
         size = geometry.global_batch_size
         optimizer = scaled(config.optimizer, config.scaling, size, factor)
         if stages and (stages[-1].geometry, stages[-1].optimizer) == (geometry, optimizer):
@@ -230,11 +232,10 @@ def _samples_of_last(
     else:
         msg = "a budget has exactly one size"
         raise AssertionError(msg)
-    if samples <= 0:
+    if samples < 0:
         msg = (
-            f"batch.ramp must end before the budget does: its stages have "
-            f"{sum(ramp)} samples, which leaves none for the global batch of "
-            f"{geometries[-1].global_batch_size}; enlarge the budget, or shorten the ramp"
+            f"batch.ramp must not go beyond the budget: its stages have {sum(ramp)} samples, "
+            f"{-samples} too many; enlarge the budget, or shorten the ramp"
         )
         raise ConfigError(msg)
     return samples

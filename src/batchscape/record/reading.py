@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Any, cast
 
 import pandas as pd
@@ -101,10 +101,13 @@ def _row(folder: RunFolder, status: RunStatus, config: Mapping[str, Any]) -> dic
     # Ramps with the same batches may climb after different numbers of samples.
     climbs = [str(stage["samples"]) for stage in stages[:-1]]
     row["ramp_samples"] = ", ".join(climbs) if climbs else None
+    begins = accumulate((stage["samples"] for stage in stages[:-1]), initial=0)
     # Over that of the last stage, so that ramps which differ in it alone are pooled over rates.
     rates = [stage["optimizer"]["learning_rate"] for stage in stages]
     factors = [f"{rate / rates[-1]:.6g}" for rate in rates]
     row["ramp_learning_rate_factors"] = "\u2192".join(factors) if len(set(factors)) > 1 else None
+    # Samples before each stage, its global batch and its rate.
+    row["stages"] = tuple(zip(begins, map(int, batches), rates, strict=False))
     # Peak of the schedule, scaling rules applied.
     row["learning_rate"] = stages[-1]["optimizer"]["learning_rate"] if stages else None
     for name, value in resolved.items():

@@ -56,6 +56,8 @@ _CONFIG = {
 ConfigStore.instance().store(
     group="hydra/sweeper", name="grid", node=_CONFIG, provider="batchscape"
 )
+# A budget that goes on for a while after a stage: ${sum:${batch.ramp.0.samples},1024}.
+OmegaConf.register_new_resolver("sum", lambda *numbers: sum(numbers), replace=True)
 
 
 def _share(part: float, whole: float) -> float:

@@ -117,6 +117,7 @@ class World:
         frame = {
             "optimizer_step": step,
             "samples": step * batch,
+            "tokens": np.nan,
             "global_batch_size": batch,
             "loss": np.ones(count) if curve is None else curve,
             "gradient_norm": np.linalg.norm(gradients, axis=1),

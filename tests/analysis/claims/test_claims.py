@@ -44,6 +44,9 @@ LISTED = [
     "devices-scale-batch-linearly",
     "accumulation-4-or-8",
     "musev-224",
+    "noise-scale-tells-critical-batch",
+    "growing-batch-loses-nothing",
+    "late-switching-beats-early",
 ]
 
 Fill = Callable[[Any, bool, Sequence[int], str], None]
@@ -199,6 +202,48 @@ def fill_musev(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> N
             world.run(cut, seed, hardware=machine, step_time_s=time, peak_allocated_gib=peak)
 
 
+def fill_branches(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+    """From 512 samples on batches of 33 lose 0.005; the noise scale is 30, or 300."""
+    for seed in seeds:
+        for batch, rise in {4: 0.0, 8: 0.001, 16: 0.002, 32: 0.0045, 64: 0.02}.items():
+            curve = np.full(1536 // batch, 2 + rise * jitter(seed, batch, size=0.05))
+            stages = ((0, 4, 1e-3), (512, batch, 1e-3))
+            settings = {"planned_samples": 1536, "schedule.name": "constant", "stages": stages}
+            if batch == 4:
+                settings["stages"] = stages[:1]
+            name = f"{machine}-{batch}-{seed}"
+            world.run(
+                (1, batch, 1), seed, hardware=machine, trajectory_id=name, curve=curve, **settings
+            )
+            if batch == 4:
+                scale = (30 if holds else 300) * jitter(seed, 7)
+                world.steps[-1] = world.steps[-1].assign(
+                    gradient_norm=np.sqrt(1 + scale / 4),
+                    small_batch_size=2,
+                    small_gradient_square=1 + scale / 2,
+                )
+
+
+def fill_ramps(world: Any, holds: bool, seeds: Sequence[int], machine: str) -> None:
+    """A ramp within the critical batch loses nothing, or 0.05; climbing early 0.03, or 0.02."""
+    fill_branches(world, True, seeds, machine)
+    late, early = (0.0, 0.03) if holds else (0.05, 0.02)
+    for begins, lost in {(): 0.0, (512, 1024): late, (256, 512): early}.items():
+        batch = 16 if begins else 4
+        for seed in seeds:
+            stages = [(0, 4, 1e-3), *zip(begins, (8, 16), (1e-3, 1e-3), strict=False)]
+            world.run(
+                (1, batch, 1),
+                seed,
+                hardware=machine,
+                trajectory_id=f"{machine}-{begins}-{seed}",
+                final_eval_loss=2 + lost * jitter(seed, batch, *begins, size=0.1),
+                planned_samples=2048,
+                stages=tuple(stages),
+                **{"schedule.name": "constant"},
+            )
+
+
 FILL: dict[str, Fill] = {
     "memory-follows-micro": fill_memory,
     "accumulation-costs-memory": fill_gradients,
@@ -216,6 +261,9 @@ FILL: dict[str, Fill] = {
     "devices-scale-batch-linearly": fill_devices,
     "accumulation-4-or-8": fill_typical,
     "musev-224": fill_musev,
+    "noise-scale-tells-critical-batch": fill_branches,
+    "growing-batch-loses-nothing": fill_ramps,
+    "late-switching-beats-early": fill_ramps,
 }
 
 

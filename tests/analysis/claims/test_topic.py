@@ -32,7 +32,7 @@ def test_every_claim_is_in_the_table(world: Callable[[], Any]) -> None:
     (view,) = section.tables
     assert view.frame["claim"].tolist() == [claim.id for claim in CLAIMS]
     assert [row[0] for row in view.texts.rows] == [claim.id for claim in CLAIMS]
-    assert section.answer[0].startswith("Of 16 claims, these runs leave 3 supported, 1 contra")
+    assert section.answer[0].startswith("Of 19 claims, these runs leave 3 supported, 1 contra")
     # What is open has the command that would settle it.
     is_open = view.frame["verdict"].eq("not identified")
     assert (view.frame["settle"].notna() == is_open).all()

@@ -1,0 +1,1 @@
+"""The critical batch as training goes on: branches, and ramps that follow it."""

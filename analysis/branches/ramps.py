@@ -1,0 +1,185 @@
+"""Ramps of the global batch: the one that follows the critical batch, and how ramps compare."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from batchscape.analysis.branches.critical import (
+    TRAINING,
+    critical_batches,
+    estimate_of,
+    rate_exponent,
+)
+from batchscape.analysis.branches.schedule import (
+    optimizer_steps,
+    schedule_text,
+    with_schedules,
+)
+from batchscape.analysis.cells import Cells
+from batchscape.analysis.commands import cut_command
+from batchscape.analysis.comparing.pairs import Contrast, contrasts_of
+from batchscape.analysis.estimates import FEWEST, too_few
+from batchscape.errors import AnalysisError
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """A ramp that stays below the critical batch, and what is known of it."""
+
+    schedule: str
+    batches: tuple[int, ...]
+    begins: tuple[int, ...]
+    samples: int
+    """Samples until the end of the last window, in whole optimizer steps."""
+    optimizer_steps: int
+    steps_of_first_batch: int
+    """Optimizer steps of the same samples with the first batch throughout."""
+    critical_batches: tuple[str, ...]
+    command: str | None
+    """Command that compares both; None where none launched the branches."""
+
+    @property
+    def lines(self) -> list[str]:
+        """What to do, what it should save, and what that rests on, as sentences."""
+        return [
+            f"Train with batches of {self.schedule}.",
+            f"Over {self.samples} samples that takes {self.optimizer_steps} optimizer steps in "
+            f"place of {self.steps_of_first_batch}. From each age on it is the largest doubling of "
+            f"{self.batches[0]} up to the low end of the critical batch's interval: "
+            f"{'; '.join(self.critical_batches)}.",
+            f"Whether it loses nothing: {self.command or 'train both, with equal seeds'}",
+        ]
+
+
+def find_ramp(cells: Cells, steps: pd.DataFrame) -> Ramp:
+    """Find the stages that follow the critical batch, at the low ends of its intervals.
+
+    Raises
+    ------
+    AnalysisError
+        Where the critical batch is not identified.
+    """
+    table = critical_batches(cells, steps)
+    if table.empty or len(table[[*TRAINING]].drop_duplicates()) > 1:
+        msg = (
+            "a ramp follows the critical batch of one training, by runs that go on from it with "
+            "larger batches, as in: batchscape sweep sweeps=critical_batch_by_branches"
+        )
+        raise AnalysisError(msg)
+    rows = table.sort_values("age_samples").to_dict("records")
+    texts = tuple(f"{estimate_of(row).text()} after {row['age_samples']}" for row in rows)
+    last, fewest = rows[-1], int(table["n"].min())
+    small, rate, power = (last[name] for name in TRAINING[1:])
+    stages = [(0, small, rate)]
+    for row in rows if fewest >= FEWEST else []:
+        # An age without a low end says nothing of larger batches.
+        batch = small * 2 ** int(math.log2(max(row["low"], small) / small))
+        if batch > stages[-1][1]:
+            stages.append((row["age_samples"], batch, rate * (batch / small) ** power))
+    if len(stages) == 1:
+        few = f"; {too_few(fewest, 'seeds')}" if fewest < FEWEST else ""
+        msg = (
+            f"not identified: at no age a batch of {2 * small} is surely within the tolerance "
+            f"({'; '.join(texts)}{few}). More seeds, later ages or a smaller first batch would tell"
+        )
+        raise AnalysisError(msg)
+    begins, batches, _ = zip(*stages, strict=True)
+    end = last["age_samples"] + last["window_samples"]
+    samples = end - (end - begins[-1]) % batches[-1]
+    runs = cells.runs[cells.runs["run_id"].isin(last["run_ids"].split())]
+    # Where no rule makes the rates, each stage states its own.
+    states = runs["scaling.learning_rate"].iloc[0] == "none"
+    ramp = ",".join(
+        f"{{samples:{end - begin},global_batch_size:{batch}"
+        f"{f',learning_rate_factor:{stage_rate / rate:.6g}' * states}}}"
+        for (begin, batch, stage_rate), end in zip(stages, (*begins[1:], samples), strict=True)
+    )
+    settings = {
+        "batch.ramp": f"[],[{ramp}]",
+        "batch.global_batch_size": str(small),
+        "budget.samples": str(samples),
+    }
+    return Ramp(
+        schedule_text(tuple(stages)),
+        batches,
+        begins,
+        samples,
+        optimizer_steps(tuple(stages), samples),
+        samples // small,
+        texts,
+        cut_command(runs, settings),
+    )
+
+
+def compared_ramps(cells: Cells) -> pd.DataFrame:
+    """Return the runs that are compared at equal samples.
+
+    Where all change their batch at one age they are branches of that age, and left out.
+
+    Returns
+    -------
+    DataFrame
+        As `with_schedules` has them, with `value` (final held-out loss), `batches` (the schedule as
+        a text), `sizes` (its batches and rates), `begins` and `at` (samples and settings).
+    """
+    runs = with_schedules(cells)
+    losses = pd.to_numeric(runs["final_eval_loss"]).astype(float)
+    runs = runs.assign(
+        value=losses.mask(runs["status"].eq("diverged"), math.inf),
+        batches=runs["stages"].map(schedule_text),
+        sizes=[", ".join(f"{b} ({rate:.3g})" for _, b, rate in each) for each in runs["stages"]],
+        begins=runs["stages"].map(lambda stages: tuple(begin for begin, *_ in stages)),
+        at=[
+            ", ".join(filter(None, (f"{samples} samples", settings)))
+            for samples, settings in zip(runs["planned_samples"], runs["settings"], strict=True)
+        ],
+    )
+    return runs.groupby("at").filter(lambda each: len(set().union(*each["begins"])) > 2)
+
+
+def against_first_batch(rows: pd.DataFrame) -> list[Contrast]:
+    """Compare the final losses of `compared_ramps` with the first batch throughout, by seeds."""
+
+    def to_first(texts: Sequence[str]) -> list[tuple[str, str]]:
+        bases = [text for text in texts if any(each.startswith(f"{text}, ") for each in texts)]
+        return [(text, base) for base in bases for text in texts if text != base]
+
+    return contrasts_of(rows, "batches", ["at"], "block", to_first)
+
+
+def late_against_early(rows: pd.DataFrame) -> list[Contrast]:
+    """Compare `compared_ramps` of equal batches and rates: the latest with the earliest."""
+    return contrasts_of(
+        rows,
+        "begins",
+        ["sizes", "at"],
+        "block",
+        lambda levels: [(levels[-1], levels[0])] if len(levels) > 1 else [],
+    )
+
+
+def follows(run: pd.Series[Any], ages: pd.DataFrame) -> bool:
+    """Return whether a run's batch grows, by the rule of branches, to their critical batch at most.
+
+    Parameters
+    ----------
+    run : Series
+        Of `compared_ramps`.
+    ages : DataFrame
+        As `critical_batches` returns it.
+    """
+    (_, small, rate), *others = run["stages"]
+    if ages.empty or not others or others[-1][1] <= small:
+        return False
+    training = (run["settings"], small, rate, rate_exponent(run["stages"]))
+    is_same = [each == training for each in ages[[*TRAINING]].itertuples(index=False, name=None)]
+    same = ages[is_same].sort_values("age_samples")
+    return all(
+        batch <= same.loc[same["age_samples"].le(begin), "estimate"].iloc[-1:].max()
+        for begin, batch, _ in others
+    )

@@ -1,0 +1,143 @@
+"""Batches that grow on the way, in the report: critical batches by branches, and ramps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from batchscape.analysis.branches.critical import TRAINING, critical_batches, estimate_of
+from batchscape.analysis.branches.figures import branches_chart
+from batchscape.analysis.branches.ramps import against_first_batch, compared_ramps
+from batchscape.analysis.branches.schedule import TOLERANCE, optimizer_steps
+from batchscape.analysis.cells import Cells
+from batchscape.analysis.equivalence.paired import stated_margin
+from batchscape.analysis.estimates import FEWEST, LEVEL, NOT_IDENTIFIED, Estimate
+from batchscape.analysis.report.table import Column, Table
+from batchscape.analysis.report.topic import Section
+
+_RISE = "rise_"
+
+
+def branches_section(cells: Cells, steps: pd.DataFrame) -> Section | None:
+    """Show the critical batch at each age, and ramps; None where no run is one of either."""
+    table, ramps = critical_batches(cells, steps), _ramps(cells)
+    answer, tables, charts, headlines = [], [], [], {}
+    if len(table):
+        estimates = [estimate_of(row) for row in table.to_dict("records")]
+        tables.append(_critical_table(table, estimates))
+        if len(table[[*TRAINING]].drop_duplicates()) == 1:
+            ages = table["age_samples"]
+            texts = [f"{e.text()} after {age}" for e, age in zip(estimates, ages, strict=True)]
+            answer.append(
+                f"The largest global batch that loses at most {table['tolerance'].iloc[0]:g} nats "
+                f"against {table['small_batch_size'].iloc[0]}, by the samples trained before: "
+                f"{'; '.join(texts)}."
+            )
+            largest = max(int(n.removeprefix(_RISE)) for n in table.columns if n.startswith(_RISE))
+            charts.append(branches_chart(table, largest))
+            names = [f"critical_batch_after_{age}" for age in ages]
+            headlines = dict(zip(names, estimates, strict=True))
+    if len(ramps):
+        tables.append(_ramp_table(ramps))
+        counts = ramps["verdict"].value_counts().items()
+        answer.append(
+            f"Of {len(ramps)} schedules of the batch, against the first batch throughout: "
+            f"{', '.join(f'{count} {verdict}' for verdict, count in counts)}."
+        )
+    title = "Batches that grow on the way"
+    return Section(title, answer, tables, charts, headlines=headlines) if tables else None
+
+
+def _critical_table(table: pd.DataFrame, estimates: Sequence[Estimate]) -> Table:
+    return Table(
+        "critical_batch_by_age",
+        "Critical batch by branches",
+        table,
+        [
+            *(
+                Column(name, is_left=True)
+                for name in ("settings", "learning_rate", "rate_exponent")
+                if table[name].nunique() > 1
+            ),
+            Column("age_samples", "samples before", is_left=True),
+            Column("estimate", "critical batch", texts=[each.text() for each in estimates]),
+            Column(
+                "noise_estimate",
+                "noise scale",
+                format=3,
+                low="noise_low",
+                high="noise_high",
+                missing=NOT_IDENTIFIED,
+            ),
+            *(
+                Column(name, f"rise at {name.removeprefix(_RISE)}", format="+.4f")
+                for name in table.columns
+                if name.startswith(_RISE)
+            ),
+            Column("n", "seeds"),
+        ],
+        notes=[
+            "Rise: training loss (nats) over the last quarter of the window after the batch grew, "
+            "less that of the same seed whose batch stays; both see the same samples. Critical "
+            "batch (samples): where the mean rise, linear in the logarithm of the batch, crosses "
+            "the tolerance; in brackets all batches of which the t-interval of the rise contains "
+            f"it ({LEVEL:.0%}). It is one of this window, tolerance and rule for the rate. Noise "
+            "scale (samples): of the runs whose batch stays, over the window."
+        ],
+    )
+
+
+def _ramps(cells: Cells) -> pd.DataFrame:
+    """Return a row a ramp: its steps, and what it loses against its first batch throughout."""
+    rows = compared_ramps(cells)
+    margins = pd.to_numeric(rows[TOLERANCE]).to_numpy(dtype=float)
+    margin, _ = stated_margin(margins, "final_eval_loss")
+    sides = rows.drop_duplicates("batches").set_index("batches")
+    table = []
+    for contrast in against_first_batch(rows):
+        (low, high), n = contrast.interval(LEVEL), len(contrast.values)
+        samples = int(sides["planned_samples"][contrast.level])
+        taken, base = (
+            optimizer_steps(sides["stages"][side], samples)
+            for side in (contrast.level, contrast.base)
+        )
+        verdict = "no worse" if high < margin else "worse" if low > margin else NOT_IDENTIFIED
+        table.append(
+            {
+                "batches": contrast.level,
+                "against": contrast.base,
+                "at": contrast.place[0],
+                "optimizer_steps": taken,
+                "saved": f"{1 - taken / base:.0%}",
+                "difference": contrast.mean,
+                "low": low,
+                "high": high,
+                "n": n,
+                "verdict": verdict if n >= FEWEST else NOT_IDENTIFIED,
+                "run_ids": " ".join(contrast.run_ids),
+            }
+        )
+    return pd.DataFrame(table)
+
+
+def _ramp_table(ramps: pd.DataFrame) -> Table:
+    return Table(
+        "ramps",
+        "Schedules of the batch at equal samples",
+        ramps,
+        [
+            Column("batches", is_left=True),
+            *([Column("at", is_left=True)] if ramps["at"].nunique() > 1 else []),
+            Column("optimizer_steps"),
+            Column("saved", "fewer"),
+            Column("difference", "loss", "nats", 3, "low", "high", n="n"),
+            Column("verdict"),
+        ],
+        notes=[
+            f"Loss: final held-out loss less that of {ramps['against'].iloc[0]} throughout, over "
+            f"pairs of seeds, with its {LEVEL:.0%} t-interval. No worse: it lies below the margin "
+            "set before launch (measure.equivalence_margin); worse: above. A schedule whose rate "
+            "falls gains or loses by that, too."
+        ],
+    )

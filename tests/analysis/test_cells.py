@@ -13,8 +13,6 @@ from batchscape.analysis.cells import plain_texts, shorten_values
 from batchscape.analysis.cost.table import cost_groups
 from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.report.notes import find_notes
-from batchscape.analysis.report.tables import comparison_table
-from batchscape.errors import RecordError
 
 
 def geometries(table: pd.DataFrame) -> list[tuple[Any, ...]]:
@@ -57,36 +55,6 @@ def test_varying_settings_are_found_and_numbers_sorted_as_numbers(build: Any) ->
     assert cells.labels()[0] == f"1{TIMES}32{TIMES}1, sequence length 64, learning rate 0.001"
 
 
-def test_up_to_three_settings_that_vary_together_are_all_named(build: Any) -> None:
-    sweep = build()
-    for layers, width in ((2, 128), (4, 256)):
-        sweep.run(model={"name": "gpt", "n_layers": layers, "n_heads": 4, "d_model": width})
-    cells = find_cells(load(sweep.path).runs)
-    assert (
-        cells.settings
-        == cells.key_settings
-        == cells.contexts
-        == ["model.n_layers", "model.d_model"]
-    )
-    assert cells.labels()[1] == f"1{TIMES}32{TIMES}1, n layers 4, d model 256"
-    assert cells.context_of().nunique() == 2
-
-
-def test_of_more_settings_that_vary_together_three_are_named_and_a_note_has_the_rest(
-    build: Any,
-) -> None:
-    sweep = build()
-    for factor in (1, 2):
-        sizes = {"n_layers": 2 * factor, "n_heads": 4 * factor, "d_model": 128 * factor}
-        sweep.run(model={"name": "gpt", **sizes, "dropout": 0.1 * factor})
-    cells = find_cells(load(sweep.path).runs)
-    assert len(cells.settings) == 4
-    assert len(cells.key_settings) == 3
-    (rest,) = cells.dependent_settings()
-    notes = comparison_table(compare(cells), cells).notes
-    assert f"Also vary, together with settings shown: {rest}." in notes
-
-
 def test_a_name_and_a_learning_rate_stand_for_what_comes_with_them(build: Any) -> None:
     sweep = build()
     shared = {"learning_rate": 0.01, "weight_decay": 0.0}
@@ -113,14 +81,6 @@ def test_a_setting_that_follows_from_the_geometry_makes_no_context(build: Any) -
     assert set(cells.context_of()) == {0}
 
 
-def test_a_null_is_a_value_of_a_setting(build: Any) -> None:
-    sweep = build()
-    for norm in (None, 1.0):
-        sweep.run(optimizer__gradient_clip_norm=norm)
-    cells = find_cells(load(sweep.path).runs)
-    assert sorted(cells.table["optimizer.gradient_clip_norm"]) == ["1", "null"]
-
-
 def test_hardware_is_never_pooled_across_sweeps(build: Any) -> None:
     here, there = build("here"), build("there")
     for seed in (0, 1):
@@ -136,36 +96,6 @@ def test_hardware_is_never_pooled_across_sweeps(build: Any) -> None:
         "Other CPU, 2 cores",
     ]
     assert cells.runs.groupby("cell").size().tolist() == [1, 2, 2]
-
-
-def test_runs_that_never_started_take_the_hardware_of_their_sweep(build: Any) -> None:
-    here, there = build("here"), build("there")
-    here.run(seed=0)
-    here.run(seed=1, status="pending")
-    there.run(seed=0, hardware="Other CPU", core_wait=0.01)
-    cells = find_cells(load(here.path, there.path).runs)
-    assert len(cells.table) == 2
-    assert cells.runs["hardware"].notna().all()
-
-
-def test_data_of_another_content_is_another_cell(build: Any) -> None:
-    sweep = build()
-    sweep.run()
-    runs = load(sweep.path).runs
-    other = runs.assign(**{"data.manifest_hash": "1" * 16, "trajectory_id": "ffff"})
-    cells = find_cells(pd.concat([runs, other], ignore_index=True))
-    assert cells.key_settings == ["data.manifest_hash"]
-    assert len(cells.table) == 2
-
-
-def test_nothing_to_sort_is_refused(build: Any) -> None:
-    sweep = build()
-    sweep.run()
-    runs = load(sweep.path).runs
-    with pytest.raises(RecordError, match="no run to compare"):
-        find_cells(runs.iloc[:0])
-    with pytest.raises(RecordError, match="lack columns: status"):
-        find_cells(runs.drop(columns="status"))
 
 
 def test_a_setting_that_differs_between_cuts_is_another_experiment(build: Any) -> None:
@@ -227,17 +157,6 @@ def test_runs_are_pooled_by_what_their_settings_decide(
     assert cells.settings == ([setting] if is_told_apart else [])
     assert len(cells.table) == 1 + is_told_apart
     assert cost_groups(cells)["group"].nunique() == 1 + has_cost
-
-
-def test_long_values_are_shortened_to_where_they_differ() -> None:
-    head, tail = ["python", "a/long/path/to/train.py"], ["--output", "somewhere/else"]
-    texts = pd.Series(
-        [json.dumps([*head, *rates, *tail]) for rates in (["--lr", "1"], ["--lr", "2"])]
-    )
-    assert shorten_values(texts).tolist() == ["1", "2"]
-    # Short ones, and those that would become the same, stay as they are.
-    for same in (["a b", "a c"], ["x" * 50, "x" * 50], [f"{'x' * 50} ", "x" * 50]):
-        assert shorten_values(pd.Series(same)).tolist() == same
 
 
 @given(st.lists(st.lists(st.text("ab ", min_size=1, max_size=30), min_size=1, max_size=6)))

@@ -25,11 +25,6 @@ NUMBERS = st.lists(
     min_size=1,
     max_size=4,
 )
-TURNED = {
-    "supported": "contradicted",
-    "contradicted": "supported",
-    "not identified": "not identified",
-}
 
 
 def contrasts(*values: list[float]) -> list[Contrast]:
@@ -77,15 +72,6 @@ def test_one_difference_agrees_with_scipy_and_statsmodels(values: list[float], e
         assert is_within == (p_tost < 0.05)
 
 
-@given(NUMBERS, st.floats(-1, 1))
-def test_all_and_any_turn_into_each_other_with_the_sign(
-    values: list[list[float]], threshold: float
-) -> None:
-    turned = [[-x for x in differences] for differences in values]
-    above = decided(all_above(contrasts(*values), threshold))
-    assert decided(any_above(contrasts(*turned), -threshold)) == TURNED[above]
-
-
 @given(NUMBERS, st.floats(0.01, 2), st.floats(0.01, 2))
 def test_a_wider_margin_never_takes_support_away(
     values: list[list[float]], margin: float, more: float
@@ -94,17 +80,6 @@ def test_a_wider_margin_never_takes_support_away(
     wide = decided(all_within(contrasts(*values), margin + more))
     assert narrow != "supported" or wide == "supported"
     assert wide != "contradicted" or narrow == "contradicted"
-
-
-@given(NUMBERS, st.permutations(range(4)))
-def test_the_order_of_comparisons_does_not_matter(
-    values: list[list[float]], order: list[int]
-) -> None:
-    mixed = [values[n] for n in order if n < len(values)]
-    for question in (all_above, all_within, any_above):
-        assert decided(question(contrasts(*values), 0.3)) == decided(
-            question(contrasts(*mixed), 0.3)
-        )
 
 
 @pytest.mark.parametrize("values", [[1.0], [1.0, 1.0]])
@@ -117,11 +92,6 @@ def test_below_three_pairs_nothing_is_decided_but_equivalence_on_request(
     assert some([every([above(one, 0) for one in contrasts(values)])])() is None
     equivalence = all_within(contrasts(values), 9, fewest=EQUIVALENCE_FEWEST)
     assert equivalence is None if len(values) < 2 else decided(equivalence) == "supported"
-
-
-def test_differences_without_spread_are_settled() -> None:
-    assert decided(all_within(contrasts([0.0, 0.0, 0.0]), 1e-9)) == "supported"
-    assert decided(all_above(contrasts([0.1, 0.1, 0.1]), 0)) == "supported"
 
 
 def test_bounds_support_but_never_contradict() -> None:

@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import statsmodels.api as sm
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 
 from batchscape.analysis.cost.linear import fit_linear
@@ -57,16 +55,6 @@ def test_relative_errors_are_least_squares_weighted_by_the_fitted_values(seed):
     np.testing.assert_allclose(fit.covariance, oracle.cov_params(), rtol=1e-5, atol=1e-12)
 
 
-def test_a_left_out_cell_is_predicted_by_a_fit_without_it():
-    design, measured = made(np.random.default_rng(3))
-    fit = fit_linear(TERMS, design, measured)
-    for index, predicted in enumerate(fit.left_out):
-        others = fit_linear(
-            TERMS, np.delete(design, index, axis=0), measured[:index] + measured[index + 1 :]
-        )
-        assert predicted == pytest.approx(others.combine(design[index]).value)
-
-
 def test_terms_that_vary_together_are_not_told_apart_but_their_sum_is():
     design = np.array([[1.0, 4.0, 1.0], [1.0, 8.0, 1.0], [1.0, 16.0, 1.0]])
     fit = fit_linear(TERMS, design, [[6.0], [8.0], [12.0]])
@@ -93,19 +81,3 @@ def test_as_many_cells_as_terms_have_no_interval_unless_repeats_may_give_it():
     pooled = (np.var([1.0, 1.2], ddof=1) + np.var([2.0, 2.1], ddof=1)) / 2
     half = stats.t.ppf(0.975, 2) * np.sqrt(pooled)
     assert fit.term("slope").interval() == pytest.approx((0.95 - half, 0.95 + half))
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.integers(1, 64), min_size=2, max_size=8, unique=True),
-    st.floats(0.01, 100),
-    st.floats(0.001, 10),
-    st.floats(1e-3, 1e3),
-)
-def test_a_line_is_found_exactly_in_any_unit(micros, fixed, slope, unit):
-    design = [[1.0, float(micro)] for micro in micros]
-    measured = [[unit * (fixed + slope * micro)] for micro in micros]
-    for relative in (False, True):
-        fit = fit_linear(["fixed", "slope"], design, measured, relative=relative)
-        assert fit.term("slope").value == pytest.approx(unit * slope, rel=1e-5)
-        np.testing.assert_allclose(fit.fitted, np.ravel(measured), rtol=1e-7)

@@ -173,23 +173,6 @@ def test_no_step_takes_no_time():
     assert estimate.note.endswith("s, and no step takes none; a run of 1 x 16 x 1 would tell")
 
 
-def test_a_time_that_is_open_by_less_is_known():
-    model = fit_step_time(rough(np.array([1.0, 2.02, 4.0, 7.95])))
-    estimate = model.at(1, 16, 1)
-    assert estimate.is_identified
-    assert estimate.high < 10 * estimate.low
-
-
-def test_no_times_however_rough_are_too_much():
-    """Intervals of any width have ends, or are infinite, and no time is known that is."""
-    rng = np.random.default_rng(0)
-    for _ in range(150):
-        model = fit_step_time(rough(np.exp(3 * rng.standard_normal(3))))
-        for micro in (3, 64, 1024):
-            estimate = model.at(1, micro, 1)
-            assert not estimate.is_identified or estimate.high <= 10 * estimate.low
-
-
 def test_an_invalid_time_is_left_out_and_none_at_all_is_refused():
     rows = table(MANY)
     rows.loc[rows["micro_batch_size"] == 32, "step_time_s"] = math.nan
@@ -204,8 +187,6 @@ def test_an_invalid_time_is_left_out_and_none_at_all_is_refused():
         (lambda t: t.drop(columns="micro_batch_size"), "lacks micro_batch_size"),
         (lambda t: t.drop(columns=["peak_allocated_gib", "step_time_s"]), "lacks one of"),
         (lambda t: t.assign(micro_batch_size=1.5), "integers of at least 1"),
-        (lambda t: t.assign(data_parallel_size=0), "integers of at least 1"),
-        (lambda t: t.assign(gradient_accumulation_steps=math.nan), "integers of at least 1"),
         (lambda t: t.assign(peak_allocated_gib=-1.0, step_time_s=-1.0), "not negative"),
         (lambda t: t.assign(peak_allocated_gib=math.inf, step_time_s=math.inf), "finite"),
         (lambda t: t.assign(peak_allocated_gib="much", step_time_s="long"), "numbers"),
@@ -268,13 +249,6 @@ def test_whatever_the_cells_a_prediction_is_right_or_absent(cells, apart):
         estimate = model.at(devices, micro, accumulation)
         if estimate.is_identified:
             assert estimate.value == pytest.approx(truth, rel=1e-4)
-
-
-def test_cells_that_were_measured_can_always_be_predicted():
-    for cells in ([(1, 8, 1)], FORK, [(2, 4, 4), (2, 8, 2)]):
-        model = fit_step_time(table(cells))
-        for cell in cells:
-            assert model.at(*cell).is_identified
 
 
 @pytest.mark.slow

@@ -60,25 +60,6 @@ def test_errors_by_hand(build: Any) -> None:
     assert errors.loc["step_time_s", "median_error_pct"] == pytest.approx(100)
 
 
-def test_what_the_report_says_of_them(build: Any) -> None:
-    sweep = build()
-    for seed in (0, 1):
-        for of in ((1, 32, 1), (1, 8, 4)):
-            predict(sweep.run(of, seed=seed), "peak_allocated_gib", 1.02, 0.05, "fake tensors")
-    cells = find_cells(load(sweep.path).runs)
-    # What was predicted tells no cells apart.
-    assert (len(cells.table), cells.settings) == (2, [])
-    section = predicted_section(cells)
-    assert section is not None
-    (sentence,) = section.answer
-    assert sentence == (
-        f"Peak memory, predicted (fake tensors), was off by 2.0 % at most ({cut(1, 32, 1)}); "
-        "4 of 4 runs measured within the stated range."
-    )
-    (view,) = section.tables
-    assert len(view.texts.rows) == len(view.frame) == 2
-
-
 def test_learning_rates_are_no_cells_of_a_prediction_and_optimizers_are(build: Any) -> None:
     sweep = build()
     for settings in ({}, {"optimizer__learning_rate": 0.5}, {"optimizer__name": "sgd"}):
@@ -87,12 +68,6 @@ def test_learning_rates_are_no_cells_of_a_prediction_and_optimizers_are(build: A
     assert len(cells.table) == 3
     table = compare_predictions(cells)
     assert sorted(table["n"]) == [1, 2]
-    assert [label.partition(", ")[2] for label in table["label"]] == [
-        "optimizer adamw",
-        "optimizer sgd",
-    ]
-    assert sorted(table["run_ids"].str.count(";")) == [0, 1]
-    assert set(table["sweep_dirs"]) == set(cells.runs["sweep_dir"])
 
 
 def test_times_of_a_busy_machine_judge_no_prediction(build: Any) -> None:

@@ -67,13 +67,6 @@ def test_a_run_that_did_not_reach_opens_the_interval_and_stays_in_the_count():
     assert row["outcomes"] == "1 reached, 1 diverged, 1 censored"
 
 
-def test_runs_of_one_trajectory_count_once():
-    twice = reaches([100.0, 100.0, 120.0], trajectory_id=["a", "a", "b"], run_id=["1", "2", "3"])
-    steps = steps_by_batch(twice).loc[32]
-    assert steps["n_seeds"] == 2
-    assert steps["steps"] == pytest.approx(math.sqrt(12000))
-
-
 def test_repeats_of_a_program_count_once_by_all_of_them():
     cut = {"data_parallel_size": 1, "micro_batch_size": 32, "gradient_accumulation_steps": 1}
     rows = reaches(
@@ -112,18 +105,6 @@ def test_what_was_not_measured_is_predicted_and_flagged():
     assert rows["beyond"].to_list() == ["", "", "micro-batch 32 (measured: 4 to 16)", ""]
     assert rows["step_time_s"].iloc[1] == pytest.approx(0.22)
     assert step_times(table, [(1, 12, 1)])["source"].to_list() == ["unknown"]
-
-
-def test_a_predicted_time_that_is_open_by_more_than_ten_times_is_unknown():
-    table = times({(1, 1, 1): 1.0, (1, 2, 1): 2.5, (1, 4, 1): 2.6}, repeats=(1.0,))
-    model = fit_step_time(table)
-    rows = step_times(table, [(1, 4, 1), (1, 16, 1)], model)
-    assert rows["source"].to_list() == ["measured", "unknown"]
-    assert math.isnan(rows["step_time_s"].iloc[1])
-    steps = steps_by_batch(reaches([10.0, 10.0], [4, 16]))
-    by_batch = time_to_target(steps, rows).set_index("global_batch_size")
-    assert by_batch["time_s"].isna().to_list() == [False, True]
-    assert by_batch["note"][16].endswith("step time unknown")
 
 
 @given(

@@ -62,23 +62,6 @@ def test_steps_are_held_against_the_first_cut_of_ddp(engines):
     assert losses.by_step.loc[losses.by_step["engine"] == "ddp", "largest"].eq(0).all()
 
 
-def test_long_curves_are_thinned_to_their_largest_differences(engines):
-    sweep = engines({"ddp": 0.0, "fsdp": 1e-6}, cuts=[(1, 32, 1)], seeds=(0,), optimizer_steps=500)
-    _, _, losses = compared(sweep)
-    fsdp = losses.by_step[losses.by_step["engine"] == "fsdp"]
-    assert len(fsdp) == 167
-    assert fsdp["largest"].max() == pytest.approx(500e-6, rel=1e-6)
-
-
-def test_engines_without_a_common_seed_are_not_compared(build):
-    sweep = build()
-    sweep.run((1, 32, 1), seed=0, engine={"name": "ddp"})
-    sweep.run((1, 32, 1), seed=1, engine={"name": "fsdp"})
-    _, cells, losses = compared(sweep)
-    assert len(counterparts(cells)) == 2
-    assert losses.pairs.empty
-
-
 def test_another_learning_rate_or_global_batch_is_no_counterpart(build):
     sweep = build()
     sweep.run((1, 32, 1), engine={"name": "ddp"})

@@ -51,41 +51,6 @@ def test_differences_against_the_rows_themselves(build: Any) -> None:
         assert row["precision"] == "float32"
 
 
-def test_one_seed_has_no_spread_but_has_differences(build: Any) -> None:
-    tables = load(build().fork(seeds=(0,)).path)
-    table = compare_decompositions(find_cells(tables.runs), tables.steps)
-    assert table["max_abs_difference"].gt(0).all()
-    assert table["seed_sd"].isna().all()
-    assert table["rms_over_seed_sd"].isna().all()
-
-
-def test_global_batches_are_never_mixed(build: Any) -> None:
-    sweep = build().fork(seeds=(0, 1))
-    for seed in (0, 1):
-        sweep.run((1, 64, 1), seed=seed)
-        sweep.run((1, 8, 8), seed=seed)
-        sweep.run((1, 128, 1), seed=seed)
-    tables = load(sweep.path)
-    table = compare_decompositions(find_cells(tables.runs), tables.steps)
-    pairs = list(zip(table["global_batch_size"], table["reference"], strict=True))
-    assert pairs == [(32, f"1{TIMES}32{TIMES}1")] * 3 + [(64, f"1{TIMES}64{TIMES}1")]
-
-
-def test_a_seed_that_the_reference_lacks_is_not_paired(build: Any) -> None:
-    sweep = build()
-    sweep.run((1, 32, 1), seed=0)
-    sweep.run((1, 8, 4), seed=0)
-    sweep.run((1, 8, 4), seed=1)
-    sweep.run((2, 8, 2), seed=1)
-    tables = load(sweep.path)
-    cells = find_cells(tables.runs)
-    pairs = loss_differences(cells, tables.steps)
-    # The third cell belongs to the family by way of the second, and shares no seed with the first.
-    assert set(pairs["reference"]) == {0}
-    assert set(pairs["cell"]) == {1}
-    assert pairs["trajectory_id"].nunique() == 1
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_pairs_are_those_of_a_join(build: Any, seed: int) -> None:
     """Two families and three seeds; steps are missing on either side, and in no order."""
@@ -121,15 +86,6 @@ def test_a_step_that_a_run_did_twice_is_refused(build: Any) -> None:
         loss_differences(find_cells(tables.runs), pd.concat([tables.steps] * 2))
 
 
-def test_equal_losses_differ_by_exactly_zero(build: Any) -> None:
-    sweep = build()
-    sweep.run((1, 32, 1), rounding=0.0)
-    sweep.run((1, 8, 4), rounding=0.0)
-    tables = load(sweep.path)
-    table = compare_decompositions(find_cells(tables.runs), tables.steps)
-    assert table["max_abs_difference"].tolist() == [0.0]
-
-
 def test_missing_losses_and_open_runs_stay_out(build: Any) -> None:
     sweep = build()
     sweep.run((1, 32, 1), loss=lambda step: np.where(step == 3, np.nan, 1.0))
@@ -139,26 +95,6 @@ def test_missing_losses_and_open_runs_stay_out(build: Any) -> None:
     table = compare_decompositions(find_cells(tables.runs), tables.steps)
     assert table["n_optimizer_steps"].tolist() == [39]
     assert table["max_abs_difference"].tolist() == [0.5]
-
-
-def test_the_same_geometry_on_other_hardware_is_a_decomposition_too(build: Any) -> None:
-    here, there = build("here"), build("there")
-    here.run()
-    there.run(hardware="Other CPU", core_wait=0.01)
-    tables = load(here.path, there.path)
-    table = compare_decompositions(find_cells(tables.runs), tables.steps)
-    assert table["hardware"].tolist() == ["Other CPU, 2 cores"]
-    assert table["reference"].tolist() == [f"1{TIMES}32{TIMES}1, hardware Example CPU, 2 cores"]
-
-
-def test_what_is_not_invariant_is_noted(build: Any) -> None:
-    sweep = build()
-    label = {"not_invariant": "dropout 0.1"}
-    sweep.run((1, 32, 1), ranks=label)
-    sweep.run((1, 8, 4), ranks=label)
-    tables = load(sweep.path)
-    table = compare_decompositions(find_cells(tables.runs), tables.steps)
-    assert table["note"].tolist() == ["not decomposition-invariant: dropout 0.1"]
 
 
 def test_nothing_shared_gives_an_empty_table(build: Any) -> None:

@@ -16,8 +16,6 @@ from batchscape.analysis import find_cells, load
 from batchscape.analysis.equivalence.paired import judge_equivalence
 from batchscape.analysis.equivalence.topic import equivalence_section
 from batchscape.analysis.numbers import TIMES
-from batchscape.analysis.report.latex import to_latex
-from batchscape.analysis.report.writers import to_markdown
 from batchscape.record.gradient_sketch import write_sketch
 
 
@@ -30,37 +28,9 @@ def test_all_equivalent(build: Any) -> None:
     section = section_of(build().fork())
     assert "margin of 0.005 nats: all equivalent" in section.answer[0]
     assert section.warnings == []
-    assert [view.name for view in section.tables] == ["equivalence", "decompositions"]
-    assert [picture.name for picture in section.pictures] == [
-        *("equivalence", "divergence"),
-    ]
     assert section.headlines["decomposition_loss_difference"].value == 0.0
-    for view in section.tables:
-        assert len(view.texts.rows) == 3
-        assert to_markdown(view)
-        assert to_latex(view)
     # Both quantities for the CSV, the one that decides for the page.
-    assert len(section.tables[0].frame) == 6
-
-
-def test_one_seed_says_so_loudly(build: Any) -> None:
-    section = section_of(build().fork(seeds=(0,)))
-    assert "3 not identified" in section.answer[0]
-    assert "Not identified for 3 of 3: 1 pair; a spread needs 2." in section.warnings[0]
-    assert section.headlines == {}
-
-
-def test_what_differs_is_told(build: Any) -> None:
-    sweep = build()
-    for seed in (0, 1, 2):
-        for geometry, offset in (((1, 32, 1), 0.0), ((1, 8, 4), 0.1)):
-            sweep.run(geometry, seed=seed, loss=lambda k, e=offset: 0 * k + 2 + e,
-                      rounding=1e-6, evaluated=False)  # fmt: skip
-    tables = load(sweep.path)
-    section = equivalence_section(find_cells(tables.runs), tables)
-    assert section is not None
-    assert "by the final training loss" in section.answer[0]
-    assert "1 different" in section.answer[0]
+    assert [len(section.tables[0].frame), len(section.tables[0].texts.rows)] == [6, 3]
 
 
 def test_gradients_have_a_table_even_without_pairs_of_losses(build: Any) -> None:
@@ -71,9 +41,7 @@ def test_gradients_have_a_table_even_without_pairs_of_losses(build: Any) -> None
     for geometry, sketch in (((1, 32, 1), base), ((1, 8, 4), base + away)):
         write_sketch(sweep.run(geometry, status="interrupted"), sketch)
     section = section_of(sweep)
-    assert [view.name for view in section.tables] == ["gradient_errors"]
     assert f"of the first decomposition by 2.0 {TIMES} 10⁻⁷ in float32" in section.answer[0]
-    assert to_markdown(section.tables[0])
 
 
 def test_nothing_to_say(build: Any) -> None:
@@ -81,15 +49,6 @@ def test_nothing_to_say(build: Any) -> None:
     sweep.run((1, 32, 1))
     sweep.run((1, 64, 1))
     assert section_of(sweep) is None
-
-
-def test_what_is_equal_to_the_last_bit_is_drawn(build: Any) -> None:
-    sweep = build()
-    for seed in (0, 1):
-        sweep.run((1, 32, 1), seed=seed)
-        sweep.run((1, 8, 4), seed=seed, rounding=0.0)
-    section = section_of(sweep)
-    assert [picture.name for picture in section.pictures] == ["equivalence"]
 
 
 def reaches_of(cells: Any, targets: dict[float, set[int]]) -> pd.DataFrame:
@@ -113,11 +72,6 @@ def test_the_hardest_target_that_all_reached(build: Any) -> None:
     section = equivalence_section(cells, tables, reaches)
     assert section is not None
     assert set(section.tables[0].frame["target_loss"].dropna()) == {2.5}
-    assert len(section.tables[0].texts.rows) == 6
-    none = reaches_of(cells, {2.0: {0, 1}})
-    section = equivalence_section(cells, tables, none)
-    assert section is not None
-    assert len(section.tables[0].texts.rows) == 3
 
 
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True, width=32)
@@ -156,13 +110,3 @@ def test_the_headline_has_the_level_of_all_others(build: Any) -> None:
     assert (headline.low, headline.high) == pytest.approx(tuple(expected))
     assert headline.low < headline.high
     assert "95%" in headline.method
-
-
-def test_margins_that_differ_are_said_loudly(build: Any) -> None:
-    sweep = build()
-    for seed in (0, 1):
-        sweep.run((1, 32, 1), seed=seed)
-        sweep.run((1, 8, 4), seed=seed, measure__equivalence_margin=1.0)
-    section = section_of(sweep)
-    assert "several margins (0.005, 1)" in section.warnings[0]
-    assert "margin of several nats: 1 not identified" in section.answer[0]

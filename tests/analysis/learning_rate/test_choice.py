@@ -112,10 +112,6 @@ def test_a_table_without_rates_is_returned_untuned():
     assert "no learning rates" in tuning_warning(table)
 
 
-def test_tuned_batches_need_no_warning():
-    assert tuning_warning(reaches(TUNED)) is None
-
-
 @pytest.mark.parametrize(
     ("table", "words"),
     [

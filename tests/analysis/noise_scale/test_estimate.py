@@ -260,17 +260,6 @@ def run_parts(rows):
     return noise.mean(), signal.mean()
 
 
-def test_seeds_that_differ_widen_the_interval_of_their_cell(sweep):
-    """Whatever the number of steps: each run is known well, their population is not."""
-    noises = iter([100.0, 300.0, 900.0] * 2)
-    cells, steps = sweep(lambda run: trajectory_rows(run, n=200, noise=next(noises)))
-    table = cell_noise_scales(cells, steps)
-    many = table[table["n_runs"].eq(3)].iloc[0]
-    runs = run_noise_scales(cells.runs, steps)
-    assert (runs["high"] / runs["low"]).max() < 2
-    assert many["high"] / max(many["low"], 1e-9) > 10
-
-
 def test_curves_are_debiased_moving_averages(sweep):
     """Each point against the recursion with its correction, as training frameworks write it."""
     growth = np.repeat([1.0, 2.0, 4.0, 8.0], 10)
@@ -345,11 +334,3 @@ def test_points_that_a_run_did_not_reach_are_left_out(sweep):
     curve = curves[curves["cell"].eq(many)]
     assert curve["n_runs"].eq(3).all()
     assert curve["samples"].max() <= 20 * 5 * BIG
-
-
-def test_a_sweep_without_samples_gives_empty_tables(sweep):
-    cells, steps = sweep(lambda run: trajectory_rows(run).assign(small_gradient_square=np.nan))
-    assert cell_noise_scales(cells, steps).empty
-    curves = noise_scale_curves(cells, steps)
-    assert curves.empty
-    assert {"cell", "samples", "estimate", "note"} <= set(curves.columns)

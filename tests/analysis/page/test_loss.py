@@ -15,11 +15,7 @@ from batchscape.analysis.figures import loss as loss_module
 from batchscape.analysis.figures.chart import Chart
 from batchscape.analysis.figures.loss import loss_chart, thinned
 from batchscape.analysis.numbers import TIMES
-from batchscape.analysis.targets.curves import PROGRESS
 
-DRAWN = """(figure, axis) => new Set(
-    figure.view.data("t0").filter((row) => row[axis] !== null).map((row) => row.text)).size"""
-DOMAIN = "(figure) => figure.view.scale('x').domain()[0]"
 LOSSES = st.lists(
     st.lists(
         st.one_of(st.floats(0, 10, width=16), st.sampled_from([np.inf, np.nan])),
@@ -93,22 +89,6 @@ def test_of_many_runs_some_of_every_cell_are_drawn(
     assert "Drawn are curves of 5 of 6 runs: one of each cell" in caption
 
 
-def test_of_many_runs_completed_ones_come_first(
-    build: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sweep = build()
-    sweep.run((1, 32, 1), seed=0, status="oom", reason="out of memory", done=3)
-    sweep.run((1, 32, 1), seed=1)
-    sweep.run((1, 8, 4), seed=0)
-    monkeypatch.setattr(loss_module, "_MOST_CURVES", 2)
-    tables = load(sweep.path)
-    cells = find_cells(tables.runs)
-    chart = loss_chart(cells, tables, None)
-    assert chart is not None
-    positions = lines(chart, "loss")["run"].explode().tolist()
-    assert set(cells.runs["status"].iloc[positions]) == {"completed"}
-
-
 def test_lines_of_a_cell_of_several_runs_are_their_mean_and_range(build: Any) -> None:
     """What did not complete stays a line of its own; the mean ends with the first that ends."""
     sweep = build()
@@ -143,22 +123,6 @@ def test_lines_of_a_cell_of_several_runs_are_their_mean_and_range(build: Any) ->
     assert "means over the 2 to 3 completed runs" in chart.caption
 
 
-def test_axes_are_those_of_the_run_folders(build: Any) -> None:
-    """Every number of the curve of a run is the recorded one, to the last bit."""
-    sweep = build()
-    folders = [sweep.run(cut) for cut in ((1, 8, 4), (1, 32, 1))]
-    tables = load(sweep.path)
-    cells = find_cells(tables.runs)
-    chart = loss_chart(cells, tables, None)
-    assert chart is not None
-    for folder in folders:
-        for kind, value in (("steps", "loss"), ("evals", "eval_loss")):
-            recorded = pd.read_parquet(folder.path / f"{kind}.parquet")
-            curve = lines(chart, value).query("text == @folder.path.name")
-            for name in (value, *PROGRESS):
-                assert np.array_equal(curve[name], recorded[name]), name
-
-
 def test_runs_without_valid_times_have_no_curve_over_time(build: Any) -> None:
     sweep = build()
     sweep.run((1, 32, 1))
@@ -171,73 +135,25 @@ def test_runs_without_valid_times_have_no_curve_over_time(build: Any) -> None:
     assert times[name((4, 8, 1))].isna().all()
 
 
-@pytest.mark.parametrize("n_rates", [3, 5])
-def test_of_many_settings_that_of_the_most_geometries_is_shown(build: Any, n_rates: int) -> None:
-    sweep = build()
-    for number in range(n_rates):
-        optimizer = {"name": "adamw", "learning_rate": 1e-3 * 2**number}
-        for cut in ((1, 32, 1), (1, 8, 4))[: 1 + (number == 2)]:
-            sweep.run(cut, optimizer=optimizer)
-    tables = load(sweep.path)
-    chart = loss_chart(find_cells(tables.runs), tables, None)
-    assert chart is not None
-    (choice,) = (choice for choice in chart.choices if choice.column == "setting")
-    opens, label = next(iter(choice.options.items()))
-    assert len(choice.options) == 1 + n_rates
-    assert label == "learning rate 0.004"
-    rows = lines(chart, "loss")
-    assert rows.loc[[opens in options for options in rows["setting"]], "series"].nunique() == 2
-    assert all("" in options for options in rows["setting"]), "all of them is a choice too"
-
-
 def test_the_axis_is_cut_where_a_run_diverged(build: Any) -> None:
     """For the kind of curve that needs it alone; the cross is on the last finite loss."""
     sweep = build()
     sweep.run((1, 32, 1))
-
-    def exploding(step: np.ndarray) -> np.ndarray:
-        return np.where(step < 9, 3 + np.exp(step), np.inf)
-
-    def usual(step: np.ndarray) -> np.ndarray:
-        return 2 + 0.01 * np.exp(-step)
-
     lost = {"status": "diverged", "reason": "the loss is infinite", "stop_reason": None}
-    sweep.run((1, 8, 1), loss=exploding, held_out=usual, **lost)
-    tables = load(sweep.path)
-    chart = loss_chart(find_cells(tables.runs), tables, None)
-    assert chart is not None
-    ranges = chart.y.ranges
-    assert "eval_loss" not in ranges
-    usual_losses = tables.steps.loc[tables.steps["run_id"].str.startswith("b32"), "loss"]
-    assert usual_losses.max() < ranges["loss"][1] < 2 * usual_losses.max()
-    assert "axis of the loss is cut" in chart.caption
-    (cross,) = (m.table for m in chart.marks if m.name == "diverged" and "loss" in m.table)
-    lost_steps = tables.steps[tables.steps["run_id"].eq(cross["text"].iloc[0])]
-    finite = lost_steps[np.isfinite(lost_steps["loss"])]
-    assert cross["optimizer_step"].tolist() == [finite["optimizer_step"].max()]
-    assert len(finite) < len(lost_steps)
-
-
-def test_the_axis_is_cut_where_a_run_that_completed_soared(build: Any) -> None:
-    """Its own beginning and end, as those of all others, are still to be seen."""
-    sweep = build()
-    sweep.run((1, 32, 1))
-
-    def soaring(step: np.ndarray) -> np.ndarray:
-        return np.where(step == 9, 1e7, 6 - step / 40)
-
-    sweep.run((1, 8, 1), loss=soaring)
-    tables = load(sweep.path)
-    chart = loss_chart(find_cells(tables.runs), tables, None)
-    assert chart is not None
-    ranges = chart.y.ranges
-    assert "eval_loss" not in ranges
-    ends = (
-        tables.steps.sort_values("optimizer_step").groupby("run_id")["loss"].agg(["first", "last"])
+    sweep.run(
+        (1, 8, 1),
+        loss=lambda step: np.where(step < 9, 3 + np.exp(step), np.inf),
+        held_out=lambda step: 2 + 0.01 * np.exp(-step),
+        **lost,
     )
-    low, high = ranges["loss"]
-    assert 0 < low < tables.steps["loss"].min()
-    assert ends.max(axis=None) < high < 7
+    tables = load(sweep.path)
+    chart = loss_chart(find_cells(tables.runs), tables, None)
+    assert chart is not None
+    assert "eval_loss" not in chart.y.ranges
+    usual = tables.steps.loc[tables.steps["run_id"].str.startswith("b32"), "loss"].max()
+    assert usual < chart.y.ranges["loss"][1] < 2 * usual
+    (cross,) = (m.table for m in chart.marks if m.name == "diverged" and "loss" in m.table)
+    assert cross["optimizer_step"].tolist() == [8]
 
 
 def name(geometry: tuple[int, int, int]) -> str:
@@ -248,115 +164,3 @@ def lines(chart: Chart, value: str) -> pd.DataFrame:
     """Return the rows of all curves of one kind."""
     (table,) = (m.table for m in chart.marks if m.kind == "line" and value in m.table)
     return table
-
-
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=5), st.integers(1, 80))
-def test_geometries_take_turns_where_cells_are_more_than_the_room(
-    sizes: list[int], room: int
-) -> None:
-    geometries = pd.Series([f"g{g}" for g, size in enumerate(sizes) for _ in range(size)])
-    seeds = 2
-    launched = pd.DataFrame(
-        {"cell": geometries.index.repeat(seeds), "status": ["completed", "failed"] * sum(sizes)}
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loss_module, "_MOST_CURVES", room)
-        chosen = loss_module._choose_runs(launched, geometries)
-    assert len(chosen) == min(room, seeds * sum(sizes))
-    rows = launched.loc[chosen]
-    if room >= sum(sizes):
-        assert set(rows["cell"]) == set(geometries.index)
-        return
-    assert rows["status"].eq("completed").all()
-    taken = geometries.loc[rows["cell"]].value_counts().reindex(geometries.unique(), fill_value=0)
-    # Fair: none has two fewer than another, unless it has no more to give.
-    short = [size > n for size, n in zip(sizes, taken, strict=True)]
-    assert not any(s and n < taken.max() - 1 for s, n in zip(short, taken, strict=True))
-    for name, n in taken[taken > 1].items():
-        all_of = geometries.index[geometries == name].to_numpy()
-        places = np.flatnonzero(np.isin(all_of, rows["cell"]))
-        gaps = np.diff([-1, *places, len(all_of)])
-        assert gaps.max() <= 4 * len(all_of) / n + 1
-
-
-@pytest.mark.slow
-def test_500_runs_of_1000_points(build: Any, tmp_path: Any, browser: Any) -> None:
-    """The page of a large sweep is below 10 MB, and its curves draw and change."""
-    from dataclasses import replace
-
-    from batchscape.analysis.comparison import compare
-    from batchscape.analysis.figures.comparison import comparison_charts
-    from batchscape.analysis.page.page import html_page
-    from batchscape.analysis.report.tables import comparison_table
-    from batchscape.analysis.report.topic import Section
-    from batchscape.analysis.report.topics import Material
-
-    sweep = build()
-    sweep.run((1, 8, 1), optimizer_steps=1000)
-    one = load(sweep.path)
-    steps, evals, ranks, runs = ([] for _ in range(4))
-    for number in range(500):
-        name = f"run-{number}"
-        batch = 8 * 2 ** (number % 5)
-        rates = dict.fromkeys(["optimizer.learning_rate", "learning_rate"], 1e-3 * 1.01**number)
-        settings = {"run_id": name, "trajectory_id": name, **rates}
-        cut = {"micro_batch_size": batch, "global_batch_size": batch}
-        runs.append(one.runs.assign(**settings, **cut))
-        noise = 0.1 * np.random.default_rng(number).normal(size=1000)
-        loss = one.steps["loss"].to_numpy() + noise
-        steps.append(one.steps.assign(run_id=name, loss=loss))
-        measured = one.steps.assign(run_id=name).rename(columns={"loss": "eval_loss"})
-        evals.append(measured[["sweep_dir", "run_id", *PROGRESS, "eval_loss"]])
-        ranks.append(one.ranks.assign(run_id=name))
-    parts = (pd.concat(part, ignore_index=True) for part in (runs, steps, evals, ranks))
-    tables = replace(one, **dict(zip(("runs", "steps", "evals", "ranks"), parts, strict=True)))
-    cells = find_cells(tables.runs)
-    comparison = compare(cells)
-    loss = loss_chart(cells, tables, None)
-    assert loss is not None
-    html = html_page(
-        Material(cells, tables),
-        comparison=Section(
-            "Comparison",
-            tables=[comparison_table(comparison, cells)],
-            pictures=[loss, *comparison_charts(cells, comparison)],
-        ),
-        sections=[],
-        notes=[],
-        methods={},
-    )
-    path = tmp_path / "report.html"
-    path.write_text(html, encoding="utf-8")
-    assert path.stat().st_size < 10e6
-    rows = lines(loss, "loss")
-    assert rows["curve"].nunique() == 500
-    for number, curve in list(rows.groupby("curve"))[::100]:
-        recorded = steps[number]["loss"]
-        ends = {recorded.min(), recorded.max(), recorded.iloc[0], recorded.iloc[-1]}
-        assert ends <= set(curve["loss"])
-        assert len(curve) < 200
-    page = browser(path)
-    page.click("details#loss > summary")
-    page.select_option("figure#loss select[data-choice=setting]", "")
-    page.wait_for_selector("figure#loss[data-drawn=yes]", timeout=60_000)
-    assert page.eval_on_selector("figure#loss", DRAWN, "optimizer_step") == 500
-    page.select_option("figure#loss select[data-choice=x]", "samples")
-    page.wait_for_selector("figure#loss[data-drawn=yes]", timeout=60_000)
-    assert page.eval_on_selector("figure#loss", DRAWN, "samples") == 500
-    _curves_move(page)
-
-
-def _curves_move(page: Any) -> None:
-    before = page.eval_on_selector("figure#loss", DOMAIN)
-    page.locator("figure#loss canvas").scroll_into_view_if_needed()
-    box = page.locator("figure#loss canvas").bounding_box()
-    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 3
-    page.mouse.move(x, y)
-    page.mouse.down()
-    page.mouse.move(x + 100, y)
-    page.mouse.up()
-    for _ in range(50):  # the policy of the page lets no text become a function that waits
-        if page.eval_on_selector("figure#loss", DOMAIN) < before:
-            return
-        page.wait_for_timeout(100)
-    raise AssertionError(before)

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,12 +71,3 @@ def test_tables_compile_break_their_lines_and_are_read_back(latex: Callable[...,
     assert r"\textbf{\boldmath" in files["long"]
     # A row end takes a following bracket or star for its argument.
     assert not re.search(r"^[\[*]", files["wide"], re.MULTILINE)
-
-
-@pytest.mark.parametrize("two_columns", [False, True])
-def test_a_box_that_sticks_out_is_seen(latex: Callable[..., Any], two_columns: bool) -> None:
-    row = " & ".join(["2.4217"] * (8 if two_columns else 15))
-    columns = "\\twocolumn " if two_columns else ""
-    kinds = "r" * (row.count("&") + 1)
-    paper = latex(rf"{columns}\noindent\begin{{tabular}}{{{kinds}}}{row}\end{{tabular}}")
-    assert len(paper.too_wide) == 1

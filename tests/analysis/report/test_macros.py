@@ -5,11 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from batchscape.analysis.estimates import Estimate
-from batchscape.analysis.report.macros import headline_rows, macro_name, macros
+from batchscape.analysis.report.macros import macro_name, macros
 from batchscape.errors import AnalysisError
 
 NAN, INF = float("nan"), float("inf")
@@ -34,11 +32,6 @@ HEADLINES = {
 def test_names_hold_letters_only() -> None:
     assert macro_name("critical_batch_size_overhead20") == "bsCriticalBatchSizeOverheadTwoZero"
     assert macro_name("e_min") == "bsEMin"
-
-
-@given(st.from_regex(r"[a-z][a-z0-9_]*", fullmatch=True))
-def test_every_valid_name_becomes_letters(name: str) -> None:
-    assert re.fullmatch("bs[A-Z][A-Za-z]*", macro_name(name))
 
 
 @pytest.mark.parametrize("name", ["", "2x", "a b", "a-b", "_a", "straße", "a\n", "a%"])
@@ -104,18 +97,3 @@ def test_every_number_is_read_back_from_the_page(latex: Callable[..., Any]) -> N
     ):
         assert expected in text
     assert "undefined" not in paper.log.lower()
-
-
-def test_no_headline_is_no_number(latex: Callable[..., Any]) -> None:
-    text = macros({})
-    assert r"\newcommand{\bsHeadlines}" in text
-    latex("x", preamble=r"\input{macros}", macros=text)
-
-
-def test_headlines_of_several_groups_name_the_group() -> None:
-    several = {
-        f"time_to_target_{n}": estimate(1.0, 0.5, 2.0, group=f"width {n + 8}") for n in (0, 1)
-    }
-    first, second = headline_rows(several)
-    assert first.lstrip().startswith("time to target, width 8 &")
-    assert second.lstrip().startswith("time to target, width 9 &")

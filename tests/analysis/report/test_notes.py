@@ -13,13 +13,6 @@ def notes_of(sweep: Any) -> str:
     return "\n".join(find_notes(find_cells(tables.runs), tables.damaged))
 
 
-def test_nothing_to_say(build: Any) -> None:
-    sweep = build()
-    for seed in (0, 1):
-        sweep.run(seed=seed)
-    assert notes_of(sweep) == ""
-
-
 def test_rejected_and_oversubscribed(build: Any) -> None:
     notes = notes_of(build().fork(seeds=(0, 1)))
     assert "2 cells (4 runs)" in notes
@@ -89,14 +82,6 @@ def test_mixed_software_in_a_cell(build: Any) -> None:
     text = text.replace("2.9.0", "2.10.0").replace("0.1.0", "0.2.0")
     write_json(other.environment, json.loads(text))
     assert "Some cells hold runs that differ in batchscape, packages.torch." in notes_of(sweep)
-
-
-def test_equal_settings_but_another_trajectory(build: Any) -> None:
-    sweep = build()
-    sweep.run()
-    runs = load(sweep.path).runs
-    twice = find_cells(runs.loc[[0, 0]].assign(trajectory_id=["a", "b"], run_id=["a", "b"]))
-    assert any("another trajectory_id" in note for note in find_notes(twice, {}))
 
 
 def noted(sweep: Any, **figures: float | str) -> None:

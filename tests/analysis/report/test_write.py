@@ -98,7 +98,6 @@ def test_a_whole_report_says_the_same_in_csv_markdown_latex_and_terminal(build: 
     report = write_report([sweep.path])
     assert report.out == sweep.path / "report"
     assert report.files[0] == sweep.path / "report" / "report.md"
-    assert all(file.stat().st_size > 100 for file in report.files)
     assert figures(report) == {
         "loss",
         "heat_map",
@@ -128,15 +127,7 @@ def test_a_whole_report_says_the_same_in_csv_markdown_latex_and_terminal(build: 
 
     tables = report.out / "tables"
     comparison = pd.read_csv(tables / "comparison.csv")
-    assert list(comparison.columns[:5]) == [
-        "data_parallel_size",
-        "micro_batch_size",
-        "gradient_accumulation_steps",
-        "global_batch_size",
-        "status",
-    ]
-    assert (comparison["status"] == "completed").sum() == 4
-    assert (comparison["status"] == "rejected").sum() == 2
+    assert comparison["status"].tolist() == ["completed"] * 4 + ["rejected"] * 2
     row = comparison.iloc[2]
     time = f"{1000 * row['step_time_s_mean']:.2f}"
     latex = (report.out / "paper" / "tables" / "comparison.tex").read_text()
@@ -209,20 +200,8 @@ def test_no_run_has_completed(build: Any) -> None:
     report = write_report([sweep.path])
     assert figures(report) == {"loss"}
     text = " ".join(shown(report).split())
-    assert "failed 1, interrupted 1, pending 1, running 1" in text
     assert "not finished: 1 interrupted, 1 pending, 1 running" in text
     assert "rank 1 exited with 3 [see log]" in text
-
-
-@pytest.mark.slow
-def test_a_single_run(build: Any) -> None:
-    sweep = build()
-    sweep.run()
-    report = write_report([sweep.path])
-    assert figures(report) == {"loss", "memory", "step_time"}
-    assert "no spread can be given" in page_of(report)
-    assert "±" not in comparison_of(report).splitlines()[2]
-    assert "decompositions" not in report.tables
 
 
 @pytest.mark.slow
@@ -242,21 +221,6 @@ def test_samples_that_are_no_sequences_have_no_tokens(build: Any, settings: Any)
     runs = load(sweep.path).runs
     assert runs["tokens_per_s"].isna().all()
     assert runs["samples_per_s"].notna().all()
-    headers = " ".join(table_of(sweep).texts.headers)
-    assert "samples/s" in headers
-    assert "tokens/s" not in headers
-    assert ("eval accuracy" in headers) == (settings is DIGITS)
-
-
-def test_padded_data_and_mixed_global_batches(build: Any) -> None:
-    sweep = build()
-    for layout in ("packed", "padded"):
-        for geometry in ((1, 8, 1), (1, 8, 4), (2, 8, 2)):
-            sweep.run(geometry, data__layout=layout)
-    cells = find_cells(load(sweep.path).runs)
-    comparison = compare(cells)
-    assert comparison["global_batch_size"].tolist() == [8, 32, 32] * 2
-    assert comparison["data.layout"].tolist() == ["packed"] * 3 + ["padded"] * 3
 
 
 def test_mfu_names_its_peak(build: Any) -> None:
@@ -268,48 +232,21 @@ def test_mfu_names_its_peak(build: Any) -> None:
     row = table.frame.iloc[0]
     expected = 100 * 1e9 * row["samples_per_s_mean"] / 0.5e12
     assert row["mfu_pct_mean"] == pytest.approx(expected)
-    assert "MFU (%)" in " ".join(table.texts.headers)
-    notes = " ".join(table.notes)
-    assert "0.5 (Some datasheet)" in notes
-    assert "padding counted like any other token" in notes
+    assert "0.5 (Some datasheet)" in " ".join(table.notes)
 
 
-def test_cells_that_are_not_invariant_have_a_footnote(build: Any) -> None:
-    sweep = build()
-    for geometry in ((1, 32, 1), (1, 8, 4)):
-        sweep.run(geometry, ranks={"not_invariant": "BatchNorm"})
-    texts = table_of(sweep).texts
-    assert "not decomposition-invariant: BatchNorm" in texts.footnotes.values()
-
-
-def test_ramps_of_other_batches_or_samples_are_other_cells(build: Any) -> None:
+def test_ramps_of_other_batches_samples_or_rates_are_other_cells(build: Any) -> None:
     sweep = build()
     sweep.run((1, 32, 1))
-    sweep.run((1, 32, 1), ramp=((320, (1, 8, 1)),), seed=0)
-    table = table_of(sweep)
-    assert table.frame["ramp"].tolist() == ["8→32", "null"]
-    assert "ramp samples" not in table.texts.headers
-    sweep.run((1, 32, 1), ramp=((640, (1, 8, 1)),), seed=1)
+    for seed, samples in enumerate((320, 640)):
+        sweep.run((1, 32, 1), ramp=((samples, (1, 8, 1)),), seed=seed)
     cells = find_cells(load(sweep.path).runs).table
     assert cells["ramp_samples"].tolist() == ["320", "640", "null"]
-
-
-def test_ramps_of_other_learning_rates_are_other_cells(build: Any) -> None:
-    sweep = build()
+    rates = build("rates")
     for seed, factor in enumerate((1.0, 2.0)):
-        sweep.run((1, 32, 1), ramp=((320, (1, 8, 1)),), ramp_factor=factor, seed=seed)
-    cells = find_cells(load(sweep.path).runs).table
+        rates.run((1, 32, 1), ramp=((320, (1, 8, 1)),), ramp_factor=factor, seed=seed)
+    cells = find_cells(load(rates.path).runs).table
     assert cells["ramp_learning_rate_factors"].tolist() == ["2\u21921", "null"]
-
-
-def test_ramps_that_differ_in_the_learning_rate_alone_are_one_group(build: Any) -> None:
-    sweep = build()
-    for rate in (0.001, 0.002):
-        optimizer = {"name": "adamw", "learning_rate": rate}
-        sweep.run((1, 32, 1), ramp=((320, (1, 8, 1)),), ramp_factor=2.0, optimizer=optimizer)
-    cells = find_cells(load(sweep.path).runs).table
-    assert len(cells) == 2
-    assert "ramp_learning_rate_factors" not in cells, "they do not differ in it"
 
 
 @pytest.mark.slow
@@ -338,22 +275,6 @@ def test_nothing_readable_is_refused(build: Any, tmp_path: Path) -> None:
         write_report([])
 
 
-def test_several_sweeps_side_by_side(build: Any) -> None:
-    sweeps = here, there, task = build("here"), build("there", "other"), build("task", "digits")
-    for seed in (0, 1):
-        for geometry in ((1, 32, 1), (1, 8, 4)):
-            here.run(geometry, seed=seed)
-            there.run(geometry, seed=seed, device_type="cuda", hardware="Accelerator")
-            task.run(geometry, seed=seed, **DIGITS)
-    table = table_of(*sweeps)
-    assert len(table.frame) == 6
-    assert table.frame["n"].tolist() == [2] * 6
-    assert table.frame["throughput_ratio"].count() == 6
-    headers = " ".join(table.texts.headers)
-    assert "tokens/s" in headers
-    assert "samples/s" in headers
-
-
 def test_a_folder_named_twice_changes_nothing_and_a_copy_is_refused(
     build: Any, tmp_path: Path
 ) -> None:
@@ -366,20 +287,6 @@ def test_a_folder_named_twice_changes_nothing_and_a_copy_is_refused(
     pd.testing.assert_frame_equal(compare(find_cells(tables.runs)), once)
     with pytest.raises(RecordError, match=r"is a copy of .* would count twice"):
         write_report([sweep.path, copy], figures=False)
-
-
-def test_cells_show_how_many_of_their_runs_completed(build: Any) -> None:
-    sweep = build()
-    for seed in (0, 1):
-        sweep.run(seed=seed)
-    sweep.run(seed=2, status="failed", reason="out of luck", done=4)
-    table = table_of(sweep)
-    (row,) = table.texts.rows
-    assert "2 of 3" in row
-    assert any("over the completed runs only" in note for note in table.notes)
-    losses = load(sweep.path).runs.dropna(subset="final_loss")
-    completed = losses[losses["status"] == "completed"]["final_loss"]
-    assert table.frame["final_loss_mean"].item() == pytest.approx(completed.mean())
 
 
 def test_the_same_runs_in_two_folders_are_counted_once_for_losses(build: Any) -> None:
@@ -455,16 +362,3 @@ def test_the_analysis_needs_no_runtime() -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
-
-
-def test_every_cell_that_lacks_something_has_a_footnote(build: Any) -> None:
-    sweep = build()
-    sweep.run(seed=0, stop_reason="target")
-    sweep.run(seed=1)
-    sweep.run((1, 16, 2), seed=0, status="pruned", done=4)
-    sweep.run((1, 8, 4), seed=0, status="failed", reason="out of luck", done=4)
-    texts = table_of(sweep).texts
-    notes = [[texts.footnotes[mark] for mark in marks] for marks in texts.marks]
-    stopped = "1 of 2 stopped at a target loss: final losses are those there"
-    assert {stopped} | {"pruned"} | {"out of luck"} <= {note for row in notes for note in row}
-    assert all(notes)

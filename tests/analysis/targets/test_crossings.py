@@ -93,32 +93,6 @@ def test_a_sustained_crossing_is_never_before_the_first(losses: list[float], tar
         assert row["first_steps_to_target"] <= row["steps_to_target"]
 
 
-@settings(max_examples=30)
-@given(st.lists(st.floats(0.1, 5.0), min_size=2, max_size=12), st.floats(0.2, 4.8))
-def test_a_lower_target_is_never_reached_earlier(losses: list[float], target: float) -> None:
-    easy, hard = reach([6.0, *losses], target), reach([6.0, *losses], target - 0.1)
-    if hard["outcome"] == "reached":
-        assert easy["outcome"] == "reached"
-        assert easy["steps_to_target"] <= hard["steps_to_target"]
-
-
-def test_interpolation_is_exact_for_a_loss_that_falls_with_the_logarithm_of_samples() -> None:
-    losses = [9.0, *(9.0 - math.log(16 * 10 * k) for k in range(1, 40))]
-    row = reach(losses, 3.0)
-    assert row["samples_to_target"] == pytest.approx(math.exp(6.0), rel=1e-12)
-
-
-def test_the_error_of_interpolation_stays_within_the_bracket() -> None:
-    def exact(samples: float) -> float:
-        return 2.0 + 5.0 * (1 + samples / 100) ** -0.5
-
-    losses = [exact(160 * k) for k in range(50)]
-    truth = (100 * ((0.8 / 5.0) ** -2 - 1)) / 16
-    row = reach(losses, 2.8)
-    assert abs(row["steps_to_target"] / truth - 1) < row["interpolation_error"]
-    assert row["steps_to_target"] == pytest.approx(truth, rel=1e-3)
-
-
 def test_a_target_is_met_at_equality() -> None:
     row = reach([6.0, 3.0, 2.0, 1.0], 2.0)
     assert row["steps_to_target"] == 20.0
@@ -157,10 +131,6 @@ def test_runs_are_told_apart_and_each_target_has_its_rows() -> None:
         [2.0, 0, "censored"],
     ]
     assert reaches["global_batch_size"].tolist() == [8, 16, 8, 16]
-    mixed = steps_to_target(curves.sample(frac=1.0, random_state=0), [2.0, 5.5])
-    assert mixed.sort_values("run")["steps_low"].tolist() == (
-        reaches.sort_values("run")["steps_low"].tolist()
-    )
 
 
 def test_a_curve_that_begins_below_its_target_gives_an_upper_bound() -> None:
@@ -180,18 +150,10 @@ def test_bad_targets_and_tables_are_refused() -> None:
         steps_to_target(good, [2.0], crossing="last")  # type: ignore[arg-type]
     with pytest.raises(AnalysisError, match="needs the columns loss; it has: run"):
         steps_to_target(good.drop(columns="loss"), [2.0])
-    with pytest.raises(AnalysisError, match="is empty"):
-        steps_to_target(good.iloc[:0], [2.0])
-    with pytest.raises(AnalysisError, match="run 0 has several at step 10"):
-        steps_to_target(pd.concat([good, good.iloc[[1]]]), [2.0])
     with pytest.raises(AnalysisError, match="one value of each setting; run 0 has several of seed"):
         steps_to_target(good.assign(seed=[0, 1, 1]), [2.0])
-    with pytest.raises(AnalysisError, match=r"positive whole number of samples, got 2\.5"):
-        steps_to_target(good.assign(global_batch_size=2.5), [2.0])
     with pytest.raises(AnalysisError, match="counts progress from 0"):
         steps_to_target(good.assign(optimizer_step=[-1, 10, 20]), [2.0])
-    with pytest.raises(AnalysisError, match="needs optimizer_step or samples"):
-        steps_to_target(good.drop(columns=["optimizer_step", "samples"]), [2.0])
 
 
 def test_steps_follow_from_samples_where_only_those_are_known() -> None:

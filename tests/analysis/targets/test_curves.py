@@ -81,17 +81,6 @@ def test_runs_without_measurements_stay_and_those_never_started_do_not(
     assert steps_to_target(curves, [4.0])["outcome"].tolist() == ["reached", "diverged"]
 
 
-def test_settings_that_vary_together_all_name_a_group(build: Callable[..., Any]) -> None:
-    sweep = build()
-    for heads, width in ((2, 32), (4, 128)):
-        sweep.run(model={"name": "gpt", "n_layers": 2, "n_heads": heads, "d_model": width})
-    groups = curve_groups(loaded(sweep)[0])
-    assert groups["label"].to_list() == [
-        "n heads 2, d model 32",
-        "n heads 4, d model 128",
-    ]
-
-
 def test_groups_are_what_differs_beside_batch_seed_and_rate(build: Callable[..., Any]) -> None:
     sweep = build()
     for batch in (16, 32):
@@ -112,25 +101,6 @@ def test_groups_are_what_differs_beside_batch_seed_and_rate(build: Callable[...,
     runs = curves.drop_duplicates("run")
     assert runs["group"].value_counts().to_dict() == {0: 4, 1: 4}
     assert runs.groupby("group")["learning_rate"].nunique().tolist() == [2, 2]
-
-
-def test_one_group_has_no_name_and_hardware_makes_none(build: Callable[..., Any]) -> None:
-    sweep = build()
-    sweep.run((1, 16, 1), hardware="A")
-    sweep.run((1, 32, 1), hardware="B")
-    groups = curve_groups(loaded(sweep)[0])
-    assert groups["label"].tolist() == [""]
-    assert groups["cells"].tolist() == [(0, 1)]
-
-
-@pytest.mark.slow
-def test_a_model_that_follows_from_the_batch_is_still_another_model(
-    build: Callable[..., Any],
-) -> None:
-    sweep = build()
-    sweep.run((1, 16, 1), model__d_model=64)
-    sweep.run((1, 32, 1), model__d_model=128)
-    assert len(curve_groups(loaded(sweep)[0])) == 2
 
 
 def test_what_no_curve_can_be_made_of_is_refused(build: Callable[..., Any]) -> None:

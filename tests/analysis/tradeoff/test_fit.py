@@ -74,13 +74,6 @@ def test_interval_ends_where_a_t_test_over_seeds_rejects():
         assert stats.ttest_1samp(scores, 0).pvalue == pytest.approx(0.05, abs=1e-5)
 
 
-def test_overhead_interval_is_that_of_the_ratio_moved():
-    fit = fit_tradeoff(sweep(5), form="two_term", overhead=0.5, reference_batch_size=10)
-    critical, largest = fit.critical_batch_size, fit.overhead_batch_size
-    for name in ("value", "low", "high"):
-        assert getattr(largest, name) == pytest.approx(15 + 0.5 * getattr(critical, name))
-
-
 @pytest.mark.parametrize("form", ["two_term", "free_exponent"])
 def test_band_is_students_t_over_seeds_of_refits(form):
     """Each mean is moved a little and scipy fits anew; seeds then add up, and t has n - 1 degrees.
@@ -111,37 +104,6 @@ def test_band_is_students_t_over_seeds_of_refits(form):
     # Linear propagation leaves out how the curve's slopes change with the residuals.
     assert np.log(band["high"] / band["steps"]).to_numpy() == pytest.approx(half, rel=0.04)
     assert np.log(band["steps"] / band["low"]).to_numpy() == pytest.approx(half, rel=0.04)
-
-
-@given(
-    steps=st.floats(1e-3, 1e6),
-    samples=st.floats(1e-2, 1e4),
-    seed=st.integers(0, 20),
-)
-@pytest.mark.slow
-@settings(max_examples=8, deadline=None)
-def test_units_of_steps_and_samples_do_not_matter(steps, samples, seed):
-    table = sweep(3, seed=seed, sd=0.1)
-    other = table.assign(
-        steps_to_target=table["steps_to_target"] * steps,
-        global_batch_size=table["global_batch_size"] * samples,
-    ).sample(frac=1, random_state=seed)
-    fits = [fit_tradeoff(t, form="two_term") for t in (table, other)]
-    factors = {"s_min": steps, "e_min": steps * samples, "critical_batch_size": samples}
-    for name, factor in factors.items():
-        before, after = (getattr(fit, name) for fit in fits)
-        for part in ("value", "low", "high"):
-            expected = getattr(before, part) * factor
-            assert getattr(after, part) == pytest.approx(expected, rel=1e-4, nan_ok=True)
-
-
-@given(a=st.floats(1, 1e5), critical=st.floats(10, 400))
-@settings(max_examples=15, deadline=None)
-def test_exact_curves_are_recovered(a, critical):
-    fit = fit_tradeoff(sweep(3, a=a, critical=critical, sd=0.0), form="two_term")
-    assert fit.s_min.value == pytest.approx(a, rel=1e-5)
-    assert fit.critical_batch_size.value == pytest.approx(critical, rel=1e-5)
-    assert fit.e_min.value == pytest.approx(a * critical, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -110,9 +110,7 @@ def test_decompositions_of_one_batch_are_one_candidate_for_a_loss(build: Any) ->
     for seed in range(5):
         for geometry in ((1, 32, 1), (1, 8, 4)):
             sweep.run(geometry, seed=seed)
-    assert not marks_of(sweep)["final_loss_best"].any()
     assert marks_of(sweep)["final_loss_best_p"].isna().all()
-    train(sweep, {16: [9.0] * 5}, budget={"optimizer_steps": 40})
     other = build("two")
     train(other, CLEAR)
     for seed, loss in enumerate(CLEAR[8]):

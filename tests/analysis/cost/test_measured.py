@@ -81,15 +81,6 @@ def test_an_interval_that_tells_nothing_is_none(build: Callable[..., Any]) -> No
     assert measured(spec, spec.geometry) is None
 
 
-def test_an_exchange_that_was_never_measured_is_not_guessed(build: Callable[..., Any]) -> None:
-    sweep = build()
-    folder, *_ = [sweep.run(cut) for cut in [(1, 32, 1), (1, 8, 4), (1, 16, 2)]]
-    measured = MeasuredSteps([sweep.path], lambda name: name == HARDWARE)
-    spec = RunSpec.read(folder.config)
-    assert measured(spec, BatchGeometry(1, 1, 32, 1)) is not None
-    assert measured(spec, BatchGeometry(1, 2, 8, 2)) is None
-
-
 def test_peaks_of_runs_tell_how_far_predictions_are_off(build: Callable[..., Any]) -> None:
     """Against statsmodels' prediction interval of a mean of logarithms."""
     sweep = build()
@@ -120,7 +111,3 @@ def test_two_runs_tell_no_step_time(build: Callable[..., Any]) -> None:
     folder, _ = [sweep.run((1, 32, 1), seed=seed) for seed in (0, 1)]
     spec = RunSpec.read(folder.config)
     assert MeasuredSteps([sweep.path], lambda name: name == HARDWARE)(spec, spec.geometry) is None
-    sweep.run((1, 32, 1), seed=2)
-    estimate = MeasuredSteps([sweep.path], lambda name: name == HARDWARE)(spec, spec.geometry)
-    assert estimate is not None
-    assert estimate.low < estimate.value < estimate.high

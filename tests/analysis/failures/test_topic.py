@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pandas as pd
-
-from batchscape.analysis import load, write_report
+from batchscape.analysis import load
 from batchscape.analysis.failures.topic import ended_attempts, failures_by_cause, failures_section
 from batchscape.record.status import Attempt, RunStatus
 
@@ -31,18 +29,18 @@ def test_attempts_are_counted_by_cause(build: Any) -> None:
     # One that still runs is in no count, nor is the attempt that goes on.
     note_attempts(sweep.run((1, 8, 4), status="running"), HANG, RUNNING)
     note_attempts(sweep.run((4, 8, 1)), DONE)
-    report = write_report([sweep.path], figures=False)
-    table = pd.read_csv(report.out / "tables" / "failures.csv")
-    counts = table[["status", "cause", "n_attempts", "n_runs", "n_retried", "n_completed"]]
+    tables = load(sweep.path)
+    section = failures_section(tables.runs, tables.attempts)
+    columns = ["status", "cause", "n_attempts", "n_runs", "n_retried", "n_completed"]
+    counts = section.tables[0].frame[columns]
     assert counts.to_numpy().tolist() == [
         ["failed", "hang", 4, 4, 4, 3],
         ["interrupted", "interrupted", 3, 3, 3, 3],
         ["oom", "out_of_memory", 1, 1, 0, 0],
     ]
-    answer = (report.out / "report.md").read_text()
-    said = "Of 12 ended attempts, 8 did not finish, in 5 runs; 3 of these runs completed since."
-    assert said in answer
-    assert "out of memory" in answer
+    assert section.answer == [
+        "Of 12 ended attempts, 8 did not finish, in 5 runs; 3 of these runs completed since."
+    ]
 
 
 def test_runs_of_one_name_in_two_folders_are_two(build: Any) -> None:

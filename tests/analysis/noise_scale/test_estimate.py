@@ -239,7 +239,7 @@ def test_a_cell_rests_on_its_trajectories(sweep):
     runs = runs.drop_duplicates("trajectory_id")
     means = np.array(
         [
-            run_parts(steps[steps["run_id"].eq(run_id) & steps["small_batch_size"].notna()])
+            parts_of(steps[steps["run_id"].eq(run_id) & steps["small_batch_size"].notna()]).mean(0)
             for run_id in runs["run_id"]
         ]
     )
@@ -252,12 +252,11 @@ def test_a_cell_rests_on_its_trajectories(sweep):
     assert tuple(table.loc[many, ["low", "high"]]) == pytest.approx(expected)
 
 
-def run_parts(rows):
-    """Means of both parts of the ratio, by the formulas of McCandlish et al."""
+def parts_of(rows):
+    """Both parts of the ratio, a row a step, by the formulas of McCandlish et al."""
     small, big = rows["small_gradient_square"], rows["gradient_norm"] ** 2
     noise = (small - big) / (1 / SMALL - 1 / BIG)
-    signal = (BIG * big - SMALL * small) / (BIG - SMALL)
-    return noise.mean(), signal.mean()
+    return np.column_stack([noise, (BIG * big - SMALL * small) / (BIG - SMALL)])
 
 
 def test_curves_are_debiased_moving_averages(sweep):
@@ -275,15 +274,8 @@ def test_curves_are_debiased_moving_averages(sweep):
         means = []
         for run_id in runs.drop_duplicates("trajectory_id")["run_id"]:
             rows = steps[steps["run_id"].eq(run_id) & steps["small_batch_size"].notna()]
-            small, big = rows["small_gradient_square"], rows["gradient_norm"] ** 2
-            parts = np.column_stack(
-                [
-                    (small - big) / (1 / SMALL - 1 / BIG),
-                    (BIG * big - SMALL * small) / (BIG - SMALL),
-                ]
-            )
             decay, average, points = 0.5 ** (1 / 10), np.zeros(2), []
-            for k, part in enumerate(parts, start=1):
+            for k, part in enumerate(parts_of(rows), start=1):
                 average = decay * average + (1 - decay) * part
                 if k % 10 == 0:
                     points.append(average / (1 - decay**k))

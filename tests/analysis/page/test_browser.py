@@ -80,7 +80,6 @@ def test_the_page_of_a_sweep(varied: Any, browser: Any) -> None:
         assert page.locator(f"main figure[id='{name}'] canvas").count() == 1, name
         assert any(drawn(page, name).values()), name
     _loss_shows_the_reaches(page, out)
-    _steps_are_those_of_the_reaches(page, out)
     _fields_are_those_of_the_comparison(page, out)
     _rows_open_and_sort(page)
     _points_open_their_runs(page)
@@ -105,36 +104,6 @@ def _loss_shows_the_reaches(page: Any, out: Path) -> None:
             for row in met:
                 run, x = runs[row["runs"][0]][0], row[axis]
                 assert (x is None and np.isnan(expected[run])) or x == expected[run]
-
-
-def _steps_are_those_of_the_reaches(page: Any, out: Path) -> None:
-    reaches = pd.read_csv(out / "tables" / "reaches.csv")
-    curve = pd.read_csv(out / "tables" / "tradeoff_curve.csv")
-    names = [row[0] for row in content(page)["runs"]["rows"]]
-    censored = 0
-    for key in options(page, "steps_to_target", "target"):
-        group, target = key.split("|")
-        reaches_of_target = reaches[
-            reaches["group"].eq(int(group)) & reaches["target_loss"].eq(float(target))
-        ]
-        reaches_of_target = reaches_of_target[reaches_of_target["is_best"]]
-        rows_by_name = choose(page, "steps_to_target", target=key)
-        met = reaches_of_target[reaches_of_target["outcome"].eq("reached")].set_index("run_id")
-        assert len(rows_by_name["runs"]) == len(met) == met["trajectory_id"].nunique() > 0
-        for row in rows_by_name["runs"]:
-            expected = met.loc[names[row["runs"][0]]]
-            assert row["global_batch_size"] == expected["global_batch_size"]
-            for column in AXES.values():
-                is_equal = row[column] == expected[column]
-                assert is_equal or (row[column] is None and np.isnan(expected[column]))
-        fit = curve[curve["group"].eq(int(group)) & curve["target_loss"].eq(float(target))]
-        for name, column in (("fit", "steps"), ("perfect scaling", "perfect_steps")):
-            assert [row["steps_to_target"] for row in rows_by_name[name]] == fit[column].tolist()
-        short = reaches_of_target[reaches_of_target["outcome"].isin(["censored", "pruned"])]
-        assert len(rows_by_name["not reached: more than this"]) == len(short)
-        censored += len(short)
-        assert [row["global_batch_size"] for row in rows_by_name["diverged"]] == [128]
-    assert censored > 0
 
 
 def _fields_are_those_of_the_comparison(page: Any, out: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from batchscape.analysis import Report, compare, find_cells, load, write_report
-from batchscape.analysis.numbers import TIMES
+from batchscape.analysis.numbers import TIMES, with_spread
 from batchscape.analysis.report.notes import find_notes
 from batchscape.analysis.report.sections import in_short, sentence_markdown
 from batchscape.analysis.report.table import Table
@@ -133,16 +133,8 @@ def test_a_whole_report_says_the_same_in_csv_markdown_latex_and_terminal(build: 
     latex = (report.out / "paper" / "tables" / "comparison.tex").read_text()
     assert f"| 2{TIMES}8{TIMES}2=32 | completed | 3 |" in markdown
     (cells,) = [line for line in markdown.splitlines() if f"2{TIMES}8{TIMES}2=32" in line]
-    shown_losses = {tuple(text.split(" ± ")) for text in re.findall(r"\d+\.\d+ ± \d+\.\d+", cells)}
-    # The spread's second digit says to how many decimals.
-    (loss,) = (
-        f"{mean} ± {half}"
-        for mean, half in shown_losses
-        if mean == f"{row['final_loss_mean']:.{len(mean.partition('.')[2])}f}"
-    )
-    half = loss.split(" ± ")[1]
-    assert half == f"{row['final_loss_ci95']:.{len(half.partition('.')[2])}f}"
-    assert len(half.lstrip("0.")) == 2
+    loss = with_spread(row["final_loss_mean"], row["final_loss_ci95"])
+    assert loss in cells
     assert time[:4] in markdown
     assert loss.replace(" ± ", r"~$\pm$~") in latex
     assert r"2$\times$8$\times$2=32 & completed & 3 &" in latex

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -62,7 +61,7 @@ def simulated(
     return pd.concat(parts, ignore_index=True)
 
 
-def test_a_published_table_gives_its_published_critical_batches(tmp_path: Path) -> None:
+def test_a_published_table_gives_its_published_critical_batches(tmp_path):
     zhang().to_csv(tmp_path / "zhang.csv", index=False)
     analysis = analyze(
         tmp_path / "zhang.csv",
@@ -79,9 +78,7 @@ def test_a_published_table_gives_its_published_critical_batches(tmp_path: Path) 
     assert table["critical_batch_size"].tolist() == pytest.approx(ratios, rel=1e-3)
 
 
-def test_the_shell_says_what_it_took_and_writes_everything(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_shell_says_what_it_took_and_writes_everything(tmp_path, capsys):
     zhang().query("model == '85M'").to_csv(tmp_path / "zhang.csv", index=False)
     arguments = ["analyze", str(tmp_path / "zhang.csv"), "--group", "model"]
     arguments += ["--column", "steps_to_target=steps_used", "--reference-batch", "256"]
@@ -95,7 +92,7 @@ def test_the_shell_says_what_it_took_and_writes_everything(
     assert table["overhead_batch_size"].tolist() == pytest.approx([745.3], abs=0.05)
 
 
-def test_curves_give_the_critical_batch_that_made_them(tmp_path: Path) -> None:
+def test_curves_give_the_critical_batch_that_made_them(tmp_path):
     simulated().to_csv(tmp_path / "curves.csv", index=False)
     analysis = analyze(tmp_path / "curves.csv", targets=[3.0])
     assert analysis.runs["outcome"].eq("reached").all()
@@ -113,16 +110,14 @@ def test_curves_give_the_critical_batch_that_made_them(tmp_path: Path) -> None:
         ({}, r"none to 1\.5; others need curves"),
     ],
 )
-def test_bad_tables_end_with_a_message_and_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
-) -> None:
+def test_bad_tables_end_with_a_message_and_code_2(tmp_path, capsys, change, message):
     zhang().assign(**change).to_csv(tmp_path / "t.csv", index=False)
     arguments = ["analyze", str(tmp_path / "t.csv"), "--column", "steps_to_target=steps_used"]
     assert main([*arguments, "--group", "model", "--target", "1.5"]) == 2
     assert re.search(message, capsys.readouterr().err)
 
 
-def test_another_separator_is_named(tmp_path: Path) -> None:
+def test_another_separator_is_named(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("batch_size;steps_used\n64;1,5\n")
     with pytest.raises(AnalysisError, match=r"'batch_size;steps_used', has none.*looks like ';'"):
@@ -135,13 +130,13 @@ def test_another_separator_is_named(tmp_path: Path) -> None:
         analyze(path)
 
 
-def test_no_such_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_such_table(capsys):
     assert main(["analyze", "nowhere.csv"]) == 2
     assert capsys.readouterr().err == "nowhere.csv: there is no such file\n"
 
 
 @pytest.mark.parametrize("kind", ["one batch", "one seed", "nobody reached", "all diverged"])
-def test_data_that_say_nothing_are_not_an_error(tmp_path: Path, kind: str) -> None:
+def test_data_that_say_nothing_are_not_an_error(tmp_path, kind):
     curves = simulated()
     if kind == "one batch":
         curves = curves[curves["bs"].eq(8)]
@@ -166,7 +161,7 @@ def texts_of(analysis: Analysis) -> str:
     return " ".join(text for s in analysis.sections for text in [*s.answer, *s.warnings])
 
 
-def test_empty_cells_are_no_divergence(tmp_path: Path) -> None:
+def test_empty_cells_are_no_divergence(tmp_path):
     """A log whose last rows have no held-out loss gives what it gives without these rows."""
     curves = simulated(seeds=2, every=15)
     last = curves.groupby(["bs", "seed"]).tail(1)
@@ -204,9 +199,7 @@ def final_losses(tie: bool = False) -> pd.DataFrame:
 
 
 @pytest.mark.slow
-def test_final_losses_are_minimised_and_no_target_is_made_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_final_losses_are_minimised_and_no_target_is_made_up(tmp_path, capsys):
     final_losses().to_csv(tmp_path / "t.csv", index=False)
     analysis = analyze(tmp_path / "t.csv")
     views = tables_of(analysis)
@@ -229,14 +222,14 @@ def test_final_losses_are_minimised_and_no_target_is_made_up(
         assert message in capsys.readouterr().err
 
 
-def test_ties_and_unequal_lengths_are_said(tmp_path: Path) -> None:
+def test_ties_and_unequal_lengths_are_said(tmp_path):
     final_losses(tie=True).assign(steps=100).to_csv(tmp_path / "t.csv", index=False)
     text = texts_of(analyze(tmp_path / "t.csv"))
     assert re.search(r"TIES: .* B = 16: 0\.00\d+.* and 0\.00\d+", text)
     assert "runs ended after 1600 to 25600 samples" in text
 
 
-def test_a_table_of_runs_that_all_ended_early_is_refused(tmp_path: Path) -> None:
+def test_a_table_of_runs_that_all_ended_early_is_refused(tmp_path):
     table = pd.DataFrame({"batch_size": [8, 16, 32], "seed": 0, "val_loss": [2.0, 2.1, None]})
     table.assign(state=["crashed", "running", "finished"]).to_csv(tmp_path / "t.csv", index=False)
     with pytest.raises(AnalysisError, match=r"2 of 3 runs did not end \(failed, running\)") as got:
@@ -260,7 +253,7 @@ def critical(analysis: Analysis) -> list[float]:
     return views_of(analysis)["critical_batch"]["critical_batch_size"].tolist()
 
 
-def test_a_pruned_trial_of_optuna_has_no_final_loss() -> None:
+def test_a_pruned_trial_of_optuna_has_no_final_loss():
     """Written by Optuna: trial 5 was pruned at a loss of 1.0, below all that ended."""
     analysis = analyze(FOREIGN / "optuna_trials.csv", columns=OPTUNA)
     table = pd.read_csv(FOREIGN / "optuna_trials.csv")
@@ -281,7 +274,7 @@ def with_three_seeds(name: str, tmp_path: Path) -> Path:
     return tmp_path / name
 
 
-def test_the_calls_of_log_are_no_optimizer_steps(tmp_path: Path) -> None:
+def test_the_calls_of_log_are_no_optimizer_steps(tmp_path):
     """Curves of a Trainer, to a loss of 2.6 in 400 (1 + 64 / B) steps, as W&B exports them."""
     path = with_three_seeds("wandb_history_hf.csv", tmp_path)
     analysis = analyze(path, targets=[2.6], columns={"loss": "eval/loss"}, form="two_term")
@@ -292,7 +285,7 @@ def test_the_calls_of_log_are_no_optimizer_steps(tmp_path: Path) -> None:
     assert steps.to_dict() == pytest.approx(right, rel=0.005)
 
 
-def test_a_table_with_nothing_but_the_calls_of_log_is_refused(tmp_path: Path) -> None:
+def test_a_table_with_nothing_but_the_calls_of_log_is_refused(tmp_path):
     table = pd.read_csv(FOREIGN / "wandb_history_hf.csv").drop(columns="train/global_step")
     table.to_csv(tmp_path / "t.csv", index=False)
     with pytest.raises(
@@ -303,9 +296,7 @@ def test_a_table_with_nothing_but_the_calls_of_log_is_refused(tmp_path: Path) ->
     assert analyze(tmp_path / "t.csv", columns=chosen, first_step=1).sections
 
 
-def test_steps_that_are_counted_from_0_are_asked_about(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_steps_that_are_counted_from_0_are_asked_about(tmp_path, capsys):
     """Lightning's: 1600 samples an epoch, evaluated behind it; S = a (1 + 400 / B)."""
     path = with_three_seeds("lightning_epochs.csv", tmp_path)
     command = ["analyze", str(path), "--column", "loss=val_loss"]

@@ -42,7 +42,7 @@ CLEAR = {8: [1.00, 1.10, 1.20, 1.31], 16: [1.30, 1.41, 1.50, 1.60], 32: [1.5, 1.
 
 
 @pytest.mark.slow
-def test_the_p_value_is_that_of_the_hardest_rival() -> None:
+def test_the_p_value_is_that_of_the_hardest_rival():
     rng = np.random.default_rng(0)
     values = rng.normal([0, 1, 2], 0.5, (6, 3)) + rng.normal(size=(6, 1))
     expected = [stats.ttest_rel(values[:, 0], values[:, other]).pvalue for other in (1, 2)]
@@ -55,7 +55,7 @@ def test_the_p_value_is_that_of_the_hardest_rival() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("candidates", "tied"), [(2, 2), (4, 2), (4, 4)])
 @pytest.mark.parametrize("seeds", [3, 5])
-def test_a_tie_is_seldom_called_a_win(candidates: int, tied: int, seeds: int) -> None:
+def test_a_tie_is_seldom_called_a_win(candidates, tied, seeds):
     """Choosing the best by its mean first does not raise the error above its level."""
     rng = np.random.default_rng(1)
     means = np.where(np.arange(candidates) < tied, 0.0, 30.0)
@@ -67,12 +67,12 @@ def test_a_tie_is_seldom_called_a_win(candidates: int, tied: int, seeds: int) ->
 
 
 @pytest.mark.slow
-def test_a_clear_best_is_marked(build: Any) -> None:
+def test_a_clear_best_is_marked(build):
     clear = marks_of(train(build("clear"), CLEAR))
     assert clear.loc[clear["final_loss_best"], "global_batch_size"].tolist() == [8]
 
 
-def test_p_values_are_adjusted_together(build: Any) -> None:
+def test_p_values_are_adjusted_together(build):
     """By Holm's method, over all figures: a best that stands out alone is no best among many."""
     sweep = train(build(), {8: [1.00, 1.10, 1.20], 16: [1.30, 1.60, 1.50]})
     cells = find_cells(load(sweep.path).runs)
@@ -104,7 +104,7 @@ def test_p_values_are_adjusted_together(build: Any) -> None:
 
 
 @pytest.mark.slow
-def test_decompositions_of_one_batch_are_one_candidate_for_a_loss(build: Any) -> None:
+def test_decompositions_of_one_batch_are_one_candidate_for_a_loss(build):
     """They differ by rounding, always in the same direction: that is no better training."""
     sweep = build()
     for seed in range(5):
@@ -123,7 +123,7 @@ def test_decompositions_of_one_batch_are_one_candidate_for_a_loss(build: Any) ->
 
 
 @pytest.mark.slow
-def test_losses_after_unequal_samples_are_not_compared(build: Any) -> None:
+def test_losses_after_unequal_samples_are_not_compared(build):
     sweep = build()
     for seed in range(4):
         sweep.run((1, 8, 1), seed=seed)
@@ -132,7 +132,7 @@ def test_losses_after_unequal_samples_are_not_compared(build: Any) -> None:
 
 
 @pytest.mark.slow
-def test_step_times_of_unequal_global_batches_are_not_compared(build: Any) -> None:
+def test_step_times_of_unequal_global_batches_are_not_compared(build):
     sweep = train(build(), CLEAR)
     marks = marks_of(sweep)
     assert marks["step_time_s_best_p"].isna().all()
@@ -143,7 +143,7 @@ def test_step_times_of_unequal_global_batches_are_not_compared(build: Any) -> No
 
 
 @pytest.mark.slow
-def test_the_least_memory_without_spread_is_best_and_a_tie_is_not(build: Any) -> None:
+def test_the_least_memory_without_spread_is_best_and_a_tie_is_not(build):
     sweep = train(build(), CLEAR)
     marks = marks_of(sweep)
     assert marks.loc[marks["peak_allocated_gib_best"], "global_batch_size"].tolist() == [8]
@@ -155,7 +155,7 @@ def test_the_least_memory_without_spread_is_best_and_a_tie_is_not(build: Any) ->
 
 
 @pytest.mark.slow
-def test_survivors_are_never_best(build: Any) -> None:
+def test_survivors_are_never_best(build):
     sweep = train(build(), CLEAR)
     sweep.run(CUTS[8], seed=9, status="diverged", reason="the loss is NaN", done=9)
     marks = marks_of(sweep)
@@ -165,6 +165,6 @@ def test_survivors_are_never_best(build: Any) -> None:
 
 
 @pytest.mark.slow
-def test_runs_cut_at_a_target_have_no_final_loss_to_compare(build: Any) -> None:
+def test_runs_cut_at_a_target_have_no_final_loss_to_compare(build):
     sweep = train(build(), CLEAR, stop_reason="target")
     assert marks_of(sweep)["final_loss_best_p"].isna().all()

@@ -20,7 +20,7 @@ def geometries(table: pd.DataFrame) -> list[tuple[Any, ...]]:
     return list(table[names].itertuples(index=False, name=None))
 
 
-def test_seeds_and_timing_repeats_share_a_cell(build: Any) -> None:
+def test_seeds_and_timing_repeats_share_a_cell(build):
     sweep = build()
     for seed in (0, 1):
         for repeat in (0, 1):
@@ -32,7 +32,7 @@ def test_seeds_and_timing_repeats_share_a_cell(build: Any) -> None:
     assert set(cells.runs["cell"]) == {0}
 
 
-def test_cells_are_ordered_by_global_batch_and_rejected_ones_come_last(build: Any) -> None:
+def test_cells_are_ordered_by_global_batch_and_rejected_ones_come_last(build):
     sweep = build().fork(seeds=(0,))
     sweep.run((1, 8, 1))
     table = find_cells(load(sweep.path).runs).table
@@ -41,7 +41,7 @@ def test_cells_are_ordered_by_global_batch_and_rejected_ones_come_last(build: An
     assert table["gradient_accumulation_steps"].isna().sum() == 2
 
 
-def test_varying_settings_are_found_and_numbers_sorted_as_numbers(build: Any) -> None:
+def test_varying_settings_are_found_and_numbers_sorted_as_numbers(build):
     sweep = build()
     for rate in (0.01, 0.001, 0.1):
         for length in (128, 64):
@@ -55,7 +55,7 @@ def test_varying_settings_are_found_and_numbers_sorted_as_numbers(build: Any) ->
     assert cells.labels()[0] == f"1{TIMES}32{TIMES}1, sequence length 64, learning rate 0.001"
 
 
-def test_a_name_and_a_learning_rate_stand_for_what_comes_with_them(build: Any) -> None:
+def test_a_name_and_a_learning_rate_stand_for_what_comes_with_them(build):
     sweep = build()
     shared = {"learning_rate": 0.01, "weight_decay": 0.0}
     sweep.run(optimizer={"name": "adamw", **shared})
@@ -71,7 +71,7 @@ def test_a_name_and_a_learning_rate_stand_for_what_comes_with_them(build: Any) -
     assert find_cells(load(rates.path).runs).key_settings == ["optimizer.learning_rate"]
 
 
-def test_a_setting_that_follows_from_the_geometry_makes_no_context(build: Any) -> None:
+def test_a_setting_that_follows_from_the_geometry_makes_no_context(build):
     sweep = build()
     for accumulation in (1, 2, 4):
         sweep.run((1, 8, accumulation), optimizer__learning_rate=1e-3 * accumulation)
@@ -81,7 +81,7 @@ def test_a_setting_that_follows_from_the_geometry_makes_no_context(build: Any) -
     assert set(cells.context_of()) == {0}
 
 
-def test_hardware_is_never_pooled_across_sweeps(build: Any) -> None:
+def test_hardware_is_never_pooled_across_sweeps(build):
     here, there = build("here"), build("there")
     for seed in (0, 1):
         here.run(seed=seed)
@@ -98,7 +98,7 @@ def test_hardware_is_never_pooled_across_sweeps(build: Any) -> None:
     assert cells.runs.groupby("cell").size().tolist() == [1, 2, 2]
 
 
-def test_a_setting_that_differs_between_cuts_is_another_experiment(build: Any) -> None:
+def test_a_setting_that_differs_between_cuts_is_another_experiment(build):
     """Else a figure would blame the cut for what the learning rate does."""
     sweep = build()
     for seed in (0, 1):
@@ -123,9 +123,7 @@ def test_a_setting_that_differs_between_cuts_is_another_experiment(build: Any) -
         ([2, None, [1, "a"]], "object", ["2", "null", '[1, "a"]']),
     ],
 )
-def test_what_is_not_set_is_written_so_whatever_the_column(
-    values: list[Any], dtype: str, texts: list[str]
-) -> None:
+def test_what_is_not_set_is_written_so_whatever_the_column(values, dtype, texts):
     column = pd.Series(values, dtype=dtype, index=[5] * len(values))
     assert plain_texts(column).tolist() == texts
 
@@ -146,8 +144,8 @@ def test_what_is_not_set_is_written_so_whatever_the_column(
     ],
 )
 def test_runs_are_pooled_by_what_their_settings_decide(
-    setting: str, values: tuple[Any, Any], is_told_apart: bool, has_cost: bool, build: Any
-) -> None:
+    setting, values, is_told_apart, has_cost, build
+):
     sweep = build()
     for seed in range(4):
         sweep.run((2, 8, 2), seed=seed)
@@ -160,12 +158,12 @@ def test_runs_are_pooled_by_what_their_settings_decide(
 
 
 @given(st.lists(st.lists(st.text("ab ", min_size=1, max_size=30), min_size=1, max_size=6)))
-def test_different_values_stay_different(values: list[list[str]]) -> None:
+def test_different_values_stay_different(values):
     texts = pd.Series([json.dumps(value) for value in values], dtype=str)
     assert shorten_values(texts).nunique() == texts.nunique()
 
 
-def test_failed_runs_of_replaced_files_are_left_out_in_one_note(build: Any) -> None:
+def test_failed_runs_of_replaced_files_are_left_out_in_one_note(build):
     """Seed 0 completed later with other files; seed 1, which only failed, stays."""
     sweep = build()
     for seed in (0, 1):

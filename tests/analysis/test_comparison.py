@@ -30,7 +30,7 @@ def steps_of(sweep: Any) -> dict[str, pd.DataFrame]:
     return {name: pd.read_parquet(path) for name, path in paths.items() if path.exists()}
 
 
-def test_the_table_of_a_study(build: Any) -> None:
+def test_the_table_of_a_study(build):
     comparison = compare(find_cells(load(build().fork().path).runs))
     # Four decompositions complete, and two cells are rejected.
     assert comparison["status"].tolist() == ["completed"] * 4 + ["rejected"] * 2
@@ -52,7 +52,7 @@ def test_the_table_of_a_study(build: Any) -> None:
     assert row["peak_allocated_gib_n"] == row["final_loss_n"] == 3
 
 
-def test_mean_spread_and_interval_against_the_rows_themselves(build: Any) -> None:
+def test_mean_spread_and_interval_against_the_rows_themselves(build):
     sweep = build().fork(seeds=(0, 1, 2, 3))
     row = compare(find_cells(load(sweep.path).runs)).iloc[2]
     assert (row["data_parallel_size"], row["micro_batch_size"]) == (2, 8)
@@ -70,7 +70,7 @@ def test_mean_spread_and_interval_against_the_rows_themselves(build: Any) -> Non
         assert row[f"{name}_n"] == 4
 
 
-def test_what_is_not_known_to_be_valid_is_no_time(build: Any) -> None:
+def test_what_is_not_known_to_be_valid_is_no_time(build):
     sweep = build()
     for seed in range(4):
         sweep.run((1, 8, 4), seed=seed)
@@ -86,7 +86,7 @@ def test_what_is_not_known_to_be_valid_is_no_time(build: Any) -> None:
     assert figures["final_loss"].isna().tolist() == [False, True, True, True]
 
 
-def test_the_report_asks_what_the_others_ask(build: Any) -> None:
+def test_the_report_asks_what_the_others_ask(build):
     """One run of each kind: what `why_untimed` says of its files is what the report says."""
     sweep = build()
     for seed, core_wait in enumerate((0.0, 0.09, 0.11, 0.72)):
@@ -105,7 +105,7 @@ def test_the_report_asks_what_the_others_ask(build: Any) -> None:
     assert valid.sum() == 2
 
 
-def test_a_device_below_its_defaults_is_another_machine() -> None:
+def test_a_device_below_its_defaults_is_another_machine():
     """A run out of memory tells nothing of its device, and is of its sweep's."""
     gpu, limit = "NVIDIA H100 80GB HBM3", "power limit 500 W of 700 W"
     none: dict[str, Any] = {"device_limits": None, "throttled": None}
@@ -135,7 +135,7 @@ def test_a_device_below_its_defaults_is_another_machine() -> None:
     assert add_machines(runs)["hardware"].tolist() == [hardware for *_, hardware in rows]
 
 
-def test_only_valid_times_enter_a_cell_that_has_both(build: Any) -> None:
+def test_only_valid_times_enter_a_cell_that_has_both(build):
     sweep = build()
     sweep.run(seed=0)
     sweep.run(seed=1, concurrent_runs=2)
@@ -149,7 +149,7 @@ def test_only_valid_times_enter_a_cell_that_has_both(build: Any) -> None:
     assert row["timing_note"] == ("2 runs at the same time | no record of how it was launched")
 
 
-def test_runs_that_failed_stay_in_n_and_out_of_the_figures(build: Any) -> None:
+def test_runs_that_failed_stay_in_n_and_out_of_the_figures(build):
     sweep = build()
     for seed in (0, 1):
         sweep.run(seed=seed)
@@ -163,7 +163,7 @@ def test_runs_that_failed_stay_in_n_and_out_of_the_figures(build: Any) -> None:
     assert len(row["run_ids"].split(";")) == 5
 
 
-def test_throughput_is_compared_run_by_run_with_the_first_cell(build: Any) -> None:
+def test_throughput_is_compared_run_by_run_with_the_first_cell(build):
     sweep = build().fork(seeds=(0, 1, 2))
     runs = load(sweep.path).runs
     cells = find_cells(runs)

@@ -178,7 +178,7 @@ def judged(name: str, evidence: Evidence) -> Verdict:
     return verdict
 
 
-def test_the_claims() -> None:
+def test_the_claims():
     assert [claim.id for claim in CLAIMS] == LISTED
     for claim in CLAIMS:
         assert claim.settle.startswith("batchscape sweep sweeps=")
@@ -187,9 +187,7 @@ def test_the_claims() -> None:
 
 
 @pytest.mark.parametrize("name", LISTED)
-def test_a_planted_effect_is_found_and_turns_with_its_sign(
-    world: Callable[[], Any], name: str
-) -> None:
+def test_a_planted_effect_is_found_and_turns_with_its_sign(world, name):
     for holds, expected in ((True, "supported"), (False, "contradicted")):
         table = filled(world, name, holds)
         verdict, mixed = (judged(name, table.evidence(order)) for order in (None, (1, 2)))
@@ -206,7 +204,7 @@ def test_a_planted_effect_is_found_and_turns_with_its_sign(
         assert verdict.context.startswith("Example, 16 cores; float32; gpt")
 
 
-def test_no_data_settles_nothing(world: Callable[[], Any]) -> None:
+def test_no_data_settles_nothing(world):
     bare = world()
     for seed in SEEDS:
         bare.run((1, 8, 1), seed)
@@ -223,7 +221,7 @@ def test_no_data_settles_nothing(world: Callable[[], Any]) -> None:
     "name",
     ["micro-before-accumulation", "fewer-updates-slower-convergence", "too-small-unstable"],
 )
-def test_machines_are_judged_apart(world: Callable[[], Any], name: str) -> None:
+def test_machines_are_judged_apart(world, name):
     """One claim of each view, which sorts runs into contexts."""
     table = world()
     fill(table, name, holds=True, hardware="One")
@@ -242,8 +240,8 @@ MINE = {
 
 
 def test_what_lacks_nothing_but_times_is_measured_again_by_its_own_sweep(
-    world: Callable[[], Any],
-) -> None:
+    world,
+):
     table = filled(world, "micro-before-accumulation", holds=True)
     for row in table.runs:
         row.update(MINE, sweep_dir="out/mine", timing_repeat=4)
@@ -262,7 +260,7 @@ def test_what_lacks_nothing_but_times_is_measured_again_by_its_own_sweep(
     assert (other.is_own, other.settle) == (False, BY_ID["musev-224"].settle)
 
 
-def test_more_seeds_are_added_to_the_sweep_at_hand(world: Callable[[], Any]) -> None:
+def test_more_seeds_are_added_to_the_sweep_at_hand(world):
     table = world()
     for cut in [(1, 32, 1), (1, 8, 4)]:
         table.run(cut, 0, step_time_s=float(cut[2]), **{"launch.command": COMMAND})
@@ -275,7 +273,7 @@ def test_more_seeds_are_added_to_the_sweep_at_hand(world: Callable[[], Any]) -> 
     ]
 
 
-def test_censored_runs_bound_the_effect_from_below(world: Callable[[], Any]) -> None:
+def test_censored_runs_bound_the_effect_from_below(world):
     table = world()
     for seed in SEEDS:
         table.run((1, 8, 1), seed, reach=1000 * jitter(seed, 1))
@@ -287,9 +285,7 @@ def test_censored_runs_bound_the_effect_from_below(world: Callable[[], Any]) -> 
 
 
 @pytest.mark.parametrize("valid", [True, False])
-def test_batches_that_differ_in_their_micro_batch_are_not_held_against_each_other(
-    world: Callable[[], Any], valid: bool
-) -> None:
+def test_batches_that_differ_in_their_micro_batch_are_not_held_against_each_other(world, valid):
     """The micro-batch grows with the batch: a time may be that of the cut, a sample is none."""
     table = world()
     for seed in SEEDS:
@@ -305,7 +301,7 @@ def test_batches_that_differ_in_their_micro_batch_are_not_held_against_each_othe
     assert verdict.settle.startswith(BY_ID["fewer-updates-slower-convergence"].settle)
 
 
-def test_times_at_one_micro_batch_decide(world: Callable[[], Any]) -> None:
+def test_times_at_one_micro_batch_decide(world):
     """Three times the samples, and a time a sample of a tenth: the largest batch is faster."""
     for cost, expected, ratio in ((1.0, "supported", 3.0), (0.1, "contradicted", 0.3)):
         table = world()
@@ -321,7 +317,7 @@ def test_times_at_one_micro_batch_decide(world: Callable[[], Any]) -> None:
         assert verdict.effect.definition.startswith("ratio of the time to a loss of 2")
 
 
-def test_smaller_batches_share_the_level(world: Callable[[], Any]) -> None:
+def test_smaller_batches_share_the_level(world):
     """One of four, tested alone, would tell; Bonferroni over them leaves it open."""
     apart = np.array([0.117, 0.145, 0.173])
     assert stats.t.interval(0.95, 2, apart.mean(), stats.sem(apart))[0] > np.log(1.05)
@@ -335,7 +331,7 @@ def test_smaller_batches_share_the_level(world: Callable[[], Any]) -> None:
     assert verdict.effect.n == 3
 
 
-def test_a_batch_that_shares_no_seed_leaves_the_claim_open(world: Callable[[], Any]) -> None:
+def test_a_batch_that_shares_no_seed_leaves_the_claim_open(world):
     """It ran with other seeds, and might turn the answer."""
     for others in ((), (5, 6, 7)):
         table = world()
@@ -351,8 +347,8 @@ def test_a_batch_that_shares_no_seed_leaves_the_claim_open(world: Callable[[], A
 
 
 def test_a_variance_that_the_records_only_divide_by_the_batch_is_not_measured(
-    world: Callable[[], Any],
-) -> None:
+    world,
+):
     table = filled(world, "large-batch-less-variance", holds=True)
     for number, frame in enumerate(table.steps):
         # tr(S) of the records is 8 for every batch, so that tr(S)/B falls as 1/B; the norms do not.
@@ -365,7 +361,7 @@ def test_a_variance_that_the_records_only_divide_by_the_batch_is_not_measured(
     assert "tr(S)/B puts the 1/B in" in verdict.explanation
 
 
-def test_a_steady_drift_of_the_gradient_is_no_variance(world: Callable[[], Any]) -> None:
+def test_a_steady_drift_of_the_gradient_is_no_variance(world):
     plain, drifting = (filled(world, "large-batch-less-variance", holds=True) for _ in range(2))
     for frame in drifting.steps:
         frame["gradient_norm"] += 1e-3 * frame["samples"]
@@ -383,7 +379,7 @@ def test_a_steady_drift_of_the_gradient_is_no_variance(world: Callable[[], Any])
         "too-large-generalises-worse",
     ],
 )
-def test_several_margins_leave_no_verdict(world: Callable[[], Any], name: str) -> None:
+def test_several_margins_leave_no_verdict(world, name):
     table = filled(world, name, holds=True)
     for number, row in enumerate(table.runs):
         row["measure.equivalence_margin"] = 0.005 if number % 2 else 0.01
@@ -395,7 +391,7 @@ def test_several_margins_leave_no_verdict(world: Callable[[], Any], name: str) -
 @pytest.mark.parametrize(
     "name", ["decompositions-are-equivalent", "accumulation-equals-large-batch"]
 )
-def test_runs_that_depend_on_their_cut_are_left_out(world: Callable[[], Any], name: str) -> None:
+def test_runs_that_depend_on_their_cut_are_left_out(world, name):
     table = filled(world, name, holds=True)
     for seed in SEEDS:
         table.run((1, 4, 8), seed, final_eval_loss=9.0, not_invariant="dropout 0.1")
@@ -405,7 +401,7 @@ def test_runs_that_depend_on_their_cut_are_left_out(world: Callable[[], Any], na
     assert "(dropout 0.1)" in verdict.explanation
 
 
-def test_divergence_and_rises_share_the_level(world: Callable[[], Any]) -> None:
+def test_divergence_and_rises_share_the_level(world):
     table = world()
     for seed in range(6):
         for batch in (4, 16, 64):
@@ -418,7 +414,7 @@ def test_divergence_and_rises_share_the_level(world: Callable[[], Any]) -> None:
     assert verdict.verdict == "not identified"
 
 
-def test_one_slow_place_of_many_may_be_chance(world: Callable[[], Any]) -> None:
+def test_one_slow_place_of_many_may_be_chance(world):
     def table(places: int) -> Verdict:
         made = world()
         for seed in SEEDS:
@@ -434,8 +430,8 @@ def test_one_slow_place_of_many_may_be_chance(world: Callable[[], Any]) -> None:
 
 
 def test_seeds_that_all_diverge_show_instability_and_cuts_do_not_multiply_them(
-    world: Callable[[], Any],
-) -> None:
+    world,
+):
     def table(seeds: int) -> Any:
         made = world()
         for seed in range(seeds):
@@ -454,8 +450,8 @@ def test_seeds_that_all_diverge_show_instability_and_cuts_do_not_multiply_them(
 
 
 def test_a_cut_that_diverged_against_another_than_the_reference_is_not_equivalent(
-    world: Callable[[], Any],
-) -> None:
+    world,
+):
     """On the last seed the reference failed, one other cut diverged, and one completed."""
     table = world()
     for seed in SEEDS:
@@ -477,9 +473,7 @@ def test_a_cut_that_diverged_against_another_than_the_reference_is_not_equivalen
 @pytest.mark.parametrize(
     "name", ["decompositions-are-equivalent", "accumulation-equals-large-batch"]
 )
-def test_a_reference_that_always_diverged_is_said(
-    world: Callable[[], Any], name: str, others: list[tuple[int, int, int]]
-) -> None:
+def test_a_reference_that_always_diverged_is_said(world, name, others):
     table = world()
     for seed in SEEDS[:3]:
         table.run((1, 32, 1), seed, status="diverged")
@@ -494,7 +488,7 @@ def test_a_reference_that_always_diverged_is_said(
     assert ("Farthest of 1: difference 0 [0, 0]" in verdict.explanation) == is_compared
 
 
-def test_repeats_of_a_trajectory_are_averaged(world: Callable[[], Any]) -> None:
+def test_repeats_of_a_trajectory_are_averaged(world):
     table = world()
     for seed in SEEDS:
         table.run((1, 32, 1), seed, final_eval_loss=1.0)
@@ -507,7 +501,7 @@ def test_repeats_of_a_trajectory_are_averaged(world: Callable[[], Any]) -> None:
         assert (verdict.effect.n, verdict.n_runs) == (4, 12)
 
 
-def test_runs_without_a_value_are_not_behind_a_verdict(world: Callable[[], Any]) -> None:
+def test_runs_without_a_value_are_not_behind_a_verdict(world):
     """Another cut of the smallest batch has no curve, so that it has no rise."""
     table = filled(world, "too-small-unstable", holds=True)
     for seed in SEEDS:
@@ -527,9 +521,7 @@ def test_runs_without_a_value_are_not_behind_a_verdict(world: Callable[[], Any])
         ("accumulation-equals-large-batch", False),
     ],
 )
-def test_two_seeds_settle_nothing_but_equivalence(
-    world: Callable[[], Any], name: str, holds: bool
-) -> None:
+def test_two_seeds_settle_nothing_but_equivalence(world, name, holds):
     verdict = judged(name, filled(world, name, holds, seeds=SEEDS[:2]).evidence())
     assert "[" not in verdict.explanation
     if name in {"decompositions-are-equivalent", "accumulation-equals-large-batch"}:
@@ -545,8 +537,8 @@ def test_two_seeds_settle_nothing_but_equivalence(
 
 
 def test_the_allocator_does_not_speak_against_memory_of_the_first_device(
-    world: Callable[[], Any],
-) -> None:
+    world,
+):
     for holds, expected in ((True, "supported"), (False, "not identified")):
         table = filled(world, "rank0-costs-memory", holds)
         for row in table.ranks:
@@ -558,14 +550,14 @@ def test_the_allocator_does_not_speak_against_memory_of_the_first_device(
         assert ("cannot speak against" in verdict.explanation) == (not holds)
 
 
-def test_more_devices_than_16_do_not_beat_musev(world: Callable[[], Any]) -> None:
+def test_more_devices_than_16_do_not_beat_musev(world):
     table = filled(world, "musev-224", holds=True)
     for seed in SEEDS:
         table.run((32, 7, 1), seed, step_time_s=1e-3, peak_allocated_gib=1e-3)
     assert judged("musev-224", table.evidence()).verdict == "supported"
 
 
-def test_one_epoch_cannot_show_a_generalisation_gap(world: Callable[[], Any]) -> None:
+def test_one_epoch_cannot_show_a_generalisation_gap(world):
     table = filled(world, "too-large-generalises-worse", holds=True)
     for row in table.runs:
         row["train_samples"] = 10_000.0
@@ -575,9 +567,7 @@ def test_one_epoch_cannot_show_a_generalisation_gap(world: Callable[[], Any]) ->
 
 
 @pytest.mark.parametrize("noise", [0.05, 2.0])
-def test_the_exponent_of_a_claim_is_that_of_the_report(
-    world: Callable[[], Any], noise: float
-) -> None:
+def test_the_exponent_of_a_claim_is_that_of_the_report(world, noise):
     table = world()
     for seed in SEEDS:
         for batch in (4, 8, 16, 64):
@@ -593,7 +583,7 @@ def test_the_exponent_of_a_claim_is_that_of_the_report(
     assert (verdict.effect.n, verdict.effect.method) == (expected.n, expected.method)
 
 
-def test_the_command_is_for_the_data_at_hand(world: Callable[[], Any]) -> None:
+def test_the_command_is_for_the_data_at_hand(world):
     table = world()
     for seed in SEEDS:
         table.run((1, 8, 1), seed, **{"data.name": "digits"})
@@ -608,7 +598,7 @@ def test_the_command_is_for_the_data_at_hand(world: Callable[[], Any]) -> None:
     "command",
     sorted({claim.settle_on([name]) for claim in CLAIMS for name in ("stdlib", "digits")}),
 )
-def test_the_command_that_settles_it_is_a_plan(command: str) -> None:
+def test_the_command_that_settles_it_is_a_plan(command):
     def prepare(config: Data) -> DataIdentity:
         return DataIdentity(config.name, "nowhere", 100_000, 10_000, 256, task="next_token")
 
@@ -619,7 +609,7 @@ def test_the_command_that_settles_it_is_a_plan(command: str) -> None:
     assert len({spec.geometry for spec in specs}) > 1
 
 
-def test_reaches_without_their_columns_are_refused(world: Callable[[], Any]) -> None:
+def test_reaches_without_their_columns_are_refused(world):
     table = filled(world, "fewer-updates-slower-convergence", holds=True)
     for row in table.reaches:
         del row["outcome"]
@@ -730,17 +720,15 @@ CONFOUNDED = [
 
 
 @pytest.mark.parametrize(("name", "confounder"), sorted(set(CONFOUNDED)))
-def test_a_confounded_claim_is_not_identified(
-    world: Callable[[], Any], name: str, confounder: str
-) -> None:
+def test_a_confounded_claim_is_not_identified(world, name, confounder):
     table = fill(confound(world(), name, confounder), name, holds=True)
     verdicts = BY_ID[name].judge(table.evidence())
     assert {verdict.verdict for verdict in verdicts} == {"not identified"}
 
 
 def test_a_rate_that_a_rule_makes_for_each_batch_confounds_nothing(
-    world: Callable[[], Any],
-) -> None:
+    world,
+):
     """One rate was set, and the rule is a setting that all runs share."""
     table = filled(world, "large-batch-less-variance", holds=True)
     for row in table.runs:
@@ -749,8 +737,8 @@ def test_a_rate_that_a_rule_makes_for_each_batch_confounds_nothing(
 
 
 def test_a_ratio_between_unequal_micro_batches_is_not_that_of_the_batch(
-    world: Callable[[], Any],
-) -> None:
+    world,
+):
     """1 x 8 x 16 at 128 takes 3.18 times as long as 1 x 32 x 1 at 32; as 1 x 8 x 4 1.15 times."""
     table = world()
     for seed in SEEDS:

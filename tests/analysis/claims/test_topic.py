@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,11 +22,10 @@ def timed(world: Any, hardware: str, cost: float) -> None:
             )
 
 
-def test_every_claim_is_in_the_table(world: Callable[[], Any]) -> None:
+def test_every_claim_is_in_the_table(world):
     table = world()
     timed(table, "One", 0.2)
     section = claims_section(table.evidence())
-    assert section is not None
     (view,) = section.tables
     assert view.frame["claim"].tolist() == [claim.id for claim in CLAIMS]
     assert section.answer[0].startswith("Of 16 claims, these runs leave 3 supported, 1 contra")
@@ -38,12 +36,11 @@ def test_every_claim_is_in_the_table(world: Callable[[], Any]) -> None:
     assert effect.value == pytest.approx(1.5, rel=0.01)
 
 
-def test_contexts_that_disagree_are_listed_and_warned_of(world: Callable[[], Any]) -> None:
+def test_contexts_that_disagree_are_listed_and_warned_of(world):
     table = world()
     timed(table, "One", 0.2)
     timed(table, "Two", -0.05)
     section = claims_section(table.evidence())
-    assert section is not None
     assert any("disagree on micro-before-accumulation" in text for text in section.warnings)
     rows = section.tables[0].frame.query("claim == 'micro-before-accumulation'")
     assert rows["verdict"].tolist() == ["supported", "contradicted"]
@@ -51,7 +48,7 @@ def test_contexts_that_disagree_are_listed_and_warned_of(world: Callable[[], Any
     assert "claim_micro_before_accumulation" not in section.headlines
 
 
-def test_a_settled_context_stands_before_an_open_one(world: Callable[[], Any]) -> None:
+def test_a_settled_context_stands_before_an_open_one(world):
     table = world()
     timed(table, "One", 0.2)
     table.run((1, 32, 1), 0, hardware="Two", step_time_s=1.0)
@@ -62,7 +59,7 @@ def test_a_settled_context_stands_before_an_open_one(world: Callable[[], Any]) -
     assert len(claims_table(verdicts)) == 2
 
 
-def test_nothing_completed_has_no_section(world: Callable[[], Any]) -> None:
+def test_nothing_completed_has_no_section(world):
     table = world()
     table.run((1, 32, 1), 0, status="failed")
     assert claims_section(table.evidence()) is None

@@ -41,10 +41,9 @@ def runs_of_two_machines(build: Callable[..., Any], factor: float = 2.0) -> pd.D
 
 
 @pytest.mark.slow
-def test_machines_are_told_apart_and_paired(build: Callable[..., Any]) -> None:
+def test_machines_are_told_apart_and_paired(build):
     cells = two_machines(build)
     sides = compare_sweeps(cells)
-    assert sides is not None
     assert sides.axis == ("hardware",)
     assert sides.names == ("hardware Slow CPU, 2 cores", "hardware Fast CPU, 2 cores")
     times = sides.table[sides.table["quantity"].eq("step_time_s")]
@@ -65,7 +64,7 @@ def test_machines_are_told_apart_and_paired(build: Callable[..., Any]) -> None:
     assert loss["effect"].to_numpy(dtype=float) == pytest.approx([0, 0], abs=1e-12)
 
 
-def test_times_are_paired_by_seed_and_repeat_and_losses_by_seed(build: Callable[..., Any]) -> None:
+def test_times_are_paired_by_seed_and_repeat_and_losses_by_seed(build):
     """A repeat is measured again, and trains the same: six pairs of a time, three of a loss."""
     for folder, hardware, wait in (("one", "Slow CPU", 0.0), ("two", "Fast CPU", 0.001)):
         sweep = build(folder)
@@ -79,7 +78,6 @@ def test_times_are_paired_by_seed_and_repeat_and_losses_by_seed(build: Callable[
     noise = 1 + 0.01 * np.random.default_rng(0).normal(size=len(runs))
     cells = find_cells(runs.assign(step_time_s=slow * noise))
     sides = compare_sweeps(cells)
-    assert sides is not None
     table = sides.table.set_index("quantity")
     wide = cells.runs.pivot(
         index=["seed", "timing_repeat"], columns="hardware", values="step_time_s"
@@ -94,7 +92,7 @@ def test_times_are_paired_by_seed_and_repeat_and_losses_by_seed(build: Callable[
     assert table.loc["final_eval_loss", "n"] == 3
 
 
-def test_further_seeds_in_another_folder_are_no_second_side(build: Callable[..., Any]) -> None:
+def test_further_seeds_in_another_folder_are_no_second_side(build):
     first, second = build("first"), build("second")
     for sweep, seeds in ((first, (0, 1)), (second, (2, 3))):
         for seed in seeds:
@@ -105,7 +103,7 @@ def test_further_seeds_in_another_folder_are_no_second_side(build: Callable[...,
     assert len(cells.table) == 1
 
 
-def test_models_are_sides_and_budgets_are_not(build: Callable[..., Any]) -> None:
+def test_models_are_sides_and_budgets_are_not(build):
     for folder, width in (("narrow", 64), ("wide", 128)):
         sweep = build(folder)
         for seed in (0, 1):
@@ -119,7 +117,7 @@ def test_models_are_sides_and_budgets_are_not(build: Callable[..., Any]) -> None
     assert find_axis(budgets) == ()
 
 
-def test_steps_to_a_target_that_both_sides_reached(build: Callable[..., Any]) -> None:
+def test_steps_to_a_target_that_both_sides_reached(build):
     cells = two_machines(build)
     runs = cells.runs
     slow = runs["hardware"].str.startswith("Slow")
@@ -134,7 +132,6 @@ def test_steps_to_a_target_that_both_sides_reached(build: Callable[..., Any]) ->
         ]
     )
     sides = compare_sweeps(cells, reaches)
-    assert sides is not None
     steps = sides.table[sides.table["quantity"].eq("steps_to_target")]
     assert steps["effect"].to_numpy(dtype=float) == pytest.approx([1.5, 1.5])
     assert steps["n"].tolist() == [3, 3]

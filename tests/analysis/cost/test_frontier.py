@@ -94,7 +94,7 @@ some_runs = st.lists(
 @pytest.mark.slow
 @settings(max_examples=50)
 @given(some_runs)
-def test_it_is_what_a_search_by_hand_finds(runs: list[Run]) -> None:
+def test_it_is_what_a_search_by_hand_finds(runs):
     frontier = find_frontier(table(*runs))
     expected = by_hand(runs)
     assert {name: frontier[name] for name in expected} == expected
@@ -107,7 +107,7 @@ def test_it_is_what_a_search_by_hand_finds(runs: list[Run]) -> None:
     assert frontier["note"] or (frontier["identified"] and frontier["is_monotone"])
 
 
-def test_a_peak_above_the_memory_leaves_the_margin_unidentified() -> None:
+def test_a_peak_above_the_memory_leaves_the_margin_unidentified():
     """Where it counts something else than the memory does."""
     rows = table((2, 1, FIT), (4, 1, OUT), memory=0.5)
     frontier = find_frontier(rows)
@@ -117,7 +117,7 @@ def test_a_peak_above_the_memory_leaves_the_margin_unidentified() -> None:
     assert frontier["note"].startswith("margin not identified: the recorded peak is above")
 
 
-def test_settings_and_devices_have_frontiers_of_their_own() -> None:
+def test_settings_and_devices_have_frontiers_of_their_own():
     one = table((4, 1, FIT), (8, 1, OUT))
     two = table((8, 1, FIT), (16, 1, OUT)).assign(data_parallel_size=2)
     other = table((2, 1, FIT)).assign(group=1, group_label="engine.name fsdp")
@@ -153,7 +153,7 @@ def test_settings_and_devices_have_frontiers_of_their_own() -> None:
         ({"environment.memory_gib": None}, math.nan),
     ],
 )
-def test_memory_of_a_rank(row: dict[str, Any], expected: float) -> None:
+def test_memory_of_a_rank(row, expected):
     plain = {
         "device_type": "cpu",
         "data_parallel_size": 1,
@@ -164,7 +164,7 @@ def test_memory_of_a_rank(row: dict[str, Any], expected: float) -> None:
     assert memory == pytest.approx(expected, nan_ok=True)
 
 
-def test_peaks_are_what_the_memory_is_held_against() -> None:
+def test_peaks_are_what_the_memory_is_held_against():
     figures = {"device_used_gib": 3.0, "peak_reserved_gib": 2.0, "peak_allocated_gib": 1.0}
     taken = {"peak_allocated_gib": 1.0, "peak_taken_gib": 1.5}
     rows = [figures, figures | {"memory_limit_gib": 4.0}, taken, {"peak_allocated_gib": 1.0}, {}]
@@ -172,14 +172,14 @@ def test_peaks_are_what_the_memory_is_held_against() -> None:
     assert peaks["peak_gib"].fillna(0).tolist() == [3.0, 2.0, 1.5, 1.0, 0.0]
 
 
-def test_a_limit_that_counts_more_than_tensors_is_warned_of() -> None:
+def test_a_limit_that_counts_more_than_tensors_is_warned_of():
     rows = pd.DataFrame({"peak_allocated_gib": [1.0, 2.0], "peak_taken_gib": [3.0, 2.5]})
     (text,) = more_than_tensors(rows)
     assert "the limit counts all that a process takes, here up to 3 times as much" in text
     assert more_than_tensors(rows[["peak_allocated_gib"]]) == []  # CUDA
 
 
-def test_devices_of_unlike_limits_have_no_one_memory() -> None:
+def test_devices_of_unlike_limits_have_no_one_memory():
     assert device_memory(pd.DataFrame({"memory_limit_gib": [2.0, 2.0]})) == 2.0
     assert math.isnan(device_memory(pd.DataFrame({"memory_limit_gib": [2.0, None]})))
     assert math.isnan(device_memory(pd.DataFrame({"memory_limit_gib": [None, None]})))
@@ -204,14 +204,14 @@ def limited(build: Callable[..., Any]) -> Any:
     return sweep
 
 
-def test_a_sweep_that_looked_for_no_end_has_no_section(build: Callable[..., Any]) -> None:
+def test_a_sweep_that_looked_for_no_end_has_no_section(build):
     sweep = build()
     sweep.run((1, 8, 1))
     assert frontier_section(find_cells(load(sweep.path).runs)) is None
 
 
 @pytest.mark.slow
-def test_recommendations_stay_within_the_frontier(limited: Any) -> None:
+def test_recommendations_stay_within_the_frontier(limited):
     tables = load(limited.path)
     evidence_by_label = {e.label: e for e in evidence_of(find_cells(tables.runs), tables)}
     small, large = (
@@ -232,7 +232,7 @@ def test_recommendations_stay_within_the_frontier(limited: Any) -> None:
     assert failures_that_count(small, 1.0) == []
 
 
-def test_what_is_not_identified_says_why() -> None:
+def test_what_is_not_identified_says_why():
     for runs, note in (
         ([(4, 1, FIT), (8, 1, FIT)], "none ran out of memory, up to micro-batch 8"),
         ([(4, 1, OUT), (8, 1, SKIPPED)], "none fit, down to micro-batch 4"),
@@ -244,7 +244,7 @@ def test_what_is_not_identified_says_why() -> None:
         assert note in str(frontier["note"])
 
 
-def test_contradictions_are_named() -> None:
+def test_contradictions_are_named():
     frontier = find_frontier(table((2, 1, FIT), (4, 1, OUT), (8, 1, FIT), (16, 4, FIT)))
     assert (frontier["last_fit"], frontier["first_out"], frontier["is_monotone"]) == (2, 4, False)
     assert frontier["note"] == "not monotone: micro-batch 8, 16 fit, though 4 ran out"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
@@ -33,7 +32,7 @@ def predict(folder: RunFolder, figure: str, times: float, reach: float | None, m
     )
 
 
-def test_errors_by_hand(build: Any) -> None:
+def test_errors_by_hand(build):
     sweep = build()
     for of, times in (((1, 32, 1), 1.1), ((1, 8, 4), 0.98), ((2, 8, 2), 1.0)):
         for seed in (0, 1):
@@ -60,7 +59,7 @@ def test_errors_by_hand(build: Any) -> None:
     assert errors.loc["step_time_s", "median_error_pct"] == pytest.approx(100)
 
 
-def test_learning_rates_are_no_cells_of_a_prediction_and_optimizers_are(build: Any) -> None:
+def test_learning_rates_are_no_cells_of_a_prediction_and_optimizers_are(build):
     sweep = build()
     for settings in ({}, {"optimizer__learning_rate": 0.5}, {"optimizer__name": "sgd"}):
         predict(sweep.run((1, 32, 1), **settings), "peak_allocated_gib", 1.0, 0.1, "fake tensors")
@@ -70,7 +69,7 @@ def test_learning_rates_are_no_cells_of_a_prediction_and_optimizers_are(build: A
     assert sorted(table["n"]) == [1, 2]
 
 
-def test_times_of_a_busy_machine_judge_no_prediction(build: Any) -> None:
+def test_times_of_a_busy_machine_judge_no_prediction(build):
     folder = build().run((1, 32, 1), concurrent_runs=2)
     predict(folder, "step_time_s", 1.0, 0.1, "datasheet")
     assert predicted_section(find_cells(load(folder.path.parents[1]).runs)) is None

@@ -1,7 +1,5 @@
 """Losses of engines against each other: found again by looking at every pair of runs."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

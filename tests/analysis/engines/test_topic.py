@@ -1,7 +1,5 @@
 """What the page says of engines, and of programs of others."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 

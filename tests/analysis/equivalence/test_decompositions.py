@@ -28,7 +28,7 @@ def losses(sweep: Any, geometry: tuple[int, int, int]) -> pd.DataFrame:
     ).astype(float)
 
 
-def test_differences_against_the_rows_themselves(build: Any) -> None:
+def test_differences_against_the_rows_themselves(build):
     sweep = build().fork(seeds=(0, 1, 2))
     tables = load(sweep.path)
     table = compare_decompositions(find_cells(tables.runs), tables.steps)
@@ -52,7 +52,7 @@ def test_differences_against_the_rows_themselves(build: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_pairs_are_those_of_a_join(build: Any, seed: int) -> None:
+def test_pairs_are_those_of_a_join(build, seed):
     """Two families and three seeds; steps are missing on either side, and in no order."""
     sweep = build()
     for run_seed in (0, 1, 2):
@@ -77,7 +77,7 @@ def test_pairs_are_those_of_a_join(build: Any, seed: int) -> None:
     assert differences == expected
 
 
-def test_a_step_that_a_run_did_twice_is_refused(build: Any) -> None:
+def test_a_step_that_a_run_did_twice_is_refused(build):
     sweep = build()
     sweep.run((1, 32, 1))
     sweep.run((1, 8, 4))
@@ -86,7 +86,7 @@ def test_a_step_that_a_run_did_twice_is_refused(build: Any) -> None:
         loss_differences(find_cells(tables.runs), pd.concat([tables.steps] * 2))
 
 
-def test_missing_losses_and_open_runs_stay_out(build: Any) -> None:
+def test_missing_losses_and_open_runs_stay_out(build):
     sweep = build()
     sweep.run((1, 32, 1), loss=lambda step: np.where(step == 3, np.nan, 1.0))
     sweep.run((1, 8, 4), loss=lambda step: 0 * step + 1.5, rounding=0.0)
@@ -97,7 +97,7 @@ def test_missing_losses_and_open_runs_stay_out(build: Any) -> None:
     assert table["max_abs_difference"].tolist() == [0.5]
 
 
-def test_nothing_shared_gives_an_empty_table(build: Any) -> None:
+def test_nothing_shared_gives_an_empty_table(build):
     sweep = build()
     sweep.run((1, 8, 1))
     sweep.run((1, 16, 1))

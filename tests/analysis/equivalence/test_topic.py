@@ -24,7 +24,7 @@ def section_of(sweep: Any) -> Any:
     return equivalence_section(find_cells(tables.runs), tables)
 
 
-def test_all_equivalent(build: Any) -> None:
+def test_all_equivalent(build):
     section = section_of(build().fork())
     assert "margin of 0.005 nats: all equivalent" in section.answer[0]
     assert section.warnings == []
@@ -33,7 +33,7 @@ def test_all_equivalent(build: Any) -> None:
     assert [len(section.tables[0].frame), len(section.tables[0].texts.rows)] == [6, 3]
 
 
-def test_gradients_have_a_table_even_without_pairs_of_losses(build: Any) -> None:
+def test_gradients_have_a_table_even_without_pairs_of_losses(build):
     sweep = build()
     rng = np.random.default_rng(0)
     base = rng.normal(size=1024)
@@ -44,7 +44,7 @@ def test_gradients_have_a_table_even_without_pairs_of_losses(build: Any) -> None
     assert f"of the first decomposition by 2.0 {TIMES} 10⁻⁷ in float32" in section.answer[0]
 
 
-def test_nothing_to_say(build: Any) -> None:
+def test_nothing_to_say(build):
     sweep = build()
     sweep.run((1, 32, 1))
     sweep.run((1, 64, 1))
@@ -64,13 +64,12 @@ def reaches_of(cells: Any, targets: dict[float, set[int]]) -> pd.DataFrame:
 
 
 @pytest.mark.slow
-def test_the_hardest_target_that_all_reached(build: Any) -> None:
+def test_the_hardest_target_that_all_reached(build):
     tables = load(build().fork().path)
     cells = find_cells(tables.runs)
     everyone = set(cells.table.index)
     reaches = reaches_of(cells, {3.0: everyone, 2.5: everyone, 2.0: {0, 1}})
     section = equivalence_section(cells, tables, reaches)
-    assert section is not None
     assert set(section.tables[0].frame["target_loss"].dropna()) == {2.5}
 
 
@@ -84,7 +83,7 @@ NUMBERS = st.floats(allow_nan=True, allow_infinity=True, width=32)
         max_size=12,
     )
 )
-def test_any_table_gives_verdicts_and_reasons(rows: Any) -> None:
+def test_any_table_gives_verdicts_and_reasons(rows):
     table = pd.DataFrame(rows, columns=["cell", "difference", "value_reference", "margin"])
     judged = judge_equivalence(table.assign(quantity="final_loss", margin_reference=0.005))
     verdicts = {"equivalent", "different", "not identified"}
@@ -94,7 +93,7 @@ def test_any_table_gives_verdicts_and_reasons(rows: Any) -> None:
 
 
 @pytest.mark.slow
-def test_the_headline_has_the_level_of_all_others(build: Any) -> None:
+def test_the_headline_has_the_level_of_all_others(build):
     sweep = build()
     for seed in range(4):
         for cut in [(1, 32, 1), (1, 8, 4)]:

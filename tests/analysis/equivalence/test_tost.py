@@ -1,7 +1,5 @@
 """Two one-sided tests against other libraries, against simulation, and by their laws."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -20,7 +20,7 @@ def note_attempts(folder: Any, *attempts: Attempt) -> None:
     status.write(folder.status)
 
 
-def test_attempts_are_counted_by_cause(build: Any) -> None:
+def test_attempts_are_counted_by_cause(build):
     sweep = build()
     for seed in range(3):
         note_attempts(sweep.run((2, 16, 1), seed=seed), HANG, KILLED, DONE)
@@ -43,7 +43,7 @@ def test_attempts_are_counted_by_cause(build: Any) -> None:
     ]
 
 
-def test_runs_of_one_name_in_two_folders_are_two(build: Any) -> None:
+def test_runs_of_one_name_in_two_folders_are_two(build):
     sweeps = [build("one"), build("two")]
     for sweep in sweeps:
         note_attempts(sweep.run((1, 32, 1), status="failed", reason="hang"), HANG)
@@ -52,13 +52,12 @@ def test_runs_of_one_name_in_two_folders_are_two(build: Any) -> None:
     (row,) = failures_by_cause(unfinished).to_dict("records")
     assert (row["n_runs"], row["run_ids"].count(";")) == (2, 1)
     section = failures_section(tables.runs, tables.attempts)
-    assert section is not None
     assert section.answer == [
         "Of 2 ended attempts, 2 did not finish, in 2 runs; 0 of these runs completed since."
     ]
 
 
-def test_a_result_is_no_failure(build: Any) -> None:
+def test_a_result_is_no_failure(build):
     sweep = build()
     for seed, end in enumerate(("completed", "diverged")):
         note_attempts(

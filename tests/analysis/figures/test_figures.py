@@ -28,7 +28,7 @@ def shown(chart: Chart, kind: str) -> pd.DataFrame:
     return pd.concat([marks.table for marks in chart.marks if marks.kind == kind])
 
 
-def test_bars_say_why_there_is_no_time(build: Any) -> None:
+def test_bars_say_why_there_is_no_time(build):
     chart = bars(build().fork(), "step_time")
     texts = shown(chart, "text")
     assert texts[["row", "why"]].to_numpy().tolist() == [
@@ -38,7 +38,7 @@ def test_bars_say_why_there_is_no_time(build: Any) -> None:
     assert shown(chart, "point").groupby("row").size().tolist() == [3, 3, 3]
 
 
-def test_step_times_stack_up_to_the_whole(build: Any) -> None:
+def test_step_times_stack_up_to_the_whole(build):
     sweep = build().fork()
     runs = load(sweep.path).runs
     chart = bars(sweep, "step_time")

@@ -52,7 +52,7 @@ def sweep_of(
 LOST = {(16, rate): {"status": "diverged"} for rate in SEARCHED[16]}
 
 
-def test_a_scaled_rate_is_the_one_that_was_trained_with(build: Any) -> None:
+def test_a_scaled_rate_is_the_one_that_was_trained_with(build):
     """The rule doubles rates at B = 32. The runs of seed 1 have none, as rejected ones."""
     rates = (0.001, 0.002)
     runs = load(sweep_of(build, {8: rates, 32: rates}).path).runs
@@ -70,7 +70,7 @@ def test_a_scaled_rate_is_the_one_that_was_trained_with(build: Any) -> None:
     assert comparison["learning_rate"].tolist() == trained
 
 
-def test_the_page_opens_with_the_same_cells(build: Any) -> None:
+def test_the_page_opens_with_the_same_cells(build):
     tables = load(sweep_of(build, SEARCHED).path)
     cells = find_cells(tables.runs)
     text, drawn = opening(cells, tables)
@@ -81,7 +81,6 @@ def test_the_page_opens_with_the_same_cells(build: Any) -> None:
 def opening(cells: Cells, tables: Any) -> tuple[str, set[tuple[float, float]]]:
     """What the page shows first, in words and in global batches and learning rates."""
     chart = loss_chart(cells, tables, None, Material(cells, tables).at_best)
-    assert chart is not None
     (choice,) = (choice for choice in chart.choices if choice.column == "setting")
     opens = next(iter(choice.options))
     rows = next(marks.table for marks in chart.marks if marks.kind == "line")
@@ -93,7 +92,7 @@ def opening(cells: Cells, tables: Any) -> tuple[str, set[tuple[float, float]]]:
     return paper_caption(chart), set(drawn.itertuples(index=False, name=None))
 
 
-def test_the_page_keeps_a_batch_without_a_best_rate(build: Any) -> None:
+def test_the_page_keeps_a_batch_without_a_best_rate(build):
     tables = load(sweep_of(build, SEARCHED, LOST).path)
     cells = find_cells(tables.runs)
     text, drawn = opening(cells, tables)
@@ -101,7 +100,7 @@ def test_the_page_keeps_a_batch_without_a_best_rate(build: Any) -> None:
     assert drawn == {(8, 0.0015), *product([16.0], SEARCHED[16]), (32, 0.006)}
 
 
-def test_ticks_stand_where_they_are_though_all_points_share_a_place() -> None:
+def test_ticks_stand_where_they_are_though_all_points_share_a_place():
     """Of one point, the axis names its own batch and no other at the same place."""
     rows = pd.DataFrame({"batch": [64], "loss": [2.0]})
     chart = Chart(

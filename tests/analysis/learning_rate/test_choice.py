@@ -1,7 +1,5 @@
 """Which runs stand for a tuned learning rate, and when the reader is warned."""
 
-from __future__ import annotations
-
 import math
 
 import pandas as pd

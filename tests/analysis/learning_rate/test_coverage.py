@@ -5,8 +5,6 @@ between the points of the grid. Seeds differ in level, in all of their runs alik
 they want themselves (shared by all batches), and by noise.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

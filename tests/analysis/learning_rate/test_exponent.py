@@ -1,7 +1,5 @@
 """How the best learning rate grows: which optima count, and too few batches say nothing."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -123,7 +121,7 @@ def test_two_targets_at_once_are_refused():
 SHARED_RATES = Path(__file__).with_name("data") / "shared_rates.csv"
 
 
-def test_optima_known_to_a_factor_of_two_give_an_exponent_as_wide() -> None:
+def test_optima_known_to_a_factor_of_two_give_an_exponent_as_wide():
     """Five batches whose best rate is the last before a wall, on grids that follow the root.
 
     Each optimum may lie anywhere between its neighbours, a factor of 2 away on either side: in

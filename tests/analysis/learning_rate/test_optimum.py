@@ -1,7 +1,5 @@
 """The best learning rate of a batch, against curves whose lowest point is known."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

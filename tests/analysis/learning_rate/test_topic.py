@@ -1,7 +1,5 @@
 """What a report says of learning rates."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Intervals of the noise scale, against brute force and known truths."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -17,11 +17,10 @@ def table_of(sweep: Any) -> Any:
     cells = find_cells(tables.runs)
     estimates = cell_noise_scales(cells, tables.steps)
     section = noise_scale_section(cells, tables.steps, estimates, {})
-    assert section is not None
     return section.tables[0]
 
 
-def test_the_report_shows_what_was_put_in(build: Any) -> None:
+def test_the_report_shows_what_was_put_in(build):
     sweep = build()
     for seed in range(3):
         sweep.run((1, 8, 4), seed=seed, optimizer_steps=200, noise=(90.0, 1.0))
@@ -35,7 +34,7 @@ def test_the_report_shows_what_was_put_in(build: Any) -> None:
     assert float(tokens.split(" [")[0]) == pytest.approx(64 * 90, rel=0.05)
 
 
-def test_no_signal_is_not_identified(build: Any) -> None:
+def test_no_signal_is_not_identified(build):
     sweep = build()
     sweep.run((1, 8, 4), optimizer_steps=60, noise=(90.0, 0.0))
     (row,) = table_of(sweep).texts.rows
@@ -43,7 +42,7 @@ def test_no_signal_is_not_identified(build: Any) -> None:
     assert row[2].startswith("not identified")
 
 
-def test_one_sampled_step_has_a_value_in_the_table_that_no_text_quotes(build: Any) -> None:
+def test_one_sampled_step_has_a_value_in_the_table_that_no_text_quotes(build):
     sweep = build()
     sweep.run((1, 8, 4), optimizer_steps=5, noise=(90.0, 1.0))
     tables = load(sweep.path)
@@ -51,14 +50,13 @@ def test_one_sampled_step_has_a_value_in_the_table_that_no_text_quotes(build: An
     table = cell_noise_scales(cells, tables.steps)
     assert table["n"].tolist() == [1]
     section = noise_scale_section(cells, tables.steps, table, {})
-    assert section is not None
     assert section.tables[0].texts.rows[0][1].endswith("(n = 1)")
     (estimate,) = section.headlines.values()
     assert not estimate.is_identified
     assert estimate.note == "not identified"
 
 
-def test_other_objectives_of_small_batches_are_left_out(build: Any) -> None:
+def test_other_objectives_of_small_batches_are_left_out(build):
     sweep = build()
     label = {"not_invariant": "loss not additive over samples"}
     sweep.run((1, 8, 4), noise=(90.0, 1.0), ranks=label)

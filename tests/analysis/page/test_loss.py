@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,9 +25,7 @@ LOSSES = st.lists(
 
 
 @given(LOSSES, st.integers(4, 30))
-def test_the_ends_and_the_extremes_of_every_curve_stay(
-    curves: list[list[float]], points: int
-) -> None:
+def test_the_ends_and_the_extremes_of_every_curve_stay(curves, points):
     rows = pd.DataFrame(
         [
             {"run": run, "place": place, "loss": loss}
@@ -61,9 +56,7 @@ def test_the_ends_and_the_extremes_of_every_curve_stay(
                 assert {min(finite_inside), max(finite_inside)} <= set(curve["loss"])
 
 
-def test_of_many_runs_some_of_every_cell_are_drawn(
-    build: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_many_runs_some_of_every_cell_are_drawn(build, monkeypatch):
     sweep = build()
     for cut, seeds in (((1, 8, 4), 3), ((1, 32, 1), 2), ((2, 8, 2), 1)):
         for seed in range(seeds):
@@ -86,7 +79,7 @@ def test_of_many_runs_some_of_every_cell_are_drawn(
     assert sorted(counts) == [1, 2, 2]
 
 
-def test_lines_of_a_cell_of_several_runs_are_their_mean_and_range(build: Any) -> None:
+def test_lines_of_a_cell_of_several_runs_are_their_mean_and_range(build):
     """What did not complete stays a line of its own; the mean ends with the first that ends."""
     sweep = build()
     folders = [sweep.run((1, 32, 1), seed=seed) for seed in (0, 1, 2)]
@@ -97,7 +90,6 @@ def test_lines_of_a_cell_of_several_runs_are_their_mean_and_range(build: Any) ->
     tables = load(sweep.path)
     cells = find_cells(tables.runs)
     chart = loss_chart(cells, tables, None)
-    assert chart is not None
     for kind, value in (("steps", "loss"), ("evals", "eval_loss")):
         recorded = [pd.read_parquet(folder.parquet(kind)) for folder in folders]
         losses = np.array([rows[value].to_numpy(float) for rows in recorded])
@@ -117,7 +109,7 @@ def test_lines_of_a_cell_of_several_runs_are_their_mean_and_range(build: Any) ->
     assert short["optimizer_step"].max() == 25
 
 
-def test_runs_without_valid_times_have_no_curve_over_time(build: Any) -> None:
+def test_runs_without_valid_times_have_no_curve_over_time(build):
     sweep = build()
     sweep.run((1, 32, 1))
     sweep.run((4, 8, 1))  # more ranks than cores
@@ -129,7 +121,7 @@ def test_runs_without_valid_times_have_no_curve_over_time(build: Any) -> None:
     assert times[name((4, 8, 1))].isna().all()
 
 
-def test_the_axis_is_cut_where_a_run_diverged(build: Any) -> None:
+def test_the_axis_is_cut_where_a_run_diverged(build):
     """For the kind of curve that needs it alone; the cross is on the last finite loss."""
     sweep = build()
     sweep.run((1, 32, 1))
@@ -142,7 +134,6 @@ def test_the_axis_is_cut_where_a_run_diverged(build: Any) -> None:
     )
     tables = load(sweep.path)
     chart = loss_chart(find_cells(tables.runs), tables, None)
-    assert chart is not None
     assert "eval_loss" not in chart.y.ranges
     usual = tables.steps.loc[tables.steps["run_id"].str.startswith("b32"), "loss"].max()
     assert usual < chart.y.ranges["loss"][1] < 2 * usual

@@ -56,7 +56,7 @@ def content_of(html: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_texts_of_others_do_nothing(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_of_others_do_nothing(build, monkeypatch):
     """A reason, a name and a setting may hold anything: no element, no secret, no control."""
     key = "f" * 20 + "0" * 20
     monkeypatch.setenv("WANDB_API_KEY", key)
@@ -92,7 +92,7 @@ def pinned() -> dict[str, str]:
     return hashes_by_file
 
 
-def test_the_library_is_the_pinned_one() -> None:
+def test_the_library_is_the_pinned_one():
     files = {path.name for path in VENDOR.iterdir()} - {"pinned.toml"}
     assert files == set(pinned())
     for name, expected in pinned().items():
@@ -100,7 +100,7 @@ def test_the_library_is_the_pinned_one() -> None:
 
 
 @pytest.mark.slow
-def test_links_lead_to_files_and_rows_to_their_runs(varied: Any) -> None:
+def test_links_lead_to_files_and_rows_to_their_runs(varied):
     """The runs behind each row of the comparison are those of its CSV file."""
     out = write_report([varied.path], figures=False).out
     html = (out / "report.html").read_text()
@@ -117,7 +117,7 @@ def test_links_lead_to_files_and_rows_to_their_runs(varied: Any) -> None:
     assert sorted(map(sorted, run_ids_by_row)) == sorted(map(sorted, expected))
 
 
-def test_rows_open_nothing_that_is_not_sure(build: Any) -> None:
+def test_rows_open_nothing_that_is_not_sure(build):
     sweeps = [build("one"), build("two")]
     sweeps[0].run((1, 32, 1))
     sweeps[1].run((1, 32, 1), hardware="Other CPU", core_wait=1e-6)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -29,13 +28,13 @@ HEADLINES = {
 }
 
 
-def test_names_hold_letters_only() -> None:
+def test_names_hold_letters_only():
     assert macro_name("critical_batch_size_overhead20") == "bsCriticalBatchSizeOverheadTwoZero"
     assert macro_name("e_min") == "bsEMin"
 
 
 @pytest.mark.parametrize("name", ["", "2x", "a b", "a-b", "_a", "straße", "a\n", "a%"])
-def test_other_names_are_refused(name: str) -> None:
+def test_other_names_are_refused(name):
     with pytest.raises(AnalysisError, match="letters, digits and underscores"):
         macro_name(name)
 
@@ -51,12 +50,12 @@ def test_other_names_are_refused(name: str) -> None:
         ("a", "folder"),
     ],
 )
-def test_names_that_give_the_same_command_are_refused(pair: tuple[str, str]) -> None:
+def test_names_that_give_the_same_command_are_refused(pair):
     with pytest.raises(AnalysisError, match="names that differ"):
         macros(dict.fromkeys(pair, estimate(1.0, 0.5, 2.0)))
 
 
-def test_every_command_has_a_text_and_each_headline_a_comment() -> None:
+def test_every_command_has_a_text_and_each_headline_a_comment():
     text = macros(HEADLINES)
     for name in HEADLINES:
         assert f"% {name}: a definition; n = " in text
@@ -67,7 +66,7 @@ def test_every_command_has_a_text_and_each_headline_a_comment() -> None:
     assert "nan" not in text.lower()
 
 
-def test_a_definition_cannot_break_out_of_its_comment() -> None:
+def test_a_definition_cannot_break_out_of_its_comment():
     odd = Estimate(1.0, 0.5, 2.0, 3, "100%\n_", "m\r\\n", "one\ntwo\x85three\u2028four", None)
     lines = macros({"x": odd}).splitlines()
     assert all(
@@ -76,7 +75,7 @@ def test_a_definition_cannot_break_out_of_its_comment() -> None:
     )
 
 
-def test_every_number_is_read_back_from_the_page(latex: Callable[..., Any]) -> None:
+def test_every_number_is_read_back_from_the_page(latex):
     body = "\n\n".join(
         rf"{i}: \{macro_name(name)}{{}} from \{macro_name(name)}Low{{}} to "
         rf"$\{macro_name(name)}High$ with n=\{macro_name(name)}N; \{macro_name(name)}Text."

@@ -12,7 +12,7 @@ def said(sweeps: list[Any], *sections: Section) -> dict[str, str]:
     return {title: " ".join(text) for title, text in methods(cells, sections).items()}
 
 
-def test_what_varied_and_what_was_fixed_are_told_apart_by_sweep(build: Any) -> None:
+def test_what_varied_and_what_was_fixed_are_told_apart_by_sweep(build):
     cuts, rates = build("cuts", "cuts"), build("rates", "rates")
     for seed in (0, 1, 2):
         for geometry in ((1, 32, 1), (2, 8, 2)):
@@ -39,7 +39,7 @@ def test_what_varied_and_what_was_fixed_are_told_apart_by_sweep(build: Any) -> N
     assert "Completed runs of a cell: 2, 3." in text["Seeds and intervals"]
 
 
-def test_times_machines_and_what_was_left_out(build: Any) -> None:
+def test_times_machines_and_what_was_left_out(build):
     sweep = build()
     sweep.run((1, 8, 4), measure__warmup_optimizer_steps=3)
     sweep.run((4, 8, 1), measure__warmup_optimizer_steps=3)
@@ -59,7 +59,7 @@ def test_times_machines_and_what_was_left_out(build: Any) -> None:
     assert "1 run on Another CPU" in text["Machines and software"]
 
 
-def test_without_a_launched_run_there_are_no_methods(build: Any) -> None:
+def test_without_a_launched_run_there_are_no_methods(build):
     sweep = build()
     sweep.reject((3, None, None), 32, "no such cut")
     assert said([sweep]) == {

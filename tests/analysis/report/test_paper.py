@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,9 +22,7 @@ def plain(text: str) -> str:
 
 
 @pytest.mark.slow
-def test_paper_and_appendix_of_a_report_compile_where_they_lie(
-    build: Any, paper: Callable[[Path], Any]
-) -> None:
+def test_paper_and_appendix_of_a_report_compile_where_they_lie(build, paper):
     """The paper on three pages; in the appendix all figures of the tables, as in Markdown."""
     sweep = build().fork()
     sweep.run((1, 16, 2), status="diverged", reason=HOSTILE, done=9)
@@ -82,7 +77,7 @@ def _check_headlines(report: Report) -> None:
     assert r"$\times$" in results
 
 
-def test_headlines_of_which_none_is_identified_make_no_table(tmp_path: Path) -> None:
+def test_headlines_of_which_none_is_identified_make_no_table(tmp_path):
     (tmp_path / "tables").mkdir()
     why = Estimate.unknown("too few seeds", 1, "what it is")
     write_paper(
@@ -121,7 +116,7 @@ def _check_figures(report: Report) -> None:
 
 
 @pytest.mark.slow
-def test_a_paper_that_was_edited_is_kept_and_its_parts_are_made_anew(build: Any) -> None:
+def test_a_paper_that_was_edited_is_kept_and_its_parts_are_made_anew(build):
     sweep = build()
     sweep.run(seed=0)
     folder = write_report([sweep.path], figures=False).out / "paper"

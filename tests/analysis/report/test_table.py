@@ -47,7 +47,7 @@ def printed_text(table: Table, width: int = 100, **options: Any) -> str:
     return file.getvalue()
 
 
-def test_numbers_are_written_with_unit_interval_and_n() -> None:
+def test_numbers_are_written_with_unit_interval_and_n():
     texts = TABLE.texts
     assert texts.headers == ["[red]cell", "loss", "time (ms)"]
     assert texts.rows == [
@@ -68,22 +68,20 @@ def test_numbers_are_written_with_unit_interval_and_n() -> None:
         ([2, 3, 5], "x", ["1.000 (n = 2)", "2.000", MISSING]),
     ],
 )
-def test_an_n_that_all_numbers_share_is_said_once(
-    n: list[int], header: str, texts_of_x: list[str]
-) -> None:
+def test_an_n_that_all_numbers_share_is_said_once(n, header, texts_of_x):
     frame = pd.DataFrame({"cell": ["a", "b", "c"], "x": [1.0, 2.0, np.nan], "n": n})
     texts = Table("x", "", frame, [Column("cell", is_left=True), Column("x", n="n")]).texts
     assert texts.headers[1] == header
     assert [row[1] for row in texts.rows] == texts_of_x
 
 
-def test_a_column_that_says_nothing_is_left_out() -> None:
+def test_a_column_that_says_nothing_is_left_out():
     nothing = FRAME.assign(group="", loss=np.nan, cell=MISSING)
     columns = [Column("group", is_left=True), *COLUMNS]
     assert Table("x", "", nothing, columns).texts.headers == ["[red]cell", "time (ms)"]
 
 
-def test_the_page_sorts_by_the_numbers_of_the_frame() -> None:
+def test_the_page_sorts_by_the_numbers_of_the_frame():
     """By what was recorded, whatever unit stands in the text; by text where there is no number."""
     frame = FRAME.assign(unit=["GiB", "s", "s"])
     columns = [*COLUMNS[:2], Column("time_s", "time", units="unit")]
@@ -92,7 +90,7 @@ def test_the_page_sorts_by_the_numbers_of_the_frame() -> None:
     assert texts.rows[0][2] == "2.048 MiB"
 
 
-def test_markdown_is_a_table_with_footnotes() -> None:
+def test_markdown_is_a_table_with_footnotes():
     lines = to_markdown(TABLE).splitlines()
     assert lines[1] == "| :--- | ---: | ---: |"
     assert lines[2].startswith(r"| \[1x2\] | **1.00 ± 0.10** |")
@@ -102,14 +100,14 @@ def test_markdown_is_a_table_with_footnotes() -> None:
 
 
 @given(st.text())
-def test_markdown_never_breaks_a_row(text: str) -> None:
+def test_markdown_never_breaks_a_row(text):
     escaped = escape_markdown(text)
     assert "\n" not in escaped
     assert not re.search(r"(?<!\\)(\\\\)*\|", escaped)
 
 
 @pytest.mark.parametrize("markup", [True, False])
-def test_the_terminal_escapes_nothing_whatever_the_console_reads(markup: bool) -> None:
+def test_the_terminal_escapes_nothing_whatever_the_console_reads(markup):
     file = StringIO()
     console = Console(file=file, width=200, markup=markup)
     show(console, TABLE)
@@ -122,14 +120,14 @@ def test_the_terminal_escapes_nothing_whatever_the_console_reads(markup: bool) -
 
 
 @pytest.mark.parametrize("width", [20, 80, 200])
-def test_the_terminal_shows_every_number_whole(width: int) -> None:
+def test_the_terminal_shows_every_number_whole(width):
     text = printed_text(TABLE, width)
     for word in ("±0.10", "(a)", "[1x2]", "[1.00,", "3.00]", "(n=2)"):
         assert word in text
     assert "…" not in text
 
 
-def test_a_long_table_is_shortened_and_says_so() -> None:
+def test_a_long_table_is_shortened_and_says_so():
     n = 3000
     frame = pd.DataFrame({"cell": [f"cell {i}" for i in range(n)], "loss": np.arange(n) + 0.5})
     frame["seldom"] = np.where(frame.index == 20, 1.0, np.nan)
@@ -144,7 +142,7 @@ def test_a_long_table_is_shortened_and_says_so() -> None:
     assert short.notes[0].startswith("10 of 3000 rows are shown")
 
 
-def test_a_paper_has_every_cut_at_the_best_learning_rate_of_its_batch(build: Any) -> None:
+def test_a_paper_has_every_cut_at_the_best_learning_rate_of_its_batch(build):
     best = {8: 0.004, 32: 0.016}
     sweep = build()
     for cut in ((1, 8, 1), (1, 32, 1), (1, 8, 4)):

@@ -93,7 +93,7 @@ def check_links(report: Report) -> None:
 
 
 @pytest.mark.slow
-def test_a_whole_report_says_the_same_in_csv_markdown_latex_and_terminal(build: Any) -> None:
+def test_a_whole_report_says_the_same_in_csv_markdown_latex_and_terminal(build):
     sweep = build().fork()
     report = write_report([sweep.path])
     assert report.out == sweep.path / "report"
@@ -147,7 +147,7 @@ def test_a_whole_report_says_the_same_in_csv_markdown_latex_and_terminal(build: 
         assert set(ids.split(";")) <= set(runs["run_id"])
 
 
-def test_the_first_screen_counts_the_warnings_of_a_topic() -> None:
+def test_the_first_screen_counts_the_warnings_of_a_topic():
     sections = [
         Section("One", short=["Use it.", "It is fast."], warnings=["a", "b"]),
         Section("Two", answer=["Yes.", "Because."], warnings=["c"]),
@@ -159,7 +159,7 @@ def test_the_first_screen_counts_the_warnings_of_a_topic() -> None:
     assert in_short(sections) == expected
 
 
-def test_only_what_ends_in_a_command_has_one() -> None:
+def test_only_what_ends_in_a_command_has_one():
     text = "A study that ships with batchscape is named: batchscape sweep sweeps=a_b x='[1]' && b"
     assert sentence_markdown(text) == (
         "A study that ships with batchscape is named: `batchscape sweep sweeps=a_b x='[1]' && b`"
@@ -170,7 +170,7 @@ def test_only_what_ends_in_a_command_has_one() -> None:
 
 
 @pytest.mark.slow
-def test_only_rejected_cells(build: Any) -> None:
+def test_only_rejected_cells(build):
     sweep = build()
     sweep.reject((16, 7, 2), 224, "16 devices are needed, this machine has 2")
     report = write_report([sweep.path])
@@ -183,7 +183,7 @@ def test_only_rejected_cells(build: Any) -> None:
 
 
 @pytest.mark.slow
-def test_no_run_has_completed(build: Any) -> None:
+def test_no_run_has_completed(build):
     sweep = build()
     sweep.run(seed=0, status="running", done=4)
     sweep.run(seed=1, status="pending")
@@ -197,7 +197,7 @@ def test_no_run_has_completed(build: Any) -> None:
 
 
 @pytest.mark.slow
-def test_only_diverged_runs(build: Any) -> None:
+def test_only_diverged_runs(build):
     sweep = build()
     sweep.run(status="diverged", reason="NaN", loss=lambda step: np.where(step < 5, step, np.nan))
     report = write_report([sweep.path])
@@ -206,7 +206,7 @@ def test_only_diverged_runs(build: Any) -> None:
 
 
 @pytest.mark.parametrize("settings", [DIGITS, {"task": "other"}])
-def test_samples_that_are_no_sequences_have_no_tokens(build: Any, settings: Any) -> None:
+def test_samples_that_are_no_sequences_have_no_tokens(build, settings):
     sweep = build()
     sweep.run((1, 32, 1), **settings)
     sweep.run((1, 8, 4), **settings)
@@ -215,7 +215,7 @@ def test_samples_that_are_no_sequences_have_no_tokens(build: Any, settings: Any)
     assert runs["samples_per_s"].notna().all()
 
 
-def test_mfu_names_its_peak(build: Any) -> None:
+def test_mfu_names_its_peak(build):
     sweep = build()
     use = {"model_flops_per_sample": 1e9, "peak_tflops": 0.5, "peak_source": "Some datasheet"}
     sweep.run((1, 32, 1), ranks=use)
@@ -227,7 +227,7 @@ def test_mfu_names_its_peak(build: Any) -> None:
     assert "0.5 (Some datasheet)" in " ".join(table.notes)
 
 
-def test_ramps_of_other_batches_samples_or_rates_are_other_cells(build: Any) -> None:
+def test_ramps_of_other_batches_samples_or_rates_are_other_cells(build):
     sweep = build()
     sweep.run((1, 32, 1))
     for seed, samples in enumerate((320, 640)):
@@ -242,7 +242,7 @@ def test_ramps_of_other_batches_samples_or_rates_are_other_cells(build: Any) -> 
 
 
 @pytest.mark.slow
-def test_damaged_folders_are_listed_and_the_rest_is_shown(build: Any) -> None:
+def test_damaged_folders_are_listed_and_the_rest_is_shown(build):
     sweep = build()
     sweep.run(seed=0)
     torn, changed, empty = (sweep.run(seed=seed) for seed in (1, 2, 3))
@@ -256,7 +256,7 @@ def test_damaged_folders_are_listed_and_the_rest_is_shown(build: Any) -> None:
         assert f"Damaged, and in no table: {folder.path}" in page
 
 
-def test_nothing_readable_is_refused(build: Any, tmp_path: Path) -> None:
+def test_nothing_readable_is_refused(build, tmp_path):
     sweep = build()
     sweep.run().config.unlink()
     with pytest.raises(RecordError, match=r"no run folder could be read:\n.*config\.json"):
@@ -267,9 +267,7 @@ def test_nothing_readable_is_refused(build: Any, tmp_path: Path) -> None:
         write_report([])
 
 
-def test_a_folder_named_twice_changes_nothing_and_a_copy_is_refused(
-    build: Any, tmp_path: Path
-) -> None:
+def test_a_folder_named_twice_changes_nothing_and_a_copy_is_refused(build, tmp_path):
     sweep = build().fork()
     copy = tmp_path / "copy"
     shutil.copytree(sweep.path, copy)
@@ -281,7 +279,7 @@ def test_a_folder_named_twice_changes_nothing_and_a_copy_is_refused(
         write_report([sweep.path, copy], figures=False)
 
 
-def test_the_same_runs_in_two_folders_are_counted_once_for_losses(build: Any) -> None:
+def test_the_same_runs_in_two_folders_are_counted_once_for_losses(build):
     one, two = build("one"), build("two")
     for seed in (0, 1):
         one.run(seed=seed)
@@ -293,7 +291,7 @@ def test_the_same_runs_in_two_folders_are_counted_once_for_losses(build: Any) ->
 
 
 @pytest.mark.slow
-def test_a_report_removes_only_what_an_earlier_one_wrote(build: Any, tmp_path: Path) -> None:
+def test_a_report_removes_only_what_an_earlier_one_wrote(build, tmp_path):
     sweep = build()
     sweep.run()
     out = write_report([sweep.path], figures=False).out
@@ -315,9 +313,7 @@ def test_a_report_removes_only_what_an_earlier_one_wrote(build: Any, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_report_after_a_killed_one_has_the_files_of_a_fresh_one(
-    build: Any, tmp_path: Path
-) -> None:
+def test_a_report_after_a_killed_one_has_the_files_of_a_fresh_one(build, tmp_path):
     """Of a sweep with more tables, killed at its first one; then of a sweep with fewer."""
     more, less = build("more").fork(), build("less")
     less.run()
@@ -346,7 +342,7 @@ def test_a_report_after_a_killed_one_has_the_files_of_a_fresh_one(
 
 
 @pytest.mark.slow
-def test_the_analysis_needs_no_runtime() -> None:
+def test_the_analysis_needs_no_runtime():
     code = (
         "import sys, batchscape.analysis; "
         "print({'torch', 'hydra', 'wandb', 'omegaconf'} & set(sys.modules))"

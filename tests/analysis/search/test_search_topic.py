@@ -32,7 +32,7 @@ def section_of(folder: Path, rows: list[dict[str, Any]]) -> Section | None:
     return search_section(cast("Cells", SimpleNamespace(runs=runs)))
 
 
-def test_all_trials_are_in_the_file(tmp_path: Path) -> None:
+def test_all_trials_are_in_the_file(tmp_path):
     rows = [
         *(trial("batch.global_batch_size=8", number, is_best=number == 2) for number in range(3)),
         trial("batch.global_batch_size=32", 0, is_best=True),
@@ -41,7 +41,6 @@ def test_all_trials_are_in_the_file(tmp_path: Path) -> None:
         trial("batch.global_batch_size=32", 3, loss=None, outcome=None),
     ]
     section = section_of(tmp_path, rows)
-    assert section is not None
     assert not section.tables
     assert "6 trials in 2 studies" in section.answer[0]
     kept = section.curves["trials"]
@@ -94,7 +93,7 @@ def bracket(low: float | None, best: float, high: float | None, key: str = KEY) 
     return {"key": key, "low": low, "best": best, "high": high}
 
 
-def test_the_best_of_the_grid_leads_with_its_interval_and_its_neighbours(tmp_path: Path) -> None:
+def test_the_best_of_the_grid_leads_with_its_interval_and_its_neighbours(tmp_path):
     """Half-width of the 95 % t-interval of three seeds 0.1 apart: 4.303 x 0.1 / sqrt 3 = 0.2484."""
     studies = ["batch.global_batch_size=8", "batch.global_batch_size=32"]
     points = [rate(0.002, 2.1, 2.3, 2.2), rate(0.001, 2.5, 2.6, 2.7), rate(0.004, 2.4, 2.2, 2.6)]
@@ -115,7 +114,7 @@ def test_the_best_of_the_grid_leads_with_its_interval_and_its_neighbours(tmp_pat
     assert view.frame["runs"].iloc[0] == "0-1 0-2 0-3"
 
 
-def test_a_best_at_the_end_of_its_grid_is_no_optimum(tmp_path: Path) -> None:
+def test_a_best_at_the_end_of_its_grid_is_no_optimum(tmp_path):
     points = [rate(0.002, 500.0), rate(0.001, 1000.0), rate(0.004, 250.0)]
     grid = grid_of("all", points, brackets=[bracket(0.002, 0.004, None)])
     section = with_grids(tmp_path, [grid], "samples_to_target")
@@ -125,7 +124,7 @@ def test_a_best_at_the_end_of_its_grid_is_no_optimum(tmp_path: Path) -> None:
     )
 
 
-def test_of_two_settings_each_is_judged_on_its_own_line(tmp_path: Path) -> None:
+def test_of_two_settings_each_is_judged_on_its_own_line(tmp_path):
     """The grid is a star: the best of one setting has no neighbours of the other."""
     beta = "optimizer.beta2"
     losses = {(2e-3, 0.9): 2.2, (1e-3, 0.9): 2.4, (4e-3, 0.9): 2.1, (8e-3, 0.9): 2.5}
@@ -141,7 +140,7 @@ def test_of_two_settings_each_is_judged_on_its_own_line(tmp_path: Path) -> None:
     assert [betas[name] for name in ("below_mean", "above_mean")] == [2.3, 2.6]
 
 
-def test_studies_without_a_result_are_named(tmp_path: Path) -> None:
+def test_studies_without_a_result_are_named(tmp_path):
     complete = grid_of(
         "batch.global_batch_size=8",
         [rate(0.002, 2.2), rate(0.001, 2.5), rate(0.004, 2.4)],
@@ -158,7 +157,7 @@ def test_studies_without_a_result_are_named(tmp_path: Path) -> None:
     assert len(section.tables[0].texts.rows) == 1
 
 
-def test_a_grid_of_several_objectives_is_refused(tmp_path: Path) -> None:
+def test_a_grid_of_several_objectives_is_refused(tmp_path):
     with_grids(tmp_path, [grid_of("all", [rate(0.001, 2.0)])])
     path = SweepFolder(tmp_path).search.measured
     path.write_text(path.read_text().replace('"objective": "loss"', '"objectives": ["loss"]'))
@@ -166,6 +165,6 @@ def test_a_grid_of_several_objectives_is_refused(tmp_path: Path) -> None:
         search_section(cast("Cells", SimpleNamespace(runs=pd.DataFrame({"sweep_dir": [tmp_path]}))))
 
 
-def test_nothing_is_said_where_nothing_was_searched(tmp_path: Path) -> None:
+def test_nothing_is_said_where_nothing_was_searched(tmp_path):
     runs = pd.DataFrame({"sweep_dir": [str(tmp_path)]})
     assert search_section(cast("Cells", SimpleNamespace(runs=runs))) is None

@@ -66,7 +66,7 @@ numbers = st.floats(0.1, 5.0) | st.sampled_from([1.0, 2.0, math.nan, math.inf])
 
 @given(st.lists(numbers, min_size=1, max_size=12), st.sampled_from(["first", "sustained"]))
 @example([1.0] * 9 + [math.nan, 1.0], "sustained")  # once one part in 10^16 beyond the bracket
-def test_crossings_are_those_of_a_plain_loop(losses: list[float], crossing: str) -> None:
+def test_crossings_are_those_of_a_plain_loop(losses, crossing):
     losses = [6.0, *losses]
     row = reach(losses, 2.0, crossing=crossing)
     steps, low, high = plainly(losses, 2.0, crossing)
@@ -87,13 +87,13 @@ def test_crossings_are_those_of_a_plain_loop(losses: list[float], crossing: str)
 
 @settings(max_examples=30)
 @given(st.lists(st.floats(0.1, 5.0), min_size=2, max_size=12), st.floats(0.2, 4.9))
-def test_a_sustained_crossing_is_never_before_the_first(losses: list[float], target: float) -> None:
+def test_a_sustained_crossing_is_never_before_the_first(losses, target):
     row = reach([6.0, *losses], target)
     if row["outcome"] == "reached":
         assert row["first_steps_to_target"] <= row["steps_to_target"]
 
 
-def test_a_target_is_met_at_equality() -> None:
+def test_a_target_is_met_at_equality():
     row = reach([6.0, 3.0, 2.0, 1.0], 2.0)
     assert row["steps_to_target"] == 20.0
     assert row["confirmed_by"] == 1
@@ -113,15 +113,13 @@ def test_a_target_is_met_at_equality() -> None:
         ([math.nan], "diverged", "diverged", math.inf),
     ],
 )
-def test_what_did_not_reach_is_a_bound(
-    losses: list[float], status: str, outcome: str, low: float
-) -> None:
+def test_what_did_not_reach_is_a_bound(losses, status, outcome, low):
     row = reach(losses, 2.0, status=status)
     assert (row["outcome"], row["steps_low"], row["steps_high"]) == (outcome, low, math.inf)
     assert row[["steps_to_target", "samples_to_target", "time_to_target_s"]].isna().all()
 
 
-def test_runs_are_told_apart_and_each_target_has_its_rows() -> None:
+def test_runs_are_told_apart_and_each_target_has_its_rows():
     curves = pd.concat([curve([6.0, 3.0, 1.0], run=1, batch=8), curve([6.0, 5.0, 4.5], run=0)])
     reaches = steps_to_target(curves, [2.0, 5.5])
     assert reaches[["target_loss", "run", "outcome"]].values.tolist() == [
@@ -133,13 +131,13 @@ def test_runs_are_told_apart_and_each_target_has_its_rows() -> None:
     assert reaches["global_batch_size"].tolist() == [8, 16, 8, 16]
 
 
-def test_a_curve_that_begins_below_its_target_gives_an_upper_bound() -> None:
+def test_a_curve_that_begins_below_its_target_gives_an_upper_bound():
     reaches = steps_to_target(curve([9.0, 1.0, 0.9]).iloc[1:], [2.0]).iloc[0]
     assert (reaches["steps_low"], reaches["steps_to_target"]) == (0.0, 10.0)
     assert reaches["interpolation_error"] == 0.5
 
 
-def test_bad_targets_and_tables_are_refused() -> None:
+def test_bad_targets_and_tables_are_refused():
     good = curve([6.0, 3.0, 1.0])
     with pytest.raises(AnalysisError, match="met before the first optimizer step"):
         steps_to_target(good, [6.5])
@@ -156,13 +154,13 @@ def test_bad_targets_and_tables_are_refused() -> None:
         steps_to_target(good.assign(optimizer_step=[-1, 10, 20]), [2.0])
 
 
-def test_steps_follow_from_samples_where_only_those_are_known() -> None:
+def test_steps_follow_from_samples_where_only_those_are_known():
     both = steps_to_target(curve([6.0, 3.0, 1.0]), [2.0])
     alone = steps_to_target(curve([6.0, 3.0, 1.0]).drop(columns="optimizer_step"), [2.0])
     assert both["steps_to_target"].tolist() == alone["steps_to_target"].tolist()
 
 
-def test_the_first_evaluation_scores_as_algoperf_does() -> None:
+def test_the_first_evaluation_scores_as_algoperf_does():
     """`get_index_that_reaches_target`: the first index at or below, whatever comes after."""
     rng = np.random.default_rng(0)
     for _ in range(50):

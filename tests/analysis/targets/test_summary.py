@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -37,7 +35,7 @@ def reaches(**more: object) -> pd.DataFrame:
     return rows.assign(**more)
 
 
-def test_counts_medians_and_runs_of_each_batch() -> None:
+def test_counts_medians_and_runs_of_each_batch():
     table = reaches_table(reaches()).set_index("global_batch_size")
     counts = ["n", "n_reached", "n_censored", "n_pruned", "n_diverged"]
     assert table[counts].values.tolist() == [[3, 3, 0, 0, 0], [3, 2, 1, 0, 0], [3, 1, 0, 1, 1]]
@@ -52,7 +50,7 @@ def test_counts_medians_and_runs_of_each_batch() -> None:
     assert table["run_ids"].tolist() == ["a b c", "d e f", "g h i"]
 
 
-def test_a_median_over_many_runs_has_an_interval_and_may_be_infinite() -> None:
+def test_a_median_over_many_runs_has_an_interval_and_may_be_infinite():
     rows = pd.DataFrame(
         {
             "global_batch_size": 8,
@@ -65,7 +63,7 @@ def test_a_median_over_many_runs_has_an_interval_and_may_be_infinite() -> None:
     assert "∞ [20.00, ∞]" in reaches_shown(reaches_table(rows)).texts.rows[0]
 
 
-def test_runs_of_one_trajectory_count_once_and_a_completed_one_counts() -> None:
+def test_runs_of_one_trajectory_count_once_and_a_completed_one_counts():
     rows = reaches(trajectory_id=list("ppqrstuvw"), status="completed")
     rows.loc[0, "status"] = "oom"
     kept = distinct_trajectories(rows)
@@ -73,7 +71,7 @@ def test_runs_of_one_trajectory_count_once_and_a_completed_one_counts() -> None:
     assert reaches_table(rows)["n"].tolist() == [2, 3, 3]
 
 
-def test_a_time_is_of_one_cut() -> None:
+def test_a_time_is_of_one_cut():
     """Three runs of 1 x 32 x 1 and two of 1 x 8 x 4 share their steps, not their times."""
     rows = pd.DataFrame(
         {
@@ -92,7 +90,7 @@ def test_a_time_is_of_one_cut() -> None:
     assert any("A time is of one cut" in note for note in reaches_shown(one).notes)
 
 
-def test_a_median_time_knows_how_long_runs_trained_without_the_target() -> None:
+def test_a_median_time_knows_how_long_runs_trained_without_the_target():
     curves = pd.concat(
         pd.DataFrame(
             {
@@ -115,12 +113,12 @@ def test_a_median_time_knows_how_long_runs_trained_without_the_target() -> None:
     assert row["tokens_to_target"] == pytest.approx(8 * row["steps_to_target"])
 
 
-def test_learning_rates_are_never_pooled() -> None:
+def test_learning_rates_are_never_pooled():
     table = reaches_table(reaches(learning_rate=[0.1, 0.1, 0.2] * 3))
     assert table["n"].tolist() == [2, 1] * 3
 
 
-def test_the_section_answers_first_and_warns() -> None:
+def test_the_section_answers_first_and_warns():
     rows = reaches(
         first_steps_to_target=[50.0, *[120.0] * 8],
         confirmed_by=[0] + [3] * 8,
@@ -128,7 +126,6 @@ def test_the_section_answers_first_and_warns() -> None:
         interpolation_error=0.4,
     )
     section = targets_section(rows, notes=["as chosen"], schedules=["cosine", "constant"])
-    assert section is not None
     assert "of 16 (70.0 steps), the fewest samples by one of 8 (878 samples)" in section.answer[0]
     assert "6 were reached; 1 censored, 1 pruned, 1 diverged" in section.answer[1]
     warnings = "\n".join(section.warnings)
@@ -138,7 +135,7 @@ def test_the_section_answers_first_and_warns() -> None:
     assert "decays" not in "\n".join(targets_section(rows, schedules=["constant"]).warnings)  # type: ignore[union-attr]
 
 
-def test_nothing_to_say_and_nothing_to_sum_up() -> None:
+def test_nothing_to_say_and_nothing_to_sum_up():
     assert targets_section(reaches().iloc[:0]) is None
     with pytest.raises(AnalysisError, match="is empty"):
         reaches_table(reaches().iloc[:0])
@@ -146,7 +143,7 @@ def test_nothing_to_say_and_nothing_to_sum_up() -> None:
         reaches_table(pd.DataFrame({"global_batch_size": [8]}))
 
 
-def test_a_cut_of_a_program_that_diverges_has_a_row_of_its_own(build: Callable[..., Any]) -> None:
+def test_a_cut_of_a_program_that_diverges_has_a_row_of_its_own(build):
     sweep = build()
     for seed in range(3):
         sweep.run((1, 8, 4), seed=seed)
@@ -163,7 +160,7 @@ def test_a_cut_of_a_program_that_diverges_has_a_row_of_its_own(build: Callable[.
     assert counts.loc[TIMES.join(["1", "32", "1"])].tolist() == [3, 0, 3]
 
 
-def test_a_repeat_of_a_program_that_diverged_is_not_hidden() -> None:
+def test_a_repeat_of_a_program_that_diverged_is_not_hidden():
     rows = reaches(trajectory_id=list("pqrstuvvv"), status="completed", program_cut="1 x 8 x 1")
     rows.loc[7, "status"] = "diverged"
     assert distinct_trajectories(rows)["run_id"].tolist() == list("abcdefh")

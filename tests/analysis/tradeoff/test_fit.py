@@ -1,7 +1,5 @@
 """Fits against other optimisers and the definition of the interval; what is refused, and why."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 

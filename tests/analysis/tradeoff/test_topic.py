@@ -1,7 +1,5 @@
 """Curves over targets, and what a report says of a trade-off."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

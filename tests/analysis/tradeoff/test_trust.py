@@ -1,7 +1,5 @@
 """Which form is trusted: intervals that hold the critical batch size at exponents other than 1."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

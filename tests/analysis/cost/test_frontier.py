@@ -1,4 +1,4 @@
-"""The frontier of memory against a search by hand, in tables, and on the page of a report."""
+"""The frontier of memory against a search by hand, and what recommendations make of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predictions against what was measured: by hand, and as a report shows them."""
+"""Predictions against what was measured, by hand."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Lets tests import the simulated sweeps and the other intervals."""
+"""Lets tests import the simulated sweeps."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-here = Path(__file__).parent
-sys.path[:0] = [str(here), str(here.parent)]
+sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -12,6 +12,7 @@ from scipy import stats
 
 from batchscape.analysis.cells import Cells, find_cells
 from batchscape.analysis.comparing.sides import compare_sweeps, find_axis
+from batchscape.analysis.comparing.topic import comparing_section
 from batchscape.record.tables import load
 
 CUTS = [(1, 32, 1), (1, 8, 4)]
@@ -135,3 +136,16 @@ def test_steps_to_a_target_that_both_sides_reached(build):
     steps = sides.table[sides.table["quantity"].eq("steps_to_target")]
     assert steps["effect"].to_numpy(dtype=float) == pytest.approx([1.5, 1.5])
     assert steps["n"].tolist() == [3, 3]
+
+
+def test_the_section_says_what_was_compared(build):
+    runs = runs_of_two_machines(build)
+    section = comparing_section(find_cells(runs))
+    assert section.answer[0].startswith("The folders differ in hardware: hardware Slow CPU")
+    (time,) = [text for text in section.answer if text.startswith("Step time")]
+    assert time.endswith("in 2 of them the 95% interval leaves out 1.")
+    # Sides without a cut in common.
+    is_slow = runs["launch.device_model"].eq("Slow CPU")
+    apart = comparing_section(find_cells(runs[is_slow == runs["micro_batch_size"].eq(32)]))
+    assert apart.tables == ()
+    assert apart.warnings[0].startswith("The sweep folders share no geometry")

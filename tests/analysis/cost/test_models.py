@@ -262,7 +262,7 @@ def test_intervals_cover_the_truth(repeats, noise):
     names = dict(zip(("micro_step_fixed_s", "per_sample_s"), ("alpha", "beta"), strict=True))
     names |= {"exchange_s": "exchange", "optimizer_s": "optimizer"}
     hits = {name: [] for name in names}
-    for _ in range(400):
+    for _ in range(200):
         rows = table(MANY, repeats, noise[1], rng, noise[0])
         estimates = fit_step_time(rows).estimates
         for name, truth in names.items():

@@ -42,7 +42,8 @@ def test_errors_by_hand(build):
     sweep.run((4, 8, 1))  # nothing was predicted of it
     failed = sweep.run((1, 16, 2), status="failed", reason="it broke")
     write_json(failed.prediction, {"peak_allocated_gib": {"value": 1.0, "method": "fake tensors"}})
-    table = compare_predictions(find_cells(load(sweep.path).runs))
+    cells = find_cells(load(sweep.path).runs)
+    table = compare_predictions(cells)
     memory = table[table["figure"] == "peak_allocated_gib"].set_index("label")
     assert memory[["n", "n_within"]].loc[
         [cut(1, 32, 1), cut(1, 8, 4), cut(2, 8, 2)]
@@ -57,6 +58,10 @@ def test_errors_by_hand(build):
     assert memory_errors["median_error_pct"] == pytest.approx(2)
     assert errors.loc["step_time_s", ["n_ranged", "n_within"]].tolist() == [0, 0]
     assert errors.loc["step_time_s", "median_error_pct"] == pytest.approx(100)
+    assert (
+        f"was off by 10 % at most ({cut(1, 32, 1)}), by 2.0 % in the median of 3 cells; 4 of 6 runs "
+        "measured within the stated range."
+    ) in predicted_section(cells).answer[0]
 
 
 def test_learning_rates_are_no_cells_of_a_prediction_and_optimizers_are(build):

@@ -162,6 +162,13 @@ def test_a_cut_that_is_predicted_to_be_faster_is_named_with_its_command():
         "batch.micro_batch_size=16 batch.gradient_accumulation_steps=1 batch.global_batch_size=32 "
         "optimizer.learning_rate=0.002 sweep_dir=out/mine"
     )
+    packed = runs["micro_batch_size"].eq(32)
+    note = runs["timing_note"].mask(packed, "2 runs at the same time")
+    disturbed = runs.assign(timing_valid=~packed, timing_note=note, cell=runs["micro_batch_size"])
+    made = evidence(cells, runs=disturbed, reaches=reaches, same_sweeps=runs)
+    (untimed,) = [text for text in recommend(made, Needs()).missing if "the time of 1 cut" in text]
+    assert "Times of 3 of 15 completed runs do not count: 2 runs at the same time (3)." in untimed
+    assert untimed.endswith("timing_repeat=1 sweep_dir=out/mine")
 
 
 def test_a_deadline_takes_the_cheapest_that_meets_it():

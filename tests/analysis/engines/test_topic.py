@@ -101,3 +101,9 @@ def test_what_programs_were_seen_to_use(programs):
     assert pd.isna(agreement[1, 1])
     # What was observed is no setting that would tell cells apart.
     assert not any(name.startswith("observed.") for name in cells.settings)
+    section = section_of(programs)
+    assert section.answer == [
+        "Of 4 runs of programs, 1 used the planned batch, 1 used another, 2 did not let their "
+        "global batch be observed."
+    ]
+    assert section.warnings[0].startswith("Nothing confirms the global batch of 2 runs")

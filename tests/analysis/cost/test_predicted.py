@@ -58,9 +58,13 @@ def test_errors_by_hand(build):
     assert memory_errors["median_error_pct"] == pytest.approx(2)
     assert errors.loc["step_time_s", ["n_ranged", "n_within"]].tolist() == [0, 0]
     assert errors.loc["step_time_s", "median_error_pct"] == pytest.approx(100)
-    assert predicted_section(cells).answer[0].endswith(
-        f"was off by 10 % at most ({cut(1, 32, 1)}), by 2.0 % in the median of 3 cells; 4 of 6 "
-        "runs measured within the stated range."
+    assert (
+        predicted_section(cells)
+        .answer[0]
+        .endswith(
+            f"was off by 10 % at most ({cut(1, 32, 1)}), by 2.0 % in the median of 3 cells; 4 of 6 "
+            "runs measured within the stated range."
+        )
     )
 
 

@@ -92,13 +92,6 @@ def test_interval_holds_exactly_the_compatible_ratios(u, v, su, sv, correlation,
         assert min(high, ratios[-1]) == pytest.approx(compatible[-1], rel=step - 1, abs=1.1e-4)
 
 
-@pytest.mark.parametrize("degrees", [1, 4, 30])
-def test_a_known_denominator_gives_the_interval_of_a_mean(degrees):
-    low, high = fieller_interval(np.array([6.0, 2.0]), np.diag([0.04, 0.0]), degrees)
-    t = stats.t.ppf(0.975, degrees)
-    assert (low, high) == pytest.approx((max(0, 3 - 0.1 * t), 3 + 0.1 * t))
-
-
 def variance_of_code(weights):
     """The matrix M whose x'Mx is the variance that the code finds for steps x, and its degrees."""
     n, calls = len(weights), []

@@ -206,6 +206,7 @@ def test_no_geometry_is_named_without_a_valid_step_time():
     assert recommendation.why_not.startswith(
         "not identified: fewer than two geometries that fit have a valid time"
     )
+    assert any("the time of a step" in text for text in recommendation.missing)
     assert recommendation.config == {}
     written = json.loads(json.dumps(recommendation.as_mapping(), allow_nan=False))
     assert written["geometry"] is None

@@ -142,6 +142,13 @@ def test_a_long_table_is_shortened_and_says_so():
     assert short.notes[0].startswith("10 of 3000 rows are shown")
 
 
+def test_many_footnotes_go_on_with_two_letters():
+    reasons = [str(number) for number in range(28)]
+    columns = [Column("cell", is_left=True)]
+    texts = Table("x", "", pd.DataFrame({"cell": reasons}), columns, footnotes=[reasons]).texts
+    assert list(texts.footnotes)[-2:] == ["aa", "ab"]
+
+
 def test_a_paper_has_every_cut_at_the_best_learning_rate_of_its_batch(build):
     best = {8: 0.004, 32: 0.016}
     sweep = build()

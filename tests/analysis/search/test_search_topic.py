@@ -112,6 +112,9 @@ def test_the_best_of_the_grid_leads_with_its_interval_and_its_neighbours(tmp_pat
     view = section.tables[0]
     assert view.frame["loss_ci95"].tolist() == pytest.approx([0.248414, 0.248414], abs=1e-5)
     assert view.frame["runs"].iloc[0] == "0-1 0-2 0-3"
+    # What has no result has no place in the picture.
+    (lines,) = (marks.table for marks in section.pictures[0].marks if marks.kind == "line")
+    assert lines.groupby("series").size().tolist() == [2, 3]
 
 
 def test_a_grid_older_than_the_trials_says_so(tmp_path):

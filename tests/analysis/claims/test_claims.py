@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,54 +29,51 @@ SEEDS = (0, 1, 2, 3)
 GRID = [(1, 8, 1), (1, 8, 4), (1, 32, 1), (1, 32, 4)]
 BATCHES = (4, 16, 64)
 
-Planted = Iterator[tuple[Sequence[int], dict[str, Any]]]
-"""Cuts of the runs of one seed, and what they recorded."""
-
 
 def jitter(seed: int, *what: int, size: float = 1e-3) -> float:
     """A small relative noise, another one for each run."""
     return float(1 + size * np.random.default_rng([seed, *what]).normal())
 
 
-def memory(holds: bool, seed: int) -> Planted:
+def memory(holds, seed):
     """Peaks follow the micro-batch, and accumulation adds 1 % or 30 %."""
     for cut in GRID:
         peak = 1 + 0.1 * cut[1] * (1 + (0.01 if holds else 0.3) * (cut[2] > 1))
         yield cut, {"peak_allocated_gib": peak * jitter(seed, *cut)}
 
 
-def gradients(holds: bool, seed: int) -> Planted:
+def gradients(holds, seed):
     """Accumulation adds 5 %, or nothing."""
     for cut in GRID:
         peak = cut[1] * (1 + (0.05 if holds else 0) * (cut[2] > 1))
         yield cut, {"peak_allocated_gib": peak * jitter(seed, *cut, size=2e-4)}
 
 
-def first_rank(holds: bool, seed: int) -> Planted:
+def first_rank(holds, seed):
     """Rank 0 holds 10 % more, or the same."""
     yield (2, 8, 1), {"rank0": (1.1 if holds else 1.0) * jitter(seed, size=1e-4)}
 
 
-def microsteps(holds: bool, seed: int) -> Planted:
+def microsteps(holds, seed):
     """A micro-step takes as long as its samples, or 30 % longer under accumulation."""
     for cut in GRID:
         time = cut[1] * (1 + (0 if holds else 0.3) * (cut[2] > 1)) * jitter(seed, *cut) * cut[2]
         yield cut, {"forward_backward_s": time, "step_time_s": time}
 
 
-def cuts(holds: bool, seed: int) -> Planted:
+def cuts(holds, seed):
     """Every micro-step costs 20 % of a full micro-batch, or nothing."""
     for cut in [(1, 32, 1), (1, 16, 2), (1, 8, 4)]:
         yield cut, {"step_time_s": (32 + (6.4 if holds else 0) * cut[2]) * jitter(seed, *cut)}
 
 
-def targets(holds: bool, seed: int) -> Planted:
+def targets(holds, seed):
     """Samples to target follow 1000 + 100 B, or do not depend on B."""
     for steps in (1, 4, 16):
         yield (1, 8, steps), {"reach": (1000 + 100 * steps * holds) * jitter(seed, steps)}
 
 
-def decompositions(holds: bool, seed: int) -> Planted:
+def decompositions(holds, seed):
     """Cuts of 32 end within a ten-thousandth of a nat, or 0.05 apart."""
     for cut in [(1, 32, 1), (4, 8, 1), (2, 8, 2), (1, 8, 4)]:
         loss = 2 + 0.1 * seed + (0 if holds else 0.05) * (cut[2] > 1)
@@ -88,7 +85,7 @@ def falling(batch: int, samples: int = 1280) -> np.ndarray:
     return 1 + 2 * np.exp(-np.arange(0, samples, batch) / 400)
 
 
-def spikes(holds: bool, seed: int) -> Planted:
+def spikes(holds, seed):
     """The smallest batch jumps up by a third for a while, or does not."""
     for batch in BATCHES:
         curve = falling(batch) * jitter(seed, batch)
@@ -97,7 +94,7 @@ def spikes(holds: bool, seed: int) -> Planted:
         yield (1, batch, 1), {"curve": curve, "final_loss": curve[-1]}
 
 
-def gaps(holds: bool, seed: int) -> Planted:
+def gaps(holds, seed):
     """Held-out loss is 0.1 above the training loss, and 0.3 for the largest batch, or not."""
     for batch in BATCHES:
         gap = 0.3 if holds and batch == 64 else 0.1 + 0.0005 * seed
@@ -106,7 +103,7 @@ def gaps(holds: bool, seed: int) -> Planted:
         yield (1, batch, 1), {**curves, "final_eval_loss": held_out[-1]}
 
 
-def rates(holds: bool, seed: int) -> Planted:
+def rates(holds, seed):
     """The best rate is 0.001 B, or 0.1 / B, between points of the grid."""
     for batch in BATCHES:
         best = (1e-3 * batch if holds else 0.1 / batch) * jitter(seed, batch, size=0.05)
@@ -114,34 +111,34 @@ def rates(holds: bool, seed: int) -> Planted:
             yield (1, batch, 1), {"rate": rate, "final_eval_loss": 2 + np.log(rate / best) ** 2}
 
 
-def noise(holds: bool, seed: int) -> Planted:  # noqa: ARG001
+def noise(holds, seed):  # noqa: ARG001
     """The variance of a gradient falls as 1 / B, or grows."""
     for batch in BATCHES:
         variance = 8 / batch if holds else 0.05 * batch**0.5
         yield (1, batch, 1), {"noise": variance, "final_loss": 1.0}
 
 
-def devices(holds: bool, seed: int) -> Planted:
+def devices(holds, seed):
     """The exchange takes 10 % of a step, or a thousandth."""
     for n in (1, 2, 4):
         share = (0.1 if holds else 1e-3) * (n > 1) * jitter(seed, n)
         yield (n, 8, 1), {"step_time_s": 1.0, "exchange_s": share}
 
 
-def typical(holds: bool, seed: int) -> Planted:
+def typical(holds, seed):
     """A step is as fast with 4 as with 1, or 20 % slower."""
     for steps, time in {1: 1.0, 4: 1.0 if holds else 1.2, 8: 1.5, 16: 2.0}.items():
         yield (1, 32 // steps, steps), {"step_time_s": time * jitter(seed, steps)}
 
 
-def musev(holds: bool, seed: int) -> Planted:
+def musev(holds, seed):
     """16 x 14 x 1 needs more memory, or is 20 % faster at the same peak."""
     yield (16, 7, 2), {"step_time_s": jitter(seed, 7), "peak_allocated_gib": 1.0}
     peak = 1.5 if holds else 1.0
     yield (16, 14, 1), {"step_time_s": 0.8 * jitter(seed, 14), "peak_allocated_gib": peak}
 
 
-PLANTED: dict[str, Callable[[bool, int], Planted]] = {
+PLANTED = {
     "memory-follows-micro": memory,
     "accumulation-costs-memory": gradients,
     "rank0-costs-memory": first_rank,
@@ -159,6 +156,7 @@ PLANTED: dict[str, Callable[[bool, int], Planted]] = {
     "accumulation-4-or-8": typical,
     "musev-224": musev,
 }
+"""Each yields the cuts of the runs of one seed, and what they recorded."""
 LISTED = list(PLANTED)
 
 

@@ -29,8 +29,15 @@ def test_all_equivalent(build):
     assert "margin of 0.005 nats: all equivalent" in section.answer[0]
     assert section.warnings == []
     assert section.headlines["decomposition_loss_difference"].value == 0.0
+    assert [picture.name for picture in section.pictures] == ["equivalence", "divergence"]
     # Both quantities for the CSV, the one that decides for the page.
     assert [len(section.tables[0].frame), len(section.tables[0].texts.rows)] == [6, 3]
+
+
+def test_one_seed_says_so_loudly(build):
+    section = section_of(build().fork(seeds=(0,)))
+    assert "Not identified for 3 of 3: 1 pair; a spread needs 2." in section.warnings[0]
+    assert section.headlines == {}
 
 
 def test_gradients_have_a_table_even_without_pairs_of_losses(build):

@@ -116,6 +116,12 @@ def test_a_target_that_runs_were_stopped_at_is_used():
     assert choose_targets(curves).by_group[0][-1] == hardest
 
 
+def test_a_flat_curve_gives_one_target():
+    curves = sweep().assign(loss=3.0)
+    curves.loc[curves["samples"].eq(0), "loss"] = 6.0
+    assert choose_targets(curves).by_group == {0: (3.0,)}
+
+
 def noisy(late: float) -> pd.DataFrame:
     """Losses that fall, and of some runs rise again above 2.5 until late in the training."""
     samples = np.arange(0, 6401, 320)

@@ -102,6 +102,16 @@ def test_curves_give_the_critical_batch_that_made_them(tmp_path):
     assert critical.low < 64 < critical.high
 
 
+@pytest.mark.slow
+def test_the_best_learning_rate_of_each_batch_is_used(tmp_path):
+    simulated((0.03, 0.1, 0.3)).to_csv(tmp_path / "curves.csv", index=False)
+    analysis = analyze(tmp_path / "curves.csv", targets=[3.0])
+    assert "Learning rate" in [section.title for section in analysis.sections]
+    table = analysis.sections[0].tables[0].frame
+    assert table["learning_rate"].eq(0.1).all()
+    assert not any("UNTUNED" in text for s in analysis.sections for text in s.warnings)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -153,6 +163,52 @@ def test_data_that_say_nothing_are_not_an_error(tmp_path, kind):
     assert text
 
 
+def broken(rng):
+    """Break a good table in one to three ways."""
+    if rng.random() < 0.5:
+        table = simulated((0.1,), 0.1, (8, 64, 256), 2, 150).astype(object)
+    else:
+        table = zhang().rename(columns={"steps_used": "steps"}).iloc[5:14].astype(object)
+        table["seed"] = pd.Series(rng.integers(0, 4, len(table)), dtype=object)
+    odd = [None, np.nan, np.inf, -np.inf, 0, -1, 2.5, 1e300, "x", "", "1e3", True, "8 samples"]
+    for _ in range(rng.integers(1, 4)):
+        column = table.columns[rng.integers(len(table.columns))]
+        row = rng.integers(max(len(table), 1))
+        how = rng.integers(6)
+        if how == 0:
+            table = table.drop(columns=column) if len(table.columns) > 1 else table
+        elif how == 1 and len(table):
+            table[column] = table[column].astype(object)
+            table.iloc[row, table.columns.get_loc(column)] = odd[rng.integers(len(odd))]
+        elif how == 2:
+            table[column] = odd[rng.integers(len(odd))]
+        elif how == 3:
+            table = pd.concat([table, table.iloc[: int(rng.integers(3))]], ignore_index=True)
+        elif how == 4:
+            table = table.iloc[: int(rng.integers(4))].reset_index(drop=True)
+        else:
+            other = rng.choice(["samples", "lr", "target", "status", "loss", "outcome", "batch"])
+            table = table.rename(columns={column: other})
+            table = table.loc[:, ~table.columns.duplicated()]
+    return table
+
+
+def outcome_of(number, folder):
+    rng = np.random.default_rng(number)
+    path = folder / f"{number}.csv"
+    broken(rng).to_csv(path, index=False)
+    group = ["model"] if "model" in path.read_text().partition("\n")[0] else []
+    try:
+        analyze(path, group=group)
+    except AnalysisError as error:
+        return "refused" if len(str(error)) > 10 else "refused without a word"
+    return "analysed"
+
+
+def test_broken_tables_are_refused_or_analysed(tmp_path):
+    assert {outcome_of(number, tmp_path) for number in range(10)} == {"refused", "analysed"}
+
+
 def tables_of(analysis: Analysis) -> dict[str, pd.DataFrame]:
     return {view.name: view.frame for section in analysis.sections for view in section.tables}
 
@@ -181,6 +237,20 @@ def test_empty_cells_are_no_divergence(tmp_path):
     assert any("12 of 972 rows have no loss" in note for note in holed.notes)
     assert logged.runs["outcome"].eq("diverged").all()
     assert "12 diverged" in texts_of(logged)
+
+
+@pytest.mark.slow
+def test_a_column_of_groups_is_never_pooled(tmp_path):
+    rows = [
+        {"group": f"at {critical}", "batch": 2**k, "seed": seed + 3 * (critical > 100),
+         "steps": 1000 * (1 + critical / 2**k) * (1 + 0.01 * ((seed + k) % 3 - 1))}
+        for critical in (50, 800) for k in range(3, 13) for seed in range(3)
+    ]  # fmt: skip
+    pd.DataFrame(rows).to_csv(tmp_path / "t.csv", index=False)
+    analysis = analyze(tmp_path / "t.csv")
+    sizes = tables_of(analysis)["critical_batch"]["critical_batch_size"].tolist()
+    assert sizes == pytest.approx([50, 800], rel=0.03)
+    assert any("2 groups, never pooled: at 50 and at 800" in note for note in analysis.notes)
 
 
 def final_losses(tie: bool = False) -> pd.DataFrame:

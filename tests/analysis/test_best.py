@@ -41,6 +41,9 @@ def train(sweep: Any, losses: dict[int, list[float]], **settings: Any) -> Any:
 CLEAR = {8: [1.00, 1.10, 1.20, 1.31], 16: [1.30, 1.41, 1.50, 1.60], 32: [1.5, 1.60, 1.71, 1.8]}
 
 
+CLOSE = {8: [1.00, 1.10, 1.20, 1.30], 16: [1.30, 1.05, 1.50, 1.20], 32: [1.5, 1.60, 1.71, 1.8]}
+
+
 @pytest.mark.slow
 def test_the_p_value_is_that_of_the_hardest_rival():
     rng = np.random.default_rng(0)
@@ -67,9 +70,12 @@ def test_a_tie_is_seldom_called_a_win(candidates, tied, seeds):
 
 
 @pytest.mark.slow
-def test_a_clear_best_is_marked(build):
+def test_a_clear_best_is_marked_and_a_close_one_is_not(build):
     clear = marks_of(train(build("clear"), CLEAR))
     assert clear.loc[clear["final_loss_best"], "global_batch_size"].tolist() == [8]
+    close = marks_of(train(build("close"), CLOSE))
+    assert not close["final_loss_best"].any()
+    assert close["final_loss_best_p"].count() == 1
 
 
 def test_p_values_are_adjusted_together(build):
@@ -155,6 +161,17 @@ def test_the_least_memory_without_spread_is_best_and_a_tie_is_not(build):
 
 
 @pytest.mark.slow
+def test_hardware_and_settings_are_never_mixed(build):
+    here, there = train(build("here"), CLEAR), build("there")
+    train(there, {8: [0.1] * 4}, hardware="Accelerator", device_type="cuda")
+    train(there, {8: [0.2] * 4}, optimizer__learning_rate=0.5)
+    marks = marks_of(here, there)
+    best = marks[marks["final_loss_best"]]
+    assert best["global_batch_size"].tolist() == [8]
+    assert marks["final_loss_best_p"].count() == 1
+
+
+@pytest.mark.slow
 def test_survivors_are_never_best(build):
     sweep = train(build(), CLEAR)
     sweep.run(CUTS[8], seed=9, status="diverged", reason="the loss is NaN", done=9)
@@ -168,3 +185,10 @@ def test_survivors_are_never_best(build):
 def test_runs_cut_at_a_target_have_no_final_loss_to_compare(build):
     sweep = train(build(), CLEAR, stop_reason="target")
     assert marks_of(sweep)["final_loss_best_p"].isna().all()
+
+
+@pytest.mark.slow
+def test_one_seed_tells_nothing(build):
+    marks = marks_of(train(build(), {batch: by_seed[:1] for batch, by_seed in CLEAR.items()}))
+    assert marks["best_comparisons"].eq(0).all()
+    assert not marks.filter(regex="_best$").any(axis=None)

@@ -13,6 +13,8 @@ from batchscape.analysis.cells import plain_texts, shorten_values
 from batchscape.analysis.cost.table import cost_groups
 from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.report.notes import find_notes
+from batchscape.analysis.report.tables import comparison_table
+from batchscape.errors import RecordError
 
 
 def geometries(table: pd.DataFrame) -> list[tuple[Any, ...]]:
@@ -53,6 +55,36 @@ def test_varying_settings_are_found_and_numbers_sorted_as_numbers(build):
     assert list(cells.table["optimizer.learning_rate"])[:3] == ["0.001", "0.01", "0.1"]
     assert cells.context_of().nunique() == 6
     assert cells.labels()[0] == f"1{TIMES}32{TIMES}1, sequence length 64, learning rate 0.001"
+
+
+def test_up_to_three_settings_that_vary_together_are_all_named(build):
+    sweep = build()
+    for layers, width in ((2, 128), (4, 256)):
+        sweep.run(model={"name": "gpt", "n_layers": layers, "n_heads": 4, "d_model": width})
+    cells = find_cells(load(sweep.path).runs)
+    assert (
+        cells.settings
+        == cells.key_settings
+        == cells.contexts
+        == ["model.n_layers", "model.d_model"]
+    )
+    assert cells.labels()[1] == f"1{TIMES}32{TIMES}1, n layers 4, d model 256"
+    assert cells.context_of().nunique() == 2
+
+
+def test_of_more_settings_that_vary_together_three_are_named_and_a_note_has_the_rest(
+    build,
+):
+    sweep = build()
+    for factor in (1, 2):
+        sizes = {"n_layers": 2 * factor, "n_heads": 4 * factor, "d_model": 128 * factor}
+        sweep.run(model={"name": "gpt", **sizes, "dropout": 0.1 * factor})
+    cells = find_cells(load(sweep.path).runs)
+    assert len(cells.settings) == 4
+    assert len(cells.key_settings) == 3
+    (rest,) = cells.dependent_settings()
+    notes = comparison_table(compare(cells), cells).notes
+    assert f"Also vary, together with settings shown: {rest}." in notes
 
 
 def test_a_name_and_a_learning_rate_stand_for_what_comes_with_them(build):
@@ -98,6 +130,26 @@ def test_hardware_is_never_pooled_across_sweeps(build):
     assert cells.runs.groupby("cell").size().tolist() == [1, 2, 2]
 
 
+def test_runs_that_never_started_take_the_hardware_of_their_sweep(build):
+    here, there = build("here"), build("there")
+    here.run(seed=0)
+    here.run(seed=1, status="pending")
+    there.run(seed=0, hardware="Other CPU", core_wait=0.01)
+    cells = find_cells(load(here.path, there.path).runs)
+    assert len(cells.table) == 2
+    assert cells.runs["hardware"].notna().all()
+
+
+def test_nothing_to_sort_is_refused(build):
+    sweep = build()
+    sweep.run()
+    runs = load(sweep.path).runs
+    with pytest.raises(RecordError, match="no run to compare"):
+        find_cells(runs.iloc[:0])
+    with pytest.raises(RecordError, match="lack columns: status"):
+        find_cells(runs.drop(columns="status"))
+
+
 def test_a_setting_that_differs_between_cuts_is_another_experiment(build):
     """Else a figure would blame the cut for what the learning rate does."""
     sweep = build()
@@ -135,6 +187,8 @@ def test_what_is_not_set_is_written_so_whatever_the_column(values, dtype, texts)
         ("loader.workers", (0, 2), True, True),
         ("evaluation.batch_size", (32, 64), True, True),
         ("engine.activation_checkpointing", (False, True), True, True),
+        ("engine.name", ("ddp", "fsdp"), True, True),
+        ("data.manifest_hash", ("0" * 16, "1" * 16), True, True),
         ("measure.warmup_optimizer_steps", (1, 5), True, True),
         ("measure.memory", (False, True), False, False),
         ("measure.equivalence_margin", (0.1, 0.2), False, False),

@@ -163,6 +163,28 @@ def test_runs_that_failed_stay_in_n_and_out_of_the_figures(build):
     assert len(row["run_ids"].split(";")) == 5
 
 
+@pytest.mark.slow
+def test_repeats_of_one_trajectory_count_once_for_losses(build):
+    sweep = build()
+    for seed in (0, 1, 2):
+        for repeat in range(2):
+            sweep.run(seed=seed, timing_repeat=repeat)
+    runs = load(sweep.path).runs
+    row = compare(find_cells(runs)).iloc[0]
+    assert (row["n"], row["step_time_s_n"], row["final_loss_n"]) == (6, 6, 3)
+    by_seed = runs.groupby("seed")["final_loss"].mean()
+    half = stats.t.ppf(0.975, 2) * stats.sem(by_seed)
+    assert row["final_loss_ci95"] == pytest.approx(half)
+
+
+def test_a_completed_run_with_a_nan_loss_is_missing_not_zero(build):
+    sweep = build()
+    sweep.run(seed=0)
+    sweep.run(seed=1, loss=lambda step: np.where(step > 30, np.nan, 3.0))
+    row = compare(find_cells(load(sweep.path).runs)).iloc[0]
+    assert (row["n_completed"], row["final_loss_n"], row["final_eval_loss_n"]) == (2, 1, 2)
+
+
 def test_throughput_is_compared_run_by_run_with_the_first_cell(build):
     sweep = build().fork(seeds=(0, 1, 2))
     runs = load(sweep.path).runs
@@ -183,3 +205,19 @@ def test_throughput_is_compared_run_by_run_with_the_first_cell(build):
     assert row["throughput_ratio_low"] == pytest.approx(interval[0])
     assert row["throughput_ratio_high"] == pytest.approx(interval[1])
     assert row["throughput_ratio_n"] == 3
+
+
+@pytest.mark.slow
+def test_unpaired_seeds_have_no_ratio(build):
+    sweep = build()
+    sweep.run((1, 32, 1), seed=0)
+    sweep.run((1, 8, 4), seed=1)
+    row = compare(find_cells(load(sweep.path).runs)).iloc[1]
+    assert math.isnan(row["throughput_ratio"])
+
+
+def test_one_seed_has_no_spread(build):
+    row = compare(find_cells(load(build().fork(seeds=(0,)).path).runs)).iloc[0]
+    assert row["final_loss_n"] == 1
+    assert math.isfinite(row["final_loss_mean"])
+    assert math.isnan(row["final_loss_ci95"])

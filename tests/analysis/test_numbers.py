@@ -81,6 +81,14 @@ def test_value_and_spread_are_both_within_half_of_the_last_place(value, spread):
     assert place_of(written[0], power) == place_of(written[1], power)
 
 
+@given(finite, spreads)
+def test_never_more_than_seven_digits_and_never_a_negative_zero(value, spread):
+    text = with_spread(value, spread)
+    for number in parse(text)[0]:
+        assert len(number.strip("-").replace(".", "").lstrip("0")) <= 7
+        assert not (number.startswith("-") and float(number) == 0)
+
+
 @given(finite, st.integers(min_value=1, max_value=9))
 def test_significant_digits_round_trip(value, digits):
     written, power = parse(significant(value, digits))

@@ -202,6 +202,21 @@ def test_a_planted_effect_is_found_and_turns_with_its_sign(world, name):
         assert verdict.context.startswith("Example, 16 cores; float32; gpt")
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "micro-before-accumulation",
+        "decompositions-are-equivalent",
+        "accumulation-equals-large-batch",
+    ],
+)
+def test_one_seed_settles_nothing(world, name):
+    verdict = judged(name, filled(world, name, holds=True, seeds=(0,)).evidence())
+    assert verdict.verdict == "not identified"
+    assert not verdict.effect.is_identified
+    assert verdict.settle == BY_ID[name].settle
+
+
 def test_no_data_settles_nothing(world):
     bare = world()
     for seed in SEEDS:
@@ -280,6 +295,8 @@ def test_censored_runs_bound_the_effect_from_below(world):
     assert verdict.verdict == "supported"
     assert verdict.effect.high == np.inf
     assert verdict.effect.value == pytest.approx(1000, rel=0.01)
+    assert verdict.effect.definition.startswith("ratio of the samples")
+    assert "in samples, for lack of valid times" in verdict.explanation
 
 
 @pytest.mark.parametrize("valid", [True, False])
@@ -413,6 +430,12 @@ def test_divergence_and_rises_share_the_level(world):
     assert verdict.verdict == "not identified"
 
 
+def test_the_proportion_of_the_batch_is_by_definition(world):
+    table = filled(world, "devices-scale-batch-linearly", holds=True)
+    verdict = judged("devices-scale-batch-linearly", table.evidence())
+    assert "by definition" in verdict.explanation
+
+
 def test_one_slow_place_of_many_may_be_chance(world):
     def table(places: int) -> Verdict:
         made = world()
@@ -426,6 +449,19 @@ def test_one_slow_place_of_many_may_be_chance(world):
 
     assert table(1).verdict == "contradicted"
     assert table(20).verdict == "not identified"
+
+
+def test_diverged_runs_show_instability(world):
+    table = world()
+    for seed in range(6):
+        for batch in (4, 16, 64):
+            status = "diverged" if batch == 4 and seed < 5 else "completed"
+            curve = falling(batch) * jitter(seed, batch)
+            curve = curve[: len(curve) // 4] if status == "diverged" else curve
+            table.run((1, batch, 1), seed, curve=curve, status=status, final_loss=curve[-1])
+    verdict = judged("too-small-unstable", table.evidence())
+    assert "5 of 6 at 4" in verdict.explanation
+    assert verdict.verdict == "supported"
 
 
 def test_seeds_that_all_diverge_show_instability_and_cuts_do_not_multiply_them(
@@ -446,6 +482,19 @@ def test_seeds_that_all_diverge_show_instability_and_cuts_do_not_multiply_them(
     assert "p = 0.014" in verdict.explanation
     assert "Beware: learning rates were not tuned for each global batch." in verdict.explanation
     assert judged("too-small-unstable", table(2).evidence()).verdict == "not identified"
+
+
+@pytest.mark.parametrize(
+    "name", ["decompositions-are-equivalent", "accumulation-equals-large-batch"]
+)
+def test_a_cut_that_alone_diverged_is_not_equivalent(world, name):
+    table = filled(world, name, holds=True)
+    cut = {"data_parallel_size": 1, "gradient_accumulation_steps": 4}
+    lone = next(row for row in table.runs if cut.items() <= row.items())
+    lone["status"] = "diverged"
+    verdict = judged(name, table.evidence())
+    assert verdict.verdict == "not identified"
+    assert "diverged under one cut" in verdict.explanation
 
 
 def test_a_cut_that_diverged_against_another_than_the_reference_is_not_equivalent(
@@ -500,6 +549,16 @@ def test_repeats_of_a_trajectory_are_averaged(world):
         assert (verdict.effect.n, verdict.n_runs) == (4, 12)
 
 
+def test_a_loss_that_was_infinite_once_makes_no_rise(world):
+    for place in (0, 100):
+        table = filled(world, "too-small-unstable", holds=True)
+        table.steps[0].loc[place, "loss"] = np.inf
+        verdict = judged("too-small-unstable", table.evidence())
+        assert verdict.verdict == "supported", verdict.explanation
+        assert 0 < verdict.effect.value < 1
+        assert verdict.effect.n == len(SEEDS)
+
+
 def test_runs_without_a_value_are_not_behind_a_verdict(world):
     """Another cut of the smallest batch has no curve, so that it has no rise."""
     table = filled(world, "too-small-unstable", holds=True)
@@ -510,6 +569,15 @@ def test_runs_without_a_value_are_not_behind_a_verdict(world):
     assert found.verdict == expected.verdict == "supported"
     assert found.run_ids == expected.run_ids
     assert found.n_runs == 2 * len(SEEDS)
+
+
+def test_what_lacks_pairs_along_the_global_batch_is_called_so(world):
+    table = world()
+    for seed in SEEDS:
+        for micro in (8, 32):
+            table.run((1, micro, 1), seed, peak_allocated_gib=micro * jitter(seed, micro))
+    verdict = judged("memory-follows-micro", table.evidence())
+    assert verdict.explanation.startswith("Along the global batch, ")
 
 
 @pytest.mark.parametrize(
@@ -563,6 +631,17 @@ def test_one_epoch_cannot_show_a_generalisation_gap(world):
     verdict = judged("too-large-generalises-worse", table.evidence())
     assert verdict.verdict == "not identified"
     assert "0.13 times" in verdict.explanation
+
+
+def test_an_open_interval_asks_for_more_seeds(world):
+    table = world()
+    for seed in (0, 1, 2):
+        for cut in [(1, 32, 1), (1, 8, 4)]:
+            table.run(cut, seed, step_time_s=jitter(seed, *cut, size=0.2))
+    verdict = judged("micro-before-accumulation", table.evidence())
+    assert verdict.verdict == "not identified"
+    assert verdict.settle is not None
+    assert verdict.settle.endswith("seed=0,1,2,3,4,5,6,7,8,9")
 
 
 @pytest.mark.parametrize("noise", [0.05, 2.0])

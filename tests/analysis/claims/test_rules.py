@@ -91,6 +91,11 @@ def test_below_three_pairs_nothing_is_decided_but_equivalence_on_request(
     assert equivalence is None if len(values) < 2 else decided(equivalence) == "supported"
 
 
+def test_differences_without_spread_are_settled():
+    assert decided(all_within(contrasts([0.0, 0.0, 0.0]), 1e-9)) == "supported"
+    assert decided(all_above(contrasts([0.1, 0.1, 0.1]), 0)) == "supported"
+
+
 def test_bounds_support_but_never_contradict():
     bounded = [Contrast("c", np.array([-1.0, -1.1, -0.9]), ("r",), bounds_below=True)]
     assert decided(any_above(bounded, 0)) == "not identified"

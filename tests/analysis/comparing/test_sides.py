@@ -149,3 +149,12 @@ def test_the_section_says_what_was_compared(build):
     apart = comparing_section(find_cells(runs[is_slow == runs["micro_batch_size"].eq(32)]))
     assert apart.tables == ()
     assert apart.warnings[0].startswith("The sweep folders share no geometry")
+
+
+@pytest.mark.slow
+def test_the_first_folder_given_is_the_reference(build):
+    cells = two_machines(build)
+    order = cells.runs["sweep_dir"].sort_values(ascending=False, kind="stable").index
+    turned = compare_sweeps(find_cells(cells.runs.loc[order].drop(columns="cell")))
+    assert turned.names[0] == "hardware Fast CPU, 2 cores"
+    assert set(turned.table["reference"]) == {turned.names[0]}

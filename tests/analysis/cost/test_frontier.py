@@ -204,6 +204,16 @@ def limited(build: Callable[..., Any]) -> Any:
     return sweep
 
 
+@pytest.mark.slow
+def test_memory_limits_are_never_pooled(limited):
+    section = frontier_section(find_cells(load(limited.path).runs))
+    table = section.tables[0].frame
+    assert table["memory_gib"].tolist() == [0.06, 0.5]
+    assert table["last_fit"].tolist() == [8, 32]
+    assert table["first_out"].fillna(0).tolist() == [16, 0]
+    assert "not identified: none ran out of memory, up to micro-batch 32" in section.answer[1]
+
+
 def test_a_sweep_that_looked_for_no_end_has_no_section(build):
     sweep = build()
     sweep.run((1, 8, 1))

@@ -55,6 +55,16 @@ def test_relative_errors_are_least_squares_weighted_by_the_fitted_values(seed):
     np.testing.assert_allclose(fit.covariance, oracle.cov_params(), rtol=1e-5, atol=1e-12)
 
 
+def test_a_left_out_cell_is_predicted_by_a_fit_without_it():
+    design, measured = made(np.random.default_rng(3))
+    fit = fit_linear(TERMS, design, measured)
+    for index, predicted in enumerate(fit.left_out):
+        others = fit_linear(
+            TERMS, np.delete(design, index, axis=0), measured[:index] + measured[index + 1 :]
+        )
+        assert predicted == pytest.approx(others.combine(design[index]).value)
+
+
 def test_terms_that_vary_together_are_not_told_apart_but_their_sum_is():
     design = np.array([[1.0, 4.0, 1.0], [1.0, 8.0, 1.0], [1.0, 16.0, 1.0]])
     fit = fit_linear(TERMS, design, [[6.0], [8.0], [12.0]])

@@ -80,6 +80,15 @@ def test_an_interval_that_tells_nothing_is_none(build):
     assert measured(spec, spec.geometry) is None
 
 
+def test_an_exchange_that_was_never_measured_is_not_guessed(build):
+    sweep = build()
+    folder, *_ = [sweep.run(cut) for cut in [(1, 32, 1), (1, 8, 4), (1, 16, 2)]]
+    measured = MeasuredSteps([sweep.path], lambda name: name == HARDWARE)
+    spec = RunSpec.read(folder.config)
+    assert measured(spec, BatchGeometry(1, 1, 32, 1)) is not None
+    assert measured(spec, BatchGeometry(1, 2, 8, 2)) is None
+
+
 def test_peaks_of_runs_tell_how_far_predictions_are_off(build):
     """Against statsmodels' prediction interval of a mean of logarithms."""
     sweep = build()
@@ -103,6 +112,18 @@ def test_peaks_of_runs_tell_how_far_predictions_are_off(build):
     assert memory_range() == pytest.approx((math.exp(low), math.exp(high), 4))
     assert memory_range(device_type="cuda") is None
     assert memory_range(precision="float16") is None
+
+
+def test_a_range_is_never_narrower_than_a_hundredth(build):
+    sweep = build()
+    for micro in (1, 2, 4):
+        folder = sweep.run((1, micro, 32 // micro))
+        (run,) = load(sweep.path).runs.query("run_id == @folder.path.name").to_dict("records")
+        prediction = {"value": run["peak_allocated_gib"], "method": "fake tensors"}
+        write_json(folder.prediction, {"peak_allocated_gib": prediction})
+    spec = RunSpec.read(folder.config)
+    memory_range = MeasuredSteps([sweep.path], lambda name: name == HARDWARE).memory_range(spec)
+    assert memory_range == pytest.approx((0.99, 1.01, 3))
 
 
 def test_two_runs_tell_no_step_time(build):

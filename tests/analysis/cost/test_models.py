@@ -173,6 +173,13 @@ def test_no_step_takes_no_time():
     assert estimate.note.endswith("s, and no step takes none; a run of 1 x 16 x 1 would tell")
 
 
+def test_a_time_that_is_open_by_less_is_known():
+    model = fit_step_time(rough(np.array([1.0, 2.02, 4.0, 7.95])))
+    estimate = model.at(1, 16, 1)
+    assert estimate.is_identified
+    assert estimate.high < 10 * estimate.low
+
+
 def test_an_invalid_time_is_left_out_and_none_at_all_is_refused():
     rows = table(MANY)
     rows.loc[rows["micro_batch_size"] == 32, "step_time_s"] = math.nan
@@ -187,6 +194,7 @@ def test_an_invalid_time_is_left_out_and_none_at_all_is_refused():
         (lambda t: t.drop(columns="micro_batch_size"), "lacks micro_batch_size"),
         (lambda t: t.drop(columns=["peak_allocated_gib", "step_time_s"]), "lacks one of"),
         (lambda t: t.assign(micro_batch_size=1.5), "integers of at least 1"),
+        (lambda t: t.assign(gradient_accumulation_steps=math.nan), "integers of at least 1"),
         (lambda t: t.assign(peak_allocated_gib=-1.0, step_time_s=-1.0), "not negative"),
         (lambda t: t.assign(peak_allocated_gib=math.inf, step_time_s=math.inf), "finite"),
         (lambda t: t.assign(peak_allocated_gib="much", step_time_s="long"), "numbers"),

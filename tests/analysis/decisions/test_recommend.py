@@ -17,7 +17,7 @@ from batchscape.analysis.decisions.recommend import Needs, recommend
 from batchscape.analysis.decisions.topic import decision_section
 from batchscape.cli import main
 from batchscape.errors import AnalysisError
-from batchscape.geometry import BatchGeometry
+from batchscape.geometry import BatchGeometry, solve
 from batchscape.record.tables import load
 
 CELLS = [(1, 8, 4), (1, 16, 2), (1, 32, 1), (2, 8, 2), (2, 16, 1), (2, 16, 4), (2, 32, 2)]
@@ -75,6 +75,11 @@ def test_the_fastest_measured_geometry_is_chosen():
     assert set(front["data_parallel_size"]) == {1, 2}
 
 
+def test_of_cuts_that_nothing_tells_apart_the_largest_micro_batch_is_taken():
+    recommendation = recommend(evidence([(1, 8, 4), (1, 16, 2), (1, 32, 1)], noise=0.3), Needs())
+    assert recommendation.geometry == (1, 32, 1)
+
+
 def test_a_device_too_small_for_the_best_gets_what_fits():
     recommendation = recommend(evidence(), Needs(memory_gib=2.6))
     # (2, 16, 1) needs 1 + 1.6 + 0.3 = 2.9 GiB, and ten per cent.
@@ -102,6 +107,11 @@ def test_no_micro_batch_is_named_beyond_the_global_batch_or_far_beyond_what_was_
         replace(made, table=made.table.assign(peak_allocated_gib=1.0)), Needs(memory_gib=80.0)
     )
     assert "is not identified: memory was not found to grow with it." in flat.reasons[0]
+
+
+def test_what_ran_out_of_memory_is_not_recommended():
+    recommendation = recommend(evidence(out_of_memory=[(1, 16, 1)]), Needs())
+    assert recommendation.geometry[1] < 16
 
 
 def test_shards_that_ran_out_of_memory_tell_of_fewer_devices_and_copies_of_more():
@@ -306,6 +316,19 @@ def test_impossible_needs_are_refused(needs):
         Needs(**needs)
 
 
+def test_every_config_file_gives_the_same_global_batch():
+    values = config_values(BatchGeometry(1, 4, 8, 2))
+    deepspeed, litgpt = values["DeepSpeed JSON"], values["LitGPT"]
+    assert deepspeed["train_batch_size"] == litgpt["train.global_batch_size"] == 64
+    solved = solve(
+        data_parallel_size=values["accelerate"]["num_processes"],
+        micro_batch_size=deepspeed["train_micro_batch_size_per_gpu"],
+        gradient_accumulation_steps=deepspeed["gradient_accumulation_steps"],
+        global_batch_size=deepspeed["train_batch_size"],
+    )
+    assert solved.global_batch_size == 64
+
+
 def test_config_files_count_devices_of_a_node_or_of_all():
     values = config_values(BatchGeometry(2, 8, 7, 2))
     assert values["accelerate"]["num_machines"] == values["torchrun"]["nnodes"] == 2
@@ -331,6 +354,18 @@ def test_the_verb_prints_and_writes_json(build, capsys):
     (entries,) = json.loads(capsys.readouterr().out)
     assert entries["geometry"]["data_parallel_size"] == 1
     assert entries["candidates"][0]["time_s"] > 0
+
+
+def test_the_verb_refuses_bad_input_with_a_message(build, capsys, tmp_path):
+    folder = str(build().fork((0,)).path)
+    for arguments in (["--deadline", "soon"], ["--memory-gib", "-3"], ["--target", "nan"]):
+        assert main(["recommend", folder, *arguments]) == 2
+        assert capsys.readouterr().err
+    assert main(["recommend", str(tmp_path / "absent")]) == 2
+    rejected = build("rejected")
+    rejected.reject((2, 32, None), 32, "cannot be cut")
+    assert main(["recommend", str(rejected.path)]) == 2
+    assert "completed runs" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -426,6 +461,19 @@ def test_two_seeds_have_no_interval_anywhere():
     assert same.notna().all(axis=None)
     (open_,) = [text for text in recommendation.missing if "between seeds" in text]
     assert "how steps vary between seeds: too few seeds (n = 2; 3 needed)" in open_
+
+
+def test_one_global_batch_has_nothing_that_a_learning_rate_could_favour(build):
+    sweep = build()
+    for seed in (0, 1, 2):
+        for cut in [(1, 8, 4), (1, 32, 1)]:
+            sweep.run(cut, seed=seed)
+    (basis,) = gather([sweep.path])
+    assert basis.reaches is not None
+    assert not any("UNTUNED" in text for text in basis.warnings)
+    for seed in (0, 1, 2):
+        sweep.run((1, 8, 1), seed=seed)
+    assert any("UNTUNED" in text for basis in gather([sweep.path]) for text in basis.warnings)
 
 
 def test_two_times_quote_no_end_and_say_what_three_would_settle():

@@ -70,6 +70,17 @@ def test_the_mean_step_counts_warm_up_and_slow_steps(uneven):
     assert table["mean_step_time_s"].to_numpy() == pytest.approx(expected.to_numpy(dtype=float))
 
 
+def test_a_deadline_is_held_against_the_recorded_time(uneven):
+    target = 1.5
+    (basis,) = gather([uneven.path], target)
+    slow = float(by_hand(uneven, target).min())
+    mean_times = basis.table.groupby("micro_batch_size")["step_time_s"].mean()
+    steps = recommend(basis, Needs()).chosen["steps"]
+    assert steps * mean_times.min() < slow / 1.5
+    recommendation = recommend(basis, Needs(deadline_s=slow / 1.5))
+    assert any("SURE TO MEET THE DEADLINE" in text for text in recommendation.warnings)
+
+
 def test_a_time_that_no_run_at_the_rate_recorded_is_derived_of_its_mean_step(build):
     sweep = build("rates")
     for seed in range(3):

@@ -67,6 +67,13 @@ def test_a_run_that_did_not_reach_opens_the_interval_and_stays_in_the_count():
     assert row["outcomes"] == "1 reached, 1 diverged, 1 censored"
 
 
+def test_runs_of_one_trajectory_count_once():
+    twice = reaches([100.0, 100.0, 120.0], trajectory_id=["a", "a", "b"], run_id=["1", "2", "3"])
+    steps = steps_by_batch(twice).loc[32]
+    assert steps["n_seeds"] == 2
+    assert steps["steps"] == pytest.approx(math.sqrt(12000))
+
+
 def test_repeats_of_a_program_count_once_by_all_of_them():
     cut = {"data_parallel_size": 1, "micro_batch_size": 32, "gradient_accumulation_steps": 1}
     rows = reaches(

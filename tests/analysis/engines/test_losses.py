@@ -60,6 +60,15 @@ def test_steps_are_held_against_the_first_cut_of_ddp(engines):
     assert losses.by_step.loc[losses.by_step["engine"] == "ddp", "largest"].eq(0).all()
 
 
+def test_engines_without_a_common_seed_are_not_compared(build):
+    sweep = build()
+    sweep.run((1, 32, 1), seed=0, engine={"name": "ddp"})
+    sweep.run((1, 32, 1), seed=1, engine={"name": "fsdp"})
+    _, cells, losses = compared(sweep)
+    assert len(counterparts(cells)) == 2
+    assert losses.pairs.empty
+
+
 def test_another_learning_rate_or_global_batch_is_no_counterpart(build):
     sweep = build()
     sweep.run((1, 32, 1), engine={"name": "ddp"})

@@ -58,6 +58,16 @@ def test_costs_are_those_of_the_runs(engines):
         assert row["run_ids"].count(";") == 2
 
 
+@pytest.mark.slow
+def test_times_that_are_not_valid_stay_out(build):
+    sweep = build()
+    for engine in ("ddp", "fsdp"):
+        sweep.run((1, 32, 1), engine={"name": engine}, concurrent_runs=2)
+    table = engine_costs(find_cells(load(sweep.path).runs), load(sweep.path).ranks)
+    assert table["step_time_s_mean"].isna().all()
+    assert table["peak_allocated_gib_mean"].notna().all()
+
+
 def as_program(folder, observed):
     """Turn a run into one of a program, as if a command had been launched."""
     config = read_json(folder.config)

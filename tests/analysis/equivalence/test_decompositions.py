@@ -51,6 +51,41 @@ def test_differences_against_the_rows_themselves(build):
         assert row["precision"] == "float32"
 
 
+def test_one_seed_has_no_spread_but_has_differences(build):
+    tables = load(build().fork(seeds=(0,)).path)
+    table = compare_decompositions(find_cells(tables.runs), tables.steps)
+    assert table["max_abs_difference"].gt(0).all()
+    assert table["seed_sd"].isna().all()
+    assert table["rms_over_seed_sd"].isna().all()
+
+
+def test_global_batches_are_never_mixed(build):
+    sweep = build().fork(seeds=(0, 1))
+    for seed in (0, 1):
+        sweep.run((1, 64, 1), seed=seed)
+        sweep.run((1, 8, 8), seed=seed)
+        sweep.run((1, 128, 1), seed=seed)
+    tables = load(sweep.path)
+    table = compare_decompositions(find_cells(tables.runs), tables.steps)
+    pairs = list(zip(table["global_batch_size"], table["reference"], strict=True))
+    assert pairs == [(32, f"1{TIMES}32{TIMES}1")] * 3 + [(64, f"1{TIMES}64{TIMES}1")]
+
+
+def test_a_seed_that_the_reference_lacks_is_not_paired(build):
+    sweep = build()
+    sweep.run((1, 32, 1), seed=0)
+    sweep.run((1, 8, 4), seed=0)
+    sweep.run((1, 8, 4), seed=1)
+    sweep.run((2, 8, 2), seed=1)
+    tables = load(sweep.path)
+    cells = find_cells(tables.runs)
+    pairs = loss_differences(cells, tables.steps)
+    # The third cell belongs to the family by way of the second, and shares no seed with the first.
+    assert set(pairs["reference"]) == {0}
+    assert set(pairs["cell"]) == {1}
+    assert pairs["trajectory_id"].nunique() == 1
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_pairs_are_those_of_a_join(build, seed):
     """Two families and three seeds; steps are missing on either side, and in no order."""
@@ -95,6 +130,26 @@ def test_missing_losses_and_open_runs_stay_out(build):
     table = compare_decompositions(find_cells(tables.runs), tables.steps)
     assert table["n_optimizer_steps"].tolist() == [39]
     assert table["max_abs_difference"].tolist() == [0.5]
+
+
+def test_the_same_geometry_on_other_hardware_is_a_decomposition_too(build):
+    here, there = build("here"), build("there")
+    here.run()
+    there.run(hardware="Other CPU", core_wait=0.01)
+    tables = load(here.path, there.path)
+    table = compare_decompositions(find_cells(tables.runs), tables.steps)
+    assert table["hardware"].tolist() == ["Other CPU, 2 cores"]
+    assert table["reference"].tolist() == [f"1{TIMES}32{TIMES}1, hardware Example CPU, 2 cores"]
+
+
+def test_what_is_not_invariant_is_noted(build):
+    sweep = build()
+    label = {"not_invariant": "dropout 0.1"}
+    sweep.run((1, 32, 1), ranks=label)
+    sweep.run((1, 8, 4), ranks=label)
+    tables = load(sweep.path)
+    table = compare_decompositions(find_cells(tables.runs), tables.steps)
+    assert table["note"].tolist() == ["not decomposition-invariant: dropout 0.1"]
 
 
 def test_nothing_shared_gives_an_empty_table(build):

@@ -73,6 +73,14 @@ def test_errors_against_float64_and_between_decompositions(sketched):
     assert len(row["run_ids"].split()) == len(row["reference_run_ids"].split()) == 3
 
 
+def test_without_float64_decompositions_are_still_compared(sketched):
+    sketched(WHOLE, 0.0)
+    sketched(PARTS, 2e-7)
+    errors = errors_of(sketched, {})
+    assert errors["relative_difference"].tolist() == pytest.approx([2e-7], rel=1e-6)
+    assert errors["relative_error"].isna().all()
+
+
 def test_other_seeds_and_settings_are_no_reference(sketched):
     precisions = {
         sketched(WHOLE, 0.0, seed=1, engine__precision="float64").path.name: "float64",

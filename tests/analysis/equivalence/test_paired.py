@@ -150,6 +150,16 @@ def test_a_pair_of_which_one_diverged_is_infinitely_different(build):
     assert judged.loc[(2, "final_eval_loss"), "n"] == 2
 
 
+def test_pairs_that_both_diverged_are_counted_apart(build):
+    sweep = build()
+    for seed in SEEDS:
+        for geometry in ((1, 32, 1), (1, 8, 4)):
+            sweep.run(geometry, seed=seed, status="diverged" if seed == 0 else "completed")
+    judged = judge_equivalence(paired_differences(cells_of(sweep)))
+    assert judged["n"].tolist() == [2, 2]
+    assert judged["n_without"].tolist() == [1, 1]
+
+
 @pytest.mark.slow
 def test_steps_to_target_are_compared_in_logarithms(swept):
     cells = cells_of(swept())
@@ -179,3 +189,9 @@ def test_foreign_tables_and_bad_ones():
     for margin in (-1.0, 0.0):
         with pytest.raises(AnalysisError, match="above 0"):
             judge_equivalence(table, margin=margin)
+
+
+def test_steps_to_target_without_their_columns(swept):
+    cells = cells_of(swept())
+    with pytest.raises(AnalysisError, match="lacks columns: outcome"):
+        paired_differences(cells, cells.runs.assign(target_loss=1.0, steps_to_target=1.0))

@@ -40,6 +40,18 @@ def test_one_seed_says_so_loudly(build):
     assert section.headlines == {}
 
 
+def test_what_differs_is_told(build):
+    sweep = build()
+    for seed in (0, 1, 2):
+        for geometry, offset in (((1, 32, 1), 0.0), ((1, 8, 4), 0.1)):
+            sweep.run(geometry, seed=seed, loss=lambda k, e=offset: 0 * k + 2 + e,
+                      rounding=1e-6, evaluated=False)  # fmt: skip
+    tables = load(sweep.path)
+    section = equivalence_section(find_cells(tables.runs), tables)
+    assert "by the final training loss" in section.answer[0]
+    assert "1 different" in section.answer[0]
+
+
 def test_gradients_have_a_table_even_without_pairs_of_losses(build):
     sweep = build()
     rng = np.random.default_rng(0)
@@ -116,3 +128,13 @@ def test_the_headline_has_the_level_of_all_others(build):
     assert (headline.low, headline.high) == pytest.approx(tuple(expected))
     assert headline.low < headline.high
     assert "95%" in headline.method
+
+
+def test_margins_that_differ_are_said_loudly(build):
+    sweep = build()
+    for seed in (0, 1):
+        sweep.run((1, 32, 1), seed=seed)
+        sweep.run((1, 8, 4), seed=seed, measure__equivalence_margin=1.0)
+    section = section_of(sweep)
+    assert "several margins (0.005, 1)" in section.warnings[0]
+    assert "margin of several nats: 1 not identified" in section.answer[0]

@@ -23,6 +23,20 @@ SOME = st.lists(st.floats(-1, 1), min_size=2, max_size=12)
 MARGINS = st.floats(1e-4, 2)
 
 
+@pytest.mark.parametrize(
+    ("differences", "margin", "p"),
+    [
+        (ONE - OTHER, 0.005, 0.0006294838859905227),
+        (ONE - OTHER, 0.001, 0.09294467984384559),
+    ],
+)
+def test_statsmodels(differences, margin, p):
+    """`ttost_paired(one, other, -margin, margin)[0]` of statsmodels 0.15.0."""
+    result = tost(differences, margin)
+    assert result.p_equivalent == pytest.approx(p, rel=1e-9)
+    assert (result.verdict == "equivalent") == (p < ALPHA)
+
+
 def test_statsmodels_interval_and_one_sided_test():
     """`DescrStatsW(...).tconfint_mean(alpha=0.1)` and `.ttest_mean(0.005, "larger")`."""
     result = tost(ONE - OTHER, 0.005)

@@ -57,6 +57,16 @@ def test_runs_of_one_name_in_two_folders_are_two(build):
     ]
 
 
+def test_runs_that_the_report_leaves_out_are_left_out_here(build):
+    sweep = build()
+    note_attempts(sweep.run((1, 32, 1), status="failed", reason="hang"), HANG)
+    note_attempts(sweep.run((2, 16, 1)), DONE)
+    tables = load(sweep.path)
+    kept = tables.runs[tables.runs["status"] == "completed"]
+    assert failures_section(kept, tables.attempts) is None
+    assert failures_section(tables.runs, tables.attempts) is not None
+
+
 def test_a_result_is_no_failure(build):
     sweep = build()
     for seed, end in enumerate(("completed", "diverged")):

@@ -14,6 +14,12 @@ from batchscape.analysis.numbers import TIMES
 pytestmark = pytest.mark.slow
 
 
+def bars(sweep, name):
+    cells = find_cells(load(sweep.path).runs)
+    (chart,) = (one for one in comparison_charts(cells, compare(cells)) if one.name == name)
+    return chart
+
+
 def shown(chart: Chart, kind: str) -> pd.DataFrame:
     return pd.concat([marks.table for marks in chart.marks if marks.kind == kind])
 
@@ -35,3 +41,10 @@ def test_step_times_stack_up_to_the_whole(build):
     widths = first["value"] - first["value_start"]
     np.testing.assert_allclose(widths, 1000 * mine[parts].astype(float).mean())
     np.testing.assert_allclose(first["value_start"].iloc[1:], first["value"].iloc[:-1])
+
+
+def test_times_after_other_warmups_are_other_bars(build):
+    sweep = build()
+    for repeat, steps in enumerate((0, 5)):
+        sweep.run((1, 8, 1), measure__warmup_optimizer_steps=steps, timing_repeat=repeat)
+    assert shown(bars(sweep, "step_time"), "bar")["row"].nunique() == 2

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 import vl_convert
 
 from batchscape.analysis import compare, find_cells, load
@@ -15,8 +16,10 @@ from batchscape.analysis.cells import Cells
 from batchscape.analysis.figures.chart import Axis, Chart, Marks
 from batchscape.analysis.figures.loss import loss_chart
 from batchscape.analysis.figures.settings import setting_names
+from batchscape.analysis.figures.style import looks
 from batchscape.analysis.figures.vega import paper_caption, paper_chart
-from batchscape.analysis.report.topics import Material
+from batchscape.analysis.numbers import TIMES
+from batchscape.analysis.report.topics import Material, find_sections
 
 SEARCHED = {8: (0.001, 0.0015, 0.00225), 16: (0.0011, 0.0016, 0.0024), 32: (0.003, 0.004, 0.006)}
 BEST = {8: 0.0015, 16: 0.0011, 32: 0.006, 64: 0.01}
@@ -98,6 +101,23 @@ def test_the_page_keeps_a_batch_without_a_best_rate(build):
     text, drawn = opening(cells, tables)
     assert "at its best learning rate, B = 16 at all where it has none" in text
     assert drawn == {(8, 0.0015), *product([16.0], SEARCHED[16]), (32, 0.006)}
+
+
+@pytest.mark.slow
+def test_a_global_batch_has_one_colour_in_all_figures(build):
+    """Also in the figure of a group that lacks one of them."""
+    sweep = sweep_of(build, {8: (0.001, 0.0015)}, data__layout="packed")
+    for layout in ("packed", "padded"):
+        sweep = sweep_of(build, {batch: SEARCHED[batch] for batch in (16, 32)}, data__layout=layout)
+    tables = load(sweep.path)
+    cells = find_cells(tables.runs)
+    expected = {name.split(TIMES)[1]: look.colour for name, look in looks(cells).items()}
+    assert len(set(expected.values())) == 3
+    (section,) = (
+        one for one in find_sections(Material(cells, tables)) if one.title == "Learning rate"
+    )
+    chart = section.pictures[0]
+    assert {name: chart.looks[name].colour for name in expected} == expected
 
 
 def test_ticks_stand_where_they_are_though_all_points_share_a_place():

@@ -55,12 +55,12 @@ def exponent_from(batches, optima, shift):
     return exponent_of(table.assign(global_batch_size=batches))
 
 
-def covered(curve, *, n, noise, factor, correlated):
+def covered(curve, *, n, noise, factor, correlated, sweeps=SWEEPS):
     """Share of intervals that hold the optimum of a batch, and of those that hold the exponent."""
     rng = np.random.default_rng(11)
     points = np.arange(-6, 7) * math.log(factor)
     held, exponents = [], []
-    for _ in range(SWEEPS):
+    for _ in range(sweeps):
         shared_noise = 0.1 * rng.standard_normal((n, 1)) if correlated else np.zeros((n, 1))
         level = rng.standard_normal((n, 1))
         optima = []
@@ -150,6 +150,12 @@ def test_intervals_hold_the_truth(curve, noise, factor, n, correlated):
     assert 0.9 <= exponent <= 0.99
 
 
+def test_a_few_sweeps_hold_the_truth():
+    optimum, exponent = covered(bowl, n=3, noise=0.1, factor=2, correlated=True, sweeps=20)
+    assert optimum > 0.85
+    assert exponent > 0.75
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("curve", "depth", "noise", "n", "truth", "rates"),
@@ -176,6 +182,14 @@ def test_flat_curves_on_a_narrow_grid_give_no_exponent_near_zero(
     lost = sum(not exponent.low <= truth <= exponent.high for exponent in estimates)
     # Where few sweeps give an exponent at all, a tenth of them is less than chance makes.
     assert lost <= max(0.1 * len(estimates), 4)
+
+
+def test_a_flat_curve_on_a_narrow_grid_gives_no_exponent():
+    points = np.linspace(-math.log(2), math.log(2), 3)
+    estimates = on_a_narrow_grid(
+        truth=0.5, curve=bowl, depth=0.1, noise=0.15, n=3, points=points, sweeps=40
+    )
+    assert len(estimates) <= 2
 
 
 def wall(at, curve=bowl):

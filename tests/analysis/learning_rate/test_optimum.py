@@ -210,6 +210,13 @@ def test_seeds_that_lack_a_rate_are_not_compared():
     assert "2 seeds" in row["note"]
 
 
+def test_another_number_of_rates_is_noted():
+    table = sweep(bowl(0.004), batches=(8, 16))
+    fewer = table[(table["global_batch_size"] == 8) | (table["learning_rate"] < 0.016)]
+    best = best_learning_rates(fewer, "final_eval_loss")
+    assert best["note"].str.contains("another number of rates").all()
+
+
 def test_series_are_kept_apart():
     table = pd.concat(
         [sweep(bowl(0.003), group=0, target_loss=2.0), sweep(bowl(0.006), group=1, target_loss=2.0)]
@@ -240,6 +247,8 @@ def test_decompositions_of_one_trajectory_count_once():
         (lambda table: table.drop(columns="learning_rate"), "missing: learning_rate"),
         (lambda table: table.iloc[:0], "no rows"),
         (lambda table: table.assign(learning_rate=0.0), "above 0; got 0.0"),
+        (lambda table: table.assign(learning_rate=math.nan), "finite"),
+        (lambda table: table.assign(global_batch_size=-1), "above 0; got -1"),
         (lambda table: table.assign(final_eval_loss="low"), "must hold numbers"),
         (lambda table: pd.concat([table, table]), "rows that repeat"),
         (lambda table: table.assign(final_eval_loss=-math.inf), "-inf"),
@@ -255,6 +264,34 @@ def test_steps_that_are_not_above_zero_are_refused():
     table = sweep(bowl(0.003)).assign(steps_to_target=-4.0)
     with pytest.raises(AnalysisError, match="above 0"):
         best_learning_rates(table, "steps_to_target")
+
+
+def test_an_end_beyond_all_numbers_is_none():
+    """A curvature that hardly differs from zero puts Fieller's end at any distance."""
+    spread = np.array([-1.0, 0, 1]) / stats.t.ppf(0.975, 2) * math.sqrt(3) * (1 - 1e-10)
+    root = {rate: 2 * (math.sqrt(rate) - 1) for rate in (0.5, 1.0, 2.0)}
+    rows = [
+        {
+            "global_batch_size": 8,
+            "learning_rate": rate,
+            "seed": seed,
+            "loss": (1 + share) * z**2 + 0.1 * share * z,
+        }
+        for seed, share in enumerate(spread)
+        for rate, z in root.items()
+    ]
+    row = best_learning_rates(pd.DataFrame(rows), "loss").iloc[0]
+    assert row["learning_rate"] == pytest.approx(1)
+    assert math.inf in (row["high"], 1 / row["low"] if row["low"] else math.inf)
+
+
+@pytest.mark.parametrize("seeds", [(0,), (0, 1)])
+def test_below_three_seeds_an_optimum_has_no_ends(seeds):
+    alone = only(sweep(bowl(0.003), seeds=seeds, noise=0.01))
+    assert alone["learning_rate"] == pytest.approx(0.003, rel=0.1)
+    assert math.isnan(alone["low"])
+    assert math.isnan(alone["high"])
+    assert optimum_estimate(alone).text().endswith(f"(n = {len(seeds)})")
 
 
 def test_a_rate_that_few_seeds_tried_does_not_cost_the_others():

@@ -71,6 +71,16 @@ def test_final_losses_serve_where_no_target_was_reached():
     assert section.headlines["learning_rate_exponent"].is_identified
 
 
+def test_groups_are_shown_apart():
+    two = pd.concat([reaches(), reaches(group=1)])
+    section = learning_rate_section(two, groups={0: "model gpt", 1: "model mlp"})
+    assert section.answer[1].startswith("model mlp: ")
+    assert set(section.headlines) == {"learning_rate_exponent_0", "learning_rate_exponent_1"}
+    assert section.tables[0].texts.n_left == 2
+    for chart in section.pictures:
+        assert chart.choices[0].options == {"0": "model gpt", "1": "model mlp"}
+
+
 @pytest.mark.parametrize(
     "table",
     [

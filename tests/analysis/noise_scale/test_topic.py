@@ -34,6 +34,14 @@ def test_the_report_shows_what_was_put_in(build):
     assert float(tokens.split(" [")[0]) == pytest.approx(64 * 90, rel=0.05)
 
 
+def test_no_signal_is_not_identified(build):
+    sweep = build()
+    sweep.run((1, 8, 4), optimizer_steps=60, noise=(90.0, 0.0))
+    (row,) = table_of(sweep).texts.rows
+    assert row[1].startswith("not identified")
+    assert row[2].startswith("not identified")
+
+
 def test_one_sampled_step_has_a_value_in_the_table_that_no_text_quotes(build):
     sweep = build()
     sweep.run((1, 8, 4), optimizer_steps=5, noise=(90.0, 1.0))
@@ -46,6 +54,23 @@ def test_one_sampled_step_has_a_value_in_the_table_that_no_text_quotes(build):
     (estimate,) = section.headlines.values()
     assert not estimate.is_identified
     assert estimate.note == "not identified"
+
+
+def test_classes_are_no_tokens(build):
+    sweep = build()
+    mlp = {"name": "mlp", "hidden_sizes": [8]}
+    for seed in range(3):
+        sweep.run(
+            (1, 8, 4),
+            seed=seed,
+            model=mlp,
+            data={"name": "digits"},
+            noise=(90.0, 1.0),
+            task="class",
+        )
+    grid = table_of(sweep).texts
+    assert "noise scale (samples)" in grid.headers
+    assert "noise scale (tokens)" not in grid.headers
 
 
 def test_other_objectives_of_small_batches_are_left_out(build):

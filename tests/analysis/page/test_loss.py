@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,13 @@ from batchscape.analysis.figures import loss as loss_module
 from batchscape.analysis.figures.chart import Chart
 from batchscape.analysis.figures.loss import loss_chart, thinned
 from batchscape.analysis.numbers import TIMES
+from batchscape.analysis.targets.curves import PROGRESS
+
+DRAWN = """(figure, axis) => new Set(
+    figure.view.data("t0").filter((row) => row[axis] !== null).map((row) => row.text)).size"""
+
+
+DOMAIN = "(figure) => figure.view.scale('x').domain()[0]"
 
 LOSSES = st.lists(
     st.lists(
@@ -149,3 +157,85 @@ def lines(chart: Chart, value: str) -> pd.DataFrame:
     """Return the rows of all curves of one kind."""
     (table,) = (m.table for m in chart.marks if m.kind == "line" and value in m.table)
     return table
+
+
+@pytest.mark.slow
+def test_500_runs_of_1000_points(build, tmp_path, browser):
+    """The page of a large sweep is below 10 MB, and its curves draw and change."""
+    from dataclasses import replace
+
+    from batchscape.analysis.comparison import compare
+    from batchscape.analysis.figures.comparison import comparison_charts
+    from batchscape.analysis.page.page import html_page
+    from batchscape.analysis.report.tables import comparison_table
+    from batchscape.analysis.report.topic import Section
+    from batchscape.analysis.report.topics import Material
+
+    sweep = build()
+    sweep.run((1, 8, 1), optimizer_steps=1000)
+    one = load(sweep.path)
+    steps, evals, ranks, runs = ([] for _ in range(4))
+    for number in range(500):
+        name = f"run-{number}"
+        batch = 8 * 2 ** (number % 5)
+        rates = dict.fromkeys(["optimizer.learning_rate", "learning_rate"], 1e-3 * 1.01**number)
+        settings = {"run_id": name, "trajectory_id": name, **rates}
+        cut = {"micro_batch_size": batch, "global_batch_size": batch}
+        runs.append(one.runs.assign(**settings, **cut))
+        noise = 0.1 * np.random.default_rng(number).normal(size=1000)
+        loss = one.steps["loss"].to_numpy() + noise
+        steps.append(one.steps.assign(run_id=name, loss=loss))
+        measured = one.steps.assign(run_id=name).rename(columns={"loss": "eval_loss"})
+        evals.append(measured[["sweep_dir", "run_id", *PROGRESS, "eval_loss"]])
+        ranks.append(one.ranks.assign(run_id=name))
+    parts = (pd.concat(part, ignore_index=True) for part in (runs, steps, evals, ranks))
+    tables = replace(one, **dict(zip(("runs", "steps", "evals", "ranks"), parts, strict=True)))
+    cells = find_cells(tables.runs)
+    comparison = compare(cells)
+    loss = loss_chart(cells, tables, None)
+    html = html_page(
+        Material(cells, tables),
+        comparison=Section(
+            "Comparison",
+            tables=[comparison_table(comparison, cells)],
+            pictures=[loss, *comparison_charts(cells, comparison)],
+        ),
+        sections=[],
+        notes=[],
+        methods={},
+    )
+    path = tmp_path / "report.html"
+    path.write_text(html, encoding="utf-8")
+    assert path.stat().st_size < 10e6
+    rows = lines(loss, "loss")
+    assert rows["curve"].nunique() == 500
+    for number, curve in list(rows.groupby("curve"))[::100]:
+        recorded = steps[number]["loss"]
+        ends = {recorded.min(), recorded.max(), recorded.iloc[0], recorded.iloc[-1]}
+        assert ends <= set(curve["loss"])
+        assert len(curve) < 200
+    page = browser(path)
+    page.click("details#loss > summary")
+    page.select_option("figure#loss select[data-choice=setting]", "")
+    page.wait_for_selector("figure#loss[data-drawn=yes]", timeout=60_000)
+    assert page.eval_on_selector("figure#loss", DRAWN, "optimizer_step") == 500
+    page.select_option("figure#loss select[data-choice=x]", "samples")
+    page.wait_for_selector("figure#loss[data-drawn=yes]", timeout=60_000)
+    assert page.eval_on_selector("figure#loss", DRAWN, "samples") == 500
+    _curves_move(page)
+
+
+def _curves_move(page):
+    before = page.eval_on_selector("figure#loss", DOMAIN)
+    page.locator("figure#loss canvas").scroll_into_view_if_needed()
+    box = page.locator("figure#loss canvas").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 3
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + 100, y)
+    page.mouse.up()
+    for _ in range(50):  # the policy of the page lets no text become a function that waits
+        if page.eval_on_selector("figure#loss", DOMAIN) < before:
+            return
+        page.wait_for_timeout(100)
+    raise AssertionError(before)

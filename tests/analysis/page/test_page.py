@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 
 from batchscape.analysis import find_cells, load, write_report
+from batchscape.analysis.equivalence.topic import equivalence_section
 from batchscape.analysis.page import page as page_module
 from batchscape.analysis.page.tables import RunIndex
 
@@ -131,3 +132,24 @@ def test_rows_open_nothing_that_is_not_sure(build):
     twice = {"run_ids": ";".join(cells.runs["run_id"])}
     assert cells.runs["run_id"].nunique() == 1
     assert index.of_row(twice) == [0, 1]
+
+
+@pytest.mark.slow
+def test_cuts_of_two_experiments_are_not_on_one_line(build):
+    sweep = build()
+    for rate in (1e-3, 3e-3):
+        for cut in ((1, 32, 1), (2, 8, 2), (1, 8, 4)):
+            for seed in (0, 1):
+                sweep.run(cut, seed=seed, optimizer={"name": "adamw", "learning_rate": rate})
+    tables = load(sweep.path)
+    cells = find_cells(tables.runs)
+    section = equivalence_section(cells, tables)
+    (chart,) = (one for one in section.pictures if one.name == "equivalence")
+    points = chart.marks[0].table
+    index = RunIndex(cells)
+    for _, line in points.groupby("series"):
+        assert len(line) == line["name"].nunique() == 4
+        for behind, name in zip(index.of_rows(line), line["name"], strict=True):
+            runs = cells.runs.iloc[behind]
+            assert len(runs) == 2
+            assert {f"learning rate {rate:g}" in name for rate in runs["learning_rate"]} == {True}

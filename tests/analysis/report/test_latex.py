@@ -70,3 +70,9 @@ def test_tables_compile_break_their_lines_and_are_read_back(latex):
     assert r"\textbf{\boldmath" in files["long"]
     # A row end takes a following bracket or star for its argument.
     assert not re.search(r"^[\[*]", files["wide"], re.MULTILINE)
+
+
+def test_a_box_that_sticks_out_is_seen(latex):
+    row = " & ".join(["2.4217"] * 15)
+    paper = latex(rf"\noindent\begin{{tabular}}{{{'r' * 15}}}{row}\end{{tabular}}")
+    assert len(paper.too_wide) == 1

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from batchscape.analysis.estimates import Estimate
-from batchscape.analysis.report.macros import macro_name, macros
+from batchscape.analysis.report.macros import headline_rows, macro_name, macros
 from batchscape.errors import AnalysisError
 
 NAN, INF = float("nan"), float("inf")
@@ -96,3 +96,12 @@ def test_every_number_is_read_back_from_the_page(latex):
     ):
         assert expected in text
     assert "undefined" not in paper.log.lower()
+
+
+def test_headlines_of_several_groups_name_the_group():
+    several = {
+        f"time_to_target_{n}": estimate(1.0, 0.5, 2.0, group=f"width {n + 8}") for n in (0, 1)
+    }
+    first, second = headline_rows(several)
+    assert first.lstrip().startswith("time to target, width 8 &")
+    assert second.lstrip().startswith("time to target, width 9 &")

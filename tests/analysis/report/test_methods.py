@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from batchscape.analysis import find_cells, load
@@ -37,6 +38,27 @@ def test_what_varied_and_what_was_fixed_are_told_apart_by_sweep(build):
     # 40 optimizer steps of 32 and of 8 samples.
     assert "A run was to see 320, 1280 samples, in 40 optimizer steps." in text["Held fixed"]
     assert "Completed runs of a cell: 2, 3." in text["Seeds and intervals"]
+
+
+def test_a_setting_that_some_runs_lack_is_not_held_fixed(build):
+    sweep = build()
+    sweep.run()
+    sweep.run(optimizer={"name": "sgd", "learning_rate": 0.1, "momentum": 0.85})
+    text = said([sweep])
+    assert re.search(r"optimizer (adamw, sgd|sgd, adamw);", text["Runs"])
+    assert "momentum" not in text["Held fixed"]
+    assert "beta1" not in text["Held fixed"]
+
+
+def test_rules_of_scaling_stand_beside_the_settings_as_they_are_written(build):
+    sweep = build()
+    for micro in (8, 32):
+        rules = {"reference_global_batch_size": 16, "learning_rate": "linear"}
+        sweep.run((1, micro, 1), scaling=rules)
+    text = said([sweep])["Held fixed"]
+    assert "Optimizer: adamw (" in text
+    assert "is given as written, before the rule" in text
+    assert "Scaling: reference global batch size 16, learning rate linear" in text
 
 
 def test_times_machines_and_what_was_left_out(build):

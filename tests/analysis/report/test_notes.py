@@ -84,6 +84,14 @@ def test_mixed_software_in_a_cell(build):
     assert "Some cells hold runs that differ in batchscape, packages.torch." in notes_of(sweep)
 
 
+def test_equal_settings_but_another_trajectory(build):
+    sweep = build()
+    sweep.run()
+    runs = load(sweep.path).runs
+    twice = find_cells(runs.loc[[0, 0]].assign(trajectory_id=["a", "b"], run_id=["a", "b"]))
+    assert any("another trajectory_id" in note for note in find_notes(twice, {}))
+
+
 def noted(sweep: Any, **figures: float | str) -> None:
     """Give the latest run figures of a device in its summary."""
     path = max(sweep.path.glob("runs/*/status.json"), key=lambda path: path.stat().st_mtime_ns)

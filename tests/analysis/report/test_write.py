@@ -197,6 +197,17 @@ def test_no_run_has_completed(build):
 
 
 @pytest.mark.slow
+def test_a_single_run(build):
+    sweep = build()
+    sweep.run()
+    report = write_report([sweep.path])
+    assert figures(report) == {"loss", "memory", "step_time"}
+    assert "no spread can be given" in page_of(report)
+    assert "±" not in comparison_of(report).splitlines()[2]
+    assert "decompositions" not in report.tables
+
+
+@pytest.mark.slow
 def test_only_diverged_runs(build):
     sweep = build()
     sweep.run(status="diverged", reason="NaN", loss=lambda step: np.where(step < 5, step, np.nan))
@@ -215,6 +226,17 @@ def test_samples_that_are_no_sequences_have_no_tokens(build, settings):
     assert runs["samples_per_s"].notna().all()
 
 
+def test_padded_data_and_mixed_global_batches(build):
+    sweep = build()
+    for layout in ("packed", "padded"):
+        for geometry in ((1, 8, 1), (1, 8, 4), (2, 8, 2)):
+            sweep.run(geometry, data__layout=layout)
+    cells = find_cells(load(sweep.path).runs)
+    comparison = compare(cells)
+    assert comparison["global_batch_size"].tolist() == [8, 32, 32] * 2
+    assert comparison["data.layout"].tolist() == ["packed"] * 3 + ["padded"] * 3
+
+
 def test_mfu_names_its_peak(build):
     sweep = build()
     use = {"model_flops_per_sample": 1e9, "peak_tflops": 0.5, "peak_source": "Some datasheet"}
@@ -225,6 +247,24 @@ def test_mfu_names_its_peak(build):
     expected = 100 * 1e9 * row["samples_per_s_mean"] / 0.5e12
     assert row["mfu_pct_mean"] == pytest.approx(expected)
     assert "0.5 (Some datasheet)" in " ".join(table.notes)
+
+
+def test_cells_that_are_not_invariant_have_a_footnote(build):
+    sweep = build()
+    for geometry in ((1, 32, 1), (1, 8, 4)):
+        sweep.run(geometry, ranks={"not_invariant": "BatchNorm"})
+    texts = table_of(sweep).texts
+    assert "not decomposition-invariant: BatchNorm" in texts.footnotes.values()
+
+
+def test_ramps_that_differ_in_the_learning_rate_alone_are_one_group(build):
+    sweep = build()
+    for rate in (0.001, 0.002):
+        optimizer = {"name": "adamw", "learning_rate": rate}
+        sweep.run((1, 32, 1), ramp=((320, (1, 8, 1)),), ramp_factor=2.0, optimizer=optimizer)
+    cells = find_cells(load(sweep.path).runs).table
+    assert len(cells) == 2
+    assert "ramp_learning_rate_factors" not in cells, "they do not differ in it"
 
 
 def test_ramps_of_other_batches_samples_or_rates_are_other_cells(build):
@@ -267,6 +307,22 @@ def test_nothing_readable_is_refused(build, tmp_path):
         write_report([])
 
 
+def test_several_sweeps_side_by_side(build):
+    sweeps = here, there, task = build("here"), build("there", "other"), build("task", "digits")
+    for seed in (0, 1):
+        for geometry in ((1, 32, 1), (1, 8, 4)):
+            here.run(geometry, seed=seed)
+            there.run(geometry, seed=seed, device_type="cuda", hardware="Accelerator")
+            task.run(geometry, seed=seed, **DIGITS)
+    table = table_of(*sweeps)
+    assert len(table.frame) == 6
+    assert table.frame["n"].tolist() == [2] * 6
+    assert table.frame["throughput_ratio"].count() == 6
+    headers = " ".join(table.texts.headers)
+    assert "tokens/s" in headers
+    assert "samples/s" in headers
+
+
 def test_a_folder_named_twice_changes_nothing_and_a_copy_is_refused(build, tmp_path):
     sweep = build().fork()
     copy = tmp_path / "copy"
@@ -277,6 +333,20 @@ def test_a_folder_named_twice_changes_nothing_and_a_copy_is_refused(build, tmp_p
     pd.testing.assert_frame_equal(compare(find_cells(tables.runs)), once)
     with pytest.raises(RecordError, match=r"is a copy of .* would count twice"):
         write_report([sweep.path, copy], figures=False)
+
+
+def test_cells_show_how_many_of_their_runs_completed(build):
+    sweep = build()
+    for seed in (0, 1):
+        sweep.run(seed=seed)
+    sweep.run(seed=2, status="failed", reason="out of luck", done=4)
+    table = table_of(sweep)
+    (row,) = table.texts.rows
+    assert "2 of 3" in row
+    assert any("over the completed runs only" in note for note in table.notes)
+    losses = load(sweep.path).runs.dropna(subset="final_loss")
+    completed = losses[losses["status"] == "completed"]["final_loss"]
+    assert table.frame["final_loss_mean"].item() == pytest.approx(completed.mean())
 
 
 def test_the_same_runs_in_two_folders_are_counted_once_for_losses(build):
@@ -350,3 +420,16 @@ def test_the_analysis_needs_no_runtime():
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_every_cell_that_lacks_something_has_a_footnote(build):
+    sweep = build()
+    sweep.run(seed=0, stop_reason="target")
+    sweep.run(seed=1)
+    sweep.run((1, 16, 2), seed=0, status="pruned", done=4)
+    sweep.run((1, 8, 4), seed=0, status="failed", reason="out of luck", done=4)
+    texts = table_of(sweep).texts
+    notes = [[texts.footnotes[mark] for mark in marks] for marks in texts.marks]
+    stopped = "1 of 2 stopped at a target loss: final losses are those there"
+    assert {stopped} | {"pruned"} | {"out of luck"} <= {note for row in notes for note in row}
+    assert all(notes)

@@ -149,6 +149,24 @@ def test_of_two_settings_each_is_judged_on_its_own_line(tmp_path):
     assert [betas[name] for name in ("below_mean", "above_mean")] == [2.3, 2.6]
 
 
+def test_what_the_trials_chose_is_said_to_be_theirs(tmp_path):
+    """A list, null among its values: one point a study has new seeds."""
+    clip = "optimizer.gradient_clip_norm"
+    grids = [
+        grid_of(f"batch.global_batch_size={batch}", [({clip: value}, [2.5, 2.7])])
+        for batch, value in ((8, None), (32, 1.0))
+    ]
+    section = with_grids(tmp_path, grids)
+    assert section.answer[0] == (
+        "Chosen by the trials: gradient clip norm null at B = 8 (2.600), "
+        "gradient clip norm 1.00 at B = 32 (2.600); held-out loss, over 2 new seeds."
+    )
+    assert [row[1] for row in section.tables[0].texts.rows] == [
+        "gradient clip norm null",
+        "gradient clip norm 1.00",
+    ]
+
+
 def test_studies_without_a_result_are_named(tmp_path):
     complete = grid_of(
         "batch.global_batch_size=8",

@@ -102,6 +102,25 @@ def test_groups_are_what_differs_beside_batch_seed_and_rate(build):
     assert runs.groupby("group")["learning_rate"].nunique().tolist() == [2, 2]
 
 
+def test_one_group_has_no_name_and_hardware_makes_none(build):
+    sweep = build()
+    sweep.run((1, 16, 1), hardware="A")
+    sweep.run((1, 32, 1), hardware="B")
+    groups = curve_groups(loaded(sweep)[0])
+    assert groups["label"].tolist() == [""]
+    assert groups["cells"].tolist() == [(0, 1)]
+
+
+@pytest.mark.slow
+def test_a_model_that_follows_from_the_batch_is_still_another_model(
+    build,
+):
+    sweep = build()
+    sweep.run((1, 16, 1), model__d_model=64)
+    sweep.run((1, 32, 1), model__d_model=128)
+    assert len(curve_groups(loaded(sweep)[0])) == 2
+
+
 def test_what_no_curve_can_be_made_of_is_refused(build):
     sweep = build()
     sweep.run((1, 16, 1), evaluated=False)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from batchscape.analysis.targets.columns import ALIASES
 from batchscape.analysis.targets.crossings import steps_to_target
 from batchscape.analysis.targets.foreign import STATUS_WORDS, as_table, read_table
+from batchscape.analysis.targets.summary import reaches_table
 from batchscape.errors import AnalysisError
 
 
@@ -67,10 +68,26 @@ def test_curves_are_recognised_by_their_loss():
     assert any("rows of one group, global_batch_size, seed are a run" in n for n in foreign.notes)
 
 
+def test_a_name_that_is_given_decides():
+    both = table(STEPS).assign(steps_to_target=1.0)
+    assert as_table(both).table["steps_to_target"].eq(1.0).all()
+    foreign = as_table(both, columns={"steps_to_target": "steps"})
+    assert foreign.table["steps_to_target"].iloc[0] == 100.0
+
+
 @pytest.mark.parametrize("name", sorted(ALIASES))
 def test_no_alias_serves_two_names(name):
     others = {alias for other, names in ALIASES.items() if other != name for alias in names}
     assert not others & {name, *ALIASES[name]}
+
+
+def test_groups_keep_rows_apart():
+    two = pd.concat([table(STEPS).assign(model="a"), table(STEPS).assign(model="b")])
+    with pytest.raises(AnalysisError, match=r"global_batch_size=8, seed=0 is there .* --group"):
+        as_table(two)
+    foreign = as_table(two, group=["model"])
+    assert foreign.groups == {0: "a", 1: "b"}
+    assert foreign.table["group"].value_counts().to_dict() == {0: 6, 1: 6}
 
 
 def test_a_setting_that_is_not_used_is_named():
@@ -85,6 +102,7 @@ def test_a_setting_that_is_not_used_is_named():
     [
         ({"batch": 8}, "several columns could be global_batch_size: batch_size, batch"),
         ({"steps": 0}, "steps_to_target is above 0"),
+        ({"steps": -5}, "steps_to_target is not negative; 6 of 6 rows"),
         ({"steps": "ten"}, "steps_to_target is a number in every row; .* such as 'ten' in row 1"),
         ({"batch_size": 2.5}, "positive whole number of samples"),
         ({"batch_size": math.nan}, "global_batch_size is there in every row"),
@@ -107,6 +125,8 @@ def test_bad_values_are_refused(change, message):
 def test_bad_columns_are_refused():
     with pytest.raises(AnalysisError, match="needs the columns global_batch_size, steps_to_target"):
         as_table(pd.DataFrame({"a": [1]}))
+    with pytest.raises(AnalysisError, match="is empty"):
+        as_table(table(STEPS).iloc[:0])
     with pytest.raises(AnalysisError, match="batch_size_tokens counts tokens"):
         as_table(table(STEPS).rename(columns={"batch_size": "batch_size_tokens"}))
     with pytest.raises(AnalysisError, match="no such column; it has: batch_size, trial, steps"):
@@ -115,8 +135,14 @@ def test_bad_columns_are_refused():
         as_table(table(STEPS), columns={"seed": "x"})
     with pytest.raises(AnalysisError, match="'sede' is no column of ours"):
         as_table(table(STEPS), columns={"sede": "trial"})
+    with pytest.raises(AnalysisError, match="one column cannot be two things"):
+        as_table(table(STEPS), columns={"seed": "trial", "run": "trial"})
+    with pytest.raises(AnalysisError, match="more than one is called batch_size"):
+        as_table(table(STEPS.replace("trial", "batch_size")))
     with pytest.raises(AnalysisError, match="needs optimizer_step or samples"):
         as_table(table(CURVES).drop(columns="step"), nan="diverged")
+    with pytest.raises(AnalysisError, match="several at step 10"):
+        as_table(pd.concat([table(CURVES), table(CURVES).iloc[[1]]]), nan="diverged")
 
 
 def test_every_kind_of_file_gives_the_same(tmp_path):
@@ -140,6 +166,7 @@ def test_every_kind_of_file_gives_the_same(tmp_path):
         ("missing.csv", None, "there is no such file"),
         ("a.csv", b"", "cannot be read as csv: No columns"),
         ("a.csv", b'a,b\n"1,2\n', "cannot be read as csv|needs the columns"),
+        ("a.csv", bytes(range(256)), "cannot be read as csv"),
         ("a.parquet", b"PAR1 and no more", "cannot be read as parquet"),
         ("a.jsonl", b"{not json", "cannot be read as lines"),
     ],
@@ -242,6 +269,19 @@ def test_a_column_of_groups_is_used():
     assert foreign.groups == {0: "a", 1: "b"}
     assert foreign.table["group"].tolist() == [0] * 6 + [1] * 6
     assert "2 groups, never pooled: a and b" in foreign.notes
+    assert as_table(two.assign(size=1), group=["size"]).groups == {0: "a, 1", 1: "b, 1"}
+    assert as_table(two, group=["group"]).groups == {0: "a", 1: "b"}
+    with_models = two.rename(columns={"group": "model"})
+    assert "not used, and it varies: model" in as_table(with_models).notes[-1]
+    assert as_table(with_models, columns={"group": "model"}).groups == {0: "a", 1: "b"}
+
+
+def test_cuts_of_one_trajectory_are_no_further_seeds():
+    cuts = pd.concat([table(STEPS), table(STEPS)])
+    with_ids = cuts.assign(trajectory_id=cuts["batch_size"].astype(str) + cuts["trial"].astype(str))
+    assert reaches_table(as_table(with_ids).table)["n"].tolist() == [2, 2, 2]
+    with pytest.raises(AnalysisError, match="a run reaches a target once"):
+        as_table(cuts)
 
 
 FINAL = """batch,lr,seed,step,loss
@@ -288,6 +328,8 @@ def test_the_last_losses_of_curves_are_minimised_where_asked():
         ("KILLED", "interrupted"),
         ("TIMEOUT", "timeout"),
         ("OUT_OF_MEMORY", "oom"),
+        ("CANCELLED by 1000", "interrupted"),
+        ("Diverged", "diverged"),
     ],
 )
 def test_words_of_status_of_others(word, status):
@@ -329,6 +371,12 @@ def test_columns_that_clash_and_are_not_needed_do_not_matter():
     assert set(foreign.table["run_id"]) == {"a7x"}
     assert foreign.table["train_time_s"].isna().all()
     assert foreign.table["samples"].tolist() == [8, 16]
+
+
+def test_runs_that_two_columns_tell_apart_otherwise_are_asked_about():
+    curves = pd.DataFrame({"bs": 8, "step": [1, 2], "val_loss": 3.0, "run_name": "small"})
+    with pytest.raises(AnalysisError, match="several columns could be run: run_id, run_name"):
+        as_table(curves.assign(run_id=["a", "b"]))
 
 
 def test_a_clash_that_matters_is_refused_unless_one_is_named():
@@ -374,3 +422,15 @@ def test_steps_that_may_be_numbers_from_0_are_asked_about(runs, numbers_text):
         assert foreign.tolist() == (curves["step"] + 1 - first).tolist()
     with pytest.raises(AnalysisError, match=r"--first-step is 0 or 1, the number of .*; got -5"):
         as_table(curves, first_step=-5)
+
+
+def test_the_step_of_a_file_of_wandb_is_asked_about():
+    curves = pd.DataFrame({"bs": 8, "Step": [2, 4, 6], "val_loss": [3.0, 2.0, 1.0]})
+    with pytest.raises(
+        AnalysisError, match=r"needs optimizer_step .* or Step, counts calls of its"
+    ):
+        as_table(curves)
+    foreign = as_table(curves, columns={"optimizer_step": "Step"})
+    assert foreign.table["optimizer_step"].tolist() == [2, 4, 6]
+    both = as_table(curves.assign(global_step=[1, 2, 3]))
+    assert both.table["optimizer_step"].tolist() == [1, 2, 3]

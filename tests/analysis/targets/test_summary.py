@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from batchscape.analysis.cells import find_cells
+from batchscape.analysis.learning_rate.choice import at_best_learning_rate
 from batchscape.analysis.numbers import TIMES
 from batchscape.analysis.report import topics
 from batchscape.analysis.targets.crossings import steps_to_target
@@ -71,6 +72,20 @@ def test_runs_of_one_trajectory_count_once_and_a_completed_one_counts():
     assert reaches_table(rows)["n"].tolist() == [2, 3, 3]
 
 
+def test_a_table_shows_the_figure_by_which_its_learning_rates_were_chosen():
+    """The mean chooses the steady rate; the other one has the lower median."""
+    steps = {0.1: [150.0, 170.0, 160.0], 0.2: [120.0, 900.0, 100.0]}
+    rows = pd.DataFrame(
+        {"global_batch_size": 8, "seed": seed, "learning_rate": rate, "steps_to_target": taken}
+        for rate, cell in steps.items()
+        for seed, taken in enumerate(cell)
+    )
+    every = reaches_table(rows).set_index("learning_rate")["steps_to_target"]
+    (chosen,) = reaches_table(at_best_learning_rate(rows)).to_dict("records")
+    assert chosen["learning_rate"] == every.idxmin() == 0.1
+    assert chosen["steps_to_target"] == pytest.approx((150 * 170 * 160) ** (1 / 3))
+
+
 def test_a_time_is_of_one_cut():
     """Three runs of 1 x 32 x 1 and two of 1 x 8 x 4 share their steps, not their times."""
     rows = pd.DataFrame(
@@ -118,6 +133,17 @@ def test_learning_rates_are_never_pooled():
     assert table["n"].tolist() == [2, 1] * 3
 
 
+def test_the_grid_shows_who_did_not_reach():
+    grid = reaches_shown(reaches_table(reaches())).texts
+    assert grid.headers[:3] == ["target loss", "global batch", "reached"]
+    assert [row[2] for row in grid.rows] == ["3 of 3", "2 of 3", "1 of 3"]
+    assert list(grid.footnotes.values()) == [
+        "median; 1 censored, of the runs in this row",
+        "median; 1 pruned, 1 diverged, of the runs in this row",
+    ]
+    assert grid.marks == [[], ["a"], ["b"]]
+
+
 def test_the_section_answers_first_and_warns():
     rows = reaches(
         first_steps_to_target=[50.0, *[120.0] * 8],
@@ -133,6 +159,24 @@ def test_the_section_answers_first_and_warns():
                  "decays (cosine)"):  # fmt: skip
         assert text in warnings
     assert "decays" not in "\n".join(targets_section(rows, schedules=["constant"]).warnings)  # type: ignore[union-attr]
+
+
+def test_one_global_batch_is_compared_with_no_other():
+    rows = reaches()
+    alone = targets_section(rows[rows["global_batch_size"] == 8])
+    assert alone.answer[0] == (
+        "To reach a held-out loss of 2.5, a global batch of 8 takes 110 optimizer steps and "
+        "878 samples: geometric means over runs."
+    )
+    others = rows["global_batch_size"] != 8
+    only = targets_section(
+        rows.assign(
+            steps_to_target=rows["steps_to_target"].mask(others),
+            outcome=rows["outcome"].mask(others, "censored"),
+            steps_low=90.0,
+        )
+    )
+    assert "only a global batch of 8 gets there with half of its runs; it takes" in only.answer[0]
 
 
 def test_nothing_to_say_and_nothing_to_sum_up():

@@ -1,8 +1,9 @@
-"""Lets tests import the simulated sweeps."""
+"""Lets tests import the simulated sweeps and the other intervals."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+here = Path(__file__).parent
+sys.path[:0] = [str(here), str(here.parent)]

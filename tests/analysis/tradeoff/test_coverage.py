@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from alternatives import ALTERNATIVES
 from ground_truth import (
     BATCHES,
     multiplicative_critical,
@@ -174,21 +175,14 @@ def test_degrees_are_those_of_the_runs_that_decide(n):
 
 @pytest.mark.slow
 def test_other_intervals_cover_less():
-    """Percentiles over seeds drawn anew do; the jackknife by seed, with Student's t, does not."""
     rng = np.random.default_rng(5)
-    values = noisy_log_steps(
-        rng, np.log(100 * (1 + 256 / np.array(BATCHES))), 300, 3, correlation=0.7
-    )
-
-    def critical(seeds):
-        return fitted(BATCHES, values[:, :, seeds].mean(axis=2))[1][:, 1]
-
-    centre, others = critical([0, 1, 2]), [critical(pair) for pair in ([0, 1], [0, 2], [1, 2])]
-    error = math.sqrt(2) * np.std(others, axis=0)
-    away = math.log(256) - centre
-    jackknife = np.mean(np.abs(away) <= stats.t.ppf(0.975, 2) * error)
-    draws = [critical(rng.integers(0, 3, 3)) for _ in range(200)]
-    low, high = np.quantile(draws, [0.025, 0.975], axis=0)
-    percentiles = np.mean((low <= math.log(256)) & (math.log(256) <= high))
-    assert 0.92 <= jackknife <= 0.98
-    assert percentiles < 0.78
+    truth = np.log(100 * (1 + 256 / np.array(BATCHES)))
+    values = noisy_log_steps(rng, truth, 300, 3, correlation=0.7)
+    covered = {}
+    for name, interval in ALTERNATIVES.items():
+        low, high = interval(np.log(BATCHES), values)
+        covered[name] = ((low <= math.log(256)) & (math.log(256) <= high)).mean()
+    assert 0.92 <= covered["score"] <= 0.98
+    assert 0.92 <= covered["jackknife-t"] <= 0.98
+    assert covered["percentile bootstrap by seed"] < 0.78
+    assert covered["bootstrap-t"] < 0.88

@@ -72,6 +72,13 @@ def test_interval_ends_where_a_t_test_over_seeds_rejects():
         assert stats.ttest_1samp(scores, 0).pvalue == pytest.approx(0.05, abs=1e-5)
 
 
+def test_overhead_interval_is_that_of_the_ratio_moved():
+    fit = fit_tradeoff(sweep(5), form="two_term", overhead=0.5, reference_batch_size=10)
+    critical, largest = fit.critical_batch_size, fit.overhead_batch_size
+    for name in ("value", "low", "high"):
+        assert getattr(largest, name) == pytest.approx(15 + 0.5 * getattr(critical, name))
+
+
 @pytest.mark.parametrize("form", ["two_term", "free_exponent"])
 def test_band_is_students_t_over_seeds_of_refits(form):
     """Each mean is moved a little and scipy fits anew; seeds then add up, and t has n - 1 degrees.
@@ -102,6 +109,15 @@ def test_band_is_students_t_over_seeds_of_refits(form):
     # Linear propagation leaves out how the curve's slopes change with the residuals.
     assert np.log(band["high"] / band["steps"]).to_numpy() == pytest.approx(half, rel=0.04)
     assert np.log(band["steps"] / band["low"]).to_numpy() == pytest.approx(half, rel=0.04)
+
+
+@given(a=st.floats(1, 1e5), critical=st.floats(10, 400))
+@settings(max_examples=15, deadline=None)
+def test_exact_curves_are_recovered(a, critical):
+    fit = fit_tradeoff(sweep(3, a=a, critical=critical, sd=0.0), form="two_term")
+    assert fit.s_min.value == pytest.approx(a, rel=1e-5)
+    assert fit.critical_batch_size.value == pytest.approx(critical, rel=1e-5)
+    assert fit.e_min.value == pytest.approx(a * critical, rel=1e-5)
 
 
 @pytest.mark.parametrize(

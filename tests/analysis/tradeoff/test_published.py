@@ -1,5 +1,7 @@
 """Fits of published measurements give the published numbers."""
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -54,6 +56,26 @@ def test_critical_batch_sizes_of_zhang_et_al():
 def test_free_exponents_are_near_one():
     exponents = [fit.exponent.value for fit in fits(form="free_exponent").values()]
     assert [round(value, 2) for value in exponents] == [1.03, 1.07, 1.04, 1.04, 0.97]
+
+
+def test_one_seed_gives_no_interval_and_says_so():
+    for fit in fits().values():
+        assert math.isnan(fit.critical_batch_size.low)
+        assert "1 seed" in fit.critical_batch_size.note
+        assert any("1 seed" in text for text in fit.warnings)
+
+
+def test_dropping_large_batches_moves_the_critical_batch():
+    changes = []
+    for size, steps in STEPS.items():
+        table = pd.DataFrame({"global_batch_size": BATCHES, "seed": 0, "steps_to_target": steps})
+        parts = [
+            fit_tradeoff(part, form="two_term").parameters[1]
+            for part in (table, table[table["global_batch_size"] <= 4096])
+        ]
+        changes.append(parts[1] / parts[0] - 1)
+        assert size in STEPS
+    assert (min(changes), max(changes)) == pytest.approx((-0.21, 0.22), abs=0.01)
 
 
 def test_noise_scale_is_compared_by_its_ratio():

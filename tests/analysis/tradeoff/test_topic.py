@@ -11,6 +11,7 @@ from scipy import stats
 from batchscape.analysis.tradeoff.fit import fit_tradeoff
 from batchscape.analysis.tradeoff.targets import critical_batch_curve
 from batchscape.analysis.tradeoff.topic import tradeoff_section
+from batchscape.errors import AnalysisError
 
 BATCHES = np.array([8.0, 16, 32, 64, 128, 256, 512])
 CRITICAL = {3.0: 20.0, 2.5: 50.0, 2.0: 120.0}
@@ -56,6 +57,11 @@ def test_curve_has_the_fit_of_each_target(reaches):
         assert row["runs"].split() == list(fit.runs["run_id"])
 
 
+def test_curve_needs_targets(reaches):
+    with pytest.raises(AnalysisError, match="target_loss"):
+        critical_batch_curve(reaches.drop(columns="target_loss"))
+
+
 def test_section_answers_first_with_definition_and_interval(section, reaches):
     fit = fit_tradeoff(reaches[reaches["target_loss"] == 2.0])
     easier = fit_tradeoff(reaches[reaches["target_loss"] == 2.5])
@@ -70,6 +76,8 @@ def test_section_answers_first_with_definition_and_interval(section, reaches):
         f"at a loss of 2 is {critical.low:.3g} to {critical.high:.3g} samples" in section.answer[0]
     )
     assert "mccandlish" in section.answer[0]
+    assert "range over fair readings, in place of an interval" in section.answer[0]
+    assert section.warnings[0] == "The learning rate was not tuned."
     # The scale without an upper end does not count.
     ratio = 90 / fit.critical_batch_size.value
     assert f"is {ratio:.2f} times that" in section.answer[-1]
@@ -92,6 +100,13 @@ def test_bad_tables_become_warnings_not_tracebacks(reaches):
     assert tradeoff_section(reaches.iloc[:0]) is None
 
 
+def test_table_without_targets_or_intervals(reaches):
+    rows = reaches[(reaches["target_loss"] == 2) & (reaches["seed"] == 0)]
+    report = tradeoff_section(rows.drop(columns=["target_loss", "run_id"]))
+    assert "1 seed: no interval" in report.answer[0]
+    assert any("1 seed" in text for text in report.warnings)
+
+
 @pytest.mark.slow
 def test_a_form_that_does_not_fit_is_said_first(reaches):
     rows = reaches[reaches["target_loss"] == 2].copy()
@@ -103,6 +118,22 @@ def test_a_form_that_does_not_fit_is_said_first(reaches):
     assert "does not fit" in report.headlines["critical_batch_size"].note
     assert critical_batch_curve(rows, form="two_term")["note"].str.contains("does not fit").all()
     assert fit_tradeoff(reaches[reaches["target_loss"] == 2]).critical_batch_size.note is None
+
+
+@pytest.mark.slow
+def test_a_choice_among_learning_rates_is_said(reaches):
+    queries = []
+
+    def tuning(group, target):
+        queries.append((group, target))
+        return "B = 8 is at the edge."
+
+    report = tradeoff_section(reaches.assign(n_learning_rates=5), tuning=tuning)
+    plain = tradeoff_section(reaches.assign(n_learning_rates=1))
+    assert any("best of up to 5 learning rates" in text for text in report.answer)
+    assert not any("learning rates" in text for text in plain.answer)
+    assert queries == [(0, 2.0)]
+    assert "B = 8 is at the edge." in report.warnings
 
 
 def test_noise_scales_are_of_the_runs_of_the_fit_and_count_once_a_batch(reaches):
@@ -136,6 +167,22 @@ def test_the_first_screen_says_what_samples_buy(reaches):
     assert f"{fewer[0]} [{fewer[1]}, {fewer[2]}] times fewer optimizer steps and " in buys
     assert f"{more[0]} [{more[1]}, {more[2]}] times the samples (n = {len(logs)} seeds" in buys
     assert fit_tradeoff(rows).critical_batch_size.text() in critical
+
+
+def test_the_first_screen_names_the_batch_sizes_left_out(reaches):
+    rows = reaches[reaches["target_loss"] == 2.0].copy()
+    rows.loc[(rows["global_batch_size"] == 512) & (rows["seed"] == 0), "steps_to_target"] = math.nan
+    buys, critical = tradeoff_section(rows).short
+    assert buys.startswith("From a global batch of 8 to 256 samples")
+    assert buys.endswith(" them). (B = 512 left out: not all runs reached the target.)")
+    assert "left out" not in critical
+
+
+def test_batch_sizes_without_a_common_seed_give_no_ratio(reaches):
+    rows = reaches[reaches["target_loss"] == 2.0]
+    short = tradeoff_section(rows.assign(seed=range(len(rows)))).short
+    assert len(short) == 1
+    assert short[0].startswith("The critical batch size")
 
 
 def demo_like(first_at_8=192.0, seeds=5):

@@ -81,6 +81,7 @@ def test_the_headline_is_that_of_the_trusted_form_and_both_are_said():
     assert two.critical_batch_size == asked.critical_batch_size
     assert two.critical_batch_size.high < CRITICAL
     assert "not 1 as S = a + b/B takes it" in asked.warnings[-1]
+    assert not [*fit.warnings, *fit_tradeoff(table(1.0), form="two_term").warnings]
     section = tradeoff_section(rows)
     assert section.headlines["critical_batch_size"] == fit.critical_batch_size
     # The data exclude the other form: it stands beside the first, and is nobody's headline.

@@ -17,7 +17,7 @@ from batchscape.analysis.decisions.recommend import Needs, recommend
 from batchscape.analysis.decisions.topic import decision_section
 from batchscape.cli import main
 from batchscape.errors import AnalysisError
-from batchscape.geometry import BatchGeometry, solve
+from batchscape.geometry import BatchGeometry
 from batchscape.record.tables import load
 
 CELLS = [(1, 8, 4), (1, 16, 2), (1, 32, 1), (2, 8, 2), (2, 16, 1), (2, 16, 4), (2, 32, 2)]
@@ -316,25 +316,17 @@ def test_impossible_needs_are_refused(needs):
         Needs(**needs)
 
 
-def test_every_config_file_gives_the_same_global_batch():
-    values = config_values(BatchGeometry(1, 4, 8, 2))
-    deepspeed, litgpt = values["DeepSpeed JSON"], values["LitGPT"]
-    assert deepspeed["train_batch_size"] == litgpt["train.global_batch_size"] == 64
-    solved = solve(
-        data_parallel_size=values["accelerate"]["num_processes"],
-        micro_batch_size=deepspeed["train_micro_batch_size_per_gpu"],
-        gradient_accumulation_steps=deepspeed["gradient_accumulation_steps"],
-        global_batch_size=deepspeed["train_batch_size"],
-    )
-    assert solved.global_batch_size == 64
-
-
 def test_config_files_count_devices_of_a_node_or_of_all():
     values = config_values(BatchGeometry(2, 8, 7, 2))
     assert values["accelerate"]["num_machines"] == values["torchrun"]["nnodes"] == 2
     assert values["accelerate"]["num_processes"] == 16
     assert values["torchrun"]["nproc_per_node"] == values["LitGPT"]["devices"] == 8
-    assert values["DeepSpeed JSON"]["train_batch_size"] == 224
+    assert values["LitGPT"]["train.global_batch_size"] == 224
+    assert values["DeepSpeed JSON"] == {
+        "train_batch_size": 224,
+        "train_micro_batch_size_per_gpu": 7,
+        "gradient_accumulation_steps": 2,
+    }
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from batchscape.analysis.cells import find_cells
 from batchscape.analysis.claims.claim import Verdict
 from batchscape.analysis.claims.declared import CLAIMS, judge_claims
 from batchscape.analysis.claims.evidence import Evidence
@@ -23,6 +24,7 @@ from batchscape.errors import AnalysisError
 from batchscape.plan.build import make_plan
 from batchscape.plan.machine import Machine
 from batchscape.record.spec import DataIdentity
+from batchscape.record.tables import load
 
 BY_ID = {claim.id: claim for claim in CLAIMS}
 SEEDS = (0, 1, 2, 3)
@@ -686,6 +688,17 @@ def test_the_command_that_settles_it_is_a_plan(command):
     specs = make_plan(grid, Machine(16, "cores"), prepare).specs
     assert {spec.config.seed for spec in specs} == {0, 1, 2, 3}
     assert len({spec.geometry for spec in specs}) > 1
+
+
+def test_the_judgement_of_real_folders(build):
+    tables = load(build().fork().path)
+    evidence = Evidence(find_cells(tables.runs), tables.steps, tables.evals, tables.ranks)
+    verdicts = {verdict.claim.id: verdict for verdict in judge_claims(evidence)}
+    assert set(verdicts) == set(LISTED)
+    assert verdicts["decompositions-are-equivalent"].verdict == "supported"
+    assert verdicts["decompositions-are-equivalent"].n_runs == 12
+    assert verdicts["rank0-costs-memory"].verdict == "not identified"
+    assert verdicts["musev-224"].verdict == "not identified"
 
 
 def test_reaches_without_their_columns_are_refused(world):

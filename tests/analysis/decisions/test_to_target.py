@@ -114,6 +114,18 @@ def test_what_was_not_measured_is_predicted_and_flagged():
     assert step_times(table, [(1, 12, 1)])["source"].to_list() == ["unknown"]
 
 
+def test_a_predicted_time_that_is_open_by_more_than_ten_times_is_unknown():
+    table = times({(1, 1, 1): 1.0, (1, 2, 1): 2.5, (1, 4, 1): 2.6}, repeats=(1.0,))
+    model = fit_step_time(table)
+    rows = step_times(table, [(1, 4, 1), (1, 16, 1)], model)
+    assert rows["source"].to_list() == ["measured", "unknown"]
+    assert math.isnan(rows["step_time_s"].iloc[1])
+    steps = steps_by_batch(reaches([10.0, 10.0], [4, 16]))
+    by_batch = time_to_target(steps, rows).set_index("global_batch_size")
+    assert by_batch["time_s"].isna().to_list() == [False, True]
+    assert by_batch["note"][16].endswith("step time unknown")
+
+
 @given(
     st.lists(
         st.tuples(

@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -18,6 +19,7 @@ from batchscape.analysis import find_cells, load, write_report
 from batchscape.analysis.equivalence.topic import equivalence_section
 from batchscape.analysis.page import page as page_module
 from batchscape.analysis.page.tables import RunIndex
+from batchscape.analysis.report.topics import Material, find_sections
 
 VENDOR = Path(page_module.__file__).parent / "vendor"
 
@@ -153,3 +155,26 @@ def test_cuts_of_two_experiments_are_not_on_one_line(build):
             runs = cells.runs.iloc[behind]
             assert len(runs) == 2
             assert {f"learning rate {rate:g}" in name for rate in runs["learning_rate"]} == {True}
+
+
+@pytest.mark.slow
+def test_reaches_say_which_of_them_the_chart_shows(build):
+    """Those at the best learning rate, one a trajectory."""
+    sweep = build()
+    for rate, floor in ((1e-3, 2.0), (3e-3, 1.5)):
+
+        def loss(step, floor=floor):
+            return floor + 3 * np.exp(-step / 5)
+
+        for batch in (16, 32):
+            sweep.run(
+                (1, batch, 1),
+                optimizer={"name": "adamw", "learning_rate": rate},
+                loss=loss,
+                held_out=loss,
+            )
+    tables = load(sweep.path)
+    material = Material(find_cells(tables.runs), tables, targets=[2.4])
+    (reaches,) = (s.curves["reaches"] for s in find_sections(material) if "reaches" in s.curves)
+    assert reaches.loc[reaches["is_best"], "learning_rate"].tolist() == [3e-3, 3e-3]
+    assert len(reaches) == 4

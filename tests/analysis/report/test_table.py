@@ -19,6 +19,7 @@ from batchscape.analysis.report.table import Column, Table
 from batchscape.analysis.report.tables import comparison_table
 from batchscape.analysis.report.topic import Section
 from batchscape.analysis.report.writers import escape_markdown, show, to_markdown
+from batchscape.errors import ConfigError
 
 NASTY = '100 % of a_b & c#d {x} $y$ ~^\\ <a|b> [1]* "q" `r` it\'s --flag 漢 é ± Δ 10⁻¹²'
 FRAME = pd.DataFrame(
@@ -171,3 +172,20 @@ def test_a_paper_has_every_cut_at_the_best_learning_rate_of_its_batch(build):
     cells = find_cells(load(sweep.path).runs)
     rows = paper_comparison(comparison_table(compare(cells), cells)).texts.rows
     assert (rows[0][0][-2:], rows[0][1]) == ("=8", "0.001")
+
+
+def test_columns_of_the_comparison_are_chosen_by_their_figures(build):
+    sweep = build()
+    sweep.run((1, 32, 1))
+    sweep.run((1, 8, 4))
+    cells = find_cells(load(sweep.path).runs)
+    figures = ["final_loss", "peak_allocated_gib"]
+    table = comparison_table(compare(cells), cells, figures=figures)
+    headers = [header.partition(" (")[0] for header in table.texts.headers]
+    assert headers[-2:] == ["final loss", "peak memory"]
+    assert headers[-3].startswith("n")
+    # The file has them all, and a paper ten columns at most.
+    assert "step_time_s_mean" in table.frame.drop(columns=table.hidden)
+    assert len(paper_comparison(comparison_table(compare(cells), cells)).columns) <= 10
+    with pytest.raises(ConfigError, match=r"'step_time' is none; did you mean step_time_s\?"):
+        comparison_table(compare(cells), cells, figures=["step_time"])

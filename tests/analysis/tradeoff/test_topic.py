@@ -83,6 +83,22 @@ def test_section_answers_first_with_definition_and_interval(section, reaches):
     assert f"is {ratio:.2f} times that" in section.answer[-1]
 
 
+def test_the_picture_has_every_run_by_how_it_ended(reaches):
+    rows = reaches[reaches["target_loss"].eq(2.0)].assign(outcome="reached", steps_low=50.0)
+    ends = {"censored": 512, "pruned": 256, "diverged": 8}
+    for outcome, batch in ends.items():
+        at = rows["global_batch_size"].eq(batch) & rows["seed"].eq(0)
+        rows.loc[at, ["outcome", "steps_to_target"]] = outcome, math.nan
+    drawn = {marks.name: marks.table for marks in tradeoff_section(rows).pictures[0].marks}
+    reached = rows[rows["outcome"].eq("reached")]
+    assert sorted(drawn["runs"]["run_id"]) == sorted(reached["run_id"])
+    short = drawn["not reached: more than this"]
+    assert sorted(short["global_batch_size"]) == [256, 512]
+    assert short["steps_to_target"].eq(50).all()
+    assert drawn["diverged"]["global_batch_size"].tolist() == [8]
+    assert drawn["diverged"]["steps_to_target"].tolist() == [reached["steps_to_target"].min()]
+
+
 def test_unidentified_groups_are_told_apart(reaches):
     few = reaches[reaches["global_batch_size"] < 32].assign(group=1)
     both = pd.concat([reaches.assign(group=0), few])

@@ -117,6 +117,21 @@ def test_lines_of_a_cell_of_several_runs_are_their_mean_and_range(build):
     assert short["optimizer_step"].max() == 25
 
 
+def test_axes_are_those_of_the_run_folders(build):
+    """Every number of the curve of a run is the recorded one, to the last bit."""
+    sweep = build()
+    folders = [sweep.run(cut) for cut in ((1, 8, 4), (1, 32, 1))]
+    tables = load(sweep.path)
+    cells = find_cells(tables.runs)
+    chart = loss_chart(cells, tables, None)
+    for folder in folders:
+        for kind, value in (("steps", "loss"), ("evals", "eval_loss")):
+            recorded = pd.read_parquet(folder.path / f"{kind}.parquet")
+            curve = lines(chart, value).query("text == @folder.path.name")
+            for name in (value, *PROGRESS):
+                assert np.array_equal(curve[name], recorded[name]), name
+
+
 def test_runs_without_valid_times_have_no_curve_over_time(build):
     sweep = build()
     sweep.run((1, 32, 1))

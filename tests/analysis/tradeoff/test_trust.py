@@ -117,9 +117,10 @@ def test_below_three_seeds_no_interval_is_made(seeds):
 
 
 @pytest.mark.slow
-def test_overhead_interval_of_a_free_exponent_covers():
+@pytest.mark.parametrize("exponent", [0.9, 1.1])
+def test_overhead_interval_of_a_free_exponent_covers(exponent):
     """From exact steps the overhead batch size is where samples are 1.2 times those at 8."""
-    batches, exponent = GRIDS[8], 0.9
+    batches = GRIDS[8]
     sizes = np.geomspace(8, 1000, 200001)
     samples = sizes * (1 + (CRITICAL / sizes) ** exponent)
     truth = sizes[np.flatnonzero(samples <= 1.2 * samples[0])[-1]]
